@@ -202,6 +202,10 @@ def _limits(engine: str) -> tuple[str, ...]:
 Chat: TypeAlias = tuple[Turn, ...]
 
 
+WAYS: Final = ("extend", "extend", "new", "edit", "again", "cut", "rewrite", "continue")
+"""What the next request is to the chat of an earlier one."""
+
+
 class Chats:
     """The chats so far, and their continuations.
 
@@ -209,12 +213,14 @@ class Chats:
     edit       [ system | user | assistant ] another      the last user message is replaced
     cut        [ system | user ]                          an earlier turn is sent again
     rewrite    [ system | user | its end ] user           only the end of the reply is sent back
+    continue   [ system | user | its start )              the server is to go on with a reply
     """
 
     def __init__(self, draws: Draws, *, strangers: bool) -> None:
         self._draws = draws
         self._strangers = strangers  # most requests open a new conversation
         self._turns: list[tuple[Chat, tuple[int, ...]]] = []  # chat and reply, oldest first
+        self._begun: tuple[int, ...] = ()  # start of a reply that the server is to go on with
 
     def next(self, new: Callable[[], tuple[int, ...]]) -> Chat:
         """The next chat; `new` returns an unused text."""
@@ -222,7 +228,7 @@ class Chats:
         if not self._turns or (self._strangers and draws.integer(0, 2)):
             return self._opened(new)
         chat, reply = self._turns[-1 - draws.integer(0, min(3, len(self._turns) - 1))]
-        way = draws.one_of(("extend", "extend", "new", "edit", "again", "cut", "rewrite"))
+        way = draws.one_of(WAYS)
         if way == "new":
             return self._opened(new)
         if way == "edit":
@@ -232,11 +238,16 @@ class Chats:
         if way == "cut":
             questions = [number for number, turn in enumerate(chat) if turn.role == "user"]
             return chat[: draws.one_of(questions) + 1]
+        if way == "continue":
+            self._begun = reply[: len(reply) // 2]
+            return (*chat, turn_of("assistant", self._begun))
         answer = reply[len(reply) // 2 :] if way == "rewrite" else reply
         return (*chat, turn_of("assistant", answer), turn_of("user", new()))
 
     def learn(self, chat: Chat, reply: tuple[int, ...]) -> None:
-        """Add a reply."""
+        """Add a reply, or the rest of one."""
+        if chat[-1].role == "assistant":
+            chat, reply = chat[:-1], self._begun + reply
         self._turns.append((chat, reply))
 
     def _opened(self, new: Callable[[], tuple[int, ...]]) -> Chat:

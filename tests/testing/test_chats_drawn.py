@@ -33,11 +33,11 @@ def test_some_workloads_are_chats_where_they_are_asked_for() -> None:
     assert {False} == set(plain)
 
 
-def test_a_chat_has_no_prompt_and_ends_with_its_user() -> None:
+def test_a_chat_has_no_prompt_and_ends_with_its_user_or_the_start_of_a_reply() -> None:
     steps = [step for each in drawn(CROWDED) for step in each.step if step.messages]
 
     assert {None} == {step.prompt for step in steps}
-    assert {"user"} == {step.messages[-1].role for step in steps}
+    assert {"user", "assistant"} == {step.messages[-1].role for step in steps}
     assert max(len(step.messages) for step in steps) > 2
 
 
@@ -46,7 +46,7 @@ def test_a_message_is_read_as_the_tokens_that_it_was_made_of() -> None:
 
 
 def test_the_search_comes_upon_the_ring_that_has_turned() -> None:
-    found = survey(OCTOBER, "swa", first=185, examples=1, shape=CROWDED)
+    found = survey(OCTOBER, "swa", first=35, examples=1, shape=CROWDED)
 
     assert ["ring-mask"] == [each.cure for each in found.counts]
 
