@@ -5,7 +5,7 @@ from typing import Any
 
 from cachesim.lab.traces import replay
 from cachesim.lab.traces.fleet.serving import check_fleet, play_fleet
-from cachesim.lab.traces.replay import Cell
+from cachesim.lab.traces.replay import Cell, Seams
 from cachesim.lab.traces.retention import check_policy, is_policy, play_policy
 
 
@@ -18,8 +18,10 @@ def check(cell: Cell) -> None:
     check_fleet(cell)
 
 
-def play(cell: Cell, progress: Callable[[int], None] = lambda _: None) -> dict[str, Any]:
+def play(
+    cell: Cell, progress: Callable[[int], None] = lambda _: None, seams: Seams | None = None
+) -> dict[str, Any]:
     """Replay a cell; `progress` is called with the number of finished requests."""
     if is_policy(cell):
         return play_policy(cell, progress)
-    return replay.play(cell, progress) if cell.fleet is None else play_fleet(cell, progress)
+    return (replay.play if cell.fleet is None else play_fleet)(cell, progress, seams)

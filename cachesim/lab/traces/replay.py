@@ -8,21 +8,23 @@ reply rounded down and at least one. Only the order counts, unless turns are giv
 claimed is what is reused, never how long it takes.
 """
 
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from itertools import islice
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, Final, Protocol, cast
 
 from cachesim.engines.base import Engine, Reply, Request, Ticket
 from cachesim.engines.family import Profile, family_of
-from cachesim.engines.held import sizes_of
 from cachesim.engines.tokens import Rope
 from cachesim.engines.words import counted
 from cachesim.errors import InputError, ProfileError, SpecError, UpstreamAbort
 from cachesim.lab.logs.model_memory import Memory, memory_of
 from cachesim.lab.logs.sizes import sizes_of_gguf
 from cachesim.lab.traces.fleet.fleet import Fleet
+from cachesim.lab.traces.limits import KINDS, bytes_of, sentence_of
 from cachesim.lab.traces.memory import LONGEST, MEMORY, longest_of, memory_in, pools
 from cachesim.lab.traces.reading import TraceRequest
 from cachesim.lab.traces.source import MADE, Source
@@ -44,13 +46,6 @@ from cachesim.verify.explain import lost_below
 
 BYTES: Final[Mapping[str, int]] = {"bytes": 1, "MiB": 1 << 20, "GB": 10**9}
 """Units of flags that limit bytes."""
-
-KINDS: Final = {
-    "token": "layers with full attention",
-    "window": "layers with a window",
-    "state": "recurrent layers",
-}
-"""The fields of `Sizes`, and the layers that they measure."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,54 +134,6 @@ def limits_of(profile: str, options: Mapping[str, Any]) -> dict[str, int]:
     return found
 
 
-def bytes_of(
-    profile: str, limits: Mapping[str, int], spec: ModelSpec, scale: int, measured: Measured | None
-) -> dict[str, Any]:
-    """Source of the counted bytes, as plain data."""
-    own = family_of(Profile.parse(profile).engine).describes_model
-    token, window, state = sizes_of(spec)
-    found: dict[str, Any] = {
-        "of": "options" if own else "given" if measured else "small network",
-        "by": ", ".join(own) if own else measured.by if measured else "",
-    }
-    if not own:  # for a token of the trace
-        found |= {"token": token / scale, "window": window / scale, "state": state}
-    return {**found, "limits": dict(limits)}
-
-
-def sentence_of(entry: Mapping[str, Any], scale: int) -> str:
-    """Sentence on a server's limits in bytes; empty without any."""
-    if not entry["limits"]:
-        return ""
-    flags = " and ".join(f"{name} ({size:,} bytes)" for name, size in entry["limits"].items())
-    done = counted(entry["evictions"], "eviction")
-    ends = f"{done} for it" if entry["evictions"] else "nothing was evicted for it"
-    if entry["of"] == "options":
-        unit = "a token as simulated" if scale == 1 else f"scaled down {scale}:1"
-        model = f"the bytes of the model that its options describe ({entry['by']}), {unit}"
-        return f"{flags} counts {model}; {ends}"
-    parts = [
-        f"{entry[name]:,.10g} {what}"
-        for name, what in (
-            ("token", "bytes a token of the trace"),
-            ("window", "bytes a token in windows"),
-            ("state", "bytes a recurrent state"),
-        )
-        if entry[name]
-    ]
-    rates = ", ".join(parts)
-    if entry["of"] == "given":
-        return f"{flags} counts {rates}, by {entry['by']}; {ends}"
-    return (
-        f"{flags} counts what a small network takes, {rates}; {ends}. For the bytes of your model "
-        f"write --sizes MODEL, --gguf FILE or {_flags(entry)}; in a plan gguf or sizes"
-    )
-
-
-def _flags(entry: Mapping[str, Any]) -> str:
-    return " ".join(f"--{name}-bytes N" for name in KINDS if entry[name])
-
-
 # -- the replay ------------------------------------------------------------------------------------
 
 
@@ -217,48 +164,69 @@ class Served:
 
 def serve(engine: Engine, requests: Iterable[PendingRequest], turn: float = 0) -> Iterator[Served]:
     """Requests as they finish; in order if turns take no time."""
-    return _on_time(engine, requests, turn) if turn else _in_order(engine, requests)
+    return Serving(engine).serve(requests, turn)
 
 
-def _in_order(engine: Engine, requests: Iterable[PendingRequest]) -> Iterator[Served]:
-    loop = Loop(engine)
-    for request in requests:
-        ticket = engine.submit(request.as_request())
-        try:
-            loop.drain()
-        except UpstreamAbort as abort:
-            yield Served(request, None, str(abort))
-            return
-        yield Served(request, engine.reply(ticket))
-        engine.forget(ticket)  # a trace may be larger than memory
+class Serving:
+    """A server, and the requests inside."""
 
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self.loop = Loop(engine)
+        self.inside: dict[Ticket, PendingRequest] = {}
+        self.now = 0.0
+        self.ended = False
 
-def _on_time(engine: Engine, requests: Iterable[PendingRequest], turn: float) -> Iterator[Served]:
-    engine.limit_turns(1)
-    loop = Loop(engine)
-    waiting = iter(requests)
-    pending = next(waiting, None)
-    inside: dict[Ticket, PendingRequest] = {}
-    now = 0.0
-    while pending is not None or inside:
-        while pending is not None and pending.time <= now:
-            inside[engine.submit(pending.as_request())] = pending
-            pending = next(waiting, None)
-        try:
-            busy = loop.turn()
-        except UpstreamAbort as abort:
-            yield from (Served(each, None, str(abort)) for each in inside.values())
-            return
-        now += turn
-        for ticket, answer in [(each, engine.reply(each)) for each in inside]:
-            if answer is not None:
-                yield Served(inside.pop(ticket), answer)
-                engine.forget(ticket)
-        if not busy:
-            for ticket in [*inside]:  # nobody works on them any more
-                yield Served(inside.pop(ticket), None)
-                engine.forget(ticket)
-            now = max(now, pending.time) if pending is not None else now
+    def serve(
+        self, requests: Iterable[PendingRequest], turn: float, *, more: bool = False
+    ) -> Iterator[Served]:
+        """Requests as they finish; if `more` follow, those inside go on when they come."""
+        if self.ended:
+            return iter(())
+        return self._on_time(requests, turn, more=more) if turn else self._in_order(requests)
+
+    def _in_order(self, requests: Iterable[PendingRequest]) -> Iterator[Served]:
+        engine = self.engine
+        for request in requests:
+            ticket = engine.submit(request.as_request())
+            try:
+                self.loop.drain()
+            except UpstreamAbort as abort:
+                self.ended = True
+                yield Served(request, None, str(abort))
+                return
+            yield Served(request, engine.reply(ticket))
+            engine.forget(ticket)  # a trace may be larger than memory
+
+    def _on_time(
+        self, requests: Iterable[PendingRequest], turn: float, *, more: bool
+    ) -> Iterator[Served]:
+        engine, inside = self.engine, self.inside
+        engine.limit_turns(1)
+        waiting = iter(requests)
+        pending = next(waiting, None)
+        while pending is not None or inside:
+            while pending is not None and pending.time <= self.now:
+                inside[engine.submit(pending.as_request())] = pending
+                pending = next(waiting, None)
+            if pending is None and more:
+                return
+            try:
+                busy = self.loop.turn()
+            except UpstreamAbort as abort:
+                self.ended = True
+                yield from (Served(each, None, str(abort)) for each in inside.values())
+                return
+            self.now += turn
+            for ticket, answer in [(each, engine.reply(each)) for each in inside]:
+                if answer is not None:
+                    yield Served(inside.pop(ticket), answer)
+                    engine.forget(ticket)
+            if not busy:
+                for ticket in [*inside]:  # nobody works on them any more
+                    yield Served(inside.pop(ticket), None)
+                    engine.forget(ticket)
+                self.now = max(self.now, pending.time) if pending is not None else self.now
 
 
 MOMENTS: Final = 32
@@ -410,8 +378,7 @@ class Cell:
 
     def requests(self) -> Iterator[PendingRequest]:
         """The requests as clients send them."""
-        unit, requests = self.source.open()
-        return _pending(requests, unit, self.source)
+        return Reader(Known(self.source.remember)).requests(self.source)
 
     @property
     def settings(self) -> str:
@@ -455,6 +422,13 @@ class Replayed:
             },
             "ended": self.ended,
         }
+
+    def add(self, served: Served) -> "Replayed":
+        """Count a request."""
+        account(self, served.request, served.answer)
+        if served.ended and not self.ended:
+            self.ended = f"request {served.request.number + 1}: {served.ended}"
+        return self
 
     def join(self, other: "Replayed") -> None:
         """Add the account of other requests."""
@@ -510,22 +484,104 @@ class Replayed:
             )
 
 
-def play(cell: Cell, progress: Callable[[int], None] = lambda _: None) -> dict[str, Any]:
+class Seams(Protocol):
+    """Where a replay is kept between two slices of its trace."""
+
+    @property
+    def every(self) -> int:
+        """The requests of a slice."""
+        ...
+
+    def load(self, cell: Cell) -> "Run | None":
+        """The replay of a cell where it was left; None if it was not begun."""
+        ...
+
+    def save(self, cell: Cell, run: "Run") -> None:
+        """Replace what is kept of a cell."""
+        ...
+
+
+class Run(ABC):
+    """A replay with all that it needs to go on."""
+
+    def __init__(self, cell: Cell) -> None:
+        self.cell = cell
+        self.reader = Reader(Known(cell.source.remember))
+
+    def go_on(self, cell: Cell) -> None:
+        """Take a cell that may end elsewhere, with its trace in another place."""
+        self.cell = cell
+
+    @abstractmethod
+    def serve(self, requests: Iterable[PendingRequest], *, more: bool) -> Iterator[int]:
+        """Play requests; the number of all that have finished, after each."""
+
+    @abstractmethod
+    def outcome(self) -> dict[str, Any]:
+        """What is known now."""
+
+
+def play_run(
+    begin: Callable[[Cell], Run], cell: Cell, progress: Callable[[int], None], seams: Seams | None
+) -> dict[str, Any]:
+    """Play a cell to its end, from where it was left."""
+    run = (seams and seams.load(cell)) or begin(cell)
+    requests, read = run.reader.requests(cell.source), -1
+    every = None if seams is None else seams.every
+    while run.reader.read > read:
+        read = run.reader.read
+        for finished in run.serve(islice(requests, every), more=True):
+            progress(finished)
+        if seams is not None and run.reader.read > read:
+            seams.save(cell, run)
+    for finished in run.serve((), more=False):
+        progress(finished)
+    return run.outcome()
+
+
+class ServerRun(Run):
+    """A replay on one server."""
+
+    def __init__(self, cell: Cell) -> None:
+        super().__init__(cell)
+        self.serving = Serving(cell.engine())
+        self.found, self.over, self.evictions = Replayed(), Timeline(), 0
+
+    def serve(self, requests: Iterable[PendingRequest], *, more: bool) -> Iterator[int]:
+        engine, found, over = self.serving.engine, self.found, self.over
+        limits = limits_of(self.cell.profile, self.cell.own)
+        for served in self.serving.serve(requests, self.cell.source.turn, more=more):
+            found.add(served)
+            yield found.requests
+            if over.is_recorded(found.requests):
+                over.add(found.requests, engine.amounts().in_bytes(engine.network.spec))
+            if limits:
+                self.evictions += sum(event.for_bytes for event in engine.events)
+
+    def outcome(self) -> dict[str, Any]:
+        return _outcome(self.cell, self.found, self.over, bytes_counted(self.cell, self.evictions))
+
+
+def play(
+    cell: Cell, progress: Callable[[int], None] = lambda _: None, seams: Seams | None = None
+) -> dict[str, Any]:
     """Replay a cell; `progress` is called with the number of finished requests."""
-    engine = None if cell.profile == BOUND else cell.engine()
-    limits = {} if engine is None else limits_of(cell.profile, cell.own)
-    found, over, evictions = Replayed(), Timeline(), 0
-    for found in replay(cell, engine):
+    if cell.profile != BOUND:
+        return play_run(ServerRun, cell, progress, seams)
+    found = Replayed()
+    for found in replay(cell):
         progress(found.requests)
-        if engine is not None and over.is_recorded(found.requests):
-            over.add(found.requests, engine.amounts().in_bytes(engine.network.spec))
-        if engine is not None and limits:
-            evictions += sum(event.for_bytes for event in engine.events)
+    return _outcome(cell, found, Timeline(), None)
+
+
+def _outcome(
+    cell: Cell, found: Replayed, over: Timeline, counted: dict[str, Any] | None
+) -> dict[str, Any]:
     return {
         "scale": cell.source.scaling(cell.source.open()[0]),
         **found.as_dict(),
         "held": over.as_dict(),
-        "bytes": None if engine is None else bytes_counted(cell, evictions),
+        "bytes": counted,
         "notes": [*found.notes(cell.source, cell.profile), *limit_notes(cell, found)],
     }
 
@@ -536,40 +592,54 @@ def bytes_counted(cell: Cell, evictions: int) -> dict[str, Any]:
         cell.source.scaling(cell.source.open()[0]),
         limits_of(cell.profile, cell.own),
     )
-    found = bytes_of(cell.profile, limits, cell.spec(), scale, cell.measured)
+    by = None if cell.measured is None else cell.measured.by
+    found = bytes_of(cell.profile, limits, cell.spec(), scale, by)
     found["evictions"] = evictions
     return found | {"note": sentence_of(found, scale)}
 
 
 def replay(cell: Cell, engine: Engine | None = None) -> Iterator[Replayed]:
     """The running account after each request."""
-    unit, requests = cell.source.open()
     if cell.profile == BOUND:
+        unit, requests = cell.source.open()
         return _bound(requests, unit, cell.source)
-    source = cell.source
-    pending = _pending(requests, unit, source)
-    return _counted(serve(engine or cell.engine(), pending, source.turn))
+    served = serve(engine or cell.engine(), cell.requests(), cell.source.turn)
+    found = Replayed()
+    return (found.add(each) for each in served)
 
 
-def _pending(found: Iterable[TraceRequest], unit: int, source: Source) -> Iterator[PendingRequest]:
-    known, scale = Known(source.remember), source.scaling(unit)
-    requests = scaled(found, unit, scale, source.replies)
-    for number, (request, prompt, reply) in enumerate(requests):
-        yield PendingRequest(
-            number=number,
-            time=request.time,
-            known=known.add(blocks_of(request, unit, scale), _fed(request)),
-            prompt=cast("Tokens", prompt),
-            reply=cast("Tokens", reply),
-            trace=request,
-        )
+@dataclass(slots=True)
+class Reader:
+    """A place in a trace, and what was computed before it."""
+
+    known: "Known"
+    read: int = 0
+
+    def requests(self, source: Source) -> Iterator[PendingRequest]:
+        """The requests that follow."""
+        unit, found = source.open()
+        scale, left = source.scaling(unit), islice(found, self.read, None)
+        for request, prompt, reply in scaled(left, unit, scale, source.replies, self.read):
+            self.read += 1
+            yield PendingRequest(
+                number=self.read - 1,
+                time=request.time,
+                known=self.known.add(blocks_of(request, unit, scale), _fed(request)),
+                prompt=cast("Tokens", prompt),
+                reply=cast("Tokens", reply),
+                trace=request,
+            )
 
 
 def scaled(
-    requests: Iterable[TraceRequest], unit: int, scale: int, replies: int | None = None
+    requests: Iterable[TraceRequest],
+    unit: int,
+    scale: int,
+    replies: int | None = None,
+    first: int = 0,
 ) -> Iterator[tuple[TraceRequest, Rope, Rope]]:
     """Requests with their prompts and replies; each block is its own text."""
-    for number, each in enumerate(requests):
+    for number, each in enumerate(requests, first):
         *whole, last = blocks_of(each, unit, scale)
         runs = each.runs or [(block + 1, 0, size) for block, size in (*whole, last)]
         length = max(1, each.output // scale) if replies is None else replies
@@ -591,15 +661,6 @@ def _fed(request: TraceRequest) -> Sequence[tuple[int, int]]:
         return request.kept
     *before, (block, size) = request.kept
     return [*before, (block, size - 1)] if size > 1 else before
-
-
-def _counted(served: Iterable[Served]) -> Iterator[Replayed]:
-    found = Replayed()
-    for each in served:
-        account(found, each.request, each.answer)
-        if each.ended and not found.ended:
-            found.ended = f"request {each.request.number + 1}: {each.ended}"
-        yield found
 
 
 def account(found: Replayed, request: PendingRequest, answer: Reply | None) -> None:

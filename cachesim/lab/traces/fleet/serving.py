@@ -24,9 +24,12 @@ from cachesim.lab.traces.replay import (
     Cell,
     PendingRequest,
     Replayed,
+    Run,
+    Seams,
     account,
     bytes_counted,
     limit_notes,
+    play_run,
 )
 
 MOST_SESSIONS: Final = 1 << 16
@@ -66,6 +69,7 @@ class FleetLoop:
         first = {change.replica: change.what for change in reversed(fleet.changes)}
         for number, what in first.items():
             servers[number].alive = what != "join"
+        self.now = 0.0
         self._sent: dict[int, _Sent] = {}  # by the request's number
 
     # -- requests ----------------------------------------------------------------------------------
@@ -145,25 +149,28 @@ class FleetLoop:
             while server is not None and server.inside:
                 yield from self.collect(server, request.time)
 
-    def on_time(self, requests: Iterable[PendingRequest], turn: float) -> Iterator[Routed]:
-        """Each request at its time."""
+    def on_time(
+        self, requests: Iterable[PendingRequest], turn: float, *, more: bool = False
+    ) -> Iterator[Routed]:
+        """Each request at its time; if `more` follow, those inside go on when they come."""
         for each in self.servers:
             if isinstance(each, Server):
                 each.engine.limit_turns(1)
         waiting = iter(requests)
         pending = next(waiting, None)
-        now = 0.0
         while pending is not None or self._sent:
-            while pending is not None and pending.time <= now:
+            while pending is not None and pending.time <= self.now:
                 yield from self.send(pending)[1]
                 pending = next(waiting, None)
-            yield from self._change(now / 1000)
-            now += turn
+            if pending is None and more:
+                return
+            yield from self._change(self.now / 1000)
+            self.now += turn
             for server in self.servers:
                 if server.inside and isinstance(server, Server):
-                    yield from self.collect(server, now)
+                    yield from self.collect(server, self.now)
             if not self._sent and pending is not None:
-                now = max(now, pending.time)
+                self.now = max(self.now, pending.time)
 
 
 def last_whole(request: PendingRequest) -> int | None:
@@ -276,35 +283,58 @@ def check_fleet(cell: Cell) -> None:
         each.listen(router)
 
 
-def play_fleet(cell: Cell, progress: Callable[[int], None] = lambda _: None) -> dict[str, Any]:
-    """Replay a cell on its fleet; `progress` is called with the number of finished requests.
+class FleetRun(Run):
+    """A replay on a fleet; of one part of the replicas, its outcome is what `joined` adds up."""
 
-    Of one part of the replicas, the outcome is what `joined` adds up.
-    """
-    fleet = _fleet_of(cell)
-    source = cell.source
-    cells = {number: kind for numbers, kind in _kinds(cell, fleet) for number in numbers}
-    servers = [
-        Server(number, cells[number].engine) if fleet.mine(number) else Absent(number)
-        for number in range(fleet.replicas)
-    ]
-    loop = FleetLoop(fleet, servers, source.remember)
-    serve = partial(loop.on_time, turn=source.turn) if source.turn else loop.in_order
-    found = _account(fleet)
-    for routed in serve(cell.requests()):
-        found.add(routed)
-        progress(found.total.requests)
-    facts = [(each.most, each.evictions) for each in servers]
-    if fleet.part is not None:
-        if found.total.ended:
-            msg = f"{found.total.ended}; a fleet in which a server ends cannot be in parts"
-            raise SpecError(msg)
-        totals = [each.as_json() for each in (found.total, *found.parts)]
-        return {"facts": facts, "totals": totals, "at": [found.lost, found.refused_at]}
-    silent = {
-        each.engine.profile.engine for each in servers if isinstance(each, Server) and each.silent
-    }
-    return _outcome(cell, found, facts, silent)
+    def __init__(self, cell: Cell) -> None:
+        super().__init__(cell)
+        fleet = _fleet_of(cell)
+        cells = dict(_cells(cell, fleet))
+        servers = [
+            Server(number, cells[number].engine) if fleet.mine(number) else Absent(number)
+            for number in range(fleet.replicas)
+        ]
+        self.loop = FleetLoop(fleet, servers, cell.source.remember)
+        self.found = _account(fleet)
+
+    def go_on(self, cell: Cell) -> None:
+        super().go_on(cell)
+        for number, kind in _cells(cell, _fleet_of(cell)):
+            server = self.loop.servers[number]
+            if isinstance(server, Server):
+                server.create = kind.engine
+
+    def serve(self, requests: Iterable[PendingRequest], *, more: bool) -> Iterator[int]:
+        turn = self.cell.source.turn
+        on_time = partial(self.loop.on_time, turn=turn, more=more)
+        for routed in (on_time if turn else self.loop.in_order)(requests):
+            self.found.add(routed)
+            yield self.found.total.requests
+
+    def outcome(self) -> dict[str, Any]:
+        found, servers = self.found, self.loop.servers
+        facts = [(each.most, each.evictions) for each in servers]
+        if _fleet_of(self.cell).part is not None:
+            if found.total.ended:
+                msg = f"{found.total.ended}; a fleet in which a server ends cannot be in parts"
+                raise SpecError(msg)
+            totals = [each.as_json() for each in (found.total, *found.parts)]
+            return {"facts": facts, "totals": totals, "at": [found.lost, found.refused_at]}
+        engines = [each for each in servers if isinstance(each, Server) and each.silent]
+        return _outcome(self.cell, found, facts, {each.engine.profile.engine for each in engines})
+
+
+def play_fleet(
+    cell: Cell, progress: Callable[[int], None] = lambda _: None, seams: Seams | None = None
+) -> dict[str, Any]:
+    """Replay a cell on its fleet; `progress` is called with the number of finished requests."""
+    return play_run(FleetRun, cell, progress, seams)
+
+
+def _cells(cell: Cell, fleet: Fleet) -> Iterator[tuple[int, Cell]]:
+    """Each replica with its server."""
+    for numbers, kind in _kinds(cell, fleet):
+        yield from ((number, kind) for number in numbers)
 
 
 def _account(fleet: Fleet) -> FleetReplayed:

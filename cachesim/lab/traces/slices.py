@@ -1,0 +1,297 @@
+"""The state of a replay between two slices of its trace, as a file.
+
+    requests    |   0 .. 99,999   |  100,000 .. 199,999  |  200,000 ..
+    files              state of 100,000        state of 200,000, in its place
+
+A replay that goes on from the file ends as if it had never stopped. The file is a pickle; only
+classes of the simulator, of NumPy and of Python's own containers are read from it.
+"""
+
+import hashlib
+import json
+import pickle
+import random
+import sys
+import zlib
+from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Callable, Hashable
+from dataclasses import asdict, dataclass, replace
+from importlib import import_module
+from io import BytesIO
+from pathlib import Path
+from types import FunctionType, MethodType
+from typing import Any, Final, TypeAlias, cast
+
+from cachesim.engines import FAMILIES
+from cachesim.engines.family import Family, family_of
+from cachesim.errors import InputError
+from cachesim.files import Output
+from cachesim.lab.traces.replay import Cell, Run
+from cachesim.lab.traces.sweep import code_digest, engines_digest
+from cachesim.model.arithmetic import Network
+from cachesim.model.build import ARITHMETICS, arithmetic_of, build
+
+FORMAT: Final = 1
+FLAG: Final = "--states"
+MOST_HEAD: Final = 1 << 16
+
+PLAIN: Final = (
+    *(set, frozenset, bytearray, range, slice, complex, object),
+    *(Counter, OrderedDict, defaultdict, deque, random.Random),
+)
+"""Python's own classes that a state may have."""
+
+NUMPY: Final = frozenset({"_frombuffer", "_reconstruct", "dtype", "ndarray", "scalar"})
+"""What arrays are made of in a pickle."""
+
+HASH: Final = "__hash__"
+
+DAMAGE: Final = (
+    *(pickle.UnpicklingError, zlib.error, EOFError, ImportError, LookupError, RecursionError),
+    *(AttributeError, TypeError, ValueError),
+)
+"""Errors of a pickle that is not ours."""
+
+
+# -- objects ---------------------------------------------------------------------------------------
+
+# A radix tree or a list of blocks is as deep for a pickle as it is long. So objects that are equal
+# to themselves alone are written one after the other: a number where another object names them,
+# their attributes later. What is shared by all servers (a network, a family) is made again.
+
+
+def _is_apart(kind: type) -> bool:
+    """True for classes whose objects are written by number."""
+    plain = ("__new__", "__reduce__", "__reduce_ex__")
+    made = all(getattr(kind, name) is getattr(object, name) for name in plain)
+    hashed = getattr(kind, HASH) not in (getattr(object, HASH), None)
+    return made and not hashed and not hasattr(kind, "__setstate__") and _is_ours(kind.__module__)
+
+
+def _is_ours(module: str) -> bool:
+    homes = {"cachesim", *(each.package for each in FAMILIES.values())}
+    return any(module == home or module.startswith(f"{home}.") for home in homes)
+
+
+Made: TypeAlias = tuple[Callable[..., Any], tuple[Any, ...]]
+"""A function and the arguments with which it makes an object again."""
+
+
+def method_of(owner: object, name: str) -> MethodType:
+    """A method, bound to its object."""
+    return MethodType(getattr(type(owner), name), owner)
+
+
+def function_of(module: str, name: str) -> object:
+    """A function of a module of ours."""
+    if not _is_ours(module):
+        msg = f"{module}.{name} belongs to no state"
+        raise pickle.UnpicklingError(msg)
+    return vars(import_module(module))[name]
+
+
+def entry_of(module: str, table: str, key: Hashable) -> object:
+    """A function without a name, of a module's table."""
+    return cast("Any", function_of(module, table))[key]
+
+
+def _place_of(function: FunctionType) -> Made:
+    """What makes a function again."""
+    module, name = function.__module__, function.__qualname__
+    names = vars(import_module(module))
+    if names.get(name) is function:
+        return function_of, (module, name)
+    for table, entries in names.items():
+        for key, entry in entries.items() if isinstance(entries, dict) else ():
+            if entry is function:
+                return entry_of, (module, table, key)
+    msg = f"{module}.{name} cannot be kept in a state: leave out {FLAG}"
+    raise InputError(msg)
+
+
+class _Pickler(pickle.Pickler):
+    def __init__(self, file: BytesIO) -> None:
+        super().__init__(file, 5)
+        self._found: dict[int, tuple[int, object]] = {}  # by identity
+        self._waiting: list[object] = []
+        self._kinds: dict[type, bool] = {}
+
+    def write(self, root: object) -> None:
+        """Write an object and all that it leads to."""
+        self.dump(root)
+        while self._waiting:
+            waiting, self._waiting = self._waiting, []
+            self.dump([each.__getstate__() for each in waiting])
+        self.dump(None)
+
+    def persistent_id(self, obj: object) -> tuple[type, int] | None:
+        kind = type(obj)
+        if kind not in self._kinds:
+            self._kinds[kind] = kind not in SHARED and _is_apart(kind)
+        if not self._kinds[kind]:
+            return None
+        if id(obj) not in self._found:
+            self._found[id(obj)] = len(self._found), obj
+            self._waiting.append(obj)
+        return kind, self._found[id(obj)][0]
+
+    def reducer_override(self, obj: object) -> Any:  # noqa: ANN401 - as in its base class
+        if isinstance(obj, FunctionType) and _is_ours(obj.__module__):
+            return NotImplemented if obj in HELPERS.values() else _place_of(obj)
+        if isinstance(obj, MethodType):
+            return method_of, (obj.__self__, obj.__name__)
+        if isinstance(obj, Family):
+            return family_of, (obj.name,)
+        if type(obj) in SHARED:
+            network = cast("Network", obj)
+            return build, (network.spec, arithmetic_of(network))
+        return NotImplemented
+
+
+class _Unpickler(pickle.Unpickler):
+    def __init__(self, file: BytesIO) -> None:
+        super().__init__(file)
+        self._found: dict[int, object] = {}
+
+    def read(self) -> object:
+        """The object that `write` wrote."""
+        root, filled = self.load(), 0
+        while (states := self.load()) is not None:
+            for state in states:
+                for part in state if isinstance(state, tuple) else (state,):
+                    for name, value in (part or {}).items():
+                        object.__setattr__(self._found[filled], sys.intern(name), value)
+                filled += 1
+        return root
+
+    def persistent_load(self, place: tuple[type, int]) -> object:
+        kind, number = place
+        if number not in self._found:
+            self._found[number] = object.__new__(kind)
+        return self._found[number]
+
+    def find_class(self, module: str, name: str) -> object:
+        if (module, name) in HELPERS:
+            return HELPERS[module, name]
+        if module.startswith("numpy.") or module == "numpy":
+            if name in NUMPY:
+                return super().find_class(module, name)
+        elif _is_ours(module) and isinstance(kind := vars(import_module(module)).get(name), type):
+            return kind
+        for kind in PLAIN:
+            if (kind.__module__, kind.__qualname__) == (module, name):
+                return kind
+        msg = f"{module}.{name} belongs to no state"
+        raise pickle.UnpicklingError(msg)
+
+
+# -- files -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class States:
+    """The folder of the states, and the requests between two of them."""
+
+    folder: Path
+    every: int
+
+    def load(self, cell: Cell) -> Run | None:
+        """The replay of a cell where it was left; None if it was not begun."""
+        path = self._path(cell)
+        try:
+            with path.open("rb") as file:
+                head, body = file.readline(MOST_HEAD), file.read()
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            msg = f"{path}: cannot be read: {error.strerror or error}"
+            raise InputError(msg) from None
+        self._check(path, cell, head, body)
+        try:
+            run = _Unpickler(BytesIO(zlib.decompress(body))).read()
+        except DAMAGE as error:
+            msg = f"{path}: no state of a replay: {str(error)[:80]}; delete it"
+            raise InputError(msg) from None
+        if not isinstance(run, Run):
+            msg = f"{path}: no state of a replay; delete it"
+            raise InputError(msg)
+        first = cell.source.first
+        if first is not None and run.reader.read > first:
+            msg = (
+                f"{path}: the state after {run.reader.read:,} requests, and --first is {first:,}; "
+                f"name another folder with {FLAG}"
+            )
+            raise InputError(msg)
+        run.go_on(cell)
+        return run
+
+    def save(self, cell: Cell, run: Run) -> None:
+        """Replace the state of a cell."""
+        packed = BytesIO()
+        _Pickler(packed).write(run)
+        body = zlib.compress(packed.getbuffer(), 1)
+        head = json.dumps({**_origin(cell), "read": run.reader.read, "sha256": _sha256(body)})
+        path = self._path(cell)
+        data = head.encode() + b"\n" + body
+        Output(path, FLAG, b"{").fill(lambda part: part.write_bytes(data))
+
+    def _path(self, cell: Cell) -> Path:
+        return self.folder / f"{cell.profile}-{_key_of(cell)[:16]}.state"
+
+    @staticmethod
+    def _check(path: Path, cell: Cell, head: bytes, body: bytes) -> None:
+        """Raise InputError for a file that is not the state of this cell."""
+        try:
+            found = json.loads(head)
+        except ValueError:
+            found = None
+        if not isinstance(found, dict) or found.get("sha256") != _sha256(body):
+            msg = f"{path}: cut or damaged, or no state of a replay; delete it"
+            raise InputError(msg)
+        for name, wanted in _origin(cell).items():
+            if found.get(name) != wanted:
+                msg = (
+                    f"{path}: the state of a replay with {OTHER[name]}; delete it, or name another "
+                    f"folder with {FLAG}"
+                )
+                raise InputError(msg)
+
+
+OTHER: Final = {
+    "format": "another format",
+    "code": "other code of cachesim or of its engine",
+    "cell": "another server or other options",
+    "trace": "another trace",
+}
+
+
+def _origin(cell: Cell) -> dict[str, Any]:
+    """All that decides how a replay goes on."""
+    foreign = engines_digest().get(cell.profile.partition("@")[0], "")
+    return {
+        "format": FORMAT,
+        "code": code_digest() + foreign,
+        "cell": _key_of(cell),
+        "trace": cell.source.digest(),
+    }
+
+
+def _key_of(cell: Cell) -> str:
+    """A key of a cell, whatever number of requests is replayed."""
+    fields = asdict(replace(cell, source=replace(cell.source, first=None, file="")))
+    fleet = cell.fleet and {**cell.fleet.as_dict(), "part": cell.fleet.part}
+    return _sha256(json.dumps([fields, fleet], sort_keys=True, default=str).encode())
+
+
+def _sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+SHARED: Final = tuple(ARITHMETICS.values())
+"""Networks; equal ones are one."""
+
+HELPERS: Final[dict[tuple[str, str], Callable[..., object]]] = {
+    (each.__module__, each.__qualname__): each
+    for each in (build, family_of, method_of, function_of, entry_of)
+}
+"""Functions that a state may call."""
