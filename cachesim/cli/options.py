@@ -53,6 +53,14 @@ Jobs: TypeAlias = Annotated[
 Dask: TypeAlias = Annotated[
     str | None, Parameter(help="A Dask scheduler's address, or a number of workers here.")
 ]
+StatesAt: TypeAlias = Annotated[
+    Path | None,
+    Parameter(name="--states", help="Folder where unfinished replays are kept, and resumed from."),
+]
+Slice: TypeAlias = Annotated[
+    int | None,
+    Parameter(help="Requests after which --states keeps a replay again. [default: 100000]"),
+]
 Gguf: TypeAlias = Annotated[
     Path | None, Parameter(help="The model's file, for the bytes of its memory.")
 ]

@@ -16,7 +16,7 @@ from rich.text import Text
 
 from cachesim.cli import AS_EXPECTED, NOT_AS_EXPECTED, Format
 from cachesim.cli.inputs import STANDARD_INPUT
-from cachesim.cli.options import Gguf, ModelSizes
+from cachesim.cli.options import Gguf, ModelSizes, Slice, StatesAt
 from cachesim.cli.outputs import output_at, print_report, progress, write_page
 from cachesim.cli.workers import processes, processes_wanted, processors, workers
 from cachesim.errors import InputError
@@ -25,7 +25,8 @@ from cachesim.lab.traces.fleet.fleet import ROUTERS, Fleet
 from cachesim.lab.traces.fleet.recording import record_events
 from cachesim.lab.traces.playing import check, play
 from cachesim.lab.traces.reading import Clock
-from cachesim.lab.traces.replay import BOUND, Cell, Measured, row_of
+from cachesim.lab.traces.replay import BOUND, Cell, Measured, Seams, row_of
+from cachesim.lab.traces.slices import states_at
 from cachesim.lab.traces.source import Source
 from cachesim.lab.traces.sweep import count_parts, open_store, play_cells
 from cachesim.lab.traces.verifying import Verified, verified
@@ -114,6 +115,8 @@ class TraceFlags:
     parts: Annotated[
         int, Parameter(help="Processes among which the replicas are divided; the result is equal.")
     ] = 1
+    states: StatesAt = None
+    slice: Slice = None
 
     def fleets(self) -> list[Fleet | None]:
         """A fleet with each router; one server if none is asked for."""
@@ -190,6 +193,7 @@ def replay(
         raise InputError(msg)
     measured = flags.measured()
     events = output_at(flags.events, "--events")
+    seams = states_at(flags.states, flags.slice)
     with _kept(trace) as (name, file):
         source = flags.source(name, file)
         model = flags.model or ("hybrid" if measured is None else measured.preset())
@@ -204,7 +208,7 @@ def replay(
             msg = f"--events {flags.events}: the events of one server or fleet; name one profile"
             raise InputError(msg)
         count = min(processes_wanted(jobs) or processors(), count_parts(cells))
-        found = [row_of(*each) for each in zip(cells, _played(cells, count), strict=True)]
+        found = [row_of(*each) for each in zip(cells, _played(cells, count, seams), strict=True)]
         held = [] if flags.verify is None else _verified(cells[1:], flags.verify, jobs)
         if events is not None:
             events.fill(partial(record_events, cells[1]))
@@ -252,12 +256,12 @@ def _notes(cells: Sequence[Cell], held: Sequence[Verified]) -> Iterator[Text]:
             yield Text(f"  evidence: {each.evidence}")
 
 
-def _played(cells: Sequence[Cell], count: int) -> list[dict[str, Any]]:
+def _played(cells: Sequence[Cell], count: int, seams: Seams | None) -> list[dict[str, Any]]:
     if count == 1:
         outcomes = []
         for cell in cells:
             with progress(cell.profile, cell.source.first, "requests") as advance:
-                outcomes.append(play(cell, advance))
+                outcomes.append(play(cell, advance, seams))
         return outcomes
     with open_store(None) as store, progress("running", count_parts(cells), "servers") as advance:
-        return play_cells(cells, store, lambda: processes(count), advance)
+        return play_cells(cells, store, lambda: processes(count), advance, seams)

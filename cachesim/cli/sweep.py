@@ -9,13 +9,14 @@ from cyclopts import Parameter
 from rich.text import Text
 
 from cachesim.cli import AS_EXPECTED
-from cachesim.cli.options import AnyFormat, Dask, Jobs, Page
+from cachesim.cli.options import AnyFormat, Dask, Jobs, Page, Slice, StatesAt
 from cachesim.cli.outputs import output_at, page_at, print_report, progress, write_page
 from cachesim.cli.workers import cluster, processes, processes_wanted, processors
 from cachesim.errors import InputError
 from cachesim.files import PARQUET, TABLE, Output
 from cachesim.lab.traces.plan import read_plan
 from cachesim.lab.traces.replay import row_of
+from cachesim.lab.traces.slices import states_at
 from cachesim.lab.traces.sweep import (
     Workers,
     count_parts,
@@ -37,6 +38,8 @@ def sweep_command(
     store: Annotated[
         Path | None, Parameter(help="Where results are kept; next to the plan if left out.")
     ] = None,
+    states: StatesAt = None,
+    slice: Slice = None,
     jobs: Jobs = None,
     dask: Dask = None,
     csv: Annotated[Path | None, Parameter(help="Write the table for a notebook.")] = None,
@@ -56,7 +59,7 @@ def sweep_command(
         raise InputError(msg)
     table = output_at(csv, "--csv", TABLE)
     columns = output_at(parquet, "--parquet", PARQUET)
-    page = page_at(report)
+    page, seams = page_at(report), states_at(states, slice)
     cells = read_plan(plan, traces).cells
     workers: Workers
     if dask is None:
@@ -67,7 +70,7 @@ def sweep_command(
         workers = partial(cluster, dask)
     path = store or default_store(plan)
     with open_store(path) as known, progress("running", count_parts(cells), "cells") as advance:
-        outcomes = play_cells(cells, known, workers, advance)
+        outcomes = play_cells(cells, known, workers, advance, seams)
     found = [row_of(*each) for each in zip(cells, outcomes, strict=True)]
     parts = sweep_report(found, f"cachesim sweep {plan.name}")
     print_report(parts, found, format=format, indent=2)

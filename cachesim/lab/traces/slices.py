@@ -25,7 +25,7 @@ from typing import Any, Final, TypeAlias, cast
 from cachesim.engines import FAMILIES
 from cachesim.engines.family import Family, family_of
 from cachesim.errors import InputError
-from cachesim.files import Output
+from cachesim.files import Output, not_writable
 from cachesim.lab.traces.replay import Cell, Run
 from cachesim.lab.traces.sweep import code_digest, engines_digest
 from cachesim.model.arithmetic import Network
@@ -33,6 +33,10 @@ from cachesim.model.build import ARITHMETICS, arithmetic_of, build
 
 FORMAT: Final = 1
 FLAG: Final = "--states"
+START: Final = b"{"
+EVERY: Final = 100_000
+"""Requests of a slice, by default."""
+
 MOST_HEAD: Final = 1 << 16
 
 PLAIN: Final = (
@@ -233,7 +237,7 @@ class States:
         head = json.dumps({**_origin(cell), "read": run.reader.read, "sha256": _sha256(body)})
         path = self._path(cell)
         data = head.encode() + b"\n" + body
-        Output(path, FLAG, b"{").fill(lambda part: part.write_bytes(data))
+        Output(path, FLAG, START).fill(lambda part: part.write_bytes(data))
 
     def _path(self, cell: Cell) -> Path:
         return self.folder / f"{cell.profile}-{_key_of(cell)[:16]}.state"
@@ -263,6 +267,23 @@ OTHER: Final = {
     "cell": "another server or other options",
     "trace": "another trace",
 }
+
+
+def states_at(folder: Path | None, every: int | None) -> States | None:
+    """The states in a folder that can be written, if one is named."""
+    if every is not None and (folder is None or every < 1):
+        msg = "--slice is for --states: write --states FOLDER as well"
+        if folder is not None:
+            msg = f"--slice is {every}; write a whole number from 1"
+        raise InputError(msg)
+    if folder is None:
+        return None
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except (OSError, ValueError) as error:
+        raise not_writable(folder, FLAG, error) from None
+    Output.at(folder / "probe.state", FLAG, START)
+    return States(folder=folder.resolve(), every=every or EVERY)
 
 
 def _origin(cell: Cell) -> dict[str, Any]:

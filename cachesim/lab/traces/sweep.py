@@ -13,7 +13,7 @@ from concurrent.futures import Executor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass
-from functools import cache
+from functools import cache, partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Final, TypeAlias
@@ -24,7 +24,7 @@ from cachesim.lab.traces.fleet.serving import joined, parts_of
 from cachesim.lab.traces.plan import plan_of, read_plan
 from cachesim.lab.traces.playing import play
 from cachesim.lab.traces.reading import TraceError
-from cachesim.lab.traces.replay import Cell, row_of
+from cachesim.lab.traces.replay import Cell, Seams, row_of
 from cachesim.processes import pool_of
 
 # -- results in a file -----------------------------------------------------------------------------
@@ -141,12 +141,15 @@ class Failed:
     of_trace: bool = False  # wrong for every cell that plays it
 
 
-def attempt(cell: Cell) -> dict[str, Any] | Failed:
+def attempt(cell: Cell, seams: Seams | None = None) -> dict[str, Any] | Failed:
     """Replay a cell; invalid input is returned as a value, since workers may be remote."""
     try:
-        return play(cell)
+        return play(cell, seams=seams)
     except InputError as error:
         return Failed(str(error), of_trace=isinstance(error, TraceError))
+
+
+Attempt: TypeAlias = Callable[[Cell], dict[str, Any] | Failed]
 
 
 def sweep(
@@ -193,10 +196,12 @@ def play_cells(
     store: Store,
     workers: Workers,
     progress: Callable[[int], None] = lambda _: None,
+    seams: Seams | None = None,
 ) -> list[dict[str, Any]]:
     """Results of cells in order; `progress` is called with the number of parts done."""
     parts = [parts_of(cell) for cell in cells]
-    found = iter(_play_parts([part for each in parts for part in each], store, workers, progress))
+    each_part, tried = [part for each in parts for part in each], partial(attempt, seams=seams)
+    found = iter(_play_parts(each_part, store, workers, progress, tried))
     return [
         joined(cell, [next(found) for _ in each]) if len(each) > 1 else next(found)
         for cell, each in zip(cells, parts, strict=True)
@@ -209,7 +214,11 @@ def count_parts(cells: Sequence[Cell]) -> int:
 
 
 def _play_parts(
-    cells: Sequence[Cell], store: Store, workers: Workers, progress: Callable[[int], None]
+    cells: Sequence[Cell],
+    store: Store,
+    workers: Workers,
+    progress: Callable[[int], None],
+    tried: Attempt,
 ) -> list[dict[str, Any]]:
     digests = {
         name: source.digest() for name, source in {c.source.name: c.source for c in cells}.items()
@@ -221,7 +230,9 @@ def _play_parts(
         if not waiting:
             break
         try:
-            _play_all(waiting, store, workers, lambda: progress(len(set(keys)) - len(waiting)))
+            _play_all(
+                waiting, store, workers, lambda: progress(len(set(keys)) - len(waiting)), tried
+            )
         except BrokenProcessPool:
             if not left:
                 names = ", ".join(sorted({cell.profile for cell in waiting.values()}))
@@ -231,10 +242,14 @@ def _play_parts(
 
 
 def _play_all(
-    waiting: dict[str, Cell], store: Store, workers: Workers, progress: Callable[[], None]
+    waiting: dict[str, Cell],
+    store: Store,
+    workers: Workers,
+    progress: Callable[[], None],
+    tried: Attempt,
 ) -> None:
     with workers() as pool:
-        played = {pool.submit(attempt, cell): key for key, cell in waiting.items()}
+        played = {pool.submit(tried, cell): key for key, cell in waiting.items()}
         for future in as_completed(played):
             key, outcome = played.pop(future), future.result()  # a cluster need not keep it
             if isinstance(outcome, Failed):
