@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass, replace
 from importlib import import_module
 from io import BytesIO
 from pathlib import Path
-from types import FunctionType, MethodType
+from types import BuiltinMethodType, FunctionType, MethodType
 from typing import Any, Final, TypeAlias, cast
 
 from cachesim.engines import FAMILIES
@@ -81,9 +81,9 @@ Made: TypeAlias = tuple[Callable[..., Any], tuple[Any, ...]]
 """A function and the arguments with which it makes an object again."""
 
 
-def method_of(owner: object, name: str) -> MethodType:
+def method_of(owner: object, name: str) -> object:
     """A method, bound to its object."""
-    return MethodType(getattr(type(owner), name), owner)
+    return getattr(type(owner), name).__get__(owner)
 
 
 def function_of(module: str, name: str) -> object:
@@ -142,7 +142,9 @@ class _Pickler(pickle.Pickler):
     def reducer_override(self, obj: object) -> Any:  # noqa: ANN401 - as in its base class
         if isinstance(obj, FunctionType) and _is_ours(obj.__module__):
             return NotImplemented if obj in HELPERS.values() else _place_of(obj)
-        if isinstance(obj, MethodType):
+        if isinstance(obj, MethodType | BuiltinMethodType) and _is_ours(
+            type(obj.__self__).__module__
+        ):
             return method_of, (obj.__self__, obj.__name__)
         if isinstance(obj, Family):
             return family_of, (obj.name,)
