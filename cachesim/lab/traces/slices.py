@@ -7,6 +7,7 @@ A replay that goes on from the file ends as if it had never stopped. The file is
 classes of the simulator, of NumPy and of Python's own containers are read from it.
 """
 
+import gc
 import hashlib
 import json
 import pickle
@@ -14,7 +15,8 @@ import random
 import sys
 import zlib
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from importlib import import_module
 from io import BytesIO
@@ -60,12 +62,12 @@ DAMAGE: Final = (
 # -- objects ---------------------------------------------------------------------------------------
 
 # A radix tree or a list of blocks is as deep for a pickle as it is long. So objects that are equal
-# to themselves alone are written one after the other: a number where another object names them,
-# their attributes later. What is shared by all servers (a network, a family) is made again.
+# to themselves alone are written one after the other: empty where they are met first, and their
+# attributes later, in this order. What all servers share (a network, a family) is made again.
 
 
 def _is_apart(kind: type) -> bool:
-    """True for classes whose objects are written by number."""
+    """True for classes whose objects are written in two steps."""
     plain = ("__new__", "__reduce__", "__reduce_ex__")
     made = all(getattr(kind, name) is getattr(object, name) for name in plain)
     hashed = getattr(kind, HASH) not in (getattr(object, HASH), None)
@@ -79,6 +81,11 @@ def _is_ours(module: str) -> bool:
 
 Made: TypeAlias = tuple[Callable[..., Any], tuple[Any, ...]]
 """A function and the arguments with which it makes an object again."""
+
+
+def empty(kind: type) -> object:
+    """An object without its attributes."""
+    return object.__new__(kind)
 
 
 def method_of(owner: object, name: str) -> object:
@@ -116,7 +123,6 @@ def _place_of(function: FunctionType) -> Made:
 class _Pickler(pickle.Pickler):
     def __init__(self, file: BytesIO) -> None:
         super().__init__(file, 5)
-        self._found: dict[int, tuple[int, object]] = {}  # by identity
         self._waiting: list[object] = []
         self._kinds: dict[type, bool] = {}
 
@@ -128,27 +134,22 @@ class _Pickler(pickle.Pickler):
             self.dump([each.__getstate__() for each in waiting])
         self.dump(None)
 
-    def persistent_id(self, obj: object) -> tuple[type, int] | None:
+    def reducer_override(self, obj: object) -> Any:  # noqa: ANN401 - as in its base class
+        """Called once for each object, but for Python's own values."""
         kind = type(obj)
         if kind not in self._kinds:
-            self._kinds[kind] = kind not in SHARED and _is_apart(kind)
-        if not self._kinds[kind]:
-            return None
-        if id(obj) not in self._found:
-            self._found[id(obj)] = len(self._found), obj
+            self._kinds[kind] = kind not in (Family, *ARITHMETICS.values()) and _is_apart(kind)
+        if self._kinds[kind]:
             self._waiting.append(obj)
-        return kind, self._found[id(obj)][0]
-
-    def reducer_override(self, obj: object) -> Any:  # noqa: ANN401 - as in its base class
+            return empty, (kind,)
         if isinstance(obj, FunctionType) and _is_ours(obj.__module__):
             return NotImplemented if obj in HELPERS.values() else _place_of(obj)
-        if isinstance(obj, MethodType | BuiltinMethodType) and _is_ours(
-            type(obj.__self__).__module__
-        ):
-            return method_of, (obj.__self__, obj.__name__)
-        if isinstance(obj, Family):
+        if isinstance(obj, MethodType | BuiltinMethodType):
+            if _is_ours(type(obj.__self__).__module__):
+                return method_of, (obj.__self__, obj.__name__)
+        elif isinstance(obj, Family):
             return family_of, (obj.name,)
-        if type(obj) in SHARED:
+        elif kind in ARITHMETICS.values():
             network = cast("Network", obj)
             return build, (network.spec, arithmetic_of(network))
         return NotImplemented
@@ -157,7 +158,7 @@ class _Pickler(pickle.Pickler):
 class _Unpickler(pickle.Unpickler):
     def __init__(self, file: BytesIO) -> None:
         super().__init__(file)
-        self._found: dict[int, object] = {}
+        self._found: list[object] = []
 
     def read(self) -> object:
         """The object that `write` wrote."""
@@ -170,15 +171,14 @@ class _Unpickler(pickle.Unpickler):
                 filled += 1
         return root
 
-    def persistent_load(self, place: tuple[type, int]) -> object:
-        kind, number = place
-        if number not in self._found:
-            self._found[number] = object.__new__(kind)
-        return self._found[number]
+    def _empty(self, kind: type) -> object:
+        self._found.append(empty(kind))
+        return self._found[-1]
 
     def find_class(self, module: str, name: str) -> object:
         if (module, name) in HELPERS:
-            return HELPERS[module, name]
+            found = HELPERS[module, name]
+            return self._empty if found is empty else found
         if module.startswith("numpy.") or module == "numpy":
             if name in NUMPY:
                 return super().find_class(module, name)
@@ -189,6 +189,18 @@ class _Unpickler(pickle.Unpickler):
                 return kind
         msg = f"{module}.{name} belongs to no state"
         raise pickle.UnpicklingError(msg)
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Do not look for garbage among objects that are all in use; it takes longer than the rest."""
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()
 
 
 # -- files -----------------------------------------------------------------------------------------
@@ -214,7 +226,8 @@ class States:
             raise InputError(msg) from None
         self._check(path, cell, head, body)
         try:
-            run = _Unpickler(BytesIO(zlib.decompress(body))).read()
+            with _no_collection():
+                run = _Unpickler(BytesIO(zlib.decompress(body))).read()
         except DAMAGE as error:
             msg = f"{path}: no state of a replay: {str(error)[:80]}; delete it"
             raise InputError(msg) from None
@@ -234,7 +247,8 @@ class States:
     def save(self, cell: Cell, run: Run) -> None:
         """Replace the state of a cell."""
         packed = BytesIO()
-        _Pickler(packed).write(run)
+        with _no_collection():
+            _Pickler(packed).write(run)
         body = zlib.compress(packed.getbuffer(), 1)
         head = json.dumps({**_origin(cell), "read": run.reader.read, "sha256": _sha256(body)})
         path = self._path(cell)
@@ -310,11 +324,8 @@ def _sha256(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-SHARED: Final = tuple(ARITHMETICS.values())
-"""Networks; equal ones are one."""
-
 HELPERS: Final[dict[tuple[str, str], Callable[..., object]]] = {
     (each.__module__, each.__qualname__): each
-    for each in (build, family_of, method_of, function_of, entry_of)
+    for each in (build, family_of, empty, method_of, function_of, entry_of)
 }
 """Functions that a state may call."""
