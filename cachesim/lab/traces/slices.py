@@ -54,7 +54,7 @@ HASH: Final = "__hash__"
 
 DAMAGE: Final = (
     *(pickle.UnpicklingError, zlib.error, EOFError, ImportError, LookupError, RecursionError),
-    *(AttributeError, TypeError, ValueError),
+    *(AttributeError, StopIteration, TypeError, ValueError),
 )
 """Errors of a pickle that is not ours."""
 
@@ -120,28 +120,42 @@ def _place_of(function: FunctionType) -> Made:
     raise InputError(msg)
 
 
+def _attributes(obj: object) -> tuple[tuple[str, ...], list[object]]:
+    """Names and values of an object's attributes, in its slots or not."""
+    state: Any = obj.__getstate__()
+    parts = state if isinstance(state, tuple) else (state,)
+    found = {name: value for part in parts if part for name, value in part.items()}
+    return tuple(found), [*found.values()]
+
+
 class _Pickler(pickle.Pickler):
     def __init__(self, file: BytesIO) -> None:
         super().__init__(file, 5)
         self._waiting: list[object] = []
-        self._kinds: dict[type, bool] = {}
+        self._kinds: dict[type, Made | None] = {}
+        self._names: dict[tuple[str, ...], tuple[str, ...]] = {}
 
     def write(self, root: object) -> None:
         """Write an object and all that it leads to."""
         self.dump(root)
         while self._waiting:
-            waiting, self._waiting = self._waiting, []
-            self.dump([each.__getstate__() for each in waiting])
+            values: list[object] = []  # one list: what is written stays in memory to the end
+            for each in self._waiting:
+                names, own = _attributes(each)
+                values += [self._names.setdefault(names, names), *own]
+            self._waiting = []
+            self.dump(values)
         self.dump(None)
 
     def reducer_override(self, obj: object) -> Any:  # noqa: ANN401 - as in its base class
         """Called once for each object, but for Python's own values."""
         kind = type(obj)
         if kind not in self._kinds:
-            self._kinds[kind] = kind not in (Family, *ARITHMETICS.values()) and _is_apart(kind)
-        if self._kinds[kind]:
+            apart = kind not in (Family, *ARITHMETICS.values()) and _is_apart(kind)
+            self._kinds[kind] = (empty, (kind,)) if apart else None
+        if made := self._kinds[kind]:
             self._waiting.append(obj)
-            return empty, (kind,)
+            return made
         if isinstance(obj, FunctionType) and _is_ours(obj.__module__):
             return NotImplemented if obj in HELPERS.values() else _place_of(obj)
         if isinstance(obj, MethodType | BuiltinMethodType):
@@ -163,11 +177,11 @@ class _Unpickler(pickle.Unpickler):
     def read(self) -> object:
         """The object that `write` wrote."""
         root, filled = self.load(), 0
-        while (states := self.load()) is not None:
-            for state in states:
-                for part in state if isinstance(state, tuple) else (state,):
-                    for name, value in (part or {}).items():
-                        object.__setattr__(self._found[filled], sys.intern(name), value)
+        while (values := self.load()) is not None:
+            left = iter(values)
+            for names in left:
+                for name in names:
+                    object.__setattr__(self._found[filled], sys.intern(name), next(left))
                 filled += 1
         return root
 
