@@ -55,11 +55,11 @@ Dask: TypeAlias = Annotated[
 ]
 StatesAt: TypeAlias = Annotated[
     Path | None,
-    Parameter(name="--states", help="Folder where unfinished replays are kept, and resumed from."),
+    Parameter(name="--states", help="Folder of unfinished replays, which go on from there."),
 ]
 Slice: TypeAlias = Annotated[
     int | None,
-    Parameter(help="Requests after which --states keeps a replay again. [default: 100000]"),
+    Parameter(help="Requests between two states. [default: 100000]"),
 ]
 Gguf: TypeAlias = Annotated[
     Path | None, Parameter(help="The model's file, for the bytes of its memory.")

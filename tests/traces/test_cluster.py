@@ -15,7 +15,9 @@ from cachesim.cli.main import main
 from cachesim.cli.workers import NO_DASHBOARD, cluster
 from cachesim.errors import InputError
 from cachesim.lab.traces.plan import plan_of
-from cachesim.lab.traces.sweep import open_store, play_cells
+from cachesim.lab.traces.replay import row_of
+from cachesim.lab.traces.slices import States
+from cachesim.lab.traces.sweep import flat, open_store, play_cells, sweep
 from tests.traces.test_sweep import SMALL, alone
 
 distributed = pytest.importorskip("distributed", reason="the extra cachesim[dask] is not installed")
@@ -32,8 +34,12 @@ def test_a_cluster_finds_what_one_process_finds(tmp_path: Path) -> None:
     assert alone(cells) == far
 
 
-def test_a_worker_that_is_killed_takes_nothing_with_it() -> None:
-    cells = plan_of({**SMALL, "trace": [{"made": 400, "scale": 512}]}).cells
+@pytest.mark.parametrize("kept", [False, True])
+def test_a_worker_that_is_killed_takes_nothing_with_it(kept: bool, tmp_path: Path) -> None:
+    server = {"profile": "vllm@0.33.0", "model": "dense", "replicas": 4, "parts": 2}
+    of_parts = {**SMALL, "trace": [{"made": 3000}], "server": [server]}
+    plan = of_parts if kept else {**SMALL, "trace": [{"made": 400, "scale": 512}]}
+    cells, states = plan_of(plan).cells, States(folder=tmp_path, every=100)
     killed: list[int] = []
 
     def kill_one(client: Any) -> None:
@@ -41,7 +47,7 @@ def test_a_worker_that_is_killed_takes_nothing_with_it() -> None:
         for _ in range(2_000):
             time.sleep(0.01)
             busy = [worker for worker, cells in client.processing().items() if cells]
-            if busy:
+            if busy and (not kept or any(tmp_path.glob("*.state"))):
                 killed.append(pids[busy[0]])
                 os.kill(killed[0], signal.SIGKILL)
                 return
@@ -53,11 +59,16 @@ def test_a_worker_that_is_killed_takes_nothing_with_it() -> None:
     ):
         killer = threading.Thread(target=kill_one, args=(client,))
         killer.start()
-        found = play_cells(cells, store, lambda: cluster(own.scheduler_address))
+        found = play_cells(
+            cells,
+            store,
+            lambda: cluster(own.scheduler_address),
+            seams=states if kept else None,
+        )
         killer.join()
 
     assert len(killed) == 1
-    assert alone(cells) == found
+    assert sweep(plan) == [flat(row_of(*each)) for each in zip(cells, found, strict=True)]
 
 
 def test_a_scheduler_that_is_not_there_is_wrong_usage(
