@@ -8,8 +8,10 @@ import signal
 import subprocess
 import sys
 import time
+import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +26,7 @@ from cachesim.lab.traces.fleet.cache_aware import Approximate, Node
 from cachesim.lab.traces.fleet.fleet import ROUTERS, Fleet
 from cachesim.lab.traces.fleet.serving import FleetRun, joined, parts_of
 from cachesim.lab.traces.playing import play
-from cachesim.lab.traces.replay import Cell, Run
+from cachesim.lab.traces.replay import Cell, Known, Reader, Run
 from cachesim.lab.traces.slices import States
 from cachesim.lab.traces.source import Source
 from cachesim.lab.traces.sweep import open_store, play_cells
@@ -97,6 +99,15 @@ def test_any_seams_of_any_fleet_do_not_show(
     played = cell(data.draw(st.sampled_from(able)), Fleet.of(3, router, changes), turn)
     seams = sorted(data.draw(st.sets(st.integers(1, ALL), max_size=5)))
     assert play(played) == in_slices(played, seams, tmp_path_factory.mktemp("states"))
+
+
+def test_requests_are_read_on_with_their_numbers_and_replies() -> None:
+    reader = Reader(Known(5))
+    parts = [islice(reader.requests(cell().source), 30), reader.requests(cell().source)]
+    remember = replace(cell(), source=replace(cell().source, remember=5))
+    for whole, sliced in zip(remember.requests(), chain(*parts), strict=True):
+        assert (whole.number, whole.known) == (sliced.number, sliced.known)
+        assert [*whole.reply, *whole.prompt] == [*sliced.reply, *sliced.prompt]
 
 
 @pytest.mark.parametrize("workers", [1, 2])
@@ -239,7 +250,7 @@ def evil_path() -> Any:
 def test_other_objects_than_those_of_a_replay_are_refused(body: bytes, tmp_path: Path) -> None:
     file = kept(tmp_path, cell())
     head = json.loads(file.read_bytes().splitlines()[0])
-    packed = slices.zlib.compress(body)
+    packed = zlib.compress(body)
     head["sha256"] = hashlib.sha256(packed).hexdigest()
     file.write_bytes(json.dumps(head).encode() + b"\n" + packed)
     assert "no state of a replay" in again(tmp_path, cell())
