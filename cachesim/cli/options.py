@@ -55,7 +55,7 @@ Dask: TypeAlias = Annotated[
 ]
 StatesAt: TypeAlias = Annotated[
     Path | None,
-    Parameter(name="--states", help="Folder of unfinished replays, which go on from there."),
+    Parameter(name="--states", help="Folder of unfinished replays, which are resumed."),
 ]
 Slice: TypeAlias = Annotated[
     int | None,

@@ -3,7 +3,7 @@
     requests    |   0 .. 99,999   |  100,000 .. 199,999  |  200,000 ..
     files              state of 100,000        state of 200,000, in its place
 
-A replay that goes on from the file ends as if it had never stopped. The file is a pickle; only
+A replay that is resumed from the file ends as if it had never stopped. The file is a pickle; only
 classes of the simulator, of NumPy and of Python's own containers are read from it.
 """
 
@@ -41,6 +41,12 @@ EVERY: Final = 100_000
 
 MOST_HEAD: Final = 1 << 16
 
+HOMES: Final = (
+    *("cachesim.engines", "cachesim.model", "cachesim.play", "cachesim.lab.traces"),
+    "cachesim.lab.logs.model_memory",
+)
+"""Packages whose objects a state may have, beside those of installed engines."""
+
 PLAIN: Final = (
     *(set, frozenset, bytearray, range, slice, complex, object),
     *(Counter, OrderedDict, defaultdict, deque, random.Random),
@@ -75,7 +81,7 @@ def _is_apart(kind: type) -> bool:
 
 
 def _is_ours(module: str) -> bool:
-    homes = {"cachesim", *(each.package for each in FAMILIES.values())}
+    homes = {*HOMES, *(each.package for each in FAMILIES.values())}
     return any(module == home or module.startswith(f"{home}.") for home in homes)
 
 
@@ -93,17 +99,18 @@ def method_of(owner: object, name: str) -> object:
     return getattr(type(owner), name).__get__(owner)
 
 
-def function_of(module: str, name: str) -> object:
-    """A function of a module of ours."""
-    if not _is_ours(module):
-        msg = f"{module}.{name} belongs to no state"
-        raise pickle.UnpicklingError(msg)
-    return vars(import_module(module))[name]
+def function_of(module: str, name: str, *key: Hashable) -> object:
+    """A function that a module of ours defines, by its name or in a table."""
+    found = _names(module)[name][key[0]] if key else _names(module).get(name)
+    if isinstance(found, FunctionType) and found.__module__ == module:
+        return found
+    msg = f"{module}.{name} belongs to no state"
+    raise pickle.UnpicklingError(msg)
 
 
-def entry_of(module: str, table: str, key: Hashable) -> object:
-    """A function without a name, of a module's table."""
-    return cast("Any", function_of(module, table))[key]
+def _names(module: str) -> dict[str, Any]:
+    """The names of a module, if it is ours."""
+    return vars(import_module(module)) if _is_ours(module) else {}
 
 
 def _place_of(function: FunctionType) -> Made:
@@ -115,7 +122,7 @@ def _place_of(function: FunctionType) -> Made:
     for table, entries in names.items():
         for key, entry in entries.items() if isinstance(entries, dict) else ():
             if entry is function:
-                return entry_of, (module, table, key)
+                return function_of, (module, table, key)
     msg = f"{module}.{name} cannot be kept in a state: leave out {FLAG}"
     raise InputError(msg)
 
@@ -196,7 +203,7 @@ class _Unpickler(pickle.Unpickler):
         if module.startswith("numpy.") or module == "numpy":
             if name in NUMPY:
                 return super().find_class(module, name)
-        elif _is_ours(module) and isinstance(kind := vars(import_module(module)).get(name), type):
+        elif isinstance(kind := _names(module).get(name), type) and kind.__module__ == module:
             return kind
         for kind in PLAIN:
             if (kind.__module__, kind.__qualname__) == (module, name):
@@ -340,6 +347,6 @@ def _sha256(data: bytes) -> str:
 
 HELPERS: Final[dict[tuple[str, str], Callable[..., object]]] = {
     (each.__module__, each.__qualname__): each
-    for each in (build, family_of, empty, method_of, function_of, entry_of)
+    for each in (build, family_of, empty, method_of, function_of)
 }
 """Functions that a state may call."""
