@@ -200,7 +200,8 @@ def play_cells(
 ) -> list[dict[str, Any]]:
     """Results of cells in order; `progress` is called with the number of parts done."""
     parts = [parts_of(cell) for cell in cells]
-    each_part, tried = [part for each in parts for part in each], partial(attempt, seams=seams)
+    each_part = [part for each in parts for part in each]
+    tried = attempt if seams is None else partial(attempt, seams=seams)
     found = iter(_play_parts(each_part, store, workers, progress, tried))
     return [
         joined(cell, [next(found) for _ in each]) if len(each) > 1 else next(found)
