@@ -113,8 +113,10 @@ def _fitting(loaded: Sequence[tuple[str, Scenario]], profiles: Sequence[str]) ->
 
 def setting(text: str) -> tuple[str, Any]:
     """A flag and its value in the syntax of a scenario file."""
-    name, _, value = text.partition("=")
+    name, equals, value = text.partition("=")
     flag = name.strip().lstrip("-").replace("-", "_")
+    if flag and equals and not value.strip():
+        return flag, ""
     try:
         return flag, tomllib.loads(f"v = {value if flag else ''}")["v"]
     except tomllib.TOMLDecodeError:

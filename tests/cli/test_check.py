@@ -15,7 +15,7 @@ from cachesim.testing.search import Comparison, Side, workloads
 from cachesim.testing.workloads import Shape
 
 SOUND = "llama.cpp@b11549+erase-equal"
-WITHOUT = ("--set", 'lora=""')
+WITHOUT = ("--set", "lora=")
 """Adapters of a request show a defect of this release."""
 
 

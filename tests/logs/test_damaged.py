@@ -15,7 +15,7 @@ import pytest
 from cachesim.cli.main import main
 from cachesim.errors import InputError
 from cachesim.lab.logs.lines import LONGEST_LINE, lines_of, pieces_of
-from cachesim.lab.logs.whole import UserSettings, read_files, replays_of, why
+from cachesim.lab.logs.whole import UserSettings, open_log, read_files, replays_of, why
 
 DATA = Path(__file__).parent / "data"
 
@@ -174,3 +174,13 @@ def test_of_other_kinds_the_program_is_named(
 
     assert 2 == main([*WORDS, str(file)])
     assert f"unpack it first, as `{program}` does" in capsys.readouterr().err
+
+
+def test_of_a_scenario_the_command_that_runs_it_is_named() -> None:
+    with pytest.raises(InputError) as refused:
+        open_log("llama.cpp-three-requests")
+
+    assert (
+        "llama.cpp-three-requests: is a scenario, not a log; "
+        "cachesim run llama.cpp-three-requests explains its misses"
+    ) == str(refused.value)

@@ -17,6 +17,7 @@ from cachesim.lab.logs.report import report_of
 from cachesim.lab.logs.settings import LIMITED, UNKNOWN_MODEL, Setting, Settings, alike, settings_of
 from cachesim.lab.logs.sizes import sizes_of
 from cachesim.packed import HEAD_BYTES, unpacked
+from cachesim.scenario.shipped import shipped_files
 
 MOST_REQUESTS: Final = 100_000
 """Most requests of a log that are replayed."""
@@ -167,6 +168,8 @@ def open_log(name: str) -> tuple[str, BinaryIO]:
         return name, unpacked(name, file, file.peek(HEAD_BYTES))
     except OSError as error:
         msg = f"{name}: cannot be read: {error.strerror or error}"
+        if any(name == each.stem for each in shipped_files()):
+            msg = f"{name}: is a scenario, not a log; cachesim run {name} explains its misses"
         raise InputError(msg) from None
 
 
