@@ -1,25 +1,40 @@
 """The memory regions that vLLM's `NixlConnector` registers; runs beside an unpacked wheel.
 
-    layer a    | 1,024 bytes a block |          region at their address: the bytes a block
-    layer b    | 256 |                          that a read brings of both
+    window layers | 19,008 bytes a block |              group after group, the layers of
+    compressor    | 32,768 bytes, a ring of 8 rows |    DeepSeek-V4.1 begin at one address
 
-Layers at one address are one region (vllm#57661). The release's own `register_kv_caches` runs here
-on a stand-in for its worker, until the regions are known.
+Layers at one address are one region, whose bytes a read brings of each (vllm#57661). The release's
+own classes lay the layers out, in blocks of 64 tokens, and its own `register_kv_caches` runs on a
+stand-in for its worker, until the regions are known.
 """
 
+import importlib
 import logging
 import sys
 from collections import defaultdict
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
-from typing import Any
+from types import ModuleType
+from typing import Any, Final
 from unittest.mock import MagicMock
 
 from cachesim.lab.real.vllm.release_worker import install
 
-BLOCKS = 4
 NO_TRITON = ("ssd_bmm", "ssd_chunk_scan", "ssd_chunk_state", "ssd_combined", "ssd_state_passing")
 """Kernels of states, which need Triton when they are imported."""
+
+PLANNING: Final = {"0.31.0": "kv_cache_utils", "0.33.0": "kv_cache_planning"}
+CUT: Final = {"0.31.0": 19_008, "0.33.0": 32_768}
+"""Bytes of a ring that a read brings."""
+
+V4: Final = {
+    "num_kv_heads": 1,
+    "head_size": 512,
+    "cache_dtype_str": "fp8_ds_mla",
+    "alignment": 576,
+    "model_version": "deepseek_v4",
+    "state_content_bytes": 584,
+}
+"""What DeepSeek-V4.1's attention hands to its specs on an H200, read in its source."""
 
 
 class RegionsKnownError(Exception):
@@ -33,45 +48,59 @@ PLAIN: Any = {
     "engine_id": "",
     "kv_buffer_device": "cpu",
     "host_xfer_buffers": {},
+    "_has_packed_cache": True,  # BLHNC
+    "_is_csa_linear": True,  # of a model with rings
+    "_has_mamba": False,
+    "use_host_buffer": False,
     "_physical_blocks_per_logical_kv_block": 1,
     "_requires_layer_name_routing.return_value": False,
     "_tracks_region_layers.return_value": False,
     "_set_region_layers.side_effect": RegionsKnownError,
 }
-OFF = ("_has_mamba", "_has_packed_cache", "_is_csa_linear", "use_host_buffer")
 EMPTY = (
     *("_region_is_mla", "block_len_per_layer", "block_stride_per_layer"),
     *("region_group_ids", "region_names", "region_num_blocks"),
 )
 
 
-def regions(worker: Any, heads: dict[str, int]) -> list[tuple[int, int]]:
-    """Address and bytes a block of each region, for window layers that share their memory."""
+def layers() -> dict[str, Any]:
+    """Four layers of DeepSeek-V4.1, of which one compresses."""
+    torch, made = sys.modules["torch"], importlib.import_module("vllm.v1.kv_cache_interface")
+    window = made.SlidingWindowMLASpec(block_size=32, dtype=torch.uint8, sliding_window=128, **V4)
+    rows = {"block_size": 8, "num_kv_heads": 1, "head_size": 1024, "head_size_v": 0}
+    ring = made.CircularBufferSpec(dtype=torch.float32, **rows)
+    latent = made.MLAAttentionSpec(block_size=64, dtype=torch.uint8, tokens_per_state=2, **V4)
+    found = {f"layers.{at}.attn.swa_cache": window for at in range(4)}
+    return found | {"layers.2.attn.compressor.state_cache": ring, "layers.2.attn": latent}
+
+
+def regions(release: str) -> tuple[int, int]:
+    """Bytes a block of the region with the ring, and the ring's own."""
     torch: Any = sys.modules["torch"]
-    made: Any = sys.modules["vllm.v1.kv_cache_interface"].SlidingWindowMLASpec
-    memory = torch.zeros(1 << 16, dtype=torch.uint8)
-    specs = {
-        name: made(16, num_kv_heads=1, head_size=size, dtype=torch.bfloat16, sliding_window=32)
-        for name, size in heads.items()
-    }
-    caches = {
-        name: memory[: BLOCKS * spec.page_size_bytes].view(BLOCKS, -1)
-        for name, spec in specs.items()
-    }
-    groups = [SimpleNamespace(host_resident=False) for _ in specs]
-    given = {**PLAIN, **dict.fromkeys(OFF, False), **{name: [] for name in EMPTY}}
-    given |= {"_layer_specs": specs, "kv_caches_base_addr": defaultdict(dict)}
-    own = MagicMock(**given)
-    own.kv_cache_config = SimpleNamespace(
-        num_blocks=BLOCKS,
-        transfer_groups=groups,
-        transfer_group_index_by_layer={name: at for at, name in enumerate(specs)},
+    planning = importlib.import_module(f"vllm.v1.core.{PLANNING[release]}")
+    worker = importlib.import_module(
+        "vllm.distributed.kv_transfer.kv_connector.v1.nixl.base_worker"
     )
+    layout = importlib.import_module("vllm.v1.kv_cache_layout").KVCacheLayout["BLHNC"]
+    settings, specs = MagicMock(), layers()
+    settings.cache_config.get_resolved_kv_cache_layout.return_value = layout
+    settings.cache_config.num_gpu_blocks_override = None
+    settings.scheduler_config.disable_hybrid_kv_cache_manager = False
+    settings.attention_config.hisparse_config = None
+    groups = planning.get_kv_cache_groups(settings, specs)
+    found = planning.get_kv_cache_config_from_groups(settings, groups, 1 << 20)
+    allocate = importlib.import_module("vllm.v1.worker.utils").allocate_kv_cache
+    caches = allocate(found, torch.device("cpu"), layout)
+    given = {**PLAIN, **{name: [] for name in EMPTY}, "_layer_specs": specs}
+    own = MagicMock(**given, kv_caches_base_addr=defaultdict(dict), kv_cache_config=found)
+    worker.TransferTopology = worker.compute_nixl_compatibility_hash = MagicMock()
     try:
-        worker.register_kv_caches(own, caches)
+        worker.NixlBaseConnectorWorker.register_kv_caches(own, caches)
     except RegionsKnownError:
-        (found,) = own.kv_caches_base_addr[""].values()
-        return list(zip(found, own.block_len_per_layer, strict=True))
+        [at] = vars(own)["_scratch_region_indices"]
+        return own.block_len_per_layer[at], specs[
+            "layers.2.attn.compressor.state_cache"
+        ].page_size_bytes
     raise RuntimeError(worker)
 
 
@@ -83,11 +112,8 @@ if __name__ == "__main__":
     scan.mamba_chunk_scan_combined_varlen = scan.is_int_pow_2 = None
     install(Path(root))
     logging.disable(logging.CRITICAL)
-    from vllm.distributed.kv_transfer.kv_connector.v1.nixl import base_worker
-
-    base_worker.TransferTopology = base_worker.compute_nixl_compatibility_hash = MagicMock()
-    [(_, bytes_read)] = regions(base_worker.NixlBaseConnectorWorker, {"a": 32, "b": 8})
-    told = f"layers of 1,024 and 256 bytes a block at one address: one region of {bytes_read:,}"
-    print(f"vLLM {release}, NIXL regions: {told}", flush=True)
-    if bytes_read != 256:  # the layer that was registered last
-        sys.exit("expected 256")
+    length, page = regions(release)
+    read = min(length, page)
+    print(f"vLLM {release}, NIXL: a read brings {read:,} of a ring's {page:,} bytes", flush=True)
+    if read != CUT[release]:
+        sys.exit(f"expected {CUT[release]:,}")
