@@ -14,7 +14,7 @@ from typing import Final, Literal, TypeAlias
 from cachesim.engines.vllm.rules import PoolRules
 from cachesim.errors import UpstreamAbort
 
-GroupKind: TypeAlias = Literal["full", "window", "chunked", "mamba"]
+GroupKind: TypeAlias = Literal["full", "window", "chunked", "ring", "mamba"]
 StateMode: TypeAlias = Literal["align", "all", "none"]
 
 FINE: frozenset[GroupKind] = frozenset({"full", "mamba"})
@@ -40,6 +40,11 @@ class GroupSpec:
         return (self.kind, self.block, self.window, self.chunk, self.mode, self.speculative_blocks)
 
 
+def cacheable(groups: Sequence[GroupSpec]) -> list[GroupSpec]:
+    """The groups that hits need: all but rings. Follows `prefix_cacheable`."""
+    return [group for group in groups if group.kind != "ring"]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizes:
     """Block arithmetic of all groups."""
@@ -53,6 +58,7 @@ class Sizes:
         covers `prefix_match_unit` tokens or their gcd. A single group has one size; beside states
         of mode `all` an id covers as much as a hit, whatever the option says.
         """
+        groups = cacheable(groups)
         if len(groups) == 1:
             return cls(scheduler_block=groups[0].block, hash_block=groups[0].block)
         blocks = [group.block for group in groups]

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
-from cachesim.engines.vllm.block_pool import FINE, BlockPool, GroupSpec, Sizes, cdiv
+from cachesim.engines.vllm.block_pool import FINE, BlockPool, GroupSpec, Sizes, cacheable, cdiv
 from cachesim.engines.vllm.managers import (
     ChunkedLocalAttention,
     FullAttention,
@@ -16,6 +16,7 @@ from cachesim.engines.vllm.managers import (
     Mamba,
     Manager,
     Need,
+    Ring,
     SlidingWindow,
 )
 from cachesim.engines.vllm.request import Request
@@ -26,6 +27,7 @@ KINDS: dict[str, type[Manager]] = {
     "full": FullAttention,
     "window": SlidingWindow,
     "chunked": ChunkedLocalAttention,
+    "ring": Ring,
     "mamba": Mamba,
 }
 
@@ -81,7 +83,7 @@ class Coordinator:
         self.retention = retention
         self.scheduler_block = sizes.scheduler_block
         self.hash_block = sizes.hash_block
-        blocks = [each.block for each in groups]
+        blocks = [each.block for each in cacheable(groups)]
         if enable_caching and len(groups) > 1 and any(each % self.hash_block for each in blocks):
             msg = (
                 f"the real server ends as it starts: groups with blocks of {blocks} tokens, of"
@@ -94,7 +96,7 @@ class Coordinator:
         self.eagle_ids = marked if use_eagle else set()
         self.marked = bool(marked)
         self.partial_hits = (
-            rules.lookup.partial_hits and len(groups) > 1 and self._partial_hits(groups)
+            rules.lookup.partial_hits and len(groups) > 1 and self._partial_hits(cacheable(groups))
         )
         self.alignment = self.hash_block if self.partial_hits else self.scheduler_block
         masks = self.alignment if rules.retention.on_hit_alignment else self.scheduler_block
@@ -126,6 +128,8 @@ class Coordinator:
     def _split(self, groups: Sequence[GroupSpec]) -> list[SpecGroup]:
         found: list[SpecGroup] = []
         for i, group in enumerate(groups):
+            if group.kind == "ring":
+                continue
             eagle = i in self.eagle_ids
             same = next((each for each in found if each.spec.shape == group.shape), None)
             if same is None:

@@ -453,6 +453,37 @@ class ChunkedLocalAttention(Manager):
         return found, len(found[0]) * size
 
 
+class Ring(Manager):
+    """Manager of rings: one block per request, without an id. Follows `CircularBufferManager`."""
+
+    def num_blocks_to_allocate(self, request: Request, hit: Sequence[int], need: Need) -> int:
+        del hit, need
+        return int(not self.tables.get(request.id))
+
+    def add_local_computed_blocks(
+        self, request: Request, hit: Sequence[int], num_local: int, num_external: int
+    ) -> None:
+        """Do nothing: a hit ends where no group of tokens is open."""
+
+    def allocate_external_computed_blocks(
+        self, request: Request, num_local: int, num_external: int
+    ) -> None:
+        self.allocate_new_blocks(request, num_local, num_external)
+
+    def allocate_new_blocks(self, request: Request, num_tokens: int, num_main: int) -> list[int]:
+        del num_tokens, num_main
+        table = self.tables.setdefault(request.id, [])
+        new = [] if table else self.pool.get_new_blocks(1)
+        table.extend(new)
+        return new
+
+    def cache_blocks(
+        self, request: Request, num_tokens: int, retention: int | None, boundaries: Sequence[int]
+    ) -> list[int]:
+        del request, num_tokens, retention, boundaries
+        return []
+
+
 class Mamba(Manager):
     """Manager of the states of recurrent layers (`MambaManager`).
 

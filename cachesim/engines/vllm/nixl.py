@@ -15,7 +15,7 @@ from cachesim.engines import base
 from cachesim.engines.base import Ticket
 from cachesim.engines.vllm.block_pool import NULL, cdiv
 from cachesim.engines.vllm.coordinator import KVCacheManager
-from cachesim.engines.vllm.options import VllmOptions
+from cachesim.engines.vllm.options import RING, VllmOptions
 from cachesim.engines.vllm.request import Request, Transfers
 from cachesim.engines.vllm.runner import Connector, Runner
 from cachesim.engines.vllm.scheduler import NOTHING_STORED, Scheduler
@@ -51,12 +51,29 @@ class Prefill:
     asked: bool = False  # one transfer for each request
 
 
+def ring_rows(runner: Runner) -> int:
+    """The whole rows of a ring that a read brings. Follows `register_kv_caches`.
+
+    layers at one address | ring 32,768 bytes | attention 19,008, the last |    4 rows of 8
+
+    Trap: the rest of the block is what it was. A group of layers is one page here.
+    """
+    spec, pages = runner.network.spec, dict[str, int]()
+    for group in runner.groups:
+        token = sum(spec.key_bytes(layer) + spec.value_bytes(layer) for layer in group.layers)
+        pages["ring" if group.kind == "ring" else "attention"] = group.block * token
+    if runner.rules.ring_regions == "whole-row" or len(pages) < 2 or not pages["ring"]:
+        return RING
+    return min(RING, pages["attention"] * RING // pages["ring"])
+
+
 @dataclass(slots=True)
 class Nixl(Connector):
     """Both servers' sides (`NixlPullConnectorScheduler`, `NixlPullConnectorWorker`)."""
 
     ahead: PrefillServer = field(kw_only=True)
     lease: int = field(kw_only=True)  # steps; 0: heartbeats renew it
+    rows: int = field(kw_only=True)  # of a ring, which a read brings
     prefills: dict[int, Prefill] = field(default_factory=dict)
 
     @classmethod
@@ -65,7 +82,8 @@ class Nixl(Connector):
     ) -> "Nixl":
         """The connector of the options."""
         lease, steps = options.kv_lease_steps, options.load_steps
-        return cls(manager, runner.pages, frozenset(), steps, ahead=ahead, lease=lease)
+        rows = ring_rows(runner)
+        return cls(manager, runner.pages, frozenset(), steps, ahead=ahead, lease=lease, rows=rows)
 
     def __post_init__(self) -> None:
         self.ahead.scheduler.external = lambda *_: NOTHING_STORED
@@ -176,7 +194,13 @@ class Nixl(Connector):
             for block, source in zip(reversed(mine), reversed(read), strict=False):
                 self.pages.reach(block)
                 pages.reach(source)
-                self.pages.fill(group, block, pages.content(group, source))
+                content = pages.content(group, source)
+                if self.manager.groups[group].kind == "ring":
+                    content = {
+                        layer: tuple(part[: self.rows] for part in parts)
+                        for layer, parts in content.items()
+                    }
+                self.pages.fill(group, block, content)
 
     def _clipped(self, tables: Sequence[Sequence[int]]) -> Tables:
         """The blocks that are exchanged. Follows `get_exchange_clipped_blocks`."""

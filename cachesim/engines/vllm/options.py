@@ -22,6 +22,9 @@ MAX_NUM_SEQS: Final = 256
 
 MOST_BLOCKS: Final = 1 << 22
 MOST: Final = 1 << 20
+RING: Final = 8
+"""Rows of a ring without drafts (`CompressorStateCache`)."""
+
 LATE: Final = frozenset({"store-async", "nixl"})
 """Connectors whose loads arrive in later steps."""
 
@@ -64,6 +67,13 @@ class VllmOptions:
         high=MOST,
         unit="tokens",
         since="0.20.2",
+    )
+    rings: bool = option(
+        "",
+        "whether layers with chunks keep the rows of the open chunk in a ring of 8, one for each"
+        " request and none cached, as compressors of DeepSeek-V4.1 do",
+        default=False,
+        since="0.31.0",
     )
     drafter_block_size: int = option(
         "",
@@ -209,7 +219,7 @@ class VllmOptions:
         "options that prefills each request",
         default="none",
         choices=("none", "store", "store-async", "store-attention", "nixl"),
-        arrived={"store-async": "0.33.0", "nixl": "0.33.0"},
+        arrived={"store-async": "0.33.0", "nixl": "0.31.0"},
         tried=("none", "store"),
     )
     load_steps: int = option(
@@ -296,6 +306,9 @@ class VllmOptions:
 
     def groups(self, spec: ModelSpec, rules: Rules) -> tuple[GroupSpec, ...]:
         """The groups of the layers of a model and of its drafter, in layer order."""
+        if self.rings and not spec.chunked:
+            msg = "option 'rings' is for models with chunks: write `chunked`, or leave it out"
+            raise OptionError(msg)
         layers = [self._layer(spec, kind) for kind in spec.layers]
         if rules.state.blocks_of_whole_chunks and self.mamba_cache_mode == "all":
             size = self.mamba_chunk_size or 1
@@ -446,6 +459,13 @@ class VllmOptions:
                 "which blocks are freed a step later: leave one of them out"
             )
             raise OptionError(msg)
+        if self.connector == "nixl" and (
+            not rules.runner.ring_regions
+            if self.rings
+            else rules.runner.ring_regions != "whole-row"
+        ):
+            msg = "connector 'nixl' is simulated at 0.33.0, and beside option 'rings' at 0.31.0"
+            raise OptionError(msg)
         if self.connector == "nixl" and self.drafts:
             msg = (
                 "connector 'nixl' is not simulated beside speculative_method: leave one of them out"
@@ -497,7 +517,7 @@ class VllmOptions:
         """Maximum blocks that a request holds at once."""
         count = 0
         for group in groups:
-            most = cdiv(tokens, group.block)
+            most = 1 if group.kind == "ring" else cdiv(tokens, group.block)
             if group.kind == "window" and rules.scheduler.window_admission_cap:
                 in_flight = group.window - 1 + self.max_num_batched_tokens
                 most = min(most, cdiv(min(in_flight, tokens), group.block) + 1)
@@ -515,6 +535,14 @@ class VllmOptions:
                 "chunked attention cannot be combined with a drafter: write speculative_method none"
             )
             raise OptionError(msg)
+        if self.rings:
+            if self.block_size % spec.window or spec.window > RING or self.drafts:
+                msg = (
+                    f"option 'rings' is for chunks of at most {RING} tokens that divide block_size,"
+                    " without a drafter: leave it out"
+                )
+                raise OptionError(msg)
+            return GroupSpec(kind="ring", block=RING, chunk=spec.window)
         if self.mamba_block_size not in {0, self.block_size}:
             msg = "beside chunked attention all blocks are equal: leave mamba_block_size out"
             raise OptionError(msg)

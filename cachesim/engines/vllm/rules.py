@@ -268,6 +268,10 @@ class SchedulerRules:
 class RunnerRules:
     """Rules of the states that the model runner reads and writes."""
 
+    ring_regions: Literal["", "last-page", "whole-row"] = "whole-row"
+    """#57661, as registered by `NixlConnector`: a region at the rings' address is as long as the
+    last attention layer's page there, or as a block of all layers; "": not read in its source."""
+
     plain_path_reads_first: bool = False
     """#39273, #40875, until 0.31: gated-delta layers of a request without drafts read the first
     speculative state, although the previous step may have accepted drafts."""
@@ -358,6 +362,7 @@ RULES_0320 = replace(
         returns_cut_tokens=False,
         goes_on_without_itself=False,
     ),
+    runner=replace(RULES_0330.runner, ring_regions=""),
 )
 
 RULES_0310 = replace(
@@ -369,6 +374,7 @@ RULES_0310 = replace(
     scheduler=replace(RULES_0320.scheduler, prompt_stop="floor"),
     runner=replace(
         RULES_0320.runner,
+        ring_regions="last-page",
         plain_path_reads_first=True,
         plain_step_reads_first=True,
         model_runner_v1="n-grams-and-all",

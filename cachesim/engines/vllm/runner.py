@@ -13,11 +13,12 @@ former content.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
-from typing import Final, NamedTuple
+from typing import Final
 
 import numpy as np
 
 from cachesim.engines.vllm.block_pool import NULL, GroupSpec, cdiv
+from cachesim.engines.vllm.cells import Cells, through_ring
 from cachesim.engines.vllm.coordinator import KVCacheManager
 from cachesim.engines.vllm.options import VllmOptions
 from cachesim.engines.vllm.request import Chunk, Request, Step, Transfers
@@ -27,7 +28,7 @@ from cachesim.errors import UpstreamAbort
 from cachesim.model.adapters import adapted_in
 from cachesim.model.arithmetic import LayerShape, Network, Place
 from cachesim.model.counts import NOWHERE
-from cachesim.model.store import ABSENT, Frame, Lanes, Store, Ubatch, grown
+from cachesim.model.store import Lanes, Store, Ubatch, grown
 from cachesim.units import Array, Integers
 
 # Content of the blocks: keys, values and states of the network's layers.
@@ -44,6 +45,7 @@ NOBODY = -1
 PLACES: dict[str, Place] = {
     "full": "attention",
     "chunked": "window",
+    "ring": "window",
     "window": "window",
     "mamba": "recurrent",
 }
@@ -136,8 +138,8 @@ class Pages:
         """Restore the content of a block from a copy."""
         self.take(group, np.array([block]))
         size = self.groups[group].block
-        rows = slice(block * size, (block + 1) * size)
         for layer, parts in content.items():
+            rows = slice(block * size, block * size + len(parts[0]))  # of a ring perhaps not all
             if layer in self._states:
                 self._states[layer][block] = parts[0]
             else:
@@ -175,11 +177,16 @@ class ChunkStore:
     def attend(self, layer: int, keys: Array, values: Array) -> Lanes:
         """Write the chunk's keys and values, then return those of its table."""
         group = self.pages.group_of[layer]
+        spec = self.pages.groups[group]
+        if spec.kind == "ring":
+            [block] = self._tables[group]
+            self.pages.take(group, np.array([block]))
+            held = self.pages.cells(layer)
+            return (through_ring(spec, block, held, (keys, values), self._start),)
         found = self._cells.get(group)
         if found is None:
-            found = self._cells[group] = Cells.of(
-                self.pages.groups[group], self._tables[group], self._start, self._count
-            )
+            table = self._tables[group]
+            found = self._cells[group] = Cells.of(spec, table, self._start, self._count)
             self.pages.take(group, found.blocks)
         held_keys, held_values = self.pages.cells(layer)
         held_keys[found.written] = keys
@@ -203,29 +210,6 @@ class ChunkStore:
                 self.pages.take(group, np.array([target]))
         for target, state in zip(reversed(targets), states[0], strict=False):
             self.pages.put_state(layer, target, state)
-
-
-class Cells(NamedTuple):
-    """The cells of a group that a chunk writes and reads."""
-
-    blocks: Integers  # the written blocks
-    written: Integers
-    cells: Integers
-    frame: Frame  # ABSENT at the positions of null blocks, before the window
-
-    @classmethod
-    def of(cls, spec: GroupSpec, table: Sequence[int], start: int, count: int) -> "Cells":
-        """The cells of a chunk of `count` tokens."""
-        size, end = spec.block, start + count
-        blocks = np.array(table[: cdiv(end, size)], np.int64)
-        chunked = spec.kind == "chunked"
-        frame = Frame.of_run(start, end, spec.chunk or spec.window, chunked=chunked)
-        positions, first = frame.positions, int(frame.positions[0])
-        inside = np.minimum(positions, end - 1)
-        owners = blocks[inside // size]
-        cells = owners * size + inside % size
-        positions[owners == NULL] = ABSENT
-        return cls(blocks[start // size :], cells[start - first : end - first], cells, frame)
 
 
 @dataclass(slots=True)

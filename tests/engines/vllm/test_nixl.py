@@ -11,6 +11,7 @@ from cachesim.engines.vllm.nixl import Nixl
 from cachesim.engines.vllm.server import Vllm
 from cachesim.errors import OptionError
 from cachesim.model.presets import preset
+from cachesim.model.spec import Sizes
 from cachesim.typed import of_kind
 from cachesim.units import Count, Token, Tokens
 
@@ -169,3 +170,56 @@ def test_a_cancelled_request_frees_the_blocks_of_both_servers(steps: int) -> Non
 def test_what_is_not_simulated_beside_it_is_refused(more: dict[str, Any]) -> None:
     with pytest.raises(OptionError, match="'nixl' is not simulated beside"):
         server(**more)
+
+
+def compressor(release: str, **options: Any) -> Vllm:
+    sizes = Sizes(token=297, window=4096)  # of blocks of 64 tokens, and of rings of 8 rows
+    model = preset("swa", chunked=True, window=2, sizes=sizes)
+    given = {"connector": "nixl", "rings": True, "block_size": 64} | options
+    made = base.Engine.create(f"vllm@{release}", model=model, options=given, arithmetic="ring")
+    return of_kind(Vllm, made)
+
+
+def same_as_cold(engine: Vllm, prompt: Tokens, release: str) -> bool:
+    reply, cold = answer(engine, prompt), answer(compressor(release, connector="none"), prompt)
+    return cold.generated == reply.generated and bool((cold.logits == reply.logits).all())
+
+
+@pytest.mark.parametrize("budget", [8192, 64, 7, 1])
+def test_a_ring_gives_the_cold_answer_in_chunks_of_any_size_and_after_a_hit(budget: int) -> None:
+    engine = compressor("0.33.0", connector="none", max_num_batched_tokens=budget, max_num_seqs=1)
+    for prompt in (PROMPT[:130], PROMPT[:130], PROMPT[:70] + OTHER):
+        assert same_as_cold(engine, prompt, "0.33.0")
+    assert engine.manager.pool.num_free == engine.manager.pool.size - 1
+
+
+@pytest.mark.parametrize("length", range(64, 81))
+def test_a_read_brings_four_rows_of_a_ring_at_0310_and_all_at_0330(length: int) -> None:
+    prompt = PROMPT[:length]
+    is_brought = length % 2 or (length - 2) % 8 < 4  # the row of the open pair, if there is one
+    assert same_as_cold(compressor("0.31.0"), prompt, "0.31.0") == bool(is_brought)
+    assert same_as_cold(compressor("0.33.0"), prompt, "0.33.0")
+
+
+def test_a_prompt_of_any_length_holds_one_ring() -> None:
+    engine = compressor("0.33.0", connector="none")
+    engine.submit(base.Request(prompt=PROMPT, predict=4))
+    engine.step()
+    [request] = engine.scheduler.running
+    assert [len(table) for table in engine.manager.tables_of(request)] == [1, 4]
+
+
+@pytest.mark.parametrize(
+    ("release", "options", "told"),
+    [
+        ("0.31.0", {"rings": False, "block_size": 2}, "beside option 'rings'"),
+        ("0.32.0", {}, "beside option 'rings'"),
+        ("0.33.0", {"block_size": 5}, "divide block_size"),
+        ("0.33.0", {"connector": "none", "speculative_method": "ngram"}, "without a drafter"),
+    ],
+)
+def test_a_ring_that_is_not_simulated_is_refused(
+    release: str, options: dict[str, Any], told: str
+) -> None:
+    with pytest.raises(OptionError, match=told):
+        compressor(release, **options)

@@ -14,10 +14,11 @@ from typing import Any, Final, cast
 import numpy as np
 
 from cachesim.engines.vllm.block_pool import cdiv
+from cachesim.engines.vllm.cells import Cells
 from cachesim.engines.vllm.family import FAMILY
 from cachesim.engines.vllm.request import Chunk, Step
 from cachesim.engines.vllm.rules import Rules
-from cachesim.engines.vllm.runner import CachedRequestState, Cells, Pages, Runner, state_groups
+from cachesim.engines.vllm.runner import CachedRequestState, Pages, Runner, state_groups
 from cachesim.engines.vllm.scan import Source
 from cachesim.errors import UpstreamAbort
 from cachesim.lab.real.agreement import Agreement, Difference, first_difference
