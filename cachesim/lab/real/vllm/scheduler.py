@@ -69,6 +69,7 @@ def hurdles(scenario: Scenario) -> dict[str, bool]:
         or any(step.do == "cancel" for step in scenario.step),
         "it computes under no adapter": bool(options.get("lora")),
         "it has no prefill server whose lease ends": bool(options.get("kv_lease_steps")),
+        "its layers have no rings": bool(options.get("rings")),
         "it reads the cache for every request": any(
             not step.cache_prompt for step in scenario.step
         ),
