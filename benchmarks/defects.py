@@ -39,6 +39,7 @@ CRASHES: Final = ("aborted", "endless", "worker died", "server_error")
 BEYOND: Final = {
     "mlx-lm-1494-chunk-cut-short": "no preset has chunks",
     "mlx-lm-omlx-2812-state-of-one-array": "no preset has convolutions without a further state",
+    "vllm-57661-ring-cut-off": "no preset has rings",
 }
 """Defects that no drawn workload can show, and the reason."""
 
