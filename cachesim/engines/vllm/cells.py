@@ -38,6 +38,8 @@ def through_ring(
 ) -> Lane:
     """Read the open group of tokens from a ring, then write a chunk's last rows into it.
 
+    Follows the layout of `CircularBufferSpec`.
+
     position    0 1 2 3 4 5 6 7 8 9    row `position % 8`, and of a long chunk the last 8 rows
     row         0 1 2 3 4 5 6 7 0 1
     """
