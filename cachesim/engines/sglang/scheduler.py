@@ -7,11 +7,11 @@ generated least start over (retraction). Follows `Scheduler.get_next_batch_to_ru
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Final, Literal, TypeAlias
+from typing import Final
 
 import numpy as np
 
-from cachesim.engines.sglang.node import FULL, NO_SLOTS, PART
+from cachesim.engines.sglang.node import NO_SLOTS
 from cachesim.engines.sglang.pools import TokenPool, WindowPool
 from cachesim.engines.sglang.request import (
     Batch,
@@ -22,6 +22,7 @@ from cachesim.engines.sglang.request import (
     tracked_in_decode,
 )
 from cachesim.engines.sglang.rules import Rules
+from cachesim.engines.sglang.schedule_policy import Adder
 from cachesim.engines.sglang.tree import Match, Tree
 from cachesim.errors import UpstreamAbort
 
@@ -156,239 +157,6 @@ class Allocation:
             req.tracks = [slot for slot in tracks if slot is not None]
             req.next_track, req.kept_track = 0, 1
             req.tracked_before = None
-
-
-Verdict: TypeAlias = Literal["continue", "no-token", "other"]
-Chosen: TypeAlias = tuple[int, int, bool]
-"""Tokens of a chunk, how many the request is promised beyond it, whether more is left to read."""
-
-CLIP: Final = 4096
-"""`SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION`: no request is counted with more new tokens."""
-
-
-@dataclass(slots=True)
-class Adder:
-    """The admission of one pass over the queue (`PrefillAdder`)."""
-
-    tree: Tree
-    pool: TokenPool
-    rules: Rules
-    running: list[Req]
-    ratio: float  # new_token_ratio
-    input_left: int  # rem_input_tokens
-    chunk_left: int | None  # rem_chunk_tokens
-    ignores_eos: bool = False
-    mixed: int = 0  # tokens of those that decode beside the prefill
-    taken: list[Req] = field(default_factory=list)
-    new_chunked: Req | None = None
-    total_offset: float = 0.0
-    current_offset: float = 0.0
-    window_offset: int = 0
-
-    def __post_init__(self) -> None:
-        self.input_left -= self.mixed
-        if self.chunk_left is not None:
-            self.chunk_left -= self.mixed
-        self.total_offset += self.mixed
-        self.current_offset += self.mixed
-        self.total_offset += sum(map(self._promised, self.running))
-
-    def _promised(self, req: Req) -> float:
-        ratio = self.ratio
-        if self.ignores_eos and self.rules.scheduler.ignoring_eos_counts_in_full:
-            ratio = 1.0
-        return min(req.max_new_tokens - req.num_output, CLIP) * ratio
-
-    # -- how much there is -------------------------------------------------------------------------
-
-    def ceil(self, tokens: int) -> int:
-        """Round up to a whole page."""
-        page = self.pool.page
-        return -(-tokens // page) * page
-
-    @property
-    def page_extra(self) -> int:
-        """Tokens reserved for each request beside its own."""
-        return self.pool.page if self.rules.scheduler.reserves_a_page else 0
-
-    def _available(self) -> float:
-        pool, tree = self.pool, self.tree
-        full = pool.available + tree.evictable[FULL]
-        if isinstance(pool, WindowPool) and not self.rules.scheduler.windows_have_their_budget:
-            return min(full, pool.windows.available + tree.evictable[PART])
-        return full
-
-    @property
-    def total_left(self) -> float:
-        """`rem_total_tokens`: with all that may still be generated."""
-        return self._available() - self.total_offset
-
-    @property
-    def current_left(self) -> float:
-        """`cur_rem_tokens`: with what is computed now."""
-        return self._available() - self.current_offset
-
-    @property
-    def own_windows(self) -> WindowPool | None:
-        """The window pool, where it has a budget of its own."""
-        if isinstance(self.pool, WindowPool) and self.rules.scheduler.windows_have_their_budget:
-            return self.pool
-        return None
-
-    def _window_left(self, pool: WindowPool) -> int:
-        return pool.windows.available + self.tree.evictable[PART] - self.window_offset
-
-    def _window_tokens(self, extend: int, new: int, limit: int | None, on_host: int = 0) -> int:
-        """The maximum of window slots of a request. Follows `estimate_swa_kv_tokens`."""
-        window, page = self.tree.shape.window, self.pool.page
-        allocated = extend if limit is None else min(extend, limit)
-        loaded = self.ceil(on_host)
-        return max(allocated - window, 0) + min(extend + new, window) + page + loaded
-
-    def state(self) -> Verdict:
-        """The verdict on admitting more. Follows `budget_state`."""
-        pool = self.own_windows
-        if self.total_left <= 0 or self.current_left <= 0:
-            return "no-token"
-        if pool is not None and self._window_left(pool) <= 0:
-            return "no-token"
-        if self.input_left <= 0 or (self.chunk_left is not None and self.chunk_left <= 0):
-            return "other"
-        return "continue"
-
-    def _reserve(self, extend: int, new: int) -> None:
-        """Follows `_update_prefill_budget`."""
-        limit = self.chunk_left
-        extend = self.ceil(extend)
-        immediate = extend + self.page_extra
-        self.total_offset += immediate + new
-        self.current_offset += immediate
-        if self.own_windows is not None:
-            self.window_offset += self._window_tokens(extend, new, limit)
-        self.input_left -= extend
-        if self.chunk_left is not None:
-            self.chunk_left -= extend
-
-    # -- what is taken -----------------------------------------------------------------------------
-
-    def add_chunked(self, req: Req) -> Req | None:
-        """Add the next chunk of a prompt; return the request if more is left.
-
-        Follows `add_chunked_req`.
-        """
-        limit = self.chunk_left or 0
-        left = min(limit, int(self.total_left))
-        pool = self.own_windows
-        if pool is not None:
-            left = min(left, self._window_left(pool) - self.pool.page)
-            if left <= 0:
-                return req
-        elif left <= 0:
-            left = limit
-        wanted = req.num_tokens - req.prefix
-        cut = wanted > left
-        req.extend = min(wanted, left)
-        self.taken.append(req)
-        self._reserve(req.extend, 0 if cut else min(req.max_new_tokens, CLIP))
-        return req if cut else None
-
-    def add(self, req: Req) -> Verdict:
-        """Admit a waiting request, whole or cut to the rest of the chunk. Follows `add_one_req`."""
-        new = min(max(req.max_new_tokens - req.num_output, 0), CLIP)
-        extend = req.num_tokens - req.prefix
-        total = extend + new + self.page_extra
-        node = req.last_node or self.tree.root
-        if not self.rules.scheduler.reserves_a_page:  # 0.5.9 looks before it holds the node too
-            if total >= self.total_left:
-                return "no-token"
-            if self.ceil(extend - req.on_host) >= self.input_left and self.taken:
-                return "other"
-        held = self.tree.lock(node)
-        try:
-            verdict = self._admit(req, total, new)
-        finally:
-            self.tree.unlock(node, held)
-        return verdict
-
-    def _admit(self, req: Req, total: int, new: int) -> Verdict:
-        wants = bool(req.on_host or req.window_on_host or req.state_on_host)
-        if self.rules.scheduler.loads_before_it_fits:
-            if total >= self.total_left:
-                return "no-token"
-            if wants:
-                self._load(req)
-            wants = False
-        shape = self._select(req, total, new, on_host=wants)
-        if not isinstance(shape, str) and wants:
-            came = self._load(req)
-            if came > req.on_host:
-                shape = self._shrunk(req, shape)
-            elif came < req.on_host:
-                shape = self._select(req, total, new, on_host=False)
-        if isinstance(shape, str):
-            return shape
-        extend, promised, is_cut = shape
-        if is_cut:
-            self.new_chunked = req
-        req.extend = extend
-        self.taken.append(req)
-        node = req.last_node or self.tree.root
-        req.lock = self.tree.lock(node)
-        self._reserve(extend, promised)
-        return self.state()
-
-    def _load(self, req: Req) -> int:
-        came = self.tree.bring(req)
-        req.prefix += came
-        req.protected = req.prefix
-        return came
-
-    def _select(self, req: Req, total: int, new: int, *, on_host: bool) -> Chosen | Verdict:
-        """Select the tokens of a request for this pass. Follows `_select_prefill_admission`."""
-        prefix = req.prefix + (req.on_host if on_host else 0)
-        extend = req.num_tokens - prefix
-        whole = self.ceil(extend)
-        fits, limit = self._fits(whole, total, new, req.window_on_host if on_host else 0)
-        if not fits:
-            return "no-token"
-        bounded = self.chunk_left is None or not self.rules.scheduler.reserves_a_page
-        if bounded and self.taken and whole >= self.input_left:
-            return "other"
-        if limit is None or whole <= limit:
-            return extend, min(req.max_new_tokens, CLIP), False
-        cut = limit // self.pool.page * self.pool.page
-        if self.rules.scheduler.reserves_a_page:
-            end = (prefix + cut) // self.pool.page * self.pool.page
-            cut = end - prefix
-        return (cut, 0, True) if cut > 0 else "other"
-
-    @staticmethod
-    def _shrunk(req: Req, shape: Chosen) -> Chosen:
-        """Shorten the chunk by attention that was loaded behind a state on the host."""
-        extend, promised, is_cut = shape
-        rest = req.num_tokens - req.prefix
-        extend = min(extend, rest)
-        if is_cut and extend == rest:
-            return extend, min(req.max_new_tokens, CLIP), False
-        return extend, promised, is_cut
-
-    def _fits(self, whole: int, total: int, new: int, on_host: int = 0) -> tuple[bool, int | None]:
-        """The longest chunk of a request that fits. Follows `check_prefill`."""
-        if total >= self.total_left and not self.rules.scheduler.loads_before_it_fits:
-            return False, None
-        pool, limit = self.own_windows, self.chunk_left
-        if pool is None:
-            return True, limit
-        needed = self._window_tokens(whole, new, limit, on_host)
-        if needed < self._window_left(pool):
-            return True, limit
-        cap = 0
-        if needed >= pool.windows.size:
-            room = self._window_left(pool) - self._window_tokens(0, new, None, on_host)
-            cap = max(0, room // pool.page * pool.page)
-        if limit is None or cap <= 0:
-            return False, None
-        return True, min(limit, cap)
 
 
 FIRST_RATIO: Final = 0.7
