@@ -41,6 +41,7 @@ from cachesim.lab.real.mlx_lm.vllm_mlx import RAPID_MLX, compare_vllm_mlx
 from cachesim.lab.real.mlx_lm.vllm_mlx import RELEASE as UNDER_VLLM_MLX
 from cachesim.lab.real.schedules import RealScheduler
 from cachesim.lab.real.sglang.scheduler import AGENTS as SGLANG_AGENTS
+from cachesim.lab.real.sglang.scheduler import FEATURES as SGLANG_FEATURES
 from cachesim.lab.real.sglang.scheduler import MIXED as SGLANG_MIXED
 from cachesim.lab.real.sglang.scheduler import SCHEDULER as SGLANG_SCHEDULER
 from cachesim.lab.real.sglang.scheduler import configuration_of, with_rust
@@ -262,7 +263,8 @@ def sglang_scheduler_agrees(release: str, *, times: int = 1) -> tuple[bool, str]
     less = 1 if release in {SGLANG.real()[0], SGLANG.real()[-1]} else BETWEEN
     usual = (SGLANG_SCHEDULER, times * SCHEDULED // less)
     more = times * AT_ONCE // less
-    return _decide_alike(release, usual, (SGLANG_MIXED, more), (SGLANG_AGENTS, more))
+    others = (SGLANG_MIXED, SGLANG_AGENTS, *SGLANG_FEATURES.values())
+    return _decide_alike(release, usual, *((each, more) for each in others))
 
 
 def sglang_rust_core_agrees(release: str, *, times: int = 1) -> tuple[bool, str]:

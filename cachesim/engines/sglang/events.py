@@ -147,6 +147,11 @@ class RequestRetracted(Event):
     """memory ran out: the request frees all of its memory and starts over"""
 
 
+@event("loss")
+class RequestPreempted(Event):
+    """a request of higher priority needs its place: it frees all of its memory and starts over"""
+
+
 @event("warn")
 class RequestAborted(Event):
     """the request is aborted; {why}"""

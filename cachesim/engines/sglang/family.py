@@ -224,10 +224,10 @@ FAMILY: Final[Family[Rules, SglangOptions]] = Family(
         request_field(
             "priority",
             "whole number",
-            "under the eviction policy `priority`, nodes of lower priority are evicted first",
-            default=0,
-            low=0,
-            high=1 << 30,
+            "under priority scheduling, larger numbers are served first; under the eviction policy "
+            "`priority`, nodes of lower priority are evicted first",
+            low=-(1 << 31),
+            high=1 << 31,
         ),
     ),
     has_slots=False,

@@ -6,6 +6,7 @@ from typing import Final, get_args
 from cachesim.engines.option import option
 from cachesim.engines.sglang.build import Kind, Sizes
 from cachesim.engines.sglang.pools import (
+    MOST_PRIORITY,
     HostShape,
     PrefetchPolicy,
     StorageShape,
@@ -85,6 +86,55 @@ class SglangOptions:
         "--enable-mixed-chunk",
         "those that decode go on beside every piece of a prompt",
         default=False,
+    )
+    enable_priority_scheduling: bool = option(
+        "--enable-priority-scheduling",
+        "requests of higher priority are served first, and preempt those that run",
+        default=False,
+    )
+    schedule_low_priority_values_first: bool = option(
+        "--schedule-low-priority-values-first",
+        "smaller numbers are the higher priority",
+        default=False,
+        needs="enable_priority_scheduling",
+    )
+    priority_scheduling_preemption_threshold: int = option(
+        "--priority-scheduling-preemption-threshold",
+        "a request preempts where the priorities differ by more than this",
+        default=10,
+        low=-(1 << 31),
+        high=1 << 31,
+        needs="enable_priority_scheduling",
+    )
+    disable_priority_preemption: bool = option(
+        "--disable-priority-preemption",
+        "running requests stay, whatever waits",
+        default=False,
+        since="0.5.22",
+        needs="enable_priority_scheduling",
+    )
+    default_priority_value: int | None = option(
+        "--default-priority-value",
+        "priority of requests without one, which are served last if this is left out",
+        default=None,
+        kind="whole number",
+        may_be_silent=True,
+        low=-(1 << 31),
+        high=1 << 31,
+        since="0.5.22",
+        needs="enable_priority_scheduling",
+    )
+    abort_on_priority_when_disabled: bool = option(
+        "--abort-on-priority-when-disabled",
+        "requests with a priority are refused without `enable_priority_scheduling`",
+        default=False,
+    )
+    retraction_policy: str = option(
+        "--retraction-policy",
+        "which request starts over when memory runs out: of few generated tokens, or low priority",
+        default="length",
+        choices=("length", "priority"),
+        since="0.5.22",
     )
     radix_eviction_policy: str = option(
         "--radix-eviction-policy",
@@ -240,6 +290,12 @@ class SglangOptions:
                 "enable_hierarchical_cache = true"
             )
             raise OptionError(msg)
+        if self.retraction_policy == "priority" and not self.enable_priority_scheduling:
+            msg = (
+                "option 'retraction_policy' is 'priority': it requires enable_priority_scheduling; "
+                "write enable_priority_scheduling = true"
+            )
+            raise OptionError(msg)
         page = self.tree_page
         if self.max_total_tokens < page:
             msg = (
@@ -283,6 +339,21 @@ class SglangOptions:
         if states and grid % page:
             msg = f"option 'page_size' is {page}: with states it must divide 64, or be a multiple"
             raise OptionError(msg)
+
+    @property
+    def preempts(self) -> bool:
+        """True where a waiting request may preempt running ones."""
+        return self.enable_priority_scheduling and not self.disable_priority_preemption
+
+    def priority_of(self, given: int | None) -> int:
+        """The priority of a request. Follows `_set_or_validate_priority`."""
+        if not self.enable_priority_scheduling:
+            return given or 0
+        if given is None:
+            given = self.default_priority_value
+        if given is None:
+            return MOST_PRIORITY if self.schedule_low_priority_values_first else -MOST_PRIORITY - 1
+        return given
 
     def host(self, rules: Rules, kind: Kind, sizes: Sizes, spec: ModelSpec) -> HostShape | None:
         """The second tier, or None. Follows `build_hybrid_mamba_stack` and its like."""

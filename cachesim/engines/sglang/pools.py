@@ -257,6 +257,7 @@ PageCopy = Callable[[int, Integers, Integers], None]
 """Which part, and slots of the host and of the storage, in the order of the copy."""
 
 LEAST_PRIORITY: Final = -(2**63 - 1)
+MOST_PRIORITY: Final = 2**63 - 1
 """The root's (`-sys.maxsize`), as long as no insertion has raised it."""
 
 

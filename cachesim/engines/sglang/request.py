@@ -51,6 +51,8 @@ class Req:
     max_new_tokens: int
     extra_key: Hashable = None
     priority: int = 0
+    queued: int = 0  # wait_queue_entry_time, as a count
+    looked_up: int = 0  # len(full_untruncated_fill_ids): its tokens when it was last matched
     contents: Integers | None = None  # the prompt, with the tokens that stand for its images
 
     num_tokens: int = 0
@@ -148,7 +150,6 @@ class Req:
         self.last_node = self.lock = self.best = None
         self.on_host = self.window_on_host = 0
         self.state_on_host = False
-        self.matched, self.reissues = None, 0
         self.protected = self.inserted = 0
         self.is_chunked = 0
         self.state = self.state_source = self.tracks = None
@@ -185,6 +186,11 @@ class Limits:
     interval: int = 256  # mamba_track_interval
     ignores_eos: bool = False
     mixes: bool = False  # enable_mixed_chunk
+    prioritizes: bool = False  # enable_priority_scheduling
+    preempts: bool = False  # enable_priority_preemption, try_preemption
+    low_first: bool = False  # schedule_low_priority_values_first
+    threshold: int = 10  # priority_scheduling_preemption_threshold
+    retracts_by_priority: bool = False  # retraction_policy
 
 
 @dataclass(slots=True, eq=False)

@@ -173,6 +173,14 @@ class SchedulerRules:
     auto_is_extra_buffer: bool = True
     """Resolve the state strategy `auto` to `extra_buffer`; 0.5.9 takes `no_buffer`."""
 
+    requeues_all_preempted: bool = True
+    """0.5.22: what was preempted is queued again in any case; 0.5.9 forgets it where the request
+    that it made room for is not admitted, so that it never ends."""
+
+    counts_retracted_tokens: bool = True
+    """0.5.22: what a preemption must free includes the tokens of a request that was retracted;
+    0.5.9 counts none until it is matched again."""
+
     keeps_previous_track: bool = True
     """0.5.22: where the tracked state lies beyond what is committed, the one before it is used."""
 
@@ -267,6 +275,8 @@ RULES_059 = Rules(
         mixes_what_fits=False,
         drafts_may_mix=False,
         auto_is_extra_buffer=False,
+        requeues_all_preempted=False,
+        counts_retracted_tokens=False,
         keeps_previous_track=False,
         refreshes_waiting=0,
         two_tokens_per_running=False,

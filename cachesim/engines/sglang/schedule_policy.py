@@ -1,11 +1,12 @@
 """Who goes into the next prefill: the order of the queue, and the admission of its requests."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final, Literal, TypeAlias
 
 from cachesim.engines.sglang.node import FULL, PART
 from cachesim.engines.sglang.pools import TokenPool, WindowPool
-from cachesim.engines.sglang.request import Req
+from cachesim.engines.sglang.request import Batch, Limits, Req
 from cachesim.engines.sglang.rules import Rules
 from cachesim.engines.sglang.tree import Tree
 
@@ -24,13 +25,14 @@ class Adder:
     tree: Tree
     pool: TokenPool
     rules: Rules
-    running: list[Req]
+    running: Batch
     ratio: float  # new_token_ratio
     input_left: int  # rem_input_tokens
     chunk_left: int | None  # rem_chunk_tokens
     ignores_eos: bool = False
     mixed: int = 0  # tokens of those that decode beside the prefill
     taken: list[Req] = field(default_factory=list)
+    preempted: list[Req] = field(default_factory=list)  # preempt_list
     new_chunked: Req | None = None
     total_offset: float = 0.0
     current_offset: float = 0.0
@@ -42,7 +44,7 @@ class Adder:
             self.chunk_left -= self.mixed
         self.total_offset += self.mixed
         self.current_offset += self.mixed
-        self.total_offset += sum(map(self._promised, self.running))
+        self.total_offset += sum(map(self._promised, self.running.reqs))
 
     def _promised(self, req: Req) -> float:
         ratio = self.ratio
@@ -240,3 +242,45 @@ class Adder:
         if limit is None or cap <= 0:
             return False, None
         return True, min(limit, cap)
+
+    # -- who makes room ----------------------------------------------------------------------------
+
+    def preempt(self, req: Req, limits: Limits, release: Callable[[Req, int], None]) -> bool:
+        """Release running requests of lower priority for a waiting one; False if that frees too
+        little. Follows `preempt_to_schedule`.
+
+        Trap: a request counts with the tokens of its last match; one that was not matched yet has
+        none.
+        """
+        sign = 1 if limits.low_first else -1
+        running = [r for r in self.running.reqs if not r.finished and r not in self.preempted]
+        running.sort(key=lambda r: (-sign * r.priority, -r.queued))
+        missing = (
+            req.looked_up - req.prefix + min(req.max_new_tokens, CLIP) - self.total_left
+        )  # min_tokens_to_remove
+        chosen: list[Req] = []
+        for each in running:
+            if (req.priority - each.priority) * -sign <= limits.threshold:
+                break
+            chosen.append(each)
+            missing -= self._promised(each)
+            if missing <= 0:
+                break
+        if not chosen or missing > 0:
+            return False
+        kept, released = [], 0
+        for each in self.running.reqs:
+            if each in chosen:
+                self.total_offset -= self._promised(each)
+                released += 1
+                release(each, len(self.running.reqs) - released)
+            else:
+                kept.append(each)
+        self.running.reqs = kept
+        self.preempted += chosen
+        return True
+
+
+def queue_order(req: Req, limits: Limits) -> tuple[int, int]:
+    """Sort key of a waiting request. Follows `_sort_by_priority_and_fcfs`."""
+    return req.priority if limits.low_first else -req.priority, req.queued

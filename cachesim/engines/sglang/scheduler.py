@@ -22,7 +22,7 @@ from cachesim.engines.sglang.request import (
     tracked_in_decode,
 )
 from cachesim.engines.sglang.rules import Rules
-from cachesim.engines.sglang.schedule_policy import Adder
+from cachesim.engines.sglang.schedule_policy import Adder, queue_order
 from cachesim.engines.sglang.tree import Match, Tree
 from cachesim.errors import UpstreamAbort
 
@@ -187,9 +187,12 @@ class Scheduler:
     ratio: float = FIRST_RATIO
     room: Allocation = field(init=False)
     rows: int = 0  # requests that hold one
+    queued: int = 0  # requests so far
+    forgotten: list[Req] = field(default_factory=list)  # preempted, and in no queue
     refreshes: int = 0  # how often the queue's prefixes could have been refreshed
     on_match: Callable[[Req, Match], None] | None = None
     on_retract: Callable[[Req], None] | None = None
+    on_preempt: Callable[[Req], None] | None = None
     on_abort: Callable[[Req], None] | None = None
     on_chunk: ChunkListener | None = None
 
@@ -209,6 +212,8 @@ class Scheduler:
     def add(self, req: Req) -> None:
         """Append a request to the queue. Follows `_add_request_to_queue`."""
         self._prefetch(req)
+        self.queued += 1
+        req.queued = self.queued
         self.waiting.append(req)
 
     def _prefetch(self, req: Req, known_until: int | None = None) -> None:
@@ -278,23 +283,28 @@ class Scheduler:
         Trap: 0.5.9 stops admitting when no row is free only while a prompt is half read.
         """
         rules, running = self.rules.scheduler, self.running
-        if rules.clears_full_flag and (self.tree.has_windows or not running.reqs):
+        preempts = self.limits.preempts
+        cleared = rules.clears_full_flag and (self.tree.has_windows or not running.reqs)
+        if preempts or cleared:
             running.is_full = False
         if (running.is_full or not self.waiting) and self.chunked is None:
             return None
         unread = self.chunked is None
-        if self._allocatable() <= 0 and unread == rules.full_flag_needs_no_chunk:
+        no_row = self._allocatable() <= 0 and unread == rules.full_flag_needs_no_chunk
+        if no_row and not preempts:
             running.is_full = True
             return None
         if not rules.polls_every_pass:
             self.tree.poll()
+        if self.limits.prioritizes:
+            self.waiting.sort(key=lambda req: queue_order(req, self.limits))
         if rules.refreshes_waiting and self.tree.shape.policy == "lru":
             self._touch_waiting()
         adder = Adder(
             tree=self.tree,
             pool=self.pool,
             rules=self.rules,
-            running=running.reqs,
+            running=running,
             ratio=self.ratio,
             input_left=self.limits.max_prefill,
             chunk_left=self.limits.chunk if self.limits.chunk > 0 else None,
@@ -304,12 +314,17 @@ class Scheduler:
         if self.chunked is not None:
             self.chunked = adder.add_chunked(self.chunked)
         self._admit(adder)
-        if not adder.taken:
-            return None
         for req in adder.taken:
             self.tree.admitted(req)
         taken = {id(req) for req in adder.taken}
         self.waiting = [req for req in self.waiting if id(req) not in taken]
+        if adder.taken or rules.requeues_all_preempted:
+            for req in adder.preempted:
+                self.add(req)
+        else:
+            self.forgotten += adder.preempted
+        if not adder.taken:
+            return None
         if adder.new_chunked is not None:
             self.chunked = adder.new_chunked
         if self.chunked is not None:
@@ -365,7 +380,10 @@ class Scheduler:
             held = sum(each.has_row for each in adder.taken)
             if len(adder.taken) >= self._allocatable(held):
                 running.is_full = True
-            if running.is_full:
+            preempts = self.limits.preempts
+            if running.is_full and not (
+                preempts and adder.preempt(req, self.limits, self._preempt)
+            ):
                 break
             if not self.tree.fetched(req):
                 continue
@@ -399,6 +417,7 @@ class Scheduler:
         """
         limit = max(req.num_tokens - 1, 0)
         match = self.tree.match_tokens(req.tokens[:limit], req, copies=copies)
+        req.looked_up = req.num_tokens
         req.shared = match.slots
         req.prefix = req.protected = match.length
         req.last_node = match.node
@@ -459,15 +478,13 @@ class Scheduler:
 
         Follows `retract_decode`.
         """
-        order = sorted(batch.reqs, key=lambda r: (r.num_output, -r.num_prompt), reverse=True)
+        order = sorted(batch.reqs, key=self._worth, reverse=True)
         gone, first = [], True
         while (first or not self.room.can_decode(order)) and len(order) > 1:
             first = False
             req = order.pop()
             gone.append(req)
-            self._release(req, insert=False)
-            self.room.make_room(len(order) * RETRACT_STEPS)
-            req.reset_for_retract()
+            self._start_over(req, len(order))
         if len(order) <= 1 and not self.room.can_decode(order):
             self._give_up(order)
         batch.reqs = order
@@ -476,7 +493,28 @@ class Scheduler:
         for req in gone:
             if self.on_retract is not None:
                 self.on_retract(req)
+            req.matched, req.reissues = None, 0
             self.add(req)
+
+    def _worth(self, req: Req) -> tuple[int, ...]:
+        """Sort key in retraction, the last goes first. Follows `_get_decode_retraction_order`."""
+        by_length = (req.num_output, -req.num_prompt)
+        if not self.limits.retracts_by_priority:
+            return by_length
+        return (-req.priority if self.limits.low_first else req.priority, *by_length)
+
+    def _start_over(self, req: Req, left: int) -> None:
+        """Free all that a request has. Follows `release_req`."""
+        self._release(req, insert=False)
+        self.room.make_room(left * RETRACT_STEPS)
+        req.reset_for_retract()
+        if not self.rules.scheduler.counts_retracted_tokens:
+            req.looked_up = 0
+
+    def _preempt(self, req: Req, left: int) -> None:
+        self._start_over(req, left)
+        if self.on_preempt is not None:
+            self.on_preempt(req)
 
     def _give_up(self, order: list[Req]) -> None:
         if not self.rules.scheduler.aborts_last:

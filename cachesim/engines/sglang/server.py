@@ -380,6 +380,7 @@ class Sglang(SlotlessEngine[Rules, SglangOptions, Job]):
         self.account = Account(self.tree)
         self.scheduler.on_match = self._matched
         self.scheduler.on_retract = self._retracted
+        self.scheduler.on_preempt = self._preempted
         self.scheduler.on_abort = self._out_of_memory
         self.scheduler.on_chunk = self.runner.stashing
         self.tree.on_kept = self._kept
@@ -422,6 +423,11 @@ class Sglang(SlotlessEngine[Rules, SglangOptions, Job]):
             max_len=options.context_length,
             interval=options.mamba_track_interval,
             mixes=options.mixes(self.rules),
+            prioritizes=options.enable_priority_scheduling,
+            preempts=options.preempts,
+            low_first=options.schedule_low_priority_values_first,
+            threshold=options.priority_scheduling_preemption_threshold,
+            retracts_by_priority=options.retraction_policy == "priority",
         )
 
     # -- requests ----------------------------------------------------------------------------------
@@ -448,6 +454,10 @@ class Sglang(SlotlessEngine[Rules, SglangOptions, Job]):
         ticket = self._jobs.ticket()
         job = Job(ticket=ticket, prompt=request.prompt, forced=request.reply)
         self._jobs.append(job)
+        refuses = self.options.abort_on_priority_when_disabled
+        if refuses and "priority" in fields and not self.options.enable_priority_scheduling:
+            job.end("ServiceUnavailable", "using priority is disabled for this server")
+            return ticket
         room = self._longest - len(request.prompt) - 1
         if room < 1:
             job.end(
@@ -461,7 +471,7 @@ class Sglang(SlotlessEngine[Rules, SglangOptions, Job]):
             np.array(request.prompt, np.int64),
             self._limit(request, room),
             extra_key=fields.get("extra_key"),
-            priority=fields.get("priority", 0),
+            priority=self.options.priority_of(fields.get("priority")),
             images=request.images,
             pads_apart=self.rules.scheduler.pads_images_apart,
         )
@@ -525,8 +535,15 @@ class Sglang(SlotlessEngine[Rules, SglangOptions, Job]):
             self._emit(events.RequestFinished(task=req.id, generated=Count(req.num_output)))
         return True
 
+    def _check_forgotten(self) -> None:
+        if any(not self._of_req[req.id].done for req in self.scheduler.forgotten):
+            where = "Scheduler._get_new_batch_prefill_raw"
+            raise UpstreamEndless(where, "a request was preempted and is in no queue")
+
     def _goes_on(self) -> bool:
         busy = self.scheduler.busy
+        if not busy:
+            self._check_forgotten()
         if not busy and self.options.strict_mem_check_during_idle:
             self._check_pools()
         return busy
@@ -583,6 +600,9 @@ class Sglang(SlotlessEngine[Rules, SglangOptions, Job]):
 
     def _retracted(self, req: Req) -> None:
         self._emit(events.RequestRetracted(task=req.id))
+
+    def _preempted(self, req: Req) -> None:
+        self._emit(events.RequestPreempted(task=req.id))
 
     def _out_of_memory(self, req: Req) -> None:
         words = "out of memory even after retracting all other requests in the decode batch"

@@ -18,7 +18,13 @@ import numpy as np
 
 from cachesim.engines.sglang.hicache import HostTier
 from cachesim.engines.sglang.node import FULL, NO_SLOTS, PART, STATE, Node
-from cachesim.engines.sglang.pools import LEAST_PRIORITY, Copy, PageCopy, StorageShape
+from cachesim.engines.sglang.pools import (
+    LEAST_PRIORITY,
+    MOST_PRIORITY,
+    Copy,
+    PageCopy,
+    StorageShape,
+)
 from cachesim.engines.sglang.request import Req
 from cachesim.engines.sglang.storage_threads import (
     Ack,
@@ -279,7 +285,7 @@ class UnifiedRadixCache(UnifiedTreeCore):
                 gone=0,
                 inserted=len(prompt),
                 state=None,
-                priority=req.priority + 1,
+                priority=min(req.priority + 1, MOST_PRIORITY),
             )
             again.run()
 

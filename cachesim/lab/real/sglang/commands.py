@@ -9,7 +9,14 @@ from cachesim.lab.real.agreement import play_on_runner
 from cachesim.lab.real.playing import comparing, show_overrides
 from cachesim.lab.real.schedules import RealScheduler
 from cachesim.lab.real.sglang.rows import compare_rows, differs_in
-from cachesim.lab.real.sglang.scheduler import AGENTS, MIXED, SCHEDULER, overrides, with_rust
+from cachesim.lab.real.sglang.scheduler import (
+    AGENTS,
+    FEATURES,
+    MIXED,
+    SCHEDULER,
+    overrides,
+    with_rust,
+)
 from cachesim.lab.real.sglang.workloads import KINDS
 
 
@@ -23,6 +30,7 @@ def real_sglang(
     kind: str = "",
     agents: bool = False,
     mixed_chunk: bool = False,
+    feature: str = "",
     tree_core: Literal["python", "rust"] = "python",
     scenario: str | None = None,
     runner: bool = False,
@@ -54,6 +62,8 @@ def real_sglang(
         Workloads of coding agents: long prompts, sub-agents, several users at once.
     mixed_chunk
         Workloads with `--enable-mixed-chunk`; some of the agents' are so in any case.
+    feature
+        Workloads of one feature: priorities.
     tree_core
         The tree core in Python, or that in Rust, the default of servers from 0.5.19 on.
     scenario
@@ -86,12 +96,20 @@ def real_sglang(
     if settings:
         title = f"sglang {own}: settings that differ from a server's start"
         return show_overrides(title, overrides(own, seed, numbers))
-    usual = MIXED if mixed_chunk else SCHEDULER
+    usual = named(feature) if feature else MIXED if mixed_chunk else SCHEDULER
     return _played(AGENTS if agents else usual, tree_core).compare(own, seed, numbers).show()
 
 
 def _played(scheduler: RealScheduler[Rules], tree_core: str) -> RealScheduler[Rules]:
     return with_rust(scheduler) if tree_core == "rust" else scheduler
+
+
+def named(feature: str) -> RealScheduler[Rules]:
+    """The scheduler with the workloads of a feature."""
+    if feature not in FEATURES:
+        msg = f"no workloads of feature {feature!r}: write one of {', '.join(FEATURES)}"
+        raise OptionError(msg)
+    return FEATURES[feature]
 
 
 def numbers_of(kind: str, first: int, count: int) -> range:

@@ -5,7 +5,9 @@ Runs in the worker, and is imported after the stand-ins: what it imports is the 
 
 import hashlib
 import importlib
+import itertools
 from array import array
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final
 
@@ -29,6 +31,29 @@ RANKS: Final = tuple(
         *("tp", "pp", "dp", "attn_tp", "attn_dp", "attn_cp"),
         *("moe_ep", "moe_dp", "moe_tp", "dcp", "attn_dcp"),
     )
+)
+
+
+ENTRIES: Final = itertools.count()
+"""Times at which requests are queued, all different."""
+
+
+class InOrder(dict[Real, None]):
+    """A set that keeps the order of its members, not that of their addresses."""
+
+    def __init__(self, members: Iterable[Real] = ()) -> None:
+        super().__init__(dict.fromkeys(members))
+
+    def add(self, member: Real) -> None:
+        """Add a member."""
+        self[member] = None
+
+
+SCHEDULING: Final = (
+    "schedule_policy",
+    "enable_priority_scheduling",
+    "schedule_low_priority_values_first",
+    "priority_scheduling_preemption_threshold",
 )
 
 
@@ -78,11 +103,8 @@ class Attributes(Scheduler):  # type: ignore[misc] # the release's class: any
         return batch
 
     def _add_request_to_queue(self, req: Real, *, is_retracted: bool = False) -> None:
-        if is_retracted:
-            req.storage_prefetch_retry_attempts, req.storage_prefetch_last_match_len = 0, None
-        if self.enable_hicache_storage:
-            self._prefetch_kvcache(req)
-        self.waiting_queue.append(req)
+        super()._add_request_to_queue(req, is_retracted)
+        req.time_stats.wait_queue_entry_time = next(ENTRIES)
 
 
 class Core:
@@ -110,6 +132,7 @@ class Core:
             hicache_worker.slow_down(self.tree.cache_controller, self.host.get("lag", 0))
         if self.storage is not None:
             self._step_by_polls(self.storage)
+        vars(importlib.import_module("sglang.srt.managers.schedule_policy"))["set"] = InOrder
         self.scheduler = Attributes()
         set_all(self.scheduler, self._attributes())
         self._begin()
@@ -272,9 +295,7 @@ class Core:
             "is_hybrid_swa": self.has_windows,
             "is_hybrid_ssm": self.has_states,
             "sliding_window_size": window,
-            "schedule_policy": "fcfs",
-            "enable_priority_scheduling": False,
-            "schedule_low_priority_values_first": False,
+            **{name: self.config["server"][name] for name in SCHEDULING},
             "enable_hierarchical_cache": self.host is not None,
             "enable_lora": False,
             "enable_metrics": False,

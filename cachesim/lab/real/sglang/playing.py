@@ -12,7 +12,14 @@ import numpy as np
 from cachesim.engines.images import Image
 from cachesim.engines.sglang.build import Sizes, grid_of, make_tree
 from cachesim.engines.sglang.node import Node, as_key
-from cachesim.engines.sglang.pools import HostShape, Storage, StorageShape, WindowPool, host_size
+from cachesim.engines.sglang.pools import (
+    MOST_PRIORITY,
+    HostShape,
+    Storage,
+    StorageShape,
+    WindowPool,
+    host_size,
+)
 from cachesim.engines.sglang.request import Batch, Limits, Req
 from cachesim.engines.sglang.rules import Rules
 from cachesim.engines.sglang.scheduler import Scheduler
@@ -72,6 +79,7 @@ class Player:
                 ignores_eos=config.get("ignore_eos", True),
                 mixes=bool(config.get("mixes"))
                 and (rules.scheduler.drafts_may_mix or not config.get("eagle")),
+                **scheduling(config, rules),
             ),
         )
         self.tree.on_evict = self._evicting
@@ -150,13 +158,18 @@ class Player:
         self.scheduler.add(req)
         return req
 
+    def _priority(self, given: int | None) -> int:
+        if given is None and self.config.get("prioritizes"):
+            return MOST_PRIORITY if self.config.get("low_first") else -MOST_PRIORITY - 1
+        return given or 0
+
     def _add(self, wanted: Mapping[str, Any]) -> Req:
         prompt = read_row(wanted["prompt"])
         req = self.add(
             prompt,
             max(1, wanted["generate"]),
             extra_key=wanted.get("salt"),
-            priority=wanted.get("priority") or 0,
+            priority=self._priority(wanted.get("priority")),
             images=images_of(wanted),
         )
         reply = np.array(read_row(wanted.get("reply", "")), np.int64)
@@ -242,6 +255,19 @@ class Player:
         if self.tree.states is not None:
             free["states"] = self.tree.states.available
         return free | self.tree.host_free()
+
+
+def scheduling(config: Mapping[str, Any], rules: Rules) -> dict[str, Any]:
+    """Limits of priority scheduling."""
+    on, keeps = bool(config.get("prioritizes")), bool(config.get("keeps_running"))
+    is_old = rules.tree.trees == "one-per-kind"
+    return {
+        "prioritizes": on,
+        "preempts": on and (is_old or not keeps),
+        "low_first": bool(config.get("low_first")),
+        "threshold": config.get("threshold", 10),
+        "retracts_by_priority": config.get("retraction") == "priority" and not is_old,
+    }
 
 
 def _host(config: Mapping[str, Any]) -> HostShape | None:

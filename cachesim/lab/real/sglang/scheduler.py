@@ -15,7 +15,12 @@ from cachesim.lab.real.environment import UnpackedWheel
 from cachesim.lab.real.playing import Override, overrides_of
 from cachesim.lab.real.schedules import RealScheduler, wanted_of
 from cachesim.lab.real.sglang.playing import play
-from cachesim.lab.real.sglang.workloads import draw, draw_agents, draw_mixed
+from cachesim.lab.real.sglang.workloads import (
+    draw,
+    draw_agents,
+    draw_mixed,
+    draw_priorities,
+)
 from cachesim.lab.real.vllm.scheduler import PACKAGES
 from cachesim.lab.real.worker_process import WorkerProcess
 from cachesim.play.session import Record
@@ -82,6 +87,11 @@ PRETENDED: Final = {
         "files, and threads of their own",
         "a dictionary, and a turn of each thread's function for each pass",
         "a workload names how long a transfer takes",
+    ),
+    "the set of those that one request preempts": (
+        "ordered by address",
+        "in the order in which they are chosen",
+        "the order in which they are queued again is that of addresses, another in each run",
     ),
     "grammars, metrics, output": (
         "their managers",
@@ -165,6 +175,14 @@ def config_of(server: Engine) -> dict[str, Any]:
         "ignore_eos": limits.ignores_eos,
         "mixes": limits.mixes,
     }
+    if limits.prioritizes:
+        config |= {
+            "prioritizes": True,
+            "low_first": limits.low_first,
+            "threshold": limits.threshold,
+            "keeps_running": not limits.preempts,
+            "retraction": "priority" if limits.retracts_by_priority else "length",
+        }
     if isinstance(pool, WindowPool):
         config |= {"window": shape.window, "window_tokens": pool.windows.size}
     if shape.host is not None:
@@ -258,6 +276,10 @@ MIXED: Final = replace(SCHEDULER, draw=draw_mixed)
 
 AGENTS: Final = replace(SCHEDULER, draw=draw_agents)
 """The same, with the requests of coding agents."""
+
+
+FEATURES: Final = {"priorities": replace(SCHEDULER, draw=draw_priorities)}
+"""The same, with what few servers use."""
 
 
 def with_rust(scheduler: RealScheduler[Rules]) -> RealScheduler[Rules]:

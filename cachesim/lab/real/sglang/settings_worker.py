@@ -133,6 +133,11 @@ FLAGS: Final = {
     "mamba_max_states_per_path": "cap",
     "radix_eviction_policy": "policy",
     "enable_mixed_chunk": "mixes",
+    "enable_priority_scheduling": "prioritizes",
+    "schedule_low_priority_values_first": "low_first",
+    "priority_scheduling_preemption_threshold": "threshold",
+    "disable_priority_preemption": "keeps_running",
+    "retraction_policy": "retraction",
     "context_length": "max_len",
 }
 """Flag of `ServerArgs` -> its name in a workload."""

@@ -3,6 +3,7 @@
 Every new token is one that no earlier text has, unless it is copied.
 """
 
+import itertools
 import math
 from collections.abc import Sequence
 from random import Random
@@ -71,6 +72,48 @@ def draw_mixed(seed: int, number: int, rules: Rules) -> dict[str, Any]:
     drawn = draw(seed, number, rules)
     drawn["config"]["mixes"] = True
     return drawn | {"id": f"mixed-{drawn['id']}"}
+
+
+PRIORITIES: Final = (None, None, -3, 0, 1, 5, 12, 20, 40)
+
+
+def draw_priorities(seed: int, number: int, rules: Rules) -> dict[str, Any]:
+    """A workload of requests of many priorities, which come while others run."""
+    drawn, rng = draw(seed, number, rules), Random(f"sglang priorities {seed} {number}")
+    drawn["config"] |= {
+        "prioritizes": True,
+        "low_first": rng.random() < 0.3,
+        "threshold": rng.choice((10, 10, 0, 4, -1)),
+        "keeps_running": rng.random() < 0.2,
+        "retraction": rng.choice(("length", "priority")),
+        "max_running": min(drawn["config"]["max_running"], rng.choice((1, 2, 3, 8))),
+    }
+    steps = together(rng, drawn["steps"])
+    for wanted in itertools.chain.from_iterable(steps):
+        wanted.pop("priority", None)
+        priority = rng.choice(PRIORITIES)
+        if priority is not None:
+            wanted["priority"] = priority
+    return drawn | {"id": f"priorities-{drawn['id']}", "steps": steps}
+
+
+def together(rng: Random, steps: list[list[dict[str, Any]]]) -> list[list[dict[str, Any]]]:
+    """The requests of a few groups at a time, some turns apart."""
+    groups: list[list[dict[str, Any]]] = []
+    for step in steps:
+        first = not groups or len(groups[-1]) > rng.choice((2, 4, 8)) or "reset" in groups[-1][0]
+        if first or "reset" in step[0]:
+            groups.append([])
+        groups[-1] += step
+    for group in groups:
+        turn = 0
+        for wanted in group:
+            turn += rng.choice((0, 0, 1, 2, 5, 11))
+            wait = wanted.get("aborted", 0) - wanted.get("arrives", 0)
+            if "aborted" in wanted:
+                wanted["aborted"] = turn + wait
+            wanted["arrives"] = turn
+    return groups
 
 
 CROWDS: Final = frozenset({"pressure", "arrivals", "aborts"})
