@@ -222,6 +222,9 @@ FAMILY: Final[Family[Rules, SglangOptions]] = Family(
             "extra_key", "text", "separates this request's prefixes from those of other keys"
         ),
         request_field(
+            "routing_key", "text", "under the policy `routing-key`: requests of one key go together"
+        ),
+        request_field(
             "priority",
             "whole number",
             "under priority scheduling, larger numbers are served first; under the eviction policy "

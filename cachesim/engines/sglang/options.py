@@ -87,6 +87,23 @@ class SglangOptions:
         "those that decode go on beside every piece of a prompt",
         default=False,
     )
+    schedule_policy: str = option(
+        "--schedule-policy",
+        "which waiting request is served first",
+        default="fcfs",
+        choices=(
+            *("fcfs", "lpm", "dfs-weight", "lof", "random", "routing-key"),
+            *("hrrn", "shortest-prefill-first"),
+        ),
+        arrived={"hrrn": "0.5.22", "shortest-prefill-first": "0.5.22"},
+    )
+    random_seed: int = option(
+        "--random-seed",
+        "seed of the policy `random`, which a server draws at each start",
+        default=0,
+        low=0,
+        high=(1 << 32) - 1,
+    )
     enable_priority_scheduling: bool = option(
         "--enable-priority-scheduling",
         "requests of higher priority are served first, and preempt those that run",
@@ -288,6 +305,12 @@ class SglangOptions:
             msg = (
                 "option 'hicache_storage_backend' needs a host before the storage: write "
                 "enable_hierarchical_cache = true"
+            )
+            raise OptionError(msg)
+        if self.enable_priority_scheduling and self.schedule_policy not in {"fcfs", "lof"}:
+            msg = (
+                f"option 'schedule_policy' is {self.schedule_policy!r}: with "
+                "enable_priority_scheduling it must be 'fcfs' or 'lof'"
             )
             raise OptionError(msg)
         if self.retraction_policy == "priority" and not self.enable_priority_scheduling:

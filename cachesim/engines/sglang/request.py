@@ -51,6 +51,8 @@ class Req:
     max_new_tokens: int
     extra_key: Hashable = None
     priority: int = 0
+    routing_key: str = ""
+    arrived: int = 0  # arrival_processed_tokens
     queued: int = 0  # wait_queue_entry_time, as a count
     looked_up: int = 0  # len(full_untruncated_fill_ids): its tokens when it was last matched
     contents: Integers | None = None  # the prompt, with the tokens that stand for its images
@@ -101,6 +103,7 @@ class Req:
         *,
         extra_key: Hashable = None,
         priority: int = 0,
+        routing_key: str = "",
         images: tuple[Image, ...] = (),
         pads_apart: bool = True,
     ) -> "Req":
@@ -109,6 +112,7 @@ class Req:
         tokens[: len(prompt)] = prompt
         made = cls(number, tokens, len(prompt), max_new_tokens, extra_key, priority)
         made.num_tokens = len(prompt)
+        made.routing_key = routing_key
         if images:
             made.contents = prompt
             pad_input_tokens(tokens, images, apart=pads_apart)
@@ -186,6 +190,8 @@ class Limits:
     interval: int = 256  # mamba_track_interval
     ignores_eos: bool = False
     mixes: bool = False  # enable_mixed_chunk
+    policy: str = "fcfs"  # schedule_policy
+    seed: int = 0  # random_seed
     prioritizes: bool = False  # enable_priority_scheduling
     preempts: bool = False  # enable_priority_preemption, try_preemption
     low_first: bool = False  # schedule_low_priority_values_first
@@ -202,6 +208,7 @@ class Batch:
     decoding: list[Req] = field(default_factory=list)  # of a prefill: those that only decode
     chunked: Req | None = None
     is_full: bool = False
+    tokens: int = 0  # extend_num_tokens: of the prefill that it was, also while it decodes
 
     def reads(self, req: Req) -> bool:
         """True if the batch holds a chunk of the request's prompt; else the request decodes."""

@@ -173,6 +173,9 @@ class SchedulerRules:
     auto_is_extra_buffer: bool = True
     """Resolve the state strategy `auto` to `extra_buffer`; 0.5.9 takes `no_buffer`."""
 
+    counts_host_matches: bool = True
+    """0.5.22: the policy `lpm` counts matches on the host, and no prompt's last token."""
+
     requeues_all_preempted: bool = True
     """0.5.22: what was preempted is queued again in any case; 0.5.9 forgets it where the request
     that it made room for is not admitted, so that it never ends."""
@@ -275,6 +278,7 @@ RULES_059 = Rules(
         mixes_what_fits=False,
         drafts_may_mix=False,
         auto_is_extra_buffer=False,
+        counts_host_matches=False,
         requeues_all_preempted=False,
         counts_retracted_tokens=False,
         keeps_previous_track=False,

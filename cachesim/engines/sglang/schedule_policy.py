@@ -1,14 +1,18 @@
 """Who goes into the next prefill: the order of the queue, and the admission of its requests."""
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
+from math import inf
 from typing import Final, Literal, TypeAlias
+
+import numpy as np
 
 from cachesim.engines.sglang.node import FULL, PART
 from cachesim.engines.sglang.pools import TokenPool, WindowPool
 from cachesim.engines.sglang.request import Batch, Limits, Req
 from cachesim.engines.sglang.rules import Rules
-from cachesim.engines.sglang.tree import Tree
+from cachesim.engines.sglang.tree import Match, Tree
 
 Verdict: TypeAlias = Literal["continue", "no-token", "other"]
 Chosen: TypeAlias = tuple[int, int, bool]
@@ -124,7 +128,7 @@ class Adder:
 
     # -- what is taken -----------------------------------------------------------------------------
 
-    def add_chunked(self, req: Req) -> Req | None:
+    def add_chunked(self, req: Req, most: int | None = None) -> Req | None:
         """Add the next chunk of a prompt; return the request if more is left.
 
         Follows `add_chunked_req`.
@@ -138,6 +142,8 @@ class Adder:
                 return req
         elif left <= 0:
             left = limit
+        if most is not None:
+            left = min(left, most)
         wanted = req.num_tokens - req.prefix
         cut = wanted > left
         req.extend = min(wanted, left)
@@ -281,6 +287,159 @@ class Adder:
         return True
 
 
-def queue_order(req: Req, limits: Limits) -> tuple[int, int]:
-    """Sort key of a waiting request. Follows `_sort_by_priority_and_fcfs`."""
-    return req.priority if limits.low_first else -req.priority, req.queued
+CACHE_AWARE: Final = frozenset({"lpm", "dfs-weight", "hrrn", "shortest-prefill-first"})
+"""Policies that match every waiting request in every pass (`CacheAwarePolicy`)."""
+
+BOUNDED: Final = frozenset({"lpm", "hrrn"})
+MOST_MATCHED: Final = 128
+"""Policies that leave a longer queue as it is, and how long (`WAITING_QUEUE_PREFIX_MATCH_MAX`)."""
+
+IN_BATCH: Final = 32
+"""Matches up to so many tokens are compared with each other, and wait if so many are equal
+(`IN_BATCH_PREFIX_CACHING_...`)."""
+
+
+class Shuffler:
+    """The generator of Python's `random.shuffle`, from a seed."""
+
+    def __init__(self, seed: int) -> None:
+        self._state = np.random.RandomState([seed])
+
+    def shuffle(self, reqs: list[Req]) -> None:
+        """Shuffle in place."""
+        for last in range(len(reqs) - 1, 0, -1):
+            other = self._below(last + 1)
+            reqs[last], reqs[other] = reqs[other], reqs[last]
+
+    def _below(self, count: int) -> int:
+        while True:
+            word = int(self._state.randint(0, 1 << 32, dtype=np.uint32))
+            found = word >> (32 - count.bit_length())
+            if found < count:
+                return found
+
+
+class SchedulePolicy:
+    """The order of the waiting queue (`SchedulePolicy`)."""
+
+    def __init__(self, tree: Tree, limits: Limits, *, counts_host: bool) -> None:
+        self.tree, self.limits = tree, limits
+        self.random = Shuffler(limits.seed)
+        self.counts_host = counts_host  # since 0.5.22
+        self.matched: dict[int, Match] = {}  # by request, in this pass
+        self.waits: set[int] = set()  # temporary_deprioritized
+
+    def sort(self, waiting: list[Req], running: Sequence[Req], processed: int) -> bool:
+        """Sort the queue; True if all of its requests were matched. Follows `calc_priority`."""
+        name, limits = self.limits.policy, self.limits
+        if name in BOUNDED and len(waiting) > MOST_MATCHED:
+            return False
+        is_aware = name in CACHE_AWARE
+        if is_aware:
+            self._match(waiting)
+        if name == "fcfs" and limits.prioritizes:
+            waiting.sort(key=lambda req: (self._rank(req), req.queued))
+        elif name == "lof":
+            waiting.sort(key=lambda req: (self._rank(req), -req.max_new_tokens))
+        elif name == "random":
+            self.random.shuffle(waiting)
+        elif name == "routing-key":
+            _by_routing_key(waiting, running)
+        elif name == "lpm":
+            waiting.sort(key=self._unmatched)
+        elif name == "dfs-weight":
+            self._by_weight(waiting)
+        elif name == "hrrn":
+            waiting.sort(key=lambda req: (self._ratio(req, processed), req.id))
+        elif is_aware:
+            waiting.sort(key=lambda req: (req.id in self.waits, self._work(req), req.queued))
+        return is_aware
+
+    def _rank(self, req: Req) -> int:
+        sign = 1 if self.limits.low_first else -1
+        return sign * req.priority if self.limits.prioritizes else 0
+
+    def _match(self, waiting: Sequence[Req]) -> None:
+        """Match the whole prompts; of those that start alike and match little, only one does not
+        wait. Follows `_compute_prefix_matches`.
+        """
+        self.matched, self.waits = {}, set()
+        starts: set[tuple[Hashable, bytes]] = set()
+        for req in waiting:
+            tokens = req.tokens[: req.num_tokens]
+            match = self.tree.match(self.tree.key_of(tokens), req.extra_key)
+            self.matched[req.id] = match
+            start = (req.extra_key, tokens[:IN_BATCH].tobytes())
+            if match.length > IN_BATCH or len(tokens) < IN_BATCH:
+                continue
+            if start in starts:
+                self.waits.add(req.id)
+            starts.add(start)
+
+    def _known(self, req: Req) -> int:
+        """Matched tokens, on device and host (`num_matched_prefix_tokens`)."""
+        match = self.matched[req.id]
+        return min(match.length + match.on_host, max(req.num_tokens - 1, 0))
+
+    def _unmatched(self, req: Req) -> float:
+        if req.id in self.waits:
+            return inf
+        on_device = self.matched[req.id].length
+        return -(self._known(req) if self.counts_host else on_device)
+
+    def _work(self, req: Req) -> int:
+        return max(1, req.num_tokens - self._known(req))
+
+    def _ratio(self, req: Req, processed: int) -> float:
+        """How long it has waited for the tokens that it needs, negative."""
+        if req.id in self.waits:
+            return inf
+        uncached = req.num_prompt - self._known(req)
+        return -max(0, processed - req.arrived) / uncached if uncached > 0 else -inf
+
+    def _by_weight(self, waiting: list[Req]) -> None:
+        """Follows `_sort_by_dfs_weight`: the subtrees of many requests first, leaves first."""
+        below: dict[int, list[Req]] = {}
+        for req in waiting:
+            below.setdefault(id(self.matched[req.id].node), []).append(req)
+        weights: dict[int, int] = {}
+        order = [self.tree.root]
+        for node in order:
+            order += node.children.values()
+        for node in reversed(order):
+            own = len(below.get(id(node), ()))
+            weights[id(node)] = own + sum(weights[id(each)] for each in node.children.values())
+        waiting.clear()
+        stack = [(self.tree.root, False)]
+        while stack:
+            node, is_done = stack.pop()
+            if is_done:
+                waiting += below.get(id(node), ())
+                continue
+            stack.append((node, True))
+            children = sorted(node.children.values(), key=lambda each: -weights[id(each)])
+            stack += [(each, False) for each in reversed(children)]
+
+    def chunk_limit(self, chunked: Req, waiting: Sequence[Req], budget: int) -> int | None:
+        """The longest chunk that leaves room for shorter prompts. Follows
+        `shortest_prefill_chunk_limit`.
+        """
+        page, reserved = self.tree.shape.page, 0
+        if self.limits.policy != "shortest-prefill-first" or budget < 2 * page:
+            return None
+        for req in waiting:
+            work = self._work(req)
+            charge = -(-work // page) * page
+            if work >= chunked.num_tokens - chunked.prefix or reserved + charge > budget - page:
+                break
+            reserved += charge
+        return (budget - reserved) // page * page if reserved else None
+
+
+def _by_routing_key(waiting: list[Req], running: Sequence[Req]) -> None:
+    """Requests whose key most of the running ones have come first. Follows
+    `_sort_by_routing_key`.
+    """
+    counts = Counter(req.routing_key for req in running if req.routing_key)
+    if counts:
+        waiting.sort(key=lambda r: (-counts.get(r.routing_key, 0), r.routing_key))

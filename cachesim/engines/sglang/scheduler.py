@@ -22,7 +22,7 @@ from cachesim.engines.sglang.request import (
     tracked_in_decode,
 )
 from cachesim.engines.sglang.rules import Rules
-from cachesim.engines.sglang.schedule_policy import Adder, queue_order
+from cachesim.engines.sglang.schedule_policy import Adder, SchedulePolicy
 from cachesim.engines.sglang.tree import Match, Tree
 from cachesim.errors import UpstreamAbort
 
@@ -186,6 +186,8 @@ class Scheduler:
     pending_abort: Req | None = None  # _pending_chunked_abort_req
     ratio: float = FIRST_RATIO
     room: Allocation = field(init=False)
+    policy: SchedulePolicy = field(init=False)
+    processed: int = 0  # processed_tokens_counter
     rows: int = 0  # requests that hold one
     queued: int = 0  # requests so far
     forgotten: list[Req] = field(default_factory=list)  # preempted, and in no queue
@@ -198,6 +200,8 @@ class Scheduler:
 
     def __post_init__(self) -> None:
         self.room = Allocation(self.tree, self.pool, self.rules)
+        counts = self.rules.scheduler.counts_host_matches
+        self.policy = SchedulePolicy(self.tree, self.limits, counts_host=counts)
 
     @property
     def busy(self) -> bool:
@@ -213,7 +217,7 @@ class Scheduler:
         """Append a request to the queue. Follows `_add_request_to_queue`."""
         self._prefetch(req)
         self.queued += 1
-        req.queued = self.queued
+        req.queued, req.arrived = self.queued, self.processed
         self.waiting.append(req)
 
     def _prefetch(self, req: Req, known_until: int | None = None) -> None:
@@ -296,9 +300,8 @@ class Scheduler:
             return None
         if not rules.polls_every_pass:
             self.tree.poll()
-        if self.limits.prioritizes:
-            self.waiting.sort(key=lambda req: queue_order(req, self.limits))
-        if rules.refreshes_waiting and self.tree.shape.policy == "lru":
+        matched = self.policy.sort(self.waiting, running.reqs, self.processed)
+        if rules.refreshes_waiting and not matched and self.tree.shape.policy == "lru":
             self._touch_waiting()
         adder = Adder(
             tree=self.tree,
@@ -312,7 +315,8 @@ class Scheduler:
             mixed=len(running.reqs) if self.limits.mixes else 0,
         )
         if self.chunked is not None:
-            self.chunked = adder.add_chunked(self.chunked)
+            most = self.policy.chunk_limit(self.chunked, self.waiting, adder.chunk_left or 0)
+            self.chunked = adder.add_chunked(self.chunked, most)
         self._admit(adder)
         for req in adder.taken:
             self.tree.admitted(req)
@@ -354,6 +358,7 @@ class Scheduler:
                 for req in batch.reqs:
                     req.track_at = None
             batch.decoding = running.reqs
+            batch.tokens += len(running.reqs)
             batch.reqs = batch.reqs + running.reqs
         self.running = Batch([], is_full=running.is_full)
 
@@ -431,6 +436,7 @@ class Scheduler:
     def _prepare_for_extend(self, batch: Batch) -> None:
         """Follows `prepare_for_extend`."""
         self.rows += sum(not req.has_row for req in batch.reqs)
+        batch.tokens = sum(req.extend for req in batch.reqs)
         self.room.for_extend(batch.reqs, self.limits.max_len)
         for req in batch.reqs:
             req.shared = NO_SLOTS
@@ -530,7 +536,11 @@ class Scheduler:
     # -- what came back ----------------------------------------------------------------------------
 
     def take(self, batch: Batch, tokens: Sequence[int]) -> list[Req]:
-        """Append sampled tokens; return the finished requests (`process_batch_result_*`)."""
+        """Append sampled tokens; return the finished requests (`process_batch_result_*`).
+
+        Trap: a running batch that was a prefill adds the tokens of its prefill again in each step.
+        """
+        self.processed += batch.tokens
         self.last = batch
         done: list[Req] = []
         grouped = not batch.extend or self.rules.scheduler.groups_prefill_frees

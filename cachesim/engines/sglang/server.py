@@ -423,6 +423,8 @@ class Sglang(SlotlessEngine[Rules, SglangOptions, Job]):
             max_len=options.context_length,
             interval=options.mamba_track_interval,
             mixes=options.mixes(self.rules),
+            policy=options.schedule_policy,
+            seed=options.random_seed,
             prioritizes=options.enable_priority_scheduling,
             preempts=options.preempts,
             low_first=options.schedule_low_priority_values_first,
@@ -472,6 +474,7 @@ class Sglang(SlotlessEngine[Rules, SglangOptions, Job]):
             self._limit(request, room),
             extra_key=fields.get("extra_key"),
             priority=self.options.priority_of(fields.get("priority")),
+            routing_key=fields.get("routing_key", ""),
             images=request.images,
             pads_apart=self.rules.scheduler.pads_images_apart,
         )

@@ -1,11 +1,15 @@
 """Which requests SGLang's scheduler admits next, and which have to make room for them."""
 
+import random
 from typing import Any
 
+import numpy as np
 import pytest
 
 from cachesim.engines.base import Engine, Request, Ticket
 from cachesim.engines.sglang.family import FAMILY
+from cachesim.engines.sglang.request import Req
+from cachesim.engines.sglang.schedule_policy import Shuffler
 from cachesim.errors import OptionError, UpstreamEndless
 from cachesim.model.presets import tiny
 from cachesim.units import as_tokens
@@ -131,3 +135,120 @@ def test_a_priority_can_be_refused(release: str) -> None:
 
     assert "priority" in engine.reply(refused).message
     assert engine.reply(served).error is None
+
+
+ALIKE = 40
+
+
+def crowd(release: str, policy: str, **options: Any) -> Engine:
+    """A server that has answered a prompt of 50 tokens, and one that it runs alone."""
+    one = {"max_running_requests": 1, "chunked_prefill_size": 64}
+    engine = server(release, schedule_policy=policy, **(one | options))
+    send(engine, 0, 50)
+    run(engine)
+    send(engine, 900, 10, most=5, routing_key="b")
+    engine.step()
+    return engine
+
+
+@pytest.mark.parametrize("release", RELEASES)
+@pytest.mark.parametrize(
+    ("policy", "order"),
+    [
+        ("fcfs", [2, 3, 4, 5, 6]),
+        ("lpm", [4, 6, 2, 3, 5]),
+        ("lof", [3, 6, 2, 4, 5]),
+        ("dfs-weight", [4, 6, 2, 3, 5]),
+    ],
+)
+def test_a_policy_orders_the_queue(release: str, policy: str, order: list[int]) -> None:
+    """Requests 2 and 3 start alike, 4 and 6 with what is cached.
+
+    Under `lpm` request 3 waits for 2 to be cached.
+    """
+    engine = crowd(release, policy)
+
+    send(engine, 200, ALIKE)
+    send(engine, 200, ALIKE + 1, most=9)
+    send(engine, 0, 45)
+    send(engine, 500, 35)
+    send(engine, 0, 20, most=3)
+    run(engine)
+
+    assert order == named(engine, "request-finished")[2:]
+
+
+@pytest.mark.parametrize("release", RELEASES)
+def test_requests_with_the_key_of_the_running_ones_come_first(release: str) -> None:
+    engine = crowd(release, "routing-key", max_running_requests=2)
+
+    send(engine, 200, 10, most=1, routing_key="a")
+    send(engine, 300, 10, most=1, routing_key="b")
+    send(engine, 400, 10, most=1)
+    run(engine)
+
+    assert [3, 4, 2] == [each for each in named(engine, "request-finished") if each > 1]
+
+
+@pytest.mark.parametrize(
+    ("policy", "order"), [("hrrn", [3, 4, 2]), ("shortest-prefill-first", [4, 3, 2])]
+)
+def test_a_policy_prefers_short_prefills(policy: str, order: list[int]) -> None:
+    """Each step of the one that runs counts as the ten tokens of its prompt (a trap)."""
+    engine = crowd("0.5.23", policy)
+
+    send(engine, 200, 60)
+    send(engine, 300, 12)
+    for _ in range(3):
+        engine.step()
+    send(engine, 400, 8)
+    run(engine)
+
+    assert order == named(engine, "request-finished")[2:]
+
+
+def test_a_chunk_leaves_room_for_shorter_prompts() -> None:
+    """Of 64 tokens 10 are left to the prompt that waits; a server without the policy takes all."""
+    chunks = {}
+    for policy in ("fcfs", "shortest-prefill-first"):
+        engine = server("0.5.23", schedule_policy=policy, chunked_prefill_size=64)
+        send(engine, 0, 200)
+        engine.step()
+        send(engine, 500, 10)
+        run(engine)
+        found = [e for e in engine.events if e.name() == "chunk-scheduled"]
+        chunks[policy] = [(int(e.task or 0), e.end) for e in found][1:3]
+
+    assert {"fcfs": [(0, 128), (0, 192)], "shortest-prefill-first": [(0, 118), (1, 10)]} == chunks
+
+
+@pytest.mark.parametrize("seed", [0, 1, 12345])
+def test_the_policy_random_shuffles_as_python_does(seed: int) -> None:
+    generator, own = random.Random(seed), Shuffler(seed)
+    for count in (1, 2, 5, 33, 100):
+        expected = list(range(count))
+        shuffled = [Req.make(number, np.array([1]), 1) for number in expected]
+
+        generator.shuffle(expected)
+        own.shuffle(shuffled)
+
+        assert expected == [req.id for req in shuffled]
+
+
+def test_priorities_go_with_two_policies() -> None:
+    with pytest.raises(OptionError, match="must be 'fcfs' or 'lof'"):
+        server("0.5.23", schedule_policy="lpm", enable_priority_scheduling=True)
+
+
+def test_a_long_queue_is_not_matched() -> None:
+    """Beyond 128 requests `lpm` leaves the queue as it is."""
+    first = {}
+    for count in (120, 130):
+        engine = crowd("0.5.23", "lpm")
+        for number in range(count):
+            send(engine, 1000 + 20 * number, 10, most=1)
+        send(engine, 0, 45)
+        run(engine)
+        first[count] = named(engine, "request-finished")[2]
+
+    assert {120: 122, 130: 2} == first

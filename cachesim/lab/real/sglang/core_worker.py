@@ -304,6 +304,7 @@ class Core:
             "send_to_tokenizer": NoOp(),
             "disaggregation_mode": self.modes.NULL,
             "num_generated_tokens": 0,
+            "processed_tokens_counter": 0,
             "forward_ct_decode": 0,
         }
 
@@ -327,6 +328,7 @@ class Core:
             origin_input_ids=self.padded(self.ids(prompt), wanted.get("images", [])),
             sampling_params=sampling,
             extra_key=wanted.get("salt"),
+            routing_key=wanted.get("routing_key"),
             priority=wanted.get("priority"),
             vocab_size=1 << 30,
             eos_token_ids=set(),
@@ -575,7 +577,6 @@ class Unified(Core):
             "is_mixed_chunk": self.config["server"]["enable_mixed_chunk"],
             "forward_ct": 0,
             "running_batch": batches(reqs=[], batch_is_full=False),
-            "processed_tokens_counter": 0,
         }
 
     def _processor(self, beam: Real) -> Real:

@@ -143,6 +143,7 @@ class Player:
         *,
         extra_key: str | None = None,
         priority: int = 0,
+        routing_key: str = "",
         images: Sequence[Image] = (),
     ) -> Req:
         self._count += 1
@@ -152,6 +153,7 @@ class Player:
             most,
             extra_key=extra_key,
             priority=priority,
+            routing_key=routing_key,
             images=tuple(images),
             pads_apart=self.rules.scheduler.pads_images_apart,
         )
@@ -171,6 +173,7 @@ class Player:
             extra_key=wanted.get("salt"),
             priority=self._priority(wanted.get("priority")),
             images=images_of(wanted),
+            routing_key=wanted.get("routing_key", ""),
         )
         reply = np.array(read_row(wanted.get("reply", "")), np.int64)
         text = np.concatenate((req.tokens[: len(prompt)], reply))
@@ -258,10 +261,12 @@ class Player:
 
 
 def scheduling(config: Mapping[str, Any], rules: Rules) -> dict[str, Any]:
-    """Limits of priority scheduling."""
+    """Limits of policies and priorities."""
     on, keeps = bool(config.get("prioritizes")), bool(config.get("keeps_running"))
     is_old = rules.tree.trees == "one-per-kind"
     return {
+        "policy": config.get("schedule", "fcfs"),
+        "seed": config.get("seed", 0),
         "prioritizes": on,
         "preempts": on and (is_old or not keeps),
         "low_first": bool(config.get("low_first")),

@@ -19,6 +19,7 @@ from cachesim.lab.real.sglang.workloads import (
     draw,
     draw_agents,
     draw_mixed,
+    draw_policies,
     draw_priorities,
 )
 from cachesim.lab.real.vllm.scheduler import PACKAGES
@@ -92,6 +93,11 @@ PRETENDED: Final = {
         "ordered by address",
         "in the order in which they are chosen",
         "the order in which they are queued again is that of addresses, another in each run",
+    ),
+    "random_seed": (
+        "drawn at each start",
+        "a workload's",
+        "the policy `random` shuffles the queue",
     ),
     "grammars, metrics, output": (
         "their managers",
@@ -175,6 +181,8 @@ def config_of(server: Engine) -> dict[str, Any]:
         "ignore_eos": limits.ignores_eos,
         "mixes": limits.mixes,
     }
+    if limits.policy != "fcfs":
+        config |= {"schedule": limits.policy, "seed": limits.seed}
     if limits.prioritizes:
         config |= {
             "prioritizes": True,
@@ -210,7 +218,8 @@ def group_of(records: Sequence[Record], _: Engine) -> list[dict[str, Any]]:
 
 def _wanted(record: Record) -> dict[str, Any]:
     asked = record.step.options
-    more = {"salt": asked.get("extra_key"), "priority": asked.get("priority")}
+    more = {name: asked.get(name) for name in ("priority", "routing_key")}
+    more["salt"] = asked.get("extra_key")
     return wanted_of(record, {name: value for name, value in more.items() if value})
 
 
@@ -278,7 +287,10 @@ AGENTS: Final = replace(SCHEDULER, draw=draw_agents)
 """The same, with the requests of coding agents."""
 
 
-FEATURES: Final = {"priorities": replace(SCHEDULER, draw=draw_priorities)}
+FEATURES: Final = {
+    "priorities": replace(SCHEDULER, draw=draw_priorities),
+    "policies": replace(SCHEDULER, draw=draw_policies),
+}
 """The same, with what few servers use."""
 
 

@@ -9,6 +9,7 @@ configuration, the model, which says what the workload names, and whoever is onl
 import importlib
 import itertools
 import logging
+import random
 import sys
 import time
 import warnings
@@ -41,6 +42,7 @@ class Playing:
 
     def _start(self) -> None:
         self.core = self.make(self.config)
+        random.seed(self.config.get("seed", 0))
         if self.core.rust is not None:
             for text, salt in zip(self.known, self.salts, strict=True):
                 self.core.rust.learn(text, salt)
@@ -157,6 +159,8 @@ class Playing:
         return {"error": "too many steps"}
 
     def _run(self, batch: Real, wanted: dict[str, Json], results: dict[str, Json]) -> None:
+        if batch.extend_num_tokens:  # as `run_batch` does
+            self.core.scheduler.processed_tokens_counter += batch.extend_num_tokens
         extends = batch.forward_mode.is_extend()
         decoding = batch.decoding_reqs or () if extends else ()
         tokens = []

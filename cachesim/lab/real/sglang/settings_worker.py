@@ -133,6 +133,7 @@ FLAGS: Final = {
     "mamba_max_states_per_path": "cap",
     "radix_eviction_policy": "policy",
     "enable_mixed_chunk": "mixes",
+    "schedule_policy": "schedule",
     "enable_priority_scheduling": "prioritizes",
     "schedule_low_priority_values_first": "low_first",
     "priority_scheduling_preemption_threshold": "threshold",

@@ -97,6 +97,30 @@ def draw_priorities(seed: int, number: int, rules: Rules) -> dict[str, Any]:
     return drawn | {"id": f"priorities-{drawn['id']}", "steps": steps}
 
 
+def draw_policies(seed: int, number: int, rules: Rules) -> dict[str, Any]:
+    """A workload under a schedule policy, of requests that come while others run."""
+    drawn, rng = draw(seed, number, rules), Random(f"sglang policies {seed} {number}")
+    known = [each for each in POLICIES_OF_QUEUES if rules.tree.trees == "unified" or each in OLD]
+    policy = known[number % len(known)]
+    drawn["config"] |= {
+        "schedule": policy,
+        "seed": rng.randrange(1000),
+        "max_running": min(drawn["config"]["max_running"], rng.choice((1, 2, 3, 8))),
+    }
+    if policy == "lof" and rng.random() < 0.5:
+        drawn["config"] |= {"prioritizes": True, "low_first": rng.random() < 0.5}
+    steps = together(rng, drawn["steps"])
+    for wanted in itertools.chain.from_iterable(steps):
+        if rng.random() < 0.7:
+            wanted["routing_key"] = rng.choice("abc")
+    return drawn | {"id": f"policies-{policy}-{number}", "steps": steps}
+
+
+OLD: Final = ("lpm", "dfs-weight", "lof", "random", "routing-key")
+POLICIES_OF_QUEUES: Final = (*OLD, "hrrn", "shortest-prefill-first")
+"""Values of `--schedule-policy` but the default, of 0.5.9 and of 0.5.22."""
+
+
 def together(rng: Random, steps: list[list[dict[str, Any]]]) -> list[list[dict[str, Any]]]:
     """The requests of a few groups at a time, some turns apart."""
     groups: list[list[dict[str, Any]]] = []
