@@ -222,6 +222,11 @@ FAMILY: Final[Family[Rules, SglangOptions]] = Family(
             "extra_key", "text", "separates this request's prefixes from those of other keys"
         ),
         request_field(
+            "lora",
+            "any",
+            "the adapter to answer with: a table with 'name', and 'path' among --lora-paths",
+        ),
+        request_field(
             "routing_key", "text", "under the policy `routing-key`: requests of one key go together"
         ),
         request_field(

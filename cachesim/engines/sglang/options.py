@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Final, get_args
 
-from cachesim.engines.option import option
+from cachesim.engines.option import listed, option
 from cachesim.engines.sglang.build import Kind, Sizes
 from cachesim.engines.sglang.pools import (
     MOST_PRIORITY,
@@ -86,6 +86,20 @@ class SglangOptions:
         "--enable-mixed-chunk",
         "those that decode go on beside every piece of a prompt",
         default=False,
+    )
+    lora: str = option(
+        "--lora-paths",
+        "the files of adapters that requests may bring, their names with commas between them",
+        default="",
+        may_be_silent=True,
+    )
+    max_loras_per_batch: int = option(
+        "--max-loras-per-batch",
+        "adapters that run at once; requests without one count as one",
+        default=8,
+        low=1,
+        high=4096,
+        needs="lora",
     )
     schedule_policy: str = option(
         "--schedule-policy",
@@ -362,6 +376,11 @@ class SglangOptions:
         if states and grid % page:
             msg = f"option 'page_size' is {page}: with states it must divide 64, or be a multiple"
             raise OptionError(msg)
+
+    @property
+    def adapters(self) -> tuple[str, ...]:
+        """The files of adapters."""
+        return listed(self.lora)
 
     @property
     def preempts(self) -> bool:

@@ -10,6 +10,7 @@ import numpy as np
 from cachesim.engines import job
 from cachesim.engines.images import Image
 from cachesim.engines.sglang.node import NO_SLOTS, Node
+from cachesim.model.adapters import Strengths
 from cachesim.units import Integers, Token, Tokens
 
 FIRST_PAD: Final = 1_000_000
@@ -51,6 +52,8 @@ class Req:
     max_new_tokens: int
     extra_key: Hashable = None
     priority: int = 0
+    lora_id: str = ""
+    strengths: Strengths = ()  # of the adapters
     routing_key: str = ""
     arrived: int = 0  # arrival_processed_tokens
     queued: int = 0  # wait_queue_entry_time, as a count
@@ -104,6 +107,8 @@ class Req:
         extra_key: Hashable = None,
         priority: int = 0,
         routing_key: str = "",
+        lora_id: str = "",
+        strengths: Strengths = (),
         images: tuple[Image, ...] = (),
         pads_apart: bool = True,
     ) -> "Req":
@@ -113,6 +118,9 @@ class Req:
         made = cls(number, tokens, len(prompt), max_new_tokens, extra_key, priority)
         made.num_tokens = len(prompt)
         made.routing_key = routing_key
+        made.lora_id, made.strengths = lora_id, strengths
+        if lora_id:
+            made.extra_key = f"{extra_key or ''}{lora_id}"
         if images:
             made.contents = prompt
             pad_input_tokens(tokens, images, apart=pads_apart)
@@ -190,6 +198,7 @@ class Limits:
     interval: int = 256  # mamba_track_interval
     ignores_eos: bool = False
     mixes: bool = False  # enable_mixed_chunk
+    loras: int = 0  # max_loras_per_batch; 0: no adapters
     policy: str = "fcfs"  # schedule_policy
     seed: int = 0  # random_seed
     prioritizes: bool = False  # enable_priority_scheduling

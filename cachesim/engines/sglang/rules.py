@@ -173,6 +173,10 @@ class SchedulerRules:
     auto_is_extra_buffer: bool = True
     """Resolve the state strategy `auto` to `extra_buffer`; 0.5.9 takes `no_buffer`."""
 
+    counts_adapters_of_chunks: bool = True
+    """0.5.22 counts the adapter of a prompt that is half read among the running ones, and not those
+    of requests that have ended; 0.5.9 may form a batch of more adapters than it has room for."""
+
     counts_host_matches: bool = True
     """0.5.22: the policy `lpm` counts matches on the host, and no prompt's last token."""
 
@@ -278,6 +282,7 @@ RULES_059 = Rules(
         mixes_what_fits=False,
         drafts_may_mix=False,
         auto_is_extra_buffer=False,
+        counts_adapters_of_chunks=False,
         counts_host_matches=False,
         requeues_all_preempted=False,
         counts_retracted_tokens=False,

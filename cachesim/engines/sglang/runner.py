@@ -17,6 +17,7 @@ from cachesim.engines.sglang.node import FULL, PART, STATE
 from cachesim.engines.sglang.pools import StatePool, WindowPool
 from cachesim.engines.sglang.request import Batch, Req
 from cachesim.engines.sglang.rules import RunnerRules
+from cachesim.model.adapters import adapted_in
 from cachesim.model.arithmetic import LayerShape, Network, Place
 from cachesim.model.counts import NOWHERE
 from cachesim.model.store import Frame, Lanes, Ubatch, grown
@@ -360,6 +361,9 @@ class Runner:
         wanted: bool,
     ) -> Array:
         """Run tokens `[start, end)`; return the logits of the last, if wanted."""
+        adapters = adapted_in(self.network)
+        if adapters is not None:
+            adapters.strengths = req.strengths
         store = ChunkStore(self.contents, req.row, start, end - start)
         store.initial, store.target = initial, target
         ubatch = Ubatch(

@@ -257,6 +257,8 @@ class Scheduler:
         batch = self._new_prefill()
         if batch is None and self.running.reqs:
             batch = self._decode_batch()
+        if batch is not None:
+            self.check_loras(batch)
         return batch
 
     def _stash_chunk(self, req: Req) -> None:
@@ -379,9 +381,13 @@ class Scheduler:
         states = self.tree.state_pool if self.tree.has_states else None
         if states is not None and rules.reserves_states_for_the_queue:
             states.begin_group(len(self.waiting))
+        loras = self._running_loras(adder)
         for req in self.waiting:
             if rules.checks_budget_before_each and adder.state() == "other":
                 break
+            most = self.limits.loras
+            if most and req.lora_id not in loras and len(loras) >= most:
+                continue  # validate_lora_batch
             held = sum(each.has_row for each in adder.taken)
             if len(adder.taken) >= self._allocatable(held):
                 running.is_full = True
@@ -400,6 +406,7 @@ class Scheduler:
                 self._prefetch(req)
                 continue
             verdict = adder.add(req)
+            loras.add(req.lora_id)
             if verdict == "continue":
                 continue
             if verdict == "no-token":
@@ -414,6 +421,19 @@ class Scheduler:
             break
         if states is not None and rules.reserves_states_for_the_queue:
             states.end_group()
+
+    def _running_loras(self, adder: Adder) -> set[str]:
+        """The adapters that run; no adapter is one of them (`running_loras`)."""
+        if not self.rules.scheduler.counts_adapters_of_chunks:
+            return {req.lora_id for req in self.running.reqs}
+        running = [req for req in self.running.reqs if not req.finished]
+        return {req.lora_id for req in (*running, *adder.taken)}
+
+    def check_loras(self, batch: Batch) -> None:
+        """Refuse a batch of more adapters than there is room for. Follows `fetch_new_loras`."""
+        if self.limits.loras and len({req.lora_id for req in batch.reqs}) > self.limits.loras:
+            where = "LoRAManager.fetch_new_loras"
+            raise UpstreamAbort(where, "assert len(cur_uids) <= self.max_loras_per_batch")
 
     def _look_up(self, req: Req, *, copies: bool = True) -> Match:
         """Match a request, and allocate a slot for the state that it continues from.

@@ -7,6 +7,7 @@ from typing import Any, Final
 import numpy as np
 
 from cachesim.engines import base
+from cachesim.engines.adapters import LoRARequest, maybe_get_adapters
 from cachesim.engines.base import Ticket
 from cachesim.engines.held import (
     ROOT,
@@ -354,6 +355,8 @@ class Sglang(SlotlessEngine[Rules, SglangOptions, Job]):
         self.options.check(self.rules, states=states)
         self._of_req: dict[int, Job] = {}
         self._idle = 0
+        self._loras: dict[str, tuple[str, str]] = {}  # by name: its file, its id
+        self._loaded = 0
         self.storage, self.shelf = Storage(), Contents(self.network, None)
         self._start()
 
@@ -423,6 +426,7 @@ class Sglang(SlotlessEngine[Rules, SglangOptions, Job]):
             max_len=options.context_length,
             interval=options.mamba_track_interval,
             mixes=options.mixes(self.rules),
+            loras=options.max_loras_per_batch if options.adapters else 0,
             policy=options.schedule_policy,
             seed=options.random_seed,
             prioritizes=options.enable_priority_scheduling,
@@ -453,8 +457,11 @@ class Sglang(SlotlessEngine[Rules, SglangOptions, Job]):
         cache_prompt = not request.cache_prompt
         self._check(request, drafts=request.drafts is not None, cache_prompt=cache_prompt)
         fields = self._fields(request)
+        lora = maybe_get_adapters(fields, self.options.adapters)
         ticket = self._jobs.ticket()
-        job = Job(ticket=ticket, prompt=request.prompt, forced=request.reply)
+        job = Job(
+            ticket=ticket, prompt=request.prompt, forced=request.reply, strengths=lora.strengths
+        )
         self._jobs.append(job)
         refuses = self.options.abort_on_priority_when_disabled
         if refuses and "priority" in fields and not self.options.enable_priority_scheduling:
@@ -474,6 +481,8 @@ class Sglang(SlotlessEngine[Rules, SglangOptions, Job]):
             self._limit(request, room),
             extra_key=fields.get("extra_key"),
             priority=self.options.priority_of(fields.get("priority")),
+            lora_id=self._lora_id(lora),
+            strengths=lora.strengths,
             routing_key=fields.get("routing_key", ""),
             images=request.images,
             pads_apart=self.rules.scheduler.pads_images_apart,
@@ -481,6 +490,15 @@ class Sglang(SlotlessEngine[Rules, SglangOptions, Job]):
         self._of_req[int(ticket)] = job
         self.scheduler.add(job.req)
         return ticket
+
+    def _lora_id(self, lora: LoRARequest) -> str:
+        """The id of an adapter, which each load makes anew (`LoRARef`)."""
+        path, name = self._loras.get(lora.name, ("", ""))
+        if lora.name and path != lora.path:
+            self._loaded += 1
+            name = f"{self._loaded:032x}"
+            self._loras[lora.name] = (lora.path, name)
+        return name
 
     def forget(self, ticket: Ticket) -> None:
         if self._jobs[ticket].done:

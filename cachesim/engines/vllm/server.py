@@ -1,7 +1,7 @@
 """vLLM's engine core: requests in, steps, replies and events out."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 from copy import copy
 from dataclasses import dataclass, replace
@@ -10,6 +10,7 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 
 from cachesim.engines import base
+from cachesim.engines.adapters import maybe_get_adapters
 from cachesim.engines.base import Ticket
 from cachesim.engines.causes import Cause, Ledger
 from cachesim.engines.held import (
@@ -45,54 +46,17 @@ from cachesim.engines.vllm.rules import Rules
 from cachesim.engines.vllm.runner import PLACES, Connector, Load, Runner
 from cachesim.engines.vllm.scheduler import Scheduler
 from cachesim.errors import ContractError, OptionError, UpstreamEndless
-from cachesim.model.adapters import Strengths
 from cachesim.model.spec import RECURRENT_KINDS
 from cachesim.units import Array, Count, Tokens
 
-# Adapters (LoRA) of requests: a name, which is part of the block ids, and a file with weights.
-#
-#     load  L from v1    P under L     ids of P and "L"
-#     load  L from v2    P under L     the same ids: blocks that v1 computed
-#
-# Trap: an adapter that is reloaded under its name has another file and the same name, and only the
-# name is part of the ids (`_gen_lora_extra_hash_keys`).
 
-FIELD: Final = "lora"
+def keyed(salt: object, adapter: str) -> object:
+    """Extra keys of a request's block hashes. Follows `generate_block_hash_extra_keys`.
 
-
-@dataclass(frozen=True, slots=True)
-class LoRARequest:
-    """The adapter of a request (`LoRARequest`): its name, and the strength of each file."""
-
-    name: str = ""
-    strengths: Strengths = ()
-
-    def keyed(self, salt: object) -> object:
-        """Extra keys of a request's block hashes. Follows `generate_block_hash_extra_keys`."""
-        return (salt, self.name) if self.name else salt
-
-
-def maybe_get_adapters(fields: Mapping[str, Any], files: Sequence[str]) -> LoRARequest:
-    """The adapter of a request, `{ name = "L", path = "v1" }`; without one, the plain model.
-
-    Includes the `load_lora_adapter` before the request. Upstream: `_maybe_get_adapters`.
+    Trap: an adapter that is reloaded under its name has another file and the same name, and only
+    the name is part of the ids (`_gen_lora_extra_hash_keys`).
     """
-    given = fields.get(FIELD)
-    plain = (0.0,) * len(files)
-    if given is None:
-        return LoRARequest("", plain)
-    if not isinstance(given, Mapping) or set(given) != {"name", "path"}:
-        msg = f'request field {FIELD!r} is no adapter; write {{ name = "L", path = "v1" }}'
-        raise OptionError(msg)
-    name, path = given["name"], given["path"]
-    if not isinstance(name, str) or not name:
-        msg = f"request field {FIELD!r}: the name is {name!r}; write a text"
-        raise OptionError(msg)
-    if path not in files:
-        known = ", ".join(files) if files else "none: set option 'lora'"
-        msg = f"request field {FIELD!r}: there is no file {path!r}; there are {known}"
-        raise OptionError(msg)
-    return LoRARequest(name, tuple(float(each == path) for each in files))
+    return (salt, adapter) if adapter else salt
 
 
 # Accounting of lost reuse: the rule that lowered the number, group by group.
@@ -476,7 +440,7 @@ class Vllm(SlotlessEngine[Rules, VllmOptions, Job]):
             self.prefixes,
             request.prompt,
             max_tokens=self._limit(request, capacity),
-            extra=lora.keyed(fields.get("cache_salt")),
+            extra=keyed(fields.get("cache_salt"), lora.name),
             strengths=lora.strengths,
             reads_cache=request.cache_prompt,
             priority=fields.get("priority") or 0,

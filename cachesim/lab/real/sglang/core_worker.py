@@ -49,6 +49,9 @@ class InOrder(dict[Real, None]):
         self[member] = None
 
 
+RUNNER: Final = {"attn_backend": object(), "prefill_aware_swa": False}
+"""What a scheduler looks up in the model's runner."""
+
 SCHEDULING: Final = (
     "schedule_policy",
     "enable_priority_scheduling",
@@ -117,6 +120,7 @@ class Core:
         self.config, self.kind = config, config["kind"]
         self.has_states = "mamba" in self.kind
         self.has_windows = "window" in self.kind
+        self.loras = config.get("loras", 0)
         self.extra_buffer = config.get("strategy") == "extra_buffer"
         self.host = config.get("host")
         self.storage = (self.host or {}).get("storage")
@@ -297,7 +301,8 @@ class Core:
             "sliding_window_size": window,
             **{name: self.config["server"][name] for name in SCHEDULING},
             "enable_hierarchical_cache": self.host is not None,
-            "enable_lora": False,
+            "enable_lora": bool(self.loras),
+            "tp_worker": Stub(model_runner=Stub(lora_manager=self, **RUNNER)),
             "enable_metrics": False,
             "enable_hicache_storage": self.storage is not None,
             "grammar_manager": NoOp(has_waiting_grammars=lambda: False),
@@ -307,6 +312,10 @@ class Core:
             "processed_tokens_counter": 0,
             "forward_ct_decode": 0,
         }
+
+    def validate_lora_batch(self, adapters: set[Real]) -> bool:
+        """`LoRAManager`'s, without pinned adapters."""
+        return len(adapters) <= int(self.loras)
 
     @staticmethod
     def ids(tokens: list[int]) -> Real:
@@ -329,6 +338,7 @@ class Core:
             sampling_params=sampling,
             extra_key=wanted.get("salt"),
             routing_key=wanted.get("routing_key"),
+            lora_id=wanted.get("lora"),
             priority=wanted.get("priority"),
             vocab_size=1 << 30,
             eos_token_ids=set(),
@@ -556,7 +566,6 @@ class Unified(Core):
     def _unified_attributes(self, beam: Real) -> Json:
         batches = find("ScheduleBatch", "managers.schedule_batch")
         return {
-            "tp_worker": Stub(model_runner=Stub(attn_backend=object(), prefill_aware_swa=False)),
             "beam_coordinator": beam,
             "dp_attn_adapter": Stub(
                 maybe_prepare_mlp_sync_batch=lambda batch, **_: batch,

@@ -144,6 +144,7 @@ class Player:
         extra_key: str | None = None,
         priority: int = 0,
         routing_key: str = "",
+        lora_id: str = "",
         images: Sequence[Image] = (),
     ) -> Req:
         self._count += 1
@@ -154,6 +155,7 @@ class Player:
             extra_key=extra_key,
             priority=priority,
             routing_key=routing_key,
+            lora_id=lora_id,
             images=tuple(images),
             pads_apart=self.rules.scheduler.pads_images_apart,
         )
@@ -174,6 +176,7 @@ class Player:
             priority=self._priority(wanted.get("priority")),
             images=images_of(wanted),
             routing_key=wanted.get("routing_key", ""),
+            lora_id=wanted.get("lora", ""),
         )
         reply = np.array(read_row(wanted.get("reply", "")), np.int64)
         text = np.concatenate((req.tokens[: len(prompt)], reply))
@@ -265,6 +268,7 @@ def scheduling(config: Mapping[str, Any], rules: Rules) -> dict[str, Any]:
     on, keeps = bool(config.get("prioritizes")), bool(config.get("keeps_running"))
     is_old = rules.tree.trees == "one-per-kind"
     return {
+        "loras": config.get("loras", 0),
         "policy": config.get("schedule", "fcfs"),
         "seed": config.get("seed", 0),
         "prioritizes": on,

@@ -17,6 +17,7 @@ from cachesim.lab.real.schedules import RealScheduler, wanted_of
 from cachesim.lab.real.sglang.playing import play
 from cachesim.lab.real.sglang.workloads import (
     draw,
+    draw_adapters,
     draw_agents,
     draw_mixed,
     draw_policies,
@@ -93,6 +94,11 @@ PRETENDED: Final = {
         "ordered by address",
         "in the order in which they are chosen",
         "the order in which they are queued again is that of addresses, another in each run",
+    ),
+    "enable_lora, the manager of adapters": (
+        "loads adapters",
+        "counts those of a batch, with the same limit",
+        "a scheduler sees their ids only",
     ),
     "random_seed": (
         "drawn at each start",
@@ -181,6 +187,8 @@ def config_of(server: Engine) -> dict[str, Any]:
         "ignore_eos": limits.ignores_eos,
         "mixes": limits.mixes,
     }
+    if limits.loras:
+        config["loras"] = limits.loras
     if limits.policy != "fcfs":
         config |= {"schedule": limits.policy, "seed": limits.seed}
     if limits.prioritizes:
@@ -220,6 +228,7 @@ def _wanted(record: Record) -> dict[str, Any]:
     asked = record.step.options
     more = {name: asked.get(name) for name in ("priority", "routing_key")}
     more["salt"] = asked.get("extra_key")
+    more["lora"] = "".join(asked.get("lora", {}).values())
     return wanted_of(record, {name: value for name, value in more.items() if value})
 
 
@@ -290,6 +299,7 @@ AGENTS: Final = replace(SCHEDULER, draw=draw_agents)
 FEATURES: Final = {
     "priorities": replace(SCHEDULER, draw=draw_priorities),
     "policies": replace(SCHEDULER, draw=draw_policies),
+    "adapters": replace(SCHEDULER, draw=draw_adapters),
 }
 """The same, with what few servers use."""
 

@@ -105,7 +105,7 @@ class Playing:
         request = self.core.request(f"{len(self.known):06}", prompt, wanted)
         prompt = list(request.origin_input_ids)  # with the ids of its images
         self.known.append(prompt + read_row(wanted.get("reply", "")))
-        self.salts.append(wanted.get("salt"))
+        self.salts.append(request.extra_key)
         if self.core.rust is not None:
             self.core.rust.learn(self.known[-1], self.salts[-1])
         self.core.scheduler._add_request_to_queue(request)
@@ -161,6 +161,10 @@ class Playing:
     def _run(self, batch: Real, wanted: dict[str, Json], results: dict[str, Json]) -> None:
         if batch.extend_num_tokens:  # as `run_batch` does
             self.core.scheduler.processed_tokens_counter += batch.extend_num_tokens
+        most = self.core.loras  # `fetch_new_loras` asserts it
+        if most and not self.core.validate_lora_batch({each.lora_id for each in batch.reqs}):
+            msg = "len(cur_uids) <= self.max_loras_per_batch"
+            raise AssertionError(msg)
         extends = batch.forward_mode.is_extend()
         decoding = batch.decoding_reqs or () if extends else ()
         tokens = []

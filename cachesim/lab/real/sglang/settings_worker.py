@@ -134,6 +134,7 @@ FLAGS: Final = {
     "radix_eviction_policy": "policy",
     "enable_mixed_chunk": "mixes",
     "schedule_policy": "schedule",
+    "max_loras_per_batch": "loras",
     "enable_priority_scheduling": "prioritizes",
     "schedule_low_priority_values_first": "low_first",
     "priority_scheduling_preemption_threshold": "threshold",

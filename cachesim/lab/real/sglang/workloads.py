@@ -121,6 +121,17 @@ POLICIES_OF_QUEUES: Final = (*OLD, "hrrn", "shortest-prefill-first")
 """Values of `--schedule-policy` but the default, of 0.5.9 and of 0.5.22."""
 
 
+def draw_adapters(seed: int, number: int, rules: Rules) -> dict[str, Any]:
+    """A workload of requests with adapters, which come while others run."""
+    drawn, rng = draw(seed, number, rules), Random(f"sglang adapters {seed} {number}")
+    drawn["config"]["loras"] = rng.choice((1, 2, 2, 3, 8))
+    steps = together(rng, drawn["steps"])
+    for wanted in itertools.chain.from_iterable(steps):
+        if rng.random() < 0.7:
+            wanted["lora"] = rng.choice("12334") * 32
+    return drawn | {"id": f"adapters-{drawn['id']}", "steps": steps}
+
+
 def together(rng: Random, steps: list[list[dict[str, Any]]]) -> list[list[dict[str, Any]]]:
     """The requests of a few groups at a time, some turns apart."""
     groups: list[list[dict[str, Any]]] = []
