@@ -204,6 +204,7 @@ class Corner:
     steps: int = 0  # maximum requests of a workload; 0: the default
     crowd: bool = False  # most requests arrive together
     edges: tuple[int, ...] = ()  # lengths at which it branches, beside those of all servers
+    asks: Mapping[str, Any] = field(default_factory=dict)  # fields of some of its requests
 
 
 Act: TypeAlias = Literal["new", "again", "continue", "part", "together", "cancel"]
@@ -280,6 +281,7 @@ class Family(Generic[R, S]):
     """Flag -> factor; the user's own value times the factor is tried too."""
     hunted: tuple[Mapping[str, Any], ...] = ({},)  # flags of the servers of a hunt, in turn
     corners: tuple[Corner, ...] = ()  # settings for half of a search's workloads
+    late_corners: tuple[Corner, ...] = ()  # flags laid over a workload after all its draws
     scopes: tuple[Scope, ...] = ()  # tiny servers, each played with all workloads of few requests
     incidents: tuple[str, ...] = ()  # further kinds of actions in long searches
     exercised: Mapping[str, str] = field(default_factory=dict)  # event -> a search's feature

@@ -50,6 +50,7 @@ class Option:
     later: Mapping[str, Any] = field(default_factory=dict)  # release -> its default from there on
     arrived: Mapping[str, str] = field(default_factory=dict)  # choice -> its first release
     tried: tuple[Any, ...] = ()  # values that a search tries, the default first
+    rare: bool = False  # searches try it in late corners alone
     internal: bool = False  # set by programs, never by users
     may_be_silent: bool = False  # None means "not given"
 

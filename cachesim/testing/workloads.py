@@ -331,6 +331,12 @@ def draw_workload(
         steps = client.with_incident(steps, "cancel")
     if shape.alike:
         steps = _alike(steps)
+    if shape.flags and family.late_corners and draws.integer(0, 7) == 7:
+        late = draws.one_of(family.late_corners)
+        whole = options | dict(late.flags) | dict(shape.fixed)
+        if compatible(profile, model, tuple(whole.items())):
+            options = whole
+            steps = [_asking(draws, step, late) for step in steps]
     return scenario_of(profile, model, shape, options, name=name, steps=steps)
 
 
@@ -353,6 +359,13 @@ def scenario_of(
         engine=Server(name=profile.engine, profiles=(release,), options=options),
         step=tuple(steps),
     )
+
+
+def _asking(draws: Draws, step: Step, corner: Corner) -> Step:
+    """A step, a third of them with the fields of a corner."""
+    if not corner.asks or draws.integer(0, 2) or step.do != "complete":
+        return step
+    return replace(step, options=dict(corner.asks))
 
 
 def inside(shape: Shape, corner: Corner) -> Shape:

@@ -92,6 +92,7 @@ class SglangOptions:
         "the files of adapters that requests may bring, their names with commas between them",
         default="",
         may_be_silent=True,
+        rare=True,
     )
     max_loras_per_batch: int = option(
         "--max-loras-per-batch",
@@ -100,6 +101,7 @@ class SglangOptions:
         low=1,
         high=4096,
         needs="lora",
+        rare=True,
     )
     schedule_policy: str = option(
         "--schedule-policy",
@@ -110,6 +112,7 @@ class SglangOptions:
             *("hrrn", "shortest-prefill-first"),
         ),
         arrived={"hrrn": "0.5.22", "shortest-prefill-first": "0.5.22"},
+        rare=True,
     )
     random_seed: int = option(
         "--random-seed",
@@ -117,17 +120,20 @@ class SglangOptions:
         default=0,
         low=0,
         high=(1 << 32) - 1,
+        rare=True,
     )
     enable_priority_scheduling: bool = option(
         "--enable-priority-scheduling",
         "requests of higher priority are served first, and preempt those that run",
         default=False,
+        rare=True,
     )
     schedule_low_priority_values_first: bool = option(
         "--schedule-low-priority-values-first",
         "smaller numbers are the higher priority",
         default=False,
         needs="enable_priority_scheduling",
+        rare=True,
     )
     priority_scheduling_preemption_threshold: int = option(
         "--priority-scheduling-preemption-threshold",
@@ -136,6 +142,7 @@ class SglangOptions:
         low=-(1 << 31),
         high=1 << 31,
         needs="enable_priority_scheduling",
+        rare=True,
     )
     disable_priority_preemption: bool = option(
         "--disable-priority-preemption",
@@ -143,6 +150,7 @@ class SglangOptions:
         default=False,
         since="0.5.22",
         needs="enable_priority_scheduling",
+        rare=True,
     )
     default_priority_value: int | None = option(
         "--default-priority-value",
@@ -154,11 +162,13 @@ class SglangOptions:
         high=1 << 31,
         since="0.5.22",
         needs="enable_priority_scheduling",
+        rare=True,
     )
     abort_on_priority_when_disabled: bool = option(
         "--abort-on-priority-when-disabled",
         "requests with a priority are refused without `enable_priority_scheduling`",
         default=False,
+        rare=True,
     )
     retraction_policy: str = option(
         "--retraction-policy",
@@ -166,6 +176,7 @@ class SglangOptions:
         default="length",
         choices=("length", "priority"),
         since="0.5.22",
+        rare=True,
     )
     radix_eviction_policy: str = option(
         "--radix-eviction-policy",
