@@ -11,6 +11,7 @@ hicache                    a host beside every part (0.5.22)
 host_pool                  slots on the host, and copies that are under way
 storage, storage_threads   pages by their keys; what the storage's threads do
 request                    requests and batches of them; where their states are saved
+sessions                   requests that continue an earlier one
 schedule_policy, scheduler                         who goes into the next batch, with which slots
 contents, runner           what lies in the slots, and the network over it
 account                    why not more was reused

@@ -238,6 +238,13 @@ FAMILY: Final[Family[Rules, SglangOptions]] = Family(
             "the adapter to answer with: a table with 'name', and 'path' among --lora-paths",
         ),
         request_field(
+            "session_params",
+            "any",
+            "the session of this request: a table with 'id', 'rid' of the request to continue, and "
+            "'offset', 'replace', 'drop_previous_output'",
+        ),
+        request_field("rid", "text", "the name of this request in its session"),
+        request_field(
             "routing_key", "text", "under the policy `routing-key`: requests of one key go together"
         ),
         request_field(

@@ -52,6 +52,7 @@ class Req:
     max_new_tokens: int
     extra_key: Hashable = None
     priority: int = 0
+    in_session: bool = False
     lora_id: str = ""
     strengths: Strengths = ()  # of the adapters
     routing_key: str = ""

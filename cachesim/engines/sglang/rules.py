@@ -173,6 +173,10 @@ class SchedulerRules:
     auto_is_extra_buffer: bool = True
     """Resolve the state strategy `auto` to `extra_buffer`; 0.5.9 takes `no_buffer`."""
 
+    sessions_keep_keys: bool = True
+    """0.5.22: a request of a session has its own extra key, priority and routing key; 0.5.9 drops
+    them, so that it matches and leaves tokens without a key."""
+
     counts_adapters_of_chunks: bool = True
     """0.5.22 counts the adapter of a prompt that is half read among the running ones, and not those
     of requests that have ended; 0.5.9 may form a batch of more adapters than it has room for."""
@@ -282,6 +286,7 @@ RULES_059 = Rules(
         mixes_what_fits=False,
         drafts_may_mix=False,
         auto_is_extra_buffer=False,
+        sessions_keep_keys=False,
         counts_adapters_of_chunks=False,
         counts_host_matches=False,
         requeues_all_preempted=False,

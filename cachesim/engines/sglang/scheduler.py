@@ -415,7 +415,7 @@ class Scheduler:
                 running.is_full = not (waits and idle)
             if rules.returns_unused_state and not (adder.taken and adder.taken[-1] is req):
                 req.state_source = None
-                if req.state is not None:
+                if req.state is not None and not req.in_session:
                     self.tree.state_pool.free(req.state)
                     req.state = None
             break

@@ -27,7 +27,7 @@ from cachesim.engines.held import (
     sizes_of,
 )
 from cachesim.engines.job import SlotlessEngine
-from cachesim.engines.sglang import causes, events
+from cachesim.engines.sglang import causes, events, sessions
 from cachesim.engines.sglang.account import Account
 from cachesim.engines.sglang.build import Kind, Sizes, grid_of, make_tree
 from cachesim.engines.sglang.node import FULL, PART, STATE, Node
@@ -38,7 +38,7 @@ from cachesim.engines.sglang.rules import Rules
 from cachesim.engines.sglang.runner import Contents, Runner
 from cachesim.engines.sglang.scheduler import Scheduler
 from cachesim.engines.sglang.tree import Lost, Match, Shape, Tree
-from cachesim.errors import ContractError, UpstreamAbort, UpstreamEndless
+from cachesim.errors import ContractError, OptionError, UpstreamAbort, UpstreamEndless
 from cachesim.model.arithmetic import Network, Place
 from cachesim.model.spec import ModelSpec
 from cachesim.model.trace import NodeId, Traced
@@ -357,6 +357,7 @@ class Sglang(SlotlessEngine[Rules, SglangOptions, Job]):
         self._idle = 0
         self._loras: dict[str, tuple[str, str]] = {}  # by name: its file, its id
         self._loaded = 0
+        self._sessions: dict[str, sessions.Session] = {}
         self.storage, self.shelf = Storage(), Contents(self.network, None)
         self._start()
 
@@ -467,6 +468,8 @@ class Sglang(SlotlessEngine[Rules, SglangOptions, Job]):
         if refuses and "priority" in fields and not self.options.enable_priority_scheduling:
             job.end("ServiceUnavailable", "using priority is disabled for this server")
             return ticket
+        if sessions.FIELD in fields:
+            return self._submit_to_session(job, request, fields)
         room = self._longest - len(request.prompt) - 1
         if room < 1:
             job.end(
@@ -475,9 +478,14 @@ class Sglang(SlotlessEngine[Rules, SglangOptions, Job]):
                 f"length ({self._longest} tokens)",
             )
             return ticket
+        self._queue(job, request, fields, room)
+        return ticket
+
+    def _queue(self, job: Job, request: base.Request, fields: dict[str, Any], room: int) -> Req:
+        lora = maybe_get_adapters(fields, self.options.adapters)
         job.req = Req.make(
-            int(ticket),
-            np.array(request.prompt, np.int64),
+            int(job.ticket),
+            np.array(job.prompt, np.int64),
             self._limit(request, room),
             extra_key=fields.get("extra_key"),
             priority=self.options.priority_of(fields.get("priority")),
@@ -487,9 +495,32 @@ class Sglang(SlotlessEngine[Rules, SglangOptions, Job]):
             images=request.images,
             pads_apart=self.rules.scheduler.pads_images_apart,
         )
-        self._of_req[int(ticket)] = job
+        self._of_req[int(job.ticket)] = job
         self.scheduler.add(job.req)
-        return ticket
+        return job.req
+
+    def _submit_to_session(self, job: Job, request: base.Request, fields: dict[str, Any]) -> Ticket:
+        """Queue a request behind the tokens of the one that it continues."""
+        if request.images:
+            msg = "a request of a session has no images here: leave them out"
+            raise OptionError(msg)
+        params = sessions.SessionParams.of(fields[sessions.FIELD])
+        name = fields.get("rid", str(job.ticket))
+        session = self._sessions.setdefault(params.id, sessions.Session())
+        found = session.prompt(params, np.array(request.prompt, np.int64))
+        fits = found is not None and len(found) < self._longest - 1
+        job.prompt = as_tokens((found if fits and found is not None else sessions.STUB).tolist())
+        if not self.rules.scheduler.sessions_keep_keys:
+            fields = {name: fields[name] for name in fields if name == "lora"}
+        req = self._queue(job, request, fields, self._longest - len(job.prompt) - 1)
+        req.in_session = True
+        if found is not None:
+            session.join(params, name, req)
+        if not fits:
+            req.to_finish = True
+            words = "Invalid request session id" if found is None else "the input is too long"
+            job.end("BadRequestError", words)
+        return job.ticket
 
     def _lora_id(self, lora: LoRARequest) -> str:
         """The id of an adapter, which each load makes anew (`LoRARef`)."""

@@ -121,6 +121,7 @@ class Core:
         self.has_states = "mamba" in self.kind
         self.has_windows = "window" in self.kind
         self.loras = config.get("loras", 0)
+        self.sessions: dict[str, Real] = {}
         self.extra_buffer = config.get("strategy") == "extra_buffer"
         self.host = config.get("host")
         self.storage = (self.host or {}).get("storage")
@@ -330,21 +331,40 @@ class Core:
             ignore_eos=self.config.get("ignore_eos", True),
         )
         sampling.normalize(None)
+        named = {
+            "rid": name,
+            "sampling_params": sampling,
+            "extra_key": wanted.get("salt"),
+            "routing_key": wanted.get("routing_key"),
+            "lora_id": wanted.get("lora"),
+            "priority": wanted.get("priority"),
+        }
+        if "session" in wanted:
+            return self._continued(prompt, wanted, named)
         request = fitting(
             find("Req", "managers.schedule_batch"),
-            rid=name,
             origin_input_text="",
             origin_input_ids=self.padded(self.ids(prompt), wanted.get("images", [])),
-            sampling_params=sampling,
-            extra_key=wanted.get("salt"),
-            routing_key=wanted.get("routing_key"),
-            lora_id=wanted.get("lora"),
-            priority=wanted.get("priority"),
             vocab_size=1 << 30,
             eos_token_ids=set(),
+            **named,
         )
         request.tokenizer = None
         return request
+
+    def _continued(self, prompt: list[int], wanted: Json, named: Json) -> Real:
+        """A request of a session, by the release's own `Session`."""
+        params = {"replace": False, "drop_previous_output": False, **wanted["session"]}
+        make = find("Session", "session.session_controller", "managers.session_controller")
+        session = self.sessions.setdefault(params["id"], make(1000, params["id"]))
+        received = Stub(
+            input_ids=self.ids(prompt),
+            session_params=Stub(**params),
+            return_hidden_states=False,
+            **named | {"rid": wanted["rid"]},
+        )
+        more: Json = {"eos_token_ids": set()} if hasattr(session, "streaming") else {}
+        return session.create_req(received, None, 1 << 30, **more)
 
     def padded(self, ids: Real, images: Json) -> Real:
         """The ids with the release's own pad values in place of images.

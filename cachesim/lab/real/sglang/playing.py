@@ -10,6 +10,7 @@ from typing import Any, Final
 import numpy as np
 
 from cachesim.engines.images import Image
+from cachesim.engines.sglang import sessions
 from cachesim.engines.sglang.build import Sizes, grid_of, make_tree
 from cachesim.engines.sglang.node import Node, as_key
 from cachesim.engines.sglang.pools import (
@@ -31,6 +32,7 @@ from cachesim.lab.real.schedules import images_of
 
 MOST_STEPS: Final = 20_000
 MOST_IDLE: Final = 40
+KEYS: Final = ("salt", "priority", "routing_key")
 IDLE: Final = 10
 """Passes of a server that idles before it is flushed."""
 
@@ -83,6 +85,7 @@ class Player:
             ),
         )
         self.tree.on_evict = self._evicting
+        self.sessions: dict[str, sessions.Session] = {}
 
     # -- the tree ----------------------------------------------------------------------------------
 
@@ -168,16 +171,28 @@ class Player:
         return given or 0
 
     def _add(self, wanted: Mapping[str, Any]) -> Req:
-        prompt = read_row(wanted["prompt"])
+        prompt, refused = read_row(wanted["prompt"]), False
+        if "session" in wanted:
+            params = sessions.SessionParams.of(wanted["session"])
+            session = self.sessions.setdefault(params.id, sessions.Session())
+            found = session.prompt(params, np.array(prompt, np.int64))
+            refused = found is None
+            prompt = (sessions.STUB if found is None else found).tolist()
+            if not self.rules.scheduler.sessions_keep_keys:
+                wanted = {k: v for k, v in wanted.items() if k not in KEYS}
         req = self.add(
             prompt,
             max(1, wanted["generate"]),
             extra_key=wanted.get("salt"),
             priority=self._priority(wanted.get("priority")),
-            images=images_of(wanted),
+            images=() if "session" in wanted else images_of(wanted),
             routing_key=wanted.get("routing_key", ""),
             lora_id=wanted.get("lora", ""),
         )
+        if "session" in wanted:
+            req.in_session, req.to_finish = True, refused
+            if not refused:
+                session.join(params, wanted["rid"], req)
         reply = np.array(read_row(wanted.get("reply", "")), np.int64)
         text = np.concatenate((req.tokens[: len(prompt)], reply))
         self.keys.append(as_key(text, bigrams=self.tree.shape.bigrams).tolist())

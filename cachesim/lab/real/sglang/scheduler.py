@@ -22,6 +22,7 @@ from cachesim.lab.real.sglang.workloads import (
     draw_mixed,
     draw_policies,
     draw_priorities,
+    draw_sessions,
 )
 from cachesim.lab.real.vllm.scheduler import PACKAGES
 from cachesim.lab.real.worker_process import WorkerProcess
@@ -165,6 +166,7 @@ def hurdles(scenario: Scenario) -> dict[str, bool]:
         "its steps are never left half done": any(
             step.do == "cancel" or step.turns for step in scenario.step
         ),
+        "no request continues a session": any("session_params" in s.options for s in scenario.step),
         "it has one rank, --dcp-size 1": scenario.engine.options.get("dcp_size", 1) != 1,
     }
 
@@ -300,6 +302,7 @@ FEATURES: Final = {
     "priorities": replace(SCHEDULER, draw=draw_priorities),
     "policies": replace(SCHEDULER, draw=draw_policies),
     "adapters": replace(SCHEDULER, draw=draw_adapters),
+    "sessions": replace(SCHEDULER, draw=draw_sessions),
 }
 """The same, with what few servers use."""
 

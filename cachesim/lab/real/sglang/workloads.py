@@ -10,7 +10,7 @@ from random import Random
 from typing import Any, Final
 
 from cachesim.engines.sglang.rules import Rules
-from cachesim.lab.real.prompts import REPLIES, AgentUsers, Row, Writer
+from cachesim.lab.real.prompts import REPLIES, AgentUsers, Row, Writer, read_row
 
 KINDS: Final = (
     "full",
@@ -130,6 +130,32 @@ def draw_adapters(seed: int, number: int, rules: Rules) -> dict[str, Any]:
         if rng.random() < 0.7:
             wanted["lora"] = rng.choice("12334") * 32
     return drawn | {"id": f"adapters-{drawn['id']}", "steps": steps}
+
+
+def draw_sessions(seed: int, number: int, rules: Rules) -> dict[str, Any]:
+    """A workload of requests that continue earlier ones, some of which still run."""
+    drawn, rng = draw(seed, number, rules), Random(f"sglang sessions {seed} {number}")
+    config, steps = drawn["config"], together(rng, drawn["steps"])
+    most = min(config["tokens"], config.get("window_tokens", config["tokens"])) * 2 // 3
+    lengths: dict[str, dict[str, int]] = {"S": {}, "T": {}}
+    for rid, wanted in enumerate(itertools.chain.from_iterable(steps)):
+        if "prompt" not in wanted or wanted.get("images") or rng.random() < 0.2:
+            continue
+        own = len(read_row(wanted["prompt"])) + wanted["generate"]
+        session = rng.choice("ST")
+        known = lengths[session]
+        fits = [name for name, length in known.items() if length + own < most]
+        params: dict[str, Any] = {"id": session}
+        if fits and rng.random() < 0.8:
+            params["rid"] = rng.choice(fits[-3:])
+            params |= {"offset": rng.choice((5, 20, -3))} if rng.random() < 0.2 else {}
+            params |= {"replace": True} if rng.random() < 0.2 else {}
+            params |= {"drop_previous_output": True} if rng.random() < 0.2 else {}
+        elif rng.random() < 0.05:
+            params["rid"] = "unknown"
+        wanted |= {"session": params, "rid": f"r{rid}"}
+        known[f"r{rid}"] = own + known.get(params.get("rid", ""), 0)
+    return drawn | {"id": f"sessions-{drawn['id']}", "steps": steps}
 
 
 def together(rng: Random, steps: list[list[dict[str, Any]]]) -> list[list[dict[str, Any]]]:

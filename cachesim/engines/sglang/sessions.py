@@ -1,0 +1,112 @@
+"""Sessions: requests that continue an earlier one, whose tokens the server keeps.
+
+    first  [ P | reply ]            append   [ P | reply | new ]
+    offset [ P | reply )[ new ]     drop     [ P | new ]
+
+A session holds no memory: a continued request is matched in the tree like any other. Follows
+`session_controller.py`, without streaming sessions.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+
+from cachesim.engines.sglang.request import Req
+from cachesim.errors import OptionError, UpstreamAbort
+from cachesim.units import Integers
+
+FIELD: Final = "session_params"
+
+STUB: Final = np.zeros(1, np.int64)
+"""The prompt of a request that is refused: it is processed all the same."""
+
+
+@dataclass(frozen=True, slots=True)
+class SessionParams:
+    """How a request continues another one (`SessionParams`)."""
+
+    id: str
+    rid: str = ""
+    offset: int = 0
+    replace: bool = False
+    drop_previous_output: bool = False
+
+    @classmethod
+    def of(cls, given: object) -> "SessionParams":
+        """Read a request's field."""
+        if not isinstance(given, Mapping) or not given.keys() <= set(cls.__slots__):
+            msg = (
+                f"request field {FIELD!r} is no session; write {{ id = 'S', rid = 'r1' }}, with "
+                "offset, replace or drop_previous_output where they are wanted"
+            )
+            raise OptionError(msg)
+        read = {**given}
+        kinds: dict[str, type] = {"id": str, "rid": str, "offset": int}
+        for name, value in read.items():
+            if type(value) is not kinds.get(name, bool):
+                msg = f"request field {FIELD!r}: {name} is {value!r}"
+                raise OptionError(msg)
+        if not read.get("id"):
+            msg = f"request field {FIELD!r} has no id; write the name of a session"
+            raise OptionError(msg)
+        return cls(**read)
+
+
+@dataclass(slots=True, eq=False)
+class SessionReqNode:
+    """A request of a session, and those that continue it."""
+
+    req: Req
+    children: dict[str, "SessionReqNode"] = field(default_factory=dict)
+
+    def abort(self) -> None:
+        """End the request with its next token."""
+        if not self.req.finished:
+            self.req.to_finish = True
+
+
+@dataclass(slots=True)
+class Session:
+    """The requests of a session, by their names (`Session`)."""
+
+    nodes: dict[str, SessionReqNode] = field(default_factory=dict)
+
+    def prompt(self, params: SessionParams, tokens: Integers) -> Integers | None:
+        """The prompt of a request of these tokens; None where it is refused. Follows
+        `create_req`.
+
+        Trap: to replace all of a session ends the server, which empties the dictionary that it
+        goes through.
+        """
+        if params.replace and not params.rid and self.nodes:
+            where = "Session.create_req"
+            raise UpstreamAbort(where, "RuntimeError: dictionary changed size during iteration")
+        if not params.rid:
+            return tokens
+        last = self.nodes.get(params.rid)
+        if last is None:
+            return None
+        if params.replace:
+            last.abort()
+            for name in list(last.children):
+                self._clear(name)
+            last.children.clear()
+        elif not (last.req.finished and last.req.num_output):
+            return None
+        end = last.req.num_prompt if params.drop_previous_output else last.req.num_tokens
+        return np.concatenate((last.req.tokens[:end][: params.offset or None], tokens))
+
+    def join(self, params: SessionParams, name: str, req: Req) -> None:
+        """Keep a request under its name."""
+        node = self.nodes[name] = SessionReqNode(req)
+        if params.rid:
+            self.nodes[params.rid].children[name] = node
+
+    def _clear(self, name: str) -> None:
+        node = self.nodes.pop(name, None)
+        if node is not None:
+            for child in list(node.children):
+                self._clear(child)
+            node.abort()

@@ -1,0 +1,115 @@
+"""Sessions on SGLang: requests that continue an earlier one by its name."""
+
+from typing import Any
+
+import pytest
+
+from cachesim.engines.base import Engine, Reply, Request, Ticket
+from cachesim.engines.sglang.family import FAMILY
+from cachesim.errors import OptionError, UpstreamAbort
+from cachesim.model.presets import tiny
+from cachesim.typed import there_is
+from cachesim.units import as_tokens
+
+RELEASES = FAMILY.names()
+FIRST, NEXT = list(range(100, 120)), list(range(200, 205))
+REPLY = [300, 301, 302]
+
+
+def server(release: str) -> Engine:
+    model = tiny("dense", vocabulary=4096)
+    return Engine.create(f"sglang@{release}", model=model, arithmetic="counts")
+
+
+def send(engine: Engine, tokens: list[int], name: str = "", **asked: Any) -> Ticket:
+    fields = {each: asked.pop(each) for each in ("extra_key",) if each in asked}
+    fields |= {"session_params": {"id": "S", **asked}, "rid": name}
+    prompt, reply = as_tokens(tokens), as_tokens(REPLY)
+    return engine.submit(Request(prompt=prompt, predict=3, reply=reply, options=fields))
+
+
+def answer(engine: Engine, tokens: list[int], name: str = "", **asked: Any) -> Reply:
+    ticket = send(engine, tokens, name, **asked)
+    engine.run()
+    return there_is(engine.reply(ticket))
+
+
+@pytest.mark.parametrize("release", RELEASES)
+@pytest.mark.parametrize(
+    ("asked", "prompt"),
+    [
+        ({}, FIRST + REPLY + NEXT),
+        ({"offset": 4}, FIRST[:4] + NEXT),
+        ({"offset": -2}, (FIRST + REPLY)[:-2] + NEXT),
+        ({"drop_previous_output": True}, FIRST + NEXT),
+    ],
+)
+def test_a_request_continues_the_tokens_of_another(
+    release: str, asked: dict[str, Any], prompt: list[int]
+) -> None:
+    """What it has in common with it is cached, but for the last token, which has no slot."""
+    engine = server(release)
+    answer(engine, FIRST, "r1")
+
+    found = answer(engine, NEXT, "r2", rid="r1", **asked)
+
+    common = len(prompt) - len(NEXT)
+    assert prompt == list(found.prompt)
+    assert min(common, len(FIRST + REPLY) - 1) == found.cached
+
+
+@pytest.mark.parametrize("release", RELEASES)
+def test_a_request_that_still_runs_is_not_continued(release: str) -> None:
+    """It is refused, but with `replace`, which ends the one that runs."""
+    engine = server(release)
+    first = send(engine, FIRST, "r1")
+    engine.step()
+
+    refused = send(engine, NEXT, "r2", rid="r1")
+    taken = send(engine, NEXT, "r3", rid="r1", replace=True)
+    engine.run()
+
+    assert "BadRequestError" == there_is(engine.reply(refused)).error
+    assert FIRST + REPLY[:1] + NEXT == list(there_is(engine.reply(taken)).prompt)
+    assert REPLY[:2] == list(there_is(engine.reply(first)).generated)
+
+
+@pytest.mark.parametrize("release", RELEASES)
+def test_an_unknown_request_is_refused(release: str) -> None:
+    found = answer(server(release), NEXT, "r2", rid="r1")
+
+    assert ("BadRequestError", "Invalid request session id") == (found.error, found.message)
+
+
+@pytest.mark.parametrize("release", RELEASES)
+def test_059_drops_the_extra_key_of_a_session(release: str) -> None:
+    engine = server(release)
+    answer(engine, FIRST, "r1", extra_key="a")
+
+    found = answer(engine, FIRST, "r2", extra_key="b")
+
+    assert (len(FIRST) - 1 if release == "0.5.9" else 0) == found.cached
+
+
+@pytest.mark.parametrize("release", RELEASES)
+def test_to_replace_a_whole_session_ends_the_server(release: str) -> None:
+    engine = server(release)
+    answer(engine, FIRST, "r1", replace=True)
+
+    with pytest.raises(UpstreamAbort, match="changed size during iteration"):
+        send(engine, NEXT, "r2", replace=True)
+
+
+@pytest.mark.parametrize(
+    ("given", "problem"),
+    [
+        ("S", "is no session; write"),
+        ({"name": "S"}, "is no session; write"),
+        ({"rid": "r1"}, "has no id; write the name of a session"),
+        ({"id": "S", "offset": "4"}, "offset is '4'"),
+    ],
+)
+def test_a_session_that_is_none_is_refused(given: Any, problem: str) -> None:
+    prompt = as_tokens(FIRST)
+    with pytest.raises(OptionError, match=problem):
+        server("0.5.23").submit(Request(prompt=prompt, options={"session_params": given}))
