@@ -366,6 +366,8 @@ class Session(Loop):
             record.snapshot, record.holds = snapshot, holds
             record.reply = None if record.ticket is None else self.engine.reply(record.ticket)
             if record.reply is not None:
+                if "session_params" in record.step.options:  # the server has put it together
+                    record.prompt, record.parts = record.reply.prompt, ()
                 record.slot = record.reply.slot
                 record.error = record.error or record.reply.error
                 record.message = record.message or record.reply.message

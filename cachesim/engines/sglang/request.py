@@ -81,6 +81,7 @@ class Req:
     is_chunked: int = 0
     committed: int = 0
     finished: bool = False
+    dropped: bool = False  # finished without a reason: aborted while it waited, or for memory
     to_finish: bool = False  # its client is gone: the next token is its last
     retracted: bool = False
     retractions: int = 0

@@ -549,6 +549,7 @@ class Scheduler:
             raise UpstreamAbort(where, why)
         req = order.pop()
         self._end(req)
+        req.dropped = True
         req.retractions += 1
         if self.on_abort is not None:
             self.on_abort(req)
@@ -612,6 +613,7 @@ class Scheduler:
             self.waiting.remove(req)
             self.tree.stop_fetching(req)
             self._end(req)
+            req.dropped = True
         last = self.last.reqs if self.last is not None else []
         if not req.finished and (req in self.running.reqs or req in last):
             req.to_finish = True

@@ -93,7 +93,7 @@ class Session:
             for name in list(last.children):
                 self._clear(name)
             last.children.clear()
-        elif not (last.req.finished and last.req.num_output):
+        elif not (last.req.finished and not last.req.dropped):
             return None
         end = last.req.num_prompt if params.drop_previous_output else last.req.num_tokens
         return np.concatenate((last.req.tokens[:end][: params.offset or None], tokens))

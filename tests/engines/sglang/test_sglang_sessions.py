@@ -4,10 +4,13 @@ from typing import Any
 
 import pytest
 
+from cachesim.engines import Profile
 from cachesim.engines.base import Engine, Reply, Request, Ticket
 from cachesim.engines.sglang.family import FAMILY
 from cachesim.errors import OptionError, UpstreamAbort
 from cachesim.model.presets import tiny
+from cachesim.play import run
+from cachesim.scenario.format import Model, Scenario, Server, Step
 from cachesim.typed import there_is
 from cachesim.units import as_tokens
 
@@ -113,3 +116,23 @@ def test_a_session_that_is_none_is_refused(given: Any, problem: str) -> None:
     prompt = as_tokens(FIRST)
     with pytest.raises(OptionError, match=problem):
         server("0.5.23").submit(Request(prompt=prompt, options={"session_params": given}))
+
+
+def test_a_run_counts_the_prompt_that_the_server_puts_together() -> None:
+    """Its account has no token astray, and no prompt shorter than what is reused of it."""
+    first, more = {"session_params": {"id": "S"}}, {"session_params": {"id": "S", "rid": "r1"}}
+    engine = Server(name="sglang", profiles=("0.5.23",))
+    steps = (
+        Step(name="first", prompt=tuple(FIRST), predict=2, options={**first, "rid": "r1"}),
+        Step(name="next", prompt=tuple(NEXT), predict=2, options=more),
+    )
+    scenario = Scenario(name="session", engine=engine, model=Model(preset="dense"), step=steps)
+
+    found = run(scenario, Profile.parse("sglang@0.5.23"))
+
+    first_step, next_step = found.steps
+    assert (len(FIRST), len(FIRST) + 2 + len(NEXT)) == (
+        first_step.prompt_tokens,
+        next_step.prompt_tokens,
+    )
+    assert (len(FIRST) + 1, "same") == (next_step.cached, next_step.answer)
