@@ -1,6 +1,7 @@
 """The workloads that are held against SGLang's own scheduler, and what is told of them."""
 
 import sys
+from itertools import chain
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
@@ -13,7 +14,13 @@ from cachesim.lab.real.agreement import Agreement
 from cachesim.lab.real.schedules import count
 from cachesim.lab.real.sglang.playing import play
 from cachesim.lab.real.sglang.rust_core import MAMBA, RustNodes
-from cachesim.lab.real.sglang.scheduler import SCHEDULER, config_of, visible_of_rust, with_rust
+from cachesim.lab.real.sglang.scheduler import (
+    FEATURES,
+    SCHEDULER,
+    config_of,
+    visible_of_rust,
+    with_rust,
+)
 from cachesim.lab.real.sglang.scheduler_worker import Playing
 from cachesim.lab.real.sglang.workloads import KINDS, draw
 from cachesim.lab.real.vllm.scheduler import PACKAGES
@@ -87,6 +94,33 @@ def test_drawn_workloads_come_back_from_the_host(release: str) -> None:
     assert back
 
 
+WITHOUT: dict[str, dict[str, Any]] = {
+    "priorities": {"prioritizes": False},
+    "policies": {"schedule": "fcfs"},
+    "adapters": {"loras": 0},
+    "sessions": {},
+}
+"""What a workload of a feature is without it."""
+
+
+@pytest.mark.parametrize("release", FAMILY.names())
+@pytest.mark.parametrize("feature", FEATURES)
+def test_drawn_workloads_of_a_feature_depend_on_it(feature: str, release: str) -> None:
+    rules = FAMILY.release(release).rules
+    differing = 0
+    for number in range(len(KINDS)):
+        drawn = FEATURES[feature].draw(0, number, rules)
+        plain = drawn | {"config": drawn["config"] | WITHOUT[feature]}
+        if feature == "sessions":
+            steps = [[dict(each) for each in step] for step in drawn["steps"]]
+            for each in chain.from_iterable(steps):
+                each.pop("session", None)
+            plain["steps"] = steps
+        differing += play(drawn, rules) != play(plain, rules)
+
+    assert differing >= len(KINDS) // 4
+
+
 def test_a_prompt_whose_client_goes_while_it_is_read_ends_there_since_0523() -> None:
     """0.5.9 reads it to its end, and keeps all of it."""
     config = {"kind": "full", "tokens": 2000, "chunk": 64}
@@ -146,7 +180,11 @@ def test_the_last_request_that_finds_no_memory_counts_as_retracted_too() -> None
 def test_a_request_that_a_last_plan_retracts_is_counted() -> None:
     """The real scheduler drops the last request that finds no memory, and forms no batch."""
     request = SimpleNamespace(
-        rid="000000", retraction_count=0, origin_input_ids=[1], finished=lambda: True
+        rid="000000",
+        retraction_count=0,
+        origin_input_ids=[1],
+        extra_key=None,
+        finished=lambda: True,
     )
 
     def plan() -> None:
