@@ -53,8 +53,11 @@ PLAIN: Final = (
 )
 """Python's own classes that a state may have."""
 
-NUMPY: Final = frozenset({"_frombuffer", "_reconstruct", "dtype", "ndarray", "scalar"})
-"""What arrays are made of in a pickle."""
+NUMPY: Final = frozenset(
+    {"_frombuffer", "_reconstruct", "dtype", "ndarray", "scalar"}
+    | {"MT19937", "__bit_generator_ctor", "__randomstate_ctor"}
+)
+"""What arrays and generators are made of in a pickle."""
 
 HASH: Final = "__hash__"
 
