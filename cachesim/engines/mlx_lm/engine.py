@@ -17,6 +17,7 @@ from cachesim.engines.mlx_lm.server.store import ServerStore
 from cachesim.engines.mlx_lm.server.store import holdings as proof_of
 from cachesim.engines.mlx_lm.server.thread import ResponseGenerator
 from cachesim.engines.mlx_lm.store.lru_prompt_cache import CacheEntry
+from cachesim.errors import OptionError
 from cachesim.model.arithmetic import Network
 from cachesim.model.build import arithmetic_of, build
 from cachesim.model.trace import Traced
@@ -92,13 +93,34 @@ class MlxLm(JobEngine[MlxRules, MlxOptions, Job]):
             element_bytes=self.options.element_bytes,
             on_call=self._emit_call,
         )
-        self.server = ResponseGenerator(
+        self.server = self._started()
+
+    def _started(self) -> ResponseGenerator:
+        return ResponseGenerator(
             model=self.model,
             draft=self._draft(),
             options=self.options,
-            rules=rules,
+            rules=self.rules,
             emit=self._events.append,
         )
+
+    def restart(self) -> None:
+        """Start the server again; what is on disk stays (upstream: `_scan_existing_files`)."""
+        old = self.server
+        if old.rules.memory is not None:
+            msg = "the files that this server writes when it ends are not simulated"
+            raise OptionError(msg)
+        if not all(job.done for job in self._jobs):
+            msg = "the server is busy; let it finish first"
+            raise OptionError(msg)
+        self.server = self._started()
+        if old.rules.grid is not None and old.rules.grid.on_disk:
+            self.server.store.cache = old.store.cache
+
+    def sleep(self) -> None:
+        """Refuse it: the server has no idle state."""
+        msg = "mlx-lm's server never sleeps: write 'restart'"
+        raise OptionError(msg)
 
     def _draft(self) -> Forward | None:
         """The draft model or None; its states are not traced."""

@@ -302,7 +302,7 @@ def _snapshots(*fixes: str) -> Callable[[MlxRules], MlxRules]:
     return lay
 
 
-_OMLX: Final = GridRules(interval=2048, fewest_arrays=2)
+_OMLX: Final = GridRules(interval=2048, fewest_arrays=2, on_disk=True)
 
 _FIXES_929: Final = (
     "always_the_last_boundary",

@@ -213,6 +213,7 @@ class GridRules:
     keeps_the_end: bool = False  # Ollama: the state after a reply, and one where a match ended
     captures: bool = True  # oMLX#3699: no state of a prompt is kept where layers have states
     fewest_arrays: int = 1  # oMLX#2762: a layer's state of fewer arrays is a placeholder
+    on_disk: bool = False  # oMLX: its blocks are files, which a new server finds again
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

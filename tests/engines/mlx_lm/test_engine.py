@@ -40,6 +40,34 @@ def test_an_option_of_a_later_release_is_refused_with_its_release() -> None:
     assert 4 == server("after-906", prompt_cache_size=4).options.prompt_cache_size
 
 
+@pytest.mark.parametrize(
+    ("release", "kept"), [("0.32.2", 0), ("0.32.2+ollama", 0), ("0.31.3+omlx", 2048)]
+)
+def test_after_a_restart_only_blocks_on_disk_are_found(release: str, kept: int) -> None:
+    engine, prompt = server(release), as_tokens(list(range(300, 320)) * 103)
+    cold = ask(engine, prompt)
+    assert ask(engine, prompt).cached > 0
+
+    engine.restart()
+
+    warm = ask(engine, prompt)
+    assert (kept, cold.generated) == (warm.cached, warm.generated)
+
+
+def test_a_restart_that_would_leave_unknown_files_is_refused() -> None:
+    with pytest.raises(OptionError, match="files"):
+        server("0.31.3+vllm-mlx").restart()
+
+
+def test_a_busy_server_is_not_restarted_and_none_sleeps() -> None:
+    engine = server()
+    engine.submit(Request(prompt=PROMPT))
+    with pytest.raises(OptionError, match="busy"):
+        engine.restart()
+    with pytest.raises(OptionError, match="restart"):
+        engine.sleep()
+
+
 def test_a_tokenizer_of_ones_own_is_taken() -> None:
     engine = server(tokenizer=ByteTokenizer("chatml"))
 
