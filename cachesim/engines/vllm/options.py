@@ -294,6 +294,7 @@ class VllmOptions:
         """The scheduler's limits of a step."""
         return Limits(
             budget=self.max_num_scheduled_tokens or self.max_num_batched_tokens,
+            batched=self.max_num_batched_tokens,
             max_seqs=min(self.max_num_seqs, self.max_num_batched_tokens),  # as `EngineArgs`
             max_model_len=self.max_model_len,
             reserve_full=self.scheduler_reserve_full_isl,

@@ -295,6 +295,7 @@ class Limits:
 
     budget: int = 8192  # max_num_scheduled_tokens
     max_seqs: int = 256
+    batched: int = 0  # max_num_batched_tokens, where it is another number
     max_model_len: int = 1 << 16
     reserve_full: bool = True  # scheduler_reserve_full_isl
     drafts: int = 0  # num_speculative_tokens

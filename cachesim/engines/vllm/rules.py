@@ -198,6 +198,15 @@ class SchedulerRules:
     prompt_stop: PromptStop = "below-the-end"
     """0.32: the prefill of a prompt of whole blocks stops one block lower."""
 
+    encoder_before_split: bool = False
+    """Until 0.27: what the encoder leaves of a chunk is cut to whole blocks (#51603)."""
+
+    encoder_stops_ahead: bool = False
+    """Until 0.31: before an image without room a chunk ends a drafter's look-ahead early."""
+
+    encoder_counts_places: bool = True
+    """0.31: an image that stands twice in a prompt is needed until its last place."""
+
     accepts_small_budgets: bool = True
     """0.27: a step may have fewer tokens than a state's block; before, a server with such a
     `max_num_batched_tokens` does not start."""
@@ -371,7 +380,7 @@ RULES_0310 = replace(
     state=replace(
         RULES_0320.state, tail="prompt-drafter", attention_tail_below_end=False, exact_need=False
     ),
-    scheduler=replace(RULES_0320.scheduler, prompt_stop="floor"),
+    scheduler=replace(RULES_0320.scheduler, prompt_stop="floor", encoder_stops_ahead=True),
     runner=replace(
         RULES_0320.runner,
         ring_regions="last-page",
@@ -403,7 +412,7 @@ RULES_0280 = replace(
     pool=replace(RULES_0290.pool, reserves_null_block=False),
     lookup=replace(RULES_0290.lookup, truncates_all=False),
     retention=replace(RULES_0290.retention, on_hit_alignment=False, accepts_idle_zero=False),
-    scheduler=replace(RULES_0290.scheduler, pins_tails=True),
+    scheduler=replace(RULES_0290.scheduler, pins_tails=True, encoder_counts_places=False),
     runner=replace(RULES_0290.runner, model_runner_v1="always", seeds_in_smallest_block=False),
 )
 
@@ -411,7 +420,12 @@ RULES_0271 = replace(
     RULES_0280,
     pool=replace(RULES_0280.pool, appends_uncached=True),
     lookup=replace(RULES_0280.lookup, all_mode_blocks="not-larger", coarse_beside_windows=False),
-    scheduler=replace(RULES_0280.scheduler, steps_back_by_place=False, store_hit="attention"),
+    scheduler=replace(
+        RULES_0280.scheduler,
+        steps_back_by_place=False,
+        store_hit="attention",
+        encoder_before_split=True,
+    ),
 )
 
 RULES_0260 = replace(

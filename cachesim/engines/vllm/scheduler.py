@@ -9,8 +9,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
+from cachesim.engines.images import Image
 from cachesim.engines.vllm.block_pool import cdiv, checkpoint_position
 from cachesim.engines.vllm.coordinator import Hit, KVCacheManager
+from cachesim.engines.vllm.encoder import EncoderCache
 from cachesim.engines.vllm.request import (
     ENDED,
     NO_TRANSFERS,
@@ -36,6 +38,7 @@ class _Turn:
 
     step: Step
     budget: int
+    embeddings: int  # that the encoder may still make
     index: int = 0
 
 
@@ -49,6 +52,8 @@ class Scheduler:
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
         self.splitter = Splitter.of(manager, budget=limits.budget, use_eagle=limits.use_eagle)
+        ahead = int(limits.lookahead > 0)
+        self.encoder = EncoderCache(limits.batched or limits.budget, ahead, self.rules.scheduler)
         self.passes_block_tables = False  # pass block tables to the runner
         self.on_lookup: Callable[[Request, Hit], None] | None = None
         self.on_deferred: Callable[[Request, Hit], None] | None = None
@@ -67,6 +72,7 @@ class Scheduler:
 
     def add_request(self, request: Request) -> None:
         """Queue a request, by arrival or by priority."""
+        self.encoder.fit(request.images)
         self.waiting.append(request)
         self._sort_waiting()
 
@@ -81,7 +87,7 @@ class Scheduler:
         self.manager.new_step_starts()
         step = Step()
         limits = self.limits
-        turn = _Turn(step, budget=limits.budget)
+        turn = _Turn(step, budget=limits.budget, embeddings=self.encoder.size)
         while turn.index < len(self.running) and turn.budget > 0:
             request = self.running[turn.index]
             if self._surely_ends(request):
@@ -90,9 +96,7 @@ class Scheduler:
             known = request.num_tokens + request.placeholders
             new = known + len(request.spec_tokens) - request.num_computed
             new = min(new, turn.budget, limits.max_model_len - request.num_computed - 1)
-            if self.splitter is not None:
-                wanted, new = new, self.splitter.take(request, new, request.num_computed, 0)
-                step.cut_to_none |= wanted > new == 0
+            new, images = self._cut(request, new, request.num_computed, 0, turn)
             if new == 0:
                 turn.index += 1
                 continue
@@ -101,6 +105,7 @@ class Scheduler:
                 if limits.by_priority and self.rules.scheduler.goes_on_without_itself:
                     continue
                 break
+            self._encode(request, images, turn)
             turn.index += 1
             turn.budget -= new
             drafts: tuple[int, ...] = ()
@@ -113,9 +118,8 @@ class Scheduler:
             )
             step.chunks.append(chunk)
         step.running = tuple(step.chunks)
-        budget = turn.budget
         if not step.preempted:
-            self._schedule_waiting(step, budget)
+            self._schedule_waiting(turn)
         if self.external is not None and self.rules.scheduler.pins_tails:
             self.manager.pin_tails()
         step.copies = self.manager.take_copies()
@@ -151,6 +155,7 @@ class Scheduler:
                 return blocks
             victim = self._victim(turn)
             self.manager.free(victim)
+            self.encoder.free(victim)
             self.prefills.discard(victim)
             victim.status = "preempted"
             victim.num_computed = 0
@@ -181,8 +186,8 @@ class Scheduler:
             turn.index -= 1
         return victim
 
-    def _schedule_waiting(self, step: Step, budget: int) -> None:
-        limits = self.limits
+    def _schedule_waiting(self, turn: "_Turn") -> None:
+        limits, step, budget = self.limits, turn.step, turn.budget
         skipped: list[Request] = []
         while budget > 0 and len(self.running) < limits.max_seqs:
             queue = self.holding or self.waiting
@@ -197,10 +202,11 @@ class Scheduler:
                 hit, (num_external, loads) = self._prefix_hit(request)
             start = request.num_computed + hit.length + num_external
             new, padded = (0, False) if loads else self._count(request, start, step, budget)
-            if self.splitter is not None and not loads and new:
-                self.splitter.check_external(num_external)
-                wanted, new = new, self.splitter.take(request, new, start, hit.uncached)
-                step.cut_to_none |= wanted > new == 0
+            images: Sequence[Image] = ()
+            if not loads and new:
+                if self.splitter is not None:
+                    self.splitter.check_external(num_external)
+                new, images = self._cut(request, new, start, hit.uncached, turn)
                 if padded and new and new != 1 + limits.drafts:
                     new, padded = 1, False
             if not new and not loads:
@@ -217,9 +223,11 @@ class Scheduler:
                 reserved_blocks=self._reserved_blocks() if loads else 0,
             )
             if blocks is None:
+                self.encoder.free(request)
                 if self.on_deferred is not None:
                     self.on_deferred(request, hit)
                 break
+            self._encode(request, images, turn)
             if num_external and self.on_external is not None:
                 self.on_external(request, hit.length, num_external)
             queue.popleft()
@@ -248,6 +256,25 @@ class Scheduler:
         self.holding.extendleft(reversed(skipped))
         if limits.by_priority:
             self.holding = deque(sorted(self.holding, key=lambda each: each.rank))
+
+    def _cut(
+        self, request: Request, new: int, start: int, uncached: int, turn: "_Turn"
+    ) -> tuple[int, Sequence[Image]]:
+        """Number of tokens that whole blocks and the encoder leave of a chunk, and its images."""
+        images: Sequence[Image] = ()
+        first = self.rules.scheduler.encoder_before_split
+        if request.images and first:
+            new, images = self.encoder.take(request, new, start, turn.embeddings)
+        if self.splitter is not None and new:
+            wanted, new = new, self.splitter.take(request, new, start, uncached)
+            turn.step.cut_to_none |= wanted > new == 0
+        if request.images and new and not first:
+            new, images = self.encoder.take(request, new, start, turn.embeddings)
+        return new, images
+
+    def _encode(self, request: Request, images: Sequence[Image], turn: "_Turn") -> None:
+        self.encoder.allocate(request, images)
+        turn.embeddings -= sum(each.count for each in images)
 
     def _count(self, request: Request, start: int, step: Step, budget: int) -> tuple[int, bool]:
         """Tokens to compute of a waiting request, 0 if it has to wait; and if it is padded."""
@@ -377,6 +404,8 @@ class Scheduler:
                     request.num_computed -= rejected
                 if request.placeholders > 0:
                     request.placeholders -= rejected
+            if request.images and (before := request.num_computed - request.placeholders) > 0:
+                self.encoder.free(request, before)
             if tokens and self._append(request, tokens, is_stale=is_stale):
                 done.append(request)
         if done:
@@ -492,6 +521,7 @@ class Scheduler:
         Follows `_free_request` and `_connector_finished`.
         """
         self.prefills.discard(request)
+        self.encoder.free(request)
         if self.external is not None:
             known = self.rules.scheduler.store_frees == "known-tokens"
             count = request.num_tokens if known else request.num_computed

@@ -57,6 +57,7 @@ class Player(Groups):
             self.manager,
             Limits(
                 budget=config.get("scheduled") or budget,
+                batched=budget,
                 max_seqs=config.get("max_seqs", 16),
                 max_model_len=max_model_len,
                 reserve_full=config.get("reserve_full", True),
