@@ -141,10 +141,19 @@ def test_what_the_real_scheduler_is_not_led_through_is_refused(name: str, why: s
 
 def test_a_step_that_is_left_half_done_is_refused() -> None:
     [(_, scenario)] = load_all(["vllm-29387-same-step"])
-    gone = Step(name="gone", do="cancel", turns=1)
+    options = dict(scenario.engine.options) | {"async_scheduling": True}
+    engine = replace(scenario.engine, options=options)
 
     with pytest.raises(ScenarioError, match="never left half done"):
-        SCHEDULER.play_scenario(replace(scenario, step=(*scenario.step, gone)), "0.33.0")
+        SCHEDULER.play_scenario(replace(scenario, engine=engine), "0.33.0")
+
+
+def test_a_client_that_leaves_is_an_abort_of_its_turn() -> None:
+    [(_, scenario)] = load_all(["vllm-45414-two-pictures"])
+
+    _, workload = SCHEDULER.workload_of(scenario, "0.23.0")
+
+    assert [6, None, None, None, None, None] == [each.get("abort") for each in workload["steps"][1]]
 
 
 def test_who_comes_later_is_told_in_turns() -> None:

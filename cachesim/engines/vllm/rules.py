@@ -207,6 +207,9 @@ class SchedulerRules:
     encoder_counts_places: bool = True
     """0.31: an image that stands twice in a prompt is needed until its last place."""
 
+    encoder_waits_for_tokens: bool = True
+    """0.27: an image is needed until no token that is not known yet can be taken back."""
+
     accepts_small_budgets: bool = True
     """0.27: a step may have fewer tokens than a state's block; before, a server with such a
     `max_num_batched_tokens` does not start."""
@@ -438,6 +441,7 @@ RULES_0260 = replace(
         store_hit="longest-group",
         pins_tails=False,
         accepts_small_budgets=False,
+        encoder_waits_for_tokens=False,
     ),
 )
 

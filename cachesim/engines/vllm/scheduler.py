@@ -404,8 +404,9 @@ class Scheduler:
                     request.num_computed -= rejected
                 if request.placeholders > 0:
                     request.placeholders -= rejected
-            if request.images and (before := request.num_computed - request.placeholders) > 0:
-                self.encoder.free(request, before)
+            waits = request.placeholders * self.rules.scheduler.encoder_waits_for_tokens
+            if request.images and request.num_computed > waits:
+                self.encoder.free(request, request.num_computed - waits)
             if tokens and self._append(request, tokens, is_stale=is_stale):
                 done.append(request)
         if done:

@@ -210,7 +210,10 @@ class RealScheduler(Generic[R]):
     def play_scenario(self, scenario: Scenario, release: str) -> tuple[StepPlayed, ...]:
         """Play a scenario on the simulator, then on the real scheduler with the same tokens."""
         records, workload = self.workload_of(scenario, release)
-        groups = list(groups_of(scenario))
+        groups = [
+            [index for index in group if scenario.step[index].do != "cancel"]
+            for group in groups_of(scenario)
+        ]
         with self.start(release) as process:
             real = self.visible(workload, process.play(workload))
         simulated = self.visible(workload, self.play(workload, self.family.release(release).rules))

@@ -65,8 +65,7 @@ def hurdles(scenario: Scenario) -> dict[str, bool]:
     """Reasons for which a scenario is not played on the real scheduler."""
     options = scenario.engine.options
     return {
-        "its steps are never left half done": bool(options.get("async_scheduling"))
-        or any(step.do == "cancel" for step in scenario.step),
+        "its steps are never left half done": bool(options.get("async_scheduling")),
         "it computes under no adapter": bool(options.get("lora")),
         "it has no prefill server whose lease ends": bool(options.get("kv_lease_steps")),
         "its layers have no rings": bool(options.get("rings")),
@@ -91,6 +90,10 @@ def group_of(records: Sequence[Record], server: Engine) -> list[dict[str, Any]]:
     turn, found = 0, list[dict[str, Any]]()
     for record in records:
         turn += (record.step.turns or 0) if found else 0
+        if record.step.do == "cancel":
+            names = [each.name for each in records]
+            found[names.index(record.step.of) if record.step.of else -1]["abort"] = turn
+            continue
         reach = 0 if record.ticket is None else stored.get(record.ticket, 0)
         more: dict[str, Any] = {"after": turn} if turn else {}
         more |= {"propose": _proposals(record)} if searches else {}
