@@ -153,7 +153,7 @@ def test_a_client_that_leaves_is_an_abort_of_its_turn() -> None:
 
     _, workload = SCHEDULER.workload_of(scenario, "0.23.0")
 
-    assert [6, None, None, None, None, None] == [each.get("abort") for each in workload["steps"][1]]
+    assert [3, None, None, None, None, None] == [each.get("abort") for each in workload["steps"][1]]
 
 
 def test_who_comes_later_is_told_in_turns() -> None:

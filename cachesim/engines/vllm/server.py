@@ -341,7 +341,7 @@ def amounts(manager: KVCacheManager) -> Amounts:
     )
 
 
-MOST_IDLE: Final = 8
+MOST_IDLE: Final = 3
 """Consecutive steps without a chunk after which waiting requests can make no progress."""
 
 

@@ -139,7 +139,7 @@ class Groups:
             if busy:
                 step, spans = self.schedule(requests)
                 stuck = 0 if spans or self.under_way or moving else stuck + 1
-                if stuck > 8:
+                if stuck > 3:
                     return "stuck"
                 for name, span in spans.items():
                     self.results[name]["chunks"].append([*span])
