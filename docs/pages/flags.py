@@ -11,11 +11,10 @@ from pages.tables import code, plain, shape, table
 INTRODUCTION = """\
 # Server flags
 
-What a scenario may write under `[engine.options]`, with the flag that the real server has for it;
-what a step may write under `options` stands below each. Names are upstream's, with `_` for `-`.
-`cachesim list ENGINE --flags` prints the same, `cachesim list ENGINE@RELEASE --flags` what one
-release has. Ranges are of whole numbers. Where no release is named, all have the option. An option
-that a release does not have is refused, and so is a value out of range.
+What a scenario may write under `[engine.options]`, and a step under `options`, with the real
+server's flag. `cachesim list ENGINE --flags` prints the same, `cachesim list ENGINE@RELEASE
+--flags` what one release has. Ranges are of whole numbers. Where no release is named, all have the
+option. Of two names the second is the flag; a single name is both, with `--` and dashes as a flag.
 """
 
 
@@ -40,8 +39,9 @@ def _table(family: Family[Any, Any]) -> str:
 
 
 def _row(flag: Flag) -> tuple[str, ...]:
+    alike = flag.upstream == f"--{flag.name.replace('_', '-')}"
     return (
-        f"{code(flag.name)} {code(flag.upstream)}",
+        code(flag.name) if alike else f"{code(flag.name)} {code(flag.upstream)}",
         plain(flag.about),
         plain(shape(flag.value)),
         plain(flag.default),

@@ -19,7 +19,8 @@ def _row(cells: Sequence[str]) -> str:
 def shape(text: str) -> str:
     """What a value may be, in few words."""
     text = re.sub(r"^a whole number from (\S+ to \S+)(?: \((\w+)\))?", r"\1 \2", text)
-    return re.sub(r"^(?:one of|a|an) ", "", text)
+    text = re.sub(r"(-?\d[\d.]*) to (-?\d[\d.]*)", r"\1..\2", text)
+    return re.sub(r"^(?:one of|a|an) ", "", text).replace("true or false", "boolean")
 
 
 def code(text: str) -> str:

@@ -15,7 +15,7 @@ from cachesim.engines.vllm.rules import SchedulerRules
 
 
 class EncoderCache:
-    """Outputs by image, with the requests that need each; others go when room is needed."""
+    """Outputs by image, with the requests that need each (`EncoderCacheManager`)."""
 
     def __init__(self, size: int, lookahead: int, rules: SchedulerRules) -> None:
         self.size = self.unused = size

@@ -101,44 +101,38 @@ class LlamaCppFlags:
     Parameters
     ----------
     release
-        A build such as b9873, b9538 if left out; a scenario is then run on every release that it
-        names. With `logs`: whose logs, instead of those of May, June and October. With `newest`:
-        the profile that the wheel is compared with; the newest if left out.
+        A build; b9538 by default, for a scenario every release that it names. With `logs`: whose
+        logs. With `newest`: the profile compared with the wheel.
     seed
         The seed of everything drawn at random.
     workloads
-        How many: each is a fresh server with random flags and 4 to 12 requests, or 70; with chats,
-        files, embeddings, restarts, cancels, arrivals and all else that users do.
+        How many: each is a fresh server with random flags and 4 to 12 requests, or 70.
     model
         A preset of `cachesim list presets`; may be repeated. By default all that the release can
         load.
     first
-        The number of the first workload, to come back to one of a longer run.
+        The number of the first workload.
     scenario
         A scenario to run instead: a file, a folder, or the name of a shipped one.
     logits
-        Compare logits and greedy tokens of cold prompts instead, the same weights in both.
+        Compare logits and greedy tokens of cold prompts instead.
     arrivals
         Workloads in which a request arrives while the server reads another one's prompt.
     agents
-        Workloads of coding agents: prompts of thousands of tokens, tool results, edits, compaction,
-        sub-agents, cancels, slot files, on up to four slots and a small `--cache-ram`.
+        Workloads of coding agents: long prompts, tool results, edits, compaction, sub-agents.
     logs
         Make logs of every release instead, rebuild their workloads as `cachesim why` does, and
         count how often the replay reuses what the server did.
     requests
         With `logs`: how many requests of each kind of log.
     fit
-        A build (b9713) or a version of its package: look for the rules that come nearest to it.
-        What its servers answered is kept, so a second search runs nothing.
+        A build or a version of its package: search the rules that come nearest to it.
     settings
-        Print in which settings the comparison differs from `llama-server -m model`, by the wheel's
-        own parser, and why no result depends on them, instead.
+        Print the settings that differ from those of `llama-server -m model`, with the reasons.
     newest
-        Look up the newest wheel and say whether it still is as the newest release known here; if
-        not, fit the rule fields that explain it.
+        Compare the newest wheel with the newest release known here; fit the rules that differ.
     wheel
-        With `newest`: another wheel to hold against it, as b11063 or 2026.9.11063.
+        With `newest`: another wheel, as b11063 or 2026.9.11063.
 
     """
 

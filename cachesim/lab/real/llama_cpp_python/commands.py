@@ -109,7 +109,7 @@ def real_llama_cpp_python(
         Look up the newest version and say whether it still is as the newest release known here; if
         not, fit the rule fields that explain it.
     wheel
-        With `newest`: another version to hold against it, as 0.3.31.
+        With `newest`: another version, as 0.3.31.
 
     """
     if scenario is not None:

@@ -63,7 +63,7 @@ class MlxFlags:
         Look up the newest version and say whether it still is as the newest release known here; if
         not, fit the rule fields that explain it.
     wheel
-        With `newest`: another version to hold against it, as 0.31.3.
+        With `newest`: another version, as 0.31.3.
 
     """
 

