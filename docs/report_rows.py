@@ -50,9 +50,7 @@ def followed(
     profile = full_profile(engine, before.profile) if before.profile else None
     if profile is not None and profile.patches:
         evidence = SOURCE
-    elif profile is not None and (
-        before.answer not in {None, "same"} or before.error not in {None, "cancelled"}
-    ):  # that a client leaves is no error of a release
+    elif profile is not None and (before.answer not in {None, "same"} or before.error is not None):
         evidence = label_of(scenario, profile, before.step) or SOURCE
     else:
         evidence = CONFIRMED if agreed else SOURCE
