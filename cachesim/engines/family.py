@@ -204,7 +204,7 @@ class Corner:
     steps: int = 0  # maximum requests of a workload; 0: the default
     crowd: bool = False  # most requests arrive together
     edges: tuple[int, ...] = ()  # lengths at which it branches, beside those of all servers
-    asks: Mapping[str, Any] = field(default_factory=dict)  # fields of some of its requests
+    fields: Mapping[str, Any] = field(default_factory=dict)  # of some of its requests
 
 
 Act: TypeAlias = Literal["new", "again", "continue", "part", "together", "cancel"]
@@ -255,6 +255,7 @@ class Family(Generic[R, S]):
     has_slots: bool = True  # requests may name a slot
     may_decline: bool = True  # requests may disable reuse (`cache_prompt`)
     keeps_replies: bool = False  # its cache holds the last token of a reply too
+    prompt_field: str = ""  # the request field by which the server extends a prompt
     renders_chats: bool = False  # it takes messages and renders them with its own chat template
     takes_images: bool = False  # its requests may have images
     check_model: Callable[["ModelSpec"], object] | None = None  # refuses unsupported models

@@ -366,7 +366,7 @@ class Session(Loop):
             record.snapshot, record.holds = snapshot, holds
             record.reply = None if record.ticket is None else self.engine.reply(record.ticket)
             if record.reply is not None:
-                if "session_params" in record.step.options:  # the server has put it together
+                if self.family.prompt_field in record.step.options:  # the server's own prompt
                     record.prompt, record.parts = record.reply.prompt, ()
                 record.slot = record.reply.slot
                 record.error = record.error or record.reply.error

@@ -202,8 +202,8 @@ def _limits(engine: str) -> tuple[str, ...]:
 Chat: TypeAlias = tuple[Turn, ...]
 
 
-WAYS: Final = ("extend", "extend", "new", "edit", "again", "cut", "rewrite", "continue")
-"""What the next request is to the chat of an earlier one."""
+CHAT_MOVES: Final = ("extend", "extend", "new", "edit", "again", "cut", "rewrite", "continue")
+"""Moves from an earlier chat to the next request; a move in two places is drawn twice as often."""
 
 
 class Chats:
@@ -228,7 +228,7 @@ class Chats:
         if not self._turns or (self._strangers and draws.integer(0, 2)):
             return self._opened(new)
         chat, reply = self._turns[-1 - draws.integer(0, min(3, len(self._turns) - 1))]
-        way = draws.one_of(WAYS)
+        way = draws.one_of(CHAT_MOVES)
         if way == "new":
             return self._opened(new)
         if way == "edit":
@@ -336,7 +336,7 @@ def draw_workload(
         whole = options | dict(late.flags) | dict(shape.fixed)
         if compatible(profile, model, tuple(whole.items())):
             options = whole
-            steps = [_asking(draws, step, late) for step in steps]
+            steps = [_with_fields(draws, step, late) for step in steps]
     return scenario_of(profile, model, shape, options, name=name, steps=steps)
 
 
@@ -361,11 +361,11 @@ def scenario_of(
     )
 
 
-def _asking(draws: Draws, step: Step, corner: Corner) -> Step:
-    """A step, a third of them with the fields of a corner."""
-    if not corner.asks or draws.integer(0, 2) or step.do != "complete":
+def _with_fields(draws: Draws, step: Step, corner: Corner) -> Step:
+    """A step, a third of them with the request fields of a corner."""
+    if not corner.fields or draws.integer(0, 2) or step.do != "complete":
         return step
-    return replace(step, options=dict(corner.asks))
+    return replace(step, options={**step.options, **corner.fields})
 
 
 def inside(shape: Shape, corner: Corner) -> Shape:

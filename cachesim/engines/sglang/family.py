@@ -204,11 +204,11 @@ def _late_corners() -> Iterator[Corner]:
     """Options under which requests overtake and preempt each other, or have adapters."""
     two: dict[str, object] = {"max_running_requests": 2}
     first = {"enable_priority_scheduling": True, "priority_scheduling_preemption_threshold": 0}
-    yield Corner(flags=two | first, asks={"priority": 1})
+    yield Corner(flags=two | first, fields={"priority": 1})
     for policy in ("lpm", "shortest-prefill-first"):
         yield Corner(flags=two | {"schedule_policy": policy})
     adapter = {"lora": {"name": "L", "path": "A"}}
-    yield Corner(flags={"lora": "A", "max_loras_per_batch": 1}, asks=adapter)
+    yield Corner(flags={"lora": "A", "max_loras_per_batch": 1}, fields=adapter)
 
 
 TINY: Final = {"max_total_tokens": 24, "chunked_prefill_size": 8, "max_running_requests": 2}
@@ -261,6 +261,7 @@ FAMILY: Final[Family[Rules, SglangOptions]] = Family(
     hunted=({}, {"enable_hierarchical_cache": True, "max_total_tokens": 400}),
     corners=tuple(_corners()),
     late_corners=tuple(_late_corners()),
+    prompt_field="session_params",
     scopes=(
         Scope(
             flags={**TINY, "page_size": 4},
