@@ -84,6 +84,13 @@ def well_behaved(_: "Fake", __: int) -> str:
     return ""
 
 
+class _Silent(ThreadingHTTPServer):
+    """Prints nothing of a client that leaves: the log of a fake is its last words alone."""
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        del request, client_address
+
+
 class Fake:
     """A running server; `requests` counts what it was sent."""
 
@@ -94,7 +101,7 @@ class Fake:
         self.requests = 0
         self.erased = 0
         self.bodies: list[Any] = []
-        self.server = ThreadingHTTPServer(("127.0.0.1", port), handler_of(self))
+        self.server = _Silent(("127.0.0.1", port), handler_of(self))
         self.server.daemon_threads = True
         self.url = f"http://127.0.0.1:{self.server.server_port}"
         threading.Thread(target=self.server.serve_forever, args=(0.01,), daemon=True).start()

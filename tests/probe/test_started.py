@@ -60,6 +60,11 @@ def test_a_server_that_dies_is_a_finding_with_its_status() -> None:
     assert 1 == result.outcome.finding.proofs[1]
 
 
+def test_the_last_line_with_a_word_is_quoted() -> None:
+    with pytest.raises(InputError, match=r"ended with status 4: no memory$"):
+        probed("sh -c 'echo no memory; echo; echo ------; exit 4' {port}")
+
+
 def test_a_finding_outlives_a_server_that_cannot_be_started_again(tmp_path: Path) -> None:
     script = f"test -e {tmp_path}/ended && exit 4; {SERVER} $0 dies; touch {tmp_path}/ended"
     result = probed(f"sh -c '{script}' {{port}}")

@@ -322,10 +322,11 @@ class ServerProcess:
         self._log.close()
 
     def last_line(self) -> str:
-        """The last line that it wrote, behind a colon."""
+        """The last line with a word that it wrote, behind a colon: no rule under a traceback."""
         size = os.fstat(self._log.fileno()).st_size
         self._log.seek(max(0, size - 2000))
-        lines = [each for each in self._log.read().decode("utf-8", "replace").splitlines() if each]
+        text = self._log.read().decode("utf-8", "replace")
+        lines = [each for each in text.splitlines() if any(map(str.isalnum, each))]
         self._log.seek(0, os.SEEK_END)
         return f": {printable(lines[-1].strip())[:160]}" if lines else ""
 
