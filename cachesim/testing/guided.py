@@ -13,6 +13,10 @@ those before it:
               that have a word of their name in common meet more often
     model     any class of these layers for which the server has rules of its own
     after     an eviction or an erased slot an earlier prompt is sent again in half of the cases
+    edits     a space or a line break comes into an earlier prompt, or leaves it: some servers
+              compare texts
+    clients   leave after some turns, also of requests that wait, or once a slot holds a number of
+              tokens; servers that can restart do
 
 A workload depends on its seed and number alone, so that several processes find what one does.
 """
@@ -29,8 +33,9 @@ from cachesim.engines.option import Option
 from cachesim.errors import InputError
 from cachesim.model.arithmetic import ArithmeticName
 from cachesim.model.presets import preset
-from cachesim.play.session import Record, Session, SlotActions, groups_of
-from cachesim.scenario.format import Step
+from cachesim.play.loop import Reading
+from cachesim.play.session import Record, Restarting, Session, SlotActions, groups_of
+from cachesim.scenario.format import LEAVES, Step
 from cachesim.testing.workloads import (
     DEFAULT,
     Client,
@@ -68,6 +73,9 @@ LONGEST: Final = 4300
 
 WINDOWS: Final = (2, 4, 8, 16)
 """Sizes of small windows."""
+
+SPACES: Final = (13, 35)
+"""Tokens of a line break and of a space."""
 
 SMALL: Final = (1, 2, 3, 4, 5, 8, 16, 32, 64)
 """Values tried of any whole number."""
@@ -124,9 +132,19 @@ class GuidedTree(Tree):
     def _prompt(self) -> tuple[int, ...]:
         again, self.again = self.again and bool(self._turns), False
         if not (again and self._draws.integer(0, 1)):
+            if self._turns and not self._draws.integer(0, 15):
+                return self._respaced(self._draws.one_of(self._turn()))
             return super()._prompt()
         prompt, held = self._turn()
         return self._draws.one_of((prompt, held + self._new(len(held))))
+
+    def _respaced(self, prompt: tuple[int, ...]) -> tuple[int, ...]:
+        """The prompt with white space more, or without that which it has."""
+        fewer = tuple(each for each in prompt if each not in SPACES)
+        if len(fewer) < len(prompt) and self._draws.integer(0, 1):
+            return fewer
+        at = self._cut(len(prompt))
+        return (*prompt[:at], self._draws.one_of(SPACES), *prompt[at:], *self._words(1))
 
     def _turn(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         if self._draws.integer(0, 3):
@@ -153,6 +171,10 @@ class GuidedTree(Tree):
         near = [n for n in self.numbers.latest() if so_far < n <= so_far + LONGER]
         more = self._near(near) - so_far if near else self._draws.integer(1, LONGER)
         return replace(step, reply=(*(step.reply or ()), *self._words(max(0, more))))
+
+    def near_one(self, default: int) -> int:
+        """A number, or one beside it; `default` where none is known."""
+        return self._near(self.numbers.latest() or (default,))
 
     def _near(self, numbers: Sequence[int]) -> int:
         return max(1, self._draws.one_of(numbers) + self._draws.one_of(NEAR))
@@ -234,6 +256,9 @@ class Guided(Client):
         self._acts = ("long reply", *self.incidents) if shape.incidents else ()
         if self._acts and isinstance(self.session.engine, SlotActions):
             self._acts += ("erase",)
+        if self._acts and not shape.kinds:
+            self._acts += ("leave",)
+            self._acts += ("restart",) if isinstance(self.session.engine, Restarting) else ()
         self._together = shape.together and (self._places or not self._family.has_slots)
         self._index = self._idle = 0
         self._known = set[object]()
@@ -260,11 +285,15 @@ class Guided(Client):
             elif act == "slot file":
                 saved = True
                 yield [Step(name=f"s{name}", do="slot-save", slot=slot, file="slot")]
+            elif act == "restart" and draws.integer(0, 1):
+                yield [Step(name=f"t{name}", do="restart")]
             elif saved and draws.integer(0, 2) == 2:
                 saved = bool(draws.integer(0, 1))
                 yield [Step(name=f"l{name}", do="slot-restore", slot=slot, file="slot")]
             first, *others = self._requests()
             steps = [*self.having(first, act, f"g{name}"), *others]
+            if act == "leave":
+                steps = self._left(steps, f"g{name}")
             for group in groups_of(replace(self.scenario, step=tuple(steps))):
                 yield [steps[number] for number in group]
 
@@ -277,6 +306,17 @@ class Guided(Client):
             goes_on = self._together and self._index < MOST
             fields = self.beside(crowd=self._crowd, arrivals=self._arrivals) if goes_on else {}
         yield from self.interrupt(self._index)
+
+    def _left(self, steps: Sequence[Step], gone: str) -> list[Step]:
+        """The requests; the client of one leaves after some turns, or at a number of tokens."""
+        draws = self._draws
+        at = draws.one_of([at for at, step in enumerate(steps) if step.do == "complete"])
+        step, later = steps[at], draws.integer(at + 1, len(steps))
+        if isinstance(self.session.engine, Reading) and draws.integer(0, 1):
+            held = self._tree.near_one(len(step.ids))
+            return [*steps[:at], replace(step, leaves=LEAVES[0], held=held), *steps[at + 1 :]]
+        end = Step(name=gone, do="cancel", of=step.name, turns=draws.integer(0, 6))
+        return [*steps[:later], end, *steps[later:]]
 
     def _learn(self, records: Iterable[Record]) -> None:
         """Add the numbers of events and replies; count requests that brought nothing new."""

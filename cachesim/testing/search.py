@@ -205,6 +205,8 @@ def _plainer_steps(scenario: Scenario) -> Iterator[Scenario]:
 def _plainer(step: Step) -> Iterator[dict[str, Any]]:
     """Simplified fields of a step."""
     reply, predict = step.reply, step.predict
+    if step.leaves is not None:
+        yield {"leaves": None, "held": None}
     if reply is not None:
         yield {"reply": reply[:1]}
         yield {"reply": reply[: len(reply) // 2] or reply[:1]}

@@ -75,6 +75,37 @@ def test_prompts_end_near_the_numbers_of_the_servers_flags() -> None:
     assert near > far
 
 
+@pytest.mark.parametrize(
+    ("profile", "drawn"),
+    [
+        ("llama.cpp@b11549", {"cancel", "restart", "held", "space"}),
+        ("ik_llama.cpp@8337e4cd3", {"cancel", "space"}),
+        ("mlx-lm@0.32.2", {"cancel", "restart", "space"}),
+        ("vllm@0.33.0", {"cancel", "space"}),
+    ],
+)
+def test_clients_leave_servers_restart_and_white_space_changes(
+    profile: str, drawn: set[str]
+) -> None:
+    found = set[str]()
+    for number in range(60):
+        for step in played(profile, number, "dense")[0].step:
+            found |= {step.do} & {"cancel", "restart"}
+            found |= {"held"} if step.held is not None else set()
+            found |= {"space"} if {13, 35} & set(map(int, step.ids)) else set()
+
+    assert drawn == found
+
+
+def test_an_incident_of_a_real_server_is_not_joined_by_others() -> None:
+    shape = replace(SHAPE, kinds=("slot file",))
+    for number in range(30):
+        steps = played("llama.cpp@b11549", number, "dense", shape=shape)[0].step
+
+        assert not {"cancel", "restart"} & {step.do for step in steps}
+        assert {None} == {step.held for step in steps}
+
+
 @pytest.mark.parametrize("stop_early", [True, False])
 def test_what_fails_fails_again_when_its_scenario_is_played(*, stop_early: bool) -> None:
     profile, found = Profile.parse("mlx-lm@0.31.2"), 0
