@@ -56,6 +56,24 @@ def test_llama_server_decodes_each_image_apart_from_the_text() -> None:
     assert [32, 32, 32, 16] == decoded
 
 
+@pytest.mark.parametrize(
+    ("release", "cached", "error"),
+    [
+        ("b9713", [0, None, None], "aborted"),
+        ("b9873", [0, None, 96], "server_error"),
+        ("b11549", [0, 64, 64], None),
+    ],
+)
+def test_a_cut_between_two_images_fails_in_older_llama_servers(
+    release: str, cached: list[int | None], error: str | None
+) -> None:
+    given = ("S photo other q", "S photo S", "S photo other S")
+    run = run_scenario(prompts(f"llama.cpp@{release}", *given))
+
+    assert cached == [step.cached for step in run.steps]
+    assert error == run.steps[1].error
+
+
 def test_a_block_has_the_hash_and_the_offset_of_each_of_its_images() -> None:
     images = (image("a", 2, 5), image("b", 9, 3))
 

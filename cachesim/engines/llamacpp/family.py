@@ -156,6 +156,7 @@ OLDEST: Final = ServerRules(
         exact_search="threshold",
         erasure="beyond",
         seq_rm_failure="assert",
+        images_part="abort",
         failed_restore_resets=True,
     ),
     checkpoints=CheckpointRules(
@@ -384,6 +385,12 @@ LANDED: Final[tuple[Merged, ...]] = (
         sets={"loop.empty_batches_abort": False},
     ),
     Merged(
+        name="images-part-with-an-error",
+        about="a cut of a slot between two images fails the request; before, it ends the process",
+        landed="b9873",
+        sets={"reuse.images_part": "error"},
+    ),
+    Merged(
         pull=25070,
         about="the prompt cache never exceeds its limit: room is made first, a large entry refused",
         landed="b10068",
@@ -445,6 +452,12 @@ LANDED: Final[tuple[Merged, ...]] = (
         about="slot files carry the checkpoints",
         landed="b11549",
         sets={"slots.file_holds_checkpoints": True},
+    ),
+    Merged(
+        name="images-part",
+        about="a slot can be cut between two images that adjoin",
+        landed="b11549",
+        sets={"reuse.images_part": "cut"},
     ),
     Merged(
         name="rank-in-pieces",

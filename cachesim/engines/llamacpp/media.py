@@ -3,9 +3,15 @@
     prompt   [ text ][ image ][ image ][ text )
     passes     1       2        2        2         each image in decodes of its own
 
-A position is one token here, as in models without M-RoPE. Traps that are not simulated: a cut of a
-slot between two images that adjoin ends the process until b9713 (`Chunk not found`), is an error
-from b9873 on, and is made in b11549; a cut inside an image fails in all of them.
+A position is one token here, as in models without M-RoPE.
+
+    slot     [ text ][ image ][ image ][ text )
+    prompt   [ text ][ image ][ text )
+                             n_past                   a cut of the slot between two images
+
+Trap: `keep_first` looks for a chunk that begins at the token before the cut, and finds none unless
+the image has one token. That ends the process until b9713, and from b9873 on fails this and each
+further request that shares the first image: the slot stays as it is. b11549 cuts.
 """
 
 from cachesim.engines.llamacpp.events import BatchDecoded
@@ -15,12 +21,21 @@ from cachesim.engines.llamacpp.slot import Slot, Task
 from cachesim.units import Count
 
 FAILED = "failed to process image"
+NO_CHUNK = "Chunk not found"
 
 
 def whole_chunks(task: Task, n_past: int) -> int:
     """A common prefix: an image belongs to it whole or not at all (`get_common_prefix`)."""
     inside = (int(each.start) for each in task.images if each.start < n_past < each.end)
     return next(inside, n_past)
+
+
+def parts_images(server: ServerContext, slot: Slot, n_past: int) -> bool:
+    """True if the slot has an image before and one after a cut (`keep_first`, `find_chunk`)."""
+    tokens, images = slot.prompt.tokens, slot.running.images
+    return any(each.end == n_past and each.count > 1 for each in images) and any(
+        tuple(tokens[n_past : n_past + len(image)]) == image for image in server.media
+    )
 
 
 def next_image(task: Task, n_tokens: int) -> int:

@@ -136,7 +136,7 @@ def to_task(
         prompt, _ = format_prompt_infill(prompt, suffix, options.batch)
     check_tokens(request, prompt, server.network.spec.vocabulary)
     check_images(request, kind, server)
-    server.has_media |= bool(request.images)
+    server.media |= {prompt[each.start : each.end] for each in request.images}
     if server.rules.checkpoints.placement == "every":
         starts = ()
     if fields:
@@ -519,7 +519,7 @@ class LlamaCpp(Engine):
         check_integrity(self._server)
 
     def _submit_action(self, kind: TaskKind, slot: int, name: str) -> Ticket:
-        if self._server.has_media:
+        if self._server.media:
             msg = f"{kind} of a server that read images is not simulated; leave one of them out"
             raise OptionError(msg)
         number = self._server.take_number()

@@ -31,7 +31,7 @@ from cachesim.engines.llamacpp.slot import Contexts, Slot, SlotState, Task
 from cachesim.errors import OptionError, UpstreamAbort
 from cachesim.model.adapters import Adapted, Strengths, adapted_in
 from cachesim.model.arithmetic import Network
-from cachesim.units import Array, Count, Token
+from cachesim.units import Array, Count, Token, Tokens
 
 CANCELLED: Final = "cancelled"
 """The error of a request whose client disconnected."""
@@ -48,7 +48,7 @@ class ServerContext:
     seq_rm_type: SeqRm
     n_swa: int  # 0 without a window, and with `swa_full` since #22288
     can_shift: bool
-    has_media: bool = field(default=False, kw_only=True)  # a request had images
+    media: set[Tokens] = field(default_factory=set, kw_only=True)  # images of all requests
     slots: list[Slot]
     cache: PromptCache | None
     lora: Strengths = ()  # of requests without their own (upstream: `params_base.lora_adapters`)

@@ -39,7 +39,13 @@ from cachesim.engines.llamacpp.events import (
     ParentCopied,
     PromptStarted,
 )
-from cachesim.engines.llamacpp.media import next_image, process_chunks, whole_chunks
+from cachesim.engines.llamacpp.media import (
+    NO_CHUNK,
+    next_image,
+    parts_images,
+    process_chunks,
+    whole_chunks,
+)
 from cachesim.engines.llamacpp.memory.batch import Batch
 from cachesim.engines.llamacpp.selection import try_clear_idle_slots
 from cachesim.engines.llamacpp.server_batch import Piece, ServerBatch, advance, pass_over_replies
@@ -470,6 +476,12 @@ def start_prompt(server: ServerContext, slot: Slot) -> bool:
         )
         n_past, slot.keeps_last_cell = n_past - 1, server.rules.reuse.last_token_after_cut
         task.ledger.apply(causes.LAST_TOKEN, n_past, n_tokens=task.n_tokens)
+    if task.images and rules.images_part != "cut" and parts_images(server, slot, n_past):
+        if rules.images_part == "abort":
+            where = "server_tokens::find_chunk"
+            raise UpstreamAbort(where, NO_CHUNK)
+        server.finish(slot, "error", "server_error", f"got exception: {NO_CHUNK}")
+        return False
     _commit(slot, n_past)
     return True
 
