@@ -145,6 +145,7 @@ class Session(Loop):
         if isinstance(self.engine, InfillRendering):
             self.vocabulary.gap = self.engine.render_infill
         self.n_sent = 0  # steps
+        self.cancelled: set[Ticket] = set()
         self.ended = False  # the server did not survive a step
         self.known: tuple[tuple[str, Tokens], ...] = ()  # held texts by name, after the last step
 
@@ -316,6 +317,7 @@ class Session(Loop):
         ticket = next(each.ticket for each in earlier if each.name == wanted)
         if ticket is not None:
             self.engine.cancel(ticket)
+            self.cancelled.add(ticket)
 
     def _set_lora(self, record: Record) -> None:
         if not isinstance(self.engine, Adapting):
@@ -372,6 +374,10 @@ class Session(Loop):
                 record.error = record.error or record.reply.error
                 record.message = record.message or record.reply.message
                 self.vocabulary.replies[record.name] = record.reply.generated
+            elif (
+                record.ticket in self.cancelled
+            ):  # some servers reply nothing to a client that left
+                record.error = record.error or CANCELLED
             # Checked only where a step needs it: `isinstance` looks up every method of a protocol.
             several = record.ticket is not None and record.step.completions > 1
             if several and isinstance(self.engine, SeveralReplies):
