@@ -25,7 +25,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import cache, partial
-from itertools import combinations
+from itertools import combinations, islice, product
 from typing import Any, Final
 
 from cachesim.engines.family import Corner, Profile, family_of
@@ -73,6 +73,9 @@ LONGEST: Final = 4300
 
 WINDOWS: Final = (2, 4, 8, 16)
 """Sizes of small windows."""
+
+TRIED: Final = 24
+"""Values tried of a flag and of the one that it needs, until a server accepts them."""
 
 SPACES: Final = (13, 35)
 """Tokens of a line break and of a space."""
@@ -333,17 +336,22 @@ class Guided(Client):
 def _with(
     draws: Seeded, profile: Profile, model: str, options: dict[str, Any], flag: Option
 ) -> dict[str, Any]:
-    """The options with a flag, and with the one that it needs, where a server accepts them."""
-    more = dict(options)
-    while flag.name not in more:
-        values = [each for each in _values(flag, options) if each != flag.default]
-        if not values:
-            break
-        more[flag.name] = draws.one_of(values)
-        if not flag.needs:
-            break
-        flag = family_of(profile.engine).option(flag.needs)
-    return more if compatible(profile, model, tuple(more.items())) else options
+    """The options with a flag, and with the one that it needs, as a server accepts them."""
+    chain = [flag]
+    while chain[-1].needs and chain[-1].needs not in options:
+        chain.append(family_of(profile.engine).option(chain[-1].needs))
+    if flag.name in options:
+        return options
+    names = [each.name for each in chain]
+    values = [
+        draws.shuffled([value for value in _values(each, options) if value != each.default])
+        for each in chain
+    ]
+    for chosen in islice(product(*values), TRIED):
+        more = options | dict(zip(names, chosen, strict=True))
+        if compatible(profile, model, tuple(more.items())):
+            return more
+    return options
 
 
 def _words(flag: Option) -> set[str]:

@@ -232,6 +232,7 @@ class Options:
         "the second model of spec_type 'draft-simple': the name of a preset",
         default=None,
         kind="any",
+        needs="spec_type",
         since="b9294",
         may_be_silent=True,
     )
