@@ -354,7 +354,7 @@ class VllmOptions:
             raise OptionError(msg)
         self._check_retention(groups, rules)
         self._check_states(groups, rules)
-        self._check_windows(groups)
+        self._check_windows(groups, rules)
         unit, block = self.prefix_match_unit, groups[0].block
         if unit and any(each.block % unit for each in groups):
             sizes = " and ".join(map(str, sorted({each.block for each in groups})))
@@ -371,15 +371,23 @@ class VllmOptions:
             )
             raise OptionError(msg)
 
-    def _check_windows(self, groups: Sequence[GroupSpec]) -> None:
+    def _check_windows(self, groups: Sequence[GroupSpec], rules: Rules) -> None:
         """Follows `unify_kv_cache_spec_page_size`: the smaller pages hold a multiple of tokens."""
         size, kinds = self.window_block_size, {each.kind for each in groups}
         if not size:
             return
-        if "mamba" in kinds or not {"full", "window"} <= kinds:
+        if not {"full", "window"} <= kinds:
             msg = (
                 f"option 'window_block_size' is {size}; it is for models with full attention and "
-                "windows, and without states: leave it out"
+                "windows: leave it out"
+            )
+            raise OptionError(msg)
+        modes = {each.mode for each in groups if each.kind == "mamba"}
+        fine = modes == {"align"} and rules.lookup.fine_beside_states
+        if modes and self.enable_prefix_caching and not fine:
+            msg = (
+                f"option 'window_block_size' is {size}; beside states only 0.28 and later start "
+                "with it, in mode 'align': leave it out"
             )
             raise OptionError(msg)
         if max(size, self.block_size) % min(size, self.block_size):

@@ -81,6 +81,10 @@ class LookupRules:
     """0.28: no partial hits beside window groups with larger blocks than the hash unit; before, the
     engine core ends at the first lookup."""
 
+    fine_beside_states: bool = True
+    """0.28: in mode `align` ids are as fine as the smallest block; before, they covered the largest
+    one beside states, and the engine core ended at its start where windows had smaller blocks."""
+
     all_mode_blocks: StateBlocks = "equal"
     """States in mode `all` have blocks of attention's size since 0.28; until 0.27 smaller ones were
     possible. Otherwise an id covers more tokens than a block has, and the engine core ends at its
@@ -422,7 +426,12 @@ RULES_0280 = replace(
 RULES_0271 = replace(
     RULES_0280,
     pool=replace(RULES_0280.pool, appends_uncached=True),
-    lookup=replace(RULES_0280.lookup, all_mode_blocks="not-larger", coarse_beside_windows=False),
+    lookup=replace(
+        RULES_0280.lookup,
+        all_mode_blocks="not-larger",
+        coarse_beside_windows=False,
+        fine_beside_states=False,
+    ),
     scheduler=replace(
         RULES_0280.scheduler,
         steps_back_by_place=False,

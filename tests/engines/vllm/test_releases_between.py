@@ -1,5 +1,6 @@
 """What changed between releases of vLLM: groups' marks, ids, freed blocks, refused settings."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -18,6 +19,8 @@ FULL = GroupSpec(kind="full", block=16)
 ALL_MODE: Any = {"mamba_cache_mode": "all"}
 EAGLE: Any = {"speculative_method": "eagle"}
 STATES = GroupSpec(kind="mamba", block=16, speculative_blocks=2)
+SMALL: Any = {"block_size": 32, "window_block_size": 16}
+THREE = replace(preset("hybrid"), layers=("ssm", "attention", "window"), window=32)
 
 
 def groups_of(release: str, model: str, **options: Any) -> tuple[GroupSpec, ...]:
@@ -250,10 +253,26 @@ def test_windows_have_blocks_of_their_own() -> None:
     assert {("full", 32), ("window", 16)} == {(each.kind, each.block) for each in groups}
 
 
+def test_windows_beside_states_have_blocks_of_their_own() -> None:
+    groups = VllmOptions(**SMALL).groups(THREE, FAMILY.release("0.28.0").rules)
+
+    assert [("mamba", 32), ("full", 32), ("window", 16)] == [
+        (each.kind, each.block) for each in groups
+    ]
+
+
+@pytest.mark.parametrize(("release", "mode"), [("0.27.1", "align"), ("0.33.0", "none")])
+def test_windows_beside_states_have_none_where_ids_cover_the_largest_block(
+    release: str, mode: Any
+) -> None:
+    with pytest.raises(OptionError, match="and later start with it, in mode 'align'"):
+        VllmOptions(**SMALL, mamba_cache_mode=mode).groups(THREE, FAMILY.release(release).rules)
+
+
 @pytest.mark.parametrize(
     ("model", "size", "problem"),
     [
-        ("hybrid", 8, "without states: leave it out"),
+        ("hybrid", 8, "full attention and windows"),
         ("dense", 8, "full attention and windows"),
         ("swa", 12, "must divide one another"),
     ],
