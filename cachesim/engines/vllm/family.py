@@ -37,7 +37,7 @@ RELEASES: Final = (
     _release("0.26.0", "2026-07-25", RULES_0260, "partial hits"),
     _release("0.27.1", "2026-08-11", RULES_0271, "a store is notified of whole blocks"),
     _release("0.28.0", "2026-08-25", RULES_0280, "align mode for every model"),
-    _release("0.29.0", "2026-09-09", RULES_0290, "retention is an option"),
+    _release("0.29.0", "2026-09-09", RULES_0290, "sparse retention, without drafts beside states"),
     _release("0.30.0", "2026-09-22", RULES_0300, "sparse retention by default"),
     _release("0.31.0", "2026-10-03", RULES_0310, "a first chunk of one token is a prefill"),
     _release("0.32.0", "2026-10-17", RULES_0320, "prompts of whole blocks stop one block lower"),

@@ -12,7 +12,10 @@ from cachesim.errors import OptionError
 from cachesim.model.spec import ModelSpec
 
 DENSE: Final = -1
-"""`prefix_cache_retention_interval` unset: every block and every state keeps its id."""
+"""`prefix_cache_retention_interval` is None: every block and every state keeps its id."""
+
+UNSET: Final = -2
+"""`prefix_cache_retention_interval` unset in 0.29 (#55760): dense for a hybrid with a drafter."""
 
 LONGEST: Final = 4096
 """Default of `max_model_len` with a large pool."""
@@ -153,13 +156,14 @@ class VllmOptions:
     prefix_cache_retention_interval: int = option(
         "--prefix-cache-retention-interval",
         "which states and window blocks are kept besides those at the prompt's end and at "
-        "junctions: one per this many tokens; 0: no others; -1: all",
+        "junctions: one per this many tokens; 0: no others; -1: all; -2: as -1 for drafters "
+        "beside states, else as 0",
         default=DENSE,
-        low=DENSE,
+        low=UNSET,
         high=MOST,
         unit="tokens",
         since="0.23.0",
-        later={"0.30.0": 0},
+        later={"0.29.0": UNSET, "0.30.0": 0},
         tried=(0, DENSE),
     )
     scheduler_reserve_full_isl: bool = option(
@@ -271,7 +275,7 @@ class VllmOptions:
     def retention(self) -> int | None:
         """The retention interval, or None for dense."""
         interval = self.prefix_cache_retention_interval
-        return None if interval == DENSE else interval
+        return None if interval == DENSE else max(interval, 0)
 
     def hash_lookahead(self, rules: Rules) -> int:
         """Tokens after a block that its id covers. Follows `num_hash_lookahead_tokens`."""
@@ -515,7 +519,15 @@ class VllmOptions:
                 "this model needs more blocks for a single request"
             )
             raise OptionError(msg)
-        return replace(self, max_model_len=max(self.max_model_len, 0) or longest)
+        interval = self.prefix_cache_retention_interval
+        hybrid = len({each.kind == "mamba" for each in groups}) > 1
+        if interval == UNSET and hybrid and self.use_eagle:
+            interval = DENSE
+        return replace(
+            self,
+            max_model_len=max(self.max_model_len, 0) or longest,
+            prefix_cache_retention_interval=interval,
+        )
 
     @property
     def _longest(self) -> int:

@@ -282,3 +282,23 @@ def test_blocks_of_windows_that_no_release_makes_are_refused(
 ) -> None:
     with pytest.raises(OptionError, match=problem):
         groups_of("0.33.0", model, block_size=16, window_block_size=size)
+
+
+@pytest.mark.parametrize(
+    ("release", "model", "method", "interval"),
+    [
+        ("0.28.0", "hybrid", "none", None),
+        ("0.29.0", "hybrid", "none", 0),
+        ("0.29.0", "hybrid", "ngram", 0),
+        ("0.29.0", "hybrid", "eagle", None),
+        ("0.29.0", "swa", "eagle", 0),
+        ("0.30.0", "hybrid", "eagle", 0),
+    ],
+)
+def test_only_a_hybrid_with_a_drafter_keeps_all_states_by_default_in_029(
+    release: str, model: str, method: str, interval: int | None
+) -> None:
+    options = {"speculative_method": method}
+    made: Any = base.Engine.create(f"vllm@{release}", model=preset(model), options=options)
+
+    assert interval == made.manager.coordinator.retention
