@@ -261,6 +261,7 @@ class Family(Generic[R, S]):
     check_model: Callable[["ModelSpec"], object] | None = None  # refuses unsupported models
     model_classes: Callable[["ModelSpec"], tuple[str, ...]] = lambda _: ()  # with these layers
     plays_chunks: bool = False  # a layer's window may be the chunk of a token
+    plays_compressed: bool = False  # windows may be those of DeepSeek V4's compressors
     groups_layers: bool = False  # the number of layers of each kind decides how a pool is shared
     interrupts: bool = False  # publishes blocks before it writes them: searches abort requests
     records_provenance: str = ""  # option that disables its record of state contents
@@ -291,6 +292,9 @@ class Family(Generic[R, S]):
 
     def check(self, spec: "ModelSpec") -> None:
         """Refuse a model with layers that the server has no rules for."""
+        if spec.compressed and not self.plays_compressed:
+            msg = f"{self.name} has no rules for DeepSeek V4's layers: leave `compressed` out"
+            raise SpecError(msg)
         if self.check_model is not None:
             self.check_model(spec)
         elif spec.chunked and not self.plays_chunks:

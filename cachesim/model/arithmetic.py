@@ -100,13 +100,14 @@ class PlainStore:
         self._cells: dict[int, tuple[_Cells, ...]] = {}
         self._states: dict[int, Array] = {}
         spec = network.spec
-        views = _View(0, chunked=False), _View(spec.window, chunked=spec.chunked)
+        views = {0: _View(0, chunked=False)}
         for shape in network.shapes:
             if shape.place == "recurrent":
                 self._states[shape.layer] = np.zeros((sets, shape.row), shape.dtype)
             else:
-                windowed = shape.place == "window"
-                cells = tuple(_Cells(shape, views[windowed]) for _ in range(sets))
+                window = spec.window_of(shape.layer) if shape.place == "window" else 0
+                view = views.setdefault(window, _View(window, chunked=spec.chunked))
+                cells = tuple(_Cells(shape, view) for _ in range(sets))
                 self._cells[shape.layer] = cells
 
     def attend(self, layer: int, keys: Array, values: Array) -> Lanes:

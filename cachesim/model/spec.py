@@ -34,6 +34,9 @@ LARGEST: Final[dict[str, int]] = {
 }
 """The stated limits: past these a toy is no longer a toy."""
 
+COMPRESSOR_WINDOW: Final = 8
+"""Tokens of two groups of 4, which a compressor of DeepSeek V4 makes one key of."""
+
 MOST_BYTES: Final = 1 << 40
 MOST_LAYERS: Final = 128
 
@@ -78,6 +81,7 @@ class ModelSpec:
     head_size: int = 16
     window: int = 0  # positions a window layer sees, the query's own included
     chunked: bool = False  # windows are the chunks of so many positions (Llama 4); see `turns`
+    compressed: bool = False  # every second window is a compressor's (DeepSeek V4)
     rope: RopeStyle = "pairs"
     rope_base: float = 10000.0
     qk_norm: bool = False
@@ -162,8 +166,9 @@ class ModelSpec:
         """The number of trailing tokens that can matter for the last logits; None: all of them."""
         if set(self.layers) & {"attention", "ssm", "delta"}:
             return None
-        steps = {"window": self.window - 1, "conv": self.conv_size - 1}
-        return 1 + sum(steps[kind] for kind in self.layers)
+        conv = self.conv_size - 1
+        kinds = enumerate(self.layers)
+        return 1 + sum(conv if kind == "conv" else self.window_of(at) - 1 for at, kind in kinds)
 
     @property
     def conv_channels(self) -> int:
@@ -173,6 +178,11 @@ class ModelSpec:
     def turns(self, layer: int) -> bool:
         """True if a layer's keys are turned; beside chunked layers only those of the chunks are."""
         return self.rope != "none" and not (self.chunked and self.kind(layer) == "attention")
+
+    def window_of(self, layer: int) -> int:
+        """Positions that a layer with a window sees."""
+        states = self.compressed and layer in self.window_layers[1::2]
+        return COMPRESSOR_WINDOW if states else self.window
 
     def conv_row(self, layer: int) -> int:
         """Numbers of a layer's convolution state (upstream: n_embd_r)."""
@@ -244,6 +254,9 @@ def _check_sizes(spec: ModelSpec) -> None:
 def _check_attention(spec: ModelSpec) -> None:
     if spec.chunked and "window" not in spec.layers:
         raise _refuse(spec, "chunked", "only layers with a window see chunks: leave it out")
+    windows = spec.layers.count("window")
+    if spec.compressed and (spec.chunked or windows < 2 or "attention" not in spec.layers):
+        raise _refuse(spec, "compressed", "it takes full attention and two layers with windows")
     if not set(spec.layers) & set(ATTENTION_KINDS) and not spec.mtp_depth:
         return
     if spec.heads % spec.kv_heads:

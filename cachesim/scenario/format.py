@@ -144,6 +144,9 @@ class Model:
     chunked: Annotated[
         bool | None, YesNo(), "Windows are chunks of so many positions, as in Llama 4 (mlx-lm)."
     ] = None
+    compressed: Annotated[
+        bool | None, YesNo(), "Every second window is a compressor's, as in DeepSeek V4 (vllm)."
+    ] = None
     vocabulary: Annotated[int | None, Whole(8, limits.VOCABULARY), "How many tokens."] = None
     width: Annotated[int | None, Whole(1, limits.WIDTH), "Numbers per token."] = None
     mlp_width: Annotated[int | None, Whole(0, 4 * limits.WIDTH), "Width inside the MLP."] = None

@@ -300,6 +300,7 @@ FAMILY: Final[Family[Rules, VllmOptions]] = Family(
     reuse_flags=("enable_prefix_caching",),
     has_slots=False,
     plays_chunks=True,
+    plays_compressed=True,
     groups_layers=True,
     interrupts=True,
     draft_flag="speculative_method",

@@ -9,7 +9,7 @@ from cachesim.engines.vllm.block_pool import GroupSpec, Sizes, StateMode, cdiv, 
 from cachesim.engines.vllm.request import Limits
 from cachesim.engines.vllm.rules import Rules
 from cachesim.errors import OptionError
-from cachesim.model.spec import ModelSpec
+from cachesim.model.spec import COMPRESSOR_WINDOW, ModelSpec
 
 DENSE: Final = -1
 """`prefix_cache_retention_interval` is None: every block and every state keeps its id."""
@@ -25,8 +25,14 @@ MAX_NUM_SEQS: Final = 256
 
 MOST_BLOCKS: Final = 1 << 22
 MOST: Final = 1 << 20
+DEFAULT_BLOCK: Final = 16
 RING: Final = 8
 """Rows of a ring without drafts (`CompressorStateCache`)."""
+
+COMPRESSED_BLOCK: Final = 256
+"""Tokens in a block of DeepSeek V4's keys, the only size that its backends take."""
+
+COMPRESSED_WINDOW: Final = 128
 
 LATE: Final = frozenset({"store-async", "nixl"})
 """Connectors whose loads arrive in later steps."""
@@ -39,7 +45,7 @@ class VllmOptions:
     block_size: int = option(
         "--block-size",
         "tokens in a block of attention",
-        default=16,
+        default=DEFAULT_BLOCK,
         low=1,
         high=MOST,
         unit="tokens",
@@ -314,6 +320,8 @@ class VllmOptions:
         if self.rings and not spec.chunked:
             msg = "option 'rings' is for models with chunks: write `chunked`, or leave it out"
             raise OptionError(msg)
+        if spec.compressed:
+            return self._compressed(spec, rules)
         layers = [self._layer(spec, kind) for kind in spec.layers]
         if rules.state.blocks_of_whole_chunks and self.mamba_cache_mode == "all":
             size = self.mamba_chunk_size or 1
@@ -374,6 +382,29 @@ class VllmOptions:
                 f"its blocks of {block} tokens: leave it out, or write {block}"
             )
             raise OptionError(msg)
+
+    def _compressed(self, spec: ModelSpec, rules: Rules) -> tuple[GroupSpec, ...]:
+        """The groups of DeepSeek V4, whose sizes are its classes' own."""
+        block = COMPRESSED_BLOCK if self.block_size == DEFAULT_BLOCK else self.block_size
+        wanted = {
+            "window": (spec.window, COMPRESSED_WINDOW),
+            "block_size": (block, COMPRESSED_BLOCK),
+            "window_block_size": (self.window_block_size, 0),
+            "mamba_block_size": (self.mamba_block_size, 0),
+            "drafter_block_size": (self.drafter_block_size, 0),
+            "connector": (self.connector, "none"),
+            "eagle_groups": (self.eagle_groups, "auto"),
+        }
+        for name, (given, only) in wanted.items():
+            if given != only:
+                msg = f"{name!r} is {given}; layers of DeepSeek V4 have {only}: write {only}"
+                raise OptionError(msg)
+        if self.speculative_method == "eagle" or not rules.lookup.mixed_blocks:
+            msg = "DeepSeek V4 is in releases since 0.20, and drafts with its own head: write mtp"
+            raise OptionError(msg)
+        groups = compressed_groups(spec, rules, drafts=self.use_eagle)
+        self._check_groups(groups, rules)
+        return groups
 
     def _check_windows(self, groups: Sequence[GroupSpec], rules: Rules) -> None:
         """Follows `unify_kv_cache_spec_page_size`: the smaller pages hold a multiple of tokens."""
@@ -598,3 +629,35 @@ class VllmOptions:
         marks = rules.lookup.marks
         own = marks == "drafter" or (marks == "mtp" and self.speculative_method == "mtp")
         return "drafter" if own else "all"
+
+
+def compressed_groups(spec: ModelSpec, rules: Rules, *, drafts: bool) -> tuple[GroupSpec, ...]:
+    """The groups of DeepSeek V4 Flash, with the layers that stand for theirs.
+
+    every layer        a window of 128                            in two groups, half and half
+    of ratio 4 or 128  keys of so many tokens; of 4 an indexer's  in one
+    of ratio 4         states of two compressors                  in one, with a window of 8
+    of ratio 128       states of a compressor                     in one, with a window of 128
+
+    No layer stands for the last: a hit ends where no group of 128 tokens is open. Pro's first layer
+    is one of those, and its last two groups are in the other order. Follows the specs of
+    `deepseek_v4`, and `_get_packed_kv_cache_groups`.
+    """
+    windows, states = spec.window_layers[::2], spec.window_layers[1::2]
+    halves = tuple(
+        GroupSpec(
+            kind="window",
+            block=64,
+            window=COMPRESSED_WINDOW,
+            eagle=drafts and half == 1,  # of the MTP head, the 44th layer
+            layers=windows[half::2],
+        )
+        for half in range(2)
+    )
+    keys = GroupSpec(kind="full", block=COMPRESSED_BLOCK, layers=spec.attention_layers)
+    first = (*halves, keys) if rules.lookup.groups_in_layer_order else (keys, *halves)
+    return (
+        *first,
+        GroupSpec(kind="window", block=4, window=COMPRESSOR_WINDOW, layers=states),
+        GroupSpec(kind="window", block=8, window=COMPRESSED_WINDOW),
+    )

@@ -66,6 +66,10 @@ class LookupRules:
     """0.33: with EAGLE and MTP an id also covers the token after its block, so no block is dropped;
     with a connector, or `disable_lookahead_block_hashes`, one is."""
 
+    groups_in_layer_order: bool = True
+    """0.29: the groups of DeepSeek V4 come in the order of its layers; before, that of its keys
+    first, then those of windows."""
+
     partial_hits: bool = True
     """0.26: a recurrent group with larger blocks than the hash unit can hit at any hash boundary
     with a cached tail, if every other group supports lookups that fine."""
@@ -417,7 +421,7 @@ RULES_0290 = replace(
 RULES_0280 = replace(
     RULES_0290,
     pool=replace(RULES_0290.pool, reserves_null_block=False),
-    lookup=replace(RULES_0290.lookup, truncates_all=False),
+    lookup=replace(RULES_0290.lookup, truncates_all=False, groups_in_layer_order=False),
     retention=replace(RULES_0290.retention, on_hit_alignment=False, accepts_idle_zero=False),
     scheduler=replace(RULES_0290.scheduler, pins_tails=True, encoder_counts_places=False),
     runner=replace(RULES_0290.runner, model_runner_v1="always", seeds_in_smallest_block=False),
