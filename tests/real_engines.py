@@ -51,6 +51,7 @@ from cachesim.lab.real.transformers.environments import (
 )
 from cachesim.lab.real.vllm.scheduler import AGENTS as VLLM_AGENTS
 from cachesim.lab.real.vllm.scheduler import ASYNC as VLLM_ASYNC
+from cachesim.lab.real.vllm.scheduler import COMPRESSED as VLLM_COMPRESSED
 from cachesim.lab.real.vllm.scheduler import LOADS as VLLM_LOADS
 from cachesim.lab.real.vllm.scheduler import SCHEDULER as VLLM_SCHEDULER
 from cachesim.lab.real.vllm.steps import KERNELS
@@ -255,6 +256,8 @@ def vllm_scheduler_agrees(release: str, *, times: int = 1) -> tuple[bool, str]:
     others = [(VLLM_ASYNC, more), (VLLM_AGENTS, more)]
     if release in VLLM.having(VLLM.option("connector"), "store-async"):
         others.append((VLLM_LOADS, more))
+    if VLLM.release(release).rules.lookup.mixed_blocks:
+        others.append((VLLM_COMPRESSED, more))
     return _decide_alike(release, usual, *others)
 
 

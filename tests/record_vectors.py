@@ -9,7 +9,8 @@ vLLM's, which nearly all differ, one of twelve. Another seed records other workl
 `vllm-between` workloads that a release plays otherwise than the one before or after it, and
 `vllm-scarce` steps that overlap, and prompts that a store has a part of, on few blocks; `vllm-ends`
 texts that meet the end of the context, and `vllm-fine` stores and drafts beside blocks that have
-several hashes; `sglang-hosts` queues for a scarce device with a host and a storage.
+several hashes; `vllm-compressed` the groups of DeepSeek V4; `sglang-hosts` queues for a scarce
+device with a host and a storage.
 """
 
 import gzip
@@ -31,7 +32,7 @@ from cachesim.lab.real.vllm.steps import draw_steps, mode_of
 from cachesim.lab.real.vllm.steps import start as start_runner
 from cachesim.lab.real.vllm.workloads import KINDS as VLLM_KINDS
 from cachesim.lab.real.vllm.workloads import draw as draw_vllm
-from cachesim.lab.real.vllm.workloads import overlapping
+from cachesim.lab.real.vllm.workloads import draw_compressed, overlapping
 from cachesim.lab.real.worker_process import WorkerProcess
 
 SEED: Final = 37
@@ -216,6 +217,19 @@ def fine(real: WorkerProcess, rules: VllmRules) -> Iterator[dict[str, Any]]:
                     yield {**workload, "results": results}
 
 
+def compressed(real: WorkerProcess, rules: VllmRules) -> Iterator[dict[str, Any]]:
+    """Every kind of workloads of DeepSeek V4, those with most hits."""
+    drawn = [draw_compressed(SEED + 6, number, rules) for number in range(12 * TURNS)]
+    played = [{**workload, "results": real.play(workload)} for workload in drawn]
+    for kind in range(TURNS):
+        yield from sorted(played[kind::TURNS], key=_cached)[-3:]
+
+
+def _cached(workload: dict[str, Any]) -> int:
+    requests = [each for group in workload["results"] for each in group.get("requests", ())]
+    return sum(each["cached"] or 0 for each in requests)
+
+
 def hosts(real: WorkerProcess, rules: Rules) -> Iterator[dict[str, Any]]:
     """Queues for a scarce device, whose host and storage are scarce or slow, too."""
     for number in range(HOSTS):
@@ -236,6 +250,7 @@ def main(engine: str, release: str, path: Path) -> None:
         "vllm-scarce": (VLLM_SCHEDULER, VLLM_SCHEDULER.start, scarce),
         "vllm-ends": (VLLM_SCHEDULER, VLLM_SCHEDULER.start, ends),
         "vllm-fine": (VLLM_SCHEDULER, VLLM_SCHEDULER.start, fine),
+        "vllm-compressed": (VLLM_SCHEDULER, VLLM_SCHEDULER.start, compressed),
         "vllm-runner": (VLLM_SCHEDULER, start_runner, of_runner),
     }[engine]
     with start(release) as real:

@@ -97,6 +97,17 @@ def test_few_blocks_a_short_context_and_parts_of_blocks_are_scheduled_alike(
     assert count == len(lines)
 
 
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("release", ["0.28.0", "0.33.0"])
+def test_the_groups_of_deepseek_v4_are_scheduled_alike(release: str) -> None:
+    lines = lines_of(f"compressed-{release}")
+
+    found = {line["id"]: mismatch(line) for line in lines}
+
+    assert {} == {name: each for name, each in found.items() if each is not None}
+    assert 15 == len(lines)
+
+
 def test_the_hand_written_sequences_give_the_real_decisions() -> None:
     found = {line["id"]: mismatch(line) for line in GOLDEN}
 

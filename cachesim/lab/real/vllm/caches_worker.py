@@ -12,6 +12,7 @@ import importlib
 import math
 from typing import Any, Final
 
+from cachesim.lab.real.vllm.compressed_worker import CompressedLayers
 from cachesim.lab.real.worker_side import NoOp, fitting
 
 Json = Any
@@ -34,11 +35,16 @@ class Caches:
         self.core: Real = importlib.import_module("vllm.v1.engine.core").EngineCore
 
     def of(self, settings: Real, config: Json) -> tuple[Real, tuple[int, int]]:
-        layers = self._layers(config)
+        if config.get("compressed"):
+            block = next(each["block"] for each in config["groups"] if each["kind"] == "full")
+            caches = CompressedLayers(settings, block)
+            layers, layouts = caches.specs(), caches.layouts
+        else:
+            layers, layouts = self._layers(config), self._layouts
         executor = NoOp(
             get_kv_cache_specs=lambda: [layers],
             determine_available_memory=lambda: [MEMORY],
-            get_supported_kv_cache_layouts=lambda: [self._layouts()],
+            get_supported_kv_cache_layouts=lambda: [layouts()],
         )
         engine = NoOp(model_executor=executor, available_gpu_memory_for_kv_cache=-1)
         made = self.core._initialize_kv_caches(engine, settings)

@@ -5,7 +5,14 @@ from cachesim.errors import OptionError
 from cachesim.lab.real.agreement import play_on_runner
 from cachesim.lab.real.playing import comparing, show_overrides
 from cachesim.lab.real.vllm.end_to_end import end_to_end as play_end_to_end
-from cachesim.lab.real.vllm.scheduler import AGENTS, ASYNC, LOADS, SCHEDULER, overrides
+from cachesim.lab.real.vllm.scheduler import (
+    AGENTS,
+    ASYNC,
+    COMPRESSED,
+    LOADS,
+    SCHEDULER,
+    overrides,
+)
 from cachesim.lab.real.vllm.steps import compare_steps, differs_in
 
 
@@ -19,6 +26,7 @@ def real_vllm(
     agents: bool = False,
     async_scheduling: bool = False,
     loads: bool = False,
+    compressed: bool = False,
     scenario: str | None = None,
     end_to_end: bool = False,
     runner: bool = False,
@@ -50,6 +58,8 @@ def real_vllm(
         Workloads whose next step is scheduled before the last one's results, as by vLLM's default.
     loads
         Workloads with the connector `store-async`, whose loads come steps later or fail.
+    compressed
+        Workloads of DeepSeek V4, whose layers' specs its own classes of caches make.
     scenario
         A scenario to run instead, on every release that it names or on `--release` alone: a file,
         a folder, or the name of a shipped one. With `--runner` on the model runner.
@@ -74,6 +84,9 @@ def real_vllm(
     if loads and own not in having:
         msg = f"loads that come later are simulated for {', '.join(having)}: name one of them"
         raise OptionError(msg)
+    if compressed and not FAMILY.release(own).rules.lookup.mixed_blocks:
+        msg = "DeepSeek V4 is in releases since 0.20.2: name one of them"
+        raise OptionError(msg)
     if runner and scenario is not None:
         return play_on_runner(FAMILY, scenario, release, differs_in)
     if runner:
@@ -87,5 +100,11 @@ def real_vllm(
         return play_end_to_end()
     if scenario is not None:
         return SCHEDULER.play_named(scenario, release)
-    usual = LOADS if loads else ASYNC if async_scheduling else SCHEDULER
-    return (AGENTS if agents else usual).compare(own, seed, numbers).show()
+    own_draws = (
+        (agents, AGENTS),
+        (compressed, COMPRESSED),
+        (loads, LOADS),
+        (async_scheduling, ASYNC),
+    )
+    chosen = next((each for wanted, each in own_draws if wanted), SCHEDULER)
+    return chosen.compare(own, seed, numbers).show()

@@ -59,7 +59,37 @@ LONGEST: Final = 1 << 16
 
 _LONG: Final = {"max_position_embeddings": 1 << 20, "torch_dtype": "bfloat16"}
 
+COMPRESSED: Final[dict[str, Any]] = {
+    "architectures": ["DeepseekV4ForCausalLM"],
+    "model_type": "deepseek_v4",
+    "hidden_size": 4096,
+    "moe_intermediate_size": 2048,
+    "num_hidden_layers": 43,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 1,
+    "head_dim": 512,
+    "qk_rope_head_dim": 64,
+    "q_lora_rank": 1024,
+    "o_lora_rank": 1024,
+    "o_groups": 8,
+    "n_routed_experts": 256,
+    "num_experts_per_tok": 6,
+    "n_shared_experts": 1,
+    "sliding_window": 128,
+    "index_head_dim": 128,
+    "index_n_heads": 64,
+    "index_topk": 512,
+    "num_nextn_predict_layers": 1,
+    "compress_ratios": [0, 0, *[4, 128] * 20, 4, 0],
+    "rms_norm_eps": 1e-6,
+    "vocab_size": 129280,
+    "max_position_embeddings": 1 << 20,
+    "torch_dtype": "bfloat16",
+}
+"""DeepSeek V4 Flash; the last ratio is its MTP layer's."""
+
 STARTED: Final[dict[str, dict[str, Any]]] = {
+    "compressed": COMPRESSED,
     "dense": MODELS["dense"] | _LONG,
     "eagle": MODELS["dense"] | _LONG | {"num_hidden_layers": 1},
     "hybrid": MODELS["hybrid-delta"] | _LONG | {"num_nextn_predict_layers": 1},

@@ -71,6 +71,8 @@ ARCHITECTURES: Final = (
     "EagleLlamaForCausalLM",
     "Qwen3NextForCausalLM",
     "Qwen3NextMTP",
+    "DeepseekV4ForCausalLM",
+    "DeepSeekV4MTPModel",
 )
 """The models whose configuration is written by `worker_settings`."""
 
@@ -80,8 +82,10 @@ def install(root: Path) -> None:
     sys.path.insert(0, str(root))
     sys.meta_path.insert(0, EmptyModules(_is_missing))
     _pretend_gpu()
+    known = _registered()
     for architecture in ARCHITECTURES:
-        _register(architecture, root)
+        if architecture in known:  # DeepSeek V4 since 0.20
+            _register(architecture, root)
 
 
 def _is_missing(name: str) -> bool:
@@ -183,16 +187,22 @@ def _register(architecture: str, root: Path) -> None:
     models.ModelRegistry.register_model(architecture, made)
 
 
-def _bases(architecture: str, root: Path) -> list[str]:
+def _registered() -> dict[str, tuple[str, str]]:
+    """Module and class of each architecture."""
     registry: Real = importlib.import_module("vllm.model_executor.models.registry")
-    tables = (registry._TEXT_GENERATION_MODELS, registry._SPECULATIVE_DECODING_MODELS)
-    name, own = next(table[architecture] for table in tables if architecture in table)
-    path = root.joinpath("vllm", "model_executor", "models", *name.lstrip(".").split("."))
-    source = path.with_suffix(".py")
-    if not source.exists():
-        source = path / "__init__.py"
-    for node in ast.parse(source.read_text()).body:
+    return {**registry._SPECULATIVE_DECODING_MODELS, **registry._TEXT_GENERATION_MODELS}
+
+
+def _bases(architecture: str, root: Path) -> list[str]:
+    name, own = _registered()[architecture]
+    if name.startswith("vllm."):  # of its own folder, for each maker of GPUs
+        sources = sorted(root.joinpath(*name.split("."), "nvidia").glob("*.py"))
+    else:
+        path = root.joinpath("vllm", "model_executor", "models", *name.lstrip(".").split("."))
+        source = path.with_suffix(".py")
+        sources = [source if source.exists() else path / "__init__.py"]
+    for node in (node for source in sources for node in ast.parse(source.read_text()).body):
         if isinstance(node, ast.ClassDef) and node.name == own:
             return [ast.unparse(base) for base in node.bases]
-    msg = f"{source} has no class {own}"
+    msg = f"{name} has no class {own}"
     raise LookupError(msg)

@@ -16,7 +16,13 @@ from cachesim.lab.real.playing import Override, overrides_of
 from cachesim.lab.real.schedules import RealScheduler, wanted_of
 from cachesim.lab.real.vllm.playing import play
 from cachesim.lab.real.vllm.worker_settings import OVERRIDES, PRETENDED
-from cachesim.lab.real.vllm.workloads import draw, draw_agents, draw_async, draw_loads
+from cachesim.lab.real.vllm.workloads import (
+    draw,
+    draw_agents,
+    draw_async,
+    draw_compressed,
+    draw_loads,
+)
 from cachesim.play.session import Record
 from cachesim.scenario.format import Scenario
 from cachesim.typed import of_kind
@@ -40,6 +46,7 @@ def config_of(server: Engine) -> dict[str, Any]:
             }
             for group in manager.groups
         ],
+        "compressed": engine.network.spec.compressed,
         "layers": [group_of_layer[layer] for layer in range(len(engine.network.spec.layers))],
         "scan_size": options.mamba_chunk_size,
         "blocks": options.num_gpu_blocks_override,
@@ -191,10 +198,15 @@ AGENTS: Final = replace(SCHEDULER, draw=draw_agents)
 """The same, with the requests of coding agents."""
 
 
+COMPRESSED: Final = replace(SCHEDULER, draw=draw_compressed)
+"""The same, with the layers of DeepSeek V4."""
+
+
 def overrides(release: str, seed: int, numbers: range) -> list[Override]:
     """Differences of drawn workloads' configurations from those of a server's start."""
     known = FAMILY.release(release)
-    drawn = (draw, draw_async, draw_agents, draw_loads)
+    drawn = [draw, draw_async, draw_agents, draw_loads]
+    drawn += [draw_compressed] if known.rules.lookup.mixed_blocks else []
     configs = [make(seed, number, known.rules)["config"] for number in numbers for make in drawn]
     with SCHEDULER.start(known.name) as real:
         answers = real.order({"settings": configs})["results"]

@@ -88,6 +88,11 @@ PRETENDED: Final = {
         "the specs of a workload's layers; memory for any pool; layouts that FlashAttention takes",
         "its own `_initialize_kv_caches` makes the groups; a workload's that differ do not agree",
     ),
+    "DeepSeek V4, layers": (
+        "a model with weights, which asks each cache for its spec",
+        "its caches alone, of the release's own classes, with the sizes of Flash's configuration",
+        "groups follow from specs; blocks of 256 tokens and FP8 are what its attention takes",
+    ),
     "KVCacheConfig, groups of chunks": (
         "full attention",
         "chunks, as with VLLM_ALLOW_CHUNKED_LOCAL_ATTN_WITH_HYBRID_KV_CACHE=1",
@@ -177,6 +182,9 @@ class ConfigFactory:
             "max_num_seqs": 16,
             "async_scheduling": bool(config.get("overlaps")),
         }
+        if config.get("compressed"):
+            given |= {"model": self.model("compressed"), "skip_tokenizer_init": True}
+            given |= {"kv_cache_dtype": "fp8"}  # others are refused until 0.28
         given |= {flag: config[name] for flag, name in FLAGS.items() if name in config}
         if states and states[0].get("mode", "align") != "none" and config.get("caching", True):
             given |= {"enable_prefix_caching": True, "mamba_cache_mode": states[0].get("mode")}
@@ -187,8 +195,9 @@ class ConfigFactory:
                 "method": "ngram",
             }
             if config.get("eagle"):
-                wanted |= {"method": "mtp"} if hybrid else {"method": "eagle"}
-                wanted |= {} if hybrid else {"model": self.model("eagle")}
+                has_head = hybrid or config.get("compressed")
+                wanted |= {"method": "mtp"} if has_head else {"method": "eagle"}
+                wanted |= {} if has_head else {"model": self.model("eagle")}
                 if not config.get("lookahead_hashes") and self._hashes_ahead:
                     wanted["disable_lookahead_block_hashes"] = True
             given["speculative_config"] = wanted

@@ -8,8 +8,10 @@ from collections.abc import Sequence
 from random import Random
 from typing import Any, Final
 
+from cachesim.engines.vllm.options import COMPRESSED_WINDOW, compressed_groups
 from cachesim.engines.vllm.rules import Rules
 from cachesim.lab.real.prompts import REPLIES, AgentUsers, Row, Writer
+from cachesim.model.presets import preset
 
 KINDS: Final = (
     "full",
@@ -115,6 +117,46 @@ def draw_loads(seed: int, number: int, rules: Rules) -> dict[str, Any]:
     config["blocks"] = room + rng.randint(0, room)
     config["max_seqs"] = max(config["max_seqs"], rng.choice((1, 4, 16)))
     return {"id": f"loads-{kind}-{number}", "config": config, "steps": steps}
+
+
+def draw_compressed(seed: int, number: int, rules: Rules) -> dict[str, Any]:
+    """A workload of DeepSeek V4, with or without its MTP head."""
+    rng = Random(f"vllm compressed {seed} {number}")
+    kind = ("full", "eagle", "pressure", "priority", "arrivals")[number % 5]
+    tight = kind in {"pressure", "priority"}
+    longest = rng.choice((300, 700) if tight else (300, 700, 1600, 3000))
+    drafts = rng.choice((1, 2, 3)) if kind == "eagle" or rng.random() < 0.2 else 0
+    model = preset("swa", compressed=True, window=COMPRESSED_WINDOW)
+    fields = ("kind", "block", "window", "eagle")
+    groups = [
+        {name: value for name in fields if (value := getattr(each, name))}
+        for each in compressed_groups(model, rules, drafts=bool(drafts))
+    ]
+    config: dict[str, Any] = {
+        "compressed": True,
+        "groups": groups,
+        "budget": rng.choice((64, 256, 300, 1024, 8192)),
+        "max_seqs": 16 if tight else rng.choice((1, 2, 4, 16)),
+        "reserve_full": rng.random() < 0.7,
+    }
+    if drafts:
+        config |= {"drafts": drafts, "eagle": True, "lookahead_hashes": True}
+    if kind == "priority":
+        config["policy"] = "priority"
+    if rules.retention.interval:
+        config["retention"] = rng.choice((None, 0, 0, 256, 1024))
+    writer = _Writer(rng, 256, longest)
+    steps = []
+    for _ in range(rng.randint(3, 8)):
+        together = rng.choice((2, 3, 5) if tight else (1, 1, 1, 2, 3))
+        group = [writer.request(drafts) for _ in range(together)]
+        if kind in {"priority", "arrivals"}:
+            spread(rng, group, urgent=kind == "priority")
+        steps.append(group)
+    room = smallest(config, max(writer.largest, 256) if tight else 2 * longest + 60)
+    config["blocks"] = room + rng.randint(0, room // 8) if tight else room * rng.choice((2, 6))
+    drawn = {"id": f"compressed-{kind}-{number}", "config": config, "steps": steps}
+    return overlapping(drawn, rules) if rng.random() < 0.3 else drawn
 
 
 def spread(rng: Random, group: list[dict[str, Any]], *, urgent: bool) -> None:
