@@ -17,7 +17,7 @@ PAGE: Final = DOCS / "out-of-reach.md"
 
 REPORTS: Final = {each.issue for each in collected()}
 READ: Final = {
-    "first": {"agrees": 112, "in part": 15, "none": 40},
+    "first": {"agrees": 112, "in part": 16, "none": 39},
     "newer": {"agrees": 18, "in part": 6, "none": 16},
     "autumn": {"agrees": 32, "in part": 7, "none": 15},
 }
