@@ -94,6 +94,14 @@ class ChunkEvent(Event):
     end: int
 
 
+@event("plain")
+class VerifiedEvent(Event):
+    """{accepted} of {proposed} drafts are accepted"""
+
+    proposed: int
+    accepted: int
+
+
 class EventLog(list[Event]):
     """A list of events, with a callback after each of them."""
 

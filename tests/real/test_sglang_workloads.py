@@ -99,6 +99,7 @@ WITHOUT: dict[str, dict[str, Any]] = {
     "policies": {"schedule": "fcfs"},
     "adapters": {"loras": 0},
     "sessions": {},
+    "drafts": {"drafts": None},
 }
 """What a workload of a feature is without it."""
 

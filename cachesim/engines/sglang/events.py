@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from cachesim.engines.events import ChunkEvent, Event, event
+from cachesim.engines.events import ChunkEvent, Event, VerifiedEvent, event
 from cachesim.engines.sglang.pools import HostAction
 from cachesim.units import Count
 
@@ -30,6 +30,11 @@ class PrefixMatched(Event):
 
 @event()
 class ChunkScheduled(ChunkEvent):
+    pass
+
+
+@event()
+class DraftsVerified(VerifiedEvent):
     pass
 
 

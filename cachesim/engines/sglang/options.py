@@ -13,6 +13,7 @@ from cachesim.engines.sglang.pools import (
     WritePolicy,
     host_size,
 )
+from cachesim.engines.sglang.request import Drafts
 from cachesim.engines.sglang.rules import Rules
 from cachesim.errors import OptionError
 from cachesim.model.spec import ModelSpec
@@ -239,10 +240,38 @@ class SglangOptions:
     )
     speculative_algorithm: str = option(
         "--speculative-algorithm",
-        "with EAGLE the tree's keys are pairs of tokens; drafts themselves are not simulated",
+        "with EAGLE the tree's keys are pairs of tokens, and decodes reserve slots for drafts",
         default="none",
         choices=("none", "EAGLE"),
         tried=("none", "EAGLE"),
+    )
+    speculative_num_steps: int = option(
+        "--speculative-num-steps",
+        "drafts one after another in a step, which are those that a request brings",
+        default=3,
+        low=1,
+        high=1024,
+        needs="speculative_algorithm",
+        rare=True,
+    )
+    speculative_eagle_topk: int = option(
+        "--speculative-eagle-topk",
+        "branches of drafts, for each of which slots are reserved",
+        default=1,
+        low=1,
+        high=1024,
+        needs="speculative_algorithm",
+        rare=True,
+    )
+    speculative_num_draft_tokens: int = option(
+        "--speculative-num-draft-tokens",
+        "tokens verified in a step; with one branch it is one more than the steps",
+        default=4,
+        low=1,
+        high=4096,
+        unit="tokens",
+        needs="speculative_algorithm",
+        rare=True,
     )
 
     strict_mem_check_during_idle: bool = option(
@@ -364,10 +393,9 @@ class SglangOptions:
                 "write 1, or choose `extra_buffer`"
             )
             raise OptionError(msg)
-        drafts = self.speculative_algorithm != "none"
         if (
             states
-            and drafts
+            and self.drafts
             and not self.extra_buffer(rules)
             and rules.scheduler.drafts_need_buffer
         ):
@@ -387,6 +415,15 @@ class SglangOptions:
         if states and grid % page:
             msg = f"option 'page_size' is {page}: with states it must divide 64, or be a multiple"
             raise OptionError(msg)
+
+    @property
+    def drafts(self) -> Drafts | None:
+        """The sizes of speculative decoding. Follows `_handle_eagle_family`."""
+        if self.speculative_algorithm == "none":
+            return None
+        steps, topk = self.speculative_num_steps, self.speculative_eagle_topk
+        tokens = steps + 1 if topk == 1 else self.speculative_num_draft_tokens
+        return Drafts(steps=steps, topk=topk, tokens=tokens)
 
     @property
     def adapters(self) -> tuple[str, ...]:
@@ -486,8 +523,7 @@ class SglangOptions:
         """
         if not self.extra_buffer(rules):
             return STATES_PER_RUNNING
-        drafts = self.speculative_algorithm != "none"
-        one = drafts and rules.scheduler.drafts_track_in_one_slot
+        one = self.drafts is not None and rules.scheduler.drafts_track_in_one_slot
         return STATES_PER_RUNNING + (1 if one else 2)
 
     def mixes(self, rules: Rules) -> bool:

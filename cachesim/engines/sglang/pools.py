@@ -187,7 +187,10 @@ class WindowPool(TokenPool):
         super().free(slots)
 
     def free_window(self, slots: Integers) -> None:
-        """Free window slots only."""
+        """Free window slots only; of whole pages, as drafts had more of the last one."""
+        if self.page > 1:
+            starts = np.unique(slots // self.page) * self.page
+            slots = (starts[:, None] + np.arange(self.page)).ravel()
         windows = self.mapping[slots]
         self.windows.free(windows[windows > 0])
         self.mapping[slots] = 0

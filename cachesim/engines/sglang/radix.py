@@ -626,7 +626,7 @@ class MambaRadixCache(Tree):
         key = self._whole_pages(req, count, "MambaRadixCache.cache_unfinished_req")
         source = req.state
         if self.shape.extra_buffer and req.tracks is not None:
-            source = req.tracks[1 - req.next_track]
+            source = req.tracks[req.other_track]
         forked = self.state_or_room("MambaRadixCache.cache_unfinished_req")
         self.state_pool.copy(source, forked)
         self.by_request = req.id
@@ -658,7 +658,7 @@ class MambaRadixCache(Tree):
                 self.pool.free(req.row[max(count, req.protected) : committed].copy())
             state = req.state
             if self.shape.extra_buffer and req.tracks is not None:
-                keep = 1 - req.next_track
+                keep = req.other_track
                 state = req.tracks[keep]
             self.by_request = req.id
             key = self._whole_pages(req, count, "MambaRadixCache.cache_finished_req")

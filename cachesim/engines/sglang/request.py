@@ -79,7 +79,11 @@ class Req:
     protected: int = 0  # cache_protected_len
     inserted: int = 0  # cache_inserted_len
     is_chunked: int = 0
-    committed: int = 0
+    committed: int = 0  # kv_committed_len
+    allocated: int = 0  # kv_allocated_len: with what is reserved for drafts
+    drafts: tuple[Tokens, ...] | None = None  # proposals of each round
+    rounds: int = 0  # spec_verify_ct
+    finished_len: int | None = None
     finished: bool = False
     dropped: bool = False  # finished without a reason: aborted while it waited, or for memory
     to_finish: bool = False  # its client is gone: the next token is its last
@@ -98,6 +102,7 @@ class Req:
     kept_track: int | None = None  # mamba_last_track_idx
     branch: int | None = None  # mamba_branching_seqlen
     track_at: int | None = None  # where this chunk leaves a state in a track
+    track_every: int = 0  # mamba_track_grid, while it decodes
 
     @classmethod
     def make(
@@ -113,9 +118,10 @@ class Req:
         strengths: Strengths = (),
         images: tuple[Image, ...] = (),
         pads_apart: bool = True,
+        beyond: int = 0,
     ) -> "Req":
-        """A waiting request."""
-        tokens = np.zeros(len(prompt) + max_new_tokens, np.int64)
+        """A waiting request, with room `beyond` its last token for a run of drafts."""
+        tokens = np.zeros(len(prompt) + max_new_tokens + beyond, np.int64)
         tokens[: len(prompt)] = prompt
         made = cls(number, tokens, len(prompt), max_new_tokens, extra_key, priority)
         made.num_tokens = len(prompt)
@@ -144,12 +150,37 @@ class Req:
             return self.tokens[start:end]
         return np.concatenate((self.contents[start:end], self.tokens[self.num_prompt : end]))
 
-    def append(self, token: int) -> bool:
-        """Append a sampled token; True if it was the last."""
-        self.tokens[self.num_tokens] = token
-        self.num_tokens += 1
-        self.finished = self.to_finish or self.num_output >= self.max_new_tokens
+    def append(self, run: Sequence[int]) -> bool:
+        """Append sampled tokens; True if they hold the last. Follows `update_finish_state`.
+
+        Trap: a run may go beyond the last token, and of a request whose client is gone all counts.
+        """
+        end = self.num_tokens + len(run)
+        self.tokens[self.num_tokens : end] = run
+        self.num_tokens = end
+        if not self.to_finish and self.num_output >= self.max_new_tokens:
+            self.finished_len = self.max_new_tokens
+        self.finished = self.to_finish or self.finished_len is not None
         return self.finished
+
+    @property
+    def other_track(self) -> int:
+        """The slot that was tracked in last. Follows `get_mamba_ping_pong_other_idx`."""
+        return 1 - self.next_track if self.tracks and len(self.tracks) > 1 else self.next_track
+
+    @property
+    def proposed(self) -> Tokens:
+        """The drafts of this step."""
+        if self.drafts is None or self.rounds >= len(self.drafts):
+            return ()
+        return self.drafts[self.rounds]
+
+    @property
+    def owned(self) -> int:
+        """Tokens that a finished request may leave. Follows `owned_kv_len`."""
+        if self.finished_len is None:
+            return self.committed
+        return min(self.committed, self.num_prompt + self.finished_len)
 
     def write(self, start: int, slots: Integers) -> None:
         """Write slots into the row."""
@@ -170,7 +201,7 @@ class Req:
         self.next_track = 0
         self.tracked = self.tracked_before = self.kept_track = None
         self.branch = self.window_branch = None
-        self.committed = 0
+        self.committed = self.allocated = 0
         self.window_evicted = 0
         self.decode_steps = 0
 
@@ -185,8 +216,37 @@ class Job(job.Job):
     def generated(self) -> Tokens:
         if self.req is None:
             return ()
-        found = self.req.tokens[self.req.num_prompt : self.req.num_tokens]
+        end = min(self.req.num_tokens, self.req.num_prompt + self.req.max_new_tokens)
+        found = self.req.tokens[self.req.num_prompt : end]
         return tuple(Token(int(each)) for each in found)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drafts:
+    """Sizes of speculative decoding."""
+
+    steps: int = 3  # speculative_num_steps
+    topk: int = 1  # speculative_eagle_topk
+    tokens: int = 4  # speculative_num_draft_tokens
+
+    def per_decode(self, page: int) -> int:
+        """Slots that one decode step may take. Follows `get_alloc_len_per_decode`."""
+        if page == 1 or self.topk == 1:
+            return max(self.steps * self.topk, self.tokens)
+        pages = (page - 1 + self.steps + page - 1) // page
+        return max(pages * page * self.topk, self.tokens)
+
+    def in_pages(self, page: int) -> int:
+        """What a step of 0.5.9 takes at most. Follows its `new_tokens_required_next_decode`."""
+        most = self.steps + (page if page > 1 and self.topk > 1 else 0)
+        return max(-(-most // page) * page * self.topk, -(-self.tokens // page) * page)
+
+    def branches(self, committed: int, page: int) -> int:
+        """Slots for branches of drafts, each with a copy of the last page in 0.5.9."""
+        if page == 1 or self.topk == 1:
+            return self.steps * self.topk
+        pages = -(-(committed % page + self.steps) // page)
+        return pages * page * self.topk - committed % page
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -208,6 +268,7 @@ class Limits:
     low_first: bool = False  # schedule_low_priority_values_first
     threshold: int = 10  # priority_scheduling_preemption_threshold
     retracts_by_priority: bool = False  # retraction_policy
+    drafts: Drafts | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -252,7 +313,7 @@ def plan_track(req: Req, grid: int) -> None:
         return
     at = req.prefix + req.extend // grid * grid
     req.kept_track = req.next_track
-    req.next_track = 1 - req.next_track
+    req.next_track = req.other_track
     branch = req.branch
     reached = branch is not None and req.prefix < branch < end_of_tracking(req, at)
     if branch is not None and reached and (branch - req.prefix) % grid == 0:

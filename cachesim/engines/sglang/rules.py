@@ -204,6 +204,24 @@ class SchedulerRules:
     drafts_track_in_one_slot: bool = False
     """0.5.9: with drafts, a running request has one tracking slot for states instead of two."""
 
+    keeps_reserve: bool = True
+    """0.5.22: what decodes keeps slots for two steps of drafts; 0.5.9 takes those of one step and
+    frees the rejected ones (as it does without `SGLANG_ENABLE_SPEC_V2`)."""
+
+    sorts_drafting: bool = True
+    """0.5.22: requests with drafts start over in the same order as others; in 0.5.9 the last one of
+    the batch does."""
+
+    tracks_whole_runs: bool = True
+    """0.5.22; 0.5.9 overlooks that the first token of a run ends at a boundary, whose state is in
+    the slot all the same."""
+
+    drops_beyond_the_last: bool = True
+    """#35694 (0.5.22): of a verified run beyond a request's last token, the tree gets nothing."""
+
+    leaves_no_later_state: bool = True
+    """0.5.23, `no_buffer`: nothing is inserted of a request whose state includes such tokens."""
+
     drafts_need_buffer: bool = False
     """0.5.9: with drafts and `no_buffer` there is no radix cache."""
 
@@ -296,6 +314,11 @@ RULES_059 = Rules(
         two_tokens_per_running=False,
         drafts_track_in_one_slot=True,
         drafts_need_buffer=True,
+        keeps_reserve=False,
+        sorts_drafting=False,
+        tracks_whole_runs=False,
+        drops_beyond_the_last=False,
+        leaves_no_later_state=False,
         pads_images_apart=False,
         reserves_states_for_the_queue=False,
     ),
@@ -314,6 +337,7 @@ RULES_0522 = Rules(
         counts_held_rows=False,
         filters_before_prefill=False,
         checks_budget_before_each=False,
+        leaves_no_later_state=False,
     ),
     runner=RunnerRules(mixing_drops_tracks=True),
 )

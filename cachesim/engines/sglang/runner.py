@@ -196,8 +196,8 @@ class ChunkStore:
             self.contents.put_row(layer, self.target, states[0, 0])
 
 
-Judge = Callable[[Req, Array], int]
-"""Sampler: the next token for a request's last logits."""
+Judge = Callable[[Req, Array, int], int]
+"""Sampler: the next token for a request's last logits, after so many of this step."""
 
 
 @dataclass(slots=True)
@@ -269,16 +269,22 @@ class Runner:
         if self.shelf is not None:
             self._move(self.shelf, self.host, part, at, to)
 
-    def run(self, batch: Batch, judge: Judge) -> list[int]:
-        """Run a batch; return each request's sampled token, 0 where its prompt is not complete."""
-        if not self.computes:
-            return [judge(req, self._word(req)) if _ends(req, batch) else 0 for req in batch.reqs]
+    def run(self, batch: Batch, judge: Judge) -> list[list[int]]:
+        """Run a batch; return the tokens sampled for each request, [0] where its prompt is not
+        complete.
+        """
         self.chunk_states = []
         late, self.pending = self.pending, []
         tokens = []
         for req in batch.reqs:
-            logits = self._extend(req) if batch.reads(req) else self._decode(req)
-            tokens.append(judge(req, logits[-1]) if len(logits) else 0)
+            if not batch.reads(req):
+                tokens.append(self._verify(req, judge, alone=batch.extend))
+                continue
+            logits = self._extend(req) if self.computes else None
+            if req.fill < req.num_tokens:
+                tokens.append([0])
+            else:
+                tokens.append([judge(req, self._word(req) if logits is None else logits[-1], 0)])
         if batch.extend and self.rules.offset_of_first:
             for req in batch.reqs:
                 if req.track_at is None or req.tracks is None or req.kept_track is None:
@@ -290,12 +296,12 @@ class Runner:
             self.contents.copy_state(source, target)
         return tokens
 
-    def _word(self, req: Req) -> Array:
-        last = req.num_tokens - 1
+    def _word(self, req: Req, more: int = 0) -> Array:
+        last = req.num_tokens + more - 1
         ubatch = Ubatch(
             tokens=np.asarray(req.read(last, last + 1), np.int64), positions=np.array([last])
         )
-        row: Array = self.network.run(ubatch, NOWHERE).logits[0]
+        row: Array = self.network.run(ubatch, NOWHERE).logits[-1]
         return row
 
     # -- prefill -----------------------------------------------------------------------------------
@@ -343,10 +349,27 @@ class Runner:
 
     # -- decode ------------------------------------------------------------------------------------
 
-    def _decode(self, req: Req) -> Array:
-        at = req.committed
+    def _verify(self, req: Req, judge: Judge, *, alone: bool) -> list[int]:
+        """Sample a token, and one after each draft that it equals; in a mixed step one `alone`.
+
+        Trap: drafts that are refused were computed too; nobody reads their slots.
+        """
+        run: list[int] = []
+        drafts = () if alone else req.proposed
+        for draft in (*drafts, None):
+            more = len(run)
+            logits = self._decode(req, more)[-1] if self.computes else self._word(req, more)
+            run.append(judge(req, logits, more))
+            if run[-1] != draft:
+                break
+            req.tokens[req.num_tokens + more] = draft
+        return run
+
+    def _decode(self, req: Req, more: int = 0) -> Array:
+        at = req.num_tokens + more
         logits = self._piece(req, at - 1, at, req.state, req.state, wanted=True)
-        if req.track_at is not None and req.tracks is not None and req.state is not None:
+        due = bool(req.track_every) and at % req.track_every == 0
+        if due and req.tracks is not None and req.state is not None:
             self.contents.copy_state(req.state, req.tracks[req.next_track])
         return logits
 
@@ -372,7 +395,3 @@ class Runner:
             outputs=np.array([end - start - 1] if wanted else [], np.int64),
         )
         return self.network.run(ubatch, store).logits
-
-
-def _ends(req: Req, batch: Batch) -> bool:
-    return not batch.reads(req) or req.fill == req.num_tokens

@@ -16,6 +16,7 @@ from cachesim.engines.sglang.pools import TokenPool, WindowPool
 from cachesim.engines.sglang.request import (
     Batch,
     ChunkListener,
+    Drafts,
     Limits,
     Req,
     plan_track,
@@ -34,6 +35,7 @@ class Allocation:
     tree: Tree
     pool: TokenPool
     rules: Rules
+    drafts: Drafts | None = None
 
     def make_room(self, count: int) -> None:
         """Follows `evict_from_tree_cache`."""
@@ -56,34 +58,97 @@ class Allocation:
         """True if there is room for one more token of each request. Follows `check_decode_mem`."""
         page = self.pool.page
         needed = sum(1 for req in reqs if req.committed % page == 0) * page
+        if self.drafts is not None:
+            kept = self.rules.scheduler.keeps_reserve
+            each = self.drafts.in_pages(page)
+            needed = sum(self._missing(req) if kept else each for req in reqs)
         self.make_room(needed)
         return self.available() >= needed
+
+    @property
+    def reserve(self) -> int:
+        """Slots beyond the committed ones of a request (`get_alloc_reserve_per_decode`)."""
+        return 0 if self.drafts is None else 2 * self.drafts.per_decode(self.pool.page)
+
+    def _missing(self, req: Req) -> int:
+        """Slots of the pages that a request lacks for its reserve. Follows
+        `_new_tokens_required_next_decode_spec_v2`.
+        """
+        page = self.pool.page
+        end = max(req.allocated, req.committed + self.reserve)
+        return -(-end // page) * page - -(-req.allocated // page) * page
 
     def for_extend(self, reqs: Sequence[Req], longest: int) -> None:
         """Allocate rows, states and slots for a prefill. Follows `alloc_for_extend`."""
         self._rows(reqs, longest)
-        total, page = sum(req.extend for req in reqs), self.pool.page
+        if not self._write([(req, req.prefix, req.fill) for req in reqs]):
+            where = "alloc_for_extend"
+            raise UpstreamAbort(where, "RuntimeError: Prefill out of memory")
+        for req in reqs:
+            req.committed = req.allocated = req.fill
+
+    def _write(self, spans: Sequence[tuple[Req, int, int]]) -> bool:
+        """Allocate slots for parts of rows; False where there are too few. Follows
+        `alloc_token_slots` and `alloc_paged_token_slots_extend`.
+        """
+        total, page = sum(end - start for _, start, end in spans), self.pool.page
         if page == 1:
             self.make_room(total)
             slots = self.pool.alloc(total)
         else:
-            most = total + len(reqs) * page
+            most = total + len(spans) * page
             self.make_room(most)
             counted = self.rules.scheduler.window_pages_are_counted
             fits = counted or not isinstance(self.pool, WindowPool) or most <= self.available()
-            slots = self.pool.alloc_extend([self._span(req) for req in reqs]) if fits else None
+            lasts = [(s, e, int(req.row[s - 1]) if s else -1) for req, s, e in spans]
+            slots = self.pool.alloc_extend(lasts) if fits else None
         if slots is None:
-            where = "alloc_for_extend"
-            raise UpstreamAbort(where, "RuntimeError: Prefill out of memory")
-        at = 0
-        for req in reqs:
-            req.write(req.prefix, slots[at : at + req.extend])
-            at += req.extend
-            req.committed = req.fill
+            return False
+        for req, start, end in spans:
+            req.write(start, slots[: end - start])
+            slots = slots[end - start :]
+        return True
 
-    def _span(self, req: Req) -> tuple[int, int, int]:
-        last = int(req.row[req.prefix - 1]) if req.prefix else -1
-        return req.prefix, req.fill, last
+    def for_verification(self, reqs: Sequence[Req], drafts: Drafts) -> None:
+        """Allocate a step's slots; those of its drafts were allocated before, and are free again.
+
+        Follows `_draft_preprocess_decode` and `prepare_for_verify` of 0.5.9.
+        """
+        page = self.pool.page
+        ends = [req.committed + drafts.branches(req.committed, page) for req in reqs]
+        count = sum(end - req.committed for req, end in zip(reqs, ends, strict=True))
+        most = count + (len(reqs) * page if page > 1 else 0)
+        self.make_room(most)
+        pages = (-(-e // page) - -(-r.committed // page) for r, e in zip(reqs, ends, strict=True))
+        least = most if isinstance(self.pool, WindowPool) else sum(pages) * page
+        spans = [(req, req.committed, req.committed + drafts.tokens) for req in reqs]
+        if self.available() < least or not self._write(spans):
+            where = "EagleVerifyInput.prepare_for_verify"
+            raise UpstreamAbort(where, "RuntimeError: Out of memory")
+        for req, _, end in spans:
+            req.allocated = end
+
+    def for_drafts(self, reqs: Sequence[Req]) -> None:
+        """Allocate what each request lacks of its reserve, in whole pages. Follows
+        `eagle_prepare_for_decode`.
+        """
+        page, spans = self.pool.page, []
+        for req in reqs:
+            end = max(req.allocated, -(-(req.committed + self.reserve) // page) * page)
+            spans.append((req, req.allocated, end))
+        if any(end > start for _, start, end in spans) and not self._write(spans):
+            where = "alloc_for_spec_decode"
+            raise UpstreamAbort(where, "RuntimeError: Out of memory")
+        for req, _, end in spans:
+            req.allocated = end
+
+    def free_reserve(self, req: Req, start: int) -> None:
+        """Free the slots beyond those that a request owns. Follows
+        `_release_overallocated_kv_indices`.
+        """
+        start = -(-start // self.pool.page) * self.pool.page
+        if start < req.allocated:
+            self.pool.free(req.row[start : req.allocated].copy())
 
     def for_decode(self, reqs: Sequence[Req]) -> None:
         """Allocate a slot for each request. Follows `alloc_for_decode`."""
@@ -100,6 +165,7 @@ class Allocation:
         for req, slot in zip(reqs, slots, strict=True):
             req.row[req.committed] = slot
             req.committed += 1
+            req.allocated = req.committed
 
     def let_windows_go(self, reqs: Sequence[Req]) -> None:
         """Free window slots outside the windows of all requests. Follows `maybe_evict_swa`."""
@@ -137,7 +203,8 @@ class Allocation:
                 self.tree.evict(states=needed - pool.available)
         for req in reqs:
             if not req.has_row:
-                req.row = np.zeros(min(longest, len(req.tokens)) + 1, np.int64)
+                room = 1 + self.reserve + self.pool.page
+                req.row = np.zeros(min(longest, len(req.tokens)) + room, np.int64)
                 req.has_row = True
                 req.write(0, req.shared)
             if self.tree.has_states:
@@ -151,11 +218,13 @@ class Allocation:
             if req.state is None:
                 raise UpstreamAbort(where, "assert: Not enough space for mamba cache")
         if self.tree.shape.extra_buffer and req.tracks is None:
-            if pool.available < 2:
+            one = self.drafts is not None and self.rules.scheduler.drafts_track_in_one_slot
+            count = 1 if one else 2
+            if pool.available < count:
                 raise UpstreamAbort(where, "assert: Not enough space for mamba ping pong idx")
-            tracks = [pool.alloc(), pool.alloc()]
+            tracks = [pool.alloc() for _ in range(count)]
             req.tracks = [slot for slot in tracks if slot is not None]
-            req.next_track, req.kept_track = 0, 1
+            req.next_track, req.kept_track = 0, count - 1
             req.tracked_before = None
 
 
@@ -199,7 +268,7 @@ class Scheduler:
     on_chunk: ChunkListener | None = None
 
     def __post_init__(self) -> None:
-        self.room = Allocation(self.tree, self.pool, self.rules)
+        self.room = Allocation(self.tree, self.pool, self.rules, self.limits.drafts)
         counts = self.rules.scheduler.counts_host_matches
         self.policy = SchedulePolicy(self.tree, self.limits, counts_host=counts)
 
@@ -355,7 +424,7 @@ class Scheduler:
         if running.reqs:
             self._prepare_for_decode(running)
             for req in running.reqs:
-                req.track_at = None  # a mixed step tracks the prefill's states alone
+                req.track_at, req.track_every = None, 0  # it tracks the prefill's states alone
             if self.rules.runner.mixing_drops_tracks:
                 for req in batch.reqs:
                     req.track_at = None
@@ -490,21 +559,29 @@ class Scheduler:
     def _prepare_for_decode(self, batch: Batch) -> None:
         batch.extend = False
         self.room.let_windows_go(batch.reqs)
-        self.room.for_decode(batch.reqs)
+        drafts = self.limits.drafts
+        if drafts is None:
+            self.room.for_decode(batch.reqs)
+        elif self.rules.scheduler.keeps_reserve:
+            self.room.for_drafts(batch.reqs)
+        else:
+            self.room.for_verification(batch.reqs, drafts)
+        tracks = self.tree.has_states and self.tree.shape.extra_buffer
+        interval = self.tree.track_interval(self.limits.interval) if tracks else 0
         for req in batch.reqs:
             req.decode_steps += 1
-            req.track_at = None
-            if self.tree.has_states and self.tree.shape.extra_buffer:
-                interval = self.tree.track_interval(self.limits.interval)
-                if req.committed % interval == 0:
-                    req.track_at = req.committed
+            req.track_at, req.track_every = None, interval
+            if interval and drafts is None and req.committed % interval == 0:
+                req.track_at = req.committed
 
     def _retract(self, batch: Batch) -> None:
         """Retract requests with the fewest generated tokens until there is room.
 
         Follows `retract_decode`.
         """
-        order = sorted(batch.reqs, key=self._worth, reverse=True)
+        order = list(batch.reqs)
+        if self.limits.drafts is None or self.rules.scheduler.sorts_drafting:
+            order.sort(key=self._worth, reverse=True)
         gone, first = [], True
         while (first or not self.room.can_decode(order)) and len(order) > 1:
             first = False
@@ -556,7 +633,7 @@ class Scheduler:
 
     # -- what came back ----------------------------------------------------------------------------
 
-    def take(self, batch: Batch, tokens: Sequence[int]) -> list[Req]:
+    def take(self, batch: Batch, runs: Sequence[Sequence[int]]) -> list[Req]:
         """Append sampled tokens; return the finished requests (`process_batch_result_*`).
 
         Trap: a running batch that was a prefill adds the tokens of its prefill again in each step.
@@ -564,27 +641,67 @@ class Scheduler:
         self.processed += batch.tokens
         self.last = batch
         done: list[Req] = []
+        drafting = self.limits.drafts is not None
+        if drafting and not batch.extend and not self.rules.scheduler.keeps_reserve:
+            runs = [self._verify(req, run) for req, run in zip(batch.reqs, runs, strict=True)]
         grouped = not batch.extend or self.rules.scheduler.groups_prefill_frees
         if grouped:
             self.pool.begin_group()
-        for req, token in zip(list(batch.reqs), tokens, strict=True):
+        for req, run in zip(list(batch.reqs), runs, strict=True):
             if batch.extend and req.is_chunked > 0:
                 req.is_chunked -= 1
                 continue
             if req.finished or req.retracted:
                 continue
-            is_done = req.append(token)
+            if drafting and not batch.extend:
+                self._commit(req, len(run))
+            is_done = req.append(run)
             if not batch.extend and self.tree.has_states and req.track_at is not None:
                 tracked_in_decode(req)
             if is_done:
-                self._release(req, insert=True)
+                self._release(req, insert=self._may_insert(req))
                 done.append(req)
+            elif drafting and batch.extend and req in batch.decoding:
+                req.committed += 1  # a mixed step is without drafts; trap: of the last none counts
             elif batch.reads(req):
                 self._stash(req)
         if grouped:
             self.pool.end_group()
         self.tree.flush()
         return done
+
+    def _verify(self, req: Req, run: Sequence[int]) -> Sequence[int]:
+        """Cut a run at the request's last token, and free the slots of what was rejected.
+
+        Follows `EagleVerifyInput.verify` of 0.5.9.
+        """
+        run = run[: 1 if req.to_finish else req.max_new_tokens - req.num_output]
+        self.room.free_reserve(req, req.committed + len(run))
+        req.allocated = req.committed + len(run)
+        return run
+
+    def _commit(self, req: Req, count: int) -> None:
+        """Count a verified run, and whether a state was tracked in it. Follows
+        `_resolve_spec_v2_tokens` and `_mamba_check_track_boundary`.
+        """
+        before, every = req.committed, req.track_every
+        req.committed += count
+        req.rounds += 1
+        whole = self.rules.scheduler.tracks_whole_runs
+        if every and req.committed // every != (before + (not whole)) // every:
+            at = req.committed // every * every
+            if whole:
+                req.track_at = at
+            else:
+                req.tracked = at
+
+    def _may_insert(self, req: Req) -> bool:
+        """False for a state of more tokens than its key. Follows
+        `_mamba_can_cache_finished_req`.
+        """
+        if not self.rules.scheduler.leaves_no_later_state or not self.tree.has_states:
+            return True
+        return self.tree.shape.extra_buffer or req.owned == req.committed
 
     def _release(self, req: Req, *, insert: bool) -> None:
         """Follows `release_kv_cache`."""
@@ -593,7 +710,10 @@ class Scheduler:
                 self.tree.state_pool.free(req.state)
                 req.state = None
             return
+        if self.rules.scheduler.drops_beyond_the_last:
+            req.committed = req.owned
         self.tree.cache_finished(req, insert=insert)
+        self.room.free_reserve(req, req.committed)
         req.has_row = False
         req.row = np.zeros(0, np.int64)
         self.rows -= 1

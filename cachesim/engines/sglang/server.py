@@ -94,7 +94,7 @@ def _locks(tree: Tree, running: list[Req]) -> Counter[int]:
 
 def _free(tree: Tree, running: list[Req], slots: int, states: int) -> None:
     pool, page = tree.pool, tree.pool.page
-    private = sum(-(-r.committed // page) * page - r.protected // page * page for r in running)
+    private = sum(-(-r.allocated // page) * page - r.protected // page * page for r in running)
     if not running and pool.available + slots != pool.size // page * page:
         _fail(f"{pool.available} free slots and {slots} in the tree of {pool.size}")
     if pool.available + slots + private < pool.size // page * page:
@@ -435,9 +435,16 @@ class Sglang(SlotlessEngine[Rules, SglangOptions, Job]):
             low_first=options.schedule_low_priority_values_first,
             threshold=options.priority_scheduling_preemption_threshold,
             retracts_by_priority=options.retraction_policy == "priority",
+            drafts=options.drafts,
         )
 
     # -- requests ----------------------------------------------------------------------------------
+
+    @property
+    def _most_drafts(self) -> int:
+        """Drafts that one step may accept: a path of the tree has so many."""
+        drafts = self.options.drafts
+        return 0 if drafts is None else min(drafts.steps, drafts.tokens - 1)
 
     @property
     def _longest(self) -> int:
@@ -456,7 +463,8 @@ class Sglang(SlotlessEngine[Rules, SglangOptions, Job]):
 
     def submit(self, request: base.Request) -> Ticket:
         cache_prompt = not request.cache_prompt
-        self._check(request, drafts=request.drafts is not None, cache_prompt=cache_prompt)
+        drafts = request.drafts is not None and self.options.drafts is None
+        self._check(request, drafts=drafts, cache_prompt=cache_prompt)
         fields = self._fields(request)
         lora = maybe_get_adapters(fields, self.options.adapters)
         ticket = self._jobs.ticket()
@@ -494,7 +502,10 @@ class Sglang(SlotlessEngine[Rules, SglangOptions, Job]):
             routing_key=fields.get("routing_key", ""),
             images=request.images,
             pads_apart=self.rules.scheduler.pads_images_apart,
+            beyond=self._most_drafts,
         )
+        if request.drafts is not None:
+            job.req.drafts = tuple(each[: self._most_drafts] for each in request.drafts)
         self._of_req[int(job.ticket)] = job
         self.scheduler.add(job.req)
         return job.req
@@ -577,14 +588,23 @@ class Sglang(SlotlessEngine[Rules, SglangOptions, Job]):
             return self._goes_on()
         self._idle = 0
         self._begin(batch)
-        tokens = self.runner.run(batch, self._sample)
+        runs = self.runner.run(batch, self._sample)
+        for req, run in zip(batch.reqs, runs, strict=True):
+            if not batch.extend and req.proposed:
+                self._emit(
+                    events.DraftsVerified(
+                        task=req.id, proposed=len(req.proposed), accepted=len(run) - 1
+                    )
+                )
+        done = self.scheduler.take(batch, runs)
         for req in batch.reqs:
             self.account.learn(req)
-        for req in self.scheduler.take(batch, tokens):
+        for req in done:
             if self._of_req[req.id].done:  # its client is gone
                 continue
             self._of_req[req.id].done = True
-            self._emit(events.RequestFinished(task=req.id, generated=Count(req.num_output)))
+            generated = Count(len(self._of_req[req.id].generated))
+            self._emit(events.RequestFinished(task=req.id, generated=generated))
         return True
 
     def _check_forgotten(self) -> None:
@@ -628,8 +648,8 @@ class Sglang(SlotlessEngine[Rules, SglangOptions, Job]):
                     job.ledger.apply(causes.NOT_LOADED, found, wanted=wanted, found=found)
             self._emit(events.ChunkScheduled(task=req.id, start=req.prefix, end=req.fill))
 
-    def _sample(self, req: Req, row: Array) -> int:
-        job, index = self._of_req[req.id], req.num_output
+    def _sample(self, req: Req, row: Array, more: int) -> int:
+        job, index = self._of_req[req.id], req.num_output + more
         if index >= len(job.rows):  # what is computed again was sampled before
             job.rows.append(row)
         return self._token(job, index, row)

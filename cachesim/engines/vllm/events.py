@@ -4,7 +4,7 @@ Publication and writing are two events: a block has its id as soon as its chunk 
 its content when the chunk has run.
 """
 
-from cachesim.engines.events import ChunkEvent, Event, event
+from cachesim.engines.events import ChunkEvent, Event, VerifiedEvent, event
 from cachesim.units import Count
 
 
@@ -92,12 +92,9 @@ class RequestPreempted(Event):
         return f"{lost}; {self.unwritten} published blocks will not be written: they {left}"
 
 
-@event("plain")
-class DraftsVerified(Event):
-    """{accepted} of {proposed} drafts are accepted"""
-
-    proposed: int
-    accepted: int
+@event()
+class DraftsVerified(VerifiedEvent):
+    pass
 
 
 @event("warn")

@@ -11,7 +11,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final
 
-from cachesim.lab.real.sglang import hicache_worker
+from cachesim.lab.real.prompts import read_row
+from cachesim.lab.real.sglang import drafts_worker, hicache_worker
 from cachesim.lab.real.sglang.rust_core import FULL, MAMBA, SWA, RustNodes
 from cachesim.lab.real.worker_side import NoOp, Stub, fitting
 
@@ -98,7 +99,7 @@ class Attributes(Scheduler):  # type: ignore[misc] # the release's class: any
 
     maybe_collect_routed_experts = maybe_collect_customized_info = stream_output
     report_prefill_stats = log_prefill_stats = log_decode_stats = stream_output
-    log_decode_stats_every_iteration = send_abort_output = stream_output
+    log_decode_stats_every_iteration = send_abort_output = update_spec_metrics = stream_output
     _abort_on_waiting_timeout = _abort_on_running_timeout = stream_output
 
     def maybe_prepare_mlp_sync_batch(self, batch: Real, *_: Real, **__: Real) -> Real:
@@ -128,8 +129,11 @@ class Core:
         self.page, self.size = config.get("page", 1), config["tokens"]
         self.rows, self.length = config.get("max_running", 8), config.get("max_len", 4096)
         self.chunk = config.get("chunk", 8192)
+        self.drafts = config.get("drafts")
         self.modes = find("DisaggregationMode", "disaggregation.utils")
         self.args = self._settings(self._values())
+        if self.drafts:
+            drafts_worker.install()
         self.pool = self._rows_pool()
         self.allocator = self._allocator()
         self.tree = self._tree(self._tree_parameters())
@@ -149,7 +153,7 @@ class Core:
             "disable_overlap_schedule": True,
             "pp_max_micro_batch_size": self.rows,
         }
-        if self.config.get("eagle"):
+        if self.config.get("eagle") and not self.drafts:
             own["speculative_algorithm"] = None
         if self.host is not None:
             own |= {"hicache_io_backend": "direct", "hicache_mem_layout": hicache_worker.LAYOUT}
@@ -173,10 +177,11 @@ class Core:
 
     def _rows_pool(self) -> Real:
         torch = importlib.import_module("torch")
-        common = {"device": "cpu", "enable_memory_saver": False}
+        length = self.length + (self._reserved() if self.drafts else 0)
+        common: Json = {"device": "cpu", "enable_memory_saver": False, "max_context_len": length}
         if not self.has_states:
             made = find("ReqToTokenPool", "mem_cache.memory_pool")
-            return fitting(made, size=self.rows, max_context_len=self.length, **common)
+            return fitting(made, size=self.rows, **common)
         shape = fitting(
             find("Mamba2StateShape", "configs.mamba_utils"),
             conv=[(1, 1)],
@@ -195,13 +200,17 @@ class Core:
             size=self.rows,
             mamba_size=self.config["states"],
             mamba_spec_state_size=self.rows,
-            max_context_len=self.length,
             cache_params=Stub(shape=shape, dtype=kinds, layers=[0], mamba_cache_per_req=8),
             enable_mamba_extra_buffer=self.extra_buffer,
             enable_overlap_schedule=True,
+            speculative_num_draft_tokens=(self.drafts or {}).get("tokens"),
             mamba_layer_ids=[0],
             **common,
         )
+
+    def _reserved(self) -> int:
+        """Places in a row beyond the context's, for what is reserved."""
+        return int(find("get_req_to_token_extra_context_len", "mem_cache.allocation_sizing")())
 
     def _allocator(self) -> Real:
         torch = importlib.import_module("torch")
@@ -274,6 +283,7 @@ class Core:
         window = self.config.get("window") if self.has_windows else None
         model = Stub(
             vocab_size=1 << 30,
+            hidden_size=1,
             is_encoder_decoder=False,
             context_len=self.length,
             is_hybrid_swa=self.has_windows,
@@ -291,7 +301,10 @@ class Core:
             "req_to_token_pool": self.pool,
             "token_to_kv_pool_allocator": self.allocator,
             "tree_cache": self.tree,
-            "spec_algorithm": find("SpeculativeAlgorithm", "speculative.spec_info").NONE,
+            "spec_algorithm": find("SpeculativeAlgorithm", "speculative.spec_info").from_string(
+                "EAGLE" if self.drafts else None
+            ),
+            "future_map": NoOp(),
             "is_generation": True,
             "enable_overlap": False,
             "max_running_requests": self.rows,
@@ -408,14 +421,26 @@ class Core:
         """At rest, whether free slots and the tree's are other than all there are."""
         return False
 
-    def _result(self, tokens: list[int]) -> Real:
+    def _result(self, batch: Real, runs: list[list[int]]) -> Real:
         torch = importlib.import_module("torch")
-        return Stub(
-            next_token_ids=torch.tensor(tokens),
-            can_run_cuda_graph=False,
-            num_accepted_tokens=0,
-            get_num_generated_tokens=lambda count: count,
-        )
+        common = {
+            "can_run_cuda_graph": False,
+            "num_accepted_tokens": 0,
+            "get_num_generated_tokens": lambda count: count,
+        }
+        if self.drafts and batch.forward_mode.is_decode():
+            result = drafts_worker.verified(runs, self.drafts["tokens"], common)
+            drafts_worker.advance(batch, result)
+            return result
+        return Stub(next_token_ids=torch.tensor([run[0] for run in runs]), **common)
+
+    def run_of(self, request: Real, wanted: Json, *, extends: bool) -> list[int]:
+        """The tokens that a request says in this step."""
+        reply, done = read_row(wanted.get("reply", "")), len(request.output_ids)
+        count = 1
+        if self.drafts and not extends:
+            count = drafts_worker.accepted(wanted, self.drafts, request.spec_verify_ct)
+        return (reply[done:] + [1] * count)[:count]
 
     def free(self) -> Json:
         found: Json = {}
@@ -461,6 +486,15 @@ class OnePerKind(Core):
             return find("SWARadixCache", "mem_cache.swa_radix_cache")(params=parameters)
         return find("RadixCache", "mem_cache.radix_cache")(parameters)
 
+    def _reserved(self) -> int:
+        return 4 + int(self.drafts["tokens"])  # as `ModelRunner` adds it
+
+    def _result(self, batch: Real, runs: list[list[int]]) -> Real:
+        if not self.drafts or not batch.forward_mode.is_decode():
+            return super()._result(batch, runs)
+        worker = drafts_worker.VerifyingWorker(self.drafts, self.page, self.allocator)
+        return worker.run(batch, runs)
+
     def _begin(self) -> None:
         scheduler = self.scheduler
         set_all(scheduler, dict.fromkeys(("pp_size", "tp_size", "dp_size"), 1))
@@ -493,8 +527,8 @@ class OnePerKind(Core):
     def plan(self) -> Real:
         return self.scheduler.get_next_batch_to_run()
 
-    def take(self, batch: Real, tokens: list[int], *, extends: bool) -> None:
-        scheduler, result = self.scheduler, self._result(tokens)
+    def take(self, batch: Real, runs: list[list[int]], *, extends: bool) -> None:
+        scheduler, result = self.scheduler, self._result(batch, runs)
         if self.config.get("mixes"):  # what a prefill mixes in is fed again
             batch.output_ids = result.next_token_ids
         if extends:
@@ -632,7 +666,7 @@ class Unified(Core):
                 current_scheduler_metrics_enabled=False,
             ),
             draft_worker=None,
-            model_worker=None,
+            model_worker=NoOp(),
             logprob_result_processor=NoOp(),
             output_streamer=NoOp(),
             beam_coordinator=beam,
@@ -694,8 +728,8 @@ class Unified(Core):
         scheduler.running_batch = found.running_batch
         return found.batch_to_run
 
-    def take(self, batch: Real, tokens: list[int], *, extends: bool) -> None:
-        processor, result = self.processor, self._result(tokens)
+    def take(self, batch: Real, runs: list[list[int]], *, extends: bool) -> None:
+        processor, result = self.processor, self._result(batch, runs)
         if extends:
             processor.process_batch_result_prefill(batch, result)
         else:

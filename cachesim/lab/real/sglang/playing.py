@@ -21,7 +21,7 @@ from cachesim.engines.sglang.pools import (
     WindowPool,
     host_size,
 )
-from cachesim.engines.sglang.request import Batch, Limits, Req
+from cachesim.engines.sglang.request import Batch, Drafts, Limits, Req
 from cachesim.engines.sglang.rules import Rules
 from cachesim.engines.sglang.scheduler import Scheduler
 from cachesim.engines.sglang.server import check_books, leaks
@@ -29,6 +29,7 @@ from cachesim.engines.sglang.tree import Shape
 from cachesim.errors import UpstreamAbort
 from cachesim.lab.real.prompts import read_row
 from cachesim.lab.real.schedules import images_of
+from cachesim.lab.real.sglang.drafts_worker import accepted
 
 MOST_STEPS: Final = 20_000
 MOST_IDLE: Final = 40
@@ -81,6 +82,7 @@ class Player:
                 ignores_eos=config.get("ignore_eos", True),
                 mixes=bool(config.get("mixes"))
                 and (rules.scheduler.drafts_may_mix or not config.get("eagle")),
+                drafts=Drafts(**config["drafts"]) if config.get("drafts") else None,
                 **scheduling(config, rules),
             ),
         )
@@ -161,6 +163,7 @@ class Player:
             lora_id=lora_id,
             images=tuple(images),
             pads_apart=self.rules.scheduler.pads_images_apart,
+            beyond=(self.config.get("drafts") or {}).get("tokens", 0),
         )
         self.scheduler.add(req)
         return req
@@ -237,12 +240,14 @@ class Player:
                 continue
             idle = 0
             self._record(batch, results)
-            tokens = []
-            for req in batch.reqs:
-                reply, done = read_row(wanted[req.id].get("reply", "")), req.num_output
-                tokens.append(reply[done] if done < len(reply) else 1)
-            self.scheduler.take(batch, tokens)
+            self.scheduler.take(batch, [self._run(r, wanted[r.id], batch) for r in batch.reqs])
         return {"error": "too many steps"}
+
+    def _run(self, req: Req, wanted: Mapping[str, Any], batch: Batch) -> list[int]:
+        reply, done, count = read_row(wanted.get("reply", "")), req.num_output, 1
+        if self.config.get("drafts") and not batch.extend:
+            count = accepted(wanted, self.config["drafts"], req.rounds)
+        return (reply[done:] + [1] * count)[:count]
 
     def _result(
         self, results: Mapping[int, dict[str, Any]], reqs: Mapping[int, Req]

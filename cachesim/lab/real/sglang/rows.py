@@ -80,7 +80,7 @@ class Recorder(Runner):
     def record(self, batch: Batch) -> None:
         """Run a batch, and note what each row read and tracked."""
         first, self.labels.written = len(self.rows), []
-        self.run(batch, lambda _req, _row: 0)
+        self.run(batch, lambda _req, _row, _more: 0)
         for req, row in zip(batch.reqs, self.rows[first:], strict=True):
             slots = [each for each in self.labels.written if each in (req.tracks or ())]
             if slots:
@@ -92,8 +92,8 @@ class Recorder(Runner):
     def _extend(self, req: Req) -> Array:
         return self._noted(req, req.prefix, req.fill, super()._extend)
 
-    def _decode(self, req: Req) -> Array:
-        return self._noted(req, req.committed - 1, req.committed, super()._decode)
+    def _decode(self, req: Req, more: int = 0) -> Array:
+        return self._noted(req, req.num_tokens + more - 1, req.num_tokens + more, super()._decode)
 
     def _noted(self, req: Req, start: int, end: int, run: Callable[[Req], Array]) -> Array:
         self.pieces = []

@@ -7,6 +7,7 @@ from types import TracebackType
 from typing import Any, Final
 
 from cachesim.engines.base import Engine
+from cachesim.engines.sglang.events import DraftsVerified
 from cachesim.engines.sglang.family import FAMILY
 from cachesim.engines.sglang.pools import WindowPool
 from cachesim.engines.sglang.rules import Rules
@@ -19,6 +20,7 @@ from cachesim.lab.real.sglang.workloads import (
     draw,
     draw_adapters,
     draw_agents,
+    draw_drafts,
     draw_mixed,
     draw_policies,
     draw_priorities,
@@ -53,7 +55,8 @@ OVERRIDES: Final = {
         "reads it"
     ),
     "speculative_algorithm": (
-        "no drafter runs, so the scheduler is given none; the tree has pairs of tokens as with it"
+        "a workload without drafts has no drafter, so the scheduler is given none; the tree has "
+        "pairs of tokens as with it"
     ),
     "hicache_io_backend": "copies move no bytes here; slots and queues are the same with each",
     "hicache_mem_layout": "the order of bytes in a buffer that is not there",
@@ -100,6 +103,11 @@ PRETENDED: Final = {
         "loads adapters",
         "counts those of a batch, with the same limit",
         "a scheduler sees their ids only",
+    ),
+    "the worker of a drafter": (
+        "drafts, and verifies with the target",
+        "none; a workload says how many tokens each round accepts",
+        "slots are reserved, verified and freed by the release's own functions",
     ),
     "random_seed": (
         "drawn at each start",
@@ -180,7 +188,7 @@ def config_of(server: Engine) -> dict[str, Any]:
         "page": shape.page,
         "tokens": pool.size,
         "policy": shape.policy,
-        "eagle": shape.bigrams,
+        "eagle": limits.drafts is not None,
         "chunk": limits.chunk,
         "max_prefill": limits.max_prefill,
         "max_running": limits.max_running,
@@ -189,6 +197,8 @@ def config_of(server: Engine) -> dict[str, Any]:
         "ignore_eos": limits.ignores_eos,
         "mixes": limits.mixes,
     }
+    if limits.drafts is not None:
+        config["drafts"] = asdict(limits.drafts)
     if limits.loras:
         config["loras"] = limits.loras
     if limits.policy != "fcfs":
@@ -230,6 +240,12 @@ def _wanted(record: Record) -> dict[str, Any]:
     asked = record.step.options
     more = {name: asked.get(name) for name in ("priority", "routing_key")}
     more["salt"] = asked.get("extra_key")
+    if record.step.drafts is not None:
+        told = [e for e in record.events if isinstance(e, DraftsVerified)]
+        own = iter([1 + each.accepted for each in told if each.task == record.ticket])
+        generated = record.reply.generated if record.reply else ()
+        rounds = [next(own, 1) if each else 1 for each in record.step.drafts]
+        more["accepts"] = rounds + [1] * len(generated)
     more["lora"] = "".join(asked.get("lora", {}).values())
     return wanted_of(record, {name: value for name, value in more.items() if value})
 
@@ -303,6 +319,7 @@ FEATURES: Final = {
     "policies": replace(SCHEDULER, draw=draw_policies),
     "adapters": replace(SCHEDULER, draw=draw_adapters),
     "sessions": replace(SCHEDULER, draw=draw_sessions),
+    "drafts": replace(SCHEDULER, draw=draw_drafts),
 }
 """The same, with what few servers use."""
 

@@ -167,7 +167,7 @@ class Playing:
             raise AssertionError(msg)
         extends = batch.forward_mode.is_extend()
         decoding = batch.decoding_reqs or () if extends else ()
-        tokens = []
+        runs = []
         for request in batch.reqs:
             entry = results[request.rid]
             if extends and request not in decoding:
@@ -175,9 +175,8 @@ class Playing:
                 entry["chunks"].append([start, end])
                 if entry["cached"] is None:
                     entry["cached"], entry["branch"] = start, self.core.branch(request)
-            reply, done = read_row(wanted[request.rid].get("reply", "")), len(request.output_ids)
-            tokens.append(reply[done] if done < len(reply) else 1)
-        self.core.take(batch, tokens, extends=extends)
+            runs.append(self.core.run_of(request, wanted[request.rid], extends=extends))
+        self.core.take(batch, runs, extends=extends)
 
     def _result(self, requests: list[Json]) -> Json:
         if self.core.leaks():
@@ -225,7 +224,7 @@ def seconds(core: Real, wanted: Json) -> Json:
         server.scheduler.waiting_queue.append(request)
         while not request.finished():
             batch = server.plan()
-            server.take(batch, [1] * len(batch.reqs), extends=batch.forward_mode.is_extend())
+            server.take(batch, [[1]] * len(batch.reqs), extends=batch.forward_mode.is_extend())
             server.scheduler.last_batch = batch
     return {"scheduler": time.process_time() - begun, "tree": clock.seconds}
 

@@ -145,6 +145,13 @@ FLAGS: Final = {
 """Flag of `ServerArgs` -> its name in a workload."""
 
 
+DRAFTS: Final = {
+    "steps": "speculative_num_steps",
+    "topk": "speculative_eagle_topk",
+    "tokens": "speculative_num_draft_tokens",
+}
+
+
 class ConfigFactory:
     """Configurations built by a release's own code."""
 
@@ -172,6 +179,9 @@ class ConfigFactory:
         if config.get("eagle"):
             given["speculative_algorithm"] = "EAGLE"
             given["speculative_draft_model_path"] = self.model("eagle")
+        for name, flag in DRAFTS.items():
+            if name in config.get("drafts", {}):
+                given[flag] = config["drafts"][name]
         given |= hicache_worker.flags(config.get("host"))
         return {name: value for name, value in given.items() if name in self._known}
 

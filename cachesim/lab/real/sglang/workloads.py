@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from random import Random
 from typing import Any, Final
 
+from cachesim.engines.sglang.request import Drafts
 from cachesim.engines.sglang.rules import Rules
 from cachesim.lab.real.prompts import REPLIES, AgentUsers, Row, Writer, read_row
 
@@ -156,6 +157,33 @@ def draw_sessions(seed: int, number: int, rules: Rules) -> dict[str, Any]:
         wanted |= {"session": params, "rid": f"r{rid}"}
         known[f"r{rid}"] = own + known.get(params.get("rid", ""), 0)
     return drawn | {"id": f"sessions-{drawn['id']}", "steps": steps}
+
+
+def draw_drafts(seed: int, number: int, rules: Rules) -> dict[str, Any]:
+    """A workload with a drafter, whose rounds accept what each request says in turn."""
+    drawn, rng = draw(seed, number, rules), Random(f"sglang drafts {seed} {number}")
+    config, topk, steps = drawn["config"], rng.choice((1, 1, 1, 2, 4)), rng.choice((1, 2, 3, 5))
+    if rules.tree.trees != "unified" and config["page"] > 1:
+        topk = 1  # 0.5.9 takes no other
+    if rules.scheduler.drafts_need_buffer and "strategy" in config:
+        config["strategy"] = "extra_buffer"
+    tokens = steps + 1 if topk == 1 else rng.randint(2, steps * topk + 1)
+    sizes = {"steps": steps, "topk": topk, "tokens": tokens}
+    page = config["page"]
+    room = -(-2 * Drafts(**sizes).per_decode(page) // page) * page
+    config |= {
+        "eagle": True,
+        "drafts": sizes,
+        "mixes": rng.random() < 0.2,
+        "tokens": config["tokens"] + room,
+    }
+    if "window_tokens" in config:
+        config["window_tokens"] += room
+    steps_of = together(rng, drawn["steps"]) if rng.random() < 0.5 else drawn["steps"]
+    for wanted in itertools.chain.from_iterable(steps_of):
+        if "prompt" in wanted:
+            wanted["accepts"] = [rng.randint(1, tokens + 1) for _ in range(rng.randint(1, 6))]
+    return drawn | {"id": f"drafts-{drawn['id']}", "steps": steps_of}
 
 
 def together(rng: Random, steps: list[list[dict[str, Any]]]) -> list[list[dict[str, Any]]]:
