@@ -217,7 +217,8 @@ class SchedulerRules:
     the slot all the same."""
 
     drops_beyond_the_last: bool = True
-    """#35694 (0.5.22): of a verified run beyond a request's last token, the tree gets nothing."""
+    """As #35694 proposes (0.5.22): of a verified run beyond a request's last token, the tree gets
+    nothing."""
 
     leaves_no_later_state: bool = True
     """0.5.23, `no_buffer`: nothing is inserted of a request whose state includes such tokens."""
