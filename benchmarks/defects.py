@@ -40,6 +40,7 @@ BEYOND: Final = {
     "mlx-lm-1494-chunk-cut-short": "no preset has chunks",
     "mlx-lm-omlx-2812-state-of-one-array": "no preset has convolutions without a further state",
     "vllm-57661-ring-cut-off": "no preset has rings",
+    "sglang-35694-state-beyond-its-key": "no request to SGLang is drawn with drafts",
 }
 """Defects that no drawn workload can show, and the reason."""
 
