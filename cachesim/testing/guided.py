@@ -256,6 +256,7 @@ class Guided(Client):
         self._tree.numbers = Numbers(2 * shape.longest, sizes)
         for flag in _further(profile):
             self._tree.numbers.add(flag.default)
+        self._start = start
         self._acts = ("long reply", *self.incidents) if shape.incidents else ()
         if self._acts and isinstance(self.session.engine, SlotActions):
             self._acts += ("erase",)
@@ -288,7 +289,7 @@ class Guided(Client):
             elif act == "slot file":
                 saved = True
                 yield [Step(name=f"s{name}", do="slot-save", slot=slot, file="slot")]
-            elif act == "restart" and draws.integer(0, 1):
+            elif act == "restart" and draws.integer(0, 1) and self._restarts():
                 yield [Step(name=f"t{name}", do="restart")]
             elif saved and draws.integer(0, 2) == 2:
                 saved = bool(draws.integer(0, 1))
@@ -299,6 +300,17 @@ class Guided(Client):
                 steps = self._left(steps, f"g{name}")
             for group in groups_of(replace(self.scenario, step=tuple(steps))):
                 yield [steps[number] for number in group]
+
+    def _restarts(self) -> bool:
+        """True if a server with these flags can restart; a fresh one tries."""
+        engine = self._start(self.scenario).engine
+        if not isinstance(engine, Restarting):
+            return False
+        try:
+            engine.restart()
+        except InputError:
+            return False
+        return True
 
     def _requests(self) -> Iterator[Step]:
         """One request, or several that come while it is served."""

@@ -97,6 +97,13 @@ def test_clients_leave_servers_restart_and_white_space_changes(
     assert drawn == found
 
 
+def test_a_server_that_cannot_restart_is_not_restarted() -> None:
+    for number in range(60):
+        steps = played("mlx-lm@0.31.3+vllm-mlx", number, "dense")[0].step
+
+        assert "restart" not in {step.do for step in steps}
+
+
 def test_an_incident_of_a_real_server_is_not_joined_by_others() -> None:
     shape = replace(SHAPE, kinds=("slot file",))
     for number in range(30):
