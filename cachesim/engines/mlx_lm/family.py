@@ -303,6 +303,7 @@ def _snapshots(*fixes: str) -> Callable[[MlxRules], MlxRules]:
 
 
 _OMLX: Final = GridRules(interval=2048, fewest_arrays=2, on_disk=True)
+_OLLAMA: Final = GridRules(interval=8192, before_end=4, keeps_the_end=True)
 
 _FIXES_929: Final = (
     "always_the_last_boundary",
@@ -544,7 +545,7 @@ PATCHES: Final[tuple[Patch[MlxRules], ...]] = (
     ),
     Patch(
         name="omlx-no-boundaries",
-        about="that, defect as reported: no state is taken at the end of a block (omlx#3699)",
+        about="that, without states at the ends of blocks (omlx#3699)",
         fits=("0.31.3",),
         lay=laying(server={"grid": replace(_OMLX, interval=4096, captures=False)}),
     ),
@@ -570,9 +571,19 @@ PATCHES: Final[tuple[Patch[MlxRules], ...]] = (
         name="ollama",
         about="the prefix cache of Ollama's MLX runner with a drafter, read in its source",
         fits=("0.32.2",),
-        lay=laying(
-            server={"grid": GridRules(interval=8192, before_end=4, lookahead=1, keeps_the_end=True)}
-        ),
+        lay=laying(server={"grid": replace(_OLLAMA, lookahead=1)}),
+    ),
+    Patch(
+        name="ollama-no-drafter",
+        about="the same without a drafter",
+        fits=("0.32.2",),
+        lay=laying(server={"grid": _OLLAMA}),
+    ),
+    Patch(
+        name="ollama-lazy",
+        about="until 0.32.6: appends overwrite kept keys (ollama#16860)",
+        fits=("0.32.2",),
+        lay=laying(server={"grid": replace(_OLLAMA, lazy=True)}),
     ),
 )
 """Numbered patches are pull requests at ml-explore/mlx-lm; a dot numbers one of its commits."""

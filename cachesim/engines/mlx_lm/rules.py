@@ -211,6 +211,7 @@ class GridRules:
     before_end: int = 0  # Ollama: one more, so many tokens before the prompt's end
     lookahead: int = 0  # Ollama with a drafter: a key names the token after its state, too
     keeps_the_end: bool = False  # Ollama: the state after a reply, and one where a match ended
+    lazy: bool = False  # Ollama until 0.32.6: what a later append overwrites is not copied
     captures: bool = True  # oMLX#3699: no state of a prompt is kept where layers have states
     fewest_arrays: int = 1  # oMLX#2762: a layer's state of fewer arrays is a placeholder
     on_disk: bool = False  # oMLX: its blocks are files, which a new server finds again

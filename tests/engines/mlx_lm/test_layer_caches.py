@@ -26,6 +26,7 @@ from cachesim.engines.mlx_lm.generate.forward import Forward, Visibility, as_vis
 from cachesim.engines.mlx_lm.rules import CacheRules, GridRules, StoreRules
 from cachesim.engines.mlx_lm.server.request import _before_thinking, tail_start
 from cachesim.engines.mlx_lm.store.grid_prompt_cache import GridPromptCache
+from cachesim.engines.mlx_lm.store.live_buffer import LiveBuffer
 from cachesim.errors import OptionError, SpecError
 from cachesim.model.arithmetic import ArithmeticName
 from cachesim.model.build import build
@@ -396,3 +397,80 @@ def test_states_at_fixed_positions_know_no_draft_model(profile: str) -> None:
             arithmetic="ring",
             options={"draft_model": "dense"},
         )
+
+
+# Ollama's live buffer until 0.32.6: a lazy snapshot is a range of it.
+
+C, A = tuple(range(100, 130)), (100, *range(210, 230))
+CHUNK = 2048
+
+
+def stays_lazy(live: LiveBuffer, key: tuple[int, ...]) -> list[tuple[int, int]]:
+    """The ranges of `key`'s path that are still parts of the buffer."""
+    path = [each for each in live.snapshots if each.key == key[: len(each.key)]]
+    return [(each.start, len(each.key)) for each in path if each.lazy]
+
+
+def played(live: LiveBuffer, prompt: tuple[int, ...], used: int, reply: int) -> tuple[int, ...]:
+    live.resume(prompt, used, used)
+    live.append(prompt[:-4], [], [])
+    whole = (*prompt, *range(900, 900 + reply))
+    live.append(whole, [], [])
+    return whole
+
+
+def test_an_append_after_a_rewind_copies_out_what_it_overwrites_and_the_next_one_nothing() -> None:
+    live = LiveBuffer()
+    whole = played(live, C, 0, 10)
+    assert [(0, 26)] == stays_lazy(live, whole)
+    live.resume(A, 1, 1)
+
+    assert [(26, 40)] == stays_lazy(live, whole)
+
+
+def test_a_first_chunk_that_reaches_the_end_copies_all_of_it_out() -> None:
+    live = LiveBuffer()
+    whole = played(live, C, 0, 10)
+    live.resume((100, *range(210, 250)), 1, 1)
+
+    assert [] == stays_lazy(live, whole)
+
+
+def test_a_long_prompt_overwrites_what_lies_beyond_its_first_chunk() -> None:
+    live = LiveBuffer()
+    whole = played(live, tuple(range(CHUNK + 10)), 0, 3)
+    live.resume((0, *range(9_000, 9_000 + 2 * CHUNK)), 1, 1)
+
+    assert [(CHUNK + 6, CHUNK + 13)] == stays_lazy(live, whole)
+
+
+def test_after_a_restored_copy_not_even_the_first_append_looks() -> None:
+    live = LiveBuffer()
+    played(live, C, 0, 10)
+    other = played(live, (100, *range(210, 250)), 1, 40)  # C is copied out
+    live.resume((*C[:20], 7, 8, 9, *range(400, 420)), 20, 20)
+
+    assert 20 == live.checked
+    assert [(37, 81)] == stays_lazy(live, other)
+
+
+def test_a_reply_that_goes_on_is_one_snapshot_again() -> None:
+    live = LiveBuffer()
+    whole = played(live, C, 0, 10)
+    live.resume(A, 1, 1)
+    live.append(A, [], [])
+    live.resume(whole, 39, 39)
+    longer = (*whole, 901)
+    live.append(longer, [], [])
+    live.resume(A, 1, 1)
+
+    assert [(26, 41)] == stays_lazy(live, longer)
+
+
+def test_the_rows_of_the_common_prefix_stay_in_the_buffer() -> None:
+    live = LiveBuffer()
+    played(live, C, 0, 10)
+
+    assert 1 == live.resume(A, 1, 1)
+    live.append(A, [], [])
+    assert 20 == live.resume((*A[:20], 7), 20, 20)

@@ -15,11 +15,13 @@ from cachesim.engines.causes import Loss
 from cachesim.engines.events import Event
 from cachesim.engines.mlx_lm import causes
 from cachesim.engines.mlx_lm.caches.prompt_cache import (
+    LayerCache,
     can_trim_prompt_cache,
     copy_prompt_cache,
     trim_prompt_cache,
 )
 from cachesim.engines.mlx_lm.rules import GridRules, StoreRules
+from cachesim.engines.mlx_lm.store.live_buffer import LiveBuffer, overwrite
 from cachesim.engines.mlx_lm.store.lru_prompt_cache import UNLIMITED, Fetched, Key, LRUPromptCache
 from cachesim.units import Count
 
@@ -35,6 +37,7 @@ class GridPromptCache(LRUPromptCache):
         self.grid = grid
         self.sliceable = True  # no layer has a state
         self.placeholder: int | None = None  # a layer with fewer arrays than are stored
+        self.live = LiveBuffer() if grid.lazy else None
 
     def positions(self, length: int, cached: int, matched: int) -> list[int]:
         """Positions of a prompt of `length` tokens after which a copy is kept.
@@ -79,6 +82,11 @@ class GridPromptCache(LRUPromptCache):
         cache = None if key is None else copy_prompt_cache(self.trie.get(model, key).prompt_cache)
         if cache is not None and key is not None and len(key) > used:
             trim_prompt_cache(cache, len(key) - used)
+        if self.live is not None:
+            last = self.live.key
+            rows = self.live.resume(tuple(tokens), max(limit, 0), used)
+            if cache is not None and rows and self.trie.holds(model, last):
+                overwrite(cache, self.trie.get(model, last).prompt_cache, 0, rows)
         return Fetched(
             prompt_cache=cache,
             rest=tokens[used:],
@@ -87,3 +95,16 @@ class GridPromptCache(LRUPromptCache):
             equal=equal,
             losses=losses,
         )
+
+    def insert_cache(
+        self,
+        model: Hashable,
+        tokens: Key,
+        prompt_cache: list[LayerCache],
+        *,
+        cache_type: str = "assistant",
+    ) -> None:
+        if self.live is not None:
+            entries = [(tuple(key), each.prompt_cache) for _, key, each in self.trie.items()]
+            self.live.append(tuple(tokens), prompt_cache, entries)
+        super().insert_cache(model, tokens, prompt_cache, cache_type=cache_type)
