@@ -12,6 +12,7 @@ from cachesim.engines.sglang.family import FAMILY
 from cachesim.errors import ScenarioError
 from cachesim.lab.real.agreement import Agreement
 from cachesim.lab.real.schedules import count
+from cachesim.lab.real.sglang.hicache_worker import page_hashes
 from cachesim.lab.real.sglang.playing import play
 from cachesim.lab.real.sglang.rust_core import MAMBA, RustNodes
 from cachesim.lab.real.sglang.scheduler import (
@@ -340,6 +341,24 @@ def test_nodes_of_the_core_in_rust_are_read_by_their_ids(monkeypatch: pytest.Mon
     del Core.paths[3]
 
     assert [((-1,) * 6, 2, [0]), ((10, 11, 12, 13), 2, [0])] == nodes.walk()
+
+
+@pytest.mark.parametrize(
+    ("tokens", "pairs", "prior", "begins"),
+    [
+        ([10, 11, 12], False, None, ["50ac472466c1", "d1d76ba2bf90"]),
+        ([10, 11, 12], True, None, ["4bde82677ba8"]),
+        ([10, 1 << 33, 12], False, bytes(32), ["b95174fe0d58", "e16bb6bb60cd"]),
+    ],
+    ids=("tokens", "pairs", "wide"),
+)
+def test_pages_have_the_hashes_of_the_core_in_rust(
+    tokens: list[int], pairs: bool, prior: bytes | None, begins: list[str]
+) -> None:
+    """By `get_hash_str` of 0.5.23's extension: it stores what the controller looks up."""
+    found = page_hashes(tokens, len(tokens) - pairs, 1 + pairs, pairs, prior, 2)
+
+    assert begins == [each[:12] for each in found]
 
 
 def test_a_parent_that_is_evicted_twice_ends_059() -> None:

@@ -1,8 +1,9 @@
 """The release's host tier without memory, and its storage with a dictionary for files.
 
-Sizes, free lists, queues, hashes, thresholds, prefetches and all that the tree decides are the
-release's own. Left out are buffers, kernels and threads: pools count slots, copies move nothing,
-and the threads' functions run when the scheduler polls. Runs in the worker.
+Sizes, free lists, queues, thresholds, prefetches and all that the tree decides are the release's
+own. Left out are buffers, kernels and threads: pools count slots, copies move nothing, and the
+threads' functions run when the scheduler polls. The compiled hash is written again, byte for byte.
+Runs in the worker.
 """
 
 import hashlib
@@ -26,6 +27,9 @@ ASSEMBLER: Final = "sglang.srt.mem_cache.hybrid_cache.hybrid_pool_assembler"
 
 LAYOUT: Final = "page_first_direct"
 """A layout that every pool takes; no buffer has it."""
+
+WORD_BITS: Final = 32
+"""Bits of a token in a page's hash, if it has no wider token."""
 
 UNUSED: Final = (
     "init_kv_buffer",
@@ -168,7 +172,7 @@ def install_unified_storage(wanted: Json) -> None:
     if wanted is None:
         return
     importlib.import_module("sglang.srt.mem_cache.cpp_utils.native_hash").__dict__.update(
-        _load_native_hash_module=lambda: Stub(get_hash=_hash)
+        _load_native_hash_module=lambda: Stub(get_hash=page_hashes)
     )
     files: Real = importlib.import_module(STORAGE).HiCacheFile
     _install_backend(files, {"__init__": _begin, "_collect_existing_component_keys": _files})
@@ -202,14 +206,20 @@ def _files(storage: Real, keys: list[str], transfers: Real = None) -> set[str]:
     return {f"{each}.bin" for each in wanted & PAGES}
 
 
-def _hash(raw: Real, count: int, width: int, pairs: Real, *rest: Real) -> str | list[str]:
+def page_hashes(raw: Real, count: int, width: int, pairs: Real, *rest: Real) -> str | list[str]:
+    """SHA-256 chain by pages, as the compiled hash: the tree core in Rust stores under its own.
+
+    Tokens are 32 bits wide; a page with a wider one is a byte 0xff and its tokens with 64 bits.
+    """
     prior, page = rest
     stride = 1 if pairs else width  # pairs overlap
     rows = [raw[at * stride : at * stride + width] for at in range(count)]
     step, found = page or max(count, 1), list[str]()
     for start in range(0, count, step):
-        words = array("Q", [word for row in rows[start : start + step] for word in row])
-        prior = hashlib.sha256((prior or b"") + words.tobytes()).digest()
+        tokens = [token for row in rows[start : start + step] for token in row]
+        is_wide = max(tokens).bit_length() > WORD_BITS
+        text = b"\xff" + array("Q", tokens).tobytes() if is_wide else array("I", tokens).tobytes()
+        prior = hashlib.sha256((prior or b"") + text).digest()
         found.append(prior.hex())
     return found if page else found[-1]
 
