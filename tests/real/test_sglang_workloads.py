@@ -292,12 +292,14 @@ def test_results_are_compared_as_far_as_the_core_in_rust_shows_them() -> None:
     evicted = [[1, 8, 4, 1, 1, 1, 0], [0, 4, 4, 0, 1, 1, 1, "kept without it"]]
     groups = [{"requests": [], "tree": [[2, 4, 4], [0, 4, 4]], "evicted": evicted}]
     salted = {"config": {}, "steps": [[{"prompt": "1-9", "salt": "a"}]]}
+    adapted = {"config": {}, "steps": [[{"prompt": "1-9", "lora": "1" * 32}]]}
     hosted = {"config": {"host": {}}, "steps": [[{"prompt": "1-9"}]]}
     plain = {"config": {}, "steps": [[{"prompt": "1-9"}]]}
 
     assert [[0, 4, 4], [2, 4, 4]] == visible_of_rust(plain, groups)[0]["tree"]
     assert sorted(evicted) == visible_of_rust(plain, groups)[0]["evicted"]
     assert evicted[:1] == visible_of_rust(salted, groups)[0]["evicted"]
+    assert evicted[:1] == visible_of_rust(adapted, groups)[0]["evicted"]
     assert [[1, 8, 4, 1, 1, 1, 1]] == visible_of_rust(hosted, groups)[0]["evicted"]
 
 

@@ -281,7 +281,7 @@ def visible_of_rust(
     path, and which of them a comparison before and after an eviction meets depends on their order.
     """
     hosted = "host" in workload["config"]
-    salted = any(each.get("salt") for step in workload["steps"] for each in step)
+    salted = any(each.get(key) for step in workload["steps"] for each in step for key in OWN_KEYS)
     return [
         group
         | {
@@ -292,6 +292,9 @@ def visible_of_rust(
         for group in groups
     ]
 
+
+OWN_KEYS: Final = ("salt", "lora")
+"""Names of a request whose values are part of its extra key."""
 
 ROWS: Final = ("tree", "evicted")
 FIRST_COMPONENT: Final = 5
