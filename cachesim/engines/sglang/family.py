@@ -241,7 +241,7 @@ FAMILY: Final[Family[Rules, SglangOptions]] = Family(
             "session_params",
             "any",
             "the session of this request: a table with 'id', 'rid' of the request to continue, and "
-            "'offset', 'replace', 'drop_previous_output'",
+            "'offset', 'replace', 'drop_previous_output'; 'streaming', 'close' of the session",
         ),
         request_field("rid", "text", "the name of this request in its session"),
         request_field(

@@ -339,6 +339,12 @@ class SglangOptions:
         unit="passes",
         since="0.5.22",
     )
+    enable_streaming_session: bool = option(
+        "--enable-streaming-session",
+        "sessions may stream: a turn leaves its slots to the next one, and not to the tree",
+        default=False,
+        since="0.5.22",
+    )
     hicache_storage_prefetch_retry_max_attempts: int = option(
         "--hicache-storage-prefetch-retry-max-attempts",
         "how often a waiting request asks the storage again",

@@ -53,6 +53,7 @@ class Req:
     extra_key: Hashable = None
     priority: int = 0
     in_session: bool = False
+    stream: "Stream | None" = None  # its streaming session
     lora_id: str = ""
     strengths: Strengths = ()  # of the adapters
     routing_key: str = ""
@@ -204,6 +205,19 @@ class Req:
         self.committed = self.allocated = 0
         self.window_evicted = 0
         self.decode_steps = 0
+
+
+@dataclass(slots=True, eq=False)
+class Stream:
+    """A streaming session: its last turn, and the record that turns borrow (`SessionSlot`)."""
+
+    last: Req | None = None
+    turn: Req | None = None  # accepted, and perhaps still under way
+    inflight: bool = False
+    holder: Req | None = None  # has the record: a turn, or between turns nobody's request
+    node: Node | None = None
+    lock: object = None
+    publishes: bool = False  # publishes_prompt
 
 
 @dataclass(slots=True, kw_only=True)

@@ -8,11 +8,13 @@ from typing import Final, Literal, TypeAlias
 
 import numpy as np
 
+from cachesim.engines.sglang import streaming
 from cachesim.engines.sglang.node import FULL, PART
 from cachesim.engines.sglang.pools import TokenPool, WindowPool
 from cachesim.engines.sglang.request import Batch, Limits, Req
 from cachesim.engines.sglang.rules import Rules
 from cachesim.engines.sglang.tree import Match, Tree
+from cachesim.errors import UpstreamAbort
 
 Verdict: TypeAlias = Literal["continue", "no-token", "other"]
 Chosen: TypeAlias = tuple[int, int, bool]
@@ -367,7 +369,11 @@ class SchedulePolicy:
         starts: set[tuple[Hashable, bytes]] = set()
         for req in waiting:
             tokens = req.tokens[: req.num_tokens]
-            match = self.tree.match(self.tree.key_of(tokens), req.extra_key)
+            lent = streaming.match(self.tree, req, req.num_tokens)
+            if lent is not None and self.limits.policy == "dfs-weight":
+                where = "UnifiedTreeCore.dfs_weight_order"
+                raise UpstreamAbort(where, "KeyError: _VirtualNode")
+            match = lent or self.tree.match(self.tree.key_of(tokens), req.extra_key)
             self.matched[req.id] = match
             start = (req.extra_key, tokens[:IN_BATCH].tobytes())
             if match.length > IN_BATCH or len(tokens) < IN_BATCH:

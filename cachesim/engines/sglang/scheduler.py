@@ -11,6 +11,7 @@ from typing import Final
 
 import numpy as np
 
+from cachesim.engines.sglang import streaming
 from cachesim.engines.sglang.node import NO_SLOTS
 from cachesim.engines.sglang.pools import TokenPool, WindowPool
 from cachesim.engines.sglang.request import (
@@ -19,6 +20,7 @@ from cachesim.engines.sglang.request import (
     Drafts,
     Limits,
     Req,
+    Stream,
     plan_track,
     tracked_in_decode,
 )
@@ -86,6 +88,7 @@ class Allocation:
             raise UpstreamAbort(where, "RuntimeError: Prefill out of memory")
         for req in reqs:
             req.committed = req.allocated = req.fill
+            streaming.take(req)
 
     def _write(self, spans: Sequence[tuple[Req, int, int]]) -> bool:
         """Allocate slots for parts of rows; False where there are too few. Follows
@@ -202,9 +205,11 @@ class Allocation:
             if pool.available < needed:
                 self.tree.evict(states=needed - pool.available)
         for req in reqs:
+            room = 1 + self.reserve + self.pool.page
+            missing = min(longest, len(req.tokens)) + room - len(req.row)
+            if missing > 0:  # or lent by a session
+                req.row = np.concatenate((req.row, np.zeros(missing, np.int64)))
             if not req.has_row:
-                room = 1 + self.reserve + self.pool.page
-                req.row = np.zeros(min(longest, len(req.tokens)) + room, np.int64)
                 req.has_row = True
                 req.write(0, req.shared)
             if self.tree.has_states:
@@ -292,7 +297,11 @@ class Scheduler:
     def _prefetch(self, req: Req, known_until: int | None = None) -> None:
         """Query the storage for tokens that the tree lacks."""
         if self.tree.stores:
-            self.tree.prefetch(req, self._look_up(req, copies=False), known_until)
+            match = self._look_up(req, copies=False)
+            if streaming.borrowed(req) is not None:
+                where = "UnifiedTreeCore.is_backuped"
+                raise UpstreamAbort(where, "KeyError: _VirtualNode")
+            self.tree.prefetch(req, match, known_until)
 
     # -- the next batch ----------------------------------------------------------------------------
 
@@ -341,7 +350,7 @@ class Scheduler:
             self.on_chunk(begins=False)
 
     def _stash(self, req: Req) -> None:
-        self.tree.cache_unfinished(req)
+        streaming.checkpoint(self.tree, req)
         req.extend = 0
 
     def _allocatable(self, held: int = 0) -> int:
@@ -510,11 +519,14 @@ class Scheduler:
         Follows `init_next_round_input`.
         """
         limit = max(req.num_tokens - 1, 0)
-        match = self.tree.match_tokens(req.tokens[:limit], req, copies=copies)
+        lent = streaming.match(self.tree, req, limit)
+        match = lent or self.tree.match_tokens(req.tokens[:limit], req, copies=copies)
         req.looked_up = req.num_tokens
         req.shared = match.slots
-        req.prefix = req.protected = match.length
-        req.last_node = match.node
+        req.prefix = match.length
+        if lent is None:
+            req.protected = match.length
+        req.last_node = match.node if lent is None else None
         req.best = match.best
         req.on_host, req.window_on_host = match.on_host, match.window_on_host
         req.state_on_host = match.state_on_host
@@ -659,7 +671,7 @@ class Scheduler:
             if not batch.extend and self.tree.has_states and req.track_at is not None:
                 tracked_in_decode(req)
             if is_done:
-                self._release(req, insert=self._may_insert(req))
+                self._release(req, insert=self._may_insert(req), aborted=req.to_finish)
                 done.append(req)
             elif drafting and batch.extend and req in batch.decoding:
                 req.committed += 1  # a mixed step is without drafts; trap: of the last none counts
@@ -703,12 +715,14 @@ class Scheduler:
             return True
         return self.tree.shape.extra_buffer or req.owned == req.committed
 
-    def _release(self, req: Req, *, insert: bool) -> None:
+    def _release(self, req: Req, *, insert: bool, aborted: bool = False) -> None:
         """Follows `release_kv_cache`."""
         if not req.has_row:
             if req.state is not None:
                 self.tree.state_pool.free(req.state)
                 req.state = None
+            return
+        if streaming.keep_turn(self.tree, req, aborted=aborted):
             return
         if self.rules.scheduler.drops_beyond_the_last:
             req.committed = req.owned
@@ -732,8 +746,11 @@ class Scheduler:
         if req in self.waiting:
             self.waiting.remove(req)
             self.tree.stop_fetching(req)
-            self._end(req)
-            req.dropped = True
+            if req.stream is not None:
+                req.stream.inflight = False
+            if req.state is not None:
+                self._release(req, insert=False)
+            req.finished = req.dropped = True
         last = self.last.reqs if self.last is not None else []
         if not req.finished and (req in self.running.reqs or req in last):
             req.to_finish = True
@@ -749,8 +766,12 @@ class Scheduler:
             return
         req.to_finish = False
         self.chunked = None
-        self._end(req)
+        self._end(req, aborted=True)
 
-    def _end(self, req: Req) -> None:
-        self._release(req, insert=False)
+    def _end(self, req: Req, *, aborted: bool = False) -> None:
+        self._release(req, insert=False, aborted=aborted)
         req.finished = True
+
+    def close(self, stream: Stream) -> None:
+        """Free the memory of a streaming session."""
+        self.rows -= streaming.release(self.tree, stream)

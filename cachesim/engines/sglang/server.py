@@ -33,7 +33,7 @@ from cachesim.engines.sglang.build import Kind, Sizes, grid_of, make_tree
 from cachesim.engines.sglang.node import FULL, PART, STATE, Node
 from cachesim.engines.sglang.options import SglangOptions
 from cachesim.engines.sglang.pools import HostAction, Storage, WindowPool
-from cachesim.engines.sglang.request import Batch, Job, Limits, Req
+from cachesim.engines.sglang.request import Batch, Job, Limits, Req, Stream
 from cachesim.engines.sglang.rules import Rules
 from cachesim.engines.sglang.runner import Contents, Runner
 from cachesim.engines.sglang.scheduler import Scheduler
@@ -42,25 +42,30 @@ from cachesim.errors import ContractError, OptionError, UpstreamAbort, UpstreamE
 from cachesim.model.arithmetic import Network, Place
 from cachesim.model.spec import ModelSpec
 from cachesim.model.trace import NodeId, Traced
+from cachesim.typed import there_is
 from cachesim.units import Array, Count, Integers, Tokens, as_tokens
 
 MAMBA_FULL_MEMORY_RATIO: Final = 0.9
 """Bytes of states for each byte of keys and values."""
 
 
-def leaks(tree: Tree) -> bool:
-    """True if an idle server's free slots and the tree's are not all slots."""
+def leaks(tree: Tree, records: Sequence[Req] = ()) -> bool:
+    """True if an idle server's free slots, the tree's and its sessions' are not all slots."""
     pool, nodes = tree.pool, [*tree.nodes()]
-    pools = [(pool, sum(len(node) for node in nodes if not node.evicted))]
+    own = sum(-(-r.allocated // pool.page) * pool.page - r.protected for r in records)
+    pools = [(pool, own + sum(len(node) for node in nodes if not node.evicted))]
     if isinstance(pool, WindowPool):
-        pools.append((pool.windows, sum(len(node) for node in nodes if node.window)))
+        own -= sum(max(0, r.window_evicted - r.protected) for r in records)
+        pools.append((pool.windows, own + sum(len(node) for node in nodes if node.window)))
     return any(each.available + held != each.size // each.page * each.page for each, held in pools)
 
 
-def check_books(tree: Tree, alive: Iterable[Req]) -> None:
+def check_books(tree: Tree, alive: Iterable[Req], streams: Iterable[Stream] = ()) -> None:
     """Raise ContractError at the first disagreement."""
-    running = [req for req in alive if req.has_row]
-    locks = _locks(tree, running)
+    lent = [stream for stream in streams if stream.holder is not None]
+    held = {id(req): req for req in (*alive, *(there_is(each.holder) for each in lent))}
+    running = [req for req in held.values() if req.has_row]
+    locks = _locks(tree, [*running, *lent])
     slots = states = 0
     evictable = [0, 0, 0]
     for node in tree.nodes():
@@ -87,8 +92,9 @@ def check_books(tree: Tree, alive: Iterable[Req]) -> None:
     _host(tree)
 
 
-def _locks(tree: Tree, running: list[Req]) -> Counter[int]:
-    anchors = [req.last_node for req in running if req.last_node is not None]
+def _locks(tree: Tree, holders: Sequence[Req | Stream]) -> Counter[int]:
+    nodes = (each.node if isinstance(each, Stream) else each.last_node for each in holders)
+    anchors = [node for node in nodes if node is not None]
     return Counter(node.id for anchor in (*anchors, *tree.held_by_host()) for node in anchor.path())
 
 
@@ -372,6 +378,8 @@ class Sglang(SlotlessEngine[Rules, SglangOptions, Job]):
 
     def _start(self) -> None:
         self.tree = self._tree()
+        for stream in sessions.streams(self._sessions):
+            stream.holder = None
         pool = self.tree.pool
         self.scheduler = Scheduler(self.tree, pool, self.rules, self._limits())
         windows = pool if isinstance(pool, WindowPool) else None
@@ -489,7 +497,16 @@ class Sglang(SlotlessEngine[Rules, SglangOptions, Job]):
         self._queue(job, request, fields, room)
         return ticket
 
-    def _queue(self, job: Job, request: base.Request, fields: dict[str, Any], room: int) -> Req:
+    def _queue(
+        self,
+        job: Job,
+        request: base.Request,
+        fields: dict[str, Any],
+        room: int,
+        *,
+        stream: Stream | None = None,
+        refused: bool = False,
+    ) -> Req:
         lora = maybe_get_adapters(fields, self.options.adapters)
         job.req = Req.make(
             int(job.ticket),
@@ -506,6 +523,7 @@ class Sglang(SlotlessEngine[Rules, SglangOptions, Job]):
         )
         if request.drafts is not None:
             job.req.drafts = tuple(each[: self._most_drafts] for each in request.drafts)
+        job.req.stream, job.req.to_finish = stream, refused
         self._of_req[int(job.ticket)] = job
         self.scheduler.add(job.req)
         return job.req
@@ -517,18 +535,23 @@ class Sglang(SlotlessEngine[Rules, SglangOptions, Job]):
             raise OptionError(msg)
         params = sessions.SessionParams.of(fields[sessions.FIELD])
         name = fields.get("rid", str(job.ticket))
-        session = self._sessions.setdefault(params.id, sessions.Session())
+        if params.streaming and not self.options.enable_streaming_session:
+            job.end("BadRequestError", "streaming sessions are disabled")
+            return job.ticket
+        session = self._sessions.setdefault(params.id, sessions.Session.of(params))
         found = session.prompt(params, np.array(request.prompt, np.int64))
         fits = found is not None and len(found) < self._longest - 1
         job.prompt = as_tokens((found if fits and found is not None else sessions.STUB).tolist())
         if not self.rules.scheduler.sessions_keep_keys:
             fields = {name: fields[name] for name in fields if name == "lora"}
-        req = self._queue(job, request, fields, self._longest - len(job.prompt) - 1)
+        stream = None if session.closes else session.stream
+        session.closes |= params.close
+        room = self._longest - len(job.prompt) - 1
+        req = self._queue(job, request, fields, room, stream=stream, refused=not fits)
         req.in_session = True
         if found is not None:
             session.join(params, name, req)
         if not fits:
-            req.to_finish = True
             words = "Invalid request session id" if found is None else "the input is too long"
             job.end("BadRequestError", words)
         return job.ticket
@@ -576,6 +599,7 @@ class Sglang(SlotlessEngine[Rules, SglangOptions, Job]):
     # -- the loop ----------------------------------------------------------------------------------
 
     def step(self) -> bool:
+        sessions.reap(self._sessions, self.scheduler.close)
         if not self.scheduler.busy:
             return False
         batch = self.scheduler.next_batch()
@@ -629,6 +653,9 @@ class Sglang(SlotlessEngine[Rules, SglangOptions, Job]):
         if isinstance(pool, WindowPool):
             pools["swa"] = (pool.windows, PART)
         if any(self.tree.held_by_host()):
+            return
+        records = sessions.records(self._sessions)
+        if records and not leaks(self.tree, records):
             return
         for name, (each, part) in pools.items():
             total = each.size // each.page * each.page
@@ -760,4 +787,5 @@ class Sglang(SlotlessEngine[Rules, SglangOptions, Job]):
         return found | ({"max_total_tokens": int(left // each)} if each else {})
 
     def check_integrity(self) -> None:
-        check_books(self.tree, [job.req for job in self._jobs if job.req is not None])
+        alive = [job.req for job in self._jobs if job.req is not None]
+        check_books(self.tree, alive, sessions.streams(self._sessions))

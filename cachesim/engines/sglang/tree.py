@@ -353,6 +353,10 @@ class Tree(OneTier, ABC):
     def cache_finished(self, req: Req, *, insert: bool = True) -> None:
         """Insert the committed tokens of a finished request, and free the rest."""
 
+    def free_row(self, req: Req, start: int, end: int) -> None:
+        """Free a part of a request's row."""
+        raise NotImplementedError
+
     @abstractmethod
     def _evict(self, tokens: int, window: int, states: int) -> None:
         """Evict slots."""

@@ -131,14 +131,14 @@ class UnifiedRadixCache(UnifiedTreeCore):
         owned = req.committed
         if insert:
             self._checkpoint(req, owned)
-        self._free_row(req, req.protected, owned)
+        self.free_row(req, req.protected, owned)
         if req.last_node is not None:
             self.unlock(req.last_node, req.lock)
         req.lock = None
         if not insert:
             self._free_states(req, kept=None, donated=False)
 
-    def _free_row(self, req: Req, start: int, end: int) -> None:
+    def free_row(self, req: Req, start: int, end: int) -> None:
         if end <= start:
             return
         if self.windows is None:
