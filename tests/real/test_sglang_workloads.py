@@ -100,6 +100,7 @@ WITHOUT: dict[str, dict[str, Any]] = {
     "policies": {"schedule": "fcfs"},
     "adapters": {"loras": 0},
     "sessions": {},
+    "streaming": {"streams": False},
     "drafts": {"drafts": None},
 }
 """What a workload of a feature is without it."""
@@ -113,7 +114,7 @@ def test_drawn_workloads_of_a_feature_depend_on_it(feature: str, release: str) -
     for number in range(len(KINDS)):
         drawn = FEATURES[feature].draw(0, number, rules)
         plain = drawn | {"config": drawn["config"] | WITHOUT[feature]}
-        if feature == "sessions":
+        if feature in {"sessions", "streaming"}:
             steps = [[dict(each) for each in step] for step in drawn["steps"]]
             for each in chain.from_iterable(steps):
                 each.pop("session", None)

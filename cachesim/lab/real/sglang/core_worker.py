@@ -14,6 +14,7 @@ from typing import Any, Final
 from cachesim.lab.real.prompts import read_row
 from cachesim.lab.real.sglang import drafts_worker, hicache_worker
 from cachesim.lab.real.sglang.rust_core import FULL, MAMBA, SWA, RustNodes
+from cachesim.lab.real.sglang.sessions_worker import Sessions
 from cachesim.lab.real.worker_side import NoOp, Stub, fitting
 
 Json = Any
@@ -122,7 +123,6 @@ class Core:
         self.has_states = "mamba" in self.kind
         self.has_windows = "window" in self.kind
         self.loras = config.get("loras", 0)
-        self.sessions: dict[str, Real] = {}
         self.extra_buffer = config.get("strategy") == "extra_buffer"
         self.host = config.get("host")
         self.storage = (self.host or {}).get("storage")
@@ -137,6 +137,8 @@ class Core:
         self.pool = self._rows_pool()
         self.allocator = self._allocator()
         self.tree = self._tree(self._tree_parameters())
+        make = find("Session", "session.session_controller", "managers.session_controller")
+        self.sessions = Sessions(make, self.tree, self._is_alive)
         if self.host is not None:
             hicache_worker.slow_down(self.tree.cache_controller, self.host.get("lag", 0))
         if self.storage is not None:
@@ -354,6 +356,9 @@ class Core:
         }
         if "session" in wanted:
             return self._continued(prompt, wanted, named)
+        return self._plain(prompt, wanted, named)
+
+    def _plain(self, prompt: list[int], wanted: Json, named: Json) -> Real:
         request = fitting(
             find("Req", "managers.schedule_batch"),
             origin_input_text="",
@@ -368,16 +373,13 @@ class Core:
     def _continued(self, prompt: list[int], wanted: Json, named: Json) -> Real:
         """A request of a session, by the release's own `Session`."""
         params = {"replace": False, "drop_previous_output": False, **wanted["session"]}
-        make = find("Session", "session.session_controller", "managers.session_controller")
-        session = self.sessions.setdefault(params["id"], make(1000, params["id"]))
+        named |= {"rid": wanted["rid"]}
         received = Stub(
             input_ids=self.ids(prompt),
-            session_params=Stub(**params),
             return_hidden_states=False,
-            **named | {"rid": wanted["rid"]},
+            **named,
         )
-        more: Json = {"eos_token_ids": set()} if hasattr(session, "streaming") else {}
-        return session.create_req(received, None, 1 << 30, **more)
+        return self.sessions.request(received, params, lambda: self._plain(prompt, {}, named))
 
     def padded(self, ids: Real, images: Json) -> Real:
         """The ids with the release's own pad values in place of images.
@@ -413,6 +415,11 @@ class Core:
         )
         pattern = find("MultiModalityDataPaddingPatternMultimodalTokens", "managers.mm_utils")
         return pattern().pad_input_tokens(ids, inputs)
+
+    def _is_alive(self, request: Real) -> bool:
+        last, running = self.scheduler.last_batch, self.scheduler.running_batch
+        places = (self.scheduler.waiting_queue, running.reqs, last.reqs if last else ())
+        return not request.finished() and any(request in place for place in places)
 
     def abort(self, name: str) -> None:
         self.scheduler.abort_request(Stub(rid=name, abort_all=False))
@@ -688,11 +695,18 @@ class Unified(Core):
                 available=available,
                 evictable=getattr(tree, f"{name}_evictable_size")(),
                 protected=getattr(tree, f"{name}_protected_size")(),
-                session_held=0,
+                session_held=self._held_by_sessions(name),
                 total=size // self.page * self.page,
             )[0]
             for name, available, size in pools
         )
+
+    def _held_by_sessions(self, name: str) -> int:
+        observer: Real = importlib.import_module(
+            "sglang.srt.managers.scheduler_components.pool_stats_observer"
+        )
+        count = observer.kv_private_swa_tokens if name == "swa" else observer.kv_private_tokens
+        return sum(count(each, self.page) for each in self.sessions.records())
 
     @property
     def root(self) -> Real:
@@ -722,6 +736,7 @@ class Unified(Core):
 
     def plan(self) -> Real:
         scheduler = self.scheduler
+        self.sessions.reap()
         found = scheduler.get_next_batch_to_run(
             running_batch=scheduler.running_batch, last_batch=scheduler.last_batch
         )

@@ -21,12 +21,12 @@ from cachesim.engines.sglang.pools import (
     WindowPool,
     host_size,
 )
-from cachesim.engines.sglang.request import Batch, Drafts, Limits, Req
+from cachesim.engines.sglang.request import Batch, Drafts, Limits, Req, Stream
 from cachesim.engines.sglang.rules import Rules
 from cachesim.engines.sglang.scheduler import Scheduler
 from cachesim.engines.sglang.server import check_books, leaks
 from cachesim.engines.sglang.tree import Shape
-from cachesim.errors import UpstreamAbort
+from cachesim.errors import OptionError, UpstreamAbort
 from cachesim.lab.real.prompts import read_row
 from cachesim.lab.real.schedules import images_of
 from cachesim.lab.real.sglang.drafts_worker import accepted
@@ -151,6 +151,8 @@ class Player:
         routing_key: str = "",
         lora_id: str = "",
         images: Sequence[Image] = (),
+        stream: Stream | None = None,
+        refused: bool = False,
     ) -> Req:
         self._count += 1
         req = Req.make(
@@ -165,6 +167,7 @@ class Player:
             pads_apart=self.rules.scheduler.pads_images_apart,
             beyond=(self.config.get("drafts") or {}).get("tokens", 0),
         )
+        req.stream, req.to_finish = stream, refused
         self.scheduler.add(req)
         return req
 
@@ -174,15 +177,17 @@ class Player:
         return given or 0
 
     def _add(self, wanted: Mapping[str, Any]) -> Req:
-        prompt, refused = read_row(wanted["prompt"]), False
+        prompt, refused, stream = read_row(wanted["prompt"]), False, None
         if "session" in wanted:
             params = sessions.SessionParams.of(wanted["session"])
-            session = self.sessions.setdefault(params.id, sessions.Session())
+            session = self.sessions.setdefault(params.id, sessions.Session.of(params))
             found = session.prompt(params, np.array(prompt, np.int64))
             refused = found is None
             prompt = (sessions.STUB if found is None else found).tolist()
             if not self.rules.scheduler.sessions_keep_keys:
                 wanted = {k: v for k, v in wanted.items() if k not in KEYS}
+            stream = None if session.closes else session.stream
+            session.closes |= params.close
         req = self.add(
             prompt,
             max(1, wanted["generate"]),
@@ -191,9 +196,11 @@ class Player:
             images=() if "session" in wanted else images_of(wanted),
             routing_key=wanted.get("routing_key", ""),
             lora_id=wanted.get("lora", ""),
+            stream=stream,
+            refused=refused,
         )
         if "session" in wanted:
-            req.in_session, req.to_finish = True, refused
+            req.in_session = True
             if not refused:
                 session.join(params, wanted["rid"], req)
         reply = np.array(read_row(wanted.get("reply", "")), np.int64)
@@ -210,7 +217,7 @@ class Player:
             return {"reset": True}
         try:
             return self._play(group)
-        except UpstreamAbort as error:
+        except (OptionError, UpstreamAbort) as error:
             return {"error": str(error)}
 
     def _play(self, group: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -228,6 +235,7 @@ class Player:
                 if wanted[req.id].get("aborted") == turn and not req.finished:
                     results[req.id]["aborted"] = True
                     self.scheduler.abort(req)
+            sessions.reap(self.sessions, self.scheduler.close)
             batch = self.scheduler.next_batch()
             if batch is None:
                 self.scheduler.last = None
@@ -253,9 +261,10 @@ class Player:
         self, results: Mapping[int, dict[str, Any]], reqs: Mapping[int, Req]
     ) -> dict[str, Any]:
         if self.tree.rules.tree.trees != "one-per-kind":
-            if leaks(self.tree):
+            if leaks(self.tree, sessions.records(self.sessions)):
                 return {"error": "pool memory leak detected"}
-            check_books(self.tree, ())  # 0.5.9 counts slots that its own HiRadixCache lost, too
+            # 0.5.9 counts slots that its own HiRadixCache lost, too
+            check_books(self.tree, (), sessions.streams(self.sessions))
         return {
             "requests": [results[each] | {"retracted": reqs[each].retractions} for each in reqs],
             "evicted": self.evicted,

@@ -25,6 +25,7 @@ from cachesim.lab.real.sglang.workloads import (
     draw_policies,
     draw_priorities,
     draw_sessions,
+    draw_streaming,
 )
 from cachesim.lab.real.vllm.scheduler import PACKAGES
 from cachesim.lab.real.worker_process import WorkerProcess
@@ -322,6 +323,7 @@ FEATURES: Final = {
     "policies": replace(SCHEDULER, draw=draw_policies),
     "adapters": replace(SCHEDULER, draw=draw_adapters),
     "sessions": replace(SCHEDULER, draw=draw_sessions),
+    "streaming": replace(SCHEDULER, draw=draw_streaming),
     "drafts": replace(SCHEDULER, draw=draw_drafts),
 }
 """The same, with what few servers use."""

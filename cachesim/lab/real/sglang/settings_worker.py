@@ -133,6 +133,7 @@ FLAGS: Final = {
     "mamba_max_states_per_path": "cap",
     "radix_eviction_policy": "policy",
     "enable_mixed_chunk": "mixes",
+    "enable_streaming_session": "streams",
     "schedule_policy": "schedule",
     "max_loras_per_batch": "loras",
     "enable_priority_scheduling": "prioritizes",

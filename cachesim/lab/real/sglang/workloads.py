@@ -159,6 +159,40 @@ def draw_sessions(seed: int, number: int, rules: Rules) -> dict[str, Any]:
     return drawn | {"id": f"sessions-{drawn['id']}", "steps": steps}
 
 
+def draw_streaming(seed: int, number: int, rules: Rules) -> dict[str, Any]:
+    """A workload of streaming sessions: turns, with drafts too, that are refused and aborted."""
+    rng = Random(f"sglang streaming {seed} {number}")
+    base = draw_drafts if rng.random() < 0.4 else draw
+    drawn, opened = base(seed, number, rules), 2
+    config, steps = drawn["config"] | {"streams": True}, together(rng, drawn["steps"])
+    for name in ("tokens", "window_tokens", "states", "max_running"):
+        if name in config:  # sessions hold some of each
+            config[name] += {"states": 9, "max_running": 3}.get(name, config[name] // 2)
+    most = min(config["tokens"], config.get("window_tokens", config["tokens"])) // 4
+    lengths = {"S0": 0, "S1": 0}
+    rids = (f"r{rid}" for rid in itertools.count())
+    for step in steps:
+        idle = list(lengths)
+        for wanted in step:
+            overlaps = rng.random() < 0.02
+            names = list(lengths) if overlaps else idle
+            if "prompt" not in wanted or wanted.get("images") or not names or rng.random() < 0.2:
+                continue
+            name = rng.choice(names)
+            idle = [each for each in idle if each != name]
+            params: dict[str, Any] = {"id": name, "streaming": rules.tree.trees == "unified"}
+            if rng.random() < 0.03:
+                params[rng.choice(("replace", "drop_previous_output"))] = True
+            wanted |= {"session": params, "rid": next(rids)}
+            lengths[name] += len(read_row(wanted["prompt"])) + wanted["generate"]
+            if lengths[name] > most or rng.random() < 0.05:
+                params["close"] = True
+                del lengths[name]
+                lengths[f"S{opened}"] = 0
+                opened += 1
+    return drawn | {"id": f"streaming-{drawn['id']}", "config": config, "steps": steps}
+
+
 def draw_drafts(seed: int, number: int, rules: Rules) -> dict[str, Any]:
     """A workload with a drafter, whose rounds accept what each request says in turn."""
     drawn, rng = draw(seed, number, rules), Random(f"sglang drafts {seed} {number}")
