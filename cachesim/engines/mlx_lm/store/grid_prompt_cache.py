@@ -74,11 +74,10 @@ class GridPromptCache(LRUPromptCache):
             losses = (Loss(cause=causes.PLACEHOLDER, before=equal, after=Count(0), detail=detail),)
             used, key = 0, None
         elif used < equal:
-            detail = {"used": used, "interval": self.grid.interval}
-            after = Count(used)
-            losses = (
-                Loss(cause=causes.STATES_ON_A_GRID, before=equal, after=after, detail=detail),
-            )
+            cause, detail = causes.STATES_ON_A_GRID, {"used": used, "interval": self.grid.interval}
+            if used == len(tokens) - 1:
+                cause, detail = causes.ONE_TOKEN_IS_FED, {"n_tokens": len(tokens)}
+            losses = (Loss(cause=cause, before=equal, after=Count(used), detail=detail),)
         cache = None if key is None else copy_prompt_cache(self.trie.get(model, key).prompt_cache)
         if cache is not None and key is not None and len(key) > used:
             trim_prompt_cache(cache, len(key) - used)
