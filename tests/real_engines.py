@@ -266,7 +266,9 @@ def sglang_scheduler_agrees(release: str, *, times: int = 1) -> tuple[bool, str]
     less = 1 if release in {SGLANG.real()[0], SGLANG.real()[-1]} else BETWEEN
     usual = (SGLANG_SCHEDULER, times * SCHEDULED // less)
     more = times * AT_ONCE // less
-    others = (SGLANG_MIXED, SGLANG_AGENTS, *SGLANG_FEATURES.values())
+    absent = {"streaming"} if release == SGLANG.real()[0] else set()
+    features = (each for name, each in SGLANG_FEATURES.items() if name not in absent)
+    others = (SGLANG_MIXED, SGLANG_AGENTS, *features)
     return _decide_alike(release, usual, *((each, more) for each in others))
 
 

@@ -75,7 +75,7 @@ WINDOWS: Final = (2, 4, 8, 16)
 """Sizes of small windows."""
 
 TRIED: Final = 24
-"""Values tried of a flag and of the one that it needs, until a server accepts them."""
+"""Values tried of the flag that another one needs, until a server accepts them."""
 
 SPACES: Final = (13, 35)
 """Tokens of a line break and of a space."""
@@ -359,6 +359,7 @@ def _with(
         draws.shuffled([value for value in _values(each, options) if value != each.default])
         for each in chain
     ]
+    values[0] = values[0][:1]
     for chosen in islice(product(*values), TRIED):
         more = options | dict(zip(names, chosen, strict=True))
         if compatible(profile, model, tuple(more.items())):

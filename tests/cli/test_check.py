@@ -36,7 +36,7 @@ def test_several_processes_say_what_one_says(capsys: pytest.CaptureFixture[str])
     said = []
     for jobs in ("1", "2"):
         command = ["check", SOUND, "--examples", "60", "--model", "dense", "--jobs", jobs]
-        assert main([*command, *WITHOUT, "--seed", "3"]) == 0
+        assert main([*command, *WITHOUT, "--seed", "5"]) == 0
         said.append(capsys.readouterr().out.splitlines()[1:])
 
     assert said[0] == said[1]

@@ -58,7 +58,7 @@ def found_by_default(profile: str, model: str, seed: int = 0) -> Counterexample:
 def test_a_wrongly_moved_state_is_found_and_made_small(
     release: str, patch: str, model: str
 ) -> None:
-    found = found_by_default(f"sglang@{release}+{patch}", model)
+    found = found_by_default(f"sglang@{release}+{patch}", model, seed=1)
     requests = [step for step in found.scenario.step if step.do == "complete"]
     assert "wrong answer" == found.finding.kind
     assert len(requests) <= MOST_REQUESTS
@@ -74,7 +74,7 @@ def test_a_page_beyond_the_window_is_found_where_no_patch_is_laid() -> None:
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize(("patch", "seed"), [("no-34870", 0), ("27586", 1)])
+@pytest.mark.parametrize(("patch", "seed"), [("no-34870", 1), ("27586", 1)])
 def test_a_pool_whose_books_do_not_balance_is_found(patch: str, seed: int) -> None:
     found = found_by_default(f"sglang@0.5.23+{patch}", "swa", seed)
     assert "broken invariant" == found.finding.kind
@@ -87,7 +87,7 @@ def test_a_pool_whose_books_do_not_balance_is_found(patch: str, seed: int) -> No
     ("release", "model", "settings"),
     [
         ("0.5.9", "hybrid", ()),
-        ("0.5.23", "dense", ("dcp_size=1",)),
+        ("0.5.23", "dense", ("dcp_size=1", "max_total_tokens=300")),
         ("0.5.23", "hybrid", ("dcp_size=1",)),
     ],
 )

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from cachesim.engines.sglang.request import Drafts
 from cachesim.engines.sglang.rules import Rules
+from cachesim.errors import OptionError
 from cachesim.lab.real.prompts import REPLIES, AgentUsers, Row, Writer, read_row
 
 KINDS: Final = (
@@ -161,6 +162,9 @@ def draw_sessions(seed: int, number: int, rules: Rules) -> dict[str, Any]:
 
 def draw_streaming(seed: int, number: int, rules: Rules) -> dict[str, Any]:
     """A workload of streaming sessions: turns, with drafts too, that are refused and aborted."""
+    if rules.tree.trees != "unified":
+        msg = "streaming sessions are in SGLang 0.5.22 and later: name such a release"
+        raise OptionError(msg)
     rng = Random(f"sglang streaming {seed} {number}")
     base = draw_drafts if rng.random() < 0.4 else draw
     drawn, opened = base(seed, number, rules), 2
@@ -180,7 +184,7 @@ def draw_streaming(seed: int, number: int, rules: Rules) -> dict[str, Any]:
                 continue
             name = rng.choice(names)
             idle = [each for each in idle if each != name]
-            params: dict[str, Any] = {"id": name, "streaming": rules.tree.trees == "unified"}
+            params: dict[str, Any] = {"id": name, "streaming": True}
             if rng.random() < 0.03:
                 params[rng.choice(("replace", "drop_previous_output"))] = True
             wanted |= {"session": params, "rid": next(rids)}
