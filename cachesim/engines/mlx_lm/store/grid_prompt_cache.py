@@ -103,6 +103,7 @@ class GridPromptCache(LRUPromptCache):
         *,
         cache_type: str = "assistant",
     ) -> None:
+        """Insert a copy; the live buffer overwrites snapshots first (`appendKV`)."""
         if self.live is not None:
             entries = [(tuple(key), each.prompt_cache) for _, key, each in self.trie.items()]
             self.live.append(tuple(tokens), prompt_cache, entries)

@@ -45,7 +45,7 @@ class _Snapshot:
 
 
 class LiveBuffer:
-    """The keys and values of one path at a time."""
+    """The keys and values of one path at a time. Follows `kvcache.go` and `cache_trie.go`."""
 
     def __init__(self) -> None:
         self.snapshots: list[_Snapshot] = []
