@@ -110,6 +110,11 @@ PRETENDED: Final = {
         "none; a workload says how many tokens each round accepts",
         "slots are reserved, verified and freed by the release's own functions",
     ),
+    "kernels of a reservation": (
+        "Triton on a GPU: slots written into rows, the slot before a row's end, pages kept whole",
+        "the same in Python, on the CPU",
+        "they move numbers; how many slots there are is decided before",
+    ),
     "random_seed": (
         "drawn at each start",
         "a workload's",
