@@ -374,9 +374,7 @@ class Session(Loop):
                 record.error = record.error or record.reply.error
                 record.message = record.message or record.reply.message
                 self.vocabulary.replies[record.name] = record.reply.generated
-            elif (
-                record.ticket in self.cancelled
-            ):  # some servers reply nothing to a client that left
+            elif record.ticket in self.cancelled:  # without a reply: some servers send none
                 record.error = record.error or CANCELLED
             # Checked only where a step needs it: `isinstance` looks up every method of a protocol.
             several = record.ticket is not None and record.step.completions > 1

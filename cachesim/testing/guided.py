@@ -349,11 +349,11 @@ def _with(
     draws: Seeded, profile: Profile, model: str, options: dict[str, Any], flag: Option
 ) -> dict[str, Any]:
     """The options with a flag, and with the one that it needs, as a server accepts them."""
+    if flag.name in options:
+        return options
     chain = [flag]
     while chain[-1].needs and chain[-1].needs not in options:
         chain.append(family_of(profile.engine).option(chain[-1].needs))
-    if flag.name in options:
-        return options
     names = [each.name for each in chain]
     values = [
         draws.shuffled([value for value in _values(each, options) if value != each.default])
