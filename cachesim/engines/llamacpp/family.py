@@ -156,7 +156,7 @@ OLDEST: Final = ServerRules(
         exact_search="threshold",
         erasure="beyond",
         seq_rm_failure="assert",
-        images_part="abort",
+        cut_between_images="abort",
         failed_restore_resets=True,
     ),
     checkpoints=CheckpointRules(
@@ -385,10 +385,10 @@ LANDED: Final[tuple[Merged, ...]] = (
         sets={"loop.empty_batches_abort": False},
     ),
     Merged(
-        name="images-part-with-an-error",
+        name="cut-between-images-fails",
         about="a cut of a slot between two images fails the request; before, it ends the process",
         landed="b9873",
-        sets={"reuse.images_part": "error"},
+        sets={"reuse.cut_between_images": "error"},
     ),
     Merged(
         pull=25070,
@@ -454,10 +454,10 @@ LANDED: Final[tuple[Merged, ...]] = (
         sets={"slots.file_holds_checkpoints": True},
     ),
     Merged(
-        name="images-part",
+        name="cut-between-images",
         about="a slot can be cut between two images that adjoin",
         landed="b11549",
-        sets={"reuse.images_part": "cut"},
+        sets={"reuse.cut_between_images": "cut"},
     ),
     Merged(
         name="rank-in-pieces",

@@ -11,7 +11,8 @@ A position is one token here, as in models without M-RoPE.
 
 Trap: `keep_first` looks for a chunk that begins at the token before the cut, and finds none unless
 the image has one token. That ends the process until b9713, and from b9873 on fails this and each
-further request that shares the first image: the slot stays as it is. b11549 cuts.
+further request that shares the first image: the slot stays as it is. b11549 cuts. A cut inside an
+image, which fails in all of them, is not simulated.
 """
 
 from cachesim.engines.llamacpp.events import BatchDecoded
@@ -30,7 +31,7 @@ def whole_chunks(task: Task, n_past: int) -> int:
     return next(inside, n_past)
 
 
-def parts_images(server: ServerContext, slot: Slot, n_past: int) -> bool:
+def is_between_images(server: ServerContext, slot: Slot, n_past: int) -> bool:
     """True if the slot has an image before and one after a cut (`keep_first`, `find_chunk`)."""
     tokens, images = slot.prompt.tokens, slot.running.images
     return any(each.end == n_past and each.count > 1 for each in images) and any(

@@ -17,8 +17,8 @@ ends the process because the slot to clear is busy."""
 ExactSearch: TypeAlias = Literal["threshold", "pos_end", "pos_max", "inside", "longest"]
 """Acceptance test for a checkpoint of an exact state (recurrent, hybrid)."""
 
-Splitting: TypeAlias = Literal["abort", "error", "cut"]
-"""What a cut of a slot between two images does: end the process, fail the request, or cut."""
+CutBetweenImages: TypeAlias = Literal["abort", "error", "cut"]
+"""A cut of a slot between two images: end of the process, failed request, or cut."""
 
 SearchLimit: TypeAlias = Literal["none", "beyond", "read-again"]
 """Upper limit of a checkpoint's end: the position to resume at, before or after it was lowered."""
@@ -81,7 +81,7 @@ class ReuseRules:
     exact_search: ExactSearch  # #24035, #25592, #22384
     erasure: Erasure  # #20671; #24035, #25592, #24891, #24797
     seq_rm_failure: SeqRmFailure  # #18391, #20428, #24891
-    images_part: Splitting  # `keep_first` between two images that adjoin
+    cut_between_images: CutBetweenImages  # of adjoining images, in `keep_first`
     failed_restore_resets: bool  # a blob that does not load: full reprocessing, or an abort
     resumes_behind: bool = False  # a window's checkpoint includes its last token
 

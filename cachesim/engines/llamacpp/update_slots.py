@@ -41,8 +41,8 @@ from cachesim.engines.llamacpp.events import (
 )
 from cachesim.engines.llamacpp.media import (
     NO_CHUNK,
+    is_between_images,
     next_image,
-    parts_images,
     process_chunks,
     whole_chunks,
 )
@@ -476,8 +476,9 @@ def start_prompt(server: ServerContext, slot: Slot) -> bool:
         )
         n_past, slot.keeps_last_cell = n_past - 1, server.rules.reuse.last_token_after_cut
         task.ledger.apply(causes.LAST_TOKEN, n_past, n_tokens=task.n_tokens)
-    if task.images and rules.images_part != "cut" and parts_images(server, slot, n_past):
-        if rules.images_part == "abort":
+    fails = task.images and rules.cut_between_images != "cut"
+    if fails and is_between_images(server, slot, n_past):
+        if rules.cut_between_images == "abort":
             where = "server_tokens::find_chunk"
             raise UpstreamAbort(where, NO_CHUNK)
         server.finish(slot, "error", "server_error", f"got exception: {NO_CHUNK}")

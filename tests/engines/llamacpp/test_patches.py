@@ -35,9 +35,9 @@ def test_a_change_whose_pull_request_is_not_known_says_what_may_have_been_it() -
 
     assert {each.name: FAMILY.upstream_of(each) for each in unknown} == {
         "counts-checked": "no pull request confirmed",
+        "cut-between-images": "no pull request confirmed",
+        "cut-between-images-fails": "no pull request confirmed",
         "empty-batches-turn": "no pull request confirmed (perhaps #24843)",
-        "images-part": "no pull request confirmed",
-        "images-part-with-an-error": "no pull request confirmed",
         "refusals-abort": "no pull request confirmed (perhaps #22838)",
         "mtp-f16": "no pull request confirmed",
         "outputs-reserved": "no pull request confirmed",
