@@ -39,8 +39,6 @@ CRASHES: Final = ("aborted", "endless", "worker died", "server_error")
 BEYOND: Final = {
     "mlx-lm-1494-chunk-cut-short": "no preset has chunks",
     "mlx-lm-omlx-2812-state-of-one-array": "no preset has convolutions without a further state",
-    "vllm-57661-ring-cut-off": "no preset has rings",
-    "sglang-35694-state-beyond-its-key": "no request to SGLang is drawn with drafts",
 }
 """Defects that no drawn workload can show, and the reason."""
 
@@ -48,6 +46,7 @@ RARE: Final = {
     "mlx-lm-omlx-3699-no-boundary-snapshot": "prompts beyond 4,096 tokens",
     "mlx-lm-turned-ring-hides-a-token": "three chats of certain lengths together",
     "sglang-34760-state-beyond-its-node": "two flags, prompts beyond both together",
+    "sglang-35694-state-beyond-its-key": "drafts beside two flags",
     "sglang-39436-too-few-states": "six long prompts, few states",
     "sglang-state-of-an-earlier-match": "a match evicted while its request waits",
     "vllm-44409-taken-before-held": "a store beside a nearly full pool",
@@ -55,6 +54,7 @@ RARE: Final = {
     "vllm-57266-slice-of-no-state": "two flags at once",
     "vllm-57266-state-of-another-length": "two flags at once",
     "vllm-57580-withdrawn-before-it-ran": "a block needed in the step that takes the last",
+    "vllm-57661-ring-cut-off": "two flags at once",
 }
 """Defects that a search is slow to find, and what it has to draw for them."""
 
