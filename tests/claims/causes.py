@@ -179,6 +179,10 @@ CAUSES: Final[Mapping[str, Callable[[Lost], bool]]] = {
     "cut-refused": lambda lost: (
         _nothing(lost) and lost.detail["wanted"] <= lost.before and lost.happened("cut-refused")
     ),
+    "drafter-lookahead": lambda lost: (
+        (lost.detail["used"], lost.detail["equal"]) == (lost.after, lost.before)
+        and lost.after == lost.before - 1
+    ),
     "embedding-reuses-nothing": _embedded,
     "evicted": _given_up,
     "f-keep": lambda lost: lost.detail["f_keep"] >= 0.5 - 1e-6,

@@ -49,6 +49,12 @@ STATES_ON_A_GRID: Final = Cause(
     about="oMLX and Ollama's MLX runner keep the states of a prompt at fixed positions only.",
     fields=("used", "interval"),
 )
+DRAFTER_LOOKAHEAD: Final = Cause(
+    id="drafter-lookahead",
+    sentence="the drafter reads one token ahead: {used} of {equal} matching tokens can be reused",
+    about="With a drafter, Ollama's MLX runner matches one token beyond the keys that it cuts to.",
+    fields=("used", "equal"),
+)
 PLACEHOLDER: Final = Cause(
     id="placeholder",
     sentence=(

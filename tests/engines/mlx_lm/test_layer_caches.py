@@ -378,6 +378,16 @@ def test_a_fetch_takes_the_deepest_position_and_names_what_it_left() -> None:
     assert [*range(4, 7), 99, 100] == list(found.rest)
 
 
+def test_a_drafter_is_named_where_it_takes_the_last_matching_token() -> None:
+    cache = store(OLLAMA)
+    cache.insert_cache("model", list(range(8)), [])
+    found = cache.fetch("model", [*range(8), 99, 100])
+
+    assert [("drafter-lookahead", 8, 7)] == [
+        (each.cause.id, each.before, each.after) for each in found.losses
+    ]
+
+
 def test_a_state_of_one_array_is_found_and_rejected() -> None:
     cache = store(GridRules(interval=4, fewest_arrays=2), placeholder=0)
     cache.insert_cache("model", list(range(4)), [])

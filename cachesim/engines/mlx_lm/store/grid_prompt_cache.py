@@ -77,6 +77,8 @@ class GridPromptCache(LRUPromptCache):
             cause, detail = causes.STATES_ON_A_GRID, {"used": used, "interval": self.grid.interval}
             if used == len(tokens) - 1:
                 cause, detail = causes.ONE_TOKEN_IS_FED, {"n_tokens": len(tokens)}
+            elif used == limit:
+                cause, detail = causes.DRAFTER_LOOKAHEAD, {"used": used, "equal": equal}
             losses = (Loss(cause=cause, before=equal, after=Count(used), detail=detail),)
         cache = None if key is None else copy_prompt_cache(self.trie.get(model, key).prompt_cache)
         if cache is not None and key is not None and len(key) > used:
