@@ -13,7 +13,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Annotated, Any, Final
 
-from cyclopts import App, CycloptsError, MissingArgumentError, Parameter
+from cyclopts import App, CycloptsError, MissingArgumentError, Parameter, UnusedCliTokensError
 
 from cachesim.cli import version
 from cachesim.report.consoles import results
@@ -96,6 +96,10 @@ def _usage(error: CycloptsError) -> str:
 
     A missing positional argument is named as in the help: the parser would name an option for it.
     """
+    if isinstance(error, UnusedCliTokensError):
+        command = " ".join(("cachesim", *(error.command_chain or ())))
+        unused = " ".join(map(repr, error.unused_tokens or ()))
+        return f"cachesim: {unused}: no such argument; `{command} --help` lists the options"
     found = re.search(r"^ *Example: (.+)", error.target.__doc__ or "", re.MULTILINE)
     if found is None or not isinstance(error, MissingArgumentError):
         return f"cachesim: {error}"
