@@ -201,7 +201,7 @@ def _corners() -> Iterator[Corner]:
 
 
 def _late_corners() -> Iterator[Corner]:
-    """Options under which requests overtake and preempt each other, or have adapters."""
+    """Options under which requests overtake each other, have adapters, or copies lock states."""
     two: dict[str, object] = {"max_running_requests": 2}
     first = {"enable_priority_scheduling": True, "priority_scheduling_preemption_threshold": 0}
     yield Corner(flags=two | first, fields={"priority": 1})
@@ -209,6 +209,9 @@ def _late_corners() -> Iterator[Corner]:
         yield Corner(flags=two | {"schedule_policy": policy})
     adapter = {"lora": {"name": "L", "path": "A"}}
     yield Corner(flags={"lora": "A", "max_loras_per_batch": 1}, fields=adapter)
+    slow = {"hicache_copy_steps": 8, "max_mamba_cache_size": 12, "chunked_prefill_size": 64}
+    copies = slow | {"enable_hierarchical_cache": True}
+    yield Corner(flags=copies, layers=_STATES, crowd=True, edges=BEYOND)
 
 
 TINY: Final = {"max_total_tokens": 24, "chunked_prefill_size": 8, "max_running_requests": 2}

@@ -309,6 +309,15 @@ class SglangOptions:
         choices=get_args(WritePolicy),
         tried=("write_through", "write_back", "write_through_selective"),
     )
+    hicache_copy_steps: int = option(
+        "",
+        "steps of the scheduler until a copy to the host is done; what it copies is locked so long",
+        default=0,
+        low=0,
+        high=1000,
+        unit="steps",
+        needs="enable_hierarchical_cache",
+    )
 
     hicache_storage_backend: str = option(
         "--hicache-storage-backend",
@@ -479,6 +488,7 @@ class SglangOptions:
             else 0,
             states=states,
             policy=self.hicache_write_policy,
+            lag=self.hicache_copy_steps,
             storage=self._storage(),
         )
 

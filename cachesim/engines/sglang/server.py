@@ -339,7 +339,7 @@ def _cells(
 
 
 MOST_IDLE: Final = 3
-"""Steps in a row that schedule nothing while requests wait: nothing can change any more."""
+"""Steps in a row without a batch or a copy to the host while requests wait: nothing changes."""
 
 
 PART_NAMES: Final = ("attention", "window", "state")
@@ -605,7 +605,7 @@ class Sglang(SlotlessEngine[Rules, SglangOptions, Job]):
         batch = self.scheduler.next_batch()
         if batch is None:
             self.scheduler.last = None
-            self._idle += 1
+            self._idle = 0 if any(self.tree.held_by_host()) else self._idle + 1
             if self._idle > MOST_IDLE and self.scheduler.busy:
                 where = "Scheduler.event_loop_normal"
                 raise UpstreamEndless(where, "a request waits for more memory than there is")

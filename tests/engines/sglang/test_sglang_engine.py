@@ -140,6 +140,32 @@ def test_a_copy_that_is_not_done_holds_up_those_behind_it() -> None:
     assert [[], [1, 2], [3]] == [under.done() for _ in range(3)]
 
 
+@pytest.mark.parametrize("release", HOST_RELEASES)
+def test_a_request_waits_for_the_copies_that_lock_what_it_needs(release: str) -> None:
+    """Steps without a batch are no endless loop while a copy to the host is under way."""
+    engine = Engine.create(
+        f"sglang@{release}",
+        model=tiny("dense", vocabulary=512),
+        arithmetic="ring",
+        options={
+            "enable_hierarchical_cache": True,
+            "hicache_copy_steps": 20,
+            "max_total_tokens": 100,
+            "page_size": 1,
+        },
+    )
+    prompts = (range(300, 360), range(400, 460))
+
+    tickets = [engine.submit(Request(prompt=as_tokens(each), predict=1)) for each in prompts]
+    steps = 0
+    while engine.step():
+        steps += 1
+
+    replies = [engine.reply(each) for each in tickets]
+    assert [0, 0] == [each.cached for each in replies if each is not None]
+    assert steps > 20
+
+
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("release", HOST_RELEASES)
 def test_answers_from_the_host_are_the_cold_ones(release: str) -> None:

@@ -222,6 +222,7 @@ def config_of(server: Engine) -> dict[str, Any]:
     if shape.host is not None:
         config["host"] = {
             "policy": shape.host.policy,
+            "lag": shape.host.lag,
             "ratio": engine.options.host_ratio(engine.kind, engine.sizes, engine.network.spec),
         }
         if shape.host.storage is not None:
