@@ -154,6 +154,8 @@ def _seen(
 ) -> Iterator[tuple[Profile, Survey]]:
     """Rounds over all targets with the findings of each; arrivals in between.
 
+    Workloads are drawn as a whole, and guided by the server's events in every second round.
+
     A target from which one defect alone is seen is left out as soon as that one is proven.
     """
     for turn in count():
@@ -171,6 +173,7 @@ def _seen(
                 incidents=bool(prover.kinds),
                 kinds=prover.kinds,
                 chats=prover.chats,
+                guided=turn % 2 == 1,
                 window=window if windowed else 0,
             )
             yield (
