@@ -13,6 +13,7 @@ from cachesim.engines.events import Event, EventLog
 from cachesim.engines.family import Family, Profile, Rules, family_of
 from cachesim.engines.held import Amounts, Held, Texts
 from cachesim.engines.images import Image
+from cachesim.errors import OptionError
 from cachesim.model.arithmetic import ArithmeticName, Network
 from cachesim.model.build import build
 from cachesim.model.spec import ModelSpec
@@ -41,6 +42,7 @@ class Request:
     options: Mapping[str, Any] | None = None  # per-request fields under upstream's names
     messages: tuple[Message, ...] = ()
     images: tuple[Image, ...] = ()  # in order of their places
+    model: str = ""  # one of the server's further models; empty: the first
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,9 +93,11 @@ class Engine(ABC):
         options: Mapping[str, Any],
         store: "ByteStore | None" = None,
         family: Family[Any, Any] | None = None,
+        models: Mapping[str, Network] | None = None,
     ) -> None:
         self.profile = profile
         self.network = network
+        self.networks = {"": network, **(models or {})}
         self.family = family or family_of(profile.engine)
         self._open(self.family.rules(profile), self.family.read(profile, options), store)
 
@@ -102,6 +106,10 @@ class Engine(ABC):
         raise NotImplementedError
 
     def _fields(self, request: Request) -> dict[str, Any]:
+        if request.model not in self.networks:
+            known = ", ".join(filter(None, self.networks)) or "none"
+            msg = f"there is no model {request.model!r}; further models of this server: {known}"
+            raise OptionError(msg)
         return self.family.read_fields(self.profile, request.options or {})
 
     @staticmethod
@@ -113,17 +121,29 @@ class Engine(ABC):
         arithmetic: ArithmeticName = "float",
         store: "ByteStore | None" = None,
         family: Family[Any, Any] | None = None,
+        models: Mapping[str, ModelSpec | Network] | None = None,
     ) -> "Engine":
-        """Build the server of a profile, around a model or a network.
+        """Build the server of a profile, around a model or a network, and further `models`.
 
         `family` replaces the registered one, for instance by a copy with further releases or
         patches.
         """
         named = Profile.parse(profile) if isinstance(profile, str) else profile
         family = family or family_of(named.engine)
-        network = build(model, arithmetic) if isinstance(model, ModelSpec) else model
-        family.check(network.spec)
-        server: Engine = family.open(named, network=network, options=options or {}, store=store)
+        if models and not family.serves_models:
+            msg = f"{family.name} serves one model: leave 'models' out"
+            raise OptionError(msg)
+        built = {
+            name: build(each, arithmetic) if isinstance(each, ModelSpec) else each
+            for name, each in {"": model, **(models or {})}.items()
+        }
+        for each in built.values():
+            family.check(each.spec)
+        more = {"models": built} if models else {}
+        network = built.pop("")
+        server: Engine = family.open(
+            named, network=network, options=options or {}, store=store, **more
+        )
         return server
 
     @property

@@ -30,8 +30,10 @@ from cachesim.engines.events import Event, Tone
 from cachesim.engines.facts import causes_of, engines, events_of
 from cachesim.model.arithmetic import ArithmeticName
 from cachesim.play.states import State
+from cachesim.scenario import limits
 from cachesim.scenario.format import LONGEST, Scenario, key_of
 from cachesim.scenario.labels import Evidence
+from cachesim.scenario.readers import WORD
 from cachesim.typed import Json
 from cachesim.verify.explain import Divergence
 from cachesim.verify.verdict import Answer, Reuse, WrongStep
@@ -329,6 +331,13 @@ def _nested(kind: type) -> dict[str, Any]:
     if get_origin(kind) is tuple:
         inner = get_args(kind)[0]
         return {"type": "array", "items": _table(inner), "maxItems": LONGEST[inner]}
+    if get_origin(kind) is Mapping:
+        return {
+            "type": "object",
+            "additionalProperties": _table(get_args(kind)[1]),
+            "propertyNames": {"pattern": f"^{WORD}$"},
+            "maxProperties": limits.MODELS,
+        }
     return _table(kind)
 
 

@@ -110,7 +110,8 @@ class Watcher:
         """
         self.records[record.index] = record
         if record.error == TIMEOUT:
-            self.trace.histories.settle()
+            for trace in self.session.traces.values():
+                trace.histories.settle()
         self.ends[record.index] = self._whole() if record.error == TIMEOUT else self._seen()
 
     def _whole(self) -> tuple[int, int]:
@@ -144,6 +145,9 @@ class Watcher:
         details, before = [], self.first
         for record in self.records.values():
             at = [self.at[numbers[id(event)]] for event in record.events]
+            network = self.session.networks[record.step.model]
+            if oracle is not None and oracle.network is not network:
+                oracle = Oracle(network)
             details.append(
                 StepDetail(
                     prompt=tuple(int(token) for token in record.prompt),
@@ -339,13 +343,15 @@ class Verifier:
 
     def __init__(self, session: Session, oracle: Oracle | None = None) -> None:
         """`oracle` may be shared between sessions on the same network."""
-        shared = oracle is not None and oracle.network is session.network
-        self.oracle = oracle if oracle and shared else Oracle(session.network)
-        self.trace = session.trace
+        self.oracles = {
+            name: oracle if oracle is not None and oracle.network is network else Oracle(network)
+            for name, network in session.networks.items()
+        }
+        self.traces = session.traces
         self.padding = session.engine.padding
         self.recalls = session.recalls
         self.show = show_word if session.recalls else str
-        self.ideal = IdealCache()
+        self.ideals = {name: IdealCache() for name in session.networks}
         self.records: list[Record] = []
 
     def judge(self, record: Record) -> Evidence:
@@ -353,17 +359,17 @@ class Verifier:
         reply = record.reply
         if reply is None or record.step.do != "complete":
             return Evidence()
-        account = explain(
-            reply, self.ideal, parts=record.parts, matched=record.matched, show=self.show
-        )
+        name = record.step.model
+        oracle, ideal, trace = self.oracles[name], self.ideals[name], self.traces.get(name)
+        account = explain(reply, ideal, parts=record.parts, matched=record.matched, show=self.show)
         due = account.ideal if account else Count(0)
         replies = (reply, *record.children)
-        verdicts = [judge(each, self.oracle, due=due, trace=self.trace) for each in replies]
+        verdicts = [judge(each, oracle, due=due, trace=trace) for each in replies]
         verdict = worst(verdicts)
         leak = None
         if self.recalls and verdict is not None and verdict.wrong is not None:
-            leak = leak_of(reply, self.oracle, [(each.name, each.tokens) for each in self.records])
-        self.ideal.remember(reply)
+            leak = leak_of(reply, oracle, [(each.name, each.tokens) for each in self.records])
+        ideal.remember(reply)
         reported = None if account is None else self._account(account, verdict)
         self.records.append(record)
         if verdict is None:

@@ -132,13 +132,17 @@ class Session(Loop):
         self._chats = not scenario.step or any(step.messages for step in scenario.step)
         self.profile = profile
         self.family = family or family_of(profile.engine)
-        spec = spec_of(scenario.model)
+        specs = {name: spec_of(each) for name, each in scenario.networks.items()}
         if thin:
-            spec = one_of_each(spec, in_ratio=self.family.groups_layers)
-        self.network = self._network(spec, arithmetic)
-        self.trace = Traced(self.network) if traced else None
+            ratio = self.family.groups_layers
+            specs = {name: one_of_each(each, in_ratio=ratio) for name, each in specs.items()}
+        self.networks = {name: self._network(each, arithmetic) for name, each in specs.items()}
+        self.network = self.networks[""]
+        self.traces = {n: Traced(each) for n, each in self.networks.items()} if traced else {}
+        self.trace = self.traces.get("")
         super().__init__(self._create(), most=limits.TURNS)
-        self.recalls = spec.recall and arithmetic == "float"  # replies are words of the prompt
+        # Replies are then words of the prompt.
+        self.recalls = self.network.spec.recall and arithmetic == "float"
         self.vocabulary = Vocabulary.of(scenario, self.network.spec)
         if self._chats and isinstance(self.engine, ChatRendering):
             self.vocabulary.server = self.engine.render_chat
@@ -155,10 +159,12 @@ class Session(Loop):
         return adapted(network, [each.strip() for each in names.split(",") if each.strip()])
 
     def _create(self) -> Engine:
+        models: dict[str, Network] = {**self.networks, **self.traces}
         try:
             return Engine.create(
                 self.profile,
-                model=self.network if self.trace is None else self.trace,
+                model=models.pop(""),
+                models=models,
                 options=self._options(),
                 store=SlotFiles(),
                 family=self.family,
@@ -300,6 +306,7 @@ class Session(Loop):
             options=options or None,
             messages=self.vocabulary.messages(step.messages) if self._renders else (),
             images=record.images,
+            model=step.model,
         )
 
     @property

@@ -29,7 +29,7 @@ from cachesim.scenario.format import (
     key_of,
 )
 from cachesim.scenario.prompts import PLACE, REPLY, piece_of, pieces, references
-from cachesim.scenario.readers import Place, Reader, Wrong, found, nearest, short
+from cachesim.scenario.readers import Place, Reader, Wrong, found, named, nearest, short
 from cachesim.typed import Value, there_is
 
 # From the content of a file to a Scenario; all problems are reported at once.
@@ -87,6 +87,16 @@ def _structure_tables(annotation: object, converter: Converter) -> Callable[[Any
     return structure
 
 
+def _is_models(annotation: object) -> bool:
+    return get_origin(annotation) is Mapping and is_dataclass(get_args(annotation)[1])
+
+
+def _structure_models(annotation: object, converter: Converter) -> Callable[[Any, Any], Any]:
+    tables: Any = dict[str, get_args(annotation)[1]]  # type: ignore[misc]
+    default = converter.get_structure_hook(tables)
+    return lambda value, _: default(named(value, limits.MODELS), tables)
+
+
 def _structure_table(cls: type[Any], converter: Converter) -> Callable[[Any, Any], Any]:
     settings: dict[str, Any] = {
         name: override(rename=key) for (owner, name), key in KEYS.items() if owner is cls
@@ -108,6 +118,7 @@ def _converter() -> Converter:
     converter = Converter(detailed_validation=True)
     converter.register_structure_hook_factory(is_dataclass)(_structure_table)
     converter.register_structure_hook_factory(_is_list_of_tables)(_structure_tables)
+    converter.register_structure_hook_factory(_is_models)(_structure_models)
     converter.register_structure_hook_factory(lambda each: _reader_of(each) is not None)(
         _structure_with_reader
     )
@@ -126,7 +137,8 @@ def _problems(error: BaseException, path: Place) -> Iterator[Problem]:
             yield from _problems(each, path)
     elif isinstance(error, IterableValidationError):
         for each, place in error.group_exceptions()[0]:
-            yield from _problems(each, (*path, int(place.index)))
+            index = place.index  # a name in a table of tables
+            yield from _problems(each, (*path, index if isinstance(index, str) else int(index)))
     elif isinstance(error, ForbiddenExtraKeysError):
         known = [key_of(error.cl, each.name) for each in fields(error.cl)]
         for key in sorted(error.extra_fields, key=str):
@@ -200,9 +212,6 @@ def read(mapping: Mapping[str, Any]) -> tuple[Scenario | None, list[Problem]]:
 
 # From the model a scenario names to the network's spec.
 
-WORD = 8
-"""Bytes of a number."""
-
 MEASURES: Final = tuple(
     each.name for each in fields(Model) if each.name not in {"preset", "layers", "sizes"}
 )
@@ -223,18 +232,6 @@ def spec_of(model: Model) -> ModelSpec:
     if model.preset is not None:
         return preset(model.preset, **changes)
     return ModelSpec(layers=model.layers or (), **changes)  # type: ignore[arg-type]
-
-
-def bytes_needed(spec: ModelSpec, *, cells: int, slots: int) -> int:
-    """Estimated bytes of a model with these cells and slots, weights included."""
-    attention = sum(layer in {"attention", "window"} for layer in spec.layers)
-    recurrent = len(spec.layers) - attention
-    cell = attention * 2 * spec.kv_heads * spec.head_size
-    row = recurrent * (spec.inner * spec.state_size + spec.conv_size * 4 * spec.inner)
-    projections = attention * 4 * max(spec.heads, spec.kv_heads) * spec.head_size
-    projections += recurrent * 4 * spec.inner + len(spec.layers) * 3 * spec.mlp_width
-    weights = spec.width * (projections + 2 * spec.vocabulary)
-    return WORD * (weights + cells * cell + slots * row)
 
 
 # Profiles and options of an engine: checked by its family, and by a server.
@@ -325,6 +322,7 @@ ONLY_FOR: Final = {
     "messages": ("complete",),
     "reply": ("complete",),
     "drafts": ("complete",),
+    "model": ("complete",),
     "predict": ("complete",),
     "suffix": ("complete",),
     "leaves": ("complete",),
@@ -372,7 +370,9 @@ def capped(problems: Sequence[str]) -> list[str]:
 def check(scenario: Scenario) -> Iterator[Problem]:
     """Problems between the parts of a scenario."""
     yield from _top(scenario)
-    yield from _model(scenario)
+    for name, model in scenario.networks.items():
+        yield from _model(scenario, model, ("models", name) if name else ("model",))
+    yield from _models(scenario)
     yield from _engine(scenario)
     yield from _images(scenario)
     yield from _steps(scenario)
@@ -389,38 +389,50 @@ def _top(scenario: Scenario) -> Iterator[Problem]:
         yield Problem(("step",), "missing; a scenario needs at least one [[step]]")
 
 
-def _model(scenario: Scenario) -> Iterator[Problem]:
-    model, family = scenario.model, FAMILIES.get(scenario.engine.name)
+def _model(scenario: Scenario, model: Model, path: Place) -> Iterator[Problem]:
+    family = FAMILIES.get(scenario.engine.name)
     if model.preset is None and model.layers is None:
-        yield Problem(("model",), "needs a preset or layers")
+        yield Problem(path, "needs a preset or layers")
     elif model.preset is not None and model.layers is not None:
-        yield Problem(("model", "layers"), "has no place beside a preset; keep one of the two")
+        yield Problem((*path, "layers"), "has no place beside a preset; keep one of the two")
     elif model.preset is not None and model.preset not in ALL_PRESETS:
         known = tuple(ALL_PRESETS)
         hint = nearest(model.preset, known) or f"; there are {', '.join(known)}"
-        yield Problem(("model", "preset"), f"there is no preset {short(model.preset)}{hint}")
+        yield Problem((*path, "preset"), f"there is no preset {short(model.preset)}{hint}")
     else:
-        yield from _measures(scenario)
+        yield from _measures(scenario, model, path)
     if model.family is not None and family is not None and family.check_model is None:
         text = f"has no place here: {family.name} serves all models by the same rules"
-        yield Problem(("model", "family"), text)
+        yield Problem((*path, "family"), text)
 
 
-def _measures(scenario: Scenario) -> Iterator[Problem]:
-    model, family = scenario.model, FAMILIES.get(scenario.engine.name)
+def _measures(scenario: Scenario, model: Model, path: Place) -> Iterator[Problem]:
+    family = FAMILIES.get(scenario.engine.name)
     try:
         spec = spec_of(model)
         if family is not None:
             family.check(spec)
     except OptionError as error:
-        yield Problem(("model", "family"), str(error))
+        yield Problem((*path, "family"), str(error))
         return
     except InputError as error:
-        yield Problem(("model",), str(error))
+        yield Problem(path, str(error))
         return
     if model.window is not None and "window" not in spec.layers:
         which = f"preset {model.preset!r} has" if model.preset else "there is"
-        yield Problem(("model", "window"), f"has no meaning: {which} no layer with a window")
+        yield Problem((*path, "window"), f"has no meaning: {which} no layer with a window")
+
+
+def _models(scenario: Scenario) -> Iterator[Problem]:
+    """Further models have the tokens of the first, on an engine that serves several."""
+    family, first = FAMILIES.get(scenario.engine.name), _spec_or_plain(scenario.model)
+    if scenario.models and family is not None and not family.serves_models:
+        yield Problem(("models",), f"have no place here: {family.name} serves one model")
+    for name, model in scenario.models.items():
+        spec = _spec_or_plain(model)
+        if (spec.vocabulary, spec.recall) != (first.vocabulary, first.recall):
+            text = f"must have the vocabulary of [model], {first.vocabulary} tokens"
+            yield Problem(("models", name), f"{text}, and recall words if it does")
 
 
 def _beyond_limits(scenario: Scenario) -> dict[str, int]:
@@ -453,7 +465,7 @@ def _engine(scenario: Scenario) -> Iterator[Problem]:
 
 
 def _options(scenario: Scenario) -> Iterator[Problem]:
-    spec, reported = _spec_or_plain(scenario), {*_beyond_limits(scenario)}
+    spec, reported = _spec_or_plain(scenario.model), {*_beyond_limits(scenario)}
     for text in scenario.engine.profiles:
         try:
             profile = full_profile(scenario.engine.name, text)
@@ -469,9 +481,9 @@ def _options(scenario: Scenario) -> Iterator[Problem]:
                 yield Problem(("engine", "options", key), problem)
 
 
-def _spec_or_plain(scenario: Scenario) -> ModelSpec:
+def _spec_or_plain(model: Model) -> ModelSpec:
     try:
-        return spec_of(scenario.model)
+        return spec_of(model)
     except InputError:
         return preset("dense")
 
@@ -487,6 +499,10 @@ def _steps(scenario: Scenario) -> Iterator[Problem]:
             yield Problem((*path, "with_previous"), "there is no step before the first")
         together = step.with_previous or step.do == "cancel"
         group = {*group, names[index]} if together else {names[index]}
+        if step.model and step.model not in scenario.models:
+            known = tuple(scenario.models)
+            hint = nearest(step.model, known) or f"; there are {', '.join(known) or 'none'}"
+            yield Problem((*path, "model"), f"there is no model {short(step.model)}{hint}")
         yield from _action(step, path)
         yield from _endpoint(step, path)
         yield from _turns(step, path)
@@ -550,7 +566,7 @@ def _action(step: Step, path: Place) -> Iterator[Problem]:
         if getattr(step, key) is None:
             yield Problem((*path, key), f"missing; {step.do} needs it")
     for key, actions in ONLY_FOR.items():
-        if step.do not in actions and getattr(step, key) not in (None, (), {}):
+        if step.do not in actions and getattr(step, key) not in (None, "", (), {}):
             yield Problem((*path, key), f"has no meaning for do = {step.do!r}")
 
 
@@ -661,14 +677,15 @@ def _sizes(scenario: Scenario) -> Iterator[Problem]:
 
 def _memory(scenario: Scenario, context: int, total: int) -> Iterator[Problem]:
     try:
-        spec = spec_of(scenario.model)
+        specs = [spec_of(each) for each in scenario.networks.values()]
     except InputError:  # reported of the model
         return
     if _beyond_limits(scenario):  # reported of the option
         return
     slots = scenario.engine.options.get("parallel", 1)
     slots = max(4, slots) if isinstance(slots, int) else 4
-    needed = bytes_needed(spec, cells=context + min(total, limits.TOTAL_TOKENS), slots=slots)
+    cells = context + min(total, limits.TOTAL_TOKENS)
+    needed = sum(limits.bytes_needed(each, cells=cells, slots=slots) for each in specs)
     if needed > limits.MEMORY:
         text = f"needs about {needed >> 20} MiB with {context} cells; a scenario may take"
         yield Problem(("model",), f"{text} {limits.MEMORY >> 20}: make model or ctx_size smaller")

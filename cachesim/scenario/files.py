@@ -183,7 +183,7 @@ def line_of(path: Place, lines: Mapping[Place, int]) -> int | None:
 
 # A scenario as the text of a TOML file, so that what a search found can be played again.
 
-TABLES: Final = ("source", "shows", "model", "engine", "chat", "spans")
+TABLES: Final = ("source", "shows", "model", "models", "engine", "chat", "spans")
 LISTS: Final = ("step", "expect")
 
 

@@ -218,6 +218,7 @@ class Step:
     query: Annotated[
         int, _count, "Rerank: tokens of the prompt that are the query; the rest is the document."
     ] = 0
+    model: Annotated[str, _word, "Which of `models` is asked; without it `[model]`."] = ""
     predict: Annotated[
         int | None,
         Whole(-1, limits.PREDICT),
@@ -305,6 +306,9 @@ class Scenario:
     source: Annotated[Source, "Where it was reported."] = field(default_factory=Source)
     shows: Annotated[Shows, "What was reported, in numbers."] = field(default_factory=Shows)
     model: Annotated[Model, "Which network runs."] = field(default_factory=Model)
+    models: Annotated[
+        Mapping[str, Model], "Further models of the server, by the names that steps ask for."
+    ] = field(default_factory=dict)
     engine: Annotated[Server, "Which server answers."] = field(default_factory=Server)
     chat: Annotated[Chat, "How messages become tokens."] = field(default_factory=Chat)
     spans: Annotated[
@@ -324,6 +328,11 @@ class Scenario:
     def without_promises(self) -> "Scenario":
         """The scenario without its expectations, for other profiles or flags."""
         return replace(self, expect=(), shows=Shows())
+
+    @property
+    def networks(self) -> Mapping[str, Model]:
+        """All models by name; the name of `model` is empty."""
+        return {"": self.model, **self.models}
 
     @property
     def requests(self) -> int:

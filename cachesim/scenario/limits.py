@@ -2,6 +2,8 @@
 
 from typing import Final
 
+from cachesim.model.spec import ModelSpec
+
 FILE_BYTES: Final = 4 * 2**20
 """Bytes of one scenario file."""
 
@@ -48,6 +50,9 @@ CONTEXT: Final = 1_048_576
 SLOTS: Final = 64
 """`ctx_size` and `parallel` of a server."""
 
+MODELS: Final = 8
+"""Further models of one server."""
+
 COPIES: Final = 16
 """Completions of one prompt."""
 
@@ -56,3 +61,18 @@ TURNS: Final = 100_000
 
 MEMORY: Final = 4 * 2**30
 """Bytes of a model's weights, the server's cells and all saved data."""
+
+WORD: Final = 8
+"""Bytes of a number."""
+
+
+def bytes_needed(spec: ModelSpec, *, cells: int, slots: int) -> int:
+    """Estimated bytes of a model with these cells and slots, weights included."""
+    attention = sum(layer in {"attention", "window"} for layer in spec.layers)
+    recurrent = len(spec.layers) - attention
+    cell = attention * 2 * spec.kv_heads * spec.head_size
+    row = recurrent * (spec.inner * spec.state_size + spec.conv_size * 4 * spec.inner)
+    projections = attention * 4 * max(spec.heads, spec.kv_heads) * spec.head_size
+    projections += recurrent * 4 * spec.inner + len(spec.layers) * 3 * spec.mlp_width
+    weights = spec.width * (projections + 2 * spec.vocabulary)
+    return WORD * (weights + cells * cell + slots * row)

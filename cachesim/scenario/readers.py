@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from reprlib import Repr
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Final, Protocol, TypeAlias
 
 from cachesim.engines.family import did_you_mean
 from cachesim.scenario import limits
@@ -256,27 +256,35 @@ class Each:
         return {"type": "array", "items": self.item.schema(), "maxItems": self.longest}
 
 
+WORD: Final = r"[A-Za-z_][A-Za-z0-9_-]*"
+
+
+def named(value: object, longest: int, shape: str = WORD) -> Mapping[str, Any]:
+    """A table with names of this shape; its values are not read."""
+    if not isinstance(value, Mapping):
+        msg = f"must be a table, {found(value)}"
+        raise Wrong(msg)
+    if len(value) > longest:
+        msg = f"must hold at most {longest} names, found {len(value)}"
+        raise Wrong(msg)
+    for name in value:
+        if not isinstance(name, str) or not re.fullmatch(shape, name):
+            msg = f"has a name that cannot be one: {short(name)}"
+            raise Wrong(msg)
+    return value
+
+
 @dataclass(frozen=True, slots=True)
 class Table:
     """A table from names to values of one kind."""
 
     value: Reader
     longest: int
-    shape: str = r"[A-Za-z_][A-Za-z0-9_-]*"
+    shape: str = WORD
 
     def read(self, value: object) -> Mapping[str, Any]:
         """The table, in the order of the file."""
-        if not isinstance(value, Mapping):
-            msg = f"must be a table, {found(value)}"
-            raise Wrong(msg)
-        if len(value) > self.longest:
-            msg = f"must hold at most {self.longest} names, found {len(value)}"
-            raise Wrong(msg)
-        for name in value:
-            if not isinstance(name, str) or not re.fullmatch(self.shape, name):
-                msg = f"has a name that cannot be one: {short(name)}"
-                raise Wrong(msg)
-        return _each_read(value.items(), self.value)
+        return _each_read(named(value, self.longest, self.shape).items(), self.value)
 
     def schema(self) -> dict[str, Any]:
         """An object with values of one kind."""

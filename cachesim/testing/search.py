@@ -134,6 +134,10 @@ def _fewer_flags(scenario: Scenario) -> Iterator[Scenario]:
         yield replace(scenario, model=replace(scenario.model, window=None))
     if scenario.model.family:
         yield replace(scenario, model=replace(scenario.model, family=None))
+    for name in scenario.models:
+        rest = {key: each for key, each in scenario.models.items() if key != name}
+        first = (replace(e, model="" if e.model == name else e.model) for e in scenario.step)
+        yield replace(_with_steps(scenario, tuple(first)), models=rest)
 
 
 def _shorter_prompts(scenario: Scenario) -> Iterator[Scenario]:
@@ -220,6 +224,7 @@ def _plainer(step: Step) -> Iterator[dict[str, Any]]:
     yield {"slot": -1}
     yield {"cache_prompt": True}
     yield {"options": {}}
+    yield {"model": ""}
 
 
 def _changed_together(
