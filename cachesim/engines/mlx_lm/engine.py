@@ -1,6 +1,6 @@
 """mlx-lm's server as an engine: requests in, replies and events out."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from cachesim.engines.base import Request, Ticket
@@ -24,7 +24,7 @@ from cachesim.model.trace import Traced
 from cachesim.units import Tokens, as_tokens
 
 
-def held(store: ServerStore, network: Network) -> Held:
+def held(store: ServerStore, networks: Mapping[Any, Network]) -> Held:
     """Every entry of the store, and the places that hold other tokens than its key's."""
     return Held(
         entries=tuple(
@@ -33,15 +33,15 @@ def held(store: ServerStore, network: Network) -> Held:
                 checkpoints=0,
                 size=int(entry.nbytes),
                 kind=entry.cache_type,
-                held=_astray(network, entry, as_tokens(tokens)),
+                held=_astray(networks[model], entry, as_tokens(tokens)),
             )
-            for _, tokens, entry in store.cache.trie.items()
+            for model, tokens, entry in store.cache.trie.items()
         ),
-        tree=TreeHeld(name="prompt trie", of="entries", nodes=tuple(_nodes(store, network))),
+        tree=TreeHeld(name="prompt trie", of="entries", nodes=tuple(_nodes(store, networks))),
     )
 
 
-def _nodes(store: ServerStore, network: Network) -> Iterator[NodeHeld]:
+def _nodes(store: ServerStore, networks: Mapping[Any, Network]) -> Iterator[NodeHeld]:
     """The nodes of the trie; a leaf without an entry is a remainder of a removed one."""
     for each in store.cache.trie.segments():
         tokens = as_tokens(each.tokens)
@@ -53,7 +53,11 @@ def _nodes(store: ServerStore, network: Network) -> Iterator[NodeHeld]:
             count=each.count,
             kept="here" if saved or each.leads_on else "gone",
             saved=saved[0] if saved else "",
-            held=tuple(place for entry in each.values for place in _astray(network, entry, tokens)),
+            held=tuple(
+                place
+                for entry in each.values
+                for place in _astray(networks[each.model], entry, tokens)
+            ),
         )
 
 
@@ -77,27 +81,35 @@ def amounts(store: ServerStore) -> Amounts:
 
 
 class MlxLm(JobEngine[MlxRules, MlxOptions, Job]):
-    """`mlx_lm.server` at one release, with one model."""
+    """`mlx_lm.server` at one release."""
 
     padding = PAD
 
     def _set_up(self) -> None:
-        rules, network = self.rules, self.network
-        self.tokenizer = self.options.chat_tokenizer(network.spec)
+        if len(self.networks) > 1 and (self.rules.server.grid or self.rules.server.memory):
+            msg = f"{self.profile} is simulated with one model: leave 'models' out"
+            raise OptionError(msg)
+        self.tokenizer = self.options.chat_tokenizer(self.network.spec)
+        self.models = {name: self._forward(each) for name, each in self.networks.items()}
+        self.server = self._started()
+
+    def _forward(self, network: Network) -> Forward:
         if self.options.provenance and not isinstance(network, Traced):
             network = Traced(network)
-        self.model = Forward(
+        return self._untraced(network)
+
+    def _untraced(self, network: Network) -> Forward:
+        return Forward(
             network,
-            rules.caches,
-            recurrent=rules.recurrent(family_of(network.spec), self.profile.release),
+            self.rules.caches,
+            recurrent=self.rules.recurrent(family_of(network.spec), self.profile.release),
             element_bytes=self.options.element_bytes,
             on_call=self._emit_call,
         )
-        self.server = self._started()
 
     def _started(self) -> ResponseGenerator:
         return ResponseGenerator(
-            model=self.model,
+            models=self.models,
             draft=self._draft(),
             options=self.options,
             rules=self.rules,
@@ -125,15 +137,7 @@ class MlxLm(JobEngine[MlxRules, MlxOptions, Job]):
     def _draft(self) -> Forward | None:
         """The draft model or None; its states are not traced."""
         spec = self.options.draft_spec(self.network.spec)
-        if spec is None:
-            return None
-        return Forward(
-            build(spec, arithmetic_of(self.network)),
-            self.rules.caches,
-            recurrent=self.rules.recurrent(family_of(spec), self.profile.release),
-            element_bytes=self.options.element_bytes,
-            on_call=self._emit_call,
-        )
+        return None if spec is None else self._untraced(build(spec, arithmetic_of(self.network)))
 
     def _emit_call(self, rows: int, columns: int) -> None:
         self._emit(ModelCalled(rows=rows, columns=columns))
@@ -145,7 +149,7 @@ class MlxLm(JobEngine[MlxRules, MlxOptions, Job]):
             request,
             self._fields(request),
             tokenizer=self.tokenizer,
-            network=self.network,
+            network=self.networks[request.model],
             options=self.options,
             rules=self.server.rules,
         )
@@ -185,7 +189,7 @@ class MlxLm(JobEngine[MlxRules, MlxOptions, Job]):
         }
 
     def held(self) -> Held:
-        return held(self.server.store, self.model.network)
+        return held(self.server.store, {n: each.network for n, each in self.models.items()})
 
     def texts(self) -> Texts:
         return texts(self.server.store)

@@ -43,6 +43,14 @@ class RequestAdmitted(Event):
         return found + (astray if self.sound is False else "")
 
 
+@event("plain")
+class ModelLoaded(Event):
+    """model {model} is loaded in place of {before}; what is stored under that one's key stays"""
+
+    model: str
+    before: str
+
+
 @event("quiet")
 class ModelCalled(Event):
     """the model is given {rows} rows of {columns} tokens"""

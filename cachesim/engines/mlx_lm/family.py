@@ -131,9 +131,11 @@ _G3: Final = StoreRules(
 )
 _G4: Final = StoreRules()
 
-_R0_30_7: Final = ServerRules(reports_cached=False)
-_R0_30_5: Final = replace(_R0_30_7, forgets_stopped=False)
-_R0_30_2: Final = replace(_R0_30_5, fresh_by_length=True, lengths_leave_last=False)
+_R0_30_7: Final = ServerRules(reports_cached=False, batches_by="asked")
+_R0_30_5: Final = replace(_R0_30_7, forgets_stopped=False, batches_by="loaded")
+_R0_30_2: Final = replace(
+    _R0_30_5, fresh_by_length=True, lengths_leave_last=False, batches_by="all loaded"
+)
 _AFTER_906: Final = replace(_R0_30_7, reports_cached=True)
 _R0_31_0: Final = replace(_AFTER_906, checkpoint=True, binds_late=True)
 _R0_31_1: Final = replace(_R0_31_0, binds_late=False)
@@ -150,7 +152,7 @@ _R0_31_2: Final = replace(_R0_31_3, tells_marks=False)
 _R0_32_0: Final = replace(
     _R0_31_3, refuses_empty_prompts=True, when_dead="refused", no_tokens="dies"
 )
-_R0_32_2: Final = replace(_R0_32_0, no_tokens="refused", reads_images=True)
+_R0_32_2: Final = replace(_R0_32_0, no_tokens="refused", reads_images=True, batches_by="loaded")
 
 
 def _release(
@@ -606,6 +608,7 @@ FAMILY: Final[Family[MlxRules, MlxOptions]] = Family(
     name="mlx-lm",
     about="mlx_lm.server: prompt trie, cache classes per layer, batches",
     repository="ml-explore/mlx-lm",
+    serves_models=True,
     takes_images=True,
     vocabulary="mlx lru arrays batch rotating chunked deep granite gemma trim metal",
     package=__package__,

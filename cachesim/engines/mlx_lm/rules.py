@@ -192,6 +192,9 @@ WhenDead: TypeAlias = Literal["hangs", "refused"]
 NoTokens: TypeAlias = Literal["default", "one", "dies", "refused"]
 """Result of a request for 0 tokens: a default, one token, death of the thread, refusal."""
 
+BatchesBy: TypeAlias = Literal["loaded", "all loaded", "asked"]
+"""The models whose caches decide if a request is batched."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SnapshotRules:
@@ -290,6 +293,11 @@ class ServerRules:
     no_tokens: NoTokens = "default"
     """Effect of `max_tokens` 0: the generator's default of 128 tokens; one token from 0.31.2 on;
     death of the thread in 0.32.0; refusal in 0.32.2."""
+
+    batches_by: BatchesBy = "loaded"
+    """The model whose caches say if a request is batched: the one that is loaded as it comes. Until
+    #743 (0.30.4) the caches of every model loaded so far; from 0.30.6 to 0.32.0 the one it asks
+    for, because it is loaded first."""
 
     reads_images: bool = False  # since 0.32.1, one request after the other
     refuses_empty_prompts: bool = False  # 0.32.0: ValueError where an IndexError came

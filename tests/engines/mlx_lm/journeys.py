@@ -49,9 +49,9 @@ class Watch:
     by_numbers: list[bool] = field(default_factory=list)
 
     def of(self, engine: MlxLm) -> None:
-        layers = engine.model.layout.recurrent
+        layers = engine.models[""].layout.recurrent
         cold = ColdStates(engine.network, layers)
-        real = sum(not shape.marks for shape in engine.model.network.shapes)
+        real = sum(not shape.marks for shape in engine.models[""].network.shapes)
         real -= real // 2 if layers.paired else 0
 
         def look(insertion: Insertion, cache: PromptCache) -> None:

@@ -245,6 +245,7 @@ class Job:
     messages: tuple[Message, ...]
     tokenizer: ChatTokenizer  # with the request's template arguments
     prompt: Tokens
+    model: str = ""
     seeded: bool
     images: tuple[Image, ...] = ()
     max_tokens: int
@@ -351,6 +352,7 @@ def job_of(
         messages=request.messages,
         tokenizer=tokenizer,
         prompt=prompt,
+        model=request.model,
         seeded="seed" in fields,
         images=request.images,
         max_tokens=limit,

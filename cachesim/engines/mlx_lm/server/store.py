@@ -1,10 +1,10 @@
 """The server's store: lookups with their causes, insertions with a check of their state."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
-from typing import Any, Final, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -141,10 +141,6 @@ def nbytes_or_error(layer: LayerCache) -> int | str:
         return name_of(error)
 
 
-MODEL: Final = "model"
-"""The model key of all entries: one server, one model."""
-
-
 class HoldsBytes(Protocol):
     """The part of a batch generator that the byte limit needs."""
 
@@ -158,9 +154,13 @@ class ServerStore:
     """A `LRUPromptCache` with its events and causes."""
 
     def __init__(
-        self, network: Network, options: MlxOptions, rules: MlxRules, emit: Callable[[Event], None]
+        self,
+        networks: Mapping[str, Network],
+        options: MlxOptions,
+        rules: MlxRules,
+        emit: Callable[[Event], None],
     ) -> None:
-        self._network = network
+        self._networks: Mapping[Any, Network] = networks  # by the key of their entries
         self._rules = rules
         self._emit = emit
         self._limit = options.prompt_cache_bytes
@@ -194,7 +194,7 @@ class ServerStore:
             (get_common_prefix(key, ((*each.prompt, *each.generated))), each) for each in pending
         ]
         ahead, other = max(in_flight, key=lambda each: each[0], default=(Count(0), None))
-        found = self.cache.fetch(MODEL, list(key))
+        found = self.cache.fetch(job.model, list(key))
         cached = Count(len(key) - len(found.rest))
         if ahead > found.equal and other is not None:
             job.ledger = Ledger(ahead, f"request {int(other.ticket)}, still running")
@@ -209,9 +209,9 @@ class ServerStore:
         job.cached = cached
         return found.prompt_cache, found
 
-    def soundness(self, cache: PromptCache | None, tokens: Tokens) -> bool | None:
+    def soundness(self, job: Job, cache: PromptCache | None, tokens: Tokens) -> bool | None:
         """Check whether a returned cache holds these tokens; None without a cache."""
-        return None if cache is None else is_sound(self._network, cache, tokens)
+        return None if cache is None else is_sound(self._networks[job.model], cache, tokens)
 
     def insert(
         self, job: Job, key: Sequence[Token], cache: PromptCache, cache_type: str = "assistant"
@@ -220,30 +220,33 @@ class ServerStore:
         self.cache.task = job.ticket
         if isinstance(self.cache, SnapshotPromptCache):
             self.cache.move_cache(
-                MODEL, list(key), cache, boundaries=job.boundaries, position=job.old_position
+                job.model, list(key), cache, boundaries=job.boundaries, position=job.old_position
             )
         else:
-            self.cache.insert_cache(MODEL, list(key), cache, cache_type=cache_type)
+            self.cache.insert_cache(job.model, list(key), cache, cache_type=cache_type)
         self.number += 1
-        held = holdings(self._network, cache, tuple(key))
+        network = self._networks[job.model]
+        held = holdings(network, cache, tuple(key))
         insertion = Insertion(
             task=job.ticket,
             number=self.number,
             type=self._rules.store.queue_of(cache_type),
             length=Count(len(key)),
             key=tuple(key),
-            layers=described(self._network, cache),
+            layers=described(network, cache),
             state_is_key=all(each.sound for each in held) if held else None,
             held={each.place: each.tokens for each in held if not each.sound},
         )
         self._emit(insertion)
         if self._rules.server.snapshots is not None:
             # Report the content of copies that an insertion under #923 made.
-            for _, tokens, entry in self.cache.trie.items():
+            for model, tokens, entry in self.cache.trie.items():
                 if not entry.is_snapshot or any(entry is each for each in self._snapshots):
                     continue
                 self._snapshots.append(entry)
-                held = holdings(self._network, entry.prompt_cache, tuple(map(Token, tokens)))
+                held = holdings(
+                    self._networks[model], entry.prompt_cache, tuple(map(Token, tokens))
+                )
                 self._emit(
                     SnapshotTaken(
                         task=job.ticket,
@@ -276,8 +279,9 @@ class ServerStore:
                 "type": entry.cache_type,
                 "nbytes": entry.nbytes,
                 "trimmable": all(layer.is_trimmable() for layer in entry.prompt_cache),
+                **({"model": model} if model else {}),
             }
-            for _, tokens, entry in self.cache.trie.items()
+            for model, tokens, entry in self.cache.trie.items()
         ]
 
     def check_integrity(self) -> None:

@@ -6,7 +6,7 @@ most half a second between two checks of the queue; a step is the shortest such 
 
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import cached_property
@@ -29,6 +29,7 @@ from cachesim.engines.mlx_lm.caches.prompt_cache import (
     trim_prompt_cache,
 )
 from cachesim.engines.mlx_lm.events import (
+    ModelLoaded,
     PromptProgress,
     RequestAdmitted,
     RequestDropped,
@@ -54,7 +55,7 @@ from cachesim.engines.mlx_lm.server.request import (
     stable_end,
     without_cached,
 )
-from cachesim.engines.mlx_lm.server.store import MODEL, ServerStore
+from cachesim.engines.mlx_lm.server.store import ServerStore
 from cachesim.engines.mlx_lm.store.grid_prompt_cache import GridPromptCache
 from cachesim.engines.mlx_lm.store.memory_prompt_cache import MemoryPromptCache
 from cachesim.engines.mlx_lm.store.rapid_prompt_cache import RapidPromptCache
@@ -102,7 +103,7 @@ class Serving:
             prompt_tokens=Count(len(job.prompt)),
             cached=cached,
             reported=job.cached if self.rules.reports_cached else None,
-            sound=self.store.soundness(cache, key[:cached]),
+            sound=self.store.soundness(job, cache, key[:cached]),
             segments=tuple((len(each.tokens), each.type) for each in segments),
             checkpoint=(job.checkpoint.store, job.checkpoint.position) if checkpointed else None,
         )
@@ -470,7 +471,7 @@ def _keep_uncut(
     Follows vllm-mlx's `_store_prompt_only_cache`.
     """
     if memory.keeps_first(key, int(job.cached or 0), cache):
-        memory.evict_prefixes(MODEL, key)
+        memory.evict_prefixes(job.model, key)
         serving.store.insert(job, key, copy_prompt_cache(cache))
 
 
@@ -564,25 +565,31 @@ class ResponseGenerator:
     def __init__(
         self,
         *,
-        model: Forward,
+        models: Mapping[str, Forward],
         options: MlxOptions,
         rules: MlxRules,
         emit: Callable[[Event], None],
         draft: Forward | None = None,
     ) -> None:
         self.rules = rules.server
-        self.store = ServerStore(model.network, options, rules, emit)
-        self.serving = Serving(
-            model=model,
-            options=options,
-            rules=rules.server,
-            store=self.store,
-            emit=emit,
-            finish=self._finish,
-            draft=draft,
-        )
+        networks = {name: model.network for name, model in models.items()}
+        self.store = ServerStore(networks, options, rules, emit)
+        self.servings = {
+            name: Serving(
+                model=model,
+                options=options,
+                rules=rules.server,
+                store=self.store,
+                emit=emit,
+                finish=self._finish,
+                draft=draft,
+            )
+            for name, model in models.items()
+        }
+        self.loaded = ""  # upstream: `model_provider.model_key`
+        self._ever_loaded = {self.loaded}
         if isinstance(self.store.cache, GridPromptCache):
-            self._fit(self.store.cache, model)
+            self._fit(self.store.cache, models[""])
         self.requests: deque[Job] = deque()
         self.batch: ServedBatch | None = None
         self.dead: str | None = None
@@ -604,15 +611,38 @@ class ResponseGenerator:
         few = [at for at, layer in real if len(layer.cache) < store.grid.fewest_arrays]
         store.sliceable, store.placeholder = not real, few[0] if few else None
 
+    @property
+    def serving(self) -> Serving:
+        """The part of the loaded model."""
+        return self.servings[self.loaded]
+
     @cached_property
-    def is_batchable(self) -> bool:
+    def _merging(self) -> frozenset[str]:
+        """Models whose caches can be merged, if requests are batched at all."""
         alone = (
             self.rules.grid is not None
             or self.rules.memory is not None
             or self.serving.options.kv_bits is not None
             or self.serving.draft is not None
         )
-        return not alone and all(layer.merges for layer in self.serving.model.make_cache())
+        return frozenset(
+            name
+            for name, each in self.servings.items()
+            if not alone and all(layer.merges for layer in each.model.make_cache())
+        )
+
+    def _is_batchable(self, job: Job) -> bool:
+        """Follows `_is_batchable`, which asks about a model that may not be the request's."""
+        asked = self._ever_loaded if self.rules.batches_by == "all loaded" else {self.loaded}
+        return asked <= self._merging and not job.seeded and not job.images
+
+    def _load(self, job: Job) -> None:
+        """Replace the loaded model, not its entries. Follows `ModelProvider.load`."""
+        if job.model != self.loaded:
+            names = [each or "the first" for each in (job.model, self.loaded)]
+            self.serving.emit(ModelLoaded(task=job.ticket, model=names[0], before=names[1]))
+            self.loaded = job.model
+            self._ever_loaded.add(job.model)
 
     def step(self) -> bool:
         """An iteration; False if there was nothing to do. Follows `_generate`."""
@@ -641,18 +671,7 @@ class ResponseGenerator:
         admitted = False
         while not self._drain and (job := self._next_request()) is not None:
             self._admitting = job
-            batchable = self.is_batchable and not job.seeded and not job.images
-            if self.batch is not None and batchable:
-                self.batch.admit(job)
-            elif self.batch is not None:
-                self._drain = True
-                self._unprocessed.append(job)
-            elif batchable:
-                form = SegmentBatch if self.rules.segments else OldBatch
-                self.batch = form(self.serving)
-                self._unprocessed.append(job)
-            else:
-                serve_single(self.serving, job)
+            self._admit(job)
             self._admitting = None
             admitted = True
         if self.batch is not None and self.batch.jobs:
@@ -672,6 +691,26 @@ class ResponseGenerator:
             self.batch, self._drain = None, False
             return True
         return admitted
+
+    def _admit(self, job: Job) -> None:
+        """Add a request to the batch of its model, start one, serve it alone, or let it wait."""
+        batchable = self._is_batchable(job)
+        if self.batch is not None and job.model == self.loaded and batchable:
+            self.batch.admit(job)
+            return
+        if self.batch is not None:
+            self._drain = True
+            self._unprocessed.append(job)
+            return
+        self._load(job)
+        if self.rules.batches_by == "asked":
+            batchable = self._is_batchable(job)
+        if batchable:
+            form = SegmentBatch if self.rules.segments else OldBatch
+            self.batch = form(self.serving)
+            self._unprocessed.append(job)
+        else:
+            serve_single(self.serving, job)
 
     def _next_request(self) -> Job | None:
         if self._unprocessed:

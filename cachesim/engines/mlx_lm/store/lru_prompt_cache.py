@@ -74,6 +74,7 @@ def _tokens_of(path: "_Path") -> list[int]:
 class TrieSegment(Generic[V]):
     """Tokens without a value or a branch in between, as one node of a compressed tree."""
 
+    model: Hashable
     number: int
     parent: int  # 0: the root
     tokens: tuple[int, ...]  # from the root to its end
@@ -248,7 +249,7 @@ class PromptTrie(Generic[V]):
     def segments(self) -> Iterator[TrieSegment[V]]:
         """The compressed trie: a node where tokens end, branch or have a value; parents first."""
         number = 0
-        for root in self._trie.values():
+        for model, root in self._trie.items():
             below: list[tuple[_Node[V], int, list[int], int]] = [(root, 0, [], 0)]
             while below:
                 node, parent, tokens, count = below.pop()
@@ -263,8 +264,8 @@ class PromptTrie(Generic[V]):
                     values = () if isinstance(node.value, _Nothing) else (node.value,)
                     leads_on = bool(node)
                     yield TrieSegment(
-                        number=number, parent=parent, tokens=tuple(tokens), count=count,
-                        values=values, leads_on=leads_on,
+                        model=model, number=number, parent=parent, tokens=tuple(tokens),
+                        count=count, values=values, leads_on=leads_on,
                     )  # fmt: skip
                 below += [(child, above, [*tokens, token], 1) for token, child in node.items()][
                     ::-1
