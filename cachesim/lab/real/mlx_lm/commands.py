@@ -18,7 +18,7 @@ from cachesim.lab.real.mlx_lm.logits import LogitsAgreement, compare_mlx_logits
 from cachesim.lab.real.mlx_lm.process import environment_for, played_by
 from cachesim.lab.real.mlx_lm.scenarios import play_mlx_scenario
 from cachesim.lab.real.mlx_lm.server import compare_server, overrides
-from cachesim.lab.real.mlx_lm.server_workloads import draw_agents, draw_workload
+from cachesim.lab.real.mlx_lm.server_workloads import draw_agents, draw_models, draw_workload
 from cachesim.lab.real.mlx_lm.vllm_mlx import RAPID_MLX, VLLM_MLX, compare_vllm_mlx
 from cachesim.lab.real.playing import Stage, comparing, console, show_overrides, table_of_numbers
 
@@ -45,6 +45,8 @@ class MlxFlags:
         The number of the first workload, to come back to one of a longer run.
     agents
         Chats of coding agents: long ones with tools and sub-agents, several users at once.
+    several_models
+        Requests for one of two or three models.
     logits
         Compare logits with mlx-lm's own models instead, cold and in padded batches, the same
         weights in both.
@@ -73,6 +75,7 @@ class MlxFlags:
     sequences: int = -1
     first: int = 0
     agents: bool = False
+    several_models: bool = False
     logits: bool = False
     vllm_mlx: bool = False
     rapid_mlx: bool = False
@@ -123,7 +126,7 @@ def _logits(flags: MlxFlags) -> int:
 def _random(flags: MlxFlags, record: Callable[[Played[MlxRules]], None] = lambda _: None) -> int:
     sequences = flags.workloads if flags.sequences < 0 else flags.sequences
     classes = compare_classes(flags.release, flags.seed, sequences, record=record)
-    draw = draw_agents if flags.agents else draw_workload
+    draw = draw_agents if flags.agents else draw_models if flags.several_models else draw_workload
     served = compare_server(
         flags.release,
         flags.seed,

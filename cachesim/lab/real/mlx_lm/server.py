@@ -46,9 +46,8 @@ class RealMlxServer(RealProcess):
         super().__exit__(kind, error, trace)
         self._folder.cleanup()
 
-    def _model(self, workload: Workload) -> dict[str, Any]:
-        """The workload's model with what its class is built with, and its weights in a file."""
-        model: dict[str, Any] = workload["model"]
+    def _model(self, workload: Workload, model: dict[str, Any]) -> dict[str, Any]:
+        """A model with what its class is built with, and its weights in a file."""
         if "family" not in model:
             return model
         spec = toy_of(model, workload.get("vocabulary", VOCABULARY))
@@ -72,7 +71,9 @@ class RealMlxServer(RealProcess):
 
     def play(self, workload: Workload) -> dict[str, Any]:
         """A workload with the real server's results, in the form of the vector files."""
-        results = self.order(workload | {"model": self._model(workload)} | self._draft(workload))
+        made = {"model": self._model(workload, workload["model"])} | self._draft(workload)
+        more = {n: self._model(workload, each) for n, each in workload.get("models", {}).items()}
+        results = self.order(workload | made | {"models": more})
         for group in results:
             for request in group["requests"]:
                 request["generated"] = write_row(request["generated"])

@@ -187,6 +187,8 @@ def call_of(request: Json, number: int, *, reports_tokens: bool) -> tuple[str, J
     }
     body |= {"logprobs": True} if reports_tokens else {}
     body |= {"messages": request["messages"]} if chat else {"prompt": request["text"]}
+    if "folder" in request:
+        body["model"] = request["folder"]
     if "seed" in request:
         body["seed"] = request["seed"]
     if "stop_words" in request:

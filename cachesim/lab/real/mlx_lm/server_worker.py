@@ -138,6 +138,7 @@ class PendingRequest:
         self.script = script
         self.request = request
         self.inbox: Real = None
+        self.model: Real = None  # that its tokens were read for
         self.record: Json = {"cached": None, "reported": None, "error": None, "finish": None}
 
 
@@ -159,20 +160,21 @@ class Server:
         self.gate: Real = None
         self.generator: Real = None
         self.httpd: Real = None
-        self.model = workload["model"]
-        self.gives_rows = "weights" in self.model
+        self.models = {"": workload["model"], **workload.get("models", {})}
         self.options = workload["options"]
-        watch_calls(workload["model"]["module"], self._called)
+        for model in self.models.values():
+            watch_calls(model["module"], self._called)
         self._ready = threading.Event()
         self._watch()
         shape = (workload["template"], size)
-        folder, draft = folders.of(workload["model"], *shape), ""
+        self.folders = {name: folders.of(each, *shape) for name, each in self.models.items()}
+        draft = ""
         if "draft" in workload:
             watch_calls(workload["draft"]["module"], self._called)
             draft = str(folders.of(workload["draft"], *shape))
         known = Path(str(self.module.__file__)).read_text()
         self.reports_tokens = 'get("top_logprobs"' in known  # before #829 it is a number
-        arguments = arguments_of(str(folder), self.options, known, draft)
+        arguments = arguments_of(str(self.folders[""]), self.options, known, draft)
         sys.argv = ["mlx_lm.server", *arguments]
         self._thread = threading.Thread(target=self.module.main, daemon=True)
         self._thread.start()
@@ -281,6 +283,7 @@ class Server:
             def _tokenize(self, tokenizer: Real, request: Real, *args: Real) -> Real:
                 pending = server.pending[server.gate.number_of(request)]
                 server.current, server.current_script = pending.record, pending.script
+                pending.model = self.model_provider.model
                 result = super()._tokenize(tokenizer, request, *args)
                 server.tokenized(server.current, result)
                 return result
@@ -331,6 +334,8 @@ class Server:
         return result | ({} if self.death else {"store": self.watch.stored()})
 
     def _submit(self, request: Json) -> PendingRequest:
+        if "model" in request:
+            request = request | {"folder": str(self.folders[request["model"]])}
         path, body = call_of(request, len(self.pending), reports_tokens=self.reports_tokens)
         client = Client(self.httpd.server_address[1], path, body)
         script = Script(self.mx, request["reply"])
@@ -384,8 +389,8 @@ class Server:
         count = getattr(context, "prompt_cache_count", -1)
         record["reported"] = None if count < 0 else count
         record["wire"] = pending.client.wire
-        record["answer"] = self._answer(record, pending.script)
-        if self.gives_rows:
+        record["answer"] = self._answer(pending)
+        if "weights" in self._order(pending):
             record["logprobs"] = pending.script.rows[: len(record["generated"])]
 
     def _unfinished(self, pending: PendingRequest) -> None:
@@ -399,16 +404,21 @@ class Server:
             died = f"worker died: {self.death}"
             pending.record["error"] = "no answer" if self.gate.stuck else died
 
-    def _answer(self, record: Json, script: Real) -> str | None:
+    def _order(self, pending: PendingRequest) -> Json:
+        """Its model, as the workload says how to make it."""
+        return self.models[pending.request.get("model", "")]
+
+    def _answer(self, pending: PendingRequest) -> str | None:
+        record, script = pending.record, pending.script
         generated, prompt = record["generated"], record.get("prompt")
         if record["error"] is not None or not generated or not prompt:
             return None
         mx = self.mx
-        cold = self.watch.cold([*prompt, *generated[:-1]])[len(prompt) - 1 :]
+        cold = self.watch.cold(pending.model, [*prompt, *generated[:-1]])[len(prompt) - 1 :]
         cold = cold - mx.logsumexp(cold, axis=-1, keepdims=True)
         distance = mx.abs(mx.array(script.rows[: len(generated)]) - cold).max().item()
         record["distance"] = distance
-        if "ids" in self.model:  # a model that recalls facts: its samples are of interest
+        if "ids" in self._order(pending):  # a model that recalls facts: its samples are of interest
             rows = mx.array(script.rows[: len(generated)])
             record["sampled"], record["cold"] = (
                 mx.argmax(each, axis=-1).tolist() for each in (rows, cold)
@@ -587,11 +597,11 @@ class StoreWatch:
         cache = find(model, tokens).prompt_cache
         return next((number for held, number in reversed(self._numbers) if held is cache), 0)
 
-    def cold(self, tokens: list[int]) -> Real:
+    def cold(self, model: Real, tokens: list[int]) -> Real:
         """The logits of every token of a cold run, (tokens, vocabulary)."""
         self.busy = True
-        cache = self.caches.make_prompt_cache(self.model)
-        logits = self.model(self.mx.array([tokens]), cache=cache)[0]
+        cache = self.caches.make_prompt_cache(model)
+        logits = model(self.mx.array([tokens]), cache=cache)[0]
         self.mx.eval(logits)
         self.busy = False
         return logits

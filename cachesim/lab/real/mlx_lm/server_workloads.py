@@ -294,6 +294,37 @@ def draw_workload(
     }
 
 
+def draw_models(release: str, seed: int, number: int) -> Workload:
+    """A workload whose requests ask for one of two or three models."""
+    workload = draw_workload(release, seed, number)
+    random = Random(f"mlx-lm/models/{seed}/{number}")
+    options, models, first = workload["options"], {}, workload["model"]["family"]
+    requests = [each for group in workload["steps"] for each in group]
+    others = [each for each in played_at(release) if each in CLASSES and each != first]
+    names = ("second", "third")[: random.choice((1, 1, 2))]
+    for name, family in zip(names, random.sample(others, len(names)), strict=True):
+        windows = windows_at(release, family)
+        models[name] = {"family": family} | ({"window": random.choice(windows)} if windows else {})
+        if alone(release, family):
+            for request in requests:
+                request.pop("leaves_after", None)
+                if not FAMILY.release(release).rules.server.stop_words_end_generation:
+                    request.pop("stop_words", None)
+        if _joins_by_chance(release, family):
+            options.pop("prompt_concurrency", None)
+            for request in requests:
+                request.pop("at", None)
+        if _reads_beyond(release, family):
+            options.pop("prefill_step_size", None)
+    for name in ("kv_bits", "kv_group_size", "quantized_kv_start"):
+        options.pop(name, None)  # heads are too narrow
+    for request in requests:
+        name = random.choice(("", *models))
+        if name:
+            request["model"] = name
+    return workload | {"id": f"models-{workload['id']}", "models": models}
+
+
 LONGEST: Final = (300, 800, 2400)
 """Words of a chat at most."""
 

@@ -180,25 +180,33 @@ class ServerPlayer:
             "element_bytes": FLOAT32,
             "provenance": False,
         }
+        models = {name: spec_of(each) for name, each in line.get("models", {}).items()}
+        networks = {name: build(each) for name, each in {"": self.spec, **models}.items()}
         engine = MlxLm(
             self.profile,
-            network=build(self.spec),
+            network=networks[""],
             options=options | more,
             family=self.family,
+            models={name: networks[name] for name in models},
         )
         if size is not None:
             engine.server.store.cache.max_size = size
         self.engine = engine
         self.engine.server.store.watch = self._watch
-        layers = self.rules.recurrent(family_of(self.spec), self.profile.release)
-        self._cold = ColdStates(build(self.spec), layers, within=CLOSE)
-        self._oracle = Oracle(build(self.spec))
+        release = self.profile.release
+        self._cold = {
+            name: ColdStates(
+                each, self.rules.recurrent(family_of(each.spec), release), within=CLOSE
+            )
+            for name, each in networks.items()
+        }
+        self._oracles = {name: Oracle(each) for name, each in networks.items()}
         self._inserted: list[dict[str, Json]] = []
         self._numbers: list[tuple[PromptCache, int]] = []
         self._seen = 0
 
     def _watch(self, insertion: Insertion, cache: PromptCache) -> None:
-        agree = self._cold.agree(insertion.key, cache)
+        agree = self._cold[self.engine.server.loaded].agree(insertion.key, cache)
         layers = [
             {**layer, "state_is_key": same}
             | ({"nbytes": {"error": layer["nbytes"]}} if isinstance(layer["nbytes"], str) else {})
@@ -226,8 +234,8 @@ class ServerPlayer:
         self._seen = len(self.engine.events)
         return {
             "requests": [
-                self._result(ticket, events, result)
-                for ticket, result in zip(tickets, recorded, strict=True)
+                self._result(ticket, events, result, request.get("model", ""))
+                for ticket, result, request in zip(tickets, recorded, requests, strict=True)
             ],
             "inserted": self._inserted,
             "forwards": [[each.rows, each.columns] for each in of_kind(ModelCalled, events)],
@@ -266,10 +274,15 @@ class ServerPlayer:
             reply=as_tokens(reply),
             drafts=_drafts(request["drafts"], len(reply)) if "drafts" in request else None,
             options=options,
+            model=request.get("model", ""),
         )
 
     def _result(
-        self, ticket: Ticket | None, events: Sequence[Event], recorded: Mapping[str, Json]
+        self,
+        ticket: Ticket | None,
+        events: Sequence[Event],
+        recorded: Mapping[str, Json],
+        model: str,
     ) -> dict[str, Json]:
         if ticket is None:
             return dict(REFUSED)
@@ -293,7 +306,7 @@ class ServerPlayer:
                 "as real" if reply is None else _as_real(reply, rows, self.tolerance)
             )
         elif "answer" in recorded:
-            result["answer"] = None if reply is None else self._answer(reply)
+            result["answer"] = None if reply is None else self._answer(reply, model)
         if recorded.get("wire") is not None and reply is not None:
             sent = reply.generated[: len(reply.generated) - self.engine.trimmed(ticket)]
             result["wire"] = recorded["wire"] | {
@@ -310,26 +323,26 @@ class ServerPlayer:
             result["checkpoint"] = list(admitted.checkpoint)
         return result
 
-    def _answer(self, reply: Reply) -> str | None:
+    def _answer(self, reply: Reply, model: str) -> str | None:
         if reply.error is not None or not reply.generated:
             return None
-        cold = self._oracle.logits(reply.prompt, reply.generated)
+        cold = self._oracles[model].logits(reply.prompt, reply.generated)
         return "same" if np.array_equal(cold, reply.logits) else "diverged"
 
     def _store(self) -> dict[str, Json]:
         cache = self.engine.server.store.cache
-        items = [(tokens, entry) for _, tokens, entry in cache.trie.items()]
-        numbers = {tuple(tokens): self._number(entry.prompt_cache) for tokens, entry in items}
+        items = [((model, tuple(key)), entry) for model, key, entry in cache.trie.items()]
+        numbers = {key: self._number(entry.prompt_cache) for key, entry in items}
         typed = len(cache.rules.queues) > 2
         counted = cache.rules.same_key == "counts"
         entries = [
-            {"insertion": numbers[tuple(tokens)], "length": len(tokens)}
+            {"insertion": numbers[key], "length": len(key[1])}
             | ({"count": entry.count} if counted else {"nbytes": entry.nbytes})
             | ({"type": entry.cache_type} if typed else {})
-            for tokens, entry in items
+            for key, entry in items
         ]
         order = {
-            name: [numbers[tuple(tokens)] for _, tokens in queue]
+            name: [numbers[model, tuple(tokens)] for model, tokens in queue]
             for name, queue in cache.order.queues.items()
         }
         limits = cache.rules.limits_bytes
