@@ -1,7 +1,7 @@
 """`cachesim real mlx-lm`: the real cache classes and the real server beside the simulator."""
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -9,6 +9,7 @@ from cyclopts import Parameter
 from rich.table import Table
 
 from cachesim.engines.mlx_lm.family import FAMILY, MlxRules
+from cachesim.errors import OptionError
 from cachesim.lab.real.agreement import Agreement
 from cachesim.lab.real.environment import versions_of
 from cachesim.lab.real.fit import Played, explain
@@ -17,12 +18,15 @@ from cachesim.lab.real.mlx_lm.classes import compare_classes
 from cachesim.lab.real.mlx_lm.logits import LogitsAgreement, compare_mlx_logits
 from cachesim.lab.real.mlx_lm.process import environment_for, played_by
 from cachesim.lab.real.mlx_lm.scenarios import play_mlx_scenario
-from cachesim.lab.real.mlx_lm.server import compare_server, overrides
+from cachesim.lab.real.mlx_lm.server import Draw, compare_server, overrides
 from cachesim.lab.real.mlx_lm.server_workloads import draw_agents, draw_models, draw_workload
 from cachesim.lab.real.mlx_lm.vllm_mlx import RAPID_MLX, VLLM_MLX, compare_vllm_mlx
 from cachesim.lab.real.playing import Stage, comparing, console, show_overrides, table_of_numbers
 
 DIFFERING: Final = "settings that differ from a server's start"
+
+
+FEATURES: Final[Mapping[str, Draw]] = {"models": draw_models}
 
 
 @Parameter(name="*")
@@ -45,8 +49,8 @@ class MlxFlags:
         The number of the first workload, to come back to one of a longer run.
     agents
         Chats of coding agents: long ones with tools and sub-agents, several users at once.
-    several_models
-        Requests for one of two or three models.
+    feature
+        Workloads of one feature: models, whose requests ask for one of two or three.
     logits
         Compare logits with mlx-lm's own models instead, cold and in padded batches, the same
         weights in both.
@@ -75,7 +79,7 @@ class MlxFlags:
     sequences: int = -1
     first: int = 0
     agents: bool = False
-    several_models: bool = False
+    feature: str = ""
     logits: bool = False
     vllm_mlx: bool = False
     rapid_mlx: bool = False
@@ -126,7 +130,9 @@ def _logits(flags: MlxFlags) -> int:
 def _random(flags: MlxFlags, record: Callable[[Played[MlxRules]], None] = lambda _: None) -> int:
     sequences = flags.workloads if flags.sequences < 0 else flags.sequences
     classes = compare_classes(flags.release, flags.seed, sequences, record=record)
-    draw = draw_agents if flags.agents else draw_models if flags.several_models else draw_workload
+    draw: Draw = draw_agents if flags.agents else draw_workload
+    if flags.feature:
+        draw = named(flags.feature)
     served = compare_server(
         flags.release,
         flags.seed,
@@ -143,6 +149,14 @@ def _random(flags: MlxFlags, record: Callable[[Played[MlxRules]], None] = lambda
         out.print(line, markup=False)
     agree = classes.difference is None and served.difference is None
     return 0 if agree and (classes.all_agree or served.all_agree) else 1
+
+
+def named(feature: str) -> Draw:
+    """The workloads of a feature."""
+    if feature not in FEATURES:
+        msg = f"no workloads of feature {feature!r}: write one of {', '.join(FEATURES)}"
+        raise OptionError(msg)
+    return FEATURES[feature]
 
 
 def _newest(flags: MlxFlags) -> int:

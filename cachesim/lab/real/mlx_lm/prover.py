@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Final
 from cachesim.engines.family import Profile
 from cachesim.errors import CachesimError, InputError
 from cachesim.lab.real.mlx_lm.process import environment_for
-from cachesim.lab.real.mlx_lm.scenarios import play_mlx_scenario, playable_family
+from cachesim.lab.real.mlx_lm.scenarios import play_mlx_scenario, playable_families
 from cachesim.lab.real.proving import ProofResult, Prover, always
 from cachesim.scenario.format import Scenario
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 def _on_the_package(scenario: Scenario) -> bool:
     try:
-        playable_family(scenario)
+        playable_families(scenario)
     except InputError:
         return False
     return True

@@ -18,6 +18,7 @@ from cachesim.errors import ScenarioError
 from cachesim.lab.real.mlx_lm.families import toy_of
 from cachesim.lab.real.mlx_lm.server import RealMlxServer
 from cachesim.lab.real.playing import StepPlayed, in_words
+from cachesim.model.spec import ModelSpec
 from cachesim.play.session import Record, Session, groups_of
 from cachesim.scenario.checks import spec_of
 from cachesim.scenario.format import Scenario
@@ -42,22 +43,22 @@ FILLER: Final = 300
 
 def play_mlx_scenario(scenario: Scenario, release: str) -> tuple[StepPlayed, ...]:
     """Play a scenario on the simulator, then on the real server with the same replies."""
-    family = playable_family(scenario)
+    families = playable_families(scenario)
     session = Session(scenario, Profile(FAMILY.name, release))
     records = list(session.run())
-    oracle = Oracle(session.network)
+    oracles = {name: Oracle(each) for name, each in session.networks.items()}
     words = Words(session.vocabulary.tokenizer)
     with RealMlxServer(release) as real:
-        spec = session.network.spec
-        window = {"window": spec.window} if spec.window else {}
-        packs = "kv_bits" in session.scenario.engine.options
+        models = {
+            name: _model_of(session, families[name], each.spec, words)
+            for name, each in session.networks.items()
+        }
         line = real.play(
             {
                 "id": scenario.name,
                 "version": release,
-                "model": {"family": family}
-                | (window | ({"head_size": spec.head_size} if packs else {}))
-                | words.numbers(session),
+                "model": models.pop(""),
+                "models": models,
                 "template": scenario.chat.template,
                 "vocabulary": words.size,
                 "options": dict(scenario.engine.options),
@@ -69,13 +70,20 @@ def play_mlx_scenario(scenario: Scenario, release: str) -> tuple[StepPlayed, ...
         )
     played = [request for group in line["results"] for request in group["requests"]]
     steps = (
-        _step_played(record, theirs, _outcome(record, oracle))
+        _step_played(record, theirs, _outcome(record, oracles[record.step.model]))
         for record, theirs in zip(records, played, strict=False)
     )
     return tuple(
         replace(step, words=_in_words(step, theirs, records, words))
         for step, theirs in zip(steps, played, strict=False)
     )
+
+
+def _model_of(session: Session, family: str, spec: ModelSpec, words: "Words") -> dict[str, Any]:
+    window = {"window": spec.window} if spec.window else {}
+    packs = "kv_bits" in session.scenario.engine.options
+    sizes = window | ({"head_size": spec.head_size} if packs else {})
+    return {"family": family} | sizes | words.numbers(session)
 
 
 def _in_words(
@@ -118,14 +126,16 @@ def _outcome(record: Record, oracle: Oracle) -> Outcome:
     return reply.cached, "same" if same else "diverged", None
 
 
-def playable_family(scenario: Scenario) -> str:
-    """The model class for a scenario; InputError if it cannot be played."""
-    spec = spec_of(scenario.model)
-    family = family_of(spec).name
-    held = toy_of({"family": family}, VOCABULARY)
+def playable_families(scenario: Scenario) -> dict[str, str]:
+    """The class of each model of a scenario; InputError if it cannot be played."""
+    specs = {name: spec_of(each) for name, each in scenario.networks.items()}
+    families = {name: family_of(each).name for name, each in specs.items()}
+    toys = {name: toy_of({"family": each}, VOCABULARY) for name, each in families.items()}
     hurdles = {
         "its toy model reads no images": bool(scenario.images),
-        "none of its model classes has such layers": set(spec.layers) != set(held.layers),
+        "none of its model classes has such layers": any(
+            set(specs[name].layers) != set(toy.layers) for name, toy in toys.items()
+        ),
         "bytes are those of another model": "prompt_cache_bytes" in scenario.engine.options,
         "it depends on the real server's clock": any(
             step.do != "complete" or step.turns for step in scenario.step
@@ -135,7 +145,7 @@ def playable_family(scenario: Scenario) -> str:
     if why is not None:
         msg = f"{scenario.name} is not run on the real server: {why}"
         raise ScenarioError(msg)
-    return family
+    return families
 
 
 class Words:
@@ -177,6 +187,7 @@ class Words:
             "max_tokens": limit,
             "reply": self.ids([*reply, *[FILLER] * (limit - len(reply))]),
             **(step.options or {}),
+            **({"model": step.model} if step.model else {}),
         }
         if "tools" in request:
             request["tools"] = [self.text(self.tokenizer.encode("\n".join(request["tools"])))]
