@@ -42,12 +42,14 @@ from cachesim.testing.workloads import (
     Seeded,
     Shape,
     Tree,
+    asked,
     compatible,
     corners,
     draw_flags,
     inside,
     is_thin,
     scenario_of,
+    with_models,
 )
 
 MOST: Final = 14
@@ -228,6 +230,10 @@ class Guided(Client):
             shape = replace(shape, window=draws.one_of(WINDOWS))
         name = f"{model}-guided-{seed}-{number}"
         self.scenario = scenario_of(profile, model, shape, options, name=name)
+        own = Seeded(f"models {seed} {number}")  # what is drawn besides stays as it is
+        if shape.incidents and family_of(profile.engine).serves_models and not own.integer(0, 7):
+            self.scenario = with_models(own, self.scenario)
+        self._asking = own if self.scenario.models else None
         self.thin = is_thin(number, self.scenario, profile)
         start = partial(
             Session, profile=profile, arithmetic=arithmetic, reads_state=reads_state, thin=self.thin
@@ -270,6 +276,8 @@ class Guided(Client):
     def run(self) -> Iterator[list[Record]]:
         """Send requests until the server does nothing new; yield the records of each group."""
         for group in self._groups():
+            if self._asking is not None:
+                group = [asked(self._asking, step) for step in group]  # noqa: PLW2901
             self.scenario = replace(self.scenario, step=(*self.scenario.step, *group))
             records = self.session.send(group)
             self._learn(records)

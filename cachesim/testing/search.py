@@ -371,9 +371,9 @@ def _judged(
     trial, options = Trial(), session.scenario.engine.options
     if session.recalls:
         trial.texts = []
-    oracle = oracles.of(session.engine.network)
     try:
         for record in records:
+            oracle = oracles.of(session.networks[record.step.model])
             finding = finding_of(record, oracle, trial, options)
             if finding is not None and only in {None, finding.kind}:
                 trial.findings.append(finding)

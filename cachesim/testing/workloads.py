@@ -20,6 +20,7 @@ from cachesim.errors import InputError, UpstreamAbort
 from cachesim.model.build import build
 from cachesim.model.presets import PRESETS, preset
 from cachesim.model.spec import LayerKind, ModelSpec
+from cachesim.scenario.checks import spec_of
 from cachesim.scenario.format import FORMAT, Model, Scenario, Server, Step, Turn
 from cachesim.units import Token, Tokens, as_tokens
 
@@ -337,7 +338,28 @@ def draw_workload(
         if compatible(profile, model, tuple(whole.items())):
             options = whole
             steps = [_with_fields(draws, step, late) for step in steps]
-    return scenario_of(profile, model, shape, options, name=name, steps=steps)
+    drawn = scenario_of(profile, model, shape, options, name=name, steps=steps)
+    if shape.incidents and family.serves_models and draws.integer(0, 7) == 7:
+        return with_models(draws, drawn)
+    return drawn
+
+
+FURTHER: Final = ("dense", "swa", "hybrid-delta")
+
+
+def with_models(draws: Draws, scenario: Scenario) -> Scenario:
+    """A workload whose requests ask for one of two models."""
+    if spec_of(scenario.model).recall:
+        return scenario
+    further = {"second": Model(preset=draws.one_of(FURTHER), seed=1)}
+    steps = tuple(asked(draws, each) for each in scenario.step)
+    return replace(scenario, models=further, step=steps)
+
+
+def asked(draws: Draws, step: Step) -> Step:
+    """A request, half of them of the second model."""
+    second = step.do == "complete" and draws.integer(0, 1)
+    return replace(step, model="second") if second else step
 
 
 def scenario_of(
