@@ -130,8 +130,8 @@ class Engine(ABC):
         """
         named = Profile.parse(profile) if isinstance(profile, str) else profile
         family = family or family_of(named.engine)
-        if models and not family.serves_models:
-            msg = f"{family.name} serves one model: leave 'models' out"
+        if models and not family.serves_models(family.rules(named)):
+            msg = f"{named} serves one model: leave 'models' out"
             raise OptionError(msg)
         built = {
             name: build(each, arithmetic) if isinstance(each, ModelSpec) else each

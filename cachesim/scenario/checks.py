@@ -424,10 +424,14 @@ def _measures(scenario: Scenario, model: Model, path: Place) -> Iterator[Problem
 
 
 def _models(scenario: Scenario) -> Iterator[Problem]:
-    """Further models have the tokens of the first, on an engine that serves several."""
+    """Further models have the tokens of the first, on a server of several."""
     family, first = FAMILIES.get(scenario.engine.name), _spec_or_plain(scenario.model)
-    if scenario.models and family is not None and not family.serves_models:
-        yield Problem(("models",), f"have no place here: {family.name} serves one model")
+    for text in scenario.engine.profiles if scenario.models else ():
+        if family is None or wrong_profile(scenario.engine.name, text):
+            continue
+        profile = full_profile(scenario.engine.name, text)
+        if not family.serves_models(family.rules(profile)):
+            yield Problem(("models",), f"have no place here: {profile} serves one model")
     for name, model in scenario.models.items():
         spec = _spec_or_plain(model)
         if (spec.vocabulary, spec.recall) != (first.vocabulary, first.recall):

@@ -230,8 +230,9 @@ class Guided(Client):
             shape = replace(shape, window=draws.one_of(WINDOWS))
         name = f"{model}-guided-{seed}-{number}"
         self.scenario = scenario_of(profile, model, shape, options, name=name)
-        own = Seeded(f"models {seed} {number}")  # what is drawn besides stays as it is
-        if shape.incidents and family_of(profile.engine).serves_models and not own.integer(0, 7):
+        own, family = Seeded(f"models {seed} {number}"), family_of(profile.engine)
+        serves = shape.incidents and family.serves_models(family.rules(profile))
+        if serves and not own.integer(0, 7):  # what is drawn besides stays as it is
             self.scenario = with_models(own, self.scenario)
         self._asking = own if self.scenario.models else None
         self.thin = is_thin(number, self.scenario, profile)
@@ -276,10 +277,10 @@ class Guided(Client):
     def run(self) -> Iterator[list[Record]]:
         """Send requests until the server does nothing new; yield the records of each group."""
         for group in self._groups():
-            if self._asking is not None:
-                group = [asked(self._asking, step) for step in group]  # noqa: PLW2901
-            self.scenario = replace(self.scenario, step=(*self.scenario.step, *group))
-            records = self.session.send(group)
+            own = self._asking
+            steps = group if own is None else [asked(own, step) for step in group]
+            self.scenario = replace(self.scenario, step=(*self.scenario.step, *steps))
+            records = self.session.send(steps)
             self._learn(records)
             yield records
             if self.session.ended:

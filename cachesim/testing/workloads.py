@@ -339,9 +339,8 @@ def draw_workload(
             options = whole
             steps = [_with_fields(draws, step, late) for step in steps]
     drawn = scenario_of(profile, model, shape, options, name=name, steps=steps)
-    if shape.incidents and family.serves_models and draws.integer(0, 7) == 7:
-        return with_models(draws, drawn)
-    return drawn
+    serves = shape.incidents and family.serves_models(family.rules(profile))
+    return with_models(draws, drawn) if serves and draws.integer(0, 7) == 7 else drawn
 
 
 FURTHER: Final = ("dense", "swa", "hybrid-delta")

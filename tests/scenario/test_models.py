@@ -57,7 +57,7 @@ def test_a_saved_scenario_keeps_its_models() -> None:
         ),
         (
             {"engine": {"name": "vllm", "profiles": ["0.33.0"]}},
-            "models: have no place here: vllm serves one model",
+            "models: have no place here: vllm@0.33.0 serves one model",
         ),
         (
             {"models": {"other": {"preset": "dense", "vocabulary": 300}}},
@@ -82,5 +82,5 @@ def test_a_request_for_a_model_that_a_server_lacks_is_refused() -> None:
 
     with pytest.raises(OptionError, match="there is no model 'b'; further models of this server: "):
         server.submit(Request(prompt=(1, 2), model="b"))
-    with pytest.raises(OptionError, match="vllm serves one model"):
+    with pytest.raises(OptionError, match="serves one model: leave 'models' out"):
         Engine.create("vllm@0.33.0", model=preset("dense"), models={"b": preset("swa")})

@@ -86,9 +86,6 @@ class MlxLm(JobEngine[MlxRules, MlxOptions, Job]):
     padding = PAD
 
     def _set_up(self) -> None:
-        if len(self.networks) > 1 and (self.rules.server.grid or self.rules.server.memory):
-            msg = f"{self.profile} is simulated with one model: leave 'models' out"
-            raise OptionError(msg)
         self.tokenizer = self.options.chat_tokenizer(self.network.spec)
         self.models = {name: self._forward(each) for name, each in self.networks.items()}
         self.server = self._started()
