@@ -397,7 +397,9 @@ class Server:
         items = (each for each in pending.inbox.items if hasattr(each, "_should_stop"))
         context = next(items, None)
         if context is not None and context._should_stop:
-            pending.record["finish"] = "disconnected" if pending.inbox.noticed else "stop"
+            # Before #1072 only a stop word stops a request, also one whose client is gone.
+            notices = hasattr(self.generator, "_make_state_machine") and pending.inbox.noticed
+            pending.record["finish"] = "disconnected" if notices else "stop"
         elif any(pending.inbox is item[0] for _, item in self.gate.later):
             pending.record["error"] = "came too late"
         else:
