@@ -37,6 +37,7 @@ from cachesim.lab.real.mlx_lm.process import environment_for as mlx_environment_
 from cachesim.lab.real.mlx_lm.scenarios import play_mlx_scenario
 from cachesim.lab.real.mlx_lm.server import compare_server
 from cachesim.lab.real.mlx_lm.server_workloads import draw_agents as draw_mlx_agents
+from cachesim.lab.real.mlx_lm.server_workloads import draw_models as draw_mlx_models
 from cachesim.lab.real.mlx_lm.vllm_mlx import RAPID_MLX, compare_vllm_mlx
 from cachesim.lab.real.mlx_lm.vllm_mlx import RELEASE as UNDER_VLLM_MLX
 from cachesim.lab.real.schedules import RealScheduler
@@ -208,9 +209,10 @@ def mlx_server_agrees(release: str) -> tuple[bool, str]:
         found = (
             compare_server(release, SEED, count),
             compare_server(release, SEED, agents, draw=draw_mlx_agents),
+            compare_server(release, SEED, agents, draw=draw_mlx_models),
         )
         if all(each.all_agree for each in found):
-            return True, f"{count + agents} workloads{play}"
+            return True, f"{count + 2 * agents} workloads{play}"
     return False, f"first differences: {[each.difference for each in found]}"
 
 

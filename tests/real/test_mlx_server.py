@@ -34,7 +34,7 @@ from cachesim.lab.real.mlx_lm.scenarios import Words, play_mlx_scenario
 from cachesim.lab.real.mlx_lm.server import shrunk
 from cachesim.lab.real.mlx_lm.server_http import NEVER, RequestQueue, Turns, number_of
 from cachesim.lab.real.mlx_lm.server_models import TEMPLATES, texts_of
-from cachesim.lab.real.mlx_lm.server_workloads import draw_workload
+from cachesim.lab.real.mlx_lm.server_workloads import draw_models, draw_workload
 from cachesim.lab.real.playing import releases_of
 from cachesim.lab.real.vectors.mlx_server import ColdStates
 from cachesim.model.build import build
@@ -69,6 +69,19 @@ class Vocabulary:
         """Rendered, then cut at every blank."""
         text = self._template.render(messages=messages, add_generation_prompt=add_generation_prompt)
         return [self._tokens.get(word, 0) for word in text.split(" ") if word]
+
+
+def test_models_of_a_workload_are_of_different_classes_and_each_is_asked() -> None:
+    asked = Counter[str]()
+    for number in range(10):
+        workload = draw_models("0.32.2", 0, number)
+        drawn = [workload["model"], *workload["models"].values()]
+        requests = [each for group in workload["steps"] for each in group]
+        asked.update(each.get("model", "first") for each in requests)
+
+        assert len(drawn) == len({each["family"] for each in drawn})
+        assert {each.get("model", "first") for each in requests} <= {"first", *workload["models"]}
+    assert {"first", "second", "third"} == set(asked)
 
 
 @pytest.mark.parametrize("template", WORD_TEMPLATES)
