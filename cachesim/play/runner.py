@@ -126,7 +126,7 @@ class Watcher:
             about=" ".join(scenario.about.split()),
             issue=scenario.source.issue,
             kind=scenario.kind,
-            model=scenario.model.preset or " ".join(scenario.model.layers or ()),
+            model=scenario.model_names,
             options=dict(scenario.engine.options),
             toml=to_toml(scenario),
             words=self.session.recalls,

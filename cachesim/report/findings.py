@@ -79,9 +79,8 @@ def one_scenario(
 
 def heading(scenario: Scenario, runs: Sequence[Run]) -> RenderableType:
     """Name, story, source."""
-    model = scenario.model.preset or " ".join(scenario.model.layers or ())
     engines = dict.fromkeys(run.profile.partition("@")[0] for run in runs)
-    facts = [" and ".join(engines), model, runs[0].arithmetic]
+    facts = [" and ".join(engines), scenario.model_names, runs[0].arithmetic]
     if scenario.kind:
         facts.append(scenario.kind)
     if scenario.source.issue:

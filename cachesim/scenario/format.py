@@ -335,6 +335,12 @@ class Scenario:
         return {"": self.model, **self.models}
 
     @property
+    def model_names(self) -> str:
+        """The preset or layers of each model, those of further ones after their names."""
+        named = {n: e.preset or " ".join(e.layers or ()) for n, e in self.networks.items()}
+        return ", ".join(f"{name}: {each}" if name else each for name, each in named.items())
+
+    @property
     def requests(self) -> int:
         """The number of its completions."""
         return sum(step.do == "complete" for step in self.step)
