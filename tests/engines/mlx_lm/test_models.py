@@ -75,3 +75,16 @@ def test_entries_of_one_model_are_no_others_and_share_its_limit() -> None:
     assert [{"states"}] == [
         {each.get("model") for each in step.prompt_cache} for step in small.steps[1:2]
     ]
+
+
+@pytest.mark.parametrize(
+    ("release", "error"), [("0.31.3", "UnboundLocalError"), ("0.32.0", "ValueError")]
+)
+def test_a_draft_model_does_not_change_what_a_request_for_no_token_gets(
+    release: str, error: str
+) -> None:
+    options = {"draft_model": "dense", "num_draft_tokens": 2}
+
+    assert [error] == [
+        step.error for step in played(release, {"predict": 0}, options=options).steps
+    ]

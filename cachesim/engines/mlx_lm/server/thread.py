@@ -440,6 +440,9 @@ def _serve(serving: Serving, job: Job) -> None:
         if cached < end < len(key):
             rest = _keep_positions(serving, job, [end], held)
     reason = "length"
+    if job.max_tokens == 0 and serving.rules.no_tokens == "dies":
+        msg = "Maximum number of tokens must be non-zero (use -1 for no limit)."
+        raise UpstreamValueError(msg)
     following = stream if serving.draft is None else speculate
     with closing(following(serving, job, rest, held)) as tokens:
         for token in tokens:
@@ -513,9 +516,6 @@ def stream(serving: Serving, job: Job, rest: Tokens, cache: PromptCache) -> Repl
     """
     if not rest:
         msg = "Either input_embeddings or prompt (or both) must be provided."
-        raise UpstreamValueError(msg)
-    if job.max_tokens == 0 and serving.rules.no_tokens == "dies":
-        msg = "Maximum number of tokens must be non-zero (use -1 for no limit)."
         raise UpstreamValueError(msg)
     total, done = len(rest), 0
     _emit_progress(serving, job, done, total)
