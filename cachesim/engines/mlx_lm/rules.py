@@ -296,8 +296,8 @@ class ServerRules:
 
     batches_by: BatchesBy = "loaded"
     """The model whose caches say if a request is batched: the one that is loaded as it comes. Until
-    #743 (0.30.4) the caches of every model loaded so far; from 0.30.6 to 0.32.0 the one it asks
-    for, because it is loaded first."""
+    #743 (0.30.4) the caches of every model loaded so far; from #842 (0.30.6) to 0.32.0 the one
+    it asks for, because it is loaded first."""
 
     reads_images: bool = False  # since 0.32.1, one request after the other
     refuses_empty_prompts: bool = False  # 0.32.0: ValueError where an IndexError came
