@@ -10,6 +10,7 @@ import pytest
 
 from cachesim.engines.images import Image
 from cachesim.engines.llamacpp.events import BatchDecoded
+from cachesim.engines.mlx_lm.events import Insertion, RequestAdmitted
 from cachesim.engines.mlx_lm.server.request import keyed as lookup_key
 from cachesim.engines.sglang.request import FIRST_PAD, Req
 from cachesim.engines.vllm.request import IMAGE, Prefixes, keyed
@@ -54,6 +55,14 @@ def test_llama_server_decodes_each_image_apart_from_the_text() -> None:
     decoded = [each.n_tokens for each in run.steps[0].events if isinstance(each, BatchDecoded)]
 
     assert [32, 32, 32, 16] == decoded
+
+
+def test_mlx_lm_compares_the_states_of_images_with_their_tokens() -> None:
+    run = run_scenario(prompts("mlx-lm@0.32.2", "S photo q", "S photo q S", "S other q"))
+    events = [event for step in run.steps for event in step.events]
+
+    assert [None, True, True] == [e.sound for e in events if isinstance(e, RequestAdmitted)]
+    assert [True] * 3 == [e.state_is_key for e in events if isinstance(e, Insertion)]
 
 
 @pytest.mark.parametrize(

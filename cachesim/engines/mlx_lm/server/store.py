@@ -225,8 +225,10 @@ class ServerStore:
         else:
             self.cache.insert_cache(job.model, list(key), cache, cache_type=cache_type)
         self.number += 1
-        network = self._networks[job.model]
-        held = holdings(network, cache, tuple(key))
+        network, tokens = self._networks[job.model], tuple(key)
+        if job.images:  # whose ids in the key are no tokens of the model
+            tokens = (*job.prompt, *job.generated)[: len(key)]
+        held = holdings(network, cache, tokens)
         insertion = Insertion(
             task=job.ticket,
             number=self.number,

@@ -422,10 +422,10 @@ def _serve(serving: Serving, job: Job) -> None:
     job.old_position = found.position
     job.cache_key = list(key)
     segments = cut(job.tokenizer, job.messages, job.prompt) if serving.rules.segments else ()
-    admitted = serving.admitted(job, "single", cache, key, segments=segments)
+    fed = job.prompt if job.images else key
+    admitted = serving.admitted(job, "single", cache, fed, segments=segments)
     cached, sound = admitted.cached, admitted.sound
     held = serving.make_cache() if cache is None else cache
-    fed = job.prompt if job.images else key
     rest = (*fed[cached:], *job.prompt[len(key) :])
     grid = serving.store.cache if isinstance(serving.store.cache, GridPromptCache) else None
     if grid is not None:
