@@ -81,4 +81,17 @@ NO_TOKEN_LEFT: Final = Cause(
     fields=("entry", "n_tokens"),
 )
 
+MEDIA_UNCACHED: Final = Cause(
+    id="media-uncached",
+    sentence="a prompt with images is neither looked up nor stored: all {n_tokens} are processed",
+    about="vllm-mlx's prefix cache has prompts of text alone, since its keys do not name images.",
+    fields=("n_tokens",),
+)
+IMAGE_AHEAD: Final = Cause(
+    id="image-ahead",
+    sentence="an image begins after the first {used} tokens, which match: none of them is reused",
+    about="vllm-mlx until 0.5.0 continues a stored prompt only with text.",
+    fields=("used",),
+)
+
 CAUSES: Final = declared(globals())

@@ -52,6 +52,23 @@ class ModelLoaded(Event):
 
 
 @event("quiet")
+class PreparedAlready(Event):
+    """A prompt with the same text and images was prepared before, and is used as it was."""
+
+    images: tuple[str, ...]
+    asked: tuple[str, ...]
+
+    def loudness(self) -> Tone:
+        return "quiet" if self.images == self.asked else "warn"
+
+    @property
+    def sentence(self) -> str:
+        prepared = f"an earlier prompt's prepared images are used: {', '.join(self.images)}"
+        astray = f"; this prompt has them as {', '.join(self.asked)}"
+        return prepared + (astray if self.images != self.asked else "")
+
+
+@event("quiet")
 class ModelCalled(Event):
     """the model is given {rows} rows of {columns} tokens"""
 

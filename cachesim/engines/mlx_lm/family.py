@@ -28,6 +28,7 @@ from cachesim.engines.mlx_lm.rules import (
     CacheRules,
     GridRules,
     MemoryRules,
+    MllmRules,
     RapidRules,
     ServerRules,
     SnapshotRules,
@@ -556,6 +557,18 @@ PATCHES: Final[tuple[Patch[MlxRules], ...]] = (
         about="vllm-mlx 0.6.0's scheduler and prefix cache, one request at once",
         fits=("0.31.3",),
         lay=laying(server={"memory": MemoryRules()}),
+    ),
+    Patch(
+        name="vllm-mlx-mllm",
+        about="its other scheduler, of a model that reads images: only prompts of text are kept",
+        fits=("0.31.3",),
+        lay=laying(server={"memory": MllmRules()}),
+    ),
+    Patch(
+        name="vllm-mlx-718",
+        about="the same of vllm-mlx 0.5.0, whose keys have one token for all images (#718)",
+        fits=("0.31.3",),
+        lay=laying(server={"memory": MllmRules(reads_media=True, keeps_logits=False)}),
     ),
     Patch(
         name="rapid-mlx",

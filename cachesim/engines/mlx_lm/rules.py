@@ -230,6 +230,18 @@ class MemoryRules:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MllmRules(MemoryRules):
+    """vllm-mlx's for a model that reads images, which has a scheduler of its own."""
+
+    pixels: int = 100  # prepared prompts with images
+    reads_media: bool = False
+    """Until 0.5.0 (#718) prompts with images are looked up and stored, by placeholders alone."""
+
+    keeps_logits: bool = True
+    """Since 0.6.0 a state that cannot be cut is stored after a prompt, with its logits."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RapidRules(MemoryRules):
     """Rapid-MLX's: prompts alone beside prompts with replies, and few states that cannot be cut."""
 

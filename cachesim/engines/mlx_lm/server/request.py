@@ -14,12 +14,12 @@ from cachesim.engines.chat import ChatTokenizer, Message, TemplateArguments, Thi
 from cachesim.engines.images import Image
 from cachesim.engines.mlx_lm.generate.shared import Sampler, Stopper
 from cachesim.engines.mlx_lm.options import MlxOptions
-from cachesim.engines.mlx_lm.rules import ServerRules
+from cachesim.engines.mlx_lm.rules import MllmRules, RapidRules, ServerRules
 from cachesim.engines.tokens import get_common_prefix
 from cachesim.errors import OptionError, TokenError
 from cachesim.model.arithmetic import Network
 from cachesim.model.build import arithmetic_of
-from cachesim.units import Count, Token, Tokens
+from cachesim.units import Array, Count, Token, Tokens
 
 # From a request to a prompt, with the positions of stored states.
 #
@@ -198,6 +198,16 @@ def stable_end(tokenizer: ChatTokenizer, messages: Sequence[Message]) -> Count:
     return Count(max(0, len(stable) - REPLAYED))
 
 
+def think_suffix(tokenizer: ChatTokenizer) -> int:
+    """Tokens at a prompt's end that open a reasoning part.
+
+    Follows vllm-mlx's `_compute_think_suffix_len`.
+    """
+    start = tokenizer.think_start
+    end = tokenizer.apply_chat_template([Message(role="user", content="x")])[-2:]
+    return 0 if start is None or start not in end else len(end) - end.index(start)
+
+
 def message_boundaries(
     tokenizer: ChatTokenizer, messages: Sequence[Message], *, after_every_message: bool
 ) -> tuple[Count, ...]:
@@ -255,6 +265,7 @@ class Job:
     drafts: tuple[Tokens, ...] = ()  # forced drafts, step by step
     unfed: int = 0  # tokens at the end of the reply that are not fed yet
     ends: int | None = None  # length of a forced reply with a draft model
+    ready: Array | None = None  # logits after the whole prompt, from the store
     uid: int = -1
     cached: Count | None = None
     segment_types: list[SegmentType] = field(default_factory=list)
@@ -370,11 +381,19 @@ def job_of(
 
 
 def _check_images(request: Request, options: MlxOptions, rules: ServerRules) -> None:
-    """Refuse images beside what upstream does not read them with, or not as here."""
+    """Refuse images where upstream's server does not read them, or not as here."""
     others = (rules.snapshots, rules.grid, rules.memory, options.draft_model)
-    if request.images and (not rules.reads_images or any(each is not None for each in others)):
-        msg = "images are read by mlx-lm's own server since 0.32.1, without a draft model"
-        raise OptionError(msg)
+    own = rules.reads_images and all(each is None for each in others)
+    if not request.images or own or isinstance(rules.memory, MllmRules):
+        return
+    msg = "images are read by mlx-lm's own server since 0.32.1, without a draft model"
+    if isinstance(rules.memory, RapidRules):
+        msg = "Rapid-MLX serves a model that reads images without a prefix cache: not simulated"
+    elif rules.memory is not None:
+        msg = "vllm-mlx serves a model that reads images otherwise: name the patch vllm-mlx-mllm"
+    elif rules.grid is not None:
+        msg = "images in the prefix caches of oMLX and of Ollama's MLX runner are not simulated"
+    raise OptionError(msg)
 
 
 def keyed(prompt: Tokens, images: Sequence[Image]) -> Tokens:

@@ -18,11 +18,12 @@ from cachesim.engines.mlx_lm.events import Insertion, SnapshotTaken, StoreTrimme
 from cachesim.engines.mlx_lm.family import MlxRules
 from cachesim.engines.mlx_lm.generate.shared import PromptCache, leaves
 from cachesim.engines.mlx_lm.options import MlxOptions
-from cachesim.engines.mlx_lm.rules import RapidRules
-from cachesim.engines.mlx_lm.server.request import Job
+from cachesim.engines.mlx_lm.rules import MllmRules, RapidRules
+from cachesim.engines.mlx_lm.server.request import Job, think_suffix
 from cachesim.engines.mlx_lm.store.grid_prompt_cache import GridPromptCache
 from cachesim.engines.mlx_lm.store.lru_prompt_cache import CacheEntry, Fetched, LRUPromptCache
 from cachesim.engines.mlx_lm.store.memory_prompt_cache import MemoryPromptCache
+from cachesim.engines.mlx_lm.store.mllm_prompt_cache import MllmPromptCache
 from cachesim.engines.mlx_lm.store.rapid_prompt_cache import RapidPromptCache
 from cachesim.engines.mlx_lm.store.snapshot_prompt_cache import SnapshotPromptCache
 from cachesim.engines.tokens import get_common_prefix
@@ -184,6 +185,9 @@ class ServerStore:
                 if isinstance(memory, RapidRules)
                 else MemoryPromptCache(rules.store, memory, on_event=emit)
             )
+            if isinstance(memory, MllmRules):
+                suffix = think_suffix(options.chat_tokenizer(networks[""].spec))
+                self.cache = MllmPromptCache(rules.store, memory, suffix, on_event=emit)
 
     def look_up(
         self, job: Job, key: Tokens, pending: Iterable[Job] = ()
@@ -225,10 +229,10 @@ class ServerStore:
         else:
             self.cache.insert_cache(job.model, list(key), cache, cache_type=cache_type)
         self.number += 1
-        network, tokens = self._networks[job.model], tuple(key)
+        network, fed = self._networks[job.model], tuple(key)
         if job.images:  # whose ids in the key are no tokens of the model
-            tokens = (*job.prompt, *job.generated)[: len(key)]
-        held = holdings(network, cache, tokens)
+            fed = (*job.prompt, *job.generated)[: len(key)]
+        held = holdings(network, cache, fed)
         insertion = Insertion(
             task=job.ticket,
             number=self.number,

@@ -58,6 +58,7 @@ from cachesim.engines.mlx_lm.server.request import (
 from cachesim.engines.mlx_lm.server.store import ServerStore
 from cachesim.engines.mlx_lm.store.grid_prompt_cache import GridPromptCache
 from cachesim.engines.mlx_lm.store.memory_prompt_cache import MemoryPromptCache
+from cachesim.engines.mlx_lm.store.mllm_prompt_cache import MllmPromptCache, placed
 from cachesim.engines.mlx_lm.store.rapid_prompt_cache import RapidPromptCache
 from cachesim.model.arithmetic import Network
 from cachesim.model.parts import halves_order
@@ -416,13 +417,17 @@ def serve_single(serving: Serving, job: Job) -> None:
 
 def _serve(serving: Serving, job: Job) -> None:
     key, job.boundaries = snapshot_key(serving.rules, job.tokenizer, job.messages, job.prompt)
-    if job.images:
+    fed = job.prompt if job.images else key
+    mllm = serving.store.cache if isinstance(serving.store.cache, MllmPromptCache) else None
+    if mllm is not None:
+        fed, images = mllm.prepare(job.prompt, job.images)
+        key = placed(fed, images)
+    elif job.images:
         key = keyed(job.prompt, job.images)
     cache, found = serving.store.look_up(job, key)
     job.old_position = found.position
     job.cache_key = list(key)
     segments = cut(job.tokenizer, job.messages, job.prompt) if serving.rules.segments else ()
-    fed = job.prompt if job.images else key
     admitted = serving.admitted(job, "single", cache, fed, segments=segments)
     cached, sound = admitted.cached, admitted.sound
     held = serving.make_cache() if cache is None else cache
@@ -444,9 +449,11 @@ def _serve(serving: Serving, job: Job) -> None:
         msg = "Maximum number of tokens must be non-zero (use -1 for no limit)."
         raise UpstreamValueError(msg)
     following = stream if serving.draft is None else speculate
+    if mllm is not None and not rest:
+        job.ready = mllm.trie.get(job.model, list(key)).logits
     with closing(following(serving, job, rest, held)) as tokens:
         for token in tokens:
-            if memory is not None and rapid is None and not job.generated:
+            if memory is not None and rapid is None and mllm is None and not job.generated:
                 _keep_uncut(serving, job, memory, (*job.prompt, token), held)
             job.add_token(token)
             if serving.rules.snapshots is None:
@@ -461,6 +468,9 @@ def _serve(serving: Serving, job: Job) -> None:
     job.quantized = packed and sound is not False  # quantisation does not excuse a wrong state
     serving.finish(job, reason)
     if grid is not None and not grid.grid.keeps_the_end:
+        return
+    if mllm is not None:
+        _keep_asked(serving, job, mllm, key[: len(key) - mllm.suffix], held)
         return
     if memory is None or (memory.keeps(job.cache_key, held) and not job.should_stop):
         serving.store.insert(job, job.cache_key, held)
@@ -478,12 +488,29 @@ def _keep_uncut(
         serving.store.insert(job, key, copy_prompt_cache(cache))
 
 
+def _keep_asked(
+    serving: Serving, job: Job, mllm: MllmPromptCache, key: Tokens, cache: PromptCache
+) -> None:
+    """Keep a prompt without its reply. Follows vllm-mlx's `_maybe_store_prefix_cache`."""
+    media = job.images and not mllm.mllm.reads_media
+    if not media and not job.should_stop and mllm.keeps(key, cache):
+        kept = copy_prompt_cache(cache)
+        trim_prompt_cache(kept, len(job.generated) + mllm.suffix)
+        mllm.evict_prefixes(job.model, list(key))
+        serving.store.insert(job, list(key), kept)
+
+
 def _keep_prompt(serving: Serving, job: Job, cache: PromptCache) -> None:
     """Keep the state of a whole prompt, unless only the one before its last token is kept.
 
-    Follows Rapid-MLX's `_snapshot_promoted_prompts`.
+    Follows Rapid-MLX's `_snapshot_promoted_prompts`, and `_process_prompts` of vllm-mlx.
     """
     memory = serving.store.cache
+    if isinstance(memory, MllmPromptCache) and not job.images:
+        if memory.keeps_logits(job.prompt, int(job.cached or 0), cache):
+            serving.store.insert(job, list(job.prompt), copy_prompt_cache(cache))
+            memory.trie.get(job.model, list(job.prompt)).logits = job.sampler.rows[-1]
+        return
     if (
         isinstance(memory, RapidPromptCache)
         and (job.boundaries or not memory.keeps_before_end(job.prompt, int(job.cached or 0)))
@@ -514,7 +541,7 @@ def stream(serving: Serving, job: Job, rest: Tokens, cache: PromptCache) -> Repl
 
     Every returned token has been fed already, so a key may always end with it.
     """
-    if not rest:
+    if not rest and job.ready is None:
         msg = "Either input_embeddings or prompt (or both) must be provided."
         raise UpstreamValueError(msg)
     total, done = len(rest), 0
@@ -525,8 +552,10 @@ def stream(serving: Serving, job: Job, rest: Tokens, cache: PromptCache) -> Repl
         quantize(serving.options, serving.model.network, cache)
         done += count
         _emit_progress(serving, job, done, total)
-    token = _step(serving, job, rest[-1], cache)
-    _keep_prompt(serving, job, cache)
+    token = job.sampler(job.ready) if job.ready is not None else None
+    if token is None:
+        token = _step(serving, job, rest[-1], cache)
+        _keep_prompt(serving, job, cache)
     if job.max_tokens == 0:
         _emit_progress(serving, job, total, total)
         msg = "cannot access local variable 'token' where it is not associated with a value"

@@ -32,7 +32,7 @@ from cachesim.engines.mlx_lm.events import (
     PromptCacheReplaced,
 )
 from cachesim.engines.mlx_lm.rules import StoreRules
-from cachesim.units import Count
+from cachesim.units import Array, Count
 
 V = TypeVar("V")
 
@@ -348,6 +348,7 @@ class CacheEntry:
     cache_type: str
     count: int = 1
     is_snapshot: bool = False
+    logits: Array | None = None  # after the key's last token (vllm-mlx, for a state)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -66,11 +66,7 @@ class MemoryPromptCache(LRUPromptCache):
         covering = asked if found.exact is not None else max(longer, key=len, default=None)
         if covering is not None and (covering == asked or self._frozen(model, covering) is None):
             self._used(model, covering)
-            detail = {"entry": len(covering), "n_tokens": len(asked)}
-            cause = causes.NO_TOKEN_LEFT
-            return miss(
-                asked, equal, Loss(cause=cause, before=equal, after=Count(0), detail=detail)
-            )
+            return self._covered(model, covering, asked)
         if ends := self.trie.prefixes(model, asked):
             used = Count(max(ends))
             loss = Loss(
@@ -88,6 +84,12 @@ class MemoryPromptCache(LRUPromptCache):
         if self._frozen(model, near) is not None:
             return miss(asked, equal, self._uncut(model, near, equal, Count(0)))
         return self._hit(model, near, asked, equal)
+
+    def _covered(self, _model: Hashable, key: list[int], asked: list[int]) -> Fetched:
+        """An entry that covers the prompt: not used."""
+        detail, equal = {"entry": len(key), "n_tokens": len(asked)}, Count(len(asked))
+        loss = Loss(cause=causes.NO_TOKEN_LEFT, before=equal, after=Count(0), detail=detail)
+        return miss(asked, equal, loss)
 
     def _frozen(self, model: Hashable, key: Key) -> int | None:
         """The first layer of an entry that cannot be cut."""

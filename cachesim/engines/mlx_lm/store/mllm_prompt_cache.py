@@ -1,0 +1,133 @@
+"""The prefix cache of vllm-mlx beside a model that reads images.
+
+    prepared  [ text ][ images, sorted ]    tokens and pixels of an earlier prompt
+    entry     0 .............. prompt       of text alone, when its reply ends
+              0 .............. prompt       if a layer cannot be cut: before the reply, with logits
+    next      0 .............. prompt - 1   an entry that covers the prompt is cut before its end
+              0 .............. prompt       and none of it is processed if it has logits
+
+Follows `MLLMBatchGenerator` and `VisionEmbeddingCache`, without limits in bytes.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import replace
+from typing import Final
+
+from cachesim.engines.causes import Loss
+from cachesim.engines.events import Event
+from cachesim.engines.images import Image
+from cachesim.engines.mlx_lm import causes
+from cachesim.engines.mlx_lm.caches.prompt_cache import (
+    LayerCache,
+    copy_prompt_cache,
+    trim_prompt_cache,
+)
+from cachesim.engines.mlx_lm.events import PreparedAlready
+from cachesim.engines.mlx_lm.rules import MllmRules, StoreRules
+from cachesim.engines.mlx_lm.store.lru_prompt_cache import Fetched, Key
+from cachesim.engines.mlx_lm.store.memory_prompt_cache import MemoryPromptCache, miss
+from cachesim.units import Count, Token, Tokens
+
+PLACEHOLDER: Final = Token(-1)
+"""The token in place of each token of any image."""
+
+
+class MllmPromptCache(MemoryPromptCache):
+    """Prompts without their replies, and prepared prompts with images."""
+
+    def __init__(
+        self,
+        rules: StoreRules,
+        memory: MllmRules,
+        suffix: int,
+        *,
+        on_event: Callable[[Event], None] | None = None,
+    ) -> None:
+        super().__init__(rules, memory, on_event=on_event)
+        self.mllm = memory
+        self.suffix = suffix  # tokens at a prompt's end that open the reasoning part
+        self._prepared: OrderedDict[Hashable, tuple[Tokens, tuple[Image, ...]]] = OrderedDict()
+
+    def prepare(
+        self, prompt: Tokens, images: tuple[Image, ...]
+    ) -> tuple[Tokens, tuple[Image, ...]]:
+        """Tokens and images as they are processed. Follows `_preprocess_request`.
+
+        Trap: the key has the images in the order of their hashes, not in that of the prompt.
+        """
+        if not images:
+            return prompt, images
+        text = list(prompt)
+        for image in reversed(images):
+            text[image.start : image.end] = [PLACEHOLDER]
+        key = tuple(sorted(each.name for each in images)), tuple(text)
+        if key in self._prepared:
+            self._prepared.move_to_end(key)
+            names = (tuple(each.name for each in of) for of in (self._prepared[key][1], images))
+            self._on_event(PreparedAlready(task=self.task, images=next(names), asked=next(names)))
+            return self._prepared[key]
+        while len(self._prepared) >= self.mllm.pixels:
+            self._prepared.popitem(last=False)
+        self._prepared[key] = prompt, images
+        return prompt, images
+
+    def fetch(self, model: Hashable, tokens: Key) -> Fetched:
+        """Follows `_process_prompts`: the suffix is no part of what is looked up."""
+        asked, count = list(tokens), len(tokens) - self.suffix
+        if PLACEHOLDER in asked and not self.mllm.reads_media:
+            equal = Count(self.search(model, asked).common_prefix)
+            detail: dict[str, object] = {"n_tokens": len(asked)}
+            cause = causes.MEDIA_UNCACHED
+            return miss(
+                asked, equal, Loss(cause=cause, before=equal, after=Count(0), detail=detail)
+            )
+        if self.trie.holds(model, asked) and self.trie.get(model, asked).logits is not None:
+            return self._hit(model, asked, asked, Count(len(asked)))
+        found = super().fetch(model, asked[:count])
+        if found.prompt_cache is None:
+            return replace(found, rest=asked)
+        used = count - len(found.rest)
+        if PLACEHOLDER in asked[used:]:
+            detail = {"used": used}
+            cause = causes.IMAGE_AHEAD
+            loss = Loss(cause=cause, before=found.equal, after=Count(0), detail=detail)
+            return miss(asked, found.equal, loss)
+        return replace(found, rest=asked[used:])
+
+    def _covered(self, model: Hashable, key: list[int], asked: list[int]) -> Fetched:
+        """A copy of an entry that covers the prompt, cut so that a token is left to feed."""
+        equal = Count(len(asked))
+        if self._frozen(model, key) is not None:
+            return miss(asked, equal, self._uncut(model, key, equal, Count(0)))
+        used = Count(len(asked) - (not self.suffix))
+        cache = copy_prompt_cache(self.trie.get(model, key).prompt_cache)
+        trim_prompt_cache(cache, len(key) - used)
+        detail = {"n_tokens": len(asked)}
+        loss = Loss(cause=causes.ONE_TOKEN_IS_FED, before=equal, after=used, detail=detail)
+        return Fetched(
+            prompt_cache=cache,
+            rest=asked[used:],
+            kind="longer",
+            key=key,
+            equal=equal,
+            losses=(loss,) if used < equal else (),
+        )
+
+    def keeps_logits(self, prompt: Key, cached: int, cache: list[LayerCache]) -> bool:
+        """True if a prompt is stored before its reply. Follows `_needs_prefill_checkpoint`."""
+        return (
+            self.mllm.keeps_logits
+            and cached == 0
+            and PLACEHOLDER not in prompt
+            and len(prompt) >= self.memory.least
+            and not all(layer.is_trimmable() for layer in cache)
+        )
+
+
+def placed(prompt: Tokens, images: Sequence[Image]) -> Tokens:
+    """The ids of a prompt: placeholders in place of its images' tokens."""
+    ids = list(prompt)
+    for image in images:
+        ids[image.start : image.end] = [PLACEHOLDER] * image.count
+    return tuple(ids)
