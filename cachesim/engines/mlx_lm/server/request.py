@@ -384,11 +384,15 @@ def _check_images(request: Request, options: MlxOptions, rules: ServerRules) -> 
     """Refuse images where upstream's server does not read them, or not as here."""
     others = (rules.snapshots, rules.grid, rules.memory, options.draft_model)
     own = rules.reads_images and all(each is None for each in others)
-    if not request.images or own or isinstance(rules.memory, MllmRules):
+    mllm = isinstance(rules.memory, MllmRules)
+    ends_with_one = mllm and bool(request.images) and request.images[-1].end == len(request.prompt)
+    if not request.images or own or (mllm and not ends_with_one):
         return
     msg = "images are read by mlx-lm's own server since 0.32.1, without a draft model"
     if isinstance(rules.memory, RapidRules):
         msg = "Rapid-MLX serves a model that reads images without a prefix cache: not simulated"
+    elif ends_with_one:
+        msg = "no chat ends with an image, as this prompt does: write some tokens after it"
     elif rules.memory is not None:
         msg = "vllm-mlx serves a model that reads images otherwise: name the patch vllm-mlx-mllm"
     elif rules.grid is not None:

@@ -29,8 +29,8 @@ from cachesim.engines.mlx_lm.store.lru_prompt_cache import Fetched, Key
 from cachesim.engines.mlx_lm.store.memory_prompt_cache import MemoryPromptCache, miss
 from cachesim.units import Count, Token, Tokens
 
-PLACEHOLDER: Final = Token(-1)
-"""The token in place of each token of any image."""
+PLACEHOLDER: Final = Token(1 << 20)
+"""The id in place of each token of any image: as in users' models, after those of all words."""
 
 
 class MllmPromptCache(MemoryPromptCache):
@@ -47,7 +47,7 @@ class MllmPromptCache(MemoryPromptCache):
         super().__init__(rules, memory, on_event=on_event)
         self.mllm = memory
         self.suffix = suffix  # tokens at a prompt's end that open the reasoning part
-        self._prepared: OrderedDict[Hashable, tuple[Tokens, tuple[Image, ...]]] = OrderedDict()
+        self.prepared: OrderedDict[Hashable, tuple[Tokens, tuple[Image, ...]]] = OrderedDict()
 
     def prepare(
         self, prompt: Tokens, images: tuple[Image, ...]
@@ -62,14 +62,14 @@ class MllmPromptCache(MemoryPromptCache):
         for image in reversed(images):
             text[image.start : image.end] = [PLACEHOLDER]
         key = tuple(sorted(each.name for each in images)), tuple(text)
-        if key in self._prepared:
-            self._prepared.move_to_end(key)
-            names = (tuple(each.name for each in of) for of in (self._prepared[key][1], images))
+        if key in self.prepared:
+            self.prepared.move_to_end(key)
+            names = (tuple(each.name for each in of) for of in (self.prepared[key][1], images))
             self._on_event(PreparedAlready(task=self.task, images=next(names), asked=next(names)))
-            return self._prepared[key]
-        while len(self._prepared) >= self.mllm.pixels:
-            self._prepared.popitem(last=False)
-        self._prepared[key] = prompt, images
+            return self.prepared[key]
+        while len(self.prepared) >= self.mllm.pixels:
+            self.prepared.popitem(last=False)
+        self.prepared[key] = prompt, images
         return prompt, images
 
     def fetch(self, model: Hashable, tokens: Key) -> Fetched:
@@ -98,7 +98,7 @@ class MllmPromptCache(MemoryPromptCache):
     def _covered(self, model: Hashable, key: list[int], asked: list[int]) -> Fetched:
         """A copy of an entry that covers the prompt, cut so that a token is left to feed."""
         equal = Count(len(asked))
-        if self._frozen(model, key) is not None:
+        if not self.suffix and self._frozen(model, key) is not None:
             return miss(asked, equal, self._uncut(model, key, equal, Count(0)))
         used = Count(len(asked) - (not self.suffix))
         cache = copy_prompt_cache(self.trie.get(model, key).prompt_cache)

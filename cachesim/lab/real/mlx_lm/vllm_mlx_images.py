@@ -1,0 +1,232 @@
+"""vllm-mlx's scheduler for models that read images, beside the simulator: the same requests.
+
+They come one after the other, as is simulated: prompts of text alone, and prompts with up to three
+images that come again, at other places and in another order. The limits of the caches are a
+workload's; all other settings are the release's defaults.
+"""
+
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+from random import Random
+from tempfile import TemporaryDirectory
+from typing import Any, Final
+
+from cachesim.engines.base import Engine, Request
+from cachesim.engines.family import Patch, Profile
+from cachesim.engines.mlx_lm.engine import MlxLm
+from cachesim.engines.mlx_lm.family import FAMILY, MlxRules
+from cachesim.engines.mlx_lm.rules import MllmRules
+from cachesim.engines.mlx_lm.server.store import described
+from cachesim.engines.mlx_lm.store.mllm_prompt_cache import MllmPromptCache
+from cachesim.lab.real.agreement import Agreement, Difference
+from cachesim.lab.real.environment import UnpackedWheel
+from cachesim.lab.real.mlx_lm.families import order_of, toy_of
+from cachesim.lab.real.mlx_lm.process import environment_for
+from cachesim.lab.real.mlx_lm.server_workloads import VOCABULARY, Workload
+from cachesim.lab.real.mlx_lm.vllm_mlx import MODELS, RELEASE, REQUESTS, VLLM_MLX, WORDS
+from cachesim.lab.real.schedules import images_of
+from cachesim.lab.real.worker_process import ROOT, START, JsonProcess
+from cachesim.typed import of_kind
+from cachesim.units import as_tokens
+
+BEFORE: Final = "vllm-mlx==0.5.0"
+"""The last release that looked up prompts with images."""
+
+MLX_VLM: Final = "mlx-vlm==0.7.10"
+"""What both wheels ask for, at its newest release."""
+
+Piece = tuple[str, list[int]]
+"""A word, or an image by its name, with the tokens that stand for it."""
+
+
+class RealMllm(JsonProcess):
+    """A wheel's scheduler on mlx-lm's classes, in a process of its own; fresh per workload."""
+
+    def __init__(self, wheel: str, folder: str) -> None:
+        mlx = environment_for(RELEASE)
+        wheels = [
+            UnpackedWheel(
+                name=each.replace("==", "-"),
+                requirements=(each,),
+                kept=re.compile(rf"{each.partition('==')[0].replace('-', '_')}/[\w/]+\.(py|json)"),
+                packages=mlx,
+            )
+            for each in (wheel, MLX_VLM)
+        ]
+        command = [str(mlx.ready()), "-I", "-c", START, str(ROOT)]
+        command += [f"{__package__}.vllm_mlx_images_worker"]
+        for each in wheels:
+            each.ready()
+            command.append(str(each.folder))
+        super().__init__(wheel, command, quiet=True)
+        self._folder = Path(folder)
+
+    def play(self, workload: Workload) -> list[dict[str, Any]]:
+        """What each request fed, and what the caches then hold."""
+        spec = toy_of(workload["model"], VOCABULARY)
+        weights = self._folder / f"{workload['model']['family']}.npz"
+        model = order_of(spec, weights)
+        found: list[dict[str, Any]] = self.order(
+            workload | {"model": model, "vocabulary": VOCABULARY}
+        )
+        return found
+
+
+def draw(seed: int, number: int) -> Workload:
+    """Prompts that go on from earlier ones: cut, longer, with images, other ones, in their turn."""
+    rng = Random(f"vllm-mlx images {seed} {number}")
+    return {
+        "id": f"{number}",
+        "model": {"family": MODELS[number % len(MODELS)]},
+        "template": rng.choice(("chatml", "chatml", "think")),
+        "limits": {
+            "min_prefix_tokens": rng.choice((1, 8, 24)),
+            "max_entries": rng.choice((2, 4, 1000)),
+        },
+        "pixels": rng.choice((1, 3, 100)),
+        "requests": list(islice(_prompts(rng), REQUESTS)),
+    }
+
+
+def _prompts(rng: Random) -> Iterator[dict[str, Any]]:
+    images = [(name, rng.choices(WORDS, k=rng.randint(1, 9))) for name in "abc"]
+    known: list[list[Piece]] = []
+    while True:
+        base = list(rng.choice(known)) if known and rng.random() < 0.85 else []
+        kept = base[: len(base) - rng.choice((0, 0, 0, 1, 2, rng.randint(0, len(base))))]
+        more = _words(rng, rng.choice((0, 1, rng.randint(1, 30))))
+        if rng.random() < 0.2:
+            more.insert(rng.randint(0, len(more)), rng.choice(images))
+        pieces = kept + more or _words(rng, rng.randint(1, 60))
+        places = [at for at, (name, _) in enumerate(pieces) if name]
+        if places and rng.random() < 0.3:
+            one, two = rng.choice(places), rng.choice(places)
+            pieces[one], pieces[two] = pieces[two], pieces[one]
+        elif places and rng.random() < 0.3:
+            pieces[rng.choice(places)] = rng.choice(images)
+        pieces += _words(rng, 1) if pieces[-1][0] else []  # as in every chat
+        reply = rng.choices(WORDS, k=rng.randint(1, 6))
+        known += [pieces, pieces + [("", [each]) for each in reply]]
+        yield _request(pieces) | {"reply": reply}
+
+
+def _words(rng: Random, count: int) -> list[Piece]:
+    return [("", [each]) for each in rng.choices(WORDS, k=count)]
+
+
+def _request(pieces: list[Piece]) -> dict[str, Any]:
+    prompt, images = list[int](), list[list[Any]]()
+    for name, tokens in pieces:
+        images += [[name, len(prompt), len(tokens)]] if name else []
+        prompt += tokens
+    return {"prompt": prompt, "images": images}
+
+
+def simulate(workload: Workload, wheel: str = VLLM_MLX) -> list[dict[str, Any]]:
+    """The same of the simulator."""
+    limits = workload["limits"]
+    memory = MllmRules(
+        least=limits["min_prefix_tokens"],
+        most=limits["max_entries"],
+        pixels=workload["pixels"],
+        reads_media=wheel == BEFORE,
+        keeps_logits=wheel != BEFORE,
+    )
+
+    def lay(rules: MlxRules) -> MlxRules:
+        return replace(rules, server=replace(rules.server, memory=memory))
+
+    drawn = Patch(name="drawn", about="the limits of a workload", fits=(RELEASE,), lay=lay)
+    engine = of_kind(
+        MlxLm,
+        Engine.create(
+            Profile("mlx-lm", RELEASE, ("drawn",)),
+            model=toy_of(workload["model"], VOCABULARY),
+            arithmetic="ring",
+            options={
+                "provenance": False,
+                "tokenizer": "words",
+                "chat_template": workload["template"],
+            },
+            family=replace(FAMILY, patches=(*FAMILY.patches, drawn)),
+        ),
+    )
+    fed = Fed(engine.server.serving.model)
+    object.__setattr__(engine.server.serving, "model", fed)
+    return [_served(engine, fed, each) for each in workload["requests"]]
+
+
+class Fed:
+    """The simulated model, which notes what it is fed."""
+
+    def __init__(self, model: Any) -> None:  # noqa: ANN401 - a model, or what notes of it
+        self.model = model
+        self.tokens: list[int] = []
+
+    def __call__(self, columns: Any, *rest: Any, **more: Any) -> Any:  # noqa: ANN401 - as given
+        self.tokens += columns.reshape(-1).tolist()
+        return self.model(columns, *rest, **more)
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - the model's
+        return getattr(self.model, name)
+
+
+def _served(engine: MlxLm, fed: Fed, request: dict[str, Any]) -> dict[str, Any]:
+    fed.tokens = []
+    ticket = engine.submit(
+        Request(
+            prompt=as_tokens(request["prompt"]),
+            images=images_of(request),
+            reply=as_tokens(request["reply"]),
+            predict=len(request["reply"]),
+        )
+    )
+    engine.run()
+    store = of_kind(MllmPromptCache, engine.server.store.cache)
+    entries = [
+        [
+            list(key),
+            [
+                each.get("offset", -1)
+                for each in described(engine.network, store.trie.get(model, key).prompt_cache)
+            ],
+        ]
+        for queue in store.order.queues.values()
+        for model, key in queue
+    ]
+    return {
+        "fed": fed.tokens,
+        "reply": [int(each) for each in engine.reply(ticket).generated],
+        "prepared": len(store.prepared),
+        "entries": entries,
+    }
+
+
+def compare_images(
+    seed: int, workloads: int, first: int = 0, *, wheel: str = VLLM_MLX
+) -> Agreement:
+    """Fed tokens and entries of each model, and the first request that differs."""
+    agreement = Agreement(title=f"{wheel}: images on its own scheduler", kinds="model")
+    with TemporaryDirectory() as folder, RealMllm(wheel, folder) as real:
+        for number in range(first, first + workloads):
+            workload = draw(seed, number)
+            pairs = list(zip(real.play(workload), simulate(workload, wheel), strict=True))
+            step = next((at for at, (theirs, ours) in enumerate(pairs) if theirs != ours), None)
+            difference = None
+            if step is not None:
+                theirs, ours = pairs[step]
+                difference = Difference(step=step, simulated=ours, real=theirs)
+            wanted = [len(each["prompt"] + each["reply"]) for each in workload["requests"]]
+            agreement.add(
+                workload["model"]["family"],
+                workload,
+                difference,
+                requests=len(pairs) if step is None else step,
+                with_images=sum(bool(each["images"]) for each in workload["requests"][:step]),
+                hits=sum(len(theirs["fed"]) < n for (theirs, _), n in zip(pairs, wanted)),
+                entries=sum(len(theirs["entries"]) for theirs, _ in pairs),
+            )
+    return agreement
