@@ -38,8 +38,9 @@ from cachesim.lab.real.mlx_lm.scenarios import play_mlx_scenario
 from cachesim.lab.real.mlx_lm.server import compare_server
 from cachesim.lab.real.mlx_lm.server_workloads import draw_agents as draw_mlx_agents
 from cachesim.lab.real.mlx_lm.server_workloads import draw_models as draw_mlx_models
-from cachesim.lab.real.mlx_lm.vllm_mlx import RAPID_MLX, compare_vllm_mlx
+from cachesim.lab.real.mlx_lm.vllm_mlx import RAPID_MLX, VLLM_MLX, compare_vllm_mlx
 from cachesim.lab.real.mlx_lm.vllm_mlx import RELEASE as UNDER_VLLM_MLX
+from cachesim.lab.real.mlx_lm.vllm_mlx_images import BEFORE, compare_images
 from cachesim.lab.real.schedules import RealScheduler
 from cachesim.lab.real.sglang.scheduler import AGENTS as SGLANG_AGENTS
 from cachesim.lab.real.sglang.scheduler import FEATURES as SGLANG_FEATURES
@@ -228,6 +229,13 @@ def rapid_mlx_agrees(release: str) -> tuple[bool, str]:
     return found.all_agree, f"{found.total('requests')} requests, mlx-lm {release}"
 
 
+def images_agree_on_vllm_mlx(release: str) -> tuple[bool, str]:
+    """Random requests with images on vllm-mlx's scheduler for models that read them."""
+    found = [compare_images(SEED, MLX_WORKLOADS, wheel=wheel) for wheel in (VLLM_MLX, BEFORE)]
+    requests = sum(each.total("requests") for each in found)
+    return all(each.all_agree for each in found), f"{requests} requests, mlx-lm {release}"
+
+
 def mlx_families_are_wrong_where_we_say(release: str) -> tuple[bool, str]:
     """Two chats that go on at once: the shorter one is right or wrong as on the real server."""
     played = {
@@ -325,7 +333,8 @@ def checks(*, every: bool = False) -> Iterator[Check]:
         )
         more: tuple[Callable[[str], tuple[bool, str]], ...]
         more = (mlx_logits_agree, mlx_families_are_wrong_where_we_say)
-        more += (vllm_mlx_agrees, rapid_mlx_agrees) if version == UNDER_VLLM_MLX else ()
+        if version == UNDER_VLLM_MLX:
+            more += (vllm_mlx_agrees, rapid_mlx_agrees, images_agree_on_vllm_mlx)
         closest = MLX_CLOSELY if every else (MLX_CLOSELY[-1], UNDER_VLLM_MLX)
         for mlx in (mlx_server_agrees, *(more if version in closest else ())):
             yield Check(

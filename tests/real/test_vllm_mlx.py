@@ -1,11 +1,13 @@
 """vllm-mlx's and Rapid-MLX's own schedulers and prefix caches beside the simulated ones."""
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from cachesim.engines.mlx_lm.store.memory_prompt_cache import MemoryPromptCache
+from cachesim.engines.mlx_lm.store.mllm_prompt_cache import MllmPromptCache
 from cachesim.engines.mlx_lm.store.rapid_prompt_cache import RapidPromptCache
 from cachesim.lab.real.agreement import Agreement
 from cachesim.lab.real.environment import EnvironmentUnavailableError
@@ -17,6 +19,8 @@ from cachesim.lab.real.mlx_lm.vllm_mlx import (
     draw,
     overrides,
 )
+from cachesim.lab.real.mlx_lm.vllm_mlx_images import BEFORE, compare_images
+from cachesim.lab.real.mlx_lm.vllm_mlx_images import overrides as overrides_of_images
 from cachesim.lab.real.mlx_lm.vllm_mlx_serve import config_of
 from cachesim.lab.real.playing import show_overrides
 
@@ -109,3 +113,49 @@ def test_a_prompt_that_is_kept_with_its_last_token_is_found(
     monkeypatch.setattr(RapidPromptCache, "keeps_before_end", lambda *_: False)
 
     assert compared(RAPID_MLX).difference is not None
+
+
+def compared_images(wheel: str) -> Agreement:
+    try:
+        return compare_images(0, 12 * len(MODELS), wheel=wheel)
+    except EnvironmentUnavailableError as error:
+        pytest.skip(str(error))
+
+
+@pytest.mark.wheel
+@pytest.mark.parametrize("wheel", [VLLM_MLX, BEFORE])
+def test_its_scheduler_feeds_and_keeps_images_as_simulated(wheel: str) -> None:
+    found = compared_images(wheel)
+
+    assert found.difference is None
+    assert 600 == found.total("requests")
+    assert found.total("hits") > 0 < found.total("with images")
+
+
+@pytest.mark.wheel
+def test_limits_of_requests_with_images_are_named(capsys: pytest.CaptureFixture[str]) -> None:
+    try:
+        found = overrides_of_images()
+    except EnvironmentUnavailableError as error:
+        pytest.skip(str(error))
+
+    assert 0 == show_overrides(VLLM_MLX, found)
+    assert "max_pixel_entries: 100 -> " in capsys.readouterr().out
+
+
+@pytest.mark.wheel
+@pytest.mark.parametrize(
+    ("wheel", "method", "wrong"),
+    [
+        (VLLM_MLX, "prepare", lambda _self, prompt, images: (prompt, images)),
+        (VLLM_MLX, "keeps_logits", lambda *_: False),
+        (VLLM_MLX, "evict_prefixes", lambda *_: None),
+        (BEFORE, "_covered", MemoryPromptCache._covered),
+    ],
+)
+def test_a_wrong_rule_for_images_is_found(
+    wheel: str, method: str, wrong: Callable[..., object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(MllmPromptCache, method, wrong)
+
+    assert compared_images(wheel).difference is not None

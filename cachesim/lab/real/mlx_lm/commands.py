@@ -13,7 +13,7 @@ from cachesim.errors import OptionError
 from cachesim.lab.real.agreement import Agreement
 from cachesim.lab.real.environment import versions_of
 from cachesim.lab.real.fit import Played, explain
-from cachesim.lab.real.mlx_lm import vllm_mlx
+from cachesim.lab.real.mlx_lm import vllm_mlx, vllm_mlx_images
 from cachesim.lab.real.mlx_lm.classes import compare_classes
 from cachesim.lab.real.mlx_lm.logits import LogitsAgreement, compare_mlx_logits
 from cachesim.lab.real.mlx_lm.process import environment_for, played_by
@@ -21,6 +21,7 @@ from cachesim.lab.real.mlx_lm.scenarios import play_mlx_scenario
 from cachesim.lab.real.mlx_lm.server import Draw, compare_server, overrides
 from cachesim.lab.real.mlx_lm.server_workloads import draw_agents, draw_models, draw_workload
 from cachesim.lab.real.mlx_lm.vllm_mlx import RAPID_MLX, VLLM_MLX, compare_vllm_mlx
+from cachesim.lab.real.mlx_lm.vllm_mlx_images import compare_images
 from cachesim.lab.real.playing import Stage, comparing, console, show_overrides, table_of_numbers
 
 DIFFERING: Final = "settings that differ from a server's start"
@@ -58,13 +59,17 @@ class MlxFlags:
         Requests on vllm-mlx's own scheduler and prefix cache instead, over mlx-lm 0.31.3.
     rapid_mlx
         The same on Rapid-MLX's.
+    images
+        With `vllm_mlx`: requests with images, on its scheduler for models that read them, of 0.6.0
+        and of 0.5.0.
     scenario
         A scenario to run instead, on every release that it names or on `--release` alone: a file,
         a folder, or the name of a shipped one.
     settings
         Print in which settings the comparison differs from `mlx_lm.server --model MODEL`, by its
         own parser, and why no result depends on them, instead. With `vllm_mlx` and `rapid_mlx`:
-        from `vllm-mlx serve MODEL` and `rapid-mlx serve MODEL`.
+        from `vllm-mlx serve MODEL` and `rapid-mlx serve MODEL`; with `images`: from its scheduler's
+        defaults.
     newest
         Look up the newest version and say whether it still is as the newest release known here; if
         not, fit the rule fields that explain it.
@@ -83,6 +88,7 @@ class MlxFlags:
     logits: bool = False
     vllm_mlx: bool = False
     rapid_mlx: bool = False
+    images: bool = False
     scenario: str | None = None
     settings: bool = False
     newest: bool = False
@@ -108,6 +114,8 @@ def real_mlx_lm(*, flags: MlxFlags = AS_IT_IS) -> int:
             play=play_mlx_scenario,
             heads=("real: cached", "answer", "simulated: cached", "answer"),
         ).play_named(flags.scenario, flags.release)
+    if flags.images:
+        return _images(flags)
     if flags.vllm_mlx or flags.rapid_mlx:
         wheel = VLLM_MLX if flags.vllm_mlx else RAPID_MLX
         if flags.settings:
@@ -119,6 +127,18 @@ def real_mlx_lm(*, flags: MlxFlags = AS_IT_IS) -> int:
         title = f"mlx-lm {flags.release}: {DIFFERING}"
         return show_overrides(title, overrides(flags.release))
     return _logits(flags) if flags.logits else _random(flags)
+
+
+def _images(flags: MlxFlags) -> int:
+    if not flags.vllm_mlx or flags.rapid_mlx:
+        msg = "images are compared on vllm-mlx's scheduler: write --vllm-mlx --images"
+        raise OptionError(msg)
+    if flags.settings:
+        return show_overrides(f"{VLLM_MLX}: {DIFFERING}", vllm_mlx_images.overrides())
+    return max(
+        compare_images(flags.seed, flags.workloads, flags.first, wheel=wheel).show()
+        for wheel in (VLLM_MLX, vllm_mlx_images.BEFORE)
+    )
 
 
 def _logits(flags: MlxFlags) -> int:

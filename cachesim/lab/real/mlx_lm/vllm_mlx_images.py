@@ -14,7 +14,7 @@ from random import Random
 from tempfile import TemporaryDirectory
 from typing import Any, Final
 
-from cachesim.engines.base import Engine, Request
+from cachesim.engines.base import Engine, Reply, Request
 from cachesim.engines.family import Patch, Profile
 from cachesim.engines.mlx_lm.engine import MlxLm
 from cachesim.engines.mlx_lm.family import FAMILY, MlxRules
@@ -23,10 +23,12 @@ from cachesim.engines.mlx_lm.server.store import described
 from cachesim.engines.mlx_lm.store.mllm_prompt_cache import MllmPromptCache
 from cachesim.lab.real.agreement import Agreement, Difference
 from cachesim.lab.real.environment import UnpackedWheel
+from cachesim.lab.real.mlx_lm import vllm_mlx
 from cachesim.lab.real.mlx_lm.families import order_of, toy_of
 from cachesim.lab.real.mlx_lm.process import environment_for
 from cachesim.lab.real.mlx_lm.server_workloads import VOCABULARY, Workload
 from cachesim.lab.real.mlx_lm.vllm_mlx import MODELS, RELEASE, REQUESTS, VLLM_MLX, WORDS
+from cachesim.lab.real.playing import Override, overrides_of
 from cachesim.lab.real.schedules import images_of
 from cachesim.lab.real.worker_process import ROOT, START, JsonProcess
 from cachesim.typed import of_kind
@@ -37,6 +39,34 @@ BEFORE: Final = "vllm-mlx==0.5.0"
 
 MLX_VLM: Final = "mlx-vlm==0.7.10"
 """What both wheels ask for, at its newest release."""
+
+LIMIT_REASONS: Final = {
+    "min_prefix_tokens": "prompts are shorter than a user's; the rule is compared, not the number",
+    "max_entries": "ten requests do not fill a thousand entries",
+    "max_pixel_entries": "ten requests do not fill a hundred entries",
+}
+"""Limits of a workload that differ from the scheduler's defaults -> why."""
+
+PRETENDED: Final = {
+    "the model": (
+        "one of mlx-vlm, with an image encoder",
+        "a tiny one of mlx-lm's class with random weights, which reads the tokens of an image",
+        "caches and stores know shapes and tokens alone",
+    ),
+    "mlx-vlm's `prepare_inputs`": (
+        "resizes images, and puts as many placeholders into the prompt as each needs",
+        "reads the tokens of each from its file, and puts as many placeholders",
+        "what it returns is kept and used as it is",
+    ),
+    "the tokenizer": (
+        "the model's",
+        "one of words; its template's text has no blanks between them",
+        "a prompt's ids are given, and the template is only asked for its last tokens",
+    ),
+    "the sampler": vllm_mlx.PRETENDED["the sampler"],
+    "requests": vllm_mlx.PRETENDED["requests"],
+}
+"""Settings without a flag: a server's default, ours, why no result depends on it."""
 
 Piece = tuple[str, list[int]]
 """A word, or an image by its name, with the tokens that stand for it."""
@@ -72,6 +102,11 @@ class RealMllm(JsonProcess):
         found: list[dict[str, Any]] = self.order(
             workload | {"model": model, "vocabulary": VOCABULARY}
         )
+        return found
+
+    def limits(self, workload: Workload) -> list[dict[str, str]]:
+        """Limits by default, and of a workload."""
+        found: list[dict[str, str]] = self.play(workload | {"requests": None})
         return found
 
 
@@ -185,6 +220,7 @@ def _served(engine: MlxLm, fed: Fed, request: dict[str, Any]) -> dict[str, Any]:
         )
     )
     engine.run()
+    answer = of_kind(Reply, engine.reply(ticket))
     store = of_kind(MllmPromptCache, engine.server.store.cache)
     entries = [
         [
@@ -199,7 +235,7 @@ def _served(engine: MlxLm, fed: Fed, request: dict[str, Any]) -> dict[str, Any]:
     ]
     return {
         "fed": fed.tokens,
-        "reply": [int(each) for each in engine.reply(ticket).generated],
+        "reply": [int(each) for each in answer.generated],
         "prepared": len(store.prepared),
         "entries": entries,
     }
@@ -226,7 +262,22 @@ def compare_images(
                 difference,
                 requests=len(pairs) if step is None else step,
                 with_images=sum(bool(each["images"]) for each in workload["requests"][:step]),
-                hits=sum(len(theirs["fed"]) < n for (theirs, _), n in zip(pairs, wanted)),
+                hits=sum(
+                    len(theirs["fed"]) < n for (theirs, _), n in zip(pairs, wanted, strict=True)
+                ),
                 entries=sum(len(theirs["entries"]) for theirs, _ in pairs),
             )
     return agreement
+
+
+def overrides() -> list[Override]:
+    """Limits in which some workload differs from the scheduler's defaults, and stand-ins."""
+    with TemporaryDirectory() as folder, RealMllm(VLLM_MLX, folder) as real:
+        pairs = [real.limits(draw(0, number)) for number in range(2 * len(MODELS))]
+    rows = {
+        (name, default[name], used[name])
+        for default, used in pairs
+        for name in default
+        if default[name] != used[name]
+    }
+    return overrides_of(sorted(rows), LIMIT_REASONS, PRETENDED)

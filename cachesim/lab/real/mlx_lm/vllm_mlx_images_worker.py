@@ -41,7 +41,8 @@ def main() -> None:
     sys.path += sys.argv[-2:]
     sys.meta_path.append(EmptyModules(lambda name: name.partition(".")[0] in ABSENT))
     logging.disable(logging.CRITICAL)
-    importlib.import_module("mlx_vlm.utils").prepare_inputs = prepared
+    utilities: Real = importlib.import_module("mlx_vlm.utils")
+    utilities.prepare_inputs = prepared
     with tempfile.TemporaryDirectory() as place:
         folders = Folders(Path(place))
         for line in sys.stdin:
@@ -76,7 +77,9 @@ class Seeing:
     ) -> Real:
         mx: Real = importlib.import_module("mlx.core")
         pixels = iter([] if pixel_values is None else pixel_values.tolist())
-        row = [next(pixels) if id == PLACEHOLDER else id for id in inputs.reshape(-1).tolist()]
+        row = [
+            next(pixels) if each == PLACEHOLDER else each for each in inputs.reshape(-1).tolist()
+        ]
         return self.language_model(mx.array([row]), cache=cache)
 
 
@@ -120,38 +123,48 @@ def prepared(_processor: Real, images: Real = None, prompts: str = "", **_: Real
 
 def play(workload: Json, folders: Folders) -> list[Json]:
     """Serve the requests of a workload, one after the other."""
-    scheduler, language = started(workload, folders)
+    scheduler, language, default = started(workload, folders)
+    if workload["requests"] is None:
+        return [default, limits(scheduler)]
     return [
         served(scheduler, language, str(number), each)
         for number, each in enumerate(workload["requests"])
     ]
 
 
-def started(workload: Json, folders: Folders) -> tuple[Real, Language]:
-    """A workload's scheduler, and its model of mlx-lm."""
+def started(workload: Json, folders: Folders) -> tuple[Real, Language, Json]:
+    """A workload's scheduler, its model of mlx-lm, and the limits by default."""
     folder = folders.of(workload["model"], workload["template"], workload["vocabulary"])
     model, tokenizer = importlib.import_module("mlx_lm").load(str(folder))
     language = Language(model)
     module: Real = importlib.import_module("vllm_mlx.mllm_scheduler")
     scheduler = module.MLLMScheduler(Seeing(language), Processor(tokenizer))
     scheduler._ensure_batch_generator()
-    stored = scheduler.batch_generator.prefix_cache
+    default, stored = limits(scheduler), scheduler.batch_generator.prefix_cache
     stored._config = replace(stored._config, **workload["limits"])
     scheduler.batch_generator.vision_cache.max_pixel_entries = workload["pixels"]
-    return scheduler, language
+    return scheduler, language, default
 
 
-def served(scheduler: Real, language: Language, id: str, wanted: Json) -> Json:
+def limits(scheduler: Real) -> Json:
+    """Limits of the caches, as text."""
+    generator = scheduler.batch_generator
+    found = vars(generator.prefix_cache._config)
+    found |= {"max_pixel_entries": generator.vision_cache.max_pixel_entries}
+    return {name: str(value) for name, value in found.items()}
+
+
+def served(scheduler: Real, language: Language, name: str, wanted: Json) -> Json:
     """What a request fed, and the keys and lengths that are stored after it."""
     images = wanted.get("images", [])
-    tokens = [(name, wanted["prompt"][at : at + count]) for name, at, count in images]
+    tokens = [(of, wanted["prompt"][at : at + count]) for of, at, count in images]
     language.fed, given = [], list[int]()
     scheduler.add_request(
         " ".join(words(wanted["prompt"], images)),
         images=[as_url(each) for each in tokens],
         max_tokens=len(wanted["reply"]),
         temperature=0.0,
-        request_id=id,
+        request_id=name,
         logits_processors=[script(wanted)],
     )
     while scheduler.has_requests():
