@@ -1,11 +1,14 @@
 """vllm-mlx's and Rapid-MLX's own schedulers and prefix caches beside the simulated ones."""
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Final
 
 import pytest
 
+from cachesim.engines.family import Profile
 from cachesim.engines.mlx_lm.store.memory_prompt_cache import MemoryPromptCache
 from cachesim.engines.mlx_lm.store.mllm_prompt_cache import MllmPromptCache
 from cachesim.engines.mlx_lm.store.rapid_prompt_cache import RapidPromptCache
@@ -19,10 +22,13 @@ from cachesim.lab.real.mlx_lm.vllm_mlx import (
     draw,
     overrides,
 )
-from cachesim.lab.real.mlx_lm.vllm_mlx_images import BEFORE, compare_images
+from cachesim.lab.real.mlx_lm.vllm_mlx_images import BEFORE, RealMllm, compare_images
 from cachesim.lab.real.mlx_lm.vllm_mlx_images import overrides as overrides_of_images
 from cachesim.lab.real.mlx_lm.vllm_mlx_serve import config_of
 from cachesim.lab.real.playing import show_overrides
+from cachesim.play.session import Session
+from cachesim.scenario.shipped import load_all
+from cachesim.typed import there_is
 
 COMMAND_LINE = """
 import argparse
@@ -159,3 +165,50 @@ def test_a_wrong_rule_for_images_is_found(
     monkeypatch.setattr(MllmPromptCache, method, wrong)
 
     assert compared_images(wheel).difference is not None
+
+
+ON_A_SCHEDULER: Final = [
+    ("718-another-image", BEFORE, "llama", "718", [0, 295, 295, 295]),
+    ("718-another-image", VLLM_MLX, "llama", "mllm", [0, 0, 0, 0]),
+    ("images-in-another-order", VLLM_MLX, "llama", "mllm", [0, 0]),
+    ("image-ends-reuse", VLLM_MLX, "llama", "mllm", [0, 220, 0, 0, 0]),
+    ("states-of-the-first-turn", VLLM_MLX, "qwen3_5", "mllm", [0, 220, 220, 220]),
+]
+
+
+@pytest.mark.wheel
+@pytest.mark.parametrize(("name", "wheel", "family", "patch", "cached"), ON_A_SCHEDULER)
+def test_a_scenario_is_served_by_its_scheduler_as_told(
+    name: str, wheel: str, family: str, patch: str, cached: list[int]
+) -> None:
+    [(_, scenario)] = load_all([f"mlx-lm-vllm-mlx-{name}"])
+    profile = Profile("mlx-lm", "0.31.3", (f"vllm-mlx-{patch}",))
+    records = list(Session(scenario, profile).run())
+    requests = [
+        {
+            "prompt": record.prompt,
+            "images": [(each.name, each.start, each.count) for each in record.images],
+            "reply": there_is(record.reply).generated,
+        }
+        for record in records
+    ]
+    limits = {"min_prefix_tokens": 128, "max_entries": 1000}
+    workload = {"id": name, "model": {"family": family}, "template": "chatml", "vocabulary": 512}
+    try:
+        with TemporaryDirectory() as folder, RealMllm(wheel, folder) as real:
+            played = real.play(workload | {"limits": limits, "pixels": 100, "requests": requests})
+    except EnvironmentUnavailableError as error:
+        pytest.skip(str(error))
+    pairs = list(zip(requests, played, strict=True))
+
+    assert cached == [
+        len(wanted["prompt"] + wanted["reply"]) - len(theirs["fed"]) for wanted, theirs in pairs
+    ]
+    differing = [
+        at for at, (wanted, theirs) in enumerate(pairs) if not _ends_as(wanted, theirs["fed"])
+    ]
+    assert ([1] if "order" in name else []) == differing
+
+
+def _ends_as(wanted: dict[str, Any], fed: Sequence[int]) -> bool:
+    return list(wanted["prompt"] + wanted["reply"])[-len(fed) :] == list(fed)

@@ -571,6 +571,12 @@ PATCHES: Final[tuple[Patch[MlxRules], ...]] = (
         lay=laying(server={"memory": MllmRules(reads_media=True, keeps_logits=False)}),
     ),
     Patch(
+        name="vllm-mlx-order",
+        about="vllm-mlx-mllm with its fork's keys: images in the prompt's order (Rapid-MLX#19)",
+        fits=("0.31.3",),
+        lay=laying(server={"memory": MllmRules(sorts_images=False)}),
+    ),
+    Patch(
         name="rapid-mlx",
         about="Rapid-MLX 0.12.5's scheduler and prefix cache for hybrids that it lists, the same",
         fits=("0.31.3",),

@@ -234,6 +234,7 @@ class MllmRules(MemoryRules):
     """vllm-mlx's for a model that reads images, which has a scheduler of its own."""
 
     pixels: int = 100  # prepared prompts with images
+    sorts_images: bool = True  # their keys have the images in the order of their hashes
     reads_media: bool = False
     """Until 0.5.0 (#718) prompts with images are looked up and stored, by placeholders alone."""
 

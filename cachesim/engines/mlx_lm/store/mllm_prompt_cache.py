@@ -61,11 +61,12 @@ class MllmPromptCache(MemoryPromptCache):
         text = list(prompt)
         for image in reversed(images):
             text[image.start : image.end] = [PLACEHOLDER]
-        key = tuple(sorted(each.name for each in images)), tuple(text)
+        names = [each.name for each in images]
+        key = tuple(sorted(names) if self.mllm.sorts_images else names), tuple(text)
         if key in self.prepared:
             self.prepared.move_to_end(key)
-            names = (tuple(each.name for each in of) for of in (self.prepared[key][1], images))
-            self._on_event(PreparedAlready(task=self.task, images=next(names), asked=next(names)))
+            used = tuple(each.name for each in self.prepared[key][1])
+            self._on_event(PreparedAlready(task=self.task, images=used, asked=tuple(names)))
             return self.prepared[key]
         while len(self.prepared) >= self.mllm.pixels:
             self.prepared.popitem(last=False)

@@ -96,11 +96,12 @@ class RealMllm(JsonProcess):
 
     def play(self, workload: Workload) -> list[dict[str, Any]]:
         """What each request fed, and what the caches then hold."""
-        spec = toy_of(workload["model"], VOCABULARY)
+        vocabulary = workload.get("vocabulary", VOCABULARY)
+        spec = toy_of(workload["model"], vocabulary)
         weights = self._folder / f"{workload['model']['family']}.npz"
         model = order_of(spec, weights)
         found: list[dict[str, Any]] = self.order(
-            workload | {"model": model, "vocabulary": VOCABULARY}
+            workload | {"model": model, "vocabulary": vocabulary}
         )
         return found
 
