@@ -262,7 +262,9 @@ def generate_step(
     told = prompt_progress_callback or (lambda *_: None)
     mine = ToySampler(model.network)
     mine.own = sampler
-    job: Any = types.SimpleNamespace(ticket=Ticket(0), sampler=mine, max_tokens=max_tokens)
+    job: Any = types.SimpleNamespace(
+        ticket=Ticket(0), sampler=mine, max_tokens=max_tokens, ready=None
+    )
     serving: Any = types.SimpleNamespace(
         model=model,
         rules=model.rules.server,

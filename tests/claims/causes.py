@@ -193,11 +193,13 @@ CAUSES: Final[Mapping[str, Callable[[Lost], bool]]] = {
     "grants-more": _granted,
     "groups-disagree": lambda lost: lost.after < min(lost.detail["answers"].values()),
     "ids-of-all-images": lambda lost: lost.after == lost.detail["found"] < lost.before,
+    "image-ahead": lambda lost: _nothing(lost) and 0 < lost.detail["used"] <= lost.before,
     "last-token": _last,
     "less-loaded": _span,
     "load-failed": lambda lost: lost.after == lost.detail["valid"],
     "list-moved-out": _nothing,
     "look-ahead-block": _drafted,
+    "media-uncached": lambda lost: _nothing(lost) and lost.before <= lost.detail["n_tokens"],
     "memory-depth": _nothing,
     "no-state-yet": _span,
     "not-fetched": lambda lost: (

@@ -10,7 +10,7 @@ import pytest
 
 from cachesim.engines.images import Image
 from cachesim.engines.llamacpp.events import BatchDecoded
-from cachesim.engines.mlx_lm.events import Insertion, RequestAdmitted
+from cachesim.engines.mlx_lm.events import Insertion, PreparedAlready, RequestAdmitted
 from cachesim.engines.mlx_lm.server.request import keyed as lookup_key
 from cachesim.engines.sglang.request import FIRST_PAD, Req
 from cachesim.engines.vllm.request import IMAGE, Prefixes, keyed
@@ -161,3 +161,34 @@ def test_what_cannot_be_an_image_is_refused(
 ) -> None:
     with pytest.raises(ScenarioError, match=re.escape(words)):
         run_scenario(prompts(engine, "S photo q") | changed)
+
+
+@pytest.mark.parametrize(
+    ("patch", "refusal"),
+    [
+        ("+vllm-mlx", "name the patch vllm-mlx-mllm"),
+        ("+rapid-mlx", "without a prefix cache"),
+        ("+omlx", "oMLX and Ollama.s MLX runner are not simulated"),
+        ("", "by mlx-lm's own server since 0.32.1"),
+    ],
+)
+def test_images_are_refused_where_they_are_not_simulated(patch: str, refusal: str) -> None:
+    with pytest.raises(ScenarioError, match=refusal):
+        run_scenario(prompts(f"mlx-lm@0.31.3{patch}", "S photo q"))
+
+
+def test_a_prompt_to_vllm_mlx_ends_with_text() -> None:
+    with pytest.raises(ScenarioError, match="no chat ends with an image"):
+        run_scenario(prompts("mlx-lm@0.31.3+vllm-mlx-mllm", "S q photo"))
+
+
+def test_vllm_mlx_says_whose_prepared_images_are_used() -> None:
+    run = run_scenario(
+        prompts("mlx-lm@0.31.3+vllm-mlx-mllm", "S photo other q", "S other photo q", "S photo q")
+    )
+    events = [event for step in run.steps for event in step.events]
+    [used] = [each for each in events if isinstance(each, PreparedAlready)]
+
+    assert (("photo", "other"), ("other", "photo")) == (used.images, used.asked)
+    assert ["same", "diverged", "same"] == [step.answer for step in run.steps]
+    assert used.sentence.endswith("; this prompt has them as other, photo")

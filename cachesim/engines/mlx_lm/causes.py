@@ -89,7 +89,7 @@ MEDIA_UNCACHED: Final = Cause(
 )
 IMAGE_AHEAD: Final = Cause(
     id="image-ahead",
-    sentence="an image begins after the first {used} tokens, which match: none of them is reused",
+    sentence="an image comes after the first {used} tokens, which match: none of them is reused",
     about="vllm-mlx until 0.5.0 continues a stored prompt only with text.",
     fields=("used",),
 )

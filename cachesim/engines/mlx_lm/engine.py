@@ -17,6 +17,7 @@ from cachesim.engines.mlx_lm.server.store import ServerStore
 from cachesim.engines.mlx_lm.server.store import holdings as proof_of
 from cachesim.engines.mlx_lm.server.thread import ResponseGenerator
 from cachesim.engines.mlx_lm.store.lru_prompt_cache import CacheEntry
+from cachesim.engines.mlx_lm.store.mllm_prompt_cache import has_images
 from cachesim.errors import OptionError
 from cachesim.model.arithmetic import Network
 from cachesim.model.build import arithmetic_of, build
@@ -62,6 +63,8 @@ def _nodes(store: ServerStore, networks: Mapping[Any, Network]) -> Iterator[Node
 
 
 def _astray(network: Network, entry: CacheEntry, tokens: Tokens) -> tuple[tuple[str, Tokens], ...]:
+    if has_images(tokens):  # their tokens are not in the key
+        return ()
     return tuple(
         (each.place, each.tokens)
         for each in proof_of(network, entry.prompt_cache, tokens)
@@ -70,9 +73,9 @@ def _astray(network: Network, entry: CacheEntry, tokens: Tokens) -> tuple[tuple[
 
 
 def texts(store: ServerStore) -> Texts:
-    """The keys of the entries; ids of images, which are negative, are no tokens of a text."""
+    """The keys of the entries without images, whose ids are no tokens of a text."""
     keys = (as_tokens(tokens) for _, tokens, _ in store.cache.trie.items())
-    return Texts(entries=tuple(key for key in keys if min(key, default=0) >= 0))
+    return Texts(entries=tuple(key for key in keys if not has_images(key)))
 
 
 def amounts(store: ServerStore) -> Amounts:

@@ -132,3 +132,8 @@ def placed(prompt: Tokens, images: Sequence[Image]) -> Tokens:
     for image in images:
         ids[image.start : image.end] = [PLACEHOLDER] * image.count
     return tuple(ids)
+
+
+def has_images(key: Sequence[int]) -> bool:
+    """True if a key has ids of images: placeholders, or mlx-lm's own, which are negative."""
+    return PLACEHOLDER in key or min(key, default=0) < 0
