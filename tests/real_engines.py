@@ -38,9 +38,9 @@ from cachesim.lab.real.mlx_lm.scenarios import play_mlx_scenario
 from cachesim.lab.real.mlx_lm.server import compare_server
 from cachesim.lab.real.mlx_lm.server_workloads import draw_agents as draw_mlx_agents
 from cachesim.lab.real.mlx_lm.server_workloads import draw_models as draw_mlx_models
-from cachesim.lab.real.mlx_lm.vllm_mlx import RAPID_MLX, VLLM_MLX, compare_vllm_mlx
+from cachesim.lab.real.mlx_lm.vllm_mlx import RAPID_MLX, compare_vllm_mlx
 from cachesim.lab.real.mlx_lm.vllm_mlx import RELEASE as UNDER_VLLM_MLX
-from cachesim.lab.real.mlx_lm.vllm_mlx_images import BEFORE, compare_images
+from cachesim.lab.real.mlx_lm.vllm_mlx_images import ENGINES, compare_images
 from cachesim.lab.real.schedules import RealScheduler
 from cachesim.lab.real.sglang.scheduler import AGENTS as SGLANG_AGENTS
 from cachesim.lab.real.sglang.scheduler import FEATURES as SGLANG_FEATURES
@@ -230,8 +230,11 @@ def rapid_mlx_agrees(release: str) -> tuple[bool, str]:
 
 
 def images_agree_on_vllm_mlx(release: str) -> tuple[bool, str]:
-    """Random requests with images on vllm-mlx's scheduler for models that read them."""
-    found = [compare_images(SEED, MLX_WORKLOADS, wheel=wheel) for wheel in (VLLM_MLX, BEFORE)]
+    """Random requests with images on vllm-mlx's engines for models that read them."""
+    found = [
+        compare_images(SEED, MLX_WORKLOADS, wheel=wheel, drawing=drawing)
+        for wheel, drawing in ENGINES
+    ]
     requests = sum(each.total("requests") for each in found)
     return all(each.all_agree for each in found), f"{requests} requests, mlx-lm {release}"
 

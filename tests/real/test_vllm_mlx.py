@@ -1,7 +1,8 @@
 """vllm-mlx's and Rapid-MLX's own schedulers and prefix caches beside the simulated ones."""
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final
@@ -9,11 +10,15 @@ from typing import Any, Final
 import pytest
 
 from cachesim.engines.family import Profile
+from cachesim.engines.mlx_lm.caches.prompt_cache import copy_prompt_cache
+from cachesim.engines.mlx_lm.store.lru_prompt_cache import Fetched, Key
 from cachesim.engines.mlx_lm.store.memory_prompt_cache import MemoryPromptCache
 from cachesim.engines.mlx_lm.store.mllm_prompt_cache import MllmPromptCache
 from cachesim.engines.mlx_lm.store.rapid_prompt_cache import RapidPromptCache
+from cachesim.engines.mlx_lm.store.whole_prompt_cache import WholePromptCache
 from cachesim.lab.real.agreement import Agreement
 from cachesim.lab.real.environment import EnvironmentUnavailableError
+from cachesim.lab.real.mlx_lm.server_workloads import Workload
 from cachesim.lab.real.mlx_lm.vllm_mlx import (
     MODELS,
     RAPID_MLX,
@@ -22,7 +27,8 @@ from cachesim.lab.real.mlx_lm.vllm_mlx import (
     draw,
     overrides,
 )
-from cachesim.lab.real.mlx_lm.vllm_mlx_images import BEFORE, RealMllm, compare_images
+from cachesim.lab.real.mlx_lm.vllm_mlx_images import BEFORE, RealMllm, compare_images, draw_whole
+from cachesim.lab.real.mlx_lm.vllm_mlx_images import draw as draw_images
 from cachesim.lab.real.mlx_lm.vllm_mlx_images import overrides as overrides_of_images
 from cachesim.lab.real.mlx_lm.vllm_mlx_serve import config_of
 from cachesim.lab.real.playing import show_overrides
@@ -121,9 +127,24 @@ def test_a_prompt_that_is_kept_with_its_last_token_is_found(
     assert compared(RAPID_MLX).difference is not None
 
 
-def compared_images(wheel: str) -> Agreement:
+class Wrong(WholePromptCache):
+    """A cache that returns copies, and one that keeps nothing."""
+
+    def fetch(self, model: Hashable, tokens: Key) -> Fetched:
+        found = RIGHT(self, model, tokens)
+        cache = found.prompt_cache
+        return replace(found, prompt_cache=None if cache is None else copy_prompt_cache(cache))
+
+    def insert_cache(self, *_: object, **__: object) -> None:
+        """Keep nothing."""
+
+
+RIGHT: Final = WholePromptCache.fetch
+
+
+def compared_images(wheel: str, drawing: Callable[[int, int], Workload] = draw_images) -> Agreement:
     try:
-        return compare_images(0, 12 * len(MODELS), wheel=wheel)
+        return compare_images(0, 12 * len(MODELS), wheel=wheel, drawing=drawing)
     except EnvironmentUnavailableError as error:
         pytest.skip(str(error))
 
@@ -136,6 +157,24 @@ def test_its_scheduler_feeds_and_keeps_images_as_simulated(wheel: str) -> None:
     assert found.difference is None
     assert 600 == found.total("requests")
     assert found.total("hits") > 0 < found.total("with images")
+
+
+@pytest.mark.wheel
+def test_its_default_engine_feeds_and_keeps_images_as_simulated() -> None:
+    found = compared_images(VLLM_MLX, draw_whole)
+
+    assert found.difference is None
+    assert 600 == found.total("requests") == found.total("with images")
+
+
+@pytest.mark.wheel
+@pytest.mark.parametrize("name", ["fetch", "insert_cache"])
+def test_a_wrong_rule_of_the_default_engine_is_found(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(WholePromptCache, name, getattr(Wrong, name))
+
+    assert compared_images(VLLM_MLX, draw_whole).difference is not None
 
 
 @pytest.mark.wheel

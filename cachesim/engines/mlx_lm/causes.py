@@ -94,4 +94,23 @@ IMAGE_AHEAD: Final = Cause(
     fields=("used",),
 )
 
+SAME_PROMPT_ALONE: Final = Cause(
+    id="same-prompt-alone",
+    sentence="only the same text with the same images is found: none of {n_tokens} is reused",
+    about="vllm-mlx's default engine keeps a prompt with images under a hash of all of it.",
+    fields=("n_tokens",),
+)
+STORED_UNUSED: Final = Cause(
+    id="stored-unused",
+    sentence="the same prompt is stored, and not used: all {n_tokens} are processed",
+    about="vllm-mlx's default engine leaves it to mlx-vlm, which is not given the stored state.",
+    fields=("n_tokens",),
+)
+FED_AGAIN: Final = Cause(
+    id="fed-again",
+    sentence="the stored state of the same prompt is used, and all {n_tokens} are fed after it",
+    about="vllm-mlx's default engine streams from a stored state without leaving out its tokens.",
+    fields=("n_tokens",),
+)
+
 CAUSES: Final = declared(globals())

@@ -33,6 +33,7 @@ from cachesim.engines.mlx_lm.rules import (
     ServerRules,
     SnapshotRules,
     StoreRules,
+    WholeRules,
 )
 
 
@@ -575,6 +576,12 @@ PATCHES: Final[tuple[Patch[MlxRules], ...]] = (
         about="vllm-mlx-mllm with its fork's keys: images in the prompt's order (Rapid-MLX#19)",
         fits=("0.31.3",),
         lay=laying(server={"memory": MllmRules(sorts_images=False)}),
+    ),
+    Patch(
+        name="vllm-mlx-whole",
+        about="vllm-mlx 0.6.0's default engine, of a model that reads images: whole prompts alone",
+        fits=("0.31.3",),
+        lay=laying(server={"memory": WholeRules()}),
     ),
     Patch(
         name="rapid-mlx",

@@ -180,6 +180,11 @@ FIELDS: Final = (
     ),
     request_field("stop_words", "texts", "texts that end the reply"),
     request_field(
+        "stream",
+        "yes or no",
+        "whether the reply is streamed: of effect with the patch vllm-mlx-whole alone",
+    ),
+    request_field(
         "tools",
         "texts",
         "for a chat: what the model may call; the template puts these texts before the messages",

@@ -243,6 +243,14 @@ class MllmRules(MemoryRules):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WholeRules(MemoryRules):
+    """vllm-mlx's for a model that reads images, without `--continuous-batching`: the default."""
+
+    least: int = 0
+    most: int = 50
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RapidRules(MemoryRules):
     """Rapid-MLX's: prompts alone beside prompts with replies, and few states that cannot be cut."""
 

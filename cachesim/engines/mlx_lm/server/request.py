@@ -14,7 +14,7 @@ from cachesim.engines.chat import ChatTokenizer, Message, TemplateArguments, Thi
 from cachesim.engines.images import Image
 from cachesim.engines.mlx_lm.generate.shared import Sampler, Stopper
 from cachesim.engines.mlx_lm.options import MlxOptions
-from cachesim.engines.mlx_lm.rules import MllmRules, RapidRules, ServerRules
+from cachesim.engines.mlx_lm.rules import MllmRules, RapidRules, ServerRules, WholeRules
 from cachesim.engines.tokens import get_common_prefix
 from cachesim.errors import OptionError, TokenError
 from cachesim.model.arithmetic import Network
@@ -257,6 +257,7 @@ class Job:
     prompt: Tokens
     model: str = ""
     seeded: bool
+    streams: bool = False
     images: tuple[Image, ...] = ()
     max_tokens: int
     sampler: Sampler
@@ -365,6 +366,7 @@ def job_of(
         prompt=prompt,
         model=request.model,
         seeded="seed" in fields,
+        streams=bool(fields.get("stream", False)),
         images=request.images,
         max_tokens=limit,
         sampler=Sampler(network, request.reply),
@@ -384,7 +386,13 @@ def _check_images(request: Request, options: MlxOptions, rules: ServerRules) -> 
     """Refuse images where upstream's server does not read them, or not as here."""
     others = (rules.snapshots, rules.grid, rules.memory, options.draft_model)
     own = rules.reads_images and all(each is None for each in others)
-    mllm = isinstance(rules.memory, MllmRules)
+    mllm = isinstance(rules.memory, (MllmRules, WholeRules))
+    if isinstance(rules.memory, WholeRules) and not request.images:
+        msg = (
+            "vllm-mlx's default engine serves a prompt of text alone by another class, which is "
+            "not simulated: name an image in it, or the patch vllm-mlx-mllm"
+        )
+        raise OptionError(msg)
     ends_with_one = mllm and bool(request.images) and request.images[-1].end == len(request.prompt)
     if not request.images or own or (mllm and not ends_with_one):
         return

@@ -18,7 +18,7 @@ from cachesim.engines.mlx_lm.events import Insertion, SnapshotTaken, StoreTrimme
 from cachesim.engines.mlx_lm.family import MlxRules
 from cachesim.engines.mlx_lm.generate.shared import PromptCache, leaves
 from cachesim.engines.mlx_lm.options import MlxOptions
-from cachesim.engines.mlx_lm.rules import MllmRules, RapidRules
+from cachesim.engines.mlx_lm.rules import MllmRules, RapidRules, WholeRules
 from cachesim.engines.mlx_lm.server.request import Job, think_suffix
 from cachesim.engines.mlx_lm.store.grid_prompt_cache import GridPromptCache
 from cachesim.engines.mlx_lm.store.lru_prompt_cache import CacheEntry, Fetched, LRUPromptCache
@@ -26,6 +26,7 @@ from cachesim.engines.mlx_lm.store.memory_prompt_cache import MemoryPromptCache
 from cachesim.engines.mlx_lm.store.mllm_prompt_cache import MllmPromptCache
 from cachesim.engines.mlx_lm.store.rapid_prompt_cache import RapidPromptCache
 from cachesim.engines.mlx_lm.store.snapshot_prompt_cache import SnapshotPromptCache
+from cachesim.engines.mlx_lm.store.whole_prompt_cache import WholePromptCache
 from cachesim.engines.tokens import get_common_prefix
 from cachesim.errors import ContractError, OptionError
 from cachesim.model.arithmetic import LayerShape, Network
@@ -185,6 +186,8 @@ class ServerStore:
                 if isinstance(memory, RapidRules)
                 else MemoryPromptCache(rules.store, memory, on_event=emit)
             )
+            if isinstance(memory, WholeRules):
+                self.cache = WholePromptCache(rules.store, memory, on_event=emit)
             if isinstance(memory, MllmRules):
                 suffix = think_suffix(options.chat_tokenizer(networks[""].spec))
                 self.cache = MllmPromptCache(rules.store, memory, suffix, on_event=emit)

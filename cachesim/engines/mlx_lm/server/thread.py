@@ -58,8 +58,9 @@ from cachesim.engines.mlx_lm.server.request import (
 from cachesim.engines.mlx_lm.server.store import ServerStore
 from cachesim.engines.mlx_lm.store.grid_prompt_cache import GridPromptCache
 from cachesim.engines.mlx_lm.store.memory_prompt_cache import MemoryPromptCache
-from cachesim.engines.mlx_lm.store.mllm_prompt_cache import MllmPromptCache, placed
+from cachesim.engines.mlx_lm.store.mllm_prompt_cache import MllmPromptCache, named, placed
 from cachesim.engines.mlx_lm.store.rapid_prompt_cache import RapidPromptCache
+from cachesim.engines.mlx_lm.store.whole_prompt_cache import WholePromptCache, of_prompt
 from cachesim.model.arithmetic import Network
 from cachesim.model.parts import halves_order
 from cachesim.units import Array, Count, Token, Tokens
@@ -415,7 +416,28 @@ def serve_single(serving: Serving, job: Job) -> None:
             job.message = str(error)
 
 
+def _serve_whole(serving: Serving, job: Job, store: WholePromptCache) -> None:
+    """Serve a prompt with images. Follows `chat` and `stream_chat` of vllm-mlx's default engine."""
+    name, key = named(job.prompt, job.images, sorts=True), keyed(job.prompt, job.images)
+    store.asked = name, job.streams
+    cache, found = serving.store.look_up(job, key)
+    serving.admitted(job, "single", cache, job.prompt)
+    held = serving.make_cache() if cache is None else cache
+    with closing(stream(serving, job, job.prompt, held)) as tokens:
+        for token in tokens:
+            job.add_token(token)
+            if job.stopper.advance(token) or job.should_stop:
+                break
+    serving.finish(job, "stop" if job.should_stop else "length")
+    if not job.streams and found.key is None and not job.should_stop:
+        store.keys[name] = list(key)
+        serving.store.insert(job, list(key), [of_prompt(layer, len(key)) for layer in held])
+
+
 def _serve(serving: Serving, job: Job) -> None:
+    if isinstance(serving.store.cache, WholePromptCache):
+        _serve_whole(serving, job, serving.store.cache)
+        return
     key, job.boundaries = snapshot_key(serving.rules, job.tokenizer, job.messages, job.prompt)
     fed = job.prompt if job.images else key
     mllm = serving.store.cache if isinstance(serving.store.cache, MllmPromptCache) else None

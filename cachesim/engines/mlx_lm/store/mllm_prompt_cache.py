@@ -58,15 +58,13 @@ class MllmPromptCache(MemoryPromptCache):
         """
         if not images:
             return prompt, images
-        text = list(prompt)
-        for image in reversed(images):
-            text[image.start : image.end] = [PLACEHOLDER]
-        names = [each.name for each in images]
-        key = tuple(sorted(names) if self.mllm.sorts_images else names), tuple(text)
+        key = named(prompt, images, sorts=self.mllm.sorts_images)
         if key in self.prepared:
             self.prepared.move_to_end(key)
-            used = tuple(each.name for each in self.prepared[key][1])
-            self._on_event(PreparedAlready(task=self.task, images=used, asked=tuple(names)))
+            used, asked = (
+                tuple(each.name for each in of) for of in (self.prepared[key][1], images)
+            )
+            self._on_event(PreparedAlready(task=self.task, images=used, asked=asked))
             return self.prepared[key]
         while len(self.prepared) >= self.mllm.pixels:
             self.prepared.popitem(last=False)
@@ -124,6 +122,14 @@ class MllmPromptCache(MemoryPromptCache):
             and len(prompt) >= self.memory.least
             and not all(layer.is_trimmable() for layer in cache)
         )
+
+
+def named(prompt: Tokens, images: Sequence[Image], *, sorts: bool) -> Hashable:
+    """Images and text of a prompt. Follows `_make_key` and `_make_cache_key`."""
+    text, names = list(prompt), [each.name for each in images]
+    for image in reversed(images):
+        text[image.start : image.end] = [PLACEHOLDER]
+    return tuple(sorted(names) if sorts else names), tuple(text)
 
 
 def placed(prompt: Tokens, images: Sequence[Image]) -> Tokens:

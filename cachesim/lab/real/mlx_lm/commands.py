@@ -61,7 +61,7 @@ class MlxFlags:
         The same on Rapid-MLX's.
     images
         With `vllm_mlx`: requests with images, on its scheduler for models that read them, of 0.6.0
-        and of 0.5.0.
+        and of 0.5.0, and on the default engine of 0.6.0.
     scenario
         A scenario to run instead, on every release that it names or on `--release` alone: a file,
         a folder, or the name of a shipped one.
@@ -136,8 +136,10 @@ def _images(flags: MlxFlags) -> int:
     if flags.settings:
         return show_overrides(f"{VLLM_MLX}: {DIFFERING}", vllm_mlx_images.overrides())
     return max(
-        compare_images(flags.seed, flags.workloads, flags.first, wheel=wheel).show()
-        for wheel in (VLLM_MLX, vllm_mlx_images.BEFORE)
+        compare_images(
+            flags.seed, flags.workloads, flags.first, wheel=wheel, drawing=drawing
+        ).show()
+        for wheel, drawing in vllm_mlx_images.ENGINES
     )
 
 

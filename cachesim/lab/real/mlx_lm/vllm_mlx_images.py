@@ -6,7 +6,7 @@ workload's; all other settings are the release's defaults.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -18,7 +18,7 @@ from cachesim.engines.base import Engine, Reply, Request
 from cachesim.engines.family import Patch, Profile
 from cachesim.engines.mlx_lm.engine import MlxLm
 from cachesim.engines.mlx_lm.family import FAMILY, MlxRules
-from cachesim.engines.mlx_lm.rules import MllmRules
+from cachesim.engines.mlx_lm.rules import MemoryRules, MllmRules, WholeRules
 from cachesim.engines.mlx_lm.server.store import described
 from cachesim.engines.mlx_lm.store.mllm_prompt_cache import MllmPromptCache
 from cachesim.lab.real.agreement import Agreement, Difference
@@ -161,9 +161,26 @@ def _request(pieces: list[Piece]) -> dict[str, Any]:
     return {"prompt": prompt, "images": images}
 
 
+def draw_whole(seed: int, number: int) -> Workload:
+    """Prompts with images, most of them again or in another order, streamed or in one piece."""
+    workload = draw(seed, number)
+    rng = Random(f"vllm-mlx whole {seed} {number}")
+    requests = [each for each in workload["requests"] if each["images"]][:4] or [
+        {"prompt": [12, 13, 14, 15], "images": [["a", 1, 2]], "reply": [16]}
+    ]
+    chosen = (rng.choice(requests) for _ in range(REQUESTS))
+    return workload | {
+        "whole": True,
+        "limits": {"max_entries": rng.choice((1, 2, 50))},
+        "requests": [each | {"stream": rng.random() < 0.5} for each in chosen],
+    }
+
+
 def simulate(workload: Workload, wheel: str = VLLM_MLX) -> list[dict[str, Any]]:
     """The same of the simulator."""
     limits = workload["limits"]
+    if "whole" in workload:
+        return _simulate_whole(workload)
     memory = MllmRules(
         least=limits["min_prefix_tokens"],
         most=limits["max_entries"],
@@ -171,7 +188,28 @@ def simulate(workload: Workload, wheel: str = VLLM_MLX) -> list[dict[str, Any]]:
         reads_media=wheel == BEFORE,
         keeps_logits=wheel != BEFORE,
     )
+    engine, fed = _started(workload, memory)
+    return [_served(engine, fed, each) for each in workload["requests"]]
 
+
+ENGINES: Final = ((VLLM_MLX, draw), (BEFORE, draw), (VLLM_MLX, draw_whole))
+"""Wheels, and what is drawn for each engine that is compared."""
+
+
+def _simulate_whole(workload: Workload) -> list[dict[str, Any]]:
+    engine, fed = _started(workload, WholeRules(most=workload["limits"]["max_entries"]))
+    first, found = dict[tuple[int, ...], int](), list[dict[str, Any]]()
+    for number, each in enumerate(workload["requests"]):
+        answer = _served(engine, fed, each)
+        entries = [(tuple(key), offsets) for key, offsets in answer["entries"]]
+        for key, _ in entries:
+            first.setdefault(key, number)
+        kept = [[first[key], offsets] for key, offsets in entries]
+        found.append({"fed": answer["fed"], "entries": kept})
+    return found
+
+
+def _started(workload: Workload, memory: MemoryRules) -> tuple[MlxLm, "Fed"]:
     def lay(rules: MlxRules) -> MlxRules:
         return replace(rules, server=replace(rules.server, memory=memory))
 
@@ -192,7 +230,7 @@ def simulate(workload: Workload, wheel: str = VLLM_MLX) -> list[dict[str, Any]]:
     )
     fed = Fed(engine.server.serving.model)
     object.__setattr__(engine.server.serving, "model", fed)
-    return [_served(engine, fed, each) for each in workload["requests"]]
+    return engine, fed
 
 
 class Fed:
@@ -218,11 +256,12 @@ def _served(engine: MlxLm, fed: Fed, request: dict[str, Any]) -> dict[str, Any]:
             images=images_of(request),
             reply=as_tokens(request["reply"]),
             predict=len(request["reply"]),
+            options={"stream": request["stream"]} if "stream" in request else {},
         )
     )
     engine.run()
     answer = of_kind(Reply, engine.reply(ticket))
-    store = of_kind(MllmPromptCache, engine.server.store.cache)
+    store = engine.server.store.cache
     entries = [
         [
             list(key),
@@ -237,19 +276,25 @@ def _served(engine: MlxLm, fed: Fed, request: dict[str, Any]) -> dict[str, Any]:
     return {
         "fed": fed.tokens,
         "reply": [int(each) for each in answer.generated],
-        "prepared": len(store.prepared),
+        "prepared": len(store.prepared) if isinstance(store, MllmPromptCache) else 0,
         "entries": entries,
     }
 
 
 def compare_images(
-    seed: int, workloads: int, first: int = 0, *, wheel: str = VLLM_MLX
+    seed: int,
+    workloads: int,
+    first: int = 0,
+    *,
+    wheel: str = VLLM_MLX,
+    drawing: Callable[[int, int], Workload] = draw,
 ) -> Agreement:
     """Fed tokens and entries of each model, and the first request that differs."""
-    agreement = Agreement(title=f"{wheel}: images on its own scheduler", kinds="model")
+    engine = "scheduler" if drawing is draw else "default engine"
+    agreement = Agreement(title=f"{wheel}: images on its own {engine}", kinds="model")
     with TemporaryDirectory() as folder, RealMllm(wheel, folder) as real:
         for number in range(first, first + workloads):
-            workload = draw(seed, number)
+            workload = drawing(seed, number)
             pairs = list(zip(real.play(workload), simulate(workload, wheel), strict=True))
             step = next((at for at, (theirs, ours) in enumerate(pairs) if theirs != ours), None)
             difference = None

@@ -1,4 +1,4 @@
-"""Inside mlx-lm's environment: workloads with images on vllm-mlx's scheduler for such models.
+"""Inside mlx-lm's environment: workloads with images on vllm-mlx's two engines for such models.
 
 One line of JSON in, one line out: a model and requests go in; which tokens each one fed, and what
 the caches then hold, come out. The folders of the unpacked wheels, vllm-mlx's and mlx-vlm's, are
@@ -41,8 +41,9 @@ def main() -> None:
     sys.path += sys.argv[-2:]
     sys.meta_path.append(EmptyModules(lambda name: name.partition(".")[0] in ABSENT))
     logging.disable(logging.CRITICAL)
-    utilities: Real = importlib.import_module("mlx_vlm.utils")
-    utilities.prepare_inputs = prepared
+    for name in ("mlx_vlm.utils", "mlx_vlm.generate.dispatch"):
+        module: Real = importlib.import_module(name)
+        module.prepare_inputs = prepared
     with tempfile.TemporaryDirectory() as place:
         folders = Folders(Path(place))
         for line in sys.stdin:
@@ -56,12 +57,26 @@ class Language:
         self.model = model
         self.fed: list[int] = []
 
-    def __call__(self, inputs: Real, cache: Real = None, **_: Real) -> Real:
-        self.fed += inputs.reshape(-1).tolist()
-        return self.model(inputs, cache=cache)
+    def __call__(
+        self, inputs: Real, inputs_embeds: Real = None, cache: Real = None, **_: Real
+    ) -> Real:
+        ids = inputs if inputs_embeds is None else inputs_embeds[..., 0].astype(inputs.dtype)
+        self.fed += ids.reshape(-1).tolist()
+        return self.answer(self.model(ids, cache=cache))
+
+    def answer(self, logits: Real) -> Real:
+        return logits
 
     def __getattr__(self, name: str) -> Real:
         return getattr(self.model, name)
+
+
+class OutputLanguage(Language):
+    """The same for mlx-vlm, which asks for the logits of an output."""
+
+    def answer(self, logits: Real) -> Real:
+        module: Real = importlib.import_module("mlx_vlm.models.base")
+        return module.LanguageModelOutput(logits=logits)
 
 
 class Seeing:
@@ -75,12 +90,23 @@ class Seeing:
     def __call__(
         self, inputs: Real, cache: Real = None, pixel_values: Real = None, **_: Real
     ) -> Real:
+        return self.language_model(self.read(inputs, pixel_values), cache=cache)
+
+    def get_input_embeddings(self, inputs: Real, pixel_values: Real = None, **_: Real) -> Real:
+        """For mlx-vlm: the ids of text and images in place of their embeddings."""
+        mx: Real = importlib.import_module("mlx.core")
+        module: Real = importlib.import_module("mlx_vlm.models.base")
+        ids = self.read(inputs, pixel_values).astype(mx.float32)
+        return module.InputEmbeddingsFeatures(inputs_embeds=ids[..., None])
+
+    @staticmethod
+    def read(inputs: Real, pixel_values: Real) -> Real:
         mx: Real = importlib.import_module("mlx.core")
         pixels = iter([] if pixel_values is None else pixel_values.tolist())
         row = [
             next(pixels) if each == PLACEHOLDER else each for each in inputs.reshape(-1).tolist()
         ]
-        return self.language_model(mx.array([row]), cache=cache)
+        return mx.array([row])
 
 
 class Blankless:
@@ -123,6 +149,9 @@ def prepared(_processor: Real, images: Real = None, prompts: str = "", **_: Real
 
 def play(workload: Json, folders: Folders) -> list[Json]:
     """Serve the requests of a workload, one after the other."""
+    if "whole" in workload:
+        engine = Whole(workload, folders)
+        return [engine.served(each) for each in workload["requests"]]
     scheduler, language, default = started(workload, folders)
     if workload["requests"] is None:
         return [default, limits(scheduler)]
@@ -178,6 +207,63 @@ def served(scheduler: Real, language: Language, name: str, wanted: Json) -> Json
         "prepared": len(generator.vision_cache._pixel_cache),
         "entries": [[list(key), offsets(entry.cache)] for key, entry in entries.items()],
     }
+
+
+class Whole:
+    """The default engine's model, which answers in one piece or streams."""
+
+    def __init__(self, workload: Json, folders: Folders) -> None:
+        folder = folders.of(workload["model"], workload["template"], workload["vocabulary"])
+        model, tokenizer = importlib.import_module("mlx_lm").load(str(folder))
+        module: Real = importlib.import_module("vllm_mlx.models.mllm")
+        text: Real = tokenizer._tokenizer
+        text.stopping_criteria = importlib.import_module("mlx_vlm.utils").StoppingCriteria(
+            [tokenizer.eos_token_id], text
+        )
+        text.detokenizer = importlib.import_module(
+            "mlx_vlm.tokenizer_utils"
+        ).NaiveStreamingDetokenizer(text)
+        self.language = OutputLanguage(model)
+        self.model = module.MLXMultimodalLM("toy")
+        self.model._loaded, self.model.model = True, Seeing(self.language)
+        self.model.config = self.model.model.config
+        self.model.config.eos_token_id = tokenizer.eos_token_id
+        self.model.processor = text
+        self.stored = self.model._cache_manager
+        self.stored.max_size = workload["limits"]["max_entries"]
+        self.first: dict[str, int] = {}
+        self.count = 0
+
+    def served(self, wanted: Json) -> Json:
+        """What a request fed, and the entries by the request that stored them first."""
+        images = wanted["images"]
+        parts = [
+            {"type": "image_url", "image_url": {"url": as_url([of, wanted["prompt"][at : at + n]])}}
+            for of, at, n in images
+        ]
+        rendered = " ".join(words(wanted["prompt"], images))
+        template: Real = importlib.import_module("mlx_vlm.prompt_utils")
+        template.get_chat_template = lambda *_, **__: rendered
+        self.language.fed = []
+        asked = self.model.stream_chat if wanted["stream"] else self.model.chat
+        answer = asked(
+            [{"role": "user", "content": parts}],
+            max_tokens=len(wanted["reply"]),
+            temperature=0.0,
+            logits_processors=[script(wanted)],
+        )
+        if wanted["stream"]:
+            list(answer)
+        for key in self.stored._cache:
+            self.first.setdefault(key, self.count)
+        self.count += 1
+        return {
+            "fed": self.language.fed,
+            "entries": [
+                [self.first[key], offsets(entry.kv_cache)]
+                for key, entry in self.stored._cache.items()
+            ],
+        }
 
 
 def words(prompt: Sequence[int], images: Json) -> Iterator[str]:
