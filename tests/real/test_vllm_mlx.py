@@ -215,29 +215,37 @@ ON_A_SCHEDULER: Final = [
 ]
 
 
+def requests_of(name: str, patch: str) -> list[dict[str, Any]]:
+    """A scenario's requests, with the simulator's replies."""
+    [(_, scenario)] = load_all([f"mlx-lm-vllm-mlx-{name}"])
+    return [
+        {
+            "prompt": record.prompt,
+            "images": [(each.name, each.start, each.count) for each in record.images],
+            "reply": there_is(record.reply).generated,
+            "stream": record.step.options.get("stream", False),
+        }
+        for record in Session(scenario, Profile("mlx-lm", "0.31.3", (patch,))).run()
+    ]
+
+
+def really_played(wheel: str, family: str, **more: object) -> list[dict[str, Any]]:
+    workload = {"id": "", "model": {"family": family}, "template": "chatml", "vocabulary": 512}
+    try:
+        with TemporaryDirectory() as folder, RealMllm(wheel, folder) as real:
+            return real.play(workload | more)
+    except EnvironmentUnavailableError as error:
+        pytest.skip(str(error))
+
+
 @pytest.mark.wheel
 @pytest.mark.parametrize(("name", "wheel", "family", "patch", "cached"), ON_A_SCHEDULER)
 def test_a_scenario_is_served_by_its_scheduler_as_told(
     name: str, wheel: str, family: str, patch: str, cached: list[int]
 ) -> None:
-    [(_, scenario)] = load_all([f"mlx-lm-vllm-mlx-{name}"])
-    profile = Profile("mlx-lm", "0.31.3", (f"vllm-mlx-{patch}",))
-    records = list(Session(scenario, profile).run())
-    requests = [
-        {
-            "prompt": record.prompt,
-            "images": [(each.name, each.start, each.count) for each in record.images],
-            "reply": there_is(record.reply).generated,
-        }
-        for record in records
-    ]
+    requests = requests_of(name, f"vllm-mlx-{patch}")
     limits = {"min_prefix_tokens": 128, "max_entries": 1000}
-    workload = {"id": name, "model": {"family": family}, "template": "chatml", "vocabulary": 512}
-    try:
-        with TemporaryDirectory() as folder, RealMllm(wheel, folder) as real:
-            played = real.play(workload | {"limits": limits, "pixels": 100, "requests": requests})
-    except EnvironmentUnavailableError as error:
-        pytest.skip(str(error))
+    played = really_played(wheel, family, limits=limits, pixels=100, requests=requests)
     pairs = list(zip(requests, played, strict=True))
 
     assert cached == [
@@ -251,3 +259,13 @@ def test_a_scenario_is_served_by_its_scheduler_as_told(
 
 def _ends_as(wanted: dict[str, Any], fed: Sequence[int]) -> bool:
     return list(wanted["prompt"] + wanted["reply"])[-len(fed) :] == list(fed)
+
+
+@pytest.mark.wheel
+def test_a_streamed_reply_grows_the_entry_of_the_default_engine() -> None:
+    requests = requests_of("streamed-after-it", "vllm-mlx-whole")
+    limits = {"max_entries": 50}
+    played = really_played(VLLM_MLX, "llama", limits=limits, whole=True, requests=requests)
+
+    assert [176, 176, 358, 540] == [step["entries"][0][1][0] for step in played]
+    assert [182] * 4 == [len(step["fed"]) for step in played]
