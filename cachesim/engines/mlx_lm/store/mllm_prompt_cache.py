@@ -34,7 +34,10 @@ PLACEHOLDER: Final = Token(1 << 20)
 
 
 class MllmPromptCache(MemoryPromptCache):
-    """Prompts without their replies, and prepared prompts with images."""
+    """Prompts without their replies, and prepared prompts with images.
+
+    Follows `MLLMBatchGenerator`.
+    """
 
     def __init__(
         self,
