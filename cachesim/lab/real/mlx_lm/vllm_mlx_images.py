@@ -58,6 +58,16 @@ PRETENDED: Final = {
         "reads the tokens of each from its file, and puts as many placeholders",
         "what it returns is kept and used as it is",
     ),
+    "mlx-vlm's `get_chat_template`": (
+        "renders a chat with its images",
+        "returns the drawn prompt; of the default engine alone",
+        "the prompt is hashed as it is",
+    ),
+    "prefill_step_size": (
+        "2048, by the command line",
+        "1024, by the scheduler",
+        "every prompt is shorter than both",
+    ),
     "the tokenizer": (
         "the model's",
         "one of words; its template's text has no blanks between them",
