@@ -8,6 +8,7 @@ theirs. No engine compares these tokens. Each has a key of its own for them, as 
     sglang      one id of the image's hash, five times
     llama.cpp   no token five times, and a media chunk with an id
     mlx-lm      one negative id of the hash of the image's address, five times
+    vllm-mlx    one placeholder, five times, and no lookup; or a hash of text and images together
 """
 
 from collections.abc import Sequence
