@@ -359,12 +359,13 @@ class Session(Loop):
             text = f"{self.profile.engine} has no {step.do}"
             raise ScenarioError(str(Problem(("step", record.index, "do"), text)))
         slot, file = max(step.slot, 0), step.file or ""
+        named: dict[str, Any] = {"model": step.model} if step.model else {}
         if step.do == "slot-save":
-            record.ticket = engine.slot_save(slot, file)
+            record.ticket = engine.slot_save(slot, file, **named)
         elif step.do == "slot-restore":
-            record.ticket = engine.slot_restore(slot, file)
+            record.ticket = engine.slot_restore(slot, file, **named)
         else:
-            record.ticket = engine.slot_erase(slot)
+            record.ticket = engine.slot_erase(slot, **named)
 
     def _collect(self, records: Sequence[Record]) -> None:
         new = self.new_events()

@@ -322,7 +322,7 @@ ONLY_FOR: Final = {
     "messages": ("complete",),
     "reply": ("complete",),
     "drafts": ("complete",),
-    "model": ("complete",),
+    "model": ("complete", "slot-save", "slot-restore", "slot-erase"),
     "predict": ("complete",),
     "suffix": ("complete",),
     "leaves": ("complete",),

@@ -39,6 +39,15 @@ CACHE_UNSEEN: Final = Cause(
     about="A pinned request does not always search the prompt cache (`--cache-ram`).",
     fields=("chosen",),
 )
+MODEL_UNLOADED: Final = Cause(
+    id="model-unloaded",
+    sentence="the child server of {model} had ended for {asked} with all that it held",
+    about=(
+        "A router ends the process of the least recently used model where a request names one more "
+        "than `--models-max`. A larger limit, or slot files saved before, would have helped."
+    ),
+    fields=("model", "asked"),
+)
 F_KEEP: Final = Cause(
     id="f-keep",
     sentence=(

@@ -478,3 +478,20 @@ class ServerRestarted(Event):
 @event("loss")
 class ServerSlept(Event):
     """the idle server sleeps: slots and prompt cache are empty when it wakes"""
+
+
+@event("plain")
+class ModelLoaded(Event):
+    """a child server for {model} starts, with empty slots and an empty prompt cache"""
+
+    model: str
+    loaded: int
+
+
+@event("loss")
+class ModelUnloaded(Event):
+    """the child server of {model} ends for {asked}: slots, checkpoints, prompt cache are gone"""
+
+    model: str
+    asked: str
+    n_tokens: int

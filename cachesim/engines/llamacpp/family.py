@@ -140,6 +140,7 @@ OLDEST: Final = ServerRules(
         counts_are_checked=False,
         embeddings_reuse=True,
         rank_is_last=False,
+        at_models_max="ends-busy",
     ),
     selection=SelectionRules(
         pinned_slot_uses_cache=False, idle_saves_any_task=True, idle_save_needs_unified=True
@@ -429,6 +430,12 @@ LANDED: Final[tuple[Merged, ...]] = (
         sets={"slots.replay_counts_correction": False},
     ),
     Merged(
+        pull=26572,
+        about="a router's request for one model too many waits until a loaded model is idle",
+        landed="b10566",
+        sets={"requests.at_models_max": "promises"},
+    ),
+    Merged(
         name="processed-reset",
         about="a slot forgets at its release how many tokens it processed",
         landed="b10566",
@@ -447,11 +454,23 @@ LANDED: Final[tuple[Merged, ...]] = (
         sets={"checkpoints.eviction": "thinned", "checkpoints.supersede_equal": True},
     ),
     Merged(
+        pull=28539,
+        about="a router gives idle models up for all requests that wait, whenever one may be",
+        landed="b11063",
+        sets={"requests.at_models_max": "takes-loaded"},
+    ),
+    Merged(
         name="25913",
         pull=26004,
         about="slot files carry the checkpoints",
         landed="b11549",
         sets={"slots.file_holds_checkpoints": True},
+    ),
+    Merged(
+        pull=29217,
+        about="a router gives up no model whose first request has not reached it",
+        landed="b11549",
+        sets={"requests.at_models_max": "waits"},
     ),
     Merged(
         name="cut-between-images",
@@ -687,7 +706,8 @@ FAMILY: Final[Family[ServerRules, Options]] = Family(
     takes_images=True,
     vocabulary="llama slots slot npast keep checkpoint checkpoints forcing gguf swa rnn",
     package=__package__,
-    engine=f"{__package__}.server:LlamaCpp",
+    engine=f"{__package__}.router:Router",
+    serves_models=True,
     releases=RELEASES,
     patches=PATCHES,
     options=Options,

@@ -172,6 +172,13 @@ class Options:
         low=-1,
         unit="seconds",
     )
+    models_max: int = option(
+        "--models-max",
+        "models that a router loads at a time, each as a server of its own; 0: no limit",
+        default=4,
+        low=0,
+        unit="models",
+    )
     cache_prompt: bool = option(
         "--cache-prompt", "reuse what a slot holds; a request may override it", default=True
     )

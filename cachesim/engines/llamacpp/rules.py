@@ -37,6 +37,11 @@ Eviction: TypeAlias = Literal["oldest", "thinned-always", "thinned", "closest", 
 Placement: TypeAlias = Literal["every", "last-user", "user-starts"]
 """Permitted places of checkpoints before the end of a prompt."""
 
+AtLimit: TypeAlias = Literal["ends-busy", "promises", "takes-loaded", "waits"]
+"""A request for one model too many: a router ends the least recently used child, busy or not; or
+queues the request for an idle one, which it may promise twice; or for an idle one, be it loaded for
+a request that has not reached it; or for one that no request waits for."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestRules:
@@ -46,6 +51,7 @@ class RequestRules:
     rank_is_last: bool  # a prompt to rank may be decoded in pieces
     embeddings_reuse: bool  # a prompt to embed reuses tokens where it may be decoded in pieces
     counts_are_checked: bool  # an n_predict below -1 is refused; else it generates one token
+    at_models_max: AtLimit  # #26572, #29217
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -203,7 +203,16 @@ def candidates_of(server: ServerContext, task: Task) -> Candidates:
     for index, entry in enumerate(server.cache.entries if server.cache else ()):
         name = f"prompt cache entry {index}"
         common[entry] = (name, get_common_prefix(entry.tokens, task.tokens))
-    return Candidates(common)
+    ended = server.ended
+    if ended is None:
+        return Candidates(common)
+    name = f"what {ended.model} held before it was unloaded"
+    for index, tokens in enumerate(ended.held):
+        common[index] = (name, get_common_prefix(tokens, task.tokens))
+    candidates = Candidates(common)
+    for index in range(len(ended.held)):
+        candidates.rule_out(index, causes.MODEL_UNLOADED, model=ended.model, asked=ended.asked)
+    return candidates
 
 
 def choose_slot(server: ServerContext, task: Task) -> Slot | None:

@@ -402,7 +402,7 @@ class LlamaCpp(Engine):
             msg = "the server is busy; let it finish first"
             raise OptionError(msg)
         old.emit(event)
-        new = open_server(old.rules, self.network, old.options)
+        new = open_server(old.rules, old.network, old.options)
         new.events, new.replies, new.next_task = old.events, old.replies, old.next_task
         self._server = new
 

@@ -37,6 +37,15 @@ CANCELLED: Final = "cancelled"
 """The error of a request whose client disconnected."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    """A child server's end: its model, the model asked for, the texts that were lost."""
+
+    model: str
+    asked: str
+    held: tuple[Sequence[Token], ...]
+
+
 @dataclass(slots=True, kw_only=True)
 class ServerContext:
     """The server's mutable state (upstream: `server_context_impl`)."""
@@ -58,6 +67,7 @@ class ServerContext:
     deferred: deque[Task] = field(default_factory=deque)
     events: EventLog = field(default_factory=EventLog)
     replies: dict[int, list[Reply]] = field(default_factory=dict)
+    ended: Ended | None = None  # the child of the same model before this one
     now: int = 0  # logical time: one tick per release
     n_empty_consecutive: int = 0
     given_up: list[Ticket] = field(default_factory=list)  # calls whose reply was an error

@@ -1,0 +1,279 @@
+"""The router of llama-server: a child server for each loaded model, `--models-max` of them.
+
+    request for C:   loaded  [A B]     room? load C; else A (least recently used) ends, C is loaded
+                                       A and B busy: C waits, or A ends with its requests
+
+Upstream: `server_models`. A child is a process: slots, checkpoints and prompt cache end with it.
+Loading takes no time here; requests that arrive before the next step arrive together.
+"""
+
+from collections.abc import Callable
+from dataclasses import fields
+from typing import Any, Final
+
+from cachesim.engines.base import ByteStore, Request, Ticket
+from cachesim.engines.events import Event
+from cachesim.engines.held import Amounts, Held, Texts
+from cachesim.engines.llamacpp.events import ModelLoaded, ModelUnloaded, ServerRestarted
+from cachesim.engines.llamacpp.held import amounts, books, check_integrity, snapshot
+from cachesim.engines.llamacpp.options import Options
+from cachesim.engines.llamacpp.rules import ServerRules
+from cachesim.engines.llamacpp.server import LlamaCpp
+from cachesim.engines.llamacpp.server_context import Ended, ServerContext, open_server
+from cachesim.errors import OptionError
+from cachesim.model.adapters import adapted, adapted_in
+
+PROXY_ERROR: Final = "proxy error"
+"""The error of a request whose child server ends: the reply is not JSON."""
+
+SILENT: Final = "silent"
+"""The error of a request that is never answered, on a server that answers others."""
+
+
+def table_of(model: str) -> str:
+    """A model as the table of a scenario that describes it."""
+    return f"[models.{model}]" if model else "[model]"
+
+
+class Router(LlamaCpp):
+    """A llama-server of one model, or a router: with further models none is loaded at the start."""
+
+    def _open(self, rules: ServerRules, options: Options, store: ByteStore | None) -> None:
+        super()._open(rules, options, store)
+        self._loaded: dict[str, ServerContext] = {}  # least recently used first
+        self._waiting: dict[str, ServerContext] = {}  # not loaded yet, with their requests
+        self._promised: set[str] = set()  # waiting models for which an idle one was given up
+        self._unreached: set[str] = set()  # loaded by requests that have not reached them
+        self._stopping: dict[str, str] = {}  # model -> the model that it is given up for
+        self._ended: dict[str, Ended] = {}
+        self._files: dict[str, str] = {}  # slot files, and the models that saved them
+        for name, network in self.networks.items():
+            if adapted_in(network) is None:
+                self.networks[name] = adapted(network, options.adapters)
+
+    @property
+    def _routes(self) -> bool:
+        return len(self.networks) > 1
+
+    @property
+    def _limit(self) -> int:
+        return self._server.options.models_max or len(self.networks)
+
+    def _turn_to(self, server: ServerContext) -> None:
+        old = self._server
+        server.events, server.replies = old.events, old.replies
+        server.next_task, server.most_turns = old.next_task, old.most_turns
+        self._server = server
+
+    # --- the limit -------------------------------------------------------------------------------
+
+    def submit(self, request: Request) -> Ticket:
+        self._fields(request)
+        self._aim(request.model)
+        return super().submit(request)
+
+    def _child(self, name: str) -> ServerContext:
+        """The server of a model, loaded or to be loaded (upstream: `ensure_model_ready`)."""
+        if name in self._loaded:
+            self._loaded[name] = self._loaded.pop(name)
+            return self._loaded[name]
+        if name in self._waiting:
+            return self._waiting[name]
+        old = self._server
+        child = open_server(old.rules, self.networks[name], old.options)
+        child.ended = self._ended.get(name)
+        rule, full = old.rules.requests.at_models_max, len(self._loaded) >= self._limit
+        if full and rule == "ends-busy":
+            self._unload(next(iter(self._loaded)), name)
+        elif full or self._waiting:
+            self._waiting[name] = child
+            victim = self._victim() if full else None
+            if rule == "promises" and victim is not None:
+                self._promised.add(name)
+                self._stopping.setdefault(victim, name)
+            return child
+        self._load(name, child)
+        self._unreached.add(name)
+        return child
+
+    def _load(self, name: str, child: ServerContext) -> None:
+        self._turn_to(child)
+        self._loaded[name] = child
+        child.emit(ModelLoaded(model=table_of(name), loaded=len(self._loaded)))
+
+    def _unload(self, name: str, asked: str) -> None:
+        """End a child server, and the requests that it is processing."""
+        server = self._loaded.pop(name)
+        self._turn_to(server)
+        entries = server.cache.entries if server.cache else ()
+        texts = [slot.prompt.tokens[:] for slot in server.slots] + [e.tokens[:] for e in entries]
+        ended = Ended(model=table_of(name), asked=table_of(asked), held=tuple(filter(len, texts)))
+        self._ended[name] = ended
+        held = sum(map(len, ended.held))
+        server.emit(ModelUnloaded(model=ended.model, asked=ended.asked, n_tokens=held))
+        running = [slot.task for slot in server.slots if slot.task is not None]
+        for task in (*running, *server.queue, *server.deferred):
+            if not server.replies.get(task.ticket):
+                self._refuse(task, PROXY_ERROR, "the child server of this request ended")
+
+    def _victim(self) -> str | None:
+        """The least recently used idle model (upstream: `pick_victim`)."""
+        rule = self._server.rules.requests.at_models_max
+        for name, server in self._loaded.items():
+            idle = not is_busy(server) or (rule == "takes-loaded" and name in self._unreached)
+            if idle and (rule == "promises" or name not in self._stopping):
+                return name
+        return None
+
+    def _make_room(self) -> bool:
+        """End the children that are given up, and load models that wait; True if any was loaded."""
+        rule = self._server.rules.requests.at_models_max
+        while rule in {"takes-loaded", "waits"}:
+            free = self._limit - len(self._loaded) + len(self._stopping)
+            victim = self._victim() if free < len(self._waiting) else None
+            if victim is None:
+                break
+            self._stopping[victim] = next(iter(self._waiting))
+        for name, asked in self._stopping.items():
+            self._unload(name, asked)
+        self._stopping.clear()
+        self._unreached.clear()
+        moved = False
+        while self._waiting and len(self._loaded) < self._limit:
+            name = next(iter(self._waiting))
+            self._promised.discard(name)
+            self._load(name, self._waiting.pop(name))
+            moved = True
+        return moved
+
+    def _offer(self, name: str) -> None:
+        """Give a model up that became idle, for one without a promise (`on_model_idle`)."""
+        unserved = [each for each in self._waiting if each not in self._promised]
+        taken = len(self._loaded) - len(self._promised)
+        if unserved and taken >= self._limit and name not in self._stopping:
+            self._promised.add(unserved[0])
+            self._stopping[name] = unserved[0]
+
+    def step(self) -> bool:
+        if not self._routes:
+            return super().step()
+        worked = self._make_room()
+        for name, server in self._loaded.items():
+            busy = is_busy(server)
+            self._turn_to(server)
+            worked = super().step() or worked
+            if busy and not is_busy(server) and server.rules.requests.at_models_max == "promises":
+                self._offer(name)
+        if self._waiting and not worked and not self._stopping:
+            self._time_out()
+        return worked or bool(self._stopping)
+
+    def _time_out(self) -> None:
+        """Let clients give up that no step would serve: one idle model was promised twice."""
+        for server in self._waiting.values():
+            self._turn_to(server)
+            for task in server.queue:
+                self._refuse(task, SILENT, "the router waits for room that it promised twice")
+        self._waiting.clear()
+        self._promised.clear()
+
+    # --- the children as one server --------------------------------------------------------------
+
+    def _children(self) -> list[ServerContext]:
+        return [*self._loaded.values(), *self._waiting.values()] if self._routes else [self._server]
+
+    def _aim(self, model: str) -> None:
+        if self._routes:
+            self._turn_to(self._child(model))
+
+    def slot_save(self, slot: int, name: str, model: str = "") -> Ticket:
+        self._aim(model)
+        self._files[name] = model
+        return super().slot_save(slot, name)
+
+    def slot_restore(self, slot: int, name: str, model: str = "") -> Ticket:
+        if self._files.get(name, model) != model:
+            msg = f"{table_of(model)} does not restore a file of another model here"
+            raise OptionError(msg)
+        self._aim(model)
+        return super().slot_restore(slot, name)
+
+    def slot_erase(self, slot: int, model: str = "") -> Ticket:
+        self._aim(model)
+        return super().slot_erase(slot)
+
+    def set_lora(self, given: object) -> Ticket:
+        if self._routes:
+            msg = "a request to set adapters names no model: a router has no set-lora"
+            raise OptionError(msg)
+        return super().set_lora(given)
+
+    def _begin_anew(self, event: Event) -> None:
+        """End the router, or let every loaded child sleep."""
+        if not self._routes:
+            super()._begin_anew(event)
+            return
+        if any(map(is_busy, self._children())):
+            msg = "the server is busy; let it finish first"
+            raise OptionError(msg)
+        if isinstance(event, ServerRestarted):
+            self._server.emit(event)
+            self._loaded.clear()
+            self._ended.clear()
+        for name, server in self._loaded.items():
+            self._turn_to(server)
+            super()._begin_anew(event)
+            self._loaded[name] = self._server
+
+    def cancel(self, ticket: Ticket) -> None:
+        for server in self._children():
+            self._turn_to(server)
+            super().cancel(ticket)
+        self._waiting = {name: each for name, each in self._waiting.items() if each.queue}
+        self._promised &= self._waiting.keys()
+
+    def tokens_held_for(self, ticket: Ticket) -> int:
+        most = 0
+        for server in self._children():
+            self._turn_to(server)
+            most = max(most, super().tokens_held_for(ticket))
+        return most
+
+    def snapshot(self) -> dict[str, Any]:
+        return self._joined(snapshot)
+
+    def books(self) -> dict[str, Any]:
+        return self._joined(books)
+
+    def _joined(self, of: Callable[[ServerContext], dict[str, Any]]) -> dict[str, Any]:
+        """What all loaded children hold; each slot and entry names its model."""
+        if not self._routes:
+            return of(self._server)
+        joined: dict[str, Any] = {"slots": [], "prompt_cache": []}
+        for name, server in self._loaded.items():
+            for part, found in of(server).items():
+                each = found if isinstance(found, list) else []
+                joined.setdefault(part, []).extend({"model": name, **e} for e in each)
+        return joined
+
+    def held(self) -> Held:
+        """The content of a server; of a router none, as each child has its own cells."""
+        return Held() if self._routes else super().held()
+
+    def texts(self) -> Texts:
+        return Texts() if self._routes else super().texts()
+
+    def amounts(self) -> Amounts:
+        found = [amounts(each) for each in self._children()]
+        return Amounts(
+            **{each.name: sum(getattr(a, each.name) for a in found) for each in fields(Amounts)}
+        )
+
+    def check_integrity(self) -> None:
+        for server in self._children():
+            check_integrity(server)
+
+
+def is_busy(server: ServerContext) -> bool:
+    """True while a child has a request."""
+    return bool(server.queue) or bool(server.deferred) or server.is_busy
