@@ -143,6 +143,14 @@ def _moved(lost: Lost) -> bool:
     return lost.after - lost.before == moves
 
 
+def _unloaded(lost: Lost) -> bool:
+    """The child that answered the same model before ended for the model that is named."""
+    ended = list(lost.events("model-unloaded", earlier=True))
+    named = {key: lost.detail[key] for key in ("model", "asked")}
+    own = f"[models.{lost.record.step.model}]" if lost.record.step.model else "[model]"
+    return named["model"] == own and any(named.items() <= each.items() for each in ended)
+
+
 def _embedded(lost: Lost) -> bool:
     asked = lost.record.step.options.get("endpoint") in {"embedding", "rerank"}
     return lost.after == 0 and asked
@@ -202,6 +210,7 @@ CAUSES: Final[Mapping[str, Callable[[Lost], bool]]] = {
     "look-ahead-block": _drafted,
     "media-uncached": lambda lost: _nothing(lost) and lost.before <= lost.detail["n_tokens"],
     "memory-depth": _nothing,
+    "model-unloaded": _unloaded,
     "no-state-yet": _span,
     "not-fetched": lambda lost: (
         (lost.detail["stored"], lost.detail["found"]) == (lost.before, lost.after)

@@ -23,11 +23,8 @@ from cachesim.engines.llamacpp.server_context import Ended, ServerContext, open_
 from cachesim.errors import OptionError
 from cachesim.model.adapters import adapted, adapted_in
 
-PROXY_ERROR: Final = "proxy error"
-"""The error of a request whose child server ends: the reply is not JSON."""
-
-SILENT: Final = "silent"
-"""The error of a request that is never answered, on a server that answers others."""
+NO_ANSWER: Final = "no_answer"
+"""The error of a request whose child server ends, or that waits for ever."""
 
 
 def table_of(model: str) -> str:
@@ -36,7 +33,7 @@ def table_of(model: str) -> str:
 
 
 class Router(LlamaCpp):
-    """A llama-server of one model, or a router: with further models none is loaded at the start."""
+    """A llama-server of one model, or a router (`server_models`), which starts without any."""
 
     def _open(self, rules: ServerRules, options: Options, store: ByteStore | None) -> None:
         super()._open(rules, options, store)
@@ -114,7 +111,7 @@ class Router(LlamaCpp):
         running = [slot.task for slot in server.slots if slot.task is not None]
         for task in (*running, *server.queue, *server.deferred):
             if not server.replies.get(task.ticket):
-                self._refuse(task, PROXY_ERROR, "the child server of this request ended")
+                self._refuse(task, NO_ANSWER, "the child server of this request ended")
 
     def _victim(self) -> str | None:
         """The least recently used idle model (upstream: `pick_victim`)."""
@@ -173,7 +170,7 @@ class Router(LlamaCpp):
         for server in self._waiting.values():
             self._turn_to(server)
             for task in server.queue:
-                self._refuse(task, SILENT, "the router waits for room that it promised twice")
+                self._refuse(task, NO_ANSWER, "the router waits for room that it promised twice")
         self._waiting.clear()
         self._promised.clear()
 
