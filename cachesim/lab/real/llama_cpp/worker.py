@@ -41,7 +41,7 @@ def main() -> None:
             order = json.loads(line)
             answer: Json | list[Json]
             if "calls" in order:
-                answer = _calls(server.listening_address, order["calls"])
+                answer = play_calls(server.listening_address, order["calls"])
                 if "held" in order:
                     slot = order["held"]
                     file = Path(folder) / "held"
@@ -139,7 +139,7 @@ def _mark(path: str) -> None:
         os.write(2, f"\n{CALL_MARK}{path}\n".encode())
 
 
-def _calls(address: str, calls: list[tuple[float, Json]]) -> list[Json]:
+def play_calls(address: str, calls: list[tuple[float, Json]]) -> list[Json]:
     """Play HTTP calls side by side; their answers in the order in which they began."""
     with ThreadPoolExecutor(len(calls)) as pool:
         playing = []

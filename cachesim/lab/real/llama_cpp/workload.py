@@ -63,7 +63,11 @@ def grouped(steps: Sequence[Step]) -> Iterator[tuple[Step, ...]]:
 
 def arriving(group: Sequence[Step]) -> Iterator[tuple[Step, ...]]:
     """Steps that go out in one call, of a group that the server has at hand together."""
-    starts = [at for at, step in enumerate(group) if not at or step.turns]
+    starts = [
+        at
+        for at, step in enumerate(group)
+        if not at or step.turns or step.model != group[at - 1].model
+    ]
     for first, end in pairwise([*starts, len(group)]):
         yield tuple(group[first:end])
 
