@@ -29,6 +29,15 @@ KINDS: Final = {
 }
 
 
+def _starts(count: int, *, swaps: bool) -> str:
+    if not swaps:
+        return f"The server was started {count} times."
+    return (
+        f"A router started {count} servers, and ended some to load other models (--models-max): "
+        "each begins with empty slots and an empty prompt cache."
+    )
+
+
 def why_report(
     found: Mapping[str, Any], *, worst: Sequence[Mapping[str, Any]]
 ) -> list[RenderableType]:
@@ -43,7 +52,7 @@ def why_report(
     if log["broken"]:
         parts.append(Text(log["broken"], style="wrong"))
     if len(found["servers"]) > 1:
-        parts.append(Text(f"The server was started {len(found['servers'])} times."))
+        parts.append(Text(_starts(len(found["servers"]), swaps=log.get("swaps", False))))
     parts += [*map(Text, [*dict.fromkeys(map(_server, found["servers"]))][:4]), Text()]
     if agreement["played"]:
         parts += [*_agreement(found), Text()]

@@ -58,12 +58,14 @@ class Tally:
     lines: int = 0
     lengths: Counter[int] = field(default_factory=Counter)
     cut: Counter[int] = field(default_factory=Counter)
+    swaps: bool = False  # a router ended a model's server for another model
 
     def count(self, raw: bytes) -> None:
         """Count a line."""
         text = raw.rstrip()
         self.lengths[len(text)] += 1
         self.cut[len(text)] += ENDS.search(text) is None
+        self.swaps |= GIVEN_UP.search(text) is not None
 
     @property
     def wrapped_at(self) -> int:
@@ -72,6 +74,9 @@ class Tally:
         times = self.cut[longest]
         return longest if times >= MANY and times * 10 >= self.lines and longest < WIDEST else 0
 
+
+GIVEN_UP: Final = re.compile(rb" LRU name=|giving up its slot to a queued request")
+"""Words of a router that ends an idle or least recently used model."""
 
 MANY, WIDEST = 8, 400
 """Lines of one length, the longest of all, that indicate a wrapping terminal; its largest width."""

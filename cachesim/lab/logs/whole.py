@@ -42,6 +42,7 @@ class Read:
     sources: list[str]
     lines: int
     known_lines: int
+    swaps: bool  # a router ended models' servers for others
     wrapped_at: int  # characters after which a terminal broke the lines; 0 where none did
     foreign: set[str]
 
@@ -67,6 +68,7 @@ def read_files(files: Sequence[tuple[str, BinaryIO]]) -> Read:
         sources=[name for name, _ in files],
         lines=tally.lines,
         known_lines=sum(each.known_lines for each in reader.servers),
+        swaps=tally.swaps,
         wrapped_at=tally.wrapped_at,
         foreign=set().union(*(each.foreign for each in reader.servers)),
     )
@@ -125,6 +127,8 @@ def replays_of(
 def why(read: Read, replays: Sequence[Replay]) -> dict[str, Any]:
     """JSON of `cachesim why` for replayed logs."""
     found = report_of(replays, sources=read.sources, lines=read.lines, known_lines=read.known_lines)
+    if read.swaps:
+        found["log"]["swaps"] = True
     if read.wrapped_at:
         found["log"]["broken"] = _wrapped(read.wrapped_at)
     return found
