@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Final
 
 from rich.console import Console
@@ -25,7 +27,13 @@ from cachesim.lab.real.environment import Environment, EnvironmentUnavailableErr
 from cachesim.lab.real.llama_cpp.compare import PlayDrawn, SideBySide, Tally, show_difference
 from cachesim.lab.real.llama_cpp.flags import PRESETS, Abilities
 from cachesim.lab.real.llama_cpp.logits import compare_logits
-from cachesim.lab.real.llama_cpp.server import environment_for
+from cachesim.lab.real.llama_cpp.routing import play_routed
+from cachesim.lab.real.llama_cpp.server import (
+    ROUTERS,
+    RealServer,
+    environment_for,
+    router_environment,
+)
 from cachesim.lab.real.llama_cpp.workload import Release
 from cachesim.lab.real.llama_cpp_python.commands import DRAWN
 from cachesim.lab.real.llama_cpp_python.compare import RealInstances
@@ -67,6 +75,7 @@ from tests.wrong_answers import (
 
 SEED: Final = 20261120
 WORKLOADS: Final = 10  # per release of llama.cpp that is looked at closely
+ROUTED: Final = 6  # of a router
 WORKLOADS_BETWEEN: Final = 3  # per release between them; `cachesim real llama.cpp` plays more
 TIMES: Final = 4
 """So many times as many drawn workloads in `make nightly`."""
@@ -143,6 +152,17 @@ def _agrees(tally: Tally, play: PlayDrawn, number: int) -> bool:
     if played.difference is not None:
         show_difference(OUT, played.difference)
     return played.difference is None
+
+
+def router_agrees(release: Release, *, times: int = 1) -> tuple[bool, str]:
+    """Random requests for several models of a router."""
+    requests, differing = 0, list[str]()
+    for number in range(times * ROUTED):
+        with TemporaryDirectory() as folder, RealServer(release, routes=True) as real:
+            workload, difference = play_routed(real, SEED, number, Path(folder))
+        requests += workload.requests
+        differing += [] if difference is None else [workload.name]
+    return not differing, f"{requests} requests; differing: {', '.join(differing) or 'none'}"
 
 
 def binding_agrees(release: str) -> tuple[bool, str]:
@@ -322,6 +342,12 @@ def checks(*, every: bool = False) -> Iterator[Check]:
                 environment=environment_for(release),
                 run=partial(what, release),
             )
+    for release in ROUTERS:
+        yield Check(
+            name=f"llama.cpp {release}: requests for models of a router agree",
+            environment=router_environment(release),
+            run=partial(router_agrees, release, times=times),
+        )
     newest_binding = BINDING.real()[-1]
     yield Check(
         name=f"llama-cpp-python {newest_binding}: calls agree",

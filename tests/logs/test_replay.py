@@ -24,8 +24,10 @@ from cachesim.lab.logs.reading import Reader
 from cachesim.lab.logs.replay import Replay
 from cachesim.lab.logs.report import missing_of
 from cachesim.lab.logs.settings import settings_of
-from cachesim.lab.logs.whole import UserSettings, read_files, rebuild, replays_of
+from cachesim.lab.logs.whole import UserSettings, read_files, rebuild, replays_of, why
 from cachesim.model.presets import preset
+from cachesim.report.consoles import plain_text
+from cachesim.report.why import why_report
 
 DATA = Path(__file__).parent / "data"
 KINDS = ["b9093-3", "b9538-3", "b11549-4", "b11549-3"]
@@ -104,12 +106,35 @@ def test_what_supervisors_put_around_a_line_changes_nothing(kind: str, dress: st
     assert told(other) == told(plain)
 
 
-def test_lines_of_two_pods_are_not_taken_for_one_server() -> None:
+@pytest.mark.parametrize("names", [("pod/llama-a/llama", "pod/llama-b/llama"), ("50123", "50124")])
+def test_lines_of_two_servers_are_not_taken_for_those_of_one(names: tuple[str, str]) -> None:
     lines = servers_of("b9538-3")[0]["log"].split("\n")
-    mixed = "\n".join(f"[pod/llama-{pod}/llama] {line}" for line in lines for pod in "ab")
+    mixed = "\n".join(f"[{name}] {line}" for line in lines for name in names)
 
-    with pytest.raises(InputError, match="mixed: pod/llama-a/llama, pod/llama-b/llama"):
+    with pytest.raises(InputError, match=f"mixed: {', '.join(names)}"):
         read_files([("two.log", BytesIO(mixed.encode()))])
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "unload_lru: models_max limit reached, removing LRU name=alpha",
+        "tick: evicting idle LRU name=alpha for a queued request",
+        "on_model_idl: model name=alpha went idle, giving up its slot to a queued request",
+    ],
+)
+def test_a_router_that_ends_models_is_named(words: str) -> None:
+    lines = servers_of("b9538-3")[0]["log"]
+    both = "\n".join(dressed(lines, f"[{port}] LINE") for port in (50123, 50124))
+
+    def shown(text: str) -> str:
+        read = read_files([("router.log", BytesIO(text.encode()))])
+        settings = UserSettings(profile=None, model=None, window=None, options={})
+        found = why(read, replays_of(read, settings))
+        return plain_text(*why_report(found, worst=()))
+
+    assert "A router started 2 servers" in shown(f"0.00.642.157 I srv {words}\n{both}")
+    assert "The server was started 2 times" in shown(both)
 
 
 def test_docker_and_powershell_logs_are_read_too() -> None:
