@@ -258,6 +258,7 @@ class Family(Generic[R, S]):
     prompt_field: str = ""  # the request field by which the server extends a prompt
     renders_chats: bool = False  # it takes messages and renders them with its own chat template
     serves_models: Callable[[R], bool] = lambda _: False  # requests may name one of several
+    draws_models: bool = False  # searches draw a second model now and then
     takes_images: bool = False  # its requests may have images
     check_model: Callable[["ModelSpec"], object] | None = None  # refuses unsupported models
     model_classes: Callable[["ModelSpec"], tuple[str, ...]] = lambda _: ()  # with these layers

@@ -231,7 +231,8 @@ class Guided(Client):
         name = f"{model}-guided-{seed}-{number}"
         self.scenario = scenario_of(profile, model, shape, options, name=name)
         own, family = Seeded(f"models {seed} {number}"), family_of(profile.engine)
-        serves = shape.incidents and family.serves_models(family.rules(profile))
+        draws_them = shape.incidents and family.draws_models
+        serves = draws_them and family.serves_models(family.rules(profile))
         if serves and not own.integer(0, 7):  # what is drawn besides stays as it is
             self.scenario = with_models(own, self.scenario)
         self._asking = own if self.scenario.models else None

@@ -339,7 +339,8 @@ def draw_workload(
             options = whole
             steps = [_with_fields(draws, step, late) for step in steps]
     drawn = scenario_of(profile, model, shape, options, name=name, steps=steps)
-    serves = shape.incidents and family.serves_models(family.rules(profile))
+    draws_them = shape.incidents and family.draws_models
+    serves = draws_them and family.serves_models(family.rules(profile))
     return with_models(draws, drawn) if serves and draws.integer(0, 7) == 7 else drawn
 
 

@@ -396,13 +396,14 @@ def _ideal(case: Case, fact: Fact) -> None:
 def _due(case: Case) -> int:
     """The longest prefix that any earlier request computed, but for the last token.
 
-    Under the same adapters; where others were in force, what a slot holds may be theirs.
+    By the same model, under the same adapters; where others were in force, what a slot holds may be theirs.
     """
     prompt, reply = case.record.prompt, case.record.reply
     before = [
         each
         for each in case.played.records[: case.index]
-        if (each.reply is not None and each.reply.error is None and bool(each.prompt))
+        if each.step.model == case.record.step.model
+        and (each.reply is not None and each.reply.error is None and bool(each.prompt))
     ]
     alike = [
         each

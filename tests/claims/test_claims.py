@@ -41,6 +41,7 @@ SAMPLE: Final = (
     "llama.cpp-24143-load-consumes-entry",
     "llama.cpp-window-one-beyond",
     "llama.cpp-22083-two-chats",
+    "llama.cpp-28998-model-swap",
     "mlx-lm-1736-padding-in-the-state",
     "ik_llama.cpp-1888-one-token-too-far",
 )

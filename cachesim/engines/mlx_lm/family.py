@@ -634,6 +634,7 @@ FAMILY: Final[Family[MlxRules, MlxOptions]] = Family(
     name="mlx-lm",
     about="mlx_lm.server: prompt trie, cache classes per layer, batches",
     repository="ml-explore/mlx-lm",
+    draws_models=True,
     serves_models=lambda rules: rules.server.grid is None and rules.server.memory is None,
     takes_images=True,
     vocabulary="mlx lru arrays batch rotating chunked deep granite gemma trim metal",
