@@ -43,8 +43,8 @@ MODEL_UNLOADED: Final = Cause(
     id="model-unloaded",
     sentence="the child server of {model} had ended for {asked} with all that it held",
     about=(
-        "A router ends the process of the least recently used model where a request names one more "
-        "than `--models-max`. A larger limit, or slot files saved before, would have helped."
+        "A router ends the server of the least recently used model for another one. A larger "
+        "`--models-max`, or slot files saved before, would have helped."
     ),
     fields=("model", "asked"),
 )

@@ -431,7 +431,7 @@ LANDED: Final[tuple[Merged, ...]] = (
     ),
     Merged(
         pull=26572,
-        about="a router's request for one model too many waits until a loaded model is idle",
+        about="a router lets requests wait for a model to be idle",
         landed="b10566",
         sets={"requests.at_models_max": "promises"},
     ),
@@ -455,7 +455,7 @@ LANDED: Final[tuple[Merged, ...]] = (
     ),
     Merged(
         pull=28539,
-        about="a router gives idle models up for all requests that wait, whenever one may be",
+        about="a router ends an idle model for each request that waits",
         landed="b11063",
         sets={"requests.at_models_max": "takes-loaded"},
     ),
@@ -468,7 +468,7 @@ LANDED: Final[tuple[Merged, ...]] = (
     ),
     Merged(
         pull=29217,
-        about="a router gives up no model whose first request has not reached it",
+        about="a router ends no model that its first request has not reached",
         landed="b11549",
         sets={"requests.at_models_max": "waits"},
     ),

@@ -174,7 +174,7 @@ class Options:
     )
     models_max: int = option(
         "--models-max",
-        "models that a router loads at a time, each as a server of its own; 0: no limit",
+        "models that a router has loaded; 0: no limit",
         default=4,
         low=0,
         unit="models",
