@@ -178,6 +178,7 @@ class Options:
         default=4,
         low=0,
         unit="models",
+        rare=True,
     )
     cache_prompt: bool = option(
         "--cache-prompt", "reuse what a slot holds; a request may override it", default=True
