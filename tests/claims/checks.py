@@ -396,7 +396,8 @@ def _ideal(case: Case, fact: Fact) -> None:
 def _due(case: Case) -> int:
     """The longest prefix that any earlier request computed, but for the last token.
 
-    By the same model, under the same adapters; where others were in force, what a slot holds may be theirs.
+    By the same model, under the same adapters; where others were in force, what a slot holds may be
+    theirs.
     """
     prompt, reply = case.record.prompt, case.record.reply
     before = [
