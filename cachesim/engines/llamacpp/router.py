@@ -37,6 +37,7 @@ class Router(LlamaCpp):
 
     def _open(self, rules: ServerRules, options: Options, store: ByteStore | None) -> None:
         super()._open(rules, options, store)
+        self._routes = len(self.networks) > 1
         self._loaded: dict[str, ServerContext] = {}  # least recently used first
         self._waiting: dict[str, ServerContext] = {}  # not loaded yet, with their requests
         self._promised: set[str] = set()  # waiting models for which an idle one was given up
@@ -47,10 +48,6 @@ class Router(LlamaCpp):
         for name, network in self.networks.items():
             if adapted_in(network) is None:
                 self.networks[name] = adapted(network, options.adapters)
-
-    @property
-    def _routes(self) -> bool:
-        return len(self.networks) > 1
 
     @property
     def _limit(self) -> int:
@@ -65,27 +62,28 @@ class Router(LlamaCpp):
     # --- the limit -------------------------------------------------------------------------------
 
     def submit(self, request: Request) -> Ticket:
-        self._fields(request)
+        if self._routes:
+            self._fields(request)
         self._aim(request.model)
         return super().submit(request)
 
     def _child(self, name: str) -> ServerContext:
         """The server of a model, loaded or to be loaded (upstream: `ensure_model_ready`)."""
-        if name in self._loaded:
-            self._loaded[name] = self._loaded.pop(name)
-            return self._loaded[name]
+        old = self._server
+        rule, full = old.rules.requests.at_models_max, len(self._loaded) >= self._limit
         if name in self._waiting:
             return self._waiting[name]
-        old = self._server
+        if name in self._loaded and not (rule == "waits" and name in self._stopping):
+            self._loaded[name] = self._loaded.pop(name)
+            return self._loaded[name]
         child = open_server(old.rules, self.networks[name], old.options)
-        child.ended = self._ended.get(name)
-        rule, full = old.rules.requests.at_models_max, len(self._loaded) >= self._limit
         if full and rule == "ends-busy":
             self._unload(next(iter(self._loaded)), name)
         elif full or self._waiting:
             self._waiting[name] = child
-            victim = self._victim() if full else None
-            if rule == "promises" and victim is not None:
+            if rule != "promises":
+                self._tick()
+            elif full and (victim := self._victim()) is not None:
                 self._promised.add(name)
                 self._stopping.setdefault(victim, name)
             return child
@@ -95,6 +93,7 @@ class Router(LlamaCpp):
 
     def _load(self, name: str, child: ServerContext) -> None:
         self._turn_to(child)
+        child.ended = self._ended.get(name)
         self._loaded[name] = child
         child.emit(ModelLoaded(model=table_of(name), loaded=len(self._loaded)))
 
@@ -113,24 +112,28 @@ class Router(LlamaCpp):
             if not server.replies.get(task.ticket):
                 self._refuse(task, NO_ANSWER, "the child server of this request ended")
 
-    def _victim(self) -> str | None:
+    def _victim(self, *, unreached: bool = False) -> str | None:
         """The least recently used idle model (upstream: `pick_victim`)."""
-        rule = self._server.rules.requests.at_models_max
+        twice = self._server.rules.requests.at_models_max == "promises"
         for name, server in self._loaded.items():
-            idle = not is_busy(server) or (rule == "takes-loaded" and name in self._unreached)
-            if idle and (rule == "promises" or name not in self._stopping):
+            idle = not is_busy(server) or (unreached and name in self._unreached)
+            if idle and (twice or name not in self._stopping):
                 return name
         return None
+
+    def _tick(self, *, unreached: bool = False) -> None:
+        """Give idle models up while requests wait for more room than is free (`tick`)."""
+        while self._limit - len(self._loaded) + len(self._stopping) < len(self._waiting):
+            victim = self._victim(unreached=unreached)
+            if victim is None:
+                break
+            self._stopping[victim] = next(iter(self._waiting))
 
     def _make_room(self) -> bool:
         """End the children that are given up, and load models that wait; True if any was loaded."""
         rule = self._server.rules.requests.at_models_max
-        while rule in {"takes-loaded", "waits"}:
-            free = self._limit - len(self._loaded) + len(self._stopping)
-            victim = self._victim() if free < len(self._waiting) else None
-            if victim is None:
-                break
-            self._stopping[victim] = next(iter(self._waiting))
+        if rule in {"takes-loaded", "waits"}:
+            self._tick(unreached=rule == "takes-loaded")
         for name, asked in self._stopping.items():
             self._unload(name, asked)
         self._stopping.clear()

@@ -90,6 +90,18 @@ def test_requests_that_wait_are_served_in_order_of_their_models() -> None:
     assert loaded == ["[model]", "[models.b]", "[models.c]"]
 
 
+@pytest.mark.parametrize(("release", "found"), [("b11063", "no_answer"), ("b11549", 0)])
+def test_a_model_that_is_given_up_takes_no_request(release: str, found: Any) -> None:
+    server = opened(release, models_max=1)
+    answered(server, [""])
+    other, again = asked(server, "b"), asked(server)
+    server.run()
+
+    assert (reused(server, other), reused(server, again)) == (0, found)
+    losses = [each.rule for each in getattr(server.reply(again), "losses", ())]
+    assert losses == ([] if found else ["model-unloaded"])
+
+
 def test_a_client_that_goes_away_leaves_the_queue() -> None:
     server = opened(models_max=1)
     asked(server, predict=9)
