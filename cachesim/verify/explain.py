@@ -71,15 +71,13 @@ class IdealCache:
     def remember(self, reply: Reply) -> None:
         """Add a request's tokens: its prompt and all generated ones but the last."""
         if reply.error is None:
-            self._learn(reply.prompt + reply.generated[:-1], reply.strengths)
-
-    def _learn(self, tokens: Tokens, strengths: Strengths) -> None:
-        last, known, within = self._follow(tokens, strengths)
-        if known == len(tokens):
-            return
-        if within < len(last.tokens):
-            last.part_at(within)
-        last.children[tokens[known]] = _RadixNode(tokens[known:])
+            tokens = reply.prompt + reply.generated[:-1]
+            last, known, within = self._follow(tokens, reply.strengths)
+            if known == len(tokens):
+                return
+            if within < len(last.tokens):
+                last.part_at(within)
+            last.children[tokens[known]] = _RadixNode(tokens[known:])
 
     def _follow(self, tokens: Tokens, strengths: Strengths) -> tuple[_RadixNode, int, int]:
         """The node where tokens end or diverge from all earlier ones, and the number of matched

@@ -68,39 +68,34 @@ class Oracle:
         """
         adapters = adapted_in(self.network)
         if adapters is not None:
-            return self._under(adapters.under(strengths)).logits(prompt, generated)
+            network = adapters.under(strengths)
+            found = next((each for each in self._others if each.network is network), None)
+            if found is None:
+                found = Oracle(network)
+                self._others.append(found)
+            return found.logits(prompt, generated)
         tokens = prompt + generated[:-1]
         rows = range(len(prompt) - 1, len(prompt) + len(generated) - 1)
         key = tokens, rows.start
         answer = self._answers.pop(key, None)
         if answer is None:
-            answer = self._run_for(tokens, rows).extend(tokens, rows)
+            run = None
+            for each in self._runs:
+                longer = run is None or len(each.tokens) > len(run.tokens)
+                if longer and each.can_answer(tokens, rows):
+                    run = each
+            if run is None:
+                run = _ColdRun(self.network)
+            else:
+                self._runs.remove(run)
+            self._runs = [run, *self._runs[: KEPT - 1]]
+            answer = run.extend(tokens, rows)
             answer.flags.writeable = False
             self._remembered += len(answer)
         self._answers[key] = answer
         while self._remembered > ROWS:
             self._remembered -= len(self._answers.pop(next(iter(self._answers))))
         return answer
-
-    def _under(self, network: Network) -> "Oracle":
-        found = next((each for each in self._others if each.network is network), None)
-        if found is None:
-            found = Oracle(network)
-            self._others.append(found)
-        return found
-
-    def _run_for(self, tokens: Tokens, rows: range) -> "_ColdRun":
-        run = None
-        for each in self._runs:
-            longer = run is None or len(each.tokens) > len(run.tokens)
-            if longer and each.can_answer(tokens, rows):
-                run = each
-        if run is None:
-            run = _ColdRun(self.network)
-        else:
-            self._runs.remove(run)
-        self._runs = [run, *self._runs[: KEPT - 1]]
-        return run
 
 
 class Oracles:

@@ -601,7 +601,16 @@ class Scheduler:
             gone.append(req)
             self._start_over(req, len(order))
         if len(order) <= 1 and not self.room.can_decode(order):
-            self._give_up(order)
+            if not self.rules.scheduler.aborts_last:
+                where = "retract_decode"
+                why = "ValueError: Out of memory even after retracting all other requests"
+                raise UpstreamAbort(where, why)
+            req = order.pop()
+            self._end(req)
+            req.dropped = True
+            req.retractions += 1
+            if self.on_abort is not None:
+                self.on_abort(req)
         batch.reqs = order
         decoded = sum(req.num_output for req in order) + RETRACT_STEPS * len(order)
         self.ratio = min(1.0, decoded / (sum(req.max_new_tokens for req in order) + 1))
@@ -630,18 +639,6 @@ class Scheduler:
         self._start_over(req, left)
         if self.on_preempt is not None:
             self.on_preempt(req)
-
-    def _give_up(self, order: list[Req]) -> None:
-        if not self.rules.scheduler.aborts_last:
-            where = "retract_decode"
-            why = "ValueError: Out of memory even after retracting all other requests"
-            raise UpstreamAbort(where, why)
-        req = order.pop()
-        self._end(req)
-        req.dropped = True
-        req.retractions += 1
-        if self.on_abort is not None:
-            self.on_abort(req)
 
     # -- what came back ----------------------------------------------------------------------------
 

@@ -7,7 +7,7 @@ from typing import Any, Final
 import numpy as np
 
 from cachesim.engines import base
-from cachesim.engines.adapters import LoRARequest, maybe_get_adapters
+from cachesim.engines.adapters import maybe_get_adapters
 from cachesim.engines.base import Ticket
 from cachesim.engines.held import (
     ROOT,
@@ -381,7 +381,31 @@ class Sglang(SlotlessEngine[Rules, SglangOptions, Job]):
         for stream in sessions.streams(self._sessions):
             stream.holder = None
         pool = self.tree.pool
-        self.scheduler = Scheduler(self.tree, pool, self.rules, self._limits())
+        options = self.options
+        self.scheduler = Scheduler(
+            self.tree,
+            pool,
+            self.rules,
+            Limits(
+                chunk=options.chunked_prefill_size,
+                max_prefill=options.max_prefill_tokens,
+                max_running=options.running(
+                    self.rules, tokens=self.sizes.tokens, states=self.tree.states is not None
+                ),
+                max_len=options.context_length,
+                interval=options.mamba_track_interval,
+                mixes=options.mixes(self.rules),
+                loras=options.max_loras_per_batch if options.adapters else 0,
+                policy=options.schedule_policy,
+                seed=options.random_seed,
+                prioritizes=options.enable_priority_scheduling,
+                preempts=options.preempts,
+                low_first=options.schedule_low_priority_values_first,
+                threshold=options.priority_scheduling_preemption_threshold,
+                retracts_by_priority=options.retraction_policy == "priority",
+                drafts=options.drafts,
+            ),
+        )
         windows = pool if isinstance(pool, WindowPool) else None
         self.contents = Contents(self.network, windows)
         host, grid = Contents(self.network, None), self.tree.shape.grid
@@ -423,28 +447,6 @@ class Sglang(SlotlessEngine[Rules, SglangOptions, Job]):
             host=options.host(self.rules, self.kind, sizes, self.network.spec),
         )
         return make_tree(self.kind, shape, sizes, self.rules, self.storage)
-
-    def _limits(self) -> Limits:
-        options = self.options
-        return Limits(
-            chunk=options.chunked_prefill_size,
-            max_prefill=options.max_prefill_tokens,
-            max_running=options.running(
-                self.rules, tokens=self.sizes.tokens, states=self.tree.states is not None
-            ),
-            max_len=options.context_length,
-            interval=options.mamba_track_interval,
-            mixes=options.mixes(self.rules),
-            loras=options.max_loras_per_batch if options.adapters else 0,
-            policy=options.schedule_policy,
-            seed=options.random_seed,
-            prioritizes=options.enable_priority_scheduling,
-            preempts=options.preempts,
-            low_first=options.schedule_low_priority_values_first,
-            threshold=options.priority_scheduling_preemption_threshold,
-            retracts_by_priority=options.retraction_policy == "priority",
-            drafts=options.drafts,
-        )
 
     # -- requests ----------------------------------------------------------------------------------
 
@@ -508,13 +510,19 @@ class Sglang(SlotlessEngine[Rules, SglangOptions, Job]):
         refused: bool = False,
     ) -> Req:
         lora = maybe_get_adapters(fields, self.options.adapters)
+        # The id of an adapter, which each load makes anew (`LoRARef`).
+        path, name = self._loras.get(lora.name, ("", ""))
+        if lora.name and path != lora.path:
+            self._loaded += 1
+            name = f"{self._loaded:032x}"
+            self._loras[lora.name] = (lora.path, name)
         job.req = Req.make(
             int(job.ticket),
             np.array(job.prompt, np.int64),
             self._limit(request, room),
             extra_key=fields.get("extra_key"),
             priority=self.options.priority_of(fields.get("priority")),
-            lora_id=self._lora_id(lora),
+            lora_id=name,
             strengths=lora.strengths,
             routing_key=fields.get("routing_key", ""),
             images=request.images,
@@ -555,15 +563,6 @@ class Sglang(SlotlessEngine[Rules, SglangOptions, Job]):
             words = "Invalid request session id" if found is None else "the input is too long"
             job.end("BadRequestError", words)
         return job.ticket
-
-    def _lora_id(self, lora: LoRARequest) -> str:
-        """The id of an adapter, which each load makes anew (`LoRARef`)."""
-        path, name = self._loras.get(lora.name, ("", ""))
-        if lora.name and path != lora.path:
-            self._loaded += 1
-            name = f"{self._loaded:032x}"
-            self._loras[lora.name] = (lora.path, name)
-        return name
 
     def forget(self, ticket: Ticket) -> None:
         if self._jobs[ticket].done:
@@ -631,15 +630,11 @@ class Sglang(SlotlessEngine[Rules, SglangOptions, Job]):
             self._emit(events.RequestFinished(task=req.id, generated=generated))
         return True
 
-    def _check_forgotten(self) -> None:
-        if any(not self._of_req[req.id].done for req in self.scheduler.forgotten):
-            where = "Scheduler._get_new_batch_prefill_raw"
-            raise UpstreamEndless(where, "a request was preempted and is in no queue")
-
     def _goes_on(self) -> bool:
         busy = self.scheduler.busy
-        if not busy:
-            self._check_forgotten()
+        if not busy and any(not self._of_req[req.id].done for req in self.scheduler.forgotten):
+            where = "Scheduler._get_new_batch_prefill_raw"
+            raise UpstreamEndless(where, "a request was preempted and is in no queue")
         if not busy and self.options.strict_mem_check_during_idle:
             self._check_pools()
         return busy

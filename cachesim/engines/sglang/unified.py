@@ -674,7 +674,12 @@ class Graft:
             length = matching(child, key, page)
             node = tree.split(child, length, fetch.extra) if length < len(child) else child
             if not back and node.host_full is None:
-                self._refill(node, slots[:length])
+                node.host_full = slots[:length]
+                self.tree.update_leaf(node)
+                if node.parent is not None:
+                    self.tree.update_leaf(node.parent)
+                self.host.track_twice(node)
+                self.host.notify("fetched", FULL, node)
                 refilled = True
             elif not back:
                 if refilled:
@@ -692,14 +697,6 @@ class Graft:
         else:
             made.node = self._hang(node, key, slots, keys)
         return made
-
-    def _refill(self, node: Node, slots: Integers) -> None:
-        node.host_full = slots
-        self.tree.update_leaf(node)
-        if node.parent is not None:
-            self.tree.update_leaf(node.parent)
-        self.host.track_twice(node)
-        self.host.notify("fetched", FULL, node)
 
     def _hang(self, parent: Node, key: Integers, slots: Integers, keys: list[bytes]) -> Node:
         node = self.tree.hang_on_host(parent, key, self.fetch.extra)

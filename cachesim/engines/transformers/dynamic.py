@@ -47,10 +47,6 @@ class Keys:
     @property
     def length(self) -> int:
         """Tokens of the sequences, as the layer counts them."""
-        return self._kept
-
-    @property
-    def _kept(self) -> int:
         return len(self.rows[0]) if self.rows else 0
 
     def feed(self, new: Rows) -> Rows:

@@ -155,17 +155,13 @@ class Coordinator:
             query = LookUp(hashes, max_length, only.ids, only.use_eagle, only.spec.block)
             blocks, length = only.manager.find(query)
             return Hit((blocks[0],), length, 0, (length,))
-        return self._fixed_point(hashes, max_length)
-
-    def _fixed_point(self, hashes: Sequence[int], max_length: int) -> Hit:
-        """Repeat the lookups of the spec groups until none lowers the candidate.
-
-        candidate 112    full 112 -> window 96 -> state 96     a round changed it
-                   96    (kept)      window 96 -> state 96     nothing changed: 96
-        """
+        # Repeat the lookups of the spec groups until none lowers the candidate.
+        #
+        # candidate 112    full 112 -> window 96 -> state 96     a round changed it
+        #            96    (kept)      window 96 -> state 96     nothing changed: 96
         rules, groups = self.rules.lookup, self.spec_groups
         length, longest = max_length, 0
-        blocks: list[list[int] | None] = [None] * len(self.managers)
+        tables: list[list[int] | None] = [None] * len(self.managers)
         lengths = [0] * len(self.managers)
         first_answers: dict[int, int] = {}
         simple = len(groups) == 2 and groups[0].spec.kind == "full"
@@ -174,8 +170,12 @@ class Coordinator:
             current = length
             for number, group in enumerate(groups):
                 first = group.ids[0]
-                if group.spec.kind == "full" and blocks[first] is not None:
-                    current = self._shortened(group, current, lengths[first])
+                if group.spec.kind == "full" and tables[first] is not None:
+                    current = (
+                        min(current, lengths[first])
+                        if self.rules.lookup.partial_hits
+                        else current // group.spec.block * group.spec.block
+                    )
                     continue
                 drop = group.use_eagle and (
                     rules.eagle_drop == "each-round" or number not in verified
@@ -192,25 +192,26 @@ class Coordinator:
                     verified.clear()
                 current = new
                 for i, each in zip(group.ids, found, strict=True):
-                    blocks[i], lengths[i] = each, new
+                    tables[i], lengths[i] = each, new
                 longest = max(longest, current)
             if current >= length:
                 break
             length = current
             if simple:
                 break
-        self._truncate(blocks, length)
+        for number, group in enumerate(self.spec_groups):
+            if group.spec.kind != "full" or (number and not self.rules.lookup.truncates_all):
+                continue
+            for i in group.ids:
+                table = tables[i]
+                if table is not None:
+                    del table[cdiv(length, group.spec.block) :]
         return Hit(
-            tuple(each or [] for each in blocks),
+            tuple(each or [] for each in tables),
             length,
             longest - length if rules.reports_junction else 0,
             tuple(first_answers[number] for number in range(len(groups))),
         )
-
-    def _shortened(self, group: SpecGroup, current: int, length: int) -> int:
-        if self.rules.lookup.partial_hits:
-            return min(current, length)
-        return current // group.spec.block * group.spec.block
 
     def _limit(
         self, group: SpecGroup, current: int, max_length: int, hashes: int, *, drop: bool
@@ -226,15 +227,6 @@ class Coordinator:
         margin = self.hash_block if fine else block
         bound = hashes * self.hash_block if rules.margin_bound == "hashes" else max_length
         return min(current + margin, bound)
-
-    def _truncate(self, blocks: list[list[int] | None], length: int) -> None:
-        for number, group in enumerate(self.spec_groups):
-            if group.spec.kind != "full" or (number and not self.rules.lookup.truncates_all):
-                continue
-            for i in group.ids:
-                each = blocks[i]
-                if each is not None:
-                    del each[cdiv(length, group.spec.block) :]
 
     def find_per_group(self, hashes: Sequence[int], max_length: int) -> Hit:
         """The longest hit of each spec group alone, for connectors. Follows #44243."""
@@ -259,22 +251,21 @@ class Coordinator:
         )
         done = []
         for manager in self.managers:
-            tokens = self._cacheable(manager, num_computed)
+            # End of the tokens that a later hit can use; one block further in a drafter's groups.
+            if len(self.managers) == 1 or not self.rules.retention.floors_to_scheduler_block:
+                tokens = num_computed
+            else:
+                if self.partial_hits:
+                    aligned = num_computed
+                else:
+                    aligned = num_computed // self.scheduler_block * self.scheduler_block
+                if manager.use_eagle and aligned > 0 and self.rules.retention.caches_eagle_block:
+                    tokens = min(num_computed, aligned + manager.block_size)
+                else:
+                    tokens = aligned
             blocks = manager.cache_blocks(request, tokens, self.retention, boundaries)
             done.append((manager.group, blocks))
         return done
-
-    def _cacheable(self, manager: Manager, num_computed: int) -> int:
-        """End of the tokens that a later hit can use; one block further in a drafter's groups."""
-        if len(self.managers) == 1 or not self.rules.retention.floors_to_scheduler_block:
-            return num_computed
-        if self.partial_hits:
-            aligned = num_computed
-        else:
-            aligned = num_computed // self.scheduler_block * self.scheduler_block
-        if manager.use_eagle and aligned > 0 and self.rules.retention.caches_eagle_block:
-            return min(num_computed, aligned + manager.block_size)
-        return aligned
 
 
 def _admission_cap(group: GroupSpec, most_in_flight: int, max_model_len: int) -> int | None:
@@ -373,7 +364,11 @@ class KVCacheManager:
                 return None
         num_main = total + num_new
         num_slots = min(num_main + num_lookahead, self.max_model_len)
-        self.remove_skipped_blocks(request, max(0, total - self._unsettled(request)))
+        # Tokens in flight, whose windows still need the blocks to free.
+        self.remove_skipped_blocks(
+            request,
+            max(0, total - (request.in_flight if self.rules.scheduler.frees_settled else 0)),
+        )
         need = Need(num_slots, num_main, num_local + num_external, num_local)
         if self._needed(request, found, need) > self.pool.num_free - reserved_blocks:
             return None
@@ -400,10 +395,6 @@ class KVCacheManager:
         """Free blocks that no later token needs; their table entries become null."""
         for manager in self.managers:
             manager.remove_skipped_blocks(request, num_computed)
-
-    def _unsettled(self, request: Request) -> int:
-        """Tokens in flight, whose windows still need the blocks to free."""
-        return request.in_flight if self.rules.scheduler.frees_settled else 0
 
     def longest_group(self, request: Request) -> Hit:
         """The hit of each group alone, with the longest as the common length, for a store.

@@ -192,7 +192,13 @@ class Manager:
             return []
         mask = None
         if self.rules.retention.window_mask != "none":
-            mask = self.mask(start, end, retention, self._reachable(request, boundaries))
+            rules, reachable = self.rules.retention, [*boundaries]
+            junction = request.shared_prefix_boundary
+            if junction and rules.keeps_junction:
+                reachable.append(junction)
+                if self.use_eagle and rules.keeps_below_junction:
+                    reachable.append(junction - self.block_size)
+            mask = self.mask(start, end, retention, reachable)
         done = self.pool.cache_full_blocks(
             self.own(request.hashes),
             self.tables[request.id],
@@ -203,15 +209,6 @@ class Manager:
         )
         self.num_cached[request.id] = end
         return done
-
-    def _reachable(self, request: Request, boundaries: Sequence[int]) -> list[int]:
-        rules, reachable = self.rules.retention, [*boundaries]
-        junction = request.shared_prefix_boundary
-        if junction and rules.keeps_junction:
-            reachable.append(junction)
-            if self.use_eagle and rules.keeps_below_junction:
-                reachable.append(junction - self.block_size)
-        return reachable
 
     def mask(self, start: int, end: int, retention: int | None, boundaries: Sequence[int]) -> Mask:
         """A flag for each block of `[start, end)`: True if it gets an id; None: all of them do."""

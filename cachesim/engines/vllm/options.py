@@ -354,7 +354,17 @@ class VllmOptions:
         if kind == "window":
             block = self.window_block_size or self.block_size
             return GroupSpec(kind="window", block=block, window=spec.window)
-        return self._states(spec)
+        # Recurrent layers. Follows `MambaModelConfig`: only state-space models support `all`,
+        # others fall back to `align`.
+        mode = self.mamba_cache_mode if self.enable_prefix_caching else "none"
+        if mode == "all" and {"delta", "conv"} & set(spec.layers):
+            mode = "align"
+        block = self.mamba_block_size or self.block_size
+        if mode == "align" and {"attention", "window"} & set(spec.layers):
+            block = self.block_size  # follows `_align_hybrid_block_size`
+        if mode == "none":  # one running state, in one block for the whole sequence
+            block = cdiv(self._longest, self.block_size) * self.block_size
+        return GroupSpec(kind="mamba", block=block, mode=mode, speculative_blocks=self.drafts)
 
     def _check_groups(self, groups: Sequence[GroupSpec], rules: Rules) -> None:
         everywhere = any(group.mode == "all" for group in groups)
@@ -605,20 +615,6 @@ class VllmOptions:
             )
             raise OptionError(msg)
         return GroupSpec(kind="chunked", block=self.block_size, chunk=spec.window)
-
-    def _states(self, spec: ModelSpec) -> GroupSpec:
-        """Recurrent layers. Follows `MambaModelConfig`: only state-space models support `all`,
-        others fall back to `align`.
-        """
-        mode = self.mamba_cache_mode if self.enable_prefix_caching else "none"
-        if mode == "all" and {"delta", "conv"} & set(spec.layers):
-            mode = "align"
-        block = self.mamba_block_size or self.block_size
-        if mode == "align" and {"attention", "window"} & set(spec.layers):
-            block = self.block_size  # follows `_align_hybrid_block_size`
-        if mode == "none":  # one running state, in one block for the whole sequence
-            block = cdiv(self._longest, self.block_size) * self.block_size
-        return GroupSpec(kind="mamba", block=block, mode=mode, speculative_blocks=self.drafts)
 
     def _marked(self, rules: Rules) -> str:
         """The groups marked as the drafter's: all, those of a kind, or the one with its layer."""

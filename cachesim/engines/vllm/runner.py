@@ -672,9 +672,21 @@ class Connector:
         most = (request.num_tokens - 1) // size * size
         end = local
         for position in range(local + size, most + 1, size):
-            if not self._has_attention(request, position, size):
+            unit = self.manager.sizes.hash_block
+            if not all(
+                (request.hashes[at // unit - 1], i) in self.kept
+                for i, group in enumerate(self.manager.groups)
+                if group.kind == "full"
+                for at in range(position - size + group.block, position + 1, group.block)
+            ):
                 break
-            if self._has_all(request, local, position):
+            unit = self.manager.sizes.hash_block
+            if all(
+                (request.hashes[at // unit - 1], i) in self.kept
+                for i, group in enumerate(self.manager.groups)
+                if group.kind != "full" and group.kind in self.loads
+                for at in _ends(group, local, position)
+            ):
                 end = position
         self.reach[request.id] = end if end > local else 0
         return end - local, end > local and self.steps > 0
@@ -690,24 +702,6 @@ class Connector:
             return
         fails = self.failing.pop(request.id, None)
         self.loading[request.id] = Load(request, span, self.steps, fails)
-
-    def _has_attention(self, request: Request, end: int, size: int) -> bool:
-        unit = self.manager.sizes.hash_block
-        return all(
-            (request.hashes[at // unit - 1], i) in self.kept
-            for i, group in enumerate(self.manager.groups)
-            if group.kind == "full"
-            for at in range(end - size + group.block, end + 1, group.block)
-        )
-
-    def _has_all(self, request: Request, local: int, end: int) -> bool:
-        unit = self.manager.sizes.hash_block
-        return all(
-            (request.hashes[at // unit - 1], i) in self.kept
-            for i, group in enumerate(self.manager.groups)
-            if group.kind != "full" and group.kind in self.loads
-            for at in _ends(group, local, end)
-        )
 
     def load(self, step: Step) -> None:
         """Load the promised blocks of a step's requests, before it runs."""

@@ -90,7 +90,8 @@ class Scheduler:
         turn = _Turn(step, budget=limits.budget, embeddings=self.encoder.size)
         while turn.index < len(self.running) and turn.budget > 0:
             request = self.running[turn.index]
-            if self._surely_ends(request):
+            least = request.num_computed + 2 - request.placeholders
+            if request.placeholders > 0 and least >= request.num_prompt + request.max_tokens:
                 turn.index += 1
                 continue
             known = request.num_tokens + request.placeholders
@@ -140,10 +141,6 @@ class Scheduler:
                 request.placeholders += 1 + len(chunk.drafts)
                 request.spec_tokens = [PLACEHOLDER] * self.limits.drafts
         return step
-
-    def _surely_ends(self, request: Request) -> bool:
-        least = request.num_computed + 2 - request.placeholders
-        return request.placeholders > 0 and least >= request.num_prompt + request.max_tokens
 
     def _allocate_or_preempt(
         self, request: Request, new: int, turn: "_Turn"

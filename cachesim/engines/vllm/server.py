@@ -569,7 +569,12 @@ class Vllm(SlotlessEngine[Rules, VllmOptions, Job]):
         loaded = {each: each.num_computed for each in transfers.received}
         finished = self.scheduler.update_from_output(step, sampled, transfers)
         for request, before in loaded.items():
-            self._has_loaded(request, before)
+            valid = request.num_computed
+            if request.status == "error" or valid < before:
+                self._emit(events.LoadFailed(task=request.id, valid=Count(valid)))
+                self._jobs[request.id].ledger.apply(causes.LOAD_FAILED, valid, valid=valid)
+            else:
+                self._emit(events.LoadArrived(task=request.id, tokens=Count(before)))
         for chunk, tokens in zip(step.chunks, sampled, strict=True):
             request = chunk.request
             if chunk.drafts and tokens:
@@ -595,14 +600,6 @@ class Vllm(SlotlessEngine[Rules, VllmOptions, Job]):
                 self.connector.save(request)
             self._jobs[request.id].done = True
             self._emit(events.RequestFinished(task=request.id, generated=Count(request.num_output)))
-
-    def _has_loaded(self, request: Request, tokens: int) -> None:
-        valid = request.num_computed
-        if request.status == "error" or valid < tokens:
-            self._emit(events.LoadFailed(task=request.id, valid=Count(valid)))
-            self._jobs[request.id].ledger.apply(causes.LOAD_FAILED, valid, valid=valid)
-        else:
-            self._emit(events.LoadArrived(task=request.id, tokens=Count(tokens)))
 
     def _sample(self, chunk: Chunk, logits: Array) -> list[int]:
         """Greedy or forced tokens, up to the first rejected draft."""
