@@ -58,7 +58,11 @@ def line_chart(
     Series with the same points are one line, whose name in the legend is all of theirs.
     """
     rings = {name: rings.get(name, ()) for name in series}
-    series, names = _distinct(series)
+    alike: dict[tuple[tuple[float, float], ...], list[str]] = {}
+    for name, points in series.items():
+        alike.setdefault(tuple(sorted(points)), []).append(name)
+    groups = {" = ".join(names): names for names in alike.values()}
+    series, names = (dict(zip(groups, alike, strict=True)), groups)
     rings = {name: [at for each in names[name] for at in rings[each]] for name in series}
     numbers = sorted({at for points in series.values() for at, _ in points})
     low, high = numbers[0], numbers[-1]
@@ -103,14 +107,6 @@ def line_chart(
             if at in rings.get(name, ())
         ]
     return svg_of(parts, HEIGHT) + legend(numbered(series))
-
-
-def _distinct(series: Mapping[str, Points]) -> tuple[dict[str, Points], dict[str, list[str]]]:
-    alike: dict[tuple[tuple[float, float], ...], list[str]] = {}
-    for name, points in series.items():
-        alike.setdefault(tuple(sorted(points)), []).append(name)
-    groups = {" = ".join(names): names for names in alike.values()}
-    return dict(zip(groups, alike, strict=True)), groups
 
 
 def scatter(

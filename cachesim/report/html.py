@@ -391,7 +391,13 @@ def page(
         raise TooLargeError(least, limit)
     plain = "\n".join(fragment(run, styled=False, steps=steps) for run in runs)
     for each in thinner([_entry(run, steps, of, limit) for run in runs]):
-        text = _filled(each, plain)
+        # The filled template; data comes last, as it may contain placeholders.
+        scripts = "\n".join(_asset(name) for name in SCRIPTS)
+        text = _asset("page.html").replace("/*style*/", STYLE + _asset("style.css"), 1)
+        text = text.replace("<!--patterns-->", hatches(""), 1)
+        head, tail = text.replace("/*script*/", scripts, 1).split("<!--plain-->", 1)
+        before, after = tail.split("/*data*/", 1)
+        text = f"{head}{plain}{before}{island({'format': 1, 'runs': list(each)})}{after}"
         size = len(text.encode())
         if size <= limit:
             return text
@@ -452,16 +458,6 @@ def _spelled_out(value: Part, texts: Texts, steps: int) -> Part:
     if isinstance(value, list | tuple):
         return type(value)(_spelled_out(each, texts, steps) for each in value)
     return value
-
-
-def _filled(runs: Sequence[Mapping[str, Any]], plain: str) -> str:
-    """The filled template; data comes last, as it may contain placeholders."""
-    scripts = "\n".join(_asset(name) for name in SCRIPTS)
-    text = _asset("page.html").replace("/*style*/", STYLE + _asset("style.css"), 1)
-    text = text.replace("<!--patterns-->", hatches(""), 1)
-    head, tail = text.replace("/*script*/", scripts, 1).split("<!--plain-->", 1)
-    before, after = tail.split("/*data*/", 1)
-    return f"{head}{plain}{before}{island({'format': 1, 'runs': list(runs)})}{after}"
 
 
 @cache

@@ -1,6 +1,6 @@
 """Pictures of memory: rows of bars over the positions of a run."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby, pairwise
 from operator import itemgetter
@@ -89,7 +89,37 @@ def tree_rows(texts: Texts, tree: TreeState) -> Iterator[Row]:
         branch=Branch(start=0, end=0, root=True, leads_on=bool(shown)),
     )
     for node in shown:
-        yield from _node(texts, node, by_number, children)
+        found = [node]
+        while found[-1].parent != ROOT:
+            found.append(by_number[found[-1].parent])
+        path = found[::-1]
+        own = sum(map(size_of, node.tokens))
+        end = node.start + own
+        astray = tuple(_astray(texts, node, path))
+        follows = [each is not children[each.parent][-1] for each in path]
+        passes = [each.start for each, more in zip(path, follows, strict=True) if more]
+        mark: Mark = "saved" if node.saved else "lacks" if node.lacks else ""
+        branch = Branch(
+            start=node.start,
+            end=end,
+            lines=tuple(follows[:-1]),
+            passes=tuple(dict.fromkeys(passes)),
+            leads_on=node.number in children,
+            last=not follows[-1],
+            mark="wrong" if astray else mark,
+            window=node.window,
+        )
+        yield Row(
+            kind="tree", label=_label(node, end), bars=tuple(_bars(texts, node)), branch=branch
+        )
+        inside = (*passes, end) if branch.leads_on else passes
+        lines = (*follows, branch.leads_on)
+        for label, bars in astray:
+            hung = replace(
+                branch, lines=lines, passes=tuple(dict.fromkeys(inside)), root=True, leads_on=False,
+                mark="", window=None, start=0, end=0,
+            )  # fmt: skip
+            yield Row(kind="tree", label=label, bars=bars, branch=hung)
     if len(tree.nodes) > len(shown):
         yield Row(kind="tree", label=f"{len(tree.nodes) - len(shown)} more nodes", bars=())
 
@@ -102,47 +132,6 @@ def _counted(tree: TreeState) -> str:
     if not any(node.saved or node.lacks for node in tree.nodes):
         return text
     return f"{text}, {saved} {what}{'s'[: saved != 1]}"
-
-
-def _node(
-    texts: Texts,
-    node: TreeNode,
-    by_number: Mapping[int, TreeNode],
-    children: Mapping[int, Sequence[TreeNode]],
-) -> Iterator[Row]:
-    path = _path(node, by_number)
-    own = sum(map(size_of, node.tokens))
-    end = node.start + own
-    astray = tuple(_astray(texts, node, path))
-    follows = [each is not children[each.parent][-1] for each in path]
-    passes = [each.start for each, more in zip(path, follows, strict=True) if more]
-    mark: Mark = "saved" if node.saved else "lacks" if node.lacks else ""
-    branch = Branch(
-        start=node.start,
-        end=end,
-        lines=tuple(follows[:-1]),
-        passes=tuple(dict.fromkeys(passes)),
-        leads_on=node.number in children,
-        last=not follows[-1],
-        mark="wrong" if astray else mark,
-        window=node.window,
-    )
-    yield Row(kind="tree", label=_label(node, end), bars=tuple(_bars(texts, node)), branch=branch)
-    inside = (*passes, end) if branch.leads_on else passes
-    lines = (*follows, branch.leads_on)
-    for label, bars in astray:
-        hung = replace(
-            branch, lines=lines, passes=tuple(dict.fromkeys(inside)), root=True, leads_on=False,
-            mark="", window=None, start=0, end=0,
-        )  # fmt: skip
-        yield Row(kind="tree", label=label, bars=bars, branch=hung)
-
-
-def _path(node: TreeNode, by_number: Mapping[int, TreeNode]) -> list[TreeNode]:
-    found = [node]
-    while found[-1].parent != ROOT:
-        found.append(by_number[found[-1].parent])
-    return found[::-1]
 
 
 def _label(node: TreeNode, end: int) -> str:

@@ -101,13 +101,14 @@ def played(question: Mapping[str, Any]) -> dict[str, Any]:
     result = run(scenario, wanted, arithmetic=numbers, detail=True)
     _recent[:] = [result]
     worst = min(result.steps, key=lambda step: FATES.index(step.finding.fate))
+    sentences = {fact.word: fact.sentence for fact in reversed(worst.facts)}
     return {
         "scenario": result.scenario,
         "profile": result.profile,
         "fate": worst.finding.fate,
         "worst": result.steps.index(worst),
         "verdict": _verdict(result, worst),
-        "cause": _cause(worst),
+        "cause": next((f"{word}: {sentences[word]}" for word in CAUSES if word in sentences), ""),
         "story": inline(story(result, kinds=_kinds(result)), "s"),
         "steps": [_step(result, index) for index in range(len(result.steps))],
         "json": document([result]),
@@ -212,11 +213,6 @@ def form_of(mapping: Mapping[str, Any]) -> dict[str, Any] | None:
 
 CAUSES: Final = ("because", "rule", "match")
 """Facts about causes, most specific first."""
-
-
-def _cause(step: Step) -> str:
-    sentences = {fact.word: fact.sentence for fact in reversed(step.facts)}
-    return next((f"{word}: {sentences[word]}" for word in CAUSES if word in sentences), "")
 
 
 def _kinds(run: Run) -> Sequence[Any]:

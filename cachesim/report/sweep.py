@@ -101,15 +101,15 @@ def gaps_report(rows: Sequence[Mapping[str, Any]]) -> Iterator[RenderableType]:
     table.add_column("policy", overflow="fold", ratio=1)
     sizes = list(dict.fromkeys(size for each in found.values() for size in each))
     for size in sizes:
-        table.add_column(_text(size), justify="right", no_wrap=True)
+        table.add_column(
+            size if isinstance(size, str) else f"{size / 10**9:,g} GB",
+            justify="right",
+            no_wrap=True,
+        )
     for name, each in found.items():
         table.add_row(name, *(f"{each[size]:.1f}" if size in each else "" for size in sizes))
     yield table
     yield Text()
-
-
-def _text(size: int | str) -> str:
-    return size if isinstance(size, str) else f"{size / 10**9:,g} GB"
 
 
 Rows = Sequence[Mapping[str, Any]]

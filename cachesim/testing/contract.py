@@ -259,7 +259,11 @@ class _Contract:
             played.aborted = True
             played.replies += [None] * (len(played.tickets) - len(played.replies))
         else:
-            self._integrity(engine, played)
+            try:
+                engine.check_integrity()
+                json.dumps(engine.books())
+            except (ContractError, TypeError) as error:
+                self._broken("counts", str(error), played)
         played.events = list(engine.events)
         if self.spoil is not None:
             reused = (
@@ -280,20 +284,17 @@ class _Contract:
                 return
         self._broken(ERRORS, f"the server is not idle after {MOST_TURNS} turns", played)
 
-    def _integrity(self, engine: Engine, played: _Played) -> None:
-        try:
-            engine.check_integrity()
-            json.dumps(engine.books())
-        except (ContractError, TypeError) as error:
-            self._broken("counts", str(error), played)
-
     # -- laws --------------------------------------------------------------------------------------
 
     def check(self, plan: Plan) -> None:
         """Check one workload, whole, twice, and with cancelled requests."""
         played = self._play(plan, {})
         self._counted(played)
-        self._same(played, self._play(plan, {}))
+        other = self._play(plan, {})
+        if [each.as_dict() for each in played.events] != [each.as_dict() for each in other.events]:
+            self._broken("determinism", "a second run has other events", played)
+        if [_facts(each) for each in played.replies] != [_facts(each) for each in other.replies]:
+            self._broken("determinism", "a second run has other replies", played)
         requests = sum(map(len, plan))
         cancelled = self._play(plan, {i: i % 3 for i in range(0, requests, 4)})
         self._counted(cancelled)
@@ -374,12 +375,6 @@ class _Contract:
         if not played.events:
             self._broken("events", "requests were served without an event", played)
         self.report.events += len(played.events)
-
-    def _same(self, one: _Played, other: _Played) -> None:
-        if [each.as_dict() for each in one.events] != [each.as_dict() for each in other.events]:
-            self._broken("determinism", "a second run has other events", one)
-        if [_facts(each) for each in one.replies] != [_facts(each) for each in other.replies]:
-            self._broken("determinism", "a second run has other replies", one)
 
     # -- refusals ----------------------------------------------------------------------------------
 

@@ -21,7 +21,7 @@ those before it:
 A workload depends on its seed and number alone, so that several processes find what one does.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import cache, partial
@@ -282,7 +282,14 @@ class Guided(Client):
             steps = group if own is None else [asked(own, step) for step in group]
             self.scenario = replace(self.scenario, step=(*self.scenario.step, *steps))
             records = self.session.send(steps)
-            self._learn(records)
+            before = len(self._known)
+            exercised = self._family.exercised
+            for record in records:
+                self._known.update(self._tree.numbers.learn(record))
+                if any(exercised.get(each.name()) == "eviction" for each in record.events):
+                    self._tree.again = True
+            if any(record.step.do == "complete" for record in records):
+                self._idle = 0 if len(self._known) > before else self._idle + 1
             yield records
             if self.session.ended:
                 return
@@ -342,17 +349,6 @@ class Guided(Client):
             return [*steps[:at], replace(step, leaves=LEAVES[0], held=held), *steps[at + 1 :]]
         end = Step(name=gone, do="cancel", of=step.name, turns=draws.integer(0, 6))
         return [*steps[:later], end, *steps[later:]]
-
-    def _learn(self, records: Iterable[Record]) -> None:
-        """Add the numbers of events and replies; count requests that brought nothing new."""
-        before = len(self._known)
-        exercised = self._family.exercised
-        for record in records:
-            self._known.update(self._tree.numbers.learn(record))
-            if any(exercised.get(each.name()) == "eviction" for each in record.events):
-                self._tree.again = True
-        if any(record.step.do == "complete" for record in records):
-            self._idle = 0 if len(self._known) > before else self._idle + 1
 
 
 def _with(

@@ -261,7 +261,13 @@ class _Player:
                 self._reopened(act, request)
             else:
                 getattr(self, "_" + act.verb.replace(" ", "_"))(act.cache, request)
-            self._size(act.cache)
+            size = getattr(self._open.get(act.cache), "nbytes", None)
+            if isinstance(size, int) and (
+                size < 0 or (self.limit is not None and size > self.limit)
+            ):
+                self._story.broken(
+                    "bytes within limits", f"nbytes is {size}, the limit {self.limit}"
+                )
             if promised is not None and promised == self._promised:
                 self._promised = None  # what the lookup before this call has promised
                 self._check(*promised)
@@ -515,11 +521,6 @@ class _Player:
             self._add(number, "clear()")
             self._call(cache.clear)
             self._stored.clear()
-
-    def _size(self, number: int) -> None:
-        size = getattr(self._open.get(number), "nbytes", None)
-        if isinstance(size, int) and (size < 0 or (self.limit is not None and size > self.limit)):
-            self._story.broken("bytes within limits", f"nbytes is {size}, the limit {self.limit}")
 
     def _reopened(self, act: Act, request: Request) -> None:
         """Stop all caches, or kill one in the middle of a write, and open them anew."""

@@ -22,7 +22,7 @@ from functools import partial
 from itertools import islice, product
 from typing import Any, Final, TypeAlias
 
-from cachesim.engines.family import Family, Profile, Scope, family_of
+from cachesim.engines.family import Profile, Scope, family_of
 from cachesim.engines.words import counted
 from cachesim.errors import InputError
 from cachesim.model.arithmetic import ArithmeticName
@@ -189,7 +189,15 @@ def scopes_of(profile: Profile, model: str, fixed: Mapping[str, Any]) -> tuple[S
     for each in family.scopes:
         if (each.layers and not each.layers & layers) or each.without & layers:
             continue
-        flags = _had(family, profile, each.flags) | dict(fixed)
+        # The flags that a release has.
+        flags = each.flags
+        known = {each.name: each for each in family.declared}
+        for unknown in flags.keys() - known.keys():
+            msg = f"a scope of {family.name} has an unknown flag {unknown!r}"
+            raise InputError(msg)
+        flags = {
+            name: each for name, each in flags.items() if family.has(known[name], profile, each)
+        } | dict(fixed)
         try:
             try_flags(profile, model, flags)
         except InputError as error:
@@ -200,15 +208,6 @@ def scopes_of(profile: Profile, model: str, fixed: Mapping[str, Any]) -> tuple[S
         msg = f"{profile} has no small scope for {model}: {refused[-1]}"
         raise InputError(msg)
     return tuple(found)
-
-
-def _had(family: Family[Any, Any], profile: Profile, flags: Mapping[str, Any]) -> dict[str, Any]:
-    """The flags that a release has."""
-    known = {each.name: each for each in family.declared}
-    for unknown in flags.keys() - known.keys():
-        msg = f"a scope of {family.name} has an unknown flag {unknown!r}"
-        raise InputError(msg)
-    return {name: each for name, each in flags.items() if family.has(known[name], profile, each)}
 
 
 def _continued(

@@ -511,7 +511,29 @@ def divergence_of(later: Recorded, earlier: Recorded) -> Divergence | None:
                 return None
             known = (*known[:index], whole)
         place = Place(later.segments, known, index, at)
-        return _divergence(place, equal + at)
+        kind = (
+            _of_kinds(place)
+            or _of_reminders(place)
+            or ("beginning-cut" if place.cut else "")
+            or _of_system(place)
+            or _of_order(place)
+            or _of_text(place)
+        )
+        before, after = excerpt(place.then, place.at), excerpt(place.now, place.at)
+        where = place.where(kind)
+        rewrite = REWRITES[kind]
+        sentence = rewrite.describe(where, place.at, before, after)
+        return Divergence(
+            kind,
+            place.now.part,
+            where,
+            place.at,
+            before,
+            after,
+            sentence,
+            rewrite.advice,
+            equal + at,
+        )
     return None
 
 
@@ -540,24 +562,6 @@ def _goes_on(segment: Segment, other: Segment, at: int) -> bool:
     if (segment.part != "prompt" and not is_prefill) or segment.length < other.length:
         return False
     return at >= (other.length // BLOCK * BLOCK if other.hashes else other.length)
-
-
-def _divergence(place: Place, equal: int) -> Divergence:
-    kind = (
-        _of_kinds(place)
-        or _of_reminders(place)
-        or ("beginning-cut" if place.cut else "")
-        or _of_system(place)
-        or _of_order(place)
-        or _of_text(place)
-    )
-    before, after = excerpt(place.then, place.at), excerpt(place.now, place.at)
-    where = place.where(kind)
-    rewrite = REWRITES[kind]
-    sentence = rewrite.describe(where, place.at, before, after)
-    return Divergence(
-        kind, place.now.part, where, place.at, before, after, sentence, rewrite.advice, equal
-    )
 
 
 def _common(one: Segment, other: Segment) -> int:

@@ -69,7 +69,11 @@ def lengths_of(request: Observed) -> Lengths:
     if request.offset and request.first_cut and request.processed is not None:
         whole = request.first_cut + request.offset + request.processed
     if request.shifts and request.n_tokens is None:
-        whole = _before_shifts(request)
+        if request.held_after is None or request.generated is None:
+            whole = None
+        else:
+            gone = sum(discarded for _, discarded in request.shifts)
+            whole = request.held_after + gone - max(0, request.generated - 1)
     generated = UNKNOWN if request.generated is None else printed(request.generated)
     prompt = UNKNOWN
     if request.n_tokens is not None:
@@ -104,7 +108,14 @@ def with_length_from_ratios(
     guess, low = lengths.prompt.value or 1, lengths.prompt.low or 1
     bound = request.checked[-1][2] if request.checked and request.held_after is None else 0
     if bound > 0 and request.sim is not None and float(request.sim) > 0:
-        return replace(lengths, prompt=_whole_of(bound, float(request.sim), low, guess))
+        ratio = float(request.sim)
+        lowest = max(low, ceil(bound / (ratio + HALF_STEP)))
+        highest = max(lowest, floor(bound / max(ratio - HALF_STEP, SLACK)))
+        nearest = guess if lowest <= guess <= highest else round(bound / ratio)
+        return replace(
+            lengths,
+            prompt=Known(Interval(lowest, highest).near(nearest), "bounded", lowest, highest),
+        )
     pairs = [(request.keep, request.sim, held)]
     pairs += [(request.search.found_keep, request.search.found_sim, each) for each in entries]
     pairs.append((request.search.keep, request.search.sim, held))
@@ -121,24 +132,10 @@ def with_length_from_ratios(
     return lengths
 
 
-def _whole_of(common: int, sim: float, low: int, guess: int) -> Known:
-    lowest = max(low, ceil(common / (sim + HALF_STEP)))
-    highest = max(lowest, floor(common / max(sim - HALF_STEP, SLACK)))
-    nearest = guess if lowest <= guess <= highest else round(common / sim)
-    return Known(Interval(lowest, highest).near(nearest), "bounded", lowest, highest)
-
-
 def _read_before_cancel(request: Observed, whole: int) -> int | None:
     if not request.cancelled:
         return whole
     return None if request.held_after is None else min(whole, request.held_after)
-
-
-def _before_shifts(request: Observed) -> int | None:
-    if request.held_after is None or request.generated is None:
-        return None
-    gone = sum(discarded for _, discarded in request.shifts)
-    return request.held_after + gone - max(0, request.generated - 1)
 
 
 def _cached(request: Observed, whole: int | None) -> Known:

@@ -312,8 +312,21 @@ class Live:
         ]
 
     def _understand(self, request: Recorded) -> Understood:
-        kin = self._kin(request)
-        divergence = self._divergence(request, kin)
+        # The earlier requests with which it is compared, from the recorder if available.
+        if request.seen is None:
+            kin = kin_of(request, reversed(self._recent))
+        else:
+            known = {each.request.number: each.request for each in self._recent}
+            begins_like, equal, continued = request.seen
+            kin = Kin(known.get(begins_like), equal, known.get(continued))
+        if kin.continues is None or not (kin.equal or kin.alike >= BLOCK or request.divergence):
+            divergence = None
+        elif request.seen is not None:
+            divergence = (
+                None if request.divergence is None else Divergence.from_dict(request.divergence)
+            )
+        else:
+            divergence = divergence_of(request, kin.continues)
         prompt = self._made.add(request, kin.begins_like, kin.equal)
         continues = kin.continues if kin.equal or divergence else None
         earlier = self._made.made.get(continues.number) if continues is not None else None
@@ -337,7 +350,15 @@ class Live:
         continued = number_of(understood.continues)
         found = entry_of(replace(understood, taken=self._slots.lost(continued)), played)
         self._slots.ran(request.number, played.slot if request.slot is None else request.slot)
-        self._count(found, answered=request.was_read)
+        self.totals.add(found, answered=request.was_read)
+        cause = cause_of(found)
+        if cause is not None:
+            group = self.groups.setdefault(
+                (cause["kind"], cause["part"]), {**cause, "tokens": None, "requests": []}
+            )
+            if found["again"] is not None:
+                group["tokens"] = (group["tokens"] or 0) + found["again"]
+            group["requests"].append(found["number"])
         return found
 
     def check(self) -> None:
@@ -348,21 +369,6 @@ class Live:
             )
         elif self.about.model is not None and self.about.model not in PRESETS:
             preset(self.about.model)
-
-    def _kin(self, request: Recorded) -> Kin:
-        """The earlier requests with which it is compared, from the recorder if available."""
-        if request.seen is None:
-            return kin_of(request, reversed(self._recent))
-        known = {each.request.number: each.request for each in self._recent}
-        begins_like, equal, continues = request.seen
-        return Kin(known.get(begins_like), equal, known.get(continues))
-
-    def _divergence(self, request: Recorded, kin: Kin) -> Divergence | None:
-        if kin.continues is None or not (kin.equal or kin.alike >= BLOCK or request.divergence):
-            return None
-        if request.seen is not None:
-            return None if request.divergence is None else Divergence.from_dict(request.divergence)
-        return divergence_of(request, kin.continues)
 
     @property
     def rerun(self) -> Rerun | None:
@@ -396,18 +402,6 @@ class Live:
                     raise
                 continue  # this engine has no such models
             self.reruns.append(Rerun(self.profile, kind, server))
-
-    def _count(self, found: Mapping[str, Any], *, answered: bool) -> None:
-        self.totals.add(found, answered=answered)
-        cause = cause_of(found)
-        if cause is None:
-            return
-        group = self.groups.setdefault(
-            (cause["kind"], cause["part"]), {**cause, "tokens": None, "requests": []}
-        )
-        if found["again"] is not None:
-            group["tokens"] = (group["tokens"] or 0) + found["again"]
-        group["requests"].append(found["number"])
 
 
 FEW: Final = 2_000

@@ -79,22 +79,18 @@ class Prompts:
             )
         else:
             prompt = self._estimated(request, earlier, equal_characters)
-            self._learn_opening(request, prompt)
+            # Infer the template's opening from reuse without any equal text.
+            #
+            # chat 3   <|im_start|> system <nl> Be kind ...
+            # chat 4   <|im_start|> system <nl> You write titles ... cached 3, no text matches
+            first = _opening_of(request)
+            if first not in self._openers:
+                self._openers[first] = prompt
+            elif prompt.equal_characters == 0 and 0 < (request.cached or 0) <= LONGEST_OPENING:
+                least = self._openings.get(first, LONGEST_OPENING)
+                self._openings[first] = min(least, request.cached or 0)
         self.made[request.number] = prompt
         return prompt
-
-    def _learn_opening(self, request: Recorded, prompt: Prompt) -> None:
-        """Infer the template's opening from reuse without any equal text.
-
-        chat 3   <|im_start|> system <nl> Be kind ...
-        chat 4   <|im_start|> system <nl> You write titles ...      cached 3, though no text matches
-        """
-        first = _opening_of(request)
-        if first not in self._openers:
-            self._openers[first] = prompt
-        elif prompt.equal_characters == 0 and 0 < (request.cached or 0) <= LONGEST_OPENING:
-            least = self._openings.get(first, LONGEST_OPENING)
-            self._openings[first] = min(least, request.cached or 0)
 
     def forget(self, number: int) -> None:
         """Drop an early request."""

@@ -332,7 +332,13 @@ class Reader:
     def _slot_line(self, line: Line, name: str, fields: Fields) -> None:
         slot = line.slot if line.slot is not None else -1
         if name in CHOICES:
-            self._begin_choice(slot, CHOICES[name], fields)
+            choice = CHOICES[name]
+            earlier = self._chosen.get(slot)
+            if choice != "id" and earlier is not None and earlier[0] == "id":
+                fields = {**earlier[1], **fields}
+                choice = "id"
+            self._chosen = {slot: (choice, fields)}
+            self._search, self._idle = Search(), False
             return
         if name == "launched":
             self._launch(line, slot, fields)
@@ -374,14 +380,6 @@ class Reader:
             )
             self._active.pop(slot, None)
             self._last[slot] = request.task
-
-    def _begin_choice(self, slot: int, choice: SlotChoice, fields: Fields) -> None:
-        earlier = self._chosen.get(slot)
-        if choice != "id" and earlier is not None and earlier[0] == "id":
-            fields = {**earlier[1], **fields}
-            choice = "id"
-        self._chosen = {slot: (choice, fields)}
-        self._search, self._idle = Search(), False
 
     def _launch(self, line: Line, slot: int, fields: Fields) -> None:
         server = self.server

@@ -368,6 +368,7 @@ def report_of(
         requests += requests_of(replay, server=server, first=len(requests))
     groups = groups_of(requests, replays[0].settings.engine)
     known = {how_known(each.log, each.settings.spec) for each in replays if each.settings.is_played}
+    comparable = [each for each in requests if each["agrees"] is not None]
     return {
         "format": FORMAT,
         "log": {
@@ -378,7 +379,18 @@ def report_of(
             "long": "",
         },
         "servers": [_server_entry(replay) for replay in replays],
-        "agreement": _agreement_of(requests),
+        "agreement": {
+            "requests": len(requests),
+            "comparable": len(comparable),
+            "agreeing": sum(each["agrees"] for each in comparable),
+            "played": sum(each["replayed"]["played"] for each in requests),
+            "differing": [each["number"] for each in comparable if not each["agrees"]],
+            "declining": [
+                each["number"]
+                for each in comparable
+                if each["agrees"] and each["replayed"]["declines"]
+            ],
+        },
         "totals": _totals_of(requests),
         "places": [each.as_dict() for each in _places(replays)],
         "causes": [each.as_dict() for each in groups],
@@ -613,20 +625,6 @@ class States:
             elif isinstance(event, CheckpointKept):
                 self.kept.setdefault(slot, {})[int(event.n_tokens)] = str(event.sentence)
         return found
-
-
-def _agreement_of(requests: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    comparable = [each for each in requests if each["agrees"] is not None]
-    return {
-        "requests": len(requests),
-        "comparable": len(comparable),
-        "agreeing": sum(each["agrees"] for each in comparable),
-        "played": sum(each["replayed"]["played"] for each in requests),
-        "differing": [each["number"] for each in comparable if not each["agrees"]],
-        "declining": [
-            each["number"] for each in comparable if each["agrees"] and each["replayed"]["declines"]
-        ],
-    }
 
 
 def _totals_of(requests: Sequence[Mapping[str, Any]]) -> dict[str, int | None]:

@@ -122,36 +122,6 @@ def _segments(about: str) -> dict[str, Any]:
     return {"type": "array", "items": segment, "description": about}
 
 
-def _tokens() -> dict[str, Any]:
-    return _table(
-        "The prompt's tokens, if the server returned them.",
-        {
-            "runs": {
-                "type": "array",
-                "items": {"type": "array", "items": {"type": "integer"}},
-                "description": "[text, first, past the last]: text 2n is the prompt of request n, "
-                "2n + 1 its reply.",
-            },
-            "user_starts": {"type": "array", "items": {"type": "integer"}},
-        },
-        ["runs"],
-    )
-
-
-def _divergence() -> dict[str, Any]:
-    return _table(
-        "Where it stops being the request that it continues, as seen while the text was there.",
-        {
-            "kind": {"type": "string"},
-            "part": {"type": "string"},
-            "where": {"type": "string"},
-            "character": {"type": "integer"},
-            "equal_characters": {"type": "integer"},
-        },
-        ["kind", "part", "character"],
-    )
-
-
 def requests_schema() -> dict[str, Any]:
     """A line of recorded requests."""
     number = {"type": ["integer", "null"]}
@@ -187,7 +157,19 @@ def requests_schema() -> dict[str, Any]:
             "sampling": {"type": "object", "description": "Fields that matter for a cache."},
             "server": {"type": "object", "description": "What is known of the server."},
             "fingerprint": {"type": "string", "description": "The server's `system_fingerprint`."},
-            "tokens": _tokens(),
+            "tokens": _table(
+                "The prompt's tokens, if the server returned them.",
+                {
+                    "runs": {
+                        "type": "array",
+                        "items": {"type": "array", "items": {"type": "integer"}},
+                        "description": "[text, first, past the last]: text 2n is the prompt of "
+                        "request n, 2n + 1 its reply.",
+                    },
+                    "user_starts": {"type": "array", "items": {"type": "integer"}},
+                },
+                ["runs"],
+            ),
             "seen": {
                 "type": "object",
                 "properties": {
@@ -197,7 +179,18 @@ def requests_schema() -> dict[str, Any]:
                 },
                 "description": "The earlier requests that it was compared with.",
             },
-            "parting": _divergence(),
+            "parting": _table(
+                "Where it stops being the request that it continues, as seen while the text was "
+                "there.",
+                {
+                    "kind": {"type": "string"},
+                    "part": {"type": "string"},
+                    "where": {"type": "string"},
+                    "character": {"type": "integer"},
+                    "equal_characters": {"type": "integer"},
+                },
+                ["kind", "part", "character"],
+            ),
             "error": {"type": "string", "description": "The server's short word for it."},
             "unread": {"type": "string", "description": "Why its prompt or answer was not read."},
         },

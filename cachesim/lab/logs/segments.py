@@ -97,8 +97,10 @@ def whole(*values: object) -> int | None:
     return None
 
 
-def _refuse_kept(fields: Mapping[str, Any]) -> None:
-    """Raise ValueError if part of the prompt is not in the request, or it has several prompts."""
+def segments_of(request: object) -> list[Segment]:
+    """The parts of a request in the order of templates."""
+    fields = mapping(request)
+    # Raise ValueError if part of the prompt is not in the request, or it has several prompts.
     if fields.get("previous_response_id"):
         msg = "continues a conversation that the server keeps (previous_response_id)"
         raise ValueError(msg)
@@ -110,12 +112,6 @@ def _refuse_kept(fields: Mapping[str, Any]) -> None:
         if isinstance(value, list) and any(isinstance(each, str | list) for each in value):
             msg = f"has several prompts in one request ({key})"
             raise ValueError(msg)
-
-
-def segments_of(request: object) -> list[Segment]:
-    """The parts of a request in the order of templates."""
-    fields = mapping(request)
-    _refuse_kept(fields)
     found = []
     tools = fields.get("tools")
     for index, tool in enumerate(tools if isinstance(tools, list) else [], 1):

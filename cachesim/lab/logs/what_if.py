@@ -179,7 +179,10 @@ def entry(
         failed += sum(each.cached is None for each in answers)
         hits += sum(bool(each.cached) for each in answers)
     read = [
-        [_read(replay, other) for other in others]
+        [
+            sum(other.replayed[number].processed or 0 for number in _numbers(replay))
+            for other in others
+        ]
         for replay, others in zip(replays, played, strict=True)
     ]
     return {
@@ -200,10 +203,6 @@ def entry(
 
 def _numbers(replay: Replay) -> list[int]:
     return [each.observed.number for each in replay.requests if each.submitted is not None]
-
-
-def _read(replay: Replay, other: ServerResult) -> int:
-    return sum(other.replayed[number].processed or 0 for number in _numbers(replay))
 
 
 # -- other workloads that fit the log --------------------------------------------------------------

@@ -62,23 +62,22 @@ class _Recorder(Dispatcher):
         events, chain = list[Json](), list[int]()
         for key in [*keys, None]:
             if chain and (key is None or self._parents.get(key) != chain[-1]):
-                events.append(self._event(replica, chain))
+                events.append(
+                    {
+                        "type": "BlockStored",
+                        "block_hashes": chain,
+                        "parent_block_hash": self._parents.get(chain[0]),
+                        "token_ids": [],
+                        "block_size": self.replicas[replica].unit,
+                        "lora_id": None,
+                        "medium": "GPU",
+                    }
+                )
                 chain = []
             chain += [] if key is None else [key]
         self._send(replica, events, time)
         if self._inner.needs_events:
             self._inner.stored(replica, keys, time)
-
-    def _event(self, replica: int, chain: list[int]) -> Json:
-        return {
-            "type": "BlockStored",
-            "block_hashes": chain,
-            "parent_block_hash": self._parents.get(chain[0]),
-            "token_ids": [],
-            "block_size": self.replicas[replica].unit,
-            "lora_id": None,
-            "medium": "GPU",
-        }
 
     def removed(self, replica: int, keys: Sequence[int], time: float) -> None:
         event = {"type": "BlockRemoved", "block_hashes": [*keys], "medium": "GPU"}
