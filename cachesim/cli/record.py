@@ -22,8 +22,7 @@ from cachesim.lab.logs.whole import UserSettings
 from cachesim.lab.record.file import RecordFile
 from cachesim.lab.record.plan import Plan, check_no_circle, place_of, upstream_of
 from cachesim.report.consoles import notes, results, show
-from cachesim.report.live import LiveView
-from cachesim.report.recorded import dump_report
+from cachesim.report.recorded import LiveView, dump_report
 
 if TYPE_CHECKING:
     from cachesim.lab.record.proxy import Proxy

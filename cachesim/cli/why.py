@@ -28,11 +28,9 @@ from cachesim.errors import InputError
 from cachesim.files import Output
 from cachesim.lab.logs.dump import Recorded
 from cachesim.lab.logs.extract import worst_of_recording, worst_scenario
-from cachesim.lab.logs.following import Following
 from cachesim.lab.logs.live import Live, report_of_dump
 from cachesim.lab.logs.model_memory import memory_of
 from cachesim.lab.logs.other import workload_of
-from cachesim.lab.logs.other_settings import add_other_settings, swept
 from cachesim.lab.logs.replay import Replay
 from cachesim.lab.logs.report import worst as worst_of
 from cachesim.lab.logs.rerun import request_of
@@ -47,7 +45,8 @@ from cachesim.lab.logs.tuning import (
     run_trial,
     summary,
 )
-from cachesim.lab.logs.whole import Read, UserSettings, open_log, read_files, replays_of
+from cachesim.lab.logs.what_if import add_other_settings, swept
+from cachesim.lab.logs.whole import Following, Read, UserSettings, open_log, read_files, replays_of
 from cachesim.lab.logs.whole import why as why_of
 from cachesim.lab.traces.audit import Audit, is_events
 from cachesim.lab.traces.reading import line_of, lines_of

@@ -7,9 +7,9 @@ from typing import Any, Final
 
 from cachesim.errors import CachesimError
 from cachesim.lab.logs.extract import whole_scenario
-from cachesim.lab.logs.other_settings import add_other_settings
 from cachesim.lab.logs.replay import Replay
 from cachesim.lab.logs.report import worst
+from cachesim.lab.logs.what_if import add_other_settings
 from cachesim.lab.logs.whole import UserSettings, read_files, replays_of, why
 from cachesim.packed import HEAD_BYTES, unpacked
 from cachesim.report.html_document import page

@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from cachesim.lab.logs.following import Following
 from cachesim.lab.logs.player import Player
-from cachesim.lab.logs.whole import UserSettings, read_files, replays_of, why
+from cachesim.lab.logs.whole import Following, UserSettings, read_files, replays_of, why
 
 DATA = Path(__file__).parent / "data"
 

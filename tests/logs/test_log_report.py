@@ -11,10 +11,9 @@ import pytest
 
 from cachesim.cli.main import main
 from cachesim.lab.logs.observed import How
-from cachesim.lab.logs.other_settings import swept
 from cachesim.lab.logs.schema import HOWS, requests_schema, why_schema
 from cachesim.lab.logs.tuning import of_log
-from cachesim.lab.logs.what_if import answers, flags_in_words, of_flags, usual
+from cachesim.lab.logs.what_if import answers, flags_in_words, of_flags, swept, usual
 from cachesim.lab.logs.whole import UserSettings, read_files, replays_of
 
 ROOT = Path(__file__).parents[2]

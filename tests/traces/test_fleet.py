@@ -12,9 +12,8 @@ from cachesim.cli.main import main
 from cachesim.engines.base import Request
 from cachesim.errors import InputError
 from cachesim.lab.traces.fleet.dynamo import KvRouter
-from cachesim.lab.traces.fleet.fleet import ROUTERS, Fleet
+from cachesim.lab.traces.fleet.fleet import ROUTERS, Fleet, others_of
 from cachesim.lab.traces.fleet.kv_events import Server
-from cachesim.lab.traces.fleet.others import others_of
 from cachesim.lab.traces.fleet.serving import FleetLoop, joined, parts_of
 from cachesim.lab.traces.plan import PlanError, plan_of
 from cachesim.lab.traces.playing import check, play

@@ -24,8 +24,16 @@ from cachesim.errors import InputError, ProfileError, SpecError, UpstreamAbort
 from cachesim.lab.logs.model_memory import Memory, memory_of
 from cachesim.lab.logs.sizes import sizes_of_gguf
 from cachesim.lab.traces.fleet.fleet import Fleet
-from cachesim.lab.traces.limits import KINDS, bytes_of, sentence_of
-from cachesim.lab.traces.memory import LONGEST, MEMORY, longest_of, memory_in, pools
+from cachesim.lab.traces.memory import (
+    KINDS,
+    LONGEST,
+    MEMORY,
+    bytes_of,
+    longest_of,
+    memory_in,
+    pools,
+    sentence_of,
+)
 from cachesim.lab.traces.reading import TraceRequest
 from cachesim.lab.traces.source import MADE, Source
 from cachesim.model.arithmetic import ArithmeticName

@@ -16,8 +16,7 @@ from cachesim.engines.base import Reply
 from cachesim.engines.tokens import Rope
 from cachesim.engines.words import counted
 from cachesim.errors import SpecError, UpstreamAbort
-from cachesim.lab.traces.fleet.changes import Change
-from cachesim.lab.traces.fleet.fleet import Fleet
+from cachesim.lab.traces.fleet.fleet import Change, Fleet
 from cachesim.lab.traces.fleet.kv_events import Absent, Server
 from cachesim.lab.traces.fleet.router import Arrival, RouterError, Sessions
 from cachesim.lab.traces.replay import (
