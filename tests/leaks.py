@@ -40,8 +40,8 @@ from cachesim.scenario.shipped import shipped_file, shipped_files
 from cachesim.testing.facts import Tree
 from cachesim.typed import there_is
 from cachesim.units import Tokens, as_tokens
-from cachesim.verify.leak import leak_of
 from cachesim.verify.oracle import Oracles
+from cachesim.verify.verdict import leak_of
 from tests.wheel_scenarios import PLAYERS
 
 TABLE: Final = Path(__file__).parents[1] / "docs" / "leaks.csv"

@@ -41,9 +41,8 @@ from cachesim.scenario.format import Expect, Scenario
 from cachesim.scenario.labels import label_of
 from cachesim.units import Array, Count, Token, Tokens
 from cachesim.verify.explain import Explanation, IdealCache, explain
-from cachesim.verify.leak import Leak, leak_of
 from cachesim.verify.oracle import Oracle
-from cachesim.verify.verdict import Answer, Reuse, Verdict, judge
+from cachesim.verify.verdict import Answer, Leak, Reuse, Verdict, judge, leak_of
 
 # The large part of a run, written on request: the server's state after every event.
 #

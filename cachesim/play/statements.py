@@ -13,7 +13,7 @@ from cachesim.model.recall import show_word
 from cachesim.play.result import Account, Culprit, Fact, Fate, Finding, Run, Step
 from cachesim.play.session import ABORTED, CANCELLED, ENDLESS, NOT_RUN, TIMEOUT, Record
 from cachesim.units import Tokens
-from cachesim.verify.leak import Leak
+from cachesim.verify.verdict import Leak
 
 PLACES: Final[Mapping[str, str]] = {
     "recurrent": "the recurrent state",

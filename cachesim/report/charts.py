@@ -62,7 +62,7 @@ def line_chart(
     for name, points in series.items():
         alike.setdefault(tuple(sorted(points)), []).append(name)
     groups = {" = ".join(names): names for names in alike.values()}
-    series, names = (dict(zip(groups, alike, strict=True)), groups)
+    series, names = dict(zip(groups, alike, strict=True)), groups
     rings = {name: [at for each in names[name] for at in rings[each]] for name in series}
     numbers = sorted({at for points in series.values() for at, _ in points})
     low, high = numbers[0], numbers[-1]

@@ -318,7 +318,8 @@ def page_of_most(runs: Sequence[Run], *, limit: int = LIMIT) -> Fitted:
     Runs that were not as expected come first, then those that show a wrong answer.
     """
     kept = list(range(len(runs)))
-    urgent = sorted(kept, key=lambda i: (runs[i].as_expected, not _is_wrong(runs[i]), i))
+    wrong = {i for i in kept if any(step.answer == "diverged" for step in runs[i].steps)}
+    urgent = sorted(kept, key=lambda i: (runs[i].as_expected, i not in wrong, i))
     while True:
         try:
             return Fitted(page([runs[i] for i in kept], limit=limit), len(runs) - len(kept), "")
@@ -372,10 +373,6 @@ def _cut_note(run: Run, steps: int, limit: int) -> str:
         f"{text}; of the others {wrong or 'none'} with a wrong answer, {lost or 'none'} that lost"
         " tokens"
     )
-
-
-def _is_wrong(run: Run) -> bool:
-    return any(step.answer == "diverged" for step in run.steps)
 
 
 def page(

@@ -216,16 +216,13 @@ def request(run: Run, index: int) -> Iterator[Row]:
         for piece in cut([own], start, end):
             bar = texts.bar(start, piece, kind, also=f", {LABELS.get(word, word)}")
             bars.append(replace(bar, text=f"{end - start} {word}"))
-    yield Row(kind="request", label=f"request {step.name}{_named(step)}", bars=tuple(bars))
+    names = " ".join(each.name for each in step.detail.parts) if step.detail is not None else ""
+    named = f": {names}" if names and len(names) <= MOST_NAMED else ""
+    yield Row(kind="request", label=f"request {step.name}{named}", bars=tuple(bars))
 
 
 MOST_NAMED: Final = 32
 """Letters of the part names in a request's label."""
-
-
-def _named(step: Step) -> str:
-    names = " ".join(each.name for each in step.detail.parts) if step.detail is not None else ""
-    return f": {names}" if names and len(names) <= MOST_NAMED else ""
 
 
 def held(run: Run, state: State, index: int | None = None) -> tuple[Row, ...]:
@@ -235,7 +232,15 @@ def held(run: Run, state: State, index: int | None = None) -> tuple[Row, ...]:
     """
     texts = texts_of(run)
     believed = {slot.id: texts.spelled(slot.tokens) for slot in state.slots}
-    rows = list(_slots(texts, state.slots))
+    rows = [
+        Row(
+            kind="slot",
+            label=f"slot {slot.id} thinks it holds",
+            bars=tuple(texts.bars(slot.tokens)),
+        )
+        for slot in state.slots
+        if slot.tokens or len(state.slots) == 1
+    ]
     drawn = None if state.tree is None else state.tree.of
     if drawn != "memory":
         rows += _memory(texts, state.memory, believed, "")
@@ -288,13 +293,6 @@ def _cut_bar(bar: Bar, first: int, end: int, kind: BarKind) -> Bar:
         words=bar.words[first:end],
         colours=tuple(colours),
     )
-
-
-def _slots(texts: Texts, slots: Sequence[SlotState]) -> Iterator[Row]:
-    for slot in slots:
-        if slot.tokens or len(slots) == 1:
-            bars = tuple(texts.bars(slot.tokens))
-            yield Row(kind="slot", label=f"slot {slot.id} thinks it holds", bars=bars)
 
 
 def _memory(
@@ -584,7 +582,7 @@ def story(run: Run, *, kinds: Sequence[Kind] | None = None) -> Picture:
     names = tuple(step.name for step in run.steps)
     about = " ".join(
         f"{heading}: {_description(rows[first:last])}"
-        for heading, first, last in _parts(headings, len(rows))
+        for (first, heading), (last, _) in pairwise((*headings, (len(rows), "")))
     )
     return Picture(
         title=f"{run.scenario} on {run.profile}, step by step",
@@ -608,11 +606,6 @@ def clip(row: Row, positions: int) -> Row:
         if bar.start < positions
     )
     return replace(row, bars=tuple(bars), label=f"{row.label}, {positions} of {end} tokens")
-
-
-def _parts(headings: Sequence[tuple[int, str]], end: int) -> Iterator[tuple[str, int, int]]:
-    for (first, words), (last, _) in pairwise((*headings, (end, ""))):
-        yield words, first, last
 
 
 def _heading(step: Step, *, words: bool) -> str:

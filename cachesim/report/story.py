@@ -224,12 +224,10 @@ def step_after(run: Run, index: int, scale: int) -> RenderableType:
     facts.add_column(overflow="fold")
     for word, fact in _facts(run, index, scale):
         facts.add_row(f"   {word}", fact)
-    return Group(*_heading(run.steps[index]), facts)
-
-
-def _heading(step: Step) -> Iterator[RenderableType]:
-    if step.error is not None:
-        yield Text(f"   {step.finding.title}", style="wrong")
+    step = run.steps[index]
+    if step.error is None:
+        return Group(facts)
+    return Group(Text(f"   {step.finding.title}", style="wrong"), facts)
 
 
 BEFORE: Final = frozenset({"server", "match", "rule", "ideal", "consumed", "gone", "together"})

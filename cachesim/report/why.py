@@ -335,19 +335,15 @@ def _cells(each: Mapping[str, Any], first: Mapping[str, Any]) -> tuple[str, ...]
     difference = "" if each is first else f"{each['processed'] - first['processed']:+,}"
     wrong = each["wrong_answers"]
     judged = "not judged" if wrong is None else str(wrong)
+    low, high = each["processed_bounds"]
+    bounds = "" if low == high else f" ({low:,} to {high:,})"
     return (
-        f"{_tokens_prefilled(each)}{failed}",
+        f"{each['processed']:,}{bounds}{failed}",
         difference,
         str(each["hits"]),
         judged,
         mib(held(each)),
     )
-
-
-def _tokens_prefilled(each: Mapping[str, Any]) -> str:
-    low, high = each["processed_bounds"]
-    bounds = "" if low == high else f" ({low:,} to {high:,})"
-    return f"{each['processed']:,}{bounds}"
 
 
 def _neighbours(cells: Sequence[tuple[str, ...]]) -> Iterator[list[tuple[str, ...]]]:

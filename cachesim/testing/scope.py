@@ -78,7 +78,21 @@ class WholeScope:
         """The workloads with their numbers."""
         for scope in self.servers:
             for steps in _continued(scope, (), (), 0, self.requests):
-                yield self.given, self._scenario(scope, steps)
+                window = scope.window if "window" in preset(self.model).layers else 0
+                release = str(self.profile).partition("@")[2]
+                yield (
+                    self.given,
+                    Scenario(
+                        format=FORMAT,
+                        name=f"{self.model}-scope-{self.requests}-{self.given}",
+                        about=f"Of the small scope of {self.profile} on {self.model}.",
+                        model=Model(preset=self.model, window=window or None),
+                        engine=Server(
+                            name=self.profile.engine, profiles=(release,), options=dict(scope.flags)
+                        ),
+                        step=steps,
+                    ),
+                )
                 self.given += 1
         self.ended = True
 
@@ -86,18 +100,6 @@ class WholeScope:
         """The number of workloads, none of them played."""
         each = (_continued(scope, (), (), 0, self.requests) for scope in self.servers)
         return sum(1 for steps in each for _ in steps)
-
-    def _scenario(self, scope: Scope, steps: tuple[Step, ...]) -> Scenario:
-        window = scope.window if "window" in preset(self.model).layers else 0
-        release = str(self.profile).partition("@")[2]
-        return Scenario(
-            format=FORMAT,
-            name=f"{self.model}-scope-{self.requests}-{self.given}",
-            about=f"Of the small scope of {self.profile} on {self.model}.",
-            model=Model(preset=self.model, window=window or None),
-            engine=Server(name=self.profile.engine, profiles=(release,), options=dict(scope.flags)),
-            step=steps,
-        )
 
     def search(
         self, arithmetic: ArithmeticName, going: Going, pool: Executor | None = None, ahead: int = 1

@@ -29,9 +29,8 @@ from cachesim.testing.workloads import (
     words_of,
 )
 from cachesim.units import Tokens
-from cachesim.verify.leak import leak_of
 from cachesim.verify.oracle import Oracle, Oracles
-from cachesim.verify.verdict import judge
+from cachesim.verify.verdict import judge, leak_of
 
 # Make a workload smaller while it still shows what it showed.
 #

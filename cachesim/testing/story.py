@@ -1,6 +1,7 @@
 """A workload in words: what its clients do, one line each."""
 
 from cachesim.engines.family import Profile
+from cachesim.engines.tokens import get_common_prefix
 from cachesim.engines.words import counted
 from cachesim.scenario.format import Step
 from cachesim.testing.search import Counterexample
@@ -22,7 +23,7 @@ def story(found: Counterexample, profile: Profile) -> list[str]:
             continue
         prompt = step.ids
         text = _chat(step) if step.messages else f"a prompt of {counted(len(prompt), 'token')}"
-        equal = max((_common(prompt, other) for other in seen), default=0)
+        equal = max((get_common_prefix(prompt, other) for other in seen), default=0)
         shared = f", {equal} as before" if equal else ""
         together = ", together with the one before" if step.with_previous else ""
         wishes = f", for slot {step.slot}" if step.slot >= 0 else ""
@@ -42,14 +43,10 @@ def _chat(step: Step) -> str:
     return f"a chat ({', '.join(turns)} tokens)"
 
 
-def _turns(count: int) -> str:
-    return "turn of the server's loop" if count == 1 else "turns of the server's loop"
-
-
 def _deed(step: Step) -> str:
     if step.do == "cancel":
-        turns = step.turns or 1
-        return f"then its client goes away after {turns} {_turns(turns)}"
+        turns = counted(step.turns or 1, "turn")
+        return f"then its client goes away after {turns} of the server's loop"
     slot = max(step.slot, 0)
     return {
         "slot-save": f"then slot {slot} is saved into a file",
@@ -59,8 +56,3 @@ def _deed(step: Step) -> str:
         "sleep": "then no request comes, and the server sleeps",
         "set-lora": "then the strengths of the server's own adapters are changed",
     }[step.do]
-
-
-def _common(one: tuple[int, ...], other: tuple[int, ...]) -> int:
-    pairs = enumerate(zip(one, other, strict=False))
-    return next((i for i, (a, b) in pairs if a != b), min(len(one), len(other)))

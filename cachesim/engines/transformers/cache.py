@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from math import ceil, lcm
 from typing import Final
 
-from cachesim.engines.transformers.allocators import CacheAllocator, Emit
-from cachesim.engines.transformers.pool import CachePool
+from cachesim.engines.transformers.allocators import CacheAllocator, CachePool, Emit
 from cachesim.engines.transformers.requests import RequestState, Status
 
 FULL: Final = "attention"

@@ -175,7 +175,16 @@ class Player:
         except UpstreamAbort:
             self.dead = True
             return FAILED
-        return self._collect(number)
+        ticket = self.tickets.pop(number)
+        self.submitted.pop(number, None)
+        reply = self.engine.reply(ticket)
+        events = tuple(self.engine.events[self.seen.pop(number) :])
+        if number in self.saved_after and reply is not None and reply.slot is not None:
+            self.engine.slot_save(int(reply.slot), str(number))
+            self.engine.take_in()
+        if not self.tickets:
+            self.engine.forget(ticket)
+        return FAILED if reply is None else replayed(reply, events)
 
     def _step(self, request: ReplayRequest) -> None:
         if request.cancel_at is None:
@@ -225,18 +234,6 @@ class Player:
         request = self.submitted.get(number)
         if request is not None:
             self.read_until(number, len(request.prompt))
-
-    def _collect(self, number: int) -> Replayed:
-        ticket = self.tickets.pop(number)
-        self.submitted.pop(number, None)
-        reply = self.engine.reply(ticket)
-        events = tuple(self.engine.events[self.seen.pop(number) :])
-        if number in self.saved_after and reply is not None and reply.slot is not None:
-            self.engine.slot_save(int(reply.slot), str(number))
-            self.engine.take_in()
-        if not self.tickets:
-            self.engine.forget(ticket)
-        return FAILED if reply is None else replayed(reply, events)
 
 
 def replayed(reply: Reply, events: Sequence[Event]) -> Replayed:

@@ -426,6 +426,7 @@ def play_policy(cell: Cell, progress: Callable[[int], None] = lambda _: None) ->
     if cell.profile == PREFIX + BOUND:
         found.cached = ideal.reused(memory, found.requests)
         found.lost["not-held"] -= found.cached
+    by = cell.measured.by if cell.measured else ""
     return {
         "scale": scale,
         **found.as_dict(),
@@ -434,11 +435,6 @@ def play_policy(cell: Cell, progress: Callable[[int], None] = lambda _: None) ->
         "notes": [
             *found.notes(cell.source, cell.profile),
             f"{cell.profile}: {policy.about}",
-            _bytes_note(cell, token // scale, state),
+            f"a token of the trace takes {token // scale:,} bytes and a state {state:,}, by {by}",
         ],
     }
-
-
-def _bytes_note(cell: Cell, token: int, state: int) -> str:
-    by = cell.measured.by if cell.measured else ""
-    return f"a token of the trace takes {token:,} bytes and a state {state:,}, by {by}"

@@ -130,14 +130,6 @@ def _place_of(function: FunctionType) -> Made:
     raise InputError(msg)
 
 
-def _attributes(obj: object) -> tuple[tuple[str, ...], list[object]]:
-    """Names and values of an object's attributes, in its slots or not."""
-    state: Any = obj.__getstate__()
-    parts = state if isinstance(state, tuple) else (state,)
-    found = {name: value for part in parts if part for name, value in part.items()}
-    return tuple(found), [*found.values()]
-
-
 class _Pickler(pickle.Pickler):
     def __init__(self, file: BytesIO) -> None:
         super().__init__(file, 5)
@@ -151,7 +143,11 @@ class _Pickler(pickle.Pickler):
         while self._waiting:
             values: list[object] = []  # one list: what is written stays in memory to the end
             for each in self._waiting:
-                names, own = _attributes(each)
+                # Names and values of an object's attributes, in its slots or not.
+                state: Any = each.__getstate__()
+                parts = state if isinstance(state, tuple) else (state,)
+                found = {name: value for part in parts if part for name, value in part.items()}
+                names, own = tuple(found), [*found.values()]
                 values += [self._names.setdefault(names, names), *own]
             self._waiting = []
             self.dump(values)

@@ -14,9 +14,9 @@ from typing import Final
 from cachesim.engines.events import Event
 from cachesim.engines.transformers.cache import Geometry, PagedAttentionCache
 from cachesim.engines.transformers.family import FAMILY
-from cachesim.engines.transformers.processor import Processor
 from cachesim.engines.transformers.requests import FutureRequestState, RequestState
 from cachesim.engines.transformers.scheduler import Scheduler
+from cachesim.engines.transformers.server import Processor
 from cachesim.errors import UpstreamAbort
 from cachesim.lab.real.agreement import Agreement, first_difference
 from cachesim.lab.real.playing import Override, console, overrides_of, watched

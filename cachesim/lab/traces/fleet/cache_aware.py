@@ -200,7 +200,10 @@ class Approximate(Dispatcher):
         Trap: the least loaded of several is the first, so that an idle fleet sends every text that
         it does not know to the first replica.
         """
-        self._evict(arrival.time)
+        interval = self.rules.eviction_interval_secs * 1000
+        if interval and arrival.time - self.evicted >= interval:
+            self.evicted = arrival.time // interval * interval
+            self.tree.evict(self.rules.max_tree_size)
         rules, text = self.rules, arrival.prompt
         loads = [each.load for each in self.replicas if each.alive]
         apart = max(loads) - min(loads) > rules.balance_abs_threshold
@@ -213,12 +216,6 @@ class Approximate(Dispatcher):
         chosen = tenant if known and tenant is not None else self.least_loaded().number
         self.tree.insert(text, chosen)
         return chosen
-
-    def _evict(self, time: float) -> None:
-        interval = self.rules.eviction_interval_secs * 1000
-        if interval and time - self.evicted >= interval:
-            self.evicted = time // interval * interval
-            self.tree.evict(self.rules.max_tree_size)
 
     def left(self, replica: int) -> None:
         self.tree.remove_tenant(replica)
