@@ -10,7 +10,7 @@ stop processing          released
 import re
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from typing import Final, TypeAlias
+from typing import Final
 
 from cachesim.lab.logs.lines import Line, style_in
 from cachesim.lab.logs.messages import Fields, message_of
@@ -103,22 +103,6 @@ FOREIGN: Final = (("vLLM", "Prefix cache hit rate"), ("SGLang", "#cached-token:"
 """Servers recognised by their lines that cannot be replayed from them."""
 
 
-Handler: TypeAlias = Callable[[ServerLog, Observed, Fields], None]
-
-
-def _prompt(server: ServerLog, request: Observed, fields: Fields) -> None:
-    request.n_tokens = int(fields["n_tokens"])
-    server.facts.setdefault("n_ctx_of_prompt", fields["n_ctx"])
-
-
-def _depth(_: ServerLog, request: Observed, fields: Fields) -> None:
-    request.depth = int(fields["n_past"]), int(fields["held"]), int(fields["n_swa"])
-    request.swa = int(fields["n_swa"])
-    request.keeps_all = int(fields["pos_min"]) == 0 and request.depth[1] > 1
-    if fields["pos_min"] == str(request.depth[1] - 1):  # nothing but the last position is kept
-        request.spans.append((request.depth[1] - 1, request.depth[1] - 1))
-
-
 def found_in_slot(request: Observed, fields: Fields) -> None:
     """Common prefix of ik_llama.cpp's slot and the prompt, before the cut."""
     if request.depth is None:
@@ -127,126 +111,74 @@ def found_in_slot(request: Observed, fields: Fields) -> None:
         request.prints_tries = False
 
 
-def _span(request: Observed, fields: Fields) -> None:
-    """The positions of a checkpoint: one alone is a recurrent state, several are a window."""
-    request.spans.append((int(fields["pos_min"]), int(fields["pos_max"])))
-
-
-def _checked(_: ServerLog, request: Observed, fields: Fields) -> None:
-    _span(request, fields)
-    request.checked.append((int(fields["pos_min"]), int(fields["pos_max"]), int(fields["bound"])))
-
-
-def _restored(server: ServerLog, request: Observed, fields: Fields) -> None:
-    _span(request, fields)
-    request.restored_at = int(fields["n_tokens"])
-    request.restored = int(fields.get("n_past", fields["n_tokens"]))
-    server.checkpoint_mib.append((request.restored_at, float(fields["size"])))
-
-
-def _forced(_: ServerLog, request: Observed, fields: Fields) -> None:
-    del fields
-    request.forced = True
-
-
-def _erased(_: ServerLog, request: Observed, fields: Fields) -> None:
-    _span(request, fields)
-    following = fields.get("pos_next")
-    request.erased.append((int(fields["n_tokens"]), None if following is None else int(following)))
-    request.swa = int(fields["n_swa"])
-
-
-def _created(server: ServerLog, request: Observed, fields: Fields) -> None:
-    _span(request, fields)
-    n_tokens = int(fields["n_tokens"])
-    request.created.append((int(fields["pos_min"]), int(fields["pos_max"]), n_tokens))
-    server.facts.setdefault("checkpoints", fields["most"])
-    server.checkpoint_mib.append((n_tokens, float(fields["size"])))
-
-
-def _one_token(_: ServerLog, request: Observed, fields: Fields) -> None:
-    request.one_token = True
-    if request.n_tokens is None and "n_tokens" in fields:
-        request.n_tokens = int(fields["n_tokens"])
-
-
-def _removed(_: ServerLog, request: Observed, fields: Fields) -> None:
-    p0 = int(fields["p0"])
-    if request.first_cut is None:
-        request.first_cut = p0
-    request.cuts.append(p0)
-
-
-def _refused_cut(_: ServerLog, request: Observed, fields: Fields) -> None:
-    del fields
-    request.refused_cut, request.refused_at = True, request.first_cut
-    request.first_cut = 0
-
-
-def _empty(_: ServerLog, request: Observed, fields: Fields) -> None:
-    del fields
-    request.is_empty = True
-    request.n_tokens = request.first_cut = request.processed = request.generated = 0
-
-
-def _read(_: ServerLog, request: Observed, fields: Fields) -> None:
-    request.done_at = int(fields["n_tokens"])
-    if request.n_tokens is None:
-        request.n_tokens = request.done_at
-
-
-def _prompt_time(_: ServerLog, request: Observed, fields: Fields) -> None:
-    if request.is_empty:
-        return
-    request.processed, request.prompt_ms = int(fields["tokens"]), float(fields["ms"])
-
-
-def _reply_time(_: ServerLog, request: Observed, fields: Fields) -> None:
-    if request.is_empty:
-        return
-    request.generated, request.reply_ms = int(fields["tokens"]), float(fields["ms"])
-
-
-def _drafts(_: ServerLog, request: Observed, fields: Fields) -> None:
-    request.accepted = int(fields["accepted"])
-
-
-def _shifted(_: ServerLog, request: Observed, fields: Fields) -> None:
-    request.shifts.append((int(fields["left"]), int(fields["discard"])))
-    if fields.get("keep"):
-        request.shift_keep = int(fields["keep"])
-
-
-def _chunk(_: ServerLog, request: Observed, fields: Fields) -> None:
-    request.moved.append((int(fields["was"]), int(fields["at"]), int(fields["size"])))
-
-
-def _released(_: ServerLog, request: Observed, fields: Fields) -> None:
-    request.held_after = int(fields["n_tokens"])
-    request.truncated = fields["truncated"] in {"1", "true"}
-
-
-HANDLERS: Final[Mapping[str, Handler]] = {
-    "prompt": _prompt,
-    "depth": _depth,
-    "checked": _checked,
-    "restored": _restored,
-    "forced": _forced,
-    "erased": _erased,
-    "created": _created,
-    "one-token": _one_token,
-    "removed": _removed,
-    "refused-cut": _refused_cut,
-    "empty": _empty,
-    "read": _read,
-    "prompt-time": _prompt_time,
-    "reply-time": _reply_time,
-    "drafts": _drafts,
-    "shifted": _shifted,
-    "chunk": _chunk,
-    "released": _released,
-}
-"""Message -> update of its request."""
+def _update(server: ServerLog, request: Observed, name: str, fields: Fields) -> None:
+    """Update a request by a message about it."""
+    if name in {"checked", "restored", "erased", "created"}:
+        # One position alone is a recurrent state, several are a window.
+        request.spans.append((int(fields["pos_min"]), int(fields["pos_max"])))
+    match name:
+        case "prompt":
+            request.n_tokens = int(fields["n_tokens"])
+            server.facts.setdefault("n_ctx_of_prompt", fields["n_ctx"])
+        case "depth":
+            request.depth = int(fields["n_past"]), int(fields["held"]), int(fields["n_swa"])
+            request.swa = int(fields["n_swa"])
+            request.keeps_all = int(fields["pos_min"]) == 0 and request.depth[1] > 1
+            if fields["pos_min"] == str(request.depth[1] - 1):  # only the last position is kept
+                request.spans.append((request.depth[1] - 1, request.depth[1] - 1))
+        case "checked":
+            span = int(fields["pos_min"]), int(fields["pos_max"])
+            request.checked.append((*span, int(fields["bound"])))
+        case "restored":
+            request.restored_at = int(fields["n_tokens"])
+            request.restored = int(fields.get("n_past", fields["n_tokens"]))
+            server.checkpoint_mib.append((request.restored_at, float(fields["size"])))
+        case "forced":
+            request.forced = True
+        case "erased":
+            following = fields.get("pos_next")
+            end = None if following is None else int(following)
+            request.erased.append((int(fields["n_tokens"]), end))
+            request.swa = int(fields["n_swa"])
+        case "created":
+            n_tokens = int(fields["n_tokens"])
+            request.created.append((int(fields["pos_min"]), int(fields["pos_max"]), n_tokens))
+            server.facts.setdefault("checkpoints", fields["most"])
+            server.checkpoint_mib.append((n_tokens, float(fields["size"])))
+        case "one-token":
+            request.one_token = True
+            if request.n_tokens is None and "n_tokens" in fields:
+                request.n_tokens = int(fields["n_tokens"])
+        case "removed":
+            p0 = int(fields["p0"])
+            if request.first_cut is None:
+                request.first_cut = p0
+            request.cuts.append(p0)
+        case "refused-cut":
+            request.refused_cut, request.refused_at = True, request.first_cut
+            request.first_cut = 0
+        case "empty":
+            request.is_empty = True
+            request.n_tokens = request.first_cut = request.processed = request.generated = 0
+        case "read":
+            request.done_at = int(fields["n_tokens"])
+            if request.n_tokens is None:
+                request.n_tokens = request.done_at
+        case "prompt-time" if not request.is_empty:
+            request.processed, request.prompt_ms = int(fields["tokens"]), float(fields["ms"])
+        case "reply-time" if not request.is_empty:
+            request.generated, request.reply_ms = int(fields["tokens"]), float(fields["ms"])
+        case "drafts":
+            request.accepted = int(fields["accepted"])
+        case "shifted":
+            request.shifts.append((int(fields["left"]), int(fields["discard"])))
+            if fields.get("keep"):
+                request.shift_keep = int(fields["keep"])
+        case "chunk":
+            request.moved.append((int(fields["was"]), int(fields["at"]), int(fields["size"])))
+        case "released":
+            request.held_after = int(fields["n_tokens"])
+            request.truncated = fields["truncated"] in {"1", "true"}
 
 
 BACK: Final = 1.0
@@ -315,7 +247,7 @@ class Reader:
             if self.server.engine == PYTHON:
                 self._calls.take(line.number, name, fields)
         elif name in {"prompt-time", "reply-time"} and self._timed is not None:
-            HANDLERS[name](self.server, self._timed, fields)
+            _update(self.server, self._timed, name, fields)
         elif name in SERVER_HANDLERS:
             SERVER_HANDLERS[name](self, line, fields)
 
@@ -365,9 +297,7 @@ class Reader:
         if self._found is not None:
             found_in_slot(request, self._found)
             self._found = None
-        handler = HANDLERS.get(name)
-        if handler is not None:
-            handler(self.server, request, fields)
+        _update(self.server, request, name, fields)
         if name == "released":
             request.ended = True
             if request.generated is None and not request.too_long:
