@@ -9,7 +9,7 @@ stop processing          released
 
 import re
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 from cachesim.lab.logs.lines import Line, style_in
@@ -248,8 +248,8 @@ class Reader:
                 self._calls.take(line.number, name, fields)
         elif name in {"prompt-time", "reply-time"} and self._timed is not None:
             _update(self.server, self._timed, name, fields)
-        elif name in SERVER_HANDLERS:
-            SERVER_HANDLERS[name](self, line, fields)
+        else:
+            self._server_line(line, name, fields)
 
     def _note(self, name: str, value: str) -> None:
         facts = self.server.facts
@@ -352,34 +352,57 @@ class Reader:
 
     # --- the server as a whole
 
-    def _searching(self) -> Search | None:
-        return None if self._idle else self._search
+    def _server_line(self, line: Line, name: str, fields: Fields) -> None:
+        search = None if self._idle else self._search
+        match name:
+            case "found-in-slot":  # ik_llama.cpp prints it before the launch line
+                self._found = fields
+            case "slot-kept":  # so is this: tokens kept by the chosen slot
+                self._search.keep = fields["keep"]
+            case "looking":  # the slot's own ratios are the threshold
+                self._idle = False
+                self._search.keep, self._search.sim = fields["keep"], fields["sim"]
+            case "compared":
+                compared = Compared(int(fields["n_tokens"]), int(fields["lcp"]))
+                self._search.compared.append(compared)
+            case "found":  # an entry is a better match than the slot
+                self._search.found_keep, self._search.found_sim = fields["keep"], fields["sim"]
+            case "saving":
+                self.server.sizes.append((int(fields["n_tokens"]), float(fields["size"])))
+                if search is not None:
+                    search.saved = int(fields["n_tokens"])
+            case "cache-state":
+                self.server.facts.setdefault("cache-limit-mib", fields["limit"])
+                self.server.facts.setdefault("cache-limit-tokens", fields["tokens"])
+                if search is not None:
+                    search.entries = []
+            case "entry" if search is not None:
+                search.entries.append(int(fields["n_tokens"]))
+            case "cancelled":
+                for request in self._active.values():
+                    if request.task == int(fields["task"]):
+                        request.cancelled = request.disconnected = True
+            case "chat":  # rendered before its launch
+                self._chats.append(True)
+            case "too-long":
+                self._too_long(fields)
+            case "post":  # mlx-lm: a request starts; later lines identify it
+                if fields["status"] == "200" and self.server.engine == MLX:
+                    self._posts.append(line.number)
+            case "progress-of-one":
+                self._progress_of_one(line, fields)
+            case "lookup":  # Ollama's MLX runner: a prompt, its match, and the reused part of it
+                request = self._begun(line, int(fields["cached"]), int(fields["left"]))
+                request.n_tokens = int(fields["n_tokens"])
+                request.shared, request.takes_snapshots = printed(int(fields["matched"])), True
+            case "prefix-restored":  # LM Studio: the reused part, the rest without its last token
+                request = self._begun(line, int(fields["cached"]), int(fields["left"]) + 1)
+                request.shared, request.leaves_last = UNKNOWN, True
+            case "completion":  # LM Studio: the length of the last request's reply
+                if self.server.engine == LM_STUDIO and self.server.requests[-1].generated is None:
+                    self.server.requests[-1].generated = int(fields["generated"])
 
-    def on_saving(self, line: Line, fields: Fields) -> None:
-        """A prompt is saved to the prompt cache."""
-        del line
-        self.server.sizes.append((int(fields["n_tokens"]), float(fields["size"])))
-        search = self._searching()
-        if search is not None:
-            search.saved = int(fields["n_tokens"])
-
-    def on_search(self, line: Line, fields: Fields) -> None:
-        """A search begins; the slot's own ratios are the threshold."""
-        del line
-        self._idle = False
-        self._search.keep, self._search.sim = fields["keep"], fields["sim"]
-
-    def on_found_in_slot(self, line: Line, fields: Fields) -> None:
-        """ik_llama.cpp: the slot's common prefix with its prompt, before the launch line."""
-        del line
-        self._found = fields
-
-    def on_post(self, line: Line, fields: Fields) -> None:
-        """mlx-lm: a request starts; later lines identify it."""
-        if fields["status"] == "200" and self.server.engine == MLX:
-            self._posts.append(line.number)
-
-    def on_progress_of_one(self, line: Line, fields: Fields) -> None:
+    def _progress_of_one(self, line: Line, fields: Fields) -> None:
         """mlx-lm: progress of a prompt's uncached part; its lines name no request.
 
         Two at once are told apart by how much they have to process.
@@ -403,18 +426,6 @@ class Reader:
             request.ended = True
             self._reading.remove(request)
 
-    def on_lookup(self, line: Line, fields: Fields) -> None:
-        """Ollama's MLX runner: a prompt, its match in the trie, and the reused part of it."""
-        cached, left = int(fields["cached"]), int(fields["left"])
-        request = self._begun(line, cached, left)
-        request.n_tokens = int(fields["n_tokens"])
-        request.shared, request.takes_snapshots = printed(int(fields["matched"])), True
-
-    def on_prefix_restored(self, line: Line, fields: Fields) -> None:
-        """LM Studio: the reused part of a prompt, and the rest without its last token."""
-        request = self._begun(line, int(fields["cached"]), int(fields["left"]) + 1)
-        request.shared, request.leaves_last = UNKNOWN, True
-
     def _begun(self, line: Line, cached: int, processed: int) -> Observed:
         request = Observed(
             number=len(self.server.requests),
@@ -427,61 +438,11 @@ class Reader:
         self.server.requests.append(request)
         return request
 
-    def on_completion(self, line: Line, fields: Fields) -> None:
-        """LM Studio: the length of the last request's reply."""
-        del line
-        if self.server.engine == LM_STUDIO and self.server.requests[-1].generated is None:
-            self.server.requests[-1].generated = int(fields["generated"])
-
-    def on_slot_kept(self, line: Line, fields: Fields) -> None:
-        """ik_llama.cpp: tokens kept by the chosen slot, before the launch line."""
-        del line
-        self._search.keep = fields["keep"]
-
-    def on_compared(self, line: Line, fields: Fields) -> None:
-        """An entry of the search."""
-        del line
-        self._search.compared.append(Compared(int(fields["n_tokens"]), int(fields["lcp"])))
-
-    def on_found(self, line: Line, fields: Fields) -> None:
-        """An entry is a better match than the slot."""
-        del line
-        self._search.found_keep, self._search.found_sim = fields["keep"], fields["sim"]
-
-    def on_state(self, line: Line, fields: Fields) -> None:
-        """Size and limit of the prompt cache."""
-        del line
-        self.server.facts.setdefault("cache-limit-mib", fields["limit"])
-        self.server.facts.setdefault("cache-limit-tokens", fields["tokens"])
-        search = self._searching()
-        if search is not None:
-            search.entries = []
-
-    def on_entry(self, line: Line, fields: Fields) -> None:
-        """A parked conversation."""
-        del line
-        search = self._searching()
-        if search is not None:
-            search.entries.append(int(fields["n_tokens"]))
-
-    def on_cancel(self, line: Line, fields: Fields) -> None:
-        """A client disconnected."""
-        del line
-        for request in self._active.values():
-            if request.task == int(fields["task"]):
-                request.cancelled = request.disconnected = True
-
-    def on_chat(self, line: Line, fields: Fields) -> None:
-        """A chat is rendered, before its launch."""
-        del line, fields
-        self._chats.append(True)
-
-    def on_too_long(self, line: Line, fields: Fields) -> None:
+    def _too_long(self, fields: Fields) -> None:
         """A prompt exceeds the context; the slot is released at once.
 
         A line without a task is of the request that was launched last.
         """
-        del line
         task = int(fields.get("task", "-1"))
         at_work = [each for each in self._active.values() if task in {-1, each.task}]
         if at_work:
@@ -495,24 +456,3 @@ CHOICES: Final[Mapping[str, SlotChoice]] = {
     "by-age": "age",
     "by-id": "id",
 }
-
-
-SERVER_HANDLERS: Final[Mapping[str, Callable[[Reader, Line, Fields], None]]] = {
-    "found-in-slot": Reader.on_found_in_slot,
-    "slot-kept": Reader.on_slot_kept,
-    "post": Reader.on_post,
-    "progress-of-one": Reader.on_progress_of_one,
-    "lookup": Reader.on_lookup,
-    "prefix-restored": Reader.on_prefix_restored,
-    "completion": Reader.on_completion,
-    "saving": Reader.on_saving,
-    "looking": Reader.on_search,
-    "compared": Reader.on_compared,
-    "found": Reader.on_found,
-    "cache-state": Reader.on_state,
-    "entry": Reader.on_entry,
-    "cancelled": Reader.on_cancel,
-    "chat": Reader.on_chat,
-    "too-long": Reader.on_too_long,
-}
-"""Message -> update of the server."""
