@@ -75,18 +75,6 @@ Spoil: TypeAlias = Callable[[Reply], Reply]
 """A planted fault, made of a reply that reused tokens."""
 
 
-def _one_more(reply: Reply) -> Reply:
-    return replace(reply, cached=Count((reply.cached or 0) + 1))
-
-
-def _unexplained(reply: Reply) -> Reply:
-    return replace(reply, equal=Count(reply.equal + 1))
-
-
-def _other_logits(reply: Reply) -> Reply:
-    return replace(reply, logits=reply.logits + 1)
-
-
 class _Nondeterministic:
     """Replies that depend on the number of replies before."""
 
@@ -99,9 +87,9 @@ class _Nondeterministic:
 
 
 FAULTS: Final[Mapping[str, Callable[[], Spoil]]] = {
-    "counts": lambda: _one_more,
-    "causes": lambda: _unexplained,
-    "answers": lambda: _other_logits,
+    "counts": lambda: lambda reply: replace(reply, cached=Count((reply.cached or 0) + 1)),
+    "causes": lambda: lambda reply: replace(reply, equal=Count(reply.equal + 1)),
+    "answers": lambda: lambda reply: replace(reply, logits=reply.logits + 1),
     "determinism": _Nondeterministic,
 }
 """Planted faults by the law that has to find them."""

@@ -489,17 +489,14 @@ class SglangOptions:
             states=states,
             policy=self.hicache_write_policy,
             lag=self.hicache_copy_steps,
-            storage=self._storage(),
-        )
-
-    def _storage(self) -> StorageShape | None:
-        if self.hicache_storage_backend == "none":
-            return None
-        return StorageShape(
-            policy=self.hicache_storage_prefetch_policy,
-            threshold=self.prefetch_threshold,
-            interval=self.hicache_storage_prefetch_retry_poll_interval,
-            attempts=self.hicache_storage_prefetch_retry_max_attempts,
+            storage=None
+            if self.hicache_storage_backend == "none"
+            else StorageShape(
+                policy=self.hicache_storage_prefetch_policy,
+                threshold=self.prefetch_threshold,
+                interval=self.hicache_storage_prefetch_retry_poll_interval,
+                attempts=self.hicache_storage_prefetch_retry_max_attempts,
+            ),
         )
 
     def host_ratio(self, kind: Kind, sizes: Sizes, spec: ModelSpec) -> float:

@@ -356,7 +356,13 @@ class Sglang(SlotlessEngine[Rules, SglangOptions, Job]):
     erasing = " (a flush)"
 
     def _set_up(self) -> None:
-        self.kind = self._kind(self.network.spec)
+        # 0.5.9 has no tree for windows with states, and keeps windows whole as it does for models
+        # that it does not list.
+        spec = self.network.spec
+        self.kind: Kind = "window" if spec.window_layers else "full"
+        if spec.recurrent_layers:
+            both = spec.window_layers and self.rules.tree.trees == "unified"
+            self.kind = "window-mamba" if both else "mamba"
         states = self.kind in {"mamba", "window-mamba"}
         self.options.check(self.rules, states=states)
         self._of_req: dict[int, Job] = {}
@@ -366,15 +372,6 @@ class Sglang(SlotlessEngine[Rules, SglangOptions, Job]):
         self._sessions: dict[str, sessions.Session] = {}
         self.storage, self.shelf = Storage(), Contents(self.network, None)
         self._start()
-
-    def _kind(self, spec: ModelSpec) -> Kind:
-        """The kind of tree for a model; 0.5.9 has none for windows with states, and keeps windows
-        whole as it does for models that it does not list.
-        """
-        if spec.recurrent_layers:
-            both = spec.window_layers and self.rules.tree.trees == "unified"
-            return "window-mamba" if both else "mamba"
-        return "window" if spec.window_layers else "full"
 
     def _start(self) -> None:
         self.tree = self._tree()

@@ -80,7 +80,8 @@ def _marked(text: str) -> str:
 def _shown(shown: Boxes | Drawn | Control, uid: str, code: str) -> str:
     """A picture; or one for each value of a control, selected by a script."""
     if not isinstance(shown, Control):
-        figure = f'<figure class="memory" id="{uid}" data-code="{_attribute(code)}">'
+        attribute = escape(code).replace("\n", "&#10;")  # blank lines end HTML in Markdown
+        figure = f'<figure class="memory" id="{uid}" data-code="{attribute}">'
         return f"{figure}{shown.svg(uid)}{_link(shown.link)}</figure>"
     first = "".join(
         f'<figure class="memory" data-value="{escape(value)}"{" hidden" if i else ""}>'
@@ -93,11 +94,6 @@ def _shown(shown: Boxes | Drawn | Control, uid: str, code: str) -> str:
         f'<div class="sweep"><label>Change it: {escape(shown.label)} '
         f'<input type="range" min="0" max="{most}" value="0"></label>{first}</div>'
     )
-
-
-def _attribute(code: str) -> str:
-    """Code as an HTML attribute, without blank lines, which end HTML in Markdown."""
-    return escape(code).replace("\n", "&#10;")
 
 
 def _link(fragment: str) -> str:

@@ -75,14 +75,17 @@ def _memory(o: Observed) -> Iterator[str]:
     if o.depth is not None:
         yield of_one(f"{o.depth[0]:,} tokens match the {_whose(o)} {o.depth[1]:,}.")
     if o.checked:
-        yield f"Checkpoints tried against position {o.checked[-1][2]:,}: {_tried(o)}."
+        tried = ", ".join(f"[{low}..{high}]" for low, high, _ in o.checked[:SHOWN])
+        more = f" and {len(o.checked) - SHOWN} more" if len(o.checked) > SHOWN else ""
+        yield f"Checkpoints tried against position {o.checked[-1][2]:,}: {tried}{more}."
     if o.restored is not None:
         yield f"The checkpoint of {o.restored_at:,} tokens was restored."
     if o.forced:
         yield FORCED
     if o.erased:
         sizes = sorted({size for size, _ in o.erased})
-        yield f"Erased: {counted(len(sizes), 'checkpoint')}, of {_listed(sizes)} tokens."
+        to = f" to {sizes[-1]:,}" if len(sizes) > 1 else ""
+        yield f"Erased: {counted(len(sizes), 'checkpoint')}, of {sizes[0]:,}{to} tokens."
     if o.refused_cut:
         yield "Memory could not be cut, and was cleared."
     if o.moved:
@@ -92,18 +95,8 @@ def _memory(o: Observed) -> Iterator[str]:
         yield f"The context was shifted: {discarded:,} of {left:,} tokens were discarded."
 
 
-def _listed(sizes: Sequence[int]) -> str:
-    return f"{sizes[0]:,}" if len(sizes) == 1 else f"{sizes[0]:,} to {sizes[-1]:,}"
-
-
 def _whose(o: Observed) -> str:
     return "slot's" if o.shared is None else "instance's"
-
-
-def _tried(o: Observed) -> str:
-    tried = ", ".join(f"[{low}..{high}]" for low, high, _ in o.checked[:SHOWN])
-    more = len(o.checked) - SHOWN
-    return f"{tried} and {more} more" if more > 0 else tried
 
 
 def _divergence(o: Observed, common: Known, lengths: Lengths) -> Iterator[str]:
@@ -111,7 +104,8 @@ def _divergence(o: Observed, common: Known, lengths: Lengths) -> Iterator[str]:
     held = held_by(o, common)
     if at is None or held is None or at >= held or (whole is not None and at >= whole):
         return
-    lines = f"The prompt and the {_whose(o)} {_roughly(held)} tokens diverge at token {at:,}"
+    about = f"{held:,}" if isinstance(held, int) else f"{held:,.0f} or so"
+    lines = f"The prompt and the {_whose(o)} {about} tokens diverge at token {at:,}"
     if at == o.shifted_before:
         yield f"{lines}: a context shift discarded tokens there during the request before."
     elif at < held / 10:
@@ -121,10 +115,6 @@ def _divergence(o: Observed, common: Known, lengths: Lengths) -> Iterator[str]:
         )
     else:
         yield f"{lines}: the client changed its history there, or a template did."
-
-
-def _roughly(held: float) -> str:
-    return f"{held:,}" if isinstance(held, int) else f"{held:,.0f} or so"
 
 
 def held_by(o: Observed, common: Known) -> float | None:

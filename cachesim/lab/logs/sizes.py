@@ -186,7 +186,11 @@ def sizes_of(log: ServerLog, spec: ModelSpec) -> Sizes | None:
     rates = _rates(log, state)
     if not rates and not state:
         return None
-    token = max(0, round(median(rates))) if rates else _own_rate(spec)
+    if rates:
+        token = max(0, round(median(rates)))
+    else:
+        attending = [layer for layer, kind in enumerate(spec.layers) if kind == "attention"]
+        token = sum(spec.key_bytes(layer) + spec.value_bytes(layer) for layer in attending)
     if state < SMALL * STEP and token < SMALL * STEP:
         return None  # a toy: three decimals of a MiB say less than its preset does
     window = 0
@@ -211,14 +215,6 @@ MANY: Final = 200
 
 SMALL: Final = 100
 """Number of steps below which a printed size is mostly rounding."""
-
-
-def _own_rate(spec: ModelSpec) -> int:
-    return sum(
-        spec.key_bytes(layer) + spec.value_bytes(layer)
-        for layer, kind in enumerate(spec.layers)
-        if kind == "attention"
-    )
 
 
 def context_bytes(spec: ModelSpec, options: Mapping[str, Any]) -> int:

@@ -84,16 +84,13 @@ def _of_one_server(lines: Iterable[Line], name: str) -> Iterator[Line]:
     for line in lines:
         if line.origin and line.origin not in origins[-1:]:
             if line.origin in origins:
-                raise InputError(_mixed(name, origins))
+                msg = (
+                    f"{name}: lines of several servers are mixed: {', '.join(origins)}. Explain "
+                    f"one at a time: keep its lines, as with grep -F '{origins[-1]}'"
+                )
+                raise InputError(msg)
             origins.append(line.origin)
         yield line
-
-
-def _mixed(name: str, origins: Sequence[str]) -> str:
-    return (
-        f"{name}: lines of several servers are mixed: {', '.join(origins)}. Explain one at a time: "
-        f"keep its lines, as with grep -F '{origins[-1]}'"
-    )
 
 
 def replays_of(
@@ -131,16 +128,12 @@ def why(read: Read, replays: Sequence[Replay]) -> dict[str, Any]:
     if read.swaps:
         found["log"]["swaps"] = True
     if read.wrapped_at:
-        found["log"]["broken"] = _wrapped(read.wrapped_at)
+        found["log"]["broken"] = (
+            f"No line is longer than {read.wrapped_at} characters, and many are as long: a "
+            "terminal seems to have broken them. A number of which a part is on the next line is "
+            "read wrongly. Save the log to a file instead."
+        )
     return found
-
-
-def _wrapped(at: int) -> str:
-    return (
-        f"No line is longer than {at} characters, and many are as long: a terminal seems to have "
-        "broken them. A number of which a part is on the next line is read wrongly. Save the log "
-        "to a file instead."
-    )
 
 
 def _nothing_in(read: Read) -> str:

@@ -108,11 +108,8 @@ def sentence_of(entry: Mapping[str, Any], scale: int) -> str:
     rates = ", ".join(parts)
     if entry["of"] == "given":
         return f"{flags} counts {rates}, by {entry['by']}; {ends}"
+    own = " ".join(f"--{name}-bytes N" for name in KINDS if entry[name])
     return (
         f"{flags} counts what a small network takes, {rates}; {ends}. For the bytes of your model "
-        f"write --sizes MODEL, --gguf FILE or {_flags(entry)}; in a plan gguf or sizes"
+        f"write --sizes MODEL, --gguf FILE or {own}; in a plan gguf or sizes"
     )
-
-
-def _flags(entry: Mapping[str, Any]) -> str:
-    return " ".join(f"--{name}-bytes N" for name in KINDS if entry[name])

@@ -86,7 +86,8 @@ def verified(cell: Cell, count: int) -> Verified:
     if count < 1:
         msg = f"--verify is {count}; write how many requests are to be computed, from 1"
         raise InputError(msg)
-    reused = dict(_reused(cell))
+    replayed = serve(cell.engine(), cell.requests(), cell.source.turn)
+    reused = {each.request.number: _cached(each.answer) for each in replayed}
     reusing = sorted(number for number, cached in reused.items() if cached)
     sample = set(spread(reusing, count))
     last = max(sample, default=-1)
@@ -122,11 +123,6 @@ def spread(numbers: list[int], count: int) -> list[int]:
     if count == 1:
         return numbers[-1:]
     return [numbers[at * (len(numbers) - 1) // (count - 1)] for at in range(count)]
-
-
-def _reused(cell: Cell) -> Iterator[tuple[int, int | None]]:
-    for served in serve(cell.engine(), cell.requests(), cell.source.turn):
-        yield served.request.number, _cached(served.answer)
 
 
 def _cached(answer: Reply | None) -> int | None:
