@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from cachesim.model.spec import ModelSpec
     from cachesim.play import run, run_scenario
     from cachesim.play.result import Run, Step
-    from cachesim.report.notebook import show
+    from cachesim.report.html import show
     from cachesim.scenario import Scenario, load
 
 HOMES: Final = {
@@ -36,7 +36,7 @@ HOMES: Final = {
     "preset": "model.presets",
     "run": "play",
     "run_scenario": "play",
-    "show": "report.notebook",
+    "show": "report.html",
     "sweep": "lab.traces.sweep",
 }
 """Defining module of each public name."""

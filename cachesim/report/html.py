@@ -36,7 +36,7 @@ from cachesim.report.svg import (
     legend_svg,
     row_svg,
 )
-from cachesim.report.tables import SHOWN, count, worst_answer
+from cachesim.report.tables import SHOWN, cached_row, count, worst_answer
 from cachesim.report.texts import Texts, texts_of
 from cachesim.typed import Json
 
@@ -466,3 +466,52 @@ def island(document: Mapping[str, Any]) -> str:
     """JSON for a script element, escaped so that it cannot end the element."""
     text = json.dumps(packed(document), allow_nan=False, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Shown:
+    """Runs in a notebook, as HTML without scripts, elsewhere as a line; `runs` are the values."""
+
+    runs: tuple[Run, ...]
+
+    def __repr__(self) -> str:
+        """A line: scenario, profile, cached tokens, the worst answer."""
+        lines = (
+            f"{run.scenario} on {run.profile}: cached {cached_row(run.steps)},"
+            f" {worst_answer(run.steps) or 'not compared'}"
+            for run in self.runs
+        )
+        return f"<{'; '.join(lines)}>"
+
+    def _repr_html_(self) -> str:
+        return "".join(fragment(run) for run in self.runs)
+
+    def page(self) -> str:
+        """The whole report as an HTML file; best with `detail=True`."""
+        return page(self.runs)
+
+    def frame(self, height: int = 900) -> "Framed":
+        """The whole report in a frame of a notebook."""
+        return Framed(page(self.runs), height)
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Framed:
+    """A page in an HTML frame."""
+
+    text: str
+    height: int
+
+    def __repr__(self) -> str:
+        return f"<report of {len(self.text) // 1000} kB>"
+
+    def _repr_html_(self) -> str:
+        return (
+            f'<iframe title="cachesim report" sandbox="allow-scripts" width="100%"'
+            f' height="{int(self.height)}" style="border: 0" srcdoc="{escape(self.text)}"></iframe>'
+        )
+
+
+def show(runs: Run | Sequence[Run]) -> Shown:
+    """Wrap one or several results of `run_scenario` for a notebook."""
+    return Shown((runs,) if isinstance(runs, Run) else tuple(runs))

@@ -5,17 +5,17 @@ from statistics import mean, quantiles
 
 import pytest
 
-from cachesim.lab.traces.agents import (
+from cachesim.lab.traces.replay import Cell, play
+from cachesim.lab.traces.source import (
     COMPUTED,
     FIRST,
     LAST,
     MINUTES,
     UNIT,
+    Source,
     agent_requests,
     conversation,
 )
-from cachesim.lab.traces.replay import Cell, play
-from cachesim.lab.traces.source import Source
 
 DRAWN = [conversation(draw) for draw in [random.Random(7)] for _ in range(4_000)]
 
