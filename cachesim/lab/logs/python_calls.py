@@ -7,7 +7,7 @@ llama_perf_context_print:        eval time = 0.49 ms / 3 runs
 llama_perf_context_print:       total time = 9.48 ms / 8 tokens      the call's end
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Final, TypeAlias
 
 from cachesim.lab.logs.observed import UNKNOWN, Observed, ServerLog, bounded, computed, printed
@@ -46,7 +46,29 @@ class Calls:
             call, self.held = None, None  # a stream that nobody read to its end, or an exception
         if call is None:
             call = self._open(line)
-        HANDLERS[name](self, call, fields)
+        match name:
+            case "py-cache":  # the lookup before a completion; no line has a loaded state's length
+                if fields["what"] == "hit":
+                    self.held, self._added, self._top, self._risk = None, 0, 0, None
+                call.notes.append(LOADED if fields["what"] == "hit" else MISSES)
+            case "py-hit":
+                self._hit(call, fields)
+            case "py-refused":  # recurrent memory cannot be cut: the whole prompt is evaluated
+                call.refused_cut, call.first_cut = True, 0
+                self._clear()
+                call.shared = printed(int(fields["n_tokens"]))
+            case "py-held":  # the instance holds the prompt, and nothing more
+                call.processed, call.n_tokens, call.first_cut = 0, self.held, self.held
+                call.shared = UNKNOWN if self.held is None else computed(self.held)
+            case "py-prompt-time":
+                self._prompt_time(call, fields)
+            case "py-reply-time":  # decode calls of one token; of a prompt of one, too
+                self._decoded += 0 if fields["ms"] == "0.00" else int(fields["tokens"])
+                call.reply_ms = float(fields["ms"])
+                if call.processed == 0 and call.first_cut == 0:
+                    call.processed = 1
+            case "py-end":
+                self._end(call)
 
     def _open(self, line: int) -> Observed:
         call = Observed(number=len(self.server.requests), line=line, slot=-1, task=-1)
@@ -54,13 +76,7 @@ class Calls:
         self._call, self._decoded = call, 0
         return call
 
-    def on_cache(self, call: Observed, fields: Fields) -> None:
-        """The lookup before a completion; no line has the length of a loaded state."""
-        if fields["what"] == "hit":
-            self.held, self._added, self._top, self._risk = None, 0, 0, None
-        call.notes.append(LOADED if fields["what"] == "hit" else MISSES)
-
-    def on_hit(self, call: Observed, fields: Fields) -> None:
+    def _hit(self, call: Observed, fields: Fields) -> None:
         """A prefix is kept, and the memory cut behind it."""
         n_tokens, rest = int(fields["n_tokens"]), int(fields["rest"])
         call.first_cut, call.processed = n_tokens, rest
@@ -89,19 +105,7 @@ class Calls:
     def _clear(self) -> None:
         self._added, self._top, self._risk = None, 0, None
 
-    def on_refused(self, call: Observed, fields: Fields) -> None:
-        """Recurrent memory cannot be cut: the whole prompt is evaluated."""
-        call.refused_cut, call.first_cut = True, 0
-        self._clear()
-        call.shared = printed(int(fields["n_tokens"]))
-
-    def on_held(self, call: Observed, fields: Fields) -> None:
-        """The instance holds the prompt, and nothing more."""
-        del fields
-        call.processed, call.n_tokens, call.first_cut = 0, self.held, self.held
-        call.shared = UNKNOWN if self.held is None else computed(self.held)
-
-    def on_prompt_time(self, call: Observed, fields: Fields) -> None:
+    def _prompt_time(self, call: Observed, fields: Fields) -> None:
         """Tokens of decode calls of more than one."""
         count = 0 if fields["ms"] == "0.00" else int(fields["tokens"])
         self._decoded += count
@@ -119,17 +123,8 @@ class Calls:
             silent = "rs-size" in self.server.facts  # until 0.3.31 no line is printed of a reset
             call.shared = computed(0) if self.held and not silent else UNKNOWN
 
-    def on_reply_time(self, call: Observed, fields: Fields) -> None:
-        """Decode calls of one token; of a prompt of one, too."""
-        runs = 0 if fields["ms"] == "0.00" else int(fields["tokens"])
-        self._decoded += runs
-        call.reply_ms = float(fields["ms"])
-        if call.processed == 0 and call.first_cut == 0:
-            call.processed = 1
-
-    def on_end(self, call: Observed, fields: Fields) -> None:
+    def _end(self, call: Observed) -> None:
         """The content of the instance now, unless drafts were rejected."""
-        del fields
         call.ended, self._call, self.held = True, None, None
         if self.server.mixed:
             for each in self.server.requests:
@@ -140,14 +135,3 @@ class Calls:
             self._top = max(self._top, self.held)
             self._added = None if self._added is None else self._added + self._decoded
             call.generated = self._decoded - call.processed + 1
-
-
-HANDLERS: Final[Mapping[str, Callable[[Calls, Observed, Fields], None]]] = {
-    "py-cache": Calls.on_cache,
-    "py-hit": Calls.on_hit,
-    "py-refused": Calls.on_refused,
-    "py-held": Calls.on_held,
-    "py-prompt-time": Calls.on_prompt_time,
-    "py-reply-time": Calls.on_reply_time,
-    "py-end": Calls.on_end,
-}
