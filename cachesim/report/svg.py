@@ -475,12 +475,10 @@ def inline(picture: Picture, uid: str, *, letter: Callable[[int], str] | None = 
     )
 
 
-def standalone(
-    picture: Picture, *, width: int = 760, letter: Callable[[int], str] | None = None
-) -> str:
+def standalone(picture: Picture) -> str:
     """A drawing as a file with its own background."""
     _, high = _tops_of(picture)
-    edge = 14
+    edge, width = 14, 760
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" class="cs-pic" role="img" aria-labelledby="t d"'
         f' width="{width}" height="{high + 2 * edge}" viewBox="0 0 {width} {high + 2 * edge}">'
@@ -488,5 +486,5 @@ def standalone(
         f"<style>{STYLE}</style>"
         f'<rect width="100%" height="100%" rx="8" fill="var(--ground)"/>'
         f'<svg x="{edge}" y="{edge}" width="{width - 2 * edge}" height="{high}" overflow="visible">'
-        f"{body(picture, '', letter=letter)}</svg></svg>\n"
+        f"{body(picture, '')}</svg></svg>\n"
     )

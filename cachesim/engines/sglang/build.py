@@ -32,7 +32,7 @@ def grid_of(page: int) -> int:
 
 
 def make_tree(
-    kind: Kind, shape: Shape, sizes: Sizes, rules: Rules, storage: Storage | None = None
+    kind: Kind, shape: Shape, sizes: Sizes, rules: Rules, storage: Storage | None
 ) -> Tree:
     """The tree for a kind of model; it may be given a storage that outlived an earlier tree."""
     pool: TokenPool = TokenPool(sizes.tokens, shape.page)

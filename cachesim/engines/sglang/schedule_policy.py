@@ -130,7 +130,7 @@ class Adder:
 
     # -- what is taken -----------------------------------------------------------------------------
 
-    def add_chunked(self, req: Req, most: int | None = None) -> Req | None:
+    def add_chunked(self, req: Req, most: int | None) -> Req | None:
         """Add the next chunk of a prompt; return the request if more is left.
 
         Follows `add_chunked_req`.

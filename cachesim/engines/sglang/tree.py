@@ -318,7 +318,7 @@ class Tree(OneTier, ABC):
         del key
         return None
 
-    def match_tokens(self, tokens: Integers, req: Req, *, copies: bool = True) -> Match:
+    def match_tokens(self, tokens: Integers, req: Req, *, copies: bool) -> Match:
         """Match a request; its state is copied where there is one."""
         match = self.match(self.key_of(tokens), req.extra_key)
         if copies:

@@ -94,7 +94,7 @@ def kv_cache_groups(layers: Sequence[GroupSpec]) -> tuple[GroupSpec, ...]:
 
 
 def checkpoint_position(
-    num_tokens: int, unit: int, *, drop_eagle_block: bool, hash_lookahead: int = 0
+    num_tokens: int, unit: int, *, drop_eagle_block: bool, hash_lookahead: int
 ) -> int:
     """Position of the reusable state that a prefill of `num_tokens` leaves.
 

@@ -37,7 +37,7 @@ NEARLY: Final = 0.95
 
 
 def log_sentences(
-    request: Observed, common: Known, lengths: Lengths, after: int | None = None
+    request: Observed, common: Known, lengths: Lengths, after: int | None
 ) -> list[str]:
     """Sentences of the log's lines in order; `after`: the request whose slot file was restored."""
     return [

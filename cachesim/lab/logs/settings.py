@@ -433,7 +433,7 @@ def matters(family: Family[Any, Any], release: str, spec: ModelSpec, name: str) 
     return name != "swa_full" or "window" in kinds
 
 
-def flag_of(family: Family[Any, Any], name: str, value: object, release: str = "") -> str:
+def flag_of(family: Family[Any, Any], name: str, value: object, release: str) -> str:
     """A flag as on the server's command line; empty if it has none.
 
     Without a release it is spelled as the newest does.

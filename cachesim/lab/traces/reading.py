@@ -84,7 +84,7 @@ class Chains:
 
 
 def request_of(
-    value: dict[str, Any], time: float, chains: Chains, place: str, *, seconds: bool = False
+    value: dict[str, Any], time: float, chains: Chains, place: str, *, seconds: bool
 ) -> TraceRequest:
     """The request of a line."""
     prompt = _runs(value.get("prompt"), f"{place}: prompt")
