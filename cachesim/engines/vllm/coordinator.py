@@ -252,17 +252,12 @@ class Coordinator:
         done = []
         for manager in self.managers:
             # End of the tokens that a later hit can use; one block further in a drafter's groups.
-            if len(self.managers) == 1 or not self.rules.retention.floors_to_scheduler_block:
-                tokens = num_computed
-            else:
-                if self.partial_hits:
-                    aligned = num_computed
-                else:
-                    aligned = num_computed // self.scheduler_block * self.scheduler_block
-                if manager.use_eagle and aligned > 0 and self.rules.retention.caches_eagle_block:
-                    tokens = min(num_computed, aligned + manager.block_size)
-                else:
-                    tokens = aligned
+            tokens, rules = num_computed, self.rules.retention
+            if len(self.managers) > 1 and rules.floors_to_scheduler_block:
+                if not self.partial_hits:
+                    tokens = tokens // self.scheduler_block * self.scheduler_block
+                if manager.use_eagle and tokens > 0 and rules.caches_eagle_block:
+                    tokens = min(num_computed, tokens + manager.block_size)
             blocks = manager.cache_blocks(request, tokens, self.retention, boundaries)
             done.append((manager.group, blocks))
         return done
@@ -364,11 +359,9 @@ class KVCacheManager:
                 return None
         num_main = total + num_new
         num_slots = min(num_main + num_lookahead, self.max_model_len)
-        # Tokens in flight, whose windows still need the blocks to free.
-        self.remove_skipped_blocks(
-            request,
-            max(0, total - (request.in_flight if self.rules.scheduler.frees_settled else 0)),
-        )
+        # The windows of tokens in flight still need the blocks.
+        unsettled = request.in_flight if self.rules.scheduler.frees_settled else 0
+        self.remove_skipped_blocks(request, max(0, total - unsettled))
         need = Need(num_slots, num_main, num_local + num_external, num_local)
         if self._needed(request, found, need) > self.pool.num_free - reserved_blocks:
             return None

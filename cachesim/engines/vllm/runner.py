@@ -666,13 +666,12 @@ class Connector:
         True if they are loaded in later steps. Follows `get_num_new_matched_tokens`: one number for
         all groups.
         """
-        size = self.manager.sizes.scheduler_block
+        size, unit = self.manager.sizes.scheduler_block, self.manager.sizes.hash_block
         if local % size or not request.reads_cache:
             return 0, False
         most = (request.num_tokens - 1) // size * size
         end = local
         for position in range(local + size, most + 1, size):
-            unit = self.manager.sizes.hash_block
             if not all(
                 (request.hashes[at // unit - 1], i) in self.kept
                 for i, group in enumerate(self.manager.groups)
@@ -680,7 +679,6 @@ class Connector:
                 for at in range(position - size + group.block, position + 1, group.block)
             ):
                 break
-            unit = self.manager.sizes.hash_block
             if all(
                 (request.hashes[at // unit - 1], i) in self.kept
                 for i, group in enumerate(self.manager.groups)

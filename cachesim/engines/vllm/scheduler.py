@@ -90,6 +90,7 @@ class Scheduler:
         turn = _Turn(step, budget=limits.budget, embeddings=self.encoder.size)
         while turn.index < len(self.running) and turn.budget > 0:
             request = self.running[turn.index]
+            # A request that surely ends with its tokens in flight takes no further step.
             least = request.num_computed + 2 - request.placeholders
             if request.placeholders > 0 and least >= request.num_prompt + request.max_tokens:
                 turn.index += 1
