@@ -69,9 +69,8 @@ def lengths_of(request: Observed) -> Lengths:
     if request.offset and request.first_cut and request.processed is not None:
         whole = request.first_cut + request.offset + request.processed
     if request.shifts and request.n_tokens is None:
-        if request.held_after is None or request.generated is None:
-            whole = None
-        else:
+        whole = None
+        if request.held_after is not None and request.generated is not None:
             gone = sum(discarded for _, discarded in request.shifts)
             whole = request.held_after + gone - max(0, request.generated - 1)
     generated = UNKNOWN if request.generated is None else printed(request.generated)
