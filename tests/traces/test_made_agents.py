@@ -7,11 +7,11 @@ import pytest
 
 from cachesim.lab.traces.replay import Cell, play
 from cachesim.lab.traces.source import (
+    AGENT_UNIT,
     COMPUTED,
     FIRST,
     LAST,
     MINUTES,
-    UNIT,
     Source,
     agent_requests,
     conversation,
@@ -46,7 +46,7 @@ def test_the_share_of_a_conversation_that_is_computed_is_the_stated_one() -> Non
 def test_a_cache_of_everything_reuses_what_conversations_have_in_common() -> None:
     found = play(Cell(source=Source(name="made:agents:600:3"), profile="bound"))
 
-    assert (600, UNIT // 16) == (found["requests"], found["scale"])
+    assert (600, AGENT_UNIT // 16) == (found["requests"], found["scale"])
     lengths: dict[int, int] = {}
     for each in agent_requests(600, 3):
         lengths[each.blocks[0]] = max(lengths.get(each.blocks[0], 0), each.length)
@@ -59,4 +59,4 @@ def test_requests_come_in_time_and_by_their_seed() -> None:
 
     assert one == again != other
     assert sorted(each.time for each in one) == [each.time for each in one]
-    assert all(-(-each.length // UNIT) == len(each.blocks) for each in one)
+    assert all(-(-each.length // AGENT_UNIT) == len(each.blocks) for each in one)
