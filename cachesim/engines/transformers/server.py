@@ -307,7 +307,7 @@ class Transformers(SlotlessEngine[Rules, TransformersOptions, Job]):
         return amounts(self.cache)
 
     def check_integrity(self) -> None:
-        check(self.cache)
+        check_books(self.cache)
 
 
 def held(cache: PagedAttentionCache, pages: Pages, network: Network) -> Held:
@@ -370,7 +370,7 @@ def amounts(cache: PagedAttentionCache) -> Amounts:
     return Amounts(attention=found.get("attention", 0), window=found.get("window", 0))
 
 
-def check(cache: PagedAttentionCache) -> None:
+def check_books(cache: PagedAttentionCache) -> None:
     """Raise ContractError if blocks are lost or counted twice."""
     sectors = len(cache.pool.free_sectors)
     for kind, each in cache.allocators.items():

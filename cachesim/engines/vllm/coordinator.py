@@ -200,12 +200,11 @@ class Coordinator:
             if simple:
                 break
         for number, group in enumerate(self.spec_groups):
-            if group.spec.kind != "full" or (number and not self.rules.lookup.truncates_all):
-                continue
-            for i in group.ids:
-                table = tables[i]
-                if table is not None:
-                    del table[cdiv(length, group.spec.block) :]
+            if group.spec.kind == "full" and (not number or self.rules.lookup.truncates_all):
+                for i in group.ids:
+                    table = tables[i]
+                    if table is not None:
+                        del table[cdiv(length, group.spec.block) :]
         return Hit(
             tuple(each or [] for each in tables),
             length,
