@@ -39,16 +39,26 @@ from cachesim.verify.explain import Divergence
 from cachesim.verify.verdict import Answer, Reuse, WrongStep
 
 Fate: TypeAlias = Literal[
-    "wrong", "aborted", "hung", "refused", "failed", "not-run", "by-design", "lost", "right"
+    "wrong",
+    "aborted",
+    "hung",
+    "unanswered",
+    "refused",
+    "failed",
+    "not-run",
+    "by-design",
+    "lost",
+    "right",
 ]
 """Outcome of a step, worst first."""
 
 FATES: Final[tuple[Fate, ...]] = (
-    "wrong", "aborted", "hung", "refused", "failed", "not-run", "by-design", "lost", "right",
+    "wrong", "aborted", "hung", "unanswered", "refused",
+    "failed", "not-run", "by-design", "lost", "right",
 )  # fmt: skip
 
 
-CLAIMS: Final = frozenset[Fate]({"wrong", "aborted", "hung"})
+CLAIMS: Final = frozenset[Fate]({"wrong", "aborted", "hung", "unanswered"})
 """Outcomes that are a release's fault; such a step has an evidence label."""
 
 

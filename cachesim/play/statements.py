@@ -11,7 +11,15 @@ from typing import Any, Final
 from cachesim.engines.events import Event
 from cachesim.model.recall import show_word
 from cachesim.play.result import Account, Culprit, Fact, Fate, Finding, Run, Step
-from cachesim.play.session import ABORTED, CANCELLED, ENDLESS, NOT_RUN, TIMEOUT, Record
+from cachesim.play.session import (
+    ABORTED,
+    CANCELLED,
+    ENDLESS,
+    NO_ANSWER,
+    NOT_RUN,
+    TIMEOUT,
+    Record,
+)
 from cachesim.units import Tokens
 from cachesim.verify.verdict import Leak
 
@@ -359,6 +367,7 @@ def _fate_of(step: Step) -> Fate:
         known: Mapping[str, Fate] = {
             ABORTED: "aborted",
             ENDLESS: "hung",
+            NO_ANSWER: "unanswered",
             NOT_RUN: "not-run",
             TIMEOUT: "not-run",
             CANCELLED: "right",
@@ -406,6 +415,7 @@ TITLES: Final[Mapping[Fate, str]] = {
     "by-design": "Step {name}: the answer differs, by design of the server.",
     "aborted": "Step {name} ends the server process.",
     "hung": "Step {name} is never answered: the server hangs.",
+    "unanswered": "Step {name} gets no reply.",
     "refused": "Step {name} is refused: {error}.",
     "failed": "Step {name}: {do} failed, {error}.",
     "not-run": "Step {name} was not run: {message}.",

@@ -25,6 +25,7 @@ HEADINGS: Final[dict[Fate, tuple[str, str]]] = {
     "by-design": ("the answer differs, by design of the server", "lost"),
     "aborted": ("the server process ENDS", "wrong"),
     "hung": ("the server HANGS, no request is answered", "wrong"),
+    "unanswered": ("NO REPLY to this request", "wrong"),
     "refused": ("refused, {step.error}", "wrong"),
     "failed": ("{step.do} failed, {step.error}", "wrong"),
     "not-run": ("not run, {step.message}", "wrong"),

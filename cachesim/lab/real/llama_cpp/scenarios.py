@@ -21,7 +21,7 @@ from cachesim.lab.real.llama_cpp.workload import CRASH, SILENT, Outcome, Release
 from cachesim.lab.real.playing import StepPlayed, in_words
 from cachesim.model.presets import preset
 from cachesim.play.bisect import Play, Played, StepResult
-from cachesim.play.session import AS_TEXT, ENDLESS
+from cachesim.play.session import AS_TEXT, ENDLESS, NO_ANSWER
 from cachesim.play.session import NotStartedError as SimulatedEndsError
 from cachesim.scenario.checks import spec_of
 from cachesim.scenario.format import Scenario, Step
@@ -168,7 +168,11 @@ def step_played(
         real=real,
         simulated=ours,
         agrees=agrees,
-        confirmed=agrees if real.error in ENDED else None if proof is None else proof.wrong,
+        confirmed=agrees
+        if real.error in {*ENDED, NO_ANSWER}
+        else None
+        if proof is None
+        else proof.wrong,
         cells=(
             real.error or _count(real.cached),
             _count(real.processed),

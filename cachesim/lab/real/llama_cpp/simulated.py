@@ -11,7 +11,7 @@ from cachesim.engines.llamacpp.rules import ServerRules
 from cachesim.lab.real.llama_cpp.flags import Abilities, drafting, nearest_release
 from cachesim.lab.real.llama_cpp.workload import CRASH, Outcome, grouped, release_of
 from cachesim.model.arithmetic import ArithmeticName
-from cachesim.play.session import ABORTED, CANCELLED, ENDLESS, Record, Session
+from cachesim.play.session import ABORTED, CANCELLED, ENDLESS, NO_ANSWER, Record, Session
 from cachesim.scenario.format import Expect, Scenario, Source, Step
 from cachesim.units import Tokens
 
@@ -115,7 +115,7 @@ def outcome_of(record: Record) -> Outcome:
         error = f"read {record.held}" if elsewhere else CANCELLED
         return Outcome(slot=None, truncated=None, error=error)
     if reply is None:
-        return Outcome(error="no_answer")
+        return Outcome(error=NO_ANSWER)
     return Outcome(
         cached=reply.cached,
         processed=reply.processed,
