@@ -75,3 +75,8 @@ def in_words(value: object) -> str:
 def mib(size: int) -> str:
     """Bytes in MiB, with one decimal."""
     return f"{size / MIB:,.1f}"
+
+
+def table_of(model: str) -> str:
+    """A model as the table of a scenario that describes it."""
+    return f"[models.{model}]" if model else "[model]"

@@ -12,6 +12,7 @@ from cachesim.engines.base import Reply
 from cachesim.engines.family import Profile
 from cachesim.engines.held import Held
 from cachesim.engines.tokens import get_common_prefix
+from cachesim.engines.words import table_of
 from cachesim.errors import ContractError, OutOfTimeError, ScenarioError
 from cachesim.model.arithmetic import ArithmeticName
 from cachesim.model.recall import show_word
@@ -360,7 +361,14 @@ class Verifier:
             return Evidence()
         name = record.step.model
         oracle, ideal, trace = self.oracles[name], self.ideals[name], self.traces.get(name)
-        account = explain(reply, ideal, parts=record.parts, matched=record.matched, show=self.show)
+        account = explain(
+            reply,
+            ideal,
+            parts=record.parts,
+            matched=record.matched,
+            show=self.show,
+            memory="memory" if len(self.oracles) == 1 else f"the memory of {table_of(name)}",
+        )
         due = account.ideal if account else Count(0)
         replies = (reply, *record.children)
         verdicts = [judge(each, oracle, due=due, trace=trace) for each in replies]

@@ -154,10 +154,12 @@ def explain(
     parts: Sequence[Part] = (),
     matched: Tokens | None = None,
     show: Callable[[int], str] = str,
+    memory: str = "memory",
 ) -> Explanation | None:
     """Account for a reply's reuse, given the tokens that its server computed before it.
 
     `matched`: the tokens of the best match, where known. `show`: a token in a sentence.
+    `memory`: the server's, or that of one of its models.
 
     None for a refused request: nothing was reused or processed.
     """
@@ -176,7 +178,7 @@ def explain(
         ideal=due,
         lost=Count(max(0, due - reply.cached)),
         sentences=(
-            _beginning(reply, ideal, divergence, matched, show),
+            _beginning(reply, ideal, divergence, matched, show, memory=memory),
             *map(sentence, reply.losses),
         ),
     )
@@ -243,13 +245,15 @@ def _beginning(
     first: Divergence | None,
     matched: Tokens | None,
     show: Callable[[int], str],
+    *,
+    memory: str,
 ) -> str:
     count = len(reply.prompt)
     if first is None:
         every = f"All {count} tokens match" if count > 1 else "The one token matches"
         return f"{every} {reply.equal_with}."
     if not reply.equal:
-        return f"Nothing in memory starts like this {count}-token prompt."
+        return f"Nothing in {memory} starts like this {count}-token prompt."
     some = (
         f"{reply.equal} of {count} tokens match"
         if reply.equal > 1

@@ -210,7 +210,8 @@ def _equal(case: Case, fact: Fact) -> None:
     text, prompt = fact.sentence, case.record.prompt
     reply, matched = case.record.reply, _matched(case)
     assert reply is not None
-    found = re.match(r"Nothing in memory starts like this (\d+)-token prompt\.$", text)
+    nothing = r"Nothing in (?:memory|the memory of \[.+\]) starts like this (\d+)-token prompt\.$"
+    found = re.match(nothing, text)
     if found:
         case.claim("equal", int(found[1]) == len(prompt), text)
         if case.record.before is not None:

@@ -20,16 +20,12 @@ from cachesim.engines.llamacpp.options import Options
 from cachesim.engines.llamacpp.rules import ServerRules
 from cachesim.engines.llamacpp.server import LlamaCpp
 from cachesim.engines.llamacpp.server_context import Ended, ServerContext, open_server
+from cachesim.engines.words import table_of
 from cachesim.errors import OptionError
 from cachesim.model.adapters import adapted, adapted_in
 
 NO_ANSWER: Final = "no_answer"
 """The error of a request whose child server ends, or that waits for ever."""
-
-
-def table_of(model: str) -> str:
-    """A model as the table of a scenario that describes it."""
-    return f"[models.{model}]" if model else "[model]"
 
 
 class Router(LlamaCpp):

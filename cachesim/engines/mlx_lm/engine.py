@@ -192,7 +192,7 @@ class MlxLm(JobEngine[MlxRules, MlxOptions, Job]):
         return held(self.server.store, {n: each.network for n, each in self.models.items()})
 
     def texts(self) -> Texts:
-        return texts(self.server.store)
+        return texts(self.server.store) if len(self.networks) == 1 else Texts()
 
     def amounts(self) -> Amounts:
         return amounts(self.server.store)

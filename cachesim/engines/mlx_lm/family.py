@@ -573,7 +573,7 @@ PATCHES: Final[tuple[Patch[MlxRules], ...]] = (
     ),
     Patch(
         name="vllm-mlx-order",
-        about="vllm-mlx-mllm with its fork's keys: images in the prompt's order (Rapid-MLX#19)",
+        about="vllm-mlx-mllm with its fork's keys: images in the prompt's order (Rapid-MLX#22)",
         fits=("0.31.3",),
         lay=laying(server={"memory": MllmRules(sorts_images=False)}),
     ),
