@@ -31,6 +31,7 @@ from cachesim.engines.mlx_lm.rules import (
     MllmRules,
     RapidRules,
     ServerRules,
+    SessionRules,
     SnapshotRules,
     StoreRules,
     WholeRules,
@@ -308,6 +309,8 @@ def _snapshots(*fixes: str) -> Callable[[MlxRules], MlxRules]:
 
 _OMLX: Final = GridRules(interval=2048, fewest_arrays=2, on_disk=True)
 _OLLAMA: Final = GridRules(interval=8192, before_end=4, keeps_the_end=True)
+
+_KIT: Final = SessionRules(before_end=0, counts_by_offset=False, asks_again=False)
 
 _FIXES_929: Final = (
     "always_the_last_boundary",
@@ -612,6 +615,18 @@ PATCHES: Final[tuple[Patch[MlxRules], ...]] = (
         about="until 0.32.6: appends overwrite kept keys (ollama#16860)",
         fits=("0.32.2",),
         lay=laying(server={"grid": replace(_OLLAMA, lazy=True)}),
+    ),
+    Patch(
+        name="mlx-engine",
+        about="LM Studio's mlx-engine, one request at once: a state before a prompt's end",
+        fits=("0.31.3",),
+        lay=laying(server={"grid": SessionRules()}),
+    ),
+    Patch(
+        name="mlx-engine-batched",
+        about="its kit for several at once, until July 2026, alone: no such state",
+        fits=("0.31.3",),
+        lay=laying(server={"grid": _KIT}),
     ),
 )
 """Numbered patches are pull requests at ml-explore/mlx-lm; a dot numbers one of its commits."""

@@ -221,6 +221,18 @@ class GridRules:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SessionRules(GridRules):
+    """mlx-engine's: mlx-lm's own store, with one position near the end of a prompt, or none."""
+
+    interval: int = 0
+    before_end: int = 11  # DEFAULT_CHECKPOINT_TAIL_TOKENS
+    keeps_the_end: bool = True
+    most: int = 10  # entries
+    counts_by_offset: bool = True  # a list of caches without an `offset` is not stored
+    asks_again: bool = True  # a prompt that finds nothing to go on from: without its last token
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryRules:
     """vllm-mlx's prefix cache: entries of whole prompts and replies, found among sorted keys."""
 

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import zip_longest
 from typing import Any, Protocol
 
@@ -18,13 +18,14 @@ from cachesim.engines.mlx_lm.events import Insertion, SnapshotTaken, StoreTrimme
 from cachesim.engines.mlx_lm.family import MlxRules
 from cachesim.engines.mlx_lm.generate.shared import PromptCache, leaves
 from cachesim.engines.mlx_lm.options import MlxOptions
-from cachesim.engines.mlx_lm.rules import MllmRules, RapidRules, WholeRules
+from cachesim.engines.mlx_lm.rules import MllmRules, RapidRules, SessionRules, WholeRules
 from cachesim.engines.mlx_lm.server.request import Job, think_suffix
 from cachesim.engines.mlx_lm.store.grid_prompt_cache import GridPromptCache
 from cachesim.engines.mlx_lm.store.lru_prompt_cache import CacheEntry, Fetched, LRUPromptCache
 from cachesim.engines.mlx_lm.store.memory_prompt_cache import MemoryPromptCache
 from cachesim.engines.mlx_lm.store.mllm_prompt_cache import MllmPromptCache
 from cachesim.engines.mlx_lm.store.rapid_prompt_cache import RapidPromptCache
+from cachesim.engines.mlx_lm.store.session_prompt_cache import SessionPromptCache
 from cachesim.engines.mlx_lm.store.snapshot_prompt_cache import SnapshotPromptCache
 from cachesim.engines.mlx_lm.store.whole_prompt_cache import WholePromptCache
 from cachesim.engines.tokens import get_common_prefix
@@ -177,8 +178,12 @@ class ServerStore:
         self.cache = LRUPromptCache(rules.store, size, on_event=emit)
         if snapshots is not None:
             self.cache = SnapshotPromptCache(rules.store, snapshots, size, on_event=emit)
-        if rules.server.grid is not None:
-            self.cache = GridPromptCache(rules.store, rules.server.grid, on_event=emit)
+        grid = rules.server.grid
+        if isinstance(grid, SessionRules):
+            grid = grid if options.kv_bits is None else replace(grid, before_end=0)
+            self.cache = SessionPromptCache(rules.store, grid, on_event=emit)
+        elif grid is not None:
+            self.cache = GridPromptCache(rules.store, grid, on_event=emit)
         if rules.server.memory is not None:
             memory = rules.server.memory
             self.cache = (

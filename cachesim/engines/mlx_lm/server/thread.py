@@ -489,7 +489,7 @@ def _serve(serving: Serving, job: Job) -> None:
     packed = job.quantized or any(isinstance(layer, QuantizedKVCache) for layer in held)
     job.quantized = packed and sound is not False  # quantisation does not excuse a wrong state
     serving.finish(job, reason)
-    if grid is not None and not grid.grid.keeps_the_end:
+    if grid is not None and not grid.keeps_replies:
         return
     if mllm is not None:
         _keep_asked(serving, job, mllm, key[: len(key) - mllm.suffix], held)
@@ -554,7 +554,8 @@ def _keep_positions(
             count = min(step, end - done)
             serving.model(np.array([job.prompt[done : done + count]], dtype=np.int64), cache)
             done += count
-        serving.store.insert(job, job.prompt[:end], copy_prompt_cache(cache))
+        kept, kind = copy_prompt_cache(cache), serving.store.cache.type_at_positions
+        serving.store.insert(job, job.prompt[:end], kept, kind)
     return job.prompt[done:]
 
 
@@ -652,14 +653,14 @@ class ResponseGenerator:
     @staticmethod
     def _fit(store: GridPromptCache, model: Forward) -> None:
         """Tell the store which layers have states, and which of too few arrays."""
+        layers = model.make_cache()
         real = [
             (index, layer)
-            for index, (shape, layer) in enumerate(
-                zip(model.network.shapes, model.make_cache(), strict=False)
-            )
+            for index, (shape, layer) in enumerate(zip(model.network.shapes, layers, strict=False))
             if not shape.marks and isinstance(layer, ArraysCache)
         ]
         few = [at for at, layer in real if len(layer.cache) < store.grid.fewest_arrays]
+        store.counted = any(hasattr(layer, "offset") for layer in layers)
         store.sliceable, store.placeholder = not real, few[0] if few else None
 
     @property

@@ -36,6 +36,7 @@ class GridPromptCache(LRUPromptCache):
         super().__init__(own, UNLIMITED, on_event=on_event)
         self.grid = grid
         self.sliceable = True  # no layer has a state
+        self.counted = True  # a layer has an offset
         self.placeholder: int | None = None  # a layer with fewer arrays than are stored
         self.live = LiveBuffer() if grid.lazy else None
 
@@ -52,6 +53,11 @@ class GridPromptCache(LRUPromptCache):
         found = {each - grid.lookahead for each in found}
         found |= {matched - grid.lookahead} if grid.keeps_the_end else set()
         return sorted(each for each in found if cached < each < length)
+
+    @property
+    def keeps_replies(self) -> bool:
+        """True if a request's state is kept at its end."""
+        return self.grid.keeps_the_end
 
     def fetch(self, model: Hashable, tokens: Key) -> Fetched:
         """Follows `fetch_cache` with `reconstruct_cache`, and `begin` with `switchToPath`."""

@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Generic, TypeAlias, TypeVar
+from typing import ClassVar, Generic, TypeAlias, TypeVar
 
 from cachesim.engines.causes import Cause, Loss
 from cachesim.engines.events import Event
@@ -366,6 +366,8 @@ class Fetched:
 
 class LRUPromptCache:
     """Prompt caches under (model, tokens) (`LRUPromptCache`)."""
+
+    type_at_positions: ClassVar[str] = "assistant"
 
     def __init__(
         self,
