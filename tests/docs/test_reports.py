@@ -17,7 +17,7 @@ PAGE: Final = DOCS / "out-of-reach.md"
 
 REPORTS: Final = {each.issue for each in collected()}
 READ: Final = {
-    "first": {"agrees": 112, "in part": 16, "none": 39},
+    "first": {"agrees": 112, "in part": 17, "none": 38},
     "newer": {"agrees": 18, "in part": 6, "none": 16},
     "autumn": {"agrees": 31, "in part": 10, "none": 13},
 }

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any, Protocol
 
@@ -180,7 +180,6 @@ class ServerStore:
             self.cache = SnapshotPromptCache(rules.store, snapshots, size, on_event=emit)
         grid = rules.server.grid
         if isinstance(grid, SessionRules):
-            grid = grid if options.kv_bits is None else replace(grid, before_end=0)
             self.cache = SessionPromptCache(rules.store, grid, on_event=emit)
         elif grid is not None:
             self.cache = GridPromptCache(rules.store, grid, on_event=emit)
