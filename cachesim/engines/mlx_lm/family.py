@@ -618,13 +618,13 @@ PATCHES: Final[tuple[Patch[MlxRules], ...]] = (
     ),
     Patch(
         name="mlx-engine",
-        about="LM Studio's mlx-engine, one request at once: a state before a prompt's end",
+        about="LM Studio's mlx-engine, read in its source: a state before a prompt's end",
         fits=("0.31.3",),
         lay=laying(server={"grid": SessionRules()}),
     ),
     Patch(
         name="mlx-engine-batched",
-        about="its kit for several at once, until July 2026, alone: no such state",
+        about="its kit for several requests, until July 2026: none",
         fits=("0.31.3",),
         lay=laying(server={"grid": _KIT}),
     ),
