@@ -404,7 +404,7 @@ def _check_images(request: Request, options: MlxOptions, rules: ServerRules) -> 
     elif rules.memory is not None:
         msg = "vllm-mlx serves a model that reads images otherwise: name the patch vllm-mlx-mllm"
     elif rules.grid is not None:
-        msg = "images in the prefix caches of oMLX, Ollama and mlx-engine are not simulated"
+        msg = "images in mlx-engine, and in oMLX and Ollama's MLX runner are not simulated"
     raise OptionError(msg)
 
 
