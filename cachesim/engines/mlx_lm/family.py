@@ -624,7 +624,7 @@ PATCHES: Final[tuple[Patch[MlxRules], ...]] = (
     ),
     Patch(
         name="mlx-engine-batched",
-        about="its kit for several requests, until July 2026: no such state",
+        about="its kit for several requests: no such state",
         fits=("0.31.3",),
         lay=laying(server={"grid": _KIT}),
     ),
