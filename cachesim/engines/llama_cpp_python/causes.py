@@ -33,9 +33,21 @@ CUT_REFUSED: Final = Cause(
     sentence="the memory refuses to be cut after {wanted} tokens",
     about=(
         "Recurrent and hybrid memory holds its last state only. Evaluate what all prompts share, "
-        "save the state (`save_state`), and load it before each of them."
+        "`save_state`, and load it before each."
     ),
     fields=("wanted",),
+)
+WINDOW_GONE: Final = Cause(
+    id="window-gone",
+    sentence="{wanted} tokens match, and windows begin at position {first}",
+    about="Ollama keeps one window, or 4,096 tokens, before its newest batch.",
+    fields=("wanted", "first"),
+)
+CHECKPOINT_BEFORE: Final = Cause(
+    id="checkpoint-before",
+    sentence="the last checkpoint has {found} of {wanted} tokens",
+    about="Ollama resumes hybrids from checkpoints only, 1,664 positions apart.",
+    fields=("wanted", "found"),
 )
 LAST_TOKEN: Final = last_computed("Since 0.3.32 not where the instance holds exactly the prompt.")
 

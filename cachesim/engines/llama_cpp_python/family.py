@@ -5,6 +5,7 @@ from typing import Final
 
 from cachesim.engines.family import Corner, Family, Package, Patch, Release, Scope
 from cachesim.engines.llama_cpp_python.options import FIELDS, Options
+from cachesim.engines.llama_cpp_python.runner import RunnerRules
 from cachesim.engines.llamacpp.memory.rules import B9094, B9509, B11434, MemoryRules
 
 
@@ -29,6 +30,9 @@ class Rules:
 
     heeds_refusals: bool = True
     """A refused cut leads to a reset; until 0.3.16, as in KoboldCpp 1.99.4, it is not looked at."""
+
+    runner: RunnerRules | None = None
+    """Ollama's own runner decides what is reused."""
 
 
 NEWEST: Final = Rules(
@@ -70,9 +74,21 @@ RELEASES: Final = tuple(
 PATCHES: Final[tuple[Patch[Rules], ...]] = (
     Patch(
         name="ignores-refusals",
-        about="as until 0.3.16, and as in KoboldCpp 1.99.4: a refused cut is not looked at",
+        about="as until 0.3.16, and in KoboldCpp 1.99.4: a refused cut is not looked at",
         fits=("0.3.23",),
         lay=lambda rules: replace(rules, heeds_refusals=False),
+    ),
+    Patch(
+        name="ollama",
+        about="Ollama's runner until 0.24, read, not run",
+        fits=("0.3.36",),
+        lay=lambda rules: replace(rules, runner=RunnerRules()),
+    ),
+    Patch(
+        name="ollama-memory",
+        about="the same, windows keep 4,096 tokens (gpt-oss)",
+        fits=("0.3.36",),
+        lay=lambda rules: replace(rules, runner=RunnerRules(memory=4096)),
     ),
 )
 

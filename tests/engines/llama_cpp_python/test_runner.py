@@ -1,0 +1,124 @@
+"""Where Ollama's own runner resumes: windows, checkpoints of a hybrid; worked out by hand."""
+
+import pytest
+
+from cachesim.engines.llama_cpp_python.runner import Kept, RunnerRules
+from cachesim.engines.llamacpp.memory.blob import Blob
+from cachesim.errors import OptionError
+from tests.engines.llama_cpp_python.test_llama_cpp_python import called, opened, right, run
+
+STATE = Blob(fields=(), source=0)
+
+
+def kept(memory: int = 0, window: int | None = None, *, hybrid: bool = False) -> Kept:
+    return Kept(RunnerRules(memory=memory), 16_384, window, hybrid=hybrid)
+
+
+@pytest.mark.parametrize(
+    ("patch", "tokens", "cached"),
+    [
+        ("ollama", [*run(0, 20), 90], 20),
+        ("ollama", [*run(0, 19), 90], 0),
+        ("ollama-memory", [*run(0, 19), 90], 19),
+    ],
+)
+def test_a_window_resumes_at_the_end_of_what_is_held_only(
+    patch: str, tokens: list[int], cached: int
+) -> None:
+    engine = opened(f"0.3.36+{patch}", "swa")
+    called(engine, *run(0, 20))
+
+    reply = called(engine, *tokens)
+
+    assert (reply.cached, right(engine, reply)) == (cached, True)
+
+
+@pytest.mark.parametrize(
+    ("predict", "continued", "cached"), [(1, 20, 20), (1, 19, 0), (9, 28, 20)]
+)
+def test_a_hybrid_resumes_from_a_checkpoint_even_where_it_continues(
+    predict: int, continued: int, cached: int
+) -> None:
+    engine = opened("0.3.36+ollama", "hybrid")
+    first = called(engine, *run(0, 20), predict=predict)
+    held = (*first.prompt, *first.generated)[:continued]
+
+    reply = called(engine, *held, 90, predict=3)
+
+    assert (reply.cached, right(engine, reply)) == (cached, True)
+
+
+def test_a_checkpoint_is_taken_within_a_reply_from_position_16_on() -> None:
+    engine = opened("0.3.36+ollama", "hybrid")
+    first = called(engine, *run(0, 10), predict=10)
+
+    reply = called(engine, *first.prompt, *first.generated, 90)
+
+    assert (reply.cached, right(engine, reply)) == (17, True)
+
+
+def test_the_same_prompt_again_finds_no_checkpoint_before_its_last_token() -> None:
+    engine = opened("0.3.36+ollama", "hybrid")
+    called(engine, *run(0, 20))
+
+    assert 0 == called(engine, *run(0, 20)).cached
+
+
+def test_checkpoints_are_1664_positions_apart_or_a_batch_more() -> None:
+    held = kept(hybrid=True)
+    for start in range(0, 6144, 512):
+        held.computed(start, 512, lambda: STATE)
+
+    assert [511, 2559, 4607] == [each.pos for each in held.entries if each.pos >= 0]
+
+
+def test_a_full_ring_overwrites_the_oldest_and_a_cut_frees_the_newest() -> None:
+    held = kept(hybrid=True)
+    for number in range(25):
+        held.computed(2000 * number, 2000, lambda: STATE)
+    assert min(each.pos for each in held.entries) == 3999
+
+    held.cut(40_000)
+    held.computed(40_000, 1664, lambda: STATE)
+
+    positions = sorted(each.pos for each in held.entries if each.pos >= 0)
+    assert positions[:1] + positions[-2:] == [3999, 39_999, 41_663]
+
+
+@pytest.mark.parametrize(("memory", "resumes"), [(0, False), (4096, True)])
+def test_a_longer_memory_lets_a_rewind_keep_its_window(memory: int, *, resumes: bool) -> None:
+    held = kept(memory, window=128)
+    held.computed(0, 3000, lambda: STATE)
+    held.computed(3000, 1, lambda: STATE)
+
+    assert held.can_resume(1000) is resumes
+
+
+def test_a_prompt_beyond_the_context_is_refused_and_a_reply_ends_there() -> None:
+    engine = opened("0.3.36+ollama", n_ctx=32)
+
+    assert called(engine, *run(0, 33)).error is not None
+    assert len(called(engine, *run(0, 30), predict=50).generated) == 3
+
+
+@pytest.mark.parametrize(
+    ("option", "value"), [("cache", "ram"), ("swa_full", False), ("draft_model", "prompt-lookup")]
+)
+def test_what_the_runner_has_not_is_refused(option: str, value: object) -> None:
+    with pytest.raises(OptionError, match="Ollama's runner has no"):
+        opened("0.3.36+ollama", "dense", **{option: value})
+
+
+def test_states_beside_windows_and_saved_states_are_refused() -> None:
+    with pytest.raises(OptionError, match="beside full attention"):
+        opened("0.3.36+ollama", "hybrid-swa")
+    with pytest.raises(OptionError, match="saves and loads no states"):
+        opened("0.3.36+ollama").slot_save(0, "s")
+
+
+def test_a_context_that_has_room_for_a_window_only_keeps_every_key() -> None:
+    engine = opened("0.3.36+ollama-memory", "swa")
+    called(engine, *run(0, 30))
+
+    assert engine.kept is not None
+    assert engine.kept.memory is None
