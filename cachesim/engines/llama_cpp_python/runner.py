@@ -1,5 +1,7 @@
 """Ollama's own runner until 0.24: what its caches keep of a slot, read in its source, not run.
 
+Hybrids have checkpoints since 0.17.1. From 0.30 on Ollama starts llama-server.
+
 It resumes where a sliding window, or a checkpoint of a hybrid, lets it:
 
     window       first kept .......... match - window .... match     may resume
@@ -79,7 +81,8 @@ class Kept:
         """The last checkpoint before a position (`bestIndex`), or None.
 
         Trap: a prompt that continues all that is held is resumed from a checkpoint as well, never
-        from the state of its last token.
+        from the state of its last token; and a short prompt sent again has no checkpoint before its
+        last token (likely what ollama#14780 reports of Qwen 3.5).
         """
         fit = (each for each in self.entries if ABSENT < each.pos < pos)
         return max(fit, key=lambda each: each.pos, default=None)

@@ -268,17 +268,25 @@ class LlamaCppPython(SlotlessEngine[Rules, Options, Job]):
     def _serve(self, one: Job, prompt: list[Token], kept: Kept) -> None:
         """Follows Ollama's runner, for requests with `truncate` and `shift` off.
 
-        Trap: the batch after the last token is begun before that token is known; its position
-        moves the window, and may take a checkpoint.
+        Trap: a batch is begun before the token that it continues is known. So the last token moves
+        the window and may take a checkpoint; and where the context is full, one is dropped.
         """
         n_ctx = self.options.n_ctx
-        if len(prompt) > n_ctx:
+        room = n_ctx - len(prompt)
+        if room < 0:
             text = "the input length exceeds the context length"
             raise CallError(text, "BadRequest")
-        most = n_ctx - len(prompt) + 1
         self._account(one)
-        self._generate(one, prompt, min(one.predict, most) if one.predict > 0 else most)
-        if self.n_tokens < n_ctx:
+        if not room:
+            tokens = self._resume(one, prompt, kept)
+            one.cached = Count(len(prompt) - len(tokens))
+            self._eval(one, tokens)
+            return
+        limited = 0 < one.predict <= room
+        reply = self._generate(one, prompt, one.predict if limited else room)
+        if len(reply) == room and not limited:
+            self._eval(one, reply[-1:])
+        else:
             kept.computed(self.n_tokens, 1, self._checkpoint)
 
     def _look_up(self, one: Job, cache: StateCache) -> None:

@@ -33,9 +33,7 @@ def test_a_window_resumes_at_the_end_of_what_is_held_only(
     assert (reply.cached, right(engine, reply)) == (cached, True)
 
 
-@pytest.mark.parametrize(
-    ("predict", "continued", "cached"), [(1, 20, 20), (1, 19, 0), (9, 28, 20)]
-)
+@pytest.mark.parametrize(("predict", "continued", "cached"), [(1, 20, 20), (1, 19, 0), (9, 28, 20)])
 def test_a_hybrid_resumes_from_a_checkpoint_even_where_it_continues(
     predict: int, continued: int, cached: int
 ) -> None:
@@ -78,11 +76,11 @@ def test_a_full_ring_overwrites_the_oldest_and_a_cut_frees_the_newest() -> None:
         held.computed(2000 * number, 2000, lambda: STATE)
     assert min(each.pos for each in held.entries) == 3999
 
-    held.cut(40_000)
-    held.computed(40_000, 1664, lambda: STATE)
+    held.cut(41_999)
+    held.computed(41_999, 1664, lambda: STATE)
 
     positions = sorted(each.pos for each in held.entries if each.pos >= 0)
-    assert positions[:1] + positions[-2:] == [3999, 39_999, 41_663]
+    assert positions[:1] + positions[-2:] == [3999, 39_999, 43_662]
 
 
 @pytest.mark.parametrize(("memory", "resumes"), [(0, False), (4096, True)])
@@ -94,11 +92,21 @@ def test_a_longer_memory_lets_a_rewind_keep_its_window(memory: int, *, resumes: 
     assert held.can_resume(1000) is resumes
 
 
-def test_a_prompt_beyond_the_context_is_refused_and_a_reply_ends_there() -> None:
+def test_a_prompt_beyond_the_context_is_refused() -> None:
+    assert called(opened("0.3.36+ollama", n_ctx=32), *run(0, 33)).error is not None
+
+
+@pytest.mark.parametrize(
+    ("prompt", "predict", "sampled", "held"), [(30, 50, 2, 32), (30, 2, 2, 31), (32, 5, 0, 32)]
+)
+def test_a_reply_ends_where_the_context_is_full(
+    prompt: int, predict: int, sampled: int, held: int
+) -> None:
     engine = opened("0.3.36+ollama", n_ctx=32)
 
-    assert called(engine, *run(0, 33)).error is not None
-    assert len(called(engine, *run(0, 30), predict=50).generated) == 3
+    reply = called(engine, *run(0, prompt), predict=predict)
+
+    assert (len(reply.generated), len(engine.held_tokens)) == (sampled, held)
 
 
 @pytest.mark.parametrize(
