@@ -214,13 +214,13 @@ class Guided(Client):
         known = (Corner(), *corners(profile, model))
         corner = known[(number + seed) % len(known)]
         options = draw_flags(draws, profile, model, shape.fixed, corner) | dict(shape.fixed)
-        if not draws.integer(0, 1):
-            further = _further(profile)
+        further = _further(profile)
+        if not draws.integer(0, 1) and further:
             order = Seeded(f"{seed} {number // len(further)}").shuffled(further)
             flag = order.pop(number % len(order))
             akin = [each for each in order if _words(each) & _words(flag)] or order
             options = _with(draws, profile, model, options, flag)
-            for _ in range(draws.integer(0, 2)):
+            for _ in range(draws.integer(0, 2) if order else 0):
                 flag = draws.one_of(akin if draws.integer(0, 2) else order)
                 options = _with(draws, profile, model, options, flag)
         shape = inside(shape, corner)

@@ -10,6 +10,7 @@ from cachesim.engines import Profile
 from cachesim.errors import ContractError
 from cachesim.play.session import groups_of
 from cachesim.scenario.format import Scenario
+from cachesim.testing import guided
 from cachesim.testing.guided import MOST, Guided, Numbers
 from cachesim.testing.search import search, trial_of, trials
 from cachesim.testing.survey import survey
@@ -46,6 +47,19 @@ def test_what_was_sent_together_is_together_in_the_scenario(profile: str) -> Non
         assert sent == [len(group) for group in groups_of(scenario)]
         assert len({step.name for step in scenario.step}) == len(scenario.step)
         assert 0 < len(requests) <= MOST + 8  # `trips` sends further ones
+
+
+@pytest.mark.parametrize("flags", [0, 1])
+def test_a_server_of_no_flags_or_one_is_searched_too(
+    flags: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as another project's engine."""
+    few = guided._further(Profile.parse("mlx-lm@0.32.2"))[:flags]
+    monkeypatch.setattr(guided, "_further", lambda _: few)
+
+    workloads = [played("mlx-lm@0.32.2", number)[0] for number in range(20)]
+
+    assert 20 == len({each.name for each in workloads})
 
 
 def test_a_server_that_does_nothing_new_gets_no_more_requests() -> None:
