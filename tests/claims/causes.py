@@ -183,6 +183,9 @@ CAUSES: Final[Mapping[str, Callable[[Lost], bool]]] = {
     "cache-unseen": _unseen,
     "checkpoint-fallback": lambda lost: lost.after == lost.detail["n_tokens"],
     "checkpoint-restored": lambda lost: lost.after <= lost.detail["n_tokens"],
+    "checkpoint-before": lambda lost: (
+        (lost.detail["wanted"], lost.detail["found"]) == (lost.before, lost.after)
+    ),
     "chunk-reuse": _moved,
     "cut-refused": lambda lost: (
         _nothing(lost) and lost.detail["wanted"] <= lost.before and lost.happened("cut-refused")
@@ -252,6 +255,9 @@ CAUSES: Final[Mapping[str, Callable[[Lost], bool]]] = {
     "trimmed-too-little": _lowers,
     "whole-blocks": _multiple("block"),
     "whole-pages": _multiple("page"),
+    "window-begins-later": lambda lost: (
+        _nothing(lost) and lost.detail["wanted"] == lost.before and lost.detail["first"] > 0
+    ),
     "window-evicted": _gone,
     "window-gone": _window,
     "window-layers": _nothing,

@@ -38,7 +38,7 @@ CUT_REFUSED: Final = Cause(
     fields=("wanted",),
 )
 WINDOW_GONE: Final = Cause(
-    id="window-gone",
+    id="window-begins-later",
     sentence="{wanted} tokens match, and windows begin at position {first}",
     about="Ollama keeps one window, or 4,096 tokens, before its newest batch.",
     fields=("wanted", "first"),
