@@ -179,15 +179,14 @@ def _chats(rng: Random, tokenizer: WordTokenizer) -> Iterator[dict[str, Any]]:
         yield {"messages": messages, "reply": reply}
 
 
-def simulate(workload: Workload) -> list[dict[str, Any]]:
-    """The same of the simulator."""
-    memory = _rules(workload)
+def started(workload: Workload, memory: MemoryRules) -> MlxLm:
+    """The simulated server of a workload, with the rules of its prefix cache."""
 
     def lay(rules: MlxRules) -> MlxRules:
         return replace(rules, server=replace(rules.server, memory=memory))
 
     drawn = Patch(name="drawn", about="the limits of a workload", fits=(RELEASE,), lay=lay)
-    engine = of_kind(
+    return of_kind(
         MlxLm,
         Engine.create(
             Profile("mlx-lm", RELEASE, ("drawn",)),
@@ -201,6 +200,11 @@ def simulate(workload: Workload) -> list[dict[str, Any]]:
             family=replace(FAMILY, patches=(*FAMILY.patches, drawn)),
         ),
     )
+
+
+def simulate(workload: Workload) -> list[dict[str, Any]]:
+    """The same of the simulator."""
+    engine = started(workload, _rules(workload))
     return [_served(engine, each) for each in workload["requests"]]
 
 

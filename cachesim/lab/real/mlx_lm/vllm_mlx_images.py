@@ -7,17 +7,14 @@ workload's; all other settings are the release's defaults.
 
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from random import Random
 from tempfile import TemporaryDirectory
 from typing import Any, Final
 
-from cachesim.engines.base import Engine, Reply, Request
-from cachesim.engines.family import Patch, Profile
+from cachesim.engines.base import Reply, Request
 from cachesim.engines.mlx_lm.engine import MlxLm
-from cachesim.engines.mlx_lm.family import FAMILY, MlxRules
 from cachesim.engines.mlx_lm.rules import MemoryRules, MllmRules, WholeRules
 from cachesim.engines.mlx_lm.server.store import described
 from cachesim.engines.mlx_lm.store.mllm_prompt_cache import MllmPromptCache
@@ -27,7 +24,14 @@ from cachesim.lab.real.mlx_lm import vllm_mlx
 from cachesim.lab.real.mlx_lm.families import order_of, toy_of
 from cachesim.lab.real.mlx_lm.process import environment_for
 from cachesim.lab.real.mlx_lm.server_workloads import VOCABULARY, Workload
-from cachesim.lab.real.mlx_lm.vllm_mlx import MODELS, RELEASE, REQUESTS, VLLM_MLX, WORDS
+from cachesim.lab.real.mlx_lm.vllm_mlx import (
+    MODELS,
+    RELEASE,
+    REQUESTS,
+    VLLM_MLX,
+    WORDS,
+    started,
+)
 from cachesim.lab.real.playing import Override, overrides_of
 from cachesim.lab.real.schedules import images_of
 from cachesim.lab.real.worker_process import ROOT, START, JsonProcess
@@ -38,7 +42,7 @@ BEFORE: Final = "vllm-mlx==0.5.0"
 """The last release that looked up prompts with images."""
 
 MLX_VLM: Final = "mlx-vlm==0.7.10"
-"""What both wheels ask for, at its newest release."""
+"""The dependency of both wheels, at its newest release."""
 
 LIMIT_REASONS: Final = {
     "min_prefix_tokens": "prompts are shorter than a user's; the rule is compared, not the number",
@@ -105,7 +109,7 @@ class RealMllm(JsonProcess):
         self._folder = Path(folder)
 
     def play(self, workload: Workload) -> list[dict[str, Any]]:
-        """What each request fed, and what the caches then hold."""
+        """Tokens that each request fed, and the entries after it."""
         vocabulary = workload.get("vocabulary", VOCABULARY)
         spec = toy_of(workload["model"], vocabulary)
         weights = self._folder / f"{workload['model']['family']}.npz"
@@ -220,24 +224,7 @@ def _simulate_whole(workload: Workload) -> list[dict[str, Any]]:
 
 
 def _started(workload: Workload, memory: MemoryRules) -> tuple[MlxLm, "Fed"]:
-    def lay(rules: MlxRules) -> MlxRules:
-        return replace(rules, server=replace(rules.server, memory=memory))
-
-    drawn = Patch(name="drawn", about="the limits of a workload", fits=(RELEASE,), lay=lay)
-    engine = of_kind(
-        MlxLm,
-        Engine.create(
-            Profile("mlx-lm", RELEASE, ("drawn",)),
-            model=toy_of(workload["model"], VOCABULARY),
-            arithmetic="ring",
-            options={
-                "provenance": False,
-                "tokenizer": "words",
-                "chat_template": workload["template"],
-            },
-            family=replace(FAMILY, patches=(*FAMILY.patches, drawn)),
-        ),
-    )
+    engine = started(workload, memory)
     fed = Fed(engine.server.serving.model)
     object.__setattr__(engine.server.serving, "model", fed)
     return engine, fed

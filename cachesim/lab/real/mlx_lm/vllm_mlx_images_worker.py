@@ -184,7 +184,7 @@ def limits(scheduler: Real) -> Json:
 
 
 def served(scheduler: Real, language: Language, name: str, wanted: Json) -> Json:
-    """What a request fed, and the keys and lengths that are stored after it."""
+    """Tokens that a request fed, and the keys and lengths that are stored after it."""
     images = wanted.get("images", [])
     tokens = [(of, wanted["prompt"][at : at + count]) for of, at, count in images]
     language.fed, given = [], list[int]()
@@ -235,7 +235,7 @@ class Whole:
         self.count = 0
 
     def served(self, wanted: Json) -> Json:
-        """What a request fed, and the entries by the request that stored them first."""
+        """Tokens that a request fed, and the entries by the request that stored them first."""
         images = wanted["images"]
         parts = [
             {"type": "image_url", "image_url": {"url": as_url([of, wanted["prompt"][at : at + n]])}}
