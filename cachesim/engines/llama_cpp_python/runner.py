@@ -1,14 +1,14 @@
-"""Ollama's own runner until 0.24: what its caches keep of a slot, read in its source, not run.
+"""Rules of the caches in Ollama's own runner until 0.24, for one slot; read in source, not run.
 
 Hybrids have checkpoints since 0.17.1. From 0.30 on Ollama starts llama-server.
 
-It resumes where a sliding window, or a checkpoint of a hybrid, lets it:
+A request resumes where a sliding window, or a checkpoint of a hybrid, lets it:
 
     window       first kept .......... match - window .... match     may resume
     hybrid       16 .. checkpoint .... checkpoint .. match           resumes after the checkpoint
 
 llama.cpp's memory holds keys and states here, with every key of a window layer, which is more than
-Ollama keeps: its rules decide alone what is reused.
+Ollama keeps: only its rules decide what is reused.
 """
 
 from collections.abc import Callable
@@ -43,7 +43,7 @@ class _Entry:
     state: Blob | None = None
 
 
-class Kept:
+class RunnerCache:
     """Positions that `Causal` keeps of a window, and the checkpoints that `Recurrent` does."""
 
     def __init__(self, rules: RunnerRules, n_ctx: int, window: int | None, *, hybrid: bool) -> None:
@@ -59,7 +59,7 @@ class Kept:
         self.entries = [_Entry() for _ in range(CHECKPOINTS if self.hybrid else 0)]
         self._next, self._last = 0, ABSENT
 
-    def computed(self, start: int, count: int, save: Callable[[], Blob]) -> None:
+    def start_forward(self, start: int, count: int, save: Callable[[], Blob]) -> None:
         """Follows `StartForward` of a batch: `updateSlidingWindow` and `planCheckpoints`."""
         if self.memory is not None:
             self.first = max(self.first, start - self.memory)
@@ -77,7 +77,7 @@ class Kept:
             return True
         return max(0, pos - self.window) >= self.first and pos <= self.end
 
-    def before(self, pos: int) -> _Entry | None:
+    def best_index(self, pos: int) -> _Entry | None:
         """The last checkpoint before a position (`bestIndex`), or None.
 
         Trap: a prompt that continues all that is held is resumed from a checkpoint as well, never
@@ -87,7 +87,7 @@ class Kept:
         fit = (each for each in self.entries if ABSENT < each.pos < pos)
         return max(fit, key=lambda each: each.pos, default=None)
 
-    def cut(self, end: int) -> None:
+    def remove(self, end: int) -> None:
         """Follows `Remove` up to the end, and `pruneAfter`."""
         self.end = end
         if not self.hybrid:

@@ -14,7 +14,7 @@ from cachesim.engines.job import SlotlessEngine
 from cachesim.engines.llama_cpp_python import causes, events
 from cachesim.engines.llama_cpp_python.family import Rules
 from cachesim.engines.llama_cpp_python.options import Options
-from cachesim.engines.llama_cpp_python.runner import Kept
+from cachesim.engines.llama_cpp_python.runner import RunnerCache
 from cachesim.engines.llama_cpp_python.states import DiskCache, State, StateCache, lookup
 from cachesim.engines.llamacpp.held import memory_amounts, memory_held, parts
 from cachesim.engines.llamacpp.memory.batch import Batch
@@ -112,8 +112,8 @@ class LlamaCppPython(SlotlessEngine[Rules, Options, Job]):
         kept = {"ram": StateCache(options.capacity_bytes), "disk": self._disk}
         self.cache = kept.get(options.cache)
 
-    def _runner(self) -> Kept | None:
-        """What Ollama's caches keep of the slot, where its rules apply."""
+    def _runner(self) -> RunnerCache | None:
+        """Caches of Ollama's runner for the slot; None without its rules."""
         rules, options, spec = self.rules.runner, self.options, self.network.spec
         if rules is None:
             return None
@@ -126,7 +126,7 @@ class LlamaCppPython(SlotlessEngine[Rules, Options, Job]):
             msg = "Ollama's own caches have states beside full attention only"
             raise OptionError(msg)
         window = spec.window if "window" in places else None
-        return Kept(rules, options.n_ctx, window, hybrid="recurrent" in places)
+        return RunnerCache(rules, options.n_ctx, window, hybrid="recurrent" in places)
 
     # -- calls ---------------------------------------------------------------------------------
 
@@ -265,7 +265,7 @@ class LlamaCppPython(SlotlessEngine[Rules, Options, Job]):
                 n_tokens, size = each.n_tokens, each.size
                 self._emit(events.StateEvicted(task=one.ticket, n_tokens=n_tokens, size=size))
 
-    def _serve(self, one: Job, prompt: list[Token], kept: Kept) -> None:
+    def _serve(self, one: Job, prompt: list[Token], kept: RunnerCache) -> None:
         """Follows Ollama's runner, for requests with `truncate` and `shift` off.
 
         Trap: a batch is begun before the token that it continues is known. So the last token moves
@@ -287,7 +287,7 @@ class LlamaCppPython(SlotlessEngine[Rules, Options, Job]):
         if len(reply) == room and not limited:
             self._eval(one, reply[-1:])
         else:
-            kept.computed(self.n_tokens, 1, self._checkpoint)
+            kept.start_forward(self.n_tokens, 1, self._checkpoint)
 
     def _look_up(self, one: Job, cache: StateCache) -> None:
         """Load the cache's entry if it seems to hold more of the prompt than the instance does.
@@ -380,13 +380,13 @@ class LlamaCppPython(SlotlessEngine[Rules, Options, Job]):
         self._reset(one)
         return prompt
 
-    def _resume(self, one: Job, prompt: list[Token], kept: Kept) -> list[Token]:
+    def _resume(self, one: Job, prompt: list[Token], kept: RunnerCache) -> list[Token]:
         """Follows `LoadCacheSlot` of Ollama's runner."""
         ledger, past = one.ledger, int(get_common_prefix(self.held_tokens, prompt))
         if past == len(prompt):
             past -= 1
             ledger.apply(causes.LAST_TOKEN, past, prompt_tokens=len(prompt))
-        entry = kept.before(past) if kept.hybrid else None
+        entry = kept.best_index(past) if kept.hybrid else None
         if kept.hybrid:
             found = 0 if entry is None else entry.pos + 1
             ledger.apply(causes.CHECKPOINT_BEFORE, found, wanted=past, found=found)
@@ -401,7 +401,7 @@ class LlamaCppPython(SlotlessEngine[Rules, Options, Job]):
         if entry is not None and entry.state is not None:
             self.context.state_read(entry.state, SEQ, partial=True)
         self.context.seq_rm(SEQ, past, -1)
-        kept.cut(past)
+        kept.remove(past)
         self.n_tokens = past
         rest = prompt[past:]
         counts = {"n_tokens": Count(past), "remaining": Count(len(rest))}
@@ -435,7 +435,7 @@ class LlamaCppPython(SlotlessEngine[Rules, Options, Job]):
             self._decode(one, piece, start=self.n_tokens)
             self._last = len(piece)
             if self.kept is not None:
-                self.kept.computed(self.n_tokens, len(piece), self._checkpoint)
+                self.kept.start_forward(self.n_tokens, len(piece), self._checkpoint)
             end = self.n_tokens + len(piece)
             self.input_ids[self.n_tokens : end] = piece
             if self._all:

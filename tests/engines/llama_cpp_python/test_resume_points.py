@@ -2,7 +2,7 @@
 
 import pytest
 
-from cachesim.engines.llama_cpp_python.runner import Kept, RunnerRules
+from cachesim.engines.llama_cpp_python.runner import RunnerCache, RunnerRules
 from cachesim.engines.llamacpp.memory.blob import Blob
 from cachesim.errors import OptionError
 from tests.engines.llama_cpp_python.test_llama_cpp_python import called, opened, right, run
@@ -10,8 +10,8 @@ from tests.engines.llama_cpp_python.test_llama_cpp_python import called, opened,
 STATE = Blob(fields=(), source=0)
 
 
-def kept(memory: int = 0, window: int | None = None, *, hybrid: bool = False) -> Kept:
-    return Kept(RunnerRules(memory=memory), 16_384, window, hybrid=hybrid)
+def kept(memory: int = 0, window: int | None = None, *, hybrid: bool = False) -> RunnerCache:
+    return RunnerCache(RunnerRules(memory=memory), 16_384, window, hybrid=hybrid)
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ def test_the_same_prompt_again_finds_no_checkpoint_before_its_last_token() -> No
 def test_checkpoints_are_1664_positions_apart_or_a_batch_more() -> None:
     held = kept(hybrid=True)
     for start in range(0, 6144, 512):
-        held.computed(start, 512, lambda: STATE)
+        held.start_forward(start, 512, lambda: STATE)
 
     assert [511, 2559, 4607] == [each.pos for each in held.entries if each.pos >= 0]
 
@@ -73,11 +73,11 @@ def test_checkpoints_are_1664_positions_apart_or_a_batch_more() -> None:
 def test_a_full_ring_overwrites_the_oldest_and_a_cut_frees_the_newest() -> None:
     held = kept(hybrid=True)
     for number in range(25):
-        held.computed(2000 * number, 2000, lambda: STATE)
+        held.start_forward(2000 * number, 2000, lambda: STATE)
     assert min(each.pos for each in held.entries) == 3999
 
-    held.cut(41_999)
-    held.computed(41_999, 1664, lambda: STATE)
+    held.remove(41_999)
+    held.start_forward(41_999, 1664, lambda: STATE)
 
     positions = sorted(each.pos for each in held.entries if each.pos >= 0)
     assert positions[:1] + positions[-2:] == [3999, 39_999, 43_662]
@@ -86,8 +86,8 @@ def test_a_full_ring_overwrites_the_oldest_and_a_cut_frees_the_newest() -> None:
 @pytest.mark.parametrize(("memory", "resumes"), [(0, False), (4096, True)])
 def test_a_longer_memory_lets_a_rewind_keep_its_window(memory: int, *, resumes: bool) -> None:
     held = kept(memory, window=128)
-    held.computed(0, 3000, lambda: STATE)
-    held.computed(3000, 1, lambda: STATE)
+    held.start_forward(0, 3000, lambda: STATE)
+    held.start_forward(3000, 1, lambda: STATE)
 
     assert held.can_resume(1000) is resumes
 
