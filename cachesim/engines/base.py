@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Final, Protocol
 
 import numpy as np
 
@@ -19,6 +19,9 @@ from cachesim.model.build import build
 from cachesim.model.spec import ModelSpec
 from cachesim.typed import Value
 from cachesim.units import Array, Count, Token, Tokens
+
+NO_ANSWER: Final = "no_answer"
+"""The error of a request whose server ends, or that waits for ever, while others are served."""
 
 __all__ = ["ByteStore", "Engine", "Message", "Reply", "Request", "Ticket"]
 

@@ -38,10 +38,6 @@ TIMEOUT: Final = "timeout"
 ENDLESS: Final = "endless"
 """The error of steps during which the server never becomes idle."""
 
-NO_ANSWER: Final = "no_answer"
-"""The error of a request whose server ends, or that waits for ever, while others are served."""
-
-
 WORKER_GONE: Final = ("worker died", "generation thread died", "no answer")
 """Beginnings of errors from a server that no longer answers."""
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
+from cachesim.engines.base import NO_ANSWER
 from cachesim.engines.events import Event
 from cachesim.model.recall import show_word
 from cachesim.play.result import Account, Culprit, Fact, Fate, Finding, Run, Step
@@ -15,7 +16,6 @@ from cachesim.play.session import (
     ABORTED,
     CANCELLED,
     ENDLESS,
-    NO_ANSWER,
     NOT_RUN,
     TIMEOUT,
     Record,

@@ -9,9 +9,9 @@ Loading takes no time here; requests that arrive before the next step arrive tog
 
 from collections.abc import Callable
 from dataclasses import fields
-from typing import Any, Final
+from typing import Any
 
-from cachesim.engines.base import ByteStore, Request, Ticket
+from cachesim.engines.base import NO_ANSWER, ByteStore, Request, Ticket
 from cachesim.engines.events import Event
 from cachesim.engines.held import Amounts, Held, Texts
 from cachesim.engines.llamacpp.events import ModelLoaded, ModelUnloaded, ServerRestarted
@@ -24,9 +24,6 @@ from cachesim.engines.words import table_of
 from cachesim.errors import OptionError
 from cachesim.model.adapters import adapted, adapted_in
 
-NO_ANSWER: Final = "no_answer"
-"""The error of a request whose child server ends, or that waits for ever."""
-
 
 class Router(LlamaCpp):
     """A llama-server of one model, or a router (`server_models`), which starts without any."""
@@ -36,9 +33,9 @@ class Router(LlamaCpp):
         self._routes = len(self.networks) > 1
         self._loaded: dict[str, ServerContext] = {}  # least recently used first
         self._waiting: dict[str, ServerContext] = {}  # not loaded yet, with their requests
-        self._promised: set[str] = set()  # waiting models for which an idle one was given up
+        self._promised: set[str] = set()  # waiting models for which an idle one is evicted
         self._unreached: set[str] = set()  # loaded by requests that have not reached them
-        self._stopping: dict[str, str] = {}  # model -> the model that it is given up for
+        self._stopping: dict[str, str] = {}  # model -> the model that it is evicted for
         self._ended: dict[str, Ended] = {}
         self._files: dict[str, str] = {}  # slot files, and the models that saved them
         for name, network in self.networks.items():
@@ -118,7 +115,7 @@ class Router(LlamaCpp):
         return None
 
     def _tick(self, *, unreached: bool = False) -> None:
-        """Give idle models up while requests wait for more room than is free (`tick`)."""
+        """Evict idle models while requests wait for more room than is free (`tick`)."""
         while self._limit - len(self._loaded) + len(self._stopping) < len(self._waiting):
             victim = self._victim(unreached=unreached)
             if victim is None:
@@ -126,7 +123,7 @@ class Router(LlamaCpp):
             self._stopping[victim] = next(iter(self._waiting))
 
     def _make_room(self) -> bool:
-        """End the children that are given up, and load models that wait; True if any was loaded."""
+        """End the evicted children, and load models that wait; True if any was loaded."""
         rule = self._server.rules.requests.at_models_max
         if rule in {"takes-loaded", "waits"}:
             self._tick(unreached=rule == "takes-loaded")
@@ -143,7 +140,7 @@ class Router(LlamaCpp):
         return moved
 
     def _offer(self, name: str) -> None:
-        """Give a model up that became idle, for one without a promise (`on_model_idle`)."""
+        """Evict a model that became idle, for one without a promise (`on_model_idle`)."""
         unserved = [each for each in self._waiting if each not in self._promised]
         taken = len(self._loaded) - len(self._promised)
         if unserved and taken >= self._limit and name not in self._stopping:
@@ -165,11 +162,12 @@ class Router(LlamaCpp):
         return worked or bool(self._stopping)
 
     def _time_out(self) -> None:
-        """Let clients give up that no step would serve: one idle model was promised twice."""
+        """End the requests that no step would serve: one idle model was evicted for two of them."""
+        why = "one idle model was evicted for two requests, and no other becomes idle"
         for server in self._waiting.values():
             self._turn_to(server)
             for task in server.queue:
-                self._refuse(task, NO_ANSWER, "the router waits for room that it promised twice")
+                self._refuse(task, NO_ANSWER, why)
         self._waiting.clear()
         self._promised.clear()
 
@@ -242,7 +240,7 @@ class Router(LlamaCpp):
         return self._joined(books)
 
     def _joined(self, of: Callable[[ServerContext], dict[str, Any]]) -> dict[str, Any]:
-        """What all loaded children hold; each slot and entry names its model."""
+        """Slots and entries of all loaded children, each with its model."""
         if not self._routes:
             return of(self._server)
         joined: dict[str, Any] = {"slots": [], "prompt_cache": []}

@@ -8,6 +8,7 @@ from tempfile import TemporaryDirectory
 from types import MappingProxyType
 from typing import Any, Final
 
+from cachesim.engines.base import NO_ANSWER
 from cachesim.engines.chat import VOCABULARY
 from cachesim.engines.llamacpp.server_context import as_field
 from cachesim.errors import InputError, ScenarioError
@@ -21,7 +22,7 @@ from cachesim.lab.real.llama_cpp.workload import CRASH, SILENT, Outcome, Release
 from cachesim.lab.real.playing import StepPlayed, in_words
 from cachesim.model.presets import preset
 from cachesim.play.bisect import Play, Played, StepResult
-from cachesim.play.session import AS_TEXT, ENDLESS, NO_ANSWER
+from cachesim.play.session import AS_TEXT, ENDLESS
 from cachesim.play.session import NotStartedError as SimulatedEndsError
 from cachesim.scenario.checks import spec_of
 from cachesim.scenario.format import Scenario, Step

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
+from cachesim.engines.base import NO_ANSWER
 from cachesim.engines.family import Family, Profile
 from cachesim.engines.llamacpp.family import FAMILY
 from cachesim.engines.llamacpp.options import Options
@@ -11,7 +12,7 @@ from cachesim.engines.llamacpp.rules import ServerRules
 from cachesim.lab.real.llama_cpp.flags import Abilities, drafting, nearest_release
 from cachesim.lab.real.llama_cpp.workload import CRASH, Outcome, grouped, release_of
 from cachesim.model.arithmetic import ArithmeticName
-from cachesim.play.session import ABORTED, CANCELLED, ENDLESS, NO_ANSWER, Record, Session
+from cachesim.play.session import ABORTED, CANCELLED, ENDLESS, Record, Session
 from cachesim.scenario.format import Expect, Scenario, Source, Step
 from cachesim.units import Tokens
 
