@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from cachesim.cli import main as program
-from cachesim.cli.new_engine import engine_package, write_package
+from cachesim.cli.new import engine_package, write_package
 from cachesim.engines import FAMILIES
 from cachesim.engines.family import Families
 from cachesim.engines.plugins import discover

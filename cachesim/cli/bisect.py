@@ -11,7 +11,7 @@ from rich.text import Text
 
 from cachesim.cli import AS_EXPECTED, NOT_AS_EXPECTED
 from cachesim.cli.inputs import UNSAID, ServerFlags
-from cachesim.cli.jobs import changed
+from cachesim.cli.jobs import changed, only_scenario
 from cachesim.cli.options import Page, Seed, Settings, TextOrJson
 from cachesim.cli.outputs import page_at, print_report, tracked, write_page
 from cachesim.engines.family import Family, family_of
@@ -23,7 +23,6 @@ from cachesim.play.bisect import Cause, Play, ReleaseVerdict, TurningPoint, judg
 from cachesim.report.document import FittingTable
 from cachesim.scenario.checks import misfits
 from cachesim.scenario.format import Scenario
-from cachesim.scenario.shipped import load_all
 
 WIDEST: Final = 34
 """Most columns of cached counts; of longer scenarios the last steps are shown."""
@@ -135,11 +134,7 @@ def _scenario(name: str, wanted: UserSettings, seed: int | None) -> Scenario:
     if wanted.profile or wanted.model or wanted.window:
         msg = f"{name}: --profile, --model and --window are for logs; a scenario has its own"
         raise InputError(msg)
-    loaded = load_all([name])
-    if len(loaded) > 1:
-        msg = f"{name}: bisect takes one scenario, and these are {len(loaded)}"
-        raise InputError(msg)
-    return changed(loaded[0][1], seed, wanted.options)
+    return changed(only_scenario(name, "bisect"), seed, wanted.options)
 
 
 def _play(scenario: Scenario, arithmetic: Literal["ring", "float"], *, real: bool) -> Play:

@@ -3,7 +3,6 @@
 import json
 import sys
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import contextmanager
@@ -47,7 +46,6 @@ from cachesim.testing.search import (
     Counterexample,
     Kind,
     Report,
-    Side,
     compare,
     play,
     search,
@@ -277,9 +275,10 @@ def _played(report: Report, scope: WholeScope | None) -> list[str]:
     count = f"{counted(report.workloads, 'workload')}, {counted(report.requests, 'request')}"
     if report.rate:  # not known where the first report has the finding
         count += f", {report.rate:,.{0 if report.rate >= 10 else 1}f} workloads/s"
+    exercised = [f"{word} {n}" for word in WORDS if (n := report.exercised[word])]
     lines = [
         f"{report.profile}, {report.model}: {count}",
-        f"  exercised: {_exercised(report.exercised)}",
+        f"  exercised: {', '.join(exercised) or 'nothing'}",
     ]
     never = [word for word in WORDS if not report.exercised[word]]
     lines += [f"  never exercised: {', '.join(never)}"] if never else []
@@ -339,11 +338,6 @@ def _print(printed: list[RenderableType], *parts: RenderableType) -> None:
     printed += parts
 
 
-def _exercised(counts: Counter[str]) -> str:
-    counts_text = [f"{word} {counts[word]}" for word in WORDS if counts[word]]
-    return ", ".join(counts_text) or "nothing"
-
-
 def _evidence(profile: Profile) -> list[str]:
     label = label_of_release(profile)
     return [f"  evidence: {label}"] if label else []
@@ -390,7 +384,9 @@ def print_comparison(found: Comparison, printed: list[RenderableType]) -> int:
     for head in ("profile", "cached", "of all", "reuses more", "wrong", "crashes"):
         table.add_column(head, justify="left" if head == "profile" else "right")
     for side in (found.one, found.other):
-        table.add_row(*_row(side, found))
+        share = f"{100 * side.cached / max(1, found.prompt_tokens):.1f} %"
+        numbers = (side.cached, share, side.more, side.wrong, side.crashed)
+        table.add_row(str(side.profile), *map(str, numbers))
     _print(printed, table, *map(Text, (*found.verdict, *_evidence_of_sides(found))))
     return NOT_AS_EXPECTED if found.other.wrong or found.other.crashed else AS_EXPECTED
 
@@ -399,18 +395,6 @@ def _evidence_of_sides(found: Comparison) -> Iterator[str]:
     for side in (found.one, found.other):
         if side.wrong or side.crashed:
             yield from (f"{side.profile}, {line.strip()}" for line in _evidence(side.profile))
-
-
-def _row(side: Side, found: Comparison) -> tuple[str, ...]:
-    share = 100 * side.cached / max(1, found.prompt_tokens)
-    return (
-        str(side.profile),
-        str(side.cached),
-        f"{share:.1f} %",
-        str(side.more),
-        str(side.wrong),
-        str(side.crashed),
-    )
 
 
 Hands: TypeAlias = tuple[Executor | None, int]
@@ -747,23 +731,13 @@ def hunt(
         findings = hunt_by(wanted, seed=seed, models=models, going=going, report=write_report)
     count = f"{counted(findings.workloads, 'workload')}, {counted(findings.requests, 'request')}"
     title = f"{wanted}: {count}, {counted(round(budget.seconds), 'second')}"
-    return _print_proven(title, findings, reports, where, printed)
-
-
-def _print_proven(
-    title: str,
-    findings: Findings,
-    reports: Sequence[tuple[ProvenFinding, Path]],
-    where: str,
-    printed: list[RenderableType],
-) -> int:
     table = FittingTable(title_style="", box=None)
     for head in ("cause", "workloads", f"seen on {where}", "evidence", "known as"):
         table.add_column(head, justify="right" if head == "workloads" else "left")
     for finding, _ in reports:
         result = finding.result
-        count = str(findings.counts[finding.cause])
-        table.add_row(str(finding.cause), count, result.seen, result.evidence, finding.known or "-")
+        known, workloads = finding.known or "-", str(findings.counts[finding.cause])
+        table.add_row(str(finding.cause), workloads, result.seen, result.evidence, known)
     lines = [f"{len(reports)} distinct causes" if len(reports) != 1 else "one cause"]
     lines += [f"  {path}" for _, path in reports]
     lines += [

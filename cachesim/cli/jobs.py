@@ -53,6 +53,15 @@ def jobs_of(
     return [replace(each, changed=True) for each in jobs]
 
 
+def only_scenario(name: str, use: str) -> Scenario:
+    """The scenario of that name; an error where a folder holds several."""
+    loaded = load_all([name])
+    if len(loaded) > 1:
+        msg = f"{name}: {use} takes one scenario, and these are {len(loaded)}"
+        raise InputError(msg)
+    return loaded[0][1]
+
+
 def changed(scenario: Scenario, seed: int | None, settings: Mapping[str, Any]) -> Scenario:
     """The scenario with another seed and other flags; expectations hold for the original flags
     only.

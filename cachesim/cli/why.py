@@ -11,6 +11,7 @@ from rich.text import Text
 
 from cachesim.cli import AS_EXPECTED, NOT_AS_EXPECTED
 from cachesim.cli.inputs import UNSAID, Chats, InputFile, ServerFlags, given, requests_in
+from cachesim.cli.jobs import only_scenario
 from cachesim.cli.options import Gguf, ModelSizes, Page, Settings, TextOrJson
 from cachesim.cli.outputs import (
     output_at,
@@ -57,7 +58,7 @@ from cachesim.report.recorded import dump_report, recorded_request
 from cachesim.report.why import request as request_text
 from cachesim.report.why import tune_report, why_report
 from cachesim.scenario.files import to_toml
-from cachesim.scenario.shipped import STDIN, load_all, shipped_files
+from cachesim.scenario.shipped import STDIN, shipped_files
 
 
 def trace_of_log(replays: Sequence[Replay]) -> str:
@@ -340,10 +341,7 @@ def _sizes_of(model: str | None, gguf: Path | None, wanted: UserSettings) -> Siz
 
 def _tuned_of(files: Sequence[str], wanted: UserSettings, sizes: Sizes | None) -> Tuned:
     if len(files) == 1 and _is_scenario(files[0]):
-        ((_, scenario), *rest) = load_all(files)
-        if rest:
-            msg = f"{files[0]}: tune takes one scenario, and these are {len(rest) + 1}"
-            raise InputError(msg)
+        scenario = only_scenario(files[0], "tune")
         if wanted.model or wanted.window:
             msg = f"{files[0]}: --model and --window are for logs; a scenario has its own model"
             raise InputError(msg)
