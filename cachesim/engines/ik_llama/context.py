@@ -459,16 +459,13 @@ class Context:
             positions: Integers = np.array(state.positions, dtype=np.int64)
             self.cells.place(start, positions, [seq] * count)
             self.cells.born[start : start + count] = state.born
-            self._write(start, count, state)
+            for kept, data in ((state.keys, self.keys), (state.values, self.values)):
+                for layer, rows in (kept or {}).items():
+                    data[layer][start : start + count] = rows
             self.cells.head = start + count if start + count < self.cells.size else 0
         for layer, row in state.rows.items():
             self.rows[layer][seq] = row
         return True
-
-    def _write(self, start: int, count: int, state: SequenceState) -> None:
-        for kept, data in ((state.keys, self.keys), (state.values, self.values)):
-            for layer, rows in (kept or {}).items():
-                data[layer][start : start + count] = rows
 
     def clear(self) -> None:
         """Free all cells (`llama_kv_cache_clear`)."""

@@ -104,7 +104,8 @@ class Selection:
         """Save the slot if too little would be kept; then load, saved or not (an oddity)."""
         slot.list_moved_out = False
         update = bool(slot.cache_tokens) and f_keep < np.float32(self._options.cache_ram_similarity)
-        long_enough = self._longer_than_n_min(slot)
+        n_min = self._options.cache_ram_n_min  # unsigned: below 0 nothing is ever saved (an oddity)
+        long_enough = 0 <= n_min <= len(self._cache.stripped(slot.cache_tokens))
         if self.enabled and update and long_enough:
             self._save(slot)
         if not self.enabled or not self._cache.entries:
@@ -142,11 +143,6 @@ class Selection:
         slot.cached_prompt.tokens = list(slot.cache_tokens)
         slot.cached_prompt.n_kept_prompt = slot.n_kept_prompt
         slot.cached_prompt.n_discarded_prompt = slot.n_discarded_prompt
-
-    def _longer_than_n_min(self, slot: Slot) -> bool:
-        if self._options.cache_ram_n_min < 0:
-            return False  # compared as an unsigned number: nothing is ever saved (an oddity)
-        return len(self._cache.stripped(slot.cache_tokens)) >= self._options.cache_ram_n_min
 
     def _save(self, slot: Slot) -> None:
         """Copy the slot's conversation into the cache (`prompt_save`, alloc)."""

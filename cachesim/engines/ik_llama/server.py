@@ -90,7 +90,21 @@ class Checkpointing:
             return False
         pos_max = self._primary.cells.seq_pos_max(seq)
         while len(slot.checkpoints) >= self._options.ctx_checkpoints:
-            self._evict(slot)
+            index = evicted_index(
+                slot.checkpoints,
+                self._options.ctx_checkpoints_eviction,
+                keeps_earliest=self._rules.keeps_earliest,
+            )
+            erased = slot.checkpoints.pop(index)
+            self._record.append(
+                events.CheckpointErased(
+                    slot=slot.id,
+                    task=slot.id_task,
+                    pos_max=erased.pos_max,
+                    n_tokens=erased.n_tokens,
+                    because="the list is full",
+                )
+            )
         checkpoint = Checkpoint(
             pos_min=pos_min,
             pos_max=pos_max,
@@ -107,23 +121,6 @@ class Checkpointing:
             )
         )
         return True
-
-    def _evict(self, slot: Slot) -> None:
-        index = evicted_index(
-            slot.checkpoints,
-            self._options.ctx_checkpoints_eviction,
-            keeps_earliest=self._rules.keeps_earliest,
-        )
-        erased = slot.checkpoints.pop(index)
-        self._record.append(
-            events.CheckpointErased(
-                slot=slot.id,
-                task=slot.id_task,
-                pos_max=erased.pos_max,
-                n_tokens=erased.n_tokens,
-                because="the list is full",
-            )
-        )
 
 
 def evicted_index(checkpoints: list[Checkpoint], policy: str, *, keeps_earliest: bool) -> int:
@@ -527,7 +524,8 @@ class IkLlama(Engine):
         n_batch, first = self.options.batch_size, 0
         while first < len(self._batch):
             view = self._batch[first : first + n_batch]
-            decoded = self.primary.decode(view, keep_steps=self._steps())
+            drafted = any(slot.drafted for slot in self.slots)
+            decoded = self.primary.decode(view, keep_steps=self.speculation.steps if drafted else 0)
             if decoded.code == CANCELLED:
                 self.primary.ubatches_left = None
                 for slot in self.slots:
@@ -542,26 +540,17 @@ class IkLlama(Engine):
                 for entry in view[: decoded.placed]:
                     self.slots[entry.seq].stray += 1  # decoded again, into further cells
                 if n_batch == 1:
-                    self._fail()
+                    for slot in self.slots:
+                        if slot.ticket is not None and not slot.available:
+                            slot.state = State.PROCESSING  # token lists stay (an oddity)
+                            message = "the context has no room for the batch"
+                            self.finish(slot, "server_error", message)
                     return
                 n_batch //= 2
                 self.record(events.BatchRetried(n_batch=n_batch))
                 continue
             self._handle(view, first, decoded)
             first += len(view)
-
-    def _steps(self) -> int:
-        """Number of recurrent states to keep per draft; 0 if the batch holds none."""
-        drafted = any(slot.drafted for slot in self.slots)
-        return self.speculation.steps if drafted else 0
-
-    def _fail(self) -> None:
-        """Fail and release every busy slot; token lists stay (an oddity)."""
-        for slot in self.slots:
-            if slot.ticket is not None and not slot.available:
-                slot.state = State.PROCESSING
-                message = "the context has no room for the batch"
-                self.finish(slot, "server_error", message)
 
     def _handle(self, view: list[BatchToken], first: int, decoded: Decoded) -> None:
         reading = any(slot.prefilling or slot.n_decoded == 0 for slot in self.slots)
@@ -580,15 +569,11 @@ class IkLlama(Engine):
                 self._emit_all(slot, kept, rows)
             else:
                 slot.i_batch = -1
-                self._sample(slot, decoded.logits[at])
-
-    # -- sample ------------------------------------------------------------------------------
-
-    def _sample(self, slot: Slot, logits: Array) -> None:
-        token = self.speculation.target_token(slot, 0, logits)
-        slot.n_decoded += 1
-        self.checkpointing.after_sample(slot)
-        self._emit(slot, token, logits)
+                logits = decoded.logits[at]
+                token = self.speculation.target_token(slot, 0, logits)
+                slot.n_decoded += 1
+                self.checkpointing.after_sample(slot)
+                self._emit(slot, token, logits)
 
     def _emit_all(self, slot: Slot, tokens: list[Token], rows: list[Array]) -> None:
         for token, row in zip(tokens, rows, strict=True):

@@ -18,7 +18,7 @@ from cachesim.engines.llamacpp.server_context import ServerContext
 from cachesim.engines.llamacpp.slot import Approximation, Checkpoint, SavedState, Slot, Task
 from cachesim.engines.slot_file import tokens_of, whole
 from cachesim.errors import BlobError, OptionError
-from cachesim.units import Array, Count, Pos, Token
+from cachesim.units import Count, Pos, Token
 
 MAGIC: Final = b"CSSL"
 NO_TASK: Final = -1
@@ -139,7 +139,9 @@ def encode(slot: Slot, blob: Blob, checkpoints: Sequence[Checkpoint] = ()) -> by
             {
                 **each.as_dict(),
                 "blobs": [None if part is None else len(part) for part in own],
-                "drafter": _row(each.drafter),
+                "drafter": None
+                if each.drafter is None
+                else {"type": each.drafter.dtype.str, "words": each.drafter.tolist()},
                 "header": each.state.header,
             }
         )
@@ -150,12 +152,6 @@ def encode(slot: Slot, blob: Blob, checkpoints: Sequence[Checkpoint] = ()) -> by
         "checkpoints": entries,
     }
     return slot_file.write(MAGIC, head, blobs)
-
-
-def _row(drafter: Array | None) -> dict[str, Any] | None:
-    if drafter is None:
-        return None
-    return {"type": drafter.dtype.str, "words": drafter.tolist()}
 
 
 def decode(data: bytes) -> SlotFile:

@@ -235,7 +235,12 @@ def choose_slot(server: ServerContext, task: Task) -> Slot | None:
     _rule_out_slots(server, choice, candidates)
     if choice.update:
         update_prompt_cache(server, choice.slot, task.tokens, candidates)
-    _settle(choice, candidates)
+    slot = int(choice.slot.id)
+    if choice.f_keep is None or choice.sim is None or np.isnan(choice.f_keep):
+        candidates.settle_on(choice.slot, causes.CACHE_UNSEEN, chosen=slot)
+    else:
+        ratios = {"f_keep": float(choice.f_keep), "sim": float(choice.sim)}
+        candidates.settle_on(choice.slot, causes.F_KEEP, slot=slot, **ratios)
     return choice.slot
 
 
@@ -329,12 +334,3 @@ def _rule_out_slots(server: ServerContext, choice: Choice, candidates: Candidate
             candidates.rule_out(
                 slot, causes.SLOT_SIMILARITY, slot=int(slot.id), threshold=threshold
             )
-
-
-def _settle(choice: Choice, candidates: Candidates) -> None:
-    slot = int(choice.slot.id)
-    if choice.f_keep is None or choice.sim is None or np.isnan(choice.f_keep):
-        candidates.settle_on(choice.slot, causes.CACHE_UNSEEN, chosen=slot)
-    else:
-        ratios = {"f_keep": float(choice.f_keep), "sim": float(choice.sim)}
-        candidates.settle_on(choice.slot, causes.F_KEEP, slot=slot, **ratios)

@@ -131,7 +131,13 @@ def to_task(
         prompt, starts = _chat_prompt(request, server, fields)
     kind: TaskKind = fields.get("endpoint", "completion")
     if kind == "infill":
-        suffix = _infill_suffix(fields)
+        suffix = fields.get("input_suffix", ())
+        if not isinstance(suffix, list | tuple) or not all(
+            isinstance(each, int) for each in suffix
+        ):
+            msg = f"request field 'input_suffix' is {suffix!r}; write a list of token ids"
+            raise OptionError(msg)
+        suffix = as_tokens(suffix)
         _check_known("input_suffix", suffix, server.network.spec.vocabulary)
         prompt, _ = format_prompt_infill(prompt, suffix, options.batch)
     check_tokens(request, prompt, server.network.spec.vocabulary)
@@ -244,14 +250,6 @@ def why_refused(request: Request, task: Task, server: ServerContext) -> tuple[st
         slots = len(server.slots)
         return INVALID, f"n_cmpl cannot be greater than the number of slots ({slots})"
     return None
-
-
-def _infill_suffix(fields: Mapping[str, Any]) -> Tokens:
-    suffix = fields.get("input_suffix", ())
-    if not isinstance(suffix, list | tuple) or not all(isinstance(each, int) for each in suffix):
-        msg = f"request field 'input_suffix' is {suffix!r}; write a list of token ids"
-        raise OptionError(msg)
-    return as_tokens(suffix)
 
 
 def format_prompt_infill(prefix: Tokens, suffix: Tokens, n_batch: int) -> tuple[Tokens, Count]:
@@ -440,7 +438,8 @@ class LlamaCpp(Engine):
             for task in [each for each in waiting if each.ticket == ticket]:
                 if task.kind != "cancel":
                     waiting.remove(task)
-                    server.answer(task, None, self._cancelled(task))
+                    reply = self._blank(task, error=CANCELLED, message="the client went away")
+                    server.answer(task, None, reply)
         for slot in server.slots:
             if slot.task is not None and slot.task.ticket == ticket:
                 target = slot.task.id
@@ -533,9 +532,6 @@ class LlamaCpp(Engine):
         self._server.emit(RequestRefused(task=task.id, error=error, message=message))
         self._server.answer(task, None, self._blank(task, error=error, message=message))
 
-    def _cancelled(self, task: Task) -> Reply:
-        return self._blank(task, error=CANCELLED, message="the client went away")
-
     def _blank(self, task: Task, *, error: str | None = None, message: str = "") -> Reply:
         none = self._server.no_logits
         return Reply.empty(task.tokens, logits=none, error=error, message=message)
@@ -544,7 +540,9 @@ class LlamaCpp(Engine):
         """Upstream: `process_single_task`."""
         server = self._server
         if task.kind == "cancel":
-            self._process_cancel(task)
+            for each in server.slots:
+                if each.task is not None and each.task.id == task.target:
+                    server.finish(each, CANCELLED, CANCELLED, "the client went away")
             return
         if task.kind == "set-lora":
             set_lora(server, task)
@@ -562,11 +560,6 @@ class LlamaCpp(Engine):
             return
         self._launch(task, slot, SlotState.STARTED)
         save_idle_slots(server)
-
-    def _process_cancel(self, task: Task) -> None:
-        for slot in self._server.slots:
-            if slot.task is not None and slot.task.id == task.target:
-                self._server.finish(slot, CANCELLED, CANCELLED, "the client went away")
 
     def _process_action(self, task: Task) -> None:
         server = self._server

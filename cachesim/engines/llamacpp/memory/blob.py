@@ -358,21 +358,17 @@ def _fields(source: _Source) -> Iterator[Field]:
                 size, count = source.numbers("II")
                 yield Header(source.numbers(f"{count}q"), size)
             case b"C":
-                yield _cell_list(source)
+                ext, count = source.numbers("II")
+                positions = source.array("<i8", count).astype(np.int64)
+                ends = np.cumsum(source.array("<u4", count)).tolist()
+                flat = source.array("<i4", ends[-1] if ends else 0).tolist()
+                ids = tuple(tuple(flat[a:b]) for a, b in zip([0, *ends], ends, strict=False))
+                yield CellList.of(positions, ids, ext)
             case b"R":
                 yield _row_block(source)
             case _:
                 msg = f"the saved state is damaged: {kind!r} is no kind of field"
                 raise BlobError(msg)
-
-
-def _cell_list(source: _Source) -> CellList:
-    ext, count = source.numbers("II")
-    positions = source.array("<i8", count).astype(np.int64)
-    ends = np.cumsum(source.array("<u4", count)).tolist()
-    flat = source.array("<i4", ends[-1] if ends else 0).tolist()
-    ids = tuple(tuple(flat[a:b]) for a, b in zip([0, *ends], ends, strict=False))
-    return CellList.of(positions, ids, ext)
 
 
 def _row_block(source: _Source) -> RowBlock:

@@ -701,17 +701,13 @@ def prepare(streams: Streams, ubatches: list[Ubatch]) -> list[SlotInfo] | None:
         saved.append(_Saved(slot, tuple(streams.heads), tuple(kept)))
         apply_ubatch(streams, slot, ubatch)
     for step in reversed(saved):
-        _put_back(streams, step)
+        slot = step.slot
+        for stream, found, content in zip(slot.streams, slot.cells, step.contents, strict=True):
+            cells, filled = streams.cells[stream], np.asarray(found)
+            cells.wipe(filled[cells.pos[filled] != EMPTY])  # a later purge may have emptied some
+            cells.give(*content)
+        _put_back_heads(streams, slot, step.heads)
     return slots if len(slots) == len(ubatches) else None
-
-
-def _put_back(streams: Streams, step: _Saved) -> None:
-    slot = step.slot
-    for stream, found, content in zip(slot.streams, slot.cells, step.contents, strict=True):
-        cells, filled = streams.cells[stream], np.asarray(found)
-        cells.wipe(filled[cells.pos[filled] != EMPTY])  # a later purge may have emptied some
-        cells.give(*content)
-    _put_back_heads(streams, slot, step.heads)
 
 
 def _put_back_heads(streams: Streams, slot: SlotInfo, heads: tuple[int, ...]) -> None:

@@ -221,18 +221,14 @@ class HybridMemory:
         try:
             self.recurrent.state_read(reader, seq, partial=partial)
         except BlobError:
-            if not partial and isinstance(self.attention, AttentionCache):
-                self._undo_attention(self.attention, seq)
+            undoes = self.rules.undoes_hybrid_restore and not partial
+            if undoes and isinstance(self.attention, AttentionCache):
+                if seq == -1:
+                    self.attention.clear(data=True)
+                else:
+                    self.attention.zero_rows(seq)
+                    self.attention.seq_rm(seq, *normalised(0, MAX))
             raise
-
-    def _undo_attention(self, attention: AttentionCache, seq: int) -> None:
-        if not self.rules.undoes_hybrid_restore:
-            return
-        if seq == -1:
-            attention.clear(data=True)
-            return
-        attention.zero_rows(seq)
-        attention.seq_rm(seq, *normalised(0, MAX))
 
     def check_integrity(self) -> None:
         self.attention.check_integrity()
