@@ -16,7 +16,7 @@ from itertools import pairwise
 from types import MappingProxyType
 from typing import Any, Final, Literal, Protocol, TypeAlias
 
-from cachesim.engines.family import Family, Patch, Profile, family_of
+from cachesim.engines.family import Family, Profile, family_of
 from cachesim.errors import InputError
 from cachesim.model.arithmetic import ArithmeticName
 from cachesim.play.runner import run
@@ -172,7 +172,9 @@ def turns(
     for one, other in pairwise(known):
         if one.is_like(other):
             continue
-        landed = _landed_between(family, one.played.profile, other.played.profile)
+        names = family.names()
+        between = names[names.index(one.played.profile) + 1 : names.index(other.played.profile) + 1]
+        landed = [each for each in family.patches if each.landed in between]
         tried = [_patch_of(each.name, one, other, best, play) for each in landed]
         tried += _default_of(family, one, other, best, play)
         yield TurningPoint(
@@ -183,13 +185,6 @@ def turns(
             causes=tuple(each for each in tried if each.laid or each.taken_back),
             landed=tuple(each.name for each in landed),
         )
-
-
-def _landed_between(family: Family[Any, Any], before: str, after: str) -> list[Patch[Any]]:
-    """Merged changes of the newer release that the older one lacks."""
-    names = family.names()
-    between = names[names.index(before) + 1 : names.index(after) + 1]
-    return [each for each in family.patches if each.landed in between]
 
 
 def _patch_of(

@@ -161,11 +161,16 @@ class Session(Loop):
     def _create(self) -> Engine:
         models: dict[str, Network] = {**self.networks, **self.traces}
         try:
+            options = dict(self.scenario.engine.options)  # with those that the scenario implies
+            if self._chats and self._renders:
+                options.setdefault("chat_template", self.scenario.chat.template)
+            if not self.reads_state and self.family.records_provenance:
+                options[self.family.records_provenance] = False
             return Engine.create(
                 self.profile,
                 model=models.pop(""),
                 models=models,
-                options=self._options(),
+                options=options,
                 store=SlotFiles(),
                 family=self.family,
             )
@@ -174,18 +179,6 @@ class Session(Loop):
             raise ScenarioError(str(problem)) from None
         except UpstreamAbort as abort:
             raise NotStartedError(abort) from None
-
-    def _options(self) -> dict[str, Any]:
-        """The scenario's options with those that it implies.
-
-        A server that renders messages itself gets the template.
-        """
-        options = dict(self.scenario.engine.options)
-        if self._chats and self._renders:
-            options.setdefault("chat_template", self.scenario.chat.template)
-        if not self.reads_state and self.family.records_provenance:
-            options[self.family.records_provenance] = False
-        return options
 
     def run(self) -> Iterator[Record]:
         """Play every step in order, each after the server has become idle."""
@@ -254,9 +247,20 @@ class Session(Loop):
         if step.do == "complete":
             self._submit(record, group)
         elif step.do == "cancel":
-            self._cancel(record, group)
+            earlier = [each for each in group[: group.index(record)] if each.ticket is not None]
+            wanted = record.step.of or earlier[-1].name
+            ticket = next(each.ticket for each in earlier if each.name == wanted)
+            if ticket is not None:
+                self.engine.cancel(ticket)
+                self.cancelled.add(ticket)
         elif step.do == "set-lora":
-            self._set_lora(record)
+            if not isinstance(self.engine, Adapting):
+                text = f"{self.profile.engine} has no adapters"
+                raise ScenarioError(str(Problem(("step", record.index, "do"), text)))
+            try:
+                record.ticket = self.engine.set_lora(record.step.options.get("lora", ()))
+            except InputError as error:
+                raise ScenarioError(str(Problem(("step", record.index), str(error)))) from None
         elif step.do in {"restart", "sleep"}:
             self._begin_anew(record)
         else:
@@ -299,7 +303,9 @@ class Session(Loop):
             prompt=prompt,
             predict=predict,
             reply=reply,
-            drafts=self._drafts(step),
+            drafts=None
+            if step.drafts is None
+            else tuple(self.vocabulary.tokens(each) for each in step.drafts),
             slot=step.slot,
             cache_prompt=step.cache_prompt,
             completions=step.completions,
@@ -312,28 +318,6 @@ class Session(Loop):
     @property
     def _renders(self) -> bool:
         return self.family.renders_chats
-
-    def _drafts(self, step: Step) -> tuple[Tokens, ...] | None:
-        if step.drafts is None:
-            return None
-        return tuple(self.vocabulary.tokens(each) for each in step.drafts)
-
-    def _cancel(self, record: Record, group: Sequence[Record]) -> None:
-        earlier = [each for each in group[: group.index(record)] if each.ticket is not None]
-        wanted = record.step.of or earlier[-1].name
-        ticket = next(each.ticket for each in earlier if each.name == wanted)
-        if ticket is not None:
-            self.engine.cancel(ticket)
-            self.cancelled.add(ticket)
-
-    def _set_lora(self, record: Record) -> None:
-        if not isinstance(self.engine, Adapting):
-            text = f"{self.profile.engine} has no adapters"
-            raise ScenarioError(str(Problem(("step", record.index, "do"), text)))
-        try:
-            record.ticket = self.engine.set_lora(record.step.options.get("lora", ()))
-        except InputError as error:
-            raise ScenarioError(str(Problem(("step", record.index), str(error)))) from None
 
     def _begin_anew(self, record: Record) -> None:
         engine, do = self.engine, record.step.do

@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from cachesim.engines.base import NO_ANSWER
-from cachesim.engines.events import Event
 from cachesim.model.recall import show_word
 from cachesim.play.result import Account, Culprit, Fact, Fate, Finding, Run, Step
 from cachesim.play.session import (
@@ -387,10 +386,26 @@ def _finding(step: Step, facts: Sequence[Fact], past: Past) -> Finding:
         at = next((i for i, each in enumerate(step.events) if each.name() in BROUGHT), None)
         where = (index, len(step.events) - 1 if at is None else at)
     elif fate == "lost":
-        where = _consumer(facts, past) or (index, max(0, _first_loss(step.events)))
+        first = next((i for i, each in enumerate(step.events) if each.loudness() == "loss"), 0)
+        where = _consumer(facts, past) or (index, first)
     else:
         where = (index, len(step.events) - 1)
-    return Finding(fate=fate, title=_title(step, fate, facts), step=where[0], event=where[1])
+    ideal = 0 if step.explanation is None else step.explanation.ideal
+    title = TITLES[fate].format(
+        name=step.name,
+        error=step.error,
+        message=step.message,
+        do=step.do,
+        cached=step.cached,
+        prompt_tokens=step.prompt_tokens,
+        ideal=ideal,
+        right=_right(step),
+    )
+    if fate == "wrong":
+        for each in facts:
+            if each.word in {"wrong", "leak"}:
+                title += f" {each.sentence[:1].upper()}{each.sentence[1:]}."
+    return Finding(fate=fate, title=title, step=where[0], event=where[1])
 
 
 def _index(step: Step, *names: str) -> int | None:
@@ -404,10 +419,6 @@ def _consumer(facts: Sequence[Fact], past: Past) -> tuple[int, int] | None:
     found = [i for i, each in enumerate(past.steps) if each.name == fact.fields["step"]]
     at = _index(past.steps[found[-1]], "cache-entry-loaded") if found else None
     return None if at is None else (found[-1], at)
-
-
-def _first_loss(events: Sequence[Event]) -> int:
-    return next((i for i, each in enumerate(events) if each.loudness() == "loss"), -1)
 
 
 TITLES: Final[Mapping[Fate, str]] = {
@@ -425,25 +436,6 @@ TITLES: Final[Mapping[Fate, str]] = {
     ),
     "right": "Step {name}: {right}.",
 }
-
-
-def _title(step: Step, fate: Fate, facts: Sequence[Fact]) -> str:
-    ideal = 0 if step.explanation is None else step.explanation.ideal
-    title = TITLES[fate].format(
-        name=step.name,
-        error=step.error,
-        message=step.message,
-        do=step.do,
-        cached=step.cached,
-        prompt_tokens=step.prompt_tokens,
-        ideal=ideal,
-        right=_right(step),
-    )
-    if fate == "wrong":
-        for each in facts:
-            if each.word in {"wrong", "leak"}:
-                title += f" {each.sentence[:1].upper()}{each.sentence[1:]}."
-    return title
 
 
 def _right(step: Step) -> str:
