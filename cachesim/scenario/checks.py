@@ -150,21 +150,6 @@ def _problems(error: BaseException, path: Place) -> Iterator[Problem]:
         yield Problem(path, str(error))
 
 
-def _without(mapping: Mapping[str, Any], problems: list[Problem]) -> dict[str, Any]:
-    """The content without its wrong values, where they can be removed."""
-    content: Any = deepcopy(dict(mapping))
-    for problem in problems:
-        *way, last = removable(problem.path)
-        table = content
-        for part in way:
-            table = table[part]
-        if isinstance(last, int):
-            table[last] = {}
-        else:
-            table.pop(last, None)
-    return content  # type: ignore[no-any-return]
-
-
 def removable(path: Place) -> Place:
     """The value whose removal corrects the problem: in a list of values the whole list."""
     path = path or ("",)
@@ -205,7 +190,17 @@ def read(mapping: Mapping[str, Any]) -> tuple[Scenario | None, list[Problem]]:
     except ClassValidationError as error:
         problems = list(_problems(error, ()))
     try:
-        return CONVERTER.structure(_without(mapping, problems), Scenario), problems
+        content: Any = deepcopy(dict(mapping))
+        for problem in problems:
+            *way, last = removable(problem.path)
+            table = content
+            for part in way:
+                table = table[part]
+            if isinstance(last, int):
+                table[last] = {}
+            else:
+                table.pop(last, None)
+        return CONVERTER.structure(content, Scenario), problems
     except (ClassValidationError, Wrong, LookupError, TypeError):
         return None, problems
 
@@ -369,24 +364,26 @@ def capped(problems: Sequence[str]) -> list[str]:
 
 def check(scenario: Scenario) -> Iterator[Problem]:
     """Problems between the parts of a scenario."""
-    yield from _top(scenario)
-    for name, model in scenario.networks.items():
-        yield from _model(scenario, model, ("models", name) if name else ("model",))
-    yield from _models(scenario)
-    yield from _engine(scenario)
-    yield from _images(scenario)
-    yield from _steps(scenario)
-    yield from _sizes(scenario)
-    yield from promises(scenario)
-
-
-def _top(scenario: Scenario) -> Iterator[Problem]:
     if scenario.format == 0:
         yield Problem(("format",), "missing; write format = 1")
     if not scenario.name:
         yield Problem(("name",), "missing; a scenario needs a name")
     if not scenario.step:
         yield Problem(("step",), "missing; a scenario needs at least one [[step]]")
+    for name, model in scenario.networks.items():
+        yield from _model(scenario, model, ("models", name) if name else ("model",))
+    yield from _models(scenario)
+    yield from _engine(scenario)
+    for index, name in enumerate(scenario.images):
+        if not isinstance(scenario.spans.get(name), int):
+            text = f"{short(name)} is no drawn span; write its number of tokens under [spans]"
+            yield Problem(("images", index), text)
+    family = FAMILIES.get(scenario.engine.name)
+    if scenario.images and family is not None and not family.takes_images:
+        yield Problem(("images",), f"have no place here: {family.name} takes text alone")
+    yield from _steps(scenario)
+    yield from _sizes(scenario)
+    yield from promises(scenario)
 
 
 def _model(scenario: Scenario, model: Model, path: Place) -> Iterator[Problem]:
@@ -507,9 +504,20 @@ def _steps(scenario: Scenario) -> Iterator[Problem]:
             known = tuple(scenario.models)
             hint = nearest(step.model, known) or f"; there are {', '.join(known) or 'none'}"
             yield Problem((*path, "model"), f"there is no model {short(step.model)}{hint}")
-        yield from _action(step, path)
+        if step.do == "complete" and step.prompt is None and not step.messages:
+            yield Problem(path, "needs a prompt or messages")
+        if step.prompt is not None and step.messages:
+            yield Problem((*path, "messages"), "have no place beside a prompt; keep one of the two")
+        for key in NEEDS[step.do]:
+            if getattr(step, key) is None:
+                yield Problem((*path, key), f"missing; {step.do} needs it")
+        for key, actions in ONLY_FOR.items():
+            if step.do not in actions and getattr(step, key) not in (None, "", (), {}):
+                yield Problem((*path, key), f"has no meaning for do = {step.do!r}")
         yield from _endpoint(step, path)
-        yield from _turns(step, path)
+        for number, turn in enumerate(step.messages):
+            if not turn.role:
+                yield Problem((*path, "messages", number, "role"), 'missing; write role = "user"')
         options = scenario.engine.options
         if scenario.step[index].drafts and all(
             options.get(key, "none") == "none" for key in COMPANIONS
@@ -521,17 +529,6 @@ def _steps(scenario: Scenario) -> Iterator[Problem]:
         yield from _pictures(scenario, index)
 
 
-def _images(scenario: Scenario) -> Iterator[Problem]:
-    """Images are drawn spans, for an engine with a key for them."""
-    for index, name in enumerate(scenario.images):
-        if not isinstance(scenario.spans.get(name), int):
-            text = f"{short(name)} is no drawn span; write its number of tokens under [spans]"
-            yield Problem(("images", index), text)
-    family = FAMILIES.get(scenario.engine.name)
-    if scenario.images and family is not None and not family.takes_images:
-        yield Problem(("images",), f"have no place here: {family.name} takes text alone")
-
-
 def _pictures(scenario: Scenario, index: int) -> Iterator[Problem]:
     """An image is sent whole, and in a prompt."""
     for key, words in pieces(scenario.step[index]).items():
@@ -540,12 +537,6 @@ def _pictures(scenario: Scenario, index: int) -> Iterator[Problem]:
             if name in scenario.images and (key != "prompt" or piece != slice(None)):
                 text = f"{word!r} is an image; write all of it, in a prompt"
                 yield Problem(("step", index, key), text)
-
-
-def _turns(step: Step, path: Place) -> Iterator[Problem]:
-    for number, turn in enumerate(step.messages):
-        if not turn.role:
-            yield Problem((*path, "messages", number, "role"), 'missing; write role = "user"')
 
 
 def _pieces(step: Step, path: Place, lengths: Mapping[str, int]) -> Iterator[Problem]:
@@ -559,19 +550,6 @@ def _pieces(step: Step, path: Place, lengths: Mapping[str, int]) -> Iterator[Pro
             elif max(start, end or 0) > lengths.get(name, max(start, end or 0)):
                 text = f"{word!r} reaches beyond the {lengths[name]} tokens of {name!r}"
                 yield Problem((*path, key), text)
-
-
-def _action(step: Step, path: Place) -> Iterator[Problem]:
-    if step.do == "complete" and step.prompt is None and not step.messages:
-        yield Problem(path, "needs a prompt or messages")
-    if step.prompt is not None and step.messages:
-        yield Problem((*path, "messages"), "have no place beside a prompt; keep one of the two")
-    for key in NEEDS[step.do]:
-        if getattr(step, key) is None:
-            yield Problem((*path, key), f"missing; {step.do} needs it")
-    for key, actions in ONLY_FOR.items():
-        if step.do not in actions and getattr(step, key) not in (None, "", (), {}):
-            yield Problem((*path, key), f"has no meaning for do = {step.do!r}")
 
 
 def _endpoint(step: Step, path: Place) -> Iterator[Problem]:

@@ -4,14 +4,14 @@ import json
 import re
 import tomllib
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
 from typing import IO, Any, Final
 
 from cachesim.errors import ScenarioError
 from cachesim.scenario import limits
-from cachesim.scenario.checks import Problem, capped, checked
+from cachesim.scenario.checks import capped, checked
 from cachesim.scenario.format import Scenario, key_of
 from cachesim.scenario.readers import Place
 from cachesim.typed import Json
@@ -42,16 +42,15 @@ def loads(data: bytes, *, name: str) -> Scenario:
         lines = (f"{name}: {problem}" for problem in error.problems)
         raise ScenarioError(*lines) from None
     if problems or scenario is None:
-        raise ScenarioError(*_located(problems, text, name))
+        starts = {} if is_json(text) else lines_of(text)
+        placed = [(line_of(each.path, starts), str(each)) for each in problems]
+        placed.sort(key=lambda each: each[0] or 0)
+        said = [problem if line is None else f"{line}: {problem}" for line, problem in placed]
+        places = (
+            f"{name}:{each}" if each[0].isdigit() else f"{name}: {each}" for each in capped(said)
+        )
+        raise ScenarioError(*places)
     return scenario
-
-
-def _located(problems: Sequence[Problem], text: str, name: str) -> list[str]:
-    lines = {} if is_json(text) else lines_of(text)
-    placed = [(line_of(each.path, lines), str(each)) for each in problems]
-    placed.sort(key=lambda each: each[0] or 0)
-    shown = capped([problem if line is None else f"{line}: {problem}" for line, problem in placed])
-    return [f"{name}:{each}" if each[0].isdigit() else f"{name}: {each}" for each in shown]
 
 
 def is_json(text: str) -> bool:

@@ -95,14 +95,11 @@ def sources(name: str) -> list[Source]:
     stem = path.name.removesuffix(".toml")
     if stem in by_name and len(path.parts) == 1:
         return [Source(stem, by_name[stem])]
-    raise ScenarioError(_not_found(name, by_name))
-
-
-def _not_found(name: str, known: Iterable[str]) -> str:
     import difflib
 
-    known = list(known)
+    known = list(by_name)
     near = difflib.get_close_matches(Path(name).stem, known, n=3, cutoff=0.4)
     near += [each for each in known if name.lower() in each.lower() and each not in near][:3]
     hint = f"did you mean {', '.join(near)}?" if near else "`cachesim list` names those shipped"
-    return f"{name}: there is no such file, folder or shipped scenario; {hint}"
+    msg = f"{name}: there is no such file, folder or shipped scenario; {hint}"
+    raise ScenarioError(msg)
