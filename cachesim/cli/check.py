@@ -27,10 +27,9 @@ from cachesim.errors import InputError
 from cachesim.files import Output, free_name
 from cachesim.lab.real.hunt.loop import Findings, ProvenFinding
 from cachesim.lab.real.hunt.loop import hunt as hunt_by
-from cachesim.lab.real.hunt.proof import proof_command, proof_of, prover_of
+from cachesim.lab.real.hunt.proof import ProofResult, proof_command, proof_of, prover_of
 from cachesim.lab.real.hunt.report import write
 from cachesim.lab.real.playing import comparing
-from cachesim.lab.real.proving import ProofResult
 from cachesim.model.arithmetic import ArithmeticName
 from cachesim.model.presets import ALL_PRESETS, PRESETS, RECALL
 from cachesim.report.consoles import results, show

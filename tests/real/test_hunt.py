@@ -18,13 +18,18 @@ from cachesim.lab.real.agreement import Difference
 from cachesim.lab.real.hunt import loop as room
 from cachesim.lab.real.hunt import proof
 from cachesim.lab.real.hunt.loop import Findings, ProvenFinding, hunt, targets, unmasked
+from cachesim.lab.real.hunt.proof import ProofResult, by_metadata
 from cachesim.lab.real.hunt.report import commands, write
 from cachesim.lab.real.llama_cpp.calls import call_for
-from cachesim.lab.real.llama_cpp.prover import PROVER, on_the_wheel
-from cachesim.lab.real.llama_cpp.scenarios import Proof, alone_of, divergence_of
+from cachesim.lab.real.llama_cpp.scenarios import (
+    PROVER,
+    Proof,
+    alone_of,
+    divergence_of,
+    on_the_wheel,
+)
 from cachesim.lab.real.llama_cpp.workload import Outcome
 from cachesim.lab.real.playing import StepPlayed
-from cachesim.lab.real.proving import ProofResult, by_metadata
 from cachesim.scenario.files import load
 from cachesim.scenario.format import FORMAT, Model, Scenario, Server, Step
 from cachesim.scenario.labels import CONFIRMED, DERIVED, SOURCE

@@ -15,8 +15,8 @@ from cachesim.engines import Profile
 from cachesim.engines.family import ACTS, FAMILIES, Scope, family_of
 from cachesim.errors import InputError
 from cachesim.lab.real.hunt import proof
-from cachesim.lab.real.mlx_lm.prover import PROVER
-from cachesim.lab.real.proving import ProofResult
+from cachesim.lab.real.hunt.proof import ProofResult
+from cachesim.lab.real.mlx_lm.scenarios import PROVER
 from cachesim.model.presets import PRESETS
 from cachesim.scenario.format import Step
 from cachesim.scenario.labels import CONFIRMED, SOURCE

@@ -1,27 +1,99 @@
 """Proof of a finding on the real engine, for each engine that has one."""
 
 import shlex
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from cachesim.engines.family import FAMILIES, Profile
-from cachesim.lab.real.proving import ProofResult, Prove, Prover, always
+from cachesim.errors import InputError
+from cachesim.lab.real.agreement import Difference
+from cachesim.lab.real.playing import StepPlayed
 from cachesim.scenario.checks import full_profile
-from cachesim.scenario.format import Scenario
-from cachesim.scenario.labels import SOURCE
+from cachesim.scenario.format import Scenario, Step
+from cachesim.scenario.labels import CONFIRMED, DERIVED, SOURCE, Evidence
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # a command that prints the line of a proof searches for nothing
     from cachesim.testing.search import Counterexample
 
-PROVERS: Final = {
-    "llama.cpp": "llama_cpp",
-    "mlx-lm": "mlx_lm",
-    "llama-cpp-python": "llama_cpp_python",
-}
-"""Engine that answers on this machine -> package of its prover."""
 
-BY_METADATA: Final = ("vllm", "sglang")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProofResult:
+    """The result of a proof: confirmed or not, and the real engine's answer."""
+
+    confirmed: bool
+    seen: str
+    label: Evidence = CONFIRMED  # of a confirmed finding
+
+    @property
+    def evidence(self) -> Evidence:
+        """The label of the finding."""
+        return self.label if self.confirmed else SOURCE
+
+
+Prove: TypeAlias = "Callable[[Counterexample, Profile], ProofResult]"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prover:
+    """The proof of an engine's findings."""
+
+    where: str
+    models: tuple[str, ...]  # that the real engine loads
+    kinds: tuple[str, ...]  # incidents that can be played there
+    fits: Callable[[Scenario], bool]  # whether a workload can be
+    prove: Prove
+    shows: Callable[[Step], bool]  # whether the answer to a step can be held against a cold one
+    ready: Callable[[str], object]  # set the release's environment up
+    chats: bool = True  # whether requests may be chats
+    sizes: tuple[tuple[int, int], ...] = ((8, 80), (8, 80), (16, 80))
+    """In turn: the window of models that have one, small, so that short prompts cross it, and the
+    longest prompt. Where ten short ones show a defect that needs long ones seldom, ten are drawn.
+    """
+
+
+def by_metadata(
+    play: Callable[[Scenario, str], Sequence[StepPlayed]],
+    differs_in: Callable[[Scenario, str], Difference | None],
+) -> Prove:
+    """Proof by a release's scheduler and its model runner's metadata; no kernel runs."""
+
+    def prove(found: "Counterexample", profile: Profile) -> ProofResult:
+        seen = found.finding.detail
+        try:
+            played = play(found.scenario, profile.release)
+            differing = next((each for each in played if not each.agrees), None)
+            if differing is not None:
+                seen = f"{differing.name}: {differing.real}, simulated {differing.simulated}"
+                return ProofResult(confirmed=False, seen=seen)
+            if played[min(found.finding.step, len(played) - 1)].confirmed:
+                return ProofResult(confirmed=True, seen=seen)
+            difference = differs_in(found.scenario, profile.release)
+        except InputError:  # a workload that they are not given
+            return ProofResult(confirmed=True, label=SOURCE, seen=seen)
+        if difference is not None:
+            seen = f"step {difference.step} of the model runner differs from the simulated one"
+            return ProofResult(confirmed=False, seen=seen)
+        return ProofResult(confirmed=True, label=DERIVED, seen=seen)
+
+    return prove
+
+
+def always(_: object) -> bool:
+    """True: any workload, or any step."""
+    return True
+
+
+PROVERS: Final = {
+    "llama.cpp": "llama_cpp.scenarios",
+    "mlx-lm": "mlx_lm.scenarios",
+    "llama-cpp-python": "llama_cpp_python.compare",
+}
+"""Engine that answers on this machine -> module of its prover."""
+
+BY_METADATA: Final = {"vllm": "vllm.steps", "sglang": "sglang.rows"}
 """Engines without a model on this machine: proof by their scheduler and model runner."""
 
 
@@ -29,7 +101,7 @@ def real_prover(engine: str) -> Prover | None:
     """The prover of an engine that answers on this machine; imported here, as it is heavy."""
     if engine not in PROVERS:
         return None
-    prover: Prover = import_module(f"cachesim.lab.real.{PROVERS[engine]}.prover").PROVER
+    prover: Prover = import_module(f"cachesim.lab.real.{PROVERS[engine]}").PROVER
     return prover
 
 
@@ -62,7 +134,7 @@ def prover_of(profile: Profile, models: tuple[str, ...]) -> Prover:
         return found
     prove: Prove = _simulated
     if profile.engine in BY_METADATA and profile.release in FAMILIES[profile.engine].real():
-        prove = import_module(f"cachesim.lab.real.{profile.engine}.prover").PROVE
+        prove = import_module(f"cachesim.lab.real.{BY_METADATA[profile.engine]}").PROVE
     return Prover(
         where="the simulator",
         models=models,

@@ -3,22 +3,37 @@
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import MappingProxyType
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from cachesim.engines.base import NO_ANSWER
 from cachesim.engines.chat import VOCABULARY
+from cachesim.engines.family import Profile
 from cachesim.engines.llamacpp.server_context import as_field
-from cachesim.errors import InputError, ScenarioError
+from cachesim.errors import CachesimError, InputError, ScenarioError
 from cachesim.lab.real.environment import EnvironmentUnavailableError
+from cachesim.lab.real.hunt.proof import ProofResult, Prover
 from cachesim.lab.real.llama_cpp.calls import NotStartedError
-from cachesim.lab.real.llama_cpp.flags import adapter_file, adapter_names, model_file
+from cachesim.lab.real.llama_cpp.flags import (
+    PRESETS,
+    adapter_file,
+    adapter_names,
+    drafting,
+    model_file,
+)
 from cachesim.lab.real.llama_cpp.gguf import write_adapter, write_model
-from cachesim.lab.real.llama_cpp.server import FIRST, SECONDS_FOR_ONE_CALL, RealServer, play_on
+from cachesim.lab.real.llama_cpp.server import (
+    FIRST,
+    SECONDS_FOR_ONE_CALL,
+    RealServer,
+    environment_for,
+    play_on,
+)
 from cachesim.lab.real.llama_cpp.simulated import SimulatedServer, observed
-from cachesim.lab.real.llama_cpp.workload import CRASH, SILENT, Outcome, Release, grouped
+from cachesim.lab.real.llama_cpp.workload import CRASH, SILENT, Outcome, Release, grouped, hurdle
 from cachesim.lab.real.playing import StepPlayed, in_words
 from cachesim.model.presets import preset
 from cachesim.play.bisect import Play, Played, StepResult
@@ -30,6 +45,9 @@ from cachesim.scenario.labels import CONFIRMED
 from cachesim.units import Tokens
 from cachesim.verify.oracle import Oracle
 from cachesim.verify.verdict import Answer, judge
+
+if TYPE_CHECKING:
+    from cachesim.testing.search import Counterexample
 
 EXACT: Final[Mapping[str, Any]] = {
     "flash_attn": False,
@@ -346,3 +364,57 @@ def _seen(played: StepPlayed) -> StepResult:
         error=real.error,
         evidence=CONFIRMED,
     )
+
+
+BATCH: Final = 2048
+"""Tokens that a server reads before it looks for further requests, by default."""
+
+PATIENCE: Final = 10.0
+"""Seconds after which a toy model's server is asked no more."""
+
+
+def on_the_wheel(scenario: Scenario) -> bool:
+    """True if the real llama-server can play a workload, and no clock decides how it ends."""
+    steps = scenario.step
+    if drafting(scenario.engine.options):
+        return False  # drafts are the companion's own there
+    if any(hurdle(scenario, number) for number in range(len(steps))):
+        return False
+    return all(
+        step.turns == 1
+        and "batch_size" not in scenario.engine.options
+        and len(before.prompt or ()) > BATCH
+        for before, step in pairwise(steps)
+        if step.turns
+    )
+
+
+def _proven_on_the_wheel(found: "Counterexample", profile: Profile) -> ProofResult:
+    try:
+        played = play_scenario(found.scenario, profile.release, patience=PATIENCE)
+    except CachesimError as error:
+        return ProofResult(confirmed=False, seen=str(error))
+    at = played[min(found.finding.step, len(played) - 1)]
+    if at.real.error in ENDED:
+        same = found.finding.kind == "crash" and at.agrees
+        return ProofResult(confirmed=same, seen=f"{at.name}: {at.real.error}")
+    differing = next((each for each in played if not each.agrees), None)
+    if differing is not None:
+        theirs, ours = differing.real.as_dict(), differing.simulated.as_dict()
+        return ProofResult(confirmed=False, seen=f"{differing.name}: {theirs}, simulated {ours}")
+    if found.finding.kind == "crash" or at.proof is None:
+        return ProofResult(confirmed=False, seen=f"{at.name}: {at.real.error or 'answered'}")
+    seen = f"{at.name}: {at.real.cached} cached, {at.proof}, noise {at.proof.noise:.0g}"
+    return ProofResult(confirmed=at.proof.wrong, seen=seen)
+
+
+PROVER: Final = Prover(
+    where="the wheel",
+    models=tuple(each for each in PRESETS if each != "hybrid-mtp"),
+    kinds=("slot file", "trips", "trips"),
+    chats=False,  # the server renders them itself, and keeps its slot to itself
+    fits=on_the_wheel,
+    shows=lambda step: not step.messages,  # a chat's reply comes without probabilities
+    prove=_proven_on_the_wheel,
+    ready=lambda release: environment_for(release).ready(),
+)

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
 import numpy as np
 
@@ -15,8 +15,10 @@ from cachesim.engines.llama_cpp_python.options import Options
 from cachesim.engines.llama_cpp_python.server import LlamaCppPython
 from cachesim.engines.llama_cpp_python.states import DiskCache
 from cachesim.engines.option import options_of
+from cachesim.errors import CachesimError
 from cachesim.lab.real.agreement import Difference, first_difference
 from cachesim.lab.real.environment import Environment, package_of
+from cachesim.lab.real.hunt.proof import ProofResult, Prover, always
 from cachesim.lab.real.llama_cpp.chats import text_of
 from cachesim.lab.real.llama_cpp.gguf import write_model
 from cachesim.lab.real.llama_cpp.logits import as_ggml_computes
@@ -33,6 +35,9 @@ from cachesim.testing.workloads import Seeded, Shape, draw_workload
 from cachesim.typed import Json, of_kind
 from cachesim.units import Array
 from cachesim.verify.oracle import Oracle
+
+if TYPE_CHECKING:
+    from cachesim.testing.search import Counterexample
 
 WORKER: Final = "cachesim.lab.real.llama_cpp_python.worker"
 TOLERANCES: Final = {"f32": 2e-2, "f16": 0.1}
@@ -300,3 +305,33 @@ def play_scenario(
     """Play a scenario on both, each answer beside one of a fresh real instance."""
     with RealInstances(release) as real:
         return real.play(scenario, proves=proves)
+
+
+def _of_an_instance(scenario: Scenario) -> bool:
+    return all(step.do in {"complete", *ACTIONS} and not step.turns for step in scenario.step)
+
+
+def _proven_on_an_instance(found: "Counterexample", profile: Profile) -> ProofResult:
+    """Play it on the real `Llama`, and hold its logits against those of a fresh instance."""
+    try:
+        played = play_scenario(found.scenario, profile.release)
+    except CachesimError as error:
+        return ProofResult(confirmed=False, seen=str(error))
+    differing = next((each for each in played if not each.agrees), None)
+    if differing is not None:
+        seen = f"{differing.name}: {differing.real}, simulated {differing.simulated}"
+        return ProofResult(confirmed=False, seen=seen)
+    at = played[min(found.finding.step, len(played) - 1)]
+    cached, answer, *_ = at.cells
+    return ProofResult(confirmed=bool(at.confirmed), seen=f"{at.name}: {cached} cached, {answer}")
+
+
+PROVER: Final = Prover(
+    where="the real package",
+    models=DRAWN,
+    kinds=("restart",),
+    fits=_of_an_instance,
+    prove=_proven_on_an_instance,
+    shows=always,
+    ready=lambda release: environment_for(release).ready(),
+)

@@ -6,7 +6,7 @@ is a tiny one of the class that the scenario names, and says what the simulator 
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import numpy as np
 
@@ -14,8 +14,10 @@ from cachesim.engines.chat import VOCABULARY, ByteTokenizer
 from cachesim.engines.family import Profile
 from cachesim.engines.mlx_lm.families import family_of
 from cachesim.engines.mlx_lm.family import FAMILY
-from cachesim.errors import ScenarioError
+from cachesim.errors import CachesimError, InputError, ScenarioError
+from cachesim.lab.real.hunt.proof import ProofResult, Prover, always
 from cachesim.lab.real.mlx_lm.families import toy_of
+from cachesim.lab.real.mlx_lm.process import environment_for
 from cachesim.lab.real.mlx_lm.server import RealMlxServer
 from cachesim.lab.real.playing import StepPlayed, in_words
 from cachesim.model.spec import ModelSpec
@@ -24,6 +26,9 @@ from cachesim.scenario.checks import spec_of
 from cachesim.scenario.format import Scenario
 from cachesim.units import Token, Tokens
 from cachesim.verify.oracle import Oracle
+
+if TYPE_CHECKING:
+    from cachesim.testing.search import Counterexample
 
 Outcome: TypeAlias = tuple[int | None, str | None, str | None]
 """Cached tokens, the answer, the error."""
@@ -201,3 +206,36 @@ class Words:
         else:
             request["text"] = self.text(step.prompt)
         return request
+
+
+def _on_the_package(scenario: Scenario) -> bool:
+    try:
+        playable_families(scenario)
+    except InputError:
+        return False
+    return True
+
+
+def _proven_on_the_package(found: "Counterexample", profile: Profile) -> ProofResult:
+    """Play it on mlx-lm's own server, and hold its answer against a cold one of the same model."""
+    try:
+        played = play_mlx_scenario(found.scenario, profile.release)
+    except CachesimError as error:
+        return ProofResult(confirmed=False, seen=str(error))
+    at = played[min(found.finding.step, len(played) - 1)]
+    cached, answer, refusal = at.real
+    wrong = answer == "diverged" or (found.finding.kind == "crash" and refusal is not None)
+    seen = f"{at.name}: {refusal or f'{cached} cached, {answer}'}"
+    return ProofResult(confirmed=wrong and at.agrees, seen=seen)
+
+
+PROVER: Final = Prover(
+    where="the real package",
+    models=("swa", "recurrent", "hybrid", "hybrid-delta"),
+    kinds=("long reply",),
+    sizes=((16, 12), (8, 80), (16, 12)),
+    fits=_on_the_package,
+    shows=always,
+    prove=_proven_on_the_package,
+    ready=lambda release: environment_for(release).ready(),
+)

@@ -17,6 +17,7 @@ from cachesim.engines.sglang.rules import Rules
 from cachesim.engines.sglang.runner import Contents, Runner
 from cachesim.errors import ScenarioError
 from cachesim.lab.real.agreement import Agreement, Difference, first_difference
+from cachesim.lab.real.hunt.proof import Prove, by_metadata
 from cachesim.lab.real.playing import watched
 from cachesim.lab.real.schedules import RealScheduler
 from cachesim.lab.real.sglang.playing import Player
@@ -191,3 +192,6 @@ def differs_in(scenario: Scenario, release: str) -> Difference | None:
     with RUNNER.start(release) as real:
         answer = there_is(real.order(workload).get("results"))
     return first_difference(answer["rows"], rows_of(workload, FAMILY.release(release).rules))
+
+
+PROVE: Final[Prove] = by_metadata(SCHEDULER.play_scenario, differs_in)

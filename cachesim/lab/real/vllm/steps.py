@@ -23,6 +23,7 @@ from cachesim.engines.vllm.scan import Source
 from cachesim.errors import UpstreamAbort
 from cachesim.lab.real.agreement import Agreement, Difference, first_difference
 from cachesim.lab.real.environment import Environment
+from cachesim.lab.real.hunt.proof import Prove, by_metadata
 from cachesim.lab.real.playing import watched
 from cachesim.lab.real.schedules import comparable, raised
 from cachesim.lab.real.vllm.models import LONGEST
@@ -296,3 +297,6 @@ def play_steps(workload: Entry, rules: Rules) -> list[Entry]:
 def packages_of(python: Path) -> Path:
     """Folder of an environment's packages."""
     return next(python.parents[1].glob("lib/python*/site-packages"))
+
+
+PROVE: Final[Prove] = by_metadata(SCHEDULER.play_scenario, differs_in)
