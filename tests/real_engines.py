@@ -27,7 +27,6 @@ from cachesim.lab.real.environment import Environment, EnvironmentUnavailableErr
 from cachesim.lab.real.llama_cpp.compare import PlayDrawn, SideBySide, Tally, show_difference
 from cachesim.lab.real.llama_cpp.flags import PRESETS, Abilities
 from cachesim.lab.real.llama_cpp.logits import compare_logits
-from cachesim.lab.real.llama_cpp.routing import play_routed
 from cachesim.lab.real.llama_cpp.server import (
     ROUTERS,
     RealServer,
@@ -66,6 +65,7 @@ from cachesim.lab.real.vllm.scheduler import LOADS as VLLM_LOADS
 from cachesim.lab.real.vllm.scheduler import SCHEDULER as VLLM_SCHEDULER
 from cachesim.lab.real.vllm.steps import KERNELS
 from cachesim.scenario.shipped import load_all
+from tests.real_router import play_routed
 from tests.wrong_answers import (
     FOUR_SLOTS,
     STALE_NEIGHBOUR,

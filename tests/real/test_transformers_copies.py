@@ -14,8 +14,7 @@ import pytest
 from cachesim.errors import OptionError
 from cachesim.lab.real.environment import Environment
 from cachesim.lab.real.transformers.commands import real_transformers
-from cachesim.lab.real.transformers.copies import IMPORTED, Copy
-from cachesim.lab.real.transformers.environments import NEWEST, environment_for
+from cachesim.lab.real.transformers.environments import IMPORTED, NEWEST, Copy, environment_for
 from cachesim.lab.real.transformers.results import Found, is_worse
 from tests.real.test_transformers_scripts import cell
 

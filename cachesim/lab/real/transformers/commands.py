@@ -19,8 +19,7 @@ from cachesim.lab.real.environment import Environment, package_of, versions_of
 from cachesim.lab.real.playing import comparing, console, show_overrides, watched
 from cachesim.lab.real.transformers.batches import compare, overrides
 from cachesim.lab.real.transformers.causes import SHOWN
-from cachesim.lab.real.transformers.copies import Copy
-from cachesim.lab.real.transformers.environments import NEWEST, environment_for
+from cachesim.lab.real.transformers.environments import NEWEST, Copy, environment_for
 from cachesim.lab.real.transformers.layers import compare_layers
 from cachesim.lab.real.transformers.program import Model, program_of
 from cachesim.lab.real.transformers.reports import write_reports

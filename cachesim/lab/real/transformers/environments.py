@@ -1,7 +1,22 @@
-"""Environments of Transformers' releases."""
+"""Environments of Transformers' releases, and of a changed copy of the library.
+
+A copy is played with the packages of a release's environment:
+
+    copy's interpreter: bin/python
+    its site-packages:  transformers -> the copy's package folder
+                        packages.pth -> the site-packages of the release
+
+What lies in an environment's own folder is imported first, so all else is the release's.
+"""
 
 import re
-from typing import Final
+import subprocess
+import venv
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Final, NamedTuple, Self
 
 from cachesim.errors import OptionError
 from cachesim.lab.real.environment import Environment
@@ -32,3 +47,74 @@ def environment_for(release: str, *, serves: bool = False, quantises: bool = Fal
     backends = BACKENDS if quantises else ()
     packages = ("torch==2.13.0", f"transformers{extra}=={release}", *more, *backends)
     return Environment(name=f"{name}-{release}", requirements=packages)
+
+
+PACKAGE: Final = "transformers"
+PLACES: Final = (".", f"src/{PACKAGE}", PACKAGE)
+"""Where the package is: the folder itself, in a checkout, or in a folder of packages."""
+
+IMPORTED: Final = ("__init__.py", "cache_utils.py", "models/auto/modeling_auto.py")
+"""Files without which a folder is no package of the library."""
+
+VERSION: Final = re.compile(r"""^__version__ = ["']([^"']+)["']""", re.MULTILINE)
+
+
+class Copy(NamedTuple):
+    """A package folder of the library, and the version that it states."""
+
+    package: Path
+    version: str
+
+    @classmethod
+    def at(cls, folder: Path) -> Self:
+        """The copy in a folder."""
+        if not folder.is_dir():
+            msg = f"--library {folder} is no folder"
+            raise OptionError(msg)
+        for place in PLACES:
+            package = (folder / place).resolve()
+            if all((package / each).is_file() for each in IMPORTED):
+                text = (package / "__init__.py").read_text(encoding="utf-8", errors="replace")
+                stated = VERSION.search(text)
+                if stated:
+                    return cls(package, stated[1])
+                msg = f"--library {folder}: __init__.py in {package} has no __version__"
+                raise OptionError(msg)
+        msg = (
+            f"--library {folder} holds no package of transformers ({', '.join(IMPORTED)}), nor do "
+            f"{' and '.join(PLACES[1:])} in it; name a checkout of the library, or a copy of the "
+            "package folder of an installed release"
+        )
+        raise OptionError(msg)
+
+    @property
+    def release(self) -> str:
+        """The release with whose packages it is played: its own, or of a branch the newest."""
+        return self.version if RELEASE.fullmatch(self.version) else NEWEST
+
+    @contextmanager
+    def python(self, environment: Environment) -> Iterator[Path]:
+        """An interpreter that imports the copy, and else what the environment has."""
+        with TemporaryDirectory(prefix="cachesim-copy-") as place:
+            venv.create(place, with_pip=False, symlinks=True)
+            [own] = Path(place).glob("lib/python*/site-packages")
+            [theirs] = environment.folder.glob("lib/python*/site-packages")
+            (own / PACKAGE).symlink_to(self.package, target_is_directory=True)
+            (own / "packages.pth").write_text(f"{theirs.resolve()}\n", encoding="utf-8")
+            python = Path(place) / "bin" / "python"
+            command = [
+                str(python),
+                "-W",
+                "ignore",
+                "-c",
+                f"import {PACKAGE}.models.auto.modeling_auto",
+            ]
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            if done.returncode:
+                why = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
+                msg = (
+                    f"--library {self.package} cannot be imported with the packages of "
+                    f"{environment.name}: {why[:300]}; --release names another release's packages"
+                )
+                raise OptionError(msg)
+            yield python
