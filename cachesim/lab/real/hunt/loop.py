@@ -121,7 +121,7 @@ def hunt(
     """Search a release while `going`; findings are proven on its real engine."""
     prover = prover_of(profile, tuple(PRESETS))
     prover.ready(profile.release)
-    playable = [each for each in models or prover.models if _takes(profile, each)]
+    playable = [each for each in models or prover.models if not _refused(profile, each, {})]
     known, findings = known_causes(profile), Findings()
     for target, found in _seen(
         profile, playable, prover, seed=seed, findings=findings, going=going
@@ -161,7 +161,9 @@ def _seen(
         for number, target in enumerate(targets(profile, models)):
             if not going(findings):
                 return
-            if target.seeks in {each.cure for each in findings.proven} - {""} or _refused(target):
+            if target.seeks in {each.cure for each in findings.proven} - {""} or _refused(
+                target.profile, target.model, target.flags
+            ):
                 continue
             windowed = "window" in preset(target.model).layers
             window, longest = prover.sizes[turn % len(prover.sizes)]
@@ -240,20 +242,12 @@ def _shown_by(profile: Profile, candidate: Scenario, target: Profile) -> bool:
     )
 
 
-def _refused(target: Target) -> bool:
+def _refused(profile: Profile, model: str, flags: Mapping[str, Any]) -> bool:
     try:
-        try_flags(target.profile, target.model, target.flags)
+        try_flags(profile, model, flags)
     except InputError:
         return True
     return False
-
-
-def _takes(profile: Profile, model: str) -> bool:
-    try:
-        try_flags(profile, model, {})
-    except InputError:
-        return False
-    return True
 
 
 def known_causes(profile: Profile) -> dict[Cause, str]:

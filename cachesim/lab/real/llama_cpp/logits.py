@@ -107,6 +107,10 @@ def head_guesses(network: FloatNetwork, tokens: Tokens) -> list[int]:
     return guesses
 
 
+LENGTH: Final = 64
+PREDICT: Final = 16
+"""Tokens of a prompt, and of its reply."""
+
 TOP: Final = 8
 """Most likely tokens compared at each step."""
 
@@ -147,10 +151,8 @@ def compare_logits(
     release: Release,
     names: Sequence[str],
     *,
-    prompts: int = 100,
-    length: int = 64,
-    predict: int = 16,
-    seed: int = 0,
+    prompts: int,
+    seed: int,
 ) -> list[Agreement]:
     """Play the same prompts on the real server, twice, and on the network, for each preset."""
     found = []
@@ -160,12 +162,12 @@ def compare_logits(
             spec = as_ggml_computes(preset(name, seed=seed))
             write_model(spec, path)
             random = np.random.default_rng(seed)
-            drawn = [drawn_prompt(random, length) for _ in range(prompts)]
+            drawn = [drawn_prompt(random, LENGTH) for _ in range(prompts)]
             theirs, again = (
-                _answers(real, flags, path, drawn, predict) for flags in (PRECISE, TOKEN_BY_TOKEN)
+                _answers(real, flags, path, drawn) for flags in (PRECISE, TOKEN_BY_TOKEN)
             )
             network = FloatNetwork(spec)
-            mine = [_computed(network, prompt, predict) for prompt in drawn]
+            mine = [_computed(network, prompt) for prompt in drawn]
             found.append(agreement(name, theirs, mine, again))
     return found
 
@@ -180,18 +182,17 @@ def _answers(
     flags: Mapping[str, Any],
     path: Path,
     prompts: Sequence[Tokens],
-    predict: int,
 ) -> list[Outcome]:
     outcomes: list[Outcome] = []
     with real.started(flags, path, probabilities=TOP) as server:
         for prompt in prompts:
-            step = Step(name="prompt", prompt=prompt, predict=predict, cache_prompt=False)
+            step = Step(name="prompt", prompt=prompt, predict=PREDICT, cache_prompt=False)
             outcomes += server.send((step,))
     return outcomes
 
 
-def _computed(network: FloatNetwork, prompt: Tokens, predict: int) -> Outcome:
-    reply, rows = generate(network, prompt, predict)
+def _computed(network: FloatNetwork, prompt: Tokens) -> Outcome:
+    reply, rows = generate(network, prompt, PREDICT)
     likelihoods = ({Token(i): each for i, each in enumerate(row.tolist())} for row in rows)
     return Outcome(reply=reply, top=tuple(likelihoods))
 

@@ -204,9 +204,7 @@ class _Drawing:
         if self.random.random() < 0.15:
             padding = [self.random.randint(0, 3) for _ in range(batch)]
             return {"op": "prepare", "obj": name, "left_padding": padding}
-        lengths = [self.random.randint(1, 6) for _ in range(batch)]
-        padding = [max(lengths) - length for length in lengths]
-        return {"op": "prepare", "obj": name, "lengths": lengths, "right_padding": padding}
+        return self._lengths(name, batch)
 
     def _on_arrays(self, name: str, cache: ArraysCache) -> Operation:
         batch = cache.batch_size

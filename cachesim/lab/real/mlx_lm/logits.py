@@ -8,7 +8,6 @@ them: there the logits are the same where they are right and where they are wron
 import json
 import math
 import subprocess
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -35,6 +34,9 @@ from cachesim.verify.oracle import cold_logits
 WORKER: Final = Path(__file__).parent / "logits_worker.py"
 TOLERANCE: Final = 1e-3
 """Largest accepted difference of logits."""
+
+LENGTH: Final = 100
+"""Tokens of a prompt."""
 
 STEPS: Final = 4
 """Tokens that a batch decodes."""
@@ -91,24 +93,17 @@ class LogitsAgreement:
 
 
 def compare_mlx_logits(
-    release: str,
-    names: Sequence[str] = (),
-    *,
-    prompts: int = 5,
-    batches: int = 6,
-    length: int = 100,
-    seed: int = 0,
+    release: str, *, prompts: int = 5, batches: int = 6, seed: int
 ) -> list[LogitsAgreement]:
     """Play the same prompts and batches on mlx-lm's models and on the network, for each family."""
     new = FAMILY.release(release).rules.server.segments
     found = []
-    there = (each for each in CLASSES if FAMILIES[each].is_at(release, FAMILY.names()))
-    for name in names or tuple(there):
+    for name in (each for each in CLASSES if FAMILIES[each].is_at(release, FAMILY.names())):
         windows = windows_at(release, name)
         window: dict[str, Any] = {"window": windows[0]} if len(windows) == 1 else {}
         spec = spec_of(name, seed=seed, **window)
         random = Random(f"{name}/{seed}")
-        cut = [_pieces(random, length, spec.vocabulary) for _ in range(prompts)]
+        cut = [_pieces(random, LENGTH, spec.vocabulary) for _ in range(prompts)]
         in_steps = new or not FAMILIES[name].rules.chunked
         planted = [_planted(random, spec, n, in_steps=in_steps) for n in range(batches)]
         found.append(_compare(release, spec, cut, planted))

@@ -109,7 +109,6 @@ def compare_server(
     workloads: int,
     *,
     first: int = 0,
-    families: Sequence[str] = (),
     draw: Draw = draw_workload,
     record: Callable[[Played[MlxRules]], None] = lambda _: None,
 ) -> Agreement:
@@ -118,14 +117,12 @@ def compare_server(
     with RealMlxServer(release) as real:
         for number in range(first, first + workloads):
             workload = draw(release, seed, number)
-            if families and workload["model"]["family"] not in families:
-                continue
             line = real.play(workload)
             found = mismatch(line)
-            first = found is not None and agreement.difference is None
+            is_first = found is not None and agreement.difference is None
             count(agreement, line, found)
             record(played_of(line, sum(map(len, line["steps"])), mismatch))
-            if first and found is not None:
+            if is_first and found is not None:
                 agreement.difference = shrunk(workload, found, lambda w: mismatch(real.play(w)))
     return agreement
 

@@ -233,8 +233,20 @@ def _served(engine: MlxLm, request: dict[str, Any]) -> dict[str, Any]:
     )
     engine.run()
     answer = of_kind(Reply, engine.reply(ticket))
+    generated = [int(each) for each in answer.generated]
+    prompt = [int(each) for each in answer.prompt]
+    return {
+        "prompt": prompt,
+        "cached": answer.cached,
+        "reply": generated,
+        "entries": entries_of(engine),
+    }
+
+
+def entries_of(engine: MlxLm) -> list[list[list[int]]]:
+    """The keys of the store, each with the offsets of its layers' caches."""
     store = engine.server.store.cache
-    entries = [
+    return [
         [
             list(key),
             [
@@ -245,9 +257,6 @@ def _served(engine: MlxLm, request: dict[str, Any]) -> dict[str, Any]:
         for queue in store.order.queues.values()
         for model, key in queue
     ]
-    generated = [int(each) for each in answer.generated]
-    prompt = [int(each) for each in answer.prompt]
-    return {"prompt": prompt, "cached": answer.cached, "reply": generated, "entries": entries}
 
 
 def compare_vllm_mlx(

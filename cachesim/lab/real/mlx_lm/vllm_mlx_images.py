@@ -16,9 +16,8 @@ from typing import Any, Final
 from cachesim.engines.base import Reply, Request
 from cachesim.engines.mlx_lm.engine import MlxLm
 from cachesim.engines.mlx_lm.rules import MemoryRules, MllmRules, WholeRules
-from cachesim.engines.mlx_lm.server.store import described
 from cachesim.engines.mlx_lm.store.mllm_prompt_cache import MllmPromptCache
-from cachesim.lab.real.agreement import Agreement, Difference
+from cachesim.lab.real.agreement import Agreement, first_difference
 from cachesim.lab.real.environment import UnpackedWheel
 from cachesim.lab.real.mlx_lm import vllm_mlx
 from cachesim.lab.real.mlx_lm.families import order_of, toy_of
@@ -30,6 +29,7 @@ from cachesim.lab.real.mlx_lm.vllm_mlx import (
     REQUESTS,
     VLLM_MLX,
     WORDS,
+    entries_of,
     started,
 )
 from cachesim.lab.real.playing import Override, overrides_of
@@ -259,22 +259,11 @@ def _served(engine: MlxLm, fed: Fed, request: dict[str, Any]) -> dict[str, Any]:
     engine.run()
     answer = of_kind(Reply, engine.reply(ticket))
     store = engine.server.store.cache
-    entries = [
-        [
-            list(key),
-            [
-                each.get("offset", -1)
-                for each in described(engine.network, store.trie.get(model, key).prompt_cache)
-            ],
-        ]
-        for queue in store.order.queues.values()
-        for model, key in queue
-    ]
     return {
         "fed": fed.tokens,
         "reply": [int(each) for each in answer.generated],
         "prepared": len(store.prepared) if isinstance(store, MllmPromptCache) else 0,
-        "entries": entries,
+        "entries": entries_of(engine),
     }
 
 
@@ -292,23 +281,18 @@ def compare_images(
     with TemporaryDirectory() as folder, RealMllm(wheel, folder) as real:
         for number in range(first, first + workloads):
             workload = drawing(seed, number)
-            pairs = list(zip(real.play(workload), simulate(workload, wheel), strict=True))
-            step = next((at for at, (theirs, ours) in enumerate(pairs) if theirs != ours), None)
-            difference = None
-            if step is not None:
-                theirs, ours = pairs[step]
-                difference = Difference(step=step, simulated=ours, real=theirs)
+            played = real.play(workload)
+            difference = first_difference(played, simulate(workload, wheel))
+            step = difference.step if difference else None
             wanted = [len(each["prompt"] + each["reply"]) for each in workload["requests"]]
             agreement.add(
                 workload["model"]["family"],
                 workload,
                 difference,
-                requests=len(pairs) if step is None else step,
+                requests=len(played) if step is None else step,
                 with_images=sum(bool(each["images"]) for each in workload["requests"][:step]),
-                hits=sum(
-                    len(theirs["fed"]) < n for (theirs, _), n in zip(pairs, wanted, strict=True)
-                ),
-                entries=sum(len(theirs["entries"]) for theirs, _ in pairs),
+                hits=sum(len(each["fed"]) < n for each, n in zip(played, wanted, strict=True)),
+                entries=sum(len(each["entries"]) for each in played),
             )
     return agreement
 

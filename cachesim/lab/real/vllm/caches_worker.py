@@ -148,8 +148,6 @@ def attention_block(groups: Json) -> int:
     return int(min(blocks or [group["block"] for group in groups]))
 
 
-Real = Any  # whatever the release makes of it
-
 PLACES: Final = (
     ("vllm.models.deepseek_v4.attention", "vllm.models.deepseek_v4.compressor"),
     (  # until 0.21

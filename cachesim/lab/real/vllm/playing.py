@@ -167,9 +167,11 @@ class Player(Groups):
         return {"cache": cache, "queue": spell(list(free))}
 
 
-def play(workload: Mapping[str, Any], rules: Rules) -> list[dict[str, Any]]:
+def play(
+    workload: Mapping[str, Any], rules: Rules, kind: type[Player] = Player
+) -> list[dict[str, Any]]:
     """All groups of a workload, up to the first that ends in an error."""
-    player = Player(workload["config"], rules)
+    player = kind(workload["config"], rules)
     results: list[dict[str, Any]] = []
     for group in workload["steps"]:
         try:

@@ -20,14 +20,13 @@ from cachesim.engines.vllm.request import Chunk, Step
 from cachesim.engines.vllm.rules import Rules
 from cachesim.engines.vllm.runner import CachedRequestState, Pages, Runner, state_groups
 from cachesim.engines.vllm.scan import Source
-from cachesim.errors import UpstreamAbort
 from cachesim.lab.real.agreement import Agreement, Difference, first_difference
 from cachesim.lab.real.environment import Environment
 from cachesim.lab.real.hunt.proof import Prove, by_metadata
 from cachesim.lab.real.playing import watched
 from cachesim.lab.real.schedules import comparable, raised
 from cachesim.lab.real.vllm.models import LONGEST
-from cachesim.lab.real.vllm.playing import Player
+from cachesim.lab.real.vllm.playing import Player, play
 from cachesim.lab.real.vllm.scheduler import SCHEDULER
 from cachesim.lab.real.vllm.workloads import draw, speculative
 from cachesim.lab.real.worker_process import WorkerProcess
@@ -283,15 +282,7 @@ def differs_in(scenario: Scenario, release: str) -> Difference | None:
 
 def play_steps(workload: Entry, rules: Rules) -> list[Entry]:
     """All groups of a workload on the simulated scheduler and runner."""
-    player, found = Runs(workload["config"], rules), list[Entry]()
-    for group in workload["steps"]:
-        try:
-            found.append(player.play(group))
-        except UpstreamAbort as error:
-            found.append({"error": str(error)})
-        if "error" in found[-1]:
-            break
-    return found
+    return play(workload, rules, Runs)
 
 
 def packages_of(python: Path) -> Path:
