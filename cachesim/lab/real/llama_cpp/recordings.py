@@ -111,7 +111,16 @@ class Recordings:
 
     def take(self, count: int) -> Iterator[Recording]:
         """The first so many, one after the other: from disk, or played now and kept."""
-        kept = self._kept(count)
+        kept: list[Recording] = []
+        lines = self.file.read_text().splitlines() if self.file.exists() else []
+        for line in lines[:count]:
+            try:
+                recording = Recording.from_line(line)
+            except (ValueError, KeyError, TypeError):  # a line cut short by an interruption
+                break
+            if not self._is_current(recording, len(kept)):
+                break
+            kept.append(recording)
         yield from kept
         if len(kept) == count:
             return
@@ -148,20 +157,6 @@ class Recordings:
                 yield int(number), Recording.from_line(rest)
             except (ValueError, KeyError, TypeError):  # a line cut short by an interruption
                 continue
-
-    def _kept(self, count: int) -> list[Recording]:
-        found: list[Recording] = []
-        if not self.file.exists():
-            return found
-        for line in self.file.read_text().splitlines()[:count]:
-            try:
-                recording = Recording.from_line(line)
-            except (ValueError, KeyError, TypeError):  # a line cut short by an interruption
-                break
-            if not self._is_current(recording, len(found)):
-                break
-            found.append(recording)
-        return found
 
     def _is_current(self, recording: Recording, number: int) -> bool:
         setting = draw_setting(self.seed, number, release=self.release)

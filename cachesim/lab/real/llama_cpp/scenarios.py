@@ -240,7 +240,10 @@ def play_scenario(
         if not proves or (played and played[-1].real.error in ENDED):
             return tuple(step_played(each, expected=each.expected) for each in played)
         for times in ROOM:
-            exact = _with_flags(scenario, times)
+            flags = {**scenario.engine.options, **EXACT}
+            if flags.get("cache_ram", 0) > 0:  # exact numbers are larger
+                flags["cache_ram"] *= times
+            exact = replace(scenario, engine=replace(scenario.engine, options=flags))
             answers = tuple(_steps(exact, release, real, model))
             reused = [
                 [(each.real.cached, each.real.error) for each in one] for one in (played, answers)
@@ -275,14 +278,6 @@ def _in_words(step: StepPlayed, played: Sequence[Answered]) -> str:
     proof, reply = step.proof, answered.real.reply
     asked = answered.step.ids
     return in_words(step.name, reply, proof.cold, proof.token, prompt=asked, earlier=written)
-
-
-def _with_flags(scenario: Scenario, times: int) -> Scenario:
-    """The scenario with exact numbers, and a prompt cache enlarged accordingly."""
-    options = {**scenario.engine.options, **EXACT}
-    if options.get("cache_ram", 0) > 0:
-        options["cache_ram"] *= times
-    return replace(scenario, engine=replace(scenario.engine, options=options))
 
 
 def _steps(

@@ -166,8 +166,11 @@ class RealInstances:
         """Every step on the simulator, then on the real class."""
         session = Instance(scenario, self.release)
         records = session.counted()
+        path = Path(self._folder.name) / f"{hash(session.spec):x}.gguf"
+        if not path.exists():
+            write_model(session.spec, path)
         order = {
-            "model": str(self._model(session.spec)),
+            "model": str(path),
             "options": _arguments(scenario.engine.options),
             "calls": [_call(record, session, proves=proves) for record, _ in records],
         }
@@ -182,12 +185,6 @@ class RealInstances:
     def settings(self) -> list[dict[str, str]]:
         """Defaults of the package's arguments, and those of a drawn workload at its defaults."""
         return self._process.play({"options": _arguments(PRECISE)})
-
-    def _model(self, spec: ModelSpec) -> Path:
-        path = Path(self._folder.name) / f"{hash(spec):x}.gguf"
-        if not path.exists():
-            write_model(spec, path)
-        return path
 
 
 class Instance(Session):

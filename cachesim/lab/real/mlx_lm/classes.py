@@ -117,13 +117,9 @@ class _Drawing:
         self._token += count
         return write_row(self.random.sample(range(first, first + count), count))
 
-    def _columns(self) -> int:
-        if self.random.random() < 0.06:
-            return self.random.choice((200, 250, 256, 300))
-        return self.random.choice((1, 1, 1, 2, 3, 4, 6, 9))
-
     def _write(self, name: str, batch: int = 1, **more: Any) -> Operation:
-        columns = self._columns()
+        many = self.random.random() < 0.06
+        columns = self.random.choice((200, 250, 256, 300) if many else (1, 1, 1, 2, 3, 4, 6, 9))
         return {"op": "write", "obj": name, **more} | {
             "tokens": [self._tokens(columns) for _ in range(batch)]
         }

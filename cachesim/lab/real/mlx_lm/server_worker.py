@@ -323,7 +323,10 @@ class Server:
                     each.client.join(0.05)
                     each.client.leave()
                 each.client.join(0.005)
-        self._settle()
+        self.gate.idle = False  # wait until the thread is idle after the last answer
+        ends = time.monotonic() + PATIENCE
+        while self.death is None and not self.gate.idle and time.monotonic() < ends:
+            time.sleep(0.002)
         for each in pending:
             self._record(each)
         result = {
@@ -360,13 +363,6 @@ class Server:
                 each.inbox.leave = each.client.leave
                 order.append((number, each.request.get("at", 0)))
         self.gate.open(order)
-
-    def _settle(self) -> None:
-        """Wait until the thread is idle after the last answer."""
-        self.gate.idle = False
-        ends = time.monotonic() + PATIENCE
-        while self.death is None and not self.gate.idle and time.monotonic() < ends:
-            time.sleep(0.002)
 
     def _record(self, pending: PendingRequest) -> None:
         record, context = pending.record, None

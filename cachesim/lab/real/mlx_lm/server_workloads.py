@@ -91,14 +91,12 @@ class Drawer:
         if self.random.random() < 0.1:
             requests[-1]["refused"] = requests[-1]["body"] = dict([self.random.choice(REFUSED)])
         if self.random.random() < 0.04:
-            self._ask_for_nothing(self.random.choice(requests))
-
-    def _ask_for_nothing(self, request: Request) -> None:
-        """`max_tokens` 0, as clients send that want a prompt to be read and no more."""
-        if self.rules.no_tokens == "refused":
-            request["refused"] = request["body"] = {"max_tokens": 0}
-        else:
-            request |= {"max_tokens": 0, "reply": request["reply"][:1]}
+            # `max_tokens` 0, as clients send that want a prompt to be read and no more
+            request = self.random.choice(requests)
+            if self.rules.no_tokens == "refused":
+                request["refused"] = request["body"] = {"max_tokens": 0}
+            else:
+                request |= {"max_tokens": 0, "reply": request["reply"][:1]}
 
     def _leave(self, request: Request) -> None:
         reply = [token if token > NO_MARK else token + NO_MARK for token in request["reply"]]
@@ -135,10 +133,6 @@ class Drawer:
                 reply[-1] = END_MARK
             if reply[-1] == END_MARK or reply[-1] in stops:
                 break
-        self._remember(request, reply)
-        return reply
-
-    def _remember(self, request: Request, reply: Sequence[int]) -> None:
         without_end = as_tokens([token for token in reply if token != END_MARK])
         if "text" in request:
             whole = self.tokenizer.decode(as_tokens(list(reply)))
@@ -146,6 +140,7 @@ class Drawer:
         else:
             text = self.tokenizer.decode(without_end)
             self.dialogs.append(Dialog(list(request["messages"]), text))
+        return reply
 
     def text(self) -> Request:
         """A new prompt, an earlier one, its beginning, or an extension of its completion."""

@@ -265,11 +265,17 @@ class Player:
                 return {"error": "pool memory leak detected"}
             # 0.5.9 counts slots that its own HiRadixCache lost, too
             check_books(self.tree, (), sessions.streams(self.sessions))
+        pool = self.tree.pool
+        free = {"tokens": pool.available}
+        if isinstance(pool, WindowPool):
+            free["window_tokens"] = pool.windows.available
+        if self.tree.states is not None:
+            free["states"] = self.tree.states.available
         return {
             "requests": [results[each] | {"retracted": reqs[each].retractions} for each in reqs],
             "evicted": self.evicted,
             "tree": [[*self._label(path), length, *extra] for path, length, extra in self._nodes()],
-            "free": self._free(),
+            "free": free | self.tree.host_free(),
         }
 
     def _record(self, batch: Batch, results: dict[int, dict[str, Any]]) -> None:
@@ -281,15 +287,6 @@ class Player:
                 results[req.id]["cached"] = req.prefix
                 window = self.kind == "window"
                 results[req.id]["branch"] = req.window_branch if window else req.branch
-
-    def _free(self) -> dict[str, int]:
-        pool = self.tree.pool
-        free = {"tokens": pool.available}
-        if isinstance(pool, WindowPool):
-            free["window_tokens"] = pool.windows.available
-        if self.tree.states is not None:
-            free["states"] = self.tree.states.available
-        return free | self.tree.host_free()
 
 
 def scheduling(config: Mapping[str, Any], rules: Rules) -> dict[str, Any]:

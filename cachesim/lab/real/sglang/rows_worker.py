@@ -88,12 +88,9 @@ class Rows(scheduler_worker.Playing):
     def _text(self, slot: int) -> tuple[int, ...]:
         return self.texts.known[int(self.states[slot].reshape(-1)[0])]
 
-    def _put(self, slot: int, text: tuple[int, ...]) -> None:
-        self.states[slot] = self.texts.number(text)
-
     def _forward(self, batch: Real) -> None:
+        torch: Real = importlib.import_module("torch")
         if hasattr(batch, "get_model_worker_batch"):  # 0.5.9
-            torch: Real = importlib.import_module("torch")
             if batch.input_ids is None:  # what was sampled; the scheduler looks at none of it
                 batch.input_ids = torch.zeros(len(batch.reqs), dtype=torch.int64)
             forward = self._forwards.init_new(batch.get_model_worker_batch(), self.runner)
@@ -111,9 +108,15 @@ class Rows(scheduler_worker.Playing):
             (*request.origin_input_ids, *request.output_ids)[:end]
             for request, (_, end) in zip(batch.reqs, spans, strict=True)
         ]
-        inside = self._inside(read, asked, spans)
+        numbers = [
+            self.texts.number(before + text[start:at])
+            for before, text, (start, end) in zip(read, asked, spans, strict=True)
+            for at in range(start, end, 64)
+        ]
+        # `h`: the state before each chunk of 64 tokens, row after row
+        inside = torch.tensor(numbers, dtype=self.states.dtype).reshape(1, -1, 1, 1, 1)
         for slot, before, text, (start, _) in zip(slots, read, asked, spans, strict=True):
-            self._put(slot, before + text[start:])
+            self.states[slot] = self.texts.number(before + text[start:])
         tracked = self._track(batch, forward, made, inside)
         for request, before, text, span, row in zip(
             batch.reqs, read, asked, spans, tracked, strict=True
@@ -127,16 +130,6 @@ class Rows(scheduler_worker.Playing):
             return [(length - 1, length) for length in lengths]
         pairs = zip(batch.prefix_lens, batch.extend_lens, strict=True)
         return [(int(start), int(start) + int(count)) for start, count in pairs]
-
-    def _inside(self, read: Json, asked: Json, spans: Json) -> Real:
-        """`h`: the state before each chunk of 64 tokens, row after row."""
-        torch: Real = importlib.import_module("torch")
-        numbers = [
-            self.texts.number(before + text[start:at])
-            for before, text, (start, end) in zip(read, asked, spans, strict=True)
-            for at in range(start, end, 64)
-        ]
-        return torch.tensor(numbers, dtype=self.states.dtype).reshape(1, -1, 1, 1, 1)
 
     def _track(self, batch: Real, forward: Real, made: Real, inside: Real) -> list[Json]:
         """Copy tracked states; for each row what lies in its slot now, and where its taps end."""

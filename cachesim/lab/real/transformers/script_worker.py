@@ -155,14 +155,11 @@ class Play:
                     raise AbsentError(msg)
                 getattr(self, f"do_{name}")(*given)
                 if REBUILT in self.remedies and name in CHANGES:
-                    self._rebuild()
-
-    def _rebuild(self) -> None:
-        self.cache = self.new("dynamic")
-        if self.widths:
-            self._call(self._padded(), self.widths)
-        if self.recording:
-            self.cache.activate_past_recording()
+                    self.cache = self.new("dynamic")
+                    if self.widths:
+                        self._call(self._padded(), self.widths)
+                    if self.recording:
+                        self.cache.activate_past_recording()
 
     def is_right(self) -> bool:
         """True if logits are the cold ones, or those of the same calls without a cache."""

@@ -69,7 +69,16 @@ class CounterNetwork:
         return
 
 
-def _counter_shapes(layers: Mapping[str, int]) -> tuple[LayerShape, ...]:
+def counter_context(memory: Mapping[str, Any], rules: MemoryRules) -> Context:
+    """A context around the memory that a vector's line describes, sizes as given there."""
+    for part in ("cells", "swa_cells", "n_seq_max"):
+        if memory.get(part, 0) > CONTEXT:
+            msg = f"{part}: a memory of {memory[part]:,}; {CONTEXT:,} is the most"
+            raise ValueError(msg)
+    layers = memory["layers"]
+    if sum(layers.values()) > LAYERS:
+        msg = f"layers: {layers}; {LAYERS:,} are the most"
+        raise ValueError(msg)
     places: tuple[tuple[str, Place], ...] = (
         ("kv", "attention"),
         ("swa", "window"),
@@ -84,19 +93,7 @@ def _counter_shapes(layers: Mapping[str, int]) -> tuple[LayerShape, ...]:
             else:
                 shape = LayerShape(layer=layer, place=place, dtype="float64", key=(1,), value=(1,))
                 found.append(shape)
-    return tuple(found)
-
-
-def counter_context(memory: Mapping[str, Any], rules: MemoryRules) -> Context:
-    """A context around the memory that a vector's line describes, sizes as given there."""
-    for part in ("cells", "swa_cells", "n_seq_max"):
-        if memory.get(part, 0) > CONTEXT:
-            msg = f"{part}: a memory of {memory[part]:,}; {CONTEXT:,} is the most"
-            raise ValueError(msg)
-    if sum(memory["layers"].values()) > LAYERS:
-        msg = f"layers: {memory['layers']}; {LAYERS:,} are the most"
-        raise ValueError(msg)
-    shapes = _counter_shapes(memory["layers"])
+    shapes = tuple(found)
     return Context(
         CounterNetwork(shapes),
         _memory(memory, shapes, rules),

@@ -111,25 +111,22 @@ class Groups:
         entries = [self._entry(name, each) for name, each in requests.items()]
         return {"requests": entries, "evicted": self.evicted} | self.pool()
 
-    def _arrive(self, requests: dict[Name, Real], group: Sequence[Wanted], turn: int) -> None:
-        while len(requests) < len(group) and group[len(requests)].get("after", 0) <= turn:
-            wanted = group[len(requests)]
-            request = self.request(self.count, wanted)
-            self.count += 1
-            name = getattr(request, self.NAME)
-            self.results[name] = {"lookups": [], "chunks": [], "turn": 0}
-            self.wanted[name], requests[name] = wanted, request
-            self.learn(request)
-            self.scheduler.add_request(request)
-        for name, request in requests.items():
-            if self.wanted[name].get("abort") == turn:
-                self.abort(request)
-
     def until_done(self, requests: dict[Name, Real], group: Sequence[Wanted]) -> str:
         """Run a group to its end; why it has none, or nothing."""
         stuck = 0
         for turn in range(MOST_STEPS):
-            self._arrive(requests, group, turn)
+            while len(requests) < len(group) and group[len(requests)].get("after", 0) <= turn:
+                wanted = group[len(requests)]
+                request = self.request(self.count, wanted)
+                self.count += 1
+                name = getattr(request, self.NAME)
+                self.results[name] = {"lookups": [], "chunks": [], "turn": 0}
+                self.wanted[name], requests[name] = wanted, request
+                self.learn(request)
+                self.scheduler.add_request(request)
+            for name, request in requests.items():
+                if self.wanted[name].get("abort") == turn:
+                    self.abort(request)
             moving = bool(self.loads.loading or self.loads.sending)
             busy = self.busy() or moving
             if not busy and not self.under_way:

@@ -79,7 +79,10 @@ class Server(Groups):
         self.caches, self.sizes = release.caches.of(self.settings, config)
         self.unit = self.sizes[1]
         self.scheduler = self._scheduler(config)
-        self._give_encoder(config.get("budget", 8192))
+        size = config.get("budget", 8192)  # of an encoder, which the toy configuration lacks
+        self.scheduler.max_num_encoder_input_tokens = size
+        manager = self.release.encoders.EncoderCacheManager(cache_size=size)
+        self.scheduler.encoder_cache_manager = manager
         self.hasher = fitting(
             release.utils.get_request_block_hasher,
             hash_block_size=self.unit,
@@ -115,21 +118,6 @@ class Server(Groups):
             hash_block_size=unit,
             log_stats=False,
         )
-
-    def _give_encoder(self, size: int) -> None:
-        """Give images an encoder, which the toy configuration lacks."""
-        self.scheduler.max_num_encoder_input_tokens = size
-        manager = self.release.encoders.EncoderCacheManager(cache_size=size)
-        self.scheduler.encoder_cache_manager = manager
-
-    def _fit_encoder(self, longest: int) -> None:
-        """Grow it to an image, which a model's own limit would be."""
-        manager = self.scheduler.encoder_cache_manager
-        more = max(longest - manager.cache_size, 0)
-        self.scheduler.max_num_encoder_input_tokens += more
-        manager.cache_size += more
-        manager.num_free_slots += more
-        manager.num_freeable_slots += more
 
     def _has_lookup_per_group(self, config: Json) -> bool:
         """True if this release has a lookup for each group beside a store (#44243)."""
@@ -185,7 +173,12 @@ class Server(Groups):
         most = max(1, wanted["generate"])
         prompt = read_row(wanted["prompt"])
         for _, start, count in wanted.get("images", ()):
-            self._fit_encoder(count)
+            manager = self.scheduler.encoder_cache_manager  # grown to an image, as a model's limit
+            more = max(count - manager.cache_size, 0)
+            self.scheduler.max_num_encoder_input_tokens += more
+            manager.cache_size += more
+            manager.num_free_slots += more
+            manager.num_freeable_slots += more
             prompt[start : start + count] = [PATCH] * count
         return fitting(
             self.release.request,
