@@ -69,6 +69,11 @@ class Reply:
     accepted: Count | None = None  # number of accepted ones among them, as the server counts them
     approximated: str | None = None  # why the server's values are approximate by design
 
+    @property
+    def written(self) -> Tokens:
+        """The tokens that the request wrote to memory: all but the last generated one."""
+        return self.prompt + self.generated[:-1]
+
     @classmethod
     def empty(cls, prompt: Tokens = (), **more: Any) -> "Reply":
         """A reply without tokens, for a refused request or a slot action."""

@@ -8,7 +8,6 @@ from typing import Any, Final, Protocol
 
 import numpy as np
 
-from cachesim.engines.base import Reply
 from cachesim.engines.family import Profile
 from cachesim.engines.held import Held
 from cachesim.engines.tokens import get_common_prefix
@@ -460,15 +459,10 @@ def origin(tokens: Tokens, records: Sequence[Record]) -> str | None:
     for record in records:
         if at < 0 or record.reply is None:
             continue
-        if whole(record.reply)[: at + 1] == tokens:
+        if record.reply.written[: at + 1] == tokens:
             name = next((p.name for p in record.parts if p.start <= at < p.end), "its reply")
             return f"step {record.name}, {name}"
     return None
-
-
-def whole(reply: Reply) -> Tokens:
-    """All tokens that a request wrote to memory."""
-    return reply.prompt + reply.generated[:-1]
 
 
 class Pace(Protocol):

@@ -6,6 +6,7 @@ events of this step and of earlier ones, and from what the server held in betwee
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import Any, Final
 
 from cachesim.engines.base import NO_ANSWER
@@ -291,7 +292,9 @@ def _forgotten(account: Account, record: Record, past: Past) -> Iterator[Fact]:
             fields={"computed": computed.name, "n_tokens": len(wanted)},
         )
         return
-    groups = [each for each in _by_moment(past.earlier) if each[-1].snapshot is not record.snapshot]
+    together = groupby(past.earlier, key=lambda each: id(each.snapshot))
+    moments = ([*group] for _, group in together)
+    groups = [each for each in moments if each[-1].snapshot is not record.snapshot]
     if not any(group[-1].holds for group in groups):
         return  # this server does not report its memory
     held = [any(each[: len(wanted)] == wanted for each in group[-1].holds) for group in groups]
@@ -330,19 +333,7 @@ def _adapters(record: Record) -> tuple[float, ...]:
 
 def _text(record: Record) -> Tokens:
     reply = record.reply
-    if reply is None or reply.error is not None:
-        return ()
-    return reply.prompt + reply.generated[:-1]
-
-
-def _by_moment(records: Sequence[Record]) -> list[list[Record]]:
-    groups: list[list[Record]] = []
-    for each in records:
-        if groups and groups[-1][-1].snapshot is each.snapshot:
-            groups[-1].append(each)
-        else:
-            groups.append([each])
-    return groups
+    return () if reply is None or reply.error is not None else reply.written
 
 
 def _taken(

@@ -22,6 +22,7 @@ from cachesim.engines.held import (
     SlotHeld,
     TreeHeld,
 )
+from cachesim.engines.tokens import get_common_prefix
 from cachesim.model.trace import ROOT, NodeId, Traced
 from cachesim.play.session import Record
 from cachesim.units import Tokens
@@ -150,7 +151,10 @@ class Provenance:
             found: list[Piece] = []
             at = 0
             while at < len(tokens):
-                shared = {step: _shared(text, tokens, at) for step, text in self.texts.items()}
+                rest = tokens[at:]
+                shared = {
+                    step: get_common_prefix(text[at:], rest) for step, text in self.texts.items()
+                }
                 step = max(shared, key=lambda each: (shared[each], -each), default=NOBODY)
                 count = shared.get(step, 0)
                 if count:
@@ -162,14 +166,6 @@ class Provenance:
                 at += max(1, count)
             self._spelled[tokens] = found
         return self._spelled[tokens]
-
-
-def _shared(text: Tokens, tokens: Tokens, at: int) -> int:
-    """The number of equal tokens from `at` on."""
-    end = min(len(text), len(tokens))
-    if text[at:end] == tokens[at:end]:
-        return max(0, end - at)
-    return next(i for i in range(at, end) if text[i] != tokens[i]) - at
 
 
 def size_of(piece: Piece) -> int:

@@ -71,7 +71,7 @@ class IdealCache:
     def remember(self, reply: Reply) -> None:
         """Add a request's tokens: its prompt and all generated ones but the last."""
         if reply.error is None:
-            tokens = reply.prompt + reply.generated[:-1]
+            tokens = reply.written
             last, known, within = self._follow(tokens, reply.strengths)
             if known == len(tokens):
                 return

@@ -309,13 +309,8 @@ def _most_similar(
 
 def _least_recently_used(server: ServerContext) -> Slot | None:
     """The idle slot released longest ago; ties go to the highest id (the test is `<=`)."""
-    oldest: Slot | None = None
-    for slot in server.slots:
-        if slot.is_processing:
-            continue
-        if oldest is None or slot.t_last_used <= oldest.t_last_used:
-            oldest = slot
-    return oldest
+    idle = (each for each in reversed(server.slots) if not each.is_processing)
+    return min(idle, key=lambda each: each.t_last_used, default=None)
 
 
 def _rule_out_slots(server: ServerContext, choice: Choice, candidates: Candidates) -> None:
