@@ -386,14 +386,14 @@ def print_comparison(found: Comparison, printed: list[RenderableType]) -> int:
         share = f"{100 * side.cached / max(1, found.prompt_tokens):.1f} %"
         numbers = (side.cached, share, side.more, side.wrong, side.crashed)
         table.add_row(str(side.profile), *map(str, numbers))
-    _print(printed, table, *map(Text, (*found.verdict, *_evidence_of_sides(found))))
+    evidence = (
+        f"{side.profile}, {line.strip()}"
+        for side in (found.one, found.other)
+        if side.wrong or side.crashed
+        for line in _evidence(side.profile)
+    )
+    _print(printed, table, *map(Text, (*found.verdict, *evidence)))
     return NOT_AS_EXPECTED if found.other.wrong or found.other.crashed else AS_EXPECTED
-
-
-def _evidence_of_sides(found: Comparison) -> Iterator[str]:
-    for side in (found.one, found.other):
-        if side.wrong or side.crashed:
-            yield from (f"{side.profile}, {line.strip()}" for line in _evidence(side.profile))
 
 
 Hands: TypeAlias = tuple[Executor | None, int]

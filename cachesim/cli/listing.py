@@ -151,16 +151,12 @@ ListFormat: TypeAlias = Literal["text", "json"]
 
 def scenarios() -> list[Item]:
     """The shipped scenarios with the class of each one's defect."""
-    return [_scenario(each) for each in _shipped()]
+    texts = (file.read_text("utf-8") for file in shipped_files())
+    return [_scenario(tomllib.loads(SHOWN.split(text, maxsplit=1)[0])) for text in texts]
 
 
 SHOWN: Final = re.compile(r"^\[(shows|model|chat|engine|spans|\[step)\b", re.MULTILINE)
 """Start of the part that a list skips, the symptom included."""
-
-
-def _shipped() -> list[dict[str, Any]]:
-    texts = (file.read_text("utf-8") for file in shipped_files())
-    return [tomllib.loads(SHOWN.split(text, maxsplit=1)[0]) for text in texts]
 
 
 def _with_symptom(words: str) -> list[Item]:

@@ -455,7 +455,9 @@ def watched_runs(played: Iterable[Run]) -> list[Run]:
 
 
 def _watch(run: Run, screen: Console, *, interactive: bool) -> bool:
-    stops, scale = list(_stops(run)), scale_of_run(run)
+    numbers = (range(len(step.events) + 1) for step in run.steps)
+    stops = [(index, number) for index, each in enumerate(numbers) for number in each]
+    scale = scale_of_run(run)
     shown: list[tuple[str, ...]] = []
     at, answer = 0, ""
     while at < len(stops):
@@ -493,11 +495,6 @@ def _next(run: Run, stops: Sequence[tuple[int, int]], at: int, answer: str) -> i
         )
         return next(events, at)
     return at + 1
-
-
-def _stops(run: Run) -> Iterator[tuple[int, int]]:
-    for index, step in enumerate(run.steps):
-        yield from ((index, number) for number in range(len(step.events) + 1))
 
 
 def _memory(run: Run, index: int, number: int) -> list[tuple[str, ...]]:

@@ -120,7 +120,10 @@ class Watcher:
     def run_detail(self) -> RunDetail:
         """The detail of the whole run; the session must have ended."""
         scenario = self.session.scenario
-        origins, seen = self._origins(), zip(self.moments, self.untils, strict=False)
+        origins = Provenance(self.trace, tuple(self.records.values()))
+        for group in groups_of(scenario):
+            origins.learn([self.records[index] for index in group], self.ends[group[-1]][0])
+        seen = zip(self.moments, self.untils, strict=False)
         return RunDetail(
             about=" ".join(scenario.about.split()),
             issue=scenario.source.issue,
@@ -131,12 +134,6 @@ class Watcher:
             words=self.session.recalls,
             states=states_of(islice(seen, self._whole()[1]), origins),
         )
-
-    def _origins(self) -> Provenance:
-        origins = Provenance(self.trace, tuple(self.records.values()))
-        for group in groups_of(self.session.scenario):
-            origins.learn([self.records[index] for index in group], self.ends[group[-1]][0])
-        return origins
 
     def step_details(self, oracle: Oracle | None) -> list[StepDetail]:
         """The detail of every step, in order."""

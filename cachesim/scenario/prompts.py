@@ -258,7 +258,8 @@ def draw_spans(
             found[name] = _words(name, value) if recalls else tokenizer.encode(value)
         elif isinstance(value, int):
             tokens = drawn(seed, name, value, plain.start, plain.stop)
-            tokens[0] = _free(tokens[0], firsts, plain)
+            while tokens[0] in firsts and len(firsts) < len(plain):
+                tokens[0] = tokens[0] + 1 if tokens[0] + 1 in plain else plain.start
             firsts.add(tokens[0])
             found[name] = as_tokens(tokens)
         else:
@@ -272,9 +273,3 @@ def _words(span: str, text: str) -> Tokens:
     except SpecError as error:
         msg = f"spans.{span}: {error}"
         raise ScenarioError(msg) from error
-
-
-def _free(token: int, taken: set[int], plain: range) -> int:
-    while token in taken and len(taken) < len(plain):
-        token = token + 1 if token + 1 in plain else plain.start
-    return token

@@ -121,7 +121,12 @@ def snapshot(
     return {
         **found,
         "slots": [
-            {**entry, "cells": _cells_of(primary, slot)}
+            {
+                **entry,
+                "cells": [
+                    [int(i), int(primary.cells.pos[i])] for i in primary.cells.of(SeqId(slot.id))
+                ],
+            }
             for entry, slot in zip(found["slots"], slots, strict=True)
         ],
         "companion": None if companion is None else {"tail": int(companion.tail)},
@@ -149,8 +154,3 @@ def books(slots: Sequence[Slot], cache: PromptCache) -> dict[str, Any]:
             for entry in cache.entries
         ],
     }
-
-
-def _cells_of(primary: Context, slot: Slot) -> list[list[int]]:
-    cells = primary.cells
-    return [[int(i), int(cells.pos[i])] for i in cells.of(SeqId(slot.id))]

@@ -93,9 +93,7 @@ class Selection:
     def _kept(self, slot: Slot, prompt: Tokens) -> np.float32:
         held, wanted = self._cache.stripped(slot.cache_tokens), self._cache.stripped(prompt)
         if slot.n_discarded_prompt > 0 and len(wanted) >= slot.n_ctx:
-            return kept_fraction(
-                held, discard(wanted, slot.n_keep, slot.n_discarded_prompt), self._cache.text_of
-            )
+            wanted = discard(wanted, slot.n_keep, slot.n_discarded_prompt)
         return kept_fraction(held, wanted, self._cache.text_of)
 
     # -- the RAM prompt cache ----------------------------------------------------------------

@@ -549,7 +549,11 @@ class LlamaCpp(Engine):
             server.answer(task, None, self._blank(task))
             return
         if task.kind not in PROMPTED:
-            self._process_action(task)
+            named = server.slots[task.id_slot % len(server.slots)]
+            if named.is_processing:
+                self._defer(task, named)
+            else:
+                server.answer(task, named, run_slot_action(server, named, task, self._store))
             return
         slot = choose_slot(server, task)
         if slot is None or slot.is_processing:
@@ -560,14 +564,6 @@ class LlamaCpp(Engine):
             return
         self._launch(task, slot, SlotState.STARTED)
         save_idle_slots(server)
-
-    def _process_action(self, task: Task) -> None:
-        server = self._server
-        slot = server.slots[task.id_slot % len(server.slots)]
-        if slot.is_processing:
-            self._defer(task, slot)
-        else:
-            server.answer(task, slot, run_slot_action(server, slot, task, self._store))
 
     def _defer(self, task: Task, slot: Slot | None) -> None:
         self._server.deferred.append(task)
