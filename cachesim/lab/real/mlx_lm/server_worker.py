@@ -621,11 +621,9 @@ class StoreWatch:
         if cold is None or isinstance(getattr(layer, "keys", None), (list, tuple)):
             entry["state_is_key"] = None  # packed numbers are never the computed ones
         else:
-            entry["state_is_key"] = at_end and self._close(_content(cold), _content(layer))
+            pairs = zip(_content(cold), _content(layer), strict=True)
+            entry["state_is_key"] = at_end and all(self._alike(*pair) for pair in pairs)
         return entry
-
-    def _close(self, one: Sequence[Real], other: Sequence[Real]) -> bool:
-        return all(self._alike(a, b) for a, b in zip(one, other, strict=True))
 
     def _alike(self, one: Real, other: Real) -> bool:
         if one is None or other is None:

@@ -24,7 +24,7 @@ from cachesim.engines.mlx_lm.family import FAMILY, MlxRules
 from cachesim.engines.mlx_lm.rules import UNLISTED, MemoryRules, RapidRules
 from cachesim.engines.mlx_lm.server.store import described
 from cachesim.engines.mlx_lm.server.word_tokenizer import WordTokenizer
-from cachesim.lab.real.agreement import Agreement, Difference
+from cachesim.lab.real.agreement import Agreement, first_difference
 from cachesim.lab.real.environment import UnpackedWheel
 from cachesim.lab.real.mlx_lm.families import order_of, toy_of
 from cachesim.lab.real.mlx_lm.process import environment_for
@@ -267,28 +267,21 @@ def compare_vllm_mlx(
     with TemporaryDirectory() as folder, RealScheduler(wheel, folder) as real:
         for number in range(first, first + workloads):
             workload = draw(seed, number, wheel)
-            pairs = list(zip(real.play(workload), simulate(workload), strict=True))
-            wrong = (step for step, pair in enumerate(pairs) if _differs(*pair))
-            step = next(wrong, None)
-            difference = None
-            if step is not None:
-                theirs, ours = pairs[step]
-                real_ones = {name: theirs[name] for name in ours}
-                difference = Difference(step=step, simulated=ours, real=real_ones)
+            played, simulated = real.play(workload), list(simulate(workload))
+            pairs = zip(played, simulated, strict=True)
+            compared = [{name: theirs[name] for name in ours} for theirs, ours in pairs]
+            difference = first_difference(compared, simulated)
+            step = len(played) if difference is None else difference.step
             agreement.add(
                 workload["model"]["family"],
                 workload,
                 difference,
-                requests=len(pairs) if step is None else step,
-                hits=sum(theirs["cached"] > 0 for theirs, _ in pairs),
-                found_not_all_used=sum(theirs["found"] > theirs["cached"] for theirs, _ in pairs),
-                entries=sum(len(theirs["entries"]) for theirs, _ in pairs),
+                requests=step,
+                hits=sum(each["cached"] > 0 for each in played),
+                found_not_all_used=sum(each["found"] > each["cached"] for each in played),
+                entries=sum(len(each["entries"]) for each in played),
             )
     return agreement
-
-
-def _differs(theirs: dict[str, Any], ours: dict[str, Any]) -> bool:
-    return any(theirs[name] != ours[name] for name in ours)
 
 
 def overrides(wheel: str) -> list[Override]:
