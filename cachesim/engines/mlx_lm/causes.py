@@ -64,6 +64,15 @@ PLACEHOLDER: Final = Cause(
     about="oMLX stores a state of fewer than two arrays as a placeholder, and rejects it later.",
     fields=("used", "layer"),
 )
+RECORD_MISSING: Final = Cause(
+    id="record-missing",
+    sentence=(
+        "{matched} matching tokens are in chunks on disk; {used} of them, the most that have all "
+        "their records and leave a token to feed, can be restored"
+    ),
+    about="mlx-engine keeps states where a prefill step ended, or every 256 tokens of a reply.",
+    fields=("matched", "used"),
+)
 
 TOO_SHORT: Final = Cause(
     id="too-short",

@@ -211,3 +211,23 @@ class PromptCacheEvicted(PromptCacheChange):
 @event("loss")
 class PromptCacheConsumed(PromptCacheChange):
     """the stored prompt of {n_tokens} tokens is handed out and leaves the store"""
+
+
+@event()
+class RecordChange(Event):
+    """A record of a chunk was written to disk, or removed."""
+
+    start: Count
+    n_tokens: Count
+    cache_type: str
+    nbytes: int
+
+
+@event("gain")
+class RecordStored(RecordChange):
+    """the {cache_type} record of tokens {start} to {n_tokens} is written to disk"""
+
+
+@event("loss")
+class RecordEvicted(RecordChange):
+    """the {cache_type} record of tokens {start} to {n_tokens} is evicted from disk"""

@@ -26,6 +26,7 @@ from cachesim.engines.mlx_lm.options import FIELDS, MlxOptions
 from cachesim.engines.mlx_lm.rules import (
     UNLISTED,
     CacheRules,
+    DiskRules,
     GridRules,
     MemoryRules,
     MllmRules,
@@ -627,6 +628,18 @@ PATCHES: Final[tuple[Patch[MlxRules], ...]] = (
         about="its kit for several requests: no such state",
         fits=("0.31.3",),
         lay=laying(server={"grid": _KIT}),
+    ),
+    Patch(
+        name="mlx-engine-disk",
+        about="that kit since July 2026 (#352): one entry in memory, chunks of 256 on disk",
+        fits=("0.31.3",),
+        lay=laying(server={"grid": DiskRules()}),
+    ),
+    Patch(
+        name="mlx-engine-disk-4096",
+        about="the same for a context of 4,096 tokens, which limits the records on disk",
+        fits=("0.31.3",),
+        lay=laying(server={"grid": DiskRules(max_kv_size=4096)}),
     ),
 )
 """Numbered patches are pull requests at ml-explore/mlx-lm; a dot numbers one of its commits."""

@@ -233,6 +233,15 @@ class SessionRules(GridRules):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DiskRules(GridRules):
+    """mlx-engine's since #326, for text since #352 (July 2026): one entry, and records on disk."""
+
+    interval: int = 256  # DEFAULT_PREFIX_CHUNK_SIZE
+    provisional_bytes: int = 30 << 30  # of the records, until a context's are known
+    max_kv_size: int | None = None  # tokens of a context, which then limits the records
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryRules:
     """vllm-mlx's prefix cache: entries of whole prompts and replies, found among sorted keys."""
 

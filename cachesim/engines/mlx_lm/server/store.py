@@ -18,8 +18,15 @@ from cachesim.engines.mlx_lm.events import Insertion, SnapshotTaken, StoreTrimme
 from cachesim.engines.mlx_lm.family import MlxRules
 from cachesim.engines.mlx_lm.generate.shared import PromptCache, leaves
 from cachesim.engines.mlx_lm.options import MlxOptions
-from cachesim.engines.mlx_lm.rules import MllmRules, RapidRules, SessionRules, WholeRules
+from cachesim.engines.mlx_lm.rules import (
+    DiskRules,
+    MllmRules,
+    RapidRules,
+    SessionRules,
+    WholeRules,
+)
 from cachesim.engines.mlx_lm.server.request import Job, think_suffix
+from cachesim.engines.mlx_lm.store.disk_prompt_cache import DiskPromptCache
 from cachesim.engines.mlx_lm.store.grid_prompt_cache import GridPromptCache
 from cachesim.engines.mlx_lm.store.lru_prompt_cache import CacheEntry, Fetched, LRUPromptCache
 from cachesim.engines.mlx_lm.store.memory_prompt_cache import MemoryPromptCache
@@ -181,6 +188,8 @@ class ServerStore:
         grid = rules.server.grid
         if isinstance(grid, SessionRules):
             self.cache = SessionPromptCache(rules.store, grid, on_event=emit)
+        elif isinstance(grid, DiskRules):
+            self.cache = DiskPromptCache(rules.store, grid, on_event=emit)
         elif grid is not None:
             self.cache = GridPromptCache(rules.store, grid, on_event=emit)
         if rules.server.memory is not None:
@@ -285,6 +294,7 @@ class ServerStore:
 
     def entries(self) -> list[dict[str, Any]]:
         """The stored prompt caches, depth first; `checkpoints` is a field of other servers."""
+        on_disk = self.cache.listed() if isinstance(self.cache, DiskPromptCache) else ()
         return [
             {
                 "n_tokens": len(tokens),
@@ -295,7 +305,7 @@ class ServerStore:
                 **({"model": model} if model else {}),
             }
             for model, tokens, entry in self.cache.trie.items()
-        ]
+        ] + [*on_disk]
 
     def check_integrity(self) -> None:
         """Raise ContractError unless each entry is in one queue, and the counters are the sums."""

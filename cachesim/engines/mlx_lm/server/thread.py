@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Final, Literal
+from typing import Final
 
 import numpy as np
 
@@ -31,7 +31,6 @@ from cachesim.engines.mlx_lm.caches.prompt_cache import (
 from cachesim.engines.mlx_lm.events import (
     ModelLoaded,
     PromptProgress,
-    RequestAdmitted,
     RequestDropped,
     RequestFinished,
     WorkerDied,
@@ -42,11 +41,10 @@ from cachesim.engines.mlx_lm.generate.batch_generator import BatchGenerator, Old
 from cachesim.engines.mlx_lm.generate.forward import Forward
 from cachesim.engines.mlx_lm.generate.shared import PromptCache, TokenResponse
 from cachesim.engines.mlx_lm.options import MlxOptions
-from cachesim.engines.mlx_lm.rules import ServerRules
+from cachesim.engines.mlx_lm.server.kit import serve_kit
 from cachesim.engines.mlx_lm.server.request import (
     Job,
     ReplyTokens,
-    Segment,
     at_chunks,
     cut,
     keyed,
@@ -55,12 +53,15 @@ from cachesim.engines.mlx_lm.server.request import (
     stable_end,
     without_cached,
 )
+from cachesim.engines.mlx_lm.server.serving import Serving
 from cachesim.engines.mlx_lm.server.store import ServerStore
+from cachesim.engines.mlx_lm.store.disk_prompt_cache import DiskPromptCache
 from cachesim.engines.mlx_lm.store.grid_prompt_cache import GridPromptCache
 from cachesim.engines.mlx_lm.store.memory_prompt_cache import MemoryPromptCache
 from cachesim.engines.mlx_lm.store.mllm_prompt_cache import MllmPromptCache, named, placed
 from cachesim.engines.mlx_lm.store.rapid_prompt_cache import RapidPromptCache
 from cachesim.engines.mlx_lm.store.whole_prompt_cache import WholePromptCache, of_prompt
+from cachesim.errors import OptionError
 from cachesim.model.arithmetic import Network
 from cachesim.model.parts import halves_order
 from cachesim.units import Array, Count, Token, Tokens
@@ -70,47 +71,6 @@ DEFAULT_TOKENS: Final = 128
 
 DISCONNECTED: Final = "disconnected"
 """Finish reason of a request whose client disconnected."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Serving:
-    """Values that batches and single requests share."""
-
-    model: Forward
-    options: MlxOptions
-    rules: ServerRules
-    store: ServerStore
-    emit: Callable[[Event], None]
-    finish: Callable[[Job, str], None]
-    draft: Forward | None = None
-
-    def make_cache(self) -> PromptCache:
-        """Fresh caches of the model, then those of the draft model."""
-        return self.model.make_cache() + ([] if self.draft is None else self.draft.make_cache())
-
-    def admitted(
-        self,
-        job: Job,
-        path: Literal["batch", "single"],
-        cache: PromptCache | None,
-        key: Tokens,
-        *,
-        segments: Sequence[Segment] = (),
-    ) -> RequestAdmitted:
-        """Report the lookup of `_generate` or `_serve_single`, and whether its cache is sound."""
-        cached, checkpointed = job.cached or Count(0), self.rules.checkpoint and path == "batch"
-        event = RequestAdmitted(
-            task=job.ticket,
-            path=path,
-            prompt_tokens=Count(len(job.prompt)),
-            cached=cached,
-            reported=job.cached if self.rules.reports_cached else None,
-            sound=self.store.soundness(job, cache, key[:cached]),
-            segments=tuple((len(each.tokens), each.type) for each in segments),
-            checkpoint=(job.checkpoint.store, job.checkpoint.position) if checkpointed else None,
-        )
-        self.emit(event)
-        return event
 
 
 class ServedBatch(ABC):
@@ -642,6 +602,12 @@ class ResponseGenerator:
         self._ever_loaded = {self.loaded}
         if isinstance(self.store.cache, GridPromptCache):
             self._fit(self.store.cache, models[""])
+        if isinstance(self.store.cache, DiskPromptCache) and not all(
+            layer.merges for model in models.values() for layer in model.make_cache()
+        ):
+            msg = "mlx-engine serves a model whose caches have no batch form by its other kit: "
+            msg += "name the patch mlx-engine"
+            raise OptionError(msg)
         self.requests: deque[Job] = deque()
         self.batch: ServedBatch | None = None
         self.dead: str | None = None
@@ -761,6 +727,8 @@ class ResponseGenerator:
             form = SegmentBatch if self.rules.segments else OldBatch
             self.batch = form(self.serving)
             self._unprocessed.append(job)
+        elif isinstance(self.store.cache, DiskPromptCache):
+            serve_kit(self.serving, job, self.store.cache)
         else:
             serve_single(self.serving, job)
 
