@@ -230,6 +230,9 @@ CAUSES: Final[Mapping[str, Callable[[Lost], bool]]] = {
     "placeholder": lambda lost: _nothing(lost) and lost.detail["used"] <= lost.before,
     "prompt-truncated": lambda lost: lost.detail["dropped"] > 0 and _lowers(lost),
     "read-whole": _embedded,
+    "record-missing": lambda lost: (
+        lost.detail["matched"] == lost.before and lost.detail["used"] <= lost.after < lost.before
+    ),
     "replaced": _span,
     "request-refused": _refused,
     "same-prompt-alone": lambda lost: _nothing(lost) and lost.before <= lost.detail["n_tokens"],

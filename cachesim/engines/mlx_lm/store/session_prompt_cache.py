@@ -6,8 +6,8 @@
 
 Follows `CacheWrapper`, and `BatchedModelKit`, which keeps the second entry alone; without
 `max_kv_size`, `kv_bits` and a draft model, and without prompts that are left half fed. A live cache
-is inserted as the next request arrives: here as its own ends, which no request can tell apart. Not
-ported: the kit that took the second one's place (#352, July 2026), with chunks of 256 on disk.
+is inserted as the next request arrives: here as its own ends, which no request can tell apart. The
+kit that took the second one's place is `DiskPromptCache`.
 """
 
 from collections.abc import Callable, Hashable
