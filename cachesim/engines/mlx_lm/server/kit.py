@@ -52,14 +52,14 @@ def serve_kit(serving: Serving, job: Job, disk: DiskPromptCache) -> None:
         count = next_prompt_step_size(done, length - done, step, chunk, has_states=states)
         following = feed(job.prompt[done : done + count] if count else job.prompt[done:])
         logits, done = (None, done + count) if count else (following, length)
-        saver.after_prefill(held, done)
+        saver.after_call(held, job.prompt, done)
         serving.emit(PromptProgress(task=job.ticket, done=done, total=length))
     reason, stopped = "length", False
     for left in reversed(range(max(1, job.max_tokens))):
         token = job.sampler(logits)
         logits = feed((token,))
         job.cache_key.append(token)
-        saver.after_token(held, job.cache_key)
+        saver.after_call(held, job.cache_key, len(job.cache_key))
         stop = job.stopper.advance(token)
         stopped = job.should_stop or (stop and token != job.tokenizer.eos)
         if (stop or left == 0) and not stopped:

@@ -1,4 +1,4 @@
-"""What all ways to serve a request share."""
+"""Values that batches and single requests share."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from cachesim.units import Count, Tokens
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Serving:
-    """Values that batches and single requests share."""
+    """A model with the parts of its server."""
 
     model: Forward
     options: MlxOptions

@@ -16,7 +16,6 @@ from cachesim.engines.causes import Cause, Loss
 from cachesim.engines.events import Event
 from cachesim.engines.mlx_lm import causes
 from cachesim.engines.mlx_lm.caches.arrays_cache import ArraysCache, CacheList
-from cachesim.engines.mlx_lm.caches.kv_cache import KVCache, RotatingKVCache
 from cachesim.engines.mlx_lm.caches.layer_cache import UpstreamRaise
 from cachesim.engines.mlx_lm.caches.prompt_cache import LayerCache, trim_prompt_cache
 from cachesim.engines.mlx_lm.events import PromptCacheConsumed
@@ -33,7 +32,7 @@ from cachesim.engines.tokens import get_common_prefix
 from cachesim.units import Count
 
 Reason: TypeAlias = tuple[int, Cause, Mapping[str, Any]]
-"""Matching tokens of a source, and why fewer of them are used."""
+"""Matching tokens of a source, and the cause if fewer of them are used."""
 
 
 class DiskPromptCache(LRUPromptCache):
@@ -102,7 +101,7 @@ class DiskPromptCache(LRUPromptCache):
 
 
 def _losses(length: int, used: int, matched: int, hot: Reason) -> tuple[Loss, ...]:
-    """Why the longer match was not used, then why the other was not."""
+    """The cause that the longer match was not used, then that of the other one."""
     disk: Reason = (matched, causes.RECORD_MISSING, {"matched": matched, "used": used})
     reasons = sorted((hot, disk), key=itemgetter(0), reverse=True)
     if used == length - 1:
@@ -126,41 +125,27 @@ class Saver:
     """Chunks of a request that are still to be saved (`_PrefixCacheSaveState`)."""
 
     def __init__(self, store: RecordStore, prompt: Key, cached: int) -> None:
-        self._store = store
+        self._store, self._size = store, store.rules.interval
         self._chunks = store.chunks(prompt)
-        self._next = min(cached // store.rules.interval, len(self._chunks))
+        self._next = cached // self._size
 
-    def after_prefill(self, cache: Sequence[LayerCache], processed: int) -> None:
-        """Follows `_emit_cache_save_snapshots`. A list of caches cannot be extracted: no record."""
-        end = min(processed // self._store.rules.interval, len(self._chunks))
-        if self._next < end:
-            first, self._next = self._next, end
+    def after_call(self, cache: Sequence[LayerCache], tokens: Key, length: int) -> None:
+        """Save what is complete after `length` of the tokens; an error is not reported.
+
+        Follows `_emit_cache_save_snapshots` of prompts, `_emit_cache_save_snapshot` of replies.
+        """
+        extend_chunks(tokens, self._chunks, self._size)
+        first, end = self._next, length // self._size
+        if first < end:
+            self._next = end
             with suppress(UpstreamRaise):
-                self._save([of_one_row(each) for each in cache], first, end, processed)
-
-    def after_token(self, cache: Sequence[LayerCache], tokens: Key) -> None:
-        """Follows `_emit_cache_save_snapshot`."""
-        extend_chunks(tokens, self._chunks, self._store.rules.interval)
-        if self._next < len(self._chunks):
-            first, self._next = self._next, len(self._chunks)
-            with suppress(UpstreamRaise):
-                self._save(extracted(cache), first, self._next, len(tokens))
-
-    def _save(self, cache: Sequence[LayerCache], first: int, end: int, length: int) -> None:
-        self._store.save(cache, self._chunks[:end], first, length)
-
-
-def of_one_row(layer: LayerCache) -> LayerCache:
-    """The only row of a layer that can be in a batch as it is; others hold one sequence alone."""
-    return layer.extract(0) if isinstance(layer, ArraysCache | CacheList) else layer
+                self._store.save(extracted(cache), self._chunks[:end], first, length)
 
 
 def extracted(cache: Sequence[LayerCache]) -> list[LayerCache]:
-    """The caches of a finished row. Follows `extract_cache`.
+    """The caches of a row, as they are unless they have a batch's methods. Follows `extract_cache`.
 
-    Trap: layers that are lists of caches are taken for a batch's, and the attention in them has no
-    `extract`.
+    Trap: a list of caches has them, and the attention in it does not.
     """
-    scalar = any(isinstance(each, KVCache | RotatingKVCache) for each in cache)
-    scalar = scalar and not any(isinstance(each, CacheList) for each in cache)
-    return list(cache) if scalar else [each.extract(0) for each in cache]
+    batched = (ArraysCache, CacheList)
+    return [each.extract(0) if isinstance(each, batched) else each for each in cache]

@@ -47,19 +47,16 @@ class Chunk(NamedTuple):
     key: str
 
 
-Parts: TypeAlias = dict[int, LayerCache]
-"""Layers of a record, by their index in the prompt cache."""
-
 RecordKey: TypeAlias = tuple[str, Kind]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
-    """Layers of one kind for one chunk."""
+    """Layers of one kind for one chunk, by their index in the prompt cache."""
 
     chunk: Chunk
     kind: Kind
-    layers: Parts
+    layers: dict[int, LayerCache]
     nbytes: int
 
 
@@ -227,7 +224,7 @@ class RecordStore:
             self._touch_longest_that_fits(chunks[: at + 1])
             self._evict_if_needed()
 
-    def _put(self, chunk: Chunk, kind: Kind, layers: Parts) -> None:
+    def _put(self, chunk: Chunk, kind: Kind, layers: dict[int, LayerCache]) -> None:
         key = (chunk.key, kind)
         if key not in self.records:
             nbytes = sum(each.nbytes for each in layers.values())
