@@ -9,6 +9,7 @@ from cachesim.engines.base import Engine, Request
 from cachesim.engines.mlx_lm.engine import MlxLm
 from cachesim.engines.mlx_lm.server.kit import next_prompt_step_size
 from cachesim.engines.mlx_lm.store.disk_prompt_cache import DiskPromptCache
+from cachesim.engines.mlx_lm.store.record_store import RecordStore
 from cachesim.errors import OptionError
 from cachesim.model.presets import preset
 from cachesim.model.spec import ModelSpec
@@ -36,11 +37,16 @@ def cached(engine: MlxLm, *prompts: list[int], reply: list[int] = REPLY) -> list
     return found
 
 
-def records(engine: MlxLm) -> list[tuple[int, str]]:
-    """Ends and kinds of the records, the next one to evict first."""
+def stored(engine: MlxLm) -> RecordStore:
+    """What is on disk."""
     cache = engine.server.store.cache
     assert isinstance(cache, DiskPromptCache)
-    return [(each.chunk.end, each.kind) for each in cache.store("").records.values()]
+    return cache.store("")
+
+
+def records(engine: MlxLm) -> list[tuple[int, str]]:
+    """Ends and kinds of the records, the next one to evict first."""
+    return [(each.chunk.end, each.kind) for each in stored(engine).records.values()]
 
 
 def test_the_entry_in_memory_is_cut_where_all_layers_can_be() -> None:
@@ -52,6 +58,26 @@ def test_any_request_drops_it_and_chunks_are_left() -> None:
 
     assert [0, 0, 512] == cached(engine, PROMPT, OTHER, PROMPT)
     assert [(512, "kv_delta"), (256, "kv_delta")] == records(engine)
+
+
+def test_the_last_token_of_a_prompt_is_never_read_from_disk() -> None:
+    assert [0, 0, 256] == cached(server("dense"), PROMPT[:512], OTHER, PROMPT[:512])
+
+
+def test_the_longer_match_is_used() -> None:
+    assert [0, 300, 512] == cached(server("dense"), PROMPT, [*PROMPT[:300], *OTHER], PROMPT)
+
+
+def test_a_window_needs_no_record_that_it_does_not_reach() -> None:
+    engine = server(replace(preset("swa"), window=128))
+    cached(engine, PROMPT, OTHER)
+    store = stored(engine)
+    first, last = store.chunks(PROMPT)
+    del store.records[first.key, "rotating_delta"]
+
+    assert [512] == cached(engine, PROMPT)
+    del store.records[last.key, "rotating_delta"]
+    assert [0, 0] == cached(engine, OTHER, PROMPT)
 
 
 def test_a_state_is_kept_at_the_last_chunk_before_the_end_of_a_prompt() -> None:
