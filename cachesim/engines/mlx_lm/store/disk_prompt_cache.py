@@ -101,7 +101,7 @@ class DiskPromptCache(LRUPromptCache):
 
 
 def _losses(length: int, used: int, matched: int, hot: Reason) -> tuple[Loss, ...]:
-    """The cause that the longer match was not used, then that of the other one."""
+    """Causes in `_restore_best_prefix`: of the longer match, then of the other one."""
     disk: Reason = (matched, causes.RECORD_MISSING, {"matched": matched, "used": used})
     reasons = sorted((hot, disk), key=itemgetter(0), reverse=True)
     if used == length - 1:
