@@ -631,7 +631,7 @@ PATCHES: Final[tuple[Patch[MlxRules], ...]] = (
     ),
     Patch(
         name="mlx-engine-disk",
-        about="that kit since July 2026 (#352): one entry in memory, chunks of 256 on disk",
+        about="that kit since July 2026 (#352), one request at once: chunks of 256 on disk",
         fits=("0.31.3",),
         lay=laying(server={"grid": DiskRules()}),
     ),
