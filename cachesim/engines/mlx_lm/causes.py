@@ -67,8 +67,8 @@ PLACEHOLDER: Final = Cause(
 RECORD_MISSING: Final = Cause(
     id="record-missing",
     sentence=(
-        "{matched} matching tokens are in chunks on disk; {used} of them, the most that have all "
-        "their records and leave a token to feed, can be restored"
+        "{matched} matching tokens are on disk; {used} of them have all records, and leave a token "
+        "to feed"
     ),
     about="mlx-engine keeps states where a prefill step ended, or every 256 tokens of a reply.",
     fields=("matched", "used"),

@@ -631,13 +631,13 @@ PATCHES: Final[tuple[Patch[MlxRules], ...]] = (
     ),
     Patch(
         name="mlx-engine-disk",
-        about="that kit since July 2026 (#352), one request at once: chunks of 256 on disk",
+        about="that kit since #352, July 2026, one request at once: chunks on disk",
         fits=("0.31.3",),
         lay=laying(server={"grid": DiskRules()}),
     ),
     Patch(
         name="mlx-engine-disk-4096",
-        about="the same for a context of 4,096 tokens, which limits the records on disk",
+        about="the same, limited to the bytes of a context of 4,096",
         fits=("0.31.3",),
         lay=laying(server={"grid": DiskRules(max_kv_size=4096)}),
     ),
