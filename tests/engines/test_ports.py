@@ -39,7 +39,7 @@ OURS: Final = frozenset(
         "held", "amounts", "check_books", "_astray", "_cells", "_free", "_host", "_own_cells",
         "_host_entries", "_nodes", "_described", "_holding",
         # saved bytes as values
-        "Blob", "_pack_field", "_fields", "_row_block", "_checkpoint", "_put_back",
+        "Blob", "_pack_field", "_fields", "_row_block", "_checkpoint",
         # forced replies and options
         "_advance", "_pieces", "_put", "pass_over_replies", "_decode_replies", "context_params",
         # shortcuts; a property holds each to what it stands for
