@@ -143,8 +143,8 @@ PATCHES: Final[tuple[Patch[Rules], ...]] = (
     Patch(
         name="39541",
         pull=39541,
-        about="as reported after #38269: no pool of windows on the host, and a match asks for one",
-        fits=("0.5.23",),
+        about="as with encoder replay and drafts: no pool of windows on the host, a match asks for one",
+        fits=("0.5.22",),
         lay=laying(tree={"host_has_windows": False}),
     ),
     Patch(

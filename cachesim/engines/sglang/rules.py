@@ -53,7 +53,8 @@ class TreeRules:
     """#16521: without states too a finished request inserts its prompt; its reply is freed."""
 
     host_has_windows: bool = True
-    """#39541: a host without a pool of windows, where a match still asks for one (#38269)."""
+    """#39541: a host without a pool of windows, where a match still asks for one (#38269); in
+    0.5.22 that of DeepSeek-V4.1 with `--enable-encoder-swa-bounded-replay` and a drafter."""
 
     splits_long_windows: bool = False
     """#31771, as proposed: where a match goes on from windows on the host, only the last window is
