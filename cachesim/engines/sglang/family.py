@@ -143,7 +143,7 @@ PATCHES: Final[tuple[Patch[Rules], ...]] = (
     Patch(
         name="39541",
         pull=39541,
-        about="as with encoder replay and drafts: no pool of windows on the host, a match asks for one",
+        about="as with encoder replay and drafts: a host without windows, and a match asks for one",
         fits=("0.5.22",),
         lay=laying(tree={"host_has_windows": False}),
     ),

@@ -325,6 +325,13 @@ class SglangOptions:
         default="none",
         choices=("none", "file"),
     )
+    sparse_indexer: bool = option(
+        "",
+        "whether the last attention layer stands for the keys of a sparse indexer, as of DeepSeek"
+        " V3.2 and GLM-5",
+        default=False,
+        needs="hicache_storage_backend",
+    )
     hicache_storage_prefetch_policy: PrefetchPolicy = option(
         "--hicache-storage-prefetch-policy",
         "whether a request waits until everything the storage has of it has arrived",

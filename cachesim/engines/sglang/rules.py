@@ -255,6 +255,10 @@ class RunnerRules:
     """#39830: the copy to the host is made when it is needed; the slots hold something else by
     then."""
 
+    stores_indexer: bool = True
+    """0.5.22: pages in the storage have the keys of a sparse indexer; before, `MooncakeStore` and
+    files have attention's alone (Mooncake#2236)."""
+
     mixing_drops_tracks: bool = False
     """Before 0.5.23 `mix_with_running` drops the tracking of the prefill's states (`merge_batch`),
     and the tree gets slots that nothing was written to."""
@@ -324,7 +328,7 @@ RULES_059 = Rules(
         pads_images_apart=False,
         reserves_states_for_the_queue=False,
     ),
-    runner=RunnerRules(mixing_drops_tracks=True, first_chunk_reads_slot=True),
+    runner=RunnerRules(stores_indexer=False, mixing_drops_tracks=True, first_chunk_reads_slot=True),
 )
 """0.5.9, of 2026-02-23."""
 

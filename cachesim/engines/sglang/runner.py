@@ -6,7 +6,7 @@ Follows `ModelRunner.forward`, the deferred copies of `mamba_cow_src_indices`, a
 the linear-attention backends. Four defects that were reported live here, behind rules.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -112,7 +112,14 @@ class Contents:
 
 
 def copy_slots(
-    source: Contents, target: Contents, part: int, at: Integers, to: Integers, *, device: Contents
+    source: Contents,
+    target: Contents,
+    part: int,
+    at: Integers,
+    to: Integers,
+    *,
+    device: Contents,
+    without: Collection[int] = (),
 ) -> None:
     """Copy the contents of some slots of one memory to slots of another one; the device knows which
     layers a part has.
@@ -124,6 +131,8 @@ def copy_slots(
             target.put_state(int(there), source.state(int(here)))
         return
     for layer in device.layers_of(part):
+        if layer in without:
+            continue
         source.reach(layer, at)
         target.reach(layer, to)
         target.keys[layer][to] = source.keys[layer][at]
@@ -210,6 +219,7 @@ class Runner:
     rules: RunnerRules
     grid: int
     shelf: Contents | None = None  # what lies in the storage
+    unstored: frozenset[int] = frozenset()  # layers that no page has
     pending: list[tuple[int, int]] = field(default_factory=list)  # copies that come too late
     unmade: list[tuple[int, Integers, Integers]] = field(default_factory=list)  # copies to the host
     chunk_states: list[dict[int, Array]] = field(default_factory=list)  # of this batch, in order
@@ -265,9 +275,13 @@ class Runner:
             self._move(self.host, self.shelf, part, at, to)
 
     def from_storage(self, part: int, to: Integers, at: Integers) -> None:
-        """Copy a part of a page from the storage to slots of the host."""
+        """Copy a part of a page from the storage to slots of the host.
+
+        Trap: a layer that is not stored keeps what lies in these slots.
+        """
         if self.shelf is not None:
-            self._move(self.shelf, self.host, part, at, to)
+            device, without = self.contents, self.unstored
+            copy_slots(self.shelf, self.host, part, at, to, device=device, without=without)
 
     def run(self, batch: Batch, judge: Judge) -> list[list[int]]:
         """Run a batch; return the tokens sampled for each request, [0] where its prompt is not

@@ -423,6 +423,8 @@ class Sglang(SlotlessEngine[Rules, SglangOptions, Job]):
         self.tree.watch_host(*copies, self._moved)
         if self.tree.stores and self.computes:
             self.runner.shelf = self.shelf
+            if self.options.sparse_indexer and not self.rules.runner.stores_indexer:
+                self.runner.unstored = frozenset(self.network.spec.attention_layers[-1:])
             self.tree.watch_storage(self.runner.to_storage, self.runner.from_storage)
 
     def _tree(self) -> Tree:
