@@ -1,7 +1,10 @@
-"""`python -m examples.sglang`: what the files of HiCache hold in 0.5.23 and 0.5.18."""
+"""`python -m examples.sglang`: what the files of HiCache hold in 0.5.23, 0.5.18 and 0.5.9."""
 
 from examples.environments import inside, wheel
 
 for release in ("0.5.23", "0.5.18"):
     cache = wheel("sglang", release, "sglang")
     inside(cache, "examples.sglang.cache", release, str(cache.folder))
+
+cache = wheel("sglang", "0.5.9", "sglang")
+inside(cache, "examples.sglang.indexer", "0.5.9", str(cache.folder))
