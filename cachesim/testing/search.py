@@ -415,6 +415,8 @@ def finding_of(
     if explained != reply.equal - (reply.cached or 0):
         detail = f"{reply.equal} equal, {reply.cached} cached, the rules explain {explained}"
         return Finding(kind="broken invariant", step=step, detail=detail)
+    if (uncounted := _uncounted(reply)) is not None:
+        return Finding(kind="broken invariant", step=step, detail=uncounted)
     verdict = judge(reply, oracle)
     leak = None
     if trial.texts is not None:
@@ -430,6 +432,14 @@ def finding_of(
     off = f"logits off by {verdict.max_difference:.3g}"
     detail = f"{reply.cached} of {len(reply.prompt)} tokens cached, {off}"
     return Finding(kind="wrong answer", step=step, detail=detail)
+
+
+def _uncounted(reply: Reply) -> str | None:
+    """The counts of a reply that do not add up, where the server returns them."""
+    cached, processed, n_tokens = reply.cached, reply.processed, len(reply.prompt)
+    if cached is None or processed is None or reply.truncated or cached + processed == n_tokens:
+        return None
+    return f"{cached} cached and {processed} processed of {n_tokens} tokens"
 
 
 def _broken_batch(

@@ -10,6 +10,7 @@ import pytest
 from cachesim.engines import FAMILIES, Profile
 from cachesim.engines.facts import events_of
 from cachesim.engines.family import Family
+from cachesim.engines.ik_llama.slot import Slot
 from cachesim.engines.llamacpp.memory.recurrent_cells import Planes
 from cachesim.errors import SpecError
 from cachesim.model.presets import PRESETS
@@ -34,7 +35,7 @@ from cachesim.testing.search import (
     workloads,
 )
 from cachesim.testing.workloads import WHOLE, Shape, weighs
-from cachesim.units import Array
+from cachesim.units import Array, Count
 
 
 @pytest.fixture(name="found", scope="module")
@@ -250,3 +251,20 @@ def test_a_request_that_never_gets_a_reply_is_a_finding(monkeypatch: pytest.Monk
     trial = play(next(workloads(profile, "dense")), profile)
 
     assert [("crash", 0, NO_REPLY)] == [(e.kind, e.step, e.detail) for e in trial.findings]
+
+
+def test_processed_and_cached_tokens_that_are_not_the_prompt_s_are_a_finding(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The server counts one processed token of three."""
+    reply_of = Slot.reply
+    monkeypatch.setattr(Slot, "reply", lambda *given: replace(reply_of(*given), processed=Count(1)))
+
+    profile = Profile.parse("ik_llama.cpp@8337e4cd3")
+    drawn = next(workloads(profile, "dense"))
+    scenario = replace(drawn, step=(Step(name="a", prompt=(3, 4, 5)),))
+    trial = play(scenario, profile)
+
+    assert [("broken invariant", 0, "0 cached and 1 processed of 3 tokens")] == [
+        (each.kind, each.step, each.detail) for each in trial.findings
+    ]
