@@ -96,3 +96,35 @@ class DraftVerified(Event):
 
     drafted: Count
     accepted: Count
+
+
+@event("loss")
+class SlotCleared(Event):
+    """slot {slot} is cleared: it held {n_tokens} tokens"""
+
+    slot: int
+    n_tokens: Count
+
+
+@event("gain")
+class PrefixShared(Event):
+    """slot {slot} shares the first {n_tokens} tokens of slot {other}"""
+
+    slot: int
+    other: int
+    n_tokens: Count
+
+
+@event("loss")
+class ContextShifted(Event):
+    """the context is full: {n_discard} tokens after the first {n_keep} are discarded"""
+
+    n_keep: Count
+    n_discard: Count
+
+
+@event("loss")
+class ShiftRefused(Event):
+    """the context is full: {n_discard} tokens go, all the others are evaluated again"""
+
+    n_discard: Count

@@ -88,7 +88,9 @@ PATCHES: Final[tuple[Patch[Rules], ...]] = (
         name="ollama-memory",
         about="the same, windows keep 4,096 tokens (gpt-oss)",
         fits=("0.3.36",),
-        lay=lambda rules: replace(rules, runner=RunnerRules(memory=4096)),
+        lay=lambda rules: replace(
+            rules, runner=replace(rules.runner or RunnerRules(), memory=4096)
+        ),
     ),
 )
 
@@ -100,7 +102,7 @@ FAMILY: Final[Family[Rules, Options]] = Family(
     about="llama.cpp's Python binding: one sequence per instance, caches of whole states",
     repository="abetlen/llama-cpp-python",
     package=__package__,
-    engine=f"{__package__}.server:LlamaCppPython",
+    engine=f"{__package__}.ollama:start",
     releases=RELEASES,
     patches=PATCHES,
     options=Options,

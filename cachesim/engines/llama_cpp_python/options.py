@@ -84,6 +84,38 @@ class Options:
     num_pred_tokens: int = option(
         "num_pred_tokens", "tokens of a draft", default=10, low=1, unit="tokens", tried=(10, 3)
     )
+    num_parallel: int = option(
+        "OLLAMA_NUM_PARALLEL",
+        "slots, each with a context of its own; one where the model has a state",
+        default=1,
+        low=1,
+        high=64,
+        patch="ollama",
+        tried=(1, 2, 3),
+    )
+    multiuser_cache: bool = option(
+        "OLLAMA_MULTIUSER_CACHE",
+        "share matching cells with the slot used longest ago, where no slot would be continued",
+        default=False,
+        patch="ollama",
+        tried=(False, True),
+    )
+    num_keep: int = option(
+        "num_keep",
+        "first tokens that a shift or a truncation keeps; -1: the prompt",
+        default=4,
+        low=-1,
+        high=1 << 24,
+        unit="tokens",
+        patch="ollama",
+        tried=(4, 4, 1, -1),
+    )
+    shift: bool = option(
+        "shift", "discard half of a full context; else the reply ends", default=True, patch="ollama"
+    )
+    truncate: bool = option(
+        "truncate", "cut a prompt that is too long; else it fails", default=True, patch="ollama"
+    )
 
 
 FIELDS: Final = (

@@ -1,7 +1,7 @@
 """`Llama` as an engine: a completion after the other over one sequence (`llama.py`)."""
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import numpy as np
@@ -14,11 +14,10 @@ from cachesim.engines.job import SlotlessEngine
 from cachesim.engines.llama_cpp_python import causes, events
 from cachesim.engines.llama_cpp_python.family import Rules
 from cachesim.engines.llama_cpp_python.options import Options
-from cachesim.engines.llama_cpp_python.runner import RunnerCache
 from cachesim.engines.llama_cpp_python.states import DiskCache, State, StateCache, lookup
 from cachesim.engines.llamacpp.held import memory_amounts, memory_held, parts
 from cachesim.engines.llamacpp.memory.batch import Batch
-from cachesim.engines.llamacpp.memory.blob import ARCHITECTURES, Blob
+from cachesim.engines.llamacpp.memory.blob import ARCHITECTURES
 from cachesim.engines.llamacpp.memory.context import OK
 from cachesim.engines.llamacpp.memory.create import ContextParams, create_context
 from cachesim.engines.llamacpp.server_context import END_OF_GENERATION
@@ -80,7 +79,6 @@ class LlamaCppPython(SlotlessEngine[Rules, Options, Job]):
         if options.embedding and "conv" in self.network.spec.layers:
             msg = "embedding has no rules here for LFM2: it has no logits then from 0.3.35 on"
             raise OptionError(msg)
-        self.kept = self._runner()
         n_batch = min(options.n_ctx, options.n_batch)
         self.context = create_context(
             self.network,
@@ -111,22 +109,6 @@ class LlamaCppPython(SlotlessEngine[Rules, Options, Job]):
         self._disk.capacity = options.capacity_bytes
         kept = {"ram": StateCache(options.capacity_bytes), "disk": self._disk}
         self.cache = kept.get(options.cache)
-
-    def _runner(self) -> RunnerCache | None:
-        """Caches of Ollama's runner for the slot; None without its rules."""
-        rules, options, spec = self.rules.runner, self.options, self.network.spec
-        if rules is None:
-            return None
-        places = {shape.place for shape in self.network.shapes}
-        others = (options.embedding, not options.swa_full, options.cache != "none")
-        if any(others) or options.draft_model != "none":
-            msg = "Ollama's runner has no set_cache, draft_model, small swa_full or embedding here"
-            raise OptionError(msg)
-        if "recurrent" in places and places != {"recurrent", "attention"}:
-            msg = "Ollama's own caches have states beside full attention only"
-            raise OptionError(msg)
-        window = spec.window if "window" in places else None
-        return RunnerCache(rules, options.n_ctx, window, hybrid="recurrent" in places)
 
     # -- calls ---------------------------------------------------------------------------------
 
@@ -172,9 +154,6 @@ class LlamaCppPython(SlotlessEngine[Rules, Options, Job]):
         return self._act("load", name)
 
     def _act(self, what: str, name: str = "", prompt: Tokens = ()) -> Ticket:
-        if self.kept is not None and what != "reset":
-            msg = "Ollama's runner saves and loads no states"
-            raise OptionError(msg)
         new = Job(ticket=self._jobs.ticket(), prompt=prompt, action=(what, name))
         self._jobs.append(new)
         return new.ticket
@@ -191,7 +170,8 @@ class LlamaCppPython(SlotlessEngine[Rules, Options, Job]):
 
     def reopen(self, options: Mapping[str, Value]) -> None:
         """Make a new instance with other arguments, as `LlamaProxy` does for another alias."""
-        self.options = self.family.read(self.profile, asdict(self.options) | dict(options))
+        read = self.family.read(self.profile, options)
+        self.options = replace(self.options, **{each: getattr(read, each) for each in options})
         self._start()
 
     def sleep(self) -> None:
@@ -247,9 +227,6 @@ class LlamaCppPython(SlotlessEngine[Rules, Options, Job]):
     def _complete(self, one: Job) -> None:
         """Follows `_create_completion`."""
         prompt, n_ctx = list(one.prompt), self.context.n_ctx
-        if self.kept is not None:
-            self._serve(one, prompt, self.kept)
-            return
         if len(prompt) >= n_ctx:
             text = f"Requested tokens ({len(prompt)}) exceed context window of {n_ctx}"
             raise CallError(text, "ValueError")
@@ -264,30 +241,6 @@ class LlamaCppPython(SlotlessEngine[Rules, Options, Job]):
             for each in self.cache.put((*one.prompt, *completion), state):
                 n_tokens, size = each.n_tokens, each.size
                 self._emit(events.StateEvicted(task=one.ticket, n_tokens=n_tokens, size=size))
-
-    def _serve(self, one: Job, prompt: list[Token], kept: RunnerCache) -> None:
-        """Follows Ollama's runner, for requests with `truncate` and `shift` off.
-
-        Trap: a batch is begun before the token that it continues is known. So the last token moves
-        the window and may take a checkpoint; and where the context is full, one is dropped.
-        """
-        n_ctx = self.options.n_ctx
-        room = n_ctx - len(prompt)
-        if room < 0:
-            text = "the input length exceeds the context length"
-            raise CallError(text, "BadRequest")
-        self._account(one)
-        if not room:
-            tokens = self._resume(one, prompt, kept)
-            one.cached = Count(len(prompt) - len(tokens))
-            self._eval(one, tokens)
-            return
-        limited = 0 < one.predict <= room
-        reply = self._generate(one, prompt, one.predict if limited else room)
-        if len(reply) == room and not limited:
-            self._eval(one, reply[-1:])
-        else:
-            kept.start_forward(self.n_tokens, 1, self._checkpoint)
 
     def _look_up(self, one: Job, cache: StateCache) -> None:
         """Load the cache's entry if it seems to hold more of the prompt than the instance does.
@@ -316,8 +269,7 @@ class LlamaCppPython(SlotlessEngine[Rules, Options, Job]):
 
     def _generate(self, one: Job, prompt: list[Token], most: int) -> list[Token]:
         """Follows `generate`, as far as the caller takes tokens; those it takes."""
-        kept = self.kept
-        tokens = self._match(one, prompt) if kept is None else self._resume(one, prompt, kept)
+        tokens = self._match(one, prompt)
         one.cached = Count(len(prompt) - len(tokens))
         sample_idx = self.n_tokens + len(tokens) - 1
         completion: list[Token] = []
@@ -380,45 +332,12 @@ class LlamaCppPython(SlotlessEngine[Rules, Options, Job]):
         self._reset(one)
         return prompt
 
-    def _resume(self, one: Job, prompt: list[Token], kept: RunnerCache) -> list[Token]:
-        """Follows `LoadCacheSlot` of Ollama's runner."""
-        ledger, past = one.ledger, int(get_common_prefix(self.held_tokens, prompt))
-        if past == len(prompt):
-            past -= 1
-            ledger.apply(causes.LAST_TOKEN, past, prompt_tokens=len(prompt))
-        entry = kept.best_index(past) if kept.hybrid else None
-        if kept.hybrid:
-            found = 0 if entry is None else entry.pos + 1
-            ledger.apply(causes.CHECKPOINT_BEFORE, found, wanted=past, found=found)
-            past = found
-        elif past and not kept.can_resume(past):
-            ledger.apply(causes.WINDOW_GONE, 0, wanted=past, first=kept.first)
-            past = 0
-        if not past:
-            self.context.seq_rm(SEQ, 0, -1)
-            self._reset(one)
-            return prompt
-        if entry is not None and entry.state is not None:
-            self.context.state_read(entry.state, SEQ, partial=True)
-        self.context.seq_rm(SEQ, past, -1)
-        kept.remove(past)
-        self.n_tokens = past
-        rest = prompt[past:]
-        counts = {"n_tokens": Count(past), "remaining": Count(len(rest))}
-        self._emit(events.PrefixMatched(task=one.ticket, **counts))
-        return rest
-
-    def _checkpoint(self) -> Blob:
-        return self.context.state_write(SEQ, partial=True)
-
     def _reset(self, one: Job | None = None) -> None:
         if self.n_tokens:
             task = one.ticket if one else -1
             self._emit(events.InstanceReset(task=task, n_tokens=Count(self.n_tokens)))
         self.n_tokens = 0
         self._requires_eval = True
-        if self.kept is not None:
-            self.kept.clear()
         if self.rules.reset_clears_states and self._has_states:
             self.context.clear(data=True)
 
@@ -434,8 +353,6 @@ class LlamaCppPython(SlotlessEngine[Rules, Options, Job]):
             piece = tokens[start : start + self.n_batch]
             self._decode(one, piece, start=self.n_tokens)
             self._last = len(piece)
-            if self.kept is not None:
-                self.kept.start_forward(self.n_tokens, len(piece), self._checkpoint)
             end = self.n_tokens + len(piece)
             self.input_ids[self.n_tokens : end] = piece
             if self._all:

@@ -1,13 +1,48 @@
 """Where Ollama's own runner resumes: windows, checkpoints of a hybrid; worked out by hand."""
 
+from collections.abc import Sequence
+
 import pytest
 
+from cachesim.engines.base import Engine, Reply, Request
+from cachesim.engines.llama_cpp_python.ollama import Ollama
 from cachesim.engines.llama_cpp_python.runner import RunnerCache, RunnerRules
-from cachesim.engines.llamacpp.memory.blob import Blob
 from cachesim.errors import OptionError
-from tests.engines.llama_cpp_python.test_llama_cpp_python import called, opened, right, run
+from cachesim.model.presets import tiny
+from cachesim.typed import there_is
+from cachesim.units import as_tokens
+from cachesim.verify.oracle import cold_logits
 
-STATE = Blob(fields=(), source=0)
+
+def opened(patches: str = "ollama", model: str = "dense", **options: object) -> Ollama:
+    engine = Engine.create(
+        f"llama-cpp-python@0.3.36+{patches}", model=tiny(model), arithmetic="ring", options=options
+    )
+    assert isinstance(engine, Ollama)
+    return engine
+
+
+def called(engine: Ollama, *tokens: int, predict: int = 1) -> Reply:
+    return together(engine, tokens, predict=predict)[0]
+
+
+def together(engine: Ollama, *prompts: Sequence[int], predict: int = 1) -> list[Reply]:
+    tickets = [
+        engine.submit(Request(prompt=as_tokens(prompt), predict=predict)) for prompt in prompts
+    ]
+    engine.run()
+    engine.check_integrity()
+    return [there_is(engine.reply(ticket)) for ticket in tickets]
+
+
+def run(first: int, count: int) -> range:
+    return range(first, first + count)
+
+
+def right(engine: Ollama, reply: Reply) -> bool:
+    rows = range(len(reply.prompt) - 1, len(reply.prompt) + len(reply.generated) - 1)
+    tokens = (*reply.prompt, *reply.generated)
+    return bool((reply.logits == cold_logits(engine.network, tokens, rows=rows)).all())
 
 
 def kept(memory: int = 0, window: int | None = None, *, hybrid: bool = False) -> RunnerCache:
@@ -25,7 +60,7 @@ def kept(memory: int = 0, window: int | None = None, *, hybrid: bool = False) ->
 def test_a_window_resumes_at_the_end_of_what_is_held_only(
     patch: str, tokens: list[int], cached: int
 ) -> None:
-    engine = opened(f"0.3.36+{patch}", "swa")
+    engine = opened(patch, "swa")
     called(engine, *run(0, 20))
 
     reply = called(engine, *tokens)
@@ -37,7 +72,7 @@ def test_a_window_resumes_at_the_end_of_what_is_held_only(
 def test_a_hybrid_resumes_from_a_checkpoint_even_where_it_continues(
     predict: int, continued: int, cached: int
 ) -> None:
-    engine = opened("0.3.36+ollama", "hybrid")
+    engine = opened("ollama", "hybrid")
     first = called(engine, *run(0, 20), predict=predict)
     held = (*first.prompt, *first.generated)[:continued]
 
@@ -47,7 +82,7 @@ def test_a_hybrid_resumes_from_a_checkpoint_even_where_it_continues(
 
 
 def test_a_checkpoint_is_taken_within_a_reply_from_position_16_on() -> None:
-    engine = opened("0.3.36+ollama", "hybrid")
+    engine = opened("ollama", "hybrid")
     first = called(engine, *run(0, 10), predict=10)
 
     reply = called(engine, *first.prompt, *first.generated, 90)
@@ -56,7 +91,7 @@ def test_a_checkpoint_is_taken_within_a_reply_from_position_16_on() -> None:
 
 
 def test_the_same_prompt_again_finds_no_checkpoint_before_its_last_token() -> None:
-    engine = opened("0.3.36+ollama", "hybrid")
+    engine = opened("ollama", "hybrid")
     called(engine, *run(0, 20))
 
     assert 0 == called(engine, *run(0, 20)).cached
@@ -65,7 +100,7 @@ def test_the_same_prompt_again_finds_no_checkpoint_before_its_last_token() -> No
 def test_checkpoints_are_1664_positions_apart_or_a_batch_more() -> None:
     held = kept(hybrid=True)
     for start in range(0, 6144, 512):
-        held.start_forward(start, 512, lambda: STATE)
+        held.start_forward(start, 512)
 
     assert [511, 2559, 4607] == [each.pos for each in held.entries if each.pos >= 0]
 
@@ -73,11 +108,11 @@ def test_checkpoints_are_1664_positions_apart_or_a_batch_more() -> None:
 def test_a_full_ring_overwrites_the_oldest_and_a_cut_frees_the_newest() -> None:
     held = kept(hybrid=True)
     for number in range(25):
-        held.start_forward(2000 * number, 2000, lambda: STATE)
+        held.start_forward(2000 * number, 2000)
     assert min(each.pos for each in held.entries) == 3999
 
     held.remove(41_999)
-    held.start_forward(41_999, 1664, lambda: STATE)
+    held.start_forward(41_999, 1664)
 
     positions = sorted(each.pos for each in held.entries if each.pos >= 0)
     assert positions[:1] + positions[-2:] == [3999, 39_999, 43_662]
@@ -86,14 +121,14 @@ def test_a_full_ring_overwrites_the_oldest_and_a_cut_frees_the_newest() -> None:
 @pytest.mark.parametrize(("memory", "resumes"), [(0, False), (4096, True)])
 def test_a_longer_memory_lets_a_rewind_keep_its_window(memory: int, *, resumes: bool) -> None:
     held = kept(memory, window=128)
-    held.start_forward(0, 3000, lambda: STATE)
-    held.start_forward(3000, 1, lambda: STATE)
+    held.start_forward(0, 3000)
+    held.start_forward(3000, 1)
 
     assert held.can_resume(1000) is resumes
 
 
 def test_a_prompt_beyond_the_context_is_refused() -> None:
-    assert called(opened("0.3.36+ollama", n_ctx=32), *run(0, 33)).error is not None
+    assert called(opened(n_ctx=32, truncate=False), *run(0, 33)).error is not None
 
 
 @pytest.mark.parametrize(
@@ -102,11 +137,11 @@ def test_a_prompt_beyond_the_context_is_refused() -> None:
 def test_a_reply_ends_where_the_context_is_full(
     prompt: int, predict: int, sampled: int, held: int
 ) -> None:
-    engine = opened("0.3.36+ollama", n_ctx=32)
+    engine = opened(n_ctx=32, shift=False)
 
     reply = called(engine, *run(0, prompt), predict=predict)
 
-    assert (len(reply.generated), len(engine.held_tokens)) == (sampled, held)
+    assert (len(reply.generated), len(engine.slots[0].inputs)) == (sampled, held)
 
 
 @pytest.mark.parametrize(
@@ -114,19 +149,18 @@ def test_a_reply_ends_where_the_context_is_full(
 )
 def test_what_the_runner_has_not_is_refused(option: str, value: object) -> None:
     with pytest.raises(OptionError, match="Ollama's runner has no"):
-        opened("0.3.36+ollama", "dense", **{option: value})
+        opened("ollama", "dense", **{option: value})
 
 
 def test_states_beside_windows_and_saved_states_are_refused() -> None:
     with pytest.raises(OptionError, match="beside full attention"):
-        opened("0.3.36+ollama", "hybrid-swa")
-    with pytest.raises(OptionError, match="saves and loads no states"):
-        opened("0.3.36+ollama").slot_save(0, "s")
+        opened("ollama", "hybrid-swa")
+    with pytest.raises(OptionError, match="no slots to save"):
+        opened("ollama").slot_save(0, "s")
 
 
 def test_a_context_that_has_room_for_a_window_only_keeps_every_key() -> None:
-    engine = opened("0.3.36+ollama-memory", "swa")
+    engine = opened("ollama-memory", "swa")
     called(engine, *run(0, 30))
 
-    assert engine.kept is not None
-    assert engine.kept.memory is None
+    assert engine.slots[0].cache.memory is None

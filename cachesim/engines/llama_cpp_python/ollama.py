@@ -1,0 +1,455 @@
+"""Ollama's own runner until 0.24 (`runner/ollamarunner`), over llama.cpp's memory.
+
+    step   new requests take slots -> a batch is computed -> the next one is begun -> tokens sampled
+
+A batch is begun before the tokens that it continues are known.
+"""
+
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+import numpy as np
+
+from cachesim.engines import base, job
+from cachesim.engines.base import NO_ANSWER, Ticket
+from cachesim.engines.causes import Ledger
+from cachesim.engines.family import Family, Profile
+from cachesim.engines.held import Amounts, Held, SlotHeld, Texts
+from cachesim.engines.job import SlotlessEngine
+from cachesim.engines.llama_cpp_python import causes, events
+from cachesim.engines.llama_cpp_python.family import Rules
+from cachesim.engines.llama_cpp_python.options import Options
+from cachesim.engines.llama_cpp_python.runner import Checkpoint, RunnerCache, Slot
+from cachesim.engines.llama_cpp_python.server import ENDPOINT, LlamaCppPython
+from cachesim.engines.llamacpp.held import memory_amounts, memory_held, parts
+from cachesim.engines.llamacpp.memory.batch import Batch
+from cachesim.engines.llamacpp.memory.context import OK
+from cachesim.engines.llamacpp.memory.create import ContextParams, create_context
+from cachesim.engines.llamacpp.memory.hybrid import caches_of, parts_of
+from cachesim.engines.llamacpp.server_context import END_OF_GENERATION
+from cachesim.engines.tokens import PrefixTree, get_common_prefix
+from cachesim.errors import OptionError, UpstreamAbort
+from cachesim.units import Array, Count, Token, Tokens
+
+SAMPLED: Final = Token(-1)
+"""The place of a token that is sampled before the batch is computed."""
+
+NOBODY: Final = -1
+
+MOST: Final = 10
+"""Contexts that a reply may fill (`NumPredict`)."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Sequence(job.Job):
+    """A request, and the inputs that it has yet to evaluate."""
+
+    predict: int
+    keep: int = 0
+    inputs: list[Token] = field(default_factory=list)
+    slot: Slot | None = None
+    sampled: list[Token] = field(default_factory=list)
+    truncated: bool = False
+    shifted: bool = False
+
+    @property
+    def generated(self) -> Tokens:
+        return tuple(self.sampled)
+
+    def reply(self) -> base.Reply:
+        return replace(
+            job.Job.reply(self),
+            slot=None if self.slot is None else self.slot.id,
+            truncated=self.truncated,
+            approximated="context-shift" if self.shifted else None,
+        )
+
+
+@dataclass(slots=True, kw_only=True)
+class Part:
+    """The inputs of one sequence in a batch."""
+
+    one: Sequence
+    slot: Slot
+    tokens: list[Token]
+    start: int
+    checkpoint: Checkpoint | None = None
+    early: bool = False  # computed while the token before is still unknown
+
+
+def start(
+    profile: Profile, *, family: Family[Rules, Options], **given: Any
+) -> "LlamaCppPython | Ollama":
+    """An instance of `Llama`, or Ollama's runner where a patch names it."""
+    made = LlamaCppPython if family.rules(profile).runner is None else Ollama
+    return made(profile, family=family, **given)
+
+
+class Ollama(SlotlessEngine[Rules, Options, Sequence]):
+    """The server of one model."""
+
+    erasing = " (unloads the model)"
+    limit_flag = "num_predict"
+
+    def _set_up(self) -> None:
+        self._computed = PrefixTree()
+        self._empty()
+
+    def _empty(self) -> None:
+        """Follows `NewInputCache`, for the model's caches.
+
+        Models with a state get one slot, whatever is asked for (`server/sched.go`).
+        """
+        for one in self._jobs:
+            if not one.done:
+                one.end(NO_ANSWER)
+        rules, options, spec = self.rules.runner, self.options, self.network.spec
+        places = {shape.place for shape in self.network.shapes}
+        others = (options.embedding, not options.swa_full, options.cache != "none")
+        if rules is None or any(others) or options.draft_model != "none":
+            msg = "Ollama's runner has no set_cache, draft_model, small swa_full or embedding here"
+            raise OptionError(msg)
+        hybrid = "recurrent" in places
+        if hybrid and places != {"recurrent", "attention"}:
+            msg = "Ollama's own caches have states beside full attention only"
+            raise OptionError(msg)
+        if hybrid and not options.num_keep:
+            msg = "a shift of a hybrid that keeps no token is not played: write num_keep = 1"
+            raise OptionError(msg)
+        slots = 1 if hybrid else options.num_parallel
+        self.n_batch = min(options.n_ctx, options.n_batch)
+        self.context = create_context(
+            self.network,
+            ContextParams(
+                n_ctx=Count(options.n_ctx * slots),
+                n_batch=self.n_batch,
+                n_ubatch=min(self.n_batch, options.n_ubatch),
+                n_seq_max=slots,
+                kv_unified=True,
+                swa_full=True,
+                type_k=options.type_k,
+                type_v=options.type_v,
+            ),
+            self.rules.memory,
+        )
+        window = spec.window if "window" in places else None
+        self.slots = [
+            Slot(i, RunnerCache(rules, options.n_ctx, window, hybrid=hybrid, slots=slots))
+            for i in range(slots)
+        ]
+        self.seqs: list[Sequence | None] = [None] * slots
+        self._ahead: list[Part] = []
+        self._next_seq = self._clock = 0
+
+    # -- requests ------------------------------------------------------------------------------
+
+    def submit(self, request: base.Request) -> Ticket:
+        self._check(
+            request, drafts=request.drafts is not None, cache_prompt=not request.cache_prompt
+        )
+        if self._fields(request).get(ENDPOINT) == "embedding":
+            msg = "embeddings of Ollama's runner are not played"
+            raise OptionError(msg)
+        ticket = self._jobs.ticket()
+        predict = self._limit(request, MOST * self.options.n_ctx)
+        new = Sequence(ticket=ticket, prompt=request.prompt, predict=predict, forced=request.reply)
+        self._jobs.append(new)
+        self._truncate(new)
+        return ticket
+
+    def _truncate(self, one: Sequence) -> None:
+        """Follows `NewSequence`: the first `num_keep` tokens and the end of a prompt too long."""
+        n_ctx, prompt, keep = self.options.n_ctx, one.prompt, self.options.num_keep
+        one.keep = min(len(prompt) if keep < 0 else keep, n_ctx - 1)
+        if len(prompt) <= n_ctx:
+            return
+        if not self.options.truncate:
+            one.end("BadRequest", "the input length exceeds the context length")
+            return
+        one.prompt = prompt[: one.keep] + prompt[len(prompt) - n_ctx + one.keep :]
+        one.truncated = True
+
+    def cancel(self, ticket: Ticket) -> None:
+        one = self._jobs[ticket]
+        if not one.done:
+            one.end("cancelled")
+            self._remove(one)
+
+    def _blank(self, ticket: Ticket) -> Sequence:
+        return Sequence(ticket=ticket, prompt=(), predict=0)
+
+    def restart(self) -> None:
+        """Unload the model, and load it again."""
+        self._empty()
+
+    def sleep(self) -> None:
+        """Refuse it: an idle model is unloaded."""
+        msg = "an idle model is unloaded: write 'restart'"
+        raise OptionError(msg)
+
+    def step(self) -> bool:
+        self._admit()
+        if not any(self.seqs):
+            return False
+        rows = self._compute(self._ahead or self._forward())
+        self._ahead = self._forward()
+        if not self._ahead and any(self.seqs):
+            self._ahead = [replace(part, early=True) for part in self._forward()]
+        for one, row in rows:
+            if one in self.seqs:
+                self._sample(one, row)
+        if not any(self.seqs):
+            self._ahead = []
+        return True
+
+    def _remove(self, one: Sequence) -> None:
+        """Follows `removeSequence`."""
+        one.done = True
+        if one in self.seqs:
+            self.seqs[self.seqs.index(one)] = None
+        if one.slot is not None:
+            one.slot.in_use = False
+
+    # -- slots ---------------------------------------------------------------------------------
+
+    def _admit(self) -> None:
+        """Give waiting requests a slot, in order of arrival."""
+        waiting = (each for each in self._jobs if not each.done and each.slot is None)
+        for index, seq in enumerate(self.seqs):
+            one = next(waiting, None) if seq is None else None
+            if one is not None:
+                self._load_cache_slot(one)
+                self.seqs[index] = one
+
+    def _load_cache_slot(self, one: Sequence) -> None:
+        """Follows `LoadCacheSlot`."""
+        prompt, ledger = one.prompt, self._account(one)
+        best = max(self.slots, key=lambda each: get_common_prefix(each.inputs, prompt))
+        slot, past = self._find(one)
+        slot.in_use, self._clock = True, self._clock + 1
+        slot.last_used, one.slot = self._clock, slot
+        ledger.apply(causes.SLOT_BUSY, past, slot=best.id)
+        if past == len(prompt):
+            past -= 1
+            ledger.apply(causes.LAST_TOKEN, past, prompt_tokens=len(prompt))
+        cache = slot.cache
+        entry = cache.best_index(past)
+        if cache.hybrid:
+            found = 0 if entry is None else entry.pos + 1
+            ledger.apply(causes.CHECKPOINT_BEFORE, found, wanted=past, found=found)
+            past = found
+        elif past and not cache.can_resume(past):
+            ledger.apply(causes.WINDOW_GONE, 0, wanted=past, first=cache.first)
+            past = 0
+        if entry is not None and entry.state is not None:
+            self.context.state_read(entry.state, slot.id, partial=True)
+        self._cut(slot, past, one.ticket)
+        one.shifted = slot.moved_from is not None
+        one.cached = Count(past)
+        one.inputs = list(prompt[past:])
+        if past:
+            counts = {"n_tokens": Count(past), "remaining": Count(len(one.inputs))}
+            self._emit(events.PrefixMatched(task=one.ticket, **counts))
+
+    def _cut(self, slot: Slot, end: int, task: int) -> None:
+        """Follows `Remove` up to the end."""
+        self.context.seq_rm(slot.id, end, -1)
+        if end:
+            slot.cache.remove(end)
+        else:
+            slot.cache.clear()
+            if slot.inputs:
+                n_tokens = Count(len(slot.inputs))
+                self._emit(events.SlotCleared(task=task, slot=slot.id, n_tokens=n_tokens))
+        del slot.inputs[end:]
+        if slot.moved_from is not None and slot.moved_from >= end:
+            slot.moved_from = None
+
+    def _find(self, one: Sequence) -> tuple[Slot, int]:
+        """Follows `findLongestCacheSlot`, or `findBestCacheSlot`; the slot, its matching tokens.
+
+        The first takes the free slot that matches best. The second leaves a slot that would lose
+        tokens as it is, and shares the matching ones with the slot that was used longest ago.
+        """
+        matches = [int(get_common_prefix(slot.inputs, one.prompt)) for slot in self.slots]
+        free = [slot for slot in self.slots if not slot.in_use]
+        if not self.options.multiuser_cache:
+            slot = max(free, key=lambda each: matches[each.id])
+            return slot, matches[slot.id]
+        longest = max(self.slots, key=lambda each: matches[each.id])
+        count = matches[longest.id]
+        if count == len(longest.inputs) and not longest.in_use:
+            return longest, count
+        oldest = min(free, key=lambda each: each.last_used)
+        if count and oldest is not longest:
+            self._copy_prefix(longest, oldest, count, one.ticket)
+        return oldest, count
+
+    def _copy_prefix(self, longest: Slot, oldest: Slot, count: int, task: int) -> None:
+        """Follows `CopyPrefix`: the cells are shared."""
+        self._cut(oldest, 0, task)
+        self.context.seq_cp(longest.id, oldest.id, 0, count)
+        oldest.cache.copy_prefix(longest.cache, count)
+        oldest.inputs, oldest.moved_from = longest.inputs[:count], longest.moved_from
+        slots = {"slot": oldest.id, "other": longest.id}
+        self._emit(events.PrefixShared(task=task, n_tokens=Count(count), **slots))
+
+    # -- batches -------------------------------------------------------------------------------
+
+    def _forward(self) -> list[Part]:
+        """Follows `forwardBatch`: one batch for all sequences, in turn from `nextSeq`.
+
+        Traps: the memory of windows moves, and a checkpoint is taken, also for a reply that ends
+        with the token before; and where the context is full, that token is never sampled.
+        """
+        batch: list[Part] = []
+        room, resume, index = self.n_batch, NOBODY, self._next_seq - 1
+        for _ in self.seqs:
+            index = (index + 1) % len(self.seqs)
+            one = self.seqs[index]
+            if one is None or one.slot is None:
+                continue
+            slot = one.slot
+            if not room:
+                resume = index if resume == NOBODY else resume
+                continue
+            if len(slot.inputs) >= self.options.n_ctx:
+                if not self.options.shift:
+                    self._remove(one)
+                    continue
+                if not self._shift(one, slot):
+                    continue
+            count = min(room, self.options.n_ctx - len(slot.inputs), len(one.inputs))
+            tokens, one.inputs = one.inputs[:count], one.inputs[count:]
+            batch.append(Part(one=one, slot=slot, tokens=tokens, start=len(slot.inputs)))
+            room -= count
+        self._next_seq = index + 1 if resume == NOBODY else resume
+        counts = {part.slot.id: len(part.tokens) for part in batch}
+        taken = {
+            slot.id: slot.cache.start_forward(
+                len(slot.inputs) if slot.id in counts else slot.cache.end, counts.get(slot.id, 0)
+            )
+            for slot in (self.slots if batch else ())
+        }
+        return [replace(part, checkpoint=taken[part.slot.id]) for part in batch]
+
+    def _shift(self, one: Sequence, slot: Slot) -> bool:
+        """Follows `ShiftCacheSlot`; False if the kept inputs have to be processed again.
+
+            before   [ keep | discard | rest )        after   [ keep | rest )
+
+        Qwen 3-Next and 3.5 refuse, and cells that another slot shares.
+        """
+        keep = one.keep
+        discard = max((self.options.n_ctx - keep) // 2, 1)
+        end = keep + discard
+        one.shifted = True
+        counts = {"n_keep": Count(keep), "n_discard": Count(discard)}
+        if "delta" in self.network.spec.layers or self._shares(slot, end):
+            self._emit(events.ShiftRefused(task=one.ticket, n_discard=Count(discard)))
+            one.inputs = slot.inputs[:keep] + slot.inputs[end:] + one.inputs
+            self._cut(slot, 0, one.ticket)
+            return False
+        self._emit(events.ContextShifted(task=one.ticket, **counts))
+        self.context.seq_rm(slot.id, keep, end)
+        self.context.seq_add(slot.id, end, -1, -discard)
+        slot.cache.shift(keep, discard)
+        del slot.inputs[keep:end]
+        slot.moved_from = keep if slot.moved_from is None else min(slot.moved_from, keep)
+        return True
+
+    def _shares(self, slot: Slot, start: int) -> bool:
+        """Another slot has cells of this one from a position on."""
+        caches = caches_of(parts_of(self.context.memory)[0]).values()
+        streams = [cells for cache in caches for cells in cache.streams.cells]
+        return any(
+            cells.seqs_among(cells.select(slot.id, start, self.options.n_ctx))
+            not in ([], [slot.id])
+            for cells in streams
+        )
+
+    def _compute(self, batch: list[Part]) -> list[tuple[Sequence, Array]]:
+        """Follows `computeBatch` up to its outputs: the inputs of a batch enter their slots.
+
+        Trap: a batch that was begun early, after a refused shift, has token 0 in place of the one
+        that is not sampled yet; the slot names the right one.
+        """
+        live = [part for part in batch if part.one in self.seqs]
+        batches = []
+        for part in live:
+            known = part.one.sampled[-1:] * part.tokens.count(SAMPLED)
+            held = [each for each in part.tokens if each != SAMPLED] + known
+            given = [Token(0) if part.early and each == SAMPLED else each for each in part.tokens]
+            sent = given if part.early else held
+            part.slot.inputs += held
+            batches.append(Batch.of(sent, start=part.start, seq=part.slot.id))
+        if live:
+            code = self.context.decode(Batch.joined(batches))
+            if code != OK:
+                where = "Ollama's runner"
+                raise UpstreamAbort(where, f"llama_decode returned {code}")
+        found, row = [], -1
+        for part in live:
+            one, slot = part.one, part.slot
+            row += len(part.tokens)
+            if part.checkpoint is not None:
+                part.checkpoint.state = self.context.state_write(slot.id, partial=True)
+            self._computed.learn(np.array(slot.inputs, np.int64), None, int(one.ticket))
+            if not one.inputs:
+                one.inputs = [SAMPLED]
+                found.append((one, self.context.logits(row)))
+        return found
+
+    def _sample(self, one: Sequence, row: Array) -> None:
+        """Follows the end of `computeBatch`."""
+        token = Token(self._token(one, len(one.sampled), row))
+        one.rows.append(row)
+        one.sampled.append(token)
+        if token in END_OF_GENERATION or len(one.sampled) >= one.predict:
+            self._remove(one)
+
+    # -- accounts ------------------------------------------------------------------------------
+
+    def _account(self, one: Sequence) -> Ledger:
+        """Compare the tokens of a prompt ever evaluated with those still held."""
+        best, by = self._computed.find(np.array(one.prompt, np.int64), None)
+        held = max(get_common_prefix(slot.inputs, one.prompt) for slot in self.slots)
+        name = f"request {by}" if best else "nothing"
+        if held > best:
+            best, name = held, "an earlier request"
+        one.ledger = Ledger(Count(best), name)
+        if held < best:
+            one.ledger.apply(causes.REPLACED, held, wanted=best, found=held)
+        return one.ledger
+
+    def remember(self, most: int) -> None:
+        self._computed.remember(most)
+
+    def snapshot(self) -> dict[str, Any]:
+        return {**self.books(), "memory": parts(self.context)}
+
+    def books(self) -> dict[str, Any]:
+        slots = [{"id": slot.id, "tokens": list(slot.inputs)} for slot in self.slots]
+        return {"slots": slots, "prompt_cache": []}
+
+    def held(self) -> Held:
+        cells, rows = memory_held(self.context)
+        slots = (
+            SlotHeld(
+                id=slot.id,
+                state="processing" if slot.in_use else "idle",
+                tokens=tuple(slot.inputs),
+                checkpoints=(),
+            )
+            for slot in self.slots
+        )
+        return Held(slots=tuple(slots), cells=cells, rows=rows)
+
+    def texts(self) -> Texts:
+        return Texts(slots=tuple((slot.id, tuple(slot.inputs)) for slot in self.slots))
+
+    def amounts(self) -> Amounts:
+        return memory_amounts(self.context)
+
+    def check_integrity(self) -> None:
+        self.context.check_integrity()
