@@ -5,6 +5,7 @@
 A batch is begun before the tokens that it continues are known.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -22,6 +23,7 @@ from cachesim.engines.llama_cpp_python.options import Options
 from cachesim.engines.llama_cpp_python.runner import Checkpoint, RunnerCache, Slot
 from cachesim.engines.llama_cpp_python.server import ENDPOINT, LlamaCppPython
 from cachesim.engines.llamacpp.held import memory_amounts, memory_held, parts
+from cachesim.engines.llamacpp.memory.attention import AttentionCache
 from cachesim.engines.llamacpp.memory.batch import Batch
 from cachesim.engines.llamacpp.memory.context import OK
 from cachesim.engines.llamacpp.memory.create import ContextParams, create_context
@@ -132,6 +134,8 @@ class Ollama(SlotlessEngine[Rules, Options, Sequence]):
             ),
             self.rules.memory,
         )
+        for each in self._caches():  # Ollama takes the first cells that are free
+            each.streams.reclaims = False
         window = spec.window if "window" in places else None
         self.slots = [
             Slot(i, RunnerCache(rules, options.n_ctx, window, hybrid=hybrid, slots=slots))
@@ -140,6 +144,9 @@ class Ollama(SlotlessEngine[Rules, Options, Sequence]):
         self.seqs: list[Sequence | None] = [None] * slots
         self._ahead: list[Part] = []
         self._next_seq = self._clock = 0
+
+    def _caches(self) -> Iterable[AttentionCache]:
+        return caches_of(parts_of(self.context.memory)[0]).values()
 
     # -- requests ------------------------------------------------------------------------------
 
@@ -351,8 +358,12 @@ class Ollama(SlotlessEngine[Rules, Options, Sequence]):
             self._cut(slot, 0, one.ticket)
             return False
         self._emit(events.ContextShifted(task=one.ticket, **counts))
-        self.context.seq_rm(slot.id, keep, end)
-        self.context.seq_add(slot.id, end, -1, -discard)
+        attention, recurrent = parts_of(self.context.memory)
+        if attention is not None:
+            attention.seq_rm(slot.id, keep, end)
+            attention.seq_add(slot.id, end, -1, -discard)
+        if recurrent is not None:
+            recurrent.seq_add(slot.id, 0, -1, -discard)
         slot.cache.shift(keep, discard)
         del slot.inputs[keep:end]
         slot.moved_from = keep if slot.moved_from is None else min(slot.moved_from, keep)
@@ -360,8 +371,7 @@ class Ollama(SlotlessEngine[Rules, Options, Sequence]):
 
     def _shares(self, slot: Slot, start: int) -> bool:
         """Another slot has cells of this one from a position on."""
-        caches = caches_of(parts_of(self.context.memory)[0]).values()
-        streams = [cells for cache in caches for cells in cache.streams.cells]
+        streams = [cells for cache in self._caches() for cells in cache.streams.cells]
         return any(
             cells.seqs_among(cells.select(slot.id, start, self.options.n_ctx))
             not in ([], [slot.id])

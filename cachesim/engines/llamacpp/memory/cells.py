@@ -391,6 +391,7 @@ class Streams:
         self.n_seq_max = n_seq_max
         self.size = size
         self.mask = mask
+        self.reclaims = mask.kind != "none"  # takes cells that the window hides
         count = 1 if unified else n_seq_max
         self.cells = [Cells(size, counts_positions=rules.counts_positions) for _ in range(count)]
         self.heads = [0] * count
@@ -594,7 +595,7 @@ def _usable_cells(streams: Streams, cells: Cells) -> Array:
     cells of an idle one. Shared cells are never reclaimed.
     """
     usable: Array = cells.pos == EMPTY
-    if streams.mask.kind == "none":
+    if not streams.reclaims:
         return usable
     single = cells.owners == 1
     for seq in cells.seqs_among(slice(None)):
