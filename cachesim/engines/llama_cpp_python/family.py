@@ -85,6 +85,12 @@ PATCHES: Final[tuple[Patch[Rules], ...]] = (
         lay=lambda rules: replace(rules, runner=RunnerRules()),
     ),
     Patch(
+        name="ollama-llamarunner",
+        about="over `ollama`: its runner of llama.cpp's models and memory",
+        fits=("0.3.36",),
+        lay=lambda rules: replace(rules, runner=RunnerRules(llama=True)),
+    ),
+    Patch(
         name="ollama-memory",
         about="the same, windows keep 4,096 tokens (gpt-oss)",
         fits=("0.3.36",),
@@ -127,5 +133,6 @@ FAMILY: Final[Family[Rules, Options]] = Family(
         "state-evicted": "eviction",
         "draft-verified": "rollback",
         "instance-reset": "full reprocessing",
+        "context-shifted": "shift",
     },
 )

@@ -111,7 +111,8 @@ class Ollama(SlotlessEngine[Rules, Options, Sequence]):
         if rules is None or any(others) or options.draft_model != "none":
             msg = "Ollama's runner has no set_cache, draft_model, small swa_full or embedding here"
             raise OptionError(msg)
-        hybrid = "recurrent" in places
+        self._llama = rules.llama
+        hybrid = "recurrent" in places and not rules.llama
         if hybrid and places != {"recurrent", "attention"}:
             msg = "Ollama's own caches have states beside full attention only"
             raise OptionError(msg)
@@ -124,10 +125,10 @@ class Ollama(SlotlessEngine[Rules, Options, Sequence]):
             self.network,
             ContextParams(
                 n_ctx=Count(options.n_ctx * slots),
-                n_batch=self.n_batch,
+                n_batch=self.n_batch * slots,
                 n_ubatch=min(self.n_batch, options.n_ubatch),
                 n_seq_max=slots,
-                kv_unified=True,
+                kv_unified=not rules.llama,
                 swa_full=True,
                 type_k=options.type_k,
                 type_v=options.type_v,
@@ -135,8 +136,8 @@ class Ollama(SlotlessEngine[Rules, Options, Sequence]):
             self.rules.memory,
         )
         for each in self._caches():  # Ollama takes the first cells that are free
-            each.streams.reclaims = False
-        window = spec.window if "window" in places else None
+            each.streams.reclaims &= rules.llama
+        window = spec.window if "window" in places and not rules.llama else None
         self.slots = [
             Slot(i, RunnerCache(rules, options.n_ctx, window, hybrid=hybrid, slots=slots))
             for i in range(slots)
@@ -199,8 +200,8 @@ class Ollama(SlotlessEngine[Rules, Options, Sequence]):
         if not any(self.seqs):
             return False
         rows = self._compute(self._ahead or self._forward())
-        self._ahead = self._forward()
-        if not self._ahead and any(self.seqs):
+        self._ahead = [] if self._llama else self._forward()
+        if not (self._ahead or self._llama) and any(self.seqs):
             self._ahead = [replace(part, early=True) for part in self._forward()]
         for one, row in rows:
             if one in self.seqs:
@@ -247,6 +248,10 @@ class Ollama(SlotlessEngine[Rules, Options, Sequence]):
             past = found
         elif past and not cache.can_resume(past):
             ledger.apply(causes.WINDOW_GONE, 0, wanted=past, first=cache.first)
+            past = 0
+        elif not self.context.seq_rm(slot.id, past, -1):
+            self._emit(events.CutRefused(task=one.ticket, n_tokens=Count(past)))
+            ledger.apply(causes.CUT_REFUSED, 0, wanted=past)
             past = 0
         if entry is not None and entry.state is not None:
             self.context.state_read(entry.state, slot.id, partial=True)
@@ -317,6 +322,7 @@ class Ollama(SlotlessEngine[Rules, Options, Sequence]):
             if one is None or one.slot is None:
                 continue
             slot = one.slot
+            room = self.n_batch if self._llama else room
             if not room:
                 resume = index if resume == NOBODY else resume
                 continue
@@ -352,7 +358,12 @@ class Ollama(SlotlessEngine[Rules, Options, Sequence]):
         end = keep + discard
         one.shifted = True
         counts = {"n_keep": Count(keep), "n_discard": Count(discard)}
-        if "delta" in self.network.spec.layers or self._shares(slot, end):
+        if self._llama:
+            memory = self.context.memory
+            refused = not (memory.can_shift and memory.seq_rm(slot.id, keep, end))
+        else:
+            refused = "delta" in self.network.spec.layers or self._shares(slot, end)
+        if refused:
             self._emit(events.ShiftRefused(task=one.ticket, n_discard=Count(discard)))
             one.inputs = slot.inputs[:keep] + slot.inputs[end:] + one.inputs
             self._cut(slot, 0, one.ticket)

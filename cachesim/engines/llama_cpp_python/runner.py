@@ -36,6 +36,9 @@ class RunnerRules:
     memory: int = 0
     """Tokens that window layers keep; one window at least (`NewSWAMemCache`)."""
 
+    llama: bool = False
+    """llama.cpp's memory decides, and each batch waits for its tokens (`runner/llamarunner`)."""
+
 
 @dataclass(slots=True)
 class Checkpoint:

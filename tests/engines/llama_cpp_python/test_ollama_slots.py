@@ -3,7 +3,8 @@
 import pytest
 
 from cachesim.engines.base import Reply, Request
-from cachesim.engines.llama_cpp_python.ollama import Ollama
+from cachesim.engines.llama_cpp_python.ollama import Ollama, Part
+from cachesim.errors import UpstreamAbort
 from cachesim.typed import there_is
 from cachesim.units import as_tokens
 from tests.engines.llama_cpp_python.test_resume_points import called, opened, right, run, together
@@ -67,11 +68,9 @@ def test_the_slot_used_longest_ago_is_taken_for_a_new_conversation() -> None:
 
 def test_one_batch_serves_all_and_goes_on_with_whom_it_left_out() -> None:
     engine = opened(num_parallel=3, n_batch=8)
-    for tokens in (run(0, 12), run(100, 3), run(200, 6)):
-        engine.submit(Request(prompt=as_tokens(tokens), predict=9))
-    engine._admit()
+    first = _begun(engine, run(0, 12), run(100, 3), run(200, 6))
 
-    batches = [engine._forward() for _ in range(3)]
+    batches = [first, engine._forward(), engine._forward()]
 
     assert [[(0, 8)], [(1, 3), (2, 5)]] == [
         [(part.slot.id, len(part.tokens)) for part in batch] for batch in batches[:2]
@@ -160,3 +159,58 @@ def test_a_cancelled_request_frees_its_slot_at_once() -> None:
 
     reply = there_is(engine.reply(tickets[1]))
     assert ("cancelled", True) == (there_is(engine.reply(tickets[0])).error, right(engine, reply))
+
+
+LLAMA = "ollama+ollama-llamarunner"
+
+
+@pytest.mark.parametrize(
+    ("model", "cached"), [("dense", 15), ("swa", 15), ("hybrid", 0), ("recurrent", 0)]
+)
+def test_llama_cpp_memory_decides_what_its_runner_keeps(model: str, cached: int) -> None:
+    engine = opened(LLAMA, model)
+    called(engine, *A)
+
+    reply = called(engine, *A[:15], 90)
+
+    assert (reply.cached, right(engine, reply)) == (cached, True)
+    assert ("cut-refused" in [each.name() for each in engine.events]) is not cached
+
+
+def test_a_reply_of_its_runner_ends_with_the_token_behind_the_context() -> None:
+    engine = opened(LLAMA, n_ctx=32, shift=False)
+
+    assert 3 == len(called(engine, *run(0, 30), predict=9).generated)
+
+
+@pytest.mark.parametrize(
+    ("model", "told"), [("dense", "context-shifted"), ("hybrid-delta", "shift-refused")]
+)
+def test_its_runner_asks_llama_cpp_for_a_shift(model: str, told: str) -> None:
+    engine = opened(LLAMA, model, n_ctx=32)
+
+    reply = called(engine, *run(0, 30), predict=9)
+
+    assert (len(reply.generated), told in [each.name() for each in engine.events]) == (9, True)
+
+
+def test_each_sequence_of_its_runner_has_a_batch_of_its_own() -> None:
+    engine = opened(LLAMA, num_parallel=2, n_batch=8)
+
+    assert all_right(engine, *together(engine, A, B, predict=3))
+    assert [8, 8] == [len(part.tokens) for part in _begun(engine, run(300, 12), run(400, 12))]
+
+
+def _begun(engine: Ollama, *prompts: range) -> list[Part]:
+    for prompt in prompts:
+        engine.submit(Request(prompt=as_tokens(prompt), predict=9))
+    engine._admit()
+    return engine._forward()
+
+
+def test_its_runner_dies_where_it_shares_a_prefix() -> None:
+    engine = opened(LLAMA, num_parallel=2, multiuser_cache=True)
+    called(engine, *A)
+
+    with pytest.raises(UpstreamAbort, match="seq_cp"):
+        called(engine, *A[:15], 90)
