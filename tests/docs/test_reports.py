@@ -18,7 +18,7 @@ PAGE: Final = DOCS / "out-of-reach.md"
 REPORTS: Final = {each.issue for each in collected()}
 READ: Final = {
     "first": {"agrees": 112, "in part": 17, "none": 38},
-    "newer": {"agrees": 18, "in part": 6, "none": 16},
+    "newer": {"agrees": 19, "in part": 6, "none": 16},
     "autumn": {"agrees": 35, "in part": 7, "none": 12},
 }
 """How many a second reader agrees with, in part, and how many have no scenario; each standing is
@@ -74,7 +74,7 @@ def test_what_is_shown_was_read_beside_its_report_or_says_that_it_was_not() -> N
 def test_the_collections_are_counted_apart() -> None:
     found = counts()
 
-    assert {"first": 167, "newer": 40, "autumn": 54} == {
+    assert {"first": 167, "newer": 40, "autumn": 55} == {
         name: found[name].total() for name in COLLECTIONS
     }
     assert {name: dict(each) for name, each in found.items()} == READ
