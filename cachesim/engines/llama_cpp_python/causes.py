@@ -3,6 +3,7 @@
 from typing import Final
 
 from cachesim.engines.causes import Cause, declared, last_computed
+from cachesim.engines.llamacpp import causes as llamacpp
 
 REPLACED: Final = Cause(
     id="replaced",
@@ -49,12 +50,7 @@ CHECKPOINT_BEFORE: Final = Cause(
     about="Ollama resumes hybrids from checkpoints only, 1,664 positions apart.",
     fields=("wanted", "found"),
 )
-SLOT_BUSY: Final = Cause(
-    id="slot-busy",
-    sentence="slot {slot} is busy with another request",
-    about="Ollama takes a free slot. `OLLAMA_MULTIUSER_CACHE` shares the cells of a busy one.",
-    fields=("slot",),
-)
+SLOT_BUSY: Final = llamacpp.SLOT_BUSY
 LAST_TOKEN: Final = last_computed("Since 0.3.32 not where the instance holds exactly the prompt.")
 
 CAUSES: Final = declared(globals())

@@ -117,7 +117,7 @@ class PrefixShared(Event):
 
 @event("loss")
 class ContextShifted(Event):
-    """the context is full: {n_discard} tokens after the first {n_keep} are discarded"""
+    """the context is full: {n_discard} tokens go, those behind the first {n_keep}"""
 
     n_keep: Count
     n_discard: Count

@@ -13,7 +13,6 @@ import numpy as np
 
 from cachesim.engines import base, job
 from cachesim.engines.base import NO_ANSWER, Ticket
-from cachesim.engines.causes import Ledger
 from cachesim.engines.family import Family, Profile
 from cachesim.engines.held import Amounts, Held, SlotHeld, Texts
 from cachesim.engines.job import SlotlessEngine
@@ -21,7 +20,7 @@ from cachesim.engines.llama_cpp_python import causes, events
 from cachesim.engines.llama_cpp_python.family import Rules
 from cachesim.engines.llama_cpp_python.options import Options
 from cachesim.engines.llama_cpp_python.runner import Checkpoint, RunnerCache, Slot
-from cachesim.engines.llama_cpp_python.server import ENDPOINT, LlamaCppPython
+from cachesim.engines.llama_cpp_python.server import ENDPOINT, LlamaCppPython, account
 from cachesim.engines.llamacpp.held import memory_amounts, memory_held, parts
 from cachesim.engines.llamacpp.memory.attention import AttentionCache
 from cachesim.engines.llamacpp.memory.batch import Batch
@@ -88,7 +87,7 @@ def start(
 
 
 class Ollama(SlotlessEngine[Rules, Options, Sequence]):
-    """The server of one model."""
+    """Follows `Server` of the runner: the sequences of one model."""
 
     erasing = " (unloads the model)"
     limit_flag = "num_predict"
@@ -117,7 +116,7 @@ class Ollama(SlotlessEngine[Rules, Options, Sequence]):
             msg = "Ollama's own caches have states beside full attention only"
             raise OptionError(msg)
         if hybrid and not options.num_keep:
-            msg = "a shift of a hybrid that keeps no token is not played: write num_keep = 1"
+            msg = "a hybrid that keeps no token in a shift has no rules here: write num_keep = 1"
             raise OptionError(msg)
         slots = 1 if hybrid else options.num_parallel
         self.n_batch = min(options.n_ctx, options.n_batch)
@@ -156,7 +155,7 @@ class Ollama(SlotlessEngine[Rules, Options, Sequence]):
             request, drafts=request.drafts is not None, cache_prompt=not request.cache_prompt
         )
         if self._fields(request).get(ENDPOINT) == "embedding":
-            msg = "embeddings of Ollama's runner are not played"
+            msg = "embeddings of Ollama's runner have no rules here"
             raise OptionError(msg)
         ticket = self._jobs.ticket()
         predict = self._limit(request, MOST * self.options.n_ctx)
@@ -231,7 +230,8 @@ class Ollama(SlotlessEngine[Rules, Options, Sequence]):
 
     def _load_cache_slot(self, one: Sequence) -> None:
         """Follows `LoadCacheSlot`."""
-        prompt, ledger = one.prompt, self._account(one)
+        prompt = one.prompt
+        ledger = account(one, self._computed, [each.inputs for each in self.slots])
         best = max(self.slots, key=lambda each: get_common_prefix(each.inputs, prompt))
         slot, past = self._find(one)
         slot.in_use, self._clock = True, self._clock + 1
@@ -430,18 +430,6 @@ class Ollama(SlotlessEngine[Rules, Options, Sequence]):
             self._remove(one)
 
     # -- accounts ------------------------------------------------------------------------------
-
-    def _account(self, one: Sequence) -> Ledger:
-        """Compare the tokens of a prompt ever evaluated with those still held."""
-        best, by = self._computed.find(np.array(one.prompt, np.int64), None)
-        held = max(get_common_prefix(slot.inputs, one.prompt) for slot in self.slots)
-        name = f"request {by}" if best else "nothing"
-        if held > best:
-            best, name = held, "an earlier request"
-        one.ledger = Ledger(Count(best), name)
-        if held < best:
-            one.ledger.apply(causes.REPLACED, held, wanted=best, found=held)
-        return one.ledger
 
     def remember(self, most: int) -> None:
         self._computed.remember(most)

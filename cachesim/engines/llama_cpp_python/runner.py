@@ -119,7 +119,7 @@ class RunnerCache:
             before   [ keep | discard | rest )        after   [ keep | rest )
 
         Traps: the state of a moved checkpoint, as the live one, has seen the discarded tokens; and
-        a window spans keys of the first part that are gone (upstream's own TODO, not played).
+        a window spans keys of the first part that are gone (upstream's own TODO; here it has them).
         """
         self.end -= discard
         self.first = max(min(self.first, keep), self.first - discard)

@@ -1,6 +1,6 @@
 """`Llama` as an engine: a completion after the other over one sequence (`llama.py`)."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -59,6 +59,19 @@ class Job(job.Job):
     @property
     def generated(self) -> Tokens:
         return tuple(self.sampled)
+
+
+def account(one: job.Job, computed: PrefixTree, kept: Iterable[Sequence[Token]]) -> Ledger:
+    """Compare the tokens of a prompt ever evaluated with those still held."""
+    best, by = computed.find(np.array(one.prompt, np.int64), None)
+    held = max(get_common_prefix(each, one.prompt) for each in kept)
+    name = f"request {by}" if best else "nothing"
+    if held > best:
+        best, name = held, "an earlier request"
+    one.ledger = Ledger(Count(best), name)
+    if held < best:
+        one.ledger.apply(causes.REPLACED, held, wanted=best, found=held)
+    return one.ledger
 
 
 class LlamaCppPython(SlotlessEngine[Rules, Options, Job]):
@@ -433,17 +446,8 @@ class LlamaCppPython(SlotlessEngine[Rules, Options, Job]):
     # -- accounts ------------------------------------------------------------------------------
 
     def _account(self, one: Job) -> None:
-        """Compare the tokens of a prompt ever evaluated with those still held."""
-        best, by = self._computed.find(np.array(one.prompt, np.int64), None)
-        held = get_common_prefix(self.held_tokens, one.prompt)
-        for state in self._entries:
-            held = max(held, get_common_prefix(state.held, one.prompt))
-        name = f"request {by}" if best else "nothing"
-        if held > best:
-            best, name = held, "an earlier request"
-        one.ledger = Ledger(Count(best), name)
-        if held < best:
-            one.ledger.apply(causes.REPLACED, held, wanted=best, found=held)
+        kept = (self.held_tokens, *(state.held for state in self._entries))
+        account(one, self._computed, kept)
 
     def remember(self, most: int) -> None:
         self._computed.remember(most)
