@@ -4,6 +4,7 @@ import pytest
 
 from cachesim.engines.base import Reply, Request
 from cachesim.engines.llama_cpp_python.ollama import Ollama, Part
+from cachesim.engines.llama_cpp_python.runner import RunnerCache, RunnerRules
 from cachesim.errors import UpstreamAbort
 from cachesim.typed import there_is
 from cachesim.units import as_tokens
@@ -214,3 +215,23 @@ def test_its_runner_dies_where_it_shares_a_prefix() -> None:
 
     with pytest.raises(UpstreamAbort, match="seq_cp"):
         called(engine, *A[:15], 90)
+
+
+@pytest.mark.parametrize(("first", "after"), [(2, 2), (4, 4), (9, 4), (14, 4), (20, 10)])
+def test_a_shift_moves_what_is_held_of_a_window(first: int, after: int) -> None:
+    cache = RunnerCache(RunnerRules(), 64, 8, hybrid=False)
+    cache.first, cache.end = first, 32
+
+    cache.shift(4, 10)
+
+    assert (after, 22) == (cache.first, cache.end)
+
+
+def test_an_idle_window_keeps_its_keys_while_another_slot_is_written() -> None:
+    engine = opened("ollama+ollama-memory", "swa", num_parallel=3)
+    together(engine, [300, 301], run(300, 30))
+    called(engine, 300, predict=30)
+
+    reply = called(engine, *run(300, 22), 90, predict=8)
+
+    assert (reply.slot, reply.cached, right(engine, reply)) == (1, 22, True)
