@@ -27,7 +27,7 @@ OURS: Final = frozenset(
     {
         # what is said of a decision
         "Account", "Computed", "numbers_of", "_drop", "_rule_out_slots", "_done", "_describe",
-        "candidates_of",
+        "candidates_of", "account",
         # the toy network behind the memory, and the stores that it sees
         "network_ubatch", "_draft_network", "Drafter", "AttentionCompanion", "texts",
         "check_tokens",
