@@ -133,6 +133,7 @@ FAMILY: Final[Family[Rules, Options]] = Family(
         "state-evicted": "eviction",
         "draft-verified": "rollback",
         "instance-reset": "full reprocessing",
+        "slot-cleared": "full reprocessing",
         "context-shifted": "shift",
     },
 )
