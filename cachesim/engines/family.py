@@ -143,6 +143,7 @@ class Patch(Generic[R]):
     landed: str = ""  # the first release that has it
     back: Callable[[R], R] | None = None  # reverts a merged patch
     cures: str = ""  # the wrong answers that it fixes, by cause
+    server: bool = False  # the rules of another server, about which a wrong answer is a claim
 
 
 def tagged(name: str, date: str, rules: R, about: str, package: str) -> Release[R]:

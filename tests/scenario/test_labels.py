@@ -52,6 +52,11 @@ def test_a_patched_release_has_no_label() -> None:
     assert SOURCE == label_of_release(RELEASE)
 
 
+def test_the_rules_of_another_server_have_one() -> None:
+    assert SOURCE == label_of_release(Profile("mlx-lm", "0.31.3", ("omlx",)))
+    assert SOURCE == label_of_release(Profile("llama-cpp-python", "0.3.36", ("ollama",)))
+
+
 def test_several_claims_have_the_label_of_the_one_confirmed_least() -> None:
     assert SOURCE == weakest([CONFIRMED, None, SOURCE, DERIVED])
     assert DERIVED == weakest([CONFIRMED, DERIVED])

@@ -80,18 +80,21 @@ PATCHES: Final[tuple[Patch[Rules], ...]] = (
     ),
     Patch(
         name="ollama",
+        server=True,
         about="Ollama's runner until 0.24, read, not run",
         fits=("0.3.36",),
         lay=lambda rules: replace(rules, runner=RunnerRules()),
     ),
     Patch(
         name="ollama-llamarunner",
+        server=True,
         about="over `ollama`: its runner of llama.cpp's models and memory",
         fits=("0.3.36",),
         lay=lambda rules: replace(rules, runner=RunnerRules(llama=True)),
     ),
     Patch(
         name="ollama-memory",
+        server=True,
         about="the same, windows keep 4,096 tokens (gpt-oss)",
         fits=("0.3.36",),
         lay=lambda rules: replace(

@@ -256,8 +256,8 @@ class RunnerRules:
     then."""
 
     stores_indexer: bool = True
-    """0.5.22: pages in the storage have the keys of a sparse indexer; before, `MooncakeStore` and
-    files have attention's alone (Mooncake#2236)."""
+    """0.5.22, and Mooncake from 0.5.11 at the latest: pages in the storage have the keys of a
+    sparse indexer; in 0.5.9 `MooncakeStore` and files have attention's alone (Mooncake#2236)."""
 
     mixing_drops_tracks: bool = False
     """Before 0.5.23 `mix_with_running` drops the tracking of the prefill's states (`merge_batch`),

@@ -80,7 +80,7 @@ class VllmOptions:
     rings: bool = option(
         "",
         "whether layers with chunks keep the rows of the open chunk in a ring of 8, one for each"
-        " request and none cached, as compressors of DeepSeek-V4.1 do",
+        " request and none cached, as compressors of DeepSeek-V4.1 do with --no-swa-bounded-replay",
         default=False,
         since="0.31.0",
     )
