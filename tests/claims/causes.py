@@ -187,6 +187,7 @@ CAUSES: Final[Mapping[str, Callable[[Lost], bool]]] = {
         (lost.detail["wanted"], lost.detail["found"]) == (lost.before, lost.after)
     ),
     "chunk-reuse": _moved,
+    "context-shifted": lambda lost: lost.after > lost.before and lost.detail["erased"] > 0,
     "cut-refused": lambda lost: (
         _nothing(lost) and lost.detail["wanted"] <= lost.before and lost.happened("cut-refused")
     ),
@@ -228,6 +229,7 @@ CAUSES: Final[Mapping[str, Callable[[Lost], bool]]] = {
         (lost.detail["tokens"], lost.detail["pairs"]) == (lost.before, lost.before - 1)
     ),
     "placeholder": lambda lost: _nothing(lost) and lost.detail["used"] <= lost.before,
+    "prefix-not-kept": lambda lost: _nothing(lost) and lost.detail["wanted"] == lost.before,
     "prompt-truncated": lambda lost: lost.detail["dropped"] > 0 and _lowers(lost),
     "read-whole": _embedded,
     "record-missing": lambda lost: (
@@ -246,6 +248,7 @@ CAUSES: Final[Mapping[str, Callable[[Lost], bool]]] = {
     "slot-pinned": _another_slot,
     "slot-similarity": lambda lost: lost.detail["threshold"] > 0 and _another_slot(lost),
     "slot-tokens": _lowers,
+    "smart-context": lambda lost: lost.detail["dropped"] > 0,
     "state-behind": lambda lost: _nothing(lost) and lost.detail["held"] >= lost.before,
     "state-evicted": _gone,
     "state-forgiven": _granted,
@@ -265,5 +268,9 @@ CAUSES: Final[Mapping[str, Callable[[Lost], bool]]] = {
     "window-gone": _window,
     "window-layers": _nothing,
     "window-missing": _span,
+    "window-refilled": lambda lost: (
+        lost.after == max(0, lost.prompt_tokens - lost.detail["refilled"])
+        and lost.detail["wanted"] == lost.before
+    ),
 }
 """By id, what must hold of every entry of `why`."""

@@ -46,11 +46,41 @@ WINDOW_GONE: Final = Cause(
 )
 CHECKPOINT_BEFORE: Final = Cause(
     id="checkpoint-before",
-    sentence="the last checkpoint has {found} of {wanted} tokens",
-    about="Ollama resumes hybrids from checkpoints only, 1,664 positions apart.",
+    sentence="{found} of {wanted} tokens have a state to resume from",
+    about=(
+        "Ollama resumes hybrids from checkpoints only, 1,664 positions apart; KoboldCpp from what "
+        "it holds, or the longest saved state, if the prompt contains all of it."
+    ),
     fields=("wanted", "found"),
 )
 SLOT_BUSY: Final = llamacpp.SLOT_BUSY
+NOT_KEPT: Final = Cause(
+    id="prefix-not-kept",
+    sentence="of {wanted} tokens in common none is kept",
+    about="KoboldCpp keeps no prefix of less than 4 tokens, and nothing with `--nofastforward`.",
+    fields=("wanted",),
+)
+CONTEXT_SHIFTED: Final = Cause(
+    id="context-shifted",
+    sentence="{erased} tokens are erased at position {position}, so that what follows matches",
+    about=(
+        "KoboldCpp erases what a chat dropped, if the longest run in common follows there; "
+        "`--noshift` turns it off."
+    ),
+    fields=("erased", "position"),
+)
+WINDOW_REFILLED: Final = Cause(
+    id="window-refilled",
+    sentence="of {wanted} tokens some are evaluated again: {refilled} at the end fill the windows",
+    about="KoboldCpp refills small windows, not exactly; `--noswa` gives them a cell per token.",
+    fields=("wanted", "refilled"),
+)
+SMART_CONTEXT: Final = Cause(
+    id="smart-context",
+    sentence="{dropped} tokens of the prompt are left out",
+    about="`--smartcontext` halves a prompt that fills the context, to continue it for a while.",
+    fields=("dropped",),
+)
 LAST_TOKEN: Final = last_computed("Since 0.3.32 not where the instance holds exactly the prompt.")
 
 CAUSES: Final = declared(globals())

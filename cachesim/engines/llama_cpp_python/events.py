@@ -128,3 +128,19 @@ class ShiftRefused(Event):
     """the context is full: {n_discard} tokens go, all the others are evaluated again"""
 
     n_discard: Count
+
+
+@event("loss")
+class TokensErased(Event):
+    """{erased} tokens are erased at position {position}, and those behind them move there"""
+
+    erased: Count
+    position: int
+
+
+@event("gain")
+class SlotSaved(Event):
+    """a state of {n_tokens} tokens is saved into slot {slot}"""
+
+    slot: int
+    n_tokens: Count

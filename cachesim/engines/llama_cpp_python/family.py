@@ -4,6 +4,12 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from cachesim.engines.family import Corner, Family, Package, Patch, Release, Scope
+from cachesim.engines.llama_cpp_python.koboldcpp import (
+    KOBOLD,
+    KOBOLD_1_99,
+    KOBOLD_1_104,
+    KoboldRules,
+)
 from cachesim.engines.llama_cpp_python.options import FIELDS, Options
 from cachesim.engines.llama_cpp_python.runner import RunnerRules
 from cachesim.engines.llamacpp.memory.rules import B9094, B9509, B11434, MemoryRules
@@ -28,11 +34,11 @@ class Rules:
     whole_prompt_matches: bool
     """The last token of a prompt is compared too (#2306; was: left out, and always evaluated)."""
 
-    heeds_refusals: bool = True
-    """A refused cut leads to a reset; until 0.3.16, as in KoboldCpp 1.99.4, it is not looked at."""
-
     runner: RunnerRules | None = None
     """Ollama's own runner decides what is reused."""
+
+    koboldcpp: KoboldRules | None = None
+    """KoboldCpp decides it."""
 
 
 NEWEST: Final = Rules(
@@ -73,12 +79,6 @@ RELEASES: Final = tuple(
 
 PATCHES: Final[tuple[Patch[Rules], ...]] = (
     Patch(
-        name="ignores-refusals",
-        about="as until 0.3.16, and in KoboldCpp 1.99.4: a refused cut is not looked at",
-        fits=("0.3.23",),
-        lay=lambda rules: replace(rules, heeds_refusals=False),
-    ),
-    Patch(
         name="ollama",
         server=True,
         about="Ollama's runner until 0.24, read, not run",
@@ -100,6 +100,27 @@ PATCHES: Final[tuple[Patch[Rules], ...]] = (
         lay=lambda rules: replace(
             rules, runner=replace(rules.runner or RunnerRules(), memory=4096)
         ),
+    ),
+    Patch(
+        name="koboldcpp",
+        server=True,
+        about="KoboldCpp of autumn 2026 (1.120 or later), read, not run",
+        fits=("0.3.23", "0.3.36"),
+        lay=lambda rules: replace(rules, koboldcpp=KOBOLD),
+    ),
+    Patch(
+        name="kobold-1.104",
+        server=True,
+        about="over koboldcpp: as in 1.104 (December 2025)",
+        fits=("0.3.23",),
+        lay=lambda rules: replace(rules, koboldcpp=KOBOLD_1_104),
+    ),
+    Patch(
+        name="kobold-1.99",
+        server=True,
+        about="over koboldcpp: as in 1.99.4 (September 2025)",
+        fits=("0.3.23",),
+        lay=lambda rules: replace(rules, koboldcpp=KOBOLD_1_99),
     ),
 )
 
@@ -137,6 +158,8 @@ FAMILY: Final[Family[Rules, Options]] = Family(
         "draft-verified": "rollback",
         "instance-reset": "full reprocessing",
         "slot-cleared": "full reprocessing",
+        "slot-saved": "save",
+        "tokens-erased": "shift",
         "context-shifted": "shift",
     },
 )

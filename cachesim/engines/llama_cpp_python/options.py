@@ -116,6 +116,28 @@ class Options:
     truncate: bool = option(
         "truncate", "cut a prompt that is too long; else it fails", default=True, patch="ollama"
     )
+    smartcache: int = option(
+        "--smartcache",
+        "save slots that KoboldCpp uses by itself; 1 means five, 0 none but for recurrent models",
+        default=0,
+        low=0,
+        high=64,
+        patch="koboldcpp",
+        tried=(0, 1, 2),
+    )
+    smartcontext: bool = option(
+        "--smartcontext",
+        "halve a prompt that fills the context; only where contexts are not shifted",
+        default=False,
+        patch="koboldcpp",
+    )
+    noshift: bool = option("--noshift", "never shift the context", default=False, patch="koboldcpp")
+    nofastforward: bool = option(
+        "--nofastforward", "evaluate every prompt whole", default=False, patch="koboldcpp"
+    )
+    noswa: bool = option(
+        "--noswa", "give window layers a cell for every token", default=False, patch="koboldcpp"
+    )
 
 
 FIELDS: Final = (

@@ -13,6 +13,13 @@ from cachesim.engines.held import Amounts, EntryHeld, Held, SlotHeld, Texts
 from cachesim.engines.job import SlotlessEngine
 from cachesim.engines.llama_cpp_python import causes, events
 from cachesim.engines.llama_cpp_python.family import Rules
+from cachesim.engines.llama_cpp_python.koboldcpp import (
+    FRAGMENTATION,
+    GENERATED,
+    KoboldCpp,
+    KoboldRules,
+    SaveState,
+)
 from cachesim.engines.llama_cpp_python.options import Options
 from cachesim.engines.llama_cpp_python.states import DiskCache, State, StateCache, lookup
 from cachesim.engines.llamacpp.held import memory_amounts, memory_held, parts
@@ -20,10 +27,11 @@ from cachesim.engines.llamacpp.memory.batch import Batch
 from cachesim.engines.llamacpp.memory.blob import ARCHITECTURES
 from cachesim.engines.llamacpp.memory.context import OK
 from cachesim.engines.llamacpp.memory.create import ContextParams, create_context
+from cachesim.engines.llamacpp.memory.hybrid import HybridMemory, WindowPair
 from cachesim.engines.llamacpp.server_context import END_OF_GENERATION
 from cachesim.engines.tokens import PrefixTree, get_common_prefix
 from cachesim.errors import OptionError, UpstreamAbort
-from cachesim.typed import Value
+from cachesim.typed import Value, there_is
 from cachesim.units import Array, Count, Token, Tokens
 
 SEQ: Final = 0
@@ -55,6 +63,8 @@ class Job(job.Job):
     drafted: int = 0
     accepted: int = 0
     action: tuple[str, str] | None = None
+    approximated: str | None = None
+    truncated: bool = False
 
     @property
     def generated(self) -> Tokens:
@@ -92,16 +102,20 @@ class LlamaCppPython(SlotlessEngine[Rules, Options, Job]):
         if options.embedding and "conv" in self.network.spec.layers:
             msg = "embedding has no rules here for LFM2: it has no logits then from 0.3.35 on"
             raise OptionError(msg)
+        kobold = self.rules.koboldcpp
+        small = kobold is not None and kobold.small_windows and not options.noswa
+        more = FRAGMENTATION if kobold is not None else 0
         n_batch = min(options.n_ctx, options.n_batch)
         self.context = create_context(
             self.network,
             ContextParams(
-                n_ctx=Count(options.n_ctx),
+                n_ctx=Count(options.n_ctx + more),
                 n_batch=n_batch,
                 n_ubatch=min(n_batch, options.n_ubatch),
                 n_seq_max=min(n_batch, MAX_SEQ) if options.embedding else 1,
                 kv_unified=options.embedding and self.rules.embeds_unified,
-                swa_full=options.swa_full,
+                swa_full=options.swa_full and not small,
+                swa_padding=more,
                 type_k=options.type_k,
                 type_v=options.type_v,
             ),
@@ -120,8 +134,30 @@ class LlamaCppPython(SlotlessEngine[Rules, Options, Job]):
         self._all = options.logits_all or self._drafts
         self._has_states = any(shape.place == "recurrent" for shape in self.network.shapes)
         self._disk.capacity = options.capacity_bytes
+        self.kobold = None if kobold is None else self._koboldcpp(kobold, small=small)
         kept = {"ram": StateCache(options.capacity_bytes), "disk": self._disk}
         self.cache = kept.get(options.cache)
+
+    def _koboldcpp(self, rules: KoboldRules, *, small: bool) -> KoboldCpp:
+        options, memory = self.options, self.context.memory
+        pair = memory.attention if isinstance(memory, HybridMemory) else memory
+        others = (options.embedding, not options.swa_full, options.cache != "none")
+        if any(others) or options.draft_model != "none":
+            msg = "KoboldCpp has no set_cache, draft_model, swa_full or embedding here"
+            raise OptionError(msg)
+        both = isinstance(memory, HybridMemory) and isinstance(pair, WindowPair)
+        if both and not rules.windows_and_states:
+            msg = "KoboldCpp of 2025 has no memory for windows beside states"
+            raise OptionError(msg)
+        named = not rules.architectures or self._architecture in rules.architectures
+        return KoboldCpp(
+            rules,
+            options,
+            self.context,
+            self._emit,
+            recurrent=self._has_states and named,
+            window=pair.swa.streams.size if small and isinstance(pair, WindowPair) else 0,
+        )
 
     # -- calls ---------------------------------------------------------------------------------
 
@@ -167,6 +203,9 @@ class LlamaCppPython(SlotlessEngine[Rules, Options, Job]):
         return self._act("load", name)
 
     def _act(self, what: str, name: str = "", prompt: Tokens = ()) -> Ticket:
+        if self.kobold is not None and what == "embed":
+            msg = "KoboldCpp has no embedding here"
+            raise OptionError(msg)
         new = Job(ticket=self._jobs.ticket(), prompt=prompt, action=(what, name))
         self._jobs.append(new)
         return new.ticket
@@ -207,8 +246,12 @@ class LlamaCppPython(SlotlessEngine[Rules, Options, Job]):
 
     def _perform(self, one: Job) -> None:
         what, name = one.action or ("", "")
-        one.cached = Count(0)
-        if what == "reset":
+        one.cached, kobold = Count(0), self.kobold
+        if kobold is not None:
+            if not kobold.act(one.ticket, what, name):
+                text = "load_state: the slot is empty"
+                raise CallError(text)
+        elif what == "reset":
             self._reset()
         elif what == "embed":
             self._embed(one)
@@ -240,6 +283,9 @@ class LlamaCppPython(SlotlessEngine[Rules, Options, Job]):
     def _complete(self, one: Job) -> None:
         """Follows `_create_completion`."""
         prompt, n_ctx = list(one.prompt), self.context.n_ctx
+        if self.kobold is not None:
+            self._answer(one, self.kobold)
+            return
         if len(prompt) >= n_ctx:
             text = f"Requested tokens ({len(prompt)}) exceed context window of {n_ctx}"
             raise CallError(text, "ValueError")
@@ -254,6 +300,39 @@ class LlamaCppPython(SlotlessEngine[Rules, Options, Job]):
             for each in self.cache.put((*one.prompt, *completion), state):
                 n_tokens, size = each.n_tokens, each.size
                 self._emit(events.StateEvicted(task=one.ticket, n_tokens=n_tokens, size=size))
+
+    def _answer(self, one: Job, kobold: KoboldCpp) -> None:
+        """Follows `gpttype_generate`: a prompt without room for the reply loses its start."""
+        n_ctx = self.options.n_ctx
+        least = max(1, min(n_ctx - 4, 16), int(n_ctx * 0.2))
+        most = min(one.predict if one.predict > 0 else GENERATED, n_ctx - least)
+        prompt = one.prompt[max(0, len(one.prompt) + most - n_ctx) :]
+
+        def account(tokens: Tokens) -> Ledger:
+            one.truncated, one.prompt = len(tokens) < len(one.prompt), tokens
+            self._account(one)
+            return one.ledger
+
+        kobold.begin(one.ticket, prompt, most, account)
+        one.cached, one.approximated = Count(kobold.n_past), kobold.approximated
+        for piece in kobold.batches():
+            self._advance(one, kobold, piece)
+        while True:
+            row = there_is(kobold.next_logits)
+            token = Token(self._token(one, len(one.sampled), row))
+            one.rows.append(row)
+            one.sampled.append(token)
+            kobold.current.append(token)
+            if token in END_OF_GENERATION or len(one.sampled) >= most:
+                break
+            self._advance(one, kobold, [token])
+        kobold.end()
+
+    def _advance(self, one: Job, kobold: KoboldCpp, tokens: list[Token]) -> None:
+        self._decode(one, tokens, start=kobold.n_past)
+        kobold.evaluated(len(tokens), self.context.logits(len(tokens) - 1))
+        known = np.array(kobold.current[: kobold.n_past])
+        self._computed.learn(known, None, int(one.ticket))
 
     def _look_up(self, one: Job, cache: StateCache) -> None:
         """Load the cache's entry if it seems to hold more of the prompt than the instance does.
@@ -276,6 +355,8 @@ class LlamaCppPython(SlotlessEngine[Rules, Options, Job]):
     @property
     def held_tokens(self) -> Tokens:
         """The tokens that the instance thinks it holds."""
+        if self.kobold is not None:
+            return self.kobold.held
         return tuple(self.input_ids[: self.n_tokens].tolist())
 
     # -- generate ------------------------------------------------------------------------------
@@ -329,7 +410,7 @@ class LlamaCppPython(SlotlessEngine[Rules, Options, Job]):
             ledger.apply(causes.STATE_BEHIND, 0, held=self.n_tokens)
             reuse = 0
         if reuse > 0:
-            if self.context.seq_rm(SEQ, reuse, -1) or not self.rules.heeds_refusals:
+            if self.context.seq_rm(SEQ, reuse, -1):
                 if whole:
                     ledger.apply(causes.LAST_TOKEN, reuse, prompt_tokens=len(prompt))
                 self.n_tokens = reuse
@@ -455,12 +536,16 @@ class LlamaCppPython(SlotlessEngine[Rules, Options, Job]):
     def reply(self, ticket: Ticket) -> base.Reply | None:
         found = super().reply(ticket)
         one = self._jobs[ticket]
+        if found is not None and self.kobold is not None:
+            return replace(found, truncated=one.truncated, approximated=one.approximated)
         if found is None or not self._drafts or one.error is not None:
             return found
         return replace(found, drafted=Count(one.drafted), accepted=Count(one.accepted))
 
     @property
-    def _entries(self) -> Collection[State]:
+    def _entries(self) -> Collection[State | SaveState]:
+        if self.kobold is not None:
+            return [each for each in self.kobold.savestates if each.blob is not None]
         return () if self.cache is None else self.cache.entries.values()
 
     def snapshot(self) -> dict[str, Any]:

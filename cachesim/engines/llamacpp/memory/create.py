@@ -36,6 +36,7 @@ class ContextParams:
     n_seq_max: int = 1
     kv_unified: bool = False
     swa_full: bool = False
+    swa_padding: int = 0  # KoboldCpp's
     n_rs_seq: int = 0
     type_k: str = "f16"
     type_v: str = "f16"
@@ -61,7 +62,7 @@ def create_context(network: Network, params: ContextParams, rules: MemoryRules) 
     if not params.swa_full:
         n_swa = network.spec.window
         sequences = params.n_seq_max if params.kv_unified else 1
-        swa_cells = padded(min(n_ctx_seq, n_swa * sequences + n_ubatch))
+        swa_cells = padded(min(n_ctx_seq, n_swa * sequences + n_ubatch)) + params.swa_padding
     memory = create_memory(
         network,
         rules,
@@ -69,7 +70,7 @@ def create_context(network: Network, params: ContextParams, rules: MemoryRules) 
         n_seq_max=params.n_seq_max,
         unified=params.kv_unified,
         cells=n_ctx_seq,
-        swa_cells=swa_cells,
+        swa_cells=min(n_ctx_seq, swa_cells),
         n_rs_seq=n_rs_seq,
     )
     return Context(
