@@ -18,8 +18,8 @@ PAGE: Final = DOCS / "out-of-reach.md"
 REPORTS: Final = {each.issue for each in collected()}
 READ: Final = {
     "first": {"agrees": 112, "in part": 17, "none": 38},
-    "newer": {"agrees": 19, "in part": 6, "none": 16},
-    "autumn": {"agrees": 31, "in part": 11, "none": 12},
+    "newer": {"agrees": 20, "in part": 7, "none": 14},
+    "autumn": {"agrees": 32, "in part": 10, "none": 12},
 }
 """How many a second reader agrees with, in part, and how many have no scenario; each standing is
 counted for itself, and a change that moves a report from one to another says so here."""
