@@ -268,9 +268,6 @@ CAUSES: Final[Mapping[str, Callable[[Lost], bool]]] = {
     "window-gone": _window,
     "window-layers": _nothing,
     "window-missing": _span,
-    "window-refilled": lambda lost: (
-        lost.after == max(0, lost.prompt_tokens - lost.detail["refilled"])
-        and lost.detail["wanted"] == lost.before
-    ),
+    "window-refilled": lambda lost: lost.after == lost.prompt_tokens - lost.detail["refilled"],
 }
 """By id, what must hold of every entry of `why`."""

@@ -71,9 +71,9 @@ CONTEXT_SHIFTED: Final = Cause(
 )
 WINDOW_REFILLED: Final = Cause(
     id="window-refilled",
-    sentence="of {wanted} tokens some are evaluated again: {refilled} at the end fill the windows",
+    sentence="the last {refilled} tokens of the prompt are evaluated, to fill the windows",
     about="KoboldCpp refills small windows, not exactly; `--noswa` gives them a cell per token.",
-    fields=("wanted", "refilled"),
+    fields=("refilled",),
 )
 SMART_CONTEXT: Final = Cause(
     id="smart-context",

@@ -250,7 +250,7 @@ class KoboldCpp:
             ledger.apply(causes.NOT_KEPT, 0, wanted=ledger.usable)
         if refill and past > len(prompt) - refill:
             past = max(0, len(prompt) - refill)
-            ledger.apply(causes.WINDOW_REFILLED, past, wanted=ledger.usable, refilled=refill)
+            ledger.apply(causes.WINDOW_REFILLED, past, refilled=len(prompt) - past)
         if refill and past:  # noted by the server: the windows before it lack tokens
             self.approximate = (past - 1, "window-refill")
         shorter = self._smart_context(prompt, past)
