@@ -68,7 +68,7 @@ def test_a_wrongly_moved_state_is_found_and_made_small(
 
 @pytest.mark.thorough
 def test_a_page_beyond_the_window_is_found_where_no_patch_is_laid() -> None:
-    found = found_by_default("sglang@0.5.9", "swa", seed=5)
+    found = found_by_default("sglang@0.5.9", "swa", seed=3)  # 0.5.9 leaks first with most
     assert "wrong answer" == found.finding.kind
     assert len(found.scenario.step) <= MOST_REQUESTS
     assert found.scenario.engine.options["page_size"] > (found.scenario.model.window or 0)
