@@ -46,7 +46,7 @@ WINDOW_GONE: Final = Cause(
 )
 CHECKPOINT_BEFORE: Final = Cause(
     id="checkpoint-before",
-    sentence="{found} of {wanted} tokens have a state to resume from",
+    sentence="states to resume from cover {found} of {wanted} tokens",
     about=(
         "Ollama resumes hybrids from checkpoints only, 1,664 positions apart; KoboldCpp from what "
         "it holds, or the longest saved state, if the prompt contains all of it."
@@ -56,7 +56,7 @@ CHECKPOINT_BEFORE: Final = Cause(
 SLOT_BUSY: Final = llamacpp.SLOT_BUSY
 NOT_KEPT: Final = Cause(
     id="prefix-not-kept",
-    sentence="of {wanted} tokens in common none is kept",
+    sentence="none of the {wanted} matching tokens is kept",
     about="KoboldCpp keeps no prefix of less than 4 tokens, and nothing with `--nofastforward`.",
     fields=("wanted",),
 )
@@ -64,7 +64,7 @@ CONTEXT_SHIFTED: Final = Cause(
     id="context-shifted",
     sentence="{erased} tokens are erased at position {position}, so that what follows matches",
     about=(
-        "KoboldCpp erases what a chat dropped, if the longest run in common follows there; "
+        "KoboldCpp erases tokens that a chat dropped, if the longest common run follows them; "
         "`--noshift` turns it off."
     ),
     fields=("erased", "position"),

@@ -14,7 +14,8 @@ class Options:
 
     n_ctx: int = option(
         "n_ctx",
-        "context; llama.cpp rounds it up to a multiple of 256, the array of tokens stays",
+        "context; llama.cpp rounds it up to a multiple of 256, the array of tokens stays; KoboldCpp"
+        " and Ollama take 4,096 or more by default",
         default=512,
         low=1,
         unit="tokens",

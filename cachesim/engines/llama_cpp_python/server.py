@@ -308,12 +308,12 @@ class LlamaCppPython(SlotlessEngine[Rules, Options, Job]):
         most = min(one.predict if one.predict > 0 else GENERATED, n_ctx - least)
         prompt = one.prompt[max(0, len(one.prompt) + most - n_ctx) :]
 
-        def account(tokens: Tokens) -> Ledger:
+        def open_ledger(tokens: Tokens) -> Ledger:
             one.truncated, one.prompt = len(tokens) < len(one.prompt), tokens
             self._account(one)
             return one.ledger
 
-        kobold.begin(one.ticket, prompt, most, account)
+        kobold.begin(one.ticket, prompt, most, open_ledger)
         one.cached, one.approximated = Count(kobold.n_past), kobold.approximated
         for piece in kobold.batches():
             self._advance(one, kobold, piece)
