@@ -10,6 +10,7 @@ from rich.text import Text
 
 from cachesim.engines.family import Profile
 from cachesim.errors import InputError, ScenarioError
+from cachesim.model.spec import LARGEST
 from cachesim.report.consoles import notes, show
 from cachesim.scenario import Scenario, full_profile
 from cachesim.scenario.checks import chosen_profiles, misfits
@@ -67,6 +68,9 @@ def changed(scenario: Scenario, seed: int | None, settings: Mapping[str, Any]) -
     only.
     """
     if seed is not None:
+        if not 0 <= seed <= LARGEST["seed"]:
+            msg = f"--seed is {seed}; write a whole number from 0 to {LARGEST['seed']}"
+            raise InputError(msg)
         scenario = replace(scenario, model=replace(scenario.model, seed=seed))
     if settings:
         options = {**scenario.engine.options, **settings}

@@ -69,7 +69,7 @@ def test_what_is_reused_and_lost_of_a_small_trace(tmp_path: Path) -> None:
     [
         ("{", "trace.jsonl:1: not JSON"),
         ("[1]", "trace.jsonl:1: not an object"),
-        ('{"input_length": 5}', "hash_ids must be a list"),
+        ('{"input_length": 5}', "no known form of a trace"),
         ('{"input_length": -5, "output_length": 1, "hash_ids": [1]}', "input_length has -5"),
         ('{"input_length": 5, "output_length": 1, "hash_ids": ["a"]}', "hash_ids has a"),
         ('{"input_length": 5000, "output_length": 1, "hash_ids": [1]}', "with --unit"),

@@ -82,8 +82,11 @@ def read_plan(path: Path, traces: Path | None = None) -> Plan:
     except OSError as error:
         msg = f"{path}: cannot be read: {error.strerror or error}"
         raise PlanError(msg) from None
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        msg = f"{path}: not TOML: {error}"
+    except UnicodeDecodeError as error:
+        msg = f"{path}: is not UTF-8 text: byte {error.start} is {error.object[error.start]:#04x}"
+        raise PlanError(msg) from None
+    except tomllib.TOMLDecodeError as error:
+        msg = f"{path}: is not TOML: {error}"
         raise PlanError(msg) from None
     return plan_of(table, name=str(path), folder=traces or path.parent)
 

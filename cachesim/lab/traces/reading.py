@@ -560,7 +560,14 @@ def _object(value: object, place: str) -> dict[str, Any]:
 
 def _read(line: object, place: str, *, seconds: bool = False) -> TraceRequest:
     value = _object(line, place)
-    blocks = value.get("hash_ids")
+    if "hash_ids" not in value:
+        keys = ", ".join(list(value)[:6]) or "none"
+        msg = (
+            f"{place}: no known form of a trace: write input_length, output_length and hash_ids, "
+            f"prompt_token_ids, or messages; the keys are {keys}"
+        )
+        raise TraceError(msg)
+    blocks = value["hash_ids"]
     if not isinstance(blocks, list) or not blocks:
         msg = f"{place}: hash_ids must be a list of whole numbers, one for each block"
         raise TraceError(msg)

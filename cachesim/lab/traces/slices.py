@@ -29,6 +29,7 @@ from cachesim.engines.family import Family, family_of
 from cachesim.errors import InputError
 from cachesim.files import Output, not_writable
 from cachesim.lab.traces.replay import Cell, Run
+from cachesim.lab.traces.source import MOST_REQUESTS
 from cachesim.lab.traces.sweep import code_digest, engines_digest
 from cachesim.model.arithmetic import Network
 from cachesim.model.build import ARITHMETICS, arithmetic_of, build
@@ -307,10 +308,10 @@ OTHER: Final = {
 
 def states_at(folder: Path | None, every: int | None) -> States | None:
     """The states in a folder that can be written, if one is named."""
-    if every is not None and (folder is None or every < 1):
+    if every is not None and (folder is None or not 1 <= every <= MOST_REQUESTS):
         msg = "--slice is for --states: write --states FOLDER as well"
         if folder is not None:
-            msg = f"--slice is {every}; write a whole number from 1"
+            msg = f"--slice is {every}; write a whole number from 1 to {MOST_REQUESTS}"
         raise InputError(msg)
     if folder is None:
         return None

@@ -28,7 +28,9 @@ from pathlib import Path
 from typing import Final, TypeAlias, get_args
 
 from cachesim.lab.traces.forms import open_form
-from cachesim.lab.traces.reading import Clock, TraceError, TraceRequest
+from cachesim.lab.traces.reading import MOST_TOKENS, Clock, TraceError, TraceRequest
+
+MOST_REQUESTS: Final = 1 << 40
 
 AGENT_UNIT: Final = 64
 """Tokens of a block, as in the corpus."""
@@ -182,13 +184,14 @@ class Source:
             msg = f"--rank is {self.rank}; write a whole number from 0"
             raise TraceError(msg)
         for name, value in numbers.items():
-            if value is not None and value < 1:
-                msg = f"{name} is {value}; write a whole number from 1"
+            most = MOST_TOKENS if name == "--replies" else MOST_REQUESTS
+            if value is not None and not 1 <= value <= most:
+                msg = f"{name} is {value}; write a whole number from 1 to {most}"
                 raise TraceError(msg)
         if self.scale is not None and self.scale < 1:
             msg = f"--scale is {self.scale}; write a whole number from 1"
             raise TraceError(msg)
-        if self.turn < 0:
+        if not 0 <= self.turn <= MOST_REQUESTS:
             msg = f"--turn is {self.turn}; write milliseconds, or 0 where only the order counts"
             raise TraceError(msg)
         if self.timestamps not in {None, *get_args(Clock)}:
@@ -196,7 +199,10 @@ class Source:
             raise TraceError(msg)
         if self.name.startswith("made:") and not _makes_some(self.name):
             forms = "made:REQUESTS, made:REQUESTS:SEED, or made:agents:REQUESTS"
-            msg = f"{self.name} is no trace; write {forms}"
+            msg = f"{self.name} is not a trace; write {forms}"
+            raise TraceError(msg)
+        if self.name.startswith("made:") and self.rank is not None:
+            msg = f"--rank is {self.rank}, and only KV events name ranks; leave it out"
             raise TraceError(msg)
 
     def open(self) -> tuple[int, Iterator[TraceRequest]]:
