@@ -21,6 +21,7 @@ from cachesim.cli.outputs import output_at, page_at, print_report, tracked, writ
 from cachesim.cli.replay import WHOLE, TraceFlags, replay
 from cachesim.cli.run import play, proof_of
 from cachesim.engines.events import Event
+from cachesim.engines.family import Profile
 from cachesim.errors import InputError, ScenarioError
 from cachesim.files import PLOT, Output
 from cachesim.model.arithmetic import ArithmeticName
@@ -35,6 +36,7 @@ from cachesim.report.findings import one_scenario
 from cachesim.report.story import MOST_CHECKPOINTS, event_lines
 from cachesim.report.tables import broken
 from cachesim.scenario import full_profile
+from cachesim.scenario.checks import refused_profile
 from cachesim.scenario.format import Scenario
 from cachesim.scenario.shipped import STDIN, shipped_files
 
@@ -151,9 +153,13 @@ def compare_command(
         )
         for each in wanted
     ) or rows_of(rows or "engines")
+    chosen += tuple(map(row_of, row or ()))
+    problems = [refused_profile(Profile.parse(each.profile)) for each in chosen]
+    if any(problems):
+        raise ScenarioError(*filter(None, problems))
     return _table(
         scenario,
-        [*chosen, *map(row_of, row or ())],
+        chosen,
         arithmetic=arithmetic,
         format=format,
         picture=picture,
@@ -254,6 +260,9 @@ def rows_of(rows: str) -> tuple[Row, ...]:
         return policies()
     if rows in {"engines", "releases"}:
         return newest(releases=rows == "releases")
+    if "." not in rows and not Path(rows).exists():
+        msg = f"--rows {rows}: write engines, releases, policies, or the name of a TOML file"
+        raise InputError(msg)
     return rows_in(Path(rows))
 
 

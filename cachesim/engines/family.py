@@ -627,6 +627,15 @@ _BACK = re.compile(r"(?P<rest>[^@+]+?)(?P<back>(-\d+)+)")
 """A name, and the reverted patches after it: only numbered patches were merged."""
 
 
+def _example(text: str) -> str:
+    """A profile like the text: the newest release of a named engine, the engine of a release."""
+    if text in FAMILIES:
+        return f"{text}@{FAMILIES[text].names()[-1]}"
+    release = text.partition("+")[0]
+    engines = [name for name, family in FAMILIES.items() if release in family.names()]
+    return f"{engines[0]}@{text}" if len(engines) == 1 else "llama.cpp@b9538+24143"
+
+
 @dataclass(frozen=True, slots=True)
 class Profile:
     """An engine at one release, with the patches laid over it in order."""
@@ -640,9 +649,7 @@ class Profile:
         """Read `engine@release+patch+patch`; older names of a release become the current one."""
         shape = _SHAPE.fullmatch(text.strip())
         if shape is None:
-            msg = (
-                f"{text!r} is not a profile: write ENGINE@RELEASE+PATCH, like llama.cpp@b9538+24143"
-            )
+            msg = f"{text!r} is not a profile: write ENGINE@RELEASE+PATCH, like {_example(text)}"
             raise ProfileError(msg)
         engine, release = shape["engine"], shape["release"]
         family = FAMILIES.get(engine)

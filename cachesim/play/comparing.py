@@ -231,9 +231,12 @@ def rows_in(path: Path) -> tuple[Row, ...]:
     """The rows of a user's file."""
     try:
         return read(path.read_text(encoding="utf-8"), str(path))
-    except (OSError, UnicodeDecodeError) as error:
-        msg = f"cannot read {path}: {error}"
-        raise ScenarioError(msg) from error
+    except OSError as error:
+        msg = f"{path}: cannot be read: {error.strerror or error}"
+        raise ScenarioError(msg) from None
+    except UnicodeDecodeError as error:
+        msg = f"{path}: is not UTF-8 text: byte {error.start} is {error.object[error.start]:#04x}"
+        raise ScenarioError(msg) from None
 
 
 def read(text: str, name: str) -> tuple[Row, ...]:

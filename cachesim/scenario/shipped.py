@@ -98,7 +98,7 @@ def sources(name: str) -> list[Source]:
     import difflib
 
     known = list(by_name)
-    near = difflib.get_close_matches(Path(name).stem, known, n=3, cutoff=0.4)
+    near = difflib.get_close_matches(stem, known, n=3, cutoff=0.6)
     near += [each for each in known if name.lower() in each.lower() and each not in near][:3]
     hint = f"did you mean {', '.join(near)}?" if near else "`cachesim list` names those shipped"
     msg = f"{name}: there is no such file, folder or shipped scenario; {hint}"
