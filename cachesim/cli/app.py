@@ -13,7 +13,14 @@ from pathlib import Path
 from types import ModuleType
 from typing import Annotated, Any, Final
 
-from cyclopts import App, CycloptsError, MissingArgumentError, Parameter, UnusedCliTokensError
+from cyclopts import (
+    App,
+    CoercionError,
+    CycloptsError,
+    MissingArgumentError,
+    Parameter,
+    UnusedCliTokensError,
+)
 
 from cachesim.cli import version
 from cachesim.report.consoles import results
@@ -91,6 +98,9 @@ FORMER_OPTIONS: Final = {"--models": "--model"}
 """Former names of options, and the present one of each."""
 
 
+NUMBERS: Final = {int: "a whole number", float: "a number"}
+
+
 def _usage(error: CycloptsError) -> str:
     """The parser's message; a missing argument is shown with the example of the command's help.
 
@@ -100,6 +110,10 @@ def _usage(error: CycloptsError) -> str:
         command = " ".join(("cachesim", *(error.command_chain or ())))
         unused = " ".join(map(repr, error.unused_tokens or ()))
         return f"cachesim: {unused}: no such argument; `{command} --help` lists the options"
+    if isinstance(error, CoercionError) and error.target_type in NUMBERS and error.token:
+        name = error.token.keyword or (error.argument.name.upper() if error.argument else "value")
+        what = f"{name.removeprefix('--') if name.isupper() else name} is {error.token.value!r}"
+        return f"cachesim: {what}; write {NUMBERS[error.target_type]}"
     found = re.search(r"^ *Example: (.+)", error.target.__doc__ or "", re.MULTILINE)
     if found is None or not isinstance(error, MissingArgumentError):
         return f"cachesim: {error}"

@@ -104,14 +104,14 @@ def new_command(
 
 
 def drafted(report: str, name: str) -> str:
-    """A draft of a report's scenario; what the report does not say is asked for on the terminal."""
+    """A draft of a report's scenario; what the report does not say is printed."""
     from cachesim.lab.logs.from_report import MOST, draft_of
 
     with given([report], example="cachesim new --from-report thread.md") as (found,):
         draft = draft_of(name, found.file.read(MOST + 1), source=found.name)
     screen = notes()
     for each in draft.missing:
-        show(screen, Text(f"to be asked for: {each}"))
+        show(screen, Text(f"not in the report: {each}"))
     show(screen, Text(draft.note))
     return draft.text
 

@@ -1,6 +1,7 @@
 """`compare` takes a scenario or a trace; standard input has no suffix that tells them apart."""
 
 import io
+from pathlib import Path
 
 import pytest
 
@@ -48,3 +49,37 @@ def test_a_row_that_cannot_be_played_stands_beside_those_that_can(
 
     assert 2 != main(["compare", "llama.cpp-three-requests", *rows])
     assert "'many'" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["run", "{file}"],
+        ["sweep", "{file}"],
+        ["compare", "llama.cpp-two-codes", "--rows", "{file}"],
+        ["real", "vectors", "{file}"],
+    ],
+    ids=lambda command: command[0],
+)
+def test_a_binary_file_is_refused_with_the_byte_that_is_no_text(
+    command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "binary.toml"
+    file.write_bytes(b"a\xff\xfe\x00")
+
+    assert 2 == main([each.format(file=file) for each in command])
+    assert f"cachesim: {file}: is not UTF-8 text: byte 1 is 0xff\n" == capsys.readouterr().err
+
+
+def test_a_log_without_a_miss_cannot_be_bisected(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first_request = Path("docs/examples/hybrid.log").read_bytes()[:1500]
+    log = tmp_path / "server.log"
+    log.write_bytes(first_request)
+
+    assert 2 == main(["bisect", str(log)])
+    assert (
+        "cachesim: no miss to extract: no request that the replay explains lost any tokens\n"
+        == capsys.readouterr().err
+    )

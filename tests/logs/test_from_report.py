@@ -63,7 +63,7 @@ def test_a_report_that_says_nothing_is_asked_for_everything() -> None:
     draft = draft_of("draft", b"it is slow", source="thread.md")
 
     assert 6 == len(draft.missing)
-    assert all(f"# to be asked for: {each}" in draft.text for each in draft.missing)
+    assert all(f"# not in the report: {each}" in draft.text for each in draft.missing)
 
 
 @pytest.mark.parametrize(

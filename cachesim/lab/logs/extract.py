@@ -26,7 +26,7 @@ ORIGINS: Final = {"log": "a server's log", "recording": "recorded requests"}
 MOST_EARLIER: Final = 400
 """Most requests before the worst one that are considered."""
 
-NOTHING_LOST: Final = "--scenario: no request that the replay explains lost any tokens"
+NOTHING_LOST: Final = "no miss to extract: no request that the replay explains lost any tokens"
 
 
 @dataclass(frozen=True, slots=True)

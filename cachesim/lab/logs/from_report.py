@@ -373,4 +373,4 @@ predict = 1
 
 def _head(missing: Sequence[str], issue: str) -> str:
     lines = [f"# report: {issue}"] if issue else []
-    return "\n".join([*lines, *(f"# to be asked for: {each}" for each in missing)])
+    return "\n".join([*lines, *(f"# not in the report: {each}" for each in missing)])

@@ -145,6 +145,8 @@ def _nothing_in(read: Read) -> str:
             f"{names}: {read.known_lines} of {read.lines} lines are a llama-server's, and none "
             "tells of a request. Requests are printed at the default verbosity (`-lv 3`) and above."
         )
+    if not read.lines:
+        return f"{names}: is empty"
     if scenarios := [each for each in read.sources if each.endswith(".toml")]:
         run = f"cachesim run {' '.join(scenarios)}"
         return f"{names}: no log of a known server; a scenario is explained by `{run}`"

@@ -191,9 +191,13 @@ def lines_of(path: Path) -> Iterator[Line]:
         text = gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data
         for number, line in enumerate(text.decode().splitlines(), 1):
             yield line_of(line, path, number)
-    except (OSError, EOFError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        msg = f"{path} cannot be read as a vector file: {error}"
-        raise ScenarioError(msg) from error
+    except UnicodeDecodeError as error:
+        msg = f"{path}: is not UTF-8 text: byte {error.start} is {error.object[error.start]:#04x}"
+        raise ScenarioError(msg) from None
+    except (OSError, EOFError, json.JSONDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else None
+        msg = f"{path}: cannot be read as a vector file: {why or error}"
+        raise ScenarioError(msg) from None
 
 
 # -- schedulers ------------------------------------------------------------------------------------
