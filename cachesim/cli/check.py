@@ -136,9 +136,9 @@ class Plan:
     everything: bool = False  # go on past the first finding
     dask: str | None = None  # whose workers search: an address, or a number of own ones
     printed: list[RenderableType] = field(default_factory=list)  # the parts of a page
-    scope: int | None = None  # requests of a small scope that is played whole
+    scope: int | None = None  # requests of a small scope that is run whole
     told: list[dict[str, Json]] | None = None  # in place of text
-    prove: bool = False  # play each cause on the real engine
+    prove: bool = False  # run each cause on the real engine
 
     def __post_init__(self) -> None:
         _refuse_no_profile(self.profiles)
@@ -596,7 +596,7 @@ def check_minutes(minutes: float | None) -> None:
 def shape_for(settings: Sequence[str], *, compared: bool = False, leak: bool = False) -> Shape:
     """Shape of workloads with every feature; `compared` ones are those of two profiles.
 
-    Workloads of a comparison, and facts that may leak, are drawn before they are played.
+    Workloads of a comparison, and facts that may leak, are drawn before they are run.
     """
     every = not compared
     return Shape(

@@ -234,7 +234,7 @@ def _table(
     picture: Output | None,
     page: Output | None,
 ) -> int:
-    """Play the workload on every row; 1 if any answer was wrong, an error if no row was played."""
+    """Run the workload on every row; 1 if any answer was wrong, an error if no row was run."""
     found = list(
         compare(scenario, tracked(rows, len(rows), scenario.name, "rows"), arithmetic=arithmetic)
     )

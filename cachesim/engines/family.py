@@ -217,7 +217,7 @@ ACTS: Final[tuple[Act, ...]] = ("new", "again", "continue", "part")
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Scope:
-    """A tiny server and its requests, so few that all workloads of some of them are played.
+    """A tiny server and its requests, so few that all workloads of some of them are run.
 
     The lengths are where the engine branches at these flags: a block, a window, the spacing of
     checkpoints, give or take a token.
@@ -278,7 +278,7 @@ class Family(Generic[R, S]):
     )  # unsupported real flags, and the reason for each
     reply_cost: tuple[float, float] = (0.0, 0.0)
     """Estimated seconds per token of a reply in any arithmetic, and further seconds for each token
-    before it, for an engine that plays replies token by token."""
+    before it, for an engine that runs replies token by token."""
     program: str = ""  # the command that starts it
     swept: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     """Flag -> values to try for a workload that reprocesses too much; see `cachesim why --tune`."""
@@ -287,7 +287,7 @@ class Family(Generic[R, S]):
     hunted: tuple[Mapping[str, Any], ...] = ({},)  # flags of the servers of a hunt, in turn
     corners: tuple[Corner, ...] = ()  # settings for half of a search's workloads
     late_corners: tuple[Corner, ...] = ()  # flags laid over a workload after all its draws
-    scopes: tuple[Scope, ...] = ()  # tiny servers, each played with all workloads of few requests
+    scopes: tuple[Scope, ...] = ()  # tiny servers, each run with all workloads of few requests
     incidents: tuple[str, ...] = ()  # further kinds of actions in long searches
     exercised: Mapping[str, str] = field(default_factory=dict)  # event -> a search's feature
     describes_model: tuple[str, ...] = ()  # options with the sizes of the model that it counts
@@ -304,7 +304,7 @@ class Family(Generic[R, S]):
             msg = f"{self.name} has no rules for chunked windows here: leave `chunked` out"
             raise SpecError(msg)
 
-    # -- releases ----------------------------------------------------------------------------
+    # -- releases ----------------------------------------------------------------------------------
 
     def names(self) -> tuple[str, ...]:
         """The releases' names, oldest first."""
@@ -318,7 +318,7 @@ class Family(Generic[R, S]):
         return names[begin:end]
 
     def real(self) -> tuple[str, ...]:
-        """The releases that a real package plays, oldest first."""
+        """The releases that a real package runs, oldest first."""
         return tuple(each.name for each in self.releases if each.package is not None)
 
     def current_name(self, name: str) -> str:
@@ -334,7 +334,7 @@ class Family(Generic[R, S]):
         msg = f"there is no {self.name} release {name!r}; {near_release(name, self.names())}"
         raise ProfileError(msg)
 
-    # -- patches -----------------------------------------------------------------------------
+    # -- patches -----------------------------------------------------------------------------------
 
     def patch(self, name: str) -> Patch[R]:
         """A patch by its name."""
@@ -414,7 +414,7 @@ class Family(Generic[R, S]):
             raise ProfileError(msg)
         return patch.back
 
-    # -- options -----------------------------------------------------------------------------
+    # -- options -----------------------------------------------------------------------------------
 
     @property
     def declared(self) -> tuple[Option, ...]:
@@ -516,7 +516,7 @@ class Family(Generic[R, S]):
             return f"the patch +{option.patch} adds it, which fits {fits}"
         return f"the releases that have it are {self.range_of(self.having(option, value))}"
 
-    # -- the engine --------------------------------------------------------------------------
+    # -- the engine --------------------------------------------------------------------------------
 
     def open(self, profile: PatchedRelease, **parts: Any) -> Server:
         """Start a server; its class is imported here."""

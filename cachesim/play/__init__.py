@@ -1,4 +1,4 @@
-"""Scenarios on servers: the loop that plays them, runs, and the schemas of both."""
+"""Scenarios on servers: the loop that runs them, `Run`, and the schemas of both."""
 
 from typing import TYPE_CHECKING, Final
 

@@ -52,7 +52,7 @@ class StepResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Played:
-    """A scenario on one release; `refused` is the reason why it was not played."""
+    """A scenario on one release; `refused` is the reason why it was not run."""
 
     profile: str
     steps: tuple[StepResult, ...] = ()
@@ -99,13 +99,13 @@ class TurningPoint:
 
 
 class Play(Protocol):
-    """Interface: play the scenario on a release, with patches and flags."""
+    """Interface: run the scenario on a release, with patches and flags."""
 
     def __call__(self, release: str, flags: Mapping[str, Any] = MappingProxyType({})) -> Played: ...
 
 
 def simulated(scenario: Scenario, arithmetic: ArithmeticName = "ring") -> Play:
-    """Play on the simulator."""
+    """Run on the simulator."""
 
     def play(release: str, flags: Mapping[str, Any] = MappingProxyType({})) -> Played:
         profile = Profile.parse(f"{scenario.engine.name}@{release}")

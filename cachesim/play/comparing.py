@@ -49,7 +49,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compared:
-    """The results of a row on the workload; `problem` is the reason why it was not played."""
+    """The results of a row on the workload; `problem` is the reason why it was not run."""
 
     name: str
     cached: tuple[int | None, ...] = ()
@@ -99,7 +99,7 @@ def compare(
     arithmetic: ArithmeticName = "ring",
     verify: bool = True,
 ) -> Iterator[Compared]:
-    """Play the workload on each row; the upper bound of all rows comes first."""
+    """Run the workload on each row; the upper bound of all rows comes first."""
     played = [_play(scenario, row, arithmetic, verify=verify) for row in rows]
     answered = [each for each in played if isinstance(each, _Played)]
     bound = tuple(map(_most, zip_longest(*(each.due for each in answered))))

@@ -1,4 +1,4 @@
-"""A scenario played on one profile and judged: a `Run`."""
+"""A scenario run on one profile and judged: a `Run`."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -466,7 +466,7 @@ class Pace(Protocol):
     """A caller's pace: progress of a run, and its time limit."""
 
     def limit(self) -> AbstractContextManager[None]:
-        """Context of the playing; raises OutOfTimeError within a step."""
+        """Context of the run; raises OutOfTimeError within a step."""
         ...
 
     def step_done(self) -> None:

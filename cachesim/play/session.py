@@ -1,4 +1,4 @@
-"""The loop that plays a scenario on one profile, group by group."""
+"""The loop that runs a scenario on one profile, group by group."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -123,7 +123,7 @@ class Session(Loop):
     ) -> None:
         """`reads_state` False: the server's state after each step is not recorded.
 
-        `thin`: the network has one layer of each kind that the model has. `family` plays rules
+        `thin`: the network has one layer of each kind that the model has. `family` runs rules
         that no release has.
         """
         self.reads_state = reads_state
@@ -181,7 +181,7 @@ class Session(Loop):
             raise NotStartedError(abort) from None
 
     def run(self) -> Iterator[Record]:
-        """Play every step in order, each after the server has become idle."""
+        """Run every step in order, each after the server has become idle."""
         for group in groups_of(self.scenario):
             yield from self.send([self.scenario.step[index] for index in group])
             if self.ended:
@@ -190,7 +190,7 @@ class Session(Loop):
                 return
 
     def send(self, steps: Sequence[Step]) -> list[Record]:
-        """Play steps that are sent together, until the server is idle."""
+        """Run steps that are sent together, until the server is idle."""
         numbered = enumerate(steps, self.n_sent)
         records = [Record(index=n, name=e.name or str(n + 1), step=e) for n, e in numbered]
         self.n_sent += len(records)

@@ -238,7 +238,7 @@ def full_profile(engine: str, text: str) -> Profile:
 
 
 def wrong_profile(engine: str, text: str) -> str:
-    """The reason why a profile, written either way, cannot be played; empty if it can."""
+    """The reason why a profile, written either way, cannot be run; empty if it can."""
     try:
         profile = full_profile(engine, text)
     except InputError as error:

@@ -180,7 +180,7 @@ def line_of(path: Place, lines: Mapping[Place, int]) -> int | None:
     return None
 
 
-# A scenario as the text of a TOML file, so that what a search found can be played again.
+# A scenario as the text of a TOML file, so that what a search found can be run again.
 
 TABLES: Final = ("source", "shows", "model", "models", "engine", "chat", "spans")
 LISTS: Final = ("step", "expect")

@@ -1,8 +1,8 @@
 """Evidence labels: the degree to which a release's wrong answer, or its end, is confirmed.
 
-`docs/wheels.csv` is written while scenarios are played on real engines (`make wheels`). It lists
+`docs/wheels.csv` is written while scenarios are run on real engines (`make wheels`). It lists
 for each scenario and release the steps whose wrong answer was confirmed there. A scenario is known
-by the digest of what is played, so one with other flags, tokens or weights is not confirmed.
+by the digest of what is run, so one with other flags, tokens or weights is not confirmed.
 """
 
 import csv
@@ -61,7 +61,7 @@ def weakest(labels: Iterable[Evidence | None]) -> Evidence | None:
 
 
 def digest(scenario: Scenario) -> str:
-    """Digest of the played parts of a scenario, without story and list of releases."""
+    """Digest of the parts of a scenario that are run, without story and list of releases."""
     blank = Scenario()
     played = replace(
         scenario,

@@ -214,7 +214,7 @@ class _Contract:
         self.where = f"{profile}, model {model}"
 
     def refuses_model(self) -> bool:
-        """True if the engine states that it cannot play the model."""
+        """True if the engine states that it cannot run the model."""
         try:
             self._server()
         except SpecError:
@@ -230,7 +230,7 @@ class _Contract:
             options={**self.options, **options},
         )
 
-    # -- plays -------------------------------------------------------------------------------------
+    # -- runs --------------------------------------------------------------------------------------
 
     def _play(self, plan: Plan, cancels: Mapping[int, int]) -> _Played:
         """Submit group after group; request `i` is cancelled after `cancels[i]` turns."""

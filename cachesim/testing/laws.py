@@ -46,7 +46,7 @@ class Story:
 
 
 def hold(play: Callable[[T], None], ways: st.SearchStrategy[T], *, examples: int) -> None:
-    """Play drawn examples until one breaks a law; Hypothesis shrinks it."""
+    """Run drawn examples until one breaks a law; Hypothesis shrinks it."""
 
     @settings(
         max_examples=examples,

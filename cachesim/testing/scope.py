@@ -12,7 +12,7 @@ earlier conversation, or nothing, and then new tokens:
 
 New tokens occur in no earlier prompt and are numbered in their order, so two workloads that differ
 only in words or in the names of conversations are one and the same. Shorter workloads are the
-beginnings of longer ones; only those of the greatest number of requests are played.
+beginnings of longer ones; only those of the greatest number of requests are run.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -97,14 +97,14 @@ class WholeScope:
         self.ended = True
 
     def count(self) -> int:
-        """The number of workloads, none of them played."""
+        """The number of workloads, none of them run."""
         each = (_continued(scope, (), (), 0, self.requests) for scope in self.servers)
         return sum(1 for steps in each for _ in steps)
 
     def search(
         self, arithmetic: ArithmeticName, going: Going, pool: Executor | None = None, ahead: int = 1
     ) -> Report:
-        """Play them until one fails."""
+        """Run them until one fails."""
         play = partial(search, self.profile, self.model, arithmetic=arithmetic)
         if pool is None:
             return play(among=self.workloads(), going=going)
@@ -114,7 +114,7 @@ class WholeScope:
     def survey(
         self, arithmetic: ArithmeticName, going: Going, pool: Executor | None = None, ahead: int = 1
     ) -> Survey:
-        """Play all of them, past the failing ones."""
+        """Run all of them, past the failing ones."""
         play = partial(survey, self.profile, self.model, arithmetic=arithmetic)
         if pool is None:
             return play(among=self.workloads(), going=going)
@@ -152,7 +152,7 @@ class WholeScope:
         }
 
     def statement(self, report: Report) -> str:
-        """What was played, and what follows from it."""
+        """What was run, and what follows from it."""
         count, failed = counted(report.workloads, "workload"), sum(report.failed.values())
         found = f"no wrong answer in {count}"
         if failed:

@@ -348,9 +348,9 @@ def play(
     thin: bool = False,
     only: Kind | None = None,
 ) -> Trial:
-    """Play a workload; by default its first failure ends it, with `only` that of one kind.
+    """Run a workload; by default its first failure ends it, with `only` that of one kind.
 
-    Plays of workloads that are much alike may share `oracles`: cold answers are computed once.
+    Runs of workloads that are much alike may share `oracles`: cold answers are computed once.
     With `thin` the network has one layer of each kind that the model has.
     """
     session = Session(scenario, profile, arithmetic=arithmetic, reads_state=False, thin=thin)
@@ -366,7 +366,7 @@ def _judged(
     stop_early: bool,
     only: Kind | None,
 ) -> Trial:
-    """The outcome of what a session plays."""
+    """The outcome of what a session runs."""
     trial, options = Trial(), session.scenario.engine.options
     if session.recalls:
         trial.texts = []
@@ -501,7 +501,7 @@ class Report:
 
     @property
     def seconds(self) -> float:
-        """Seconds of playing, by the rate."""
+        """Seconds of the run, by the rate."""
         return self.workloads / self.rate if self.rate else 0.0
 
     def add(self, scenario: Scenario, trial: Trial) -> None:
@@ -555,7 +555,7 @@ def search(
     only: Kind | None = None,
     going: Callable[[Report], bool] = lambda _: True,
 ) -> Report:
-    """Play workloads until one fails, all are played, or `going` is false."""
+    """Run workloads until one fails, all are run, or `going` is false."""
     report = Report(profile=profile, model=model)
     tried = trials(
         profile,
@@ -591,7 +591,7 @@ def trials(
 ) -> Iterator[Tried]:
     """Workloads with their outcomes: those of a seed from an index on, without end, or these.
 
-    The latter are played on all layers.
+    The latter are run on all layers.
     """
     how: dict[str, Any] = {"arithmetic": arithmetic, "stop_early": stop_early, "only": only}
     oracles = Oracles()
@@ -619,7 +619,7 @@ def trial_of(
     oracles: Oracles | None = None,
     only: Kind | None = None,
 ) -> Trial:
-    """Play a workload on one layer of each kind; findings are confirmed on all layers.
+    """Run a workload on one layer of each kind; findings are confirmed on all layers.
 
     A cache takes the same decisions for more layers of a kind, which only make the network slow.
     The replies of a workload are given, so the network does not affect its later steps. A leak
@@ -744,7 +744,7 @@ def compare(
     shape: Shape = DEFAULT,
     going: Callable[[Comparison], bool] = lambda _: True,
 ) -> Comparison:
-    """Play the same workloads on both; those that only one accepts are left out."""
+    """Run the same workloads on both; those that only one accepts are left out."""
     found = Comparison(one=Side(profile=one), other=Side(profile=other))
     for scenario in islice(workloads(one, model, seed=seed, shape=shape), examples):
         if not going(found):

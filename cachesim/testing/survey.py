@@ -127,7 +127,7 @@ def survey(
     find: Find = "wrong",
     going: Callable[[Report], bool] = lambda _: True,
 ) -> Survey:
-    """Play workloads until all are played or `going` is false; none is shrunk yet."""
+    """Run workloads until all are run or `going` is false; none is shrunk yet."""
     found, oracles = Survey(report=Report(profile=profile, model=model)), Oracles()
     tried = trials(
         profile,
@@ -185,7 +185,7 @@ def causes(
 ) -> dict[Cause, tuple[int, str]]:
     """Every cause of a workload, each with its first step and the difference.
 
-    `trial` is the workload played to its end, if already done.
+    `trial` is the workload run to its end, if already done.
     """
     found: dict[Cause, tuple[int, str]] = {}
     oracles = oracles or Oracles()

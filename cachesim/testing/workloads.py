@@ -174,7 +174,7 @@ def compatible(profile: Profile, model: str, options: tuple[tuple[str, Any], ...
 
 
 WHOLE: Final = 16
-"""Interval of workloads that are played on all layers; a mix-up of layers shows only there."""
+"""Interval of workloads that are run on all layers; a mix-up of layers shows only there."""
 
 BYTES: Final = ("bytes", "MiB")
 """Units of flags that limit memory in bytes."""
@@ -184,7 +184,7 @@ UNLIMITED: Final = (None, 0, -1)
 
 
 def is_thin(number: int, scenario: Scenario, profile: Profile) -> bool:
-    """True for a workload that is played on one layer of each kind."""
+    """True for a workload that is run on one layer of each kind."""
     return bool(number % WHOLE) and not weighs(scenario, profile)
 
 

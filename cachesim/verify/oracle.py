@@ -99,7 +99,7 @@ class Oracle:
 
 
 class Oracles:
-    """The oracles of the last networks, for plays of similar workloads."""
+    """The oracles of the last networks, for runs of similar workloads."""
 
     def __init__(self) -> None:
         self._kept: list[Oracle] = []

@@ -201,7 +201,7 @@ class Options:
         unit="tokens",
     )
     ignore_eos: bool = option(
-        # workloads are played with it; the toy vocabulary ends at 2 and 260
+        # workloads are run with it; the toy vocabulary ends at 2 and 260
         "--ignore-eos",
         "a reply does not end at the end-of-text token (the real server's default is off)",
         default=True,

@@ -13,5 +13,5 @@ server      the engine
 held        snapshots of the pool
 dynamic     `DynamicCache` by kinds of layers, which the server does not use
 
-`generate` is not simulated here: `cachesim real transformers` plays it.
+`generate` is not simulated here: `cachesim real transformers` runs it.
 """

@@ -135,7 +135,7 @@ class Control:
 def swept(
     label: str, values: Iterable[Any], play: Callable[[Any], Sequence[Answered]], *also: Kind
 ) -> Control:
-    """Play a run once for each value."""
+    """Run a run once for each value."""
     found = []
     for value in values:
         replies = play(value)

@@ -4,5 +4,5 @@
              text     patterns     reading                          rebuild             player
 
 `reading` knows what servers print; `rebuild` makes prompts with exactly the common prefixes that
-the log proves, and plays them; `report` renders the result.
+the log proves, and runs them; `report` renders the result.
 """

@@ -218,7 +218,7 @@ def _clock(text: str) -> float | None:
 # -- styles of log lines ---------------------------------------------------------------------------
 
 # A log that names no build is known by its words. Releases between two styles look like one of
-# them; where their build is printed, their own rules are played.
+# them; where their build is printed, their own rules are run.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

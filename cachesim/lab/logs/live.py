@@ -281,7 +281,7 @@ class Live:
         self._model_how = model_how
         self.profile: str | None = about.profile and full_name(about.profile)
         self.profile_how = "given" if about.profile else "unknown"
-        self.options: dict[str, Any] = {}  # of the server that is played
+        self.options: dict[str, Any] = {}  # of the server that is run
         self.reruns: list[Rerun] = []  # one for each kind of model that it may be
         self.prompts: list[Prompt] = []
         self.totals = Totals()

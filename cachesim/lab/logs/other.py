@@ -96,7 +96,7 @@ class Workload(OnServer):
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Result of one play of all requests."""
+    """Result of one run of all requests."""
 
     processed: int
     peak_bytes: int  # of parked conversations and checkpoints
@@ -121,7 +121,7 @@ def workload_of(replay: Replay, spec: ModelSpec | None = None) -> Workload:
 
 
 def play_workload(workload: Workload, profile: str, options: Mapping[str, Any]) -> ServerResult:
-    """Play a workload on a server."""
+    """Run a workload on a server."""
     player = Player(profile, workload.spec, options)
     files = (each.file for each in workload.submitted.values())
     player.saved_after = frozenset(file[0] for file in files if file is not None)

@@ -1,4 +1,4 @@
-"""A server without a network that plays a rebuilt workload and can be forked.
+"""A server without a network that runs a rebuilt workload and can be forked.
 
 launch 3 ... launch 4 ... released 3 ... released 4      the log's order
 submit       turns, submit   turns until 3 answers       the player's
@@ -38,7 +38,7 @@ def accepts_spans(profile: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class ReplayRequest:
-    """A request as it is played."""
+    """A request as it is replayed."""
 
     number: int
     prompt: Rope
@@ -52,7 +52,7 @@ class ReplayRequest:
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """Result of a played request."""
+    """Result of a replayed request."""
 
     cached: int | None
     processed: int | None

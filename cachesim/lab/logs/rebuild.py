@@ -360,7 +360,7 @@ class Rebuilder:
         self.player.saved_after = frozenset(hints.files.values())
         self.replay = Replay(log, settings, hints=hints, marks=marks)
         self.progress = progress
-        self._next = 0  # the moment to play next
+        self._next = 0  # the moment to run next
         self._running: list[int] = []
 
     def play(self) -> Replay:

@@ -19,7 +19,7 @@ LARGER: Final = ("ctx_size",)
 class Remedy:
     """A cause's kind, advice, and the report upstream where there is one.
 
-    `flags` are those that the advice names. `tune` plays other values of each: advice that holds of
+    `flags` are those that the advice names. `tune` runs other values of each: advice that holds of
     most logs need not hold of this one. `client` is the part of the advice that names no flag.
     """
 

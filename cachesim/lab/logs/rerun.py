@@ -1,6 +1,6 @@
 """Recorded requests on a simulated server: the expected reuse, and the rules that limit it.
 
-Requests are played one after the other in the order in which they ended, but for those that were at
+Requests are run one after the other in the order in which they ended, but for those that were at
 work together where the times are known: these are launched before the first of them ends.
 """
 
@@ -103,7 +103,7 @@ def numbered(rope: Rope) -> Tokens:
     return tuple(chain.from_iterable(_numbered_run(run) for run in rope.runs))
 
 
-@lru_cache(maxsize=256)  # the requests of a log are played with many settings
+@lru_cache(maxsize=256)  # the requests of a log are run with many settings
 def _numbered_run(run: Run) -> Tokens:
     return tuple(Token(FIRST + mixed(token) % (VOCABULARY - FIRST)) for token in Rope([run]))
 
@@ -122,7 +122,7 @@ class Server(Protocol):
     """A simulated server for consecutive requests."""
 
     def play(self, prompt: Prompt) -> Replayed:
-        """Play a request to its end."""
+        """Run a request to its end."""
         ...
 
     def act(self, action: SlotAction) -> None:
@@ -222,7 +222,7 @@ class RopeServer:
     player: Player
 
     def play(self, prompt: Prompt) -> Replayed:
-        """Play a request to its end."""
+        """Run a request to its end."""
         self.launch(prompt)
         return self.finish(prompt)
 
@@ -277,7 +277,7 @@ class TokenServer:
     files: set[str] = field(default_factory=set)
 
     def play(self, prompt: Prompt) -> Replayed:
-        """Play a request to its end."""
+        """Run a request to its end."""
         self.tokens += len(prompt.rope)
         if self.tokens > LONGEST_BY_TOKEN:
             return FAILED

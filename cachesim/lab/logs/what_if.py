@@ -356,11 +356,11 @@ LONG_LOG: Final = (
 
 
 Plays: TypeAlias = Callable[[Sequence[Trial]], list[TrialResult]]
-"""A function that plays trials: in this process, or on all cores with progress."""
+"""A function that runs trials: in this process, or on all cores with progress."""
 
 
 def in_turn(trials: Sequence[Trial]) -> list[TrialResult]:
-    """Trials played in this process; refused ones are left out."""
+    """Trials run in this process; refused ones are left out."""
     return [each for each in map(run_trial, trials) if each is not None]
 
 
@@ -398,7 +398,7 @@ def add_other_settings(
         for cause in found["causes"]:
             flags = of_flags(every, cause["cause"], played[0].settings)
             cause |= {"tried": flags, "tried_says": flags_in_words(flags)}
-            if flags:  # what was played is known better than the advice about flags
+            if flags:  # what was run is known better than the advice about flags
                 cause["cure"] = remedy_of(cause["cause"], played[0].settings.engine).client
     elif played and not what_if:
         found["log"]["long"] = LONG_LOG

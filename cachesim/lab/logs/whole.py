@@ -472,9 +472,9 @@ class Following:
 
         new bytes -> whole lines -> reader -> moments -> the same server goes on -> what ended
 
-    What a later request shows of an earlier one comes too late here: a request is played once.
+    What a later request shows of an earlier one comes too late here: a request is run once.
     Where a later line shows that the server was taken for another one (a flag, a level that prints
-    more), the log is played again from its start, once. So it is where recurrent states reproduce
+    more), the log is run again from its start, once. So it is where recurrent states reproduce
     more requests than full attention, of a model that the log does not name.
     """
 

@@ -8,7 +8,7 @@ answers      answers, and the distance of two
 judging      noise, the limit and the sequential test
 profiles     simulated releases that explain the cached counts so far
 shapes       lengths and equal prefixes of the user's own requests
-playing      a workload on the server, each answer held against the cold one
+running      a workload on the server, each answer held against the cold one
 loop         the whole run: detection, calibration, search, shrinking
 result       the verdict in words, the report, JSON
 """

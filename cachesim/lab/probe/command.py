@@ -1,4 +1,4 @@
-"""Run of a probe: settings checked, requests played, files written, servers left clean."""
+"""Run of a probe: settings checked, requests run, files written, servers left clean."""
 
 import math
 import time

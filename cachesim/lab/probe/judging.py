@@ -158,7 +158,7 @@ class Judge:
 
 
 def plays_for(rate: float) -> int:
-    """The number of plays of which a fault that shows at this rate is met in one."""
+    """The number of runs of which a fault that shows at this rate is met in one."""
     return 1 if rate >= POWER else math.ceil(math.log(1 - POWER) / math.log(1 - rate))
 
 

@@ -134,7 +134,7 @@ class Finding:
     answers: list[Answer] = field(default_factory=list)
     wrong: int = -1  # which of them
     cold: Answer | None = None
-    proofs: tuple[int, int] = (0, 0)  # wrong again, of so many plays after a restart
+    proofs: tuple[int, int] = (0, 0)  # wrong again, of so many runs after a restart
     mechanism: list[str] = field(default_factory=list)
     fresh: bool = False  # wrong from a fresh start, if only a simulated one
     server: Candidate | None = None  # a simulated one that shows it
@@ -218,7 +218,7 @@ class Probe:
         self._slots = self.facts.parallel if family.has_slots else 1
         self._slot = 0 if self._slots > 1 else -1  # that all requests of a workload may name
 
-    # -- the run -----------------------------------------------------------------------------
+    # -- the run -----------------------------------------------------------------------------------
 
     @property
     def _over(self) -> bool:
@@ -402,7 +402,7 @@ class Probe:
                     f"off by up to {max(far):.2g}: too few to decide"
                 )
 
-    # -- search ------------------------------------------------------------------------------
+    # -- search ------------------------------------------------------------------------------------
 
     def _search(self) -> None:
         guide, cured = Guide(self._guided, self.plan.tries), frozenset[str]()
@@ -550,7 +550,7 @@ class Probe:
         self._watch(self.outcome)
         return finding
 
-    # -- what else may be wrong --------------------------------------------------------------
+    # -- what else may be wrong --------------------------------------------------------------------
 
     def _check_alive(self, played: Played, scenario: Scenario | None) -> bool:
         """False if the server answers no more; one of ours is started again."""
@@ -594,7 +594,7 @@ class Probe:
                     f"a count cannot be true: {answer.cached} cached of {size} tokens"
                 )
 
-    # -- smaller -----------------------------------------------------------------------------
+    # -- smaller -----------------------------------------------------------------------------------
 
     def _prove(self, finding: Finding, scenario: Scenario) -> None:
         """A smaller workload, its proof and its cause; the end of a finding that is known."""
@@ -746,7 +746,7 @@ class Probe:
             for cause, who in found.items()
         ]
 
-    # -- drawing -----------------------------------------------------------------------------
+    # -- drawing -----------------------------------------------------------------------------------
 
     @property
     def _longest(self) -> int:

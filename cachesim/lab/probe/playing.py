@@ -51,7 +51,7 @@ def words_for(words: Sequence[Word], chance: Random) -> dict[int, Word]:
 
 
 def play(target: Target, scenario: Scenario, named: Mapping[int, Word]) -> Played:
-    """Play a workload warm.
+    """Run a workload warm.
 
     Where replies cannot be forced, a prompt that quotes a drawn reply quotes the real one.
     """
@@ -80,7 +80,7 @@ def play(target: Target, scenario: Scenario, named: Mapping[int, Word]) -> Playe
 
 
 def play_with_leaver(target: Target, queries: Sequence[Query], chance: Random) -> Played:
-    """Play requests one at a time until the client of the longest one leaves; it comes again.
+    """Run requests one at a time until the client of the longest one leaves; it comes again.
 
     sent     q0   q1 (left)   q1
     """

@@ -109,7 +109,7 @@ class Environment:
 
 
 def package_of(family: Family[Any, Any], release: str) -> tuple[str, Package]:
-    """A release's own name, and the package that plays it for real."""
+    """A release's own name, and the package that runs it for real."""
     known = family.release(release)
     if known.package is None:
         msg = (

@@ -289,7 +289,7 @@ class Played(Generic[T]):
 
     kind: str
     requests: int  # steps that are compared
-    size: int  # about how long it takes to play
+    size: int  # about how long it takes to run
     check: Callable[[T], Difference | None]
 
     def agreeing(self, difference: Difference | None) -> int:

@@ -1,4 +1,4 @@
-"""Common parts of the commands of all real engines: the console, tables, playing a scenario."""
+"""Common parts of the commands of all real engines: the console, tables, running a scenario."""
 
 import sys
 from collections import Counter
@@ -43,7 +43,7 @@ class StepPlayed:
 
 
 def releases_of(family: Family[Any, Any], scenario: Scenario, release: str = "") -> tuple[str, ...]:
-    """A named release, or those among a scenario's profiles that a package plays."""
+    """A named release, or those among a scenario's profiles that a package runs."""
     if release and scenario.engine.name == family.name:
         return (package_of(family, release)[0],)
     profiles = [full_profile(scenario.engine.name, each) for each in scenario.engine.profiles]
@@ -63,7 +63,7 @@ def releases_of(family: Family[Any, Any], scenario: Scenario, release: str = "")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
-    """The parts of an engine's command that plays a scenario; `heads` are of the steps' cells."""
+    """The parts of an engine's command that runs a scenario; `heads` are of the steps' cells."""
 
     family: Family[Any, Any]
     environment_for: Callable[[str], Environment]
@@ -72,7 +72,7 @@ class Stage:
     shell: Callable[[Scenario, str, int], Iterable[str]] | None = None  # a wrong step, as curl
 
     def play_named(self, name: str, release: str = "") -> int:
-        """Play a named scenario on one release, or on each of its releases; the exit status."""
+        """Run a named scenario on one release, or on each of its releases; the exit status."""
         return max(self._play(scenario, release) for _, scenario in load_all([name]))
 
     def _play(self, scenario: Scenario, wanted: str) -> int:

@@ -1,6 +1,6 @@
 """Workloads and scenarios on a release's own scheduler, with the simulated one beside it.
 
-A scenario is played by the simulator first, network and all; the real scheduler gets the same
+A scenario is run by the simulator first, network and all; the real scheduler gets the same
 tokens, for no kernel runs there, and must take the same decisions.
 """
 
@@ -82,7 +82,7 @@ def _whole(_workload: Workload, groups: list[dict[str, Any]]) -> list[dict[str, 
 class RealScheduler(Generic[R]):
     """The scheduler of an engine's releases, each in a process of its own, and the simulated one.
 
-    `config_of` is its configuration by a simulated server, `hurdles` why it does not play a
+    `config_of` is its configuration by a simulated server, `hurdles` why it does not run a
     scenario, `group_of` the requests of steps that come together, and `shared` names results
     common to all of them. `visible` reduces the results of both to what this form of the release
     shows. `configured` adds the configuration of a server's start to each workload.
@@ -180,7 +180,7 @@ class RealScheduler(Generic[R]):
         )
 
     def play_named(self, scenario: str, release: str = "") -> int:
-        """Play a named scenario on one release, or on each of its releases; the exit status."""
+        """Run a named scenario on one release, or on each of its releases; the exit status."""
         stage = Stage(
             family=self.family,
             environment_for=self.core_of,
@@ -190,7 +190,7 @@ class RealScheduler(Generic[R]):
         return stage.play_named(scenario, release)
 
     def workload_of(self, scenario: Scenario, release: str) -> tuple[list[Record], Workload]:
-        """Play a scenario on the simulator; its steps, and the same requests as a workload."""
+        """Run a scenario on the simulator; its steps, and the same requests as a workload."""
         why = next((why for why, stands in self.hurdles(scenario).items() if stands), None)
         if why is not None:
             msg = f"{scenario.name} is not run beside the real scheduler: {why}"
@@ -208,7 +208,7 @@ class RealScheduler(Generic[R]):
         return records, workload
 
     def play_scenario(self, scenario: Scenario, release: str) -> tuple[StepPlayed, ...]:
-        """Play a scenario on the simulator, then on the real scheduler with the same tokens."""
+        """Run a scenario on the simulator, then on the real scheduler with the same tokens."""
         records, workload = self.workload_of(scenario, release)
         groups = [
             [index for index in group if scenario.step[index].do != "cancel"]

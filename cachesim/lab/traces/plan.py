@@ -22,7 +22,7 @@
     replicas = [4, 16]                     # a fleet of each size with each router
     router   = ["round-robin", "cache-aware,cache_threshold=0.5"]
 
-Every trace is played on every server; where a key has a list, each of its values is a cell of its
+Every trace is run on every server; where a key has a list, each of its values is a cell of its
 own. This plan has 17 cells.
 """
 

@@ -45,7 +45,7 @@ from cachesim.verify.explain import lost_below
 
 # -- limits in bytes -------------------------------------------------------------------------------
 
-#     a trace, 32 tokens as one    | 32 | 32 | 32 | 9 |      4 tokens as played
+#     a trace, 32 tokens as one    | 32 | 32 | 32 | 9 |      4 tokens simulated
 #     cache_ram counts of it       4 x the small network's bytes of a token, or
 #                                  4 x 32 x those of the user's model
 #
@@ -522,7 +522,7 @@ class Run(ABC):
 
     @abstractmethod
     def serve(self, requests: Iterable[PendingRequest], *, more: bool) -> Iterator[int]:
-        """Play requests; the number of all that have finished, after each."""
+        """Run requests; the number of all that have finished, after each."""
 
     @abstractmethod
     def outcome(self) -> dict[str, Any]:
@@ -532,7 +532,7 @@ class Run(ABC):
 def play_run(
     begin: Callable[[Cell], Run], cell: Cell, progress: Callable[[int], None], seams: Seams | None
 ) -> dict[str, Any]:
-    """Play a cell to its end, from where it was left."""
+    """Run a cell to its end, from where it was left."""
     run = (seams and seams.load(cell)) or begin(cell)
     requests, read = run.reader.requests(cell.source), -1
     every = None if seams is None else seams.every

@@ -347,7 +347,7 @@ def is_policy(cell: Cell) -> bool:
 
 
 def check_policy(cell: Cell) -> None:
-    """Raise for a policy that cannot be played."""
+    """Raise for a policy that cannot be run."""
     name = cell.profile.removeprefix(PREFIX)
     if name not in POLICIES:
         names = ", ".join(f"{PREFIX}{each}" for each in POLICIES)

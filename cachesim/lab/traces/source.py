@@ -1,4 +1,4 @@
-"""Source of a trace: file or generator, the part to play, the scale.
+"""Source of a trace: file or generator, the part to run, the scale.
 
 conversation_trace.jsonl    a file as its publishers write it, or compressed
 made:100000, made:100000:7  so many requests that are made up, with a seed

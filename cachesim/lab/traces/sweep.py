@@ -1,8 +1,8 @@
 """All cells of a plan, replayed by processes or machines.
 
-A cell knows nothing of the others, so it may be played anywhere, at any time, and more than once:
+A cell knows nothing of the others, so it may be run anywhere, at any time, and more than once:
 its result is the same. Results are stored as they arrive and reported in the order of the plan. A
-process that dies loses nothing: its unfinished cells are played again by others.
+process that dies loses nothing: its unfinished cells are run again by others.
 """
 
 import hashlib
@@ -30,10 +30,10 @@ from cachesim.processes import pool_of
 # -- results in a file -----------------------------------------------------------------------------
 
 # SQLite, because it is part of Python, one file, and whole after a process was killed: a cell is in
-# it or is not. One process writes, those that play do not know of it.
+# it or is not. One process writes, those that run do not know of it.
 #
 # A cell's key is made of all that decides its outcome: what is in the trace, the server, the flags,
-# and the source code of the engines. So a plan that has changed plays what is new in it alone.
+# and the source code of the engines. So a plan that has changed runs what is new in it alone.
 
 TABLE: Final = "CREATE TABLE IF NOT EXISTS cells (key TEXT PRIMARY KEY, cell TEXT, outcome TEXT)"
 
@@ -138,7 +138,7 @@ class Failed:
     """A cell that could not be replayed, with the reason."""
 
     complaint: str
-    of_trace: bool = False  # wrong for every cell that plays it
+    of_trace: bool = False  # wrong for every cell that runs it
 
 
 def attempt(cell: Cell, seams: Seams | None = None) -> dict[str, Any] | Failed:
@@ -160,8 +160,8 @@ def sweep(
 ) -> list[dict[str, Any]]:
     """Replay a plan (a file or a mapping): a flat row for each cell.
 
-    `pandas.DataFrame(cachesim.sweep("plan.toml"))` is one. With a `store` what was played before
-    with the same code is not played again.
+    `pandas.DataFrame(cachesim.sweep("plan.toml"))` is one. With a `store` what was run before
+    with the same code is not run again.
     """
     read = plan_of(plan) if isinstance(plan, Mapping) else read_plan(Path(plan))
     path = None if store is None else Path(store)
@@ -210,7 +210,7 @@ def play_cells(
 
 
 def count_parts(cells: Sequence[Cell]) -> int:
-    """The number of parts that `play_cells` plays, each by itself."""
+    """The number of parts that `play_cells` runs, each by itself."""
     return sum(len(parts_of(cell)) for cell in cells)
 
 

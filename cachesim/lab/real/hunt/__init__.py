@@ -1,4 +1,4 @@
-"""A hunt: workloads with wrong answers in the simulator, played on the real engine.
+"""A hunt: workloads with wrong answers in the simulator, run on the real engine.
 
 proof        the real engine's answer to a workload, for each engine that has one
 loop        search, make small, prove, go on

@@ -58,7 +58,7 @@ def unmasked(profile: Profile) -> tuple[Profile, ...]:
 
 
 WORKLOADS: Final = 25
-"""Workloads played from one target before the next."""
+"""Workloads run from one target before the next."""
 
 SHAPE: Final = Shape(alike=True)
 """Workload shape in which the requests of one call are alike."""

@@ -42,7 +42,7 @@ class Prover:
 
     where: str
     models: tuple[str, ...]  # that the real engine loads
-    kinds: tuple[str, ...]  # incidents that can be played there
+    kinds: tuple[str, ...]  # incidents that can be run there
     fits: Callable[[Scenario], bool]  # whether a workload can be
     prove: Prove
     shows: Callable[[Step], bool]  # whether the answer to a step can be held against a cold one
@@ -128,7 +128,7 @@ def proof_command(
 
 
 def prover_of(profile: Profile, models: tuple[str, ...]) -> Prover:
-    """The engine's prover, or one whose workloads are played on the simulator."""
+    """The engine's prover, or one whose workloads are run on the simulator."""
     found = real_prover(profile.engine)
     if found is not None:
         return found
@@ -147,7 +147,7 @@ def prover_of(profile: Profile, models: tuple[str, ...]) -> Prover:
 
 
 def proof_of(found: "Counterexample", profile: Profile) -> ProofResult:
-    """The real engine's answer to a finding, if it can be played there."""
+    """The real engine's answer to a finding, if it can be run there."""
     prover = prover_of(profile, ())
     if prover.fits(found.scenario):
         return prover.prove(found, profile)

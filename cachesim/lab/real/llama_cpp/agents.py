@@ -198,7 +198,7 @@ def _options(rng: Random, able: Abilities, preset: str) -> dict[str, Any]:
 
 
 def grow_agents(setting: Setting, server: Server) -> tuple[Scenario, tuple[Outcome, ...]]:
-    """Play agents' requests; the resulting workload, and the server's answers."""
+    """Run agents' requests; the resulting workload, and the server's answers."""
     session = _Session(setting, server)
     for _ in range(setting.rng.randint(*REQUESTS)):
         if server.lost:

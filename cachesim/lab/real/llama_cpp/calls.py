@@ -43,7 +43,7 @@ class NotStartedError(RealServerError):
 
 
 def call_for(group: Sequence[Step], *, probabilities: int = 0) -> JsonObject:
-    """The HTTP call that plays a group of steps."""
+    """The HTTP call that runs a group of steps."""
     first = group[0]
     if first.do == "set-lora":
         return {"path": "/lora-adapters", "body": first.options.get("lora", [])}

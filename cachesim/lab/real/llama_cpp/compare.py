@@ -148,7 +148,7 @@ class Tally(agreement.Agreement):
             title="by what a workload uses", kinds="feature"
         )
     )
-    races: int = 0  # workloads that the real server played otherwise, and then as the simulator
+    races: int = 0  # workloads that the real server ran otherwise, and then as the simulator
 
     def count(self, played: "Played") -> None:
         """Add a workload; requests after a difference count as disagreeing."""
@@ -164,16 +164,16 @@ class Tally(agreement.Agreement):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Played:
-    """A workload that was played on both, and the first difference."""
+    """A workload that was run on both, and the first difference."""
 
     workload: Scenario
     outcomes: tuple[Outcome, ...]
     difference: Difference | None
-    raced: Difference | None = None  # another play of the same workload agreed
+    raced: Difference | None = None  # another run of the same workload agreed
 
 
 class PlayDrawn(Protocol):
-    """A drawn workload, played on both servers."""
+    """A drawn workload, run on both servers."""
 
     def __call__(self, *, seed: int, number: int, presets: Sequence[str]) -> Played: ...
 
@@ -216,7 +216,7 @@ class SideBySide(AbstractContextManager["SideBySide"]):
         return path
 
     def play_random(self, *, seed: int, number: int, presets: Sequence[str]) -> Played:
-        """Draw a workload, grow it on the real server, and play it on the simulator.
+        """Draw a workload, grow it on the real server, and run it on the simulator.
 
         Now and then one in which a request arrives while another one is read.
         """
@@ -258,7 +258,7 @@ class SideBySide(AbstractContextManager["SideBySide"]):
         return played
 
     def play_arrival(self, *, seed: int, number: int, presets: Sequence[str]) -> Played:
-        """Draw a workload in which a request arrives while another is read, and play it."""
+        """Draw a workload in which a request arrives while another is read, and run it."""
         draw = draw_arrival if number % 2 else draw_pinned
         workload = draw(seed, number, release=self.release, presets=tuple(presets))
         return self._settled(self.play(workload))
@@ -307,7 +307,7 @@ class SideBySide(AbstractContextManager["SideBySide"]):
 def first_difference(
     workload: Scenario, outcomes: Sequence[Outcome], trial: Trial | None = None
 ) -> Difference | None:
-    """Play a workload on the simulator with the real replies, until it answers differently.
+    """Run a workload on the simulator with the real replies, until it answers differently.
 
     Rules that no release has may be tried in place of those of the workload's own. A simulator that
     ends as it starts answers nothing.

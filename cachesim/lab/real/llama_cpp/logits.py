@@ -81,7 +81,7 @@ class Drafts:
 
 
 def expected_drafts(network: FloatNetwork, prompt: Tokens, predict: int) -> Drafts:
-    """Play the loop: propose one token while there is room, continue after accepted ones."""
+    """Run the loop: propose one token while there is room, continue after accepted ones."""
     reply, _ = generate(network, prompt, predict + 2)
     tokens = (*prompt, *reply)
     guesses = head_guesses(network, tokens[:-1])
@@ -154,7 +154,7 @@ def compare_logits(
     prompts: int,
     seed: int,
 ) -> list[Agreement]:
-    """Play the same prompts on the real server, twice, and on the network, for each preset."""
+    """Run the same prompts on the real server, twice, and on the network, for each preset."""
     found = []
     with RealServer(release) as real, TemporaryDirectory() as folder:
         for name in names:

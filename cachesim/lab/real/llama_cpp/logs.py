@@ -123,7 +123,7 @@ def draw_setting(rng: Random, name: str, *, release: Release, other: Release) ->
 
 
 class LogMaker(AbstractContextManager["LogMaker"]):
-    """The real servers of two releases that play workloads, and the log of one."""
+    """The real servers of two releases that run workloads, and the log of one."""
 
     def __init__(self, release: Release, verbosity: int, other: Release) -> None:
         self._stack = ExitStack()
@@ -140,7 +140,7 @@ class LogMaker(AbstractContextManager["LogMaker"]):
         self._stack.close()
 
     def play(self, seed: int, number: int) -> tuple[bytes, Scenario, tuple[Outcome, ...]]:
-        """Play a server's life: its log, its requests, its answers."""
+        """Run a server's life: its log, its requests, its answers."""
         agreement = self.agreement
         name = f"{agreement.release}-{agreement.verbosity}-{seed}-{number}"
         rng = Random(f"log {name}")
@@ -155,7 +155,7 @@ class LogMaker(AbstractContextManager["LogMaker"]):
             return file.read(), workload, outcomes
 
     def count(self, seed: int, number: int) -> None:
-        """Play one workload, replay its log, predict the other release; count what agrees."""
+        """Run one workload, replay its log, predict the other release; count what agrees."""
         log, workload, outcomes = self.play(seed, number)
         replay = replay_of(log, workload, has_user_flags=self.agreement.verbosity == DEFAULT)
         counts = self.agreement.counts
@@ -207,7 +207,7 @@ class LogMaker(AbstractContextManager["LogMaker"]):
 
 
 def replay_of(log: bytes, workload: Scenario, *, has_user_flags: bool) -> Replay:
-    """Read a log and play it.
+    """Read a log and replay it.
 
     With `has_user_flags`, for levels that print no flags, it gets a user's settings: the command
     line, the model, and chats as the client's requests.

@@ -1,11 +1,11 @@
-"""Answers of a wheel's servers to random workloads, kept on disk and played once.
+"""Answers of a wheel's servers to random workloads, kept on disk and run once.
 
 A recording is a line of JSON. It is used again as long as the generator still sends what was sent
-then; from the first workload on that it would ask otherwise, the wheel is played again. Rules that
+then; from the first workload on that it would ask otherwise, the wheel is run again. Rules that
 the recorded workloads leave open are decided by others, on which the simulator's answers under
 both values part:
 
-    drawn 0 .. drawn 41 alike, drawn 42 parts   ->   drawn 42 is played on the wheel
+    drawn 0 .. drawn 41 alike, drawn 42 parts   ->   drawn 42 is run on the wheel
 
 The wheel replies otherwise than the simulator, so the workload that grows on it is not quite the
 same; where it no longer parts the two values, the next is drawn.
@@ -110,7 +110,7 @@ class Recordings:
         self.singles = kept / f"{release}-seed-{seed}-singles.jsonl"
 
     def take(self, count: int) -> Iterator[Recording]:
-        """The first so many, one after the other: from disk, or played now and kept."""
+        """The first so many, one after the other: from disk, or run now and kept."""
         kept: list[Recording] = []
         lines = self.file.read_text().splitlines() if self.file.exists() else []
         for line in lines[:count]:
@@ -137,7 +137,7 @@ class Recordings:
                 yield recording
 
     def play(self, number: int) -> Recording:
-        """A workload by its number: from disk, or played now and kept."""
+        """A workload by its number: from disk, or run now and kept."""
         kept = next((each for at, each in self._singles() if at == number), None)
         if kept is not None and self._is_current(kept, number):
             return kept
@@ -192,10 +192,10 @@ DRAWN: Final = 400
 """So many workloads are drawn for the rules that are open."""
 
 PLAYS: Final = 8_000
-"""After so many plays on the simulator no more are drawn: a quarter of an hour or less."""
+"""After so many runs on the simulator no more are drawn: a quarter of an hour or less."""
 
 PLAYED: Final = 3
-"""So many of those on which a rule turns are played on the wheel."""
+"""So many of those on which a rule turns are run on the wheel."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -245,7 +245,7 @@ def parts(recording: Recording, ours: Difference | None, trial: Trial) -> bool:
 def probe(
     rules: Sequence[Change], trial: Trial, recordings: Recordings, *, most: int = DRAWN
 ) -> tuple[Probed, ...]:
-    """Draw workloads for open rules; play those on which one turns, until the wheel decides."""
+    """Draw workloads for open rules; run those on which one turns, until the wheel decides."""
     turned: Counter[Change] = Counter()
     decisive: dict[Change, Recording] = {}
     plays = 0

@@ -1,4 +1,4 @@
-"""Inside a router's environment: `llama-server` is started as a router, calls are played on it.
+"""Inside a router's environment: `llama-server` is started as a router, calls are run on it.
 
 Orders are those of `worker.py`, whose calls these are. The package has a binary of its own, because
 a router starts each model's server from its own executable.

@@ -214,9 +214,9 @@ def play_scenario(
     patience: float = SECONDS_FOR_ONE_CALL,
     proves: bool = True,
 ) -> tuple[StepPlayed, ...]:
-    """Play a scenario on the real server, and on the simulator with the real replies.
+    """Run a scenario on the real server, and on the simulator with the real replies.
 
-    Then it is played with exact numbers, and every prompt goes to fresh servers of its own: the
+    Then it is run with exact numbers, and every prompt goes to fresh servers of its own: the
     real server's answers are held against its own cold ones. Where a server with exact numbers
     reuses something else, for its states are larger, no answer is proven. `proves` False leaves
     that out: it is most of the work.
@@ -330,7 +330,7 @@ def _starts(real: RealServer, options: Mapping[str, Any], model: Path) -> bool:
 
 
 def on_the_wheels(scenario: Scenario) -> Play:
-    """Play on the real servers; an answer far from the server's own cold one is wrong."""
+    """Run on the real servers; an answer far from the server's own cold one is wrong."""
     if scenario.engine.name != "llama.cpp":
         msg = f"{scenario.name}: --real runs llama.cpp; {scenario.engine.name} has no such wheels"
         raise ScenarioError(msg)
@@ -369,7 +369,7 @@ PATIENCE: Final = 10.0
 
 
 def on_the_wheel(scenario: Scenario) -> bool:
-    """True if the real llama-server can play a workload, and no clock decides how it ends."""
+    """True if the real llama-server can run a workload, and no clock decides how it ends."""
     steps = scenario.step
     if drafting(scenario.engine.options):
         return False  # drafts are the companion's own there

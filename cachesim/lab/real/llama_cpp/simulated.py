@@ -128,7 +128,7 @@ def outcome_of(record: Record) -> Outcome:
 
 
 def observed(workload: Scenario, outcomes: Sequence[Outcome]) -> Scenario:
-    """The played part of the workload, with the real server's replies."""
+    """The part of the workload that was run, with the real server's replies."""
     return replace(workload, step=tuple(map(observed_step, workload.step, outcomes)))
 
 

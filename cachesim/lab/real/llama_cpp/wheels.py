@@ -95,7 +95,7 @@ def real_newest(
     workloads: int,
     seed: int,
 ) -> int:
-    """Play workloads on the newest wheel, or on the one named, under a profile's rules: those of
+    """Run workloads on the newest wheel, or on the one named, under a profile's rules: those of
     the newest one, unless another is named.
 
     0 if every request agrees, 1 if something is new, or if there is no wheel to be had. Where they

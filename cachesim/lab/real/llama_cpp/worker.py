@@ -1,7 +1,7 @@
-"""Inside a real release's environment: servers are started, and HTTP calls played on them.
+"""Inside a real release's environment: servers are started, and HTTP calls run on them.
 
 One line of JSON in, one line out: `{"start": PARAMETERS}` starts a fresh server, `{"calls":
-[[SECONDS, CALL], ...]}` plays HTTP calls on it, each so long after the one before it has begun, and
+[[SECONDS, CALL], ...]}` runs HTTP calls on it, each so long after the one before it has begun, and
 `{"stop": true}` ends it. Nothing of cachesim is imported here, and
 nothing but the standard library and the wheel. A server that aborts takes this process with it:
 the other end sees the silence.
@@ -140,7 +140,7 @@ def _mark(path: str) -> None:
 
 
 def play_calls(address: str, calls: list[tuple[float, Json]]) -> list[Json]:
-    """Play HTTP calls side by side; their answers in the order in which they began."""
+    """Run HTTP calls side by side; their answers in the order in which they began."""
     with ThreadPoolExecutor(len(calls)) as pool:
         playing = []
         for seconds, call in calls:

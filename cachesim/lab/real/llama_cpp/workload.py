@@ -13,7 +13,7 @@ from cachesim.scenario.prompts import Vocabulary
 from cachesim.units import Token, Tokens
 
 Release: TypeAlias = str
-"""A release of llama.cpp that a wheel plays."""
+"""A release of llama.cpp that a wheel runs."""
 
 ACTIONS: Final = (
     "complete", "slot-save", "slot-restore", "slot-erase", "set-lora", "restart", "sleep",
@@ -119,7 +119,7 @@ def in_one_call(scenario: Scenario) -> Iterator[list[int]]:
 
 
 def hurdle(scenario: Scenario, number: int) -> str:
-    """The reason why a step is not played on the real server; nothing where it is."""
+    """The reason why a step is not run on the real server; nothing where it is."""
     step = scenario.step[number]
     same_call = step.with_previous and not step.turns
     before = scenario.step[number - 1] if same_call else step

@@ -1,7 +1,7 @@
-"""Random workloads from a seed: conversation trees, played as they grow.
+"""Random workloads from a seed: conversation trees, run as they grow.
 
 A chat client's next prompt holds the server's last reply, so a workload cannot be written before
-it is played: `grow` asks a server step by step and gives the finished workload with its outcomes.
+it is run: `grow` asks a server step by step and gives the finished workload with its outcomes.
 The same seed on the same server gives the same workload.
 """
 
@@ -243,7 +243,7 @@ def draw_setting(
 
 
 def grow(setting: Setting, server: Server) -> tuple[Scenario, tuple[Outcome, ...]]:
-    """Play a random conversation tree; the resulting workload, and the server's answers."""
+    """Run a random conversation tree; the resulting workload, and the server's answers."""
     tree = _Tree(setting)
     steps: list[Step] = []
     outcomes: list[Outcome] = []

@@ -141,10 +141,10 @@ def _few(tokens: Prompt) -> Prompt:
 
 
 class RealInstances:
-    """A release in a process of its own, and the files of the models that it played."""
+    """A release in a process of its own, and the files of the models that it ran."""
 
     def __init__(self, release: str, version: str = "") -> None:
-        """`version` is played where another one than the release's own is compared with it."""
+        """`version` is run where another one than the release's own is compared with it."""
         self.release = release
         self.python = environment_for(release, version).ready()
         self.results: Sequence[Json] = ()  # of the last workload
@@ -248,7 +248,7 @@ def _call(record: Record, session: Session, *, proves: bool) -> Json:
 
 
 def calls_of(session: Instance) -> list[Json]:
-    """Each call with its tokens; all are played."""
+    """Each call with its tokens; all are run."""
     return [_call(record, session, proves=False) for record, _ in session.counted()]
 
 
@@ -299,7 +299,7 @@ def _distance(one: Array, other: Array) -> float:
 def play_scenario(
     scenario: Scenario, release: str, *, proves: bool = True
 ) -> tuple[StepPlayed, ...]:
-    """Play a scenario on both, each answer beside one of a fresh real instance."""
+    """Run a scenario on both, each answer beside one of a fresh real instance."""
     with RealInstances(release) as real:
         return real.play(scenario, proves=proves)
 
@@ -309,7 +309,7 @@ def _of_an_instance(scenario: Scenario) -> bool:
 
 
 def _proven_on_an_instance(found: "Counterexample", profile: Profile) -> ProofResult:
-    """Play it on the real `Llama`, and hold its logits against those of a fresh instance."""
+    """Run it on the real `Llama`, and hold its logits against those of a fresh instance."""
     try:
         played = play_scenario(found.scenario, profile.release)
     except CachesimError as error:

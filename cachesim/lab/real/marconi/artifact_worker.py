@@ -95,7 +95,7 @@ def play(module: Real, workload: Json) -> Json:
 
 
 def main() -> None:
-    """Play workloads until the input ends."""
+    """Run workloads until the input ends."""
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # the artifact prints what it does
     module = load(sys.argv[1])

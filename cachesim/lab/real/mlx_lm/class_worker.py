@@ -1,6 +1,6 @@
 """Inside a real release's environment: operations on mlx-lm's own classes.
 
-One line of JSON in, one line out: `{"group": ..., "args": ..., "ops": [...]}` plays a sequence on
+One line of JSON in, one line out: `{"group": ..., "args": ..., "ops": [...]}` runs a sequence on
 fresh objects and answers with the list of its results, in the form of the vector files.
 """
 
@@ -23,7 +23,7 @@ Real: TypeAlias = Any  # modules, classes and objects of the release: known only
 
 
 def main() -> None:
-    """Play sequences until the input ends."""
+    """Run sequences until the input ends."""
     answers = own_output()
     mx = importlib.import_module("mlx.core")
     classes = importlib.import_module("mlx_lm.models.cache")

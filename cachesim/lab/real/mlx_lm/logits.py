@@ -95,7 +95,7 @@ class LogitsAgreement:
 def compare_mlx_logits(
     release: str, *, prompts: int = 5, batches: int = 6, seed: int
 ) -> list[LogitsAgreement]:
-    """Play the same prompts and batches on mlx-lm's models and on the network, for each family."""
+    """Run the same prompts and batches on mlx-lm's models and on the network, for each family."""
     new = FAMILY.release(release).rules.server.segments
     found = []
     for name in (each for each in CLASSES if FAMILIES[each].is_at(release, FAMILY.names())):

@@ -1,6 +1,6 @@
 """Operations on mlx-lm's layer caches, its store and its trie, in the form of the vector files.
 
-The port and the worker in a release's environment play the same; what differs between them is a
+The port and the worker in a release's environment run the same; what differs between them is a
 method of their own. Nothing is imported that a release's environment lacks.
 """
 

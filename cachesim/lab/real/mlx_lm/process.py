@@ -11,7 +11,7 @@ from cachesim.lab.real.environment import Environment, package_of
 from cachesim.lab.real.worker_process import ROOT, START, JsonProcess
 
 _STAND_IN: ContextVar[Mapping[str, str]] = ContextVar("stand_in", default=MappingProxyType({}))
-"""Release -> the version of the package that is played in its place."""
+"""Release -> the version of the package that is run in its place."""
 
 
 @contextmanager

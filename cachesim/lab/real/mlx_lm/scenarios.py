@@ -47,7 +47,7 @@ FILLER: Final = 300
 
 
 def play_mlx_scenario(scenario: Scenario, release: str) -> tuple[StepPlayed, ...]:
-    """Play a scenario on the simulator, then on the real server with the same replies."""
+    """Run a scenario on the simulator, then on the real server with the same replies."""
     families = playable_families(scenario)
     session = Session(scenario, Profile(FAMILY.name, release))
     records = list(session.run())
@@ -132,7 +132,7 @@ def _outcome(record: Record, oracle: Oracle) -> Outcome:
 
 
 def playable_families(scenario: Scenario) -> dict[str, str]:
-    """The class of each model of a scenario; InputError if it cannot be played."""
+    """The class of each model of a scenario; InputError if it cannot be run."""
     specs = {name: spec_of(each) for name, each in scenario.networks.items()}
     families = {name: family_of(each).name for name, each in specs.items()}
     toys = {name: toy_of({"family": each}, VOCABULARY) for name, each in families.items()}
@@ -217,7 +217,7 @@ def _on_the_package(scenario: Scenario) -> bool:
 
 
 def _proven_on_the_package(found: "Counterexample", profile: Profile) -> ProofResult:
-    """Play it on mlx-lm's own server, and hold its answer against a cold one of the same model."""
+    """Run it on mlx-lm's own server, and hold its answer against a cold one of the same model."""
     try:
         played = play_mlx_scenario(found.scenario, profile.release)
     except CachesimError as error:

@@ -61,7 +61,7 @@ FLAGS = (
 
 
 def main() -> None:
-    """Play workloads until the input ends."""
+    """Run workloads until the input ends."""
     answers = own_output()
     threading.excepthook = lambda _args: None
     with tempfile.TemporaryDirectory() as place:

@@ -36,7 +36,7 @@ ABSENT: Final = ("requests", "PIL", *vllm_mlx_serve.ABSENT)
 
 
 def main() -> None:
-    """Play workloads until the input ends."""
+    """Run workloads until the input ends."""
     answers = own_output()
     sys.path += sys.argv[-2:]
     sys.meta_path.append(EmptyModules(lambda name: name.partition(".")[0] in ABSENT))

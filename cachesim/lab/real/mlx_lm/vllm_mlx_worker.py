@@ -24,7 +24,7 @@ Real: TypeAlias = Any  # modules, classes and objects of the release: known only
 
 
 def main() -> None:
-    """Play workloads until the input ends."""
+    """Run workloads until the input ends."""
     answers = own_output()
     sys.path.append(sys.argv[-1])
     logging.disable(logging.CRITICAL)

@@ -1,6 +1,6 @@
 """`cachesim real sglang --runner`: the states that a release's model runner reads and writes.
 
-A workload is played on both schedulers, batch by batch. Of each row of a batch the comparison has
+A workload is run on both schedulers, batch by batch. Of each row of a batch the comparison has
 its tokens, the length of the text in the state that it is computed from, whether that text is the
 request's, and the same of the state that is tracked for the tree.
 """
@@ -168,7 +168,7 @@ def is_compared(workload: Mapping[str, Any]) -> bool:
 
 
 def compare_rows(release: str, seed: int, numbers: range, rules: Rules | None = None) -> int:
-    """Play workloads with states on both model runners; the exit status."""
+    """Run workloads with states on both model runners; the exit status."""
     known = FAMILY.release(release)
     title = f"sglang {known.name}: states that rows read and track, seed {seed}"
     found = Agreement(title=title)

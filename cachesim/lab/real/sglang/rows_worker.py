@@ -1,6 +1,6 @@
 """With an unpacked wheel: the state that each row of a batch reads, and writes.
 
-The scheduler plays a workload as in `scheduler_worker`. For each batch the release's own model
+The scheduler runs a workload as in `scheduler_worker`. For each batch the release's own model
 runner makes its `ForwardBatch`, clears and copies states, and its backend of linear attention makes
 the metadata and copies tracked states. In place of a kernel, the state in a slot is the number of a
 text: of the tokens that a recurrent layer would have folded in.
@@ -168,7 +168,7 @@ def play(core: Real, workload: Json) -> Json:
 
 
 def main() -> None:
-    """Play workloads until the input ends."""
+    """Run workloads until the input ends."""
     answers = own_output()
     logging.disable(logging.CRITICAL)
     warnings.simplefilter("ignore")

@@ -175,7 +175,7 @@ def overrides_in(configs: list[Json], process: WorkerProcess) -> list[Override]:
 
 
 def hurdles(scenario: Scenario) -> dict[str, bool]:
-    """Reasons why a scenario is not played on the real scheduler."""
+    """Reasons why a scenario is not run on the real scheduler."""
     return {
         "its steps are never left half done": any(
             step.do == "cancel" or step.turns for step in scenario.step

@@ -98,7 +98,7 @@ class Playing:
         walk(self.core.root, ())
         return found
 
-    # -- playing -----------------------------------------------------------------------------------
+    # -- running -----------------------------------------------------------------------------------
 
     def _add(self, wanted: Json) -> Real:
         prompt = read_row(wanted["prompt"])
@@ -247,7 +247,7 @@ def differences(core: Real, config: Json) -> list[list[str]]:
 
 
 def main() -> None:
-    """Play workloads until the input ends."""
+    """Run workloads until the input ends."""
     answers = own_output()
     logging.disable(logging.CRITICAL)
     warnings.simplefilter("ignore")

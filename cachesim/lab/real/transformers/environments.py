@@ -1,6 +1,6 @@
 """Environments of Transformers' releases, and of a changed copy of the library.
 
-A copy is played with the packages of a release's environment:
+A copy is run with the packages of a release's environment:
 
     copy's interpreter: bin/python
     its site-packages:  transformers -> the copy's package folder
@@ -89,7 +89,7 @@ class Copy(NamedTuple):
 
     @property
     def release(self) -> str:
-        """The release with whose packages it is played: its own, or of a branch the newest."""
+        """The release with whose packages it is run: its own, or of a branch the newest."""
         return self.version if RELEASE.fullmatch(self.version) else NEWEST
 
     @contextmanager

@@ -94,7 +94,7 @@ class Player:
 
 
 def main() -> None:
-    """Play scripts until the input ends."""
+    """Run scripts until the input ends."""
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     for line in sys.stdin:

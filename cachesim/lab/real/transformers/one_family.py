@@ -22,7 +22,7 @@ class Outcome(NamedTuple):
 
 
 def result_of(python: Path, module: str | None, family: str, operation: str) -> Outcome:
-    """The outcome of an operation; all of a family are played at once."""
+    """The outcome of an operation; all of a family are run at once."""
     answer = _answer(python, module, family)
     problem = _problem_of(answer)
     if problem:

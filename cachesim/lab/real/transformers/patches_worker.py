@@ -1,4 +1,4 @@
-"""Changes of the library while a script is played; imported by `script_worker` alone.
+"""Changes of the library while a script is run; imported by `script_worker` alone.
 
 A remedy changes one thing that a cause is suspected of.
 """

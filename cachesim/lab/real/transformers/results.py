@@ -135,7 +135,7 @@ def show_changes(releases: Sequence[Found]) -> bool:
 
 
 def is_worse(before: Found, after: Found) -> bool:
-    """True if what is wrong or a crash was not so before, or a family is no longer played."""
+    """True if what is wrong or a crash was not so before, or a family is no longer run."""
     bad = ("wrong", "crash")
     known = {(each.family, each.operation) for each in before.cells if each.verdict in bad}
     gone = {each.family for each in before.cells} - {each.family for each in after.cells}

@@ -102,7 +102,7 @@ class Calls:
 
 
 def watched(scenario: Scenario, release: str) -> tuple[list[Record], Json, list[Json]]:
-    """Play a scenario on the simulator: its steps, its calls as a workload, and its batches."""
+    """Run a scenario on the simulator: its steps, its calls as a workload, and its batches."""
     session = Session(scenario, Profile(FAMILY.name, release), arithmetic="ring")
     engine: Any = session.engine
     calls = Calls(engine)
@@ -127,7 +127,7 @@ def watched(scenario: Scenario, release: str) -> tuple[list[Record], Json, list[
 
 
 def play_scenario(scenario: Scenario, release: str) -> tuple[StepPlayed, ...]:
-    """Play a scenario on the simulator, then on the real classes with the same tokens."""
+    """Run a scenario on the simulator, then on the real classes with the same tokens."""
     if scenario.engine.name != FAMILY.name:
         msg = f"{scenario.name} is for {scenario.engine.name}, not for {FAMILY.name}"
         raise ScenarioError(msg)

@@ -165,7 +165,7 @@ class Play:
         """True if logits are the cold ones, or those of the same calls without a cache."""
         return self.gap <= WRONG or self.uncached_gap < RIGHT
 
-    # -- the cache ---------------------------------------------------------------------------
+    # -- the cache ---------------------------------------------------------------------------------
 
     def new(self, kind: str) -> Real:
         library: Any = importlib.import_module("transformers")
@@ -306,7 +306,7 @@ class Play:
         self.cache.batch_repeat_interleave(count)
         self.rows = [row for row in self.rows for _ in range(count)]
 
-    # -- tokens ------------------------------------------------------------------------------
+    # -- tokens ------------------------------------------------------------------------------------
 
     def _more(self, count: int) -> Real:
         self.drawn += 1
@@ -423,7 +423,7 @@ class Play:
                     return f"layer {number}, {type(one).__name__}.{name}"
         return ""
 
-    # -- generate ----------------------------------------------------------------------------
+    # -- generate ----------------------------------------------------------------------------------
 
     def do_generate(self, more: int, how: str) -> None:
         """A further turn; afterwards the cache holds all tokens but the last one."""
@@ -647,7 +647,7 @@ class Family:
     def __init__(self, kind: str, fields: dict[str, Any], attention: str) -> None:
         tiny: Any = importlib.import_module("tiny_worker")
         self.model = tiny.model_of(kind, fields, attention)
-        self.pristine = copy.deepcopy(self.model)  # what is played is a copy: no module has a state
+        self.pristine = copy.deepcopy(self.model)  # what is run is a copy: no module has a state
         inspect: Any = importlib.import_module("inspect")
         names = inspect.signature(self.model.forward).parameters
         self.key = next((each for each in KEYS if each in names), "")
@@ -704,7 +704,7 @@ class Family:
         return {"verdict": "wrong", "cause": cause, **found}
 
     def play(self, remedies: tuple[str, ...] = ()) -> Play:
-        """A new play on a new copy of the model."""
+        """A new run on a new copy of the model."""
         models = (copy.deepcopy(self.pristine), self.model)
         play = Play(models, self.key, positions=self.positions, remedies=remedies)
         play.own_cache, play.colds = self.own_cache, self.colds

@@ -371,7 +371,7 @@ def under(release: str, rules: MlxRules) -> Family[MlxRules, MlxOptions]:
 
 
 def mismatch(line: Mapping[str, Any], rules: MlxRules | None = None) -> Difference | None:
-    """The first group that differs; None if everything recorded is played alike."""
+    """The first group that differs; None if everything recorded is run alike."""
     player, family = ServerPlayer(line, rules), line["model"].get("family")
     before = 0
     for group, recorded in zip(line["steps"], line["results"], strict=True):
@@ -447,7 +447,7 @@ def _as_real(
 
 
 def recorded_part(recorded: Json, played: Json) -> Json:
-    """The played results, reduced to the recorded fields."""
+    """The results of a run, reduced to the recorded fields."""
     if isinstance(recorded, Mapping) and isinstance(played, Mapping):
         return {key: recorded_part(value, played.get(key)) for key, value in recorded.items()}
     if isinstance(recorded, list) and isinstance(played, list) and len(recorded) == len(played):

@@ -207,13 +207,13 @@ POOLS: Final = ("blocks", "tokens", "window_tokens", "states")
 
 
 class Player(Protocol):
-    """A scheduler that plays groups of requests one after the other."""
+    """A scheduler that runs groups of requests one after the other."""
 
     def play(self, group: list[JsonObject]) -> JsonObject: ...
 
 
 def mismatch(line: Mapping[str, Any]) -> Difference | None:
-    """Play one recorded sequence; where it first differs, or None."""
+    """Run one recorded sequence; where it first differs, or None."""
     for pool in POOLS:
         size = line["config"].get(pool, 0)
         if size > TOTAL_TOKENS:

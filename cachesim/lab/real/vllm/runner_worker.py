@@ -413,7 +413,7 @@ def results_of(release: Release, wanted: Json) -> list[Json]:
 
 
 def main() -> None:
-    """Play workloads until the input ends."""
+    """Run workloads until the input ends."""
     answers = own_output()
     logging.disable(logging.WARNING)
     root, version, kernels = sys.argv[1:]

@@ -69,7 +69,7 @@ def config_of(server: Engine) -> dict[str, Any]:
 
 
 def hurdles(scenario: Scenario) -> dict[str, bool]:
-    """Reasons for which a scenario is not played on the real scheduler."""
+    """Reasons for which a scenario is not run on the real scheduler."""
     options = scenario.engine.options
     return {
         "its steps are never left half done": bool(options.get("async_scheduling")),

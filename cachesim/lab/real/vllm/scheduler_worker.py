@@ -167,7 +167,7 @@ class Server(Groups):
         for index, value in enumerate(request.block_hashes):
             self.labels.setdefault(bytes(value), (int(request.request_id), (index + 1) * self.unit))
 
-    # -- playing -----------------------------------------------------------------------------------
+    # -- running -----------------------------------------------------------------------------------
 
     def request(self, number: int, wanted: Json) -> Real:
         most = max(1, wanted["generate"])
@@ -297,7 +297,7 @@ def results_of(release: Release, wanted: Json) -> list[Json]:
 
 
 def main() -> None:
-    """Play workloads until the input ends."""
+    """Run workloads until the input ends."""
     answers = own_output()
     logging.disable(logging.WARNING)
     answer_lines(answers, partial(results_of, Release(sys.argv[1])))

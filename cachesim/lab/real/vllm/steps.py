@@ -2,7 +2,7 @@
 
 The release's own scheduler schedules drawn workloads, and its own model runner prepares each step:
 slots of keys and values, states that are read and written, copies of states before the network and
-after the outputs. Beside it the simulated scheduler and runner play the same workload.
+after the outputs. Beside it the simulated scheduler and runner run the same workload.
 """
 
 from collections.abc import Mapping, Sequence
@@ -252,7 +252,7 @@ def mode_of(config: Mapping[str, Any]) -> str:
 
 
 def compare_steps(release: str, seed: int, numbers: range, rules: Rules | None = None) -> int:
-    """Play workloads on a release's scheduler and runner, and ours beside it; the exit status."""
+    """Run workloads on a release's scheduler and runner, and ours beside it; the exit status."""
     known = FAMILY.release(release)
     title = f"vllm {known.name}: reads, writes and copies of the model runner, seed {seed}"
     found = Agreement(title=title, kinds="mode")
