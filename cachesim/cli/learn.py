@@ -125,7 +125,7 @@ def _talk(chosen: ExecutedLesson) -> int:
 
 def _answers(exercise: ExecutedExercise) -> list[str]:
     count = len(exercise.answers)
-    ask = "your answer" if count == 1 else f"your {count} answers, with blanks between"
+    ask = "your answer" if count == 1 else f"your {count} answers, with spaces between"
     wanted = f"{ask} (? for a hint): "
     while True:
         sys.stderr.write(wanted)

@@ -95,7 +95,7 @@ def name_broken_engines() -> None:
 
 
 def bug_of(error: Exception) -> str:
-    """Whose bug an exception is: cachesim's, or that of the engine whose module raised it."""
+    """The owner of a bug: cachesim, or the engine whose module raised the exception."""
     from cachesim.engines.family import FAMILIES
 
     raised = ""

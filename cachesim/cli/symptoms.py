@@ -60,7 +60,7 @@ SAME: Final[Mapping[str, str]] = {
 """Words of one meaning: reports name a thing after a model, a class of upstream's or a flag."""
 
 VOTE: Final = 0.5
-"""How much more a scenario counts if all words of a server in a symptom belong to its engine."""
+"""Factor for a scenario if all words of a server in a symptom belong to its engine."""
 
 WEIGHTS: Final[Mapping[str, float]] = {
     "symptom": 3,
@@ -79,7 +79,7 @@ LENGTH: Final = 0.6
 """BM25's b: how much a long text counts less."""
 
 PAIR: Final = 0.3
-"""Weight of two words that stand side by side: `prefix cache` tells more than both alone."""
+"""Weight of two adjacent words: `prefix cache` says more than both alone."""
 
 CLOSE: Final = 0.4
 """Part of the best score that a scenario has which is named too."""

@@ -209,10 +209,10 @@ class Corner:
 
 
 Act: TypeAlias = Literal["new", "again", "continue", "part", "together", "cancel"]
-"""What a request of a small scope may do; see `cachesim.testing.scope`."""
+"""Possible requests of a small scope; see `cachesim.testing.scope`."""
 
 ACTS: Final[tuple[Act, ...]] = ("new", "again", "continue", "part")
-"""What it does at every server."""
+"""Requests that every server gets."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -19,7 +19,7 @@ from cachesim.units import Array, Integers, Token
 __all__ = ["ArithmeticName", "LayerShape", "Network", "Output", "Place"]
 
 Place: TypeAlias = Literal["attention", "window", "recurrent"]
-"""Which part of a memory keeps a layer's data."""
+"""The part of a memory that keeps a layer's data."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -147,7 +147,7 @@ _NOISE: Final = 0.1
 
 _QUICK_PAIRS: Final = range(5)
 _DUMMY_PAIR, _MARK_PAIR, _NAME_PAIR = 6, 7, 8
-"""Rotary pairs: quick ones tell neighbours apart, slow ones match contents at any distance."""
+"""Rotary pairs: fast ones separate neighbours, slow ones match contents at any distance."""
 
 Tensor = NDArray[np.float32]
 

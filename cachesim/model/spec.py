@@ -80,7 +80,7 @@ class ModelSpec:
     kv_heads: int = 2
     head_size: int = 16
     window: int = 0  # positions a window layer sees, the query's own included
-    chunked: bool = False  # windows are the chunks of so many positions (Llama 4); see `turns`
+    chunked: bool = False  # windows are chunks of this many positions (Llama 4); see `turns`
     compressed: bool = False  # every second window is a compressor's (DeepSeek V4)
     rope: RopeStyle = "pairs"
     rope_base: float = 10000.0

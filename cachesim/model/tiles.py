@@ -44,7 +44,7 @@ COLUMNS: Final = 16
 """Columns come in multiples of this: kernels treat odd edges on their own."""
 
 MOST_COLUMNS: Final = 128
-"""Wider matrices are cut into blocks of so many columns, or more where tiles are low."""
+"""Wider matrices are cut into blocks of this many columns, or more where tiles are low."""
 
 SERIAL: Final = 1 << 18
 """Multiplications of one product that OpenBLAS does in one thread at least."""
@@ -110,7 +110,7 @@ def product(rows: Array, matrix: Matrix, ladder: Ladder) -> Array:
 
 @lru_cache(maxsize=4096)
 def blocks(height: int, inner: int, columns: int) -> tuple[slice, ...]:
-    """The columns that a tile of so many rows is multiplied with at once: lower tiles, more."""
+    """Blocks of columns multiplied with a tile of `height` rows: lower tiles, wider blocks."""
     most = max(MOST_COLUMNS, SERIAL // (height * inner) // COLUMNS * COLUMNS)
     return tuple(slice(first, min(first + most, columns)) for first in range(0, columns, most))
 

@@ -111,8 +111,8 @@ class Provenance:
     def folded(self, node: NodeId, until: int) -> list[Piece] | None:
         """The tokens that a recurrent row has folded in, oldest first.
 
-        Equal histories are one node. Of steps that computed it, before so many births, the last is
-        named, and so are its own tokens before that one.
+        Equal histories are one node. The last step that computed it before `until` is named, and so
+        are its own earlier tokens.
         """
         histories = self.trace.histories
         if node == UNKNOWN or "recurrent" not in histories.places:

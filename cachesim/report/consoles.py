@@ -78,7 +78,7 @@ def _narrow() -> int | None:
 
 
 def show(screen: Console, *renderables: RenderableType, wrap: bool = True) -> None:
-    """Print without trailing blanks of tables."""
+    """Print without trailing spaces of tables."""
     with screen.capture() as captured:
         screen.print(*renderables, sep="\n", soft_wrap=not wrap, crop=False)
     text = "".join(f"{line.rstrip()}\n" for line in captured.get().splitlines())

@@ -308,7 +308,7 @@ class Fitted:
     """A page and the list of its omissions."""
 
     text: str
-    runs: int  # so many runs are left out
+    runs: int  # runs that are left out
     note: str  # which steps of a run are there, where not all of them are
 
 

@@ -264,7 +264,7 @@ def _filled(bar: Bar, known: tuple[tuple[int, int], ...], wide: int, round_: str
 
 
 def _cut(text: str, most: int) -> str:
-    """At most so many letters; where some are left out, the last one says so."""
+    """The text cut to a length; the last character marks a cut."""
     return text if len(text) <= most or most == 1 else f"{text[: most - 1]}…"
 
 

@@ -142,7 +142,7 @@ class Model:
     seed: Annotated[int, Whole(0, 2**63 - 1), "What the weights and spans come from."] = 0
     window: Annotated[int | None, Whole(1, limits.WINDOW), "Positions a window layer sees."] = None
     chunked: Annotated[
-        bool | None, YesNo(), "Windows are chunks of so many positions, as in Llama 4 (mlx-lm)."
+        bool | None, YesNo(), "Windows are chunks of `window` positions, as in Llama 4 (mlx-lm)."
     ] = None
     compressed: Annotated[
         bool | None, YesNo(), "Every second window is a compressor's, as in DeepSeek V4 (vllm)."

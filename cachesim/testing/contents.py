@@ -1,4 +1,4 @@
-"""What a cache is given to keep: rows of keys, values and states that the small network computed.
+"""Content for a cache: rows of keys, values and states that the small network computed.
 
     layer with attention    | row 0 | row 1 | ... | row n-1 |     key and value of each token
     layer with a window           | row n-w | ... | row n-1 |     those that the next token sees

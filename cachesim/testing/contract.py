@@ -35,7 +35,7 @@ from cachesim.verify.oracle import Oracle
 from cachesim.verify.verdict import judge
 
 MODELS: Final = ("dense", "swa", "hybrid")
-"""One model without states, one with windows, one with states."""
+"""Models without states, with windows, with states."""
 
 MOST_TURNS: Final = 20_000
 """Iterations of a server's loop after which it counts as endless."""
@@ -46,7 +46,7 @@ Plan: TypeAlias = tuple[tuple[Request, ...], ...]
 
 @dataclass(slots=True)
 class ContractReport:
-    """What the contract was checked on; a field that is 0 says that something never happened."""
+    """Counts of the checks of a contract; 0: never exercised."""
 
     requests: int = 0
     reused: int = 0  # tokens
@@ -192,7 +192,7 @@ ERRORS: Final = "errors"
 
 
 class _Contract:
-    """One release on one model."""
+    """A release on a model."""
 
     def __init__(
         self,

@@ -90,7 +90,7 @@ class Numbers:
     """Numbers of tokens that a server tested or reported, the latest last."""
 
     def __init__(self, highest: int, sizes: Sequence[int] = ()) -> None:
-        """`sizes` are those of the server: each, and the product of two, is always among them."""
+        """`sizes` are the server's; each, and the product of two, is always among the numbers."""
         self._highest = highest
         self._found: dict[int, None] = {}
         products = (one * other for one, other in combinations((1, *sizes), 2))
@@ -330,7 +330,7 @@ class Guided(Client):
         return True
 
     def _requests(self) -> Iterator[Step]:
-        """One request, or several that come while it is served."""
+        """A request, or several that arrive while it is served."""
         fields: dict[str, Any] = {"with_previous": False}
         while fields:
             yield replace(self.request(self._index, alone=True), **fields)

@@ -376,7 +376,7 @@ class _Player:
             self._promised = number, request, self._found(number, request)
 
     def _found(self, number: int, request: Request) -> int:
-        """What a lookup says, which must be explained by what was stored."""
+        """The length of a lookup, which stored content must explain."""
         self._report.lookups += 1
         count: int = self._call(self._cache(number).lookup, request)
         self._add(number, f"lookup({self._text(request)}) is {count}")

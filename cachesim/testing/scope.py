@@ -152,7 +152,7 @@ class WholeScope:
         }
 
     def statement(self, report: Report) -> str:
-        """What was run, and what follows from it."""
+        """The workloads that were run, and the conclusion."""
         count, failed = counted(report.workloads, "workload"), sum(report.failed.values())
         found = f"no wrong answer in {count}"
         if failed:

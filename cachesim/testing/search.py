@@ -378,7 +378,7 @@ def _judged(
                 trial.findings.append(finding)
                 if stop_early:
                     break
-        if not session.ended:  # an assertion ends a function whose books are not done
+        if not session.ended:  # an assertion ends a function before its bookkeeping
             session.engine.check_integrity()
     except ContractError as error:
         if only in {None, "broken invariant"}:
@@ -676,7 +676,7 @@ def reduced(
 
 
 def expected_of(scenario: Scenario, finding: Finding) -> tuple[Expect, ...]:
-    """What a counterexample expects, so that it fails until the defect is fixed."""
+    """Expectations of a counterexample, which fail until the defect is fixed."""
     error = None
     if finding.kind in {"crash", "refusal"}:
         steps = range(len(scenario.step))

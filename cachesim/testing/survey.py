@@ -4,7 +4,7 @@ A search that ends at its first finding misses rare failures behind frequent one
 distinguished by cause, each workload counts once for each of its causes, and of each cause the
 first workload is reduced.
 
-    wrong answer    the patch that cures it; where none does: which memory was wrong, how, and
+    wrong answer    the patch that fixes it; where none does: which memory was wrong, how, and
                     what had brought it back
     crash, refusal  the sentence of the abort or error, its numbers aside
     lost reuse      the rules that kept matching tokens from being reused, though their states
@@ -64,7 +64,7 @@ PLACES: Final[Mapping[str, str]] = {
 }
 
 PAGES: Final = 64
-"""A prompt of so many tokens, sent again at once, is reused in part by every block size here."""
+"""Tokens of a prompt that every block size here reuses in part if it is sent again."""
 
 STATELESS: Final = frozenset({"attention"})
 """Layers without a state beside their cells."""
@@ -258,7 +258,7 @@ def cured_by(
     `wrong` are the steps without any, where they are known.
 
     needed    wrong with all patches but this one, right with all of them
-    enough    where several cure the same: the first that does alone
+    enough    where several fix the same: the first that does alone
     """
     shared = oracles or Oracles()
 

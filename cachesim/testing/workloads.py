@@ -627,7 +627,7 @@ class Tree:
         return self._draws.integer(1, length - 1)
 
     def _new(self, kept: int = 0) -> tuple[int, ...]:
-        """Unused tokens, after some that are kept."""
+        """Kept tokens, then unused ones."""
         del kept
         if self._draws.integer(0, 1):
             return self._words(min(self._draws.one_of(self._shape.edges), self._shape.longest))

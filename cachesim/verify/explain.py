@@ -105,7 +105,7 @@ NOT_HELD: Final = "not-held"
 
 
 UNNAMED: Final = "prompt"
-"""The part that is a whole list of tokens: a name that tells a reader nothing."""
+"""Name of a part that is a whole list of tokens; it is not printed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

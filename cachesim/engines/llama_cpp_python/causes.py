@@ -1,4 +1,4 @@
-"""Why `Llama` evaluates tokens again that were evaluated before."""
+"""Causes for which `Llama` evaluates tokens again."""
 
 from typing import Final
 

@@ -365,7 +365,7 @@ class KoboldCpp:
 
     @property
     def approximated(self) -> str | None:
-        """Why the values are approximate by design."""
+        """The reason why values are approximate by design."""
         return None if self.approximate is None else self.approximate[1]
 
     def end(self) -> None:

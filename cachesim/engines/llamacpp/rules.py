@@ -29,7 +29,7 @@ Erasure: TypeAlias = Literal[
 """Checkpoints that a new prompt erases; `trimmed` erases none, and lowers their numbers."""
 
 SparesOne: TypeAlias = Literal["never", "always", "when-nothing-new"]
-"""Acceptance of a state one token deeper than needed, so that a last token can be computed."""
+"""Acceptance of a state one token earlier than needed, so that a last token can be computed."""
 
 Eviction: TypeAlias = Literal["oldest", "thinned-always", "thinned", "closest", "densest"]
 """Checkpoints to drop for a new one; `thinned-always` does not wait for a full list."""

@@ -211,7 +211,7 @@ class GridRules:
     """Another server's prefix cache, read in its source: states of a prompt at fixed positions."""
 
     interval: int  # tokens between two of them
-    before_end: int = 0  # Ollama: one more, so many tokens before the prompt's end
+    before_end: int = 0  # Ollama: another one, this many tokens before the prompt's end
     lookahead: int = 0  # Ollama with a drafter: a key names the token after its state, too
     keeps_the_end: bool = False  # Ollama: the state after a reply, and one where a match ended
     lazy: bool = False  # Ollama until 0.32.6: what a later append overwrites is not copied

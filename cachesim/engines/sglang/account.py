@@ -1,4 +1,4 @@
-"""How much of a prompt was computed before, and the causes for which less is reused."""
+"""Account of the tokens computed before, and of the causes for which fewer are reused."""
 
 from collections.abc import Hashable
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""Why SGLang reuses fewer tokens than were computed before: one cause for each branch."""
+"""Causes of lost reuse in SGLang, one for each branch."""
 
 from typing import Final
 

@@ -218,7 +218,7 @@ TINY: Final = {"max_total_tokens": 24, "chunked_prefill_size": 8, "max_running_r
 """A pool of 24 tokens, and chunks of eight."""
 
 STRATEGY: Final = ("mamba_scheduler_strategy", "mamba_radix_cache_strategy")
-"""Which states are kept, under its name of either release."""
+"""The flag for the kept states, under its name of either release."""
 
 FAMILY: Final[Family[Rules, SglangOptions]] = Family(
     name="sglang",

@@ -19,7 +19,7 @@ NO_SLOTS: Final[Integers] = np.zeros(0, np.int64)
 FULL: Final = 0
 PART: Final = 1
 STATE: Final = 2
-"""Which of a node's lists and locks: attention, the window's slots, the recurrent state."""
+"""A component of a node: attention, the window's slots, the recurrent state."""
 
 HOST: Final = 3
 """Added to one of them: its copy in the host's memory."""

@@ -42,7 +42,7 @@ class SglangOptions:
     )
     dcp_size: int = option(
         "--dcp-size",
-        "ranks that share the keys of a decode; the tree's pages are so many times longer",
+        "ranks that share the keys of a decode; the tree's pages are longer by this factor",
         default=1,
         low=1,
         high=64,

@@ -257,7 +257,7 @@ class StatePool:
 PrefetchPolicy: TypeAlias = Literal["best_effort", "wait_complete", "timeout"]
 
 PageCopy = Callable[[int, Integers, Integers], None]
-"""Which part, and slots of the host and of the storage, in the order of the copy."""
+"""The component, and the host's and the storage's slots in the order of the copy."""
 
 LEAST_PRIORITY: Final = -(2**63 - 1)
 MOST_PRIORITY: Final = 2**63 - 1
@@ -387,7 +387,7 @@ HostAction: TypeAlias = Literal["copied", "left", "loaded", "dropped", "stored",
 host, dropped by the host, stored in the storage, fetched from there to the host."""
 
 Copy = Callable[[int, Integers, Integers], None]
-"""Which part, the slots that it is copied from, and those that it goes to."""
+"""The component, the source slots, and the target slots of a copy."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -413,7 +413,7 @@ class HostShape:
 
 
 def host_size(device: int, ratio: float, page: int) -> int:
-    """Slots on the host for so many on the device: whole pages, and one more."""
+    """Slots on the host for `device` slots: whole pages, and one more page."""
     return (int(device * ratio) // page + 1) * page
 
 

@@ -251,7 +251,7 @@ class Drafts:
         return max(pages * page * self.topk, self.tokens)
 
     def in_pages(self, page: int) -> int:
-        """What a step of 0.5.9 takes at most. Follows its `new_tokens_required_next_decode`."""
+        """Maximum tokens of a step of 0.5.9. Follows its `new_tokens_required_next_decode`."""
         most = self.steps + (page if page > 1 and self.topk > 1 else 0)
         return max(-(-most // page) * page * self.topk, -(-self.tokens // page) * page)
 

@@ -142,7 +142,7 @@ class SchedulerRules:
     """Amount evicted under pressure: the whole request, or the shortfall."""
 
     window_steps: int = 128
-    """Windows are let go of in decode when so many tokens have slid out; 0: once per window."""
+    """Tokens outside the window after which decode frees them; 0: once per window."""
 
     groups_prefill_frees: bool = True
     """0.5.22: what a prefill frees is freed at its end."""
@@ -197,7 +197,7 @@ class SchedulerRules:
     """0.5.22: where the tracked state lies beyond what is committed, the one before it is used."""
 
     refreshes_waiting: int = 32
-    """0.5.22: every so many passes, what waiting requests would match counts as used; 0: never."""
+    """0.5.22: passes after which the matches of waiting requests count as used; 0: never."""
 
     two_tokens_per_running: bool = True
     """0.5.22: `max_running_requests` is at most half of the token slots."""

@@ -206,7 +206,7 @@ class ChunkStore:
 
 
 Judge = Callable[[Req, Array, int], int]
-"""Sampler: the next token for a request's last logits, after so many of this step."""
+"""Sampler of the next token: request, last logits, number of its tokens in this step."""
 
 
 @dataclass(slots=True)

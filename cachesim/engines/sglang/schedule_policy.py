@@ -1,4 +1,4 @@
-"""Who goes into the next prefill: the order of the queue, and the admission of its requests."""
+"""Composition of the next prefill: the queue's order, and the admission of requests."""
 
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
@@ -297,7 +297,7 @@ MOST_MATCHED: Final = 128
 """Policies that leave a longer queue as it is, and how long (`WAITING_QUEUE_PREFIX_MATCH_MAX`)."""
 
 IN_BATCH: Final = 32
-"""Matches up to so many tokens are compared with each other, and wait if so many are equal
+"""Tokens of a match up to which requests are compared with each other, and wait if as many match
 (`IN_BATCH_PREFIX_CACHING_...`)."""
 
 
@@ -397,7 +397,7 @@ class SchedulePolicy:
         return max(1, req.num_tokens - self._known(req))
 
     def _ratio(self, req: Req, processed: int) -> float:
-        """How long it has waited for the tokens that it needs, negative."""
+        """Negative waiting time for the tokens that it needs."""
         if req.id in self.waits:
             return inf
         uncached = req.num_prompt - self._known(req)

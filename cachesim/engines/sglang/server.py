@@ -451,7 +451,7 @@ class Sglang(SlotlessEngine[Rules, SglangOptions, Job]):
 
     @property
     def _most_drafts(self) -> int:
-        """Drafts that one step may accept: a path of the tree has so many."""
+        """Drafts that one step may accept: the length of a path of the tree."""
         drafts = self.options.drafts
         return 0 if drafts is None else min(drafts.steps, drafts.tokens - 1)
 
@@ -675,7 +675,7 @@ class Sglang(SlotlessEngine[Rules, SglangOptions, Job]):
             job.rows.append(row)
         return self._token(job, index, row)
 
-    # -- what is told ------------------------------------------------------------------------------
+    # -- reports -----------------------------------------------------------------------------------
 
     def _matched(self, req: Req, match: Match) -> None:
         job = self._of_req[req.id]

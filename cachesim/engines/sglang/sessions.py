@@ -26,7 +26,7 @@ STUB: Final = np.zeros(1, np.int64)
 
 @dataclass(frozen=True, slots=True)
 class SessionParams:
-    """How a request continues another one (`SessionParams`)."""
+    """Continuation of an earlier request (`SessionParams`)."""
 
     id: str
     rid: str = ""

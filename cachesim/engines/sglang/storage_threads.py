@@ -204,7 +204,7 @@ class Threads:
     released: list[tuple[int, Integers]] = field(default_factory=list)  # host_mem_release_queue
     on_store: PageCopy | None = None
     on_fetch: PageCopy | None = None
-    stored: list[tuple[HostAction, int, Node]] = field(default_factory=list)  # what is to be told
+    stored: list[tuple[HostAction, int, Node]] = field(default_factory=list)  # to be reported
 
     def __post_init__(self) -> None:
         self.backups, self.queries = DelayQueue(self.shape.lag), DelayQueue(self.shape.lag)

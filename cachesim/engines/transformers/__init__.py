@@ -7,7 +7,7 @@ allocators  blocks of full attention, rings of windows, the ledger of hashes and
 cache       room for a request, matches, evictions
 requests    requests, and what a batch takes of them
 scheduler   fifo and prefill first, the safety margin
-processor   batches: scheduled, updated; requests that are set back
+processor   batches: scheduled, updated; requests that are preempted
 runner      keys and values in blocks and rings
 server      the engine
 held        snapshots of the pool

@@ -82,7 +82,7 @@ class PagedAttentionCache:
         return True
 
     def count_storable_requests(self, wanted: Sequence[Mapping[str, int]]) -> int:
-        """How many requests, in order, would find their blocks.
+        """Number of requests, in order, that would find their blocks.
 
         Follows `count_storable_requests`.
         """

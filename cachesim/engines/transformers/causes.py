@@ -39,7 +39,7 @@ EVICTED: Final = Cause(
     sentence="the blocks after {found} of {wanted} tokens were evicted",
     about=(
         "Below the safety margin, and where a request finds no room, all blocks without a request "
-        "are evicted at once. A request that is set back frees its blocks, too."
+        "are evicted at once. A preempted request frees its blocks, too."
     ),
     fields=("wanted", "found"),
 )

@@ -213,7 +213,7 @@ class States(Keys):
     def crop(self, count: int) -> None:
         """Follows `LinearAttentionCacheLayerMixin.crop`.
 
-        Trap: the state keeps the tokens that go; `is_croppable` alone tells.
+        Trap: the state keeps the removed tokens; only `is_croppable` shows it.
         """
         if not self.recording or count > 0:
             msg = "not recorded, or a positive number of tokens"
@@ -307,7 +307,7 @@ KINDS: Final[Mapping[str, Callable[[LayerRules, int], Keys]]] = {
 
 
 class DynamicCache:
-    """One layer after another."""
+    """Layers in order."""
 
     def __init__(self, rules: LayerRules, kinds: Sequence[str], window: int) -> None:
         self.layers = [KINDS[kind](rules, window) for kind in kinds]
@@ -322,12 +322,12 @@ class DynamicCache:
             getattr(layer, name)(*given)
 
     def content(self) -> Json:
-        """What each layer holds."""
+        """Content of each layer."""
         return [layer.content() for layer in self.layers]
 
 
 def held(value: Json) -> Json:
-    """What a layer holds; TypeError if it holds nothing yet."""
+    """Content of a layer; TypeError if it is empty."""
     if value is None:
         msg = "nothing is held yet"
         raise TypeError(msg)

@@ -8,7 +8,7 @@ from cachesim.units import Token, Tokens
 
 
 class Status(IntEnum):
-    """Where a request is (`RequestStatus`)."""
+    """State of a request (`RequestStatus`)."""
 
     PENDING = 0
     PREFILLING = 1
@@ -63,7 +63,7 @@ class RequestState:
 
 @dataclass(slots=True, kw_only=True)
 class FutureRequestState:
-    """What a batch takes of a request (`FutureRequestState`)."""
+    """Tokens that a batch takes of a request (`FutureRequestState`)."""
 
     state: RequestState
     has_new_token: bool

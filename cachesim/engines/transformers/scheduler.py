@@ -1,4 +1,4 @@
-"""Which requests the next batch takes, and how much of each.
+"""Selection of requests for the next batch, and the tokens taken of each.
 
 candidates   fifo: decoding, then prefilling, then waiting requests; prefill_first: prefilling
              before decoding ones

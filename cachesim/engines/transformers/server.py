@@ -34,7 +34,7 @@ class Processor:
     A batch without room for any request sets active requests back until there is room:
 
         starved, newest last    A  B  C
-        set back                      C     its blocks are free at once, hashed or not; it waits
+        preempted                     C     its blocks are free at once, hashed or not; it waits
                                             again, with the tokens that it generated as part of its
                                             prompt
     """
@@ -141,7 +141,7 @@ F16_BYTES: Final = 2
 
 
 class Transformers(SlotlessEngine[Rules, TransformersOptions, Job]):
-    """One batch per step (`ContinuousBatchingManager`)."""
+    """Continuous batching, a batch per step (`ContinuousBatchingManager`)."""
 
     limit_flag = "max_new_tokens"
     erasing = " (an eviction)"

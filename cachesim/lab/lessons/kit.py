@@ -410,5 +410,5 @@ def table(replies: Sequence[Answered], *, checkpoints: bool = False, entries: bo
 
 
 def print_line(line: str = "") -> None:
-    """Print a line without trailing blanks."""
+    """Print a line without trailing spaces."""
     sys.stdout.write(f"{line.rstrip()}\n")

@@ -172,7 +172,7 @@ class Place:
 
     @property
     def then(self) -> Segment:
-        """The earlier request's part."""
+        """The part of the earlier request that differs."""
         return self.earlier[self.index]
 
     @property
@@ -224,7 +224,7 @@ def place_of(segment: Segment) -> str:
 
 
 def excerpt(segment: Segment, at: int) -> str:
-    """The word at a place."""
+    """The text around a character, cut to a word."""
     text = segment.text
     if not text:
         return ""
@@ -540,7 +540,7 @@ def divergence_of(later: Recorded, earlier: Recorded) -> Divergence | None:
 def _as_sent(reply: Sequence[Segment], sent: Sequence[Segment]) -> tuple[Segment, ...]:
     """A reply as parts of the message that a client sends back.
 
-    Calls come back wrapped in other JSON than they came in, and nobody can tell a change from that.
+    Calls come back wrapped in other JSON than they came in, which looks like a change.
     """
     if any(each.kind == "tool call" for each in (*reply, *sent[: len(reply) + 1])):
         return ()
@@ -620,7 +620,7 @@ class Kin:
     """The earlier requests with which one is compared."""
 
     begins_like: Recorded | None  # the one whose beginning it shares most of
-    equal: int  # so many characters of it
+    equal: int  # number of equal characters
     continues: Recorded | None  # the one whose conversation it is
     alike: int = 0  # characters that it shares with that one, wherever they stand
 

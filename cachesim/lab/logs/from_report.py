@@ -42,7 +42,7 @@ SHAPES: Final = (
     rf"n_past = {SHARED}, slot\.prompt\.tokens\.size\(\) = (?P<held>\d+)",
     rf"total=(?P<whole>\d+) matched={SHARED} cached=(?P<cached>[1-9]\d*) left=",
 )
-"""What two prompts have in common, beside other counts, as servers log it."""
+"""Common prefix of two prompts, beside other counts, as servers log it."""
 
 REUSED: Final = (
     rf"\b{NUMBER}\s*(?:/|of|out of)\s*{NUMBER}[^.\n]{{0,24}}?(?:cached|tokens|hit|reused)"
@@ -57,7 +57,7 @@ WHOLE: Final = (
 )
 BUILD: Final = r"\bb(\d{4,5})\b|\bbuild:? (\d{4,5})\b|\bversion: (\d{4,5})\b"
 VERSION: Final = r"\bv?(\d+\.\d+\.\d+)"
-"""How releases are written: a number of a build, or three numbers."""
+"""Form of a release: a build number, or three numbers."""
 
 COMMAND: Final = r"[^\n`]*\b(?:server|llama-cli|serve|--model|-m)\b[^\n`\\]*(?:\\\n[^\n`\\]*)*"
 """A command line of a server, over continued lines."""

@@ -96,7 +96,7 @@ OURS: Final = re.compile(
 def lines_of(file: BinaryIO, tally: Tally | None = None, *, after: int = 0) -> Iterator[Line]:
     """The lines that may be parsed; a log of any size takes little memory.
 
-    `after`: so many lines came before.
+    `after`: number of lines before.
     """
     number = after
     for number, raw in enumerate(pieces_of(file), after + 1):

@@ -21,7 +21,7 @@ from cachesim.model.spec import Sizes
 from cachesim.typed import Json
 
 Kind: TypeAlias = Literal["full", "window", "state", "both", "none"]
-"""What a layer keeps; both: attention and a state side by side."""
+"""Memory of a layer; both: attention and a state side by side."""
 
 NAMES: Final[Mapping[str, Kind]] = {
     "full_attention": "full", "attention": "full", "global_attention": "full", "*": "full",
@@ -78,7 +78,7 @@ ORIGINAL: Final = "original_max_position_embeddings"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Memory:
-    """What a model keeps, all layers of a kind together."""
+    """Memory of a model, by kind of layer."""
 
     token: int = 0  # elements of a token in layers with full attention
     window: int = 0  # elements of a token in layers with a window
@@ -171,7 +171,7 @@ DEFAULTS: Final[Mapping[str, Mapping[str, Any]]] = {
     "falcon_mamba": {"layer_types": "mamba"},
     "nemotron_h": {"mamba_ssm_cache_dtype": "float32"},
 }
-"""What Transformers' config classes assume where a config.json leaves a key out."""
+"""Defaults of Transformers' config classes for keys that a config.json leaves out."""
 
 
 @dataclass(frozen=True, slots=True)

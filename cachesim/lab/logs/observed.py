@@ -148,7 +148,7 @@ class LogEvent:
     request: int = -1  # its number
     slot: int = -1
     line: int = 0
-    made: tuple[tuple[int, int], ...] = ()  # requests at work, checkpoints printed of each so far
+    made: tuple[tuple[int, int], ...] = ()  # running requests, checkpoints printed of each so far
 
 
 @dataclass(slots=True)

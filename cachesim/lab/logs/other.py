@@ -1,7 +1,7 @@
 """The same workload on another release, or with another patch or flag.
 
 A workload knows when requests came relative to each other, not how long another server would have
-taken: requests that were at work together still are, one after the other where they were not.
+taken: concurrent requests stay concurrent, sequential ones sequential.
 """
 
 from collections.abc import Mapping

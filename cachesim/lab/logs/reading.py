@@ -475,7 +475,7 @@ class Reader:
         self._slot_common: dict[int, int] = {}
         self._chats: deque[bool] = deque(maxlen=64)
         self._timed: Observed | None = None
-        self._posts: deque[int] = deque(maxlen=64)  # lines of requests that no line tells of yet
+        self._posts: deque[int] = deque(maxlen=64)  # lines not yet assigned to a request
         self._reading: list[Observed] = []  # requests of mlx-lm whose prompts are being read
         self._found: Fields | None = None  # what the next line of a slot has in common with it
         self._idle = False  # the parking lines that follow belong to idle slots
@@ -678,7 +678,7 @@ class Reader:
     def _progress_of_one(self, line: Line, fields: Fields) -> None:
         """mlx-lm: progress of a prompt's uncached part; its lines name no request.
 
-        Two at once are told apart by how much they have to process.
+        Concurrent ones are distinguished by their number of tokens to process.
         """
         done, whole = int(fields["done"]), int(fields["whole"])
         for request in self._reading:

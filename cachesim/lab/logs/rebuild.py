@@ -313,7 +313,7 @@ def mark_opening(replay: Replay, rebuilt: Rebuilt, candidate: Candidate) -> None
 def refute_turn(replay: Replay, rebuilt: Rebuilt) -> None:
     """Remove an assumed turn whose checkpoint no line shows.
 
-    Where a release names every state that it saves, no message begins there.
+    A release that logs every saved state would have saved one at a message's start.
     """
     if rebuilt.submitted is None:
         return
@@ -520,8 +520,8 @@ class Rebuilder:
     def _filled(self, request: Observed, prompt: Rope, holder: Rope, whole: int) -> Rope:
         """A prompt at its whole length: tokens determined by later requests, then new ones.
 
-        Chats begin with the same token, whatever the template; where the log tells what is equal,
-        it tells of that too.
+        Chats begin with the same token, whatever the template; where the log reports the common
+        prefix, it includes that token.
         """
         prefix = self.hints.prefixes.get(request.number)
         if (

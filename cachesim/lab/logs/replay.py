@@ -28,7 +28,7 @@ class Rebuilt:
     candidates: int = 1
     assumed: int | None = None  # tokens that its slot is taken to have held, as one prompt
     is_verbose: bool = True  # the log's level prints what memory and checkpoints did
-    is_played: bool = True  # otherwise only the log's own lines are told
+    is_played: bool = True  # otherwise only the log's own lines are reported
 
     @property
     def is_comparable(self) -> bool:
@@ -89,7 +89,7 @@ class Replay:
 
     @property
     def as_sent(self) -> int:
-        """Number of agreeing requests that need no `cache_prompt: false` of which no line tells."""
+        """Number of agreeing requests without an assumed `cache_prompt: false`."""
         return sum(each.agrees and not each.is_taken_to_decline for each in self.comparable)
 
 

@@ -54,11 +54,11 @@ class Settings:
     ] = None
     in_flight: Annotated[int, Parameter(help="The most requests at once.")] = 8
     patience: Annotated[float, Parameter(help="Seconds after which a request hangs.")] = 60.0
-    alarms: Annotated[
-        float, Parameter(help="Accept one false alarm in so many runs against a right server.")
-    ] = 1000.0
+    alarms: Annotated[float, Parameter(help="Runs against a right server per false alarm.")] = (
+        1000.0
+    )
     max_failures: Annotated[
-        int, Parameter(help="End after so many findings with distinct causes.")
+        int, Parameter(help="End after this many findings with distinct causes.")
     ] = 1
     longest: Annotated[int, Parameter(help="Tokens of the longest prompts that are drawn.")] = 0
     no_repeats: Annotated[

@@ -24,7 +24,7 @@ of rounding, unless two cold answers to one lone prompt are as far apart.
 """
 
 MARGIN: Final = 4.0
-"""The limit is so many times the largest rounding that was measured."""
+"""Ratio of the limit to the largest rounding that was measured."""
 
 STAKES: Final = (0.05, 0.15, 0.35, 0.6, 0.9)
 """Fractions of the capital at stake in parallel bets; the e-value is the mean over them."""
@@ -36,7 +36,7 @@ REPLAYS: Final = 200
 """Most replays of a suspicion: enough for a fault in one replay of five."""
 
 DROP_RULE: Final = 24, 16
-"""After so many replays a suspicion is dropped if less than one of so many is wrong."""
+"""Replays after which a suspicion is dropped if fewer than one in this many is wrong."""
 
 POWER: Final = 0.95
 """Statistical power: the probability with which a stated fault is found."""
@@ -112,7 +112,7 @@ class SequentialTest:
 
     @property
     def value(self) -> float:
-        """The e-value: as improbable as 1 in so many, if the null hypothesis is true."""
+        """The e-value: its inverse bounds the probability under the null hypothesis."""
         return sum(self._capital) / len(self._capital)
 
 

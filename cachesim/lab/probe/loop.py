@@ -107,7 +107,7 @@ class Plan:
     """The options of a run."""
 
     seed: int = 0
-    alarms: float = 1000.0  # one false alarm in so many runs of a right server
+    alarms: float = 1000.0  # runs of a right server per false alarm
     longest: int = 0  # tokens of a prompt that workloads are drawn with; 0: by the context
     repeats: bool = True  # prompts may be sent twice, and may be one token
     like: Shapes | None = None
@@ -134,7 +134,7 @@ class Finding:
     answers: list[Answer] = field(default_factory=list)
     wrong: int = -1  # which of them
     cold: Answer | None = None
-    proofs: tuple[int, int] = (0, 0)  # wrong again, of so many runs after a restart
+    proofs: tuple[int, int] = (0, 0)  # wrong runs, and all runs, after a restart
     mechanism: list[str] = field(default_factory=list)
     fresh: bool = False  # wrong from a fresh start, if only a simulated one
     server: Candidate | None = None  # a simulated one that shows it
@@ -154,7 +154,7 @@ class Suspicion:
     before: list[list[Query]]
     hits: Counter[int] = field(default_factory=Counter)  # by form
     seen: list[float] = field(default_factory=list)
-    resumes: int = 0  # at so many requests
+    resumes: int = 0  # number of requests
 
     @property
     def form(self) -> int:

@@ -12,7 +12,7 @@ from cachesim.scenario.format import Scenario, Step
 from cachesim.testing.workloads import FIRST_WORD, LAST_WORD, Draws
 
 MESSAGE: Final = (3, 6, 12, 24)
-"""One drawn token in so many ends a message of a chat; which of them by the first token."""
+"""Drawn tokens per end of a chat message, by the first token."""
 
 WORDS: Final = range(FIRST_WORD, LAST_WORD + 1)
 

@@ -51,7 +51,7 @@ JUDGES: Final = 8
 """Candidates that drawn workloads are tried on."""
 
 RARER: Final = 8
-"""After a finding so many times more workloads are drawn for each one that is sent."""
+"""Factor of workloads drawn for each one that is sent, after a finding."""
 
 STATES: Final = 60
 """States of a simulated server that are kept after a client has left."""

@@ -53,7 +53,7 @@ class Shapes:
         return found
 
     def workloads(self, longest: int) -> Iterator[tuple[Step, ...]]:
-        """The scenario's steps; successive requests, scaled to prompts of so many tokens."""
+        """The scenario's steps; successive requests, scaled to prompts of `longest` tokens."""
         if self.steps:
             yield self.steps
         for at in range(

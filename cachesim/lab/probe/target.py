@@ -115,7 +115,7 @@ class Target:
         return answers
 
     def cold(self, query: Query, beside: Sequence[Query] = ()) -> Answer:
-        """A cold answer; with unrelated cold requests at work beside it."""
+        """A cold answer, with unrelated cold requests running concurrently."""
         dialect = self._cold or self.dialect
         leaves = bool(dialect.cold_by)
         unknown = dialect.cold_keeps and not leaves and not dialect.facts.counts

@@ -32,7 +32,7 @@ class Sizes:
 
     @classmethod
     def within(cls, longest: int) -> "Sizes":
-        """The same proportions in a context of so many tokens."""
+        """The same proportions in a context of `longest` tokens."""
 
         def part(least: float, most: float) -> tuple[int, int]:
             return max(1, int(least * longest)), max(2, int(most * longest))
@@ -80,7 +80,7 @@ class Agents:
         system, tools = self._row(sizes.system), self._tools()
         self._conversations = [Conversation((system, *tools), (self._user(),))]
         self._requested: tuple[Conversation, ...] = ()
-        self._workers: tuple[Conversation, ...] = ()  # sub-agents at work
+        self._workers: tuple[Conversation, ...] = ()  # running sub-agents
         self.move = "first"  # the origin of the last conversations
 
     @property
@@ -274,7 +274,7 @@ class Writer:
         return whole[:cut] + (self.fresh(rng.randint(1, 30)) if kind < 0.9 else [])
 
     def next_request(self, counts: Sequence[int]) -> dict[str, Any]:
-        """A prompt, and a reply of one of so many tokens."""
+        """A prompt, and a reply whose length is one of `counts`."""
         prompt = self.prompt()[: 2 * self.longest]
         reply = self.fresh(self.rng.choice(counts))
         self.known.append((prompt, reply))

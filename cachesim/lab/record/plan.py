@@ -21,7 +21,7 @@ class Plan:
     port: int
     output: Path
     keep_text: bool = False
-    tokenize: bool = True  # for exact tokens, of servers that can tell
+    tokenize: bool = True  # for exact tokens, of servers that report them
 
 
 def upstream_of(text: str) -> str:

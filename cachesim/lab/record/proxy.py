@@ -238,7 +238,7 @@ async def _to_client(response: web.StreamResponse, chunk: bytes) -> None:
 def _watched(answer: ClientResponse) -> Iterator[None]:
     """Detect an answer without an end: its bytes are not HTTP, and the connection is closed.
 
-    aiohttp closes the connection where a chunk has no size, and does not tell whoever reads.
+    aiohttp closes the connection where a chunk has no size, and does not inform the reader.
     """
     loop = asyncio.get_running_loop()
     polls = 0

@@ -39,7 +39,7 @@ FINDINGS: Final[Mapping[str, str]] = {
     ),
     "unreachable": "blocks are held at the end without their parent: no request can reach them",
 }
-"""What is found in a stream, worst first, with what it means."""
+"""Findings in a stream, worst first, each with its meaning."""
 
 EXAMPLES: Final = 5
 """Most findings of a kind that are named."""

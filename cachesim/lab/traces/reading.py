@@ -317,7 +317,7 @@ def event_of(value: Json, place: str) -> tuple[str, dict[str, Json]]:
 
 
 def namespace_of(fields: dict[str, Any], rank: int, place: str) -> Block:
-    """What separates a block from others with its hash."""
+    """The fields that distinguish a block from others with its hash."""
     return (rank, *(_scalar(fields.get(key), key, place) for key in NAMESPACE))
 
 

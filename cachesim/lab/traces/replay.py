@@ -493,7 +493,7 @@ class Replayed:
 
 
 class Seams(Protocol):
-    """Where a replay is kept between two slices of its trace."""
+    """Storage of a replay between two slices of its trace."""
 
     @property
     def every(self) -> int:
@@ -526,7 +526,7 @@ class Run(ABC):
 
     @abstractmethod
     def outcome(self) -> dict[str, Any]:
-        """What is known now."""
+        """The results so far."""
 
 
 def play_run(
@@ -595,7 +595,7 @@ def _outcome(
 
 
 def bytes_counted(cell: Cell, evictions: int) -> dict[str, Any]:
-    """What the limits in bytes count, and the evictions for them."""
+    """Bytes counted by the limits in bytes, and the evictions for them."""
     scale, limits = (
         cell.source.scaling(cell.source.open()[0]),
         limits_of(cell.profile, cell.own),
@@ -694,7 +694,7 @@ class Known:
     """Tokens computed before: the longest part of each block in any prompt.
 
     An id stands for its block and all before it, so the longest known prefix is that of the ids.
-    With `most` only so many blocks are remembered, those that were asked for last.
+    `most` limits the remembered blocks to those requested last.
     """
 
     def __init__(self, most: int | None = None) -> None:

@@ -1,4 +1,4 @@
-"""Which states to keep: policies on a cache of so many bytes, beside a bound for the same bytes.
+"""Policies for the states to keep in a cache of a given size, and a bound for that size.
 
     prompt     | a | b | c | d | e |        keys and values of each block, states at some ends
     kept         s       s       s          3 of 5 states
@@ -57,7 +57,7 @@ class Rules:
 
 @dataclass(slots=True)
 class Seen:
-    """What a policy may know when a request has run."""
+    """Information for a policy after a request."""
 
     rules: Rules
     now: int
@@ -75,7 +75,7 @@ def every(seen: Seen) -> Iterator[int]:
 
 
 def sparse(seen: Seen) -> Iterator[int]:
-    """One block end of several, and the last."""
+    """A block end at regular intervals, and the last."""
     yield from range(seen.rules.interval - 1, len(seen.path), seen.rules.interval)
     yield len(seen.path) - 1
 
@@ -156,7 +156,7 @@ POLICIES: Final[Mapping[str, Policy]] = {
 
 @dataclass(slots=True)
 class Cache:
-    """Blocks and states in so many bytes."""
+    """Blocks and states in a given size."""
 
     policy: Policy
     rules: Rules
@@ -342,7 +342,7 @@ def _extend(hull: list[tuple[int, int]], point: tuple[int, int]) -> None:
 
 
 def is_policy(cell: Cell) -> bool:
-    """True where a policy takes the place of a server."""
+    """True if the profile names a policy instead of a server."""
     return cell.profile.startswith(PREFIX)
 
 

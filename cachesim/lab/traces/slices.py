@@ -58,7 +58,7 @@ NUMPY: Final = frozenset(
     {"_frombuffer", "_reconstruct", "dtype", "ndarray", "scalar"}
     | {"MT19937", "__bit_generator_ctor", "__randomstate_ctor"}
 )
-"""What arrays and generators are made of in a pickle."""
+"""Parts of arrays and generators in a pickle."""
 
 HASH: Final = "__hash__"
 
@@ -118,7 +118,7 @@ def _names(module: str) -> dict[str, Any]:
 
 
 def _place_of(function: FunctionType) -> Made:
-    """What makes a function again."""
+    """Reconstruction of a function."""
     module, name = function.__module__, function.__qualname__
     names = vars(import_module(module))
     if names.get(name) is function:

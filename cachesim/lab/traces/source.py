@@ -1,7 +1,7 @@
 """Source of a trace: file or generator, the part to run, the scale.
 
 conversation_trace.jsonl    a file as its publishers write it, or compressed
-made:100000, made:100000:7  so many requests that are made up, with a seed
+made:100000, made:100000:7  generated requests, their number and a seed
 made:agents:5000            the same of coding agents
 
 Generated agents have the statistics of kv-cache-tester's corpus (`docs/trace_replay_tester.md`: 642
@@ -167,7 +167,7 @@ class Source:
 
     name: str
     unit: int = 0  # tokens of a block; 0: as the first request has it
-    first: int | None = None  # so many requests; all if None
+    first: int | None = None  # maximum requests; all if None
     scale: int | None = None  # tokens that become one; a sixteenth of a block if None
     replies: int | None = (
         None  # tokens of every reply, after scaling; as the trace has them if None

@@ -618,7 +618,7 @@ class ResponseGenerator:
 
     @staticmethod
     def _fit(store: GridPromptCache, model: Forward) -> None:
-        """Tell the store which layers have states, and which of too few arrays."""
+        """Pass the store the layers with states, and those with too few arrays."""
         layers = model.make_cache()
         real = [
             (index, layer)

@@ -120,11 +120,11 @@ class WordTokenizer:
         return bound
 
     def encode(self, text: str) -> Tokens:
-        """The tokens of words separated by blanks; 0 for an unknown word."""
+        """The tokens of words separated by spaces; 0 for an unknown word."""
         return tuple(self._tokens.get(word, Token(0)) for word in text.split(" ") if word)
 
     def decode(self, tokens: Tokens) -> str:
-        """The words of tokens, separated by blanks."""
+        """The words of tokens, separated by spaces."""
         return " ".join(self._texts[token] for token in tokens)
 
     def apply_chat_template(

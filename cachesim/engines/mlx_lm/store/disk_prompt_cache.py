@@ -47,7 +47,7 @@ class DiskPromptCache(LRUPromptCache):
         self.stores: dict[Hashable, RecordStore] = {}
 
     def store(self, model: Hashable) -> RecordStore:
-        """The records of a model; they end with its process."""
+        """The records of a model; they are lost when its process ends."""
         found = self.stores.setdefault(model, RecordStore(self.disk, self._on_event))
         found.task = self.task
         return found

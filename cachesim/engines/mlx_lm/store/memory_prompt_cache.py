@@ -129,11 +129,11 @@ class MemoryPromptCache(LRUPromptCache):
         )
 
     def keeps(self, key: Key, cache: list[LayerCache]) -> bool:
-        """Whether a prompt with its reply is stored: its layers can be cut, and it is long."""
+        """True if a prompt is stored with its reply: its layers can be cut, and it is long."""
         return len(key) >= self.memory.least and can_trim_prompt_cache(cache)
 
     def keeps_first(self, key: Key, cached: int, cache: list[LayerCache]) -> bool:
-        """Whether a prompt and the first token of its reply are stored, as they cannot be cut.
+        """True if a prompt and its first reply token are stored, because they cannot be cut.
 
         Not soon after a hit, and not without a layer that counts its tokens.
         """

@@ -30,15 +30,15 @@ class Target:
 
     @property
     def seeks(self) -> str:
-        """The cure that is left out, if one is: its defect is searched for."""
+        """The fix that is left out, whose defect the search looks for; empty if none is."""
         left = family_of(self.profile.engine).cures(self.profile)
         return left[0].name if len(left) == 1 and self.profile.patches else ""
 
 
 def targets(profile: Profile, models: Sequence[str]) -> Iterator[Target]:
-    """Every target once: each model, with each set of flags; fixes are told apart at default flags.
+    """Each model with each set of flags, once; fixes are distinguished at default flags.
 
-    Fixes are of checkpoints and saved states: a model with plain attention alone is asked once.
+    Fixes are of checkpoints and saved states: a model with full attention only is searched once.
     """
     family = family_of(profile.engine)
     sets = unmasked(profile)
@@ -50,7 +50,7 @@ def targets(profile: Profile, models: Sequence[str]) -> Iterator[Target]:
 
 
 def unmasked(profile: Profile) -> tuple[Profile, ...]:
-    """The release as it is; with all cures but one, for each; with all of them."""
+    """The release itself; with all fixes but one, for each; with all of them."""
     names = [each.name for each in family_of(profile.engine).cures(profile)]
     without = [[other for other in names if other != each] for each in names]
     laid = [[], *without, names]

@@ -60,7 +60,7 @@ def draw_pinned(
 
     parked      [ .................. )       shorter than what is read, as long, or longer
     reading     [ 0 .. 2047 ][ 2048 .. )
-    arriving    [ parked .......... more )   names the slot that is at work
+    arriving    [ parked .......... more )   names the busy slot
     """
     rng = Random(f"pinned {release} {seed} {number}")
     preset, window = draw_preset(rng, abilities=Abilities(release), presets=presets)

@@ -36,7 +36,7 @@ DEFAULT, MORE = 3, 4
 """`-lv`: what a server prints unasked, and what October's prints of its caches."""
 
 Column: TypeAlias = tuple[Release, int, Release]
-"""Whose log, at which verbosity, and the release that is predicted from it."""
+"""Release of a log, its verbosity, and the release that is predicted from it."""
 
 COLUMNS: Final[Sequence[Column]] = (
     ("b9093", DEFAULT, "b9538"),

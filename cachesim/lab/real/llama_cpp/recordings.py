@@ -110,7 +110,7 @@ class Recordings:
         self.singles = kept / f"{release}-seed-{seed}-singles.jsonl"
 
     def take(self, count: int) -> Iterator[Recording]:
-        """The first so many, one after the other: from disk, or run now and kept."""
+        """The first `count` workloads in order: from disk, or run now and kept."""
         kept: list[Recording] = []
         lines = self.file.read_text().splitlines() if self.file.exists() else []
         for line in lines[:count]:
@@ -189,13 +189,13 @@ def play_under(recording: Recording, trial: Trial) -> Difference | None:
 
 
 DRAWN: Final = 400
-"""So many workloads are drawn for the rules that are open."""
+"""Workloads drawn for the open rules."""
 
 PLAYS: Final = 8_000
-"""After so many runs on the simulator no more are drawn: a quarter of an hour or less."""
+"""Maximum runs on the simulator: a quarter of an hour or less."""
 
 PLAYED: Final = 3
-"""So many of those on which a rule turns are run on the wheel."""
+"""Workloads run on the wheel among those on which a rule turns."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -173,7 +173,7 @@ SOON: Final = 0.005
 """Seconds between requests for several models that arrive together, so that they have an order."""
 
 WHILE_AT_WORK: Final = 0.01
-"""Seconds after which a request arrives that is to find the server at work.
+"""Seconds after which a request arrives that should find the server busy.
 
 By then a prompt of several thousand tokens is being read, its first batch not yet done.
 """
@@ -226,7 +226,7 @@ def environment_for(release: Release, version: str = "") -> Environment:
 
 
 class RealServer(AbstractContextManager["RealServer"]):
-    """One release's real server for workloads, a fresh process for each.
+    """The real server of a release, a fresh process for each workload.
 
     Servers of one process share a C++ static: the distances from a prompt's end at which a batch
     is cut are computed once, from the ubatch size of the first server that gets there. So every
@@ -477,9 +477,9 @@ class Worker:
         return json.loads(line) if line else CRASH
 
     def _seconds_computed(self) -> float:
-        """Processor time of the process so far, in hundredths where the system shows its books.
+        """Processor time of the process so far: from /proc in hundredths of a second, else by `ps`.
 
-        Elsewhere `ps` writes [[days-]hours:]minutes:seconds.
+        `ps` writes [[days-]hours:]minutes:seconds.
         """
         books = Path(f"/proc/{self._process.pid}/stat")
         if books.is_file():

@@ -52,7 +52,7 @@ class Incidents:
     options: Mapping[str, Any]
     too_long: int  # tokens that fit no slot
     prompt: Callable[[], Tokens]  # the next prompt of a conversation
-    fresh: Callable[[int], Tokens]  # so many tokens that nobody has said
+    fresh: Callable[[int], Tokens]  # `n` unused tokens
 
     def draw(self, number: int) -> tuple[Step, ...]:
         """A group of steps, or none where nothing happens now."""
@@ -204,7 +204,7 @@ class Setting:
 
     @property
     def too_long(self) -> int:
-        """A prompt of so many tokens fits no slot.
+        """Length of a prompt that fits no slot.
 
         The server rounds a slot's share of the trained context up; what lies just within it would
         be read for minutes.

@@ -398,7 +398,7 @@ def played_of(
     steps: int,
     mismatch: Callable[[Mapping[str, Any], MlxRules], Difference | None],
 ) -> Played[MlxRules]:
-    """A recorded line of so many steps, to hold other rules against."""
+    """A recorded line of this many steps, to compare other rules with."""
     return Played(
         kind=line["id"].partition("/")[0],
         requests=steps,

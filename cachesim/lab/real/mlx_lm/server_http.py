@@ -51,8 +51,8 @@ class Turns:
 class RequestQueue(Queue):  # type: ignore[type-arg]
     """The queue of the generation thread, which does not let an idle one sleep for long.
 
-    Requests of a group wait until all of them are there; `later` holds what comes in after so many
-    turns of the thread, or when it is idle.
+    Requests of a group wait until all of them are there; `later` holds what arrives after a number
+    of turns of the thread, or when it is idle.
     """
 
     def __init__(self, turns: Turns) -> None:
@@ -203,7 +203,7 @@ def call_of(request: Json, number: int, *, reports_tokens: bool) -> tuple[str, J
 
 
 class Client(threading.Thread):
-    """One request over a socket, with its answer read to the end."""
+    """Send a request over a socket; read its answer to the end."""
 
     def __init__(self, port: int, path: str, body: Json) -> None:
         super().__init__(daemon=True)

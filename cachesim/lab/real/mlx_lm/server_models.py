@@ -114,7 +114,7 @@ TEMPLATES = {
         for name, shown in SHOWN.items()
     },
 }
-"""Words and blanks; what is between the blanks is a token."""
+"""Words and spaces; each text between spaces is a token."""
 
 
 def texts_of(template: str, size: int) -> list[str]:

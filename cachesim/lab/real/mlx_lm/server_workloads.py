@@ -74,7 +74,7 @@ class Drawer:
         if count == 1 and self.random.random() < 0.08:
             requests[0]["seed"] = 1
             if not self.rules.stop_words_end_generation:
-                requests[0].pop("stop_words", None)  # whether it is told in time is chance
+                requests[0].pop("stop_words", None)  # whether it arrives in time is chance
         elif count > 1:
             self._disturb(requests)
         return requests
@@ -196,7 +196,7 @@ def _is_set_on(release: str, name: str) -> bool:
 def _reads_beyond(release: str, family: str) -> bool:
     """True if a short step makes the class read memory beyond its own.
 
-    Before #1072 the lengths of a batch are those of whole rests, and a chunked scan that is told
+    Before #1072 the lengths of a batch are those of whole rests, and a chunked scan that is given
     them looks for its last row there, past the columns of the step.
     """
     rules = FAMILIES[family].rules
@@ -278,7 +278,7 @@ def draw_workload(
         for request in (each for group in steps for each in group):
             request.pop("leaves_after", None)  # requests are served alone, with no turns between
             if not rules.stop_words_end_generation:
-                request.pop("stop_words", None)  # whether it is told in time is chance
+                request.pop("stop_words", None)  # whether it arrives in time is chance
     return {
         "id": f"{family}/{seed}/{number}",
         "version": release,
@@ -332,7 +332,7 @@ LARGER: Final = {"prefill_step_size": 32, "prompt_cache_bytes": 30}
 
 @dataclass(slots=True)
 class AgentDrawer(Drawer):
-    """One to three users of agents; replies and disconnects are drawn as for others."""
+    """Workload of one to three users of agents; replies and disconnects as for others."""
 
     users: list[Agents] = field(default_factory=list)
 

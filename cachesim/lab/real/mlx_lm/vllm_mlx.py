@@ -110,7 +110,7 @@ class RealScheduler(JsonProcess):
         self._folder = Path(folder)
 
     def play(self, workload: Workload) -> list[dict[str, Any]]:
-        """What each request was given from the cache, and what the cache then holds."""
+        """Cached tokens of each request, and the content of the cache after it."""
         found: list[dict[str, Any]] = self.order(self._ordered(workload))
         return found
 

@@ -74,7 +74,7 @@ PRETENDED: Final = {
     ),
     "the tokenizer": (
         "the model's",
-        "one of words; its template's text has no blanks between them",
+        "one of words; its template's text has no spaces between them",
         "a prompt's ids are given, and the template is only asked for its last tokens",
     ),
     "the sampler": vllm_mlx.PRETENDED["the sampler"],

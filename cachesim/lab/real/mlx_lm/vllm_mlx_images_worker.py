@@ -110,7 +110,7 @@ class Seeing:
 
 
 class Blankless:
-    """A tokenizer of words whose template writes no blanks between them, as those of users."""
+    """A tokenizer of words whose template writes no spaces between them, as those of users."""
 
     def __init__(self, tokenizer: Real) -> None:
         self.tokenizer = tokenizer

@@ -107,7 +107,7 @@ def rendered(chats: Real, wanted: Json) -> Json:
 
 
 def served(scheduler: Real, name: str, wanted: Json) -> Json:
-    """What a request was given, and the keys and lengths that are stored after it."""
+    """Cached tokens of a request, and the keys and lengths that are stored after it."""
     asked: Real = importlib.import_module("vllm_mlx.request")
     forced, more = script(wanted), {}
     if "logits_processors" in asked.SamplingParams.__dataclass_fields__:

@@ -111,7 +111,7 @@ def named(feature: str) -> RealScheduler[Rules]:
 
 
 def numbers_of(kind: str, first: int, count: int) -> range:
-    """The numbers of so many workloads, of one kind or of all in turn."""
+    """The numbers of `count` workloads, of one kind or of all in turn."""
     if not kind:
         return range(first, first + count)
     if kind not in KINDS:

@@ -52,7 +52,7 @@ class InOrder(dict[Real, None]):
 
 
 RUNNER: Final = {"attn_backend": object(), "prefill_aware_swa": False}
-"""What a scheduler looks up in the model's runner."""
+"""Attributes of the model's runner that a scheduler reads."""
 
 SCHEDULING: Final = (
     "schedule_policy",

@@ -71,7 +71,7 @@ def flags(wanted: Json) -> Json:
 
 
 def slow_down(controller: Real, lag: int) -> None:
-    """Copies to the host are done after so many polls; loads by the next one."""
+    """Complete copies to the host after `lag` polls; loads by the next poll."""
     submit = controller.start_writing
 
     def start_writing() -> None:
@@ -272,7 +272,7 @@ class Threads:
         function()
 
     def pass_on(self, name: str, function: Real, most: int) -> None:
-        """At most so many of a queue are passed on; 0: all of them."""
+        """Pass on at most `most` items of a queue; 0: all."""
         queue, line = getattr(self.controller, name), self.lines.setdefault(name, [])
         while not queue.empty():
             line.append(queue.get_nowait())

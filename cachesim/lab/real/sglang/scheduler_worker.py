@@ -3,7 +3,7 @@
 One line of JSON in, one line out: a workload goes in (configuration, groups of requests with the
 tokens to say), what the scheduler did comes out, in the form of the vector files. Scheduler,
 policy, batches, requests, pools, allocators and trees are the release's own; stand-ins are the
-configuration, the model, which says what the workload names, and whoever is only told things.
+configuration, the model, which says what the workload names, and callbacks that only receive.
 """
 
 import importlib

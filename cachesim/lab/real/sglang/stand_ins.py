@@ -165,7 +165,7 @@ def install(root: Path, *, tree_core: str = "python") -> None:
 
 
 def name_chunk_size(root: Path) -> None:
-    """Put the number into the empty module that stands for its file."""
+    """Set the chunk size in the stub of the module that defines it."""
     for file in CHUNK_FILES:
         if (root / file).exists():
             named: Real = importlib.import_module(".".join(file.with_suffix("").parts))

@@ -193,7 +193,7 @@ class Played:
         self.seen["matches"] += matched > 0
 
     def results(self) -> Iterator[Json]:
-        """What each batch did, in the form of the worker's results."""
+        """Results of each batch, in the form of the worker's."""
         cancels: list[int] = []
         for step in self.workload["steps"]:
             for number, prompt, most in step["add"]:
@@ -258,6 +258,6 @@ def content_of(cache: PagedAttentionCache, scheduler: Scheduler) -> Json:
 
 
 def real_batches(python: Path, workload: Json) -> Json:
-    """What each batch of one workload did on the release's own classes."""
+    """Results of each batch of a workload on the release's own classes."""
     with JsonProcess("transformers", [str(python), "-W", "ignore", str(WORKER)]) as process:
         return process.order(workload)

@@ -184,7 +184,7 @@ class Player:
         self.inbox.put(state)
 
     def batch(self) -> Json:
-        """Run a batch, and tell what it did."""
+        """Run a batch; return what it did."""
         try:
             ready = self.processor.prepare_next_batch()
         except RuntimeError as error:
@@ -230,7 +230,7 @@ class Player:
 
 
 def play(workload: Json) -> Json:
-    """What each batch of a workload did, up to an error."""
+    """Results of each batch of a workload, up to an error."""
     player = Player(workload)
     results: list[Json] = []
     for step in workload["steps"]:

@@ -28,7 +28,7 @@ from cachesim.lab.real.transformers.script_worker import (
 
 
 class Cause(NamedTuple):
-    """What is wrong, and where."""
+    """The difference, and its layer."""
 
     remedy: str
     title: str

@@ -158,7 +158,7 @@ def check_names(operations: Sequence[str], attention: str) -> None:
 
 
 class Playing(NamedTuple):
-    """What is run of each release, and what is shown of it."""
+    """Operations run on each release, and the printed results."""
 
     families: Sequence[str]  # none: all
     operations: Sequence[str]

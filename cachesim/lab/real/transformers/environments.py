@@ -25,7 +25,7 @@ NEWEST: Final = "5.24.0"
 RELEASE: Final = re.compile(r"\d+\.\d+\.\d+")
 
 OLDER: Final = (((5, 15, 0), "huggingface_hub<2"), ((5, 21, 0), "psutil"))
-"""What releases before another need beside them; psutil for continuous batching on a CPU."""
+"""Further requirements of releases before a version; psutil: continuous batching on a CPU."""
 
 
 BACKENDS: Final = ("optimum-quanto", "hqq")
@@ -51,7 +51,7 @@ def environment_for(release: str, *, serves: bool = False, quantises: bool = Fal
 
 PACKAGE: Final = "transformers"
 PLACES: Final = (".", f"src/{PACKAGE}", PACKAGE)
-"""Where the package is: the folder itself, in a checkout, or in a folder of packages."""
+"""Location of the package: the folder itself, in a checkout, or in a folder of packages."""
 
 IMPORTED: Final = ("__init__.py", "cache_utils.py", "models/auto/modeling_auto.py")
 """Files without which a folder is no package of the library."""
@@ -67,7 +67,7 @@ class Copy(NamedTuple):
 
     @classmethod
     def at(cls, folder: Path) -> Self:
-        """The copy in a folder."""
+        """The copy of the library in a folder."""
         if not folder.is_dir():
             msg = f"--library {folder} is no folder"
             raise OptionError(msg)
@@ -94,7 +94,7 @@ class Copy(NamedTuple):
 
     @contextmanager
     def python(self, environment: Environment) -> Iterator[Path]:
-        """An interpreter that imports the copy, and else what the environment has."""
+        """An interpreter that imports the copy, and all other packages from the environment."""
         with TemporaryDirectory(prefix="cachesim-copy-") as place:
             venv.create(place, with_pip=False, symlinks=True)
             [own] = Path(place).glob("lib/python*/site-packages")

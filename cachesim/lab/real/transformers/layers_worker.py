@@ -39,7 +39,7 @@ class Player:
         self.cache.layers, self.cache.layer_class_to_replicate = layers, None
 
     def step(self, name: str, given: Json) -> Json:
-        """What a step returns, with the cache after it."""
+        """Return value of a step, with the cache after it."""
         found: Json = None
         try:
             if name == "feed":

@@ -1,4 +1,4 @@
-"""How a script ends: its time limit and its errors; imported by `script_worker` alone."""
+"""End of a script: its time limit and its errors; imported by `script_worker` alone."""
 
 import signal
 import traceback

@@ -11,11 +11,11 @@ from cachesim.lab.real.worker_process import WorkerError
 from cachesim.typed import Json
 
 PLAIN: Final = "llama"
-"""What is wrong with this family is not a model's fault."""
+"""Family for comparison: what fails for it too is not a fault of the model."""
 
 
 class Outcome(NamedTuple):
-    """Why an operation fails, or is skipped; neither if its answers are the cold ones."""
+    """The reason why an operation fails or is skipped; empty if its answers are the cold ones."""
 
     failed: str = ""
     skipped: str = ""

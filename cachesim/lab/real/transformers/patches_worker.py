@@ -160,7 +160,7 @@ def quantised(config: Real, kind: str) -> Real:
 
 
 def whole_mask(mask: Real, count: int) -> Real:
-    """What each of the last tokens of a batch may attend to, added to its scores."""
+    """Mask of the last tokens of a batch, added to their scores."""
     torch: Any = importlib.import_module("torch")
     end = mask.shape[1]
     seen = torch.arange(end)[None] <= torch.arange(end - count, end)[:, None]

@@ -53,7 +53,7 @@ ids = torch.randint(3, 100, ({rows}, {width}))
 given = dict(max_new_tokens=6, do_sample=False, output_logits=True, return_dict_in_generate=True)
 out = model.generate(ids, **given, {manner})
 held, got = out.sequences[:, :-1], torch.stack(out.logits, 1)"""
-"""One `generate`; its tokens are given to the cold run."""
+"""A call of `generate`; its tokens are given to the cold run."""
 
 MANNERS: Final[Mapping[str, str]] = {
     "chunks": "prefill_chunk_size=5",
@@ -163,7 +163,7 @@ WIDTH: Final = 110
 
 
 class Model(NamedTuple):
-    """What a program says of its model."""
+    """Lines of a program about its model."""
 
     family: str
     fields: Mapping[str, Any]

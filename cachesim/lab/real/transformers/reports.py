@@ -27,7 +27,7 @@ SECONDS: Final = 120
 
 
 class Subject(NamedTuple):
-    """What a report is about: a title, and the results of one cause."""
+    """Subject of a report: a title, and the results of a cause."""
 
     title: str
     cause: Cause | None
@@ -161,7 +161,7 @@ def _sentence(shown: Cell, script: Script, last: Json) -> str:
 
 
 def _printed(python: Path, program: str) -> str:
-    """What the program prints, or the last line of its error."""
+    """Output of the program, or the last line of its error."""
     command = [str(python), "-W", "ignore", "-c", program]
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=SECONDS)

@@ -27,7 +27,7 @@ LIMITS: Final = {
         "`padding_side='left'`"
     ),
 }
-"""Where each limit is documented, or why it is none of the cache's."""
+"""Documentation of each limit, or the reason why it is none of the cache's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +83,7 @@ def show(found: Found, title: str) -> None:
 
 
 def show_causes(found: Found) -> None:
-    """What makes each wrong script right, how each crash ends, and in which families."""
+    """Fix of each wrong script, error of each crash, and their families."""
     by_cause: dict[tuple[str, str], list[Cell]] = defaultdict(list)
     for cell in found.cells:
         if cell.verdict in ("wrong", "limit"):

@@ -5,7 +5,7 @@ model; a line {"fields", "layers", "results"} goes out. A script is a list of st
 
     ["cache", "static"]     the class of the cache, else dynamic; "fp8", "grouped": quantised;
                             "quanto", "hqq": rounded, with ["near"] to compare keys in the end
-    ["encoder", 7]          so many encoder states, which each call is given
+    ["encoder", 7]          number of encoder states, given to each call
     ["rows", 3]             a batch; ["pad", 14, 9, 5] one with padding on the left, "right": there
     ["feed", 5]             new tokens, whose logits are compared with the cold ones
     ["crop", -3]            and ["record"], ["reset"], ["fork"]
@@ -13,7 +13,7 @@ model; a line {"fields", "layers", "results"} goes out. A script is a list of st
     ["other", 9]            tokens of another conversation, which has a cache of its own
     ["mask"]                each call is given the mask of all tokens, also without padding
     ["reorder", 2, 0, 1]    the same with "select"; ["repeat", 3]
-    ["generate", 4, "plain"] a further turn by `generate`, of so many new tokens (0: none, below:
+    ["generate", 4, "plain"] a further turn by `generate`, of 4 new tokens (0: none, below:
                             a shorter prompt); the last step may have another manner, no cache
     ["batch", 14, 9, 5]     `generate` on prompts with padding on the left
     ["paged", 20, 16, 23]   prompts with one beginning, by continuous batching; "packed": no prefix;
@@ -81,7 +81,7 @@ METHODS = {
     "select": "batch_select_indices",
     "repeat": "batch_repeat_interleave",
 }
-"""What steps call of a cache."""
+"""Methods of a cache that steps call."""
 
 REMEDIES: dict[tuple[str, ...], tuple[str, ...]] = {
     (LIMITED,): ("feed", "generate", "pad", "batch"),
@@ -107,7 +107,7 @@ REMEDIES: dict[tuple[str, ...], tuple[str, ...]] = {
     (SINGLY, REBUILT): CHANGES,
     (ALONE,): ("pad", "right", "batch"),
 }
-"""What is done in place of a step of a wrong script, by the steps that it is for."""
+"""Replacement of a step of a wrong script, by the steps that it is for."""
 
 
 class AbsentError(Exception):
@@ -121,7 +121,7 @@ def tokens(seed: int, count: int, rows: int = 1) -> Real:
 
 
 class Play:
-    """One script on one model: what was fed, row by row, and the cache."""
+    """A script on a model: the tokens fed, row by row, and the cache."""
 
     def __init__(
         self, models: Real, key: str, *, positions: bool, remedies: tuple[str, ...] = ()
@@ -399,7 +399,7 @@ class Play:
         return gap > WRONG
 
     def _uncached(self, got: Real, same: Real, cold: Real) -> None:
-        """How far wrong logits are from those of the same calls without a cache."""
+        """Distance of wrong logits from those of the same calls without a cache."""
         self.uncached_gap = max(self.uncached_gap, distance(got, same, cold))
         self.padding_gap = max(self.padding_gap, distance(same, cold, cold))
 
@@ -509,7 +509,7 @@ class Play:
             self._uncached(torch.stack(out.logits, 1), torch.stack(same.logits, 1), cold)
 
     def generate(self, model: Real, ids: Real, **given: Any) -> Real:
-        """What greedy `generate` returns."""
+        """Result of greedy `generate`."""
         return model.generate(
             ids,
             **{"attention_mask": torch.ones_like(ids), **given},

@@ -131,7 +131,7 @@ EXCEPTIONS: dict[str, dict[str, Any]] = {
     },
     "zaya": {"num_experts_per_tok": 1},
 }
-"""What the rules miss, by family."""
+"""Exceptions to the rules, by family."""
 
 LARGE = 1.5
 """Standard deviation of a row's sum: attention is not uniform, and a lost key is seen."""

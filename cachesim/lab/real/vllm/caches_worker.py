@@ -157,7 +157,7 @@ PLACES: Final = (
 )
 
 CACHE_DTYPE: Final = "fp8_ds_mla"
-"""What `--kv-cache-dtype fp8` becomes on an H100."""
+"""Value of `--kv-cache-dtype fp8` on an H100."""
 
 INDEXER_BYTES: Final = 132
 """Of an indexer's key in FP8, with its scale."""

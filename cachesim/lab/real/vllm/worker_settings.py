@@ -234,7 +234,7 @@ class ConfigFactory:
         return made
 
     def differences(self, config: Json) -> list[list[str]]:
-        """Field, as it starts, as it is used here: of all that `VllmConfig` holds."""
+        """Fields of `VllmConfig` with another value than at a server's start: name, start, here."""
         started, used = (
             dict(fields_of(each)) for each in (self.started(config), self.used(config))
         )

@@ -272,7 +272,7 @@ def speculative(
 
 
 def smallest(config: dict[str, Any], tokens: int) -> int:
-    """Blocks enough for one request of so many tokens."""
+    """Blocks for a request of `tokens` tokens."""
     return sum(
         -(-tokens // group["block"]) + 4 + group.get("speculative_blocks", 0)
         for group in config["groups"]

@@ -180,7 +180,7 @@ class CacheAware(Router):
 
 
 class Approximate(Dispatcher):
-    """The router at work."""
+    """The dispatcher of `CacheAware`."""
 
     def __init__(self, replicas: Sequence[Replica], rules: CacheAware) -> None:
         super().__init__(replicas)

@@ -2,9 +2,9 @@
 
     cost = prefill_load_scale x max(0, prefill blocks - credit x overlap) + decode blocks
 
-    prefill blocks   the prompts at work on the replica without what they reuse, and this prompt
+    prefill blocks   the replica's active prompts without what they reuse, and this prompt
     overlap          leading blocks that the replica has stored and not removed, by its events
-    decode blocks    different blocks of the requests at work on it, this one's included
+    decode blocks    distinct blocks of its active requests, this one's included
 
 The replica with the lowest cost is taken. Follows `DefaultWorkerScorer.worker_logit`,
 `WorkerSelectionInput.row` and `ActiveSequences`, read at the commits 07a6c9c and 04df1c4.
@@ -29,7 +29,7 @@ from cachesim.lab.traces.fleet.router import (
 
 @dataclass(slots=True)
 class Index:
-    """The blocks of each replica, as its events tell; they may come late."""
+    """The blocks of each replica according to its events, which may arrive late."""
 
     delay: float
     held: list[set[int]]
@@ -67,7 +67,7 @@ class Index:
 
 @dataclass(slots=True)
 class Booked:
-    """The requests at work on a replica (`ActiveSequences`)."""
+    """The active requests of a replica (`ActiveSequences`)."""
 
     prefill: dict[int, int] = field(default_factory=dict)  # request -> tokens that it computes
     blocks: Counter[int] = field(default_factory=Counter)
@@ -89,7 +89,7 @@ class Booked:
                 del self.blocks[key]
 
     def projected(self, keys: Sequence[int]) -> int:
-        """Blocks at work with a further request's. Follows `potential_decode_blocks`."""
+        """Active blocks including a further request's. Follows `potential_decode_blocks`."""
         shared = next((at for at, key in enumerate(keys) if key not in self.blocks), len(keys))
         return len(self.blocks) + len(keys) - shared
 
@@ -129,7 +129,7 @@ class Dynamo(Router):
 
 
 class KvRouter(Dispatcher):
-    """The router at work."""
+    """The dispatcher of `Dynamo`."""
 
     needs_events = True
 
@@ -154,7 +154,7 @@ class KvRouter(Dispatcher):
         return [number for number, cost in costs.items() if cost == least]
 
     def book(self, arrival: Arrival, chosen: int) -> None:
-        """Count a request as at work on its replica."""
+        """Count a request as active on its replica."""
         unit = self.replicas[chosen].unit
         keys = arrival.keys(unit)
         cached = self.index.overlap(chosen, keys) * unit

@@ -179,7 +179,7 @@ class Fleet:
         return self.part is None or number % self.parts == self.part
 
     def other(self, number: int) -> Other | None:
-        """What is different about a replica."""
+        """Differences of a replica from the others."""
         return next((each for each in self.others if number in each.numbers), None)
 
     def as_dict(self) -> dict[str, Any]:

@@ -3,7 +3,7 @@
     engine's event      BlocksPublished  BlockEvicted  PrefixKept  NodeEvicted  chunk of a prompt
     router receives     blocks stored    removed       stored      removed      prefill is done
 
-A stored block is told by the key of its prefix, which does not depend on the replica.
+A stored block is reported under the key of its prefix, which does not depend on the replica.
 """
 
 from collections import Counter
@@ -70,7 +70,7 @@ class Server(Replica):
         self.alive = True
 
     def listen(self, dispatcher: Dispatcher) -> None:
-        """Tell a router of events."""
+        """Send events to a router."""
         self.dispatcher = dispatcher
         if dispatcher.needs_events and not isinstance(self.engine, Vllm | Sglang):
             msg = (
@@ -98,7 +98,7 @@ class Server(Replica):
 
     @cached_property
     def _group(self) -> int:
-        """vLLM: the group whose blocks are told; attention if there is any."""
+        """vLLM: the group whose blocks are reported; attention if there is any."""
         groups = self.engine.manager.groups if isinstance(self.engine, Vllm) else ()
         kinds = [each.kind for each in groups]
         return kinds.index("full") if "full" in kinds else 0

@@ -20,7 +20,7 @@ from cachesim.lab.traces.fleet.router import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundRobin(Router):
-    """One replica after the other."""
+    """Replicas in turn."""
 
     name: ClassVar[str] = "round-robin"
     follows: ClassVar[str] = "sglang-router 0.3.2, `RoundRobinPolicy.select_worker`"

@@ -85,11 +85,11 @@ class Replica(ABC):
     @cached_property
     @abstractmethod
     def blocks(self) -> int:
-        """The number of its blocks; 0 if it does not tell."""
+        """The number of its blocks; 0 if not reported."""
 
     @abstractmethod
     def usage(self) -> float | None:
-        """The share of its memory that running requests hold; None if it does not tell."""
+        """The share of its memory that running requests hold; None if not reported."""
 
     @abstractmethod
     def peek(self, arrival: Arrival) -> int | None:
@@ -179,7 +179,7 @@ def in_range(name: str, value: float, low: float, high: float = float("inf")) ->
 
 
 def one_of(tied: Sequence[int], rng: random.Random) -> int:
-    """One of several equal replicas; upstream draws it."""
+    """A replica among equals; upstream draws it."""
     return tied[0] if len(tied) == 1 else tied[rng.randrange(len(tied))]
 
 

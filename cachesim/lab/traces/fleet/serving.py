@@ -32,7 +32,7 @@ from cachesim.lab.traces.replay import (
 )
 
 MOST_SESSIONS: Final = 1 << 16
-"""Conversations that are told apart, those that went on last."""
+"""Number of conversations that are distinguished, the latest ones."""
 
 
 @dataclass(frozen=True, slots=True)
