@@ -259,7 +259,7 @@ class Traced:
     def fault(self, logits: Array, tokens: Tokens, *, cached: int | None = None) -> Fault | None:
         """The first wrong memory behind a row of logits that should have followed `tokens`.
 
-        Descends from the row's token to the first one that met a foreign state or cell. On the way
+        Descends from the row's token to the first one that read a wrong state or cell. On the way
         lie tokens that were computed right on top of wrong memory: those whose memory has the right
         tokens, and those behind the `cached` ones, which the request computed itself.
         """

@@ -64,7 +64,7 @@ def wrong_facts(step: Step, account: Account, past: Past) -> Iterator[Fact]:
             sentence = f"generated token {number}: same token, by chance; {off}"
         elif step.forced:
             sentence = (
-                f"reply token {number} was given; the server would say {show(wrong.token)},"
+                f"reply token {number} was forced; the server would generate {show(wrong.token)},"
                 f" a cold run {show(wrong.cold)}; {off}"
             )
         else:
@@ -117,19 +117,19 @@ def _of_cell(fault: Culprit, holds: str, expected: str) -> str:
     if fault.expected is None and fault.holds is None:
         return f"has an empty row {at}, beside that of the token there"
     if fault.expected is None and m == fault.expected_tokens and fault.position >= fault.read_by:
-        right = f"is right up to {m}, then " if m else ""
+        right = f"{_correct(m)}, then " if m else ""
         return f"{right or 'has '}{_counted(fault.holds_tokens - m, fault)} too many{whose}"
     if fault.expected is None:
         return f"holds a token too many {at}: {holds}{whose}"
     if fault.holds is None and m:
         missing = fault.expected_tokens - m
-        return f"is right up to {m}, then {missing} token{'s'[: missing != 1]} missing"
+        return f"{_correct(m)}, then {missing} token{'s'[: missing != 1]} missing"
     if fault.holds is None:
         return f"holds nothing {at}, where token {expected} belongs"
     if fault.holds == fault.expected:
         return (
             f"holds the right token {at}{whose}, but computed after other tokens:"
-            f" its history is right up to {m}"
+            f" its history {_correct(m)}"
         )
     return f"holds token {holds}{whose} {at}, where this request has {expected}"
 
@@ -137,7 +137,7 @@ def _of_cell(fault: Culprit, holds: str, expected: str) -> str:
 def _of_row(fault: Culprit, holds: str, expected: str) -> str:
     m, whose = fault.matches, _whose(fault)
     more = fault.holds_tokens - fault.expected_tokens
-    right = f"is right up to {m}, then " if m else ""
+    right = f"{_correct(m)}, then " if m else ""
     if fault.expected is None:  # all that belongs there is there
         return f"{right or 'has '}{_counted(more, fault)} too many{whose}"
     if fault.holds is None:
@@ -154,9 +154,13 @@ def _of_row(fault: Culprit, holds: str, expected: str) -> str:
         text = f"has folded in token {holds}{whose} at position 0, where this prompt has"
         return f"{text} {expected}{count}"
     return (
-        f"is right up to {m}, then has folded in token {holds}{whose}, where this request"
+        f"{_correct(m)}, then has folded in token {holds}{whose}, where this request"
         f" has {expected}{count}"
     )
+
+
+def _correct(count: int) -> str:
+    return f"is correct for {count} token{'s'[: count != 1]}"
 
 
 def _counted(count: int, fault: Culprit) -> str:

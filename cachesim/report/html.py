@@ -114,7 +114,7 @@ def _row(step: Step) -> str:
 
 
 def _ribbon_letters(step: Step) -> str:
-    """Letters of R reused, F foreign, r reprocessed, C computed, scaled."""
+    """Letters of R reused, F wrong content, r reprocessed, C computed, scaled."""
     if step.cached is None or not step.explanation:
         return ""
     parts = prompt_parts(step)

@@ -19,11 +19,11 @@ from cachesim.report.texts import texts_of
 # -- token ribbons ---------------------------------------------------------------------------------
 
 # R  reused: computed for an earlier request and taken from cache
-# F  reused, but foreign: memory holds something else than this token, or nothing
+# F  reused, wrong content: memory holds something other than this token, or nothing
 # r  matches what was held, but reprocessed
 # C  computed: new
-# X  cut: held before, not part of this prompt
-# .  held, untouched by this step
+# X  removed: held before, not part of this prompt
+# .  held, unchanged by this step
 
 LETTERS: Final = {
     "R": "reused",
@@ -34,9 +34,9 @@ LETTERS: Final = {
     ".": "quiet",
 }
 LEGEND: Final = (
-    "R reused  F reused, but foreign  r matched, but reprocessed  C computed"
-    "\nX cut away  . untouched  xN: each letter stands for N tokens"
-    "\nastray: computed from wrong cache contents"
+    "R reused  F reused, wrong content  r matched, but reprocessed  C computed"
+    "\nX removed  . unchanged  xN: each letter stands for N tokens"
+    "\ncorrupted: computed from wrong cache contents"
 )
 WIDEST: Final = 58
 
@@ -44,7 +44,7 @@ Parts: TypeAlias = Sequence[tuple[str, int]]
 
 
 def prompt_parts(step: Step) -> list[tuple[str, int]]:
-    """The letters of a prompt: reused, foreign, reprocessed, new."""
+    """The letters of a prompt: reused, wrong content, reprocessed, new."""
     cached = step.cached or 0
     equal = max(step.explanation.equal if step.explanation else 0, cached)
     new = step.prompt_tokens - equal
@@ -52,10 +52,10 @@ def prompt_parts(step: Step) -> list[tuple[str, int]]:
 
 
 def reused_parts(step: Step, count: int) -> list[tuple[str, int]]:
-    """Reused tokens, the foreign ones among them marked.
+    """Reused tokens; those with wrong content are marked.
 
-    A recurrent state is foreign from the token on at which it parts from the prompt; a cell is so
-    on its own.
+    A recurrent state is wrong from the token on at which it diverges from the prompt; a cell is
+    wrong by itself.
     """
     fault = step.explanation.fault if step.explanation else None
     if fault is None or fault.position >= count:
@@ -146,7 +146,7 @@ def owners(run: Run, pieces: Sequence[Piece]) -> str:
     """`1 token of A, 46 of C`, in the order of positions; neighbours of one step together."""
     counts: list[tuple[str, int]] = []
     for piece in pieces:
-        whose = f"of {run.steps[piece['step']].name}" if "step" in piece else "astray"
+        whose = f"of {run.steps[piece['step']].name}" if "step" in piece else "corrupted"
         before = counts.pop() if counts and counts[-1][0] == whose else (whose, 0)
         counts.append((whose, before[1] + size_of(piece)))
     return ", ".join(

@@ -74,7 +74,7 @@ BOUND: Final = "keep:bound"
 
 
 def gaps(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[int | str, float]]:
-    """For each policy and memory, the points of the share that the bound has more."""
+    """For each policy and memory, its distance to the bound in percentage points."""
     best = {_place(row): row["rate"] for row in rows if row["profile"] == BOUND}
     found: dict[str, dict[int | str, float]] = {}
     for row in rows:
@@ -96,7 +96,7 @@ def gaps_report(rows: Sequence[Mapping[str, Any]]) -> Iterator[RenderableType]:
     found = gaps(rows)
     if not found:
         return
-    yield Heading("policies: points of the share below the bound for the same bytes", level=3)
+    yield Heading("policies: percentage points below the bound for the same memory", level=3)
     table = FittingTable()
     table.add_column("policy", overflow="fold", ratio=1)
     sizes = list(dict.fromkeys(size for each in found.values() for size in each))
@@ -368,7 +368,7 @@ def sweep_report(rows: Rows, name: str = "") -> list[RenderableType]:
                 if bars
                 else ""
             )
-            heading = Heading("computed before and not reused, by cause, in tokens", level=3)
+            heading = Heading("tokens computed before and not reused, by cause", level=3)
             parts += [heading, Picture(_losses(members), drawn), Text()]
         parts += [*_upgrades(members), *_memory_report(members)]
     return parts

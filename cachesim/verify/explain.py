@@ -253,7 +253,7 @@ def _beginning(
         every = f"All {count} tokens match" if count > 1 else "The one token matches"
         return f"{every} {reply.equal_with}."
     if not reply.equal:
-        return f"Nothing in {memory} starts like this {count}-token prompt."
+        return f"No prefix of this {count}-token prompt is in {memory}."
     some = (
         f"{reply.equal} of {count} tokens match"
         if reply.equal > 1

@@ -210,7 +210,7 @@ def _equal(case: Case, fact: Fact) -> None:
     text, prompt = fact.sentence, case.record.prompt
     reply, matched = case.record.reply, _matched(case)
     assert reply is not None
-    nothing = r"Nothing in (?:memory|the memory of \[.+\]) starts like this (\d+)-token prompt\.$"
+    nothing = r"No prefix of this (\d+)-token prompt is in (?:memory|the memory of \[.+\])\.$"
     found = re.match(nothing, text)
     if found:
         case.claim("equal", int(found[1]) == len(prompt), text)
@@ -492,7 +492,8 @@ def _wrong(case: Case, fact: Fact) -> None:
     network = case.played.oracle.network
     found = re.match(
         r"(?:generated|reply) token (\d+)(?:: (?:token )?(\d+), a cold run generates (\d+)"
-        r"|: same token, by chance| was given; the server would say (\d+), a cold run (\d+));",
+        r"|: same token, by chance"
+        r"| was forced; the server would generate (\d+), a cold run (\d+));",
         text,
     )
     assert found, text

@@ -157,7 +157,7 @@ def _row_padding(seen: Reading, found: re.Match[str]) -> bool:
     return common(held, due) == right and set(run) == {seen.padding} and due[right] == int(found[3])
 
 
-RIGHT: Final = r"(?:is right up to (\d+), then |has )"
+RIGHT: Final = r"(?:is correct for (\d+) tokens?, then |has )"
 
 Check = Callable[[Reading, re.Match[str]], bool]
 
@@ -165,7 +165,7 @@ CELLS: Final[Mapping[str, Check]] = {
     r"holds nothing at position (\d+), where token (\d+) belongs": _nothing,
     r"holds token (\d+) at position (\d+), where this request has (\d+)": _other,
     r"holds the right token at position (\d+), but computed after other tokens:"
-    r" its history is right up to (\d+)": _right_after_others,
+    r" its history is correct for (\d+) tokens?": _right_after_others,
     RIGHT + r"(\d+) tokens? too many": _too_many,
     RIGHT + r"(\d+) tokens? missing": _missing,
     r"holds a token too many at position (\d+): (\d+)": _one_too_many,
@@ -176,7 +176,7 @@ CELLS: Final[Mapping[str, Check]] = {
 ROWS: Final[Mapping[str, Check]] = {
     r"()has folded in token (\d+) at position 0, where this prompt has (\d+)"
     r"(?:; (\d+) tokens? (more|fewer) than it should)?": _row_other,
-    r"is right up to (\d+), then has folded in token (\d+), where this request has (\d+)"
+    r"is correct for (\d+) tokens?, then has folded in token (\d+), where this request has (\d+)"
     r"(?:; (\d+) tokens? (more|fewer) than it should)?": _row_other,
     RIGHT + r"(\d+) (padding )?tokens? too many": _row_too_many,
     RIGHT + r"(\d+) tokens? missing": _row_missing,

@@ -372,8 +372,8 @@ MEMORIES: Final = {
     "vllm-43559-one-block-more": "holds nothing at position",
     "llama.cpp-three-requests-window": "at position 0, where this request has",
     "llama.cpp-5420-repeated-prompt": "tokens too many",
-    "mlx-lm-draft-window-crossed": "is right up to 1021, then 3 tokens too many",
-    "mlx-lm-draft-last-token-unfed": "is right up to 19, then 1 token missing",
+    "mlx-lm-draft-window-crossed": "is correct for 1021 tokens, then 3 tokens too many",
+    "mlx-lm-draft-last-token-unfed": "is correct for 19 tokens, then 1 token missing",
     "mlx-lm-1035-ring-merge": "has an empty row at position",
     "ik_llama.cpp-1689-no-rewind": "tokens too many",
     "mlx-lm-1908-tokens-lost": "tokens missing",
@@ -403,8 +403,8 @@ def test_another_number_is_found_in_every_sentence_about_a_memory(name: str, num
 
 
 AFTER_OTHERS: Final = (
-    "holds the right token at position 1, but computed after other tokens: its history is right up"
-    " to"
+    "holds the right token at position 1, but computed after other tokens: its history is correct"
+    " for"
 )
 
 
@@ -434,9 +434,9 @@ def seen(tokens: Sequence[int], cells: Sequence[tuple[int, int]], own: int) -> R
         ("holds token 8 at position 1, where this request has 5", [(0, 4), (1, 9)], False),
         ("holds a token too many at position 1: 9", [(0, 4), (1, 9), (1, 5)], True),
         ("holds a token too many at position 1: 9", [(0, 4), (1, 9)], False),
-        ("is right up to 2, then 1 token too many", [(0, 4), (1, 5), (2, 7)], True),
-        ("is right up to 2, then 1 token too many", [(0, 4), (1, 5)], False),
-        ("is right up to 1, then 1 token missing", [(0, 4)], False),  # it lies at 2, not at 1
+        ("is correct for 2 tokens, then 1 token too many", [(0, 4), (1, 5), (2, 7)], True),
+        ("is correct for 2 tokens, then 1 token too many", [(0, 4), (1, 5)], False),
+        ("is correct for 1 token, then 1 token missing", [(0, 4)], False),  # it lies at 2, not at 1
         (f"{AFTER_OTHERS} 0", [(0, 8), (1, 5)], True),
         (f"{AFTER_OTHERS} 1", [(0, 8), (1, 5)], False),
         (f"{AFTER_OTHERS} 0", [(0, 4), (1, 5)], False),

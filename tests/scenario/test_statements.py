@@ -43,18 +43,22 @@ def said(
 @pytest.mark.parametrize(
     ("holds", "expected", "words"),
     [
-        ([5, 6, 7, 8], [5, 6], "is right up to 2, then 2 tokens too many"),
-        ([5, 6, 0, 0, 0], [5, 6], "is right up to 2, then 3 padding tokens too many"),
-        ([5, 6, 7], [5, 6], "is right up to 2, then 1 token too many"),
-        ([5], [5, 6, 7], "is right up to 1, then 2 tokens missing"),
+        ([5, 6, 7, 8], [5, 6], "is correct for 2 tokens, then 2 tokens too many"),
+        ([5, 6, 0, 0, 0], [5, 6], "is correct for 2 tokens, then 3 padding tokens too many"),
+        ([5, 6, 7], [5, 6], "is correct for 2 tokens, then 1 token too many"),
+        ([5], [5, 6, 7], "is correct for 1 token, then 2 tokens missing"),
         ([], [5, 6, 7], "has 3 tokens missing"),
         ([9, 6], [5, 6], "has folded in token 9 at position 0, where this prompt has 5"),
-        ([5, 9], [5, 6], "is right up to 1, then has folded in token 9, where this request has 6"),
+        (
+            [5, 9],
+            [5, 6],
+            "is correct for 1 token, then has folded in token 9, where this request has 6",
+        ),
         (
             [5, 9, 9],
             [5, 6],
             (
-                "is right up to 1, then has folded in token 9, where this request has 6;"
+                "is correct for 1 token, then has folded in token 9, where this request has 6;"
                 " 1 token more than it should"
             ),
         ),
@@ -77,7 +81,7 @@ def test_a_row_is_right_up_to_a_token_and_then_has_too_many_too_few_or_others(
             [5, 6],
             (
                 "holds the right token at position 1, but computed after other tokens:"
-                " its history is right up to 0"
+                " its history is correct for 0 tokens"
             ),
         ),
     ],
@@ -91,7 +95,7 @@ def test_a_cell_holds_nothing_another_token_or_the_right_one_of_another_history(
 @pytest.mark.parametrize(
     ("holds", "expected", "more", "words"),
     [
-        ([5, 6, 7, 8], [5, 6], {"extra": True}, "is right up to 2, then 2 tokens too many"),
+        ([5, 6, 7, 8], [5, 6], {"extra": True}, "is correct for 2 tokens, then 2 tokens too many"),
         ([4, 6, 7], [5, 6], {"extra": True}, "holds a token too many at position 2: 7"),
         (
             [],
@@ -99,7 +103,7 @@ def test_a_cell_holds_nothing_another_token_or_the_right_one_of_another_history(
             {"extra": True},
             "has an empty row at position 2, beside that of the token there",
         ),
-        ([5, 6], [5, 6, 7], {"short": True}, "is right up to 2, then 1 token missing"),
+        ([5, 6], [5, 6, 7], {"short": True}, "is correct for 2 tokens, then 1 token missing"),
     ],
 )
 def test_a_query_sees_cells_too_many_or_too_few(

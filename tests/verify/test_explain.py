@@ -204,7 +204,7 @@ def test_a_prompt_unlike_any_other_says_so() -> None:
     account = explain(reply(as_tokens([1, 2, 3])), IdealCache())
 
     assert account is not None
-    assert ("Nothing in memory starts like this 3-token prompt.",) == account.sentences
+    assert ("No prefix of this 3-token prompt is in memory.",) == account.sentences
 
 
 def test_a_refused_request_has_no_account() -> None:

@@ -160,7 +160,7 @@ function replyView(step) {
     step.generated.slice(0, 24).map((token, i) => {
       const row = rows[i];
       const wrong = row && row.difference > 0;
-      const says = step.forced ? `given; the server would say ${row ? row.cached : "?"}` : "answered";
+      const says = step.forced ? `forced; the server would generate ${row ? row.cached : "?"}` : "answered";
       const tip = row ? `token ${token}, ${says}: ${wrong ? `logits off by ${number(row.difference)}; a cold run generates ${row.cold}` : "the cold logits, bit for bit"}` : `token ${token}`;
       return h("span", { class: `tok ${wrong ? "k-foreign" : row ? "k-reused" : "k-held"}`, "data-tip": tip }, h("b", {}, wrong ? "✗" : row ? "✓" : "."), String(token));
     }),
