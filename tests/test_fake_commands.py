@@ -127,7 +127,7 @@ def test_a_scenario_is_explained_and_compared(command: Command) -> None:
 def test_the_first_bad_release_is_found(command: Command) -> None:
     printed = command("bisect story.toml", status=1)
 
-    assert "first release that is bad: r3, after r2" in printed
+    assert "first bad release: r3, after r2" in printed
 
 
 @pytest.mark.parametrize("jobs", [1, 2])

@@ -154,10 +154,11 @@ def _notes(
         yield f"every release is {states.pop()}: {alike}" if states else "no release can run it"
         return
     for turn in found:
-        otherwise = " in another way" if turn.was == turn.became else ""
         date = family.release(turn.after).date
         when = f" ({date})" if date else ""
-        first = f"first release that is {turn.became}{otherwise}"
+        first = f"first {turn.became} release"
+        if turn.was == turn.became:
+            first = f"first release that is {turn.became} in another way"
         yield f"{first}: {turn.after}{when}, after {turn.before}"
         for cause in turn.causes:
             yield f"  {_name(family, cause)}"

@@ -443,7 +443,7 @@ def check_command(
     find: Annotated[
         Find,
         Parameter(
-            help="wrong: wrong answers and crashes; lost: reuse lost although states were there;"
+            help="wrong: wrong answers and crashes; lost: reuse lost although the states were held;"
             " leak: values of other requests in a reply, on a recall preset."
         ),
     ] = "wrong",

@@ -79,7 +79,7 @@ def sweep_command(
     if columns is not None:
         write_parquet(columns, found)
     write_page(page, plan.name, parts)
-    show(notes(), Text(f"outcomes: {path}"))
+    show(notes(), Text(f"results: {path}"))
     return AS_EXPECTED
 
 

@@ -725,12 +725,12 @@ class Comparison:
         one, other = self.one, self.other
         share = 100 * (other.cached - one.cached) / max(1, self.prompt_tokens)
         words = {True: "more", False: "less"}[share > 0]
-        better = f"reuses {abs(share):.2f} % of all tokens {words}" if share else "reuses the same"
+        better = f"{abs(share):.2f} % of all tokens {words}" if share else "as many tokens"
         if other.wrong == one.wrong:
-            safe = f"answers wrong as often, {other.wrong} times"
+            safe = f"{other.wrong} from each profile"
         else:
-            safe = f"answers wrong {other.wrong} times, the other {one.wrong}"
-        return f"{other.profile} {better};", f"it {safe}."
+            safe = f"{other.wrong}, from {one.profile} {one.wrong}"
+        return f"{other.profile} reuses {better}.", f"Wrong answers: {safe}."
 
 
 def compare(

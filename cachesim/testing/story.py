@@ -12,7 +12,7 @@ def story(found: Counterexample, profile: Profile) -> list[str]:
     """The smallest workload, as a client's actions."""
     scenario = found.scenario
     flags = ", ".join(f"{key} = {value}" for key, value in scenario.engine.options.items())
-    lines = [f"  {found.finding.kind.upper()} in workload {found.number}, made small:"]
+    lines = [f"  {found.finding.kind.upper()} in workload {found.number}, shrunk:"]
     window = scenario.model.window
     windows = f", with windows of {window} tokens" if window else ""
     lines.append(f"    a server of {profile}, {flags or 'all flags default'}{windows}")

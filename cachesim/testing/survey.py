@@ -8,7 +8,7 @@ first workload is reduced.
                     what had brought it back
     crash, refusal  the sentence of the abort or error, its numbers aside
     lost reuse      the rules that kept matching tokens from being reused, though their states
-                    were there
+                    were held
 """
 
 import re
@@ -355,10 +355,10 @@ def lost(played: Run, scenario: Scenario) -> Iterator[tuple[Cause, int, str]]:
         best = max((each for each in there if each <= _equal(step)), default=0)
         if best - 1 > step.cached:  # the last token is always reprocessed
             marks = tuple(dict.fromkeys(each.rule for each in rules))
-            yield Cause("lost reuse", marks), index, f"{step.cached} cached, {best} were there"
+            yield Cause("lost reuse", marks), index, f"{step.cached} cached, {best} held"
         elif stateful and (before := max(_resumable(played, scenario, index), default=0)):
             marks = tuple(dict.fromkeys(each.rule for each in rules))
-            detail = f"{step.cached} cached, {before} were there before, and nothing was evicted"
+            detail = f"{step.cached} cached, {before} held before, and nothing was evicted"
             yield Cause("lost reuse", marks), index, detail
 
 

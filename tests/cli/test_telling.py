@@ -45,7 +45,7 @@ def test_a_story_tells_all_that_a_client_did(
 
     said = capsys.readouterr().out.splitlines()
     assert 1 == status
-    assert "  CRASH in workload 7, made small:" in said
+    assert "  CRASH in workload 7, shrunk:" in said
     assert "    a server of llama.cpp@b11549, parallel = 2" in said
     assert "    r0: a prompt of 3 tokens, 1 generated, nothing from cache" in said
     assert (

@@ -99,7 +99,10 @@ def test_a_router_is_told_which_blocks_it_took_for_held(tmp_path: Path, capsys: 
     assert 1 == main(["why", str(path)])
 
     printed = " ".join(capsys.readouterr().out.split())
-    assert "2 batches of 1 rank: 4 blocks stored, 0 removed, 0 times all; at most 2 held" in printed
+    assert (
+        "2 batches of 1 rank: 4 blocks stored, 0 removed, cleared 0 times; at most 2 held"
+        in printed
+    )
     assert "2 blocks are stored again without a removal in between" in printed
     assert "block 11, rank 0, " in printed
     assert 1 == main(["why", str(path), "--format", "json"])

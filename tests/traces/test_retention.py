@@ -137,7 +137,7 @@ def test_a_wrong_policy_is_refused(wrong: Cell, said: str) -> None:
 def test_the_command_prints_the_gap_to_the_bound(capsys: pytest.CaptureFixture[str]) -> None:
     line = "compare made:60 -p keep:last -p keep:bound --sizes qwen3.5-27b --jobs 1 --set"
     assert 0 == main([*line.split(), "memory=2GB"])
-    assert "points of the share below the bound" in capsys.readouterr().out
+    assert "percentage points below the bound" in capsys.readouterr().out
     assert 0 == main([*line.split(), "memory=2GB", "--format", "json"])
     rows = json.loads(capsys.readouterr().out)
     assert ["bound", "keep:last", "keep:bound"] == [row["profile"] for row in rows]

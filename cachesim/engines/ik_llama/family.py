@@ -108,7 +108,7 @@ PATCHES: Final[tuple[Patch[Rules], ...]] = (
 
 FAMILY: Final[Family[Rules, Options]] = Family(
     name="ik_llama.cpp",
-    about="llama.cpp's sibling: tolerant matching, checkpoints while generating, companions",
+    about="llama.cpp's fork: tolerant matching, checkpoints during generation, MTP drafts",
     repository="ikawrakow/ik_llama.cpp",
     vocabulary="ik",
     package=__package__,

@@ -280,7 +280,7 @@ LANDED: Final[tuple[Merged, ...]] = (
     ),
     Merged(
         pull=23280,
-        about="a prompt that only adds tokens is tested too, for a state one token deeper",
+        about="a prompt that only adds tokens is tested too, for a state one token earlier",
         landed="b9294",
         sets={"reuse.depth_test_skips_extensions": False, "reuse.thold_spares_one": "always"},
     ),
@@ -332,7 +332,7 @@ LANDED: Final[tuple[Merged, ...]] = (
     ),
     Merged(
         pull=24110,
-        about="a state one token deeper is asked for only where the prompt brings nothing new",
+        about="a state one token earlier is required only where the prompt adds no token",
         landed="b9538",
         sets={"reuse.thold_spares_one": "when-nothing-new"},
     ),

@@ -511,7 +511,7 @@ def missing_of(replay: Replay) -> list[str]:
     assumed = sorted(n for n, each in settings.options.items() if each.how == "assumed")
     if settings.preset.how == "assumed":
         missing.append(
-            f"Not in the log, so assumed: layers as of the preset {settings.preset.value}. "
+            f"Not in the log, so assumed: the layers of the preset {settings.preset.value}. "
             "Name the model's with `--model`."
         )
     if settings.inferred:

@@ -184,7 +184,7 @@ class Audit:
         counts = (
             f"{self.batches:,} batches of {counted(ranks, 'rank')}: "
             f"{self.stored:,} blocks stored, {self.removed:,} removed, "
-            f"{self.cleared:,} times all; at most {self.most:,} held at once, "
+            f"cleared {self.cleared:,} times; at most {self.most:,} held at once, "
             f"{self._held:,} at the end."
         )
         found = [counts]

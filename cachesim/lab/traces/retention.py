@@ -146,7 +146,7 @@ POLICIES: Final[Mapping[str, Policy]] = {
     "foreseen": Policy(
         "what later requests resume from; the one needed last goes first", foreseen, "furthest"
     ),
-    BOUND: Policy("no policy reuses more: what the bytes can hold at best, over all moments"),
+    BOUND: Policy("upper bound of all policies for this memory"),
 }
 """All policies, by name."""
 
