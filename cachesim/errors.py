@@ -12,7 +12,7 @@
     - ScenarioError          a scenario file that is wrong; carries every problem
     - BlobError              a saved state that is damaged or belongs elsewhere
   + UpstreamAbort            the real process would have ended here; names the upstream assertion
-    - UpstreamEndless        it would have gone on for ever, and answered nobody
+    - UpstreamEndless        it would never end, and answer nobody
   + OutOfTimeError           the time that a caller gave is over
   + ContractError            cachesim broke its own promise: a bug, please report (exit status 3)
 """

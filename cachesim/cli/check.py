@@ -133,7 +133,7 @@ class Plan:
     emit: Path | None
     require: frozenset[str]
     find: Find = "wrong"
-    everything: bool = False  # go on past the first finding
+    everything: bool = False  # continue past the first finding
     dask: str | None = None  # whose workers search: an address, or a number of own ones
     printed: list[RenderableType] = field(default_factory=list)  # the parts of a page
     scope: int | None = None  # requests of a small scope that is run whole

@@ -1,6 +1,6 @@
 """Attention over a lane: blocks of 64 keys, summed in order.
 
-Keys lie in blocks aligned to positions, in every memory. For each query a block yields the sum of
+Keys are in blocks aligned to positions, in every memory. For each query a block yields the sum of
 its weighted values and the sum of its weights; blocks are added in order, so the partial sums of a
 query do not depend on the batch. A masked key weighs an exact zero, and so does a block without
 visible keys.

@@ -276,7 +276,7 @@ class _Constructor:
     def bind_by_attention(self, layer: int) -> None:
         """Attend to the position before, and copy its name.
 
-        The score of a key that lies d positions back is a sum of cos(w (d - 1)): 1 at d = 1 only.
+        The score of a key d positions back is a sum of cos(w (d - 1)): 1 at d = 1 only.
         """
         spec = self.spec
         query, key, value, out = self.attention(layer)

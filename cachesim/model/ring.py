@@ -287,7 +287,7 @@ class Recurrent:
     def _convolve(self, past: Words) -> Words:
         """A polynomial in the tap word over each input and the `taps - 1` before it, (S, n)."""
         along = np.correlate(past.reshape(-1), self._taps, "full")[self._past :]
-        return mix(along.reshape(past.shape)[:, : -self._past])  # no window lies in two sets
+        return mix(along.reshape(past.shape)[:, : -self._past])  # no window is in two sets
 
     def _fold_padded(self, inputs: Words, before: Words, padding: Padding) -> tuple[Words, Words]:
         """`_fold` with padding rows: words (S, n), rows to store (S, 1, row)."""

@@ -34,20 +34,20 @@ FAR: Final = int(ABSENT) - 1
 class Lane(NamedTuple):
     """The keys that some rows of a ubatch may attend to, in position order.
 
-    Row `rows[i]` sees the keys whose position lies in `[low[i], high[i]]`, both ends included:
+    Row `rows[i]` sees the keys whose position is in `[low[i], high[i]]`, both ends included:
     causality, sliding and chunked windows are all such intervals.
     """
 
     rows: Integers  # (q,) rows of the ubatch
     keys: Array  # (n, *key shape), already rotated to their positions
     values: Array  # (n, *value shape)
-    positions: Integers  # (n,), ABSENT where no key lies
+    positions: Integers  # (n,), ABSENT where there is no key
     low: Integers  # (q,)
     high: Integers  # (q,)
 
 
 Lanes: TypeAlias = tuple[Lane, ...]
-"""Keys visible to each query of a ubatch; every row lies in exactly one lane."""
+"""Keys visible to each query of a ubatch; every row is in exactly one lane."""
 
 
 class Frame(NamedTuple):
@@ -73,7 +73,7 @@ class Frame(NamedTuple):
         return cls(np.arange(end - start), positions, low, high)
 
     def lane(self, keys: Array, values: Array) -> Lane:
-        """The lane of a layer whose keys and values lie at the frame's positions."""
+        """The lane of a layer whose keys and values are at the frame's positions."""
         return Lane(self.rows, keys, values, self.positions, self.low, self.high)
 
 
@@ -104,7 +104,7 @@ class Padding:
     """
 
     real: Array  # (S, L), True where a row goes into the state
-    conv_ends: Integers | None = None  # (S,) the convolution keeps what lies before; None: the end
+    conv_ends: Integers | None = None  # (S,) the convolution keeps the rows before; None: the end
     chunked: bool = False  # a chunked scan (ssm), with the fields below
     scan_ends: Integers | None = None  # (S,) the row whose sums it takes; None: the chunk's last
     scan_decays: bool = False  # rows that are not real let the former state decay

@@ -5,7 +5,7 @@ multiplied alone may differ in the last bit from the same row in a crowd. Here e
 cut into tiles of few agreed heights, rows of zeros filling the last one. Heights may be mixed
 where all of them give the same bits on the running machine, which `mixes` finds out once per
 shape and order of the weights in memory. A BLAS with kernels for small products (OpenBLAS with
-AVX-512) mixes where weights lie row by row, most others also where they lie column by column.
+AVX-512) mixes for row-major weights, most others also for column-major ones.
 Where neither does, one height serves for all.
 
 Tiles stay below the size from which a BLAS wakes its threads: for products this small they cost
@@ -54,7 +54,7 @@ SERIAL: Final = 1 << 18
 class Matrix:
     """Weights (in, out) for `product`, in the order of memory in which this machine mixes heights.
 
-    Few rows times columns that lie in one piece take many a BLAS a third less time than rows times
+    Few rows times contiguous columns take many a BLAS a third less time than rows times
     rows, so that order comes first. Kernels for small products need contiguous rows instead, and
     then even large matrices are faster in that order, block by block.
     """

@@ -42,12 +42,12 @@ class StrayCell:
 
     position: Pos
     node: NodeId
-    above: NodeId = ROOT  # the cell just above it, which did not go on from it
+    above: NodeId = ROOT  # the cell just above it, which did not continue it
     extra: bool = False  # beside another cell of this position, or beside the reader's own
 
 
 class Reading(NamedTuple):  # not a dataclass: hashed for each token, several times slower
-    """The reading of a token in a place: the history it went on from, and the first stray."""
+    """The reading of a token in a place: the history it continues, and the first wrong token."""
 
     node: NodeId
     stray: StrayCell | None = None
@@ -114,7 +114,7 @@ class Histories:
         return nodes
 
     def begin(self, place: int, at: int) -> int:
-        """The first position of a history that goes on at `at`: 0, or that of its chunk."""
+        """The first position of a history that continues at `at`: 0, or that of its chunk."""
         chunked = self._chunk and self.places[place] == "window"
         return at // self._chunk * self._chunk if chunked else 0
 
@@ -144,7 +144,7 @@ class Histories:
         return self._depths[node][place]
 
     def parents(self, nodes: Integers, place: int) -> Integers:
-        """The node each one went on from in a place."""
+        """The node that each one continues in a memory."""
         parents: Integers = self._parents.data[nodes, place]
         return parents
 
@@ -161,7 +161,7 @@ class Fault:
     place: Place
     token: Pos  # the one whose computation read it
     position: Pos  # the wrong cell's, or that of the last token a row should have seen
-    holds: Tokens  # the history of what lies there; empty when nothing does
+    holds: Tokens  # the history of its content; empty if free
     expected: Tokens  # the tokens up to the position, in it only if one belongs there
     extra: bool = False  # none belongs there: cells too many
     short: bool = False  # tokens from the position on are missing, and what follows has moved down
@@ -169,7 +169,7 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class _Wrong:
-    """A wrong cell: where it lies, and the history that it holds."""
+    """A wrong cell: its position, and the history that it holds."""
 
     position: int
     holds: Tokens
@@ -260,7 +260,7 @@ class Traced:
         """The first wrong memory behind a row of logits that should have followed `tokens`.
 
         Descends from the row's token to the first one that read a wrong state or cell. On the way
-        lie tokens that were computed right on top of wrong memory: those whose memory has the right
+        are tokens that were computed correctly from wrong memory: those whose memory has the right
         tokens, and those behind the `cached` ones, which the request computed itself.
         """
         node, count = self.node(logits, Pos(len(tokens) - 1)), len(tokens)
@@ -341,7 +341,7 @@ class Traced:
         return _Wrong(begin + first - (not short), held, short=short)
 
     def _of_stray(self, place: int, stray: StrayCell, tokens: Tokens) -> "_Wrong":
-        """A cell out of line; where all is right up to it, the one above that did not go on."""
+        """A cell out of order; where all before it is right, the one above, which diverges."""
         position, begin = stray.position, self.histories.begin(place, stray.position)
         held = self.histories.tokens(stray.node, place)
         if stray.above != ROOT and held == tokens[begin : position + 1]:
@@ -429,7 +429,7 @@ class Traced:
     ) -> StrayCell | None:
         """The first cell out of line, going down from a token's own position.
 
-        Each must lie just below the one that went on from it, down to the first token of all or to
+        Each must be just below the one that continues it, down to the first token of all or to
         the bottom of what can be seen.
         """
         gaps = np.empty_like(positions)

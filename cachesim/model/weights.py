@@ -21,7 +21,7 @@ Tensor: TypeAlias = NDArray[np.float32]
 Weights: TypeAlias = dict[str, Tensor]
 
 NORM_SPREAD = 0.1
-"""Norm weights lie around 1, so that a forgotten norm weight shows."""
+"""Norm weights are around 1, so that a forgotten norm weight shows."""
 
 
 def draw(spec: ModelSpec) -> Weights:
@@ -156,7 +156,7 @@ class _Drawer:
         self.weights[name] = (around + NORM_SPREAD * self.bell(name, shape)).astype(np.float32)
 
     def step_bias(self, name: str, heads: int) -> None:
-        """Biases whose softplus lies between 0.003 and 0.3: the steps of a slow state."""
+        """Biases whose softplus is between 0.003 and 0.3: the steps of a slow state."""
         steps = (math.exp(u) for u in self.between(name, heads, math.log(0.003), math.log(0.3)))
         bias = [step + math.log(-math.expm1(-step)) for step in steps]
         self.weights[name] = np.array(bias, np.float32)

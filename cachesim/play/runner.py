@@ -414,7 +414,7 @@ def culprit(fault: Fault, records: Sequence[Record], padding: Token | None) -> C
                    0             matches
         expected   [ right ........ | ........ )
 
-    Of a cell only its own token is compared: it lies at `position`, and the correct one is the last
+    Of a cell only its own token is compared: it is at `position`, and the correct one is the last
     expected one. Of surplus or missing cells behind correct ones it is the first one.
     """
     matches = get_common_prefix(fault.holds, fault.expected)

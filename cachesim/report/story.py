@@ -74,7 +74,7 @@ def scale_of(*ribbons: Parts, widest: int = WIDEST) -> int:
 def letters(parts: Parts, scale: int) -> list[tuple[str, str]]:
     """Each part as its letters, at least one, with their style.
 
-    A part ends where its last token lies, so that ribbons below each other keep one scale.
+    A part ends at its last token, so that ribbons below each other keep one scale.
     """
     found, start, tokens = [], 0, 0
     for letter, size in parts:

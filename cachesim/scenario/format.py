@@ -239,7 +239,7 @@ class Step:
     leaves: Annotated[
         str | None,
         OneOf(LEAVES),
-        "The client goes away, while its prompt is read or while its reply is generated.",
+        "The client disconnects while its prompt is prefilled or its reply is generated.",
     ] = None
     held: Annotated[
         int | None,

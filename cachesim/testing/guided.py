@@ -7,7 +7,7 @@ those before it:
               (matched, reused, kept, lost, evicted tokens; its flags, the product of two), or
               one beside it
     turns     any earlier conversation, the latest more often
-    length    requests go on while the server does what it has not done before, up to MOST
+    length    requests continue while the server does what it has not done before, up to MOST
     flags     corners in turn; half of the workloads have one to three further flags, each
               flag of the release in turn, with a small value or one near another flag's; those
               that have a word of their name in common meet more often

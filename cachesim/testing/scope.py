@@ -215,7 +215,7 @@ def scopes_of(profile: Profile, model: str, fixed: Mapping[str, Any]) -> tuple[S
 def _continued(
     scope: Scope, steps: tuple[Step, ...], sent: tuple[_Sent, ...], words: int, left: int
 ) -> Iterator[tuple[Step, ...]]:
-    """Every way in which a workload goes on."""
+    """Possible continuations of a workload."""
     if not left:
         yield steps
         return

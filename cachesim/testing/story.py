@@ -46,7 +46,7 @@ def _chat(step: Step) -> str:
 def _deed(step: Step) -> str:
     if step.do == "cancel":
         turns = counted(step.turns or 1, "turn")
-        return f"then its client goes away after {turns} of the server's loop"
+        return f"then its client disconnects after {turns} of the server's loop"
     slot = max(step.slot, 0)
     return {
         "slot-save": f"then slot {slot} is saved into a file",

@@ -214,14 +214,14 @@ class Chats:
     edit       [ system | user | assistant ] another      the last user message is replaced
     cut        [ system | user ]                          an earlier turn is sent again
     rewrite    [ system | user | its end ] user           only the end of the reply is sent back
-    continue   [ system | user | its start )              the server is to go on with a reply
+    continue   [ system | user | its start )              the server continues a reply
     """
 
     def __init__(self, draws: Draws, *, strangers: bool) -> None:
         self._draws = draws
         self._strangers = strangers  # most requests open a new conversation
         self._turns: list[tuple[Chat, tuple[int, ...]]] = []  # chat and reply, oldest first
-        self._begun: tuple[int, ...] = ()  # start of a reply that the server is to go on with
+        self._begun: tuple[int, ...] = ()  # start of a reply that the server should continue
 
     def next(self, new: Callable[[], tuple[int, ...]]) -> Chat:
         """The next chat; `new` returns an unused text."""

@@ -83,7 +83,7 @@ class IdealCache:
         """The node where tokens end or diverge from all earlier ones, and the number of matched
         tokens.
 
-        And how many of them lie within that node.
+        And how many of them are within that node.
         """
         node = self._roots.setdefault(strengths, _RadixNode(()))
         known = within = 0
@@ -125,7 +125,7 @@ class Divergence:
     token: Token
     others: tuple[Token, ...]  # what else ever followed, anywhere; empty where nothing did
     there: Token | None = None  # what follows in the thing that matched best, if that is known
-    within: str | None = None  # the named part of the prompt that it lies in
+    within: str | None = None  # the named part of the prompt that contains it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -66,7 +66,7 @@ def test_what_a_client_does_beside_asking_is_told_as_it_is(
     said = capsys.readouterr().out
     assert "then slot 1 is saved into a file" in said
     assert "then slot 1 is filled from that file" in said
-    assert "then its client goes away after 2 turns of the server's loop" in said
+    assert "then its client disconnects after 2 turns of the server's loop" in said
 
 
 def test_a_finding_is_printed_with_the_command_that_shows_it_on_the_real_server(

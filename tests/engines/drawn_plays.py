@@ -1,7 +1,7 @@
 """Plays that are drawn from a seed: small servers with any of their options, and any call.
 
 What `check` and `make hashes` draw are workloads as users have them. These meet bounds: contexts,
-pools and prompt caches that are too small, drafts, slot files, clients that go away, proposed
+pools and prompt caches that are too small, drafts, slot files, clients that disconnect, proposed
 patches. `drawn_plays.txt` holds a digest of what each answers, `CACHESIM_UPDATE_SNAPSHOTS=1`
 refreshes it.
 """
@@ -346,7 +346,7 @@ def calls(
     files: tuple[str, ...],
     most: int,
 ) -> Iterator[list[Any]]:
-    """Requests alone or together, steps between them, clients that go away, actions on slots."""
+    """Requests alone or together, steps between them, clients that disconnect, actions on slots."""
     asked = 0
     for _ in range(rng.randint(3, most)):
         for _ in range(rng.choice((1, 1, 1, 2, 4))):

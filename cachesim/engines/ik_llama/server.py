@@ -258,7 +258,7 @@ class IkLlama(Engine):
 
         A queued request is removed. The error of the reply is `cancelled`.
         """
-        message = "the client went away"
+        message = "the client disconnected"
         for waiting in (self._queue, self._deferred):
             for entry in [each for each in waiting if each[0] == ticket]:
                 waiting.remove(entry)
@@ -534,7 +534,7 @@ class IkLlama(Engine):
                     slot.n_past = len(slot.cache_tokens)
                     if slot.ticket is not None and not slot.available:
                         slot.state = State.PROCESSING
-                        self.finish(slot, GONE, "the client went away")
+                        self.finish(slot, GONE, "the client disconnected")
                 return
             if decoded.code:
                 for entry in view[: decoded.placed]:

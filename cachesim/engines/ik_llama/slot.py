@@ -94,7 +94,7 @@ def _tolerant_reach(left: list[str], right: list[str]) -> tuple[int, int]:
 
 
 def _ends(tail: list[str], reach: int, *, exact: bool) -> list[int]:
-    """Cumulative lengths of the tokens that lie fully inside the first `reach` characters."""
+    """Cumulative lengths of the tokens fully inside the first `reach` characters."""
     whole = list(accumulate(len(text) for text in tail))
     inside = bisect_right(whole, reach)
     if exact:

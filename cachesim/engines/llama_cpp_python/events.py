@@ -86,7 +86,7 @@ class StateEvicted(Event):
 
     @property
     def for_bytes(self) -> bool:
-        """`capacity_bytes` decided it."""
+        """True: `capacity_bytes` is the limit."""
         return True
 
 

@@ -118,7 +118,7 @@ class SaveState:
 
 
 class KoboldCpp:
-    """Held tokens (`current_context_tokens`), save slots, and what a prompt does to them."""
+    """Held tokens (`current_context_tokens`), save slots, and their use by a prompt."""
 
     def __init__(
         self,

@@ -52,7 +52,7 @@ class State:
 
     @property
     def on_disk(self) -> int:
-        """Bytes of its file; of a small one, which lies in the database, about those of pages."""
+        """Bytes of its file; of a small one, which is in the database, about those of pages."""
         whole = self.size + 4 * self.scores.size + 4 * len(self.input_ids) + PICKLED
         return whole if whole >= LEAST_FILE else -(-whole // PAGE) * PAGE
 

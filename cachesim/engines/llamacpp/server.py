@@ -438,7 +438,7 @@ class LlamaCpp(Engine):
             for task in [each for each in waiting if each.ticket == ticket]:
                 if task.kind != "cancel":
                     waiting.remove(task)
-                    reply = self._blank(task, error=CANCELLED, message="the client went away")
+                    reply = self._blank(task, error=CANCELLED, message="the client disconnected")
                     server.answer(task, None, reply)
         for slot in server.slots:
             if slot.task is not None and slot.task.ticket == ticket:
@@ -542,7 +542,7 @@ class LlamaCpp(Engine):
         if task.kind == "cancel":
             for each in server.slots:
                 if each.task is not None and each.task.id == task.target:
-                    server.finish(each, CANCELLED, CANCELLED, "the client went away")
+                    server.finish(each, CANCELLED, CANCELLED, "the client disconnected")
             return
         if task.kind == "set-lora":
             set_lora(server, task)

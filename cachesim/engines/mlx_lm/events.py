@@ -154,7 +154,7 @@ class RequestDropped(Event):
 
     @property
     def sentence(self) -> str:
-        why = "a stop word ended the reply" if self.stop_word else "the client went away"
+        why = "a stop word ended the reply" if self.stop_word else "the client disconnected"
         return f"{why}; its state is {'stored' if self.stored else 'thrown away'}"
 
 

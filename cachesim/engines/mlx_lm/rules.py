@@ -229,7 +229,7 @@ class SessionRules(GridRules):
     keeps_the_end: bool = True
     most: int = 10  # entries
     counts_by_offset: bool = True  # a list of caches without an `offset` is not stored
-    asks_again: bool = True  # a prompt that finds nothing to go on from: without its last token
+    asks_again: bool = True  # a prompt without a match is looked up again without its last token
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,7 @@ storage, storage_threads   pages by their keys; what the storage's threads do
 request                    requests and batches of them; where their states are saved
 sessions                   requests that continue an earlier one
 schedule_policy, scheduler                         who goes into the next batch, with which slots
-contents, runner           what lies in the slots, and the network over it
+contents, runner           the content of the slots, and the network over it
 account                    why not more was reused
 server                     the engine: requests in, replies and events out
 """

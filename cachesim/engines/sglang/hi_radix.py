@@ -261,7 +261,7 @@ class HiRadixCache(RadixCache):
             for backup in backups:
                 self._store(backup)
             for each in [each for each in self.prefetches.due() if self._query(each)]:
-                # Follows `_page_transfer`: one that nobody waits for any more gets nothing.
+                # Follows `_page_transfer`: without a waiting request nothing is fetched.
                 if not each.terminated:
                     for index, key in enumerate(each.keys):
                         if self.on_fetch is not None:

@@ -4,7 +4,7 @@ r"""The unified tree's second tier: what is copied to the host, loaded back and 
                         \--[device]--> D                     not copied yet
 
 A node is copied when it was walked over often enough, those above it first; with `write_back` when
-the device gives it up. Copies are done by the next poll. A match goes on from where every part is
+the device gives it up. Copies are done by the next poll. A match resumes where every part is
 on the device or on the host; the rest is loaded before the chunk is formed: nodes, the last window,
 the state at the end. What only the host has goes when the host needs room, from the leaves; of a
 node with children states and windows go, and attention's slots stay.

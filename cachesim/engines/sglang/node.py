@@ -1,6 +1,6 @@
 r"""Nodes of a radix tree, their keys, and the lists that say which was used last.
 
-    root --[1 2 3 4]--> node --[5 6]--> node       an edge's tokens lie in the node below it
+    root --[1 2 3 4]--> node --[5 6]--> node       an edge's tokens are in the node below it
                           \--[7 8 9]--> node        a child is found by its first page
 
 A node of attention holds one slot per token of its key. It may hold one recurrent state, valid at

@@ -85,7 +85,7 @@ class SglangOptions:
     )
     enable_mixed_chunk: bool = option(
         "--enable-mixed-chunk",
-        "those that decode go on beside every piece of a prompt",
+        "decoding requests continue beside every chunk of a prompt",
         default=False,
     )
     lora: str = option(

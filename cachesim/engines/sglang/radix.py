@@ -408,7 +408,7 @@ class SWARadixCache(Tree):
 #
 #     root --[0 .. 64)--> (S) --[64 .. 100)--> ( ) --[100 .. 120)--> (S)
 #
-# A node may hold a state (S), valid at its end. A match goes on from the deepest one on its way;
+# A node may hold a state (S), valid at its end. A match resumes from the deepest one on its path;
 # what attention holds behind it is computed again. A leaf without a state does not stay.
 
 

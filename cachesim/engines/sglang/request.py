@@ -319,7 +319,7 @@ def plan_track(req: Req, grid: int) -> None:
 
     chunk      [ prefix ....... |64 ....... |128 ....... |192 .. )
     saved                                     ^ the last grid position in it
-    branch                        ^ or where attention would have gone on, instead
+    branch                        ^ or where attention would have resumed, instead
 
     Follows `_mamba_radix_cache_v2_req_prepare_for_extend`.
     """

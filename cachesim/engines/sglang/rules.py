@@ -57,7 +57,7 @@ class TreeRules:
     0.5.22 that of DeepSeek-V4.1 with `--enable-encoder-swa-bounded-replay` and a drafter."""
 
     splits_long_windows: bool = False
-    """#31771, as proposed: where a match goes on from windows on the host, only the last window is
+    """#31771, as proposed: where a match resumes from windows on the host, only the last window is
     loaded, in whole pages; else the window slots of each node that it touches."""
 
     tracks_by_chunks: bool = False
@@ -194,7 +194,7 @@ class SchedulerRules:
     0.5.9 counts none until it is matched again."""
 
     keeps_previous_track: bool = True
-    """0.5.22: where the tracked state lies beyond what is committed, the one before it is used."""
+    """0.5.22: where the tracked state is beyond what is committed, the one before it is used."""
 
     refreshes_waiting: int = 32
     """0.5.22: passes after which the matches of waiting requests count as used; 0: never."""

@@ -102,7 +102,7 @@ class Contents:
             self.put_row(layer, slot, row)
 
     def layers_of(self, part: int) -> list[int]:
-        """The layers whose keys and values lie in attention's slots, or in the windows'."""
+        """The layers whose keys and values are in attention's slots, or in the windows'."""
         has_own = self.windows is not None
         return [
             layer
@@ -218,7 +218,7 @@ class Runner:
     host: Contents
     rules: RunnerRules
     grid: int
-    shelf: Contents | None = None  # what lies in the storage
+    shelf: Contents | None = None  # content of the storage
     unstored: frozenset[int] = frozenset()  # layers that no page has
     pending: list[tuple[int, int]] = field(default_factory=list)  # copies that come too late
     unmade: list[tuple[int, Integers, Integers]] = field(default_factory=list)  # copies to the host
@@ -277,7 +277,7 @@ class Runner:
     def from_storage(self, part: int, to: Integers, at: Integers) -> None:
         """Copy a part of a page from the storage to slots of the host.
 
-        Trap: a layer that is not stored keeps what lies in these slots.
+        Trap: a layer that is not stored keeps the content of these slots.
         """
         if self.shelf is not None:
             device, without = self.contents, self.unstored

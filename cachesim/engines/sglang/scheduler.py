@@ -729,7 +729,7 @@ class Scheduler:
         req.row = np.zeros(0, np.int64)
         self.rows -= 1
 
-    # -- clients that go away ----------------------------------------------------------------------
+    # -- clients that disconnect -------------------------------------------------------------------
 
     def abort(self, req: Req) -> None:
         """Abort a request. Follows `abort_request`.

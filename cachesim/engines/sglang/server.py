@@ -146,7 +146,7 @@ def _fail(what: str) -> None:
 
 def held(tree: Tree, contents: Contents, host: Contents, network: Network) -> Held:
     """Every node: cells of attention and of windows, and states with what they have folded in;
-    what the host has, as parked prompts.
+    the host's content as prompt-cache entries.
 
     Owners are the locks: who uses a node now is a running request's business.
     """
@@ -577,7 +577,7 @@ class Sglang(SlotlessEngine[Rules, SglangOptions, Job]):
             return
         self.scheduler.abort(job.req)
         job.end("cancelled")
-        self._emit(events.RequestAborted(task=job.req.id, why="its client went away"))
+        self._emit(events.RequestAborted(task=job.req.id, why="its client disconnected"))
 
     def flush_cache(self) -> bool:
         """Empty the tree, as `POST /flush_cache` does; refused while requests run."""

@@ -231,7 +231,7 @@ class Threads:
                     self.stored.append(("stored", each.part, backup.node))
             self.saved.append(backup)
         for fetch in self.queries.due():
-            # Follows `prefetch_thread_func`: the longest span that can be gone on from.
+            # Follows `prefetch_thread_func`: the longest span that can be resumed from.
             if not fetch.terminated:
                 prior = namespace(fetch.extra) if fetch.prior is None else fetch.prior
                 keys = hashes_of(fetch.key, prior, self.page, bigrams=self.bigrams)
@@ -239,7 +239,7 @@ class Threads:
                 fetch.keys, fetch.hit = keys[:count], count * self.page
             self.found.append(fetch)
         for fetch in self.transfers.due():
-            # Follows `prefetch_io_aux_func`: what nobody waits for any more gets nothing.
+            # Follows `prefetch_io_aux_func`: without a waiting request nothing is fetched.
             whole = self._transfer_attention(fetch)
             if fetch.parts:
                 hits = self._transfer_parts(fetch) if whole and not fetch.terminated else {}

@@ -220,7 +220,7 @@ class UnifiedRadixCache(UnifiedTreeCore):
             return count, req.state if req.finished else None, None
         if not req.finished:
             return req.tracked or 0, None, None
-        # The last track, or the one before where that lies beyond what is committed.
+        # The last track, or the one before where that is beyond what is committed.
         #
         # Follows `_select_finished_checkpoint`.
         length, kept = req.tracked or 0, req.kept_track

@@ -111,7 +111,7 @@ def cells_of(memory: Memory) -> Boxes:
 
 
 def _letter(token: int) -> str:
-    """A token's letter; a blank as a low line, as in the lessons' tables."""
+    """A token's letter; a space as an underscore, as in the lessons' tables."""
     return letters([token]).replace(" ", "_")
 
 

@@ -61,7 +61,7 @@ SlotChoice: TypeAlias = Literal["similarity", "age", "id", "unknown"]
 
 @dataclass(slots=True)
 class Compared:
-    """A parked conversation, as printed by the search of the prompt cache."""
+    """A prompt-cache entry, as printed by the search of the prompt cache."""
 
     n_tokens: int
     lcp: int
@@ -71,7 +71,7 @@ class Compared:
 class Search:
     """The swap with the prompt cache before a request."""
 
-    saved: int | None = None  # tokens of the slot's prompt that was parked
+    saved: int | None = None  # tokens of the slot's prompt that was saved
     keep: str | None = None  # of the slot itself
     sim: str | None = None
     found_keep: str | None = None  # of the entry that was loaded
@@ -160,7 +160,7 @@ class ServerLog:
     styles: set[str] = field(default_factory=set)  # releases whose wording was seen
     requests: list[Observed] = field(default_factory=list)
     events: list[LogEvent] = field(default_factory=list)
-    sizes: list[tuple[int, float]] = field(default_factory=list)  # tokens parked, MiB
+    sizes: list[tuple[int, float]] = field(default_factory=list)  # tokens saved, MiB
     checkpoint_mib: list[tuple[int, float]] = field(default_factory=list)
     lines: int = 0
     known_lines: int = 0

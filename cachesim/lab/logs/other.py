@@ -99,7 +99,7 @@ class Outcome:
     """Result of one run of all requests."""
 
     processed: int
-    peak_bytes: int  # of parked conversations and checkpoints
+    peak_bytes: int  # of prompt-cache entries and checkpoints
     failed: int  # requests without an answer
 
 

@@ -46,7 +46,7 @@ class ReplayRequest:
     slot: int = -1
     cache_prompt: bool = True
     user_starts: tuple[int, ...] = ()
-    cancel_at: int | None = None  # tokens in the slot at which the client goes away
+    cancel_at: int | None = None  # tokens in the slot at which the client disconnects
     file: tuple[int, int] | None = None  # saved after that request, read back into this slot
 
 
@@ -105,7 +105,7 @@ class Player:
         return self.engine.conversations()
 
     def held_bytes(self) -> int:
-        """Bytes of parked conversations and of the slots' checkpoints, by the server's count."""
+        """Bytes of prompt-cache entries and of the slots' checkpoints, by the server's count."""
         return self.engine.held_bytes()
 
     def erase(self, slot: int) -> None:

@@ -130,7 +130,7 @@ class Server(Protocol):
         ...
 
     def held_bytes(self) -> int:
-        """Bytes of parked conversations and of checkpoints."""
+        """Bytes of prompt-cache entries and of checkpoints."""
         ...
 
 
@@ -248,7 +248,7 @@ class RopeServer:
             self.player.erase(action.slot)
 
     def held_bytes(self) -> int:
-        """Bytes of parked conversations and of checkpoints."""
+        """Bytes of prompt-cache entries and of checkpoints."""
         return self.player.held_bytes()
 
 
@@ -304,7 +304,7 @@ class TokenServer:
         self.loop.drain()
 
     def held_bytes(self) -> int:
-        """Bytes of parked conversations."""
+        """Bytes of prompt-cache entries."""
         return sum(each.size for each in self.loop.engine.held().entries)
 
 

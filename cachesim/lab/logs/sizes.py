@@ -3,7 +3,7 @@
     saving prompt with length 80000, total state size = 5149.063 MiB
     created context checkpoint ... size = 149.063 MiB
 
-A recurrent model's checkpoint is its state; what a parked prompt takes beyond that is its tokens'.
+A recurrent model's checkpoint is its state; the rest of an entry's bytes is its tokens'.
 """
 
 import struct
@@ -202,7 +202,7 @@ def sizes_of(log: ServerLog, spec: ModelSpec) -> Sizes | None:
 
 
 def _rates(log: ServerLog, state: int) -> list[float]:
-    """Bytes of a token, by each parked prompt of sufficient length."""
+    """Bytes of a token, by each prompt-cache entry of sufficient length."""
     return [
         (mib * MIB - state) / tokens
         for tokens, mib in log.sizes
@@ -211,7 +211,7 @@ def _rates(log: ServerLog, state: int) -> list[float]:
 
 
 MANY: Final = 200
-"""Tokens of a parked prompt from which bytes per token are computed."""
+"""Tokens of a prompt-cache entry from which bytes per token are computed."""
 
 SMALL: Final = 100
 """Number of steps below which a printed size is mostly rounding."""

@@ -245,7 +245,7 @@ class TrialResult:
 
     @property
     def held(self) -> int:
-        """Total bytes: parked prompts, checkpoints and the context."""
+        """Total bytes: prompt-cache entries, checkpoints and the context."""
         return self.peak_bytes + self.context_bytes
 
     def as_dict(self) -> dict[str, Any]:

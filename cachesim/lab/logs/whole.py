@@ -78,7 +78,7 @@ def read_files(files: Sequence[tuple[str, BinaryIO]]) -> Read:
 def _of_one_server(lines: Iterable[Line], name: str) -> Iterator[Line]:
     """The lines, unless several servers' are mixed, whose slot numbers collide.
 
-    A server that is started again under another process number does not come back to the first.
+    A server that is started again under another process number is another server.
     """
     origins: list[str] = []
     for line in lines:
@@ -176,7 +176,7 @@ def open_log(name: str) -> tuple[str, BinaryIO]:
 # -- passes over a log -----------------------------------------------------------------------------
 
 # request 3 (cancelled)   [ prompt, length unknown ... reply )
-# request 4               restores the state of 2 tokens     so 3's prompt had 6: one lies 4 before
+# request 4               restores the state of 2 tokens     so 3's prompt had 6: one is 4 before
 # request 9               restores the state of 75 tokens    so a message of the user begins there
 
 PASSES: Final = 4
@@ -323,7 +323,7 @@ def _states_wanted(replay: Replay) -> Iterator[tuple[Rebuilt, int, int]]:
             continue
         if cached < len(each.submitted.prompt) and cached < common.value:
             yield (each, *place_of(each.submitted.prompt, cached))
-        elif cached == common.value:  # what was held went on; the prompt did not
+        elif cached == common.value:  # the slot's tokens continued; the prompt did not
             text, last = place_of(each.submitted.prompt, cached - 1)
             yield each, text, last + 1
 
@@ -470,7 +470,7 @@ def _is_another(played: Settings | None, shown: Settings) -> bool:
 class Following:
     """Incremental reader of a log: each request is reported at its end, and replayed once.
 
-        new bytes -> whole lines -> reader -> moments -> the same server goes on -> what ended
+        new bytes -> whole lines -> reader -> moments -> the same server -> finished requests
 
     What a later request shows of an earlier one comes too late here: a request is run once.
     Where a later line shows that the server was taken for another one (a flag, a level that prints

@@ -27,7 +27,7 @@ class Query:
     reply: tuple[Word, ...]
     slot: int = -1
     cache_prompt: bool = True
-    leaves: float = 0.0  # seconds after which the client goes away; 0: it stays
+    leaves: float = 0.0  # seconds after which the client disconnects; 0: never
     messages: tuple[int, ...] = ()  # where messages of a chat end, the last one aside
 
 

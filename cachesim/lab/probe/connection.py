@@ -127,7 +127,7 @@ class Connection:
         return response.status, _read(response.status, data, self.url)
 
     def abandon(self, path: str, body: JsonObject, tokens: int, seconds: float) -> None:
-        """Send a request, and go away before it is answered."""
+        """Send a request, and disconnect before it is answered."""
         self.meter.take(tokens)
         with self._places:
             link = self._link(self.meter.limits.patience)

@@ -520,7 +520,7 @@ class Probe:
         self._prove(finding, workload)
 
     def _replayed(self, scenario: Scenario, number: int) -> float | None:
-        """The distance of one step in a replay; None where it has no answer any more."""
+        """The distance of one step in a replay; None where it no longer has an answer."""
         played = play(self.target, scenario, words_for(self.facts.words, self._chance))
         at = played.steps.index(number) if number in played.steps else -1
         if at < 0 or played.answers[at].error:

@@ -1,7 +1,7 @@
 """Virtual environments of the real engines, created once by cachesim.
 
 Every release of an engine gets an environment of its own, because releases cannot share one. In a
-source tree they lie beside the package in `.venv-real/`, else in the user's cache folder;
+source tree they are beside the package in `.venv-real/`, else in the user's cache folder;
 `CACHESIM_ENVIRONMENTS` names another place.
 """
 

@@ -107,7 +107,7 @@ class Agents:
         elif self.move != "title":
             self._conversations = [*self._conversations, *answered][-MOST_CONVERSATIONS:]
 
-    # -- how it goes on ----------------------------------------------------------------------------
+    # -- continuations -----------------------------------------------------------------------------
 
     def _drawn(self) -> tuple[Conversation, ...]:
         rng, conversation = self._rng, self._conversations[-1]

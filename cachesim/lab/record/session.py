@@ -337,7 +337,7 @@ class Session:
         while (exchange := self._queue.get()) is not None:
             try:
                 self._write(exchange)
-            except Exception as error:  # noqa: BLE001 - whatever it is, requests go on passing
+            except Exception as error:  # noqa: BLE001 - requests are forwarded after any error
                 self._complain(  # its text may quote the prompt
                     f"request {exchange.number} could not be recorded: {type(error).__name__}"
                 )

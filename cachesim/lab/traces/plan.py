@@ -76,7 +76,7 @@ class Plan:
 
 
 def read_plan(path: Path, traces: Path | None = None) -> Plan:
-    """The plan of a file; its traces lie in a folder, or beside it."""
+    """The plan of a file; its traces are in a folder, or beside it."""
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:

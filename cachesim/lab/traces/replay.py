@@ -188,7 +188,7 @@ class Serving:
     def serve(
         self, requests: Iterable[PendingRequest], turn: float, *, more: bool = False
     ) -> Iterator[Served]:
-        """Requests as they finish; if `more` follow, those inside go on when they come."""
+        """Requests as they finish; if `more` follow, running ones continue when they arrive."""
         if self.ended:
             return iter(())
         return self._on_time(requests, turn, more=more) if turn else self._in_order(requests)
@@ -231,7 +231,7 @@ class Serving:
                     yield Served(inside.pop(ticket), answer)
                     engine.forget(ticket)
             if not busy:
-                for ticket in [*inside]:  # nobody works on them any more
+                for ticket in [*inside]:  # no longer running
                     yield Served(inside.pop(ticket), None)
                     engine.forget(ticket)
                 self.now = max(self.now, pending.time) if pending is not None else self.now
@@ -510,7 +510,7 @@ class Seams(Protocol):
 
 
 class Run(ABC):
-    """A replay with all that it needs to go on."""
+    """A replay with all that it needs to continue."""
 
     def __init__(self, cell: Cell) -> None:
         self.cell = cell

@@ -324,7 +324,7 @@ def states_at(folder: Path | None, every: int | None) -> States | None:
 
 
 def _origin(cell: Cell) -> dict[str, Any]:
-    """All that decides how a replay goes on."""
+    """The state that determines how a replay continues."""
     foreign = engines_digest().get(cell.profile.partition("@")[0], "")
     return {
         "format": FORMAT,

@@ -49,7 +49,7 @@ REPLY: Final[Quantiles] = (1, 138, 219, 427, 12_162)
 
 
 def drawn(quantiles: Quantiles, share: float) -> float:
-    """The value below which a share of all values lies; even between the quartiles' logarithms."""
+    """The value below which a share of all values is; even between the quartiles' logarithms."""
     at = min(3, int(4 * share))
     low, high = quantiles[at : at + 2]
     return exp(log(low) + (4 * share - at) * (log(high) - log(low)))

@@ -34,7 +34,7 @@ def serve_kit(serving: Serving, job: Job, disk: DiskPromptCache) -> None:
     """Look up, prefill, decode; the cache stays in memory unless the request was stopped.
 
     Follows `_insert_prepared_request` and `_finish_response`. A stop string ends a request as a
-    client does that goes away; an end mark does not.
+    client does that disconnects; an end mark does not.
     """
     cache, _ = serving.store.look_up(job, job.prompt)
     serving.admitted(job, "single", cache, job.prompt)

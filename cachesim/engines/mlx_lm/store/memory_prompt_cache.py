@@ -2,7 +2,7 @@
 
     entry    0 ................ prompt ..... reply     layers that can be cut: all of it, at the end
              0 ................ prompt +1              others: after the first token of the reply
-    next     0 ................ prompt ..... reply ... x     goes on after a whole entry
+    next     0 ................ prompt ..... reply ... x     continues a whole entry
              0 ........ x                              cuts an entry, if every layer can be cut
 
 Follows `MemoryAwarePrefixCache` and `Scheduler`, without limits in bytes and without a disk.
@@ -146,7 +146,7 @@ class MemoryPromptCache(LRUPromptCache):
         )
 
     def evict_prefixes(self, model: Hashable, key: Key) -> None:
-        """Remove the entries that a new one goes on from. Follows `commit_prepared`."""
+        """Remove the entries that a new one continues. Follows `commit_prepared`."""
         if self.trie.holds(model, key):
             return
         for end in self.trie.prefixes(model, key):

@@ -1,6 +1,6 @@
 """A hunt: workloads with wrong answers in the simulator, run on the real engine.
 
 proof        the real engine's answer to a workload, for each engine that has one
-loop        search, make small, prove, go on
+loop        search, shrink, prove, continue
 report      what was proven, as a report that can be posted
 """

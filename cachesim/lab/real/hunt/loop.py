@@ -1,4 +1,4 @@
-"""The hunt itself: search from every target, make small, prove, and go on past what is known."""
+"""The hunt itself: search from every target, shrink, prove, and continue past known findings."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -1,6 +1,6 @@
 """Workloads of coding agents, grown on a server: long prompts, many slots, a small prompt cache.
 
-Between requests slots are saved, restored and erased; clients go away in the middle of a reply; and
+Slots are saved, restored and erased between requests; clients disconnect during a reply; and
 while a prompt of more than a batch is read, other agents' requests arrive.
 """
 

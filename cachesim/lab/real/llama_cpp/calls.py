@@ -31,7 +31,7 @@ GREEDY: Final[Mapping[str, Any]] = {
 
 
 SECONDS_OF_PATIENCE: Final = 0.03
-"""A client that goes away does so after this time, in the middle of its reply."""
+"""Seconds after which a client disconnects, in the middle of its reply."""
 
 
 class RealServerError(CachesimError):
@@ -173,7 +173,7 @@ def _outcome(reply: JsonObject) -> Outcome:
 def _chat_outcome(reply: JsonObject) -> Outcome:
     """A chat reply is text, and keeps its slot to itself.
 
-    Since June a reply that goes on from a message says that message again.
+    Since June a reply that continues a message repeats that message.
     """
     timings = reply["timings"]
     content = reply["choices"][0]["message"]["content"] or ""

@@ -134,7 +134,7 @@ class ChatTree:
         )
 
     def _answered(self) -> tuple[Chat, Tokens]:
-        """A turn; where the reply went on from the last message, the two are one."""
+        """A turn; a reply that continues the last message is joined with it."""
         chat, reply = self._turn()
         if chat[-1].role == "assistant":
             return chat[:-1], chat[-1].content + reply

@@ -133,7 +133,7 @@ NO_FLAGS: Final[Mapping[str, Any]] = {"parallel": -1, "ctx_size": 0}
 
 
 def parameters(options: Mapping[str, Any], folder: Path = Path()) -> JsonObject:
-    """The wheel's parameters for a server's flags; files of adapters lie in a folder."""
+    """The wheel's parameters for a server's flags; files of adapters are in a folder."""
     values: JsonObject = dict(SURROUNDINGS)
     for flag, value in options.items():
         if flag not in PARAMETERS:
@@ -261,7 +261,7 @@ def draw_more(rng: Random, *, abilities: Abilities, preset: str) -> dict[str, An
         options["embedding"] = True
         pooling = rng.choice(("", "", *get_args(Pooling)))
         # Outside of the cache: since b9873 a hybrid with windows whose embeddings are those of one
-        # token ends at the first completion, unless its outputs lie where others have lain.
+        # token ends at the first completion, unless its outputs take the memory of earlier ones.
         ends = preset == "hybrid-swa" and pooling in {"cls", "last", "rank"}
         options |= {"pooling": pooling} if pooling and not ends else {}
     if rng.random() < 0.02:

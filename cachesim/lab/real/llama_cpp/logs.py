@@ -93,7 +93,7 @@ class Agreement:
 
 
 def draw_setting(rng: Random, name: str, *, release: Release, other: Release) -> Setting:
-    """A server as people start it: 1 to 4 slots, now and then little room for parked prompts."""
+    """A server as people start it: 1 to 4 slots, now and then a small prompt cache."""
     preset, window = draw_preset(
         rng, abilities=Abilities(release), presets=Abilities(other).presets
     )

@@ -57,7 +57,7 @@ EXACT: Final[Mapping[str, Any]] = {
 """Flags of a server whose answers may be compared."""
 
 ROUNDING: Final = 1e-3
-"""Log probabilities of a sound server lie closer than this: five times what it was seen to do."""
+"""Limit of the differences of log probabilities: five times the largest of a right server."""
 
 ALIKE: Final = ("ctx_size", "batch_size", "ubatch_size", "swa_full", "lora")
 """Flags that the cold server shares with the warm one, so that both round alike."""

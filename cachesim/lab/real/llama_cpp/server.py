@@ -151,7 +151,7 @@ def drafts_of(lines: list[str]) -> list[tuple[Tokens, ...]]:
 
 
 def last_call(log: Path, start: int) -> tuple[list[str], int]:
-    """The lines of the call whose mark lies at or behind `start`, and where the log ends."""
+    """The lines of the call whose mark is at or after `start`, and where the log ends."""
     patience = time.monotonic() + SECONDS_TO_CATCH_UP
     while True:
         with log.open("rb") as file:

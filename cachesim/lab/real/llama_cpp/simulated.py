@@ -62,7 +62,7 @@ def known_trials() -> dict[str, Trial]:
 
 
 SPARE: Final = 2
-"""Tokens forced beyond the real reply: a server that goes on too long shows."""
+"""Tokens forced beyond the real reply: a server that continues too long shows."""
 
 
 class SimulatedServer:
@@ -135,7 +135,7 @@ def observed(workload: Scenario, outcomes: Sequence[Outcome]) -> Scenario:
 def observed_step(step: Step, outcome: Outcome) -> Step:
     """A step with the reply of a real server, of its own accord or because it had to.
 
-    Some tokens more than it replied are forced, so that a server that goes on too long shows. A
+    Some tokens more than it replied are forced, so that a server that continues too long shows. A
     client that left did so while the slot held the prompt and the reply so far, or a part of the
     prompt. Any reply will do where a refusal hides it.
     """

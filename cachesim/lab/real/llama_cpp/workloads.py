@@ -177,7 +177,7 @@ class Setting:
     rng: Random
     slot_actions: bool = True
     request_options: bool = True
-    cancels: float = 0.0  # how often a client goes away
+    cancels: float = 0.0  # how often a client disconnects
     chats_share: bool = False  # several chats have one system prompt
     everything: bool = False  # that users do, and not conversations alone
     bare: bool = False  # the server is started with its model and no flag; `options` are its own
@@ -206,7 +206,7 @@ class Setting:
     def too_long(self) -> int:
         """Length of a prompt that fits no slot.
 
-        The server rounds a slot's share of the trained context up; what lies just within it would
+        The server rounds a slot's share of the trained context up; a prompt just within it would
         be read for minutes.
         """
         return self.context if self.options["ctx_size"] else self.context + CONTEXT_STEP

@@ -44,7 +44,7 @@ TOLERANCES: Final = {"f32": 2e-2, "f16": 0.1}
 """Largest accepted distance of two logits, by the type of keys."""
 
 WRONG: Final = 0.1
-"""Logits this far from a fresh instance's are of a wrong answer: those found lie at 1 to 10."""
+"""Logits this far from a fresh instance's are of a wrong answer: those found are off by 1 to 10."""
 
 PRECISE: Final = {"type_k": "f32", "type_v": "f32"}
 SHAPE: Final = Shape(max_steps=5, longest=90, together=False, fixed=PRECISE)

@@ -196,7 +196,7 @@ def _planted(random: Random, spec: ModelSpec, number: int, *, in_steps: bool) ->
     """Fresh batches and such with a past take turns; every third has rests of several steps.
 
     Not `in_steps`: before #1072 the lengths of a batch reach beyond a step's columns, and a chunked
-    scan that is told them reads whatever memory lies there.
+    scan that is told them reads any memory there.
     """
 
     def words(count: int) -> Tokens:

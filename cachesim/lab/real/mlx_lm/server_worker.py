@@ -45,7 +45,7 @@ UNUSED_TOKEN = 21
 """Proposed token after the end of a workload's proposals."""
 
 ROUNDING = 3e-5
-"""Log probabilities that lie further apart than this are of another computation."""
+"""Log probabilities that differ by more than this are of another computation."""
 
 FLAGS = (
     "prompt_cache_size",

@@ -126,7 +126,7 @@ class RealScheduler(JsonProcess):
 
 
 def draw(seed: int, number: int, wheel: str = VLLM_MLX) -> Workload:
-    """Prompts that go on from earlier ones: the same, longer, cut, changed within, new."""
+    """Continuations of earlier prompts: the same, longer, cut, changed within, new."""
     rng = Random(f"{wheel.split('==', maxsplit=1)[0]} {seed} {number}")
     family = MODELS[number % len(MODELS)]
     workload: Workload = {

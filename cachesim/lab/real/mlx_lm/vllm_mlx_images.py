@@ -126,7 +126,7 @@ class RealMllm(JsonProcess):
 
 
 def draw(seed: int, number: int) -> Workload:
-    """Prompts that go on from earlier ones: cut, longer, with images, other ones, in their turn."""
+    """Continuations of earlier prompts: cut, longer, with images, other ones, in their turn."""
     rng = Random(f"vllm-mlx images {seed} {number}")
     return {
         "id": f"{number}",

@@ -255,7 +255,7 @@ class Core:
         return fitting(find(name, module, "mem_cache.allocator"), **common, kvcache=cache)
 
     def _attention(self, memory: Json) -> Real:
-        """Keys and values; a host beside states asks for the pool that knows of both."""
+        """The pool of keys and values; a host with states needs the pool of both."""
         if self.host is None or not self.has_states:
             made = find("MHATokenToKVPool", "mem_cache.memory_pool")
             return fitting(made, **memory, layer_num=1)

@@ -47,7 +47,7 @@ class _OnCpu:
 
 def install() -> None:
     """Compute in Python what the reservation launches as kernels; 0.5.9 has states for drafts that
-    lie on a GPU.
+    are on a GPU.
     """
     vars(importlib.import_module("sglang.srt.mem_cache.memory_pool"))["torch"] = _OnCpu(
         importlib.import_module("torch")

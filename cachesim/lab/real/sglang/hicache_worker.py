@@ -260,7 +260,7 @@ class Threads:
         self.lines: dict[str, list[list[Real]]] = {}
 
     def run(self, name: str, function: Real, *, lag: int | None = None) -> None:
-        """Run a thread's function on what is due of its queue."""
+        """Run a thread's function on the due items of its queue."""
         queue, line = getattr(self.controller, name), self.lines.setdefault(name, [])
         while not queue.empty():
             line.append([self.lag if lag is None else lag, queue.get_nowait()])

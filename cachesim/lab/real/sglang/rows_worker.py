@@ -132,7 +132,7 @@ class Rows(scheduler_worker.Playing):
         return [(int(start), int(start) + int(count)) for start, count in pairs]
 
     def _track(self, batch: Real, forward: Real, made: Real, inside: Real) -> list[Json]:
-        """Copy tracked states; for each row what lies in its slot now, and where its taps end."""
+        """Copy tracked states; for each row the content of its slot, and where its taps end."""
         masks = forward.mamba_track_mask
         if masks is None:
             return [None for _ in batch.reqs]

@@ -1,4 +1,4 @@
-"""Imports the scheduler of an unpacked SGLang wheel without anything that it would drag in.
+"""Imports the scheduler of an unpacked SGLang wheel without its heavy imports.
 
 Scheduler, batches, policies, pools, allocators, trees and settings are the release's own. What is
 not of them is empty: kernels, models, layers, web servers, and every package outside but PyTorch

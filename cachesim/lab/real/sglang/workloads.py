@@ -70,7 +70,7 @@ def draw(seed: int, number: int, rules: Rules) -> dict[str, Any]:
 
 
 def draw_mixed(seed: int, number: int, rules: Rules) -> dict[str, Any]:
-    """A workload in which those that decode go on beside every piece of a prompt."""
+    """A workload in which decoding requests continue beside every chunk of a prompt."""
     drawn = draw(seed, number, rules)
     drawn["config"]["mixes"] = True
     return drawn | {"id": f"mixed-{drawn['id']}"}
@@ -401,7 +401,7 @@ class _Writer(Writer):
         return wanted
 
     def group(self, together: int, kind: str) -> list[dict[str, Any]]:
-        """Requests at once, or some turns apart; clients that go away after some turns."""
+        """Requests at once, or some turns apart; clients that disconnect after some turns."""
         rng, turn, group = self.rng, 0, []
         for _ in range(together):
             wanted = self.request(long=kind == "pressure")

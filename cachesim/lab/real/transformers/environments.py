@@ -6,7 +6,7 @@ A copy is run with the packages of a release's environment:
     its site-packages:  transformers -> the copy's package folder
                         packages.pth -> the site-packages of the release
 
-What lies in an environment's own folder is imported first, so all else is the release's.
+An environment's own folder is imported first, so all else is the release's.
 """
 
 import re

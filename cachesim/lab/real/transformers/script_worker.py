@@ -9,7 +9,7 @@ model; a line {"fields", "layers", "results"} goes out. A script is a list of st
     ["rows", 3]             a batch; ["pad", 14, 9, 5] one with padding on the left, "right": there
     ["feed", 5]             new tokens, whose logits are compared with the cold ones
     ["crop", -3]            and ["record"], ["reset"], ["fork"]
-    ["try", -3]             a crop; the script goes on if it is refused
+    ["try", -3]             a crop; the script continues if it is refused
     ["other", 9]            tokens of another conversation, which has a cache of its own
     ["mask"]                each call is given the mask of all tokens, also without padding
     ["reorder", 2, 0, 1]    the same with "select"; ["repeat", 3]

@@ -50,7 +50,7 @@ from cachesim.verify.oracle import Oracle
 class ColdStates:
     """Computes the state of a key afresh and holds stored states against it.
 
-    `within` is how far numbers may lie apart, as a share of the largest: where a chunk is counted
+    `within` is the tolerance, as a share of the largest number: where a chunk is counted
     from a later position, what it leads to is the same but for the rounding of rotations.
     """
 
@@ -109,7 +109,7 @@ def rows(layer: LayerCache) -> tuple[Array | None, Array | None]:
         keys, values = layer.temporal_order(layer.keys), layer.temporal_order(layer.values)
         return keys[:, :, kept], values[:, :, kept]
     if isinstance(layer, ChunkedKVCache) and layer.keys is not None and layer.values is not None:
-        first = layer.offset // layer.chunk_size * layer.chunk_size  # of the chunk that goes on
+        first = layer.offset // layer.chunk_size * layer.chunk_size  # of the chunk that continues
         kept = slice(first - layer.start_position, layer.offset - layer.start_position)
         return layer.keys[:, :, kept], layer.values[:, :, kept]
     if isinstance(layer, KVCache | SparseCache) and layer.keys is not None:
@@ -410,7 +410,7 @@ REFUSED: Final[Mapping[str, Json]] = {
 
 
 def _without_attention(insertion: Mapping[str, Json]) -> dict[str, Json]:
-    """Without the verdict on attention: it lies beside a recurrent layer, the toy's comes after."""
+    """Without the verdict on attention: it is beside a recurrent layer, the toy's comes after."""
     layers = [
         {name: value for name, value in layer.items() if name != "state_is_key"}
         if "offset" in layer

@@ -4,7 +4,7 @@
     again        P                      a resend
     longer       P, new                 the turn after
     branch       part of P, new         attention goes further than any state: the junction
-    branch again part of P, other       goes on from the junction
+    branch again part of P, other       resumes at the junction
 
 The log probabilities of a cached answer are those of the cold one, bit for bit, or something is
 wrong. That a spoiled state moves them is shown in the same run.

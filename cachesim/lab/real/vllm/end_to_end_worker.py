@@ -98,7 +98,7 @@ class Model:
         }
 
     def forget(self) -> None:
-        """Nothing is cached any more."""
+        """Empty the cache."""
         if not self.engine.reset_prefix_cache():
             sys.exit("the cache could not be reset")
 

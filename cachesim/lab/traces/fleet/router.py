@@ -136,7 +136,7 @@ class Dispatcher(ABC):
         del replica, keys, time
 
     def left(self, replica: int) -> None:
-        """A replica takes no requests any more."""
+        """A replica takes no further requests."""
         del replica
 
 

@@ -151,7 +151,7 @@ class FleetLoop:
     def on_time(
         self, requests: Iterable[PendingRequest], turn: float, *, more: bool = False
     ) -> Iterator[Routed]:
-        """Each request at its time; if `more` follow, those inside go on when they come."""
+        """Each request at its time; if `more` follow, running ones continue when they arrive."""
         for each in self.servers:
             if isinstance(each, Server):
                 each.engine.limit_turns(1)
