@@ -172,10 +172,10 @@ def _whose(fault: Culprit) -> str:
     return f" ({fault.comes_from})" if fault.comes_from else ""
 
 
-# --- how a checkpoint that led astray came to be there ---------------------------------------
+# --- the checkpoint that led to a wrong answer -----------------------------------------------
 
 
-def slipped(step: Step, past: Past) -> Iterator[Fact]:
+def checkpoint_facts(step: Step, past: Past) -> Iterator[Fact]:
     """The fact of a checkpoint that led to a wrong answer: its maker, and the erasures that kept
     it.
     """
@@ -257,7 +257,7 @@ def _facts(step: Step, record: Record, past: Past) -> Iterator[Fact]:
         if account.ideal > account.equal:
             yield from _forgotten(account, record, past)
         yield from wrong_facts(step, account, past)
-    yield from slipped(step, past)
+    yield from checkpoint_facts(step, past)
 
 
 # --- how much was reused ---------------------------------------------------------------------

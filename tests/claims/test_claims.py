@@ -256,7 +256,7 @@ LIES: Final = (
     Lie("the next token there is the one here", THREE, "parting", _what_followed_anywhere),
     Lie("the threshold is one too high", THREE, "depth", _threshold_off_by_one),
     Lie("what was kept shares one token more", THREE, "kept by",
-        changed(statements, "slipped", reworded("shares 0 tokens", "shares 1 tokens"))),
+        changed(statements, "checkpoint_facts", reworded("shares 0 tokens", "shares 1 tokens"))),
     Lie("an ideal cache reuses one token more", LOADED, "ideal",
         changed(statements, "_reuse", reworded("reused 199", "reused 200"))),
     Lie("another count was shared with the entry", LOADED, "consumed",
