@@ -79,7 +79,7 @@ def control(
     """Every example with nothing planted, in so many processes."""
     found: dict[int, Played] = {}
     tasks = [partial(_control, examples, mutants, part, jobs) for part in range(jobs)]
-    for _, part in _children(tasks, jobs):
+    for _, part in children(tasks, jobs):
         if isinstance(part, str):
             raise ControlError(part)
         found |= part
@@ -115,7 +115,7 @@ def judge(
         partial(_judge, mutant, _chosen(number, examples, known, share))
         for number, mutant in enumerate(mutants)
     ]
-    for number, outcome in _children(tasks, jobs):
+    for number, outcome in children(tasks, jobs):
         if isinstance(outcome, PlantingError):
             raise outcome
         ended = isinstance(outcome, str)
@@ -160,7 +160,7 @@ def _judge(mutant: RandomMutant, chosen: list[tuple[Example, Played]]) -> Outcom
 def _fails(example: Example, played: Played) -> str:
     """The difference from the control; empty if there is none."""
     try:
-        with _limited(max(PATIENCE, SLOWER * played.seconds)):
+        with limited(max(PATIENCE, SLOWER * played.seconds)):
             return "" if example.plays() == played.answer else "differs"
     except HangError:
         return "hangs"
@@ -169,7 +169,7 @@ def _fails(example: Example, played: Played) -> str:
 
 
 @contextmanager
-def _limited(seconds: float) -> Iterator[None]:
+def limited(seconds: float) -> Iterator[None]:
     signal.setitimer(signal.ITIMER_PROF, seconds, 0.5)
     try:
         yield
@@ -184,7 +184,7 @@ def _hangs(_signal: int, _frame: FrameType | None) -> None:
 # -- children --------------------------------------------------------------------------------------
 
 
-def _children(tasks: Sequence[Callable[[], Any]], jobs: int) -> Iterator[tuple[int, Any]]:
+def children(tasks: Sequence[Callable[[], Any]], jobs: int) -> Iterator[tuple[int, Any]]:
     """What each task returns in a child of its own; a text is how its process ended."""
     running: dict[int, tuple[int, int]] = {}
     waiting = list(enumerate(tasks))[::-1]
