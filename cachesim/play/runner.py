@@ -42,7 +42,7 @@ from cachesim.scenario.labels import label_of
 from cachesim.units import Array, Count, Token, Tokens
 from cachesim.verify.explain import Explanation, IdealCache, explain
 from cachesim.verify.oracle import Oracle
-from cachesim.verify.verdict import Answer, Leak, Reuse, Verdict, judge, leak_of
+from cachesim.verify.verdict import Answer, Leak, Reuse, Verdict, judge, leak_of, worst
 
 # The large part of a run, written on request: the server's state after every event.
 #
@@ -398,13 +398,6 @@ class Verifier:
             wrong=None if verdict is None else verdict.wrong,
             fault=None if fault is None else culprit(fault, self.records, self.padding),
         )
-
-
-def worst(verdicts: Sequence[Verdict | None]) -> Verdict | None:
-    """The worst verdict of several completions of one prompt."""
-    order = ("same", "rounding", "by-design", "diverged")
-    found = [each for each in verdicts if each is not None]
-    return max(found, key=lambda each: order.index(each.answer), default=None)
 
 
 def culprit(fault: Fault, records: Sequence[Record], padding: Token | None) -> Culprit:

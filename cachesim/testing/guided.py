@@ -311,8 +311,11 @@ class Guided(Client):
             elif saved and draws.integer(0, 2) == 2:
                 saved = bool(draws.integer(0, 1))
                 yield [Step(name=f"l{name}", do="slot-restore", slot=slot, file="slot")]
-            first, *others = self._requests()
-            steps = [*self.having(first, act, f"g{name}"), *others]
+            steps = [*self._requests()]
+            arrived = [at for at, step in enumerate(steps) if step.turns and step.do == "complete"]
+            # a parent that arrives while slots are busy may wait for as many as it needs
+            at = draws.one_of((0, *arrived)) if act == "completions" else 0
+            steps[at : at + 1] = self.having(steps[at], act, f"g{name}")
             if act == "leave":
                 steps = self._left(steps, f"g{name}")
             for group in groups_of(replace(self.scenario, step=tuple(steps))):

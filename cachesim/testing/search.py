@@ -30,7 +30,7 @@ from cachesim.testing.workloads import (
 )
 from cachesim.units import Tokens
 from cachesim.verify.oracle import Oracle, Oracles
-from cachesim.verify.verdict import judge, leak_of
+from cachesim.verify.verdict import judge, leak_of, worst
 
 # Make a workload smaller while it still shows what it showed.
 #
@@ -417,7 +417,11 @@ def finding_of(
         return Finding(kind="broken invariant", step=step, detail=detail)
     if (uncounted := _uncounted(reply)) is not None:
         return Finding(kind="broken invariant", step=step, detail=uncounted)
-    verdict = judge(reply, oracle)
+    replies = (reply, *record.children)
+    if len(replies) < record.step.completions:
+        detail = f"{len(replies)} of {record.step.completions} completions are returned"
+        return Finding(kind="broken invariant", step=step, detail=detail)
+    verdict = worst([judge(each, oracle) for each in replies])
     leak = None
     if trial.texts is not None:
         if verdict is not None and verdict.wrong is not None:

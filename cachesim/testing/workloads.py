@@ -519,8 +519,8 @@ class Client:
             return [step, Step(name=gone, do="cancel", of=step.name, turns=draws.integer(1, 4))]
         if kind == "trips" and step.prompt:
             return [step, *trips(draws, step)]
-        alone = not step.with_previous and step.drafts is None
-        if kind == "completions" and self._slots > 1 and alone:
+        alone = not step.with_previous or step.turns  # not of an array of prompts
+        if kind == "completions" and self._slots > 1 and alone and step.drafts is None:
             return [replace(step, completions=2)]
         return [step]
 

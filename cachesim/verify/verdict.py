@@ -90,6 +90,13 @@ def judge(
     )
 
 
+def worst(verdicts: Sequence[Verdict | None]) -> Verdict | None:
+    """The worst verdict of several completions of one prompt."""
+    order = ("same", "rounding", "by-design", "diverged")
+    found = [each for each in verdicts if each is not None]
+    return max(found, key=lambda each: order.index(each.answer), default=None)
+
+
 def _differences(network: Network, rows: Array, cold: Array) -> list[float]:
     if not network.difference(rows, cold):
         return [0.0] * len(rows)

@@ -3,15 +3,17 @@
 from dataclasses import replace
 from importlib import import_module
 from itertools import islice
-from typing import Any
+from typing import Any, Final
 
 import pytest
 
 from cachesim.engines import FAMILIES, Profile
+from cachesim.engines.base import Reply
 from cachesim.engines.facts import events_of
 from cachesim.engines.family import Family
 from cachesim.engines.ik_llama.slot import Slot
 from cachesim.engines.llamacpp.memory.recurrent_cells import Planes
+from cachesim.engines.llamacpp.server import LlamaCpp
 from cachesim.errors import SpecError
 from cachesim.model.presets import PRESETS
 from cachesim.model.spec import ModelSpec
@@ -268,3 +270,40 @@ def test_processed_and_cached_tokens_that_are_not_the_prompt_s_are_a_finding(
     assert [("broken invariant", 0, "0 cached and 1 processed of 3 tokens")] == [
         (each.kind, each.step, each.detail) for each in trial.findings
     ]
+
+
+TWO: Final = Step(name="a", prompt=(3, 4, 5), reply=(7, 8), completions=2)
+
+
+def _findings_of_two_completions() -> list[tuple[str, int, str]]:
+    profile = Profile.parse("llama.cpp@b11549")
+    drawn = next(workloads(profile, "dense"))
+    engine = replace(drawn.engine, options={"parallel": 2})
+    trial = play(replace(drawn, engine=engine, step=(TWO,)), profile)
+    return [(each.kind, each.step, each.detail) for each in trial.findings]
+
+
+def test_a_completion_that_is_not_returned_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server returns the parent's completion, and not the child's."""
+    assert [] == _findings_of_two_completions()
+
+    replies = LlamaCpp.replies
+    monkeypatch.setattr(LlamaCpp, "replies", lambda *given: replies(*given)[:1])
+
+    missing = "1 of 2 completions are returned"
+    assert [("broken invariant", 0, missing)] == _findings_of_two_completions()
+
+
+def test_a_wrong_answer_of_a_further_completion_is_a_finding(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The child's logits are off by one, the parent's are right."""
+    replies = LlamaCpp.replies
+
+    def with_wrong_child(*given: Any) -> tuple[Reply, ...]:
+        parent, child = replies(*given)
+        return parent, replace(child, logits=child.logits + 1)
+
+    monkeypatch.setattr(LlamaCpp, "replies", with_wrong_child)
+
+    assert [("wrong answer", 0)] == [each[:2] for each in _findings_of_two_completions()]

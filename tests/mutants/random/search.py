@@ -4,8 +4,9 @@
     python -m tests.mutants.random.search vllm sglang --file found.jsonl
 
 Each mutant is searched on the newest release, and with the models, of which some workload reaches
-its line. It is found if a workload fails at a step where it does not fail without the mutant. Only
-the processor time of the search counts, not that of the comparison.
+its line; on an engine that is built on the port, if no release of its own does. It is found if a
+workload fails at a step where it does not fail without the mutant. Only the processor time of the
+search counts, not that of the comparison.
 """
 
 import argparse
@@ -29,7 +30,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.defects import SHAPE
-from cachesim.engines.family import Profile, family_of
+from cachesim.engines.family import FAMILIES, Profile, family_of
 from cachesim.errors import ContractError, InputError
 from cachesim.model.presets import PRESETS
 from cachesim.scenario.format import Scenario
@@ -74,13 +75,16 @@ class Searched:
 
 
 def targets(port: Port) -> list[Target]:
-    """Every release with every model that it takes, the newest first."""
+    """Every release with every model that it takes, the newest first; then those built on it."""
+    own = family_of(port.name)
+    built = [each for each in map(family_of, FAMILIES) if port.name in each.kin]
     found = []
-    for release, model in product(reversed(family_of(port.name).names()), PRESETS):
-        profile = Profile.parse(f"{port.name}@{release}")
-        with suppress(InputError):
-            Guided(profile, model, 0, shape=SHAPE)
-            found.append((profile, model))
+    for family in (own, *built):
+        for release, model in product(reversed(family.names()), PRESETS):
+            profile = Profile.parse(f"{family.name}@{release}")
+            with suppress(InputError):
+                Guided(profile, model, 0, shape=SHAPE)
+                found.append((profile, model))
     return found
 
 
