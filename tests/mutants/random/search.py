@@ -4,7 +4,7 @@
     python -m tests.mutants.random.search vllm sglang --file found.jsonl
 
 Each mutant is searched on the newest release, and with the models, of which some workload reaches
-its line; on an engine that is built on the port, if no release of its own does. It is found if a
+its line; on a server that is built on the port, if no release of its own does. It is found if a
 workload fails at a step where it does not fail without the mutant. Only the processor time of the
 search counts, not that of the comparison.
 """
@@ -78,13 +78,20 @@ def targets(port: Port) -> list[Target]:
     """Every release with every model that it takes, the newest first; then those built on it."""
     own = family_of(port.name)
     built = [each for each in map(family_of, FAMILIES) if port.name in each.kin]
-    found = []
+    profiles = [f"{own.name}@{release}" for release in reversed(own.names())]
     for family in (own, *built):
-        for release, model in product(reversed(family.names()), PRESETS):
-            profile = Profile.parse(f"{family.name}@{release}")
-            with suppress(InputError):
-                Guided(profile, model, 0, shape=SHAPE)
-                found.append((profile, model))
+        if family is not own:
+            profiles += [f"{family.name}@{release}" for release in reversed(family.names())]
+        profiles += [
+            f"{family.name}@{patch.fits[-1]}+{patch.name}"
+            for patch in family.patches
+            if patch.server
+        ]
+    found = []
+    for profile, model in product(map(Profile.parse, profiles), PRESETS):
+        with suppress(InputError):
+            Guided(profile, model, 0, shape=SHAPE)
+            found.append((profile, model))
     return found
 
 
