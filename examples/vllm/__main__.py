@@ -4,7 +4,7 @@ from examples.environments import VLLM, inside, wheel
 
 CACHE = wheel("vllm", "0.33.0", "vllm", VLLM)
 inside(CACHE, "examples.vllm.cache", str(CACHE.folder))
-for release in ("0.31.0", "0.33.0"):
+for release in ("0.31.0", "0.32.0", "0.33.0"):
     cache = wheel("vllm", release, "vllm", VLLM)
     inside(cache, "examples.vllm.regions", release, str(cache.folder))
 for release in ("0.28.0", "0.29.0"):

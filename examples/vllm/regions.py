@@ -23,11 +23,16 @@ from cachesim.lab.real.vllm.release_worker import install
 NO_TRITON = ("ssd_bmm", "ssd_chunk_scan", "ssd_chunk_state", "ssd_combined", "ssd_state_passing")
 """Kernels of states, which need Triton when they are imported."""
 
-PLANNING: Final = {"0.31.0": "kv_cache_utils", "0.33.0": "kv_cache_planning"}
+PLANNING: Final = {
+    "0.31.0": "kv_cache_utils",
+    "0.32.0": "kv_cache_utils",
+    "0.33.0": "kv_cache_planning",
+}
 RING: Final = "layers.2.attn.compressor.state_cache"
 WINDOW: Final = "layers.21.attn.swa_cache"
 CUT: Final = {
     "0.31.0": {RING: (19_008, 32_768), WINDOW: (4_608, 19_008)},
+    "0.32.0": {RING: (19_008, 32_768), WINDOW: (4_608, 19_008)},
     "0.33.0": {RING: (32_768, 32_768), WINDOW: (19_008, 19_008)},
 }
 """Bytes of a ring and of a window's block, those that a read brings and all of them."""
@@ -78,7 +83,8 @@ EMPTY = (
 def layers() -> dict[str, Any]:
     """The 40 layers of DeepSeek-V4.1-Flash, of which four compress."""
     torch, made = sys.modules["torch"], importlib.import_module("vllm.v1.kv_cache_interface")
-    window = made.SlidingWindowMLASpec(block_size=32, dtype=torch.uint8, sliding_window=128, **V4)
+    size: Any = {"block_size": 32, "sliding_window": 128, "bounded_replay": True}  # the default
+    window = made.SlidingWindowMLASpec(dtype=torch.uint8, **size, **V4)
     rows = {"block_size": 8, "num_kv_heads": 1, "head_size": 1024, "head_size_v": 0}
     indexer = {"num_kv_heads": 1, "head_size": 132, "alignment": 576}
     found = {f"layers.{at}.attn.swa_cache": window for at in range(40)}

@@ -79,8 +79,9 @@ class VllmOptions:
     )
     rings: bool = option(
         "",
-        "whether layers with chunks keep the rows of the open chunk in a ring of 8, one for each"
-        " request and none cached, as compressors of DeepSeek-V4.1 do with --no-swa-bounded-replay",
+        "whether layers with chunks keep the open chunk's rows in a ring of 8 per request,"
+        " uncached, as compressors of DeepSeek-V4.1, the only model that --swa-bounded-replay"
+        " changes, with it off",
         default=False,
         since="0.31.0",
     )
@@ -518,7 +519,7 @@ class VllmOptions:
             if self.rings
             else rules.runner.ring_regions != "whole-row"
         ):
-            msg = "connector 'nixl' is simulated at 0.33.0, and beside option 'rings' at 0.31.0"
+            msg = "connector 'nixl' is simulated at 0.33.0, and beside option 'rings' since 0.31.0"
             raise OptionError(msg)
         if self.connector == "nixl" and self.drafts:
             msg = (

@@ -382,7 +382,7 @@ RULES_0320 = replace(
         returns_cut_tokens=False,
         goes_on_without_itself=False,
     ),
-    runner=replace(RULES_0330.runner, ring_regions=""),
+    runner=replace(RULES_0330.runner, ring_regions="last-page"),
 )
 
 RULES_0310 = replace(
@@ -394,7 +394,6 @@ RULES_0310 = replace(
     scheduler=replace(RULES_0320.scheduler, prompt_stop="floor", encoder_stops_ahead=True),
     runner=replace(
         RULES_0320.runner,
-        ring_regions="last-page",
         plain_path_reads_first=True,
         plain_step_reads_first=True,
         model_runner_v1="n-grams-and-all",
