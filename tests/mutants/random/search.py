@@ -124,7 +124,7 @@ def _probed(
     for target in among:
         lines.clear()
         for number in range(PROBED):
-            with suppress(ContractError):
+            with suppress(ContractError, InputError):
                 for _ in Guided(*target, number, seed=seed, shape=SHAPE).run():
                     pass
         found.append((target, frozenset(lines)))
