@@ -148,7 +148,11 @@ def searched(
         scenario, failures = _failures(profile, model, number, seed, oracles)
         spent += time.process_time() - begin
         result = replace(result, workloads=played + 1, seconds=round(spent, 2))
-        own = failures - control(scenario, profile) if failures and scenario else failures
+        if not failures:
+            continue
+        if scenario is not None and all(at >= 0 for _, at in failures):
+            failures = _failures_of(scenario, profile)  # as `check`: once more, on all layers
+        own = failures - control(scenario, profile) if scenario is not None else failures
         if own:
             return replace(result, found=min(own, key=lambda each: each[1])[0], model=model)
     return result
