@@ -270,6 +270,9 @@ class Family(Generic[R, S]):
     records_provenance: str = ""  # option that disables its record of state contents
     drafting: Mapping[str, Any] = field(default_factory=dict)  # options that enable an MTP head
     reuse_flags: tuple[str, ...] = ()  # that switch reuse off where false
+    finds_again: Callable[[S], int] = lambda _: 0
+    """The unit of reuse under these flags, if a prompt sent again at once is always found; or 0.
+    A law for models with full attention alone; a server whose policy is another declares none."""
     draft_flag: str = ""  # flag that names the drafter: searches then force drafts
     adapter_flag: str = ""  # flag that names adapters; requests have a field with strengths
     asks: Mapping[str, Any] = field(default_factory=dict)  # request fields that searches set

@@ -71,6 +71,7 @@ class Record:
     index: int
     name: str
     step: Step
+    alone: bool = False  # sent with no other
     prompt: Tokens = ()
     images: tuple[Image, ...] = ()
     parts: tuple[Part, ...] = ()
@@ -194,8 +195,10 @@ class Session(Loop):
         numbered = enumerate(steps, self.n_sent)
         records = [Record(index=n, name=e.name or str(n + 1), step=e) for n, e in numbered]
         self.n_sent += len(records)
-        if len(records) == 1 and self.reads_state:
-            records[0].before = self.known
+        if len(records) == 1:
+            records[0].alone = True
+            if self.reads_state:
+                records[0].before = self.known
         self.ended = self._play(records)
         self._collect(records)
         return records

@@ -315,6 +315,7 @@ class Finding:
     kind: Kind
     step: int
     detail: str
+    due: int = 0  # tokens that should have been cached, of lost reuse
 
     def same_kind(self, other: "Finding | None") -> bool:
         """True if the other finding is of the same kind, as a smaller workload must be."""
@@ -331,6 +332,20 @@ class Trial:
     wrong: int = 0
     exercised: Counter[str] = field(default_factory=Counter)
     texts: list[tuple[str, Tokens]] | None = None  # of requests, where the model recalls facts
+    unit: int = 0  # of reuse, where a prompt sent again at once must be found; see `Family`
+    continues: bool = False  # a prompt that continues the one before must be found too
+    last: Record | None = None  # the step before
+
+    @classmethod
+    def of(cls, session: Session) -> "Trial":
+        """The trial of a session, with the laws of its server."""
+        family, options = session.family, session.scenario.engine.options
+        trial = cls(texts=[] if session.recalls else None, continues=not family.has_slots)
+        theirs = [patch for patch in family.patches if patch.server]
+        foreign = any(patch.name in session.profile.patches for patch in theirs)
+        if not foreign and all(options.get(flag, True) for flag in family.reuse_flags):
+            trial.unit = family.finds_again(family.read(session.profile, options))
+        return trial
 
     @property
     def finding(self) -> Finding | None:
@@ -367,9 +382,7 @@ def _judged(
     only: Kind | None,
 ) -> Trial:
     """The outcome of what a session runs."""
-    trial, options = Trial(), session.scenario.engine.options
-    if session.recalls:
-        trial.texts = []
+    trial, options = Trial.of(session), session.scenario.engine.options
     try:
         for record in records:
             oracle = oracles.of(session.networks[record.step.model])
@@ -392,7 +405,7 @@ def finding_of(
     record: Record, oracle: Oracle, trial: Trial, options: Mapping[str, Any]
 ) -> Finding | None:
     """The failure of a step, which is counted in the trial."""
-    step = record.index
+    step, before, trial.last = record.index, trial.last, record
     if record.error in {ABORTED, ENDLESS}:
         return Finding(kind="crash", step=step, detail=record.message)
     if (record.error or "").startswith(WORKER_GONE):
@@ -429,7 +442,10 @@ def finding_of(
         trial.texts.append((record.name, record.tokens))
     if verdict is None or verdict.answer in {"same", "by-design"}:
         trial.exercised["by design"] += verdict is not None and verdict.answer == "by-design"
-        return None
+        spec = oracle.network.spec
+        plain = not (spec.family or spec.mtp_depth)  # caches of some classes cannot be cut
+        full = plain and set(spec.layers) == {"attention"}
+        return _not_found_again(record, before, trial) if full else None
     trial.wrong += 1
     if leak is not None:
         return Finding(kind="leak", step=step, detail=str(leak))
@@ -444,6 +460,38 @@ def _uncounted(reply: Reply) -> str | None:
     if cached is None or processed is None or reply.truncated or cached + processed == n_tokens:
         return None
     return f"{cached} cached and {processed} processed of {n_tokens} tokens"
+
+
+def _not_found_again(record: Record, before: Record | None, trial: Trial) -> Finding | None:
+    """Too little reuse of the prompt that the same client sent right before.
+
+        before   [ prompt ................ )
+        record   [ prompt ........ )           its beginning
+                 [ prompt ................ | more )   if `trial.continues`
+
+    One unit less is no loss: some drafters drop the last block of a match.
+    """
+    if before is None or not trial.unit or record.step.completions > 1:
+        return None
+    alike = replace(before.step, name="", prompt=None, messages=(), reply=None, predict=None)
+    here = replace(record.step, name="", prompt=None, messages=(), reply=None, predict=None)
+    replies = before.reply, record.reply
+    if alike != here or not (before.alone and record.alone and record.step.cache_prompt):
+        return None
+    first, second = (each for each in replies)
+    if first is None or second is None or first.error or first.truncated or second.truncated:
+        return None
+    if before.images or record.images or second.cached is None:
+        return None
+    earlier, prompt = first.prompt, second.prompt
+    shorter = earlier[: len(prompt)] == prompt
+    if not shorter and not (trial.continues and prompt[: len(earlier)] == earlier):
+        return None
+    due = min(len(earlier), len(prompt) - 1) // trial.unit * trial.unit
+    if second.cached >= due - trial.unit:
+        return None
+    detail = f"{second.cached} of {due} tokens cached that the request before wrote"
+    return Finding(kind="lost reuse", step=record.index, detail=detail, due=due)
 
 
 def _broken_batch(
@@ -685,7 +733,12 @@ def expected_of(scenario: Scenario, finding: Finding) -> tuple[Expect, ...]:
     if finding.kind in {"crash", "refusal"}:
         steps = range(len(scenario.step))
         error = tuple("none" if step == finding.step else "any" for step in steps)
-    return (Expect(answer="same", error=error),)
+    cached = None
+    if finding.due:
+        cached = tuple(
+            finding.due if n == finding.step else "any" for n in range(len(scenario.step))
+        )
+    return (Expect(answer="same", error=error, cached=cached),)
 
 
 # Two profiles on the same workloads: which reuses more, and which answers wrong.

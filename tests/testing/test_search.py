@@ -14,14 +14,17 @@ from cachesim.engines.family import Family
 from cachesim.engines.ik_llama.slot import Slot
 from cachesim.engines.llamacpp.memory.recurrent_cells import Planes
 from cachesim.engines.llamacpp.server import LlamaCpp
+from cachesim.engines.mlx_lm.store.lru_prompt_cache import LRUPromptCache
+from cachesim.engines.mlx_lm.store.memory_prompt_cache import miss
 from cachesim.errors import SpecError
 from cachesim.model.presets import PRESETS
 from cachesim.model.spec import ModelSpec
 from cachesim.play import run
+from cachesim.play.session import Session
 from cachesim.scenario import loads
 from cachesim.scenario.checks import check
 from cachesim.scenario.files import load, to_toml
-from cachesim.scenario.format import Step
+from cachesim.scenario.format import Expect, Step
 from cachesim.testing.search import (
     EXERCISED,
     NO_REPLY,
@@ -29,6 +32,7 @@ from cachesim.testing.search import (
     Finding,
     Trial,
     compare,
+    expected_of,
     play,
     search,
     shrink,
@@ -307,3 +311,36 @@ def test_a_wrong_answer_of_a_further_completion_is_a_finding(
     monkeypatch.setattr(LlamaCpp, "replies", with_wrong_child)
 
     assert [("wrong answer", 0)] == [each[:2] for each in _findings_of_two_completions()]
+
+
+@pytest.mark.parametrize(
+    ("again", "due"),
+    [((3, 4, 5, 6), 3), ((3, 4, 5), 2), ((3, 4, 5, 6, 7), 4)],
+    ids=["the same prompt", "its beginning", "one that continues it"],
+)
+def test_a_prompt_that_is_sent_again_at_once_and_not_found_is_a_finding(
+    again: tuple[int, ...], due: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    profile = Profile.parse("mlx-lm@0.32.2")
+    drawn = next(workloads(profile, "dense"))
+    steps = (Step(name="a", prompt=(3, 4, 5, 6)), Step(name="b", prompt=again))
+    scenario = replace(drawn, engine=replace(drawn.engine, options={}), step=steps)
+    assert [] == play(scenario, profile).findings
+
+    monkeypatch.setattr(LRUPromptCache, "fetch", lambda _, __, tokens: miss(list(tokens), Count(0)))
+
+    detail = f"0 of {due} tokens cached that the request before wrote"
+    findings = play(scenario, profile).findings
+    assert [("lost reuse", 1, detail)] == [(e.kind, e.step, e.detail) for e in findings]
+    assert (Expect(answer="same", cached=("any", due)),) == expected_of(scenario, findings[0])
+
+
+def test_a_small_cache_may_have_evicted_the_prompt_that_was_sent_right_before() -> None:
+    profile = Profile.parse("mlx-lm@0.32.2")
+    drawn = next(workloads(profile, "dense"))
+    few, default = (
+        Session(replace(drawn, engine=replace(drawn.engine, options=options)), profile)
+        for options in ({"prompt_cache_size": 1}, {})
+    )
+
+    assert (0, 1) == (Trial.of(few).unit, Trial.of(default).unit)

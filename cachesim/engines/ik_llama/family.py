@@ -118,6 +118,9 @@ FAMILY: Final[Family[Rules, Options]] = Family(
     options=Options,
     fields=FIELDS,
     kin=("llama.cpp",),
+    finds_again=lambda flags: int(
+        flags.companion == "none" and (flags.parallel == 1 or flags.slot_prompt_similarity > 0)
+    ),
     drafting={
         "companion": "attn",
         "draft_max": 3,

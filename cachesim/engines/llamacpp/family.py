@@ -713,6 +713,7 @@ FAMILY: Final[Family[ServerRules, Options]] = Family(
     options=Options,
     fields=FIELDS,
     reuse_flags=("cache_prompt",),
+    finds_again=lambda flags: int(flags.parallel == 1 or flags.slot_prompt_similarity > 0),
     renders_chats=True,
     drafting={"spec_type": "draft-mtp"},
     adapter_flag="lora",

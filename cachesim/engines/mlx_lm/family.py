@@ -698,6 +698,11 @@ FAMILY: Final[Family[MlxRules, MlxOptions]] = Family(
     model_classes=model_classes,
     records_provenance="provenance",
     asks={"seed": 0},
+    finds_again=lambda flags: int(
+        flags.draft_model is None
+        and flags.prompt_cache_size >= 10
+        and flags.prompt_cache_bytes is None
+    ),
     draft_flag="draft_model",
     reply_cost=(7e-4, 6e-8),
     program="mlx_lm.server",

@@ -259,6 +259,7 @@ FAMILY: Final[Family[Rules, SglangOptions]] = Family(
             high=1 << 31,
         ),
     ),
+    finds_again=lambda flags: flags.tree_page,
     has_slots=False,
     may_decline=False,
     hunted=({}, {"enable_hierarchical_cache": True, "max_total_tokens": 400}),

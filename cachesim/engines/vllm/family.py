@@ -298,6 +298,7 @@ FAMILY: Final[Family[Rules, VllmOptions]] = Family(
     ),
     asks={"priority": -1},
     reuse_flags=("enable_prefix_caching",),
+    finds_again=lambda flags: flags.block_size,
     has_slots=False,
     plays_chunks=True,
     plays_compressed=True,

@@ -179,7 +179,7 @@ def _failures(
 
 
 def _judged(client: Guided, oracles: Oracles) -> tuple[Scenario, Failures]:
-    trial, found = Trial(), set()
+    trial, found = Trial.of(client.session), set()
     for record in chain.from_iterable(client.run()):
         oracle = oracles.of(client.session.networks[record.step.model])
         finding = finding_of(record, oracle, trial, client.scenario.engine.options)
