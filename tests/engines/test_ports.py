@@ -27,12 +27,12 @@ OURS: Final = frozenset(
     {
         # what is said of a decision
         "Account", "Computed", "numbers_of", "_drop", "_rule_out_slots", "_done", "_describe",
-        "candidates_of", "account",
+        "candidates_of",
         # the toy network behind the memory, and the stores that it sees
         "network_ubatch", "_draft_network", "Drafter", "AttentionCompanion", "texts",
         "check_tokens",
         "Forward", "_Call", "CachedRows", "RecurrentRows", "as_visible", "blank_batch", "family_of",
-        "_landed",
+        "_landed", "MemoryServer",
         "_gather_of_one", "ChunkStore", "Pages", "Contents", "Visibility", "Marconi",
         "_VisibleCells", "_serve",
         # what a server holds, and whether its books agree

@@ -13,7 +13,7 @@ import pytest
 from cachesim.engines import Profile
 from cachesim.engines.base import Engine, Request
 from cachesim.engines.llama_cpp_python.family import FAMILY
-from cachesim.engines.llama_cpp_python.server import LlamaCppPython
+from cachesim.engines.llama_cpp_python.llama import LlamaCppPython
 from cachesim.lab.real.environment import EnvironmentUnavailableError
 from cachesim.lab.real.llama_cpp.gguf import write_model
 from cachesim.lab.real.llama_cpp_python import compare

@@ -1,61 +1,20 @@
-"""The `Family` of llama-cpp-python: rules of a release, and the llama.cpp that it vendors."""
+"""The `Family` of llama-cpp-python, and of other servers over llama.cpp's memory."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
-from cachesim.engines.family import Corner, Family, Package, Patch, Release, Scope
-from cachesim.engines.llama_cpp_python.koboldcpp import (
+from cachesim.engines.family import Corner, Family, Package, Patch, Release, Scope, laying
+from cachesim.engines.llama_cpp_python.options import FIELDS, Options
+from cachesim.engines.llama_cpp_python.rules import (
+    BEFORE,
+    KEEPS_STATES,
     KOBOLD,
     KOBOLD_1_99,
     KOBOLD_1_104,
-    KoboldRules,
-)
-from cachesim.engines.llama_cpp_python.options import FIELDS, Options
-from cachesim.engines.llama_cpp_python.runner import RunnerRules
-from cachesim.engines.llamacpp.memory.rules import B9094, B9509, B11434, MemoryRules
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rules:
-    """Rules of a release, one field per difference."""
-
-    memory: MemoryRules
-    """Those of the vendored llama.cpp."""
-
-    reset_clears_states: bool
-    """`reset` clears a recurrent or hybrid memory (#2108; was: the number of tokens alone)."""
-
-    states_only_continue: bool
-    """A recurrent or hybrid instance is reset unless a prompt continues it (#2108 to #2306)."""
-
-    embeds_unified: bool
-    """The sequences of an embedding instance share its cells (#2217; was: an equal part each)."""
-
-    whole_prompt_matches: bool
-    """The last token of a prompt is compared too (#2306; was: left out, and always evaluated)."""
-
-    runner: RunnerRules | None = None
-    """Ollama's own runner decides what is reused."""
-
-    koboldcpp: KoboldRules | None = None
-    """KoboldCpp decides it."""
-
-
-NEWEST: Final = Rules(
-    memory=replace(B11434, attention_header=8),
-    reset_clears_states=True,
-    states_only_continue=False,
-    embeds_unified=True,
-    whole_prompt_matches=True,
-)
-BEFORE: Final = replace(NEWEST, memory=B9509)
-LEAVES_LAST: Final = replace(BEFORE, states_only_continue=True, whole_prompt_matches=False)
-KEEPS_STATES: Final = replace(
     LEAVES_LAST,
-    memory=B9094,
-    reset_clears_states=False,
-    states_only_continue=False,
-    embeds_unified=False,
+    NEWEST,
+    Rules,
+    RunnerRules,
 )
 
 _PYTHON: Final = (
@@ -77,50 +36,54 @@ RELEASES: Final = tuple(
     for name, commit, rules, about in _PYTHON
 )
 
+
+def _keep_more(rules: Rules) -> Rules:
+    runner = rules.server if isinstance(rules.server, RunnerRules) else RunnerRules()
+    return replace(rules, server=replace(runner, memory=4096))
+
+
 PATCHES: Final[tuple[Patch[Rules], ...]] = (
     Patch(
         name="ollama",
         server=True,
         about="Ollama's runner until 0.24, read, not run",
         fits=("0.3.36",),
-        lay=lambda rules: replace(rules, runner=RunnerRules()),
+        lay=laying(server=RunnerRules()),
     ),
     Patch(
         name="ollama-llamarunner",
         server=True,
         about="over `ollama`: its runner of llama.cpp's models and memory",
         fits=("0.3.36",),
-        lay=lambda rules: replace(rules, runner=RunnerRules(llama=True)),
+        lay=laying(server=RunnerRules(llama=True)),
     ),
     Patch(
         name="ollama-memory",
         server=True,
         about="the same, windows keep 4,096 tokens (gpt-oss)",
         fits=("0.3.36",),
-        lay=lambda rules: replace(
-            rules, runner=replace(rules.runner or RunnerRules(), memory=4096)
-        ),
+        lay=_keep_more,
     ),
     Patch(
         name="koboldcpp",
         server=True,
         about="KoboldCpp of autumn 2026 (1.120 or later), read, not run",
         fits=("0.3.23", "0.3.36"),
-        lay=lambda rules: replace(rules, koboldcpp=KOBOLD),
+        lay=laying(server=KOBOLD),
     ),
     Patch(
         name="kobold-1.104",
         server=True,
         about="over koboldcpp: as in 1.104 (December 2025)",
         fits=("0.3.23",),
-        lay=lambda rules: replace(rules, koboldcpp=KOBOLD_1_104),
+        lay=laying(server=KOBOLD_1_104),
     ),
     Patch(
         name="kobold-1.99",
         server=True,
         about="over koboldcpp: as in 1.99.4 (September 2025)",
         fits=("0.3.23",),
-        lay=lambda rules: replace(rules, koboldcpp=KOBOLD_1_99),
+        lay=laying(server=KOBOLD_1_99),
     ),
 )
 
@@ -132,7 +95,7 @@ FAMILY: Final[Family[Rules, Options]] = Family(
     about="llama.cpp's Python binding: one sequence per instance, caches of whole states",
     repository="abetlen/llama-cpp-python",
     package=__package__,
-    engine=f"{__package__}.ollama:start",
+    engine=f"{__package__}.servers:start",
     releases=RELEASES,
     patches=PATCHES,
     options=Options,

@@ -12,23 +12,25 @@ The last sampled token is held and not evaluated. A clock of one tick per reques
 upstream's seconds.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
 
 from cachesim.engines.causes import Ledger
-from cachesim.engines.events import Event
 from cachesim.engines.llama_cpp_python import causes, events
-from cachesim.engines.llama_cpp_python.options import Options
-from cachesim.engines.llamacpp.memory.blob import Blob
-from cachesim.engines.llamacpp.memory.context import Context
+from cachesim.engines.llama_cpp_python.rules import KoboldRules
+from cachesim.engines.llama_cpp_python.server import SEQ, Call, CallError, CallServer
+from cachesim.engines.llamacpp.memory.blob import ARCHITECTURES, Blob
+from cachesim.engines.llamacpp.memory.hybrid import WindowPair, parts_of
+from cachesim.engines.llamacpp.server_context import END_OF_GENERATION
 from cachesim.engines.tokens import get_common_prefix
+from cachesim.errors import OptionError
+from cachesim.typed import of_kind, there_is
 from cachesim.units import Array, Count, Token, Tokens
 
 NONE: Final = -1
-SEQ: Final = 0
 
 GENERATED: Final = 1024
 """Tokens of a reply where the request does not say (`--defaultgenamt`)."""
@@ -47,49 +49,6 @@ SPACING: Final = 150
 
 LIFEBOAT: Final = (2048, 65)
 """A checkpoint of its own for prompts from this length on, at this percentage."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KoboldRules:
-    """Differences of KoboldCpp's releases."""
-
-    architectures: frozenset[str] = frozenset()
-    """Those that count as recurrent; empty: all with states (1.100)."""
-
-    replays_last: bool = True
-    """A continued state first evaluates the token that was sampled last (1.100)."""
-
-    smartcache: bool = True
-    """`--smartcache` exists (1.104)."""
-
-    checkpoints: bool = True
-    """States are saved within a prompt (1.110), and before a reply; was: after it."""
-
-    least: int = 4
-    """A shorter prefix in common is not kept (1.104)."""
-
-    small_windows: bool = True
-    """Window layers have few cells by default (`--noswa` since 1.114; was: `--useswa`)."""
-
-    slots: int = 5
-    """Save slots where no number is given."""
-
-    windows_and_states: bool = True
-    """Its llama.cpp has memory for windows beside states (from January 2026 on)."""
-
-
-KOBOLD: Final = KoboldRules()
-KOBOLD_1_104: Final = KoboldRules(checkpoints=False, small_windows=False, windows_and_states=False)
-KOBOLD_1_99: Final = KoboldRules(
-    architectures=frozenset({"mamba", "mamba2", "nemotron_h", "jamba"}),
-    replays_last=False,
-    smartcache=False,
-    checkpoints=False,
-    least=0,
-    small_windows=False,
-    slots=3,
-    windows_and_states=False,
-)
 
 
 @dataclass(slots=True)
@@ -117,24 +76,41 @@ class SaveState:
         return 0 if self.blob is None else self.blob.size
 
 
-class KoboldCpp:
+class KoboldCpp(CallServer):
     """Held tokens (`current_context_tokens`), save slots, and their use by a prompt."""
 
-    def __init__(
-        self,
-        rules: KoboldRules,
-        options: Options,
-        context: Context,
-        emit: Callable[[Event], None],
-        *,
-        recurrent: bool,
-        window: int,
-    ) -> None:
-        """`window`: cells of window layers, 0 where they have one for every token."""
-        self.rules, self.options, self.context, self._emit = rules, options, context, emit
-        self.recurrent, self.window, self.n_ctx = recurrent, window, options.n_ctx
+    title = "KoboldCpp"
+    erasing = ""
+    limit_flag = "max_length"
+
+    def _start(self) -> None:
+        """Follows `gpttype_load_model`: the memory, and as many save slots as it has uses for."""
+        rules, options = of_kind(KoboldRules, self.rules.server), self.options
+        self._refuse_arguments()
+        small = rules.small_windows and not options.noswa
+        self._make_memory(
+            n_ctx=Count(options.n_ctx + FRAGMENTATION),
+            swa_full=not small,
+            swa_padding=FRAGMENTATION,
+        )
+        attention, states = parts_of(self.context.memory)
+        if (
+            isinstance(attention, WindowPair)
+            and states is not None
+            and not rules.windows_and_states
+        ):
+            msg = "KoboldCpp of 2025 has no memory for windows beside states"
+            raise OptionError(msg)
+        architecture = ARCHITECTURES.get(frozenset(self.network.spec.layers), "")
+        named = not rules.architectures or architecture in rules.architectures
+        recurrent = self.recurrent = states is not None and named
+        # Cells of window layers; 0 where they have one for every token.
+        self.window = 0
+        if isinstance(attention, WindowPair) and small:
+            self.window = attention.swa.streams.size
+        self.kobold, self.n_ctx = rules, options.n_ctx
         self.forwards = not options.nofastforward
-        self.shifts = self.forwards and not options.noshift and not window
+        self.shifts = self.forwards and not options.noshift and not self.window
         self.current: list[Token] = []
         self._input: list[Token] = []
         self._smart: list[Token] = []
@@ -148,17 +124,43 @@ class KoboldCpp:
             self.smartcache, self._reusable, limit = True, limit, limit + 1
             if user >= 4:
                 self._lifeboat, limit = limit, limit + 1
-        self.shifts = self.shifts and context.can_shift  # not with M-RoPE
+        self.shifts = self.shifts and self.context.can_shift  # not with M-RoPE
         self.savestates = [SaveState() for _ in range(limit)]
+
+    def _complete(self, one: Call) -> None:
+        """Follows `gpttype_generate`: a prompt without room for the reply loses its start."""
+        n_ctx = self.n_ctx
+        least = max(1, min(n_ctx - 4, 16), int(n_ctx * 0.2))
+        most = min(one.limit if one.limit > 0 else GENERATED, n_ctx - least)
+        prompt = one.prompt[max(0, len(one.prompt) + most - n_ctx) :]
+        self._begin(one, prompt, most)
+        for piece in self._batches():
+            self._evaluate(one, piece)
+        while True:
+            row = there_is(self.next_logits)
+            token = Token(self._token(one, len(one.sampled), row))
+            one.rows.append(row)
+            one.sampled.append(token)
+            self.current.append(token)
+            if token in END_OF_GENERATION or len(one.sampled) >= most:
+                break
+            self._evaluate(one, [token])
+        saves = self.smartcache and self.recurrent and not self.kobold.checkpoints
+        if saves and len(self.current) > TINY:
+            self._snapshot()
+
+    def _evaluate(self, one: Call, tokens: list[Token]) -> None:
+        self._decode(one, tokens, start=self.n_past, every=self.options.logits_all)
+        self.n_past += len(tokens)
+        self.next_logits = self.context.logits(len(tokens) - 1)
+        self._learn(self.current[: self.n_past], one.ticket)
 
     # -- before a prompt is evaluated ----------------------------------------------------------
 
-    def begin(
-        self, task: int, prompt: Tokens, predict: int, account: Callable[[Tokens], Ledger]
-    ) -> None:
+    def _begin(self, one: Call, prompt: Tokens, predict: int) -> None:
         """Cut the memory to what a prompt keeps of it."""
-        self._task, self._clock = task, self._clock + 1
-        whole, ledger = list(prompt), account(prompt)
+        self._task, self._clock = one.ticket, self._clock + 1
+        whole, ledger = list(prompt), self._read(one, prompt)
         if self.smartcache:
             self._switch(whole, predict)
         if not self.forwards:
@@ -167,13 +169,20 @@ class KoboldCpp:
         elif self.recurrent:
             self._continue(whole, ledger)
         else:
-            whole = self._rewind(whole, predict, ledger, account)
+            whole = self._rewind(one, predict)
         del self.current[self.n_past :]
         if self.approximate is not None and self.approximate[0] >= self.n_past:
             self.approximate = None
+        one.cached = Count(self.n_past)
+        one.approximated = None if self.approximate is None else self.approximate[1]
         self._input = whole[self.n_past :]
         counts = {"n_tokens": Count(self.n_past), "remaining": Count(len(self._input))}
-        self._emit(events.PrefixMatched(task=task, **counts))
+        self._emit(events.PrefixMatched(task=one.ticket, **counts))
+
+    def _read(self, one: Call, prompt: Tokens) -> Ledger:
+        """Open the ledger of the tokens that are left of a prompt."""
+        one.truncated, one.prompt = len(prompt) < len(one.prompt), prompt
+        return self._account(one)
 
     def _switch(self, prompt: list[Token], predict: int) -> None:
         """Save the context and load a slot that fits better, by SmartCache's thresholds.
@@ -194,7 +203,7 @@ class KoboldCpp:
         if len(self.current) > TINY:
             self._keep(self._oldest(best))
         if best != NONE:
-            self.load(best)
+            self._load(best)
 
     def _fits(self, held: list[Token], prompt: list[Token], predict: int) -> bool:
         similar = get_common_prefix(held, prompt) / max(1, min(len(held), len(prompt)))
@@ -206,7 +215,7 @@ class KoboldCpp:
         held = len(self.current)
         if contained(self.current, prompt):
             behind = self.context.seq_pos_max(SEQ) + 2 == held
-            replays = behind and (self.rules.replays_last or held == len(prompt))
+            replays = behind and (self.kobold.replays_last or held == len(prompt))
             self.n_past = held - replays
         else:
             self._clear()
@@ -216,13 +225,7 @@ class KoboldCpp:
         elif not self.n_past:
             ledger.apply(causes.STATE_BEHIND, 0, held=held)
 
-    def _rewind(
-        self,
-        prompt: list[Token],
-        predict: int,
-        ledger: Ledger,
-        account: Callable[[Tokens], Ledger],
-    ) -> list[Token]:
+    def _rewind(self, one: Call, predict: int) -> list[Token]:
         """Shift the context, keep the prefix in common, refill small windows.
 
         Traps: small windows are refilled only where their lowest position is not below the rewind
@@ -230,7 +233,9 @@ class KoboldCpp:
         though after a load or a shift llama.cpp searches for cells from the first one again, and
         takes those that the window hides.
         """
-        left, first = int(get_common_prefix(self.held, prompt)), self.context.seq_pos_min(SEQ)
+        prompt, ledger = list(one.prompt), one.ledger
+        left = int(get_common_prefix(self.held_tokens, prompt))
+        first = self.context.seq_pos_min(SEQ)
         if left < ledger.usable:
             ledger.apply(causes.LESS_LOADED, left, wanted=ledger.usable, found=left)
         goal = max(0, get_common_prefix(self.current, prompt) - 4)
@@ -239,13 +244,13 @@ class KoboldCpp:
         if shift is not None:
             start, erased = shift[0], shift[1] - shift[0]
             self._erase(*shift)
-            kept = int(get_common_prefix(self.held, prompt))
+            kept = int(get_common_prefix(self.held_tokens, prompt))
             ledger.apply(causes.CONTEXT_SHIFTED, kept, erased=erased, position=start)
         past = min(get_common_prefix(self.current, prompt), max(1, len(self.current) - 1))
         if past >= len(prompt) > 1:
             past = len(prompt) - 1
             ledger.apply(causes.LAST_TOKEN, past, prompt_tokens=len(prompt))
-        if past < self.rules.least:
+        if past < self.kobold.least:
             past = 0
             ledger.apply(causes.NOT_KEPT, 0, wanted=ledger.usable)
         if refill and past > len(prompt) - refill:
@@ -257,7 +262,7 @@ class KoboldCpp:
         if shorter is not None:
             dropped = len(prompt) - len(shorter[1])
             past, prompt = shorter
-            account(tuple(prompt)).apply(causes.SMART_CONTEXT, past, dropped=dropped)
+            self._read(one, tuple(prompt)).apply(causes.SMART_CONTEXT, past, dropped=dropped)
         if past:
             self.context.seq_rm(SEQ, past, -1)
             self.n_past = past
@@ -266,7 +271,7 @@ class KoboldCpp:
         return prompt
 
     @property
-    def held(self) -> Tokens:
+    def held_tokens(self) -> Tokens:
         """The tokens that a prompt may keep; after a failed batch some were never evaluated."""
         return tuple(self.current[: max(self.n_past, len(self.current) - 1)])
 
@@ -333,14 +338,14 @@ class KoboldCpp:
 
     # -- while it is evaluated -----------------------------------------------------------------
 
-    def batches(self) -> Iterator[list[Token]]:
+    def _batches(self) -> Iterator[list[Token]]:
         """The batches of a prompt; states are saved between them.
 
         Trap: tokens are held before they are evaluated, and stay so if that fails.
         """
-        n_batch, total = min(self.n_ctx, self.options.n_batch), self.n_past + len(self._input)
+        n_batch, total = self.n_batch, self.n_past + len(self._input)
         target = total * LIFEBOAT[1] // 100
-        checks = self.rules.checkpoints and self.smartcache and self.recurrent
+        checks = self.kobold.checkpoints and self.smartcache and self.recurrent
         boat = checks and total >= LIFEBOAT[0] and self.n_past <= target
         for start in range(0, len(self._input), n_batch):
             piece = self._input[start : start + n_batch]
@@ -358,28 +363,12 @@ class KoboldCpp:
         if checks and len(self.current) > TINY:
             self._snapshot(self._reusable)
 
-    def evaluated(self, count: int, logits: Array) -> None:
-        """Note a batch that was evaluated, and its last token's logits."""
-        self.n_past += count
-        self.next_logits = logits
-
-    @property
-    def approximated(self) -> str | None:
-        """The reason why values are approximate by design."""
-        return None if self.approximate is None else self.approximate[1]
-
-    def end(self) -> None:
-        """Save a state after a reply, as 1.104 did."""
-        saves = self.smartcache and self.recurrent and not self.rules.checkpoints
-        if saves and len(self.current) > TINY:
-            self._snapshot()
-
     # -- save slots ----------------------------------------------------------------------------
 
     def _snapshot(self, slot: int = NONE) -> None:
         """Follows `smartcache_quick_snapshot`."""
         current, near, held = self.current, NONE, [each.tokens for each in self.savestates]
-        if slot == NONE and self.rules.checkpoints and current not in held:
+        if slot == NONE and self.kobold.checkpoints and current not in held:
             texts = [  # close states of the same text, of which the shortest counts
                 i
                 for i, tokens in enumerate(held)
@@ -390,7 +379,7 @@ class KoboldCpp:
         if near == NONE:
             self._keep(self._oldest(NONE) if slot == NONE else slot)
         elif len(held[near]) > len(current):
-            self.save(near)
+            self._save(near)
         else:
             self.savestates[near].last_used = self._clock
 
@@ -400,7 +389,7 @@ class KoboldCpp:
             if each.tokens == self.current:
                 each.last_used = self._clock
                 return
-        self.save(slot)
+        self._save(slot)
 
     def _oldest(self, excluded: int) -> int:
         """The slot used longest ago, of equals the last (`get_oldest_slot`).
@@ -410,7 +399,7 @@ class KoboldCpp:
         slots = (i for i in range(len(self.savestates)) if i not in {excluded, self._lifeboat})
         return min(slots, key=lambda i: (self.savestates[i].last_used, -i))
 
-    def save(self, slot: int) -> None:
+    def _save(self, slot: int) -> None:
         """Follows `gpttype_save_state_kv`.
 
         Trap: at most one token is kept that was not evaluated, and it must match as the others.
@@ -427,7 +416,7 @@ class KoboldCpp:
         )
         self._emit(events.SlotSaved(task=self._task, slot=slot, n_tokens=Count(len(tokens))))
 
-    def load(self, slot: int) -> bool:
+    def _load(self, slot: int) -> bool:
         """Follows `gpttype_load_state_kv`; False if the slot is empty."""
         state = self.savestates[slot]
         if state.blob is None:
@@ -440,20 +429,24 @@ class KoboldCpp:
         self._emit(events.StateLoaded(task=self._task, n_tokens=Count(len(state.tokens))))
         return True
 
-    def act(self, task: int, what: str, name: str) -> bool:
+    def _perform(self, one: Call, what: str, name: str) -> None:
         """Answer `save_state`, `load_state` or `clear_state`; what names no slot is the first.
 
         Trap: a cleared context stays as it is, only the slots become empty.
         """
-        self._task = task
+        self._task = one.ticket
         slot = int(name) if name.isdecimal() and int(name) < len(self.savestates) else 0
-        if what == "load":
-            return self.load(slot)
         if what == "save":
-            self.save(slot)
-        else:
+            self._save(slot)
+        elif what == "reset":
             self.savestates = [SaveState() for _ in self.savestates]
-        return True
+        elif not self._load(slot):
+            text = "load_state: the slot is empty"
+            raise CallError(text)
+
+    @property
+    def _entries(self) -> Collection[SaveState]:
+        return [each for each in self.savestates if each.blob is not None]
 
 
 def contained(tokens: list[Token], whole: list[Token]) -> bool:

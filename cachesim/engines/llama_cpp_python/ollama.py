@@ -7,30 +7,25 @@ A batch is begun before the tokens that it continues are known.
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from typing import Final
 
-import numpy as np
-
-from cachesim.engines import base, job
+from cachesim.engines import base
 from cachesim.engines.base import NO_ANSWER, Ticket
-from cachesim.engines.family import Family, Profile
-from cachesim.engines.held import Amounts, Held, SlotHeld, Texts
-from cachesim.engines.job import SlotlessEngine
+from cachesim.engines.held import SlotHeld
+from cachesim.engines.job import SampledJob
 from cachesim.engines.llama_cpp_python import causes, events
-from cachesim.engines.llama_cpp_python.family import Rules
-from cachesim.engines.llama_cpp_python.options import Options
+from cachesim.engines.llama_cpp_python.rules import RunnerRules
 from cachesim.engines.llama_cpp_python.runner import Checkpoint, RunnerCache, Slot
-from cachesim.engines.llama_cpp_python.server import ENDPOINT, LlamaCppPython, account
-from cachesim.engines.llamacpp.held import memory_amounts, memory_held, parts
+from cachesim.engines.llama_cpp_python.server import MemoryServer
 from cachesim.engines.llamacpp.memory.attention import AttentionCache
 from cachesim.engines.llamacpp.memory.batch import Batch
 from cachesim.engines.llamacpp.memory.context import OK
-from cachesim.engines.llamacpp.memory.create import ContextParams, create_context
 from cachesim.engines.llamacpp.memory.hybrid import caches_of, parts_of
 from cachesim.engines.llamacpp.server_context import END_OF_GENERATION
-from cachesim.engines.tokens import PrefixTree, get_common_prefix
+from cachesim.engines.tokens import get_common_prefix
 from cachesim.errors import OptionError, UpstreamAbort
-from cachesim.units import Array, Count, Token, Tokens
+from cachesim.typed import of_kind
+from cachesim.units import Array, Count, Token
 
 SAMPLED: Final = Token(-1)
 """The place of a token that is sampled before the batch is computed."""
@@ -42,24 +37,18 @@ MOST: Final = 10
 
 
 @dataclass(slots=True, kw_only=True)
-class Sequence(job.Job):
+class Sequence(SampledJob):
     """A request, and the inputs that it has yet to evaluate."""
 
-    predict: int
     keep: int = 0
     inputs: list[Token] = field(default_factory=list)
     slot: Slot | None = None
-    sampled: list[Token] = field(default_factory=list)
     truncated: bool = False
     shifted: bool = False
 
-    @property
-    def generated(self) -> Tokens:
-        return tuple(self.sampled)
-
     def reply(self) -> base.Reply:
         return replace(
-            job.Job.reply(self),
+            SampledJob.reply(self),
             slot=None if self.slot is None else self.slot.id,
             truncated=self.truncated,
             approximated="context-shift" if self.shifted else None,
@@ -78,25 +67,14 @@ class Part:
     early: bool = False  # computed while the token before is still unknown
 
 
-def start(
-    profile: Profile, *, family: Family[Rules, Options], **given: Any
-) -> "LlamaCppPython | Ollama":
-    """An instance of `Llama`, or Ollama's runner where a patch names it."""
-    made = LlamaCppPython if family.rules(profile).runner is None else Ollama
-    return made(profile, family=family, **given)
-
-
-class Ollama(SlotlessEngine[Rules, Options, Sequence]):
+class Ollama(MemoryServer[Sequence]):
     """Follows `Server` of the runner: the sequences of one model."""
 
+    title = "Ollama's runner"
     erasing = " (unloads the model)"
     limit_flag = "num_predict"
 
-    def _set_up(self) -> None:
-        self._computed = PrefixTree()
-        self._empty()
-
-    def _empty(self) -> None:
+    def _start(self) -> None:
         """Follows `NewInputCache`, for the model's caches.
 
         Models with a state get one slot, whatever is asked for (`server/sched.go`).
@@ -104,12 +82,9 @@ class Ollama(SlotlessEngine[Rules, Options, Sequence]):
         for one in self._jobs:
             if not one.done:
                 one.end(NO_ANSWER)
-        rules, options, spec = self.rules.runner, self.options, self.network.spec
+        self._refuse_arguments()
+        rules, options = of_kind(RunnerRules, self.rules.server), self.options
         places = {shape.place for shape in self.network.shapes}
-        others = (options.embedding, not options.swa_full, options.cache != "none")
-        if rules is None or any(others) or options.draft_model != "none":
-            msg = "Ollama's runner has no set_cache, draft_model, small swa_full or embedding here"
-            raise OptionError(msg)
         self._llama = rules.llama
         hybrid = "recurrent" in places and not rules.llama
         if hybrid and places != {"recurrent", "attention"}:
@@ -119,24 +94,15 @@ class Ollama(SlotlessEngine[Rules, Options, Sequence]):
             msg = "a hybrid that keeps no token in a shift has no rules here: write num_keep = 1"
             raise OptionError(msg)
         slots = 1 if hybrid else options.num_parallel
-        self.n_batch = min(options.n_ctx, options.n_batch)
-        self.context = create_context(
-            self.network,
-            ContextParams(
-                n_ctx=Count(options.n_ctx * slots),
-                n_batch=self.n_batch * slots,
-                n_ubatch=min(self.n_batch, options.n_ubatch),
-                n_seq_max=slots,
-                kv_unified=not rules.llama,
-                swa_full=True,
-                type_k=options.type_k,
-                type_v=options.type_v,
-            ),
-            self.rules.memory,
+        self._make_memory(
+            n_ctx=Count(options.n_ctx * slots),
+            n_batch=min(options.n_ctx, options.n_batch) * slots,
+            n_seq_max=slots,
+            kv_unified=not rules.llama,
         )
         for each in self._caches():  # Ollama takes the first cells that are free
             each.streams.reclaims &= rules.llama
-        window = spec.window if "window" in places and not rules.llama else None
+        window = self.network.spec.window if "window" in places and not rules.llama else None
         self.slots = [
             Slot(i, RunnerCache(rules, options.n_ctx, window, hybrid=hybrid, slots=slots))
             for i in range(slots)
@@ -151,15 +117,10 @@ class Ollama(SlotlessEngine[Rules, Options, Sequence]):
     # -- requests ------------------------------------------------------------------------------
 
     def submit(self, request: base.Request) -> Ticket:
-        self._check(
-            request, drafts=request.drafts is not None, cache_prompt=not request.cache_prompt
-        )
-        if self._fields(request).get(ENDPOINT) == "embedding":
-            msg = "embeddings of Ollama's runner have no rules here"
-            raise OptionError(msg)
+        self._is_embedding(request)
         ticket = self._jobs.ticket()
-        predict = self._limit(request, MOST * self.options.n_ctx)
-        new = Sequence(ticket=ticket, prompt=request.prompt, predict=predict, forced=request.reply)
+        limit = self._limit(request, MOST * self.options.n_ctx)
+        new = Sequence(ticket=ticket, prompt=request.prompt, limit=limit, forced=request.reply)
         self._jobs.append(new)
         self._truncate(new)
         return ticket
@@ -183,11 +144,7 @@ class Ollama(SlotlessEngine[Rules, Options, Sequence]):
             self._remove(one)
 
     def _blank(self, ticket: Ticket) -> Sequence:
-        return Sequence(ticket=ticket, prompt=(), predict=0)
-
-    def restart(self) -> None:
-        """Unload the model, and load it again."""
-        self._empty()
+        return Sequence(ticket=ticket, prompt=())
 
     def sleep(self) -> None:
         """Refuse it: an idle model is unloaded."""
@@ -231,7 +188,7 @@ class Ollama(SlotlessEngine[Rules, Options, Sequence]):
     def _load_cache_slot(self, one: Sequence) -> None:
         """Follows `LoadCacheSlot`."""
         prompt = one.prompt
-        ledger = account(one, self._computed, [each.inputs for each in self.slots])
+        ledger = self._account(one)
         best = max(self.slots, key=lambda each: get_common_prefix(each.inputs, prompt))
         slot, past = self._find(one)
         slot.in_use, self._clock = True, self._clock + 1
@@ -415,7 +372,7 @@ class Ollama(SlotlessEngine[Rules, Options, Sequence]):
             row += len(part.tokens)
             if part.checkpoint is not None:
                 part.checkpoint.state = self.context.state_write(slot.id, partial=True)
-            self._computed.learn(np.array(slot.inputs, np.int64), None, int(one.ticket))
+            self._learn(slot.inputs, one.ticket)
             if not one.inputs:
                 one.inputs = [SAMPLED]
                 found.append((one, self.context.logits(row)))
@@ -426,24 +383,13 @@ class Ollama(SlotlessEngine[Rules, Options, Sequence]):
         token = Token(self._token(one, len(one.sampled), row))
         one.rows.append(row)
         one.sampled.append(token)
-        if token in END_OF_GENERATION or len(one.sampled) >= one.predict:
+        if token in END_OF_GENERATION or len(one.sampled) >= one.limit:
             self._remove(one)
 
     # -- accounts ------------------------------------------------------------------------------
 
-    def remember(self, most: int) -> None:
-        self._computed.remember(most)
-
-    def snapshot(self) -> dict[str, Any]:
-        return {**self.books(), "memory": parts(self.context)}
-
-    def books(self) -> dict[str, Any]:
-        slots = [{"id": slot.id, "tokens": list(slot.inputs)} for slot in self.slots]
-        return {"slots": slots, "prompt_cache": []}
-
-    def held(self) -> Held:
-        cells, rows = memory_held(self.context)
-        slots = (
+    def _slots(self) -> tuple[SlotHeld, ...]:
+        return tuple(
             SlotHeld(
                 id=slot.id,
                 state="processing" if slot.in_use else "idle",
@@ -452,13 +398,3 @@ class Ollama(SlotlessEngine[Rules, Options, Sequence]):
             )
             for slot in self.slots
         )
-        return Held(slots=tuple(slots), cells=cells, rows=rows)
-
-    def texts(self) -> Texts:
-        return Texts(slots=tuple((slot.id, tuple(slot.inputs)) for slot in self.slots))
-
-    def amounts(self) -> Amounts:
-        return memory_amounts(self.context)
-
-    def check_integrity(self) -> None:
-        self.context.check_integrity()

@@ -14,6 +14,7 @@ Ollama keeps: only its rules decide what is reused.
 from dataclasses import dataclass, field, replace
 from typing import Final
 
+from cachesim.engines.llama_cpp_python.rules import RunnerRules
 from cachesim.engines.llamacpp.memory.blob import Blob, CellList
 from cachesim.units import Token
 
@@ -27,17 +28,6 @@ INTERVAL: Final = 1664
 """Positions from a checkpoint to the next, at least: it is taken at the end of a batch."""
 
 ABSENT: Final = -1
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunnerRules:
-    """Rules of Ollama's caches (`kvcache`)."""
-
-    memory: int = 0
-    """Tokens that window layers keep; one window at least (`NewSWAMemCache`)."""
-
-    llama: bool = False
-    """llama.cpp's memory decides, and each batch waits for its tokens (`runner/llamarunner`)."""
 
 
 @dataclass(slots=True)

@@ -2,25 +2,33 @@
 
 import pytest
 
-from cachesim.engines.base import Reply, Request
-from cachesim.engines.llama_cpp_python.koboldcpp import longest_common
-from cachesim.engines.llama_cpp_python.server import LlamaCppPython
+from cachesim.engines.base import Engine, Reply, Request
+from cachesim.engines.llama_cpp_python.koboldcpp import KoboldCpp, longest_common
 from cachesim.errors import OptionError
+from cachesim.model.presets import tiny
 from cachesim.typed import there_is
 from cachesim.units import as_tokens
-from tests.engines.llama_cpp_python.test_llama_cpp_python import called, names, opened, right, run
+from tests.engines.llama_cpp_python.test_llama_cpp_python import called, names, right, run
 
 NEWEST = "0.3.36+koboldcpp"
 OF_1_104 = "0.3.23+koboldcpp+kobold-1.104"
 OF_1_99 = "0.3.23+koboldcpp+kobold-1.99"
 
 
-def saved(engine: LlamaCppPython) -> list[tuple[int, int]]:
+def opened(release: str, model: str = "dense", **options: object) -> KoboldCpp:
+    engine = Engine.create(
+        f"llama-cpp-python@{release}", model=tiny(model), arithmetic="ring", options=options
+    )
+    assert isinstance(engine, KoboldCpp)
+    return engine
+
+
+def saved(engine: KoboldCpp) -> list[tuple[int, int]]:
     """Slot and tokens of each save."""
     return [(each.slot, each.n_tokens) for each in engine.events if each.name() == "slot-saved"]
 
 
-def acted(engine: LlamaCppPython, what: str, name: str = "0") -> Reply:
+def acted(engine: KoboldCpp, what: str, name: str = "0") -> Reply:
     ticket = engine.slot_save(0, name) if what == "save" else engine.slot_restore(0, name)
     engine.run()
     return there_is(engine.reply(ticket))
@@ -134,7 +142,7 @@ SYSTEM = (*run(0, 20),)
 LATER = (*run(30, 60), *run(310, 180), *run(100, 80))
 
 
-def halved() -> tuple[LlamaCppPython, Reply]:
+def halved() -> tuple[KoboldCpp, Reply]:
     """A server whose second prompt was halved, and the reply to it."""
     engine = opened(NEWEST, noshift=True, smartcontext=True)
     called(engine, *SYSTEM, *run(100, 200), *run(300, 190))

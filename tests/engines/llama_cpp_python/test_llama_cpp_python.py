@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from cachesim.engines.base import Engine, Reply, Request
-from cachesim.engines.llama_cpp_python.server import LlamaCppPython
+from cachesim.engines.llama_cpp_python.llama import LlamaCppPython
+from cachesim.engines.llama_cpp_python.server import CallServer
 from cachesim.engines.llama_cpp_python.states import lookup
 from cachesim.model.presets import tiny
 from cachesim.typed import there_is
@@ -22,7 +23,7 @@ def opened(release: str = "0.3.36", model: str = "dense", **options: object) -> 
     return engine
 
 
-def called(engine: LlamaCppPython, *tokens: int, predict: int = 1) -> Reply:
+def called(engine: CallServer, *tokens: int, predict: int = 1) -> Reply:
     ticket = engine.submit(Request(prompt=as_tokens(tokens), predict=predict))
     engine.run()
     engine.check_integrity()
@@ -46,11 +47,11 @@ def run(first: int, count: int) -> range:
     return range(first, first + count)
 
 
-def names(engine: LlamaCppPython) -> list[str]:
+def names(engine: CallServer) -> list[str]:
     return [each.name() for each in engine.events]
 
 
-def right(engine: LlamaCppPython, reply: Reply) -> bool:
+def right(engine: CallServer, reply: Reply) -> bool:
     rows = range(len(reply.prompt) - 1, len(reply.prompt) + len(reply.generated) - 1)
     tokens = (*reply.prompt, *reply.generated)
     return bool((reply.logits == cold_logits(engine.network, tokens, rows=rows)).all())

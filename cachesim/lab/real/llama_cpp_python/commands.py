@@ -4,7 +4,8 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Final
 
-from cachesim.engines.llama_cpp_python.family import FAMILY, Rules
+from cachesim.engines.llama_cpp_python.family import FAMILY
+from cachesim.engines.llama_cpp_python.rules import Rules
 from cachesim.lab.real.agreement import Agreement, first_difference
 from cachesim.lab.real.environment import versions_of
 from cachesim.lab.real.fit import Played, explain

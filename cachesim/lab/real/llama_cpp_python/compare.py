@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any, Final, Self
 import numpy as np
 
 from cachesim.engines.family import Profile
-from cachesim.engines.llama_cpp_python.family import FAMILY, Rules
+from cachesim.engines.llama_cpp_python.family import FAMILY
+from cachesim.engines.llama_cpp_python.llama import LlamaCppPython
 from cachesim.engines.llama_cpp_python.options import Options
-from cachesim.engines.llama_cpp_python.server import LlamaCppPython
+from cachesim.engines.llama_cpp_python.rules import Rules
 from cachesim.engines.llama_cpp_python.states import DiskCache
 from cachesim.engines.option import options_of
 from cachesim.errors import CachesimError
