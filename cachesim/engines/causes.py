@@ -17,21 +17,23 @@ from cachesim.units import Count
 class Cause:
     """A cause of lost reuse in an engine.
 
-    `sentence` is a template over `fields`: lower case, no full stop, true of the numbers alone.
-    `about` explains when the cause occurs, and its remedy.
+    `sentence` is a template: lower case, no full stop, true of the numbers alone. `fields` are
+    numbers that it does not name. `about` explains when the cause occurs, and its remedy.
     """
 
     id: str
     sentence: str
     about: str
     fields: tuple[str, ...] = ()
+    numbers: frozenset[str] = field(init=False, compare=False)  # those of each case
     derived: ClassVar[frozenset[str]] = frozenset()
 
     def __post_init__(self) -> None:
-        missing = names_in(self.sentence) - set(self.fields) - self.derived
-        if missing or not self.sentence or not self.about:
-            msg = f"cause {self.id}: its sentence needs fields {sorted(missing)}, and an about"
+        if not self.sentence or not self.about:
+            msg = f"cause {self.id} needs a sentence and an about"
             raise ContractError(msg)
+        named = names_in(self.sentence) - self.derived
+        object.__setattr__(self, "numbers", named.union(self.fields))
 
     def render(self, detail: Mapping[str, Any]) -> str:
         """The sentence with the numbers of one case."""
@@ -53,9 +55,9 @@ class Loss:
     detail: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if set(self.detail) != set(self.cause.fields):
+        if self.detail.keys() != self.cause.numbers:
             msg = (
-                f"cause {self.cause.id} is declared with fields {sorted(self.cause.fields)},"
+                f"cause {self.cause.id} is declared with fields {sorted(self.cause.numbers)},"
                 f" and was given {sorted(self.detail)}"
             )
             raise ContractError(msg)
@@ -96,7 +98,6 @@ def last_computed(about: str) -> Cause:
         id="last-token",
         sentence="all {prompt_tokens} tokens are known; the last one is computed for its logits",
         about=about,
-        fields=("prompt_tokens",),
     )
 
 

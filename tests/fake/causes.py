@@ -6,7 +6,6 @@ FORGETFUL = Cause(
     id="forgetful",
     sentence="half of the {held} tokens held is forgotten",
     about="This server is made to lose tokens.",
-    fields=("held",),
 )
 
 LAST_TOKEN = last_computed("A prompt is never taken from the cache whole.")

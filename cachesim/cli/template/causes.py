@@ -7,5 +7,4 @@ WHOLE_BLOCKS = Cause(
     id="whole-blocks",
     sentence="a state is kept after every {block} tokens",
     about="A prompt resumes at the last state before it diverges.",
-    fields=("block",),
 )

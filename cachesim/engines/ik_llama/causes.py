@@ -17,7 +17,6 @@ LIST_MOVED_OUT: Final = Cause(
         "Without reasoning tags the search moves every token list out to compare it, the slot's "
         "own too, and puts none back: the tokens are still in memory, but no longer listed."
     ),
-    fields=("slot",),
 )
 CACHE_PROMPT_OFF: Final = parent.CACHE_PROMPT_OFF
 TEXT_MATCH: Final = Cause(
@@ -27,13 +26,11 @@ TEXT_MATCH: Final = Cause(
         "The server compares text, not token ids: text that was tokenised differently still "
         "matches, and the loose comparison ignores white space."
     ),
-    fields=("exact", "tolerant"),
 )
 CACHE_RAM_N_MIN: Final = Cause(
     id="cache-ram-n-min",
     sentence="{match} matching tokens are fewer than --cache-ram-n-min {n_min}",
     about="A short match is thrown away, with the slot's checkpoints.",
-    fields=("match", "n_min"),
 )
 LAST_TOKEN: Final = parent.LAST_TOKEN
 MEMORY_DEPTH: Final = replace(
@@ -41,12 +38,12 @@ MEMORY_DEPTH: Final = replace(
     about=(
         "A recurrent state is valid at one position and cannot be rewound. Only a checkpoint helps."
     ),
-    fields=("pos_min", "threshold", "checkpoints"),
+    fields=("threshold", "checkpoints"),
 )
 FULL_REPROCESSING: Final = replace(
     parent.FULL_REPROCESSING,
     about="The state cannot be rewound, and no checkpoint qualifies.",
-    fields=("pos_min", "threshold", "checkpoints"),
+    fields=("threshold",),
 )
 CHECKPOINT_RESTORED: Final = parent.CHECKPOINT_RESTORED
 FULL_RESET: Final = Cause(
@@ -56,13 +53,11 @@ FULL_RESET: Final = Cause(
         "prompt is reprocessed"
     ),
     about="If one context refuses a trim, both are emptied: the reset site of #1860 and #1889.",
-    fields=("who", "p0"),
 )
 PROMPT_TRUNCATED: Final = Cause(
     id="prompt-truncated",
     sentence="the prompt is too long for the context: {dropped} tokens are dropped",
     about="With context shift on, whole blocks after `n_keep` are dropped until the prompt fits.",
-    fields=("dropped",),
 )
 
 CAUSES: Final = declared(globals())

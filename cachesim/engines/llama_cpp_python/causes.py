@@ -12,7 +12,6 @@ REPLACED: Final = Cause(
         "An instance holds one sequence: each prompt replaces what it does not continue. A cache "
         "(`set_cache`, or the server's `--cache true`) keeps whole states up to its capacity."
     ),
-    fields=("wanted", "found"),
 )
 LESS_LOADED: Final = Cause(
     id="less-loaded",
@@ -21,13 +20,11 @@ LESS_LOADED: Final = Cause(
         "An entry is chosen by its key, and compared by an array of tokens that is longer than its "
         "state: a token that was sampled and not evaluated, or one of an earlier prompt, counts."
     ),
-    fields=("wanted", "found"),
 )
 STATE_BEHIND: Final = Cause(
     id="state-behind",
     sentence="the prompt leaves the {held} held tokens, and a recurrent state cannot go back",
     about="Releases 0.3.24 to 0.3.31 reset the instance unless the prompt continues what it holds.",
-    fields=("held",),
 )
 CUT_REFUSED: Final = Cause(
     id="cut-refused",
@@ -36,13 +33,11 @@ CUT_REFUSED: Final = Cause(
         "Recurrent and hybrid memory holds its last state only. Evaluate what all prompts share, "
         "`save_state`, and load it before each."
     ),
-    fields=("wanted",),
 )
 WINDOW_GONE: Final = Cause(
     id="window-begins-later",
     sentence="{wanted} tokens match, and windows begin at position {first}",
     about="Ollama keeps one window, or 4,096 tokens, before its newest batch.",
-    fields=("wanted", "first"),
 )
 CHECKPOINT_BEFORE: Final = Cause(
     id="checkpoint-before",
@@ -51,14 +46,12 @@ CHECKPOINT_BEFORE: Final = Cause(
         "Ollama resumes hybrids from checkpoints only, 1,664 positions apart; KoboldCpp from what "
         "it holds, or the longest saved state, if the prompt contains all of it."
     ),
-    fields=("wanted", "found"),
 )
 SLOT_BUSY: Final = llamacpp.SLOT_BUSY
 NOT_KEPT: Final = Cause(
     id="prefix-not-kept",
     sentence="none of the {wanted} matching tokens is kept",
     about="KoboldCpp keeps no prefix of less than 4 tokens, and nothing with `--nofastforward`.",
-    fields=("wanted",),
 )
 CONTEXT_SHIFTED: Final = Cause(
     id="context-shifted",
@@ -67,19 +60,16 @@ CONTEXT_SHIFTED: Final = Cause(
         "KoboldCpp erases tokens that a chat dropped, if the longest common run follows them; "
         "`--noshift` turns it off."
     ),
-    fields=("erased", "position"),
 )
 WINDOW_REFILLED: Final = Cause(
     id="window-refilled",
     sentence="the last {refilled} tokens of the prompt are evaluated, to fill the windows",
     about="KoboldCpp refills small windows, not exactly; `--noswa` gives them a cell per token.",
-    fields=("refilled",),
 )
 SMART_CONTEXT: Final = Cause(
     id="smart-context",
     sentence="{dropped} tokens of the prompt are left out",
     about="`--smartcontext` halves a prompt that fills the context, to continue it for a while.",
-    fields=("dropped",),
 )
 LAST_TOKEN: Final = last_computed("Since 0.3.32 not where the instance holds exactly the prompt.")
 

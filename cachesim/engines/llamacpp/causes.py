@@ -13,31 +13,26 @@ SLOT_BUSY: Final = Cause(
     id="slot-busy",
     sentence="slot {slot} is busy with another request",
     about="A busy slot is not considered. More slots, or waiting, would have helped.",
-    fields=("slot",),
 )
 SLOT_PINNED: Final = Cause(
     id="slot-pinned",
     sentence="the request names slot {chosen}, so slot {slot} is not considered",
     about="A request with `id_slot` takes that slot, whatever the others hold.",
-    fields=("slot", "chosen"),
 )
 SLOT_SIMILARITY: Final = Cause(
     id="slot-similarity",
     sentence="slot {slot} shares no more than {threshold} of the prompt",
     about="A slot is chosen for what it shares only above `--slot-prompt-similarity`.",
-    fields=("slot", "threshold"),
 )
 SLOT_AGE: Final = Cause(
     id="slot-age",
     sentence="slot {chosen} was used least recently and is taken; slot {slot} is not considered",
     about="With `--slot-prompt-similarity 0` the server picks the least recently used slot.",
-    fields=("slot", "chosen"),
 )
 CACHE_UNSEEN: Final = Cause(
     id="cache-unseen",
     sentence="slot {chosen} is taken as it is: the prompt cache is not searched",
     about="A pinned request does not always search the prompt cache (`--cache-ram`).",
-    fields=("chosen",),
 )
 MODEL_UNLOADED: Final = Cause(
     id="model-unloaded",
@@ -46,7 +41,6 @@ MODEL_UNLOADED: Final = Cause(
         "A router ends the server of the least recently used model for another one. A larger "
         "`--models-max`, or slot files saved before, would have helped."
     ),
-    fields=("model", "asked"),
 )
 F_KEEP: Final = Cause(
     id="f-keep",
@@ -55,7 +49,7 @@ F_KEEP: Final = Cause(
         "the prompt cache is not searched"
     ),
     about="A slot that keeps half of its tokens is taken as it is, even for a better entry.",
-    fields=("slot", "f_keep", "sim"),
+    fields=("sim",),
 )
 CACHE_KEEP: Final = Cause(
     id="cache-keep",
@@ -64,7 +58,6 @@ CACHE_KEEP: Final = Cause(
         "not loaded"
     ),
     about="A prompt-cache entry is not loaded if only a small part of it would be kept.",
-    fields=("n_tokens", "f_keep", "below"),
 )
 CACHE_NOT_BETTER: Final = Cause(
     id="cache-not-better",
@@ -76,13 +69,12 @@ CACHE_NOT_BETTER: Final = Cause(
         "An entry must beat the slot, and each entry that won before it, on both ratios: what "
         "would be kept of its own tokens, and what it shares of the prompt."
     ),
-    fields=("n_tokens", "f_keep", "f_sim", "best_keep", "best_sim"),
 )
 CACHE_BETTER_ENTRY: Final = Cause(
     id="cache-better-entry",
     sentence="another prompt-cache entry beats the one of {n_tokens} tokens",
     about="Of several entries the last one that beats all before it is loaded.",
-    fields=("n_tokens", "f_keep", "f_sim"),
+    fields=("f_keep", "f_sim"),
 )
 CACHE_OBSOLETE_ENTRY: Final = Cause(
     id="cache-obsolete-entry",
@@ -90,25 +82,21 @@ CACHE_OBSOLETE_ENTRY: Final = Cause(
         "the prompt-cache entry ({n_tokens} tokens) is a prefix of a longer entry, saved instead"
     ),
     about="Saving a prompt erases every entry that is a prefix of it.",
-    fields=("n_tokens",),
 )
 CACHE_MAKING_ROOM: Final = Cause(
     id="cache-making-room",
     sentence="the prompt-cache entry ({n_tokens} tokens, {size} bytes) was evicted to make room",
     about="The oldest entries are evicted before a new one is added, even the one needed next.",
-    fields=("n_tokens", "size"),
 )
 CACHE_LOAD_FAILED: Final = Cause(
     id="cache-load-failed",
     sentence="the state of the prompt-cache entry ({n_tokens} tokens) does not load",
     about="Memory had no room for the state, or it does not fit; nothing of it is reused.",
-    fields=("n_tokens",),
 )
 SLOT_CLEARED: Final = Cause(
     id="slot-cleared",
     sentence="slot {slot} was cleared after a failed load",
     about="A failed load leaves the slot empty; its own tokens are lost too.",
-    fields=("slot",),
 )
 
 # --- usable tokens of the slot -------------------------------------------------------------
@@ -117,13 +105,11 @@ ADAPTERS_CHANGED: Final = Cause(
     id="adapters-changed",
     sentence="slot {slot} is emptied: the request's adapters are not those of its last request",
     about="A request with a `lora` set of its own that is not the slot's empties the slot.",
-    fields=("slot",),
 )
 READ_WHOLE: Final = Cause(
     id="read-whole",
     sentence="a prompt to be embedded is processed whole, from its start (--pooling {pooling})",
     about="All embeddings of a prompt come from one ubatch, unless only the last one is wanted.",
-    fields=("pooling",),
 )
 CACHE_PROMPT_OFF: Final = Cause(
     id="cache-prompt-off",
@@ -144,7 +130,6 @@ SLOT_TOKENS: Final = Cause(
     id="slot-tokens",
     sentence="slot {slot}'s own tokens match the prompt only this far",
     about="Only what the chosen slot itself holds can be used.",
-    fields=("slot",),
 )
 CHUNK_REUSE: Final = Cause(
     id="chunk-reuse",
@@ -153,7 +138,6 @@ CHUNK_REUSE: Final = Cause(
         "`--cache-reuse` keeps later parts of the old prompt under new positions. Their values "
         "were computed in another context: the answer differs by design."
     ),
-    fields=("n_cache_reuse",),
 )
 
 
@@ -186,7 +170,7 @@ MEMORY_DEPTH: Final = DepthCause(
         "A recurrent state is valid at one position and cannot be rewound; a window has dropped "
         "older positions. Only a checkpoint helps."
     ),
-    fields=("pos_min", "threshold", "n_swa", "checkpoints"),
+    fields=("threshold", "n_swa", "checkpoints"),
 )
 FULL_REPROCESSING: Final = DepthCause(
     id="full-reprocessing",
@@ -198,13 +182,12 @@ FULL_REPROCESSING: Final = DepthCause(
         'The server\'s log says "forcing full prompt re-processing due to lack of cache data": '
         "the state cannot be rewound, and each checkpoint failed the test shown with it."
     ),
-    fields=("pos_min", "threshold", "n_swa", "checkpoints"),
+    fields=("threshold", "n_swa"),
 )
 CHECKPOINT_RESTORED: Final = Cause(
     id="checkpoint-restored",
     sentence="checkpoint {n_tokens}[{pos_min}..{pos_max}] was restored",
     about="A checkpoint recovers part of what memory alone could not.",
-    fields=("n_tokens", "pos_min", "pos_max"),
 )
 CHECKPOINT_FALLBACK: Final = Cause(
     id="checkpoint-fallback",
@@ -213,25 +196,21 @@ CHECKPOINT_FALLBACK: Final = Cause(
         "{n_tokens}[{pos_min}..{pos_max}], was restored"
     ),
     about="With #20428 a refused cut falls back to a checkpoint instead of starting over.",
-    fields=("p0", "n_tokens", "pos_min", "pos_max"),
 )
 LAST_TOKEN: Final = Cause(
     id="last-token",
     sentence="all {n_tokens} tokens are there; the last one is reprocessed for its logits",
     about="Sampling needs the logits of the last token, so one token is always processed.",
-    fields=("n_tokens",),
 )
 SEQ_RM_REFUSED: Final = Cause(
     id="seq-rm-refused",
     sentence="memory cannot be cut at position {p0}, so it was cleared",
     about="A recurrent state cannot be cut; the release clears the slot and starts over.",
-    fields=("p0",),
 )
 REQUEST_REFUSED: Final = Cause(
     id="request-refused",
     sentence="the request ended with {error}: nothing counts as reused",
     about="A request that fails reports no cached tokens.",
-    fields=("error",),
 )
 
 CAUSES: Final = declared(globals())

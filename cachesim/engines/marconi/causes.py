@@ -11,7 +11,6 @@ NOT_KEPT: Final = Cause(
     id="not-kept",
     sentence="the tree has {found} of the {wanted} tokens that were computed",
     about="A node was evicted, or what was computed was never put into the tree.",
-    fields=("wanted", "found"),
 )
 NO_STATE_YET: Final = Cause(
     id="no-state-yet",
@@ -20,13 +19,11 @@ NO_STATE_YET: Final = Cause(
         "States are saved where requests end and where requests diverge: the first request that "
         "diverges saves one, and later ones can use it."
     ),
-    fields=("wanted", "found"),
 )
 FALSE_MATCH: Final = Cause(
     id="false-match",
     sentence="the match counts {answer} tokens, with nodes below an edge that does not match",
     about="A defect of the artifact: it continues among the children of a partly matched edge.",
-    fields=("answer",),
 )
 
 CAUSES: Final = declared(globals())

@@ -12,7 +12,6 @@ PAIRS: Final = Cause(
         "With EAGLE the key of a position is its token and the next one, because the drafter was "
         "fed with both; a match ends one token earlier."
     ),
-    fields=("tokens", "pairs"),
 )
 IMAGE_IDS: Final = Cause(
     id="ids-of-all-images",
@@ -21,13 +20,11 @@ IMAGE_IDS: Final = Cause(
         "A key has ids of a hash for the tokens of images; before #21899 it was one hash of all "
         "images of the request, and another image changed the ids of the first."
     ),
-    fields=("found",),
 )
 WHOLE_PAGES: Final = Cause(
     id="whole-pages",
     sentence="a match is a multiple of {page} tokens",
     about="Keys are compared page by page (`--page-size`).",
-    fields=("page",),
 )
 NOT_KEPT: Final = Cause(
     id="not-kept",
@@ -36,7 +33,6 @@ NOT_KEPT: Final = Cause(
         "With `extra_buffer` a finished request keeps its tokens up to its last saved state and "
         "frees the rest; a request that was retracted or aborted keeps nothing."
     ),
-    fields=("kept",),
 )
 ATTENTION_EVICTED: Final = Cause(
     id="attention-evicted",
@@ -44,7 +40,7 @@ ATTENTION_EVICTED: Final = Cause(
     about=(
         "When memory is short, leaves that no request holds are evicted, least recently used first."
     ),
-    fields=("wanted", "found"),
+    fields=("wanted",),
 )
 WINDOW_GONE: Final = Cause(
     id="window-gone",
@@ -56,7 +52,6 @@ WINDOW_GONE: Final = Cause(
         "A node keeps attention's slots when its window part is freed; a match may end only where "
         "the whole window before it is still there."
     ),
-    fields=("wanted", "found", "window"),
 )
 STATE_EVICTED: Final = Cause(
     id="state-evicted",
@@ -67,7 +62,7 @@ STATE_EVICTED: Final = Cause(
         "States have their own slots and their own least-recently-used list: an inner node can "
         "lose its state and keep attention's slots (a tombstone)."
     ),
-    fields=("wanted", "found", "saved"),
+    fields=("wanted",),
 )
 STATE_MISSING: Final = Cause(
     id="state-missing",
@@ -77,7 +72,6 @@ STATE_MISSING: Final = Cause(
         "multiple of the grid, every `mamba_track_interval` generated tokens, and where attention "
         "alone could have resumed."
     ),
-    fields=("wanted", "found"),
 )
 NOT_LOADED: Final = Cause(
     id="not-loaded-back",
@@ -86,7 +80,6 @@ NOT_LOADED: Final = Cause(
         "Fewer than ten tokens of attention are recomputed instead of being loaded back, and "
         "nothing is loaded where the device has no room for all of it."
     ),
-    fields=("wanted", "found"),
 )
 NOT_FETCHED: Final = Cause(
     id="not-fetched",
@@ -103,6 +96,5 @@ NOT_FETCHED: Final = Cause(
         "after the request arrived, and its tokens arrive in the next one; with windows or states "
         "all of them arrive, or none."
     ),
-    fields=("stored", "found"),
 )
 CAUSES: Final = declared(globals())

@@ -22,7 +22,6 @@ WHOLE_PAGES: Final = Cause(
     id="whole-pages",
     sentence="only whole blocks of {page} tokens are matched",
     about="A hash stands for a whole block. A smaller `page_size` reuses more of short prompts.",
-    fields=("page",),
 )
 NOT_HASHED: Final = Cause(
     id="not-hashed",
@@ -32,7 +31,6 @@ NOT_HASHED: Final = Cause(
         "it finishes: a prompt whose reply is one token leaves nothing of its last batch. Blocks "
         "of a batch that has not run have no hash yet."
     ),
-    fields=("wanted", "found"),
 )
 EVICTED: Final = Cause(
     id="evicted",
@@ -41,7 +39,6 @@ EVICTED: Final = Cause(
         "Below the safety margin, and where a request finds no room, all blocks without a request "
         "are evicted at once. A preempted request frees its blocks, too."
     ),
-    fields=("wanted", "found"),
 )
 
 CAUSES: Final = declared(globals())
