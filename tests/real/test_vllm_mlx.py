@@ -12,10 +12,8 @@ import pytest
 from cachesim.engines.family import Profile
 from cachesim.engines.mlx_lm.caches.prompt_cache import copy_prompt_cache
 from cachesim.engines.mlx_lm.store.lru_prompt_cache import Fetched, Key
-from cachesim.engines.mlx_lm.store.memory_prompt_cache import MemoryPromptCache
-from cachesim.engines.mlx_lm.store.mllm_prompt_cache import MllmPromptCache
-from cachesim.engines.mlx_lm.store.rapid_prompt_cache import RapidPromptCache
-from cachesim.engines.mlx_lm.store.whole_prompt_cache import WholePromptCache
+from cachesim.engines.mlx_lm.store.memory_prompt_cache import MemoryPromptCache, RapidPromptCache
+from cachesim.engines.mlx_lm.store.mllm_prompt_cache import MllmPromptCache, WholePromptCache
 from cachesim.lab.real.agreement import Agreement
 from cachesim.lab.real.environment import EnvironmentUnavailableError
 from cachesim.lab.real.mlx_lm.server_workloads import Workload

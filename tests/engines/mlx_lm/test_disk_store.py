@@ -7,9 +7,8 @@ import pytest
 
 from cachesim.engines.base import Engine, Request
 from cachesim.engines.mlx_lm.engine import MlxLm
-from cachesim.engines.mlx_lm.server.kit import next_prompt_step_size
-from cachesim.engines.mlx_lm.store.disk_prompt_cache import DiskPromptCache
-from cachesim.engines.mlx_lm.store.record_store import RecordStore
+from cachesim.engines.mlx_lm.server.serving import next_prompt_step_size
+from cachesim.engines.mlx_lm.store.disk_prompt_cache import DiskPromptCache, RecordStore
 from cachesim.errors import OptionError
 from cachesim.model.presets import preset
 from cachesim.model.spec import ModelSpec

@@ -25,8 +25,7 @@ from cachesim.engines.mlx_lm.family import FAMILY
 from cachesim.engines.mlx_lm.generate.forward import Forward, Visibility, as_visible
 from cachesim.engines.mlx_lm.rules import CacheRules, GridRules, StoreRules
 from cachesim.engines.mlx_lm.server.request import _before_thinking, tail_start
-from cachesim.engines.mlx_lm.store.grid_prompt_cache import GridPromptCache
-from cachesim.engines.mlx_lm.store.live_buffer import LiveBuffer
+from cachesim.engines.mlx_lm.store.grid_prompt_cache import GridPromptCache, LiveBuffer
 from cachesim.errors import OptionError, SpecError
 from cachesim.model.arithmetic import ArithmeticName
 from cachesim.model.build import build

@@ -12,11 +12,12 @@ from cachesim.engines.mlx_lm.store.lru_prompt_cache import Fetched
 from cachesim.engines.mlx_lm.store.mllm_prompt_cache import (
     PLACEHOLDER,
     MllmPromptCache,
+    WholePromptCache,
     has_images,
     named,
+    of_prompt,
     placed,
 )
-from cachesim.engines.mlx_lm.store.whole_prompt_cache import WholePromptCache, of_prompt
 from cachesim.units import Count, Pos, as_tokens
 
 MODEL = "model"

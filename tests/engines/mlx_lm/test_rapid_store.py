@@ -7,7 +7,7 @@ from cachesim.engines.mlx_lm.caches.layer_cache import LayerCache
 from cachesim.engines.mlx_lm.rules import UNLISTED, CacheRules, RapidRules, StoreRules
 from cachesim.engines.mlx_lm.server.request import stable_end
 from cachesim.engines.mlx_lm.store.lru_prompt_cache import Fetched
-from cachesim.engines.mlx_lm.store.rapid_prompt_cache import RapidPromptCache
+from cachesim.engines.mlx_lm.store.memory_prompt_cache import RapidPromptCache
 
 MODEL = "model"
 

@@ -27,14 +27,11 @@ from cachesim.engines.mlx_lm.rules import (
 )
 from cachesim.engines.mlx_lm.server.request import Job, think_suffix
 from cachesim.engines.mlx_lm.store.disk_prompt_cache import DiskPromptCache
-from cachesim.engines.mlx_lm.store.grid_prompt_cache import GridPromptCache
+from cachesim.engines.mlx_lm.store.grid_prompt_cache import GridPromptCache, SessionPromptCache
 from cachesim.engines.mlx_lm.store.lru_prompt_cache import CacheEntry, Fetched, LRUPromptCache
-from cachesim.engines.mlx_lm.store.memory_prompt_cache import MemoryPromptCache
-from cachesim.engines.mlx_lm.store.mllm_prompt_cache import MllmPromptCache
-from cachesim.engines.mlx_lm.store.rapid_prompt_cache import RapidPromptCache
-from cachesim.engines.mlx_lm.store.session_prompt_cache import SessionPromptCache
+from cachesim.engines.mlx_lm.store.memory_prompt_cache import MemoryPromptCache, RapidPromptCache
+from cachesim.engines.mlx_lm.store.mllm_prompt_cache import MllmPromptCache, WholePromptCache
 from cachesim.engines.mlx_lm.store.snapshot_prompt_cache import SnapshotPromptCache
-from cachesim.engines.mlx_lm.store.whole_prompt_cache import WholePromptCache
 from cachesim.engines.tokens import get_common_prefix
 from cachesim.errors import ContractError, OptionError
 from cachesim.model.arithmetic import LayerShape, Network

@@ -41,7 +41,6 @@ from cachesim.engines.mlx_lm.generate.batch_generator import BatchGenerator, Old
 from cachesim.engines.mlx_lm.generate.forward import Forward
 from cachesim.engines.mlx_lm.generate.shared import PromptCache, TokenResponse
 from cachesim.engines.mlx_lm.options import MlxOptions
-from cachesim.engines.mlx_lm.server.kit import serve_kit
 from cachesim.engines.mlx_lm.server.request import (
     Job,
     ReplyTokens,
@@ -53,14 +52,18 @@ from cachesim.engines.mlx_lm.server.request import (
     stable_end,
     without_cached,
 )
-from cachesim.engines.mlx_lm.server.serving import Serving
+from cachesim.engines.mlx_lm.server.serving import Serving, serve_kit
 from cachesim.engines.mlx_lm.server.store import ServerStore
 from cachesim.engines.mlx_lm.store.disk_prompt_cache import DiskPromptCache
 from cachesim.engines.mlx_lm.store.grid_prompt_cache import GridPromptCache
-from cachesim.engines.mlx_lm.store.memory_prompt_cache import MemoryPromptCache
-from cachesim.engines.mlx_lm.store.mllm_prompt_cache import MllmPromptCache, named, placed
-from cachesim.engines.mlx_lm.store.rapid_prompt_cache import RapidPromptCache
-from cachesim.engines.mlx_lm.store.whole_prompt_cache import WholePromptCache, of_prompt
+from cachesim.engines.mlx_lm.store.memory_prompt_cache import MemoryPromptCache, RapidPromptCache
+from cachesim.engines.mlx_lm.store.mllm_prompt_cache import (
+    MllmPromptCache,
+    WholePromptCache,
+    named,
+    of_prompt,
+    placed,
+)
 from cachesim.errors import OptionError
 from cachesim.model.arithmetic import Network
 from cachesim.model.parts import halves_order

@@ -1,4 +1,4 @@
-"""The prefix caches of oMLX and of Ollama's MLX runner: states at fixed positions of a prompt.
+"""Prefix caches with states at fixed positions: oMLX's, Ollama's MLX runner's, mlx-engine's.
 
     prompt      0 ......... 2048 ........ 4096 .... end       oMLX: the ends of its blocks
                 0 .................. 8191 .... end - 5        Ollama, with a drafter
@@ -8,22 +8,137 @@ Attention could be cut anywhere; a recurrent state is that of one position. Foll
 `BlockAwarePrefixCache` and `prefixCache`, without eviction.
 """
 
-from collections.abc import Callable, Hashable
-from dataclasses import replace
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar, Final
 
 from cachesim.engines.causes import Loss
 from cachesim.engines.events import Event
 from cachesim.engines.mlx_lm import causes
+from cachesim.engines.mlx_lm.caches.kv_cache import KVCache
+from cachesim.engines.mlx_lm.caches.layer_cache import some, write_rows
 from cachesim.engines.mlx_lm.caches.prompt_cache import (
     LayerCache,
     can_trim_prompt_cache,
     copy_prompt_cache,
     trim_prompt_cache,
 )
-from cachesim.engines.mlx_lm.rules import GridRules, StoreRules
-from cachesim.engines.mlx_lm.store.live_buffer import LiveBuffer, overwrite
+from cachesim.engines.mlx_lm.rules import GridRules, SessionRules, StoreRules
 from cachesim.engines.mlx_lm.store.lru_prompt_cache import UNLIMITED, Fetched, Key, LRUPromptCache
 from cachesim.units import Count
+
+CHUNK: Final = 2048
+"""Tokens of an append in prefill, whatever the request asks for (`prefillChunkSize`)."""
+
+
+def _equal(a: Key, b: Key) -> int:
+    pairs = enumerate(zip(a, b, strict=False))
+    return next((at for at, (x, y) in pairs if x != y), min(len(a), len(b)))
+
+
+def overwrite(old: Sequence[LayerCache], new: Sequence[LayerCache], start: int, end: int) -> None:
+    """Give `old` the keys and values that `new` has in a range of positions."""
+    for into, of in zip(old, new, strict=True):
+        if start < end and isinstance(into, KVCache) and isinstance(of, KVCache):
+            write_rows(some(into.keys), start, end, some(of.keys)[:, :, start:end])
+            write_rows(some(into.values), start, end, some(of.values)[:, :, start:end])
+
+
+@dataclass(slots=True)
+class _Snapshot:
+    """Keys and values of `[start, len(key))`; a lazy one is still that range of the buffer."""
+
+    key: Key
+    start: int
+    lazy: bool = True
+    user: bool = False  # of a prompt, at a fixed position: its node does not grow
+
+
+class LiveBuffer:
+    """The live buffer of Ollama's MLX runner until 0.32.6; its snapshots are ranges of it.
+
+        first chat   0 ........... 296 ... 300 ......... 500    snapshots [0, 296) and [296, 500)
+        second one   0 .. 5 ............... 249|250 .... 450    resumes at 5, replies from 249 on
+
+    Only the first append after a rewind, here [5, 249), copies snapshots out before it overwrites
+    them: [0, 296). The reply is then written over [296, 450), and the first chat gets its keys.
+    Follows `kvcache.go` with `switchToPath`, and `cache_trie.go`; rings copy all snapshots out
+    before every write. Not simulated: until 0.33.0 a chat that grew may find less of itself
+    (b315b3ee9, 81f9a394e).
+    """
+
+    def __init__(self) -> None:
+        self.snapshots: list[_Snapshot] = []
+        self.key: Key = ()
+        self.prompt = 0  # its length
+        self.checked = 0  # an append below this position has copied out what it overwrites
+
+    def _take(self, key: Key, start: int = 0, *, user: bool = False) -> None:
+        """Keep what `key` has beyond other snapshots; split the one that it leaves midway.
+
+        A node of a reply that has no further one below it grows, and is all taken anew.
+        """
+        for each in list(self.snapshots):
+            equal = _equal(each.key, key)
+            start = max(start, equal)
+            if each.start < equal < len(each.key):
+                self.snapshots.append(_Snapshot(each.key[:equal], each.start, each.lazy))
+                each.start = equal
+        stem = key[:start]
+        above = [each for each in self.snapshots if each.key == stem]
+        at_end = [each for each in self.snapshots if each.start == start]
+        below = [each for each in at_end if each.key[:start] == stem]
+        if start == len(key):
+            for each in above:
+                each.user |= user
+        elif above and not (user or below or above[0].user):
+            above[0].key, above[0].lazy = key, True
+        else:
+            self.snapshots.append(_Snapshot(key, start, user=user))
+
+    def _copy_out(self, start: int, stop: int) -> None:
+        for each in self.snapshots:
+            each.lazy = each.lazy and not (each.start < stop and len(each.key) > start)
+
+    def resume(self, tokens: Key, matched: int, used: int) -> int:
+        """Rewind, restore the snapshots of another path, and append the first chunk.
+
+        Return how many rows of the buffer stayed as they were.
+        """
+        live = offset = min(_equal(self.key, tokens), matched)
+        if offset < len(self.key):
+            self._take(self.key)
+        rewound = True
+        for each in sorted(self.snapshots, key=lambda each: each.start):
+            if min(_equal(each.key, tokens), matched) > max(each.start, offset):
+                offset = min(len(each.key), matched)
+                rewound = each.lazy
+                if not each.lazy:  # its rows are appended
+                    self._copy_out(each.start, len(each.key))
+        self.key, self.prompt, self.checked = tokens[:used], len(tokens), used
+        if rewound or used < offset:
+            self.checked += max(min(CHUNK, len(tokens) - used - 1), 1)
+            self._copy_out(used, self.checked)
+        return min(live, used)
+
+    def append(
+        self,
+        key: Key,
+        cache: Sequence[LayerCache],
+        entries: Iterable[tuple[Key, Sequence[LayerCache]]],
+    ) -> None:
+        """Overwrite the lazy snapshots in the way, which entries with their path restore."""
+        begin, held = max(len(self.key), self.checked), list(entries)
+        for each in self.snapshots:
+            start, stop = max(begin, each.start), min(len(key), len(each.key))
+            if not each.lazy or start >= stop:
+                continue
+            for path, layers in held:
+                end = min(stop, _equal(path, each.key))
+                overwrite(layers, cache, start, end)
+        if len(key) < self.prompt:
+            self._take(key, start=len(self.key), user=True)
+        self.key = key
 
 
 class GridPromptCache(LRUPromptCache):
@@ -116,3 +231,69 @@ class GridPromptCache(LRUPromptCache):
             entries = [(tuple(key), each.prompt_cache) for _, key, each in self.trie.items()]
             self.live.append(tuple(tokens), prompt_cache, entries)
         super().insert_cache(model, tokens, prompt_cache, cache_type=cache_type)
+
+
+class SessionPromptCache(GridPromptCache):
+    """The prompt caches of LM Studio's mlx-engine, which are mlx-lm's, used otherwise.
+
+        entry   0 ............... end - 11                    "user", while the prompt is fed
+                0 ............................ end ... reply  "assistant", after the reply
+        next    0 ............................ end            cut by one, or fed from end - 11
+
+    Follows `CacheWrapper`, and `BatchedModelKit`, which keeps the second entry alone; without
+    `max_kv_size`, `kv_bits` and a draft model, and without prompts that are left half fed. A live
+    cache is inserted as the next request arrives: here as its own ends, which no request can tell
+    apart. The kit that took the second one's place is `DiskPromptCache`.
+    """
+
+    type_at_positions: ClassVar[str] = "user"
+
+    def __init__(
+        self,
+        rules: StoreRules,
+        session: SessionRules,
+        *,
+        on_event: Callable[[Event], None] | None = None,
+    ) -> None:
+        super().__init__(rules, session, on_event=on_event)
+        self.rules, self.max_size, self.session = rules, session.most, session
+
+    @property
+    def keeps_replies(self) -> bool:
+        """Follows `_flush_live_cache`. Trap: without an `offset` the live cache is made new."""
+        return self.counted or not self.session.counts_by_offset
+
+    def positions(self, length: int, cached: int, _matched: int) -> list[int]:
+        """The position of a prompt that is kept. Follows `update_cache`."""
+        end = length - self.session.before_end
+        return [end] if self.session.before_end and self.keeps_replies and end > cached else []
+
+    def fetch(self, model: Hashable, tokens: Key) -> Fetched:
+        """Follows `_restore_cache`, and `_prepare_prompt_cache_for_generation`."""
+        found, used = LRUPromptCache.fetch(self, model, tokens), 0
+        cache, key = found.prompt_cache, found.key
+        if cache is not None and found.rest:
+            return found
+        cause: Loss | None = None
+        if cache is not None and can_trim_prompt_cache(cache) and trim_prompt_cache(cache, 1) == 1:
+            used, detail = len(tokens) - 1, {"n_tokens": len(tokens)}
+            cause = Loss(
+                cause=causes.ONE_TOKEN_IS_FED, before=found.equal, after=Count(used), detail=detail
+            )
+        else:
+            cache = key = None
+            if self.session.asks_again and len(tokens) > 1:
+                again = LRUPromptCache.fetch(self, model, tokens[:-1])
+                cache, key, used = again.prompt_cache, again.key, len(tokens) - 1 - len(again.rest)
+            if used < found.equal:
+                near = self.search(model, tokens)
+                near = replace(near, longer=near.exact or near.longer)
+                cause = self._why_not_longer(near, found.equal, Count(used))
+        return Fetched(
+            prompt_cache=cache,
+            rest=tokens[used:],
+            kind="miss" if cache is None else "shorter",
+            key=key,
+            equal=found.equal,
+            losses=() if cause is None else (cause,),
+        )

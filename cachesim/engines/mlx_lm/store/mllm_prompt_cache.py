@@ -1,4 +1,4 @@
-"""The prefix cache of vllm-mlx beside a model that reads images.
+"""The prefix caches of vllm-mlx beside a model that reads images.
 
     prepared  [ text ][ images, sorted ]    tokens and pixels of an earlier prompt
     entry     0 .............. prompt       of text alone, when its reply ends
@@ -6,11 +6,13 @@
     next      0 .............. prompt - 1   an entry that covers the prompt is cut before its end
               0 .............. prompt       and none of it is processed if it has logits
 
-Follows `MLLMBatchGenerator` and `VisionEmbeddingCache`, without limits in bytes.
+Follows `MLLMBatchGenerator` and `VisionEmbeddingCache`, without limits in bytes. The default engine
+has a cache of its own, `WholePromptCache`.
 """
 
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
+from copy import copy
 from dataclasses import replace
 from typing import Final
 
@@ -18,13 +20,16 @@ from cachesim.engines.causes import Loss
 from cachesim.engines.events import Event
 from cachesim.engines.images import Image
 from cachesim.engines.mlx_lm import causes
+from cachesim.engines.mlx_lm.caches.arrays_cache import ArraysCache
 from cachesim.engines.mlx_lm.caches.prompt_cache import (
+    KVCache,
     LayerCache,
+    RotatingKVCache,
     copy_prompt_cache,
     trim_prompt_cache,
 )
 from cachesim.engines.mlx_lm.events import PreparedAlready
-from cachesim.engines.mlx_lm.rules import MllmRules, StoreRules
+from cachesim.engines.mlx_lm.rules import MemoryRules, MllmRules, StoreRules
 from cachesim.engines.mlx_lm.store.lru_prompt_cache import Fetched, Key
 from cachesim.engines.mlx_lm.store.memory_prompt_cache import MemoryPromptCache, miss
 from cachesim.units import Count, Token, Tokens
@@ -146,3 +151,59 @@ def placed(prompt: Tokens, images: Sequence[Image]) -> Tokens:
 def has_images(key: Sequence[int]) -> bool:
     """True if a key has ids of images: placeholders, or mlx-lm's own, which are negative."""
     return PLACEHOLDER in key or min(key, default=0) < 0
+
+
+class WholePromptCache(MemoryPromptCache):
+    """The cache of vllm-mlx's default engine beside a model that reads images.
+
+        name     [ images, sorted ][ text ]
+        entry    0 ............ prompt                     after an answer in one piece
+        next     0 ............ prompt                     the same name, in one piece: not used
+                 0 ............ prompt 0 ... prompt ...    streamed: fed again, into the entry
+
+    Follows `MLXMultimodalLM` and `MLLMPrefixCacheManager`, without limits in bytes.
+    """
+
+    def __init__(
+        self,
+        rules: StoreRules,
+        memory: MemoryRules,
+        *,
+        on_event: Callable[[Event], None] | None = None,
+    ) -> None:
+        super().__init__(rules, memory, on_event=on_event)
+        self.keys: dict[Hashable, list[int]] = {}  # by name; some are evicted
+        self.asked: tuple[Hashable, bool] = ("", False)  # name, and whether the reply is streamed
+
+    def fetch(self, model: Hashable, tokens: Key) -> Fetched:
+        """Follows `fetch` and `fetch_cache`. Trap: the entry itself is returned, and written to."""
+        name, streams = self.asked
+        asked, near = list(tokens), self.search(model, tokens)
+        equal = Count(near.common_prefix if near.exact is None else len(asked))
+        key, cache, cause = self.keys.get(name, []), None, causes.SAME_PROMPT_ALONE
+        known = self.trie.holds(model, key)
+        if known:
+            self._used(model, key)
+            cause = causes.FED_AGAIN if streams else causes.STORED_UNUSED
+            cache = self.trie.get(model, key).prompt_cache if streams else None
+        loss = Loss(cause=cause, before=equal, after=Count(0), detail={"n_tokens": len(asked)})
+        found = replace(miss(asked, equal, loss), key=key if known else None)
+        return replace(found, prompt_cache=cache, kind="miss" if cache is None else "exact")
+
+
+def of_prompt(layer: LayerCache, count: int) -> LayerCache:
+    """A layer's first rows, as they are stored. Follows the end of `chat`.
+
+    Traps: the rows of a wrapped ring are not in order, and its place for the next one stays; a
+    state is that after the reply.
+    """
+    kept = copy(layer)
+    if isinstance(layer, ArraysCache):
+        kept = layer.copy()
+    elif isinstance(kept, (KVCache, RotatingKVCache)) and kept.keys is not None:
+        rows = min(count, kept.offset)
+        kept.keys, kept.values = (
+            None if each is None else each[:, :, :rows].copy() for each in (kept.keys, kept.values)
+        )
+        kept.offset = rows
+    return kept
