@@ -7,7 +7,7 @@ import pytest
 from cachesim import Engine
 from cachesim.engines.base import Request
 from cachesim.engines.family import Profile
-from cachesim.engines.transformers import allocators
+from cachesim.engines.transformers import cache
 from cachesim.engines.transformers.options import TransformersOptions
 from cachesim.lab.probe.target import page_of
 from cachesim.model.build import build
@@ -53,9 +53,9 @@ def requests_until_wrong(seed: int, page: int, shape: Shape, most: int) -> int:
 def test_a_hash_without_a_blocks_last_token_is_met_in_few_requests(
     monkeypatch: pytest.MonkeyPatch, page: int, most: int
 ) -> None:
-    hashed = allocators.compute_block_hash
+    hashed = cache.compute_block_hash
     monkeypatch.setattr(
-        allocators, "compute_block_hash", lambda parent, own: hashed(parent, [*own[:-1], 0])
+        cache, "compute_block_hash", lambda parent, own: hashed(parent, [*own[:-1], 0])
     )
     edges = (*EDGES, *(3 * (page - 1, page, page + 1, 2 * page + 1)))
     shape = Shape(

@@ -4,15 +4,297 @@ A sector is as large as the least common multiple of the allocators' blocks:
 
     layers      full, window, window, window
     sector      | full block | full block | full block |       or | one block of three windows |
+
+Full attention shares its blocks, windows have rings:
+
+    page        keys and values of `page_size` tokens of one layer
+    block       a page for each layer of one kind
+    hash        8 bytes of BLAKE2b over the hash of the block before it and the block's tokens
+    sectors     | 2             | 3             | 4             |   0 and 1 are never given away
+    blocks      | 4   5   (full)| 3   (window)  |     free      |   numbered through the memory
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import hashlib
+from array import array
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from math import ceil, lcm
 from typing import Final
 
-from cachesim.engines.transformers.allocators import CacheAllocator, CachePool, Emit
+from cachesim.engines.events import Event
+from cachesim.engines.transformers import events
 from cachesim.engines.transformers.requests import RequestState, Status
+from cachesim.units import Count
+
+RESERVED: Final = 2
+"""Sectors at the beginning, for padding."""
+
+
+class RegularTrees:
+    """Free blocks by sector; sectors are taken in the order of their first free block."""
+
+    def __init__(self, per_tree: int) -> None:
+        self.per_tree = per_tree
+        self.trees: dict[int, list[int]] = {}
+        self._length = 0
+
+    def __len__(self) -> int:
+        return self._length
+
+    def add_tree(self, root: int) -> None:
+        """Add a sector, all of whose blocks are free; the lowest is taken first."""
+        size = self.per_tree
+        self.trees[root] = list(range((root + 1) * size - 1, root * size - 1, -1))
+        self._length += size
+
+    def add_leaves(self, leaves: Iterable[int]) -> None:
+        """Free blocks; of a sector, the block freed last is taken first."""
+        for leaf in leaves:
+            self.trees.setdefault(leaf // self.per_tree, []).append(leaf)
+            self._length += 1
+
+    def pop_leaves(self, count: int) -> list[int]:
+        """Take blocks: whole sectors first to last, of the last one its newest. As upstream, a
+        sector that is taken whole comes from its oldest block on.
+        """
+        self._length -= count
+        leaves: list[int] = []
+        for root, tree in list(self.trees.items()):
+            if not count:
+                break
+            if len(tree) <= count:
+                del self.trees[root]
+                taken = tree
+            else:
+                self.trees[root], taken = tree[:-count], tree[-count:]
+            leaves.extend(taken)
+            count -= len(taken)
+        return leaves
+
+    def delete_full_trees(self) -> list[int]:
+        """Give up the sectors without a block in use."""
+        full = [root for root, tree in self.trees.items() if len(tree) == self.per_tree]
+        for root in full:
+            del self.trees[root]
+        self._length -= len(full) * self.per_tree
+        return full
+
+
+class CachePool:
+    """Free sectors, and the free blocks of each allocator."""
+
+    def __init__(self, num_sectors: int, blocks_per_sector: Sequence[int]) -> None:
+        self.num_sectors = num_sectors
+        self.free_sectors = list(range(RESERVED, RESERVED + num_sectors))
+        self.free = [RegularTrees(each) for each in blocks_per_sector]
+
+    def allocate_sector(self, index: int) -> None:
+        """Give the last free sector to an allocator."""
+        self.free[index].add_tree(self.free_sectors.pop())
+
+    def try_to_free_sectors(self) -> None:
+        """Take back the sectors without a block in use."""
+        for free in self.free:
+            self.free_sectors.extend(free.delete_full_trees())
+
+
+Emit = Callable[[Event], None]
+
+
+def compute_block_hash(parent: int | None, tokens: Sequence[int]) -> int:
+    """The hash of a block. Follows `compute_block_hash`."""
+    found = hashlib.blake2b(digest_size=8)
+    if parent is not None:
+        found.update(parent.to_bytes(8, "little"))
+    try:
+        packed = array("i", tokens)
+    except OverflowError:  # tokens of a trace are numbered beyond 32 bits
+        packed = array("q", tokens)
+    found.update(packed.tobytes())
+    return int.from_bytes(found.digest(), "little")
+
+
+@dataclass(slots=True)
+class BlockLedger:
+    """References and hashes of blocks (`BlockLedger`).
+
+    A block without an entry is free, or belongs to one request.
+    """
+
+    shared: dict[int, int] = field(default_factory=dict)  # references of a block, from two on
+    hash_to_block: dict[int, int] = field(default_factory=dict)
+    block_to_hash: dict[int, int] = field(default_factory=dict)
+    cached: dict[int, None] = field(default_factory=dict)  # hashed blocks without a reference
+    origins: dict[int, tuple[int, int | None]] = field(default_factory=dict)  # start, parent's hash
+    lost: set[int] = field(default_factory=set)  # hashes that were given up; for causes only
+
+    def acquire(self, block: int) -> None:
+        """Add a reference."""
+        if block in self.cached:
+            del self.cached[block]
+        else:
+            self.shared[block] = self.shared.get(block, 1) + 1
+
+    def release(self, block: int, *, no_cache: bool = False) -> bool:
+        """Remove a reference; True if the block is free. Follows `release`."""
+        left = self.shared.pop(block, 1) - 1
+        if left > 1:
+            self.shared[block] = left
+        if left > 0:
+            return False
+        if block in self.block_to_hash:
+            if not no_cache:
+                self.cached[block] = None
+                return False
+            self._forget(block)
+        return True
+
+    def _forget(self, block: int) -> None:
+        given_up = self.block_to_hash.pop(block)
+        del self.origins[block]
+        del self.hash_to_block[given_up]
+        self.lost.add(given_up)
+
+    def register_new_hash(
+        self, block: int, number: int, origin: tuple[int, int | None]
+    ) -> int | None:
+        """Register a hash; the block that has it already, if there is one."""
+        found = self.hash_to_block.get(number)
+        if found is None:
+            self.hash_to_block[number] = block
+            self.block_to_hash[block] = number
+            self.origins[block] = origin
+            self.lost.discard(number)
+        return found
+
+    def evict_cached_blocks(self) -> list[int]:
+        """Give up every hashed block without a reference."""
+        evicted = list(self.cached)
+        self.cached.clear()
+        for block in evicted:
+            self._forget(block)
+        return evicted
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class CacheAllocator:
+    """Blocks of the layers of one kind (`FullAttentionCacheAllocator`)."""
+
+    index: int
+    page: int
+    bytes_per_block: int
+    blocks_per_sector: int
+    use_block_sharing: bool
+    window: int = 0  # 0: full attention
+    pool: CachePool
+    emit: Emit
+    tables: dict[int, list[int]] = field(default_factory=dict)  # blocks by request
+    ledger: BlockLedger = field(default_factory=BlockLedger)
+
+    @property
+    def num_free(self) -> int:
+        """Free blocks in the allocator's sectors."""
+        return len(self.pool.free[self.index])
+
+    # -- room --------------------------------------------------------------------------------------
+
+    def needs_new_blocks(self, request: int, past: int, query: int) -> int:
+        """Blocks that a request lacks; a window's ring needs none beyond its size."""
+        total = past + query
+        if self.window:
+            total = min(total, self.window)
+        return max(0, -(-total // self.page) - len(self.tables.get(request, ())))
+
+    def needs_new_sectors(self, request: int, past: int, query: int) -> int:
+        """Sectors that a request lacks."""
+        missing = self.needs_new_blocks(request, past, query) - self.num_free
+        return max(0, -(-missing // self.blocks_per_sector))
+
+    def allocate_cache_to_request(self, request: int, past: int, query: int) -> None:
+        """Take the blocks that a request lacks."""
+        needed = self.needs_new_blocks(request, past, query)
+        taken = self.pool.free[self.index].pop_leaves(needed)
+        self.tables.setdefault(request, []).extend(taken)
+
+    def free_blocks(self, request: int, *, no_cache: bool = False) -> None:
+        """Release a request's blocks; hashed ones stay cached unless `no_cache`."""
+        table = self.tables.pop(request, [])
+        freed = [each for each in table if self.ledger.release(each, no_cache=no_cache)]
+        self.pool.free[self.index].add_leaves(freed)
+
+    # -- sharing -----------------------------------------------------------------------------------
+
+    # prompt    | page 0 | page 1 | page 2 |x|      the last token is never matched, so that a
+    # matched     hash 0 , hash 1 , (none)          prompt of whole pages leaves its last page
+
+    def match_prefix_blocks(self, prompt: Sequence[int]) -> list[int]:
+        """The blocks of the longest hashed prefix. Follows `match_prefix_blocks`."""
+        matched: list[int] = []
+        for number in self.hashes(prompt):
+            block = self.ledger.hash_to_block.get(number)
+            if block is None:
+                break
+            matched.append(block)
+        return matched
+
+    def hashes(self, prompt: Sequence[int]) -> list[int]:
+        """The hashes of the whole pages that a prompt may match."""
+        found: list[int] = []
+        number = None
+        for start in range(0, (len(prompt) - 1) // self.page * self.page, self.page):
+            number = compute_block_hash(number, prompt[start : start + self.page])
+            found.append(number)
+        return found
+
+    def acquire_prefix_blocks(self, request: int, length: int, blocks: list[int]) -> None:
+        """Begin a request's table with matched blocks."""
+        table = self.tables[request] = blocks[: length // self.page]
+        for block in table:
+            self.ledger.acquire(block)
+
+    def mark_complete_blocks(self, request: int, tokens: Sequence[int], count: int) -> None:
+        """Register the hashes of `count` blocks that the last batch filled.
+
+        A block whose hash exists is freed, and the request continues with the other one. Follows
+        `mark_complete_blocks`.
+        """
+        table = self.tables[request]
+        parent: int | None = None
+        hashed: list[int] = []
+        ends: list[int] = []
+        for at, block in enumerate(table):
+            number = self.ledger.block_to_hash.get(block)
+            if number is None:
+                own = tokens[at * self.page : (at + 1) * self.page]
+                if not count or len(own) < self.page:
+                    break
+                number = compute_block_hash(parent, own)
+                count -= 1
+                end = (at + 1) * self.page
+                origin = (at * self.page, parent)
+                other = self.ledger.register_new_hash(block, number, origin)
+                if other is None:
+                    hashed.append(block)
+                    ends.append(end)
+                else:
+                    self.ledger.acquire(other)
+                    table[at] = other
+                    if self.ledger.release(block):
+                        self.pool.free[self.index].add_leaves([block])
+                    self.emit(events.BlockMerged(task=request, block=block, other=other, end=end))
+            parent = number
+        if hashed:
+            self.emit(events.BlocksHashed(task=request, blocks=tuple(hashed), ends=tuple(ends)))
+
+    def evict_cached_blocks(self) -> bool:
+        """Give up all hashed blocks without a reference; True if there were any."""
+        evicted = self.ledger.evict_cached_blocks()
+        if evicted:
+            self.pool.free[self.index].add_leaves(evicted)
+            tokens = Count(len(evicted) * self.page)
+            self.emit(events.BlocksEvicted(blocks=len(evicted), tokens=tokens))
+        return bool(evicted)
+
 
 FULL: Final = "attention"
 WINDOW: Final = "window"

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -13,16 +13,138 @@ from cachesim.engines.held import Amounts, BlockHeld, CellsHeld, Held, Marks, Ru
 from cachesim.engines.job import SlotlessEngine
 from cachesim.engines.tokens import PrefixTree
 from cachesim.engines.transformers import causes, events
-from cachesim.engines.transformers.allocators import CacheAllocator
-from cachesim.engines.transformers.cache import Geometry, PagedAttentionCache
+from cachesim.engines.transformers.cache import CacheAllocator, Geometry, PagedAttentionCache
 from cachesim.engines.transformers.family import Rules
 from cachesim.engines.transformers.options import TransformersOptions
 from cachesim.engines.transformers.requests import FutureRequestState, Job, RequestState
-from cachesim.engines.transformers.runner import Pages, Runner
 from cachesim.engines.transformers.scheduler import Scheduler
 from cachesim.errors import ContractError, UpstreamAbort, UpstreamEndless
-from cachesim.model.arithmetic import Network
-from cachesim.units import Count, Token
+from cachesim.model.arithmetic import Network, Place
+from cachesim.model.counts import NOWHERE
+from cachesim.model.store import ABSENT, Frame, Lanes, Ubatch, grown
+from cachesim.units import Array, Count, Integers, Token
+
+
+class Pages:
+    """Keys and values of the blocks and rings that were used, by layer.
+
+        full      block 7   block 3            position p: block table[p // page], place p % page
+                  0 .. 3    4 .. 7
+        window    ring of `window` places      position p: place p % window, read before the chunk
+                  8 9 2 3 4 5 6 7              overwrites what leaves the window
+
+    The allocators' content is kept apart here; upstream keeps it in one tensor. No request reads
+    what another allocator wrote.
+    """
+
+    def __init__(self, network: Network, cache: PagedAttentionCache) -> None:
+        self.place: dict[int, Place] = {shape.layer: shape.place for shape in network.shapes}
+        self.rows: dict[str, dict[int, int]] = {kind: {} for kind in cache.allocators}
+        self.page = next(iter(cache.allocators.values())).page
+        self.keys: dict[int, Array] = {}
+        self.values: dict[int, Array] = {}
+        for shape in network.shapes:
+            self.keys[shape.layer] = np.zeros((0, *shape.key), shape.dtype)
+            self.values[shape.layer] = np.zeros((0, *shape.value), shape.dtype)
+
+    def cells(self, kind: str, blocks: Sequence[int]) -> Integers:
+        """The first cell of each block; blocks get cells when they are first used."""
+        rows = self.rows[kind]
+        for block in blocks:
+            rows.setdefault(block, len(rows))
+        needed = len(rows) * self.page
+        for held in (self.keys, self.values):
+            for layer in held:
+                if self.place[layer] == kind and len(held[layer]) < needed:
+                    held[layer] = grown(held[layer], 2 * needed)
+        return np.array([rows[block] for block in blocks], np.int64) * self.page
+
+
+class Cells(NamedTuple):
+    """Cells that a chunk reads and writes, of all layers of a kind."""
+
+    frame: Frame
+    first: int  # the position of the lane's first place
+    read: Integers  # cells
+    at: Integers  # their places in the lane
+    written: Integers  # cells
+    kept: slice  # rows of the chunk that are written
+
+
+class ChunkStore:
+    """Reads and writes of a request's chunk (`update` of both allocators)."""
+
+    planes = 1
+
+    def __init__(self, pages: Pages, cache: PagedAttentionCache, chunk: FutureRequestState) -> None:
+        self.pages, self.cache = pages, cache
+        self.request, self.start = chunk.state.id, chunk.start
+        self.end = chunk.start + chunk.query
+        self._cells: dict[str, Cells] = {}
+
+    def attend(self, layer: int, keys: Array, values: Array) -> Lanes:
+        """Read what the rows see of the cache, then write the chunk."""
+        kind = self.pages.place[layer]
+        cells = self._cells.get(kind)
+        if cells is None:
+            cells = self._cells[kind] = self._of(kind, self.cache.allocators[kind])
+        first = cells.first
+        lanes = []
+        for held, new in ((self.pages.keys[layer], keys), (self.pages.values[layer], values)):
+            lane = np.zeros((len(cells.frame.positions), *new.shape[1:]), new.dtype)
+            lane[cells.at] = held[cells.read]
+            lane[self.start - first : self.end - first] = new
+            held[cells.written] = new[cells.kept]
+            lanes.append(lane)
+        return (cells.frame.lane(*lanes),)
+
+    def _of(self, kind: str, allocator: CacheAllocator) -> Cells:
+        """Follows `get_read_indices` and `get_write_indices`."""
+        start, end, window = self.start, self.end, allocator.window
+        bases = self.pages.cells(kind, allocator.tables[self.request])
+        frame = Frame.of_run(start, end, window)
+        first = int(frame.positions[0])
+        oldest = max(first, start - window + 1, 0) if window else first
+        frame.positions[: oldest - first] = ABSENT
+        last = max(start, end - window) if window else start
+        old, new = np.arange(oldest, start), np.arange(last, end)
+        ring = window or end
+        return Cells(
+            frame=frame,
+            first=first,
+            read=bases[old % ring // self.pages.page] + old % ring % self.pages.page,
+            at=old - first,
+            written=bases[new % ring // self.pages.page] + new % ring % self.pages.page,
+            kept=slice(last - start, end - start),
+        )
+
+    def states(self, layer: int) -> Array:
+        """Never called: the cache has no recurrent states."""
+        raise NotImplementedError(layer)
+
+    def keep_states(self, layer: int, states: Array) -> None:
+        """Never called: the cache has no recurrent states."""
+        raise NotImplementedError(layer, states)
+
+
+class Runner:
+    """The network over the pages."""
+
+    def __init__(self, network: Network, cache: PagedAttentionCache, *, computes: bool) -> None:
+        self.network, self.cache, self.computes = network, cache, computes
+        self.pages = Pages(network, cache)
+
+    def run(self, chunk: FutureRequestState) -> Array:
+        """Run a chunk; the logits after its last token, none within a prefill."""
+        wanted = [chunk.query - 1] if chunk.has_new_token else []
+        ubatch = Ubatch(
+            tokens=np.array(chunk.tokens, np.int64),
+            positions=np.arange(chunk.start, chunk.start + chunk.query, dtype=np.int64),
+            outputs=np.array(wanted, np.int64),
+        )
+        store = ChunkStore(self.pages, self.cache, chunk) if self.computes else NOWHERE
+        return self.network.run(ubatch, store).logits
+
 
 TEMPORARY: Final = -1
 """The token in the place of one that the batch will generate."""

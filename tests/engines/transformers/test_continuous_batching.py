@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from cachesim.engines import Engine, Reply, Request, Ticket
-from cachesim.engines.transformers.allocators import RegularTrees, compute_block_hash
+from cachesim.engines.transformers.cache import RegularTrees, compute_block_hash
 from cachesim.engines.transformers.server import Transformers
 from cachesim.errors import SpecError, UpstreamAbort, UpstreamEndless
 from cachesim.model.presets import preset

@@ -81,7 +81,7 @@ def serve_kit(serving: Serving, job: Job, disk: DiskPromptCache) -> None:
 
     Follows `BatchedVisionModelKit` with `_PromptPrefill` and `GenerationBatch` for a batch of one,
     without the smaller steps that a fitted context may ask for: `_insert_prepared_request`, then
-    `_finish_response`. A stop string ends a request as a client does that goes away; an end mark
+    `_finish_response`. A stop string ends a request as a client does that disconnects; an end mark
     does not.
     """
     cache, _ = serving.store.look_up(job, job.prompt)

@@ -174,7 +174,7 @@ class RapidPromptCache(MemoryPromptCache):
                 0 ........ prompt - 1                     instead, of a hybrid's without a hit
                 0 ..... messages - 8                      beside it, where a chat's messages end
                 0 ............ prompt ..... reply         at the end
-        next    0 ............ prompt ..... reply ... x   goes on after a whole entry
+        next    0 ............ prompt ..... reply ... x   continues a whole entry
                 0 ........ x                              cuts an entry, if all layers can be cut
 
     Follows `MemoryAwarePrefixCache` and `Scheduler` of Rapid-MLX, which comes from vllm-mlx,
