@@ -4,16 +4,15 @@ rules, profiles            the releases' and patches' differences, as data
 options                    the server's flags
 node, pools                nodes, lists of last use; slots for tokens, windows and states
 tree                       what every tree does
-radix, mamba_radix, window_radix                   one tree for each kind of model (0.5.9)
+radix                      one tree for each kind of model (0.5.9)
 unified_core, unified      one tree for all kinds (0.5.22): its nodes, and what requests leave in it
 hi_radix                   a host and a storage beside attention (0.5.9)
 hicache                    a host beside every part (0.5.22)
-host_pool                  slots on the host, and copies that are under way
-storage, storage_threads   pages by their keys; what the storage's threads do
+storage_threads            what the storage's threads do
 request                    requests and batches of them; where their states are saved
 sessions                   requests that continue an earlier one
 schedule_policy, scheduler                         who goes into the next batch, with which slots
-contents, runner           the content of the slots, and the network over it
+runner                     the content of the slots, and the network over it
 account                    why not more was reused
 server                     the engine: requests in, replies and events out
 """

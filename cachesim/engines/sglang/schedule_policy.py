@@ -8,7 +8,7 @@ from typing import Final, Literal, TypeAlias
 
 import numpy as np
 
-from cachesim.engines.sglang import streaming
+from cachesim.engines.sglang import sessions
 from cachesim.engines.sglang.node import FULL, PART
 from cachesim.engines.sglang.pools import TokenPool, WindowPool
 from cachesim.engines.sglang.request import Batch, Limits, Req
@@ -369,7 +369,7 @@ class SchedulePolicy:
         starts: set[tuple[Hashable, bytes]] = set()
         for req in waiting:
             tokens = req.tokens[: req.num_tokens]
-            lent = streaming.match(self.tree, req, req.num_tokens)
+            lent = sessions.match(self.tree, req, req.num_tokens)
             if lent is not None and self.limits.policy == "dfs-weight":
                 where = "UnifiedTreeCore.dfs_weight_order"
                 raise UpstreamAbort(where, "KeyError: _VirtualNode")

@@ -11,7 +11,7 @@ from typing import Final
 
 import numpy as np
 
-from cachesim.engines.sglang import streaming
+from cachesim.engines.sglang import sessions
 from cachesim.engines.sglang.node import NO_SLOTS
 from cachesim.engines.sglang.pools import TokenPool, WindowPool
 from cachesim.engines.sglang.request import (
@@ -88,7 +88,7 @@ class Allocation:
             raise UpstreamAbort(where, "RuntimeError: Prefill out of memory")
         for req in reqs:
             req.committed = req.allocated = req.fill
-            streaming.take(req)
+            sessions.take(req)
 
     def _write(self, spans: Sequence[tuple[Req, int, int]]) -> bool:
         """Allocate slots for parts of rows; False where there are too few. Follows
@@ -298,7 +298,7 @@ class Scheduler:
         """Query the storage for tokens that the tree lacks."""
         if self.tree.stores:
             match = self._look_up(req, copies=False)
-            if streaming.borrowed(req) is not None:
+            if sessions.borrowed(req) is not None:
                 where = "UnifiedTreeCore.is_backuped"
                 raise UpstreamAbort(where, "KeyError: _VirtualNode")
             self.tree.prefetch(req, match, known_until)
@@ -350,7 +350,7 @@ class Scheduler:
             self.on_chunk(begins=False)
 
     def _stash(self, req: Req) -> None:
-        streaming.checkpoint(self.tree, req)
+        sessions.checkpoint(self.tree, req)
         req.extend = 0
 
     def _allocatable(self, held: int = 0) -> int:
@@ -519,7 +519,7 @@ class Scheduler:
         Follows `init_next_round_input`.
         """
         limit = max(req.num_tokens - 1, 0)
-        lent = streaming.match(self.tree, req, limit)
+        lent = sessions.match(self.tree, req, limit)
         match = lent or self.tree.match_tokens(req.tokens[:limit], req, copies=copies)
         req.looked_up = req.num_tokens
         req.shared = match.slots
@@ -719,7 +719,7 @@ class Scheduler:
                 self.tree.state_pool.free(req.state)
                 req.state = None
             return
-        if streaming.keep_turn(self.tree, req, aborted=aborted):
+        if sessions.keep_turn(self.tree, req, aborted=aborted):
             return
         if self.rules.scheduler.drops_beyond_the_last:
             req.committed = req.owned
@@ -771,4 +771,4 @@ class Scheduler:
 
     def close(self, stream: Stream) -> None:
         """Free the memory of a streaming session."""
-        self.rows -= streaming.release(self.tree, stream)
+        self.rows -= sessions.release(self.tree, stream)
