@@ -15,8 +15,18 @@ from cachesim.engines.ik_llama.held import texts as texts_held
 from cachesim.engines.ik_llama.options import Options
 from cachesim.engines.ik_llama.prepare import Preparation, Selection
 from cachesim.engines.ik_llama.rules import Rules
-from cachesim.engines.ik_llama.slot import GONE, Command, PromptCache, Slot, State, discard, texts
-from cachesim.engines.ik_llama.slot_file import SavedSlot, decode, encode
+from cachesim.engines.ik_llama.slot import (
+    GONE,
+    Command,
+    PromptCache,
+    SavedSlot,
+    Slot,
+    State,
+    decode,
+    discard,
+    encode,
+    texts,
+)
 from cachesim.engines.ik_llama.speculative import (
     AttentionCompanion,
     Companion,
