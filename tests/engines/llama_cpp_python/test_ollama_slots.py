@@ -3,9 +3,8 @@
 import pytest
 
 from cachesim.engines.base import Reply, Request
-from cachesim.engines.llama_cpp_python.ollama import Ollama, Part
+from cachesim.engines.llama_cpp_python.ollama import Ollama, Part, RunnerCache
 from cachesim.engines.llama_cpp_python.rules import RunnerRules
-from cachesim.engines.llama_cpp_python.runner import RunnerCache
 from cachesim.errors import UpstreamAbort
 from cachesim.typed import there_is
 from cachesim.units import as_tokens

@@ -5,9 +5,8 @@ from collections.abc import Sequence
 import pytest
 
 from cachesim.engines.base import Engine, Reply, Request
-from cachesim.engines.llama_cpp_python.ollama import Ollama
+from cachesim.engines.llama_cpp_python.ollama import Ollama, RunnerCache
 from cachesim.engines.llama_cpp_python.rules import RunnerRules
-from cachesim.engines.llama_cpp_python.runner import RunnerCache
 from cachesim.errors import OptionError
 from cachesim.model.presets import tiny
 from cachesim.typed import there_is
