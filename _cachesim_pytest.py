@@ -307,7 +307,7 @@ class UnexpectedError(Exception):
         from cachesim.cli.run import proof_lines
         from cachesim.printable import printable
         from cachesim.report.consoles import plain_text
-        from cachesim.report.findings import Line, one_scenario
+        from cachesim.report.tables import Line, one_scenario
         from cachesim.scenario.checks import full_profile
 
         def proof(run: "Run", step: int) -> list[Line]:

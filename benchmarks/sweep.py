@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Final
 from rich.console import Console
 from rich.table import Table
 
-from cachesim.cli.workers import cluster, processes
+from cachesim.cli.jobs import cluster, processes
 from cachesim.lab.traces.plan import plan_of
 from cachesim.lab.traces.replay import Cell, row_of
 from cachesim.lab.traces.sweep import Workers, flat, open_store, play_cells

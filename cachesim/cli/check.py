@@ -17,10 +17,9 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from cachesim.cli import AS_EXPECTED, NOT_AS_EXPECTED
-from cachesim.cli.jobs import setting
+from cachesim.cli.jobs import crew, processes, processes_wanted, processors, setting
 from cachesim.cli.options import Arithmetic, Dask, Jobs, Page, Profiles, Settings, TextOrJson
 from cachesim.cli.outputs import page_at, progress, write_page
-from cachesim.cli.workers import crew, processes, processes_wanted, processors
 from cachesim.engines.family import Profile
 from cachesim.engines.words import counted
 from cachesim.errors import InputError

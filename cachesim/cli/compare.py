@@ -32,9 +32,8 @@ from cachesim.report.compared import comparison
 from cachesim.report.compared import plot as picture_of
 from cachesim.report.consoles import results
 from cachesim.report.document import FittingTable
-from cachesim.report.findings import one_scenario
 from cachesim.report.story import MOST_CHECKPOINTS, event_lines
-from cachesim.report.tables import broken
+from cachesim.report.tables import broken, one_scenario
 from cachesim.scenario import full_profile
 from cachesim.scenario.checks import refused_profile
 from cachesim.scenario.format import Scenario

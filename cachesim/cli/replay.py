@@ -16,9 +16,9 @@ from rich.text import Text
 
 from cachesim.cli import AS_EXPECTED, NOT_AS_EXPECTED, Format
 from cachesim.cli.inputs import STANDARD_INPUT
+from cachesim.cli.jobs import processes, processes_wanted, processors, workers
 from cachesim.cli.options import Gguf, ModelSizes, Slice, StatesAt
 from cachesim.cli.outputs import output_at, print_report, progress, write_page
-from cachesim.cli.workers import processes, processes_wanted, processors, workers
 from cachesim.errors import InputError
 from cachesim.files import Output
 from cachesim.lab.traces.fleet.fleet import ROUTERS, Fleet

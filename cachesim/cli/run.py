@@ -17,10 +17,9 @@ from rich.console import Console
 from rich.text import Text
 
 from cachesim.cli import AS_EXPECTED, NOT_AS_EXPECTED
-from cachesim.cli.jobs import Job, jobs_of, setting
+from cachesim.cli.jobs import Job, how_many, jobs_of, processes_wanted, setting, workers
 from cachesim.cli.options import AnyFormat, Arithmetic, Jobs, Profiles, Seed, Settings
 from cachesim.cli.outputs import output_at, progress
-from cachesim.cli.workers import how_many, processes_wanted, workers
 from cachesim.engines.family import Profile, family_of
 from cachesim.errors import InputError, OutOfTimeError, ScenarioError
 from cachesim.files import PAGE, Output
@@ -31,11 +30,19 @@ from cachesim.play.result import Run
 from cachesim.play.statements import side_by_side
 from cachesim.report import json_output
 from cachesim.report.consoles import notes, results, show
-from cachesim.report.findings import PROVE, Line, heading, one_scenario
 from cachesim.report.picture import after, moment
 from cachesim.report.picture_text import blocks, legend
 from cachesim.report.story import event_lines, scale_of_run, step_after, step_before, story
-from cachesim.report.tables import by_class, by_evidence, closing, summary
+from cachesim.report.tables import (
+    PROVE,
+    Line,
+    by_class,
+    by_evidence,
+    closing,
+    heading,
+    one_scenario,
+    summary,
+)
 from cachesim.scenario.checks import spec_of, tokens_at_most
 from cachesim.scenario.format import Scenario
 from cachesim.scenario.readers import nearest, short

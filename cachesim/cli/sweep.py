@@ -9,9 +9,9 @@ from cyclopts import Parameter
 from rich.text import Text
 
 from cachesim.cli import AS_EXPECTED
+from cachesim.cli.jobs import cluster, processes, processes_wanted, processors
 from cachesim.cli.options import AnyFormat, Dask, Jobs, Page, Slice, StatesAt
 from cachesim.cli.outputs import output_at, page_at, print_report, progress, write_page
-from cachesim.cli.workers import cluster, processes, processes_wanted, processors
 from cachesim.errors import InputError
 from cachesim.files import PARQUET, TABLE, Output
 from cachesim.lab.traces.plan import read_plan

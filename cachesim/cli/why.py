@@ -11,7 +11,7 @@ from rich.text import Text
 
 from cachesim.cli import AS_EXPECTED, NOT_AS_EXPECTED
 from cachesim.cli.inputs import UNSAID, Chats, InputFile, ServerFlags, given, requests_in
-from cachesim.cli.jobs import only_scenario
+from cachesim.cli.jobs import only_scenario, workers
 from cachesim.cli.options import Gguf, ModelSizes, Page, Settings, TextOrJson
 from cachesim.cli.outputs import (
     output_at,
@@ -22,7 +22,6 @@ from cachesim.cli.outputs import (
     write,
     write_page,
 )
-from cachesim.cli.workers import workers
 from cachesim.engines.llamacpp.family import FAMILY
 from cachesim.engines.tokens import Rope, Run
 from cachesim.errors import InputError

@@ -22,7 +22,6 @@ from typing import Any, Final, TypeAlias
 from cachesim.errors import InputError
 from cachesim.play.result import Run, Step
 from cachesim.report.chain import chain
-from cachesim.report.findings import is_of_interest
 from cachesim.report.picture import held, positions_of, request
 from cachesim.report.story import letters, prompt_parts, scale_of
 from cachesim.report.svg import (
@@ -36,7 +35,7 @@ from cachesim.report.svg import (
     legend_svg,
     row_svg,
 )
-from cachesim.report.tables import SHOWN, cached_row, count, worst_answer
+from cachesim.report.tables import SHOWN, cached_row, count, is_of_interest, worst_answer
 from cachesim.report.texts import Texts, texts_of
 from cachesim.typed import Json
 

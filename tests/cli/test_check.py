@@ -7,8 +7,8 @@ from itertools import islice
 import pytest
 
 from cachesim.cli.check import print_comparison
+from cachesim.cli.jobs import processes
 from cachesim.cli.main import main
-from cachesim.cli.workers import processes
 from cachesim.engines import Profile
 from cachesim.errors import InputError
 from cachesim.testing.search import Comparison, Side, workloads

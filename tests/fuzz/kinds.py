@@ -34,10 +34,10 @@ from cachesim.play import run
 from cachesim.play.session import SlotFiles
 from cachesim.report import json_output
 from cachesim.report.consoles import plain_text
-from cachesim.report.findings import one_scenario
 from cachesim.report.html import page
 from cachesim.report.recorded import dump_report
 from cachesim.report.story import story
+from cachesim.report.tables import one_scenario
 from cachesim.report.why import why_report
 from cachesim.scenario import full_profile, loads, scenario_of
 from cachesim.scenario.format import Expect, Model, Scenario, Step

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from cachesim.cli.jobs import NO_DASHBOARD, cluster
 from cachesim.cli.main import main
-from cachesim.cli.workers import NO_DASHBOARD, cluster
 from cachesim.errors import InputError
 from cachesim.lab.traces.plan import plan_of
 from cachesim.lab.traces.replay import row_of
@@ -74,7 +74,7 @@ def test_a_worker_that_is_killed_takes_nothing_with_it(kept: bool, tmp_path: Pat
 def test_a_scheduler_that_is_not_there_is_wrong_usage(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cachesim.cli.workers.ANSWERS_WITHIN", 0.2)
+    monkeypatch.setattr("cachesim.cli.jobs.ANSWERS_WITHIN", 0.2)
     plan = tmp_path / "plan.toml"
     plan.write_text(
         'format = 1\n[[trace]]\nmade = 3\n[[server]]\nprofile = "vllm@0.33.0"\nmodel = "dense"\n'
