@@ -191,7 +191,7 @@ def processes(count: int) -> Iterator[Executor]:
         pool.submit(int).result()
         yield pool
     except Exception:
-        for each in active_children():  # nobody wants what they play any more
+        for each in active_children():  # their results are no longer needed
             each.terminate()
         pool.shutdown(cancel_futures=True)  # without waiting, Python's own exit may print a trace
         raise

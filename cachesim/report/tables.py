@@ -258,7 +258,7 @@ def step_lines(run: Run, index: int, proof: Proof) -> list[Line]:
 
 
 def unproven(_: Run, __: int) -> list[Line]:
-    """No proof: no real engine was played."""
+    """No proof: no real engine was run."""
     return []
 
 

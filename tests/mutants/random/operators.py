@@ -23,7 +23,7 @@ REPORTS: Final = frozenset(
         "notify",
         "_notify",
         "_emit",
-        "_on_event",
+        "on_event",
         "_on_call",
         "announce",
         "rule_out",

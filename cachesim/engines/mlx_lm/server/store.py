@@ -20,9 +20,12 @@ from cachesim.engines.mlx_lm.generate.shared import PromptCache, leaves
 from cachesim.engines.mlx_lm.options import MlxOptions
 from cachesim.engines.mlx_lm.rules import (
     DiskRules,
+    GridRules,
+    MemoryRules,
     MllmRules,
     RapidRules,
     SessionRules,
+    SnapshotRules,
     WholeRules,
 )
 from cachesim.engines.mlx_lm.server.request import Job, think_suffix
@@ -148,6 +151,30 @@ def nbytes_or_error(layer: LayerCache) -> int | str:
         return name_of(error)
 
 
+def _store_of(rules: MlxRules, options: MlxOptions, network: Network) -> LRUPromptCache:
+    """`LRUPromptCache`, or the cache of another server if its rules are set."""
+    store, size, own = rules.store, options.prompt_cache_size, rules.server
+    match own.memory or own.grid or own.snapshots:
+        case MllmRules() as mllm:
+            suffix = think_suffix(options.chat_tokenizer(network.spec))
+            return MllmPromptCache(store, mllm, suffix)
+        case WholeRules() as whole:
+            return WholePromptCache(store, whole)
+        case RapidRules() as rapid:
+            return RapidPromptCache(store, rapid)
+        case MemoryRules() as memory:
+            return MemoryPromptCache(store, memory)
+        case SessionRules() as session:
+            return SessionPromptCache(store, session)
+        case DiskRules() as disk:
+            return DiskPromptCache(store, disk)
+        case GridRules() as grid:
+            return GridPromptCache(store, grid)
+        case SnapshotRules() as snapshots:
+            return SnapshotPromptCache(store, snapshots, size)
+    return LRUPromptCache(store, size)
+
+
 class HoldsBytes(Protocol):
     """The part of a batch generator that the byte limit needs."""
 
@@ -178,29 +205,8 @@ class ServerStore:
         if positions and options.draft_model is not None:
             msg = "a prompt cache that keeps states at given positions has no draft_model here"
             raise OptionError(msg)
-        size, snapshots = options.prompt_cache_size, rules.server.snapshots
-        self.cache = LRUPromptCache(rules.store, size, on_event=emit)
-        if snapshots is not None:
-            self.cache = SnapshotPromptCache(rules.store, snapshots, size, on_event=emit)
-        grid = rules.server.grid
-        if isinstance(grid, SessionRules):
-            self.cache = SessionPromptCache(rules.store, grid, on_event=emit)
-        elif isinstance(grid, DiskRules):
-            self.cache = DiskPromptCache(rules.store, grid, on_event=emit)
-        elif grid is not None:
-            self.cache = GridPromptCache(rules.store, grid, on_event=emit)
-        if rules.server.memory is not None:
-            memory = rules.server.memory
-            self.cache = (
-                RapidPromptCache(rules.store, memory, on_event=emit)
-                if isinstance(memory, RapidRules)
-                else MemoryPromptCache(rules.store, memory, on_event=emit)
-            )
-            if isinstance(memory, WholeRules):
-                self.cache = WholePromptCache(rules.store, memory, on_event=emit)
-            if isinstance(memory, MllmRules):
-                suffix = think_suffix(options.chat_tokenizer(networks[""].spec))
-                self.cache = MllmPromptCache(rules.store, memory, suffix, on_event=emit)
+        self.cache = _store_of(rules, options, networks[""])
+        self.cache.on_event = emit
 
     def look_up(
         self, job: Job, key: Tokens, pending: Iterable[Job] = ()

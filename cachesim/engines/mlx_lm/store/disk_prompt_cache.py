@@ -307,17 +307,15 @@ Reason: TypeAlias = tuple[int, Cause, Mapping[str, Any]]
 class DiskPromptCache(LRUPromptCache):
     """The entry of the last finished request of a model, and the model's records."""
 
-    def __init__(
-        self, rules: StoreRules, disk: DiskRules, *, on_event: Callable[[Event], None] | None = None
-    ) -> None:
+    def __init__(self, rules: StoreRules, disk: DiskRules) -> None:
         own = replace(rules, consumes=True, prunes="never", same_key="replaces")
-        super().__init__(own, UNLIMITED, on_event=on_event)
+        super().__init__(own, UNLIMITED)
         self.disk = disk
         self.stores: dict[Hashable, RecordStore] = {}
 
     def store(self, model: Hashable) -> RecordStore:
         """The records of a model; they are lost when its process ends."""
-        found = self.stores.setdefault(model, RecordStore(self.disk, self._on_event))
+        found = self.stores.setdefault(model, RecordStore(self.disk, self.on_event))
         found.task = self.task
         return found
 

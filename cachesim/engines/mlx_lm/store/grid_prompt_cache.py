@@ -8,12 +8,11 @@ Attention could be cut anywhere; a recurrent state is that of one position. Foll
 `BlockAwarePrefixCache` and `prefixCache`, without eviction.
 """
 
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, Final
 
 from cachesim.engines.causes import Loss
-from cachesim.engines.events import Event
 from cachesim.engines.mlx_lm import causes
 from cachesim.engines.mlx_lm.caches.kv_cache import KVCache
 from cachesim.engines.mlx_lm.caches.layer_cache import some, write_rows
@@ -144,11 +143,9 @@ class LiveBuffer:
 class GridPromptCache(LRUPromptCache):
     """Copies of a prompt's caches by position; of a fetch the deepest one that may be used."""
 
-    def __init__(
-        self, rules: StoreRules, grid: GridRules, *, on_event: Callable[[Event], None] | None = None
-    ) -> None:
+    def __init__(self, rules: StoreRules, grid: GridRules) -> None:
         own = replace(rules, consumes=False, prunes="never", same_key="replaces")
-        super().__init__(own, UNLIMITED, on_event=on_event)
+        super().__init__(own, UNLIMITED)
         self.grid = grid
         self.sliceable = True  # no layer has a state
         self.counted = True  # a layer has an offset
@@ -248,14 +245,8 @@ class SessionPromptCache(GridPromptCache):
 
     type_at_positions: ClassVar[str] = "user"
 
-    def __init__(
-        self,
-        rules: StoreRules,
-        session: SessionRules,
-        *,
-        on_event: Callable[[Event], None] | None = None,
-    ) -> None:
-        super().__init__(rules, session, on_event=on_event)
+    def __init__(self, rules: StoreRules, session: SessionRules) -> None:
+        super().__init__(rules, session)
         self.rules, self.max_size, self.session = rules, session.most, session
 
     @property

@@ -369,21 +369,14 @@ class LRUPromptCache:
 
     type_at_positions: ClassVar[str] = "assistant"
 
-    def __init__(
-        self,
-        rules: StoreRules,
-        max_size: int = 10,
-        max_bytes: int = UNLIMITED,
-        *,
-        on_event: Callable[[Event], None] | None = None,
-    ) -> None:
+    def __init__(self, rules: StoreRules, max_size: int = 10, max_bytes: int = UNLIMITED) -> None:
         self.rules = rules
         self.max_size = max_size
         self.max_bytes = max_bytes
         self.trie: PromptTrie[CacheEntry] = PromptTrie()
         self.order = CacheOrder(rules)
         self.task = -1  # ticket of the request
-        self._on_event = on_event or (lambda _event: None)
+        self.on_event: Callable[[Event], None] = lambda _event: None
         self._n_bytes = 0
         self._n_bytes_by_type = dict.fromkeys(rules.queues, 0)
 
@@ -615,7 +608,7 @@ class LRUPromptCache:
         self._n_bytes_by_type[entry.cache_type] -= entry.nbytes
 
     def _emit(self, event: type[PromptCacheChange], tokens: Key, entry: CacheEntry) -> None:
-        self._on_event(
+        self.on_event(
             event(
                 task=self.task,
                 n_tokens=Count(len(tokens)),

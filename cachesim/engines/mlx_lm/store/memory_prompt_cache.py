@@ -9,11 +9,10 @@ Follows `MemoryAwarePrefixCache` and `Scheduler`, without limits in bytes and wi
 """
 
 from bisect import bisect_left
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 from dataclasses import replace
 
 from cachesim.engines.causes import Loss
-from cachesim.engines.events import Event
 from cachesim.engines.mlx_lm import causes
 from cachesim.engines.mlx_lm.caches.kv_cache import KVCache, RotatingKVCache
 from cachesim.engines.mlx_lm.caches.prompt_cache import (
@@ -35,15 +34,9 @@ class MemoryPromptCache(LRUPromptCache):
     Follows `MemoryAwarePrefixCache`.
     """
 
-    def __init__(
-        self,
-        rules: StoreRules,
-        memory: MemoryRules,
-        *,
-        on_event: Callable[[Event], None] | None = None,
-    ) -> None:
+    def __init__(self, rules: StoreRules, memory: MemoryRules) -> None:
         own = replace(rules, prunes="never", same_key="keeps-old")
-        super().__init__(own, memory.most, on_event=on_event)
+        super().__init__(own, memory.most)
         self.memory = memory
 
     def fetch(self, model: Hashable, tokens: Key) -> Fetched:
@@ -181,14 +174,8 @@ class RapidPromptCache(MemoryPromptCache):
     without limits in bytes, packed entries and a disk.
     """
 
-    def __init__(
-        self,
-        rules: StoreRules,
-        memory: RapidRules,
-        *,
-        on_event: Callable[[Event], None] | None = None,
-    ) -> None:
-        super().__init__(rules, memory, on_event=on_event)
+    def __init__(self, rules: StoreRules, memory: RapidRules) -> None:
+        super().__init__(rules, memory)
         self.rapid = memory
 
     def fetch(self, model: Hashable, tokens: Key) -> Fetched:

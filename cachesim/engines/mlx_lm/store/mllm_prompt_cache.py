@@ -11,13 +11,12 @@ has a cache of its own, `WholePromptCache`.
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from copy import copy
 from dataclasses import replace
 from typing import Final
 
 from cachesim.engines.causes import Loss
-from cachesim.engines.events import Event
 from cachesim.engines.images import Image
 from cachesim.engines.mlx_lm import causes
 from cachesim.engines.mlx_lm.caches.arrays_cache import ArraysCache
@@ -44,15 +43,8 @@ class MllmPromptCache(MemoryPromptCache):
     Follows `MLLMBatchGenerator`.
     """
 
-    def __init__(
-        self,
-        rules: StoreRules,
-        memory: MllmRules,
-        suffix: int,
-        *,
-        on_event: Callable[[Event], None] | None = None,
-    ) -> None:
-        super().__init__(rules, memory, on_event=on_event)
+    def __init__(self, rules: StoreRules, memory: MllmRules, suffix: int) -> None:
+        super().__init__(rules, memory)
         self.mllm = memory
         self.suffix = suffix  # tokens at a prompt's end that open the reasoning part
         self.prepared: OrderedDict[Hashable, tuple[Tokens, tuple[Image, ...]]] = OrderedDict()
@@ -72,7 +64,7 @@ class MllmPromptCache(MemoryPromptCache):
             used, asked = (
                 tuple(each.name for each in of) for of in (self.prepared[key][1], images)
             )
-            self._on_event(PreparedAlready(task=self.task, images=used, asked=asked))
+            self.on_event(PreparedAlready(task=self.task, images=used, asked=asked))
             return self.prepared[key]
         while len(self.prepared) >= self.mllm.pixels:
             self.prepared.popitem(last=False)
@@ -164,14 +156,8 @@ class WholePromptCache(MemoryPromptCache):
     Follows `MLXMultimodalLM` and `MLLMPrefixCacheManager`, without limits in bytes.
     """
 
-    def __init__(
-        self,
-        rules: StoreRules,
-        memory: MemoryRules,
-        *,
-        on_event: Callable[[Event], None] | None = None,
-    ) -> None:
-        super().__init__(rules, memory, on_event=on_event)
+    def __init__(self, rules: StoreRules, memory: MemoryRules) -> None:
+        super().__init__(rules, memory)
         self.keys: dict[Hashable, list[int]] = {}  # by name; some are evicted
         self.asked: tuple[Hashable, bool] = ("", False)  # name, and whether the reply is streamed
 

@@ -6,11 +6,10 @@ subtracted, and recurrent layers are not trimmed at all: no snapshot holds a sta
 ever had.
 """
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import replace
 
 from cachesim.engines.causes import Loss
-from cachesim.engines.events import Event
 from cachesim.engines.mlx_lm import causes
 from cachesim.engines.mlx_lm.caches.prompt_cache import (
     LayerCache,
@@ -64,10 +63,8 @@ class SnapshotPromptCache(LRUPromptCache):
         snapshots: SnapshotRules,
         max_size: int = 10,
         max_bytes: int = UNLIMITED,
-        *,
-        on_event: Callable[[Event], None] | None = None,
     ) -> None:
-        super().__init__(rules, max_size, max_bytes, on_event=on_event)
+        super().__init__(rules, max_size, max_bytes)
         self.snapshots = snapshots
 
     def fetch(self, model: Hashable, tokens: Key) -> Fetched:
