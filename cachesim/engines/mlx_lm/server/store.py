@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -16,6 +16,7 @@ from cachesim.engines.mlx_lm.caches.kv_cache import ChunkedKVCache, RotatingKVCa
 from cachesim.engines.mlx_lm.caches.layer_cache import LayerCache, UpstreamRaise, name_of
 from cachesim.engines.mlx_lm.events import Insertion, SnapshotTaken, StoreTrimmed
 from cachesim.engines.mlx_lm.family import MlxRules
+from cachesim.engines.mlx_lm.generate.batch_generator import BatchGenerator, OldBatchGenerator
 from cachesim.engines.mlx_lm.generate.shared import PromptCache, leaves
 from cachesim.engines.mlx_lm.options import MlxOptions
 from cachesim.engines.mlx_lm.rules import (
@@ -175,15 +176,6 @@ def _store_of(rules: MlxRules, options: MlxOptions, network: Network) -> LRUProm
     return LRUPromptCache(store, size)
 
 
-class HoldsBytes(Protocol):
-    """The part of a batch generator that the byte limit needs."""
-
-    @property
-    def prompt_cache_nbytes(self) -> int:
-        """Bytes of all caches in use."""
-        ...
-
-
 class ServerStore:
     """A `LRUPromptCache` with its events and causes."""
 
@@ -283,7 +275,7 @@ class ServerStore:
         if self.watch is not None:
             self.watch(insertion, cache)
 
-    def trim(self, job: Job, generator: "HoldsBytes") -> None:
+    def trim(self, job: Job, generator: BatchGenerator | OldBatchGenerator) -> None:
         """Evict entries so that they fit `--prompt-cache-bytes` beside the caches in use."""
         if self._limit is None:
             return
