@@ -21,7 +21,6 @@ from typing import (
     Final,
     Generic,
     Literal,
-    Protocol,
     TypeAlias,
     TypeVar,
     cast,
@@ -79,22 +78,6 @@ Rules: TypeAlias = Any
 """The rules of any engine, a part or a field of them."""
 
 
-class PatchedRelease(Protocol):
-    """A release with patches laid over it, as a `Profile` names them."""
-
-    @property
-    def release(self) -> str:
-        """The release's name."""
-        ...
-
-    @property
-    def patches(self) -> tuple[str, ...]:
-        """The patches in order; reverted ones begin with `-`."""
-        ...
-
-    def __hash__(self) -> int: ...
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Package:
     """The package of a real release: its version, and the packages it is installed with."""
@@ -134,16 +117,20 @@ class Patch(Generic[R]):
     A merged patch can be reverted on the releases that have it: `b11549-28302`.
     """
 
-    name: str
     about: str
     fits: tuple[str, ...]
     lay: Callable[[R], R]
     pull: int = 0  # pull request; 0: cachesim's own, or unknown
+    name: str = ""  # if not the number of the pull request
     perhaps: tuple[int, ...] = ()  # candidate pull requests, if none is confirmed
     landed: str = ""  # the first release that has it
     back: Callable[[R], R] | None = None  # reverts a merged patch
     cures: str = ""  # the wrong answers that it fixes, by cause
     server: bool = False  # the rules of another server, about which a wrong answer is a claim
+
+    def __post_init__(self) -> None:
+        if not self.name:
+            object.__setattr__(self, "name", str(self.pull))
 
 
 def tagged(name: str, date: str, rules: R, about: str, package: str) -> Release[R]:
@@ -362,18 +349,18 @@ class Family(Generic[R, S]):
         """The patches that fit a release."""
         return tuple(each.name for each in self.patches if release in each.fits)
 
-    def cures(self, profile: PatchedRelease) -> tuple[Patch[R], ...]:
+    def cures(self, profile: "Profile") -> tuple[Patch[R], ...]:
         """Patches that fix wrong answers of a profile, merged ones first."""
         fits = self.fitting(profile.release)
         found = (each for each in self.patches if each.cures and each.name in fits)
         left = (each for each in found if each.name not in profile.patches)
         return tuple(sorted(left, key=lambda each: not each.landed))
 
-    def rules(self, profile: PatchedRelease) -> R:
+    def rules(self, profile: "Profile") -> R:
         """The rules of a release with the patches laid over it, in order."""
         return cast("R", _laid(self, profile))
 
-    def lay(self, profile: PatchedRelease) -> R:
+    def lay(self, profile: "Profile") -> R:
         """The rules of a profile, without the cache of `rules`."""
         release = self.release(profile.release)
         rules, laid = release.rules, set()
@@ -433,7 +420,7 @@ class Family(Generic[R, S]):
         """The server's options without internal ones."""
         return tuple(each for each in self.declared if not each.internal)
 
-    def read(self, profile: PatchedRelease, given: Mapping[str, Any]) -> S:
+    def read(self, profile: "Profile", given: Mapping[str, Any]) -> S:
         """The options of a server: the given ones, checked, over the release's defaults."""
         made: Any = self.options
         known = options_by_name(made)
@@ -442,7 +429,7 @@ class Family(Generic[R, S]):
             values[name] = self._read_one(profile, known, name, value, "option")
         return self.options(**values)
 
-    def read_fields(self, profile: PatchedRelease, given: Mapping[str, Any]) -> dict[str, Any]:
+    def read_fields(self, profile: "Profile", given: Mapping[str, Any]) -> dict[str, Any]:
         """The further fields of a request, checked."""
         if not given:
             return {}
@@ -452,7 +439,7 @@ class Family(Generic[R, S]):
             for name, value in given.items()
         }
 
-    def refuse_internal(self, profile: PatchedRelease, given: Mapping[str, Any]) -> None:
+    def refuse_internal(self, profile: "Profile", given: Mapping[str, Any]) -> None:
         """Refuse internal options, with the error for an unknown name."""
         shown = {each.name: each for each in self.table()}
         for name in given:
@@ -479,7 +466,7 @@ class Family(Generic[R, S]):
             having = tuple(each for each in having if each in arrived)
         return having
 
-    def has(self, option: Option, profile: PatchedRelease, value: object = None) -> bool:
+    def has(self, option: Option, profile: "Profile", value: object = None) -> bool:
         """True if a profile has an option, or this choice of it."""
         if option.patch:
             return option.patch in profile.patches
@@ -489,7 +476,7 @@ class Family(Generic[R, S]):
 
     def _read_one(
         self,
-        profile: PatchedRelease,
+        profile: "Profile",
         known: Mapping[str, Option],
         name: str,
         value: object,
@@ -521,7 +508,7 @@ class Family(Generic[R, S]):
 
     # -- the engine --------------------------------------------------------------------------------
 
-    def open(self, profile: PatchedRelease, **parts: Any) -> Server:
+    def open(self, profile: "Profile", **parts: Any) -> Server:
         """Start a server; its class is imported here."""
         made = self.engine
         if isinstance(made, str):
@@ -537,7 +524,7 @@ class Family(Generic[R, S]):
 
 
 @lru_cache(maxsize=256)
-def _laid(family: Family[R, S], profile: PatchedRelease) -> R:
+def _laid(family: Family[R, S], profile: "Profile") -> R:
     return family.lay(profile)
 
 

@@ -18,21 +18,18 @@ ALL: Final = tuple(each.name for each in RELEASES)
 
 PATCHES: Final[tuple[Patch[Rules], ...]] = (
     Patch(
-        name="1889",
         pull=1889,
         about="a companion whose trim fails is emptied alone; the primary keeps its prefix",
         fits=ALL,
         lay=laying(companion_reset="companion only"),
     ),
     Patch(
-        name="1888",
         pull=1888,
         about="a checkpoint may also be used when pos_max <= pos_next; checkpoints from 4 tokens",
         fits=("d2da6da05",),
         lay=laying(rewind="pos_min below or pos_max reaches", minimum=Count(4)),
     ),
     Patch(
-        name="1877",
         pull=1877,
         about="prompt cache entries that cannot be rewound are skipped; lists are cloned",
         fits=("d2da6da05",),
@@ -46,14 +43,12 @@ PATCHES: Final[tuple[Patch[Rules], ...]] = (
         ),
     ),
     Patch(
-        name="1854",
         pull=1854,
         about="--cache-ram-n-min is a minimum common prefix everywhere; lists are cloned",
         fits=("d2da6da05",),
         lay=laying(n_min_is_a_prefix=True, clones_token_lists=True),
     ),
     Patch(
-        name="1689",
         pull=1689,
         about="recurrent and hybrid models apply no checkpoint and keep the whole prefix",
         fits=("d2da6da05",),
@@ -67,7 +62,6 @@ PATCHES: Final[tuple[Patch[Rules], ...]] = (
         cures="a refused prompt is prefilled, and the checkpoints of the one before stay",
     ),
     Patch(
-        name="2105",
         pull=2105,
         about="a floor for prompt cache loads; tolerant match only; last-token rule first",
         fits=("d2da6da05",),
@@ -75,28 +69,24 @@ PATCHES: Final[tuple[Patch[Rules], ...]] = (
         landed="8337e4cd3",
     ),
     Patch(
-        name="1669",
         pull=1669,
         about="rejected drafts are taken out of recurrent states; before, only out of the cells",
         fits=(),
         **switching("d2da6da05", restores_recurrent=True),
     ),
     Patch(
-        name="1673",
         pull=1673,
         about="a decode starts without an earlier client's stop flag; before, a late one ended it",
         fits=(),
         **switching("d2da6da05", stop_flag_stays=False),
     ),
     Patch(
-        name="1754",
         pull=1754,
         about="defect as reported: a draft accepted whole leaves the state after its first token",
         fits=("d2da6da05",),
         lay=laying(restores_when_accepted=False),
     ),
     Patch(
-        name="2459",
         pull=2459,
         about="a context shift shortens the token list of requests without cache_prompt too",
         fits=ALL,

@@ -562,7 +562,6 @@ def _merged(merged: Merged) -> Patch[ServerRules]:
 
 PROPOSED: Final[tuple[Patch[ServerRules], ...]] = (
     Patch(
-        name="24035",
         pull=24035,
         about="checkpoints know where they end; none beyond the common prefix is used or kept",
         fits=_since("b9538"),
@@ -580,14 +579,12 @@ PROPOSED: Final[tuple[Patch[ServerRules], ...]] = (
         ),
     ),
     Patch(
-        name="24143",
         pull=24143,
         about="a conversation loaded from the prompt cache stays in it",
         fits=ALL,
         lay=laying(cache={"load_consumes": False}),
     ),
     Patch(
-        name="24797",
         pull=24797,
         about="declined: a hybrid starts where its attention does; checkpoints are cut, not erased",
         fits=("b9713",),
@@ -597,14 +594,12 @@ PROPOSED: Final[tuple[Patch[ServerRules], ...]] = (
         ),
     ),
     Patch(
-        name="24891",
         pull=24891,
         about="only checkpoints beyond the whole prompt are erased; a refused cut is a warning",
         fits=_since("b9538"),
         lay=laying(reuse={"erasure": "prompt", "seq_rm_failure": "warn"}),
     ),
     Patch(
-        name="25592",
         pull=25592,
         about="a recurrent state is restored only at its exact position inside the common prefix",
         fits=_since("b9538"),
@@ -618,7 +613,6 @@ PROPOSED: Final[tuple[Patch[ServerRules], ...]] = (
         ),
     ),
     Patch(
-        name="22384",
         pull=22384,
         about="recurrent checkpoints are accepted by where they end, and made from 4 tokens on",
         fits=_since("b8672", "b9093"),
@@ -627,7 +621,6 @@ PROPOSED: Final[tuple[Patch[ServerRules], ...]] = (
         ),
     ),
     Patch(
-        name="20428",
         pull=20428,
         about="recurrent checkpoints for prompts of any length; a refused cut goes back to one",
         fits=_since("b8672", "b9093"),
@@ -637,7 +630,6 @@ PROPOSED: Final[tuple[Patch[ServerRules], ...]] = (
         ),
     ),
     Patch(
-        name="26893",
         pull=26893,
         about="idle slots are saved after completions only; nothing else searches the prompt cache",
         fits=ALL,
@@ -651,7 +643,6 @@ PROPOSED: Final[tuple[Patch[ServerRules], ...]] = (
         lay=laying(memory={"saves_rolled_back": False}),
     ),
     Patch(
-        name="27866",
         pull=27866,
         about="with --spec-type ngram-cache each request begins with no n-grams",
         fits=_since("b9294"),

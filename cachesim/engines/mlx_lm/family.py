@@ -330,21 +330,18 @@ _AT_LAST_USER: Final = {"checkpoint_at_last_user": True}
 
 PATCHES: Final[tuple[Patch[MlxRules], ...]] = (
     Patch(
-        name="138",
         pull=138,
         about="a stored prompt that diverges from the new one is trimmed to what they share",
         fits=(),
         **switching(ALL[0], store={"cuts_to_common_prefix": True}),
     ),
     Patch(
-        name="183",
         pull=183,
         about="a stored prompt is trimmed so that at least one token is left to feed",
         fits=(),
         **switching(ALL[0], store={"leaves_one_token": True}),
     ),
     Patch(
-        name="738",
         pull=738,
         about="a row leaves a ring at its own length, and a padded prefill receives its lengths",
         fits=BEFORE_738,
@@ -359,7 +356,6 @@ PATCHES: Final[tuple[Patch[MlxRules], ...]] = (
         ),
     ),
     Patch(
-        name="690",
         pull=690,
         about="recurrent caches have a batch form (#740, #743 and #769 went with it)",
         fits=BEFORE_738,
@@ -371,21 +367,18 @@ PATCHES: Final[tuple[Patch[MlxRules], ...]] = (
         ),
     ),
     Patch(
-        name="755",
         pull=755,
         about="rows without keys are merged with rows that have some",
         fits=BEFORE_738,
         **switching("0.30.4", caches={"merge_skips_empty": True}),
     ),
     Patch(
-        name="741",
         pull=741,
         about="a request that a stop word ended is stored, and leaves its batch",
         fits=BEFORE_741,
         **switching("0.30.6", server={"forgets_stopped": True}),
     ),
     Patch(
-        name="842",
         pull=842,
         about="fresh recurrent caches are merged without a padding of zeros",
         fits=BEFORE_741,
@@ -394,28 +387,24 @@ PATCHES: Final[tuple[Patch[MlxRules], ...]] = (
         ),
     ),
     Patch(
-        name="843",
         pull=843,
         about="a cache that keeps everything masks one column too where a window is asked for",
         fits=BEFORE_741,
         **switching("0.30.6", caches={"window_masks_one_column": True}),
     ),
     Patch(
-        name="807",
         pull=807,
         about="a restored recurrent cache has its fields for padding",
         fits=("0.30.4",),
         **switching("0.30.5", caches={"restores_padding_fields": True}),
     ),
     Patch(
-        name="923",
         pull=923,
         about="snapshots at message boundaries",
         fits=("after-906",),
         lay=_snapshots(),
     ),
     Patch(
-        name="929",
         pull=929,
         about="#923 with all three fixes of #929",
         fits=("after-906",),
@@ -443,7 +432,6 @@ PATCHES: Final[tuple[Patch[MlxRules], ...]] = (
         lay=_snapshots(_FIXES_929[2]),
     ),
     Patch(
-        name="999",
         pull=999,
         about="rotating caches unroll when they are trimmed",
         fits=("0.31.1-main",),
@@ -467,7 +455,6 @@ PATCHES: Final[tuple[Patch[MlxRules], ...]] = (
         lay=laying(server=_AT_LAST_USER | {"tails": "padded"}),
     ),
     Patch(
-        name="1006",
         pull=1006,
         about="the same, last commit: a checkpoint at each request's own distance",
         fits=("0.31.1-main",),
@@ -476,35 +463,30 @@ PATCHES: Final[tuple[Patch[MlxRules], ...]] = (
         ),
     ),
     Patch(
-        name="1186",
         pull=1186,
         about="an untrimmed hybrid cache is reused from the common prefix on",
         fits=SEGMENTED,
         lay=laying(store={"reuses_untrimmed": True}),
     ),
     Patch(
-        name="1253",
         pull=1253,
         about="a trim resets the recurrent state",
         fits=SEGMENTED,
         lay=laying(caches={"arrays_trim_resets": True}),
     ),
     Patch(
-        name="1254",
         pull=1254,
         about="a trim resets the recurrent state",
         fits=SEGMENTED,
         lay=laying(caches={"arrays_trim_resets": True}),
     ),
     Patch(
-        name="1667",
         pull=1667,
         about="states that cannot be trimmed are stored at the end of every prefill chunk",
         fits=SEGMENTED,
         lay=laying(server={"segments_end_with_chunks": True}),
     ),
     Patch(
-        name="1908",
         pull=1908,
         about="the chunked scan of Granite 4 receives the lengths: no rest of a batch is lost",
         fits=("0.31.2", "0.31.3", "0.32.0"),

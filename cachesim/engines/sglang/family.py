@@ -44,14 +44,12 @@ PATCHES: Final[tuple[Patch[Rules], ...]] = (
         lay=laying(runner={"load_needs_tracking": True}),
     ),
     Patch(
-        name="24221",
         pull=24221,
         about="defect as reported: the state stored for a chunk is the one after the next chunk",
         fits=ALL,
         lay=laying(runner={"snapshot_after_next_chunk": True}),
     ),
     Patch(
-        name="24380",
         pull=24380,
         about="defect as reported: the reply leaves the key, and its tokens stay in the state",
         fits=ALL,
@@ -65,21 +63,18 @@ PATCHES: Final[tuple[Patch[Rules], ...]] = (
         lay=laying(tree={"inserts_prompt_only": True}),
     ),
     Patch(
-        name="31486",
         pull=31486,
         about="defect as reported: window slots that were freed count as alive when inserted",
         fits=ALL,
         lay=laying(tree={"inserts_gone_windows": True}),
     ),
     Patch(
-        name="39830",
         pull=39830,
         about="defect as reported: the host gets whatever is in the slots when the copy is needed",
         fits=ALL,
         lay=laying(runner={"host_copy_late": True}),
     ),
     Patch(
-        name="27586",
         pull=27586,
         about="defect as reported: reviving a node's window frees slots by a stale map",
         fits=("0.5.23",),
@@ -99,7 +94,6 @@ PATCHES: Final[tuple[Patch[Rules], ...]] = (
         ),
     ),
     Patch(
-        name="33713",
         pull=33713,
         about="defect as reported: a state that the device evicts is evicted from the host as well",
         fits=("0.5.23",),
@@ -134,21 +128,18 @@ PATCHES: Final[tuple[Patch[Rules], ...]] = (
         lay=laying(tree={"fetches_last_page": True}),
     ),
     Patch(
-        name="31771",
         pull=31771,
         about="as proposed: of a long node on the host only the last window is loaded",
         fits=("0.5.23",),
         lay=laying(tree={"splits_long_windows": True}),
     ),
     Patch(
-        name="39541",
         pull=39541,
         about="as with encoder replay and drafts: a host without windows, and a match asks for one",
         fits=("0.5.22",),
         lay=laying(tree={"host_has_windows": False}),
     ),
     Patch(
-        name="39436",
         pull=39436,
         about="as proposed: the host has room for the states of all the tokens that it holds",
         fits=("0.5.23",),
