@@ -26,9 +26,10 @@ from cachesim.play.result import Run, Step
 from cachesim.play.runner import Verifier, step_of
 from cachesim.play.session import Record, Session
 from cachesim.scenario.format import Scenario
+from cachesim.testing.findings import Trial, finding_of
 from cachesim.testing.guided import Guided
 from cachesim.testing.scope import WholeScope
-from cachesim.testing.search import Trial, finding_of, workloads
+from cachesim.testing.search import workloads
 from cachesim.testing.survey import lost
 from cachesim.testing.workloads import Drawn, draw_workload
 from cachesim.verify.oracle import Oracle

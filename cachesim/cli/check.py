@@ -37,17 +37,9 @@ from cachesim.scenario.files import to_toml
 from cachesim.scenario.format import Scenario
 from cachesim.scenario.labels import label_of_release
 from cachesim.testing.facts import with_texts
+from cachesim.testing.findings import EXERCISED, Kind
 from cachesim.testing.scope import WholeScope, described
-from cachesim.testing.search import (
-    EXERCISED,
-    Comparison,
-    Counterexample,
-    Kind,
-    Report,
-    compare,
-    play,
-    search,
-)
+from cachesim.testing.search import Comparison, Counterexample, Report, compare, play, search
 from cachesim.testing.story import story
 from cachesim.testing.survey import (
     CHUNK,

@@ -28,13 +28,11 @@ from cachesim.play.result import Culprit, Run, Step
 from cachesim.play.runner import run
 from cachesim.scenario.checks import spec_of
 from cachesim.scenario.format import Scenario
+from cachesim.testing.findings import Finding, Kind, Trial
 from cachesim.testing.search import (
     Counterexample,
-    Finding,
-    Kind,
     Numbered,
     Report,
-    Trial,
     expected_of,
     play,
     search,

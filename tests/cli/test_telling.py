@@ -8,7 +8,8 @@ import pytest
 from cachesim.cli.check import Plan, print_search
 from cachesim.engines import Profile
 from cachesim.scenario.format import FORMAT, Model, Scenario, Server, Step
-from cachesim.testing.search import Counterexample, Finding, Report
+from cachesim.testing.findings import Finding
+from cachesim.testing.search import Counterexample, Report
 from cachesim.testing.workloads import Shape
 
 PROFILE = Profile.parse("llama.cpp@b11549")

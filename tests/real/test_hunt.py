@@ -34,7 +34,8 @@ from cachesim.scenario.files import load
 from cachesim.scenario.format import FORMAT, Model, Scenario, Server, Step
 from cachesim.scenario.labels import CONFIRMED, DERIVED, SOURCE
 from cachesim.scenario.shipped import shipped_file
-from cachesim.testing.search import Counterexample, Finding, Report
+from cachesim.testing.findings import Finding
+from cachesim.testing.search import Counterexample, Report
 from cachesim.testing.survey import Cause, Sighting, Survey, causes
 from cachesim.units import Token, as_tokens
 

@@ -25,12 +25,9 @@ from cachesim.scenario import loads
 from cachesim.scenario.checks import check
 from cachesim.scenario.files import load, to_toml
 from cachesim.scenario.format import Expect, Step
+from cachesim.testing.findings import EXERCISED, NO_REPLY, Finding, Trial
 from cachesim.testing.search import (
-    EXERCISED,
-    NO_REPLY,
     Counterexample,
-    Finding,
-    Trial,
     compare,
     expected_of,
     play,

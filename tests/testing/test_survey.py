@@ -15,7 +15,8 @@ from cachesim.scenario.files import load
 from cachesim.scenario.format import Scenario, Step
 from cachesim.scenario.shipped import shipped_file
 from cachesim.testing import survey as survey_room
-from cachesim.testing.search import Trial, play, simpler, workloads
+from cachesim.testing.findings import Trial
+from cachesim.testing.search import play, simpler, workloads
 from cachesim.testing.survey import Cause, Survey, lost, made_small, survey, survey_by
 from cachesim.testing.workloads import Shape
 

@@ -1,0 +1,190 @@
+"""The failures of a step that a search reports: wrong answers, crashes, laws that are broken."""
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, Literal, TypeAlias
+
+from cachesim.engines.base import Reply
+from cachesim.play.session import ABORTED, CANCELLED, ENDLESS, WORKER_GONE, Record, Session
+from cachesim.units import Tokens
+from cachesim.verify.oracle import Oracle
+from cachesim.verify.verdict import judge, leak_of, worst
+
+Kind: TypeAlias = Literal[
+    "wrong answer", "leak", "broken invariant", "crash", "refusal", "lost reuse"
+]
+
+EXERCISED: Final = (
+    "restore",
+    "checkpoint",
+    "eviction",
+    "load",
+    "save",
+    "shift",
+    "rollback",
+    "worker death",
+    "full reprocessing",
+    "cancel",
+)
+"""Exercised features that a search counts; each engine maps its events to them."""
+
+
+NO_REPLY: Final = "the request never gets a reply"
+"""The detail of a request that a server left, and is idle."""
+
+SERVER_ERROR: Final = "server_error"
+"""The error of a request that the server failed to process."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """A wrong answer, broken invariant, crash or refusal, with its step."""
+
+    kind: Kind
+    step: int
+    detail: str
+    due: int = 0  # tokens that should have been cached, of lost reuse
+
+    def same_kind(self, other: "Finding | None") -> bool:
+        """True if the other finding is of the same kind, as a smaller workload must be."""
+        return other is not None and other.kind == self.kind
+
+
+@dataclass(slots=True, kw_only=True)
+class Trial:
+    """The outcome of one workload."""
+
+    findings: list[Finding] = field(default_factory=list)
+    requests: int = 0
+    cached: list[int | None] = field(default_factory=list)
+    wrong: int = 0
+    exercised: Counter[str] = field(default_factory=Counter)
+    texts: list[tuple[str, Tokens]] | None = None  # of requests, where the model recalls facts
+    unit: int = 0  # of reuse, where a prompt sent again at once must be found; see `Family`
+    continues: bool = False  # a prompt that continues the one before must be found too
+    last: Record | None = None  # the step before
+
+    @classmethod
+    def of(cls, session: Session) -> "Trial":
+        """The trial of a session, with the laws of its server."""
+        family, options = session.family, session.scenario.engine.options
+        trial = cls(texts=[] if session.recalls else None, continues=not family.has_slots)
+        theirs = [patch for patch in family.patches if patch.server]
+        foreign = any(patch.name in session.profile.patches for patch in theirs)
+        if not foreign and all(options.get(flag, True) for flag in family.reuse_flags):
+            trial.unit = family.finds_again(family.read(session.profile, options))
+        return trial
+
+    @property
+    def finding(self) -> Finding | None:
+        """The first failure."""
+        return self.findings[0] if self.findings else None
+
+
+def finding_of(
+    record: Record, oracle: Oracle, trial: Trial, options: Mapping[str, Any]
+) -> Finding | None:
+    """The failure of a step, which is counted in the trial."""
+    step, before, trial.last = record.index, trial.last, record
+    if record.error in {ABORTED, ENDLESS}:
+        return Finding(kind="crash", step=step, detail=record.message)
+    if (record.error or "").startswith(WORKER_GONE):
+        if any(each.kind == "crash" for each in trial.findings):
+            return None  # of a server without its worker, as before
+        return Finding(kind="crash", step=step, detail=f"{record.error}; {record.message}")
+    if record.step.do != "complete":
+        return None
+    trial.requests += 1
+    reply = record.reply
+    if reply is None and record.error is None:  # the server is idle, and nobody cancelled it
+        return Finding(kind="crash", step=step, detail=NO_REPLY)
+    if reply is None or reply.error is not None:
+        trial.exercised["cancel" if record.error == CANCELLED else "refusal"] += 1
+        trial.cached.append(None)
+        return _broken_batch(record, reply, options)
+    trial.cached.append(reply.cached)
+    trial.exercised["reuse"] += bool(reply.cached)
+    explained = sum(loss.before - loss.after for loss in reply.losses)
+    if explained != reply.equal - (reply.cached or 0):
+        detail = f"{reply.equal} equal, {reply.cached} cached, the rules explain {explained}"
+        return Finding(kind="broken invariant", step=step, detail=detail)
+    if (uncounted := _uncounted(reply)) is not None:
+        return Finding(kind="broken invariant", step=step, detail=uncounted)
+    replies = (reply, *record.children)
+    if len(replies) < record.step.completions:
+        detail = f"{len(replies)} of {record.step.completions} completions are returned"
+        return Finding(kind="broken invariant", step=step, detail=detail)
+    verdict = worst([judge(each, oracle) for each in replies])
+    leak = None
+    if trial.texts is not None:
+        if verdict is not None and verdict.wrong is not None:
+            leak = leak_of(reply, oracle, trial.texts)
+        trial.texts.append((record.name, record.tokens))
+    if verdict is None or verdict.answer in {"same", "by-design"}:
+        trial.exercised["by design"] += verdict is not None and verdict.answer == "by-design"
+        spec = oracle.network.spec
+        plain = not (spec.family or spec.mtp_depth)  # caches of some classes cannot be cut
+        full = plain and set(spec.layers) == {"attention"}
+        return _not_found_again(record, before, trial) if full else None
+    trial.wrong += 1
+    if leak is not None:
+        return Finding(kind="leak", step=step, detail=str(leak))
+    off = f"logits off by {verdict.max_difference:.3g}"
+    detail = f"{reply.cached} of {len(reply.prompt)} tokens cached, {off}"
+    return Finding(kind="wrong answer", step=step, detail=detail)
+
+
+def _uncounted(reply: Reply) -> str | None:
+    """The counts of a reply that do not add up, where the server returns them."""
+    cached, processed, n_tokens = reply.cached, reply.processed, len(reply.prompt)
+    if cached is None or processed is None or reply.truncated or cached + processed == n_tokens:
+        return None
+    return f"{cached} cached and {processed} processed of {n_tokens} tokens"
+
+
+def _not_found_again(record: Record, before: Record | None, trial: Trial) -> Finding | None:
+    """Too little reuse of the prompt that the same client sent right before.
+
+        before   [ prompt ................ )
+        record   [ prompt ........ )           its beginning
+                 [ prompt ................ | more )   if `trial.continues`
+
+    One unit less is no loss: some drafters drop the last block of a match.
+    """
+    if before is None or not trial.unit or record.step.completions > 1:
+        return None
+    alike = replace(before.step, name="", prompt=None, messages=(), reply=None, predict=None)
+    here = replace(record.step, name="", prompt=None, messages=(), reply=None, predict=None)
+    replies = before.reply, record.reply
+    if alike != here or not (before.alone and record.alone and record.step.cache_prompt):
+        return None
+    first, second = (each for each in replies)
+    if first is None or second is None or first.error or first.truncated or second.truncated:
+        return None
+    if before.images or record.images or second.cached is None:
+        return None
+    earlier, prompt = first.prompt, second.prompt
+    shorter = earlier[: len(prompt)] == prompt
+    if not shorter and not (trial.continues and prompt[: len(earlier)] == earlier):
+        return None
+    due = min(len(earlier), len(prompt) - 1) // trial.unit * trial.unit
+    if second.cached >= due - trial.unit:
+        return None
+    detail = f"{second.cached} of {due} tokens cached that the request before wrote"
+    return Finding(kind="lost reuse", step=record.index, detail=detail, due=due)
+
+
+def _broken_batch(
+    record: Record, reply: Reply | None, options: Mapping[str, Any]
+) -> Finding | None:
+    """A batch that memory refuses as invalid, or a request that fails though it fits its slot."""
+    if reply is None or reply.error != SERVER_ERROR:
+        return None
+    if "Invalid input batch" in reply.message:
+        return Finding(kind="broken invariant", step=record.index, detail=reply.message)
+    room = options.get("ctx_size", 4096) // options.get("parallel", 1)
+    more = 0 if options.get("context_shift") else len(record.step.reply or ()) or room
+    if options.get("kv_unified") or len(reply.prompt) + more + 1 >= room:
+        return None
+    return Finding(kind="refusal", step=record.index, detail=reply.message)
