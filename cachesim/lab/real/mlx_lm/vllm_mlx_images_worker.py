@@ -16,11 +16,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
-from cachesim.lab.real.empty_modules import EmptyModules
 from cachesim.lab.real.mlx_lm import vllm_mlx_serve
 from cachesim.lab.real.mlx_lm.server_models import Folders
 from cachesim.lab.real.mlx_lm.vllm_mlx_worker import offsets, script
-from cachesim.lab.real.worker_side import own_output
+from cachesim.lab.real.worker_side import EmptyModules, own_output
 
 Json: TypeAlias = Any
 Real: TypeAlias = Any  # modules, classes and objects of the release: known only when it runs

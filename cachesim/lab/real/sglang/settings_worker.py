@@ -19,10 +19,9 @@ import tempfile
 from pathlib import Path
 from typing import Any, Final
 
-from cachesim.lab.real.empty_modules import EmptyModules
 from cachesim.lab.real.sglang import hicache_worker, stand_ins
 from cachesim.lab.real.vllm.models import STARTED as HYBRIDS
-from cachesim.lab.real.worker_side import Stub, answer_lines, own_output
+from cachesim.lab.real.worker_side import EmptyModules, Stub, answer_lines, own_output
 
 Json = Any
 Real = Any  # modules, classes and objects of the release: known only when it runs

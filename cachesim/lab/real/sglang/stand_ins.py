@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 from typing import Any, Final
 
-from cachesim.lab.real.empty_modules import EmptyModules, Nothing, bare_packages
+from cachesim.lab.real.worker_side import EmptyModules, Nothing, bare_packages
 
 Real = Any
 

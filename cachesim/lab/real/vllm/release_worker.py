@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any, Final
 
-from cachesim.lab.real.empty_modules import EmptyModules
+from cachesim.lab.real.worker_side import EmptyModules
 
 Real = Any  # modules, classes and objects of the release: known only when it runs
 
