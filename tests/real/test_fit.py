@@ -7,9 +7,10 @@ from typing import Self
 import pytest
 
 from cachesim.lab.real.fit import Change, Search, changes, rule_fields, value_of
-from cachesim.lab.real.llama_cpp import recordings as kept_by
+from cachesim.lab.real.llama_cpp import wheels as kept_by
 from cachesim.lab.real.llama_cpp.compare import SideBySide
-from cachesim.lab.real.llama_cpp.recordings import (
+from cachesim.lab.real.llama_cpp.simulated import SimulatedServer, Trial, known_trials
+from cachesim.lab.real.llama_cpp.wheels import (
     Recording,
     Recordings,
     open_changes,
@@ -17,7 +18,6 @@ from cachesim.lab.real.llama_cpp.recordings import (
     probe,
     server_under,
 )
-from cachesim.lab.real.llama_cpp.simulated import SimulatedServer, Trial, known_trials
 from cachesim.lab.real.llama_cpp.workload import Outcome, workload
 from cachesim.lab.real.llama_cpp.workloads import draw_setting, grow
 from cachesim.scenario.format import Step
