@@ -87,7 +87,7 @@ def record_command(
 
 
 def _recorded(plan: Plan, about: UserSettings, page: Output | None, *, quiet: bool) -> int:
-    from cachesim.lab.record.serving import serve
+    from cachesim.lab.record.proxy import serve
     from cachesim.lab.record.session import Session
     from cachesim.lab.record.tokenizer import ServerTokenizer
 

@@ -16,7 +16,7 @@ from cachesim.lab.logs.live import Live
 from cachesim.lab.logs.whole import UserSettings
 from cachesim.lab.record.file import RecordFile
 from cachesim.lab.record.plan import Plan
-from cachesim.lab.record.serving import running
+from cachesim.lab.record.proxy import running
 from cachesim.lab.record.session import Row, Session
 from cachesim.lab.record.tokenizer import ServerTokenizer
 
