@@ -11,10 +11,9 @@ import pytest
 
 from cachesim.lab.real.transformers.causes import SHOWN
 from cachesim.lab.real.transformers.commands import play_family
-from cachesim.lab.real.transformers.environments import NEWEST, environment_for
+from cachesim.lab.real.transformers.environments import NEWEST, Worker, environment_for
 from cachesim.lab.real.transformers.results import Found
 from cachesim.lab.real.transformers.scripts import OPERATIONS, drawn
-from cachesim.lab.real.transformers.worker import Worker
 
 CELL = {"release": "5.23.0", "family": "a", "operation": "crop", "verdict": "wrong"}
 

@@ -11,13 +11,12 @@ import pytest
 from cachesim.lab.real.transformers import reports
 from cachesim.lab.real.transformers.causes import SHOWN
 from cachesim.lab.real.transformers.commands import play_family
-from cachesim.lab.real.transformers.environments import NEWEST, environment_for
+from cachesim.lab.real.transformers.environments import NEWEST, WORKER, Worker, environment_for
 from cachesim.lab.real.transformers.program import Model, program_of
 from cachesim.lab.real.transformers.reports import write_reports
 from cachesim.lab.real.transformers.results import Cell, Found
 from cachesim.lab.real.transformers.script_worker import WRONG as WRONG_GAP
 from cachesim.lab.real.transformers.scripts import OPERATIONS, ROUNDED, Script, drawn
-from cachesim.lab.real.transformers.worker import WORKER, Worker
 
 pytestmark = [
     pytest.mark.wheel,

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from cachesim.errors import OptionError
-from cachesim.lab.real.transformers import commands, limits_worker, one_family, reports
-from cachesim.lab.real.transformers import worker as worker_module
+from cachesim.lab.real.transformers import commands, one_family, parts_worker, reports
+from cachesim.lab.real.transformers import environments as worker_module
 from cachesim.lab.real.transformers.causes import CAUSES, SHOWN, cause_of
 from cachesim.lab.real.transformers.environments import NEWEST, environment_for
 from cachesim.lab.real.transformers.program import Model, program_of
@@ -476,7 +476,7 @@ def test_a_line_that_raises_is_named_without_a_machine_s_folders(tmp_path: Path)
         code = compile("\n1 / 0", str(tmp_path / file), "exec")
         with pytest.raises(ZeroDivisionError) as caught:
             exec(code)
-        return limits_worker.about(caught.value)["place"]
+        return parts_worker.about(caught.value)["place"]
 
     assert place("worker.py") == "worker.py:2"
     assert place("lib/site-packages/transformers/cache_utils.py") == (

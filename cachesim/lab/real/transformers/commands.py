@@ -19,7 +19,7 @@ from cachesim.lab.real.environment import Environment, package_of, versions_of
 from cachesim.lab.real.playing import comparing, console, show_overrides, watched
 from cachesim.lab.real.transformers.batches import compare, overrides
 from cachesim.lab.real.transformers.causes import SHOWN
-from cachesim.lab.real.transformers.environments import NEWEST, Copy, environment_for
+from cachesim.lab.real.transformers.environments import NEWEST, Copy, Worker, environment_for
 from cachesim.lab.real.transformers.layers import compare_layers
 from cachesim.lab.real.transformers.program import Model, program_of
 from cachesim.lab.real.transformers.reports import write_reports
@@ -34,7 +34,6 @@ from cachesim.lab.real.transformers.scripts import (
     shrunk,
     text_of,
 )
-from cachesim.lab.real.transformers.worker import Worker
 from cachesim.lab.real.worker_process import WorkerError
 from cachesim.typed import Json
 

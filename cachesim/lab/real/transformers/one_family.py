@@ -4,9 +4,9 @@ from functools import cache
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from cachesim.lab.real.transformers.environments import Worker
 from cachesim.lab.real.transformers.program import Model, program_of
 from cachesim.lab.real.transformers.scripts import OPERATIONS, drawn, text_of
-from cachesim.lab.real.transformers.worker import Worker
 from cachesim.lab.real.worker_process import WorkerError
 from cachesim.typed import Json
 

@@ -11,10 +11,10 @@ from textwrap import fill
 from typing import Final, NamedTuple
 
 from cachesim.lab.real.transformers.causes import Cause, cause_of
+from cachesim.lab.real.transformers.environments import Worker
 from cachesim.lab.real.transformers.program import Model, has_program, program_of
 from cachesim.lab.real.transformers.results import Cell, Found, normal
 from cachesim.lab.real.transformers.scripts import Script, shrunk, text_of
-from cachesim.lab.real.transformers.worker import Worker
 from cachesim.lab.real.worker_process import WorkerError
 from cachesim.scenario.labels import table
 from cachesim.typed import Json

@@ -185,12 +185,12 @@ class Play:
         if kind in ("fp8", "grouped") and DYNAMIC not in self.remedies:
             return importlib.import_module("patches_worker").quantised(config, kind)
         if kind in ROUNDED and DYNAMIC not in self.remedies:
-            return importlib.import_module("rounded_worker").cache(config, kind)
+            return importlib.import_module("parts_worker").cache(config, kind)
         return library.DynamicCache(config=config)
 
     def do_cache(self, kind: str) -> None:
         if kind in ROUNDED:
-            self.replay = importlib.import_module("rounded_worker").Replay(self, kind)
+            self.replay = importlib.import_module("parts_worker").Replay(self, kind)
         self.cache = self.new(kind)
 
     def do_near(self) -> None:
@@ -276,7 +276,7 @@ class Play:
         try:
             self.do_crop(length)
         except Exception as error:
-            if not importlib.import_module("limits_worker").is_clear(error):
+            if not importlib.import_module("parts_worker").is_clear(error):
                 raise
 
     def do_reset(self) -> None:
@@ -540,7 +540,7 @@ class Play:
     do_offloaded = partialmethod(do_packed, scarce=True)
 
     def _batching_continuously(self, *, scarce: bool = False) -> Real:
-        paged: Any = importlib.import_module("paged_worker")
+        paged: Any = importlib.import_module("parts_worker")
         if not paged.is_there(offloads=scarce):
             msg = "no ContinuousBatchingConfig, or none that offloads"
             raise AbsentError(msg)
@@ -680,7 +680,7 @@ class Family:
 
     def result(self, script: list[Step]) -> dict[str, Any]:
         """The verdict of a script; of a wrong one with its cause."""
-        play, limits = self.play(), importlib.import_module("limits_worker")
+        play, limits = self.play(), importlib.import_module("parts_worker")
         try:
             limits.limited(lambda: play.play(script))
         except AbsentError as error:
@@ -717,7 +717,7 @@ class Family:
             if steps.intersection(applies):
                 play = self.play(remedies)
                 try:
-                    importlib.import_module("limits_worker").limited(partial(play.play, script))
+                    importlib.import_module("parts_worker").limited(partial(play.play, script))
                 except Exception:  # noqa: S112 - it is no remedy
                     continue
                 if play.is_right():
@@ -732,7 +732,7 @@ class Family:
 def answer(order: dict[str, Any]) -> dict[str, Any]:
     """The results of a family's scripts; `unbuilt` with the reason where it has no model."""
     tiny: Any = importlib.import_module("tiny_worker")
-    limits: Any = importlib.import_module("limits_worker")
+    limits: Any = importlib.import_module("parts_worker")
     found: dict[str, Any] = {}
     try:
         fields = tiny.fields_of(order["family"])
