@@ -14,7 +14,7 @@ from typing import Any, Final, Literal, TypeAlias
 
 from cachesim.engines import Profile
 from cachesim.errors import CachesimError, InputError, UpstreamAbort
-from cachesim.lab.real.mlx_lm import cache_player
+from cachesim.lab.real.mlx_lm import classes
 from cachesim.lab.real.vectors import mlx_server, servers
 from cachesim.testing.search import play, workloads
 from cachesim.testing.workloads import Shape
@@ -33,8 +33,8 @@ REPLAYS: Final[Mapping[str, Mismatch]] = {
     "server-b9538": servers.mismatch,
     "server-b11549": servers.mismatch,
     "server-ik-d2da6da05": servers.mismatch,
-    "mlx-caches": cache_player.mismatch,
-    "mlx-store": cache_player.mismatch,
+    "mlx-caches": classes.mismatch,
+    "mlx-store": classes.mismatch,
     "mlx-server": mlx_server.mismatch,
 }
 

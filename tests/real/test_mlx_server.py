@@ -20,13 +20,13 @@ from cachesim.engines.mlx_lm.server.word_tokenizer import WORD_TEMPLATES, WordTo
 from cachesim.errors import ProfileError, ScenarioError
 from cachesim.lab.real.agreement import Difference
 from cachesim.lab.real.mlx_lm import classes as room
-from cachesim.lab.real.mlx_lm.cache_player import played
 from cachesim.lab.real.mlx_lm.classes import (
     GROUPS,
     RealClasses,
     compare_classes,
     draw,
     draw_cache_sequence,
+    played,
 )
 from cachesim.lab.real.mlx_lm.families import CLASSES, order_of, spec_of
 from cachesim.lab.real.mlx_lm.process import environment_for

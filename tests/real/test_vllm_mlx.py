@@ -28,7 +28,7 @@ from cachesim.lab.real.mlx_lm.vllm_mlx import (
 from cachesim.lab.real.mlx_lm.vllm_mlx_images import BEFORE, RealMllm, compare_images, draw_whole
 from cachesim.lab.real.mlx_lm.vllm_mlx_images import draw as draw_images
 from cachesim.lab.real.mlx_lm.vllm_mlx_images import overrides as overrides_of_images
-from cachesim.lab.real.mlx_lm.vllm_mlx_serve import config_of
+from cachesim.lab.real.mlx_lm.vllm_mlx_worker import config_of
 from cachesim.lab.real.playing import show_overrides
 from cachesim.play.session import Session
 from cachesim.scenario.shipped import load_all

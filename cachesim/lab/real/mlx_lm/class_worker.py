@@ -11,15 +11,11 @@ import sys
 import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, TypeAlias
 
 from cachesim.lab.real.mlx_lm import players
 from cachesim.lab.real.mlx_lm.players import HEADER, Player, written
 from cachesim.lab.real.prompts import write_row
-from cachesim.lab.real.worker_side import own_output
-
-Json: TypeAlias = Any
-Real: TypeAlias = Any  # modules, classes and objects of the release: known only when it runs
+from cachesim.lab.real.worker_side import Json, Real, own_output
 
 
 def main() -> None:

@@ -9,10 +9,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
 from cachesim.lab.real.prompts import read_row, write_row
+from cachesim.lab.real.worker_side import Json, Real
 
-Json: TypeAlias = Any
 Operation: TypeAlias = Mapping[str, Any]
-Real: TypeAlias = Any
 """Modules, classes and objects of the port or of the release."""
 
 Library: TypeAlias = Any

@@ -13,10 +13,9 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from queue import Empty, Queue
-from typing import Any, TypeAlias
+from typing import Any
 
-Json: TypeAlias = Any
-Real: TypeAlias = Any  # modules, classes and objects of the release: known only when it runs
+from cachesim.lab.real.worker_side import Json, Real
 
 PATIENCE = 30.0
 FILLER = 20

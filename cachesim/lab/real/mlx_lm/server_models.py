@@ -8,9 +8,9 @@ import importlib
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
-Real: TypeAlias = Any  # modules, classes and objects of the release: known only when it runs
+from cachesim.lab.real.worker_side import Real
 
 
 def write_model(folder: Path, model: Mapping[str, Any]) -> None:

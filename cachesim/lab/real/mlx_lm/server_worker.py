@@ -17,7 +17,6 @@ import time
 from collections.abc import Callable, Sequence
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any, TypeAlias
 
 from cachesim.lab.real.mlx_lm.server_http import (
     Client,
@@ -28,10 +27,7 @@ from cachesim.lab.real.mlx_lm.server_http import (
     number_of,
 )
 from cachesim.lab.real.mlx_lm.server_models import Folders, watch_calls
-from cachesim.lab.real.worker_side import own_output
-
-Json: TypeAlias = Any
-Real: TypeAlias = Any  # modules, classes and objects of the release: known only when it runs
+from cachesim.lab.real.worker_side import Json, Real, own_output
 
 VOCABULARY = 64
 """Words, where a workload does not say otherwise."""

@@ -14,15 +14,12 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final, TypeAlias
+from typing import Final
 
-from cachesim.lab.real.mlx_lm import vllm_mlx_serve
+from cachesim.lab.real.mlx_lm import vllm_mlx_worker
 from cachesim.lab.real.mlx_lm.server_models import Folders
 from cachesim.lab.real.mlx_lm.vllm_mlx_worker import offsets, script
-from cachesim.lab.real.worker_side import EmptyModules, own_output
-
-Json: TypeAlias = Any
-Real: TypeAlias = Any  # modules, classes and objects of the release: known only when it runs
+from cachesim.lab.real.worker_side import EmptyModules, Json, Real, own_output
 
 PLACEHOLDER: Final = 1 << 20
 """The id in place of each token of any image: as in users' models, after those of all words."""
@@ -30,7 +27,7 @@ PLACEHOLDER: Final = 1 << 20
 IMAGE: Final = "image"
 """The word of an image's place in a prompt."""
 
-ABSENT: Final = ("requests", "PIL", *vllm_mlx_serve.ABSENT)
+ABSENT: Final = ("requests", "PIL", *vllm_mlx_worker.ABSENT)
 """Requirements that load and draw images, which are files of tokens here."""
 
 

@@ -9,16 +9,13 @@ import itertools
 from array import array
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from cachesim.lab.real.prompts import read_row
 from cachesim.lab.real.sglang import drafts_worker, hicache_worker
 from cachesim.lab.real.sglang.rust_core import FULL, MAMBA, SWA, RustNodes
 from cachesim.lab.real.sglang.sessions_worker import Sessions
-from cachesim.lab.real.worker_side import NoOp, Stub, fitting
-
-Json = Any
-Real = Any
+from cachesim.lab.real.worker_side import Json, NoOp, Real, Stub, fitting
 
 CHUNK: Final = 64
 """Chunk size of a linear-attention kernel."""

@@ -5,12 +5,8 @@ says how many tokens each round accepts. Runs in the worker.
 """
 
 import importlib
-from typing import Any
 
-from cachesim.lab.real.worker_side import Stub
-
-Json = Any
-Real = Any
+from cachesim.lab.real.worker_side import Json, Real, Stub
 
 ALLOCATORS = ("mem_cache.allocation", "speculative.spec_utils")
 """Modules that write slots into rows by a kernel."""

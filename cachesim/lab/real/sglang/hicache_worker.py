@@ -12,13 +12,10 @@ import json
 import threading
 from array import array
 from collections.abc import Callable, Mapping
-from typing import Any, Final
+from typing import Final
 
 from cachesim.lab.real.sglang.stand_ins import Event
-from cachesim.lab.real.worker_side import NoOp, Stub, fitting
-
-Json = Any
-Real = Any
+from cachesim.lab.real.worker_side import Json, NoOp, Real, Stub, fitting
 
 MEMORY: Final = 1 << 50
 """Bytes that the machine claims to have."""

@@ -12,13 +12,17 @@ import sys
 import warnings
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 from cachesim.lab.real.sglang import scheduler_worker, stand_ins
-from cachesim.lab.real.worker_side import NoOp, Stub, answer_lines, own_output, play_groups
-
-Json = Any
-Real = Any  # modules, classes and objects of the release: known only when it runs
+from cachesim.lab.real.worker_side import (
+    Json,
+    NoOp,
+    Real,
+    Stub,
+    answer_lines,
+    own_output,
+    play_groups,
+)
 
 BACKEND = "sglang.srt.layers.attention.hybrid_linear_attn_backend"
 TAPS = 4

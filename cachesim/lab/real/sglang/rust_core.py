@@ -13,9 +13,9 @@ import importlib
 from array import array
 from collections.abc import Iterator, Sequence
 from itertools import chain, count, pairwise
-from typing import Any, Final
+from typing import Final
 
-Real = Any
+from cachesim.lab.real.worker_side import Real
 
 GAP: Final = 4096
 """Consecutive node ids that may be unused: evicted between two readings."""

@@ -14,14 +14,17 @@ import sys
 import time
 import warnings
 from pathlib import Path
-from typing import Any
 
 from cachesim.lab.real.prompts import read_row
 from cachesim.lab.real.sglang import hicache_worker, stand_ins
-from cachesim.lab.real.worker_side import Stopwatch, answer_lines, own_output, play_groups
-
-Json = Any
-Real = Any  # modules, classes and objects of the release: known only when it runs
+from cachesim.lab.real.worker_side import (
+    Json,
+    Real,
+    Stopwatch,
+    answer_lines,
+    own_output,
+    play_groups,
+)
 
 MOST_STEPS = 20_000
 MOST_IDLE = 40

@@ -1,12 +1,8 @@
 """The sessions of a real scheduler: their first request opens them, the release closes them."""
 
 import importlib
-from typing import Any
 
-from cachesim.lab.real.worker_side import Stub
-
-Json = Any
-Real = Any  # modules, classes and objects of the release: known only when it runs
+from cachesim.lab.real.worker_side import Json, Real, Stub
 
 
 class Sessions:

@@ -21,10 +21,7 @@ from typing import Any, Final
 
 from cachesim.lab.real.sglang import hicache_worker, stand_ins
 from cachesim.lab.real.vllm.models import STARTED as HYBRIDS
-from cachesim.lab.real.worker_side import EmptyModules, Stub, answer_lines, own_output
-
-Json = Any
-Real = Any  # modules, classes and objects of the release: known only when it runs
+from cachesim.lab.real.worker_side import EmptyModules, Json, Real, Stub, answer_lines, own_output
 
 _LAYERS: Final = 4
 

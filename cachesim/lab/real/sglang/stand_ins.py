@@ -11,11 +11,9 @@ import os
 import re
 import sys
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-from cachesim.lab.real.worker_side import EmptyModules, Nothing, bare_packages
-
-Real = Any
+from cachesim.lab.real.worker_side import EmptyModules, Nothing, Real, bare_packages
 
 EMPTY: Final = (
     "sglang.jit_kernel",

@@ -49,7 +49,7 @@ KINDS: Final = (
     Kind(
         name="mlx-lm caches and stores",
         fits=lambda line: "version" in line and "ops" in line,
-        module="cachesim.lab.real.mlx_lm.cache_player",
+        module="cachesim.lab.real.mlx_lm.classes",
         operations="ops",
     ),
     Kind(

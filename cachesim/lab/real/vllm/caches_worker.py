@@ -10,13 +10,10 @@ asks for specs and memory is ours. Runs in the worker.
 
 import importlib
 import math
-from typing import Any, Final
+from typing import Final
 
 from cachesim.lab.real.vllm.models import COMPRESSED
-from cachesim.lab.real.worker_side import NoOp, Stub, fitting
-
-Json = Any
-Real = Any  # whatever the release makes of it
+from cachesim.lab.real.worker_side import Json, NoOp, Real, Stub, fitting
 
 LAYERS: Final = 3
 """Layers of a group: with the drafter's own one more there still is one group."""

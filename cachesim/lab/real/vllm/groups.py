@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Final
 
 from cachesim.lab.real.prompts import read_row
+from cachesim.lab.real.worker_side import Real
 
-Real = Any  # requests, schedulers and steps of the simulator or of a release
 Name = Any  # int or str
 Wanted = Mapping[str, Any]
 Entry = dict[str, Any]

@@ -9,11 +9,9 @@ import ast
 import importlib
 import sys
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-from cachesim.lab.real.worker_side import EmptyModules
-
-Real = Any  # modules, classes and objects of the release: known only when it runs
+from cachesim.lab.real.worker_side import EmptyModules, Real
 
 OUTSIDE: Final = frozenset(
     {

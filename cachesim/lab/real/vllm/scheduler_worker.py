@@ -15,18 +15,21 @@ import time
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from cachesim.lab.real.prompts import read_row, spell
 from cachesim.lab.real.vllm.caches_worker import Caches
 from cachesim.lab.real.vllm.groups import Groups, Spans
 from cachesim.lab.real.vllm.release_worker import install
-from cachesim.lab.real.vllm.worker_settings import ConfigFactory
-from cachesim.lab.real.vllm.worker_store import connector
-from cachesim.lab.real.worker_side import Stub, answer_lines, fitting, own_output, play_groups
-
-Json = Any
-Real = Any  # modules, classes and objects of the release: known only when it runs
+from cachesim.lab.real.vllm.worker_settings import ConfigFactory, connector
+from cachesim.lab.real.worker_side import (
+    Json,
+    Real,
+    Stub,
+    answer_lines,
+    fitting,
+    own_output,
+    play_groups,
+)
 
 LOOKUPS = ("get_computed_blocks", "get_computed_blocks_for_connector")
 PATCH = 1_000_000
