@@ -45,9 +45,8 @@ from cachesim.lab.real.mlx_lm.scenarios import play_mlx_scenario
 from cachesim.lab.real.mlx_lm.server import compare_server
 from cachesim.lab.real.mlx_lm.server_workloads import draw_agents as draw_mlx_agents
 from cachesim.lab.real.mlx_lm.server_workloads import draw_models as draw_mlx_models
-from cachesim.lab.real.mlx_lm.vllm_mlx import RAPID_MLX, compare_vllm_mlx
+from cachesim.lab.real.mlx_lm.vllm_mlx import ENGINES, RAPID_MLX, compare_images, compare_vllm_mlx
 from cachesim.lab.real.mlx_lm.vllm_mlx import RELEASE as UNDER_VLLM_MLX
-from cachesim.lab.real.mlx_lm.vllm_mlx_images import ENGINES, compare_images
 from cachesim.lab.real.schedules import RealScheduler
 from cachesim.lab.real.sglang.scheduler import AGENTS as SGLANG_AGENTS
 from cachesim.lab.real.sglang.scheduler import FEATURES as SGLANG_FEATURES

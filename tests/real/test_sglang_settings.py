@@ -14,8 +14,8 @@ from cachesim.lab.real.sglang.scheduler import (
     overrides,
     overrides_in,
 )
-from cachesim.lab.real.sglang.scheduler_worker import differences
 from cachesim.lab.real.vllm.scheduler import PACKAGES
+from cachesim.lab.real.worker_side import differences
 
 
 class Answering:
@@ -39,7 +39,8 @@ class Core:
 
 
 def test_every_field_that_is_not_as_a_server_starts_is_named() -> None:
-    found = differences(Core, {"server": {"page_size": 1, "schedule_policy": "fcfs"}})
+    started = {"page_size": 1, "schedule_policy": "fcfs"}
+    found = differences(started, Core({"server": started}).settings())
 
     assert [["page_size", "1", "4"], ["quietly_set", "-", "True"]] == found
 

@@ -18,16 +18,20 @@ from cachesim.lab.real.agreement import Agreement
 from cachesim.lab.real.environment import EnvironmentUnavailableError
 from cachesim.lab.real.mlx_lm.server_workloads import Workload
 from cachesim.lab.real.mlx_lm.vllm_mlx import (
+    BEFORE,
+    MLX_VLM,
     MODELS,
     RAPID_MLX,
     VLLM_MLX,
+    RealScheduler,
+    compare_images,
     compare_vllm_mlx,
     draw,
+    draw_images,
+    draw_whole,
     overrides,
+    overrides_of_images,
 )
-from cachesim.lab.real.mlx_lm.vllm_mlx_images import BEFORE, RealMllm, compare_images, draw_whole
-from cachesim.lab.real.mlx_lm.vllm_mlx_images import draw as draw_images
-from cachesim.lab.real.mlx_lm.vllm_mlx_images import overrides as overrides_of_images
 from cachesim.lab.real.mlx_lm.vllm_mlx_worker import config_of
 from cachesim.lab.real.playing import show_overrides
 from cachesim.play.session import Session
@@ -230,7 +234,7 @@ def requests_of(name: str, patch: str) -> list[dict[str, Any]]:
 def really_played(wheel: str, family: str, **more: object) -> list[dict[str, Any]]:
     workload = {"id": "", "model": {"family": family}, "template": "chatml", "vocabulary": 512}
     try:
-        with TemporaryDirectory() as folder, RealMllm(wheel, folder) as real:
+        with TemporaryDirectory() as folder, RealScheduler(wheel, folder, MLX_VLM) as real:
             return real.play(workload | more)
     except EnvironmentUnavailableError as error:
         pytest.skip(str(error))

@@ -26,6 +26,7 @@ from typing import (
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
+from cachesim.engines.family import Family
 from cachesim.engines.words import counted
 from cachesim.errors import CachesimError
 from cachesim.lab.real.agreement import Difference
@@ -358,6 +359,16 @@ def explain(
     else:
         out.print(f"with these values {agree}")
     return tuple(found)
+
+
+def judge_newest(
+    family: Family[T, Any], version: str, release: str, status: int, played: Sequence[Played[T]]
+) -> int:
+    """Say whether a version is as a release, and fit the rule fields of one that is not."""
+    console().print(f"{family.name} {version} is {'as' if status == 0 else 'NOT as'} {release}")
+    if status and played:
+        explain(version, release, {each.name: each.rules for each in family.releases}, played)
+    return status
 
 
 def _agreeing(played: Sequence[Played[T]], rules: T) -> int:

@@ -15,7 +15,7 @@ from rich.table import Table
 
 from cachesim.careful import CarefulConsole
 from cachesim.engines.family import Family
-from cachesim.errors import ScenarioError
+from cachesim.errors import OptionError, ScenarioError
 from cachesim.lab.real.environment import Environment, EnvironmentUnavailableError, package_of
 from cachesim.model.recall import leaked_from, text_of
 from cachesim.scenario.checks import full_profile
@@ -130,6 +130,14 @@ def in_words(
     return text
 
 
+def named(what: str, name: str, known: Mapping[str, T]) -> T:
+    """The workloads that a command's option names, of those that there are."""
+    if name not in known:
+        msg = f"no workloads of {what} {name!r}: write one of {', '.join(known)}"
+        raise OptionError(msg)
+    return known[name]
+
+
 def not_compared(error: EnvironmentUnavailableError) -> int:
     """Report a missing real engine; the exit status."""
     console(stderr=True).print(f"NOT COMPARED: {error}")
@@ -208,6 +216,22 @@ def overrides_of(
     return [
         Override(field=field, default=default, ours=ours, why=why)
         for field, default, ours, why in (*known, *found)
+    ]
+
+
+def differing_defaults(
+    family: Family[Any, Any], release: str, started: Mapping[str, str]
+) -> list[tuple[str, str, str]]:
+    """Rows of the simulator's options whose default is not what a real server starts with."""
+    defaults = {
+        option.name: str(family.default(option, release))
+        for option in family.declared
+        if option.name in started and not option.internal
+    }
+    return [
+        (f"simulator: {name}", started[name], ours)
+        for name, ours in defaults.items()
+        if started[name] != ours
     ]
 
 

@@ -16,7 +16,7 @@ from cachesim.engines.images import Image
 from cachesim.errors import ScenarioError
 from cachesim.lab.real.agreement import Agreement, Difference, Workload, first_difference
 from cachesim.lab.real.environment import Environment, UnpackedWheel, package_of, versions_of
-from cachesim.lab.real.fit import Played, explain
+from cachesim.lab.real.fit import Played, judge_newest
 from cachesim.lab.real.playing import Stage, StepPlayed, console, watched
 from cachesim.lab.real.prompts import spell, with_images
 from cachesim.lab.real.worker_process import WorkerError, WorkerProcess
@@ -91,7 +91,6 @@ class RealScheduler(Generic[R]):
     family: Family[R, Any]
     kept: re.Pattern[str]  # what of the wheel is unpacked
     worker: str
-    flags: str  # of the interpreter
     draw: Callable[[int, int, R], Workload]
     play: Callable[[Workload, R], list[dict[str, Any]]]
     config_of: Callable[[Engine], dict[str, Any]]
@@ -102,7 +101,7 @@ class RealScheduler(Generic[R]):
     visible: Callable[[Workload, list[dict[str, Any]]], list[dict[str, Any]]] = _whole
     part: str = "scheduler"  # of the wheel, by which its folder is named
     packages: Environment | None = None  # what all releases import
-    configured: Callable[[WorkerProcess, UnpackedWheel, str], WorkerProcess] | None = None
+    configured: Callable[[WorkerProcess, UnpackedWheel], WorkerProcess] | None = None
 
     def core_of(self, release: str, version: str = "") -> UnpackedWheel:
         """The folder that holds the scheduler of a release, or of another version in its place."""
@@ -120,8 +119,8 @@ class RealScheduler(Generic[R]):
         core = self.core_of(release, version)
         core.ready()
         given = self.worker, str(core.folder), release, *filter(None, (self.variant,))
-        process = WorkerProcess(f"{self.family.name} {release}", core.python, self.flags, *given)
-        return self.configured(process, core, self.flags) if self.configured else process
+        process = WorkerProcess(f"{self.family.name} {release}", core.python, *given)
+        return self.configured(process, core) if self.configured else process
 
     def compare(
         self,
@@ -154,20 +153,15 @@ class RealScheduler(Generic[R]):
 
         Where they do not agree, the rule fields are fitted that explain it.
         """
-        engine, played = self.family.name, list[Played[R]]()
-        version, known = wheel or versions_of(engine)[0], self.family.real()[-1]
+        played = list[Played[R]]()
+        version, known = wheel or versions_of(self.family.name)[0], self.family.real()[-1]
         try:
             found = self.compare(known, seed, numbers, version=version, record=played.append)
             status = found.show()
         except WorkerError as error:
             console().print(str(error), markup=False)
             status = 1
-        console().print(f"{engine} {version} is {'as' if status == 0 else 'NOT as'} {known}")
-        if status and played:
-            explain(
-                version, known, {each.name: each.rules for each in self.family.releases}, played
-            )
-        return status
+        return judge_newest(self.family, version, known, status, played)
 
     def _played(self, workload: Workload, real: list[dict[str, Any]]) -> Played[R]:
         def check(rules: R) -> Difference | None:

@@ -34,16 +34,15 @@ class JsonProcess:
         name: str,
         command: Sequence[str],
         *,
-        quiet: bool = True,
         variables: Mapping[str, str] | None = None,
     ) -> None:
-        """`quiet`: its standard error is discarded; `variables`: more of its environment."""
+        """`variables`: more of its environment. Its standard error is discarded."""
         self.name = name
         self._process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL if quiet else None,
+            stderr=subprocess.DEVNULL,
             text=True,
             env=os.environ | (variables or {}),
         )
@@ -81,11 +80,15 @@ class JsonProcess:
         there_is(self._process.stdout).close()
 
 
-class WorkerProcess(JsonProcess):
-    """A module's `main`, isolated; a workload as input, its result as output."""
+class ModuleProcess(JsonProcess):
+    """A module's `main` in an interpreter that knows nothing of cachesim."""
 
-    def __init__(self, name: str, python: Path, flags: str, module: str, *given: str) -> None:
-        super().__init__(name, [str(python), flags, "-c", START, str(ROOT), module, *given])
+    def __init__(self, name: str, python: Path, module: str, *given: str) -> None:
+        super().__init__(name, [str(python), "-I", "-c", START, str(ROOT), module, *given])
+
+
+class WorkerProcess(ModuleProcess):
+    """A release's scheduler or class; a workload as input, its result as output."""
 
     def play(self, workload: Mapping[str, Any]) -> list[dict[str, Any]]:
         """Results of a workload, group by group."""

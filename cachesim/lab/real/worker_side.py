@@ -78,6 +78,15 @@ def play_groups(groups: Iterable[Json], play: Callable[[Json], Json]) -> list[Js
     return results
 
 
+def differences(started: Json, used: Json) -> list[list[str]]:
+    """Rows of the settings that differ: name, as a server starts, as it is compared."""
+    return [
+        [name, str(started.get(name, "-")), str(used.get(name, "-"))]
+        for name in sorted(started.keys() | used.keys())
+        if started.get(name, "-") != used.get(name, "-")
+    ]
+
+
 def words_of(error: Exception) -> str:
     """An exception in one short line."""
     return f"{type(error).__name__}: {error}"[:300]

@@ -11,6 +11,7 @@ from cachesim.engines.llamacpp.family import FAMILY
 from cachesim.lab.real.llama_cpp.flags import PARAMETERS, WORDS, Abilities, parameters
 from cachesim.lab.real.llama_cpp.server import QUIET, as_release, environment_for
 from cachesim.lab.real.playing import Override, overrides_of
+from cachesim.lab.real.worker_side import differences
 from cachesim.typed import JsonObject
 
 SCRIPT: Final = Path(__file__).with_name("command_line.py")
@@ -55,14 +56,9 @@ def overrides(name: str) -> list[Override]:
         "verbosity": QUIET,
         "slot_save_path": "slots/",
     }
-    configurations = _configurations(release, values)
-    started, used = configurations["started"], configurations["used"]
-    rows = [
-        (field, started.get(field, "-"), used.get(field, "-"))
-        for field in sorted(started | used)
-        if started.get(field, "-") != used.get(field, "-")
-    ]
-    return overrides_of((*rows, *_of_simulator(release, started)), OVERRIDES)
+    found = _configurations(release, values)
+    rows = differences(found["started"], found["used"])
+    return overrides_of((*rows, *_of_simulator(release, found["started"])), OVERRIDES)
 
 
 def _configurations(release: str, values: JsonObject) -> dict[str, dict[str, str]]:

@@ -8,7 +8,7 @@ from cachesim.engines.llama_cpp_python.family import FAMILY
 from cachesim.engines.llama_cpp_python.rules import Rules
 from cachesim.lab.real.agreement import Agreement, first_difference
 from cachesim.lab.real.environment import versions_of
-from cachesim.lab.real.fit import Played, explain
+from cachesim.lab.real.fit import Played, judge_newest
 from cachesim.lab.real.llama_cpp_python.compare import (
     DRAWN,
     WRONG,
@@ -23,11 +23,12 @@ from cachesim.lab.real.playing import (
     Stage,
     StepPlayed,
     comparing,
-    console,
+    differing_defaults,
     overrides_of,
     show_overrides,
     watched,
 )
+from cachesim.lab.real.worker_side import differences
 from cachesim.model.presets import preset
 
 HEADS = ("cached", "real answer", "simulated", "logits apart")
@@ -139,12 +140,7 @@ def real_llama_cpp_python(
                 size = sum(each.prompt_tokens for each in steps)
                 played.append(Played(kind=name, requests=len(steps), size=size, check=check))
     status = found.show()
-    if version:
-        not_as = "" if status == 0 else "NOT "
-        console().print(f"{FAMILY.name} {version} is {not_as}as {release}")
-    if version and status:
-        explain(version, release, {each.name: each.rules for each in FAMILY.releases}, played)
-    return status
+    return judge_newest(FAMILY, version, release, status, played) if version else status
 
 
 def add(found: Agreement, name: str, number: int, steps: Sequence[StepPlayed]) -> None:
@@ -165,9 +161,5 @@ def overrides(release: str) -> list[Override]:
     """Arguments that differ, and defaults of the simulator."""
     with RealInstances(release) as real:
         started, used = real.settings()
-    rows = [(name, started[name], used[name]) for name in started if started[name] != used[name]]
-    for option in FAMILY.declared:
-        ours = str(FAMILY.default(option, release))
-        if option.name in started and started[option.name] != ours:
-            rows.append((f"simulator: {option.name}", started[option.name], ours))
+    rows = (*differences(started, used), *differing_defaults(FAMILY, release, started))
     return overrides_of(rows, OVERRIDES, PRETENDED)

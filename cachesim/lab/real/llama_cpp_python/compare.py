@@ -161,7 +161,7 @@ class RealInstances:
 
     def _started(self) -> WorkerProcess:
         name = f"{FAMILY.name} {self.release}"
-        return WorkerProcess(name, self.python, "-I", WORKER)
+        return WorkerProcess(name, self.python, WORKER)
 
     def play(self, scenario: Scenario, *, proves: bool = False) -> tuple[StepPlayed, ...]:
         """Every step on the simulator, then on the real class."""

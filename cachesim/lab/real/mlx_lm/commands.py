@@ -12,17 +12,28 @@ from cachesim.engines.mlx_lm.family import FAMILY, MlxRules
 from cachesim.errors import OptionError
 from cachesim.lab.real.agreement import Agreement
 from cachesim.lab.real.environment import versions_of
-from cachesim.lab.real.fit import Played, explain
-from cachesim.lab.real.mlx_lm import vllm_mlx, vllm_mlx_images
+from cachesim.lab.real.fit import Played, judge_newest
+from cachesim.lab.real.mlx_lm import vllm_mlx
 from cachesim.lab.real.mlx_lm.classes import compare_classes
 from cachesim.lab.real.mlx_lm.logits import LogitsAgreement, compare_mlx_logits
 from cachesim.lab.real.mlx_lm.process import environment_for, played_by
 from cachesim.lab.real.mlx_lm.scenarios import play_mlx_scenario
 from cachesim.lab.real.mlx_lm.server import Draw, compare_server, overrides
 from cachesim.lab.real.mlx_lm.server_workloads import draw_agents, draw_models, draw_workload
-from cachesim.lab.real.mlx_lm.vllm_mlx import RAPID_MLX, VLLM_MLX, compare_vllm_mlx
-from cachesim.lab.real.mlx_lm.vllm_mlx_images import compare_images
-from cachesim.lab.real.playing import Stage, comparing, console, show_overrides, table_of_numbers
+from cachesim.lab.real.mlx_lm.vllm_mlx import (
+    RAPID_MLX,
+    VLLM_MLX,
+    compare_images,
+    compare_vllm_mlx,
+)
+from cachesim.lab.real.playing import (
+    Stage,
+    comparing,
+    console,
+    named,
+    show_overrides,
+    table_of_numbers,
+)
 
 DIFFERING: Final = "settings that differ from a server's start"
 
@@ -134,12 +145,12 @@ def _images(flags: MlxFlags) -> int:
         msg = "images are compared on vllm-mlx's scheduler: write --vllm-mlx --images"
         raise OptionError(msg)
     if flags.settings:
-        return show_overrides(f"{VLLM_MLX}: {DIFFERING}", vllm_mlx_images.overrides())
+        return show_overrides(f"{VLLM_MLX}: {DIFFERING}", vllm_mlx.overrides_of_images())
     return max(
         compare_images(
             flags.seed, flags.workloads, flags.first, wheel=wheel, drawing=drawing
         ).show()
-        for wheel, drawing in vllm_mlx_images.ENGINES
+        for wheel, drawing in vllm_mlx.ENGINES
     )
 
 
@@ -154,7 +165,7 @@ def _random(flags: MlxFlags, record: Callable[[Played[MlxRules]], None] = lambda
     classes = compare_classes(flags.release, flags.seed, sequences, record=record)
     draw: Draw = draw_agents if flags.agents else draw_workload
     if flags.feature:
-        draw = named(flags.feature)
+        draw = named("feature", flags.feature, FEATURES)
     served = compare_server(
         flags.release,
         flags.seed,
@@ -173,24 +184,13 @@ def _random(flags: MlxFlags, record: Callable[[Played[MlxRules]], None] = lambda
     return 0 if agree and (classes.all_agree or served.all_agree) else 1
 
 
-def named(feature: str) -> Draw:
-    """The workloads of a feature."""
-    if feature not in FEATURES:
-        msg = f"no workloads of feature {feature!r}: write one of {', '.join(FEATURES)}"
-        raise OptionError(msg)
-    return FEATURES[feature]
-
-
 def _newest(flags: MlxFlags) -> int:
     release, played = FAMILY.real()[-1], list[Played[MlxRules]]()
     version = flags.wheel or versions_of("mlx-lm")[0]
     with played_by(release, version):
         environment_for(release).ready()
         status = _random(replace(flags, release=release), played.append)
-    console().print(f"mlx-lm {version} is {'as' if status == 0 else 'NOT as'} {release}")
-    if status and played:
-        explain(version, release, {each.name: each.rules for each in FAMILY.releases}, played)
-    return status
+    return judge_newest(FAMILY, version, release, status, played)
 
 
 def _logits_table(release: str, found: Sequence[LogitsAgreement]) -> Table:

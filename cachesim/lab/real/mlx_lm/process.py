@@ -8,7 +8,7 @@ from types import MappingProxyType
 
 from cachesim.engines.mlx_lm.family import FAMILY
 from cachesim.lab.real.environment import Environment, package_of
-from cachesim.lab.real.worker_process import ROOT, START, JsonProcess
+from cachesim.lab.real.worker_process import ModuleProcess
 
 _STAND_IN: ContextVar[Mapping[str, str]] = ContextVar("stand_in", default=MappingProxyType({}))
 """Release -> the version of the package that is run in its place."""
@@ -34,11 +34,10 @@ def environment_for(release: str) -> Environment:
     return Environment(name=f"mlx-lm-{version}", requirements=other.requirements)
 
 
-class RealProcess(JsonProcess):
+class RealProcess(ModuleProcess):
     """A worker process, run by the interpreter that has the release installed."""
 
-    def __init__(self, release: str, worker: str, *, quiet: bool = False) -> None:
-        """`worker`: name of a module here; `quiet`: its standard error is discarded."""
-        command = [str(environment_for(release).ready()), "-I", "-c", START, str(ROOT)]
-        module = f"{__package__}.{worker}"
-        super().__init__(f"mlx-lm {release}", [*command, module], quiet=quiet)
+    def __init__(self, release: str, worker: str) -> None:
+        """`worker`: name of a module here."""
+        python = environment_for(release).ready()
+        super().__init__(f"mlx-lm {release}", python, f"{__package__}.{worker}")

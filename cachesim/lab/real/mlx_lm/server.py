@@ -17,9 +17,10 @@ from cachesim.lab.real.mlx_lm.classes import played_of
 from cachesim.lab.real.mlx_lm.families import order_of, toy_of
 from cachesim.lab.real.mlx_lm.process import RealProcess
 from cachesim.lab.real.mlx_lm.server_workloads import VOCABULARY, Workload, draw_workload
-from cachesim.lab.real.playing import Override, overrides_of
+from cachesim.lab.real.playing import Override, differing_defaults, overrides_of
 from cachesim.lab.real.prompts import write_row
 from cachesim.lab.real.vectors.mlx_server import mismatch
+from cachesim.lab.real.worker_side import differences
 from cachesim.model.spec import ModelSpec
 
 WORKER: Final = "server_worker"
@@ -33,7 +34,7 @@ class RealMlxServer(RealProcess):
     """The server of one release, in a process of its own; a fresh one for each workload."""
 
     def __init__(self, release: str) -> None:
-        super().__init__(release, WORKER, quiet=True)
+        super().__init__(release, WORKER)
         self._folder = TemporaryDirectory()
         self._models: dict[ModelSpec, dict[str, Any]] = {}
 
@@ -198,11 +199,7 @@ PRETENDED: Final = {
 
 def overrides(release: str) -> list[Override]:
     """Flags that differ: of the server, and of the simulator's defaults."""
-    with RealProcess(release, WORKER, quiet=True) as real:
+    with RealProcess(release, WORKER) as real:
         started, used = real.order({"settings": {}})
-    rows = [(flag, started[flag], used[flag]) for flag in started if started[flag] != used[flag]]
-    for option in FAMILY.declared:
-        ours = str(FAMILY.default(option, release))
-        if option.name in started and started[option.name] != ours and not option.internal:
-            rows.append((f"simulator: {option.name}", started[option.name], ours))
+    rows = (*differences(started, used), *differing_defaults(FAMILY, release, started))
     return overrides_of(rows, OVERRIDES, PRETENDED)

@@ -4,9 +4,8 @@ from typing import Literal
 
 from cachesim.engines.sglang.family import FAMILY
 from cachesim.engines.sglang.rules import Rules
-from cachesim.errors import OptionError
 from cachesim.lab.real.agreement import play_on_runner
-from cachesim.lab.real.playing import comparing, show_overrides
+from cachesim.lab.real.playing import comparing, named, show_overrides
 from cachesim.lab.real.schedules import RealScheduler
 from cachesim.lab.real.sglang.rows import compare_rows, differs_in
 from cachesim.lab.real.sglang.scheduler import (
@@ -94,7 +93,7 @@ def real_sglang(
     if settings:
         title = f"sglang {own}: settings that differ from a server's start"
         return show_overrides(title, overrides(own, seed, numbers))
-    usual = named(feature) if feature else MIXED if mixed_chunk else SCHEDULER
+    usual = named("feature", feature, FEATURES) if feature else MIXED if mixed_chunk else SCHEDULER
     return _played(AGENTS if agents else usual, tree_core).compare(own, seed, numbers).show()
 
 
@@ -102,20 +101,10 @@ def _played(scheduler: RealScheduler[Rules], tree_core: str) -> RealScheduler[Ru
     return with_rust(scheduler) if tree_core == "rust" else scheduler
 
 
-def named(feature: str) -> RealScheduler[Rules]:
-    """The scheduler with the workloads of a feature."""
-    if feature not in FEATURES:
-        msg = f"no workloads of feature {feature!r}: write one of {', '.join(FEATURES)}"
-        raise OptionError(msg)
-    return FEATURES[feature]
-
-
 def numbers_of(kind: str, first: int, count: int) -> range:
     """The numbers of `count` workloads, of one kind or of all in turn."""
     if not kind:
         return range(first, first + count)
-    if kind not in KINDS:
-        msg = f"no workloads of kind {kind!r}: write one of {', '.join(KINDS)}"
-        raise OptionError(msg)
-    begin = first + (KINDS.index(kind) - first) % len(KINDS)
+    place = named("kind", kind, {each: at for at, each in enumerate(KINDS)})
+    begin = first + (place - first) % len(KINDS)
     return range(begin, begin + count * len(KINDS), len(KINDS))

@@ -132,11 +132,11 @@ PRETENDED: Final = {
 class ConfiguredProcess(WorkerProcess):
     """A scheduler that is handed the configuration of a server's start with each workload."""
 
-    def __init__(self, scheduler: WorkerProcess, core: UnpackedWheel, flags: str) -> None:
+    def __init__(self, scheduler: WorkerProcess, core: UnpackedWheel) -> None:
         wheel = configuration_of(core)
         wheel.ready()
         name = f"{scheduler.name}, its configuration"
-        super().__init__(name, wheel.python, flags, WORKER, str(wheel.folder))
+        super().__init__(name, wheel.python, WORKER, str(wheel.folder))
         self._scheduler = scheduler
 
     def order(self, wanted: Json) -> Json:
@@ -265,7 +265,6 @@ SCHEDULER: Final = RealScheduler(
     part="scheduler-rust",
     packages=PACKAGES,
     worker="cachesim.lab.real.sglang.scheduler_worker",
-    flags="-I",
     draw=draw,
     play=play,
     config_of=config_of,

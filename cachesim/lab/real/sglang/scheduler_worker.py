@@ -22,6 +22,7 @@ from cachesim.lab.real.worker_side import (
     Real,
     Stopwatch,
     answer_lines,
+    differences,
     own_output,
     play_groups,
 )
@@ -238,17 +239,6 @@ def play(core: Real, workload: Json) -> list[Json]:
     return play_groups(workload["steps"], Playing(core, workload["config"]).play)
 
 
-def differences(core: Real, config: Json) -> list[list[str]]:
-    """Field, as a server starts, as the scheduler has it here: of the whole configuration."""
-    started, used = config["server"], core(config).settings()
-    names = sorted(started.keys() | used.keys())
-    return [
-        [name, str(started.get(name, "-")), str(used.get(name, "-"))]
-        for name in names
-        if started.get(name, "-") != used.get(name, "-")
-    ]
-
-
 def main() -> None:
     """Run workloads until the input ends."""
     answers = own_output()
@@ -260,7 +250,8 @@ def main() -> None:
 
     def results(wanted: Json) -> list[Json]:
         if wanted.get("settings"):
-            return differences(core, wanted["config"])
+            config = wanted["config"]
+            return differences(config["server"], core(config).settings())
         return [seconds(core, wanted)] if "prompts" in wanted else play(core, wanted)
 
     answer_lines(answers, results)

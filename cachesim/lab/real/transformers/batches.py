@@ -19,7 +19,13 @@ from cachesim.engines.transformers.scheduler import Scheduler
 from cachesim.engines.transformers.server import Processor
 from cachesim.errors import UpstreamAbort
 from cachesim.lab.real.agreement import Agreement, first_difference
-from cachesim.lab.real.playing import Override, console, overrides_of, watched
+from cachesim.lab.real.playing import (
+    Override,
+    console,
+    differing_defaults,
+    overrides_of,
+    watched,
+)
 from cachesim.lab.real.worker_process import JsonProcess
 from cachesim.typed import Json
 
@@ -74,10 +80,7 @@ def overrides(python: Path, release: str, seed: int) -> list[Override]:
         for number in range(12):
             answer = process.order({"settings": draw(seed, number)})
             rows += answer["rows"]
-    for option in FAMILY.declared:
-        ours, theirs = str(FAMILY.default(option, release)), answer["defaults"].get(option.name)
-        if theirs is not None and theirs != ours:
-            rows.append((f"simulator: {option.name}", theirs, ours))
+    rows += differing_defaults(FAMILY, release, answer["defaults"])
     return overrides_of(rows, OVERRIDES, PRETENDED)
 
 

@@ -176,7 +176,6 @@ SCHEDULER: Final = RealScheduler(
     family=FAMILY,
     kept=re.compile(r"vllm/.*\.py"),
     worker="cachesim.lab.real.vllm.scheduler_worker",
-    flags="-I",
     draw=draw,
     play=play,
     config_of=config_of,

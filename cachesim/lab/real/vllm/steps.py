@@ -269,7 +269,7 @@ def start(release: str) -> WorkerProcess:
     core, kernels = SCHEDULER.core_of(release), KERNELS.ready()
     core.ready()
     given = (str(core.folder), release, str(packages_of(kernels)))
-    return WorkerProcess(f"vllm {release}", core.python, SCHEDULER.flags, WORKER, *given)
+    return WorkerProcess(f"vllm {release}", core.python, WORKER, *given)
 
 
 def differs_in(scenario: Scenario, release: str) -> Difference | None:

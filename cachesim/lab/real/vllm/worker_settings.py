@@ -19,7 +19,7 @@ from typing import Final
 
 from cachesim.lab.real.vllm.caches_worker import attention_block
 from cachesim.lab.real.vllm.models import LONGEST, STARTED
-from cachesim.lab.real.worker_side import Json, Real
+from cachesim.lab.real.worker_side import Json, Real, differences
 
 STORE: Final = "cachesim.lab.real.vllm.worker_settings"
 
@@ -233,15 +233,9 @@ class ConfigFactory:
 
     def differences(self, config: Json) -> list[list[str]]:
         """Fields of `VllmConfig` with another value than at a server's start: name, start, here."""
-        started, used = (
-            dict(fields_of(each)) for each in (self.started(config), self.used(config))
+        return differences(
+            *(dict(fields_of(each)) for each in (self.started(config), self.used(config)))
         )
-        names = sorted(started.keys() | used.keys())
-        return [
-            [name, started.get(name, "-"), used.get(name, "-")]
-            for name in names
-            if started.get(name) != used.get(name)
-        ]
 
 
 def fields_of(value: Real, name: str = "", depth: int = 0) -> Iterator[tuple[str, str]]:
