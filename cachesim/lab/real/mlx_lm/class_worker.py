@@ -1,7 +1,9 @@
-"""Inside a real release's environment: operations on mlx-lm's own classes.
+"""Inside a real release's environment: operations on mlx-lm's own classes, logits of its models.
 
-One line of JSON in, one line out: `{"group": ..., "args": ..., "ops": [...]}` runs a sequence on
-fresh objects and answers with the list of its results, in the form of the vector files.
+One line of JSON in, one line out. `{"group": ..., "args": ..., "ops": [...]}` runs a sequence on
+fresh objects and answers with the list of its results, in the form of the vector files. A model
+(its module, arguments and a file of tensors) with prompts, in the pieces that they are to be fed
+in, and padded batches brings the logits of every token, and of every token that a batch decodes.
 """
 
 import copy
@@ -10,6 +12,7 @@ import json
 import sys
 import tempfile
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 
 from cachesim.lab.real.mlx_lm import players
@@ -24,14 +27,19 @@ def main() -> None:
     mx = importlib.import_module("mlx.core")
     classes = importlib.import_module("mlx_lm.models.cache")
     for line in sys.stdin:
-        sequence = json.loads(line)
-        player = player_for(sequence, mx, classes)
-        results = []
-        for op in sequence["ops"]:
-            results.append(player.play(op))
-            if sequence.get("until_error") and "error" in results[-1]:
-                break
-        answers.write(json.dumps(results) + "\n")
+        order = json.loads(line)
+        found = play(order, mx, classes) if "ops" in order else logits(order, mx, classes)
+        answers.write(json.dumps(found) + "\n")
+
+
+def play(sequence: Json, mx: Real, classes: Real) -> list[Json]:
+    """Results of a sequence on fresh objects."""
+    player, results = player_for(sequence, mx, classes), list[Json]()
+    for op in sequence["ops"]:
+        results.append(player.play(op))
+        if sequence.get("until_error") and "error" in results[-1]:
+            break
+    return results
 
 
 def player_for(sequence: Json, mx: Real, classes: Real) -> Player:
@@ -202,3 +210,66 @@ def layer_shown(layer: Real) -> dict[str, Json]:
         "tokens": write_row([int(each[0]) for each in pairs]),
         "tags": write_row([int(each[1]) for each in pairs]),
     }
+
+
+# -- logits --------------------------------------------------------------------------------------
+
+
+def logits(order: Json, mx: Real, caches: Real) -> Json:
+    """Per prompt, the logits of each of its tokens; per batch, those of each step and row."""
+    module = importlib.import_module(f"mlx_lm.models.{order['module']}")
+    model = module.Model(module.ModelArgs.from_dict(order["arguments"]))
+    model.load_weights(list(mx.load(order["weights"]).items()), strict=True)
+    model.eval()
+    mx.eval(model.parameters())
+    return {
+        "prompts": [_prompt(mx, caches, model, each) for each in order["prompts"]],
+        "batches": [tried(partial(_batch, mx, caches, model, each)) for each in order["batches"]],
+    }
+
+
+def _prompt(mx: Real, caches: Real, model: Real, pieces: list[list[int]]) -> list[list[float]]:
+    cache = caches.make_prompt_cache(model)
+    rows: list[list[float]] = []
+    for piece in pieces:
+        out = model(mx.array([piece]), cache=cache)[0].astype(mx.float32)
+        mx.eval(out, [layer.state for layer in cache])
+        rows += out.tolist()
+    return rows
+
+
+def _batch(mx: Real, caches: Real, model: Real, order: Json) -> Json:
+    """Sequences with a past of their own, fed as one padded batch, then decoded together.
+
+    Padded as the release's generator does it: fresh ones on the left before #1072, others on the
+    right.
+    """
+    generate = importlib.import_module("mlx_lm.generate")
+    single = [caches.make_prompt_cache(model) for _ in order["past"]]
+    for past, cache in zip(order["past"], single, strict=True):
+        if past:
+            model(mx.array([past]), cache=cache)
+            mx.eval([layer.state for layer in cache])
+    calls = [(mx.array(columns), lengths, padding) for columns, lengths, padding in order["calls"]]
+    if order["left_padding"] is not None:
+        make = generate._make_cache
+        wants = make.__code__.co_varnames[: make.__code__.co_argcount]
+        more = (None,) if len(wants) > 2 else ()
+        batch = make(model, order["left_padding"], *more)
+    else:
+        batch = generate._merge_caches(single)
+    for columns, lengths, padding in calls:
+        if lengths is not None:
+            for layer in batch:
+                layer.prepare(lengths=lengths, right_padding=padding)
+        for start in range(0, columns.shape[1], order["step"]):
+            model(columns[:, start : start + order["step"]], cache=batch)
+        if lengths is not None or order["left_padding"] is not None:
+            for layer in batch:
+                layer.finalize()
+    rows = []
+    for row in order["said"]:
+        out = model(mx.array(row)[:, None], cache=batch)[:, -1].astype(mx.float32)
+        mx.eval(out)
+        rows.append(out.tolist())
+    return rows

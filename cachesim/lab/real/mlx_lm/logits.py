@@ -5,9 +5,7 @@ lengths, so its caches are in it too. Batches of unequal rests follow, padded as
 them: there the logits are the same where they are right and where they are wrong.
 """
 
-import json
 import math
-import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -25,13 +23,12 @@ from cachesim.engines.mlx_lm.generate.batch_generator import batch_form_of
 from cachesim.engines.mlx_lm.generate.forward import Forward
 from cachesim.engines.mlx_lm.generate.shared import left_padded, merge_caches, right_padded
 from cachesim.lab.real.mlx_lm.families import CLASSES, order_of, spec_of, windows_at
-from cachesim.lab.real.mlx_lm.process import environment_for
+from cachesim.lab.real.mlx_lm.process import RealProcess
 from cachesim.model.build import build
 from cachesim.model.spec import ModelSpec
 from cachesim.units import Array, Integers, Tokens, as_tokens
 from cachesim.verify.oracle import cold_logits
 
-WORKER: Final = Path(__file__).parent / "logits_worker.py"
 TOLERANCE: Final = 1e-3
 """Largest accepted difference of logits."""
 
@@ -98,26 +95,31 @@ def compare_mlx_logits(
     """Run the same prompts and batches on mlx-lm's models and on the network, for each family."""
     new = FAMILY.release(release).rules.server.segments
     found = []
-    for name in (each for each in CLASSES if FAMILIES[each].is_at(release, FAMILY.names())):
-        windows = windows_at(release, name)
-        window: dict[str, Any] = {"window": windows[0]} if len(windows) == 1 else {}
-        spec = spec_of(name, seed=seed, **window)
-        random = Random(f"{name}/{seed}")
-        cut = [_pieces(random, LENGTH, spec.vocabulary) for _ in range(prompts)]
-        in_steps = new or not FAMILIES[name].rules.chunked
-        planted = [_planted(random, spec, n, in_steps=in_steps) for n in range(batches)]
-        found.append(_compare(release, spec, cut, planted))
+    with RealProcess(release, "class_worker") as process:
+        for name in (each for each in CLASSES if FAMILIES[each].is_at(release, FAMILY.names())):
+            windows = windows_at(release, name)
+            window: dict[str, Any] = {"window": windows[0]} if len(windows) == 1 else {}
+            spec = spec_of(name, seed=seed, **window)
+            random = Random(f"{name}/{seed}")
+            cut = [_pieces(random, LENGTH, spec.vocabulary) for _ in range(prompts)]
+            in_steps = new or not FAMILIES[name].rules.chunked
+            planted = [_planted(random, spec, n, in_steps=in_steps) for n in range(batches)]
+            found.append(_compare(process, release, spec, cut, planted))
     return found
 
 
 def _compare(
-    release: str, spec: ModelSpec, cut: list[list[list[int]]], planted: list[DrawnBatch]
+    process: RealProcess,
+    release: str,
+    spec: ModelSpec,
+    cut: list[list[list[int]]],
+    planted: list[DrawnBatch],
 ) -> LogitsAgreement:
     old = not FAMILY.release(release).rules.server.segments
     with TemporaryDirectory() as folder:
         order = order_of(spec, Path(folder) / "weights.npz")
         order |= {"prompts": cut, "batches": [_as_order(each, old=old) for each in planted]}
-        real = _answer(release, order)
+        real = process.order(order)
     network = build(spec)
     largest, spreads = 0.0, []
     for pieces, rows in zip(cut, real["prompts"], strict=True):
@@ -152,9 +154,9 @@ def _compare(
                         layer.finalize()
             played = np.stack([forward(_column(tokens), batch) for tokens in each.decoded])
         except UpstreamRaise as error:
-            distances.append(0.0 if rows == name_of(error) else math.inf)
+            distances.append(0.0 if rows == {"error": name_of(error)} else math.inf)
             continue
-        off = math.inf if isinstance(rows, str) else np.abs(played - np.array(rows)).max()
+        off = math.inf if isinstance(rows, dict) else np.abs(played - np.array(rows)).max()
         distances.append(float(off))
         wrong += not np.array_equal(played, _cold(spec, each))
     return LogitsAgreement(
@@ -226,16 +228,3 @@ def _pieces(random: Random, length: int, vocabulary: int) -> list[list[int]]:
         pieces.append(tokens[:count])
         tokens = tokens[count:]
     return pieces
-
-
-def _answer(release: str, order: dict[str, Any]) -> dict[str, Any]:
-    python = environment_for(release).ready()
-    done = subprocess.run(
-        [str(python), "-I", str(WORKER)],
-        input=json.dumps(order) + "\n",
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    answer: dict[str, Any] = json.loads(done.stdout)
-    return answer
