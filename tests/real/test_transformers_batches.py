@@ -5,7 +5,7 @@ from collections import Counter
 import pytest
 
 from cachesim.engines.transformers import scheduler
-from cachesim.lab.real.transformers.batches import Played, draw, json_of, overrides
+from cachesim.lab.real.transformers.caches import Played, draw, json_of, overrides
 from cachesim.lab.real.transformers.environments import NEWEST, environment_for
 from cachesim.lab.real.transformers.scenarios import FURTHER, play_scenario, watched
 from cachesim.scenario.shipped import load_all

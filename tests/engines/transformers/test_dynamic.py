@@ -2,6 +2,7 @@
 
 import pytest
 
+from cachesim.engines.transformers import dynamic
 from cachesim.engines.transformers.dynamic import (
     KERNEL,
     Hybrid,
@@ -12,9 +13,8 @@ from cachesim.engines.transformers.dynamic import (
 )
 from cachesim.engines.transformers.dynamic import DynamicCache as Cache
 from cachesim.engines.transformers.family import FAMILY
-from cachesim.lab.real.transformers import layers
+from cachesim.lab.real.transformers.caches import compare_layers, draw_layers, layers_played
 from cachesim.lab.real.transformers.environments import NEWEST, environment_for
-from cachesim.lab.real.transformers.layers import compare_layers, draw, played
 
 RULES = LayerRules()
 
@@ -97,16 +97,16 @@ def test_one_row_fills_the_states_of_a_larger_batch_before_a_reset() -> None:
 
 
 def test_the_same_seed_draws_the_same_script() -> None:
-    assert draw(0, 5) == draw(0, 5)
-    assert draw(0, 5) != draw(1, 5)
+    assert draw_layers(0, 5) == draw_layers(0, 5)
+    assert draw_layers(0, 5) != draw_layers(1, 5)
 
 
 def test_scripts_reach_every_kind_and_operation() -> None:
-    scripts = [draw(0, number) for number in range(60)]
+    scripts = [draw_layers(0, number) for number in range(60)]
     names = {name for each in scripts for name, _ in each["steps"]}
     assert {"feed", "crop", "record", "reorder", "select", "repeat", "reset"} == names
-    assert set(layers.KINDS) == {kind for each in scripts for kind in each["kinds"]}
-    results = [result for each in scripts for result, _ in played(each, NEWEST)]
+    assert set(dynamic.KINDS) == {kind for each in scripts for kind in each["kinds"]}
+    results = [result for each in scripts for result, _ in layers_played(each, NEWEST)]
     errors = {"AttributeError", "IndexError", "RuntimeError", "TypeError", "ValueError"}
     assert errors == {each for each in results if isinstance(each, str)}
 
@@ -131,5 +131,5 @@ def test_a_window_of_one_key_more_is_seen(release: str, monkeypatch: pytest.Monk
     def larger(rules: LayerRules, window: int) -> WindowKeys:
         return WindowKeys(rules, window + 1)
 
-    monkeypatch.setitem(layers.KINDS, "sliding_attention", larger)  # type: ignore[arg-type]
+    monkeypatch.setitem(dynamic.KINDS, "sliding_attention", larger)  # type: ignore[arg-type]
     assert 1 == compare_layers(environment_for(release).python, release, 0, 60)

@@ -17,10 +17,9 @@ from cachesim.errors import OptionError
 from cachesim.files import Output
 from cachesim.lab.real.environment import Environment, package_of, versions_of
 from cachesim.lab.real.playing import comparing, console, show_overrides, watched
-from cachesim.lab.real.transformers.batches import compare, overrides
+from cachesim.lab.real.transformers.caches import compare, compare_layers, overrides
 from cachesim.lab.real.transformers.causes import SHOWN
 from cachesim.lab.real.transformers.environments import NEWEST, Copy, Worker, environment_for
-from cachesim.lab.real.transformers.layers import compare_layers
 from cachesim.lab.real.transformers.program import Model, program_of
 from cachesim.lab.real.transformers.reports import write_reports
 from cachesim.lab.real.transformers.results import Cell, Found, is_worse, show, show_changes

@@ -1,8 +1,12 @@
-"""A release's own scheduler, cache and batch processor beside the simulated ones, batch by batch.
+"""A release's own caches beside the simulated ones, by what they do with the same requests.
 
-Both get the same requests, cancellations and replies. After each batch the requests in it, block
-tables, references, hashes, cached and free blocks must be the same, in the same order. OVERRIDES
-and PRETENDED name what is not as on a server.
+Of continuous batching, scheduler, cache and batch processor get the same requests, cancellations
+and replies. After each batch the requests in it, block tables, references, hashes, cached and free
+blocks must be the same, in the same order. OVERRIDES and PRETENDED name what is not as on a server.
+
+Of `DynamicCache`, both get the same tokens, crops, reorders and selections. After each operation
+what every layer returns, holds, counts and says of itself must be the same, as the kind of an
+error.
 """
 
 import random
@@ -12,6 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from cachesim.engines.events import Event
+from cachesim.engines.transformers import dynamic
 from cachesim.engines.transformers.cache import Geometry, PagedAttentionCache
 from cachesim.engines.transformers.family import FAMILY
 from cachesim.engines.transformers.requests import FutureRequestState, RequestState
@@ -29,7 +34,7 @@ from cachesim.lab.real.playing import (
 from cachesim.lab.real.worker_process import JsonProcess
 from cachesim.typed import Json
 
-WORKER: Final = Path(__file__).with_name("batches_worker.py")
+WORKER: Final = Path(__file__).with_name("caches_worker.py")
 KINDS: Final = {"full_attention": "attention", "sliding_attention": "window"}
 F16_BYTES: Final = 2
 
@@ -73,10 +78,15 @@ PRETENDED: Final = {
 """Settings without a field: a server's, ours, why."""
 
 
+def started(python: Path) -> JsonProcess:
+    """The release's classes, in a process of its own."""
+    return JsonProcess("transformers", [str(python), "-W", "ignore", str(WORKER)])
+
+
 def overrides(python: Path, release: str, seed: int) -> list[Override]:
     """Fields in which drawn workloads, and the simulator's defaults, differ from a server's."""
     rows: list[Sequence[str]] = []
-    with JsonProcess("transformers", [str(python), "-W", "ignore", str(WORKER)]) as process:
+    with started(python) as process:
         for number in range(12):
             answer = process.order({"settings": draw(seed, number)})
             rows += answer["rows"]
@@ -88,7 +98,7 @@ def compare(python: Path, release: str, seed: int, workloads: int) -> int:
     """Compare workloads; the exit status."""
     title = f"transformers {release}: batches of its own scheduler and cache, seed {seed}"
     agreement, seen = Agreement(title=title, kinds="layers"), Counter[str]()
-    with JsonProcess("transformers", [str(python), "-W", "ignore", str(WORKER)]) as process:
+    with started(python) as process:
         for number in watched(range(workloads)):
             workload = draw(seed, number)
             real = process.order(workload)
@@ -262,5 +272,86 @@ def content_of(cache: PagedAttentionCache, scheduler: Scheduler) -> Json:
 
 def real_batches(python: Path, workload: Json) -> Json:
     """Results of each batch of a workload on the release's own classes."""
-    with JsonProcess("transformers", [str(python), "-W", "ignore", str(WORKER)]) as process:
+    with started(python) as process:
         return process.order(workload)
+
+
+# -- layers --------------------------------------------------------------------------------------
+
+ROWS: Final = ("reorder", "select", "repeat")
+
+
+def compare_layers(python: Path, release: str, seed: int, scripts: int) -> int:
+    """Compare scripts; the exit status."""
+    title = f"transformers {release}: layers of its own DynamicCache, seed {seed}"
+    agreement = Agreement(title=title, kinds="layers")
+    with started(python) as process:
+        for number in watched(range(scripts)):
+            script = draw_layers(seed, number)
+            real, simulated = process.order(script), layers_played(script, release)
+            found = first_difference(real, simulated)
+            agreement.add(
+                "+".join(sorted(set(script["kinds"]))) if len(script["kinds"]) == 1 else "several",
+                number,
+                found,
+                scripts=1,
+                operations=len(real),
+                errors=sum(isinstance(each[0], str) for each in real),
+                agreeing=found is None,
+            )
+    return agreement.show()
+
+
+def draw_layers(seed: int, number: int) -> Json:
+    """Layers of one kind or of several, and operations on a batch."""
+    rng = random.Random(f"layers {seed}/{number}")
+    names = list(dynamic.KINDS)
+    kinds = [names[number % len(names)]] if number % 3 else rng.choices(names, k=3)
+    alone = {"conv", "linear_attention"}.intersection(kinds)  # which refuse to select
+    moves = ("reorder", "reorder") if alone and rng.random() < 0.8 else ROWS
+    window = rng.choice((3, 5, 8))
+    rows, steps = rng.choice((1, 2, 3)), []
+    token = iter(range(1, 1 << 20))
+    for _ in range(rng.randint(4, 16)):
+        name = rng.choice(("feed", "feed", "feed", "crop", "crop", "record", *moves, "reset"))
+        order = [rng.randrange(rows) for _ in range(rng.choice((rows, rng.randint(1, 4))))]
+        given: Json = None
+        if name == "feed":
+            count = rng.choice((1, 1, 2, 3, window, 2 * window))
+            given = [[next(token) for _ in range(count)] for _ in range(rows)]
+        elif name == "crop":
+            given = rng.choice((-1, -1, -2, -3, -window, -rng.randint(0, 3 * window), 0, 2, 5))
+        elif name in ("reorder", "select"):
+            given, rows = order, len(order)
+        elif name == "repeat":
+            given = rng.choice((1, 2))
+            rows *= given
+        elif name == "reset":
+            rows = rng.choice((rows, rows, 1, 2))
+        steps.append([name, given])
+    return {
+        "kinds": kinds,
+        "window": window,
+        "kernel": dynamic.KERNEL,
+        "fold": dynamic.FOLD,
+        "modulus": dynamic.MODULUS,
+        "steps": steps,
+    }
+
+
+def layers_played(script: Json, release: str) -> list[Json]:
+    """What each step returns on the simulated cache, with the layers after it."""
+    rules = FAMILY.release(release).rules.layers
+    cache = dynamic.DynamicCache(rules, script["kinds"], script["window"])
+    found: list[Json] = []
+    for name, given in script["steps"]:
+        result: Json = None
+        try:
+            if name == "feed":
+                result = cache.feed(given)
+            else:
+                cache.call(name, *([] if given is None else [given]))
+        except (AttributeError, IndexError, RuntimeError, TypeError, ValueError) as error:
+            result = type(error).__name__
+        found.append([result, cache.content()])
+    return found

@@ -1,6 +1,8 @@
-"""Workloads on a release's own scheduler, cache and batch processor.
+"""Workloads on a release's own caches: paged ones with their scheduler, and `DynamicCache`.
 
-Runs in the release's environment, alone. No model runs: each request's tokens are given.
+Runs in the release's environment, alone. No model runs: each request's tokens are given. A line of
+JSON with "kinds" is a script of `DynamicCache`; for each step what the layers return and hold, or
+the error, goes out. Keys are the tokens themselves, in int64.
 """
 
 import importlib
@@ -117,7 +119,7 @@ def _given(function: Real, **given: Real) -> Real:
     return function(**{name: each for name, each in given.items() if name in taken})
 
 
-class Player:
+class Batches:
     """A batch processor of the release."""
 
     def __init__(self, workload: Json) -> None:
@@ -231,7 +233,7 @@ class Player:
 
 def play(workload: Json) -> Json:
     """Results of each batch of a workload, up to an error."""
-    player = Player(workload)
+    player = Batches(workload)
     results: list[Json] = []
     for step in workload["steps"]:
         for number, prompt, most in step["add"]:
@@ -245,13 +247,104 @@ def play(workload: Json) -> Json:
     return results
 
 
+# -- layers --------------------------------------------------------------------------------------
+
+METHODS = {
+    "crop": "crop",
+    "reorder": "reorder_cache",
+    "select": "batch_select_indices",
+    "repeat": "batch_repeat_interleave",
+    "reset": "reset",
+    "record": "activate_past_recording",
+}
+
+
+class Layers:
+    """A cache, and what its models would compute of the tokens."""
+
+    def __init__(self, order: Json) -> None:
+        self.torch: Any = importlib.import_module("torch")
+        utils: Any = importlib.import_module("transformers.cache_utils")
+        kinds = utils.DYNAMIC_LAYER_TYPE_MAPPING
+        self.order, self.kinds = order, order["kinds"]
+        layers = [
+            kinds[each](**({"sliding_window": order["window"]} if "sliding" in each else {}))
+            for each in self.kinds
+        ]
+        self.cache = utils.DynamicCache()
+        self.cache.layers, self.cache.layer_class_to_replicate = layers, None
+
+    def step(self, name: str, given: Json) -> Json:
+        """What a step returns, with the cache after it."""
+        found: Json = None
+        try:
+            if name == "feed":
+                found = [self._feed(layer, given) for layer in range(len(self.kinds))]
+            else:
+                tensor = name in ("reorder", "select")
+                value = [self.torch.tensor(given)] if tensor else [] if given is None else [given]
+                found = getattr(self.cache, METHODS[name])(*value)
+        except (AttributeError, IndexError, RuntimeError, TypeError, ValueError) as error:
+            found = type(error).__name__
+        return [found, [self._content(each) for each in self.cache.layers]]
+
+    def _feed(self, number: int, rows: Json) -> Json:
+        """As a layer of a model does; what attention or a convolution is given."""
+        kind, layer = self.kinds[number], self.cache.layers[number]
+        tokens = self.torch.tensor(rows)
+        seen: Real = None
+        if kind in ("linear_attention", "conv", "hybrid", "hybrid_sliding"):
+            before = layer.recurrent_states[0] if layer.has_previous_state[0] else None
+            seen = self.cache.update_conv_state(
+                tokens[:, None], number, conv_kernel_size=self.order["kernel"]
+            )[:, 0]
+            if kind in ("linear_attention", "hybrid"):
+                state = self.torch.zeros(len(rows), dtype=int) if before is None else before
+                if len(state) != len(rows):
+                    msg = "no model computes a state of another batch"
+                    raise RuntimeError(msg)
+                for column in tokens.T:
+                    state = (state * self.order["fold"] + column) % self.order["modulus"]
+                self.cache.update_recurrent_state(state, number)
+        if kind == "indexed_attention":
+            self.cache.update_indexer(tokens[..., None], number)
+        if kind not in ("linear_attention", "conv"):
+            keys = tokens[:, None, :, None]
+            seen = self.cache.update(keys, keys, number)[0][:, 0, :, 0]
+        return seen.tolist()
+
+    def _content(self, layer: Real) -> Json:
+        found = {"croppable": layer.is_croppable}
+        if hasattr(layer, "keys"):
+            found["keys"] = None if layer.keys is None else layer.keys[:, 0, :, 0].tolist()
+            found["length"] = layer.get_seq_length()
+        for name, each in (("inputs", "conv_states"), ("states", "recurrent_states")):
+            if hasattr(layer, each):
+                value = getattr(layer, each)[0]
+                rows = value if value is None or name == "states" else value[:, 0]
+                found[name] = None if rows is None else rows.tolist()
+        if hasattr(layer, "indexer_keys"):
+            index = layer.indexer_keys
+            found["index"] = None if index is None else index[..., 0].tolist()
+        return found
+
+
+def play_layers(order: Json) -> Json:
+    """What each step of a script returns, with the layers after it."""
+    layers = Layers(order)
+    return [layers.step(name, given) for name, given in order["steps"]]
+
+
 def main() -> None:
     """Run workloads until the input ends."""
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     for line in sys.stdin:
         order = json.loads(line)
-        found = differences(order["settings"]) if "settings" in order else play(order)
+        if "kinds" in order:
+            found = play_layers(order)
+        else:
+            found = differences(order["settings"]) if "settings" in order else play(order)
         answers.write(json.dumps(found) + "\n")
 
 
