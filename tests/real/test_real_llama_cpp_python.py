@@ -17,8 +17,7 @@ from cachesim.engines.llama_cpp_python.llama import LlamaCppPython
 from cachesim.lab.real.environment import EnvironmentUnavailableError
 from cachesim.lab.real.llama_cpp.gguf import write_model
 from cachesim.lab.real.llama_cpp_python import compare
-from cachesim.lab.real.llama_cpp_python.compare import PROVER
-from cachesim.lab.real.llama_cpp_python.program import program_of, report_lines
+from cachesim.lab.real.llama_cpp_python.compare import PROVER, program_of, report_lines
 from cachesim.lab.real.playing import StepPlayed
 from cachesim.model.presets import tiny
 from cachesim.scenario import load
