@@ -19,8 +19,7 @@ from cachesim.errors import InputError
 from cachesim.files import Output
 from cachesim.lab.logs.live import Live, causes_of, report_of_live
 from cachesim.lab.logs.whole import UserSettings
-from cachesim.lab.record.file import RecordFile
-from cachesim.lab.record.plan import Plan, check_no_circle, place_of, upstream_of
+from cachesim.lab.record.plan import Plan, RecordFile, check_no_circle, place_of, upstream_of
 from cachesim.report.consoles import notes, results, show
 from cachesim.report.recorded import LiveView, dump_report
 

@@ -22,7 +22,7 @@ from cachesim.cli.outputs import output_at, print_report, progress, write_page
 from cachesim.errors import InputError
 from cachesim.files import Output
 from cachesim.lab.traces.fleet.fleet import ROUTERS, Fleet
-from cachesim.lab.traces.fleet.recording import record_events
+from cachesim.lab.traces.fleet.serving import record_events
 from cachesim.lab.traces.playing import check, play
 from cachesim.lab.traces.reading import Clock
 from cachesim.lab.traces.replay import BOUND, Cell, Measured, Seams, row_of

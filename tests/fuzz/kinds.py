@@ -27,7 +27,7 @@ from cachesim.lab.logs.report import worst as worst_of
 from cachesim.lab.logs.whole import UserSettings, read_files, replays_of
 from cachesim.lab.logs.whole import why as why_of
 from cachesim.lab.real.vectors.replay import kind_of, line_of, played
-from cachesim.lab.record.answer import AnswerReader
+from cachesim.lab.record.exchange import AnswerReader
 from cachesim.lab.record.session import numbers_of
 from cachesim.model.presets import preset
 from cachesim.play import run

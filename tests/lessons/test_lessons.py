@@ -28,8 +28,7 @@ from cachesim.lab.lessons import (
     terminal,
 )
 from cachesim.lab.lessons.drawing import Boxes, Control, Drawn
-from cachesim.lab.lessons.execution import NUMBERS, SAME
-from cachesim.lab.lessons.lesson import parsed
+from cachesim.lab.lessons.lesson import NUMBERS, SAME, parsed
 from cachesim.play import run_scenario
 from cachesim.report.consoles import plain_text
 from cachesim.scenario.labels import SOURCE

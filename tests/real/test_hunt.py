@@ -14,7 +14,6 @@ from cachesim.cli import check
 from cachesim.cli.main import main
 from cachesim.engines import Profile
 from cachesim.errors import ScenarioError
-from cachesim.lab.real.agreement import Difference
 from cachesim.lab.real.hunt import loop as room
 from cachesim.lab.real.hunt import proof
 from cachesim.lab.real.hunt.loop import Findings, ProvenFinding, hunt, targets, unmasked
@@ -29,7 +28,7 @@ from cachesim.lab.real.llama_cpp.scenarios import (
     on_the_wheel,
 )
 from cachesim.lab.real.llama_cpp.workload import Outcome
-from cachesim.lab.real.playing import StepPlayed
+from cachesim.lab.real.playing import Difference, StepPlayed
 from cachesim.scenario.files import load
 from cachesim.scenario.format import FORMAT, Model, Scenario, Server, Step
 from cachesim.scenario.labels import CONFIRMED, DERIVED, SOURCE

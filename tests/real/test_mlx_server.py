@@ -18,7 +18,6 @@ from cachesim.engines.mlx_lm.families import family_of
 from cachesim.engines.mlx_lm.family import FAMILY
 from cachesim.engines.mlx_lm.server.word_tokenizer import WORD_TEMPLATES, WordTokenizer
 from cachesim.errors import ProfileError, ScenarioError
-from cachesim.lab.real.agreement import Difference
 from cachesim.lab.real.mlx_lm import classes as room
 from cachesim.lab.real.mlx_lm.classes import (
     GROUPS,
@@ -35,7 +34,7 @@ from cachesim.lab.real.mlx_lm.server import shrunk
 from cachesim.lab.real.mlx_lm.server_http import NEVER, RequestQueue, Turns, number_of
 from cachesim.lab.real.mlx_lm.server_models import TEMPLATES, texts_of
 from cachesim.lab.real.mlx_lm.server_workloads import draw_models, draw_workload
-from cachesim.lab.real.playing import releases_of
+from cachesim.lab.real.playing import Difference, releases_of
 from cachesim.lab.real.vectors.mlx_server import ColdStates
 from cachesim.model.build import build
 from cachesim.model.presets import tiny

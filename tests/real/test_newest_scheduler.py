@@ -7,8 +7,8 @@ import pytest
 
 from cachesim.engines import FAMILIES
 from cachesim.lab.real import schedules
-from cachesim.lab.real.agreement import Agreement, Difference
 from cachesim.lab.real.fit import Played
+from cachesim.lab.real.playing import Agreement, Difference
 from cachesim.lab.real.schedules import RealScheduler
 from cachesim.lab.real.sglang.commands import real_sglang
 from cachesim.lab.real.vllm.commands import real_vllm

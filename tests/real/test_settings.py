@@ -6,7 +6,7 @@ import pytest
 
 from cachesim.engines.llamacpp.family import FAMILY as LLAMA_CPP
 from cachesim.engines.mlx_lm.family import FAMILY as MLX_LM
-from cachesim.lab.real.llama_cpp import settings as llama_cpp
+from cachesim.lab.real.llama_cpp import server as llama_cpp
 from cachesim.lab.real.llama_cpp.flags import NO_FLAGS
 from cachesim.lab.real.llama_cpp.server import environment_for
 from cachesim.lab.real.llama_cpp.workloads import BARE, draw_setting

@@ -7,7 +7,7 @@ import pytest
 
 from cachesim.engines.sglang.family import FAMILY
 from cachesim.engines.sglang.rules import Rules
-from cachesim.lab.real.agreement import Agreement, Difference
+from cachesim.lab.real.playing import Agreement, Difference
 from cachesim.lab.real.sglang.rows import RUNNER, compare_rows, count, is_compared, rows_of
 from cachesim.lab.real.sglang.scheduler import configuration_of
 from cachesim.lab.real.sglang.workloads import draw

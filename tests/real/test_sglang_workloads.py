@@ -10,7 +10,7 @@ import pytest
 from cachesim.engines.family import Profile
 from cachesim.engines.sglang.family import FAMILY
 from cachesim.errors import OptionError, ScenarioError
-from cachesim.lab.real.agreement import Agreement
+from cachesim.lab.real.playing import Agreement
 from cachesim.lab.real.schedules import count
 from cachesim.lab.real.sglang.hicache_worker import page_hashes
 from cachesim.lab.real.sglang.playing import play

@@ -10,7 +10,7 @@ from cachesim.cli.main import main
 from cachesim.engines.family import Profile
 from cachesim.engines.vllm.family import FAMILY
 from cachesim.engines.vllm.rules import RunnerRules
-from cachesim.lab.real.agreement import Agreement
+from cachesim.lab.real.playing import Agreement
 from cachesim.lab.real.vllm.scheduler import PACKAGES, SCHEDULER
 from cachesim.lab.real.vllm.steps import (
     KERNELS,

@@ -7,7 +7,7 @@ from cachesim.engines.base import Reply
 from cachesim.engines.family import Profile
 from cachesim.engines.vllm.family import FAMILY
 from cachesim.errors import ScenarioError
-from cachesim.lab.real.agreement import Agreement
+from cachesim.lab.real.playing import Agreement
 from cachesim.lab.real.schedules import count, step_played, wanted_of
 from cachesim.lab.real.vllm.end_to_end import Played, apart, prompts, simulated
 from cachesim.lab.real.vllm.playing import play

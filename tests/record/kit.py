@@ -14,8 +14,7 @@ pytest.importorskip("aiohttp", reason="the recorder's tests need the extra: .[re
 
 from cachesim.lab.logs.live import Live
 from cachesim.lab.logs.whole import UserSettings
-from cachesim.lab.record.file import RecordFile
-from cachesim.lab.record.plan import Plan
+from cachesim.lab.record.plan import Plan, RecordFile
 from cachesim.lab.record.proxy import running
 from cachesim.lab.record.session import Row, Session
 from cachesim.lab.record.tokenizer import ServerTokenizer

@@ -8,7 +8,7 @@ import pytest
 from cachesim.cli.main import main
 from cachesim.lab.traces.audit import Audit
 from cachesim.lab.traces.fleet.fleet import Fleet
-from cachesim.lab.traces.fleet.recording import record_events
+from cachesim.lab.traces.fleet.serving import record_events
 from cachesim.lab.traces.reading import lines_of, open_trace
 from cachesim.lab.traces.replay import Cell
 from cachesim.lab.traces.source import Source

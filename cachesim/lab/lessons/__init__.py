@@ -4,18 +4,20 @@
 `{{ ... }}` in a sentence is computed too. The exercises at the end hold their own answers as code.
 """
 
-from cachesim.lab.lessons.execution import (
+from cachesim.lab.lessons.lesson import (
     ExecutedExercise,
     ExecutedLesson,
     ExecutedPart,
+    Lesson,
     Mark,
     Question,
     execute,
     is_right,
+    lesson,
+    lessons,
     mark,
     questions,
 )
-from cachesim.lab.lessons.lesson import Lesson, lesson, lessons
 from cachesim.lab.lessons.page import page
 
 __all__ = [

@@ -7,8 +7,7 @@ from html import escape
 from typing import Final
 
 from cachesim.lab.lessons.drawing import Boxes, Control, Drawn
-from cachesim.lab.lessons.execution import ExecutedExercise, ExecutedLesson, ExecutedPart
-from cachesim.lab.lessons.lesson import EXERCISES
+from cachesim.lab.lessons.lesson import EXERCISES, ExecutedExercise, ExecutedLesson, ExecutedPart
 
 _CODE: Final = re.compile(r"`([^`]+)`")
 

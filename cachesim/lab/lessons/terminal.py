@@ -11,15 +11,16 @@ from rich.table import Table
 from rich.text import Text
 
 from cachesim.lab.lessons.drawing import Boxes, Drawn
-from cachesim.lab.lessons.execution import (
+from cachesim.lab.lessons.lesson import (
+    EXERCISES,
     ExecutedExercise,
     ExecutedLesson,
     ExecutedPart,
+    Lesson,
     Mark,
     Question,
     questions,
 )
-from cachesim.lab.lessons.lesson import EXERCISES, Lesson
 
 _EMPHASIS: Final = re.compile(r"(\*\*|\*)(\w[^*`]*?)\1")
 _ITEM: Final = re.compile(r"^(-|\d+\.) ", re.MULTILINE)

@@ -20,8 +20,7 @@ from cachesim.lab.probe.loop import Outcome, Plan, Probe
 from cachesim.lab.probe.result import Result, line_of
 from cachesim.lab.probe.shapes import Shapes
 from cachesim.lab.probe.target import Target
-from cachesim.lab.record.file import RecordFile
-from cachesim.lab.record.plan import is_loopback, upstream_of
+from cachesim.lab.record.plan import RecordFile, is_loopback, upstream_of
 
 REMOTE_RATE: Final = 5.0
 """Requests a second to another machine."""

@@ -30,8 +30,7 @@ from cachesim.lab.real.llama_cpp.gguf import write_adapter, write_model
 from cachesim.lab.real.llama_cpp.logits import real_logits
 from cachesim.lab.real.llama_cpp.logs import COLUMNS, HEADS, agreements, columns_of
 from cachesim.lab.real.llama_cpp.scenarios import play_scenario
-from cachesim.lab.real.llama_cpp.server import as_release, environment_for
-from cachesim.lab.real.llama_cpp.settings import overrides
+from cachesim.lab.real.llama_cpp.server import as_release, environment_for, overrides
 from cachesim.lab.real.llama_cpp.wheels import real_fit, real_newest
 from cachesim.lab.real.llama_cpp_python.commands import real_llama_cpp_python
 from cachesim.lab.real.marconi.commands import real_marconi

@@ -14,10 +14,18 @@ from cachesim.engines.base import Engine
 from cachesim.engines.family import Family, Profile
 from cachesim.engines.images import Image
 from cachesim.errors import ScenarioError
-from cachesim.lab.real.agreement import Agreement, Difference, Workload, first_difference
 from cachesim.lab.real.environment import Environment, UnpackedWheel, package_of, versions_of
 from cachesim.lab.real.fit import Played, judge_newest
-from cachesim.lab.real.playing import Stage, StepPlayed, console, watched
+from cachesim.lab.real.playing import (
+    Agreement,
+    Difference,
+    Stage,
+    StepPlayed,
+    Workload,
+    console,
+    first_difference,
+    watched,
+)
 from cachesim.lab.real.prompts import spell, with_images
 from cachesim.lab.real.worker_process import WorkerError, WorkerProcess
 from cachesim.play.session import Record, Session, groups_of

@@ -1,12 +1,20 @@
-"""Plan of a recorder: address, upstream server, output."""
+"""Plan of a recorder: address, upstream server, output, which is written line by line.
+
+A line goes out in one write, at the end of a file that only its owner can read. Where a write
+fails or is cut short, what it left is taken back, so that the file always ends with a whole line.
+"""
 
 import ipaddress
+import json
+import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 from urllib.parse import SplitResult, urlsplit
 
 from cachesim.errors import InputError
+from cachesim.files import not_writable, refuse_existing
 
 EXAMPLE: Final = "http://127.0.0.1:8080"
 LOOPBACK: Final = ("localhost", "ip6-localhost")
@@ -85,3 +93,52 @@ def _split(text: str, flag: str) -> SplitResult:
         msg = f"{flag} {text.removeprefix('//')}: {str(error).lower()}"
         raise InputError(msg) from None
     return parts
+
+
+OWNER_ONLY: Final = 0o600
+
+
+class RecordFile:
+    """A writer of lines until it is closed, or the disk is full."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.lines = 0
+        self.problem = ""  # why nothing is written any more
+        self._size = 0
+        try:
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND
+            self._file: int | None = os.open(path, flags, OWNER_ONLY)
+        except (OSError, ValueError) as error:
+            refuse_existing(path, "--output")
+            raise not_writable(path, "--output", error) from None
+
+    def write(self, entry: Mapping[str, Any]) -> bool:
+        """Write a line; False once a write failed."""
+        if self._file is None:
+            return False
+        text = json.dumps(entry, ensure_ascii=True, separators=(",", ":"))
+        line = text.encode("ascii") + b"\n"
+        try:
+            written = os.write(self._file, line)
+            if written != len(line):
+                written += os.write(self._file, line[written:])  # says why, if it fails again
+        except OSError as error:
+            why = error.strerror or str(error)
+            self.problem = why
+            if self._file is not None:
+                try:
+                    os.ftruncate(self._file, self._size)
+                except OSError:
+                    self.problem = f"{why}; the last line is cut"
+            self.close()
+            return False
+        self._size += len(line)
+        self.lines += 1
+        return True
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None

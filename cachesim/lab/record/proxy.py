@@ -34,8 +34,14 @@ from multidict import CIMultiDict, CIMultiDictProxy
 from yarl import URL
 
 from cachesim.errors import InputError
-from cachesim.lab.record.answer import AnswerReader
-from cachesim.lab.record.exchange import Body, Exchange, holds_prompt, path_shown, slot_action
+from cachesim.lab.record.exchange import (
+    AnswerReader,
+    Body,
+    Exchange,
+    holds_prompt,
+    path_shown,
+    slot_action,
+)
 from cachesim.lab.record.plan import Plan
 from cachesim.lab.record.session import Session
 

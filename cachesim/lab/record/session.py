@@ -29,9 +29,8 @@ from cachesim.lab.logs.segments import (
     segments_of,
 )
 from cachesim.lab.logs.slot_actions import SlotAction
-from cachesim.lab.record.answer import MOVED, ZLIB_OR_GZIP, AnswerFields
-from cachesim.lab.record.exchange import Exchange
-from cachesim.lab.record.file import RecordFile
+from cachesim.lab.record.exchange import MOVED, ZLIB_OR_GZIP, AnswerFields, Exchange
+from cachesim.lab.record.plan import RecordFile
 from cachesim.lab.record.tokenizer import ServerTokenizer, Tokens
 from cachesim.typed import mapping
 

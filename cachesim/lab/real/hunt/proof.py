@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 
 from cachesim.engines.family import FAMILIES, Profile
 from cachesim.errors import InputError
-from cachesim.lab.real.agreement import Difference
-from cachesim.lab.real.playing import StepPlayed
+from cachesim.lab.real.playing import Difference, StepPlayed
 from cachesim.scenario.checks import full_profile
 from cachesim.scenario.format import Scenario, Step
 from cachesim.scenario.labels import CONFIRMED, DERIVED, SOURCE, Evidence

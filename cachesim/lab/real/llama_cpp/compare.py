@@ -14,7 +14,7 @@ from rich.console import Console
 
 from cachesim.engines.events import Event
 from cachesim.errors import InputError
-from cachesim.lab.real import agreement
+from cachesim.lab.real import playing
 from cachesim.lab.real.llama_cpp.agents import draw_agents, draw_arrival, draw_pinned, grow_agents
 from cachesim.lab.real.llama_cpp.calls import NotStartedError, RealServerError
 from cachesim.lab.real.llama_cpp.flags import NO_FLAGS, drafting, model_file
@@ -113,7 +113,7 @@ COMPARED: Final = ("cached", "processed", "generated", "slot", "truncated", "err
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Difference(agreement.Difference):
+class Difference(playing.Difference):
     """The first step on which the two servers disagree."""
 
     workload: Scenario
@@ -139,14 +139,12 @@ def title_of(release: str, seed: int) -> str:
 
 
 @dataclass(slots=True, kw_only=True)
-class Tally(agreement.Agreement):
+class Tally(playing.Agreement):
     """The counts of workloads and requests for each preset, and for each feature."""
 
     kinds: str = "preset"
-    features: agreement.Agreement = field(
-        default_factory=lambda: agreement.Agreement(
-            title="by what a workload uses", kinds="feature"
-        )
+    features: playing.Agreement = field(
+        default_factory=lambda: playing.Agreement(title="by what a workload uses", kinds="feature")
     )
     races: int = 0  # workloads that the real server ran otherwise, and then as the simulator
 

@@ -6,7 +6,6 @@ from typing import Final
 
 from cachesim.engines.llama_cpp_python.family import FAMILY
 from cachesim.engines.llama_cpp_python.rules import Rules
-from cachesim.lab.real.agreement import Agreement, first_difference
 from cachesim.lab.real.environment import versions_of
 from cachesim.lab.real.fit import Played, judge_newest
 from cachesim.lab.real.llama_cpp_python.compare import (
@@ -19,11 +18,13 @@ from cachesim.lab.real.llama_cpp_python.compare import (
     play_scenario,
 )
 from cachesim.lab.real.playing import (
+    Agreement,
     Override,
     Stage,
     StepPlayed,
     comparing,
     differing_defaults,
+    first_difference,
     overrides_of,
     show_overrides,
     watched,

@@ -21,14 +21,13 @@ from cachesim.engines.llama_cpp_python.rules import Rules
 from cachesim.engines.llama_cpp_python.states import DiskCache
 from cachesim.engines.option import options_of
 from cachesim.errors import CachesimError
-from cachesim.lab.real.agreement import Difference, first_difference
 from cachesim.lab.real.environment import Environment, package_of
 from cachesim.lab.real.hunt.proof import ProofResult, Prover, always
 from cachesim.lab.real.llama_cpp.chats import text_of
 from cachesim.lab.real.llama_cpp.gguf import write_model
 from cachesim.lab.real.llama_cpp.logits import as_ggml_computes
 from cachesim.lab.real.llama_cpp_python.worker import APART
-from cachesim.lab.real.playing import StepPlayed
+from cachesim.lab.real.playing import Difference, StepPlayed, first_difference
 from cachesim.lab.real.worker_process import WorkerError, WorkerProcess
 from cachesim.model.arithmetic import ArithmeticName, Network
 from cachesim.model.build import build

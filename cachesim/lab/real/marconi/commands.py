@@ -10,7 +10,7 @@ from cachesim.engines.marconi.family import FAMILY
 from cachesim.engines.marconi.options import MarconiOptions
 from cachesim.engines.marconi.tree import Costs, Node, Tree
 from cachesim.errors import ScenarioError
-from cachesim.lab.real.agreement import Agreement, first_difference
+from cachesim.lab.real.playing import Agreement, first_difference
 from cachesim.lab.real.worker_process import JsonProcess
 from cachesim.units import as_tokens
 

@@ -30,11 +30,11 @@ from cachesim.engines.mlx_lm.family import FAMILY, MlxRules
 from cachesim.engines.mlx_lm.rules import CacheRules, StoreRules
 from cachesim.engines.mlx_lm.store.lru_prompt_cache import UNLIMITED, LRUPromptCache, PromptTrie
 from cachesim.errors import ProfileError, ScenarioError
-from cachesim.lab.real.agreement import Agreement, Difference
 from cachesim.lab.real.fit import Played
 from cachesim.lab.real.mlx_lm import players
 from cachesim.lab.real.mlx_lm.players import HEADER, Player, TriePlayer, written
 from cachesim.lab.real.mlx_lm.process import RealProcess
+from cachesim.lab.real.playing import Agreement, Difference
 from cachesim.lab.real.prompts import read_row, write_row
 from cachesim.typed import Json
 from cachesim.units import Array, Integers

@@ -10,7 +10,6 @@ from rich.table import Table
 
 from cachesim.engines.mlx_lm.family import FAMILY, MlxRules
 from cachesim.errors import OptionError
-from cachesim.lab.real.agreement import Agreement
 from cachesim.lab.real.environment import versions_of
 from cachesim.lab.real.fit import Played, judge_newest
 from cachesim.lab.real.mlx_lm import vllm_mlx
@@ -27,6 +26,7 @@ from cachesim.lab.real.mlx_lm.vllm_mlx import (
     compare_vllm_mlx,
 )
 from cachesim.lab.real.playing import (
+    Agreement,
     Stage,
     comparing,
     console,

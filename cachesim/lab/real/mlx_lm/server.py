@@ -11,13 +11,18 @@ from typing import Any, Final, TypeAlias
 from cachesim.engines.mlx_lm.families import family_of
 from cachesim.engines.mlx_lm.family import FAMILY, MlxRules
 from cachesim.engines.mlx_lm.options import MlxOptions
-from cachesim.lab.real.agreement import Agreement, Difference
 from cachesim.lab.real.fit import Played
 from cachesim.lab.real.mlx_lm.classes import played_of
 from cachesim.lab.real.mlx_lm.families import order_of, toy_of
 from cachesim.lab.real.mlx_lm.process import RealProcess
 from cachesim.lab.real.mlx_lm.server_workloads import VOCABULARY, Workload, draw_workload
-from cachesim.lab.real.playing import Override, differing_defaults, overrides_of
+from cachesim.lab.real.playing import (
+    Agreement,
+    Difference,
+    Override,
+    differing_defaults,
+    overrides_of,
+)
 from cachesim.lab.real.prompts import write_row
 from cachesim.lab.real.vectors.mlx_server import mismatch
 from cachesim.lab.real.worker_side import differences

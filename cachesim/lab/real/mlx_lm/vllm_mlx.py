@@ -25,12 +25,11 @@ from cachesim.engines.mlx_lm.rules import UNLISTED, MemoryRules, MllmRules, Rapi
 from cachesim.engines.mlx_lm.server.store import described
 from cachesim.engines.mlx_lm.server.word_tokenizer import WordTokenizer
 from cachesim.engines.mlx_lm.store.mllm_prompt_cache import MllmPromptCache
-from cachesim.lab.real.agreement import Agreement, first_difference
 from cachesim.lab.real.environment import UnpackedWheel
 from cachesim.lab.real.mlx_lm.families import order_of, toy_of
 from cachesim.lab.real.mlx_lm.process import environment_for
 from cachesim.lab.real.mlx_lm.server_workloads import VOCABULARY, Workload
-from cachesim.lab.real.playing import Override, overrides_of
+from cachesim.lab.real.playing import Agreement, Override, first_difference, overrides_of
 from cachesim.lab.real.schedules import images_of
 from cachesim.lab.real.worker_process import ModuleProcess
 from cachesim.lab.real.worker_side import differences

@@ -4,8 +4,7 @@ from typing import Literal
 
 from cachesim.engines.sglang.family import FAMILY
 from cachesim.engines.sglang.rules import Rules
-from cachesim.lab.real.agreement import play_on_runner
-from cachesim.lab.real.playing import comparing, named, show_overrides
+from cachesim.lab.real.playing import comparing, named, play_on_runner, show_overrides
 from cachesim.lab.real.schedules import RealScheduler
 from cachesim.lab.real.sglang.rows import compare_rows, differs_in
 from cachesim.lab.real.sglang.scheduler import (

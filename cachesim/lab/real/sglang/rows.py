@@ -16,9 +16,8 @@ from cachesim.engines.sglang.request import Batch, Req
 from cachesim.engines.sglang.rules import Rules
 from cachesim.engines.sglang.runner import Contents, Runner
 from cachesim.errors import ScenarioError
-from cachesim.lab.real.agreement import Agreement, Difference, first_difference
 from cachesim.lab.real.hunt.proof import Prove, by_metadata
-from cachesim.lab.real.playing import watched
+from cachesim.lab.real.playing import Agreement, Difference, first_difference, watched
 from cachesim.lab.real.schedules import RealScheduler
 from cachesim.lab.real.sglang.playing import Player
 from cachesim.lab.real.sglang.scheduler import SCHEDULER, with_rust

@@ -23,11 +23,12 @@ from cachesim.engines.transformers.requests import FutureRequestState, RequestSt
 from cachesim.engines.transformers.scheduler import Scheduler
 from cachesim.engines.transformers.server import Processor
 from cachesim.errors import UpstreamAbort
-from cachesim.lab.real.agreement import Agreement, first_difference
 from cachesim.lab.real.playing import (
+    Agreement,
     Override,
     console,
     differing_defaults,
+    first_difference,
     overrides_of,
     watched,
 )

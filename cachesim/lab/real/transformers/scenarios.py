@@ -18,8 +18,7 @@ from cachesim.engines.transformers.family import FAMILY
 from cachesim.engines.transformers.requests import FutureRequestState, RequestState
 from cachesim.engines.transformers.server import Transformers
 from cachesim.errors import ScenarioError, UpstreamAbort, UpstreamEndless
-from cachesim.lab.real.agreement import first_difference
-from cachesim.lab.real.playing import Stage, StepPlayed
+from cachesim.lab.real.playing import Stage, StepPlayed, first_difference
 from cachesim.lab.real.transformers.caches import (
     KINDS,
     content_of,

@@ -16,7 +16,7 @@ from cachesim.engines.llamacpp.memory.hybrid import HybridMemory, WindowPair, ca
 from cachesim.engines.llamacpp.memory.module import Memory, UbatchStore
 from cachesim.engines.llamacpp.memory.recurrent import RecurrentMemory
 from cachesim.engines.llamacpp.memory.rules import MemoryRules
-from cachesim.lab.real.agreement import Difference
+from cachesim.lab.real.playing import Difference
 from cachesim.model.arithmetic import LayerShape, Output, Place
 from cachesim.model.spec import ModelSpec
 from cachesim.model.store import Store

@@ -35,8 +35,8 @@ from cachesim.engines.mlx_lm.generate.shared import PromptCache, leaves
 from cachesim.engines.mlx_lm.options import MlxOptions
 from cachesim.engines.mlx_lm.rules import CacheRules
 from cachesim.engines.mlx_lm.server.thread import DEAD, DISCONNECTED, UNANSWERED
-from cachesim.lab.real.agreement import Difference
 from cachesim.lab.real.mlx_lm.families import OTHERS, toy_of
+from cachesim.lab.real.playing import Difference
 from cachesim.lab.real.prompts import read_row, write_row
 from cachesim.model.arithmetic import Network
 from cachesim.model.build import build

@@ -12,7 +12,7 @@ from typing import Any, Final, Protocol, TypeAlias
 from cachesim.engines.sglang.family import FAMILY as SGLANG
 from cachesim.engines.vllm.family import FAMILY as VLLM
 from cachesim.errors import ProfileError, ScenarioError, UpstreamAbort
-from cachesim.lab.real.agreement import Difference
+from cachesim.lab.real.playing import Difference
 from cachesim.lab.real.sglang.playing import Player as SglangPlayer
 from cachesim.lab.real.vllm.playing import Player as VllmPlayer
 from cachesim.lab.real.vllm.steps import Runs, difference

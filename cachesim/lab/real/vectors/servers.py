@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from cachesim.engines import Engine, Request
 from cachesim.errors import UpstreamAbort
-from cachesim.lab.real.agreement import Difference
+from cachesim.lab.real.playing import Difference
 from cachesim.model.build import build
 from cachesim.model.presets import preset
 from cachesim.play.loop import Loop

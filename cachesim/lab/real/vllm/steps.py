@@ -20,10 +20,9 @@ from cachesim.engines.vllm.request import Chunk, Step
 from cachesim.engines.vllm.rules import Rules
 from cachesim.engines.vllm.runner import CachedRequestState, Pages, Runner, state_groups
 from cachesim.engines.vllm.scan import Source
-from cachesim.lab.real.agreement import Agreement, Difference, first_difference
 from cachesim.lab.real.environment import Environment
 from cachesim.lab.real.hunt.proof import Prove, by_metadata
-from cachesim.lab.real.playing import watched
+from cachesim.lab.real.playing import Agreement, Difference, first_difference, watched
 from cachesim.lab.real.schedules import comparable, raised
 from cachesim.lab.real.vllm.models import LONGEST
 from cachesim.lab.real.vllm.playing import Player, play

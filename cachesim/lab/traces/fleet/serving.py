@@ -5,12 +5,20 @@
 
 Without the length of a turn, a request comes when the one before it is answered: loads are 0. With
 it, all replicas take their turns at the same times.
+
+The KV events of its servers are written as real ones publish them: a replica is a data-parallel
+rank, and the hash of a block is the key of its prefix, on all the same.
+
+    router receives   stored (keys)                      removed (keys)
+    a line has        BlockStored, with the key before   BlockRemoved
 """
 
+import json
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Final, TypeAlias, cast
+from pathlib import Path
+from typing import Any, ClassVar, Final, TypeAlias, cast
 
 from cachesim.engines.base import Reply
 from cachesim.engines.tokens import Rope
@@ -18,7 +26,15 @@ from cachesim.engines.words import counted
 from cachesim.errors import SpecError, UpstreamAbort
 from cachesim.lab.traces.fleet.fleet import Change, Fleet
 from cachesim.lab.traces.fleet.kv_events import Absent, Server
-from cachesim.lab.traces.fleet.router import Arrival, RouterError, Sessions
+from cachesim.lab.traces.fleet.router import (
+    Arrival,
+    Dispatcher,
+    Replica,
+    Router,
+    RouterError,
+    Sessions,
+    prefix_keys,
+)
 from cachesim.lab.traces.replay import (
     Cell,
     PendingRequest,
@@ -30,6 +46,7 @@ from cachesim.lab.traces.replay import (
     limit_notes,
     play_run,
 )
+from cachesim.typed import Json
 
 MOST_SESSIONS: Final = 1 << 16
 """Number of conversations that are distinguished, the latest ones."""
@@ -426,3 +443,99 @@ def _notes(
         yield f"{', '.join(sorted(silent))}: what other replicas held at each choice is not known"
     if found.lost:
         yield f"{counted(found.lost, 'request')} got no reply: refused, or lost with their replica"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recording(Router):
+    """A router whose events are written too."""
+
+    name: ClassVar[str] = "recording"
+    follows: ClassVar[str] = "KVEventBatch of vLLM and SGLang"
+
+    inner: Router
+    write: Callable[[str], object]
+
+    def start(self, replicas: Sequence[Replica]) -> Dispatcher:
+        return _Recorder(self.inner.start(replicas), replicas, self.write)
+
+    def as_text(self) -> str:
+        return self.inner.as_text()
+
+
+class _Recorder(Dispatcher):
+    needs_events = True
+
+    def __init__(
+        self, inner: Dispatcher, replicas: Sequence[Replica], write: Callable[[str], object]
+    ) -> None:
+        super().__init__(replicas)
+        self._inner, self._write = inner, write
+        self._parents: dict[int, int | None] = {}
+        self._sent: list[int] = [0 for _ in replicas]
+
+    def choose(self, arrival: Arrival) -> int:
+        number = self._inner.choose(arrival)
+        text = arrival.prompt.copy()
+        text += arrival.reply
+        before: int | None = None
+        for key in prefix_keys(text, self.replicas[number].unit):
+            self._parents.setdefault(key, before)
+            before = key
+        return number
+
+    def stored(self, replica: int, keys: Sequence[int], time: float) -> None:
+        """Keys of one event follow each other, but for those that were held already."""
+        events, chain = list[Json](), list[int]()
+        for key in [*keys, None]:
+            if chain and (key is None or self._parents.get(key) != chain[-1]):
+                events.append(
+                    {
+                        "type": "BlockStored",
+                        "block_hashes": chain,
+                        "parent_block_hash": self._parents.get(chain[0]),
+                        "token_ids": [],
+                        "block_size": self.replicas[replica].unit,
+                        "lora_id": None,
+                        "medium": "GPU",
+                    }
+                )
+                chain = []
+            chain += [] if key is None else [key]
+        self._send(replica, events, time)
+        if self._inner.needs_events:
+            self._inner.stored(replica, keys, time)
+
+    def removed(self, replica: int, keys: Sequence[int], time: float) -> None:
+        event = {"type": "BlockRemoved", "block_hashes": [*keys], "medium": "GPU"}
+        self._send(replica, [event] if keys else [], time)
+        if self._inner.needs_events:
+            self._inner.removed(replica, keys, time)
+
+    def left(self, replica: int) -> None:
+        self._send(replica, [{"type": "AllBlocksCleared"}], 0.0)
+        self._inner.left(replica)
+
+    def prefilled(self, arrival: Arrival, replica: int) -> None:
+        self._inner.prefilled(arrival, replica)
+
+    def finished(self, arrival: Arrival, replica: int) -> None:
+        self._inner.finished(arrival, replica)
+
+    def _send(self, replica: int, events: list[Json], time: float) -> None:
+        if events:
+            batch = {
+                "ts": time / 1000,
+                "events": events,
+                "data_parallel_rank": replica,
+                "seq": self._sent[replica],
+            }
+            self._sent[replica] += 1
+            self._write(json.dumps(batch, separators=(",", ":")) + "\n")
+
+
+def record_events(cell: Cell, path: Path) -> None:
+    """Play a cell again, and write the KV events of its servers."""
+    fleet = cell.fleet or Fleet.of(1, "round-robin")
+    with path.open("w", encoding="utf-8") as file:
+        router = Recording(inner=fleet.router, write=file.write)
+        play_fleet(replace(cell, fleet=replace(fleet, router=router)))
