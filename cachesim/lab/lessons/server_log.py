@@ -60,7 +60,11 @@ class Log:
         before = [i for i in range(at) if _ENDS in self.lines[i]]
         after = [i for i in range(at, len(self.lines)) if _ENDS in self.lines[i]]
         start = before[-1] + 1 if before else at
-        return [_short(line) for line in self.lines[start : after[0] + 1]]
+        # A line without clock, level and ids of slot and task.
+        return [
+            _TASK.sub(r"\g<function>: ", _HEAD.sub("", line))
+            for line in self.lines[start : after[0] + 1]
+        ]
 
     def show(self, number: int, *words: str) -> None:
         """Print a request's lines, or those with one of some words."""
@@ -120,11 +124,6 @@ def _file(name: str) -> Path:
             return place
     msg = f"{name} is missing from this installation"
     raise InputError(msg)
-
-
-def _short(line: str) -> str:
-    """A line without clock, level and ids of slot and task."""
-    return _TASK.sub(r"\g<function>: ", _HEAD.sub("", line))
 
 
 def drawn(run: Run) -> Drawn:

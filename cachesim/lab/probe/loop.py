@@ -420,7 +420,12 @@ class Probe:
             played = play(self.target, scenario, words_for(self.facts.words, self._chance))
             self.outcome.workloads += 1
             alive = self._check_alive(played, scenario)
-            self._check_counts(played)
+            for _, query, answer in played.answered:
+                size = answer.prompt_tokens or len(query.prompt)
+                if answer.cached is not None and not 0 <= answer.cached <= size:
+                    self.outcome.note(
+                        f"a count cannot be true: {answer.cached} cached of {size} tokens"
+                    )
             if alive:
                 self._compare(scenario, played)
             self._watch(self.outcome)
@@ -585,14 +590,6 @@ class Probe:
         if not self._over:
             self.target.restart()
         return False
-
-    def _check_counts(self, played: Played) -> None:
-        for _, query, answer in played.answered:
-            size = answer.prompt_tokens or len(query.prompt)
-            if answer.cached is not None and not 0 <= answer.cached <= size:
-                self.outcome.note(
-                    f"a count cannot be true: {answer.cached} cached of {size} tokens"
-                )
 
     # -- smaller -----------------------------------------------------------------------------------
 

@@ -173,20 +173,17 @@ class Result:
     def write(self, folder: Path, target: Target) -> Iterator[Path]:
         """A report for each finding, and its scenario if there is one; their paths."""
         for finding in self.outcome.findings:
-            yield from self._write(finding, folder, target)
-
-    def _write(self, finding: Finding, folder: Path, target: Target) -> Iterator[Path]:
-        folder.mkdir(parents=True, exist_ok=True)
-        scenario = self.scenario(finding)
-        path = None
-        if scenario is not None:
-            path = free_name(folder / f"{scenario.name}.toml")
-            path.write_text(to_toml(scenario), encoding="utf-8")
-            yield path
-        report = free_name(folder / "report.md")
-        lines = "\n".join(self._report(finding, target, path))
-        report.write_text(f"{lines}\n", encoding="utf-8")
-        yield report
+            folder.mkdir(parents=True, exist_ok=True)
+            scenario = self.scenario(finding)
+            path = None
+            if scenario is not None:
+                path = free_name(folder / f"{scenario.name}.toml")
+                path.write_text(to_toml(scenario), encoding="utf-8")
+                yield path
+            report = free_name(folder / "report.md")
+            lines = "\n".join(self._report(finding, target, path))
+            report.write_text(f"{lines}\n", encoding="utf-8")
+            yield report
 
     def scenario(self, finding: Finding) -> Scenario | None:
         """The workload of the finding, which expects the cold answer."""

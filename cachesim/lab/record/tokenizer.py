@@ -168,7 +168,10 @@ class ServerTokenizer:
             mark = _mark_in(text) if isinstance(text, str) else ""
             found = self._tokenized(mark, first=False) if mark else None
             self._mark = np.zeros(0, dtype=np.int64) if found is None else found
-        return _places_of(self._mark, ids)
+        if not len(self._mark) or len(self._mark) > len(ids):
+            return ()
+        windows = np.lib.stride_tricks.sliding_window_view(ids, len(self._mark))
+        return tuple(int(at) for at in np.flatnonzero((windows == self._mark).all(axis=1)))
 
     def _request(self, method: str, path: str, body: Mapping[str, Any] | None) -> Json:
         if self._failures >= FAILURES:
@@ -188,13 +191,6 @@ class ServerTokenizer:
             if answer.status != 200:
                 return None
             return await answer.json(content_type=None)
-
-
-def _places_of(mark: Array, ids: Array) -> tuple[int, ...]:
-    if not len(mark) or len(mark) > len(ids):
-        return ()
-    windows = np.lib.stride_tricks.sliding_window_view(ids, len(mark))
-    return tuple(int(at) for at in np.flatnonzero((windows == mark).all(axis=1)))
 
 
 def _mark_in(text: str) -> str:

@@ -394,7 +394,15 @@ def open_trace(
         raise TraceError(msg)
     lines = chain([head], lines)
     if is_batch(head[0]):
-        return _of_events(lines, Stream(rank=rank, milliseconds=clock == "ms"), name)
+        stream = Stream(rank=rank, milliseconds=clock == "ms")
+        requests = requests_of(lines, stream)
+        first = next(requests, None)
+        if first is None:
+            ranks = ", ".join(map(str, sorted(stream.ranks)))
+            here = f" of rank {stream.rank} (there are {ranks or 'none'})" if stream.ranks else ""
+            msg = f"{name}: no block{here} is stored in these events, so there is no request"
+            raise TraceError(msg)
+        return stream.unit, chain([first], requests)
     if rank is not None:
         msg = f"{name}: --rank is {rank}, and only KV events name ranks; leave it out"
         raise TraceError(msg)
@@ -411,19 +419,6 @@ def open_trace(
     seconds = clock == "s" if clock else chats or unit == UNITS["Bailian"]
     requests = (_read(value, place, seconds=seconds) for value, place in lines)
     return unit, _fitting(requests, unit, name)
-
-
-def _of_events(
-    lines: Iterator[tuple[Any, str]], stream: Stream, name: str
-) -> tuple[int, Iterator[TraceRequest]]:
-    requests = requests_of(lines, stream)
-    first = next(requests, None)
-    if first is None:
-        ranks = ", ".join(map(str, sorted(stream.ranks)))
-        here = f" of rank {stream.rank} (there are {ranks or 'none'})" if stream.ranks else ""
-        msg = f"{name}: no block{here} is stored in these events, so there is no request"
-        raise TraceError(msg)
-    return stream.unit, chain([first], requests)
 
 
 def _unit_of(first: TraceRequest, name: str, *, chats: bool) -> int:

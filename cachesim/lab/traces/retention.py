@@ -174,7 +174,14 @@ class Cache:
         nodes = [node for node in held if node.state and node.depth < length]
         resumed = nodes[-1] if nodes else None
         self._keep(now, kept, resumed)
-        self._evict(now)
+        while self.bytes > self.rules.memory and self.nodes:
+            victim = self._useless(now) if self.policy.evicts == "utility" else self._first()
+            if victim is None:
+                break
+            self.evictions += 1
+            victim.state = False
+            self.bytes -= self.state
+            self._prune(victim)
         return resumed.depth if resumed else 0, held[-1].depth if held else 0
 
     def _held(self, path: Path) -> list[Node]:
@@ -222,16 +229,6 @@ class Cache:
             heappush(self._queue, (-after if after is not None else -(1 << 60), node.block, now))
         else:
             heappush(self._queue, (node.used, node.block, node.used))
-
-    def _evict(self, now: int) -> None:
-        while self.bytes > self.rules.memory and self.nodes:
-            victim = self._useless(now) if self.policy.evicts == "utility" else self._first()
-            if victim is None:
-                break
-            self.evictions += 1
-            victim.state = False
-            self.bytes -= self.state
-            self._prune(victim)
 
     def _first(self) -> Node | None:
         """The first of the queue that still stands as it was queued, and frees memory."""
@@ -310,7 +307,14 @@ class Ideal:
             if before != size or tokens >= length:
                 break
             cost += size * self.token * (now - at)
-            _extend(options, (tokens, cost + self.state * (now - at)))
+            # Add a point, and drop those that a mix of others makes cheaper.
+            point = (tokens, cost + self.state * (now - at))
+            while len(options) > 1:
+                (v0, c0), (v1, c1) = options[-2:]
+                if (c1 - c0) * (point[0] - v1) < (point[1] - c1) * (v1 - v0):
+                    break
+                options.pop()
+            options.append(point)
         self._steps += [
             (more - tokens, dearer - cost) for (tokens, cost), (more, dearer) in pairwise(options)
         ]
@@ -326,16 +330,6 @@ class Ideal:
             if left <= 0:
                 break
         return int(found)
-
-
-def _extend(hull: list[tuple[int, int]], point: tuple[int, int]) -> None:
-    """Add a point, and drop those that a mix of others makes cheaper."""
-    while len(hull) > 1:
-        (v0, c0), (v1, c1) = hull[-2:]
-        if (c1 - c0) * (point[0] - v1) < (point[1] - c1) * (v1 - v0):
-            break
-        hull.pop()
-    hull.append(point)
 
 
 # -- a cell ----------------------------------------------------------------------------------------

@@ -53,6 +53,20 @@ class Prover:
     """
 
 
+def refuted_by(played: Sequence[StepPlayed]) -> ProofResult | None:
+    """The refutation of a finding, where the real engine did otherwise in some step."""
+    differing = next((each for each in played if not each.agrees), None)
+    if differing is None:
+        return None
+    seen = f"{differing.name}: {differing.real}, simulated {differing.simulated}"
+    return ProofResult(confirmed=False, seen=seen)
+
+
+def step_of(found: "Counterexample", played: Sequence[StepPlayed]) -> StepPlayed:
+    """The step of a finding, as it was played."""
+    return played[min(found.finding.step, len(played) - 1)]
+
+
 def by_metadata(
     play: Callable[[Scenario, str], Sequence[StepPlayed]],
     differs_in: Callable[[Scenario, str], Difference | None],
@@ -63,11 +77,9 @@ def by_metadata(
         seen = found.finding.detail
         try:
             played = play(found.scenario, profile.release)
-            differing = next((each for each in played if not each.agrees), None)
-            if differing is not None:
-                seen = f"{differing.name}: {differing.real}, simulated {differing.simulated}"
-                return ProofResult(confirmed=False, seen=seen)
-            if played[min(found.finding.step, len(played) - 1)].confirmed:
+            if refuted := refuted_by(played):
+                return refuted
+            if step_of(found, played).confirmed:
                 return ProofResult(confirmed=True, seen=seen)
             difference = differs_in(found.scenario, profile.release)
         except InputError:  # a workload that they are not given

@@ -118,7 +118,13 @@ def commands(scenario: Scenario, release: str, wrong: int | None) -> Iterator[st
     `wrong` is the step with the wrong answer, where there is one: it goes to a server that has
     seen no other request too, and both show the likelihood of each token. No grammar rules there.
     """
-    yield from _files(scenario)
+    model = scenario.model
+    changes = f" --window {model.window}" if model.window else ""
+    changes += f" --seed {model.seed}" if model.seed else ""
+    written = f"cachesim real gguf {model.preset} -o"
+    yield f"{written} {model.preset}.gguf{changes}"
+    for name in adapter_names(scenario.engine.options):
+        yield f"{written} {adapter_file(Path(), name)} --adapter {name}{changes}"
     flags = " ".join(_flags(scenario, release))
     ports = (WARM,) if wrong is None else (WARM, COLD)
     for port in ports:
@@ -182,16 +188,6 @@ def _until(scenario: Scenario, wrong: int | None) -> Iterator[list[int]]:
             return
         yield call
         found = found or wrong in call
-
-
-def _files(scenario: Scenario) -> Iterator[str]:
-    model = scenario.model
-    changes = f" --window {model.window}" if model.window else ""
-    changes += f" --seed {model.seed}" if model.seed else ""
-    written = f"cachesim real gguf {model.preset} -o"
-    yield f"{written} {model.preset}.gguf{changes}"
-    for name in adapter_names(scenario.engine.options):
-        yield f"{written} {adapter_file(Path(), name)} --adapter {name}{changes}"
 
 
 def _flags(scenario: Scenario, release: str) -> Iterator[str]:

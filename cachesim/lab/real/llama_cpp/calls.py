@@ -52,8 +52,13 @@ def call_for(group: Sequence[Step], *, probabilities: int = 0) -> JsonObject:
         named = {"filename": first.file} if first.file else {}
         return {"path": f"/slots/{first.slot}?action={action}", "body": named}
     endpoint = first.options.get("endpoint", "completion")
-    if endpoint in {"embedding", "rerank"}:
-        return _embedding(group, endpoint)
+    if endpoint == "rerank":
+        documents = [text_of(step.ids[step.query :]) for step in group]
+        query = text_of(first.ids[: first.query])
+        return {"path": "/rerank", "body": {"query": query, "documents": documents}}
+    if endpoint == "embedding":
+        rows = [list(step.ids) for step in group]
+        return {"path": "/embedding", "body": {"content": rows if len(rows) > 1 else rows[0]}}
     prompts = [text_of(step.ids) if step.options.get(AS_TEXT) else list(step.ids) for step in group]
     body: JsonObject = {
         **GREEDY,
@@ -72,7 +77,8 @@ def call_for(group: Sequence[Step], *, probabilities: int = 0) -> JsonObject:
         gap = {"input_prefix": text_of(first.ids), "input_suffix": text_of(after)}
         return {"path": "/infill", "body": body | gap}
     if first.forced and isinstance(first.reply, tuple):
-        body["grammar"] = _grammar_of(first.reply)
+        # A grammar that allows these tokens and no others; log probabilities ignore it.
+        body["grammar"] = "root ::= " + " ".join(f"<[{token}]>" for token in first.reply)
     if first.leaves:
         body["stream"] = True
     if first.slot >= 0:
@@ -108,23 +114,6 @@ def _message(message: Turn, *, parts: bool) -> JsonObject:
 def _tool(name: str) -> JsonObject:
     shape = {"type": "object", "properties": {}}
     return {"type": "function", "function": {"name": name, "description": "", "parameters": shape}}
-
-
-def _embedding(group: Sequence[Step], endpoint: str) -> JsonObject:
-    if endpoint == "rerank":
-        documents = [text_of(step.ids[step.query :]) for step in group]
-        query = text_of(group[0].ids[: group[0].query])
-        return {"path": "/rerank", "body": {"query": query, "documents": documents}}
-    prompts = [list(step.ids) for step in group]
-    return {
-        "path": "/embedding",
-        "body": {"content": prompts if len(prompts) > 1 else prompts[0]},
-    }
-
-
-def _grammar_of(reply: Sequence[int]) -> str:
-    """A grammar that allows these tokens and no others; log probabilities ignore it."""
-    return "root ::= " + " ".join(f"<[{token}]>" for token in reply)
 
 
 def _patience(step: Step) -> JsonObject:

@@ -15,7 +15,7 @@ from cachesim.engines.family import Profile
 from cachesim.engines.llamacpp.server_context import as_field
 from cachesim.errors import CachesimError, InputError, ScenarioError
 from cachesim.lab.real.environment import EnvironmentUnavailableError
-from cachesim.lab.real.hunt.proof import ProofResult, Prover
+from cachesim.lab.real.hunt.proof import ProofResult, Prover, refuted_by, step_of
 from cachesim.lab.real.llama_cpp.calls import NotStartedError
 from cachesim.lab.real.llama_cpp.flags import (
     PRESETS,
@@ -389,14 +389,12 @@ def _proven_on_the_wheel(found: "Counterexample", profile: Profile) -> ProofResu
         played = play_scenario(found.scenario, profile.release, patience=PATIENCE)
     except CachesimError as error:
         return ProofResult(confirmed=False, seen=str(error))
-    at = played[min(found.finding.step, len(played) - 1)]
+    at = step_of(found, played)
     if at.real.error in ENDED:
         same = found.finding.kind == "crash" and at.agrees
         return ProofResult(confirmed=same, seen=f"{at.name}: {at.real.error}")
-    differing = next((each for each in played if not each.agrees), None)
-    if differing is not None:
-        theirs, ours = differing.real.as_dict(), differing.simulated.as_dict()
-        return ProofResult(confirmed=False, seen=f"{differing.name}: {theirs}, simulated {ours}")
+    if refuted := refuted_by(played):
+        return refuted
     if found.finding.kind == "crash" or at.proof is None:
         return ProofResult(confirmed=False, seen=f"{at.name}: {at.real.error or 'answered'}")
     seen = f"{at.name}: {at.real.cached} cached, {at.proof}, noise {at.proof.noise:.0g}"

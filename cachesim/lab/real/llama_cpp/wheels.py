@@ -28,9 +28,18 @@ from rich.table import Table
 
 from cachesim.engines.llamacpp.family import FAMILY
 from cachesim.engines.words import counted
-from cachesim.errors import CachesimError, ProfileError
+from cachesim.errors import ProfileError
 from cachesim.lab.real.environment import environments_folder, versions_of
-from cachesim.lab.real.fit import Change, Fit, Played, Search, changes, explain, shown
+from cachesim.lab.real.fit import (
+    CONTRADICTIONS,
+    Change,
+    Fit,
+    Played,
+    Search,
+    changes,
+    explain,
+    shown,
+)
 from cachesim.lab.real.llama_cpp.calls import RealServerError
 from cachesim.lab.real.llama_cpp.compare import (
     Difference,
@@ -199,8 +208,7 @@ def play_under(recording: Recording, trial: Trial) -> Difference | None:
     """The first difference of the simulator under these rules from the wheel."""
     try:
         return first_difference(recording.workload, recording.outcomes, trial)
-    except (CachesimError, ArithmeticError, LookupError, AssertionError) as error:
-        # Rules that no server ever had together may contradict one another.
+    except CONTRADICTIONS as error:
         failed = Outcome(error=type(error).__name__)
         return Difference(
             workload=recording.workload, step=0, real=recording.outcomes[0], simulated=failed
@@ -433,14 +441,6 @@ def real_fit(name: str, *, workloads: int, seed: int) -> int:
     more = tuple({each.workload.name: each for each in found}.values())
     first, fit = fit, Search((*recordings, *more), known, play_under, log).run() if more else fit
     out.print(f"{wheel}: {fit.requests:,} requests in {len(recordings):,} workloads, seed {seed}")
-    out.print(_table(fit, known))
-    if probed:
-        out.print(_left_open(probed, first.trial, known))
-    _show_rest(out, fit, wheel)
-    return 0 if not fit.differences else 1
-
-
-def _table(fit: Fit[Trial, Difference], known: dict[str, Trial]) -> Table:
     table = Table(box=SIMPLE_HEAD)
     table.add_column("rules")
     table.add_column("as in")
@@ -451,7 +451,11 @@ def _table(fit: Fit[Trial, Difference], known: dict[str, Trial]) -> Table:
             table.add_row(str(change), ", ".join(_holding(change, known)), "")
         last = step.changes[-1]
         table.add_row(str(last), ", ".join(_holding(last, known)), f"{step.agreeing:,}")
-    return table
+    out.print(table)
+    if probed:
+        out.print(_left_open(probed, first.trial, known))
+    _show_rest(out, fit, wheel)
+    return 0 if not fit.differences else 1
 
 
 def _holding(change: Change, known: dict[str, Trial]) -> list[str]:

@@ -169,6 +169,9 @@ class Outcome:
         theirs = other.as_dict()
         return all(theirs.get(k) == v for k, v in self.as_dict().items() if v is not None)
 
+    def __str__(self) -> str:
+        return str(self.as_dict())
+
     def as_dict(self) -> dict[str, Any]:
         if self.error is not None:
             return {"error": self.error}

@@ -22,7 +22,7 @@ from cachesim.engines.llama_cpp_python.states import DiskCache
 from cachesim.engines.option import options_of
 from cachesim.errors import CachesimError
 from cachesim.lab.real.environment import Environment, package_of
-from cachesim.lab.real.hunt.proof import ProofResult, Prover, always
+from cachesim.lab.real.hunt.proof import ProofResult, Prover, always, refuted_by, step_of
 from cachesim.lab.real.llama_cpp.chats import text_of
 from cachesim.lab.real.llama_cpp.gguf import write_model
 from cachesim.lab.real.llama_cpp.logits import as_ggml_computes
@@ -319,11 +319,9 @@ def _proven_on_an_instance(found: "Counterexample", profile: Profile) -> ProofRe
         played = play_scenario(found.scenario, profile.release)
     except CachesimError as error:
         return ProofResult(confirmed=False, seen=str(error))
-    differing = next((each for each in played if not each.agrees), None)
-    if differing is not None:
-        seen = f"{differing.name}: {differing.real}, simulated {differing.simulated}"
-        return ProofResult(confirmed=False, seen=seen)
-    at = played[min(found.finding.step, len(played) - 1)]
+    if refuted := refuted_by(played):
+        return refuted
+    at = step_of(found, played)
     cached, answer, *_ = at.cells
     return ProofResult(confirmed=bool(at.confirmed), seen=f"{at.name}: {cached} cached, {answer}")
 

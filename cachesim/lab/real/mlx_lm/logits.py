@@ -26,7 +26,7 @@ from cachesim.lab.real.mlx_lm.families import CLASSES, order_of, spec_of, window
 from cachesim.lab.real.mlx_lm.process import RealProcess
 from cachesim.model.build import build
 from cachesim.model.spec import ModelSpec
-from cachesim.units import Array, Integers, Tokens, as_tokens
+from cachesim.units import Array, Tokens, as_tokens
 from cachesim.verify.oracle import cold_logits
 
 TOLERANCE: Final = 1e-3
@@ -152,7 +152,8 @@ def _compare(
                 if lengths is not None or left is not None:
                     for layer in batch:
                         layer.finalize()
-            played = np.stack([forward(_column(tokens), batch) for tokens in each.decoded])
+            columns_of_steps = (np.array(tokens, np.int64)[:, None] for tokens in each.decoded)
+            played = np.stack([forward(column, batch) for column in columns_of_steps])
         except UpstreamRaise as error:
             distances.append(0.0 if rows == {"error": name_of(error)} else math.inf)
             continue
@@ -188,10 +189,6 @@ def _as_order(planted: DrawnBatch, *, old: bool) -> dict[str, Any]:
         "step": planted.step,
         "said": [list(tokens) for tokens in planted.decoded],
     }
-
-
-def _column(tokens: Tokens) -> Integers:
-    return np.array(tokens, dtype=np.int64)[:, None]
 
 
 def _planted(random: Random, spec: ModelSpec, number: int, *, in_steps: bool) -> DrawnBatch:

@@ -15,7 +15,7 @@ from cachesim.engines.family import Profile
 from cachesim.engines.mlx_lm.families import family_of
 from cachesim.engines.mlx_lm.family import FAMILY
 from cachesim.errors import CachesimError, InputError, ScenarioError
-from cachesim.lab.real.hunt.proof import ProofResult, Prover, always
+from cachesim.lab.real.hunt.proof import ProofResult, Prover, always, step_of
 from cachesim.lab.real.mlx_lm.families import toy_of
 from cachesim.lab.real.mlx_lm.process import environment_for
 from cachesim.lab.real.mlx_lm.server import RealMlxServer
@@ -222,7 +222,7 @@ def _proven_on_the_package(found: "Counterexample", profile: Profile) -> ProofRe
         played = play_mlx_scenario(found.scenario, profile.release)
     except CachesimError as error:
         return ProofResult(confirmed=False, seen=str(error))
-    at = played[min(found.finding.step, len(played) - 1)]
+    at = step_of(found, played)
     cached, answer, refusal = at.real
     wrong = answer == "diverged" or (found.finding.kind == "crash" and refusal is not None)
     seen = f"{at.name}: {refusal or f'{cached} cached, {answer}'}"

@@ -109,21 +109,19 @@ class RequestQueue(Queue):  # type: ignore[type-arg]
         with self._deciding:
             shut = self.shut
             if not shut:
-                self._let_in(waits=timeout is not None or self._polled == self.turns.count)
+                # Admit requests that are due by their turn, or because the thread is idle.
+                waits = timeout is not None or self._polled == self.turns.count
+                self._idling = 0
+                bored = waits and self.empty()
+                while self.later and (bored or self.later[0][0] <= self.turns.count):
+                    super().put(self.later.pop(0)[1])
+                    bored = False
+                self._polled = self.turns.count if self.empty() else None
+                self.idle = self.idle or (waits and self.empty() and not self.later)
         if shut:
             time.sleep(0.001)
             raise Empty
         return super().get(block, None if timeout is None else min(timeout, 0.005))
-
-    def _let_in(self, *, waits: bool) -> None:
-        """Admit requests that are due by their turn, or because the thread is idle."""
-        self._idling = 0
-        bored = waits and self.empty()
-        while self.later and (bored or self.later[0][0] <= self.turns.count):
-            super().put(self.later.pop(0)[1])
-            bored = False
-        self._polled = self.turns.count if self.empty() else None
-        self.idle = self.idle or (waits and self.empty() and not self.later)
 
 
 def number_of(args: Real) -> int:
@@ -159,14 +157,11 @@ class Inbox(Queue):  # type: ignore[type-arg]
         self.items.append(item)
         super().put(item, *rest, **more)
         if known:
-            self._wait()
-
-    def _wait(self) -> None:
-        ends = time.monotonic() + PATIENCE
-        while self._done < len(self.items) and self._thread.is_alive():
-            if time.monotonic() > ends:
-                break
-            time.sleep(0.0002)
+            ends = time.monotonic() + PATIENCE
+            while self._done < len(self.items) and self._thread.is_alive():
+                if time.monotonic() > ends:
+                    break
+                time.sleep(0.0002)
 
     def get(self, *rest: Real, **more: Real) -> Real:
         self._done = self._returned
@@ -233,16 +228,6 @@ class Client(threading.Thread):
             if self._leave.is_set():  # at once, so that the next write to it fails
                 server.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.closed.set()
-        self._understand(received)
-
-    @staticmethod
-    def _read(server: socket.socket) -> bytes:
-        try:
-            return server.recv(1 << 16)
-        except ConnectionError:
-            return b""
-
-    def _understand(self, received: bytes) -> None:
         head, _, body = received.partition(b"\r\n\r\n")
         if head:
             self.status = int(head.split(b" ")[1])
@@ -250,6 +235,13 @@ class Client(threading.Thread):
             text = line.removeprefix("data: ")
             if text.startswith("{"):
                 self.answer.append(json.loads(text))
+
+    @staticmethod
+    def _read(server: socket.socket) -> bytes:
+        try:
+            return server.recv(1 << 16)
+        except ConnectionError:
+            return b""
 
     @property
     def usage(self) -> Json:

@@ -128,7 +128,17 @@ class Core:
         self.chunk = config.get("chunk", 8192)
         self.drafts = config.get("drafts")
         self.modes = find("DisaggregationMode", "disaggregation.utils")
-        self.args = self._settings(self._values())
+        # The configuration of a server's start, and what is otherwise (`settings.OVERRIDES`).
+        own: Json = {
+            "device": "cpu",
+            "disable_overlap_schedule": True,
+            "pp_max_micro_batch_size": self.rows,
+        }
+        if self.config.get("eagle") and not self.drafts:
+            own["speculative_algorithm"] = None
+        if self.host is not None:
+            own |= {"hicache_io_backend": "direct", "hicache_mem_layout": hicache_worker.LAYOUT}
+        self.args = self._settings(self.config["server"] | own)
         if self.drafts:
             drafts_worker.install()
         self.pool = self._rows_pool()
@@ -144,19 +154,6 @@ class Core:
         self.scheduler = Attributes()
         set_all(self.scheduler, self._attributes())
         self._begin()
-
-    def _values(self) -> Json:
-        """The configuration of a server's start, and what is otherwise (`settings.OVERRIDES`)."""
-        own: Json = {
-            "device": "cpu",
-            "disable_overlap_schedule": True,
-            "pp_max_micro_batch_size": self.rows,
-        }
-        if self.config.get("eagle") and not self.drafts:
-            own["speculative_algorithm"] = None
-        if self.host is not None:
-            own |= {"hicache_io_backend": "direct", "hicache_mem_layout": hicache_worker.LAYOUT}
-        return self.config["server"] | own
 
     def _settings(self, values: Json) -> Real:
         raise NotImplementedError
@@ -749,16 +746,6 @@ class Unified(Core):
         self.tree.flush_pending_backups()
 
 
-class _Launch:
-    """A kernel's place: started as `kernel[grid](...)`, computed by a plain function."""
-
-    def __init__(self, function: Real) -> None:
-        self.function = function
-
-    def __getitem__(self, _grid: Real) -> Real:
-        return self.function
-
-
 def _stand_in_for_page_kernels() -> None:
     """0.5.9 takes pages by kernels only; the same sums, one of them by the release's own."""
     allocator = importlib.import_module("sglang.srt.mem_cache.allocator")
@@ -779,7 +766,8 @@ def _stand_in_for_page_kernels() -> None:
                 out[index] = free[taken] * page
             taken += 1
 
-    vars(allocator).update(alloc_extend_kernel=_Launch(extend), alloc_decode_kernel=_Launch(decode))
+    launch = drafts_worker.Launch
+    vars(allocator).update(alloc_extend_kernel=launch(extend), alloc_decode_kernel=launch(decode))
 
 
 def core_of(root: Path) -> type[Core]:

@@ -87,7 +87,7 @@ def advance(batch: Real, result: Real) -> None:
     batch.seq_lens_sum = int(batch.seq_lens_cpu.sum())
 
 
-class _Launch:
+class Launch:
     """A kernel's place: started as `kernel[grid](...)`, computed by a plain function."""
 
     def __init__(self, function: Real) -> None:
@@ -127,9 +127,9 @@ class VerifyingWorker:
         self.drafts, self.page, self.allocator = drafts, page, allocator
         self.worker = importlib.import_module("sglang.srt.speculative.eagle_worker")
         self.info = importlib.import_module("sglang.srt.speculative.eagle_info")
-        vars(self.worker).update(assign_draft_cache_locs=_Launch(lambda *_: None))
+        vars(self.worker).update(assign_draft_cache_locs=Launch(lambda *_: None))
         vars(self.info).update(
-            align_evict_mask_to_page_size=_Launch(keep_started_pages),
+            align_evict_mask_to_page_size=Launch(keep_started_pages),
             assign_req_to_token_pool_func=write_rows,
             TREE_SPEC_KERNEL_AVAILABLE=False,
         )

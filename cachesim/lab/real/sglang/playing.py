@@ -106,17 +106,14 @@ class Player:
     def _extra(self, node: Node) -> list[int]:
         tree = self.tree
         if tree.shape.host is not None:
-            return self._tiers(node)
+            found = [node.value is not None, node.host_full is not None]
+            if self.tree.has_states:
+                found += [node.state is not None, node.host_state is not None]
+            if self.tree.has_windows:
+                found += [node.window, node.host_window is not None]
+            return list(map(int, found))
         states = [int(node.state is not None)] if tree.has_states else []
         return states + ([int(node.window)] if tree.has_windows else [])
-
-    def _tiers(self, node: Node) -> list[int]:
-        found = [node.value is not None, node.host_full is not None]
-        if self.tree.has_states:
-            found += [node.state is not None, node.host_state is not None]
-        if self.tree.has_windows:
-            found += [node.window, node.host_window is not None]
-        return list(map(int, found))
 
     def _label(self, path: Sequence[int]) -> list[int]:
         keys = list(path)

@@ -86,13 +86,6 @@ class Rows(scheduler_worker.Playing):
         self.states.zero_()
 
     def _run(self, batch: Real, wanted: Json, results: Json) -> None:
-        self._forward(batch)
-        super()._run(batch, wanted, results)
-
-    def _text(self, slot: int) -> tuple[int, ...]:
-        return self.texts.known[int(self.states[slot].reshape(-1)[0])]
-
-    def _forward(self, batch: Real) -> None:
         torch: Real = importlib.import_module("torch")
         if hasattr(batch, "get_model_worker_batch"):  # 0.5.9
             if batch.input_ids is None:  # what was sampled; the scheduler looks at none of it
@@ -127,6 +120,10 @@ class Rows(scheduler_worker.Playing):
         ):
             right = before == text[: span[0]]
             self.batches.append([int(request.rid), *span, len(before), right, row])
+        super()._run(batch, wanted, results)
+
+    def _text(self, slot: int) -> tuple[int, ...]:
+        return self.texts.known[int(self.states[slot].reshape(-1)[0])]
 
     def _spans(self, batch: Real) -> list[tuple[int, int]]:
         if not batch.forward_mode.is_extend():

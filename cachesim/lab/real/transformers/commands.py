@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Annotated, Final, NamedTuple
@@ -19,7 +20,13 @@ from cachesim.lab.real.environment import Environment, package_of, versions_of
 from cachesim.lab.real.playing import comparing, console, show_overrides, watched
 from cachesim.lab.real.transformers.caches import compare, compare_layers, overrides
 from cachesim.lab.real.transformers.causes import SHOWN
-from cachesim.lab.real.transformers.environments import NEWEST, Copy, Worker, environment_for
+from cachesim.lab.real.transformers.environments import (
+    NEWEST,
+    Copy,
+    Worker,
+    answered,
+    environment_for,
+)
 from cachesim.lab.real.transformers.program import Model, program_of
 from cachesim.lab.real.transformers.reports import write_reports
 from cachesim.lab.real.transformers.results import Cell, Found, is_worse, show, show_changes
@@ -34,7 +41,6 @@ from cachesim.lab.real.transformers.scripts import (
     text_of,
 )
 from cachesim.lab.real.worker_process import WorkerError
-from cachesim.typed import Json
 
 ROWS: Final = b'{"release"'
 PROCESSES: Final = 2
@@ -298,14 +304,7 @@ def play_family(
 
 def show_smallest(worker: Worker, cell: Cell, attention: str) -> None:
     """The shortest script that is wrong."""
-
-    def answer(script: Script) -> Json:
-        order = {"family": cell.family, "attention": attention, "scripts": [script]}
-        try:
-            return worker.order(order)
-        except WorkerError:
-            return {"results": [{"verdict": "crash"}]}
-
+    answer = partial(answered, worker, cell.family, attention)
     smallest = shrunk(cell.script, lambda each: answer(each)["results"][0]["verdict"] == "wrong")
     found = answer(smallest)
     [last] = found["results"]

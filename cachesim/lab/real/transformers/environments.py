@@ -20,6 +20,7 @@ from typing import Any, Final, NamedTuple, Self
 
 from cachesim.errors import OptionError
 from cachesim.lab.real.environment import Environment
+from cachesim.lab.real.transformers.scripts import Script
 from cachesim.lab.real.worker_process import JsonProcess, WorkerError
 from cachesim.typed import Json
 
@@ -152,3 +153,11 @@ class Worker:
         if self._process is not None:
             self._process.__exit__(None, None, None)
             self._process = None
+
+
+def answered(worker: Worker, family: str, attention: str, script: Script) -> Json:
+    """The answer to one script; a process that ends over it gives a verdict alone."""
+    try:
+        return worker.order({"family": family, "attention": attention, "scripts": [script]})
+    except WorkerError:
+        return {"results": [{"verdict": "ended"}]}

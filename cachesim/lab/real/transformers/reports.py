@@ -5,17 +5,16 @@ import re
 import subprocess
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from itertools import groupby
+from functools import partial
 from pathlib import Path
 from textwrap import fill
 from typing import Final, NamedTuple
 
 from cachesim.lab.real.transformers.causes import Cause, cause_of
-from cachesim.lab.real.transformers.environments import Worker
+from cachesim.lab.real.transformers.environments import Worker, answered
 from cachesim.lab.real.transformers.program import Model, has_program, program_of
-from cachesim.lab.real.transformers.results import Cell, Found, normal
+from cachesim.lab.real.transformers.results import Cell, Found, normal, steps_of
 from cachesim.lab.real.transformers.scripts import Script, shrunk, text_of
-from cachesim.lab.real.worker_process import WorkerError
 from cachesim.scenario.labels import table
 from cachesim.typed import Json
 
@@ -71,13 +70,7 @@ def _report(
 ) -> str:
     title, cause, cells = about
     shown = cells[0]
-
-    def answer(script: Script) -> Json:
-        order = {"family": shown.family, "attention": attention, "scripts": [script]}
-        try:
-            return worker.order(order)
-        except WorkerError:
-            return {"results": [{"verdict": "ended"}]}
+    answer = partial(answered, worker, shown.family, attention)
 
     def is_same(script: Script) -> bool:
         [result] = answer(script)["results"]
@@ -111,7 +104,7 @@ def _report(
         fill(f"{AT_FAULT} {cause.read}: {cause.source}. {cause.why}", 100) if cause else "",
         f"```python\n{program}\n```\n\nprints\n\n```text\n{printed}\n```" if program else "",
         f"Upstream: {cause.known or 'no thread found.'}" if cause else "",
-        (f"Releases: {_steps(verdicts)}."),
+        f"Releases: {steps_of(verdicts)}.",
         fill(_measured(cause), 100) if cause else "",
         fill("Operations: " + _listed(each.operation for each in cells), 100),
         fill("Families: " + _listed(each.family for each in cells), 100),
@@ -131,14 +124,8 @@ def _measured(cause: Cause) -> str:
             if (each["family"], each["operation"]) == cause.shown
         ]
     family, operation = cause.shown
-    found = f"{family}, {operation} on {len(verdicts)} releases: {_steps(verdicts)}"
+    found = f"{family}, {operation} on {len(verdicts)} releases: {steps_of(verdicts)}"
     return f"{found} (each verdict from that release on)." if verdicts else ""
-
-
-def _steps(verdicts: Sequence[tuple[str, str]]) -> str:
-    """Each release whose verdict is another than that of the release before."""
-    steps = [next(group) for _, group in groupby(verdicts, key=lambda each: each[1])]
-    return ", ".join(f"{name} {verdict}" for name, verdict in steps)
 
 
 def _shows(printed: str, shown: Cell) -> bool:

@@ -110,6 +110,12 @@ def normal(error: str) -> str:
     return NUMBER.sub("n", error[:100])
 
 
+def steps_of(verdicts: Sequence[tuple[str, str]]) -> str:
+    """Each release whose verdict is another than that of the release before."""
+    steps = [next(group) for _, group in groupby(verdicts, key=lambda each: each[1])]
+    return ", ".join(f"{name} {verdict}" for name, verdict in steps)
+
+
 def show_changes(releases: Sequence[Found]) -> bool:
     """List results that are not the same in all releases; False if there are none."""
     verdicts: dict[tuple[str, str], list[tuple[str, str]]] = defaultdict(list)
@@ -118,9 +124,8 @@ def show_changes(releases: Sequence[Found]) -> bool:
             verdicts[cell.family, cell.operation].append((cell.release, cell.verdict))
     by_course: dict[str, list[tuple[str, str]]] = defaultdict(list)
     for key, course in verdicts.items():
-        steps = [next(group) for _, group in groupby(course, key=lambda each: each[1])]
-        if len(steps) > 1:
-            by_course[", ".join(f"{name} {verdict}" for name, verdict in steps)].append(key)
+        if len({verdict for _, verdict in course}) > 1:
+            by_course[steps_of(course)].append(key)
     if not by_course:
         console().print(f"{len(verdicts):,} results are the same in all releases")
         return False

@@ -321,26 +321,23 @@ class Play:
     def _feed(self, ids: Real) -> Real:
         count = ids.shape[1]
         if ALONE in self.remedies:
-            return self._alone(count)
+            # Logits of the last tokens of each row, fed to a cache of its own.
+            found = []
+            for row in self.rows:
+                own, new = self.new("dynamic"), min(count, row.shape[1])
+                for part in row.split([row.shape[1] - new, new], 1):
+                    if part.shape[1]:
+                        out = self.model(part, use_cache=True, **{self.key: own})
+                        own = getattr(out, self.key) if self.own_cache else own
+                logits = out.logits[:, -new:]
+                found.append(torch.nn.functional.pad(logits, (0, 0, count - new, 0)))
+            return torch.cat(found)
         if SINGLY in self.remedies and count < self.widths:
             parts = [
                 self._call(ids[:, at : at + 1], self.widths - count + at + 1) for at in range(count)
             ]
             return torch.cat(parts, 1)
         return self._call(ids, self.widths)
-
-    def _alone(self, count: int) -> Real:
-        """Logits of the last tokens of each row, fed to a cache of its own."""
-        found = []
-        for row in self.rows:
-            own, new = self.new("dynamic"), min(count, row.shape[1])
-            for part in row.split([row.shape[1] - new, new], 1):
-                if part.shape[1]:
-                    out = self.model(part, use_cache=True, **{self.key: own})
-                    own = getattr(out, self.key) if self.own_cache else own
-            logits = out.logits[:, -new:]
-            found.append(torch.nn.functional.pad(logits, (0, 0, count - new, 0)))
-        return torch.cat(found)
 
     def _call(self, ids: Real, end: int) -> Real:
         given = self._batching(ids.shape[1], end)

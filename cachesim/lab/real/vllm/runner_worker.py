@@ -484,19 +484,16 @@ class RunnerV1:
             scheduler_output=self.output,
         )
         runner.input_batch.prev_sampled_token_ids = None
+        names = runner._bookkeeping_sync.__code__.co_varnames
         runner._bookkeeping_sync(
             scheduler_output=self.output,
             sampler_output=Stub(sampled_token_ids=padded),
             logits=None,
             hidden_states=state.hidden_states,
             num_scheduled_tokens=self.output.total_num_scheduled_tokens,
-            **self._more(),
+            **({"spec_decode_metadata": None} if "spec_decode_metadata" in names[:8] else {}),
         )
         self.marks.settle("after")
-
-    def _more(self) -> dict[str, Real]:
-        names = self.runner._bookkeeping_sync.__code__.co_varnames
-        return {"spec_decode_metadata": None} if "spec_decode_metadata" in names[:8] else {}
 
 
 class Empty(NoOp):

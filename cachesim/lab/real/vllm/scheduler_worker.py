@@ -81,7 +81,22 @@ class Server(Groups):
         self.settings = release.start.used(config)
         self.caches, self.sizes = release.caches.of(self.settings, config)
         self.unit = self.sizes[1]
-        self.scheduler = self._scheduler(config)
+        block, unit = self.sizes
+        self.scheduler = fitting(
+            self.release.overlapping if config.get("overlaps") else self.release.scheduler,
+            vllm_config=self.settings,
+            kv_cache_config=self.caches,
+            structured_output_manager=Stub(
+                should_fill_bitmask=lambda *_, **__: False,
+                should_advance=lambda *_, **__: False,
+                accept_tokens=lambda *_, **__: True,
+                validate_tokens=lambda _, tokens, *__: tokens,
+                grammar_bitmask=lambda *_, **__: None,
+            ),
+            block_size=block,
+            hash_block_size=unit,
+            log_stats=False,
+        )
         size = config.get("budget", 8192)  # of an encoder, which the toy configuration lacks
         self.scheduler.max_num_encoder_input_tokens = size
         manager = self.release.encoders.EncoderCacheManager(cache_size=size)
@@ -103,24 +118,6 @@ class Server(Groups):
         self._watch_evictions()
 
     # -- configuration -----------------------------------------------------------------------------
-
-    def _scheduler(self, config: Json) -> Real:
-        block, unit = self.sizes
-        return fitting(
-            self.release.overlapping if config.get("overlaps") else self.release.scheduler,
-            vllm_config=self.settings,
-            kv_cache_config=self.caches,
-            structured_output_manager=Stub(
-                should_fill_bitmask=lambda *_, **__: False,
-                should_advance=lambda *_, **__: False,
-                accept_tokens=lambda *_, **__: True,
-                validate_tokens=lambda _, tokens, *__: tokens,
-                grammar_bitmask=lambda *_, **__: None,
-            ),
-            block_size=block,
-            hash_block_size=unit,
-            log_stats=False,
-        )
 
     def _has_lookup_per_group(self, config: Json) -> bool:
         """True if this release has a lookup for each group beside a store (#44243)."""
