@@ -13,8 +13,8 @@ from cachesim.errors import OptionError, ScenarioError
 from cachesim.lab.real.playing import Agreement
 from cachesim.lab.real.schedules import count
 from cachesim.lab.real.sglang.hicache_worker import page_hashes
+from cachesim.lab.real.sglang.parts_worker import MAMBA, RustNodes
 from cachesim.lab.real.sglang.playing import play
-from cachesim.lab.real.sglang.rust_core import MAMBA, RustNodes
 from cachesim.lab.real.sglang.scheduler import (
     FEATURES,
     SCHEDULER,

@@ -13,8 +13,7 @@ from typing import Final
 
 from cachesim.lab.real.prompts import read_row
 from cachesim.lab.real.sglang import drafts_worker, hicache_worker
-from cachesim.lab.real.sglang.rust_core import FULL, MAMBA, SWA, RustNodes
-from cachesim.lab.real.sglang.sessions_worker import Sessions
+from cachesim.lab.real.sglang.parts_worker import FULL, MAMBA, SWA, RustNodes, Sessions
 from cachesim.lab.real.worker_side import Json, NoOp, Real, Stub, fitting
 
 CHUNK: Final = 64

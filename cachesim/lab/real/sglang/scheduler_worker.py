@@ -149,7 +149,13 @@ class Playing:
             scheduler.cur_batch = batch
             if batch is None:
                 scheduler.last_batch = None
-                ended = all(_is_over(r) or results[n].get("aborted") for n, r in requests.items())
+                ended = all(
+                    # aborted for lack of memory a request never runs, and is not finished
+                    request.finished()
+                    or getattr(request, "to_finish", None) is not None
+                    or results[name].get("aborted")
+                    for name, request in requests.items()
+                )
                 none = not coming and not scheduler.waiting_queue
                 if ended and none and scheduler.running_batch.is_empty():
                     return self._result([results[name] for name in requests])
@@ -191,11 +197,6 @@ class Playing:
             "tree": [[*self._label(path), *rest] for path, *rest in self._nodes()],
             "free": self.core.free(),
         }
-
-
-def _is_over(request: Real) -> bool:
-    """True if a request is finished, or aborted for lack of memory, after which it never runs."""
-    return bool(request.finished() or getattr(request, "to_finish", None) is not None)
 
 
 def _count_retractions(request: Real, results: Json, back: set[str]) -> None:

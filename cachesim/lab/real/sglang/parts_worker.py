@@ -1,12 +1,14 @@
-"""SGLang's tree core in Rust, which its servers use by default since 0.5.19; runs in the worker.
+"""Parts of `core_worker`: SGLang's tree core in Rust, and the sessions of its scheduler.
 
-The core keeps its nodes to itself; their structure is read back through the methods
-that the release's Python side has:
+The core, which its servers use by default since 0.5.19, keeps its nodes to itself; their structure
+is read back through the methods that the release's Python side has:
 
     collect_path_info(id)           parent, start and end of the node on its path
     get_component_device_value      whether a component is on the device
     component_has_host_value_only   whether it is on the host and not on the device
     get_last_hash_value             SHA-256 chain over the tokens up to the node's end
+
+A session's first request opens it, and the release closes it.
 """
 
 import importlib
@@ -15,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from itertools import chain, count, pairwise
 from typing import Final
 
-from cachesim.lab.real.worker_side import Real
+from cachesim.lab.real.worker_side import Json, Real, Stub
 
 GAP: Final = 4096
 """Consecutive node ids that may be unused: evicted between two readings."""
@@ -100,3 +102,60 @@ class RustNodes:
             return [device, int(self.core.is_backuped(node))]
         on_host = self.core.component_has_host_value_only(node, kind)
         return [device, int(on_host or device)]
+
+
+class Sessions:
+    """The release's own `Session`s, and its `SessionController` where one streams or closes."""
+
+    def __init__(self, make: Real, tree: Real, is_alive: Real) -> None:
+        self.make, self.tree, self.is_alive = make, tree, is_alive
+        self.held: dict[str, Real] = {}
+        self.passed = 0.0
+        self.controller: Real = None
+
+    def request(self, received: Real, params: Json, refused: Real) -> Real:
+        """A request of a session; of one that closes, what `handle_generate_request` makes."""
+        streams, closes = params.pop("streaming", False), params.pop("close", False)
+        received.session_params = Stub(**params)
+        name = params["id"]
+        if name not in self.held:
+            more: Json = {"streaming": True} if streams else {}
+            self.held[name] = self.make(1000, name, **more)
+        session = self.held[name]
+        if getattr(session, "close_on_finish", False):
+            request = refused()
+            request.set_finish_with_abort("close was requested")
+            return request
+        self._check_turn(session)
+        more = {"eos_token_ids": set()} if hasattr(session, "streaming") else {}
+        request = session.create_req(received, None, 1 << 30, **more)
+        if streams and request.to_finish is None:
+            session.turn = request
+        if closes:
+            if self.controller is None:
+                module = importlib.import_module("sglang.srt.session.session_controller")
+                self.controller = module.SessionController(self.tree)
+                self.controller.sessions = self.held
+            self.controller.close(Stub(session_id=name))
+        return request
+
+    def reap(self) -> None:
+        """Close what is due, as a server does once a second."""
+        if self.controller is not None:
+            for session in self.held.values():
+                if session.close_on_finish and self.controller._all_requests_finished(session):
+                    self._check_turn(session)
+            self.passed += 2
+            self.controller.maybe_reap(self.passed)
+
+    def _check_turn(self, session: Real) -> None:
+        """Stop where a turn under way counts as over, which the simulator refuses."""
+        turn = getattr(session, "turn", None)
+        if turn is not None and not session._inflight and self.is_alive(turn):
+            msg = "a turn under way counts as over"
+            raise RuntimeError(msg)
+
+    def records(self) -> list[Real]:
+        """The records that sessions hold."""
+        found: Json = getattr(self.tree, "session_records", dict)()
+        return [each for each in found.values() if each.holds_kv]
