@@ -29,7 +29,7 @@ from cachesim.lab.real.playing import (
 from cachesim.lab.real.prompts import spell, with_images
 from cachesim.lab.real.worker_process import WorkerError, WorkerProcess
 from cachesim.play.session import Record, Session, groups_of
-from cachesim.scenario.format import Scenario, Step
+from cachesim.scenario.format import Scenario
 from cachesim.units import Count, Pos
 
 Result = Mapping[str, Any]
@@ -82,10 +82,6 @@ def comparable(
     return real, simulated
 
 
-def _whole(_workload: Workload, groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return groups
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RealScheduler(Generic[R]):
     """The scheduler of an engine's releases, each in a process of its own, and the simulated one.
@@ -106,7 +102,7 @@ class RealScheduler(Generic[R]):
     group_of: Callable[[Sequence[Record], Engine], list[dict[str, Any]]]
     shared: tuple[str, ...]
     variant: str = ""  # the form in which the worker runs a part of the release
-    visible: Callable[[Workload, list[dict[str, Any]]], list[dict[str, Any]]] = _whole
+    visible: Callable[[Workload, list[dict[str, Any]]], list[dict[str, Any]]] = lambda _, all_: all_
     part: str = "scheduler"  # of the wheel, by which its folder is named
     packages: Environment | None = None  # what all releases import
     configured: Callable[[WorkerProcess, UnpackedWheel], WorkerProcess] | None = None
@@ -264,19 +260,15 @@ def step_played(record: Record, real: Result, simulated: Result) -> StepPlayed:
     )
 
 
-def _wanted_tokens(step: Step) -> int:
-    """The limit of a request that did not end: its own, or the length of its reply."""
-    return step.predict or (0 if isinstance(step.reply, str | None) else len(step.reply))
-
-
 def wanted_of(record: Record, more: Mapping[str, Any]) -> dict[str, Any]:
     """A step in the notation of workloads."""
     if record.step.do != "complete":
         return {"reset": True}
-    generated = record.reply.generated if record.reply else ()
+    step, generated = record.step, record.reply.generated if record.reply else ()
+    own = step.predict or (0 if isinstance(step.reply, str | None) else len(step.reply))
     request = {
         "prompt": spell(record.prompt),
-        "generate": max(1, (record.error and _wanted_tokens(record.step)) or len(generated)),
+        "generate": max(1, (record.error and own) or len(generated)),  # of one that did not end
         "reply": spell(generated),
     }
     if record.images:

@@ -234,7 +234,7 @@ class _Session:
         together = sum(len(each.tokens) + predict for each in conversations)
         if len(steps) == 1:
             steps = [self._placed(steps[0])]
-        elif self._one_by_one(together):
+        elif self._slots == 1 or self._is_chat or together > self._context or rng.random() < 0.4:
             user.learn([self._send(each)[0] for each in steps])
             return
         first, *others = steps
@@ -286,10 +286,6 @@ class _Session:
         slot = max(0, step.slot)  # of which is known afterwards what it holds
         leaves = "reading" if rng.random() < 0.6 else "replying"
         return replace(step, slot=slot, predict=ABANDONED, leaves=leaves)
-
-    def _one_by_one(self, together: int) -> bool:
-        alone = self._slots == 1 or self._is_chat
-        return alone or together > self._context or self._rng.random() < 0.4
 
     def _reading(self) -> Step:
         head = self._rng.choice(self._users).head if self._rng.random() < 0.5 else ()

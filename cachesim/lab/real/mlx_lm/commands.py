@@ -1,12 +1,11 @@
 """`cachesim real mlx-lm`: the real cache classes and the real server beside the simulator."""
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
 from cyclopts import Parameter
-from rich.table import Table
 
 from cachesim.engines.mlx_lm.family import FAMILY, MlxRules
 from cachesim.errors import OptionError
@@ -14,7 +13,7 @@ from cachesim.lab.real.environment import versions_of
 from cachesim.lab.real.fit import Played, judge_newest
 from cachesim.lab.real.mlx_lm import vllm_mlx
 from cachesim.lab.real.mlx_lm.classes import compare_classes
-from cachesim.lab.real.mlx_lm.logits import LogitsAgreement, compare_mlx_logits
+from cachesim.lab.real.mlx_lm.logits import compare_mlx_logits
 from cachesim.lab.real.mlx_lm.process import environment_for, played_by
 from cachesim.lab.real.mlx_lm.scenarios import play_mlx_scenario
 from cachesim.lab.real.mlx_lm.server import Draw, compare_server, overrides
@@ -156,7 +155,20 @@ def _images(flags: MlxFlags) -> int:
 
 def _logits(flags: MlxFlags) -> int:
     found = compare_mlx_logits(flags.release, seed=flags.seed)
-    console().print(_logits_table(flags.release, found))
+    title = f"mlx-lm {flags.release}: logits with the same weights"
+    heads = ("prompts", "largest distance", "batches", "wrong", "largest distance", "")
+    table = table_of_numbers(title, "family", *heads)
+    for each in found:
+        table.add_row(
+            each.family,
+            str(each.prompts),
+            f"{each.largest:.1e}",
+            str(each.batches),
+            str(each.wrong),
+            f"{each.largest_in_batches:.1e}",
+            "equal" if each.agrees else "DIFFERENT",
+        )
+    console().print(table)
     return 0 if all(each.agrees for each in found) else 1
 
 
@@ -191,23 +203,6 @@ def _newest(flags: MlxFlags) -> int:
         environment_for(release).ready()
         status = _random(replace(flags, release=release), played.append)
     return judge_newest(FAMILY, version, release, status, played)
-
-
-def _logits_table(release: str, found: Sequence[LogitsAgreement]) -> Table:
-    title = f"mlx-lm {release}: logits with the same weights"
-    heads = ("prompts", "largest distance", "batches", "wrong", "largest distance", "")
-    table = table_of_numbers(title, "family", *heads)
-    for each in found:
-        table.add_row(
-            each.family,
-            str(each.prompts),
-            f"{each.largest:.1e}",
-            str(each.batches),
-            str(each.wrong),
-            f"{each.largest_in_batches:.1e}",
-            "equal" if each.agrees else "DIFFERENT",
-        )
-    return table
 
 
 def differences(classes: Agreement, served: Agreement) -> Iterator[str]:

@@ -15,7 +15,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from cachesim.engines.events import Event
 from cachesim.engines.transformers import dynamic
 from cachesim.engines.transformers.cache import Geometry, PagedAttentionCache
 from cachesim.engines.transformers.family import FAMILY
@@ -184,7 +183,7 @@ class Played:
             sharing=workload["sharing"],
         )
         margin = workload["margin"]
-        self.cache = PagedAttentionCache(geometry, self._count)
+        self.cache = PagedAttentionCache(geometry, lambda event: self.seen.update([event.name()]))
         self.scheduler = Scheduler(
             self.cache,
             kind=workload["scheduler"],
@@ -197,14 +196,8 @@ class Played:
             rules=FAMILY.releases[-1].rules,
             max_batch_tokens=workload["max_batch_tokens"],
         )
-        self.scheduler.on_lookup = self._look_up
+        self.scheduler.on_lookup = lambda _, matched: self.seen.update(matches=int(matched > 0))
         self.processor.on_set_back = lambda *_: self.seen.update(["requests set back"])
-
-    def _count(self, event: Event) -> None:
-        self.seen[event.name()] += 1
-
-    def _look_up(self, _: RequestState, matched: int) -> None:
-        self.seen["matches"] += matched > 0
 
     def results(self) -> Iterator[Json]:
         """Results of each batch, in the form of the worker's."""

@@ -10,6 +10,7 @@ No model runs there, so no answer is proven; the end of a server is.
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Final
 
 from cachesim.engines.base import Request, Ticket
@@ -44,16 +45,13 @@ class Calls:
         self.batches: list[Json] = []
         real: Any = engine
         for name in ("submit", "step", "cancel"):
-            setattr(real, name, self._watch(name, getattr(engine, name)))
+            setattr(real, name, partial(getattr(self, f"_{name}"), getattr(engine, name)))
         self._prepare = engine.processor.prepare_next_batch
         real.processor.prepare_next_batch = self._prepared
         self._update = engine.processor.update_batch
         real.processor.update_batch = self._updated
         self._taken: Json = []
         self.replies: list[list[int]] = []  # prompt and tokens of each request, by its number
-
-    def _watch(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda *given: getattr(self, f"_{name}")(call, *given)
 
     def _submit(self, call: Callable[[Request], Ticket], request: Request) -> Ticket:
         ticket = call(request)

@@ -78,7 +78,9 @@ class Player(Groups):
             self.scheduler.external = self._stored
             self.scheduler.on_external = self._load
             self.scheduler.delays_free = self._sends
-        self.manager.pool.on_evict = self._evicted
+        self.manager.pool.on_evict = lambda block, key: self.evicted.append(
+            [block, *self._label(key)]
+        )
         self.labels: dict[int, tuple[int, int]] = {}
         self.known: dict[int, Request] = {}
         self.reset, self.abort = self.manager.reset_prefix_cache, self.scheduler.abort
@@ -106,9 +108,6 @@ class Player(Groups):
             return False
         self.loads.sending[request.id] = wanted["sends"]
         return True
-
-    def _evicted(self, block: int, key: int) -> None:
-        self.evicted.append([block, *self._label(key)])
 
     def _label(self, key: int) -> list[int]:
         number, group = divmod(key, len(self.manager.groups))
