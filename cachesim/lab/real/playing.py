@@ -304,20 +304,20 @@ def differing(real: Json, simulated: Json, where: str) -> Iterator[tuple[str, Js
 
 @dataclass(slots=True, kw_only=True)
 class Agreement:
-    """Counts of what was played on both, a column and a kind each, and the first difference."""
+    """Counts of what was run on both, a column and a kind each, and the first difference."""
 
     title: str = ""
     kinds: str = "kind"  # the head of the kinds
     counts: dict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
-    difference: tuple[Any, Difference] | None = None  # and what was played
+    difference: tuple[Any, Difference] | None = None  # and what was run
 
     @property
     def all_agree(self) -> bool:
-        """True when nothing differs, and something was played."""
+        """True when nothing differs, and something was run."""
         return self.difference is None and any(each.total() for each in self.counts.values())
 
     def add(self, kind: str, played: object, difference: Difference | None, **numbers: int) -> None:
-        """Count something that was played, and keep it if it is the first that differs."""
+        """Count something that was run, and keep it if it is the first that differs."""
         for column, number in numbers.items():
             self.counts[column.replace("_", " ")][kind] += number
         if difference is not None and self.difference is None:

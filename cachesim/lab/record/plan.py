@@ -104,7 +104,7 @@ class RecordFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.lines = 0
-        self.problem = ""  # why nothing is written any more
+        self.problem = ""  # why writing has stopped
         self._size = 0
         try:
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND

@@ -63,7 +63,7 @@ def refuted_by(played: Sequence[StepPlayed]) -> ProofResult | None:
 
 
 def step_of(found: "Counterexample", played: Sequence[StepPlayed]) -> StepPlayed:
-    """The step of a finding, as it was played."""
+    """The step of a finding, as it was run."""
     return played[min(found.finding.step, len(played) - 1)]
 
 

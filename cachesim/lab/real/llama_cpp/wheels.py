@@ -1,12 +1,12 @@
 """The wheels that carry llama.cpp's server, one version of a package for each build, beside the
 releases known here: as the newest one, or the rules that explain a wheel.
 
-Answers of a wheel's servers to random workloads are kept on disk and played once. A recording is a
+Answers of a wheel's servers to random workloads are kept on disk and run once. A recording is a
 line of JSON. It is used again as long as the generator still sends what was sent then; from the
-first workload on that it would ask otherwise, the wheel is played again. Rules that the recorded
+first workload on that it would ask otherwise, the wheel is run again. Rules that the recorded
 workloads leave open are decided by others, on which the simulator's answers under both values part:
 
-    drawn 0 .. drawn 41 alike, drawn 42 parts   ->   drawn 42 is played on the wheel
+    drawn 0 .. drawn 41 alike, drawn 42 parts   ->   drawn 42 is run on the wheel
 
 The wheel replies otherwise than the simulator, so the workload that grows on it is not quite the
 same; where it no longer parts the two values, the next is drawn.
@@ -138,7 +138,7 @@ class Recordings:
         self.singles = kept / f"{release}-seed-{seed}-singles.jsonl"
 
     def take(self, count: int) -> Iterator[Recording]:
-        """The first so many, one after the other: from disk, or played now and kept."""
+        """The first `count` workloads in order: from disk, or run now and kept."""
         kept: list[Recording] = []
         lines = self.file.read_text().splitlines() if self.file.exists() else []
         for line in lines[:count]:
@@ -165,7 +165,7 @@ class Recordings:
                 yield recording
 
     def play(self, number: int) -> Recording:
-        """A workload by its number: from disk, or played now and kept."""
+        """A workload by its number: from disk, or run now and kept."""
         kept = next((each for at, each in self._singles() if at == number), None)
         if kept is not None and self._is_current(kept, number):
             return kept
@@ -216,13 +216,13 @@ def play_under(recording: Recording, trial: Trial) -> Difference | None:
 
 
 DRAWN: Final = 400
-"""So many workloads are drawn for the rules that are open."""
+"""Workloads drawn for the open rules."""
 
 PLAYS: Final = 8_000
-"""After so many plays on the simulator no more are drawn: a quarter of an hour or less."""
+"""Maximum runs on the simulator: a quarter of an hour or less."""
 
 PLAYED: Final = 3
-"""So many of those on which a rule turns are played on the wheel."""
+"""Workloads run on the wheel among those on which a rule turns."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -272,7 +272,7 @@ def parts(recording: Recording, ours: Difference | None, trial: Trial) -> bool:
 def probe(
     rules: Sequence[Change], trial: Trial, recordings: Recordings, *, most: int = DRAWN
 ) -> tuple[Probed, ...]:
-    """Draw workloads for open rules; play those on which one turns, until the wheel decides."""
+    """Draw workloads for open rules; run those on which one turns, until the wheel decides."""
     turned: Counter[Change] = Counter()
     decisive: dict[Change, Recording] = {}
     plays = 0

@@ -337,7 +337,7 @@ PRETENDED_OF_IMAGES: Final = {
     ),
     "the tokenizer": (
         "the model's",
-        "one of words; its template's text has no blanks between them",
+        "one of words; its template's text has no spaces between them",
         "a prompt's ids are given, and the template is only asked for its last tokens",
     ),
     "the sampler": PRETENDED["the sampler"],
@@ -350,7 +350,7 @@ Piece = tuple[str, list[int]]
 
 
 def draw_images(seed: int, number: int) -> Workload:
-    """Prompts that go on from earlier ones: cut, longer, with images, other ones, in their turn."""
+    """Continuations of earlier prompts: cut, longer, with images, other ones, in their turn."""
     rng = Random(f"vllm-mlx images {seed} {number}")
     return {
         "id": f"{number}",

@@ -115,7 +115,7 @@ def main() -> None:
 
 
 def answer(wanted: Json, folders: Folders) -> Json:
-    """What the requests of a workload were given, or its settings beside the wheel's own."""
+    """Results of a workload's requests, or its settings beside the wheel's own."""
     asks, workload = "settings" in wanted, wanted.get("settings", wanted)
     requests = workload["requests"]
     if "whole" in workload:
@@ -341,7 +341,7 @@ class Seeing:
 
 
 class Blankless:
-    """A tokenizer of words whose template writes no blanks between them, as those of users."""
+    """A tokenizer of words whose template writes no spaces between them, as those of users."""
 
     def __init__(self, tokenizer: Real) -> None:
         self.tokenizer = tokenizer

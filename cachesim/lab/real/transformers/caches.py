@@ -334,7 +334,7 @@ def draw_layers(seed: int, number: int) -> Json:
 
 
 def layers_played(script: Json, release: str) -> list[Json]:
-    """What each step returns on the simulated cache, with the layers after it."""
+    """Return value of each step on the simulated cache, with the layers after it."""
     rules = FAMILY.release(release).rules.layers
     cache = dynamic.DynamicCache(rules, script["kinds"], script["window"])
     found: list[Json] = []

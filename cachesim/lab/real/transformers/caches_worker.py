@@ -275,7 +275,7 @@ class Layers:
         self.cache.layers, self.cache.layer_class_to_replicate = layers, None
 
     def step(self, name: str, given: Json) -> Json:
-        """What a step returns, with the cache after it."""
+        """Return value of a step, with the cache after it."""
         found: Json = None
         try:
             if name == "feed":
@@ -330,7 +330,7 @@ class Layers:
 
 
 def play_layers(order: Json) -> Json:
-    """What each step of a script returns, with the layers after it."""
+    """Return value of each step of a script, with the layers after it."""
     layers = Layers(order)
     return [layers.step(name, given) for name, given in order["steps"]]
 

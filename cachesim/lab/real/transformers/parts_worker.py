@@ -141,7 +141,7 @@ class Batching:
         return str(self.manager.add_request(ids[0].tolist(), max_new_tokens=self.new))
 
     def tokens_of(self, name: str) -> list[int]:
-        """What is generated for a request; AssertionError if that ends."""
+        """Generated tokens of a request; AssertionError if generation ends."""
         while True:
             running = self.manager.is_running()  # before: a thread that ends leaves its error
             result = self.manager.get_result(request_id=name, timeout=1)

@@ -275,7 +275,7 @@ class Store:
     requires_kv_delivery = False
     supports_divergent_local_hybrid_hits = False
 
-    server: Real = None  # whose workload is played
+    server: Real = None  # whose workload is run
 
     def __init__(self, vllm_config: Real, role: Real, kv_cache_config: Real) -> None:
         del vllm_config, role, kv_cache_config

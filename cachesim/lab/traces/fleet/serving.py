@@ -534,7 +534,7 @@ class _Recorder(Dispatcher):
 
 
 def record_events(cell: Cell, path: Path) -> None:
-    """Play a cell again, and write the KV events of its servers."""
+    """Run a cell again, and write the KV events of its servers."""
     fleet = cell.fleet or Fleet.of(1, "round-robin")
     with path.open("w", encoding="utf-8") as file:
         router = Recording(inner=fleet.router, write=file.write)
