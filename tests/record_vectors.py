@@ -9,8 +9,9 @@ vLLM's, which nearly all differ, one of twelve. Another seed records other workl
 `vllm-between` workloads that a release plays otherwise than the one before or after it, and
 `vllm-scarce` steps that overlap, and prompts that a store has a part of, on few blocks; `vllm-ends`
 texts that meet the end of the context, and `vllm-fine` stores and drafts beside blocks that have
-several hashes; `vllm-compressed` the groups of DeepSeek V4; `sglang-hosts` queues for a scarce
-device with a host and a storage.
+several hashes; `vllm-exports` states inside a prefill chunk, which `vllm-runner` has, too;
+`vllm-compressed` the groups of DeepSeek V4; `sglang-hosts` queues for a scarce device with a host
+and a storage.
 """
 
 import gzip
@@ -217,6 +218,22 @@ def fine(real: WorkerProcess, rules: VllmRules) -> Iterator[dict[str, Any]]:
                     yield {**workload, "results": results}
 
 
+def exports(real: WorkerProcess, rules: VllmRules) -> Iterator[dict[str, Any]]:
+    """Workloads that are decided otherwise where no layer exports a state inside a chunk."""
+    count = Counter[str]()
+    for number in range(BETWEEN * len(VLLM_KINDS)):
+        workload = draw_vllm(SEED + 7, number, rules)
+        kind = workload["id"].partition("-")[0]
+        plain = json.loads(json.dumps(workload))
+        for group in plain["config"]["groups"]:
+            group.pop("checkpoint_alignment", None)
+        if count[kind] < MOST_BETWEEN and play(plain, rules) != play(workload, rules):
+            results = real.play(workload)
+            if not any("error" in each for each in results):
+                count[kind] += 1
+                yield {**workload, "results": results}
+
+
 def compressed(real: WorkerProcess, rules: VllmRules) -> Iterator[dict[str, Any]]:
     """Every kind of workloads of DeepSeek V4, those with most hits."""
     drawn = [draw_compressed(SEED + 6, number, rules) for number in range(12 * TURNS)]
@@ -250,6 +267,7 @@ def main(engine: str, release: str, path: Path) -> None:
         "vllm-scarce": (VLLM_SCHEDULER, VLLM_SCHEDULER.start, scarce),
         "vllm-ends": (VLLM_SCHEDULER, VLLM_SCHEDULER.start, ends),
         "vllm-fine": (VLLM_SCHEDULER, VLLM_SCHEDULER.start, fine),
+        "vllm-exports": (VLLM_SCHEDULER, VLLM_SCHEDULER.start, exports),
         "vllm-compressed": (VLLM_SCHEDULER, VLLM_SCHEDULER.start, compressed),
         "vllm-runner": (VLLM_SCHEDULER, start_runner, of_runner),
     }[engine]

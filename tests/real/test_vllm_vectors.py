@@ -63,7 +63,7 @@ def test_schedulers_with_scarce_blocks_or_tokens_take_the_real_ones_decisions(
     assert count == len(lines)
 
 
-@pytest.mark.parametrize(("release", "count"), [("0.24.0", 28), ("0.30.0", 28), ("0.33.0", 28)])
+@pytest.mark.parametrize(("release", "count"), [("0.24.0", 28), ("0.30.0", 28), ("0.33.0", 29)])
 def test_a_runner_reads_writes_and_copies_as_the_real_one(release: str, count: int) -> None:
     lines = lines_of(f"runner-{release}")
 
@@ -106,6 +106,17 @@ def test_the_groups_of_deepseek_v4_are_scheduled_alike(release: str) -> None:
 
     assert {} == {name: each for name, each in found.items() if each is not None}
     assert 15 == len(lines)
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("release", ["0.32.0", "0.33.0"])
+def test_states_inside_a_prefill_chunk_are_exported_and_found_alike(release: str) -> None:
+    lines = lines_of(f"exports-{release}")
+
+    found = {line["id"]: mismatch(line) for line in lines}
+
+    assert {} == {name: each for name, each in found.items() if each is not None}
+    assert 36 == len(lines)
 
 
 def test_the_hand_written_sequences_give_the_real_decisions() -> None:

@@ -31,13 +31,15 @@ class GroupSpec:
     chunk: int = 0  # attention_chunk_size
     mode: StateMode = "align"
     speculative_blocks: int = 0
+    checkpoint_alignment: int = 0  # of states exported inside a prefill chunk; 0: none are
     eagle: bool = False  # marked as a drafter's group
     layers: tuple[int, ...] = ()  # layers of the model
 
     @property
     def shape(self) -> tuple[object, ...]:
         """The fields that equal specs share; `eagle` is not among them."""
-        return (self.kind, self.block, self.window, self.chunk, self.mode, self.speculative_blocks)
+        memory = (self.mode, self.speculative_blocks, self.checkpoint_alignment)
+        return (self.kind, self.block, self.window, self.chunk, *memory)
 
 
 def cacheable(groups: Sequence[GroupSpec]) -> list[GroupSpec]:
@@ -91,19 +93,6 @@ def kv_cache_groups(layers: Sequence[GroupSpec]) -> tuple[GroupSpec, ...]:
         for spec, each in found.items()
         for start in range(cdiv(len(each), size))
     )
-
-
-def checkpoint_position(
-    num_tokens: int, unit: int, *, drop_eagle_block: bool, hash_lookahead: int
-) -> int:
-    """Position of the reusable state that a prefill of `num_tokens` leaves.
-
-    Follows `get_mamba_prefill_checkpoint_position`: below the last token and the tokens that the id
-    covers, or one unit lower for a drafter whose block is dropped.
-    """
-    limit = num_tokens if drop_eagle_block else num_tokens - max(1, hash_lookahead)
-    position = limit // unit * unit - (unit if drop_eagle_block else 0)
-    return max(position, 0)
 
 
 NULL: Final = 0
@@ -257,11 +246,19 @@ class BlockPool:
         return done
 
     def cache_partial_block(
-        self, hashes: Sequence[int], block: int, tokens: int, group: int
+        self, hashes: Sequence[int], block: int, tokens: int, group: int, *, replaces: bool = False
     ) -> bool:
-        """Cache a partial block under the id of a hash boundary; False for the null block."""
+        """Cache a partial block under the id of a hash boundary; False for the null block.
+
+        `replaces`: with other content, the block loses its ids.
+        """
         if block == NULL:
             return False
+        if tokens // self.hash_block > len(hashes):
+            where = "BlockPool._get_partial_block_hash"
+            raise UpstreamAbort(where, "num_hash_blocks <= len(request.block_hashes)")
+        if replaces:
+            self.remove_keys(block)
         key = hashes[tokens // self.hash_block - 1] * self.groups + group
         already = self.key[block] == key or self.holds(key, block)
         if not already and self.key[block] is not None and self.key_tokens[block] < tokens:

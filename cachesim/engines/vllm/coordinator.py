@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from cachesim.engines.vllm.block_pool import FINE, BlockPool, GroupSpec, Sizes, cacheable, cdiv
+from cachesim.engines.vllm.checkpoints import Exports
 from cachesim.engines.vllm.managers import (
     ChunkedLocalAttention,
     FullAttention,
@@ -111,11 +112,19 @@ class Coordinator:
             )
             for i, group in enumerate(groups)
         )
+        self.exports = Exports(
+            unit=self.hash_block,
+            alignment=masks,
+            drop_eagle_block=use_eagle,
+            hash_lookahead=pool.hash_lookahead,
+        )
         self.spec_groups = self._split(groups)
         self.mamba = [each for each in self.managers if isinstance(each, Mamba)]
         if use_eagle:
             for each in self.mamba:
                 each.drop_eagle_checkpoint = rules.state.tail in {"prompt-drafter", "checkpoint"}
+        for each in self.mamba:
+            each.exporter = self.exports
 
     def _partial_hits(self, groups: Sequence[GroupSpec]) -> bool:
         coarse = any(
@@ -353,7 +362,8 @@ class KVCacheManager:
         total = min(num_local + num_external, self.max_model_len)
         if full_sequence_must_fit:
             whole = min(request.num_tokens, self.max_model_len)
-            need = Need(whole, whole, total, num_local, admission=True)
+            end = self._prefill_end(request)
+            need = Need(whole, whole, total, num_local, admission=True, prefill_end=end)
             if self._needed(request, found, need) > self.pool.num_free:
                 return None
         num_main = total + num_new
@@ -361,7 +371,8 @@ class KVCacheManager:
         # The windows of tokens in flight still need the blocks.
         unsettled = request.in_flight if self.rules.scheduler.frees_settled else 0
         self.remove_skipped_blocks(request, max(0, total - unsettled))
-        need = Need(num_slots, num_main, num_local + num_external, num_local)
+        computed, end = num_local + num_external, self._prefill_end(request)
+        need = Need(num_slots, num_main, computed, num_local, prefill_end=end)
         if self._needed(request, found, need) > self.pool.num_free - reserved_blocks:
             return None
         if (hit is not None and any(hit)) or num_external > 0:
@@ -380,8 +391,15 @@ class KVCacheManager:
         Follows `_request_remaining_blocks`.
         """
         whole, computed = min(request.num_tokens, self.max_model_len), request.num_computed
-        need = Need(whole + slots, whole, computed, computed, admission=True)
+        end = self._prefill_end(request)
+        need = Need(whole + slots, whole, computed, computed, admission=True, prefill_end=end)
         return self._needed(request, self.nothing, need)
+
+    def _prefill_end(self, request: Request) -> int:
+        """End of the prefill, below which sparse retention needs no exported state; dense, 0."""
+        if self.coordinator.retention != 0:
+            return 0
+        return max(request.num_prompt, request.num_tokens - 1)
 
     def remove_skipped_blocks(self, request: Request, num_computed: int) -> None:
         """Free blocks that no later token needs; their table entries become null."""

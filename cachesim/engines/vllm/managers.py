@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple, TypeAlias
 
-from cachesim.engines.vllm.block_pool import NULL, BlockPool, GroupSpec, cdiv, checkpoint_position
+from cachesim.engines.vllm.block_pool import NULL, BlockPool, GroupSpec, cdiv
+from cachesim.engines.vllm.checkpoints import Exports, checkpoint_position, export_index
 from cachesim.engines.vllm.request import Request
 from cachesim.engines.vllm.rules import Rules
 from cachesim.errors import UpstreamAbort
@@ -38,6 +39,7 @@ class Need:
     computed: int  # computed tokens, with hits and tokens of a store
     local: int  # computed tokens, without those of a store
     admission: bool = False  # for the whole prompt, before its admission
+    prefill_end: int = 0  # a chunk that ends before exports no state
 
     def wider(self, tokens: int) -> "Need":
         """The need with further slots."""
@@ -498,6 +500,8 @@ class Mamba(Manager):
         self.allocated: set[int] = set()
         self.retired: dict[int, int] = {}
         self.producers: set[int] = set()  # requests with a last state to move
+        self.exporter: Exports | None = None
+        self.exports: dict[int, tuple[int, int]] = {}  # position and entry (`_checkpoints`)
 
     @property
     def aligned(self) -> bool:
@@ -556,11 +560,13 @@ class Mamba(Manager):
         done = super().cache_blocks(request, num_tokens, retention, boundaries)
         after = self.num_cached.get(request.id, 0)
         if self.aligned and self.rules.state.tail != "none":
-            tail = self._cache_tail(request, num_tokens)
+            tail = self._cache_tail(request, num_tokens, retention)
             if tail is not None:
                 block, key = tail
                 self.cached_this_step.add(key)
                 done.append(block)
+            if request.id in self.exports:  # its block may have another id now, or none
+                done = [each for each in dict.fromkeys(done) if self.pool.key[each] is not None]
         if after > before:
             for block in self.tables[request.id][before:after]:
                 held = self.pool.key[block]
@@ -568,10 +574,14 @@ class Mamba(Manager):
                     self.cached_this_step.add(held)
         return done
 
-    def _cache_tail(self, request: Request, num_tokens: int) -> tuple[int, int] | None:
+    def _cache_tail(
+        self, request: Request, num_tokens: int, retention: int | None
+    ) -> tuple[int, int] | None:
         """Cache the state at the prompt's last hash boundary; return its block and key."""
         unit, size = self.pool.hash_block, self.block_size
         table = self.tables[request.id]
+        if request.id in self.exports:
+            return self._cache_export(request, retention, *self.exports[request.id])
         if not self._is_tail(request, num_tokens):
             return None
         index = cdiv(num_tokens, size) - 1
@@ -593,19 +603,40 @@ class Mamba(Manager):
         if num_tokens <= 0 or num_tokens % unit:
             return False
         if rule == "checkpoint":
-            drop = self.drop_eagle_checkpoint
-            return num_tokens == checkpoint_position(
-                request.num_prompt,
-                unit,
-                drop_eagle_block=drop,
-                hash_lookahead=self.pool.hash_lookahead,
-            )
+            return num_tokens == self._checkpoint(request.num_prompt, unit)
         if size == unit or num_tokens % size == 0:
             return False
         boundary = request.num_prompt // unit * unit
         if self.use_eagle if rule == "prompt-eagle" else self.drop_eagle_checkpoint:
             boundary = max(boundary - unit, 0)
         return num_tokens == boundary
+
+    def _checkpoint(self, num_tokens: int, unit: int) -> int:
+        return checkpoint_position(
+            num_tokens,
+            unit,
+            drop_eagle_block=self.drop_eagle_checkpoint,
+            hash_lookahead=self.pool.hash_lookahead,
+        )
+
+    def _cache_export(
+        self, request: Request, retention: int | None, position: int, index: int
+    ) -> tuple[int, int] | None:
+        """Cache an exported state under its own id, instead of that of its entry's end; or none if
+        no lookup would ask for it. Follows the first part of `_cache_partial_tail_block`.
+        """
+        pool, size, block = self.pool, self.block_size, self.tables[request.id][index]
+        end, rest = divmod(position, size)
+        mask = [False] if rest else self.mask(end - 1, end, retention, ())
+        of_prompt = position == self._checkpoint(request.num_prompt, self.alignment)
+        wanted = mask is None or mask[0] or of_prompt
+        if not wanted and position != request.shared_prefix_boundary:
+            pool.evict(block)
+            return None
+        if pool.key[block] is not None and pool.key_tokens[block] == position:
+            return None
+        pool.cache_partial_block(request.hashes, block, position, self.group, replaces=True)
+        return block, request.hashes[position // pool.hash_block - 1] * pool.groups + self.group
 
     def new_step_starts(self) -> None:
         self.cached_this_step.clear()
@@ -624,11 +655,26 @@ class Mamba(Manager):
         partial = self._is_partial_hit(hit, need.local) or request.id in self.partial_hits
         if partial:
             new = max(new, 0) + 1
+        export = self._export(request, need)
+        if not need.admission:
+            self.exports.pop(request.id, None)
+            if export:
+                self.exports[request.id] = export, export_index(need.main, self.block_size)
         if new > 0:
-            cap = 1 + partial + (0 if request.id in self.allocated else self.speculative)
+            speculative = 0 if request.id in self.allocated else self.speculative
+            cap = 1 + partial + (export > 0) + speculative
             cap += self.rules.state.counts_loaded_state and need.computed > need.local
             new = min(new, cap) if self.rules.state.exact_need else cap
         return new + self.evictable(hit)
+
+    def _export(self, request: Request, need: Need) -> int:
+        """Position of the state that a chunk exports, or 0 (`_needs_internal_checkpoint`)."""
+        if self.exporter is None or need.main < need.prefill_end:
+            return 0
+        position = self.exporter.position(self.spec, need.computed, need.main)
+        table, index = self.tables.get(request.id, []), export_index(need.main, self.block_size)
+        last = len(table) - (self.speculative if request.id in self.allocated else 0)
+        return position if position and (index >= last or table[index] == NULL) else 0
 
     def is_of_this_step(self, hit: Sequence[int]) -> bool:
         """True if a hit's state was cached in this step."""
@@ -639,6 +685,7 @@ class Mamba(Manager):
 
         before   null  A   s1  s2           A running, s1 s2 speculative
         after    null  A   null  null  B  s1  s2     B running; A keeps its state
+        export   null  A   null  E   B  s1  s2       the chunk also exports a state, into E
         """
         if not self.aligned:
             return super().allocate_new_blocks(
@@ -651,7 +698,8 @@ class Mamba(Manager):
         if required < len(table) and not rules.keeps_surplus:
             where = "MambaManager.allocate_new_blocks"
             raise UpstreamAbort(where, "num_required_blocks > len(req_blocks)")
-        if required <= len(table) and partial is None:
+        export = request.id in self.exports
+        if required <= len(table) and partial is None and not export:
             if rules.keeps_empty_first_chunk:
                 self.allocated.add(request.id)
             return []
@@ -663,10 +711,10 @@ class Mamba(Manager):
             self.last_state[request.id] = before - 1
         skipped = required - spec - 1
         if before < skipped:
-            table.extend([NULL] * (skipped - before))
+            table.extend([NULL] * (skipped - export - before))
         if allocated:
             for index in range(before - spec, before):
-                if index >= skipped:
+                if index >= skipped - export:
                     break
                 table.append(table[index])
                 table[index] = NULL
@@ -717,6 +765,7 @@ class Mamba(Manager):
         self.allocated.discard(request.id)
         self.last_state.pop(request.id, None)
         self.retired.pop(request.id, None)
+        self.exports.pop(request.id, None)
         self.producers.discard(request.id)
         self.tails = [each for each in self.tails if each[0] != request.id]
         return super().pop_blocks_for_free(request)

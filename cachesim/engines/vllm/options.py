@@ -1,5 +1,6 @@
 """The flags of `vllm serve` that affect the cache, under upstream's names."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final, get_args
@@ -28,6 +29,9 @@ MOST: Final = 1 << 20
 DEFAULT_BLOCK: Final = 16
 RING: Final = 8
 """Rows of a ring without drafts (`CompressorStateCache`)."""
+
+FLASHINFER_ALIGNMENT: Final = 64
+"""Tokens of a chunk of FlashInfer's gated-delta kernel, between which it emits states."""
 
 COMPRESSED_BLOCK: Final = 256
 """Tokens in a block of DeepSeek V4's keys, the only size that its backends take."""
@@ -159,6 +163,13 @@ class VllmOptions:
         "where states are kept: at the ends of prefill chunks, at every block, or nowhere",
         default="align",
         choices=get_args(StateMode),
+    )
+    gdn_prefill_backend: str = option(
+        "--gdn-prefill-backend",
+        "the kernel of gated-delta layers' prefills, which in FlashInfer's case exports a state"
+        " inside a chunk; a start picks FlashInfer's on Hopper and Blackwell, else Triton's",
+        default="flashinfer",
+        choices=("flashinfer", "triton"),
     )
     prefix_cache_retention_interval: int = option(
         "--prefix-cache-retention-interval",
@@ -323,7 +334,7 @@ class VllmOptions:
             raise OptionError(msg)
         if spec.compressed:
             return self._compressed(spec, rules)
-        layers = [self._layer(spec, kind) for kind in spec.layers]
+        layers = [self._layer(spec, kind, rules) for kind in spec.layers]
         if rules.state.blocks_of_whole_chunks and self.mamba_cache_mode == "all":
             size = self.mamba_chunk_size or 1
             layers = [replace(each, block=cdiv(each.block, size) * size) for each in layers]
@@ -347,7 +358,7 @@ class VllmOptions:
             for each in groups
         )
 
-    def _layer(self, spec: ModelSpec, kind: str) -> GroupSpec:
+    def _layer(self, spec: ModelSpec, kind: str, rules: Rules) -> GroupSpec:
         if kind == "attention":
             return GroupSpec(kind="full", block=self.block_size)
         if kind == "window" and spec.chunked:
@@ -365,7 +376,27 @@ class VllmOptions:
             block = self.block_size  # follows `_align_hybrid_block_size`
         if mode == "none":  # one running state, in one block for the whole sequence
             block = cdiv(self._longest, self.block_size) * self.block_size
-        return GroupSpec(kind="mamba", block=block, mode=mode, speculative_blocks=self.drafts)
+        exporting = kind in rules.state.exporting and mode == "align"
+        return GroupSpec(
+            kind="mamba",
+            block=block,
+            mode=mode,
+            speculative_blocks=self.drafts,
+            checkpoint_alignment=self._checkpoint_alignment(spec, kind, block) if exporting else 0,
+        )
+
+    def _checkpoint_alignment(self, spec: ModelSpec, kind: str, block: int) -> int:
+        """Tokens in which positions of exported states are counted, from a chunk's start on.
+
+        Follows `get_kv_cache_spec` of `MambaMixer2` and of `QwenGatedDeltaNetAttention`, which only
+        exports if all recurrent layers do by its grid (`get_mamba_prefill_checkpoint_grid`).
+        """
+        if kind == "ssm":
+            return 1
+        if self.gdn_prefill_backend != "flashinfer" or {"ssm", "conv"} & set(spec.layers):
+            return 0
+        unit = self.prefix_match_unit
+        return math.lcm(unit, FLASHINFER_ALIGNMENT) if unit else block
 
     def _check_groups(self, groups: Sequence[GroupSpec], rules: Rules) -> None:
         everywhere = any(group.mode == "all" for group in groups)
@@ -548,7 +579,7 @@ class VllmOptions:
         aligned = sum(each.kind == "mamba" and each.mode == "align" for each in groups)
         counted = self._blocks(groups, rules, self.max_model_len) - aligned
         room = self.num_gpu_blocks_override - rules.pool.reserves_null_block
-        if self.max_model_len > longest and counted > room:
+        if longest > 1 and self.max_model_len > longest and counted > room:
             msg = (
                 f"the pool of {self.num_gpu_blocks_override} blocks holds no request of "
                 f"max_model_len = {self.max_model_len} tokens: write {longest} or less, "
@@ -588,6 +619,7 @@ class VllmOptions:
                 most = min(most, cdiv(group.chunk + self.max_num_batched_tokens, group.block))
             if group.kind == "mamba" and group.mode != "all":
                 most = min(most, 1) + (2 if group.mode == "align" else 0)
+                most += group.checkpoint_alignment > 0
             count += most + group.speculative_blocks
         return count
 

@@ -191,6 +191,10 @@ class StateRules:
     keeps_empty_first_chunk: bool = True
     """0.27: a request whose first chunk needs no new block counts as allocated."""
 
+    exporting: tuple[str, ...] = ("ssm", "delta")
+    """Layers that export a state inside a prefill chunk (`num_prefill_checkpoint_blocks`): Mamba-2
+    since 0.32, gated-delta layers on FlashInfer's kernel since 0.33."""
+
     retires_all: bool = True
     """0.30: free all states before the end of the skipped range, null entries or not."""
 
@@ -374,7 +378,7 @@ RULES_0320 = replace(
     RULES_0330,
     lookup=replace(RULES_0330.lookup, lookahead_hashes=False, marks="mtp"),
     retention=replace(RULES_0330.retention, keeps_below_junction=False),
-    state=replace(RULES_0330.state, keeps_known_tail=False),
+    state=replace(RULES_0330.state, keeps_known_tail=False, exporting=("ssm",)),
     scheduler=replace(
         RULES_0330.scheduler,
         overlaps_ngrams=False,
@@ -389,7 +393,11 @@ RULES_0310 = replace(
     RULES_0320,
     lookup=replace(RULES_0320.lookup, margin_bound="hit-limit", refuses_idle_unit=False),
     state=replace(
-        RULES_0320.state, tail="prompt-drafter", attention_tail_below_end=False, exact_need=False
+        RULES_0320.state,
+        tail="prompt-drafter",
+        attention_tail_below_end=False,
+        exact_need=False,
+        exporting=(),
     ),
     scheduler=replace(RULES_0320.scheduler, prompt_stop="floor", encoder_stops_ahead=True),
     runner=replace(

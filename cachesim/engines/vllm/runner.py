@@ -12,13 +12,14 @@ former content.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from itertools import takewhile
+from itertools import pairwise, takewhile
 from typing import Final
 
 import numpy as np
 
 from cachesim.engines.vllm.block_pool import NULL, GroupSpec, cdiv
 from cachesim.engines.vllm.cells import Cells, through_ring
+from cachesim.engines.vllm.checkpoints import Exports, export_index
 from cachesim.engines.vllm.coordinator import KVCacheManager
 from cachesim.engines.vllm.options import VllmOptions
 from cachesim.engines.vllm.request import Chunk, Request, Step, Transfers
@@ -257,6 +258,7 @@ class Runner:
     first_decodes: frozenset[int] = frozenset()  # requests: see `_first_decodes`
     state_groups: tuple[int, ...] = field(init=False)
     input_batch: list[int] = field(default_factory=list)  # requests by row
+    exports: Exports | None = None  # states inside the chunks of prefills
     scan_size: int = 0  # tokens of a chunk of Mamba-2's kernel; 0: they divide blocks
     scans: dict[int, Scan] = field(default_factory=dict)  # prefills of the step that runs
 
@@ -456,9 +458,8 @@ class Runner:
         wanted = 1 + len(chunk.drafts)
         tokens = chunk.tokens
         for start, end in pieces:
-            store: Store = self._store(chunk, start, end)
-            if scan is not None:
-                store = PieceStore(store, scan, end)
+            held = self._store(chunk, start, end)
+            store: Store = held if scan is None else PieceStore(held, scan, end)
             last = end == chunk.end
             rows = (
                 np.arange(end - start - wanted, end - start, dtype=np.int64)
@@ -471,17 +472,35 @@ class Runner:
                 outputs=rows,
             )
             output = self.network.run(ubatch, store)
+            if not last and self._state.mode == "align":
+                for group, block in self._exported(chunk)[1].items():
+                    self.pages.copy(group, held.targets[group][0], block)
         return output.logits
 
+    def _exported(self, chunk: Chunk) -> tuple[int, dict[int, int]]:
+        """Position of the state that a prefill's chunk exports, or 0; by group the block for it.
+
+        The chunk then runs up to there first, in the block of its running state.
+        """
+        if not self.exports or not self.state_groups or self._planes(chunk) > 1:
+            return 0, {}
+        position = self.exports.position(self._state, chunk.start, chunk.end)
+        index = export_index(chunk.end, self._state.block)
+        tables = {group: self.held[chunk.request.id].tables[group] for group in self.state_groups}
+        blocks = {group: table[index] for group, table in tables.items() if position}
+        return position, {group: block for group, block in blocks.items() if block != NULL}
+
     def _pieces(self, chunk: Chunk) -> list[tuple[int, int]]:
-        """The ranges of a chunk that run at once: one, or in mode `all` one per block, each with a
-        state.
+        """The ranges of a chunk that run at once: one, two with an exported state, or in mode `all`
+        one per block, each with a state.
 
         Trap: a step with drafts leaves its states in the blocks from its last token's on, and none
         at a boundary that it passes.
         """
         if not self.state_groups or self._state.mode != "all" or self._planes(chunk) > 1:
-            return [(chunk.start, chunk.end)]
+            position, blocks = self._exported(chunk)
+            cuts = [chunk.start, *([position] if blocks else []), chunk.end]
+            return list(pairwise(cuts))
         size = self._state.block
         cuts = [*range((chunk.start // size + 1) * size, chunk.end, size), chunk.end]
         return list(zip([chunk.start, *cuts], cuts, strict=False))

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 from cachesim.engines.images import Image
-from cachesim.engines.vllm.block_pool import cdiv, checkpoint_position
+from cachesim.engines.vllm.block_pool import cdiv
+from cachesim.engines.vllm.checkpoints import checkpoint_position, is_exportable
 from cachesim.engines.vllm.coordinator import Hit, KVCacheManager
 from cachesim.engines.vllm.encoder import EncoderCache
 from cachesim.engines.vllm.request import (
@@ -561,6 +562,7 @@ class Splitter:
     budget: int
     use_eagle: bool
     partial_states: bool  # states at hash boundaries inside a block
+    alignment: int  # of states exported inside a chunk; 0: none are
 
     @classmethod
     def of(cls, manager: KVCacheManager, *, budget: int, use_eagle: bool) -> "Splitter | None":
@@ -569,6 +571,8 @@ class Splitter:
         if mamba is None or mamba.mode != "align":
             return None
         sizes = manager.sizes
+        states = [each for each in manager.groups if each.kind == "mamba"]
+        exports = all(each.checkpoint_alignment for each in states)
         return cls(
             manager=manager,
             size=min(each.block for each in manager.groups),  # `cache_config.block_size`
@@ -576,6 +580,7 @@ class Splitter:
             use_eagle=use_eagle,
             partial_states=sizes.hash_block < sizes.scheduler_block
             and manager.coordinator.partial_hits,
+            alignment=mamba.checkpoint_alignment if exports else 0,
         )
 
     def check_external(self, num_external: int) -> None:
@@ -589,7 +594,8 @@ class Splitter:
 
             start        block      block   junction     last boundary   prompt end
               |------------|----------|--------|--------------|-------------|
-                 a chunk leaves a state at its end, so chunks end at the wanted positions
+                 a chunk leaves a state at its end, so chunks end at the wanted positions, but the
+                 last chunk not at its last boundary where its layers export the state there
 
         Follows `_mamba_block_aligned_split`.
         """
@@ -598,8 +604,9 @@ class Splitter:
             return new
         if self.manager.rules.scheduler.chunk_split in {"stops", "early-stops"}:
             size = self.size
-            last = self._last_boundary(request)
             end = start + new
+            exports = end >= end_of_prefill and self._exports(start, end, end_of_prefill)
+            last = 0 if exports else self._last_boundary(request)
             early = self.manager.rules.scheduler.chunk_split == "early-stops"
             if early:  # may be empty: a budget below a block makes no progress
                 end = end // size * size if end < last else end
@@ -607,11 +614,11 @@ class Splitter:
                 aligned = end // size * size
                 if aligned > start or size <= self.budget:
                     end = aligned
-            tail = self._tail_boundary(request) if self.partial_states else 0
+            tail = self._tail_boundary(request) if self.partial_states and not exports else 0
             junction = request.shared_prefix_boundary
             boundary = (start // size + 1) * size
             stops = (
-                boundary if start % size and (not early or boundary <= last) else 0,
+                boundary if start % size and not exports and (not early or boundary <= last) else 0,
                 last,
                 tail if last < tail < request.num_prompt else 0,
                 start + (junction - start) // size * size if start < junction < end else 0,
@@ -629,6 +636,18 @@ class Splitter:
         if self.manager.rules.scheduler.chunk_split == "uncached-prefix" and size <= uncached < new:
             new = uncached // size * size
         return new
+
+    def _exports(self, start: int, end: int, end_of_prefill: int) -> bool:
+        """True if a prefill's last chunk exports its reusable state (`use_internal_checkpoint`)."""
+        sizes = self.manager.sizes
+        unit = sizes.hash_block if self.partial_states else sizes.scheduler_block
+        return is_exportable(
+            (start, end),
+            self._checkpoint(end_of_prefill, unit),
+            unit=sizes.hash_block,
+            block=self.size,
+            alignment=self.alignment,
+        )
 
     def _checkpoint(self, num_tokens: int, unit: int) -> int:
         return checkpoint_position(

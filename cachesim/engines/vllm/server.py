@@ -378,6 +378,7 @@ class Vllm(SlotlessEngine[Rules, VllmOptions, Job]):
         )
         self.runner.v1 = self.options.runs_on_v1(self.rules)
         self.runner.scan_size = options.mamba_chunk_size
+        self.runner.exports = self.manager.coordinator.exports
         self.prefixes = Prefixes(
             self.manager.sizes.hash_block, self.options.hash_lookahead(self.rules)
         )

@@ -109,6 +109,7 @@ class Caches:
             mamba_cache_mode=group.get("mode", "align"),
             num_speculative_blocks=group.get("speculative_blocks", 0),
             page_size_padded=page,
+            **exporting(group),
         )
 
     def _layouts(self) -> list[str]:
@@ -137,6 +138,14 @@ def _described(group: Json) -> tuple[Json, ...]:
         more: tuple[Json, ...] = (group.get("mode", "align"), group.get("speculative_blocks", 0))
         return ("mamba", group["block"], *more)
     return (kind, group["block"], *(group[each] for each in ("window", "chunk") if group.get(each)))
+
+
+def exporting(group: Json) -> Json:
+    """Fields of a `MambaSpec` whose layers export a state inside a prefill chunk."""
+    alignment = group.get("checkpoint_alignment")
+    if not alignment:
+        return {}
+    return {"num_prefill_checkpoint_blocks": 1, "prefill_checkpoint_alignment": alignment}
 
 
 def attention_block(groups: Json) -> int:

@@ -23,6 +23,7 @@ def group_of(given: Mapping[str, Any]) -> GroupSpec:
         chunk=given.get("chunk", 0),
         mode=given.get("mode", "align"),
         speculative_blocks=given.get("speculative_blocks", 0),
+        checkpoint_alignment=given.get("checkpoint_alignment", 0),
         eagle=bool(given.get("eagle")),
     )
 

@@ -22,6 +22,7 @@ from importlib import metadata
 from typing import Final, NamedTuple
 from unittest.mock import patch
 
+from cachesim.lab.real.vllm.caches_worker import exporting
 from cachesim.lab.real.vllm.scheduler_worker import Release, Server
 from cachesim.lab.real.worker_side import (
     Json,
@@ -240,6 +241,18 @@ class Marks:
         for row in range(built.num_prefills):
             block = int(built.state_indices_tensor_p[row])
             found.append([block if built.has_initial_states_p[row] else None, [block]])
+        return self._exported(step, getattr(built, "checkpoint_meta", None), found)
+
+    def _exported(self, step: Prepared, exported: Real, found: list[Json]) -> list[Json]:
+        """Add the block and the position of each state that the kernel exports on its way."""
+        if exported is None:
+            return found
+        rows = exported.request_rows.tolist()
+        offsets, blocks = exported.checkpoint_offsets.tolist(), exported.state_indices.tolist()
+        for row, offset, block in zip(rows, offsets, blocks, strict=True):
+            if offset and block:
+                begin = step.ends[row] - (step.starts[row + 1] - step.starts[row])
+                found[row].append([block, begin + offset])
         return found
 
     def _ssm_all(self, step: Prepared, built: Real, block: int) -> list[Json]:
@@ -343,7 +356,7 @@ class Marks:
             fresh = initial is not None and plain >= peeled and not initial[plain]
             found.append([None if fresh else block, [block]])
             plain += 1
-        return found
+        return self._exported(step, getattr(built, "checkpoint", None), found)
 
 
 class Copies:
@@ -643,6 +656,7 @@ class Runs(Server):
         super().__init__(release, config)
         sizes = [group["block"] for group in config["groups"]]
         self.settings.cache_config.block_size = min(sizes)  # as the engine core sets it
+        self._set_sizes()
         specs = [self._spec(group) for group in config["groups"]]
         self.marks = Marks(config, specs)
         compilation: Real = self.settings.compilation_config
@@ -655,6 +669,14 @@ class Runs(Server):
         self.steps: list[Json] = []
         self.schedules = self.scheduler.schedule
         self.scheduler.schedule = self._scheduled
+
+    def _set_sizes(self) -> None:
+        """Sizes that the engine core hands on to its workers since 0.31."""
+        found = getattr(self.release.utils, "resolve_cache_hit_alignment_tokens", None)
+        if found is not None:
+            cache = self.settings.cache_config
+            cache.hash_block_size = self.unit
+            cache.cache_hit_alignment_tokens = found(self.caches, self.settings, *self.sizes)
 
     def _scheduled(self) -> Real:
         output = self.schedules()
@@ -691,6 +713,7 @@ class Runs(Server):
             mamba_cache_mode=group.get("mode", "align"),
             num_speculative_blocks=drafts,
             page_size_padded=8 * max(group["block"], WINDOW + drafts + 1),
+            **exporting(group),
         )
 
     def play(self, group: Json) -> Json:

@@ -42,6 +42,7 @@ def config_of(server: Engine) -> dict[str, Any]:
                 "chunk": group.chunk,
                 "mode": group.mode,
                 "speculative_blocks": group.speculative_blocks,
+                "checkpoint_alignment": group.checkpoint_alignment,
                 "eagle": group.eagle,
             }
             for group in manager.groups

@@ -142,11 +142,14 @@ class Recorder(Runner):
             row["seen"][str(number)] = table[low // spec.block : cdiv(chunk.end, spec.block)]
         for kind in KINDS if self.state_groups else ():
             self.kind = kind
-            stores = [self._store(chunk, *piece) for piece in self._pieces(chunk)]
+            position, exported = self._exported(chunk)
+            pieces = [(chunk.start, chunk.end)] if exported else self._pieces(chunk)
+            stores = [self._store(chunk, *piece) for piece in pieces]
             row[kind] = {
                 str(group): [
                     stores[0].initial[group],
                     [each for store in stores for each in store.targets[group]],
+                    *([[exported[group], position]] if group in exported else []),
                 ]
                 for group in self.state_groups
             }
@@ -184,6 +187,7 @@ class Runs(Player):
         self.runner = Recorder(cast("Network", None), groups, own)
         self.runner.v1 = runs_on_v1(config, rules)
         self.runner.scan_size = config.get("scan_size", 0)
+        self.runner.exports = self.manager.coordinator.exports
         self.steps: list[Entry] = []
 
     def play(self, group: Sequence[Mapping[str, Any]]) -> Entry:

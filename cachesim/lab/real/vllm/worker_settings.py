@@ -98,8 +98,8 @@ PRETENDED: Final = {
     ),
     "MambaSpec, num_prefill_checkpoint_blocks": (
         "1 for Mamba-2 since 0.32, for gated-delta layers on FlashInfer since 0.33",
-        "0, as for other layers with states",
-        "results depend on it: with a block for checkpoints the last chunk of a prompt is not cut",
+        "as those of a scenario's layers; drawn workloads have either, or 0 as other layers do",
+        "what the layers' `get_kv_cache_spec` returns, which needs their kernels",
     ),
     "StructuredOutputManager": (
         "its grammars",

@@ -59,6 +59,7 @@ def draw(seed: int, number: int, rules: Rules) -> dict[str, Any]:
         config["max_seqs"] = 16
     else:
         config["blocks"] = smallest(config, 2 * longest + 60) * rng.choice((2, 8))
+    _choose_layers(Random(f"vllm layers {seed} {number}"), config, rules)
     return {"id": f"{kind}-{number}", "config": config, "steps": steps}
 
 
@@ -116,6 +117,7 @@ def draw_loads(seed: int, number: int, rules: Rules) -> dict[str, Any]:
     room = smallest(config, writer.largest if kind == "pressure" else 2 * longest + 60)
     config["blocks"] = room + rng.randint(0, room)
     config["max_seqs"] = max(config["max_seqs"], rng.choice((1, 4, 16)))
+    _choose_layers(Random(f"vllm layers {seed} {number}"), config, rules)
     return {"id": f"loads-{kind}-{number}", "config": config, "steps": steps}
 
 
@@ -239,6 +241,17 @@ def _hash_finely(rng: Random, config: dict[str, Any], rules: Rules) -> None:
             config["retention"] *= times
 
 
+def _choose_layers(rng: Random, config: dict[str, Any], rules: Rules) -> None:
+    """Layers of the states: those of Mamba-2, of gated delta on FlashInfer, or others."""
+    kind = rng.choice(("conv", "ssm", "ssm", "delta"))
+    if kind not in rules.state.exporting:
+        return
+    for group in config["groups"]:
+        if group["kind"] == "mamba":
+            unit = config.get("hash_block") or group["block"]
+            group["checkpoint_alignment"] = 1 if kind == "ssm" else unit
+
+
 def _as_of_layers(
     rng: Random, groups: list[dict[str, Any]], *, drafter: bool
 ) -> list[dict[str, Any]]:
@@ -318,6 +331,7 @@ def draw_agents(seed: int, number: int, rules: Rules) -> dict[str, Any]:
     tight = kind in {"pressure", "priority"} or rng.random() < 0.5
     room = smallest(config, longest + max(REPLIES))
     config["blocks"] = room + rng.randint(0, room // 8) if tight else room * rng.choice((2, 6))
+    _choose_layers(Random(f"vllm layers {seed} {number}"), config, rules)
     drawn = {"id": f"agents-{kind}-{number}", "config": config, "steps": steps}
     return overlapping(drawn, rules) if rng.random() < 0.3 else drawn
 

@@ -1,0 +1,136 @@
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from cachesim.engines.base import Engine, Reply, Request
+from cachesim.engines.vllm.block_pool import GroupSpec
+from cachesim.engines.vllm.checkpoints import is_exportable
+from cachesim.engines.vllm.coordinator import KVCacheManager
+from cachesim.engines.vllm.events import ChunkScheduled
+from cachesim.engines.vllm.family import FAMILY
+from cachesim.engines.vllm.request import Prefixes
+from cachesim.engines.vllm.request import Request as Scheduled
+from cachesim.errors import UpstreamAbort
+from cachesim.model.presets import preset
+from cachesim.units import Tokens, as_tokens
+from cachesim.verify.oracle import Oracle
+from cachesim.verify.verdict import judge
+
+TRITON = {"gdn_prefill_backend": "triton"}
+FINE = {"block_size": 32, "prefix_match_unit": 8}
+SMALLER = {
+    "block_size": 32,
+    "drafter_block_size": 16,
+    "speculative_method": "eagle",
+    "max_num_batched_tokens": 64,
+}
+
+
+def text(first: int, count: int) -> Tokens:
+    return as_tokens(range(first, first + count))
+
+
+def ask(engine: Engine, prompt: Tokens) -> Reply:
+    ticket = engine.submit(Request(prompt=prompt, predict=1))
+    engine.run()
+    reply = engine.reply(ticket)
+    assert reply is not None
+    return reply
+
+
+def chunks(engine: Engine) -> list[tuple[int, int]]:
+    return [(each.start, each.end) for each in engine.events if isinstance(each, ChunkScheduled)]
+
+
+@pytest.mark.parametrize(
+    ("release", "model", "options", "cuts"),
+    [
+        ("0.31.0", "hybrid", {}, [64]),
+        ("0.32.0", "hybrid", {}, []),
+        ("0.32.0", "hybrid-delta", {}, [64]),
+        ("0.33.0", "hybrid", {}, []),
+        ("0.33.0", "hybrid", FINE, []),
+        ("0.33.0", "hybrid-delta", {}, []),
+        ("0.33.0", "hybrid-delta", FINE, []),
+        ("0.33.0", "hybrid-delta", TRITON, [64]),
+        ("0.33.0", "hybrid-swa", {}, [64]),
+        ("0.33.0", "recurrent", {}, []),
+    ],
+)
+def test_the_last_chunk_of_a_prompt_is_not_cut_where_its_layers_export_the_state(
+    release: str, model: str, options: dict[str, Any], cuts: list[int]
+) -> None:
+    engine = Engine.create(f"vllm@{release}", model=preset(model), options=options)
+
+    ask(engine, text(300, 70))
+    ends = [0, *cuts, 70]
+    assert list(pairwise(ends)) == chunks(engine)
+
+    again = ask(engine, text(300, 75))
+    verdict = judge(again, Oracle(engine.network))
+    assert 64 == again.cached
+    assert verdict is not None
+    assert "same" == verdict.answer
+
+
+@pytest.mark.parametrize(("prompt", "cached"), [(60, 48), (90, 64), (100, 96), (120, 112)])
+def test_beside_smaller_blocks_of_a_drafter_the_state_of_a_short_last_chunk_is_lost(
+    prompt: int, cached: int
+) -> None:
+    """The scheduler counts in the smallest blocks, the manager in those of the states."""
+    engine = Engine.create("vllm@0.33.0", model=preset("hybrid"), options=SMALLER)
+
+    ask(engine, text(300, prompt))
+
+    assert cached == ask(engine, text(300, prompt + 5)).cached
+
+
+@pytest.mark.parametrize(
+    ("span", "position", "alignment", "wanted"),
+    [
+        ((0, 33), 32, 1, True),
+        ((0, 33), 32, 0, False),  # layers that export none
+        ((0, 16), 12, 1, False),  # no entry before the last one
+        ((16, 40), 32, 1, True),
+        ((12, 40), 32, 1, True),
+        ((14, 40), 32, 1, False),  # begins inside a unit
+        ((20, 33), 32, 1, False),  # the entry holds the state that it begins with
+        ((28, 52), 28, 1, False),
+        ((0, 33), 33, 1, False),
+        ((16, 40), 32, 32, False),  # not on the kernel's grid
+    ],
+)
+def test_a_state_is_exported_inside_its_chunk_into_an_entry_of_its_own(
+    span: tuple[int, int], position: int, alignment: int, *, wanted: bool
+) -> None:
+    found = is_exportable(span, position, unit=4, block=16, alignment=alignment)
+
+    assert wanted == found
+
+
+def test_an_exported_state_among_drafts_ends_the_engine_core() -> None:
+    group = GroupSpec(kind="mamba", block=4, checkpoint_alignment=1, speculative_blocks=8)
+    manager = KVCacheManager([group], FAMILY.release("0.33.0").rules, num_blocks=40)
+    request = Scheduled.make(0, Prefixes(4), [7], max_tokens=9)
+
+    with pytest.raises(UpstreamAbort, match="_get_partial_block_hash"):
+        manager.allocate_slots(request, 9, num_lookahead=8)
+
+
+@pytest.mark.parametrize(("retention", "kept"), [(None, [8]), (0, [])])
+def test_the_exported_state_of_a_resumed_reply_is_kept_by_dense_retention_alone(
+    retention: int | None, kept: list[int]
+) -> None:
+    group = GroupSpec(kind="mamba", block=4, checkpoint_alignment=1)
+    rules = FAMILY.release("0.33.0").rules
+    manager = KVCacheManager([group], rules, num_blocks=40, retention=retention)
+    request = Scheduled.make(0, Prefixes(4), list(range(5)), max_tokens=9)
+    for token in range(5, 11):
+        request.append(token)
+
+    manager.allocate_slots(request, 11)
+
+    pool = manager.pool
+    named = zip(pool.key_tokens, pool.key, strict=True)
+    assert kept == [tokens for tokens, key in named if key is not None]
