@@ -101,7 +101,6 @@ FAMILY: Final[Family[Rules, Options]] = Family(
     options=Options,
     fields=FIELDS,
     kin=("llama.cpp",),
-    finds_again=lambda _: 1,
     has_slots=False,
     may_decline=False,
     corners=(Corner(flags={"cache": "ram"}, layers=frozenset({"window"}), steps=4),),

@@ -68,7 +68,6 @@ FAMILY: Final[Family[Rules, TransformersOptions]] = Family(
     patches=PATCHES,
     options=TransformersOptions,
     reuse_flags=("allow_block_sharing",),
-    finds_again=lambda flags: flags.page_size if flags.num_blocks >= 256 else 0,
     has_slots=False,
     may_decline=False,
     check_model=check_model,
