@@ -437,9 +437,9 @@ def seen(tokens: Sequence[int], cells: Sequence[tuple[int, int]], own: int) -> R
         ("is correct for 2 tokens, then 1 token too many", [(0, 4), (1, 5), (2, 7)], True),
         ("is correct for 2 tokens, then 1 token too many", [(0, 4), (1, 5)], False),
         ("is correct for 1 token, then 1 token missing", [(0, 4)], False),  # it lies at 2, not at 1
-        (f"{AFTER_OTHERS} 0", [(0, 8), (1, 5)], True),
-        (f"{AFTER_OTHERS} 1", [(0, 8), (1, 5)], False),
-        (f"{AFTER_OTHERS} 0", [(0, 4), (1, 5)], False),
+        (f"{AFTER_OTHERS} 0 tokens", [(0, 8), (1, 5)], True),
+        (f"{AFTER_OTHERS} 1 token", [(0, 8), (1, 5)], False),
+        (f"{AFTER_OTHERS} 0 tokens", [(0, 4), (1, 5)], False),
     ],
 )
 def test_a_sentence_about_a_cell_is_held_against_the_cells(

@@ -72,7 +72,8 @@ def simulated(release: str, model: str, prompts: Sequence[list[str]]) -> list[Ou
 
 def called(worker: Worker, path: str, body: Any = None) -> Any:
     method = "POST" if body else "GET"
-    answer = worker.order({"calls": [[0.0, {"path": path, "method": method, "body": body}]]})
+    call = {"path": path, "method": method, "body": body}
+    answer = worker.order({"address": worker.address, "calls": [[0.0, call]]})
     return answer[0]["body"] if isinstance(answer, list) else ENDED
 
 
