@@ -619,7 +619,7 @@ class VllmOptions:
                 most = min(most, cdiv(group.chunk + self.max_num_batched_tokens, group.block))
             if group.kind == "mamba" and group.mode != "all":
                 most = min(most, 1) + (2 if group.mode == "align" else 0)
-                most += group.checkpoint_alignment > 0
+                most += group.checkpoint_alignment > 0 and tokens > group.block
             count += most + group.speculative_blocks
         return count
 

@@ -11,7 +11,7 @@ from cachesim.engines.vllm.events import ChunkScheduled
 from cachesim.engines.vllm.family import FAMILY
 from cachesim.engines.vllm.request import Prefixes
 from cachesim.engines.vllm.request import Request as Scheduled
-from cachesim.errors import UpstreamAbort
+from cachesim.errors import OptionError, UpstreamAbort
 from cachesim.model.presets import preset
 from cachesim.units import Tokens, as_tokens
 from cachesim.verify.oracle import Oracle
@@ -134,3 +134,11 @@ def test_the_exported_state_of_a_resumed_reply_is_kept_by_dense_retention_alone(
     pool = manager.pool
     named = zip(pool.key_tokens, pool.key, strict=True)
     assert kept == [tokens for tokens, key in named if key is not None]
+
+
+@pytest.mark.parametrize(("blocks", "most"), [(8, 16), (10, 16), (11, 32)])
+def test_a_prompt_of_one_block_needs_no_entry_for_an_exported_state(blocks: int, most: int) -> None:
+    options = {"num_gpu_blocks_override": blocks, "max_model_len": 4096}
+
+    with pytest.raises(OptionError, match=f"4096 tokens: write {most} or less"):
+        Engine.create("vllm@0.33.0", model=preset("hybrid"), options=options)
