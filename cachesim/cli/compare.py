@@ -107,6 +107,9 @@ def compare_command(
 
     Example: cachesim compare llama.cpp-24143-hybrid -p b9538 -p b9538+24143
     """
+    if plot is not None and plot.suffix not in {"", ".svg"}:
+        msg = f"--plot {plot}: the picture is SVG; write a name that ends in .svg"
+        raise InputError(msg)
     page, picture = page_at(report), output_at(plot, "--plot", PLOT)
     flags, wanted = dict(map(setting, settings or ())), list(map(row_of, profile or ()))
     if is_trace(workload):

@@ -118,7 +118,12 @@ def _opened(name: str) -> Iterator[InputFile]:
 
 def requests_in(inputs: Sequence[InputFile]) -> list[Recorded]:
     """Recorded requests, if no input is a log."""
-    if not all(each.has_requests for each in inputs):
+    logs = [each.name for each in inputs if not each.has_requests]
+    recorded = [each.name for each in inputs if is_dump(each.head)]
+    if logs and recorded:
+        msg = f"{recorded[0]} has recorded requests, and {logs[0]} is a log; read one at a time"
+        raise InputError(msg)
+    if logs:
         return []
     reader = DumpReader()
     for each in inputs:
