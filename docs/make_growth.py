@@ -107,32 +107,26 @@ def sentences(told: Mapping[str, Any]) -> Iterator[str]:
         what="attention is nearly linear in ring and counts",
     )
     yield (
-        f"For attention, ring and counts are nearly linear: the power is {_span(bent)}. Each ubatch"
-        f" goes once over all tokens before it, where ring adds up their keys and counts reads"
-        f" their positions. That part grows by pairs of an ubatch and a token; it is left because"
-        f" it is small up to {points(bent[0])[-1][0]:,} tokens."
+        f"For attention, ring and counts are nearly linear up to {points(bent[0])[-1][0]:,} tokens:"
+        f" the power is {_span(bent)}. The part that grows by pairs of an ubatch and a token is"
+        f" small."
     )
     count, seconds = points(square)[-1]
     hold(fact=BENT < slope(square) <= SQUARE, what="attention in float grows by pairs")
     yield (
-        f"Attention in float looks at every pair of tokens, as it must: the power is"
-        f" {slope(square):.2f}, and {count:,} tokens took {seconds:.1f} s, which is"
-        f" {seconds / (count * (count - 1) / 2) * 1e9:.0f} ns for each pair in all layers."
+        f"Attention in float computes every pair of tokens: the power is {slope(square):.2f}, and"
+        f" {count:,} tokens took {seconds:.1f} s."
     )
     hold(fact=all(slope(row) < BENT for row in slots), what="slots are worked off one by one")
     yield (
         f"Requests on as many slots are nearly linear in their number, with a power of"
-        f" {_span(slots)}: for each request the server looks at every slot before it chooses one,"
-        f" as the real one does."
+        f" {_span(slots)}: each compares all slots, as in the real server."
     )
     hold(
         fact=all(slope(row) < EVEN for row in requests),
         what="a late request costs what an early one did",
     )
-    yield (
-        f"A request costs the same however many came before: the power is {_span(requests)}. Each"
-        f" has another prompt; the prompt cache holds no more of earlier ones than `cache_ram`."
-    )
+    yield (f"A request costs the same however many came before: the power is {_span(requests)}.")
     missing = [
         f"{row['model']} in {row['arithmetic']} with {int(size):,} {axis}"
         for axis in UNITS

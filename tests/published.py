@@ -29,9 +29,7 @@ COLUMN: Final = (3.6, 4.5, 4.5, 5.6, 18.8, 35.6, 39.8)
 PAGES: Final = {"page_size": 16, "context_length": 16000}
 REAL: Final[tuple[tuple[float, str, str, dict[str, Any], dict[str, Any]], ...]] = (
     (0.3729, "vllm@0.33.0", "dense", {"num_gpu_blocks_override": 400000}, {}),
-    (0.3581, "vllm@0.33.0", "hybrid", {"num_gpu_blocks_override": 800000}, {}),
     (0.1406, "vllm@0.33.0", "dense", {"num_gpu_blocks_override": 5860}, {}),
-    (0.2149, "vllm@0.33.0", "hybrid", {"num_gpu_blocks_override": 11720}, {}),
     (0.3192, "sglang@0.5.23", "dense", {**PAGES, "max_total_tokens": 16000000}, {"first": 3000}),
     (
         0.1422,

@@ -76,6 +76,7 @@ BROKEN: Final = r"""() => {
 }"""
 """The flags of a page that are broken at a hyphen; longer ones do not fit a line."""
 NEEDED: Final = ("sphinx", "myst_parser", "furo")
+SITE_TESTS: Final = ("test_site.py", "test_generated.py", "test_words.py")
 
 
 def built(folder: Path) -> Path:
@@ -218,7 +219,7 @@ def ran(tab: Any, home: str) -> None:
 
 def tested(site: Path) -> bool:
     """Run the tests of a built site; True where they pass."""
-    files = [str(ROOT / "tests/docs" / name) for name in ("test_site.py", "test_generated.py")]
+    files = [str(ROOT / "tests/docs" / name) for name in SITE_TESTS]
     command = [sys.executable, "-m", "pytest", "-q", "-rs", *files]
     return not subprocess.run(
         command, cwd=ROOT, env={**os.environ, SITE: str(site)}, check=False

@@ -1,6 +1,7 @@
 """The public Python interface: every name, its signature, what it says of itself, and examples."""
 
 import inspect
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import fields, is_dataclass
 from typing import Annotated, Final, get_args, get_origin, get_type_hints
@@ -143,15 +144,21 @@ def _pieces(text: str) -> Iterator[str]:
 
 
 def _signature(name: str, value: Callable[..., object]) -> str:
-    return f"{name}{inspect.signature(value)}".replace('"', "")
+    """Types without their modules; a default stands for the type of its parameter."""
+    signature = inspect.signature(value)
+    short = [
+        each if each.default is each.empty else each.replace(annotation=each.empty)
+        for each in signature.parameters.values()
+        if each.name != "self"
+    ]
+    text = f"{name}{signature.replace(parameters=short)}"
+    text = re.sub(r"\b(collections\.abc|typing|pathlib|cachesim(\.[a-z_]+)*)\.", "", text)
+    return re.sub(r"(: |-> )'([^']*)'", r"\1\2", text)
 
 
 def _methods(kind: type) -> Iterator[str]:
     rows = [
-        (
-            code(f"{name}{inspect.signature(each)}".replace('"', "")),
-            _summary(each),
-        )
+        (code(_signature(name, each)), _summary(each))
         for name, each in inspect.getmembers(kind, inspect.isfunction)
         if not name.startswith("_") and each.__qualname__.startswith(kind.__name__)
     ]

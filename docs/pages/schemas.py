@@ -31,6 +31,8 @@ tokens of each memory, and logits.
 
 LEFT_OUT = {"detail"}
 """Keys whose content only the schema describes."""
+UNBOUNDED = 2**31 - 1
+"""A maximum that only keeps integers small."""
 
 
 def scenario_page() -> str:
@@ -46,15 +48,15 @@ def output_page() -> str:
 def _tables(
     schema: Mapping[str, Any], title: str, known: dict[str, str] | None = None
 ) -> Iterator[str]:
-    """A section for an object, then one for each object inside; of equal ones the first."""
+    """A section for an object, then one for each object inside; equal keys are listed once."""
     known = {} if known is None else known
     yield f"## {title}"
-    same = known.setdefault(json.dumps(schema), title)
-    if same != title:
-        yield f"As {same}."
-        return
     if "description" in schema:
         yield plain(schema["description"])
+    same = known.setdefault(json.dumps(schema["properties"]), title)
+    if same != title:
+        yield f"The keys are those of {same}."
+        return
     required = schema.get("required", ())
     rows = [
         (code(name), _kind(each) + ", optional" * (name not in required), _about(each))
@@ -85,7 +87,7 @@ def _kind(schema: Mapping[str, Any]) -> str:
 
 
 def _bounds(schema: Mapping[str, Any]) -> str:
-    if "minimum" in schema and "maximum" in schema:
+    if "minimum" in schema and schema.get("maximum", UNBOUNDED) < UNBOUNDED:
         return f", {schema['minimum']} to {schema['maximum']}"
     if schema.get("minimum"):
         return f", at least {schema['minimum']}"
