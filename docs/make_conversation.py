@@ -66,8 +66,8 @@ def sentences(rows: Sequence[Row]) -> Iterator[str]:
     slots = [row["rate"] for row in _of(rows, "llama.cpp", "dense")]
     hold(fact=len(slots) == 3 and max(slots) - min(slots) < 0.001, what="slots change nothing")
     yield (
-        f"Where requests come one after the other, 1, 4 and 8 slots of llama.cpp with a prompt "
-        f"cache of 47 MiB differ by {100 * (max(slots) - min(slots)):.2f} % of the tokens at most."
+        f"Where requests come one after the other, 1, 4 and 8 slots of llama.cpp beside that "
+        f"prompt cache differ by {100 * (max(slots) - min(slots)):.2f} % of the tokens at most."
     )
     (few,), (many,) = (
         [row for row in _of(rows, "mlx-lm", "dense") if not row["settings"]],
@@ -80,14 +80,14 @@ def sentences(rows: Sequence[Row]) -> Iterator[str]:
     )
     hybrids = _of(rows, "llama.cpp", "hybrid")
     best = max(hybrids, key=lambda row: row["rate"])
-    depth, given = best["lost"]["memory-depth"], -best["lost"]["checkpoint-restored"]
+    lost = best["lost"]["memory-depth"] + best["lost"]["full-reprocessing"]
     (mlx,) = _of(rows, "mlx-lm", "hybrid")
     hold(fact=best["rate"] < min(slots) and mlx["rate"] < 0.001, what="hybrid models lose")
     yield (
-        f"A hybrid model's state cannot be cut back: on llama.cpp with "
-        f"{best['settings']['parallel']} slots, the best of three, that takes {depth:,} tokens, "
-        f"checkpoints give {given:,} back, and {_share(best['rate'])} is reused; "
-        f"mlx-lm, which cannot trim such a cache, reuses "
+        f"A hybrid model's state cannot be cut back: llama.cpp with `parallel = "
+        f"{best['settings']['parallel']}`, the best of three, reuses {_share(best['rate'])}; "
+        f"{lost:,} tokens that a slot holds are reprocessed, beyond the last checkpoint before "
+        f"them. mlx-lm, which cannot trim such a cache, reuses "
         f"{mlx['cached']:,} tokens of {known:,} that were computed before."
     )
     (near,) = _of(rows, "vllm", "hybrid", num_gpu_blocks_override=800000)
@@ -125,11 +125,8 @@ def picture(rows: Sequence[Row]) -> str:
     named = sorted(totals, key=lambda cause: -totals[cause])[:NAMED]
     bars = {}
     for row in rows:
-        given = -sum(min(0, count) for count in row["lost"].values())
         parts = {"reused": float(row["cached"])}
         parts |= {cause: float(max(0, row["lost"].get(cause, 0))) for cause in named}
-        if "memory-depth" in row["lost"]:
-            parts["memory-depth"] -= given  # what checkpoints gave back of it is reused
         parts["others"] = float(
             sum(max(0, n) for cause, n in row["lost"].items() if cause not in named)
         )

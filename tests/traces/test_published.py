@@ -8,11 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from cachesim.lab.traces.plan import read_plan
 from cachesim.lab.traces.reading import open_trace
 from cachesim.lab.traces.replay import Cell, play
 from cachesim.lab.traces.source import Source
 from tests.published import COLUMN, least_recent, main
 
+ROOT = Path(__file__).parents[2]
 SHORT = Path(__file__).parent / "data" / "conversation-300.jsonl.gz"
 
 REUSED = {
@@ -49,6 +51,13 @@ def test_engines_reuse_so_many_tokens_of_it(cell: tuple[str, str, tuple], short:
 
     assert (300, 133_588) == (found["requests"], found["prompt_tokens"])
     assert REUSED[cell] == found["cached"]
+
+
+@pytest.mark.parametrize(("plan", "cells"), [("conversation", 20), ("fleet", 32)])
+def test_every_cell_of_a_plan_in_the_documentation_starts(
+    plan: str, cells: int, short: Path
+) -> None:
+    assert cells == len(read_plan(ROOT / "benchmarks" / f"{plan}.toml", short.parent).cells)
 
 
 def test_a_block_cache_that_forgets_nothing_reuses_what_the_bound_does(short: Path) -> None:
