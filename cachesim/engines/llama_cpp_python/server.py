@@ -281,8 +281,7 @@ class CallServer(MemoryServer[Call]):
         batch = Batch.of(tokens, start=start, outputs=True if every else None)
         code = self.context.decode(batch)
         if code != OK:
-            n_tokens = Count(self.n_tokens)
-            self._emit(events.DecodeFailed(task=one.ticket, code=code, n_tokens=n_tokens))
+            self._emit(events.DecodeFailed(task=one.ticket, code=code, n_tokens=Count(start)))
             text = f"llama_decode returned {code}"
             raise CallError(text)
 
