@@ -1,6 +1,4 @@
-"""`cachesim list`: scenarios, engines, releases, patches and presets; one line each, or one in
-full.
-"""
+"""`cachesim list`: scenarios, engines, causes and more; a line for each, or one item in full."""
 
 import json
 import re
@@ -110,6 +108,21 @@ def landed(family: "Family[Any, Any]", patch: "Patch[Any]") -> str:
     return f"between {names[at - 1]} and {patch.landed}" if at else f"in {patch.landed}"
 
 
+def causes(thing: str = "") -> list[Item]:
+    """Every cause of lost reuse, as `run`, `why` and `compare` print it."""
+    from cachesim.engines.facts import causes_of
+
+    return [
+        Item(
+            name=f"{family.name} {each.id}",
+            about=each.about,
+            facts=(f"printed as: {each.sentence}",),
+        )
+        for family in families(thing)
+        for each in causes_of(family.name)
+    ]
+
+
 def presets(_: str = "") -> list[Item]:
     """Presets by name."""
     from cachesim.model.presets import ABOUT, ALL_PRESETS
@@ -180,6 +193,7 @@ LISTS: Final[dict[str, Callable[[], list[Item]]]] = {
     "engines": engines,
     "releases": releases,
     "patches": patches,
+    "causes": causes,
     "presets": presets,
     "models": models,
 }
@@ -196,8 +210,8 @@ def list_command(
     what: Annotated[
         str,
         Parameter(
-            help="scenarios, engines, releases, patches, presets, models; or the name of one of "
-            "them, which is then shown; or schema."
+            help="scenarios, engines, releases, patches, causes, presets, models; or the name of "
+            "one of them, which is then shown; or schema."
         ),
     ] = "scenarios",
     part: Annotated[
@@ -336,7 +350,7 @@ def show_command(name: str, *, raw: bool = False, page: Output | None = None) ->
         msg = f"no shipped scenario is called {name!r}; --raw prints the file of one"
         raise InputError(msg + nearest(name, [path.stem for path in shipped_files()]))
     screen = results()
-    for items in (presets, models, engines, releases, patches):
+    for items in (presets, models, engines, releases, patches, causes):
         found = [item for item in items(name) if name in aliases(item)]
         if found:
             parts = [*map(shown, found)]
@@ -357,10 +371,12 @@ def show_command(name: str, *, raw: bool = False, page: Output | None = None) ->
 
 
 def aliases(item: Item) -> set[str]:
-    """The names of one item: `llama.cpp +24143`, `+24143`, `24143`."""
+    """The names of one item: `llama.cpp +24143`, `+24143`, `24143`; `llama.cpp slot-busy`."""
     engine, plus, patch = item.name.partition(" +")
     if plus:
         return {item.name, f"+{patch}", patch, f"{engine}+{patch}"}
+    if " " in item.name:
+        return {item.name, item.name.partition(" ")[2]}
     engine, _, release = item.name.partition("@")
     names = {release, *item.also} if release else set()
     return {item.name, *names, *(f"{engine}@{name}" for name in names)}

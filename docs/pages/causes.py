@@ -16,9 +16,10 @@ INTRODUCTION: Final = """\
 
 Why fewer tokens were reused than matched: each engine declares its causes, the branch that lowers
 the number names one and hands over the numbers of its test. `cachesim run` prints them as `rule`
-lines, the JSON lists them under `why`. Quoted is the line of a step, with the usable tokens before
-and after; without an example, the sentence. Most examples were found by search and shrunk; all
-are run whenever this page is written, from the files in `docs/causes`.
+lines, the JSON lists them under `why`, `cachesim list memory-depth` shows one. Quoted is the line
+of a step, with the usable tokens before and after; without an example, the sentence. Most examples
+were found by search and shrunk; all are run whenever this page is written, from the files in
+`docs/causes`.
 """
 
 

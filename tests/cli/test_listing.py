@@ -15,7 +15,7 @@ from cachesim.errors import InputError
 from cachesim.scenario import load
 from cachesim.scenario.shipped import shipped_files, shipped_folder
 
-KINDS = ("scenarios", "engines", "releases", "patches", "presets")
+KINDS = ("scenarios", "engines", "releases", "patches", "causes", "presets")
 STALE = "llama.cpp-three-requests"
 
 Capture = pytest.CaptureFixture[str]
@@ -51,6 +51,16 @@ def test_a_list_on_a_terminal_shows_where_a_line_was_cut(
 
     out = capsys.readouterr().out
     assert "…" in out
+
+
+def test_a_cause_is_shown_for_every_engine_that_has_it(capsys: Capture) -> None:
+    assert main(["list", "slot-busy"]) == 0
+    assert main(["list", "ik_llama.cpp memory-depth"]) == 0
+
+    out = " ".join(capsys.readouterr().out.split())
+    assert 1 == out.count("llama.cpp slot-busy")
+    assert "printed as: slot {slot} is busy with another request" in out
+    assert 1 == out.count("memory-depth")
 
 
 def test_the_list_of_scenarios_says_what_the_files_say(capsys: Capture) -> None:

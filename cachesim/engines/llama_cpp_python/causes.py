@@ -71,6 +71,8 @@ SMART_CONTEXT: Final = Cause(
     sentence="{dropped} tokens of the prompt are left out",
     about="`--smartcontext` halves a prompt that fills the context, to continue it for a while.",
 )
-LAST_TOKEN: Final = last_computed("Since 0.3.32 not where the instance holds exactly the prompt.")
+LAST_TOKEN: Final = last_computed(
+    "A prompt's last token is evaluated, since 0.3.32 unless the instance holds exactly the prompt."
+)
 
 CAUSES: Final = declared(globals())
