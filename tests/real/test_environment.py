@@ -1,6 +1,7 @@
 """Environments: where they lie, when they are ready, and what is said when they cannot be."""
 
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ import pytest
 from cachesim.errors import ProfileError
 from cachesim.lab.real.environment import Environment, EnvironmentUnavailableError
 from cachesim.lab.real.llama_cpp.server import as_release, environment_for
+from cachesim.lab.real.worker_process import JsonProcess, WorkerError
 
 
 @pytest.fixture
@@ -93,3 +95,18 @@ def test_a_command_is_ended_after_the_patience_of_its_environment(
     with pytest.raises(EnvironmentUnavailableError, match="not done after 7 seconds"):
         Environment(name="e", requirements=("anything",), patience=7).ready()
     assert {7} == set(waited)
+
+
+@pytest.mark.parametrize(
+    ("code", "end"),
+    [
+        ("raise KeyError('flag')", r"status 1 \(KeyError: 'flag'\)"),
+        ("import os; os.abort()", r"status -6 \(no message\)"),
+    ],
+)
+def test_the_end_of_a_worker_is_printed_with_its_exception(code: str, end: str) -> None:
+    with (
+        JsonProcess("an engine", [sys.executable, "-c", code]) as process,
+        pytest.raises(WorkerError, match=f"an engine ended with {end}, in the middle of "),
+    ):
+        process.order({"steps": []})

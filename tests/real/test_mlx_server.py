@@ -18,6 +18,7 @@ from cachesim.engines.mlx_lm.families import family_of
 from cachesim.engines.mlx_lm.family import FAMILY
 from cachesim.engines.mlx_lm.server.word_tokenizer import WORD_TEMPLATES, WordTokenizer
 from cachesim.errors import ProfileError, ScenarioError
+from cachesim.lab.real.environment import EnvironmentUnavailableError
 from cachesim.lab.real.mlx_lm import classes as room
 from cachesim.lab.real.mlx_lm.classes import (
     GROUPS,
@@ -251,6 +252,20 @@ def test_only_releases_that_can_be_installed_are_played() -> None:
 def test_what_cannot_be_compared_is_refused(change: dict[str, Any]) -> None:
     with pytest.raises(ScenarioError, match="not run"):
         play_mlx_scenario(scenario_of(SCENARIO | change), "0.31.3")
+
+
+@pytest.mark.wheel
+def test_a_draft_model_drafts_as_many_tokens_as_the_release_does_by_default() -> None:
+    engine = {"name": "mlx-lm", "profiles": ["0.32.2"], "options": {"draft_model": "dense"}}
+    step = {"prompt": "A", "predict": 9, "reply": [*range(300, 309)], "drafts": [[300, 7, 7]] * 9}
+    try:
+        played = play_mlx_scenario(
+            scenario_of(SCENARIO | {"engine": engine, "step": [step]}), "0.32.2"
+        )
+    except EnvironmentUnavailableError as error:
+        pytest.skip(str(error))
+
+    assert [True] == [each.agrees for each in played]
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,9 @@
 
 import json
 import os
+import re
 import subprocess
+import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -14,6 +16,11 @@ from cachesim.typed import Json, there_is
 
 ROOT: Final = Path(__file__).resolve().parents[3]
 """Root folder from which the worker imports cachesim."""
+
+LAST: Final = 20_000
+"""Bytes at the end of standard error that are searched for an exception."""
+RAISED: Final = re.compile(r"[\w.]+(Error|Exception)\b")
+"""The line of an exception below its traceback."""
 
 START: Final = (
     "import importlib, sys; sys.path.insert(0, sys.argv.pop(1)); "
@@ -36,13 +43,14 @@ class JsonProcess:
         *,
         variables: Mapping[str, str] | None = None,
     ) -> None:
-        """`variables`: more of its environment. Its standard error is discarded."""
+        """`variables`: more of its environment."""
         self.name = name
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - as long as the process
         self._process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
+            stderr=self._errors,
             text=True,
             env=os.environ | (variables or {}),
         )
@@ -57,9 +65,21 @@ class JsonProcess:
         except OSError:
             answer = ""
         if not answer:
-            msg = f"{self.name} ended in the middle of {line[:300]}"
+            msg = f"{self.name} ended with {self._end()}, in the middle of {line[:80]}"
             raise WorkerError(msg)
         return json.loads(answer)
+
+    def _end(self) -> str:
+        """Exit status and the exception on standard error; its other threads print later ones."""
+        try:
+            status = self._process.wait(timeout=30)
+        except subprocess.TimeoutExpired:  # its output is closed, and it runs on
+            return "no answer"
+        end = self._errors.seek(0, os.SEEK_END)
+        self._errors.seek(max(0, end - LAST))
+        lines = self._errors.read().decode(errors="replace").splitlines()
+        found = next(filter(RAISED.match, reversed(lines)), lines[-1] if lines else "no message")
+        return f"status {status} ({found[:200]})"
 
     def __enter__(self) -> Self:
         return self
@@ -78,6 +98,7 @@ class JsonProcess:
             self._process.kill()
             self._process.wait()
         there_is(self._process.stdout).close()
+        self._errors.close()
 
 
 class ModuleProcess(JsonProcess):

@@ -171,6 +171,8 @@ class Server:
         known = Path(str(self.module.__file__)).read_text()
         self.reports_tokens = 'get("top_logprobs"' in known  # before #829 it is a number
         arguments = arguments_of(str(self.folders[""]), self.options, known, draft)
+        own = namespace(self.module, arguments)
+        self.most_drafts = own.num_draft_tokens if draft else 0
         sys.argv = ["mlx_lm.server", *arguments]
         self._thread = threading.Thread(target=self.module.main, daemon=True)
         self._thread.start()
@@ -338,8 +340,8 @@ class Server:
         path, body = call_of(request, len(self.pending), reports_tokens=self.reports_tokens)
         client = Client(self.httpd.server_address[1], path, body)
         script = Script(self.mx, request["reply"])
-        if "drafts" in request:
-            script = DraftScript(self.mx, request, self.options["num_draft_tokens"])
+        if "drafts" in request and self.most_drafts:
+            script = DraftScript(self.mx, request, self.most_drafts)
         pending = PendingRequest(client, script, request)
         self.pending.append(pending)
         client.start()
