@@ -686,7 +686,8 @@ class Connector:
         all groups.
         """
         size, unit = self.manager.sizes.scheduler_block, self.manager.sizes.hash_block
-        if local % size or not request.reads_cache:
+        holds = any(group.kind in self.loads for group in self.manager.groups)
+        if local % size or not request.reads_cache or not holds:
             return 0, False
         most = (request.num_tokens - 1) // size * size
         end = local

@@ -237,3 +237,13 @@ def test_beside_states_of_mode_all_an_id_covers_a_whole_block() -> None:
     groups = (GroupSpec(kind="full", block=32), GroupSpec(kind="mamba", block=32, mode="all"))
 
     assert Sizes(scheduler_block=32, hash_block=32) == Sizes.of(groups, 16)
+
+
+@pytest.mark.parametrize(("model", "cached"), [("hybrid", 96), ("recurrent", 0)])
+def test_a_store_of_attention_promises_nothing_for_a_model_without_it(
+    model: str, cached: int
+) -> None:
+    engine = server(model, connector="store-attention")
+
+    assert cached == answer(engine, STORED).cached
+    assert 0 == answer(engine, OTHER).cached
