@@ -26,11 +26,13 @@ from typing import (
     cast,
 )
 
+from cachesim.engines.guide import Guide
 from cachesim.engines.option import Option, options_by_name, options_of
 from cachesim.errors import OptionError, ProfileError, SpecError
 from cachesim.typed import Value
 
 if TYPE_CHECKING:
+    from cachesim.engines.seen import Laws
     from cachesim.model.spec import ModelSpec
 
 
@@ -260,6 +262,10 @@ class Family(Generic[R, S]):
     finds_again: Callable[[S], int] = lambda _: 0
     """The unit of reuse under these flags, if a prompt sent again at once is always found; or 0.
     A law for models with full attention alone; a server whose policy is another declares none."""
+    guide: Callable[[R, S], Guide] = lambda _rules, _flags: Guide()
+    """What a guided search draws beside flags, by the rules and flags of a server."""
+    laws: str = ""
+    """`module:Class` of further laws, which a search checks request by request; see `seen`."""
     draft_flag: str = ""  # flag that names the drafter: searches then force drafts
     adapter_flag: str = ""  # flag that names adapters; requests have a field with strengths
     asks: Mapping[str, Any] = field(default_factory=dict)  # request fields that searches set
@@ -510,17 +516,24 @@ class Family(Generic[R, S]):
 
     def open(self, profile: "Profile", **parts: Any) -> Server:
         """Start a server; its class is imported here."""
-        made = self.engine
-        if isinstance(made, str):
-            module, _, name = made.partition(":")
-            try:
-                made = getattr(importlib.import_module(module), name)
-            except Exception as error:
-                if module.startswith("cachesim."):
-                    raise
-                msg = f"{self.name}: {made} cannot be loaded: {type(error).__name__}: {error}"
-                raise ProfileError(msg) from error
-        return made(profile, family=self, **parts)
+        return self._loaded(self.engine)(profile, family=self, **parts)
+
+    def laws_of(self, engine: Server) -> "Laws | None":
+        """Further laws of a server that has just started, if there are any."""
+        return self._loaded(self.laws)(engine) if self.laws else None
+
+    def _loaded(self, made: str | Callable[..., Any]) -> Callable[..., Any]:
+        if not isinstance(made, str):
+            return made
+        module, _, name = made.partition(":")
+        try:
+            found: Callable[..., Any] = getattr(importlib.import_module(module), name)
+        except Exception as error:
+            if module.startswith("cachesim."):
+                raise
+            msg = f"{self.name}: {made} cannot be loaded: {type(error).__name__}: {error}"
+            raise ProfileError(msg) from error
+        return found
 
 
 @lru_cache(maxsize=256)

@@ -6,8 +6,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal, TypeAlias
 
 from cachesim.engines.base import Reply
+from cachesim.engines.seen import Laws, Seen
 from cachesim.play.session import ABORTED, CANCELLED, ENDLESS, WORKER_GONE, Record, Session
-from cachesim.units import Tokens
+from cachesim.units import Tokens, as_tokens
 from cachesim.verify.oracle import Oracle
 from cachesim.verify.verdict import judge, leak_of, worst
 
@@ -64,12 +65,17 @@ class Trial:
     unit: int = 0  # of reuse, where a prompt sent again at once must be found; see `Family`
     continues: bool = False  # a prompt that continues the one before must be found too
     last: Record | None = None  # the step before
+    laws: Laws | None = None  # further ones of the engine
 
     @classmethod
     def of(cls, session: Session) -> "Trial":
         """The trial of a session, with the laws of its server."""
         family, options = session.family, session.scenario.engine.options
-        trial = cls(texts=[] if session.recalls else None, continues=not family.has_slots)
+        trial = cls(
+            texts=[] if session.recalls else None,
+            continues=not family.has_slots,
+            laws=family.laws_of(session.engine),
+        )
         theirs = [patch for patch in family.patches if patch.server]
         foreign = any(patch.name in session.profile.patches for patch in theirs)
         if not foreign and all(options.get(flag, True) for flag in family.reuse_flags):
@@ -94,15 +100,18 @@ def finding_of(
             return None  # of a server without its worker, as before
         return Finding(kind="crash", step=step, detail=f"{record.error}; {record.message}")
     if record.step.do != "complete":
+        if trial.laws is not None and record.step.do != "cancel":
+            trial.laws.begin_anew()
         return None
     trial.requests += 1
     reply = record.reply
+    breach = _breach(record, oracle, trial.laws)
     if reply is None and record.error is None:  # the server is idle, and nobody cancelled it
         return Finding(kind="crash", step=step, detail=NO_REPLY)
     if reply is None or reply.error is not None:
         trial.exercised["cancel" if record.error == CANCELLED else "refusal"] += 1
         trial.cached.append(None)
-        return _broken_batch(record, reply, options)
+        return breach or _broken_batch(record, reply, options)
     trial.cached.append(reply.cached)
     trial.exercised["reuse"] += bool(reply.cached)
     explained = sum(loss.before - loss.after for loss in reply.losses)
@@ -126,13 +135,35 @@ def finding_of(
         spec = oracle.network.spec
         plain = not (spec.family or spec.mtp_depth)  # caches of some classes cannot be cut
         full = plain and set(spec.layers) == {"attention"}
-        return _not_found_again(record, before, trial) if full else None
+        return breach or (_not_found_again(record, before, trial) if full else None)
     trial.wrong += 1
     if leak is not None:
         return Finding(kind="leak", step=step, detail=str(leak))
     off = f"logits off by {verdict.max_difference:.3g}"
     detail = f"{reply.cached} of {len(reply.prompt)} tokens cached, {off}"
     return Finding(kind="wrong answer", step=step, detail=detail)
+
+
+def _breach(record: Record, oracle: Oracle, laws: Laws | None) -> Finding | None:
+    """The law of its engine that a request breaks."""
+    if laws is None or record.reply is None:
+        return None
+    step, spec = record.step, oracle.network.spec
+    seen = Seen(
+        reply=record.reply,
+        events=record.events,
+        forced=as_tokens(step.reply) if isinstance(step.reply, tuple) else None,
+        alone=record.alone and step.leaves is None,
+        images=bool(record.images),
+        fields=step.options,
+        model=step.model,
+        layers=frozenset(spec.layers),
+        plain=not (spec.family or spec.mtp_depth),
+    )
+    breach = laws.broken(seen)
+    if breach is None:
+        return None
+    return Finding(kind=breach.kind, step=record.index, detail=breach.detail, due=breach.due)
 
 
 def _uncounted(reply: Reply) -> str | None:

@@ -29,16 +29,19 @@ from itertools import combinations, islice, product
 from typing import Any, Final
 
 from cachesim.engines.family import Corner, Profile, family_of
+from cachesim.engines.guide import Guide
 from cachesim.engines.option import Option
 from cachesim.errors import InputError
 from cachesim.model.arithmetic import ArithmeticName
 from cachesim.model.presets import preset
 from cachesim.play.loop import Reading
 from cachesim.play.session import Record, Restarting, Session, SlotActions, groups_of
-from cachesim.scenario.format import LEAVES, Step
+from cachesim.scenario.format import LEAVES, Chat, Step
+from cachesim.testing.pictures import Pictures, with_images
 from cachesim.testing.workloads import (
     DEFAULT,
     Client,
+    Draws,
     Seeded,
     Shape,
     Tree,
@@ -49,8 +52,10 @@ from cachesim.testing.workloads import (
     inside,
     is_thin,
     scenario_of,
+    turn_of,
     with_models,
 )
+from cachesim.units import as_tokens
 
 MOST: Final = 14
 """Most requests to one server."""
@@ -132,9 +137,14 @@ class GuidedTree(Tree):
     """Conversations whose lengths are near the server's numbers."""
 
     numbers: Numbers
+    pictures: Pictures | None = None
     again: bool = False  # the next prompt is likely to be one of the earlier ones
 
     def _prompt(self) -> tuple[int, ...]:
+        prompt = self._next_prompt()
+        return prompt if self.pictures is None else self.pictures.changed(prompt)
+
+    def _next_prompt(self) -> tuple[int, ...]:
         again, self.again = self.again and bool(self._turns), False
         if not (again and self._draws.integer(0, 1)):
             if self._turns and not self._draws.integer(0, 15):
@@ -163,6 +173,10 @@ class GuidedTree(Tree):
         return super()._cut(length)
 
     def _new(self, kept: int = 0) -> tuple[int, ...]:
+        new = self._new_words(kept)
+        return new if self.pictures is None else self.pictures.inserted(new)
+
+    def _new_words(self, kept: int) -> tuple[int, ...]:
         longer = [each for each in self.numbers.latest() if kept < each <= self._shape.longest]
         if longer and not self._draws.integer(0, 3):
             return self._words(max(1, self._near(longer) - kept))
@@ -226,11 +240,26 @@ class Guided(Client):
         shape = inside(shape, corner)
         if not draws.integer(0, LARGE):
             shape = replace(shape, longest=LONGEST)
+        wide, family = Seeded(f"wider {seed} {number}"), family_of(profile.engine)
+        options = _with_more(wide, profile, model, options)
+        guide = family.guide(family.rules(profile), family.read(profile, options))
+        self._guide, self._wide = guide, wide
+        shape = _at_sizes(wide, shape, guide.sizes)
+        draws_images = guide.images == "all" or (guide.images == "some" and wide.integer(0, 1))
+        if draws_images:  # a chat has none here
+            shape = replace(shape, chats=False)
         if "window" in preset(model).layers and not (shape.window or draws.integer(0, 3)):
             shape = replace(shape, window=draws.one_of(WINDOWS))
         name = f"{model}-guided-{seed}-{number}"
         self.scenario = scenario_of(profile, model, shape, options, name=name)
-        own, family = Seeded(f"models {seed} {number}"), family_of(profile.engine)
+        if shape.chats and guide.templates and not wide.integer(0, 3):
+            template = wide.one_of(guide.templates)
+            engine = self.scenario.engine
+            given = replace(engine, options={**engine.options, "chat_template": template})
+            self.scenario = replace(self.scenario, chat=Chat(template=template), engine=given)
+        if draws_images:
+            self.scenario = with_images(self.scenario)
+        own = Seeded(f"models {seed} {number}")
         draws_them = shape.incidents and family.draws_models
         serves = draws_them and family.serves_models(family.rules(profile))
         if serves and not own.integer(0, 7):  # what is drawn besides stays as it is
@@ -261,7 +290,11 @@ class Guided(Client):
         )
         window = self.session.network.spec.window
         sizes = [each for each in (window, *options.values()) if type(each) is int]
-        self._tree.numbers = Numbers(2 * shape.longest, sizes)
+        self._tree.numbers = Numbers(2 * shape.longest, [*sizes, *guide.sizes])
+        self._pictures: Pictures | None = None
+        if draws_images:
+            runs, always = self.session.vocabulary.spans, guide.images == "all"
+            self._pictures = self._tree.pictures = Pictures(wide, runs, always=always)
         for flag in _further(profile):
             self._tree.numbers.add(flag.default)
         self._start = start
@@ -280,6 +313,7 @@ class Guided(Client):
         for group in self._groups():
             own = self._asking
             steps = group if own is None else [asked(own, step) for step in group]
+            steps = [self._named(self._with_fields(step)) for step in steps]
             self.scenario = replace(self.scenario, step=(*self.scenario.step, *steps))
             records = self.session.send(steps)
             before = len(self._known)
@@ -294,9 +328,33 @@ class Guided(Client):
             if self.session.ended:
                 return
 
+    def _named(self, step: Step) -> Step:
+        """The step, with the names of its images."""
+        if self._pictures is None or step.do != "complete":
+            return step
+        step, spans = self._pictures.named(step)
+        self.scenario = replace(self.scenario, spans={**self.scenario.spans, **spans})
+        self.session.vocabulary.spans |= {name: as_tokens(ids) for name, ids in spans.items()}
+        return step
+
+    def _with_fields(self, step: Step) -> Step:
+        """The step, some of them with a further field, or with a stop word that ends the reply."""
+        wide, guide = self._wide, self._guide
+        if step.do != "complete" or not (guide.fields or guide.stop_words):
+            return step
+        if guide.fields and not wide.integer(0, 7):
+            step = replace(step, options={**step.options, **wide.one_of(guide.fields)})
+        if guide.stop_words and isinstance(step.reply, tuple) and not wide.integer(0, 11):
+            word = turn_of("user", step.reply[-wide.integer(1, 2) :]).content
+            more = len(step.reply) + wide.integer(0, 4)
+            step = replace(step, options={**step.options, guide.stop_words: (word,)}, predict=more)
+        return step
+
     def _groups(self) -> Iterator[list[Step]]:
         """Requests that are sent together."""
         draws, patience, saved = self._draws, self._draws.integer(*IDLE), False
+        if self._guide != Guide() and not self._wide.integer(0, 7):
+            patience = MOST  # more entries than a store takes
         while self._index < MOST and self._idle < patience:
             act = draws.one_of(self._acts) if self._acts and draws.integer(0, 4) == 4 else ""
             name, slot = f"{self._index}", draws.integer(0, self._slots - 1)
@@ -352,6 +410,34 @@ class Guided(Client):
             return [*steps[:at], replace(step, leaves=LEAVES[0], held=held), *steps[at + 1 :]]
         end = Step(name=gone, do="cancel", of=step.name, turns=draws.integer(0, 6))
         return [*steps[:later], end, *steps[later:]]
+
+
+def _at_sizes(draws: Draws, shape: Shape, sizes: Sequence[int]) -> Shape:
+    """The shape, half of them with prompts of the lengths at which a server branches.
+
+    The longest of them are rare: a workload of such prompts takes as long as many others.
+    """
+    known = [each for each in sizes if each <= LONGEST] if draws.integer(0, 7) else list(sizes)
+    if not known or not draws.integer(0, 1):
+        return shape
+    size = draws.one_of(known)
+    edges = tuple(each * size + more for each in (1, 1, 2) for more in NEAR)
+    longest = max(shape.longest, min(3 * size, size + LONGEST // 2))
+    return replace(shape, longest=longest, edges=(*edges, *shape.edges))
+
+
+def _with_more(
+    draws: Draws, profile: Profile, model: str, options: dict[str, Any]
+) -> dict[str, Any]:
+    """The options, a quarter of them with a value that no table of flags has."""
+    family = family_of(profile.engine)
+    flags = family.guide(family.rules(profile), family.read(profile, options)).flags
+    if not flags or draws.integer(0, 3):
+        return options
+    name = draws.one_of([*flags])
+    more = {**options, name: draws.one_of(flags[name])}
+    fits = family.has(family.option(name), profile) and name not in options
+    return more if fits and compatible(profile, model, tuple(more.items())) else options
 
 
 def _with(

@@ -22,6 +22,7 @@ from cachesim.engines.mlx_lm.families import (
     family_of,
     model_classes,
 )
+from cachesim.engines.mlx_lm.guides import guide
 from cachesim.engines.mlx_lm.options import FIELDS, MlxOptions
 from cachesim.engines.mlx_lm.rules import (
     UNLISTED,
@@ -685,6 +686,8 @@ FAMILY: Final[Family[MlxRules, MlxOptions]] = Family(
         and flags.prompt_cache_size >= 10
         and flags.prompt_cache_bytes is None
     ),
+    guide=guide,
+    laws=f"{__package__}.laws:MlxLaws",
     draft_flag="draft_model",
     reply_cost=(7e-4, 6e-8),
     program="mlx_lm.server",

@@ -28,6 +28,8 @@ DESCRIBES: Final = frozenset(
         "build",
         "held",
         "integrity",
+        "laws",
+        "guides",
         "sizes",
         "events",
         "provenance",

@@ -4,9 +4,10 @@
     python -m tests.mutants.random.search vllm sglang --file found.jsonl
 
 Each mutant is searched on the newest release, and with the models, of which some workload reaches
-its line; on a server that is built on the port, if no release of its own does. It is found if a
-workload fails at a step where it does not fail without the mutant. Only the processor time of the
-search counts, not that of the comparison.
+its line; every second workload is one of a server that is built on the port, in turn, if some reach
+it there, too. If no release does, on the first of these servers, else with the first patch. It is
+found if a workload fails at a step where it does not fail without the mutant. Only the processor
+time of the search counts, not that of the comparison.
 """
 
 import argparse
@@ -24,13 +25,13 @@ from functools import partial
 from itertools import chain, count, product
 from pathlib import Path
 from statistics import median
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from rich.console import Console
 from rich.table import Table
 
 from benchmarks.defects import SHAPE
-from cachesim.engines.family import FAMILIES, Profile, family_of
+from cachesim.engines.family import FAMILIES, Family, Profile, family_of
 from cachesim.errors import ContractError, InputError
 from cachesim.model.presets import PRESETS
 from cachesim.scenario.format import Scenario
@@ -83,11 +84,8 @@ def targets(port: Port) -> list[Target]:
     for family in (own, *built):
         if family is not own:
             profiles += [f"{family.name}@{release}" for release in reversed(family.names())]
-        profiles += [
-            f"{family.name}@{patch.fits[-1]}+{patch.name}"
-            for patch in family.patches
-            if patch.server
-        ]
+        profiles += patched(family, server=True)
+    profiles += patched(own, server=False)
     found = []
     for profile, model in product(map(Profile.parse, profiles), PRESETS):
         with suppress(InputError):
@@ -96,10 +94,19 @@ def targets(port: Port) -> list[Target]:
     return found
 
 
+def patched(family: Family[Any, Any], *, server: bool) -> list[str]:
+    """The newest release that each patch fits: one of another server, or one not merged."""
+    return [
+        f"{family.name}@{each.fits[-1]}+{each.name}"
+        for each in family.patches
+        if each.server == server and each.fits and not each.landed
+    ]
+
+
 def reaching(
     every: Sequence[Target], mutants: Sequence[RandomMutant], seed: int, jobs: int
-) -> dict[int, list[Target]]:
-    """The targets whose workloads reach each mutant's line, those of the newest such release."""
+) -> dict[int, tuple[list[Target], list[Target]]]:
+    """The targets whose workloads reach each mutant's line: the first ones, and those beside."""
     parts = [partial(_probed, mutants, every[at::jobs], seed) for at in range(jobs)]
     found: dict[int, set[Target]] = {}
     for _, part in children(parts, jobs):
@@ -111,8 +118,16 @@ def reaching(
     chosen = {}
     for number, some in found.items():
         newest = [each for each in every if each in some]
-        chosen[number] = [each for each in newest if each[0] == newest[0][0]]
+        first = newest[0][0]
+        beside = [] if first.patches else [each for each in newest if is_server(each[0])]
+        chosen[number] = [each for each in newest if each[0] == first], beside
     return chosen
+
+
+def is_server(profile: Profile) -> bool:
+    """True for a profile of a server that is built on the port."""
+    patches = map(family_of(profile.engine).patch, profile.patches)
+    return any(each.server for each in patches)
 
 
 def _probed(
@@ -133,16 +148,22 @@ def _probed(
 
 
 def searched(
-    blank: Searched, mutant: RandomMutant, among: Sequence[Target], seed: int, seconds: float
+    blank: Searched,
+    mutant: RandomMutant,
+    targets: tuple[Sequence[Target], Sequence[Target]],
+    seed: int,
+    seconds: float,
 ) -> Searched:
     """The search for a mutant, which is planted in this process."""
-    control = _control()
+    control, (among, beside) = _control(), targets
     ports.plant(mutant)
     spent, oracles = 0.0, Oracles()
     result = replace(blank, profile=str(among[0][0]), models=len(among))
     for played in count():
-        number, at = divmod(played, len(among))
-        profile, model = among[at]
+        turn, second = divmod(played, 2) if beside else (played, 0)
+        here = beside if second else among
+        number, at = divmod(turn, len(here))
+        profile, model = here[at]
         if spent >= seconds:
             break
         begin = time.process_time()
@@ -155,7 +176,8 @@ def searched(
             failures = _failures_of(scenario, profile)  # as `check`: once more, on all layers
         own = failures - control(scenario, profile) if scenario is not None else failures
         if own:
-            return replace(result, found=min(own, key=lambda each: each[1])[0], model=model)
+            kind = min(own, key=lambda each: each[1])[0]
+            return replace(result, found=kind, model=model, profile=str(profile))
     return result
 
 
@@ -244,7 +266,7 @@ def searches(
             reached=number in among,
         )
         blanks.append(blank)
-        some = among.get(number, newest)
+        some = among.get(number, (newest, []))
         given = 0.0 if blank.equivalent else seconds
         tasks.append(partial(searched, blank, mutant, some, seed, given))
     for number, result in children(tasks, jobs):

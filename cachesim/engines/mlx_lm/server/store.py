@@ -1,6 +1,5 @@
 """The server's store: lookups with their causes, insertions with a check of their state."""
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
@@ -10,7 +9,7 @@ import numpy as np
 
 from cachesim.engines.causes import Ledger
 from cachesim.engines.events import Event
-from cachesim.engines.mlx_lm import causes
+from cachesim.engines.mlx_lm import causes, integrity
 from cachesim.engines.mlx_lm.caches.arrays_cache import ArraysCache
 from cachesim.engines.mlx_lm.caches.kv_cache import ChunkedKVCache, RotatingKVCache, SparseCache
 from cachesim.engines.mlx_lm.caches.layer_cache import LayerCache, UpstreamRaise, name_of
@@ -197,6 +196,9 @@ class ServerStore:
         if positions and options.draft_model is not None:
             msg = "a prompt cache that keeps states at given positions has no draft_model here"
             raise OptionError(msg)
+        if isinstance(rules.server.memory, WholeRules) and options.draft_model is not None:
+            msg = "vllm-mlx's default engine has no draft_model beside a model that reads images"
+            raise OptionError(msg)
         self.cache = _store_of(rules, options, networks[""])
         self.cache.on_event = emit
 
@@ -303,18 +305,9 @@ class ServerStore:
         ] + [*on_disk]
 
     def check_integrity(self) -> None:
-        """Raise ContractError unless each entry is in one queue, and the counters are the sums."""
-        cache = self.cache
-        stored, queues = cache.trie.items(), cache.order.queues.values()
-        entries = [(model, tuple(tokens)) for model, tokens, _ in stored]
-        queued = [(model, tuple(tokens)) for queue in queues for model, tokens in queue]
-        if Counter(entries) != Counter(queued):
-            msg = f"the trie holds {len(entries)} entries, the queues {len(queued)}, not the same"
-            raise ContractError(msg)
-        total = sum(entry.nbytes for _, _, entry in stored)
-        if cache.rules.limits_bytes and total != cache.nbytes:
-            msg = f"the entries take {total} bytes, the counter says {cache.nbytes}"
-            raise ContractError(msg)
+        """Raise ContractError unless the store is consistent."""
+        for problem in integrity.problems(self.cache):
+            raise ContractError(problem)
 
 
 def _in_words(found: Fetched) -> str:

@@ -1,0 +1,61 @@
+"""What a guided search draws for mlx-lm's server and for those built on it."""
+
+from typing import TYPE_CHECKING, Any, Final
+
+from cachesim.engines.guide import Guide, Images
+from cachesim.engines.mlx_lm.options import MlxOptions
+from cachesim.engines.mlx_lm.rules import (
+    DiskRules,
+    MllmRules,
+    ServerRules,
+    SessionRules,
+    WholeRules,
+)
+
+if TYPE_CHECKING:
+    from cachesim.engines.mlx_lm.family import MlxRules
+
+FLAGS: Final[dict[str, tuple[Any, ...]]] = {
+    "prompt_cache_bytes": (0, 2_000, 8_000, 30_000, 100_000),
+    "kv_bits": (4, 8),
+    "draft_model": ("self",),
+}
+"""Small limits in bytes; and flags with which no request is batched."""
+
+
+def guide(rules: "MlxRules", flags: MlxOptions) -> Guide:
+    """The guide of a profile with these flags."""
+    own = rules.server
+    fields: tuple[dict[str, Any], ...] = ({"seed": 0}, {"tools": ("a tool",)})
+    if isinstance(own.memory, WholeRules):
+        fields = ({"stream": True}, {"stream": True}, {"seed": 0})
+    return Guide(
+        sizes=_sizes(own),
+        images=_images(own, flags),
+        fields=fields,
+        stop_words="stop_words",
+        templates=("strip-reasoning",),
+        flags=FLAGS,
+    )
+
+
+def _sizes(own: ServerRules) -> tuple[int, ...]:
+    found: set[int] = set()
+    if own.snapshots is not None:
+        found |= {own.snapshots.interval}
+    if own.memory is not None:
+        found |= {own.memory.least}
+    if isinstance(own.grid, SessionRules):
+        found |= {own.grid.before_end}
+    elif own.grid is not None:
+        context = own.grid.max_kv_size if isinstance(own.grid, DiskRules) else None
+        found |= {own.grid.interval, own.grid.before_end, context or 0}
+    return tuple(sorted(each for each in found if each > 1))
+
+
+def _images(own: ServerRules, flags: MlxOptions) -> Images:
+    if isinstance(own.memory, WholeRules):
+        return "all"
+    others = (own.snapshots, own.grid, own.memory, flags.draft_model)
+    reads = own.reads_images and all(each is None for each in others)
+    return "some" if reads or isinstance(own.memory, MllmRules) else "none"

@@ -1,0 +1,69 @@
+"""Checks of the stores of mlx-lm's server and of those built on it, between requests."""
+
+from collections import Counter
+from collections.abc import Iterator
+
+from cachesim.engines.mlx_lm.store.disk_prompt_cache import DiskPromptCache, RecordStore
+from cachesim.engines.mlx_lm.store.lru_prompt_cache import LRUPromptCache
+from cachesim.engines.mlx_lm.store.memory_prompt_cache import RapidPromptCache
+from cachesim.engines.mlx_lm.store.mllm_prompt_cache import MllmPromptCache
+
+
+def problems(cache: LRUPromptCache) -> Iterator[str]:
+    """What is wrong with a store, in words."""
+    yield from _queues(cache)
+    if cache.rules.limits_bytes:
+        yield from _bytes(cache)
+    if isinstance(cache, RapidPromptCache):
+        uncut = sum(
+            not all(layer.is_trimmable() for layer in entry.prompt_cache)
+            for _, _, entry in cache.trie.items()
+        )
+        if uncut > cache.rapid.uncut:
+            yield f"{uncut} entries cannot be cut, {cache.rapid.uncut} are allowed"
+    if isinstance(cache, MllmPromptCache) and len(cache.prepared) > cache.mllm.pixels:
+        yield f"{len(cache.prepared)} prompts are prepared, {cache.mllm.pixels} are allowed"
+    if isinstance(cache, DiskPromptCache):
+        if len(cache) > 1:
+            yield f"{len(cache)} conversations are in memory, one is allowed"
+        for store in cache.stores.values():
+            yield from _records(store)
+
+
+def _queues(cache: LRUPromptCache) -> Iterator[str]:
+    """Each entry is in the queue of its type, once."""
+    stored = cache.trie.items()
+    entries = [(each.cache_type, model, tuple(tokens)) for model, tokens, each in stored]
+    queued = [
+        (name, model, tuple(tokens))
+        for name, queue in cache.order.queues.items()
+        for model, tokens in queue
+    ]
+    if Counter(entries) != Counter(queued):
+        yield f"the trie holds {len(entries)} entries, the queues {len(queued)}, not the same"
+
+
+def _bytes(cache: LRUPromptCache) -> Iterator[str]:
+    """The counters are the sums over the entries, in all and by type."""
+    sizes: Counter[str] = Counter()
+    for _, _, entry in cache.trie.items():
+        sizes[entry.cache_type] += entry.nbytes
+    if sizes.total() != cache.nbytes:
+        yield f"the entries take {sizes.total()} bytes, the counter says {cache.nbytes}"
+    for name, counts in cache.stats_by_type().items():
+        if counts["n_bytes"] != sizes[name]:
+            yield f"{name} entries take {sizes[name]} bytes, their counter says {counts}"
+
+
+def _records(store: RecordStore) -> Iterator[str]:
+    """Records of whole chunks, whose bytes are counted and within the budget."""
+    total = sum(each.nbytes for each in store.records.values())
+    if total != store.total_bytes:
+        yield f"the records take {total} bytes, the counter says {store.total_bytes}"
+    if total > store.max_bytes:
+        yield f"the records take {total} bytes, {store.max_bytes} are allowed"
+    for each in store.records.values():
+        if each.chunk.end - each.chunk.start != store.rules.interval:
+            yield f"a record covers {each.chunk.start} to {each.chunk.end}"
+        if each.nbytes != sum(layer.nbytes for layer in each.layers.values()):
+            yield f"a record of {each.nbytes} bytes has layers of another size"

@@ -1,0 +1,256 @@
+"""Laws of mlx-lm's server and of those built on it, which a search checks request by request.
+
+Each holds on every release and patch, but where a rule of theirs is named here.
+"""
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from typing import Final
+
+from cachesim.engines.events import Event
+from cachesim.engines.mlx_lm.engine import MlxLm
+from cachesim.engines.mlx_lm.events import (
+    Insertion,
+    ModelCalled,
+    PromptCacheConsumed,
+    PromptCacheEvicted,
+    PromptCacheInserted,
+    PromptCachePruned,
+    PromptCacheReplaced,
+    PromptProgress,
+    RequestAdmitted,
+    RequestFinished,
+)
+from cachesim.engines.mlx_lm.integrity import problems
+from cachesim.engines.mlx_lm.rules import (
+    DiskRules,
+    GridRules,
+    MllmRules,
+    RapidRules,
+    SessionRules,
+    WholeRules,
+)
+from cachesim.engines.seen import Breach, Seen
+from cachesim.engines.tokens import get_common_prefix
+from cachesim.typed import there_is
+
+ATTENTION: Final = frozenset({"attention"})
+
+LEAVES: Final = (
+    PromptCacheConsumed,
+    PromptCacheEvicted,
+    PromptCachePruned,
+    PromptCacheReplaced,
+)
+"""Events of an entry that leaves the store."""
+
+STOPS: Final = "stop_words"
+"""The field after which a reply may end sooner, or go on until the worker is stopped."""
+
+DEEP: Final = 10
+"""Entries of a store with several queues that never evicts the newest one first."""
+
+REFUSED: Final = frozenset({"ValueError", "NotImplementedError"})
+"""Errors with which a request may fail: its prompt is covered, its draft or ring has no rule."""
+
+
+class MlxLaws:
+    """The laws, with the contents of the store by its events."""
+
+    def __init__(self, engine: MlxLm) -> None:
+        self._engine, self._rules, self._options = engine, engine.rules, engine.options
+        own = engine.rules.server
+        self._whole = isinstance(own.memory, WholeRules)
+        self._drafts = self._options.draft_model is not None
+        # A checkpoint before the last token: what follows it is fed again, one by one.
+        thinks = self._options.chat_template == "strip-reasoning"
+        self._ragged = own.checkpoint_at_last_user or (own.checkpoint and thinks)
+        self._before: Seen | None = None
+        self.begin_anew()
+
+    def begin_anew(self) -> None:
+        """Read what the store holds."""
+        cache = self._engine.server.store.cache
+        self._before = None
+        self._entries, self._bytes = len(cache), cache.nbytes if self._counts_bytes else 0
+
+    @property
+    def _counts_bytes(self) -> bool:
+        return self._rules.store.limits_bytes
+
+    def broken(self, seen: Seen) -> Breach | None:
+        """The first law that a request breaks."""
+        before, self._before = self._before, seen if seen.alone else None
+        evicted = self._count(seen.events)
+        if seen.reply.error is not None:
+            return self._failed(seen)
+        if not seen.alone:
+            return None
+        for detail in (evicted, *self._accounts(seen), *self._work(seen), *self._kept(seen)):
+            if detail:
+                return Breach(kind="broken invariant", detail=detail)
+        return None if before is None else self._lost(before, seen)
+
+    # -- the store -----------------------------------------------------------------------------
+
+    def _count(self, events: Sequence[Event]) -> str:
+        """Count entries and bytes; the reason if one was evicted while there was room."""
+        cache = self._engine.server.store.cache
+        limited = self._options.prompt_cache_bytes is not None
+        broken = ""
+        for each in events:
+            if isinstance(each, PromptCacheInserted):
+                self._entries += 1
+                self._bytes += each.nbytes
+            elif isinstance(each, LEAVES):
+                room = self._entries <= cache.max_size
+                if isinstance(each, PromptCacheEvicted) and room and not limited:
+                    broken = f"an entry is evicted from {self._entries} of {cache.max_size}"
+                self._entries -= 1
+                self._bytes -= each.nbytes
+        return "" if isinstance(self._rules.server.memory, RapidRules) else broken
+
+    def _accounts(self, seen: Seen) -> Iterator[str]:
+        """The store's counts against its events, and its limit."""
+        cache = self._engine.server.store.cache
+        yield from problems(cache)
+        if len(cache) > cache.max_size:
+            yield f"the store holds {len(cache)} entries, {cache.max_size} are allowed"
+        if self._rules.server.snapshots is not None:  # whose entries move without an event
+            return
+        if self._entries != len(cache):
+            yield f"{self._entries} entries by the events, {len(cache)} in the store"
+        if self._counts_bytes and self._bytes != cache.nbytes:
+            yield f"{self._bytes} bytes by the events, {cache.nbytes} by the store's counter"
+        for each in seen.events:
+            if isinstance(each, RequestAdmitted) and each.cached != seen.reply.cached:
+                yield f"{each.cached} tokens cached as it was admitted, {seen.reply.cached} after"
+
+    def _kept(self, seen: Seen) -> Iterator[str]:
+        """A state is stored under the tokens that it was fed, and its layers count them."""
+        own, tokens = self._rules.server, seen.reply.prompt + seen.reply.generated
+        if self._drafts or own.snapshots is not None or self._whole:
+            return
+        unrolls = self._rules.caches.rotating_unrolls_on_trim
+        exact = not (self._ragged or own.binds_late or self._rules.store.reuses_untrimmed)
+        exact = exact and not unrolls
+        for each in seen.events:
+            if not isinstance(each, Insertion):
+                continue
+            if not seen.images and each.key != tokens[: each.length]:
+                yield f"a state of {each.length} tokens is stored under another key"
+            counts = {layer["offset"] for layer in each.layers if "offset" in layer}
+            if exact and counts - {each.length, *self._uncounted(seen)}:
+                yield f"a state of {counts} tokens is stored under a key of {each.length}"
+        stopped = STOPS in seen.fields and not own.forgets_stopped
+        if own.grid is None and own.memory is None and not stopped:
+            stored = [each for each in seen.events if isinstance(each, Insertion)]
+            if not stored or stored[-1].length != len(tokens):
+                yield f"the state after {len(tokens)} tokens is not stored"
+            elif stored[-1].type != self._rules.store.queue_of("assistant"):
+                yield f"the state after a reply is stored as one of {stored[-1].type}"
+
+    def _uncounted(self, seen: Seen) -> frozenset[int]:
+        """The count of layers without one."""
+        return frozenset() if seen.plain else frozenset({0})
+
+    # -- the work ------------------------------------------------------------------------------
+
+    def _work(self, seen: Seen) -> Iterator[str]:
+        """The tokens that the model is given, the progress of a prompt, the end of a reply."""
+        reply, events = seen.reply, seen.events
+        told = (
+            reply.generated[: len(seen.forced or ())] if STOPS in seen.fields else reply.generated
+        )
+        if seen.forced is not None and told != seen.forced:
+            yield f"{len(reply.generated)} tokens are returned of {len(seen.forced)}"
+        reasons = [each.reason for each in events if isinstance(each, RequestFinished)]
+        if reasons != ["length"] and STOPS not in seen.fields:
+            yield f"a reply without a stop word ends as {reasons}"
+        rest = len(reply.prompt) - (0 if self._whole else there_is(reply.cached))
+        fed = sum(each.rows * each.columns for each in events if isinstance(each, ModelCalled))
+        if not self._drafts and not self._ragged and fed != rest + len(reply.generated):
+            yield f"{fed} tokens are fed for {rest} of the prompt and {len(reply.generated)}"
+        widest = max((each.columns for each in events if isinstance(each, ModelCalled)), default=0)
+        if not self._drafts and widest > max(self._options.prefill_step_size, 1):
+            yield f"the model is given {widest} tokens at once"
+        for each in events:
+            if isinstance(each, RequestAdmitted) and each.segments:
+                cut = sum(length for length, _ in each.segments)
+                if cut != len(reply.prompt):
+                    yield f"the segments have {cut} tokens of {len(reply.prompt)}"
+        done = [(each.done, each.total) for each in events if isinstance(each, PromptProgress)]
+        if any(one[0] > other[0] for one, other in pairwise(done)):
+            yield "the progress of a prompt goes back"
+        alone = any(isinstance(each, RequestAdmitted) and each.path == "single" for each in events)
+        short = 0 if alone or self._rules.server.segments else 1  # its last token is fed apart
+        if done and not self._ragged and done[-1][0] != done[-1][1] - short:
+            yield f"a prompt's progress ends at {done[-1][0]} of {done[-1][1]}"
+
+    def _failed(self, seen: Seen) -> Breach | None:
+        """A request alone that fails by an error of no rule."""
+        error = seen.reply.error or ""
+        if not error.isidentifier() or error in REFUSED:
+            return None
+        return Breach(kind="refusal", detail=f"{error}: {seen.reply.message}")
+
+    # -- reuse ---------------------------------------------------------------------------------
+
+    def _lost(self, before: Seen, seen: Seen) -> Breach | None:
+        """Too little reuse of the request right before."""
+        same = before.model == seen.model and not (before.images or seen.images)
+        if not same or before.reply.error is not None or seen.reply.cached is None:
+            return None
+        due = self._due(before, seen)
+        if seen.reply.cached >= due:
+            return None
+        detail = f"{seen.reply.cached} of {due} tokens cached that the request before wrote"
+        return Breach(kind="lost reuse", detail=detail, due=due)
+
+    def _due(self, before: Seen, seen: Seen) -> int:
+        """The tokens that the server must reuse of the request right before."""
+        flags, rules = self._options, self._rules.server
+        fewest = DEEP if len(self._rules.store.queues) > 1 else 1
+        shallow = flags.prompt_cache_size < fewest or flags.prompt_cache_bytes is not None
+        if self._drafts or shallow or rules.snapshots is not None or STOPS in before.fields:
+            return 0
+        prompt, held = seen.reply.prompt, before.reply.prompt + before.reply.generated
+        shared, length = int(get_common_prefix(prompt, held)), len(prompt)
+        end = shared if shared == len(held) < length else 0  # where it continues the whole reply
+        cut = min(shared, length - 1) if seen.plain and seen.layers <= ATTENTION else 0
+        if rules.memory is not None:
+            return self._due_of_memory(before, seen, shared, end, cut)
+        if rules.grid is not None:
+            return self._due_on_grid(before, shared, end, cut)
+        store = self._rules.store
+        cuts = store.cuts_to_common_prefix and store.leaves_one_token
+        return max(end, cut if cuts else 0) if shared > 1 else 0
+
+    def _due_on_grid(self, before: Seen, shared: int, end: int, cut: int) -> int:
+        grid = there_is(self._rules.server.grid)
+        if isinstance(grid, SessionRules):
+            kept = self._engine.server.store.cache
+            stored = getattr(kept, "keeps_replies", False) and shared > 1
+            return max(end, cut) if stored else 0
+        if isinstance(grid, DiskRules):
+            return max(end, cut)
+        if grid.keeps_the_end:
+            return max(end if not grid.lookahead else 0, min(cut, shared - grid.lookahead), 0)
+        return self._on_grid(grid, min(cut, len(before.reply.prompt) - 1))
+
+    @staticmethod
+    def _on_grid(grid: GridRules, most: int) -> int:
+        return max(0, most) // grid.interval * grid.interval
+
+    def _due_of_memory(self, before: Seen, seen: Seen, shared: int, end: int, cut: int) -> int:
+        memory, reply = there_is(self._rules.server.memory), before.reply
+        length, prompt = len(seen.reply.prompt), len(reply.prompt)
+        if self._whole or length < memory.least:
+            return 0
+        if isinstance(memory, RapidRules):
+            return end if memory.uncut else min(end, cut)
+        if not cut or self._options.chat_template == "strip-reasoning":
+            return 0
+        if isinstance(memory, MllmRules):
+            return min(prompt, length - 1) if shared >= prompt >= memory.least else 0
+        return end if end >= memory.least else 0
