@@ -84,6 +84,7 @@ def simpler(scenario: Scenario) -> Iterator[Scenario]:
     yield from _fewer_steps(scenario)
     yield from _fewer_flags(scenario)
     yield from _shorter_prompts(scenario)
+    yield from _shorter_spans(scenario)
     yield from _shorter_chats(scenario)
     yield from _plainer_steps(scenario)
     yield from _plainer_tokens(scenario)
@@ -139,7 +140,7 @@ def _fewer_flags(scenario: Scenario) -> Iterator[Scenario]:
 
 def _shorter_prompts(scenario: Scenario) -> Iterator[Scenario]:
     longest = max(len(step.ids) for step in scenario.step)
-    has_prompt = [step.prompt is not None for step in scenario.step]
+    has_prompt = [isinstance(step.prompt, tuple) for step in scenario.step]
     size = longest // 2
     while size:
         for first in range(0, longest, size):
@@ -158,6 +159,20 @@ def _shorter_prompts(scenario: Scenario) -> Iterator[Scenario]:
         while size:
             yield _changed(scenario, index, replace(step, prompt=step.ids[:-size]))
             size //= 2
+
+
+def _shorter_spans(scenario: Scenario) -> Iterator[Scenario]:
+    """Shorter texts beside images, which keep a token; without images there are no spans."""
+    for name, tokens in scenario.spans.items():
+        size = len(tokens) // 2 if isinstance(tokens, tuple) else 0
+        while size and isinstance(tokens, tuple):
+            yield replace(scenario, spans={**scenario.spans, name: tokens[:-size]})
+            yield replace(scenario, spans={**scenario.spans, name: tokens[size:]})
+            size //= 2
+    used = {word for step in scenario.step for word in str(step.prompt).split()}
+    kept = {n: each for n, each in scenario.spans.items() if n in used or n in scenario.images}
+    if len(kept) < len(scenario.spans):
+        yield replace(scenario, spans=kept)
 
 
 def _shorter_chats(scenario: Scenario) -> Iterator[Scenario]:
@@ -239,7 +254,8 @@ def _changed_together(
 
 def _plainer_tokens(scenario: Scenario) -> Iterator[Scenario]:
     """Renumber tokens in the order of their first occurrence; equal ones stay equal."""
-    if any(step.messages for step in scenario.step) or spec_of(scenario.model).recall:
+    texts = scenario.images or any(step.messages for step in scenario.step)
+    if texts or spec_of(scenario.model).recall:
         return
     names: dict[int, int] = {}
     for step in scenario.step:

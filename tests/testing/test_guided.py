@@ -181,8 +181,58 @@ def test_a_guided_search_keeps_given_flags() -> None:
         assert fixed == {name: options[name] for name in fixed}
 
 
+def test_prompts_have_images_where_a_server_reads_them() -> None:
+    some = [played("mlx-lm@0.32.2", n, "dense")[0] for n in range(24)]
+    every = [played("mlx-lm@0.31.3+vllm-mlx-whole", n, "dense")[0] for n in range(12)]
+    sent = [step for each in every for step in each.step if step.do == "complete"]
+
+    assert {True, False} == {bool(each.images) for each in some}
+    assert all(isinstance(step.prompt, str) and "i" in step.prompt for step in sent)
+    assert not any(played("mlx-lm@0.31.3", n, "dense")[0].images for n in range(12))
+
+
+def test_a_workload_with_images_is_played_again_from_its_scenario() -> None:
+    profile, shown = Profile.parse("mlx-lm@0.31.3+vllm-mlx-718"), 0
+    for _, scenario, trial in islice(trials(profile, "dense", shape=SHAPE, stop_early=False), 30):
+        again = trial_of(0, scenario, profile, arithmetic="ring", stop_early=False)
+        shown += bool(scenario.images)
+
+        assert (trial.findings, trial.cached) == (again.findings, again.cached)
+
+    assert shown
+
+
+def test_what_fails_with_images_becomes_smaller() -> None:
+    profile = Profile.parse("mlx-lm@0.31.3+vllm-mlx-718")
+    found = search(profile, "dense", examples=60, shape=SHAPE)
+
+    assert found.counterexample is not None
+    assert 3 >= len(found.counterexample.scenario.step)
+    assert 20 >= sum(
+        len(each)
+        for each in found.counterexample.scenario.spans.values()
+        if not isinstance(each, int | str)
+    )
+
+
+def test_prompts_reach_the_lengths_at_which_another_server_branches() -> None:
+    scenarios = [played("mlx-lm@0.31.3+omlx", n, "dense")[0] for n in range(16)]
+    longest = [max(len(step.ids) for step in each.step) for each in scenarios]
+
+    assert min(longest) < 200
+    assert max(longest) > 2048
+
+
+def test_some_requests_have_stop_words_tools_or_another_template() -> None:
+    scenarios = [played("mlx-lm@0.32.2", n, "dense")[0] for n in range(60)]
+    fields = {name for each in scenarios for step in each.step for name in step.options}
+
+    assert {"seed", "stop_words", "tools"} == fields
+    assert {"chatml", "strip-reasoning"} == {each.chat.template for each in scenarios}
+
+
 def test_check_draws_so(capsys: pytest.CaptureFixture[str]) -> None:
     status = main(["check", "mlx-lm@0.31.2", "--model", "swa", "--jobs", "1"])
 
     assert status == 1
-    assert "CRASH in workload" in capsys.readouterr().out
+    assert "WRONG ANSWER in workload" in capsys.readouterr().out
