@@ -32,7 +32,6 @@ from cachesim.errors import OptionError, ProfileError, SpecError
 from cachesim.typed import Value
 
 if TYPE_CHECKING:
-    from cachesim.engines.seen import Laws
     from cachesim.model.spec import ModelSpec
 
 
@@ -518,8 +517,8 @@ class Family(Generic[R, S]):
         """Start a server; its class is imported here."""
         return self._loaded(self.engine)(profile, family=self, **parts)
 
-    def laws_of(self, engine: Server) -> "Laws | None":
-        """Further laws of a server that has just started, if there are any."""
+    def laws_of(self, engine: Server) -> Server:
+        """Further `Laws` of a server that has just started, or None; untyped as its engine is."""
         return self._loaded(self.laws)(engine) if self.laws else None
 
     def _loaded(self, made: str | Callable[..., Any]) -> Callable[..., Any]:

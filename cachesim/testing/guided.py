@@ -17,6 +17,8 @@ those before it:
               compare texts
     clients   leave after some turns, also of requests that wait, or once a slot holds a number of
               tokens; servers that can restart do
+    guide     what an engine declares for a profile: lengths at which another server's rules
+              branch, images, further fields, stop words, chat templates, small limits
 
 A workload depends on its seed and number alone, so that several processes find what one does.
 """

@@ -686,7 +686,7 @@ FAMILY: Final[Family[MlxRules, MlxOptions]] = Family(
         and flags.prompt_cache_size >= 10
         and flags.prompt_cache_bytes is None
     ),
-    guide=guide,
+    guide=lambda rules, flags: guide(rules.server, flags),
     laws=f"{__package__}.laws:MlxLaws",
     draft_flag="draft_model",
     reply_cost=(7e-4, 6e-8),

@@ -1,6 +1,6 @@
 """What a guided search draws for mlx-lm's server and for those built on it."""
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from cachesim.engines.guide import Guide, Images
 from cachesim.engines.mlx_lm.options import MlxOptions
@@ -12,9 +12,6 @@ from cachesim.engines.mlx_lm.rules import (
     WholeRules,
 )
 
-if TYPE_CHECKING:
-    from cachesim.engines.mlx_lm.family import MlxRules
-
 FLAGS: Final[dict[str, tuple[Any, ...]]] = {
     "prompt_cache_bytes": (0, 2_000, 8_000, 30_000, 100_000),
     "kv_bits": (4, 8),
@@ -23,9 +20,8 @@ FLAGS: Final[dict[str, tuple[Any, ...]]] = {
 """Small limits in bytes; and flags with which no request is batched."""
 
 
-def guide(rules: "MlxRules", flags: MlxOptions) -> Guide:
-    """The guide of a profile with these flags."""
-    own = rules.server
+def guide(own: ServerRules, flags: MlxOptions) -> Guide:
+    """The guide of a server with these rules and flags."""
     fields: tuple[dict[str, Any], ...] = ({"seed": 0}, {"tools": ("a tool",)})
     if isinstance(own.memory, WholeRules):
         fields = ({"stream": True}, {"stream": True}, {"seed": 0})
