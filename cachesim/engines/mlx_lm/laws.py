@@ -172,7 +172,8 @@ class MlxLaws:
         if not self._drafts and not self._ragged and fed != rest + len(reply.generated):
             yield f"{fed} tokens are fed for {rest} of the prompt and {len(reply.generated)}"
         widest = max((each.columns for each in events if isinstance(each, ModelCalled)), default=0)
-        if not self._drafts and widest > max(self._options.prefill_step_size, 1):
+        most = self._options.prefill_step_size
+        if not (self._drafts or self._ragged) and widest > most:
             yield f"the model is given {widest} tokens at once"
         for each in events:
             if isinstance(each, RequestAdmitted) and each.segments:
