@@ -156,6 +156,8 @@ class Nixl(Connector):
         return 0, False
 
     def promise(self, request: Request, local: int, tokens: int) -> None:
+        if request.id in self.failing:  # all of a read is invalid, not a block of it
+            self.failing[request.id] = 0
         Connector.promise(self, request, local, tokens)
         self.prefills[request.id].asked = True
 

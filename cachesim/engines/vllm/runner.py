@@ -455,27 +455,21 @@ class Runner:
         pieces = self._pieces(chunk)
         if scan is not None:
             pieces = scan.pieces(self._state.block, self.scan_size)
-        wanted = 1 + len(chunk.drafts)
-        tokens = chunk.tokens
+        first = chunk.end - 1 - len(chunk.drafts)  # sampled from there on
+        tokens, logits = chunk.tokens, list[Array]()
         for start, end in pieces:
             held = self._store(chunk, start, end)
             store: Store = held if scan is None else PieceStore(held, scan, end)
-            last = end == chunk.end
-            rows = (
-                np.arange(end - start - wanted, end - start, dtype=np.int64)
-                if last
-                else np.zeros(0, np.int64)
-            )
             ubatch = Ubatch(
                 tokens=np.array(tokens[start - chunk.start : end - chunk.start], np.int64),
                 positions=np.arange(start, end, dtype=np.int64),
-                outputs=rows,
+                outputs=np.arange(max(first, start), end, dtype=np.int64) - start,
             )
-            output = self.network.run(ubatch, store)
-            if not last and self._state.mode == "align":
+            logits.append(self.network.run(ubatch, store).logits)
+            if end < chunk.end and self._state.mode == "align":
                 for group, block in self._exported(chunk)[1].items():
                     self.pages.copy(group, held.targets[group][0], block)
-        return output.logits
+        return logits[0] if len(logits) == 1 else np.concatenate(logits)
 
     def _exported(self, chunk: Chunk) -> tuple[int, dict[int, int]]:
         """Position of the state that a prefill's chunk exports, or 0; by group the block for it.
@@ -758,7 +752,7 @@ class Connector:
                 failed.append(load.request)
                 continue
             if load.fails is not None:
-                blocks = range(first // group.block, end // group.block)
+                blocks = range(first // group.block, cdiv(end, group.block))
                 at = blocks[min(load.fails, len(blocks) - 1)]
                 invalid.add(tables[0][at])
                 end = at * group.block

@@ -142,3 +142,14 @@ def test_a_prompt_of_one_block_needs_no_entry_for_an_exported_state(blocks: int,
 
     with pytest.raises(OptionError, match=f"4096 tokens: write {most} or less"):
         Engine.create("vllm@0.33.0", model=preset("hybrid"), options=options)
+
+
+def test_every_draft_beyond_an_exported_state_is_judged() -> None:
+    drafting = {"block_size": 8, "speculative_method": "eagle", "num_speculative_tokens": 8}
+    engine = Engine.create("vllm@0.33.0", model=preset("hybrid"), options=drafting)
+    engine.submit(Request(prompt=text(1, 5), predict=3))
+    engine.step()
+
+    reply = ask(engine, text(9, 1))
+
+    assert 1 == len(reply.generated)

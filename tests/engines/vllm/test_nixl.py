@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from cachesim.engines import base
-from cachesim.engines.vllm.events import LeaseEnded, LoadFailed, PrefilledElsewhere
+from cachesim.engines.vllm.events import ChunkScheduled, LeaseEnded, LoadFailed, PrefilledElsewhere
 from cachesim.engines.vllm.nixl import Nixl
 from cachesim.engines.vllm.server import Vllm
 from cachesim.errors import OptionError
@@ -133,6 +133,18 @@ def test_a_failed_read_ends_the_request_or_is_computed_here(model: str) -> None:
     assert any(isinstance(each, LoadFailed) for each in engine.events)
     assert is_cold(reply, model)
     assert frees_all(engine)
+
+
+@pytest.mark.parametrize("failed", [0, 1, 9])
+@pytest.mark.parametrize("length", [3, 40])
+def test_all_of_a_failed_read_is_computed_here(length: int, failed: int) -> None:
+    engine = server("dense", kv_load_failure_policy="recompute")
+
+    reply = answer(engine, PROMPT[:length], failed_block=failed)
+
+    computed = [each.start for each in engine.events if isinstance(each, ChunkScheduled)]
+    assert 0 == computed[0]
+    assert is_cold(reply, "dense")
 
 
 @pytest.mark.parametrize(("lease", "same"), [(0, True), (7, True), (3, False)])
