@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 from copy import copy
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any, Final, TypeAlias
 
 import numpy as np
@@ -245,8 +246,10 @@ def check_books(manager: KVCacheManager, requests: Mapping[int, Request]) -> Non
             if number not in requests:
                 _fail(f"a block table of request {number}, which was never sent")
             holders.update(block for block in table if block != NULL)
+        _is_left(requests, each.num_cached, each.partial_hits)
     for pinned in manager.pins.values():
         holders.update(pinned)
+    _is_left(requests, manager.pins, manager.unwritten)
     for block in range(1, pool.size):
         references, count = pool.ref[block], holders.get(block, 0)
         if references != count:
@@ -257,6 +260,16 @@ def check_books(manager: KVCacheManager, requests: Mapping[int, Request]) -> Non
         for block in (found,) if isinstance(found, int) else found:
             if key != pool.key[block] and key not in pool.more_keys.get(block, ()):
                 _fail(f"block {block} is cached under an id that it does not have")
+    for block, own in enumerate(pool.key):
+        for key in () if own is None else (own, *pool.more_keys.get(block, ())):
+            if not pool.holds(key, block):
+                _fail(f"block {block} has an id under which it is not cached")
+
+
+def _is_left(requests: Mapping[int, Request], *books: Mapping[int, object]) -> None:
+    for number in chain.from_iterable(books):
+        if number not in requests or requests[number].status == "finished":
+            _fail(f"something is kept of request {number}, which is gone")
 
 
 def _fail(what: str) -> None:

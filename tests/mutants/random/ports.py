@@ -50,7 +50,7 @@ DESCRIBES: Final = frozenset(
 SHOWS: Final = frozenset(
     [
         "Account", "Computed", "Holding", "RowBytes", "States", "_as_kept", "_astray", "_bytes",
-        "_cells", "_checkpoint", "_deepest", "_described", "_fail", "_free", "_holding", "_host",
+        "_cells", "_checkpoint", "_deepest", "_described", "_fail", "_free", "_holding", "_host", "_is_left",
         "_locks", "_node", "_nodes", "_opened", "_own_cells", "_packed", "_host_entries",
         "_host_paths", "_rows", "_seen_next", "_sizes", "_tokens", "_unpacked", "amounts",
         "check_books", "check_integrity", "check_reserve", "context_params", "described", "held",

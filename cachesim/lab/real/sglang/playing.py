@@ -12,6 +12,7 @@ import numpy as np
 from cachesim.engines.images import Image
 from cachesim.engines.sglang import sessions
 from cachesim.engines.sglang.build import Sizes, grid_of, make_tree
+from cachesim.engines.sglang.integrity import check_books
 from cachesim.engines.sglang.node import Node, as_key
 from cachesim.engines.sglang.pools import (
     MOST_PRIORITY,
@@ -24,7 +25,7 @@ from cachesim.engines.sglang.pools import (
 from cachesim.engines.sglang.request import Batch, Drafts, Limits, Req, Stream
 from cachesim.engines.sglang.rules import Rules
 from cachesim.engines.sglang.scheduler import Scheduler
-from cachesim.engines.sglang.server import check_books, leaks
+from cachesim.engines.sglang.server import leaks
 from cachesim.engines.sglang.tree import Shape
 from cachesim.errors import OptionError, UpstreamAbort
 from cachesim.lab.real.prompts import read_row

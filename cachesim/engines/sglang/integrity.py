@@ -1,0 +1,117 @@
+"""Agreement of SGLang's tree, pools and counters."""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+from cachesim.engines.sglang.node import FULL, PART, STATE, LruList
+from cachesim.engines.sglang.pools import WindowPool
+from cachesim.engines.sglang.request import Req, Stream
+from cachesim.engines.sglang.tree import Tree
+from cachesim.engines.sglang.unified_core import UnifiedTreeCore
+from cachesim.errors import ContractError
+from cachesim.typed import there_is
+
+
+def check_books(tree: Tree, alive: Iterable[Req], streams: Iterable[Stream] = ()) -> None:
+    """Raise ContractError at the first disagreement."""
+    lent = [stream for stream in streams if stream.holder is not None]
+    held = {id(req): req for req in (*alive, *(there_is(each.holder) for each in lent))}
+    running = [req for req in held.values() if req.has_row]
+    locks = _locks(tree, [*running, *lent])
+    slots = states = 0
+    evictable = [0, 0, 0]
+    for node in tree.nodes():
+        states += node.state is not None
+        if node.evicted and tree.shape.host is not None:
+            if node.host_full is None:
+                _fail(f"node {node.id} is neither on the device nor on the host")
+            continue
+        if len(node.slots) != len(node.key):
+            _fail(f"node {node.id} has {len(node.key)} tokens and {len(node.slots)} slots")
+        if node.locks[FULL] != locks[node.id]:
+            _fail(f"node {node.id} has {node.locks[FULL]} locks and {locks[node.id]} holders")
+        slots += len(node)
+        evictable[FULL] += 0 if node.locks[FULL] else len(node)
+        evictable[PART] += len(node) if node.window and not node.locks[PART] else 0
+        evictable[STATE] += node.state is not None and not node.locks[STATE]
+        if node.state is not None and tree.rules.tree.trees == "one-per-kind":
+            continue
+        if node.locks[STATE] and not node.locks[FULL]:
+            _fail(f"node {node.id} is held for its state and not for its tokens")
+    _lists(tree)
+    if evictable != tree.evictable:
+        _fail(f"{evictable} tokens, window slots and states may be evicted, {tree.evictable} count")
+    _free(tree, running, slots, states)
+    _host(tree)
+
+
+def _lists(tree: Tree) -> None:
+    """The lists of nodes by last use, and the set of leaves that may be evicted."""
+    nodes = [*tree.nodes()]
+    members = {
+        "full_lru": {node.id for node in nodes},
+        "window_lru": {node.id for node in nodes if node.window},
+        "state_lru": {node.id for node in nodes if node.state is not None},
+    }
+    for name, wanted in members.items():
+        lru: LruList | None = getattr(tree, name, None)
+        if lru is not None and not wanted == lru.members == {node.id for node in lru}:
+            _fail(f"{name} has {len(lru)} nodes, not the {len(wanted)} of the tree")
+    if isinstance(tree, UnifiedTreeCore):
+        leaves = {*tree.leaves}
+        for node in nodes:
+            tree.update_leaf(node)
+        if leaves != tree.leaves:
+            _fail(f"{len(leaves)} leaves may be evicted, not {len(tree.leaves)}")
+
+
+def _locks(tree: Tree, holders: Sequence[Req | Stream]) -> Counter[int]:
+    nodes = (each.node if isinstance(each, Stream) else each.last_node for each in holders)
+    anchors = [node for node in nodes if node is not None]
+    return Counter(node.id for anchor in (*anchors, *tree.held_by_host()) for node in anchor.path())
+
+
+def _free(tree: Tree, running: list[Req], slots: int, states: int) -> None:
+    pool, page = tree.pool, tree.pool.page
+    private = sum(-(-r.allocated // page) * page - r.protected // page * page for r in running)
+    if not running and pool.available + slots != pool.size // page * page:
+        _fail(f"{pool.available} free slots and {slots} in the tree of {pool.size}")
+    if pool.available + slots + private < pool.size // page * page:
+        _fail(f"slots are lost: {pool.available} free, {slots} in the tree, {private} in use")
+    if isinstance(pool, WindowPool) and not running:
+        # Trap: a node may count as alive though its window slots were freed before it went in
+        nodes = [n for n in tree.nodes() if n.window or not tree.rules.tree.frees_by_a_stale_map]
+        alive = sum(int((pool.mapping[node.slots] > 0).sum()) for node in nodes)
+        if pool.windows.available + alive != pool.windows.size // page * page:
+            _fail(f"{pool.windows.available} free window slots and {alive} in the tree")
+    if tree.states is not None and not running:
+        total = tree.states.available + states
+        if total > tree.states.size:
+            _fail(f"{tree.states.available} free states and {states} in the tree")
+
+
+def _host(tree: Tree) -> None:
+    shape, free = tree.shape.host, tree.host_free()
+    if shape is None:
+        return
+    held: Counter[str] = Counter()
+    for node in tree.nodes():
+        held["host_tokens"] += 0 if node.host_full is None else len(node.host_full)
+        held["host_window_tokens"] += 0 if node.host_window is None else len(node.host_window)
+        held["host_states"] += node.host_state is not None
+    held.update(tree.host_underway())
+    sizes = {
+        "host_tokens": shape.tokens,
+        "host_window_tokens": shape.window_tokens,
+        "host_states": shape.states,
+    }
+    orphans = tree.rules.tree.trees == "one-per-kind"  # Trap: see `HiRadixCache`
+    for name, count in free.items():
+        total = count + held[name]
+        if total > sizes[name] or (total < sizes[name] and not orphans):
+            _fail(f"{name}: {count} are free, {held[name]} in the tree, of {sizes[name]}")
+
+
+def _fail(what: str) -> None:
+    msg = f"sglang: {what}"
+    raise ContractError(msg)
