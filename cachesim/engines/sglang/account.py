@@ -85,13 +85,14 @@ class Account:
         known = req.num_tokens
         if equal > known - 1:
             ledger.apply(causes.LAST_TOKEN, known - 1, prompt_tokens=known)
+        found = match.usable  # that of a streaming session has neither pairs nor pages
         if shape.bigrams and ledger.usable:
-            pairs = ledger.usable - 1
+            pairs = max(ledger.usable - 1, min(found, ledger.usable))
             ledger.apply(causes.PAIRS, pairs, tokens=ledger.usable, pairs=pairs)
         page = shape.page
-        ledger.apply(causes.WHOLE_PAGES, ledger.usable // page * page, page=page)
+        whole = max(ledger.usable // page * page, min(found, ledger.usable))
+        ledger.apply(causes.WHOLE_PAGES, whole, page=page)
         self._attention(ledger, req, match, stored)
-        found = match.usable
         if found < ledger.usable:
             self._parts(ledger, req, found, prompt)
         return ledger
