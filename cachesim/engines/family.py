@@ -193,7 +193,7 @@ class Corner:
     steps: int = 0  # maximum requests of a workload; 0: the default
     crowd: bool = False  # most requests arrive together
     edges: tuple[int, ...] = ()  # lengths at which it branches, beside those of all servers
-    fields: Mapping[str, Any] = field(default_factory=dict)  # of some of its requests
+    fields: Mapping[str, Any] = field(default_factory=dict)  # of some of its requests, or several
 
 
 Act: TypeAlias = Literal["new", "again", "continue", "part", "together", "cancel"]
@@ -282,6 +282,8 @@ class Family(Generic[R, S]):
     hunted: tuple[Mapping[str, Any], ...] = ({},)  # flags of the servers of a hunt, in turn
     corners: tuple[Corner, ...] = ()  # settings for half of a search's workloads
     late_corners: tuple[Corner, ...] = ()  # flags laid over a workload after all its draws
+    guided_corners: tuple[Corner, ...] = ()  # settings for guided searches, beside all those
+    chunked_flags: Mapping[str, Any] = field(default_factory=dict)  # for some models with chunks
     scopes: tuple[Scope, ...] = ()  # tiny servers, each run with all workloads of few requests
     incidents: tuple[str, ...] = ()  # further kinds of actions in long searches
     exercised: Mapping[str, str] = field(default_factory=dict)  # event -> a search's feature

@@ -64,6 +64,7 @@ class Trial:
     texts: list[tuple[str, Tokens]] | None = None  # of requests, where the model recalls facts
     unit: int = 0  # of reuse, where a prompt sent again at once must be found; see `Family`
     continues: bool = False  # a prompt that continues the one before must be found too
+    extended_by: str = ""  # the request field by which the server extends a prompt
     last: Record | None = None  # the step before
     laws: Laws | None = None  # further ones of the engine
 
@@ -74,6 +75,7 @@ class Trial:
         trial = cls(
             texts=[] if session.recalls else None,
             continues=not family.has_slots,
+            extended_by=family.prompt_field,
             laws=family.laws_of(session.engine),
         )
         theirs = [patch for patch in family.patches if patch.server]
@@ -184,6 +186,8 @@ def _not_found_again(record: Record, before: Record | None, trial: Trial) -> Fin
     One unit less is no loss: some drafters drop the last block of a match.
     """
     if before is None or not trial.unit or record.step.completions > 1:
+        return None
+    if trial.extended_by in before.step.options:  # a session may keep the tokens for itself
         return None
     alike = replace(before.step, name="", prompt=None, messages=(), reply=None, predict=None)
     here = replace(record.step, name="", prompt=None, messages=(), reply=None, predict=None)

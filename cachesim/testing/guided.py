@@ -24,7 +24,6 @@ A workload depends on its seed and number alone, so that several processes find 
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from functools import cache, partial
 from itertools import combinations, islice, product
@@ -38,7 +37,7 @@ from cachesim.model.arithmetic import ArithmeticName
 from cachesim.model.presets import preset
 from cachesim.play.loop import Reading
 from cachesim.play.session import Record, Restarting, Session, SlotActions, groups_of
-from cachesim.scenario.format import LEAVES, Chat, Step
+from cachesim.scenario.format import LEAVES, Chat, Scenario, Step
 from cachesim.testing.pictures import Pictures, with_images
 from cachesim.testing.workloads import (
     DEFAULT,
@@ -55,6 +54,7 @@ from cachesim.testing.workloads import (
     is_thin,
     scenario_of,
     turn_of,
+    with_fields,
     with_models,
 )
 from cachesim.units import as_tokens
@@ -163,6 +163,13 @@ class GuidedTree(Tree):
         at = self._cut(len(prompt))
         return (*prompt[:at], self._draws.one_of(SPACES), *prompt[at:], *self._words(1))
 
+    def _words(self, count: int) -> tuple[int, ...]:
+        """Unused tokens; some repeat each other, as drafters of n-grams expect."""
+        if count < 4 or self._draws.integer(0, 7):
+            return super()._words(count)
+        some = super()._words(self._draws.integer(1, 3))
+        return (some * count)[:count]
+
     def _turn(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         if self._draws.integer(0, 3):
             return super()._turn()
@@ -227,7 +234,7 @@ class Guided(Client):
     ) -> None:
         """A server with the flags of a number."""
         draws = Seeded(f"guided {profile.engine} {model} {seed} {number}")
-        known = (Corner(), *corners(profile, model))
+        known = (Corner(), *corners(profile, model, guided=True))
         corner = known[(number + seed) % len(known)]
         options = draw_flags(draws, profile, model, shape.fixed, corner) | dict(shape.fixed)
         further = _further(profile)
@@ -239,6 +246,7 @@ class Guided(Client):
             for _ in range(draws.integer(0, 2) if order else 0):
                 flag = draws.one_of(akin if draws.integer(0, 2) else order)
                 options = _with(draws, profile, model, options, flag)
+        self._corner = corner if corner.flags.items() <= options.items() else Corner()
         shape = inside(shape, corner)
         if not draws.integer(0, LARGE):
             shape = replace(shape, longest=LONGEST)
@@ -272,13 +280,16 @@ class Guided(Client):
             Session, profile=profile, arithmetic=arithmetic, reads_state=reads_state, thin=self.thin
         )
         classes = family_of(profile.engine).model_classes(preset(model))
+        drawn = self.scenario
         if classes and not draws.integer(0, 2):
-            drawn = replace(self.scenario.model, family=draws.one_of(classes))
-            with suppress(InputError):  # flags that this class does not take
-                self.session = start(replace(self.scenario, model=drawn))
-                self.scenario = self.session.scenario
-        if not self.scenario.model.family:
+            drawn = replace(drawn, model=replace(drawn.model, family=draws.one_of(classes)))
+        elif family.plays_chunks and "window" in preset(model).layers and not own.integer(0, 3):
+            drawn = _chunked(own, drawn)
+        try:
+            self.session = start(drawn)
+        except InputError:  # flags that this class, or a model with chunks, does not take
             self.session = start(self.scenario)
+        self.scenario = self.session.scenario
         drafter = next(iter(self.session.family.drafting), "")
         super().__init__(
             draws,
@@ -316,16 +327,21 @@ class Guided(Client):
             own = self._asking
             steps = group if own is None else [asked(own, step) for step in group]
             steps = [self._named(self._with_fields(step)) for step in steps]
-            self.scenario = replace(self.scenario, step=(*self.scenario.step, *steps))
-            records = self.session.send(steps)
-            before = len(self._known)
+            before = self.scenario
+            self.scenario = replace(before, step=(*before.step, *steps))
+            try:
+                records = self.session.send(steps)
+            except InputError:  # the server is not simulated further
+                self.scenario = before
+                return
+            known = len(self._known)
             exercised = self._family.exercised
             for record in records:
                 self._known.update(self._tree.numbers.learn(record))
                 if any(exercised.get(each.name()) == "eviction" for each in record.events):
                     self._tree.again = True
             if any(record.step.do == "complete" for record in records):
-                self._idle = 0 if len(self._known) > before else self._idle + 1
+                self._idle = 0 if len(self._known) > known else self._idle + 1
             yield records
             if self.session.ended:
                 return
@@ -396,7 +412,8 @@ class Guided(Client):
         """A request, or several that arrive while it is served."""
         fields: dict[str, Any] = {"with_previous": False}
         while fields:
-            yield replace(self.request(self._index, alone=True), **fields)
+            step = with_fields(self._draws, self.request(self._index, alone=True), self._corner)
+            yield replace(step, **fields)
             self._index += 1
             goes_on = self._together and self._index < MOST
             fields = self.beside(crowd=self._crowd, arrivals=self._arrivals) if goes_on else {}
@@ -464,6 +481,17 @@ def _with(
     return options
 
 
+def _chunked(draws: Seeded, scenario: Scenario) -> Scenario:
+    """The scenario with chunks in place of windows, some with the flags for them."""
+    server, flags = scenario.engine, family_of(scenario.engine.name).chunked_flags
+    if flags and draws.integer(0, 1):
+        server = replace(server, options={**server.options, **flags})
+    size = server.options.get("block_size", 16)
+    window = draws.one_of((*WINDOWS, size, 2 * size))
+    model = replace(scenario.model, chunked=True, window=window)
+    return replace(scenario, engine=server, model=model)
+
+
 def _words(flag: Option) -> set[str]:
     return set(flag.name.split("_"))
 
@@ -473,9 +501,7 @@ def _further(profile: Profile) -> tuple[Option, ...]:
     """The flags of a release, but for sizes in bytes."""
     family = family_of(profile.engine)
     return tuple(
-        each
-        for each in family.table()
-        if family.has(each, profile) and each.kind != "size" and not each.rare
+        each for each in family.table() if family.has(each, profile) and each.kind != "size"
     )
 
 

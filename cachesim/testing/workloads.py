@@ -121,12 +121,13 @@ def drafting(profile: Profile, model: str) -> Mapping[str, Any]:
 
 
 @cache
-def corners(profile: Profile, model: str) -> tuple[Corner, ...]:
+def corners(profile: Profile, model: str, *, guided: bool = False) -> tuple[Corner, ...]:
     """The corner cases of an engine that apply to this release and model."""
-    layers = frozenset(preset(model).layers)
+    layers, family = frozenset(preset(model).layers), family_of(profile.engine)
+    more = (*family.late_corners, *family.guided_corners) if guided else ()
     return tuple(
         each
-        for each in family_of(profile.engine).corners
+        for each in (*family.corners, *more)
         if (not each.layers or each.layers & layers) and _accepts(profile, model, each.flags)
     )
 
@@ -337,7 +338,7 @@ def draw_workload(
         whole = options | dict(late.flags) | dict(shape.fixed)
         if compatible(profile, model, tuple(whole.items())):
             options = whole
-            steps = [_with_fields(draws, step, late) for step in steps]
+            steps = [with_fields(draws, step, late) for step in steps]
     drawn = scenario_of(profile, model, shape, options, name=name, steps=steps)
     draws_them = shape.incidents and family.draws_models
     serves = draws_them and family.serves_models(family.rules(profile))
@@ -383,11 +384,15 @@ def scenario_of(
     )
 
 
-def _with_fields(draws: Draws, step: Step, corner: Corner) -> Step:
-    """A step, a third of them with the request fields of a corner."""
+def with_fields(draws: Draws, step: Step, corner: Corner) -> Step:
+    """A step, a third of them with the request fields of a corner, or with one of several."""
     if not corner.fields or draws.integer(0, 2) or step.do != "complete":
         return step
-    return replace(step, options={**step.options, **corner.fields})
+    fields = {
+        name: draws.one_of(value) if isinstance(value, tuple) else value
+        for name, value in corner.fields.items()
+    }
+    return replace(step, options={**step.options, **fields})
 
 
 def inside(shape: Shape, corner: Corner) -> Shape:

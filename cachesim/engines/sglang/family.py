@@ -205,6 +205,41 @@ def _late_corners() -> Iterator[Corner]:
     yield Corner(flags=copies, layers=_STATES, crowd=True, edges=BEYOND)
 
 
+def _guided_corners() -> Iterator[Corner]:
+    """Storage that requests wait for, queues in each order, sessions, and separate prefixes."""
+    host = {"enable_hierarchical_cache": True, "max_total_tokens": 300, "hicache_ratio": 1.0}
+    file = host | {"hicache_storage_backend": "file", "prefetch_threshold": 2}
+    for policy in ("best_effort", "wait_complete", "timeout"):
+        stored = file | {"hicache_storage_prefetch_policy": policy}
+        yield Corner(flags=stored, window=8, steps=14)
+        yield Corner(flags=stored | {"page_size": 4, "max_mamba_cache_size": 8}, window=8, steps=14)
+    back = {"hicache_write_policy": "write_back", "hicache_storage_prefetch_policy": "timeout"}
+    yield Corner(flags=file | back | {"max_mamba_cache_size": 8}, window=8, steps=14)
+    few = {"max_running_requests": 2, "max_total_tokens": 600, "max_mamba_cache_size": 16}
+    first = few | {"enable_priority_scheduling": True}
+    first |= {"priority_scheduling_preemption_threshold": 0}
+    some = {"priority": (-1, 1, 2)}
+    yield Corner(flags=first, fields=some, crowd=True, replies=12)
+    low = first | {"schedule_low_priority_values_first": True, "schedule_policy": "lof"}
+    yield Corner(flags=low, fields=some, crowd=True, replies=12)
+    retracted = first | {"retraction_policy": "priority", "radix_eviction_policy": "priority"}
+    yield Corner(flags=retracted, fields=some, crowd=True, replies=24)
+    for order in ("dfs-weight", "lof", "random", "hrrn", "lpm"):
+        yield Corner(flags=few | {"schedule_policy": order}, crowd=True)
+    keys: dict[str, object] = {"routing_key": ("a", "b")}
+    yield Corner(flags=few | {"schedule_policy": "routing-key"}, fields=keys, crowd=True)
+    yield Corner(fields={"extra_key": ("a", "b")})
+    adapters = ({"name": "L", "path": "A"}, {"name": "M", "path": "B"})
+    yield Corner(flags={"lora": "A,B", "max_loras_per_batch": 1}, fields={"lora": adapters})
+    whose: list[dict[str, object]] = [{"id": "S"}]
+    for part in ({}, {"offset": 5}, {"drop_previous_output": True}, {"replace": True}):
+        whose += [{"id": "S", "rid": str(rid), **part} for rid in range(3)]  # of the first requests
+    yield Corner(fields={"session_params": tuple(whose)})
+    stream = {"id": "T", "streaming": True}
+    turns = (stream, stream, stream, stream | {"close": True})
+    yield Corner(flags={"enable_streaming_session": True}, fields={"session_params": turns})
+
+
 TINY: Final = {"max_total_tokens": 24, "chunked_prefill_size": 8, "max_running_requests": 2}
 """A pool of 24 tokens, and chunks of eight."""
 
@@ -256,6 +291,7 @@ FAMILY: Final[Family[Rules, SglangOptions]] = Family(
     hunted=({}, {"enable_hierarchical_cache": True, "max_total_tokens": 400}),
     corners=tuple(_corners()),
     late_corners=tuple(_late_corners()),
+    guided_corners=tuple(_guided_corners()),
     prompt_field="session_params",
     scopes=(
         Scope(

@@ -1,5 +1,6 @@
 """vLLM's releases, patches, options and capabilities."""
 
+from collections.abc import Iterator
 from functools import partial
 from typing import Final
 
@@ -260,6 +261,31 @@ PATCHES: Final[tuple[Patch[Rules], ...]] = (
 TINY: Final = {"block_size": 4, "max_num_batched_tokens": 8}
 """Blocks of four tokens, and steps of two blocks."""
 
+SMALL: Final = {"block_size": 4, "num_gpu_blocks_override": 40}
+"""A pool of 39 blocks of four tokens."""
+
+
+def _guided_corners() -> Iterator[Corner]:
+    """Requests whose blocks have ids of their own, and loads that arrive late or in part."""
+    yield Corner(fields={"cache_salt": ("a", "b")})
+    adapters = ({"name": "L", "path": "A"}, {"name": "M", "path": "B"})
+    yield Corner(flags={**SMALL, "lora": "A,B"}, fields={"lora": adapters})
+    store = {**SMALL, "connector": "store-async", "load_steps": 2}
+    for policy in ("fail", "recompute"):
+        failing = store | {"kv_load_failure_policy": policy}
+        yield Corner(flags=failing, fields={"failed_block": (0, 1, 2)})
+    yield Corner(flags=store | {"max_num_batched_tokens": 8}, crowd=True)
+    remote = {**SMALL, "connector": "nixl"}
+    yield Corner(flags=remote, fields={"failed_block": (0, 1, 2)})
+    slow = {"load_steps": 3, "kv_load_failure_policy": "recompute"}
+    yield Corner(flags=remote | slow, fields={"failed_block": (0, 1, 2)}, crowd=True)
+    grams = {"block_size": 4, "speculative_method": "ngram", "num_speculative_tokens": 3}
+    yield Corner(flags=grams, replies=12)
+    yield Corner(flags={"block_size": 4, "mamba_cache_mode": "all"}, layers=STATES)
+    yield Corner(flags=grams | {"mamba_cache_mode": "all"}, layers=STATES, replies=12)
+    yield Corner(flags={**SMALL, "mamba_cache_mode": "none"}, layers=STATES)
+
+
 FAMILY: Final[Family[Rules, VllmOptions]] = Family(
     name="vllm",
     about="vLLM: block pool, chained ids, one manager for attention, windows and states",
@@ -327,6 +353,8 @@ FAMILY: Final[Family[Rules, VllmOptions]] = Family(
             }
         ),
     ),
+    guided_corners=tuple(_guided_corners()),
+    chunked_flags={"rings": True},
     scopes=(
         Scope(
             flags={**TINY, "num_gpu_blocks_override": 7},  # the first block is never used
