@@ -215,6 +215,11 @@ def _guided_corners() -> Iterator[Corner]:
         yield Corner(flags=stored | {"page_size": 4, "max_mamba_cache_size": 8}, window=8, steps=14)
     back = {"hicache_write_policy": "write_back", "hicache_storage_prefetch_policy": "timeout"}
     yield Corner(flags=file | back | {"max_mamba_cache_size": 8}, window=8, steps=14)
+    small = {"max_total_tokens": 300, "max_mamba_cache_size": 16}
+    for page in (1, 4):
+        yield Corner(flags=small | {"page_size": page}, window=8, steps=14)
+    mixed = {"enable_mixed_chunk": True, "chunked_prefill_size": 32}
+    yield Corner(flags=mixed, crowd=True, replies=12)
     few = {"max_running_requests": 2, "max_total_tokens": 600, "max_mamba_cache_size": 16}
     first = few | {"enable_priority_scheduling": True}
     first |= {"priority_scheduling_preemption_threshold": 0}
