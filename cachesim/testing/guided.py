@@ -331,8 +331,8 @@ class Guided(Client):
             self.scenario = replace(before, step=(*before.step, *steps))
             try:
                 records = self.session.send(steps)
-            except InputError:  # the server is not simulated further
-                self.scenario = before
+            except InputError:  # in the midst of a step that is not simulated
+                self.scenario, self.session.ended = before, True
                 return
             known = len(self._known)
             exercised = self._family.exercised
