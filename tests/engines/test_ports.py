@@ -19,7 +19,7 @@ NAMES_UPSTREAM: Final = re.compile(
 )
 
 OUR_FILES: Final = frozenset(
-    {"held", "causes", "options", "family", "rules", "build", "request"}
+    {"held", "integrity", "causes", "options", "family", "rules", "build", "request"}
 )  # fmt: skip
 """What tools need, and what a server holds: no upstream file has a counterpart."""
 

@@ -3,10 +3,12 @@
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
+import numpy as np
+
 from cachesim.engines.sglang.node import FULL, PART, STATE, LruList
 from cachesim.engines.sglang.pools import WindowPool
 from cachesim.engines.sglang.request import Req, Stream
-from cachesim.engines.sglang.tree import Tree
+from cachesim.engines.sglang.tree import Tree, joined
 from cachesim.engines.sglang.unified_core import UnifiedTreeCore
 from cachesim.errors import ContractError
 from cachesim.typed import there_is
@@ -42,6 +44,7 @@ def check_books(tree: Tree, alive: Iterable[Req], streams: Iterable[Stream] = ()
     if evictable != tree.evictable:
         _fail(f"{evictable} tokens, window slots and states may be evicted, {tree.evictable} count")
     _free(tree, running, slots, states)
+    _numbers(tree)
     _host(tree)
 
 
@@ -88,6 +91,26 @@ def _free(tree: Tree, running: list[Req], slots: int, states: int) -> None:
         total = tree.states.available + states
         if total > tree.states.size:
             _fail(f"{tree.states.available} free states and {states} in the tree")
+
+
+def _numbers(tree: Tree) -> None:
+    """Free pages and states: each once, none beyond the pool, none that a node has."""
+    pool, nodes = tree.pool, [*tree.nodes()]
+    held = joined([node.slots for node in nodes])
+    books = [("pages", pool.free_pages, pool.size // pool.page, held // pool.page)]
+    if isinstance(pool, WindowPool):
+        alive = pool.mapping[held]
+        most, windows = pool.windows.size // pool.page, alive[alive > 0] // pool.page
+        books.append(("window pages", pool.windows.free_pages, most, windows))
+    if tree.states is not None:
+        own = np.array([node.state for node in nodes if node.state is not None], np.int64)
+        books.append(("states", tree.states.free_slots, tree.states.size, own))
+    for name, ring, most, taken in books:
+        free = ring.numbers()
+        if len(free) and not 1 <= free.min() <= free.max() <= most:
+            _fail(f"{name} from {free.min()} to {free.max()} are free, of {most}")
+        if len(np.unique(free)) < len(free) or np.isin(taken, free).any():
+            _fail(f"{name} are free twice, or a node has them")
 
 
 def _host(tree: Tree) -> None:

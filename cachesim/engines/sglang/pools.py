@@ -45,6 +45,10 @@ class Ring:
         self._write(self._head, numbers)
         self.count += len(numbers)
 
+    def numbers(self) -> Integers:
+        """All of them, the next one first."""
+        return self._read(self.count)
+
     def _read(self, count: int) -> Integers:
         size, end = len(self._data), self._head + count
         if end <= size:
@@ -201,7 +205,7 @@ class StatePool:
 
     def __init__(self, size: int) -> None:
         self.size = size
-        self._free = Ring(1, size)
+        self.free_slots = Ring(1, size)
         self._group: list[int] = []
         self.on_copy: Callable[[int, int], None] | None = None
         self.on_alloc: Callable[[int], None] | None = None
@@ -209,29 +213,29 @@ class StatePool:
     @property
     def available(self) -> int:
         """Free slots."""
-        return self._free.count
+        return self.free_slots.count
 
     def begin_group(self, count: int) -> None:
         """Reserve slots for the allocations of a group, if enough are free.
 
         Follows `alloc_group_begin`.
         """
-        if 0 < count <= self._free.count:
-            self._group = [int(slot) for slot in self._free.take(count)]
+        if 0 < count <= self.free_slots.count:
+            self._group = [int(slot) for slot in self.free_slots.take(count)]
 
     def end_group(self) -> None:
         """Return the slots that were not allocated."""
         group, self._group = self._group, []
         if group:
-            self._free.put(np.array(group, np.int64))
+            self.free_slots.put(np.array(group, np.int64))
 
     def alloc(self) -> int | None:
         """Allocate the slot that has been free for longest."""
         if self._group:
             return self._group.pop(0)
-        if not self._free.count:
+        if not self.free_slots.count:
             return None
-        slot = int(self._free.take(1)[0])
+        slot = int(self.free_slots.take(1)[0])
         if self.on_alloc is not None:
             self.on_alloc(slot)
         return slot
@@ -243,7 +247,7 @@ class StatePool:
 
     def free(self, slot: int) -> None:
         """Free a slot."""
-        self._free.put(np.array([slot], np.int64))
+        self.free_slots.put(np.array([slot], np.int64))
 
 
 # The third tier: pages under the hash of all tokens up to their end, and what is under way.

@@ -246,6 +246,9 @@ def check_books(manager: KVCacheManager, requests: Mapping[int, Request]) -> Non
             if number not in requests:
                 _fail(f"a block table of request {number}, which was never sent")
             holders.update(block for block in table if block != NULL)
+            ids = {key % pool.groups for block in table if (key := pool.key[block]) is not None}
+            if ids - {each.group}:
+                _fail(f"group {each.group} holds blocks with ids of the groups {ids}")
         _is_left(requests, each.num_cached, each.partial_hits)
     for pinned in manager.pins.values():
         holders.update(pinned)
@@ -261,9 +264,9 @@ def check_books(manager: KVCacheManager, requests: Mapping[int, Request]) -> Non
             if key != pool.key[block] and key not in pool.more_keys.get(block, ()):
                 _fail(f"block {block} is cached under an id that it does not have")
     for block, own in enumerate(pool.key):
-        for key in () if own is None else (own, *pool.more_keys.get(block, ())):
-            if not pool.holds(key, block):
-                _fail(f"block {block} has an id under which it is not cached")
+        keys = [*pool.more_keys.get(block, ()), *(() if own is None else (own,))]
+        if not all(pool.holds(key, block) for key in keys) or (keys and own is None):
+            _fail(f"block {block} has an id under which it is not cached")
 
 
 def _is_left(requests: Mapping[int, Request], *books: Mapping[int, object]) -> None:
