@@ -46,6 +46,15 @@ def test_rings_cannot_be_quantised() -> None:
         RotatingKVCache(RULES, 4).to_quantized()
 
 
+def test_a_padding_that_is_a_number_of_slots_cannot_be_filtered() -> None:
+    """As with #842 reverted on a release that filters the left padding."""
+    fresh = [ArraysCache(RULES, 2, is_mamba=True) for _ in range(2)]
+    for each in fresh:
+        each[0] = each[1] = np.zeros((1, 1))
+    with pytest.raises(UpstreamValueError, match="0-dimensional"):
+        ArraysCache.merge(fresh).filter([0])
+
+
 @pytest.mark.parametrize(
     ("count", "groups", "expected"), [(5, False, 5), (30, False, 8), (30, True, 8 + 14 + 2 * 2 * 2)]
 )

@@ -287,8 +287,11 @@ def chosen(buffer: Array, rows: Sequence[int]) -> Array:
     """The batch's rows at these indices, in this order; upstream indexes with a list.
 
     The array library does not check row numbers: it reads beyond the batch. Here that is the
-    batch's last row.
+    batch's last row. It refuses a number without dimensions, as a merged `MambaCache` pads by.
     """
+    if not buffer.ndim:
+        msg = "too many indices for array: array is 0-dimensional"
+        raise UpstreamValueError(msg)
     if list(rows) == list(range(len(buffer))):  # all of them
         return buffer
     wanted = np.asarray(rows, dtype=np.int64)
