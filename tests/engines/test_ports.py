@@ -19,7 +19,10 @@ NAMES_UPSTREAM: Final = re.compile(
 )
 
 OUR_FILES: Final = frozenset(
-    {"held", "integrity", "causes", "options", "family", "rules", "build", "request"}
+    {
+        "held", "integrity", "causes", "options", "family", "rules", "build", "request", "guides",
+        "laws",
+    }
 )  # fmt: skip
 """What tools need, and what a server holds: no upstream file has a counterpart."""
 

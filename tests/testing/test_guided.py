@@ -204,7 +204,7 @@ def test_a_workload_with_images_is_played_again_from_its_scenario() -> None:
 
 def test_what_fails_with_images_becomes_smaller() -> None:
     profile = Profile.parse("mlx-lm@0.31.3+vllm-mlx-718")
-    found = search(profile, "dense", examples=60, shape=SHAPE)
+    found = search(profile, "dense", examples=60, shape=SHAPE, seed=1)
 
     assert found.counterexample is not None
     assert 3 >= len(found.counterexample.scenario.step)
