@@ -19,6 +19,15 @@ SERVERS: dict[str, dict[str, Any]] = {
 MODELS = ("dense", "hybrid", "swa", "hybrid-swa", "recurrent")
 
 
+EAGLE: dict[str, Any] = {
+    "num_gpu_blocks_override": 60,
+    "block_size": 32,
+    "drafter_block_size": 16,
+    "speculative_method": "eagle",
+}
+"""Lookups look a block further than the hit, also where nobody has sent those tokens."""
+
+
 def draws(seed: int) -> list[tuple[list[int], list[int]]]:
     """Prompts and replies; most prompts begin as an earlier text, cut anywhere."""
     rng, texts = random.Random(seed), list[list[int]]()
@@ -35,14 +44,17 @@ def draws(seed: int) -> list[tuple[list[int], list[int]]]:
 
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize("profile", SERVERS)
-def test_what_an_engine_would_reuse_is_what_it_reuses(profile: str, model: str) -> None:
+@pytest.mark.parametrize(
+    ("profile", "options"),
+    [*SERVERS.items(), ("vllm@0.33.0", EAGLE)],
+)
+def test_what_an_engine_would_reuse_is_what_it_reuses(
+    profile: str, options: dict[str, Any], model: str
+) -> None:
     reused = 0
     for seed in range(3):
         asked, other = (
-            Engine.create(
-                profile, model=preset(model), options=SERVERS[profile], arithmetic="counts"
-            )
+            Engine.create(profile, model=preset(model), options=options, arithmetic="counts")
             for _ in range(2)
         )
         for prompt, reply in draws(seed):

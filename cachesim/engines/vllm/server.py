@@ -632,6 +632,15 @@ class Vllm(SlotlessEngine[Rules, VllmOptions, Job]):
                 break
         return tokens
 
+    def last_proposal(self, ticket: Ticket) -> dict[int, int]:
+        """Number of the last drafts of a request that runs, by its generated tokens."""
+        job = self._jobs[ticket]
+        request = job.request
+        if request is None or request.status != "running" or not job.turns:
+            return {}
+        proposed = self.drafter.propose(request, job.forced, job.drafts, job.turns - 1)
+        return {request.num_output: len(proposed)}
+
     def remember(self, most: int) -> None:
         self._most = most
 
@@ -723,6 +732,8 @@ class Vllm(SlotlessEngine[Rules, VllmOptions, Job]):
         if not self.options.enable_prefix_caching:
             return Count(0)
         hashes, coordinator = self.prefixes.known(prompt), self.manager.coordinator
+        units = (len(prompt) - self.prefixes.lookahead) // self.prefixes.unit
+        hashes += [ROOT] * (units - len(hashes))  # no block has such an id
         return Count(coordinator.find_longest_cache_hit(hashes, len(prompt) - 1).length)
 
     def snapshot(self) -> dict[str, Any]:

@@ -28,9 +28,9 @@ from cachesim.lab.real.playing import (
 )
 from cachesim.lab.real.prompts import spell, with_images
 from cachesim.lab.real.worker_process import WorkerError, WorkerProcess
-from cachesim.play.session import Record, Session, groups_of
+from cachesim.play.session import ABORTED, Record, Session, groups_of
 from cachesim.scenario.format import Scenario
-from cachesim.units import Count, Pos
+from cachesim.units import Count, Pos, as_tokens
 
 Result = Mapping[str, Any]
 
@@ -234,8 +234,9 @@ def step_played(record: Record, real: Result, simulated: Result) -> StepPlayed:
     """
     reply = record.reply
     cached = None
-    if record.step.do == "complete" and reply is not None and reply.cached is not None:
-        cached = int(reply.cached)
+    ended = record.error == ABORTED  # then nobody gets a reply
+    if record.step.do == "complete" and reply is not None and not ended:
+        cached = None if reply.cached is None else int(reply.cached)
     if "error" in real:
         agrees = "error" in simulated and cached is None
     else:
@@ -265,6 +266,8 @@ def wanted_of(record: Record, more: Mapping[str, Any]) -> dict[str, Any]:
     if record.step.do != "complete":
         return {"reset": True}
     step, generated = record.step, record.reply.generated if record.reply else ()
+    if record.error == ABORTED and isinstance(step.reply, tuple):
+        generated = as_tokens(step.reply)
     own = step.predict or (0 if isinstance(step.reply, str | None) else len(step.reply))
     request = {
         "prompt": spell(record.prompt),

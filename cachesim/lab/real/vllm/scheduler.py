@@ -23,7 +23,7 @@ from cachesim.lab.real.vllm.workloads import (
     draw_compressed,
     draw_loads,
 )
-from cachesim.play.session import Record
+from cachesim.play.session import ABORTED, Record
 from cachesim.scenario.format import Scenario
 from cachesim.typed import of_kind
 
@@ -104,7 +104,7 @@ def group_of(records: Sequence[Record], server: Engine) -> list[dict[str, Any]]:
             continue
         reach = 0 if record.ticket is None else stored.get(record.ticket, 0)
         more: dict[str, Any] = {"after": turn} if turn else {}
-        more |= {"propose": _proposals(record)} if searches else {}
+        more |= {"propose": _proposals(record, of_kind(Vllm, server))} if searches else {}
         fails = record.step.options.get("failed_block")
         more |= {} if fails is None else {"fails": fails}
         accepted = [
@@ -122,7 +122,8 @@ def group_of(records: Sequence[Record], server: Engine) -> list[dict[str, Any]]:
     return found
 
 
-def _proposals(record: Record) -> list[int]:
+def _proposals(record: Record, server: Vllm) -> list[int]:
+    """The drafts after each number of generated tokens; in a step that ends the server, too."""
     chunks = [
         each
         for each in record.events
@@ -132,6 +133,8 @@ def _proposals(record: Record) -> list[int]:
     for chunk in chunks:
         done = chunk.end - chunk.drafts - len(record.prompt)
         found[done] = max(found[done], chunk.drafts)
+    if record.error == ABORTED and record.ticket is not None:
+        found |= server.last_proposal(record.ticket)
     return [found[done] for done in range(max(found, default=0) + 2)]
 
 
