@@ -1,11 +1,16 @@
 """A workload in words: what its clients do, one line each."""
 
+from typing import Final
+
 from cachesim.engines.family import Profile
 from cachesim.engines.tokens import get_common_prefix
 from cachesim.engines.words import counted
-from cachesim.scenario.format import Step
+from cachesim.scenario.format import Scenario, Step
 from cachesim.testing.search import Counterexample
 from cachesim.testing.workloads import words_of
+
+MOST_TOKENS: Final = 1000
+"""Of an image in a drawn workload."""
 
 
 def story(found: Counterexample, profile: Profile) -> list[str]:
@@ -21,8 +26,10 @@ def story(found: Counterexample, profile: Profile) -> list[str]:
         if step.do != "complete":
             lines.append(f"    {_deed(step)}")
             continue
-        prompt = step.ids
+        prompt = _tokens(step, scenario)
         text = _chat(step) if step.messages else f"a prompt of {counted(len(prompt), 'token')}"
+        shown = [each for each in str(step.prompt).split() if each in scenario.images]
+        text += f" with {counted(len(shown), 'image')} ({', '.join(shown)})" if shown else ""
         equal = max((get_common_prefix(prompt, other) for other in seen), default=0)
         shared = f", {equal} as before" if equal else ""
         together = ", together with the one before" if step.with_previous else ""
@@ -36,6 +43,21 @@ def story(found: Counterexample, profile: Profile) -> list[str]:
         )
         seen.append(prompt + tuple(int(token) for token in step.reply or ()))
     return lines
+
+
+def _tokens(step: Step, scenario: Scenario) -> tuple[int, ...]:
+    """The prompt; images have numbers of their own, below 0."""
+    if not isinstance(step.prompt, str):
+        return step.ids
+    found: list[int] = []
+    for name in step.prompt.split():
+        span = scenario.spans[name]
+        if isinstance(span, int):
+            first = -MOST_TOKENS * (1 + scenario.images.index(name))
+            found += range(first, first + span)
+        elif not isinstance(span, str):
+            found += span
+    return tuple(found)
 
 
 def _chat(step: Step) -> str:

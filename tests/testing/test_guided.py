@@ -13,6 +13,7 @@ from cachesim.scenario.format import Scenario
 from cachesim.testing import guided
 from cachesim.testing.guided import MOST, Guided, Numbers
 from cachesim.testing.search import search, trial_of, trials
+from cachesim.testing.story import story
 from cachesim.testing.survey import survey
 from cachesim.testing.workloads import Shape
 
@@ -207,6 +208,8 @@ def test_what_fails_with_images_becomes_smaller() -> None:
     found = search(profile, "dense", examples=60, shape=SHAPE, seed=1)
 
     assert found.counterexample is not None
+    told = story(found.counterexample, profile)
+    assert "a prompt of 21 tokens with 3 images (i1, i2, i0), 1 as before" in told[-1]
     assert 3 >= len(found.counterexample.scenario.step)
     assert 20 >= sum(
         len(each)
