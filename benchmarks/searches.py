@@ -214,7 +214,6 @@ class _Less(_Judge):
 
     def __call__(self, scenario: Scenario, session: Session, records: list[Record]) -> bool:
         """True if a request of these reused less than on the other profile."""
-        del session
         steps = [record.step for record in records]
         try:
             if self.control is None:
@@ -225,6 +224,7 @@ class _Less(_Judge):
                     reads_state=False,
                     thin=True,
                 )
+            self.control.vocabulary.spans |= session.vocabulary.spans  # of drawn images
             others = self.control.send(steps)
         except (InputError, ContractError):  # not a workload of both
             return True
