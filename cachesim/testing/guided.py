@@ -501,7 +501,9 @@ def _further(profile: Profile) -> tuple[Option, ...]:
     """The flags of a release, but for sizes in bytes."""
     family = family_of(profile.engine)
     return tuple(
-        each for each in family.table() if family.has(each, profile) and each.kind != "size"
+        each
+        for each in family.table()
+        if family.has(each, profile) and each.kind != "size" and not each.rare
     )
 
 
