@@ -6,7 +6,7 @@ Follows `ModelRunner.forward`, the deferred copies of `mamba_cow_src_indices`, a
 the linear-attention backends. Four defects that were reported live here, behind rules.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -377,7 +377,21 @@ class Runner:
             if run[-1] != draft:
                 break
             req.tokens[req.num_tokens + more] = draft
+        if self.computes and req.stream is not None and not alone:
+            self._verify_once_more(req, run)
         return run
+
+    def _verify_once_more(self, req: Req, run: Sequence[int]) -> None:
+        """Compute the last token of a session's turn, as the step that overlaps with its end does.
+
+        A server begins that step unless one token more is certain to be the last
+        (`_reqs_finishing_inflight`), or a prefill is next, which is not simulated.
+        """
+        missing = req.max_new_tokens - req.num_output
+        if 1 < missing == len(run):
+            end = req.num_tokens + len(run)
+            req.tokens[end - 1] = run[-1]
+            self._piece(req, end - 1, end, req.state, req.state, wanted=False)
 
     def _decode(self, req: Req, more: int = 0) -> Array:
         at = req.num_tokens + more

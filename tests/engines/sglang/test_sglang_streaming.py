@@ -1,13 +1,17 @@
 """Streaming sessions on SGLang: a turn leaves its slots to the next one."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from cachesim.engines import Profile
 from cachesim.engines.base import Engine, Reply, Request, Ticket
 from cachesim.engines.sglang.family import FAMILY
 from cachesim.errors import OptionError, UpstreamAbort
 from cachesim.model.presets import tiny
+from cachesim.scenario.format import Model, Scenario, Server, Step
+from cachesim.testing.search import play
 from cachesim.typed import there_is
 from cachesim.units import as_tokens
 
@@ -138,3 +142,35 @@ def test_the_last_token_counts_as_computed_with_drafts(release: str) -> None:
     answer(engine, FIRST)
 
     assert len(FIRST + REPLY) == answer(engine, NEXT).cached
+
+
+@pytest.mark.parametrize(
+    ("model", "drafts", "kind"),
+    [
+        ("dense", ((301,),), None),  # two tokens are missing, so a further step has begun
+        ("hybrid", ((301,),), None),
+        ("dense", ((), (9,)), "wrong answer"),  # one is missing: none has
+        ("dense", ((301, 302),), None),  # the last token was a draft
+    ],
+)
+def test_the_last_token_of_a_turn_is_computed_where_a_further_step_has_begun(
+    release: str, model: str, drafts: tuple[tuple[int, ...], ...], kind: str | None
+) -> None:
+    flags = {"enable_streaming_session": True, "speculative_algorithm": "EAGLE"}
+    turn = Step(
+        prompt=tuple(range(100, 112)),
+        predict=3,
+        reply=tuple(REPLY),
+        drafts=drafts,
+        options={"session_params": {"id": "S", "streaming": True}},
+    )
+    scenario = Scenario(
+        name="turns",
+        engine=Server(name="sglang", profiles=(release,), options=flags),
+        model=Model(preset=model),
+        step=(turn, replace(turn, prompt=(200,), drafts=None)),
+    )
+
+    found = play(scenario, Profile.parse(f"sglang@{release}")).finding
+
+    assert kind == (found and found.kind)
