@@ -245,6 +245,7 @@ class Family(Generic[R, S]):
     may_decline: bool = True  # requests may disable reuse (`cache_prompt`)
     keeps_replies: bool = False  # its cache holds the last token of a reply too
     prompt_field: str = ""  # the request field by which the server extends a prompt
+    aborts_at_once: bool = False  # a request whose client has left gets no further token
     renders_chats: bool = False  # it takes messages and renders them with its own chat template
     serves_models: Callable[[R], bool] = lambda _: False  # requests may name one of several
     draws_models: bool = False  # searches draw a second model now and then

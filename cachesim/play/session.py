@@ -80,6 +80,8 @@ class Record:
     children: tuple[Reply, ...] = ()  # further completions of the same prompt
     slot: int | None = None
     held: int | None = None  # tokens in the slot when the client left
+    left: bool = False  # its client left before the reply was complete
+    peeked: int | None = None  # tokens of the server's own lookup before it, if known
     error: str | None = None
     message: str = ""
     events: tuple[Event, ...] = ()
@@ -152,6 +154,7 @@ class Session(Loop):
         self.n_sent = 0  # steps
         self.cancelled: set[Ticket] = set()
         self.ended = False  # the server did not survive a step
+        self.peeks = False  # look a prompt up before its request is sent
         self.known: tuple[tuple[str, Tokens], ...] = ()  # held texts by name, after the last step
 
     def _network(self, spec: ModelSpec, arithmetic: ArithmeticName) -> Network:
@@ -254,6 +257,8 @@ class Session(Loop):
             wanted = record.step.of or earlier[-1].name
             ticket = next(each.ticket for each in earlier if each.name == wanted)
             if ticket is not None:
+                left = next(each for each in earlier if each.ticket == ticket)
+                left.left = self.engine.reply(ticket) is None
                 self.engine.cancel(ticket)
                 self.cancelled.add(ticket)
         elif step.do == "set-lora":
@@ -279,6 +284,9 @@ class Session(Loop):
             if not request.prompt and self._is_one_of_several(record, group):
                 # llama-server lets an empty list pass among other prompts
                 request = replace(request, options={**(request.options or {}), AS_TEXT: True})
+            if self.peeks and record.alone and request.cache_prompt:
+                plain = not (request.options or request.images or request.messages or request.model)
+                record.peeked = self.engine.peek(request.prompt) if plain else None
             record.ticket = self.engine.submit(request)
             if record.step.held is not None:
                 record.held = self.leave(record.ticket, record.step.held)

@@ -34,6 +34,9 @@ EXERCISED: Final = (
 NO_REPLY: Final = "the request never gets a reply"
 """The detail of a request that a server left, and is idle."""
 
+ANSWERED: Final = "the request is answered, though its client has left"
+"""The detail of a request that a server does not end when its client leaves."""
+
 SERVER_ERROR: Final = "server_error"
 """The error of a request that the server failed to process."""
 
@@ -64,6 +67,7 @@ class Trial:
     texts: list[tuple[str, Tokens]] | None = None  # of requests, where the model recalls facts
     unit: int = 0  # of reuse, where a prompt sent again at once must be found; see `Family`
     continues: bool = False  # a prompt that continues the one before must be found too
+    aborts: bool = False  # a request whose client has left gets no further token
     extended_by: str = ""  # the request field by which the server extends a prompt
     last: Record | None = None  # the step before
     laws: Laws | None = None  # further ones of the engine
@@ -72,9 +76,11 @@ class Trial:
     def of(cls, session: Session) -> "Trial":
         """The trial of a session, with the laws of its server."""
         family, options = session.family, session.scenario.engine.options
+        session.peeks = True
         trial = cls(
             texts=[] if session.recalls else None,
             continues=not family.has_slots,
+            aborts=family.aborts_at_once,
             extended_by=family.prompt_field,
             laws=family.laws_of(session.engine),
         )
@@ -110,6 +116,8 @@ def finding_of(
     breach = _breach(record, oracle, trial.laws)
     if reply is None and record.error is None:  # the server is idle, and nobody cancelled it
         return Finding(kind="crash", step=step, detail=NO_REPLY)
+    if trial.aborts and record.left and record.error is None:
+        return Finding(kind="broken invariant", step=step, detail=ANSWERED)
     if reply is None or reply.error is not None:
         trial.exercised["cancel" if record.error == CANCELLED else "refusal"] += 1
         trial.cached.append(None)
@@ -119,6 +127,9 @@ def finding_of(
     explained = sum(loss.before - loss.after for loss in reply.losses)
     if explained != reply.equal - (reply.cached or 0):
         detail = f"{reply.equal} equal, {reply.cached} cached, the rules explain {explained}"
+        return Finding(kind="broken invariant", step=step, detail=detail)
+    if record.peeked not in {None, reply.cached}:
+        detail = f"{reply.cached} cached, a lookup right before it found {record.peeked}"
         return Finding(kind="broken invariant", step=step, detail=detail)
     if (uncounted := _uncounted(reply)) is not None:
         return Finding(kind="broken invariant", step=step, detail=uncounted)

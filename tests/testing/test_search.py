@@ -25,7 +25,7 @@ from cachesim.scenario import loads
 from cachesim.scenario.checks import check
 from cachesim.scenario.files import load, to_toml
 from cachesim.scenario.format import Expect, Step
-from cachesim.testing.findings import EXERCISED, NO_REPLY, Finding, Trial
+from cachesim.testing.findings import ANSWERED, EXERCISED, NO_REPLY, Finding, Trial
 from cachesim.testing.search import (
     Counterexample,
     compare,
@@ -341,3 +341,54 @@ def test_a_small_cache_may_have_evicted_the_prompt_that_was_sent_right_before() 
     )
 
     assert (0, 1) == (Trial.of(few).unit, Trial.of(default).unit)
+
+
+DISCONNECT = """
+format = 1
+name = "turns"
+[model]
+preset = "dense"
+[engine]
+name = "sglang"
+profiles = ["0.5.23"]
+[spans]
+P = 40
+[[step]]
+name = "first"
+prompt = "P"
+predict = 4
+[[step]]
+do = "cancel"
+of = "first"
+with_previous = true
+[[step]]
+name = "again"
+prompt = "P"
+predict = 1
+"""
+
+
+def broken_law(scenario: str) -> str | None:
+    """The detail of the law that a scenario breaks."""
+    found = play(
+        loads(scenario.encode(), name="turns.toml"), Profile.parse("sglang@0.5.23")
+    ).finding
+    assert found is None or "broken invariant" == found.kind
+    return found and found.detail
+
+
+def test_a_request_that_is_answered_after_its_client_left_is_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert None is broken_law(DISCONNECT)
+    monkeypatch.setattr("cachesim.engines.sglang.server.Sglang.cancel", lambda *_: None)
+    assert ANSWERED == broken_law(DISCONNECT)
+
+
+def test_a_hit_that_differs_from_the_servers_own_lookup_is_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("cachesim.engines.sglang.server.Sglang.peek", lambda *_: Count(3))
+    assert "0 cached, a lookup right before it found 3" == broken_law(
+        DISCONNECT.replace('do = "cancel"\nof = "first"\nwith_previous = true', 'prompt = "P P"')
+    )

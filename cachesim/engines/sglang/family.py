@@ -298,6 +298,7 @@ FAMILY: Final[Family[Rules, SglangOptions]] = Family(
     late_corners=tuple(_late_corners()),
     guided_corners=tuple(_guided_corners()),
     prompt_field="session_params",
+    aborts_at_once=True,
     scopes=(
         Scope(
             flags={**TINY, "page_size": 4},

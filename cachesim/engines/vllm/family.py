@@ -326,6 +326,7 @@ FAMILY: Final[Family[Rules, VllmOptions]] = Family(
     reuse_flags=("enable_prefix_caching",),
     finds_again=lambda flags: flags.block_size,
     has_slots=False,
+    aborts_at_once=True,
     plays_chunks=True,
     plays_compressed=True,
     groups_layers=True,

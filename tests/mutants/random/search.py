@@ -48,7 +48,7 @@ SECONDS: Final = 60.0
 WANTED: Final = 0.7
 """The share that must be found."""
 
-PROBED: Final = 6
+PROBED: Final = 24
 """Workloads of each release and model that show which lines are reached."""
 
 PATIENCE: Final = 20.0
