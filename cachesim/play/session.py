@@ -45,6 +45,9 @@ WORKER_GONE: Final = ("worker died", "generation thread died", "no answer")
 AS_TEXT: Final = "prompt_string"
 """The request field of a prompt that is sent as text."""
 
+CHECKED: Final = 16
+"""Turns of the loop between two checks of a judged server's books."""
+
 CANCELLED: Final = "cancelled"
 """The error of a cancelled request."""
 
@@ -154,7 +157,7 @@ class Session(Loop):
         self.n_sent = 0  # steps
         self.cancelled: set[Ticket] = set()
         self.ended = False  # the server did not survive a step
-        self.peeks = False  # look a prompt up before its request is sent
+        self.judged = False  # look prompts up before, and check the server's books at times
         self.known: tuple[tuple[str, Tokens], ...] = ()  # held texts by name, after the last step
 
     def _network(self, spec: ModelSpec, arithmetic: ArithmeticName) -> Network:
@@ -245,6 +248,13 @@ class Session(Loop):
                 record.error, record.message = ENDLESS, message
         return True
 
+    def turn(self) -> bool:
+        """Take a turn; False if the server is idle."""
+        works = super().turn()
+        if self.judged and not self.turns % CHECKED:
+            self.engine.check_integrity()
+        return works
+
     def _begin(self, record: Record, group: Sequence[Record]) -> None:
         step = record.step
         default = 1 if step.do == "cancel" else 0
@@ -284,7 +294,7 @@ class Session(Loop):
             if not request.prompt and self._is_one_of_several(record, group):
                 # llama-server lets an empty list pass among other prompts
                 request = replace(request, options={**(request.options or {}), AS_TEXT: True})
-            if self.peeks and record.alone and request.cache_prompt:
+            if self.judged and record.alone and request.cache_prompt:
                 plain = not (request.options or request.images or request.messages or request.model)
                 record.peeked = self.engine.peek(request.prompt) if plain else None
             record.ticket = self.engine.submit(request)

@@ -76,7 +76,7 @@ class Trial:
     def of(cls, session: Session) -> "Trial":
         """The trial of a session, with the laws of its server."""
         family, options = session.family, session.scenario.engine.options
-        session.peeks = True
+        session.judged = True
         trial = cls(
             texts=[] if session.recalls else None,
             continues=not family.has_slots,

@@ -5,7 +5,8 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from cachesim.engines.sglang.node import FULL, PART, STATE, LruList
+from cachesim.engines.sglang.hicache import HostTier
+from cachesim.engines.sglang.node import FULL, HOST, PART, STATE, LruList
 from cachesim.engines.sglang.pools import WindowPool
 from cachesim.engines.sglang.request import Req, Stream
 from cachesim.engines.sglang.tree import Tree, joined
@@ -45,6 +46,7 @@ def check_books(tree: Tree, alive: Iterable[Req], streams: Iterable[Stream] = ()
         _fail(f"{evictable} tokens, window slots and states may be evicted, {tree.evictable} count")
     _free(tree, running, slots, states)
     _numbers(tree)
+    _rows(tree, running)
     _host(tree)
 
 
@@ -113,10 +115,48 @@ def _numbers(tree: Tree) -> None:
             _fail(f"{name} are free twice, or a node has them")
 
 
+def _rows(tree: Tree, running: Sequence[Req]) -> None:
+    """Slots and states of running requests: of one request each, none free, none of the tree."""
+    page, nodes = tree.pool.page, [*tree.nodes()]
+    free, held = tree.pool.free_pages.numbers(), joined([node.slots for node in nodes]) // page
+    own = [req.row[-(-req.protected // page) * page : req.allocated] // page for req in running]
+    pages = joined([np.unique(each) for each in own])
+    if len(np.unique(pages)) < len(pages) or np.isin(pages, (*free, *held)).any():
+        _fail("slots of a running request are free, or another's")
+    if tree.states is None:
+        return
+    states = [state for req in running for state in (req.state, *(req.tracks or ()))]
+    used = [state for state in states if state is not None]
+    used += [node.state for node in nodes if node.state is not None]
+    if len({*used}) < len(used) or np.isin(used, tree.states.free_slots.numbers()).any():
+        _fail("states of a running request are free, or another's")
+    if any(req.next_track not in range(2) for req in running):
+        _fail("a running request has two slots to track its states in, or one")
+
+
+def _host_lists(tree: Tree) -> None:
+    """The host's lists of windows and states, and its leaves, that may be evicted."""
+    tier = getattr(tree, "tier", None)
+    if not isinstance(tier, HostTier):
+        return
+    for part in (PART, STATE):
+        alone = [n for n in tree.nodes() if tier.has(n, part) and not tier.on_device(n, part)]
+        free = {node.id for node in alone if not node.locks[HOST + part]}
+        listed = {node.id for node in tier.lru(part)}
+        if listed != tier.lru(part).members or not free <= listed <= {node.id for node in alone}:
+            _fail(f"the host's list has {len(listed)} of {len(alone)} windows or states")
+    leaves = {*tier.leaves}
+    for node in tree.nodes():
+        tier.update_leaf(node)
+    if leaves != tier.leaves:
+        _fail(f"{len(leaves)} leaves of the host may be evicted, not {len(tier.leaves)}")
+
+
 def _host(tree: Tree) -> None:
     shape, free = tree.shape.host, tree.host_free()
     if shape is None:
         return
+    _host_lists(tree)
     held: Counter[str] = Counter()
     for node in tree.nodes():
         held["host_tokens"] += 0 if node.host_full is None else len(node.host_full)
