@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 
 from cachesim.engines.base import Engine, Request
@@ -46,4 +47,56 @@ def test_books_that_disagree_are_found(
     change(engine)
 
     with pytest.raises(ContractError, match=why):
+        engine.check_integrity()
+
+
+def _frees_its_last_page(engine: Any, req: Any) -> None:
+    pool = engine.tree.pool
+    pool.free_pages.put(req.row[req.allocated - 1 : req.allocated] // pool.page)
+
+
+def _tracks_in_a_third_slot(_: Any, req: Any) -> None:
+    req.next_track = 2
+
+
+def _takes_its_state(engine: Any, req: Any) -> None:
+    engine.tree.states.free_slots.put(np.array([req.state], np.int64))
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (_frees_its_last_page, "slots of a running request are free"),
+        (_takes_its_state, "states of a running request are free"),
+        (_tracks_in_a_third_slot, "two slots to track"),
+    ],
+)
+def test_books_of_a_running_request_that_disagree_are_found(
+    change: Callable[[Any, Any], object], why: str
+) -> None:
+    engine: Any = Engine.create("sglang@0.5.23", model=preset("hybrid"))
+    engine.submit(Request(prompt=as_tokens(range(1, 100)), predict=30))
+    for _ in range(8):
+        engine.step()
+    engine.check_integrity()
+    (req,) = engine.scheduler.running.reqs
+
+    change(engine, req)
+
+    with pytest.raises(ContractError, match=why):
+        engine.check_integrity()
+
+
+def test_a_window_that_the_hosts_list_lacks_is_found() -> None:
+    options = {"enable_hierarchical_cache": True, "max_total_tokens": 200, "hicache_ratio": 2.0}
+    engine: Any = Engine.create("sglang@0.5.23", model=preset("swa"), options=options)
+    for first in (1, 150, 300):
+        engine.submit(Request(prompt=as_tokens(range(first, first + 120)), predict=3))
+        engine.run()
+    engine.check_integrity()
+    listed = engine.tree.tier.window_lru
+
+    listed.remove(next(iter(listed)))
+
+    with pytest.raises(ContractError, match="the host's list"):
         engine.check_integrity()
