@@ -66,15 +66,35 @@ class SessionParams:
 
 @dataclass(slots=True, eq=False)
 class SessionReqNode:
-    """A request of a session, and those that continue it."""
+    """A request of a session, and those that continue it (`SessionReqNode`)."""
 
+    name: str
     req: Req
-    children: dict[str, "SessionReqNode"] = field(default_factory=dict)
+    children: list["SessionReqNode"] = field(default_factory=list)
 
     def abort(self) -> None:
         """End the request with its next token."""
         if not self.req.finished:
             self.req.to_finish = True
+
+    def clear_children(self, nodes: dict[str, "SessionReqNode"]) -> None:
+        """End the requests that continue this one, and forget them."""
+        for child in self.children:
+            child.clear(nodes)
+        self.children = []
+
+    def clear(self, nodes: dict[str, "SessionReqNode"]) -> None:
+        """End this request and those that continue it, and forget them.
+
+        Trap: two of one name are one entry; to forget the second ends the server.
+        """
+        for child in self.children:
+            child.clear(nodes)
+        self.abort()
+        if self.name not in nodes:
+            where = "SessionReqNode.clear"
+            raise UpstreamAbort(where, f"KeyError: {self.name!r}")
+        del nodes[self.name]
 
 
 @dataclass(slots=True)
@@ -111,9 +131,7 @@ class Session:
             return None
         if params.replace:
             last.abort()
-            for name in list(last.children):
-                self._clear(name)
-            last.children.clear()
+            last.clear_children(self.nodes)
         elif not (last.req.finished and not last.req.dropped):
             return None
         end = last.req.num_prompt if params.drop_previous_output else last.req.num_tokens
@@ -124,16 +142,10 @@ class Session:
         if self.stream is not None:
             self.stream.turn, self.stream.inflight = req, True
             return
-        node = self.nodes[name] = SessionReqNode(req)
-        if params.rid:
-            self.nodes[params.rid].children[name] = node
-
-    def _clear(self, name: str) -> None:
-        node = self.nodes.pop(name, None)
-        if node is not None:
-            for child in list(node.children):
-                self._clear(child)
-            node.abort()
+        parent = self.nodes.get(params.rid) if params.rid else None
+        node = self.nodes[name] = SessionReqNode(name, req)
+        if parent is not None:
+            parent.children.append(node)
 
 
 def _next_turn(stream: Stream, params: SessionParams, tokens: Integers) -> Integers | None:

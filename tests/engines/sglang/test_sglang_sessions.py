@@ -95,6 +95,29 @@ def test_059_drops_the_extra_key_of_a_session(release: str) -> None:
 
 
 @pytest.mark.parametrize("release", RELEASES)
+def test_a_request_may_have_the_name_of_the_one_that_it_continues(release: str) -> None:
+    engine = server(release)
+    answer(engine, FIRST, "r1")
+    answer(engine, NEXT, "r1", rid="r1")
+
+    found = answer(engine, [400], "r2", rid="r1", replace=True)
+
+    assert FIRST + REPLY + NEXT + REPLY + [400] == list(found.prompt)
+
+
+@pytest.mark.parametrize("release", RELEASES)
+def test_to_forget_two_requests_of_one_name_ends_the_server(release: str) -> None:
+    """The list of those that continue a request has both, the table of names the second."""
+    engine = server(release)
+    answer(engine, FIRST, "r1")
+    for _ in range(2):
+        answer(engine, NEXT, "r2", rid="r1")
+
+    with pytest.raises(UpstreamAbort, match="KeyError: 'r2'"):
+        send(engine, [400], "r3", rid="r1", replace=True)
+
+
+@pytest.mark.parametrize("release", RELEASES)
 def test_to_replace_a_whole_session_ends_the_server(release: str) -> None:
     engine = server(release)
     answer(engine, FIRST, "r1", replace=True)
