@@ -69,7 +69,8 @@ def found_by_default(
 def test_a_wrongly_moved_state_is_found_and_made_small(
     release: str, patch: str, model: str
 ) -> None:
-    found = found_by_default(f"sglang@{release}+{patch}", model, seed=2)
+    # With other seeds defects of the releases themselves come first.
+    found = found_by_default(f"sglang@{release}+{patch}", model, seed=5)
     requests = [step for step in found.scenario.step if step.do == "complete"]
     assert "wrong answer" == found.finding.kind
     assert len(requests) <= MOST_REQUESTS
