@@ -12,7 +12,7 @@ from rich.text import Text
 from cachesim.cli import AS_EXPECTED, NOT_AS_EXPECTED
 from cachesim.cli.inputs import UNSAID, ServerFlags
 from cachesim.cli.jobs import changed, only_scenario
-from cachesim.cli.options import Page, Seed, Settings, TextOrJson
+from cachesim.cli.options import JudgingArithmetic, Page, Seed, Settings, TextOrJson
 from cachesim.cli.outputs import page_at, print_report, tracked, write_page
 from cachesim.engines.family import Family, family_of
 from cachesim.errors import InputError, ScenarioError
@@ -31,10 +31,7 @@ WIDEST: Final = 34
 def bisect_command(
     name: Annotated[str, Parameter(help="A scenario, or a server's log.")],
     *,
-    arithmetic: Annotated[
-        Literal["ring", "float"],
-        Parameter(help="float: a real network; ring: exact 64-bit integers (no rounding)."),
-    ] = "ring",
+    arithmetic: JudgingArithmetic = "ring",
     real: Annotated[
         bool, Parameter(help="Run the real servers, each from its release's wheel.")
     ] = False,

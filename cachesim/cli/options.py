@@ -43,6 +43,10 @@ Arithmetic: TypeAlias = Annotated[
         "counts: no answers, not judged."
     ),
 ]
+JudgingArithmetic: TypeAlias = Annotated[
+    Literal["ring", "float"],
+    Parameter(help="float: a real network; ring: exact 64-bit integers (no rounding)."),
+]
 Seed: TypeAlias = Annotated[
     int | None,
     Parameter(help="The seed of everything drawn at random; by default the scenario's."),

@@ -14,6 +14,7 @@ from cachesim.engines.tokens import get_common_prefix
 from cachesim.engines.words import table_of
 from cachesim.errors import ContractError, OutOfTimeError, ScenarioError
 from cachesim.model.arithmetic import ArithmeticName
+from cachesim.model.build import arithmetic_of
 from cachesim.model.recall import show_word
 from cachesim.model.trace import Fault, Traced
 from cachesim.play.result import (
@@ -344,6 +345,7 @@ class Verifier:
             for name, network in session.networks.items()
         }
         self.traces = session.traces
+        self.judges = arithmetic_of(session.network) != "counts"
         self.padding = session.engine.padding
         self.recalls = session.recalls
         self.show = show_word if session.recalls else str
@@ -367,8 +369,9 @@ class Verifier:
         )
         due = account.ideal if account else Count(0)
         replies = (reply, *record.children)
-        verdicts = [judge(each, oracle, due=due, trace=trace) for each in replies]
-        verdict = worst(verdicts)
+        verdict = None
+        if self.judges:
+            verdict = worst([judge(each, oracle, due=due, trace=trace) for each in replies])
         leak = None
         if self.recalls and verdict is not None and verdict.wrong is not None:
             leak = leak_of(reply, oracle, [(each.name, each.tokens) for each in self.records])
@@ -376,7 +379,8 @@ class Verifier:
         reported = None if account is None else self._account(account, verdict)
         self.records.append(record)
         if verdict is None:
-            return Evidence(account=reported)
+            below = not self.judges and reply.error is None and (reply.cached or 0) < due
+            return Evidence(account=reported, reuse="lost" if below else None)
         return Evidence(
             answer=verdict.answer,
             max_difference=float(verdict.max_difference),
@@ -498,7 +502,8 @@ def run(
         session = Session(scenario, profile, arithmetic=arithmetic, traced=True)
         again = run_steps(session, oracle, pace=pace)
         steps = steps if again[-1].error == TIMEOUT else again
-    unmet = tuple(mismatches(scenario, profile, steps, verified=verify))
+    judged = verify and arithmetic != "counts"
+    unmet = tuple(mismatches(scenario, profile, steps, verified=judged))
     done = Run(
         scenario=scenario.name,
         profile=str(profile),

@@ -7,8 +7,11 @@ from cachesim.errors import InputError
 from cachesim.model.arithmetic import ArithmeticName
 from cachesim.model.build import arithmetic_of, build
 from cachesim.model.presets import preset
+from cachesim.play.runner import run
 from cachesim.play.session import Record, Session
+from cachesim.scenario import load
 from cachesim.scenario.format import Scenario
+from cachesim.scenario.shipped import shipped_file
 from cachesim.testing.workloads import Seeded, Shape, draw_workload
 
 SHAPE = Shape(max_steps=5, longest=150)
@@ -59,3 +62,16 @@ def seen(record: Record) -> object:
 @pytest.mark.parametrize("model", ["dense", "recurrent", "hybrid-mtp"])
 def test_a_network_shows_what_it_computes_with(model: str, arithmetic: ArithmeticName) -> None:
     assert arithmetic_of(build(preset(model), arithmetic)) == arithmetic
+
+
+def test_an_answer_that_no_network_computed_is_not_judged() -> None:
+    scenario, profile = load(shipped_file("llama.cpp-two-codes")), Profile.parse("llama.cpp@b11549")
+
+    steps = run(scenario, profile, arithmetic="counts").steps
+
+    assert [0, 6, 6, 7] == [each.cached for each in steps]
+    assert 4 * [None] == [each.answer for each in steps]
+    assert 4 * [None] == [each.max_difference for each in steps]
+    assert [None, None, None, "lost"] == [each.reuse for each in steps]
+    assert run(scenario, profile, arithmetic="counts").as_expected
+    assert "diverged" == run(scenario, profile, arithmetic="ring").steps[-1].answer
