@@ -18,7 +18,7 @@ from rich.text import Text
 
 from cachesim.cli import AS_EXPECTED, NOT_AS_EXPECTED
 from cachesim.cli.jobs import crew, processes, processes_wanted, processors, setting
-from cachesim.cli.options import Arithmetic, Dask, Jobs, Page, Profiles, Settings, TextOrJson
+from cachesim.cli.options import Dask, Jobs, JudgingArithmetic, Page, Profiles, Settings, TextOrJson
 from cachesim.cli.outputs import page_at, progress, write_page
 from cachesim.engines.family import Profile
 from cachesim.engines.words import counted
@@ -384,7 +384,8 @@ def print_comparison(found: Comparison, printed: list[RenderableType]) -> int:
         for line in _evidence(side.profile)
     )
     _print(printed, table, *map(Text, (*found.verdict, *evidence)))
-    return NOT_AS_EXPECTED if found.other.wrong or found.other.crashed else AS_EXPECTED
+    failed = any(side.wrong or side.crashed for side in (found.one, found.other))
+    return NOT_AS_EXPECTED if failed else AS_EXPECTED
 
 
 Hands: TypeAlias = tuple[Executor | None, int]
@@ -447,7 +448,7 @@ def check_command(
     ] = None,
     emit: Annotated[Path | None, Parameter(help="The folder for counterexamples.")] = None,
     seed: Annotated[int, Parameter(help="The seed of everything drawn at random.")] = 0,
-    arithmetic: Arithmetic = "ring",
+    arithmetic: JudgingArithmetic = "ring",
     jobs: Jobs = None,
     dask: Dask = None,
     format: TextOrJson = "text",

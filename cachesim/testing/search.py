@@ -9,6 +9,7 @@ from typing import Any, Final, TypeAlias, TypeVar
 
 from cachesim.engines.events import Event
 from cachesim.engines.family import Profile
+from cachesim.engines.words import counted
 from cachesim.errors import ContractError, InputError
 from cachesim.model.arithmetic import ArithmeticName
 from cachesim.model.presets import preset
@@ -615,13 +616,15 @@ class Comparison:
     def verdict(self) -> tuple[str, str]:
         """The comparison in words: reuse and correctness."""
         one, other = self.one, self.other
-        share = 100 * (other.cached - one.cached) / max(1, self.prompt_tokens)
-        words = {True: "more", False: "less"}[share > 0]
-        better = f"{abs(share):.2f} % of all tokens {words}" if share else "as many tokens"
+        more = other.cached - one.cached
+        share = f"{100 * abs(more) / max(1, self.prompt_tokens):.2f} % of all"
+        better = "as many tokens"
+        if more:
+            better = f"{counted(abs(more), 'token')} {'more' if more > 0 else 'less'} ({share})"
         if other.wrong == one.wrong:
             safe = f"{other.wrong} from each profile"
         else:
-            safe = f"{other.wrong}, from {one.profile} {one.wrong}"
+            safe = f"{one.wrong} from {one.profile}, {other.wrong} from {other.profile}"
         return f"{other.profile} reuses {better}.", f"Wrong answers: {safe}."
 
 

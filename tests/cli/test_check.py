@@ -74,6 +74,29 @@ def test_a_comparison_of_nothing_is_no_success() -> None:
         print_comparison(Comparison(one=sides[0], other=sides[1]), [])
 
 
+@pytest.mark.parametrize("wrong", [0, 1])
+def test_a_comparison_fails_for_a_wrong_answer_of_either_profile(
+    wrong: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sides = [Side(profile=Profile.parse(f"llama.cpp@{each}")) for each in ("b9538", "b11549")]
+    sides[wrong].wrong, sides[wrong].cached = 2, 3
+    found = Comparison(one=sides[0], other=sides[1], workloads=1, prompt_tokens=90_000)
+
+    assert 1 == print_comparison(found, [])
+    said = " ".join(capsys.readouterr().out.split())
+    assert f"llama.cpp@b11549 reuses 3 tokens {('less', 'more')[wrong]} (0.00 % of all)." in said
+    counts = ("2 from llama.cpp@b9538, 0 from", "0 from llama.cpp@b9538, 2 from")[wrong]
+    assert f"Wrong answers: {counts} llama.cpp@b11549." in said
+
+
+def test_a_search_for_wrong_answers_needs_answers(capsys: pytest.CaptureFixture[str]) -> None:
+    assert 2 == main(["check", SOUND, "--arithmetic", "counts", "--scope", "2"])
+
+    printed = capsys.readouterr()
+    assert "" == printed.out
+    assert '"counts" for --arithmetic. Choose from: "ring", "float"' in printed.err
+
+
 def test_a_plain_search_gives_some_requests_up(capsys: pytest.CaptureFixture[str]) -> None:
     command = ["check", SOUND, "--examples", "30", "--jobs", "1", "--require", "cancel"]
     assert main([*command, *WITHOUT]) == 0
