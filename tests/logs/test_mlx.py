@@ -101,6 +101,32 @@ def test_a_body_that_is_cut_is_left_out() -> None:
     assert entries(log.replace("}", "", 1)) == []
 
 
+@pytest.mark.parametrize(
+    "dress",
+    [
+        "Jun 02 10:11:12 host mlx_lm.server[812]: LINE",
+        "mlx-1  | LINE",
+        "2026-06-02T10:11:12.345678Z stderr F LINE",
+        "\x1b[32mLINE\x1b[0m",
+        "LINE\r",
+        "docker",
+        "journald",
+    ],
+)
+def test_requests_behind_a_prefix_of_a_supervisor_are_read(dress: str) -> None:
+    log = STARTED + asked("one", "\t}") + post() + progress("64/107") + replied(196, 89)
+
+    def dressed(line: str) -> str:
+        objects = {"docker": {"log": f"{line}\n"}, "journald": {"MESSAGE": line}}
+        return json.dumps(objects[dress]) if dress in objects else dress.replace("LINE", line)
+
+    text = "".join(f"{dressed(line)}\n" for line in log.splitlines())
+
+    assert has_bodies(text.encode())
+    assert entries(log) == entries(text)
+    assert [107] == [processed for processed, _ in entries(text)]
+
+
 def test_the_requests_of_a_debug_log_are_told_as_recorded_ones(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

@@ -106,6 +106,21 @@ def test_what_supervisors_put_around_a_line_changes_nothing(kind: str, dress: st
     assert told(other) == told(plain)
 
 
+@pytest.mark.parametrize(
+    "dress", ["Jun 02 10:11:12 host ik[812]: LINE", "ik-1  | LINE", "\x1b[32mLINE"]
+)
+def test_an_object_of_ik_llama_behind_a_prefix_is_read(dress: str) -> None:
+    lines = [
+        {"function": "launch", "msg": "slot is processing task", "id_slot": 0, "id_task": 7},
+        {"function": "rm", "msg": "kv cache rm [p0, end)", "id_slot": 0, "id_task": 7, "p0": 12},
+    ]
+    text = dressed("\n".join(map(json.dumps, lines)), dress)
+
+    (log,) = Reader().take(lines_of(BytesIO(text.encode()))).servers
+    assert "ik_llama.cpp" == log.engine
+    assert [(7, 12)] == [(each.task, each.first_cut) for each in log.requests]
+
+
 @pytest.mark.parametrize("names", [("pod/llama-a/llama", "pod/llama-b/llama"), ("50123", "50124")])
 def test_lines_of_two_servers_are_not_taken_for_those_of_one(names: tuple[str, str]) -> None:
     lines = servers_of("b9538-3")[0]["log"].split("\n")

@@ -148,10 +148,7 @@ def _read_line(number: int, raw: bytes) -> Line | None:
     text = raw.decode("utf-8", "replace").rstrip("\r\n\x00 ")
     if not text:
         return None
-    if text.startswith("{"):
-        text = _from_json(text)
-    if "\x1b" in text:
-        text = COLOUR.sub("", text)
+    text = _from_json(unwrapped(text))
     seconds = _clock(text)
     found = SLOT.search(text)
     if found:
@@ -188,23 +185,34 @@ def _keyed(number: int, text: str, seconds: float | None) -> Line | None:
     )
 
 
+def unwrapped(text: str) -> str:
+    """A line without colours, and without the JSON object of Docker or journald around it."""
+    text = COLOUR.sub("", text) if "\x1b" in text else text
+    if not text.startswith("{") or not any(key in text for key in ('"log"', '"MESSAGE"')):
+        return text
+    entry = _object(text)
+    message = entry.get("log", entry.get("MESSAGE"))
+    return unwrapped(message.rstrip("\r\n")) if isinstance(message, str) else text
+
+
 def _from_json(text: str) -> str:
-    """Lines of Docker, and of ik_llama.cpp with `--log-format json`."""
-    if '"log"' not in text and '"msg"' not in text:
+    """A line of ik_llama.cpp with `--log-format json`; a supervisor's prefix stays."""
+    if not text.endswith("}") or '"msg"' not in text:
         return text
-    try:
-        entry = json.loads(text)
-    except (ValueError, RecursionError):
-        return text
-    if not isinstance(entry, dict):
-        return text
-    message = entry.get("log")
-    if isinstance(message, str):
-        return message.rstrip("\r\n")
+    prefix, mark, rest = text.partition("{")
+    entry = _object(mark + rest)
     if not isinstance(entry.get("msg"), str):
         return text
     keys = " ".join(f"{name}={json.dumps(value)}" for name, value in entry.items())
-    return f"[{entry.get('function', '?')}] {entry['msg']} | {keys}"
+    return f"{prefix}[{entry.get('function', '?')}] {entry['msg']} | {keys}"
+
+
+def _object(text: str) -> dict[str, object]:
+    try:
+        entry = json.loads(text)
+    except (ValueError, RecursionError):
+        return {}
+    return entry if isinstance(entry, dict) else {}
 
 
 def _clock(text: str) -> float | None:

@@ -1,4 +1,4 @@
-"""mlx-lm's log with `--log-level DEBUG`, which has whole requests: converted to recorded requests.
+r"""mlx-lm's log with `--log-level DEBUG`, which has whole requests: converted to recorded requests.
 
     DEBUG - Incoming Request Body: {       a request, over many lines, up to a line that is }
     INFO - Prompt processing progress: 64/165     what of it no cache had
@@ -6,6 +6,11 @@
 
 Lines name no request. Two at once are told apart by how much they have to process, as far as that
 goes; where it does not, the one that came first is taken.
+
+Each line may have a supervisor's prefix. A body's lines begin with a tab, the last one is `}`:
+
+    Jun 02 10:11:12 host mlx_lm.server[812]: \t"max_tokens": 4,
+    \--------------- prefix ---------------/
 """
 
 import json
@@ -13,6 +18,8 @@ import re
 from dataclasses import dataclass
 from io import BytesIO
 from typing import Any, BinaryIO, Final
+
+from cachesim.lab.logs.lines import unwrapped
 
 IN, OUT = b"Incoming Request Body: {", b"Outgoing Response: {"
 
@@ -61,7 +68,7 @@ def as_dump(file: BinaryIO) -> BinaryIO:
     calls: list[Call] = []
     open_: list[Call] = []
     while True:
-        raw = file.readline(LONGEST_BODY)
+        raw = _line(file)
         if not raw:
             break
         if IN in raw or OUT in raw:
@@ -80,13 +87,24 @@ def as_dump(file: BinaryIO) -> BinaryIO:
     return BytesIO(b"".join(each.as_line() for each in calls))
 
 
+def _line(file: BinaryIO) -> bytes:
+    raw = file.readline(LONGEST_BODY)
+    if b"\x1b" in raw or raw.startswith(b"{"):
+        return unwrapped(raw.decode("utf-8", "replace").rstrip("\r\n")).encode() + b"\n"
+    return raw
+
+
 def _body(file: BinaryIO) -> dict[str, Any] | None:
     lines, size = [b"{"], 0
     while size < LONGEST_BODY:
-        raw = file.readline(LONGEST_BODY)
-        lines.append(raw)
+        raw = _line(file)
+        prefix, tab, rest = raw.partition(b"\t")
+        lines.append(rest or raw)
         size += len(raw)
-        if not raw or raw.rstrip(b"\r\n") == b"}":
+        if not raw:
+            break
+        if not tab and prefix.rstrip().endswith(b"}"):
+            lines[-1] = b"}"
             break
     try:
         body = json.loads(b"".join(lines))
