@@ -176,6 +176,22 @@ def test_of_other_kinds_the_program_is_named(
     assert f"unpack it first, as `{program}` does" in capsys.readouterr().err
 
 
+def test_requests_to_any_http_server_are_no_lines_of_llama_server() -> None:
+    line = b'::1 - - [28/Nov/2026:12:00:00 +0000] "POST /v1/chat/completions HTTP/1.1" 200 12\n'
+    read = read_files([("nginx.log", BytesIO(3 * line))])
+
+    with pytest.raises(InputError, match="no log of a known server: no line of 3 was recognised"):
+        replays_of(read, UserSettings())
+
+
+@pytest.mark.parametrize("window", ["0", "-3"])
+def test_a_window_without_a_token_is_refused(
+    window: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["why", "docs/examples/hybrid.log", f"--window={window}"]) == 2
+    assert f"--window is {window}; write a number of tokens from 1" in capsys.readouterr().err
+
+
 def test_of_a_scenario_the_command_that_runs_it_is_named() -> None:
     with pytest.raises(InputError) as refused:
         open_log("llama.cpp-three-requests")

@@ -167,6 +167,40 @@ def told(replay: Replay) -> list[object]:
     return [(each.lengths, each.common, each.replayed.cached) for each in replay.requests]
 
 
+MLX_LINES = """
+2026-11-20 21:49:11,429 - INFO - Starting httpd at 127.0.0.1 on port 8080...
+2026-11-20 21:49:12,453 - INFO - Prompt processing progress: 165/165
+"""
+
+
+@pytest.mark.parametrize("order", [("llama.cpp", "mlx-lm"), ("mlx-lm", "llama.cpp")])
+def test_servers_of_two_engines_are_kept_apart(order: tuple[str, str]) -> None:
+    server = servers_of("b9538-3")[0]
+    texts = {"llama.cpp": server["log"], "mlx-lm": MLX_LINES}
+    read = read_files([(each, BytesIO(texts[each].encode())) for each in order])
+
+    assert [*order] == [each.engine for each in read.servers]
+    counts = {"llama.cpp": server["requests"], "mlx-lm": 1}
+    assert counts == {each.engine: len(each.requests) for each in read.servers}
+    found = why(read, replays_of(read, UserSettings()))
+    assert {} == found["servers"][order.index("mlx-lm")]["options"]
+
+
+def test_lines_of_two_engines_in_turn_are_refused() -> None:
+    text = f"{MLX_LINES}{servers_of('b9538-3')[0]['log']}{MLX_LINES}"
+    begun = re.sub(r"(?m)^.*(?:loading model|build).*\n", "", text)
+
+    with pytest.raises(InputError, match=r"^both\.log:\d+: lines of llama.cpp and mlx-lm are"):
+        read_files([("both.log", BytesIO(begun.encode()))])
+
+
+def test_a_profile_of_another_engine_is_refused() -> None:
+    read = read_files([("a.log", BytesIO(servers_of("b9538-3")[0]["log"].encode()))])
+
+    with pytest.raises(InputError, match=r"--profile vllm@0.33.0: the log is of llama.cpp; name"):
+        replays_of(read, UserSettings(profile="vllm@0.33.0"))
+
+
 def test_servers_of_one_log_are_kept_apart() -> None:
     both = servers_of("b9538-3")[:2]
     text = "\n".join(server["log"] for server in both)

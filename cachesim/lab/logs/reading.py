@@ -17,8 +17,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from cachesim.lab.logs.lines import Line, style_in
+from cachesim.errors import InputError
+from cachesim.lab.logs.lines import BY_NAME, Line, style_in
 from cachesim.lab.logs.observed import (
+    IK,
     LLAMA,
     LM_STUDIO,
     MLX,
@@ -454,6 +456,9 @@ def _update(server: ServerLog, request: Observed, name: str, fields: Fields) -> 
             request.truncated = fields["truncated"] in {"1", "true"}
 
 
+APART: Final = frozenset({LLAMA, IK, MLX, PYTHON})
+"""Engines of which one process prints the lines of one alone."""
+
 BACK: Final = 1.0
 """Largest difference between the clocks of a server's threads, in seconds."""
 
@@ -463,6 +468,8 @@ class Reader:
 
     def __init__(self) -> None:
         self.servers: list[ServerLog] = []
+        self.source = "the log"
+        self._left: set[str] = set()  # engines whose lines ended without a restart
         self._open()
 
     def _open(self, line: int = 1) -> None:
@@ -490,12 +497,17 @@ class Reader:
     def read(self, line: Line) -> None:
         """Parse a line."""
         facts = facts_of(line)
+        style = style_in(line.text)
         another = self.server.engine == PYTHON and "model-file" in {name for name, _ in facts}
         if another or any(
-            name in RESTART and (bool(self.server.requests) or name in self.server.facts)
+            name in RESTART
+            and (self.server.requests or name in self.server.facts or self.server.engine == MLX)
             for name, _ in facts
         ):
+            self._left.clear()
             self._open(line.number)
+        elif style is not None:
+            self._leave(BY_NAME[style].engine, line.number)
         self.server.lines += 1
         seconds = line.seconds
         if seconds is not None:
@@ -504,9 +516,10 @@ class Reader:
         message = message_of(line)
         for name, value in facts:
             self._note(name, value)
-        style = style_in(line.text)
         if style is not None:
             self.server.styles.add(style)
+        if message is not None and message[0] == "post" and self.server.engine != MLX:
+            message = None  # any HTTP server prints such lines
         if message is None and not facts:
             self.server.foreign |= {name for name, words in FOREIGN if words in line.text}
             return
@@ -523,6 +536,24 @@ class Reader:
             _update(self.server, self._timed, name, fields)
         else:
             self._server_line(line, name, fields)
+
+    def _leave(self, engine: str, line: int) -> None:
+        """Begin another server at a line that only another engine prints.
+
+        llama.cpp's words are printed by its descendants too, and mlx-lm's by LM Studio.
+        """
+        own = self.server.engine
+        if engine == own or not self.server.styles or not {engine, own} <= APART:
+            return
+        if MLX in {engine, own} or (self.server.requests and engine != LLAMA):
+            if engine in self._left:
+                msg = (
+                    f"{self.source}:{line}: lines of {own} and {engine} are mixed. Explain one "
+                    "server at a time: keep its lines, as with grep"
+                )
+                raise InputError(msg)
+            self._left.add(own)
+            self._open(line)
 
     def _note(self, name: str, value: str) -> None:
         facts = self.server.facts

@@ -12,7 +12,7 @@ from cachesim.engines.llamacpp.family import FAMILY
 from cachesim.engines.option import Option
 from cachesim.errors import InputError
 from cachesim.lab.logs.lines import JUNE, MAY, STYLES
-from cachesim.lab.logs.observed import LM_STUDIO, OLLAMA, PYTHON, How, ServerLog
+from cachesim.lab.logs.observed import IK, LM_STUDIO, OLLAMA, PYTHON, How, ServerLog
 from cachesim.lab.logs.sizes import sizes_of
 from cachesim.model.presets import PRESETS, preset
 from cachesim.model.spec import ModelSpec, Sizes
@@ -100,6 +100,10 @@ def settings_of(
 ) -> Settings:
     """Settings from the log, else from the user, else assumed."""
     build = int(log.facts["build"]) if log.facts.get("build", "0") != "0" else None
+    engine, of_engine, _ = (profile or "").partition("@")
+    if of_engine and engine != log.engine:
+        msg = f"--profile {profile}: the log is of {log.engine}; name a release of it"
+        raise InputError(msg)
     if log.engine != FAMILY.name:
         return _printed_only(log, build, profile, model, window)
     release, patches = _release(log, build, profile)
@@ -145,7 +149,7 @@ def _printed_only(
         release = Setting(profile.partition("@")[2] or profile, "given")
     kind, seen = _model(log, model)
     slots = int(log.facts.get("slots", log.facts.get("slots-opened", "0")))
-    options = {"parallel": Setting(slots, "printed")} if slots else {}
+    options = {"parallel": Setting(slots, "printed")} if slots and log.engine == IK else {}
     if log.engine == PYTHON:
         sizes = {"n_ctx", "n_batch", "n_ubatch"} & log.facts.keys()
         options = {each: Setting(int(log.facts[each]), "printed") for each in sizes}

@@ -59,6 +59,7 @@ def read_files(files: Sequence[tuple[str, BinaryIO]]) -> Read:
     """Read several logs as one."""
     reader, tally = Reader(), Tally()
     for name, file in files:
+        reader.source = name
         reader.take(_of_one_server(lines_of(file, tally), name))
         if sum(len(each.requests) for each in reader.servers) > MOST_REQUESTS:
             msg = f"the log has more than {MOST_REQUESTS} requests: cut it, as with tail -n 500000"
