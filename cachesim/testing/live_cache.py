@@ -17,6 +17,7 @@ A crash is a process that is killed at the byte of a file at which it is to die:
 killed server leaves them, renamed or not.
 """
 
+import math
 import os
 import resource
 import signal
@@ -25,12 +26,14 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
+from numbers import Integral
 from pathlib import Path
 from typing import Any, Final, Literal, Protocol, TypeAlias
 
 import numpy as np
 from hypothesis import strategies as st
 
+from cachesim.errors import InputError
 from cachesim.model.arithmetic import LayerShape
 from cachesim.testing.contents import (
     PLACEHOLDER,
@@ -123,6 +126,7 @@ class LiveCacheReport:
     loaded: Counter[int] = field(default_factory=Counter)  # tokens -> how often
     continued: int = 0
     restarts: int = 0
+    sized: int = 0  # calls after which `nbytes` was read
 
     def __str__(self) -> str:
         """The number of loads, and their lengths."""
@@ -156,6 +160,7 @@ def check_live_cache(
     Raises `BrokenLawError` with the law and the steps, and `VacuousCheckError` where nothing was
     ever loaded. Returns what was exercised.
     """
+    _refuse_arguments(presets, varied, unit=unit, limit=limit, examples=examples)
     report = LiveCacheReport()
     verbs: list[Verb] = ["store", "store", "store", "ask", "look up", "look up"]
     verbs += ["evict", "clear"]
@@ -201,7 +206,26 @@ def check_live_cache(
             "tokens than these prompts? Then write unit=N, the tokens of a block"
         )
         raise VacuousCheckError(msg)
+    if limit is not None and not report.sized:
+        msg = f"no cache has a number `nbytes`, so limit={limit} was not checked"
+        raise VacuousCheckError(msg)
     return report
+
+
+def _refuse_arguments(
+    presets: Sequence[str], varied: Sequence[str], *, unit: int, limit: int | None, examples: int
+) -> None:
+    known = (*OF_REQUESTS, *OF_SERVERS)
+    if not presets:
+        msg = "presets is empty; write one or more, as presets=('dense',)"
+        raise InputError(msg)
+    if isinstance(varied, str) or not {*varied} <= {*known}:
+        msg = f"varied is {varied!r}; write a tuple of some of {', '.join(known)}"
+        raise InputError(msg)
+    for name, value, least in (("unit", unit, 1), ("limit", limit, 0), ("examples", examples, 1)):
+        if value is not None and value < least:
+            msg = f"{name} is {value}; write a whole number from {least}"
+            raise InputError(msg)
 
 
 def piece(variant: int, length: int) -> list[int]:
@@ -262,12 +286,12 @@ class _Player:
             else:
                 getattr(self, "_" + act.verb.replace(" ", "_"))(act.cache, request)
             size = getattr(self._open.get(act.cache), "nbytes", None)
-            if isinstance(size, int) and (
-                size < 0 or (self.limit is not None and size > self.limit)
-            ):
-                self._story.broken(
-                    "bytes within limits", f"nbytes is {size}, the limit {self.limit}"
-                )
+            if isinstance(size, Integral):
+                self._report.sized += 1
+                if not 0 <= int(size) <= (math.inf if self.limit is None else self.limit):
+                    self._story.broken(
+                        "bytes within limits", f"nbytes is {size}, the limit {self.limit}"
+                    )
             if promised is not None and promised == self._promised:
                 self._promised = None  # what the lookup before this call has promised
                 self._check(*promised)
@@ -346,7 +370,11 @@ class _Player:
 
     def _cache(self, number: int) -> Foreign:
         if number not in self._open:
-            self._open[number] = self._call(self._make, self._server, self._place)
+            made = self._call(self._make, self._server, self._place)
+            for name in ("store", "lookup", "load"):
+                if not callable(getattr(made, name, None)):
+                    self._story.broken("calls return", f"the cache has no method {name}")
+            self._open[number] = made
         return self._open[number]
 
     def _call(self, call: Callable[..., Foreign], *given: Foreign) -> Foreign:
@@ -378,8 +406,11 @@ class _Player:
     def _found(self, number: int, request: Request) -> int:
         """The length of a lookup, which stored content must explain."""
         self._report.lookups += 1
-        count: int = self._call(self._cache(number).lookup, request)
+        count = self._call(self._cache(number).lookup, request)
         self._add(number, f"lookup({self._text(request)}) is {count}")
+        if not isinstance(count, Integral):
+            self._story.broken("calls return", f"lookup returned {count!r}, no number of tokens")
+        count = int(count)
         if not 0 <= count <= len(request.tokens):
             self._story.broken("only what was stored", f"{count} is no number of its tokens")
         salts = () if self.isolates else ("salt",)
@@ -418,6 +449,8 @@ class _Player:
         self._report.loaded[count] += 1
         cold = rows_of(self._server, request)
         shapes = self._server.shapes
+        if len(rows) != len(cold):
+            self._story.broken("true contents", f"{len(rows)} layers, not {len(cold)}")
         self._forms(rows, cold, count)
         same = all(
             _last(got, needed(self._server, shape, count)).tobytes()

@@ -1,8 +1,11 @@
 """Somebody writes a cache, and is told which law it breaks, and how, in real keys and values."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 
+from cachesim.errors import InputError
 from cachesim.model.presets import tiny
 from cachesim.testing import BrokenLawError, Request, Server, VacuousCheckError, check_live_cache
 from cachesim.testing.contents import DTYPES, answer, joined, packed, rows_of, split, unpacked
@@ -74,6 +77,61 @@ def test_a_cache_that_never_loads_anything_fails_as_vacuous() -> None:
 
     with pytest.raises(VacuousCheckError, match="nothing was ever loaded"):
         check_live_cache(Empty, examples=20)
+
+
+@pytest.mark.parametrize(
+    ("argument", "text"),
+    [
+        ({"presets": ()}, "presets is empty"),
+        ({"varied": ("salts",)}, r"varied is \('salts',\); write a tuple of some of adapter"),
+        ({"varied": "salt"}, "varied is 'salt'; write a tuple"),
+        ({"unit": 0}, "unit is 0; write a whole number from 1"),
+        ({"limit": -1}, "limit is -1; write a whole number from 0"),
+        ({"examples": 0}, "examples is 0; write a whole number from 1"),
+    ],
+)
+def test_an_argument_that_checks_nothing_is_refused(argument: dict[str, Any], text: str) -> None:
+    with pytest.raises(InputError, match=text):
+        check_live_cache(Blocks, **argument)
+
+
+def test_a_limit_without_a_size_fails_as_vacuous() -> None:
+    class Unsized(Blocks):
+        nbytes = None
+
+    with pytest.raises(VacuousCheckError, match="limit=9 was not checked"):
+        check_live_cache(Unsized, limit=9, examples=5)
+
+
+def test_a_size_may_be_a_number_of_numpy() -> None:
+    class Sized(Blocks):
+        nbytes = np.int64(10)
+
+    with pytest.raises(BrokenLawError, match="nbytes is 10, the limit 9"):
+        check_live_cache(Sized, limit=9, examples=5)
+
+
+def test_a_cache_of_another_form_breaks_a_law() -> None:
+    class Nothing(Blocks):
+        def lookup(self, request: Request) -> Any:
+            del request
+
+    class OneLayer(Blocks):
+        def load(self, request: Request, count: int) -> Any:
+            return super().load(request, count)[:1]
+
+    class Other:
+        def __init__(self, server: Server, folder: object) -> None:
+            pass
+
+    for cache, why in (
+        (Nothing, "lookup returned None, no number of tokens"),
+        (OneLayer, "1 layers, not 2"),
+        (Other, "the cache has no method store"),
+    ):
+        with pytest.raises(BrokenLawError) as error:
+            check_live_cache(cache, examples=20)
+        assert why == error.value.why
 
 
 def test_a_report_names_the_row_that_is_wrong_and_its_source() -> None:
