@@ -120,6 +120,8 @@ def pytest_collection_modifyitems(session: pytest.Session, items: list[pytest.It
     if budget is not None and not profiles:
         msg = "--cachesim-budget searches profiles: name one with --cachesim-profile"
         raise pytest.UsageError(msg)
+    for each in profiles:
+        _refuse_unknown(each)
     if budget is not None:
         items += [
             SearchItem.from_parent(session, name=f"search: {each}", profile=each, budget=budget)
@@ -136,6 +138,21 @@ def pytest_collection_modifyitems(session: pytest.Session, items: list[pytest.It
             for family in families
             for operation in OPERATIONS
         ]
+
+
+def _refuse_unknown(text: str) -> None:
+    """Refuse a profile that no engine has: without it, no scenario would be run."""
+    from cachesim.engines.family import FAMILIES
+    from cachesim.scenario.checks import full_profile, refused_profile, wrong_profile
+
+    def reason(engine: str) -> str:
+        return wrong_profile(engine, text) or refused_profile(full_profile(engine, text))
+
+    reasons = [reason(engine) for engine in ([""] if "@" in text else FAMILIES)]
+    if all(reasons):
+        why = reasons[0] if len(reasons) == 1 else "no engine has such a release with these patches"
+        msg = f"--cachesim-profile {text}: {why}; see `cachesim list releases`"
+        raise pytest.UsageError(msg)
 
 
 def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> "ScenarioFile | None":

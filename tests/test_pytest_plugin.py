@@ -171,3 +171,23 @@ def test_a_search_without_a_profile_or_a_time_is_refused(tmp_path: Path) -> None
 
     assert "name one with --cachesim-profile" in alone.stderr + alone.stdout
     assert "'soon' is no time; write one such as 60s, 5m or 1h" in odd.stderr
+
+
+@pytest.mark.parametrize(
+    ("profile", "why"),
+    [
+        ("b11548", "no engine has such a release"),
+        ("b11549+erase-eqal", "no engine has such a release with these patches"),
+        ("llama.cpp@b11548", "there is no llama.cpp release 'b11548'"),
+        ("lama.cpp@b11549", "there is no engine 'lama.cpp'"),
+        ("llama.cpp@", "is not a profile"),
+    ],
+)
+def test_a_profile_that_no_engine_has_is_refused(profile: str, why: str, tmp_path: Path) -> None:
+    (tmp_path / "test_own.py").write_text("def test_own():\n    pass\n")
+
+    done = collected(tmp_path, f"--cachesim-profile={profile}")
+
+    assert pytest.ExitCode.USAGE_ERROR == done.returncode
+    assert f"--cachesim-profile {profile}: " in done.stderr + done.stdout
+    assert why in done.stderr + done.stdout
