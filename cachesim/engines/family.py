@@ -360,7 +360,8 @@ class Family(Generic[R, S]):
     def cures(self, profile: "Profile") -> tuple[Patch[R], ...]:
         """Patches that fix wrong answers of a profile, merged ones first."""
         fits = self.fitting(profile.release)
-        found = (each for each in self.patches if each.cures and each.name in fits)
+        mine = (each for each in self.patches if not each.server)
+        found = (each for each in mine if each.cures and each.name in fits)
         left = (each for each in found if each.name not in profile.patches)
         return tuple(sorted(left, key=lambda each: not each.landed))
 

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from cachesim.cli.main import main
-from cachesim.engines import Profile
+from cachesim.engines import FAMILIES, Profile
 from cachesim.play import run
+from cachesim.scenario.checks import scenario_of
 from cachesim.scenario.files import load
 from cachesim.scenario.format import Scenario, Step
 from cachesim.scenario.shipped import shipped_file
@@ -79,6 +80,36 @@ def test_a_shipped_wrong_answer_is_told_by_its_own_patch(name: str, patch: str) 
     found = survey_room.cured_by(scenario, Profile.parse(f"llama.cpp@{release}"), "ring")
 
     assert {(patch,)} == {tuple(each.name for each in patches) for patches in found.values()}
+
+
+def test_a_server_that_runs_one_request_at_once_fixes_no_wrong_batch() -> None:
+    steps = [
+        {"name": "r0", "prompt": "a", "predict": 1},
+        {"name": "r1", "prompt": "b", "predict": 1, "with_previous": True},
+    ]
+    scenario = scenario_of(
+        {
+            "format": 1,
+            "name": "padded",
+            "model": {"preset": "hybrid"},
+            "engine": {"name": "mlx-lm", "profiles": ["0.31.3"]},
+            "spans": {"a": 2, "b": 3},
+            "step": steps,
+        }
+    )
+
+    (cause,) = survey_room.causes(scenario, Profile.parse("mlx-lm@0.31.3"), "ring", "wrong")
+
+    assert Cause("wrong answer", ("the recurrent state holds padding",)) == cause
+
+
+@pytest.mark.parametrize("name", sorted(FAMILIES))
+def test_another_server_s_rules_fix_no_wrong_answer_of_a_release(name: str) -> None:
+    family = FAMILIES[name]
+    cures = [each for r in family.names() for each in family.cures(Profile.parse(f"{name}@{r}"))]
+
+    assert [] == [each.name for each in cures if each.server]
+    assert [] == [each.name for each in family.patches if each.server and each.cures]
 
 
 def test_several_processes_see_what_one_sees() -> None:

@@ -528,7 +528,6 @@ PATCHES: Final[tuple[Patch[MlxRules], ...]] = (
         about="the same, where a state of one array is stored (jundot/omlx#2762)",
         fits=("0.31.3",),
         lay=laying(server={"grid": replace(_OMLX, fewest_arrays=1)}),
-        cures="oMLX stores a state of one array as a placeholder, and rejects it",
     ),
     Patch(
         name="omlx-4096",
