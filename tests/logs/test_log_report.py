@@ -349,6 +349,17 @@ def test_tune_finds_room_for_conversations_that_take_turns_on_mlx_lm(
     assert found["command"] == "mlx_lm.server --prompt-cache-size 5"
 
 
+def test_of_a_server_that_refuses_recorded_requests_the_counts_are_unknown(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    small = ("--what-if", "llama-cpp-python@0.3.36")
+    found = json.loads(output(capsys, "why", RECORDED, "--format", "json", *small))
+
+    problem = "refuses 4 of 4 requests: Requested tokens (1790) exceed context window of 512"
+    unknown = dict.fromkeys(("processed", "cached", "hits"))
+    assert [{"name": small[1], "problem": problem} | unknown] == found["what_if"]
+
+
 def test_recorded_requests_are_explained_from_standard_input(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -62,6 +62,7 @@ class Replayed:
     losses: tuple[Loss, ...]
     events: tuple[Event, ...]
     error: str | None = None
+    message: str = ""  # of the error
 
 
 FAILED: Final = Replayed(None, None, None, 0, "nothing", (), (), "aborted")
@@ -247,4 +248,5 @@ def replayed(reply: Reply, events: Sequence[Event]) -> Replayed:
         losses=reply.losses,
         events=tuple(events),
         error=reply.error,
+        message=reply.message,
     )

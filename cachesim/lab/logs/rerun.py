@@ -16,6 +16,7 @@ from cachesim.engines.base import Engine, Request, Ticket
 from cachesim.engines.family import Profile, family_of
 from cachesim.engines.llamacpp.family import FAMILY as LLAMA_CPP
 from cachesim.engines.tokens import Rope, Run
+from cachesim.engines.words import counted
 from cachesim.errors import CachesimError, InputError, UpstreamAbort
 from cachesim.lab.logs.dump import Recorded
 from cachesim.lab.logs.other import Workload
@@ -423,8 +424,16 @@ def elsewhere(
         return {"name": profile, "problem": str(error)} | dict.fromkeys(COLUMNS)
     rerun.add_all(prompts)
     answers = [each for each in rerun.played.values() if each.cached is not None]
-    whole = len(answers) == sum(each.recorded.was_read for each in prompts)
-    problem = rerun.problem or ("" if whole else "too long to be replayed token by token")
+    asked = sum(each.recorded.was_read for each in prompts)
+    refused = [each for each in rerun.played.values() if each.error not in {None, FAILED.error}]
+    problem = rerun.problem
+    if not problem and refused:
+        why = refused[0].message or refused[0].error
+        problem = f"refuses {len(refused)} of {counted(asked, 'request')}: {why}"
+    elif not problem and len(answers) < asked:
+        problem = "too long to be replayed token by token"
+    if asked and not answers:
+        return {"name": profile, "problem": problem} | dict.fromkeys(COLUMNS)
     return {
         "name": profile,
         "processed": sum(each.processed or 0 for each in answers),
