@@ -138,7 +138,7 @@ def by_class(runs: Sequence[Run], kinds: Mapping[str, str | None]) -> Renderable
     for run in runs:
         engine = run.profile.partition("@")[0]
         groups[engine, kinds.get(run.scenario) or "none"].append(run)
-    before = ""
+    before, judged = "", _are_judged(runs)
     for (engine, kind), members in sorted(groups.items()):
         expected = sum(run.as_expected for run in members)
         wrong = sum(worst_answer(run.steps) == "diverged" for run in members)
@@ -148,7 +148,7 @@ def by_class(runs: Sequence[Run], kinds: Mapping[str, str | None]) -> Renderable
             str(len({run.scenario for run in members})),
             str(len(members)),
             Text(str(expected), style="right" if expected == len(members) else "wrong"),
-            str(wrong) if wrong else "",
+            (str(wrong) if wrong else "") if judged else answer_text(None),
         )
         before = engine
     return table
@@ -157,7 +157,8 @@ def by_class(runs: Sequence[Run], kinds: Mapping[str, str | None]) -> Renderable
 def by_evidence(runs: Sequence[Run]) -> RenderableType:
     """A line per engine: runs with wrong answers or a server's end, by evidence label."""
     table = FittingTable(padding=(0, 1, 0, 0))
-    table.add_column("wrong answers and ends of releases", overflow="fold")
+    wrong = "wrong answers and " if _are_judged(runs) else ""
+    table.add_column(f"{wrong}ends of releases", overflow="fold")
     for heading in LABELS:
         table.add_column(heading, justify="right", overflow="fold")
     counts: dict[str, Counter[Evidence]] = defaultdict(Counter)
@@ -170,6 +171,11 @@ def by_evidence(runs: Sequence[Run]) -> RenderableType:
     total = sum(counts.values(), Counter[Evidence]())
     table.add_row("all", *(str(total[each]) for each in LABELS))
     return table
+
+
+def _are_judged(runs: Sequence[Run]) -> bool:
+    """False if no answer was compared: `--no-verify`, or no network."""
+    return any(step.answer is not None for run in runs for step in run.steps)
 
 
 def _row() -> Table:

@@ -88,6 +88,15 @@ def test_a_run_that_is_not_as_expected_is_named_below_the_counts(
     assert "llama.cpp-three-requests on llama.cpp@b11549: C: cached is 1, expected 2" in said
 
 
+@pytest.mark.parametrize("how", ["--no-verify", "--arithmetic=counts"])
+def test_answers_that_are_not_judged_are_not_counted(how: str, capsys: Capture) -> None:
+    assert main(["run", STALE, "--brief", how]) == 0
+
+    shown = capsys.readouterr().out
+    assert "not judged" in shown.splitlines()[2]
+    assert "wrong answers and" not in shown
+
+
 def test_counts_by_class_are_not_json(capsys: Capture) -> None:
     assert main(f"run {STALE} --brief --format json".split()) == 2
     assert "--brief prints text to read" in capsys.readouterr().err
