@@ -5,7 +5,6 @@ from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from types import TracebackType
 from typing import Any, Final, TypeAlias
 
 from cachesim.engines.mlx_lm.families import family_of
@@ -43,13 +42,8 @@ class RealMlxServer(RealProcess):
         self._folder = TemporaryDirectory()
         self._models: dict[ModelSpec, dict[str, Any]] = {}
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        super().__exit__(kind, error, trace)
+    def __exit__(self, *error: object) -> None:
+        super().__exit__(*error)
         self._folder.cleanup()
 
     def _model(self, workload: Workload, model: dict[str, Any]) -> dict[str, Any]:

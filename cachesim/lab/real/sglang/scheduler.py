@@ -3,7 +3,6 @@
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
-from types import TracebackType
 from typing import Any, Final
 
 from cachesim.engines.base import Engine
@@ -147,14 +146,9 @@ class ConfiguredProcess(WorkerProcess):
             wanted = wanted | {"config": wanted["config"] | {"server": made["results"]}}
         return self._scheduler.order(wanted)
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._scheduler.__exit__(kind, error, trace)
-        super().__exit__(kind, error, trace)
+    def __exit__(self, *error: object) -> None:
+        self._scheduler.__exit__(*error)
+        super().__exit__(*error)
 
 
 def configuration_of(core: UnpackedWheel) -> UnpackedWheel:
