@@ -77,19 +77,11 @@ def find(name: str, *modules: str) -> Real:
 Scheduler: Real = find("Scheduler", "managers.scheduler")
 
 
-class Attributes(Scheduler):  # type: ignore[misc] # the release's class: any
+class Attributes(Stub, Scheduler):  # type: ignore[misc] # the release's class: any
     """The real scheduler's methods on attributes that are set here; what is not set is None.
 
     Its own `__init__` opens sockets and loads a model.
     """
-
-    def __init__(self) -> None:
-        pass
-
-    def __getattr__(self, name: str) -> Real:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return None
 
     def stream_output(self, *_: Real, **__: Real) -> None:
         """Print nothing."""
