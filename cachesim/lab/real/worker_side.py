@@ -11,9 +11,10 @@ import inspect
 import json
 import os
 import sys
+import tempfile
 import time
 import types
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -46,6 +47,26 @@ def fitting(made: Real, **values: Real) -> Real:
     """Call with the arguments that this release accepts."""
     known = set(inspect.signature(made).parameters)
     return made(**{name: value for name, value in values.items() if name in known})
+
+
+def folder_of(models: Mapping[str, Json]) -> "tempfile.TemporaryDirectory[str]":
+    """A folder with the `config.json` of each model."""
+    folder = tempfile.TemporaryDirectory()
+    for name, model in models.items():
+        place = Path(folder.name, name)
+        place.mkdir()
+        place.joinpath("config.json").write_text(json.dumps(model))
+    return folder
+
+
+def unpinned(made: Real) -> Real:
+    """A function that makes tensors, without memory that a GPU's driver pins."""
+
+    def make(*given: Real, **named: Real) -> Real:
+        named.pop("pin_memory", None)
+        return made(*given, **named)
+
+    return make
 
 
 def own_output() -> TextIO:

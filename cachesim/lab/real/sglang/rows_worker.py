@@ -7,13 +7,10 @@ text: of the tokens that a recurrent layer would have folded in.
 """
 
 import importlib
-import logging
-import sys
-import warnings
-from pathlib import Path
+from functools import partial
 from types import SimpleNamespace
 
-from cachesim.lab.real.sglang import scheduler_worker, stand_ins
+from cachesim.lab.real.sglang import scheduler_worker
 from cachesim.lab.real.worker_side import (
     Json,
     NoOp,
@@ -171,12 +168,7 @@ def play(core: Real, workload: Json) -> Json:
 def main() -> None:
     """Run workloads until the input ends."""
     answers = own_output()
-    logging.disable(logging.CRITICAL)
-    warnings.simplefilter("ignore")
-    root = Path(sys.argv[1])
-    stand_ins.install(root, tree_core="rust")
-    core = importlib.import_module("cachesim.lab.real.sglang.core_worker").core_of(root)
-    answer_lines(answers, lambda wanted: play(core, wanted))
+    answer_lines(answers, partial(play, scheduler_worker.core_with("rust")))
 
 
 if __name__ == "__main__":

@@ -240,14 +240,19 @@ def play(core: Real, workload: Json) -> list[Json]:
     return play_groups(workload["steps"], Playing(core, workload["config"]).play)
 
 
-def main() -> None:
-    """Run workloads until the input ends."""
-    answers = own_output()
+def core_with(tree_core: str) -> Real:
+    """The release's own scheduler, with its tree core in Python or in Rust."""
     logging.disable(logging.CRITICAL)
     warnings.simplefilter("ignore")
     root = Path(sys.argv[1])
-    stand_ins.install(root, tree_core=sys.argv[3] if len(sys.argv) > 3 else "python")
-    core = importlib.import_module("cachesim.lab.real.sglang.core_worker").core_of(root)
+    stand_ins.install(root, tree_core=tree_core)
+    return importlib.import_module("cachesim.lab.real.sglang.core_worker").core_of(root)
+
+
+def main() -> None:
+    """Run workloads until the input ends."""
+    answers = own_output()
+    core = core_with(sys.argv[3] if len(sys.argv) > 3 else "python")
 
     def results(wanted: Json) -> list[Json]:
         if wanted.get("settings"):

@@ -10,18 +10,25 @@ apart from the scheduler's.
 import dataclasses
 import importlib
 import importlib.machinery
-import inspect
 import json
 import logging
 import pickle
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any, Final
 
 from cachesim.lab.real.sglang import hicache_worker, stand_ins
 from cachesim.lab.real.vllm.models import STARTED as HYBRIDS
-from cachesim.lab.real.worker_side import EmptyModules, Json, Real, Stub, answer_lines, own_output
+from cachesim.lab.real.worker_side import (
+    EmptyModules,
+    Json,
+    Real,
+    Stub,
+    answer_lines,
+    fitting,
+    folder_of,
+    own_output,
+)
 
 _LAYERS: Final = 4
 
@@ -155,12 +162,7 @@ class ConfigFactory:
     def __init__(self, root: Path) -> None:
         install(root)
         self.arguments: Real = importlib.import_module("sglang.srt.server_args").ServerArgs
-        self._known = set(inspect.signature(self.arguments).parameters)
-        self._folder = tempfile.TemporaryDirectory()
-        for name, model in STARTED.items():
-            place = Path(self._folder.name, name)
-            place.mkdir()
-            place.joinpath("config.json").write_text(json.dumps(model))
+        self._folder = folder_of(STARTED)
 
     def model(self, name: str) -> str:
         return str(Path(self._folder.name, name))
@@ -180,11 +182,11 @@ class ConfigFactory:
             if name in config.get("drafts", {}):
                 given[flag] = config["drafts"][name]
         given |= hicache_worker.flags(config.get("host"))
-        return {name: value for name, value in given.items() if name in self._known}
+        return given
 
     def resolved(self, config: Json) -> dict[str, Json]:
         """Every field of the configuration that a server would start with."""
-        args = self.arguments(**self.flags(config))
+        args = fitting(self.arguments, **self.flags(config))
         if hasattr(args, "resolve_once"):
             args.resolve_once()
             found = args.resolved_dict()

@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 from typing import Final
 
-from cachesim.lab.real.worker_side import EmptyModules, Nothing, Real, bare_packages
+from cachesim.lab.real.worker_side import EmptyModules, Nothing, Real, bare_packages, unpinned
 
 EMPTY: Final = (
     "sglang.jit_kernel",
@@ -118,16 +118,6 @@ def _is_missing(name: str) -> bool:
 def compile_nothing(function: Real = None, **_: Real) -> Real:
     """A decorator in place of `torch.compile`."""
     return function if function is not None else compile_nothing
-
-
-def unpinned(made: Real) -> Real:
-    """A function that makes tensors, without memory that a GPU's driver pins."""
-
-    def make(*given: Real, **named: Real) -> Real:
-        named.pop("pin_memory", None)
-        return made(*given, **named)
-
-    return make
 
 
 def install(root: Path, *, tree_core: str = "python") -> None:

@@ -33,6 +33,7 @@ from cachesim.lab.real.worker_side import (
     fitting,
     own_output,
     play_groups,
+    unpinned,
 )
 
 ROWS: Final = 64
@@ -760,16 +761,8 @@ def pin_nothing() -> None:
     """Ignore a request for pinned memory, which a CPU does not have."""
     torch: Real = importlib.import_module("torch")
     for name in ("empty", "full", "ones", "tensor", "zeros"):
-        setattr(torch, name, _unpinned(getattr(torch, name)))
+        setattr(torch, name, unpinned(getattr(torch, name)))
     torch.Tensor.pin_memory = lambda self, *_: self
-
-
-def _unpinned(made: Real) -> Real:
-    def plain(*given: Real, pin_memory: bool = False, **named: Real) -> Real:
-        del pin_memory
-        return made(*given, **named)
-
-    return plain
 
 
 def results_of(release: Release, wanted: Json) -> list[Json]:

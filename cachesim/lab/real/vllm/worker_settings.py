@@ -9,17 +9,14 @@ import copy
 import dataclasses
 import enum
 import importlib
-import inspect
-import json
 import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
 from cachesim.lab.real.vllm.caches_worker import attention_block
 from cachesim.lab.real.vllm.models import LONGEST, STARTED
-from cachesim.lab.real.worker_side import Json, Real, differences
+from cachesim.lab.real.worker_side import Json, NoOp, Real, differences, fitting, folder_of
 
 STORE: Final = "cachesim.lab.real.vllm.worker_settings"
 
@@ -161,12 +158,7 @@ class ConfigFactory:
         self.transfer: Real = importlib.import_module("vllm.config").KVTransferConfig
         speculative: Real = importlib.import_module("vllm.config").SpeculativeConfig
         self._hashes_ahead = "disable_lookahead_block_hashes" in vars(speculative)
-        self._known = set(inspect.signature(self.arguments).parameters)
-        self._folder = tempfile.TemporaryDirectory()
-        for name, model in STARTED.items():
-            place = Path(self._folder.name, name)
-            place.mkdir()
-            place.joinpath("config.json").write_text(json.dumps(model))
+        self._folder = folder_of(STARTED)
 
     def model(self, name: str) -> str:
         return str(Path(self._folder.name, name))
@@ -207,11 +199,11 @@ class ConfigFactory:
                 kv_role="kv_both",
                 **({"kv_load_failure_policy": "recompute"} if config.get("recomputes") else {}),
             )
-        return {name: value for name, value in given.items() if name in self._known}
+        return given
 
     def started(self, config: Json) -> Real:
         """The configuration that a server would start with."""
-        return self.arguments(**self.flags(config)).create_engine_config(self.context)
+        return fitting(self.arguments, **self.flags(config)).create_engine_config(self.context)
 
     def used(self, config: Json) -> Real:
         """The configuration that the scheduler is given here."""
@@ -269,7 +261,7 @@ CONNECTOR: Final = "WorkloadStore"
 """The connector that a configuration names; `connector` makes it."""
 
 
-class Store:
+class Store(NoOp):
     """The scheduler's half of a KV connector; the workload has its number of stored tokens."""
 
     requires_kv_delivery = False
@@ -279,11 +271,6 @@ class Store:
 
     def __init__(self, vllm_config: Real, role: Real, kv_cache_config: Real) -> None:
         del vllm_config, role, kv_cache_config
-
-    def __getattr__(self, name: str) -> Real:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return lambda *_, **__: None
 
     def get_num_new_matched_tokens(self, request: Real, local: int) -> tuple[int, bool]:
         """Tokens beyond the local hit, and whether they are loaded in later steps."""
