@@ -133,7 +133,7 @@ def test_a_search_that_finds_something_is_a_test_that_fails(tmp_path: Path) -> N
 
     assert done.returncode == 1
     assert "search: mlx-lm@0.32.2 FAILED" in done.stdout
-    assert "CRASH in workload" in done.stdout
+    assert "CRASH in workload 18, shrunk" in done.stdout
     (emitted,) = (tmp_path / "found").iterdir()
     assert "mlx-lm" == load(emitted).engine.name
 
