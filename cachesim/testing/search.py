@@ -620,7 +620,7 @@ class Comparison:
         share = f"{100 * abs(more) / max(1, self.prompt_tokens):.2f} % of all"
         better = "as many tokens"
         if more:
-            better = f"{counted(abs(more), 'token')} {'more' if more > 0 else 'less'} ({share})"
+            better = f"{counted(abs(more), 'token')} {'more' if more > 0 else 'fewer'} ({share})"
         if other.wrong == one.wrong:
             safe = f"{other.wrong} from each profile"
         else:

@@ -84,7 +84,7 @@ def test_a_comparison_fails_for_a_wrong_answer_of_either_profile(
 
     assert 1 == print_comparison(found, [])
     said = " ".join(capsys.readouterr().out.split())
-    assert f"llama.cpp@b11549 reuses 3 tokens {('less', 'more')[wrong]} (0.00 % of all)." in said
+    assert f"llama.cpp@b11549 reuses 3 tokens {('fewer', 'more')[wrong]} (0.00 % of all)." in said
     counts = ("2 from llama.cpp@b9538, 0 from", "0 from llama.cpp@b9538, 2 from")[wrong]
     assert f"Wrong answers: {counts} llama.cpp@b11549." in said
 
