@@ -46,7 +46,7 @@ AS_TEXT: Final = "prompt_string"
 """The request field of a prompt that is sent as text."""
 
 CHECKED: Final = 16
-"""Turns of the loop between two checks of a judged server's books."""
+"""Turns of the loop between two checks of a judged server's invariants."""
 
 CANCELLED: Final = "cancelled"
 """The error of a cancelled request."""
@@ -157,7 +157,7 @@ class Session(Loop):
         self.n_sent = 0  # steps
         self.cancelled: set[Ticket] = set()
         self.ended = False  # the server did not survive a step
-        self.judged = False  # look prompts up before, and check the server's books at times
+        self.judged = False  # prompts are looked up before, invariants checked in between
         self.known: tuple[tuple[str, Tokens], ...] = ()  # held texts by name, after the last step
 
     def _network(self, spec: ModelSpec, arithmetic: ArithmeticName) -> Network:
@@ -267,8 +267,8 @@ class Session(Loop):
             wanted = record.step.of or earlier[-1].name
             ticket = next(each.ticket for each in earlier if each.name == wanted)
             if ticket is not None:
-                left = next(each for each in earlier if each.ticket == ticket)
-                left.left = self.engine.reply(ticket) is None
+                cancelled = next(each for each in earlier if each.ticket == ticket)
+                cancelled.left = self.engine.reply(ticket) is None
                 self.engine.cancel(ticket)
                 self.cancelled.add(ticket)
         elif step.do == "set-lora":

@@ -68,7 +68,7 @@ def _takes_its_state(engine: Any, req: Any) -> None:
     [
         (_frees_its_last_page, "slots of a running request are free"),
         (_takes_its_state, "states of a running request are free"),
-        (_tracks_in_a_third_slot, "two slots to track"),
+        (_tracks_in_a_third_slot, "in slot 2 of at most two"),
     ],
 )
 def test_books_of_a_running_request_that_disagree_are_found(

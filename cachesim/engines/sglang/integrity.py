@@ -130,8 +130,9 @@ def _rows(tree: Tree, running: Sequence[Req]) -> None:
     used += [node.state for node in nodes if node.state is not None]
     if len({*used}) < len(used) or np.isin(used, tree.states.free_slots.numbers()).any():
         _fail("states of a running request are free, or another's")
-    if any(req.next_track not in range(2) for req in running):
-        _fail("a running request has two slots to track its states in, or one")
+    for req in running:
+        if req.next_track not in {0, 1}:
+            _fail(f"request {req.id} tracks its next state in slot {req.next_track} of at most two")
 
 
 def _host_lists(tree: Tree) -> None:

@@ -366,7 +366,8 @@ class Runner:
     def _verify(self, req: Req, judge: Judge, *, alone: bool) -> list[int]:
         """Sample a token, and one after each draft that it equals; in a mixed step one `alone`.
 
-        Trap: drafts that are refused were computed too; nobody reads their slots.
+        Trap: drafts that are refused were computed too. Only the last slot of a streaming turn is
+        read, see `sglang-streaming-last-token`; it has no entry here, the draft's on a server.
         """
         run: list[int] = []
         drafts = () if alone else req.proposed
