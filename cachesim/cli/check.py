@@ -107,6 +107,9 @@ LEAKED_EXAMPLES: Final = 1000
 
 WITHOUT_END: Final = 10**9
 
+NOTHING_RUN: Final = "the time was over before a workload ended, so nothing was checked"
+"""Printed instead of a result; the exit status is that of a failed check."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
@@ -224,7 +227,7 @@ def print_search(report: Report, plan: Plan, scope: WholeScope | None = None) ->
         lines += _evidence(report.profile)
         lines += _emitted(shown, report.profile, plan.emit)
         found.append(_told(shown, report.profile))
-    elif scope is None:
+    elif scope is None and report.workloads:
         lines.append("  nothing wrong was found")
     return _print_report(lines, report, plan, scope, found)
 
@@ -240,7 +243,8 @@ def print_survey(
     report, nothing = found.report, {"lost": "lost", "leak": "leaked"}.get(plan.find, "wrong")
     lines = _played(report, scope)
     causes = f"{len(smallest)} distinct causes" if len(smallest) != 1 else "one cause"
-    lines.append(f"  {causes}" if smallest else f"  nothing {nothing} was found")
+    if report.workloads:
+        lines.append(f"  {causes}" if smallest else f"  nothing {nothing} was found")
     told = []
     for number, (cause, shown) in enumerate(smallest.items(), 1):
         count = found.counts[cause]
@@ -297,7 +301,8 @@ def _print_report(
     scope: WholeScope | None,
     findings: Sequence[Json],
 ) -> int:
-    status = NOT_AS_EXPECTED if findings else AS_EXPECTED
+    status = AS_EXPECTED if report.workloads and not findings else NOT_AS_EXPECTED
+    lines += [] if report.workloads or findings else [f"  {NOTHING_RUN}"]
     missing = sorted(word for word in plan.require if not report.exercised[word])
     if missing:
         lines.append(f"  NOT EXERCISED, though required: {', '.join(missing)}")
@@ -459,7 +464,7 @@ def check_command(
     Example: cachesim check llama.cpp@b11549+erase-equal --model hybrid --minutes 1
     """
     page, printed = page_at(report), list[RenderableType]()
-    chosen = tuple(map(Profile.parse, (*profiles, *(profile or ()))))
+    chosen = tuple(dict.fromkeys(map(Profile.parse, (*profiles, *(profile or ())))))
     _refuse_unknown(model or (), PRESETS if prove else ALL_PRESETS)
     if find == "leak":
         model, arithmetic = _recalling(model), "float"
@@ -486,7 +491,7 @@ def check_command(
         _refuse_beside("--scope", drawn | {"--seed": seed})
         examples = WITHOUT_END
     status, told = AS_EXPECTED, list[dict[str, Json]]()
-    for each in model or [_default_model(chosen)]:
+    for each in dict.fromkeys(model or [_default_model(chosen)]):
         plan = Plan(
             profiles=chosen,
             against=None if against is None else Profile.parse(against),
@@ -729,10 +734,11 @@ def hunt(
         result = finding.result
         known, workloads = finding.known or "-", str(findings.counts[finding.cause])
         table.add_row(str(finding.cause), workloads, result.seen, result.evidence, known)
-    lines = [f"{len(reports)} distinct causes" if len(reports) != 1 else "one cause"]
+    causes = f"{len(reports)} distinct causes" if len(reports) != 1 else "one cause"
+    lines = [causes if findings.workloads else NOTHING_RUN]
     lines += [f"  {path}" for _, path in reports]
     lines += [
         f"  not confirmed: {each.cause}: {each.result.seen}" for each in findings.missed.values()
     ]
     _print(printed, Text(title), *([table] if reports else []), *map(Text, lines))
-    return NOT_AS_EXPECTED if reports else AS_EXPECTED
+    return NOT_AS_EXPECTED if reports or not findings.workloads else AS_EXPECTED

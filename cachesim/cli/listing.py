@@ -361,12 +361,12 @@ def show_command(name: str, *, raw: bool = False, page: Output | None = None) ->
     for family in families(name):
         if family.name == engine and release and "+" not in release:
             family.release(release)  # says which releases are near
-    from cachesim.scenario.readers import nearest
+    from cachesim.engines.family import did_you_mean
 
-    lists = ", ".join((*LISTS, SCHEMA))
     everything = [alias for items in LISTS.values() for item in items() for alias in aliases(item)]
-    hint = nearest(name, [*everything, *LISTS, SCHEMA]) or f"; there are lists of {lists}"
-    msg = f"there is nothing called {name!r}{hint}"
+    lists = f"there are lists of {', '.join((*LISTS, SCHEMA))}"
+    near = did_you_mean(name, [*everything, *LISTS, SCHEMA])
+    msg = f"there is nothing called {name!r}; {near or lists}"
     raise InputError(msg)
 
 

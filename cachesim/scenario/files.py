@@ -189,7 +189,7 @@ LISTS: Final = ("step", "expect")
 def to_toml(scenario: Scenario) -> str:
     """The file's text, without default values."""
     lines = [
-        f"{key} = {_value(value)}"
+        f"{key} = {toml_of(value)}"
         for key, value in _set_fields(scenario)
         if key not in TABLES and key not in LISTS
     ]
@@ -200,7 +200,7 @@ def to_toml(scenario: Scenario) -> str:
             lines += [
                 "",
                 f"[[{name}]]",
-                *[f"{key} = {_value(value)}" for key, value in _set_fields(each)],
+                *[f"{key} = {toml_of(value)}" for key, value in _set_fields(each)],
             ]
     return "\n".join(lines) + "\n"
 
@@ -208,7 +208,7 @@ def to_toml(scenario: Scenario) -> str:
 def _text_of(name: str, table: Json) -> list[str]:
     inner = dict(_set_fields(table)) if is_dataclass(table) else dict(table)
     nested = {key: value for key, value in inner.items() if isinstance(value, Mapping)}
-    own = [f"{_key(key)} = {_value(value)}" for key, value in inner.items() if key not in nested]
+    own = [f"{_key(key)} = {toml_of(value)}" for key, value in inner.items() if key not in nested]
     lines = ["", f"[{name}]", *own] if own else []
     for key, value in nested.items():
         lines += _text_of(f"{name}.{key}", value)
@@ -228,7 +228,8 @@ def _key(name: str) -> str:
     return name if name.replace("_", "").replace("-", "").isalnum() else json.dumps(name)
 
 
-def _value(value: Json) -> str:
+def toml_of(value: Json) -> str:
+    """A value as the file holds it."""
     match value:
         case bool():
             return "true" if value else "false"
@@ -237,10 +238,10 @@ def _value(value: Json) -> str:
         case str():
             return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
         case Mapping():
-            inside = ", ".join(f"{_key(key)} = {_value(each)}" for key, each in value.items())
+            inside = ", ".join(f"{_key(key)} = {toml_of(each)}" for key, each in value.items())
             return f"{{ {inside} }}" if inside else "{}"
         case _ if is_dataclass(value):
-            inside = ", ".join(f"{key} = {_value(each)}" for key, each in _set_fields(value))
+            inside = ", ".join(f"{key} = {toml_of(each)}" for key, each in _set_fields(value))
             return f"{{ {inside} }}"
         case _:
-            return f"[{', '.join(_value(each) for each in value)}]"
+            return f"[{', '.join(toml_of(each) for each in value)}]"

@@ -5,9 +5,11 @@ from typing import Final
 from cachesim.engines.family import Profile
 from cachesim.engines.tokens import get_common_prefix
 from cachesim.engines.words import counted
+from cachesim.scenario.files import toml_of
 from cachesim.scenario.format import Scenario, Step
 from cachesim.testing.search import Counterexample
 from cachesim.testing.workloads import words_of
+from cachesim.typed import Json
 
 MOST_TOKENS: Final = 1000
 """Of an image in a drawn workload."""
@@ -16,7 +18,7 @@ MOST_TOKENS: Final = 1000
 def story(found: Counterexample, profile: Profile) -> list[str]:
     """The smallest workload, as a client's actions."""
     scenario = found.scenario
-    flags = ", ".join(f"{key} = {value}" for key, value in scenario.engine.options.items())
+    flags = ", ".join(f"{key} = {_plain(value)}" for key, value in scenario.engine.options.items())
     lines = [f"  {found.finding.kind.upper()} in workload {found.number}, shrunk:"]
     window = scenario.model.window
     windows = f", with windows of {window} tokens" if window else ""
@@ -35,7 +37,7 @@ def story(found: Counterexample, profile: Profile) -> list[str]:
         together = ", together with the one before" if step.with_previous else ""
         wishes = f", for slot {step.slot}" if step.slot >= 0 else ""
         wishes += "" if step.cache_prompt else ", nothing from cache"
-        wishes += "".join(f", with {name} = {value}" for name, value in step.options.items())
+        wishes += "".join(f", with {key} = {_plain(value)}" for key, value in step.options.items())
         mark = "  <- " + found.finding.detail if index == found.finding.step else ""
         lines.append(
             f"    {step.name}: {text}{shared}, "
@@ -43,6 +45,10 @@ def story(found: Counterexample, profile: Profile) -> list[str]:
         )
         seen.append(prompt + tuple(int(token) for token in step.reply or ()))
     return lines
+
+
+def _plain(value: Json) -> str:
+    return value if isinstance(value, str) else toml_of(value)
 
 
 def _tokens(step: Step, scenario: Scenario) -> tuple[int, ...]:

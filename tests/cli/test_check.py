@@ -6,7 +6,7 @@ from itertools import islice
 
 import pytest
 
-from cachesim.cli.check import print_comparison
+from cachesim.cli.check import NOTHING_RUN, print_comparison
 from cachesim.cli.jobs import processes
 from cachesim.cli.main import main
 from cachesim.engines import Profile
@@ -29,6 +29,26 @@ def test_every_server_has_what_was_set(capsys: pytest.CaptureFixture[str]) -> No
     said = capsys.readouterr().out
     assert "nothing wrong was found" in said
     assert "shift" in said.partition("never exercised")[2], "no chunk was moved"
+
+
+@pytest.mark.parametrize("more", [(), ("--all",), ("--scope", "2")], ids=" ".join)
+def test_a_check_whose_time_ends_before_a_workload_fails(
+    more: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["check", SOUND, "--minutes", "0.000001", *more]) == 1
+
+    printed = capsys.readouterr().out
+    assert NOTHING_RUN in printed
+    assert "nothing wrong was found" not in printed
+
+
+def test_a_profile_and_a_model_given_twice_are_searched_once(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    twice = ["--model", "dense", "--model", "dense", "--examples", "3", *WITHOUT]
+
+    assert main(["check", SOUND, SOUND, *twice]) == 0
+    assert capsys.readouterr().out.count(f"{SOUND}, dense: ") == 1
 
 
 @pytest.mark.thorough

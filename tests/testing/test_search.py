@@ -24,7 +24,7 @@ from cachesim.play.session import Session
 from cachesim.scenario import loads
 from cachesim.scenario.checks import check
 from cachesim.scenario.files import load, to_toml
-from cachesim.scenario.format import Expect, Step
+from cachesim.scenario.format import Expect, Model, Scenario, Server, Step
 from cachesim.testing.findings import ANSWERED, EXERCISED, NO_REPLY, Finding, Trial
 from cachesim.testing.search import (
     Counterexample,
@@ -37,6 +37,7 @@ from cachesim.testing.search import (
     trial_of,
     workloads,
 )
+from cachesim.testing.story import story
 from cachesim.testing.workloads import WHOLE, Shape, weighs
 from cachesim.units import Array, Count
 
@@ -49,6 +50,23 @@ def _found() -> Counterexample:
     ).counterexample
     assert found is not None
     return found
+
+
+def test_fields_and_flags_of_a_finding_read_as_in_its_file() -> None:
+    adapters = {"lora": [{"id": 0, "scale": 0.5}]}
+    scenario = Scenario(
+        name="one",
+        model=Model(preset="dense"),
+        engine=Server(name="llama.cpp", options={"cache_prompt": False}),
+        step=(Step(name="A", prompt=(1, 2, 3), options=adapters),),
+    )
+    finding = Finding(kind="crash", step=0, detail="ended")
+    one = Counterexample(number=1, scenario=scenario, finding=finding, arithmetic="ring")
+
+    told = "\n".join(story(one, Profile.parse("llama.cpp@b11549")))
+
+    assert "cache_prompt = false" in told
+    assert "with lora = [{ id = 0, scale = 0.5 }]" in told
 
 
 def test_the_wrong_answer_of_a_current_release_is_found_and_made_small(
