@@ -176,6 +176,10 @@ class Engine(ABC):
     def reply(self, ticket: Ticket) -> Reply | None:
         """The reply to a finished request, else None."""
 
+    def longest(self) -> int | None:
+        """The most tokens of a prompt with its reply, if a longer reply is cut off there."""
+        return None
+
     @abstractmethod
     def forget(self, ticket: Ticket) -> None:
         """Drop a finished request's reply and the events so far, to free memory."""

@@ -67,6 +67,7 @@ class Trial:
     texts: list[tuple[str, Tokens]] | None = None  # of requests, where the model recalls facts
     unit: int = 0  # of reuse, where a prompt sent again at once must be found; see `Family`
     continues: bool = False  # a prompt that continues the one before must be found too
+    longest: int | None = None  # tokens of a prompt with its reply, where that ends a reply
     aborts: bool = False  # a request whose client has left gets no further token
     extended_by: str = ""  # the request field by which the server extends a prompt
     last: Record | None = None  # the step before
@@ -80,6 +81,7 @@ class Trial:
         trial = cls(
             texts=[] if session.recalls else None,
             continues=not family.has_slots,
+            longest=session.engine.longest(),
             aborts=family.aborts_at_once,
             extended_by=family.prompt_field,
             laws=family.laws_of(session.engine),
@@ -137,6 +139,9 @@ def finding_of(
     if len(replies) < record.step.completions:
         detail = f"{len(replies)} of {record.step.completions} completions are returned"
         return Finding(kind="broken invariant", step=step, detail=detail)
+    unlike = next(filter(None, (_unlike(record, each, trial.longest) for each in replies)), None)
+    if unlike is not None:
+        return Finding(kind="broken invariant", step=step, detail=unlike)
     verdict = worst([judge(each, oracle) for each in replies])
     leak = None
     if trial.texts is not None:
@@ -185,6 +190,22 @@ def _uncounted(reply: Reply) -> str | None:
     if cached is None or processed is None or reply.truncated or cached + processed == n_tokens:
         return None
     return f"{cached} cached and {processed} processed of {n_tokens} tokens"
+
+
+def _unlike(record: Record, reply: Reply, longest: int | None) -> str | None:
+    """A reply that is not the sampled one, or shorter or longer than it."""
+    step, tokens = record.step, reply.generated
+    if not isinstance(step.reply, tuple):
+        return None
+    sampled = as_tokens(step.reply)
+    if tokens[: len(sampled)] != sampled[: len(tokens)]:
+        return f"{list(tokens)} is returned for the sampled tokens {list(sampled)}"
+    wanted = len(sampled) if step.predict is None else step.predict
+    ends = reply.truncated or record.left or step.leaves is not None or bool(step.options)
+    room = longest is None or len(reply.prompt) + wanted < longest
+    if len(tokens) > wanted or (len(tokens) < wanted and room and not ends):
+        return f"{len(tokens)} of {wanted} tokens are returned"
+    return None
 
 
 def _not_found_again(record: Record, before: Record | None, trial: Trial) -> Finding | None:

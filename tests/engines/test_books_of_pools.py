@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 
 from cachesim.engines.base import Engine, Request
+from cachesim.engines.sglang.account import States
+from cachesim.engines.tokens import PrefixTree
 from cachesim.errors import ContractError
 from cachesim.model.presets import preset
 from cachesim.units import as_tokens
@@ -29,12 +31,22 @@ def _forgets_a_use(engine: Any) -> None:
     engine.tree.state_lru.remove(next(iter(engine.tree.state_lru)))
 
 
+def _forgets_what_was_kept(engine: Any) -> None:
+    engine.account.kept = PrefixTree()
+
+
+def _forgets_states(engine: Any) -> None:
+    engine.account.states = States()
+
+
 @pytest.mark.parametrize(
     ("profile", "change", "why"),
     [
         ("sglang@0.5.23", _repeats_a_state, "states are free twice"),
         ("sglang@0.5.23", _forgets_a_use, "state_lru has 0 nodes"),
         ("sglang@0.5.23", lambda engine: engine.tree.leaves.clear(), "0 leaves may be evicted"),
+        ("sglang@0.5.23", _forgets_what_was_kept, "no record of 64 tokens"),
+        ("sglang@0.5.23", _forgets_states, "no record of the state after 64 tokens"),
         ("vllm@0.33.0", lambda engine: engine.manager.pins.update({9: []}), "kept of request 9"),
         ("vllm@0.33.0", lambda engine: engine.manager.pool.cached.clear(), "not cached"),
     ],
@@ -99,4 +111,16 @@ def test_a_window_that_the_hosts_list_lacks_is_found() -> None:
     listed.remove(next(iter(listed)))
 
     with pytest.raises(ContractError, match="the host's list"):
+        engine.check_integrity()
+
+
+@pytest.mark.parametrize("release", ["0.5.9", "0.5.23"])
+def test_a_wrong_count_of_prefetched_tokens_is_found(release: str) -> None:
+    options = {"enable_hierarchical_cache": True, "hicache_storage_backend": "file"}
+    engine: Any = Engine.create(f"sglang@{release}", model=preset("dense"), options=options)
+    engine.check_integrity()
+
+    engine.tree.occupied += 1
+
+    with pytest.raises(ContractError, match="0 tokens are prefetched, 1 count"):
         engine.check_integrity()

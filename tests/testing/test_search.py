@@ -8,7 +8,7 @@ from typing import Any, Final
 import pytest
 
 from cachesim.engines import FAMILIES, Profile
-from cachesim.engines.base import Reply
+from cachesim.engines.base import Reply, Ticket
 from cachesim.engines.facts import events_of
 from cachesim.engines.family import Family
 from cachesim.engines.ik_llama.slot import Slot
@@ -16,6 +16,7 @@ from cachesim.engines.llamacpp.memory.recurrent_cells import Planes
 from cachesim.engines.llamacpp.server import LlamaCpp
 from cachesim.engines.mlx_lm.store.lru_prompt_cache import LRUPromptCache
 from cachesim.engines.mlx_lm.store.memory_prompt_cache import miss
+from cachesim.engines.sglang.server import Sglang
 from cachesim.errors import SpecError
 from cachesim.model.presets import PRESETS
 from cachesim.model.spec import ModelSpec
@@ -39,7 +40,7 @@ from cachesim.testing.search import (
 )
 from cachesim.testing.story import story
 from cachesim.testing.workloads import WHOLE, Shape, weighs
-from cachesim.units import Array, Count
+from cachesim.units import Array, Count, as_tokens
 
 
 @pytest.fixture(name="found", scope="module")
@@ -410,3 +411,28 @@ def test_a_hit_that_differs_from_the_servers_own_lookup_is_found(
     assert "0 cached, a lookup right before it found 3" == broken_law(
         DISCONNECT.replace('do = "cancel"\nof = "first"\nwith_previous = true', 'prompt = "P P"')
     )
+
+
+@pytest.mark.parametrize(
+    ("returned", "detail"),
+    [
+        ((9, 2), "[9, 2] is returned for the sampled tokens [1, 2]"),
+        ((1,), "1 of 2 tokens are returned"),
+        ((1, 2, 3), "3 of 2 tokens are returned"),
+        ((1, 2), None),
+    ],
+)
+def test_a_reply_that_is_not_the_sampled_one_is_found(
+    returned: tuple[int, ...], detail: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reply_of = Sglang.reply
+
+    def changed(self: Sglang, ticket: Ticket) -> Reply | None:
+        found = reply_of(self, ticket)
+        return found and replace(found, generated=as_tokens(returned))
+
+    monkeypatch.setattr(Sglang, "reply", changed)
+    prompt = 'prompt = "P"\nreply = [1, 2]\n'
+    scenario = DISCONNECT.partition("[[step]]")[0] + f'[[step]]\nname = "a"\n{prompt}'
+
+    assert detail == broken_law(scenario)

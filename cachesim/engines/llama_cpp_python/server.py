@@ -71,6 +71,9 @@ class MemoryServer(SlotlessEngine[Rules, Options, S]):
     def _start(self) -> None:
         """Make the memory; nothing is held."""
 
+    def longest(self) -> int:
+        return self.options.n_ctx
+
     def _make_memory(self, **params: Any) -> None:
         """Make the context with the parameters that the server gives it."""
         options = self.options

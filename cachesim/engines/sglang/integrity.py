@@ -2,17 +2,24 @@
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from typing import Final
 
 import numpy as np
 
+from cachesim.engines.sglang.account import Account
+from cachesim.engines.sglang.hi_radix import HiRadixCache, extra_of
 from cachesim.engines.sglang.hicache import HostTier
 from cachesim.engines.sglang.node import FULL, HOST, PART, STATE, LruList
 from cachesim.engines.sglang.pools import WindowPool
 from cachesim.engines.sglang.request import Req, Stream
 from cachesim.engines.sglang.tree import Tree, joined
+from cachesim.engines.sglang.unified import UnifiedRadixCache
 from cachesim.engines.sglang.unified_core import UnifiedTreeCore
 from cachesim.errors import ContractError
 from cachesim.typed import there_is
+
+MASK: Final = (1 << 32) - 1
+"""The bits of a pair's second token."""
 
 
 def check_books(tree: Tree, alive: Iterable[Req], streams: Iterable[Stream] = ()) -> None:
@@ -153,11 +160,41 @@ def _host_lists(tree: Tree) -> None:
         _fail(f"{len(leaves)} leaves of the host may be evicted, not {len(tier.leaves)}")
 
 
+def check_account(account: Account, tree: Tree) -> None:
+    """Raise ContractError for a node, or a state, of which the account has no record.
+
+    Nodes that came out of a storage have none: another server may have written them.
+    """
+    if tree.stores:
+        return
+    for node in tree.nodes():
+        key = np.concatenate([each.key for each in reversed([*node.path()])])
+        tokens = np.append(key >> 32, key[-1] & MASK) if tree.shape.bigrams else key
+        extra, end = extra_of(node), len(key)
+        if account.kept.find(tokens, extra)[0] < len(tokens):
+            _fail(f"no record of {len(tokens)} tokens that node {node.id} ends")
+        if node.state is not None and account.states.deepest(tokens, extra, end) < end:
+            _fail(f"no record of the state after {end} tokens, at node {node.id}")
+
+
+def _fetches(tree: Tree) -> None:
+    """The tokens that prefetches from the storage occupy."""
+    if isinstance(tree, HiRadixCache):
+        tokens = sum(len(each.tokens) for each in tree.ongoing.values())
+    elif isinstance(tree, UnifiedRadixCache) and tree.stores:
+        tokens = sum(len(each.fetch.key) for each in tree.ongoing.values())
+    else:
+        return
+    if tokens != tree.occupied:
+        _fail(f"{tokens} tokens are prefetched, {tree.occupied} count")
+
+
 def _host(tree: Tree) -> None:
     shape, free = tree.shape.host, tree.host_free()
     if shape is None:
         return
     _host_lists(tree)
+    _fetches(tree)
     held: Counter[str] = Counter()
     for node in tree.nodes():
         held["host_tokens"] += 0 if node.host_full is None else len(node.host_full)

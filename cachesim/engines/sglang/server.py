@@ -29,7 +29,7 @@ from cachesim.engines.job import SlotlessEngine
 from cachesim.engines.sglang import causes, events, sessions
 from cachesim.engines.sglang.account import Account
 from cachesim.engines.sglang.build import Kind, Sizes, grid_of, make_tree
-from cachesim.engines.sglang.integrity import check_books
+from cachesim.engines.sglang.integrity import check_account, check_books
 from cachesim.engines.sglang.node import FULL, PART, STATE, Node
 from cachesim.engines.sglang.options import SglangOptions
 from cachesim.engines.sglang.pools import HostAction, Storage, WindowPool
@@ -370,8 +370,7 @@ class Sglang(SlotlessEngine[Rules, SglangOptions, Job]):
         drafts = self.options.drafts
         return 0 if drafts is None else min(drafts.steps, drafts.tokens - 1)
 
-    @property
-    def _longest(self) -> int:
+    def longest(self) -> int:
         """Maximum length of a request in the context and the pool (`max_req_len`)."""
         pool = self.tree.pool
         size = pool.size
@@ -402,12 +401,12 @@ class Sglang(SlotlessEngine[Rules, SglangOptions, Job]):
             return ticket
         if sessions.FIELD in fields:
             return self._submit_to_session(job, request, fields)
-        room = self._longest - len(request.prompt) - 1
+        room = self.longest() - len(request.prompt) - 1
         if room < 1:
             job.end(
                 "BadRequestError",
                 f"the input ({len(request.prompt)} tokens) is longer than the model's context "
-                f"length ({self._longest} tokens)",
+                f"length ({self.longest()} tokens)",
             )
             return ticket
         self._queue(job, request, fields, room)
@@ -462,13 +461,13 @@ class Sglang(SlotlessEngine[Rules, SglangOptions, Job]):
             return job.ticket
         session = self._sessions.setdefault(params.id, sessions.Session.of(params))
         found = session.prompt(params, np.array(request.prompt, np.int64))
-        fits = found is not None and len(found) < self._longest - 1
+        fits = found is not None and len(found) < self.longest() - 1
         job.prompt = as_tokens((found if fits and found is not None else sessions.STUB).tolist())
         if not self.rules.scheduler.sessions_keep_keys:
             fields = {name: fields[name] for name in fields if name == "lora"}
         stream = None if session.closes else session.stream
         session.closes |= params.close
-        room = self._longest - len(job.prompt) - 1
+        room = self.longest() - len(job.prompt) - 1
         req = self._queue(job, request, fields, room, stream=stream, refused=not fits)
         req.in_session = True
         if found is not None:
@@ -698,3 +697,4 @@ class Sglang(SlotlessEngine[Rules, SglangOptions, Job]):
     def check_integrity(self) -> None:
         alive = [job.req for job in self._jobs if job.req is not None]
         check_books(self.tree, alive, sessions.streams(self._sessions))
+        check_account(self.account, self.tree)

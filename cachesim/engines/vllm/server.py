@@ -471,6 +471,9 @@ class Vllm(SlotlessEngine[Rules, VllmOptions, Job]):
             self.scheduler.add_request(job.request)
         return ticket
 
+    def longest(self) -> int:
+        return self.options.max_model_len
+
     def forget(self, ticket: Ticket) -> None:
         request = self._jobs[ticket].request
         scheduled = self._pending is not None and request is not None and self._pending.has(request)
