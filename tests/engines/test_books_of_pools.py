@@ -8,6 +8,7 @@ import pytest
 
 from cachesim.engines.base import Engine, Request
 from cachesim.engines.sglang.account import States
+from cachesim.engines.sglang.node import HOST
 from cachesim.engines.tokens import PrefixTree
 from cachesim.errors import ContractError
 from cachesim.model.presets import preset
@@ -64,6 +65,7 @@ def test_books_that_disagree_are_found(
 
 def _frees_its_last_page(engine: Any, req: Any) -> None:
     pool = engine.tree.pool
+    pool.free_pages.take(1)
     pool.free_pages.put(req.row[req.allocated - 1 : req.allocated] // pool.page)
 
 
@@ -71,7 +73,20 @@ def _tracks_in_a_third_slot(_: Any, req: Any) -> None:
     req.next_track = 2
 
 
+def _loses_a_page(engine: Any, _: Any) -> None:
+    engine.tree.pool.free_pages.take(1)
+
+
+def _loses_a_state(engine: Any, _: Any) -> None:
+    engine.tree.states.free_slots.take(1)
+
+
+def _unlocks_twice(engine: Any, _: Any) -> None:
+    next(engine.tree.nodes()).locks[HOST] -= 1
+
+
 def _takes_its_state(engine: Any, req: Any) -> None:
+    engine.tree.states.free_slots.take(1)
     engine.tree.states.free_slots.put(np.array([req.state], np.int64))
 
 
@@ -79,6 +94,9 @@ def _takes_its_state(engine: Any, req: Any) -> None:
     ("change", "why"),
     [
         (_frees_its_last_page, "slots of a running request are free"),
+        (_loses_a_page, "slots are free and"),
+        (_loses_a_state, "free states and 4 in use"),
+        (_unlocks_twice, "of the device and the host"),
         (_takes_its_state, "states of a running request are free"),
         (_tracks_in_a_third_slot, "in slot 2 of at most two"),
     ],

@@ -28,10 +28,8 @@ def check_books(tree: Tree, alive: Iterable[Req], streams: Iterable[Stream] = ()
     held = {id(req): req for req in (*alive, *(there_is(each.holder) for each in lent))}
     running = [req for req in held.values() if req.has_row]
     locks = _locks(tree, [*running, *lent])
-    slots = states = 0
     evictable = [0, 0, 0]
     for node in tree.nodes():
-        states += node.state is not None
         if node.evicted and tree.shape.host is not None:
             if node.host_full is None:
                 _fail(f"node {node.id} is neither on the device nor on the host")
@@ -40,7 +38,6 @@ def check_books(tree: Tree, alive: Iterable[Req], streams: Iterable[Stream] = ()
             _fail(f"node {node.id} has {len(node.key)} tokens and {len(node.slots)} slots")
         if node.locks[FULL] != locks[node.id]:
             _fail(f"node {node.id} has {node.locks[FULL]} locks and {locks[node.id]} holders")
-        slots += len(node)
         evictable[FULL] += 0 if node.locks[FULL] else len(node)
         evictable[PART] += len(node) if node.window and not node.locks[PART] else 0
         evictable[STATE] += node.state is not None and not node.locks[STATE]
@@ -51,10 +48,11 @@ def check_books(tree: Tree, alive: Iterable[Req], streams: Iterable[Stream] = ()
     _lists(tree)
     if evictable != tree.evictable:
         _fail(f"{evictable} tokens, window slots and states may be evicted, {tree.evictable} count")
-    _free(tree, running, slots, states)
+    _free(tree, running)
     _numbers(tree)
-    _rows(tree, running)
+    _rows(tree, running, [*held.values()])
     _host(tree)
+    _locked_at_idle(tree, running)
 
 
 def _lists(tree: Tree) -> None:
@@ -83,23 +81,22 @@ def _locks(tree: Tree, holders: Sequence[Req | Stream]) -> Counter[int]:
     return Counter(node.id for anchor in (*anchors, *tree.held_by_host()) for node in anchor.path())
 
 
-def _free(tree: Tree, running: list[Req], slots: int, states: int) -> None:
+def _free(tree: Tree, running: Sequence[Req]) -> None:
+    """Slots: each is free, in the tree, or a running request's."""
     pool, page = tree.pool, tree.pool.page
-    private = sum(-(-r.allocated // page) * page - r.protected // page * page for r in running)
-    if not running and pool.available + slots != pool.size // page * page:
-        _fail(f"{pool.available} free slots and {slots} in the tree of {pool.size}")
-    if pool.available + slots + private < pool.size // page * page:
-        _fail(f"slots are lost: {pool.available} free, {slots} in the tree, {private} in use")
-    if isinstance(pool, WindowPool) and not running:
-        # Trap: a node may count as alive though its window slots were freed before it went in
-        nodes = [n for n in tree.nodes() if n.window or not tree.rules.tree.frees_by_a_stale_map]
-        alive = sum(int((pool.mapping[node.slots] > 0).sum()) for node in nodes)
-        if pool.windows.available + alive != pool.windows.size // page * page:
-            _fail(f"{pool.windows.available} free window slots and {alive} in the tree")
-    if tree.states is not None and not running:
-        total = tree.states.available + states
-        if total > tree.states.size:
-            _fail(f"{tree.states.available} free states and {states} in the tree")
+    nodes = [*tree.nodes()]
+    rows = [req.row[req.protected : req.allocated] for req in running]
+    used = len(np.unique(joined([node.slots for node in nodes] + rows) // page)) * page
+    if pool.available + used != pool.size // page * page:
+        _fail(f"{pool.available} slots are free and {used} in use of {pool.size}")
+    if not isinstance(pool, WindowPool):
+        return
+    # Trap: a node may count as alive though its window slots were freed before it went in
+    alive = [n for n in nodes if n.window or not tree.rules.tree.frees_by_a_stale_map]
+    windows = pool.mapping[joined([node.slots for node in alive] + rows)]
+    used = len(np.unique(windows[windows > 0] // page)) * page
+    if pool.windows.available + used != pool.windows.size // page * page:
+        _fail(f"{pool.windows.available} window slots are free and {used} in use")
 
 
 def _numbers(tree: Tree) -> None:
@@ -122,7 +119,7 @@ def _numbers(tree: Tree) -> None:
             _fail(f"{name} are free twice, or a node has them")
 
 
-def _rows(tree: Tree, running: Sequence[Req]) -> None:
+def _rows(tree: Tree, running: Sequence[Req], alive: Sequence[Req]) -> None:
     """Slots and states of running requests: of one request each, none free, none of the tree."""
     page, nodes = tree.pool.page, [*tree.nodes()]
     free, held = tree.pool.free_pages.numbers(), joined([node.slots for node in nodes]) // page
@@ -132,9 +129,11 @@ def _rows(tree: Tree, running: Sequence[Req]) -> None:
         _fail("slots of a running request are free, or another's")
     if tree.states is None:
         return
-    states = [state for req in running for state in (req.state, *(req.tracks or ()))]
+    states = [state for req in alive for state in (req.state, *(req.tracks or ()))]
     used = [state for state in states if state is not None]
     used += [node.state for node in nodes if node.state is not None]
+    if len(used) + tree.states.available != tree.states.size:
+        _fail(f"{tree.states.available} free states and {len(used)} in use of {tree.states.size}")
     if len({*used}) < len(used) or np.isin(used, tree.states.free_slots.numbers()).any():
         _fail("states of a running request are free, or another's")
     for req in running:
@@ -187,6 +186,14 @@ def _fetches(tree: Tree) -> None:
         return
     if tokens != tree.occupied:
         _fail(f"{tokens} tokens are prefetched, {tree.occupied} count")
+
+
+def _locked_at_idle(tree: Tree, running: Sequence[Req]) -> None:
+    """Locks of the host: none is below zero, and none is left once all copies are complete."""
+    idle = not (running or tree.stores or any(tree.held_by_host()))
+    for node in tree.nodes():
+        if min(node.locks) < 0 or (idle and any(node.locks[HOST:])):
+            _fail(f"node {node.id} has locks {node.locks} of the device and the host")
 
 
 def _host(tree: Tree) -> None:
