@@ -5,7 +5,8 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from time import monotonic
+from typing import Any, Final, TypeVar
 
 from rich.console import RenderableType
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -59,16 +60,19 @@ def print_report(
 
 T = TypeVar("T")
 
+INTERVAL: Final = 30.0
+"""Seconds between two lines of progress, where standard error is no terminal."""
+
 
 @contextmanager
 def progress(
     text: str, total: float | None = None, unit: str = "", *, shown: bool = True
 ) -> Iterator[Callable[..., None]]:
-    """A progress bar on standard error, if that is a terminal.
+    """A progress bar on standard error; a line each `INTERVAL` seconds if that is no terminal.
 
     The bar takes the amount that is done, and words in place of "7 of 12 releases".
     """
-    screen = notes()
+    screen, printed = notes(), monotonic()
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -83,8 +87,13 @@ def progress(
         task = bar.add_task(text, total=total, done="")
 
         def move(done: float, words: str = "") -> None:
+            nonlocal printed
             of = "" if total is None else f" of {total:,.0f}"
-            bar.update(task, completed=done, done=words or f"{done:,.0f}{of} {unit}")
+            words = words or f"{done:,.0f}{of} {unit}"
+            bar.update(task, completed=done, done=words)
+            if shown and bar.disable and monotonic() - printed >= INTERVAL:
+                printed = monotonic()
+                screen.print(f"{text}: {words}", soft_wrap=True)
 
         yield move
 

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from cachesim.cli.main import main
+from cachesim.cli.outputs import progress
 from cachesim.files import PAGE, TABLE, Output, free_name
 from cachesim.report.sweep import as_csv
 from cachesim.scenario import load
@@ -183,3 +184,16 @@ def test_a_log_that_is_followed_writes_no_file(tmp_path: Path, capsys: Capture) 
     assert 2 == main(["why", LOG, "--follow", "--report", str(file)])
     assert "--report cannot be used with --follow" in " ".join(capsys.readouterr().err.split())
     assert not file.exists()
+
+
+def test_long_work_prints_lines_where_no_terminal_is(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = iter((0.0, 29.0, 31.0, 31.0, 40.0, 62.0, 62.0))
+    monkeypatch.setattr("cachesim.cli.outputs.monotonic", lambda: next(now))
+
+    with progress("replaying", 9, "lines") as move:
+        for done in range(1, 5):
+            move(done)
+
+    assert "replaying: 2 of 9 lines\nreplaying: 4 of 9 lines\n" == capsys.readouterr().err
