@@ -118,8 +118,7 @@ def reaching(
     chosen = {}
     for number, some in found.items():
         newest = [each for each in every if each in some]
-        first = newest[0][0]
-        beside = [] if first.patches else [each for each in newest if is_server(each[0])]
+        first, beside = newest[0][0], [each for each in newest if is_server(each[0])]
         chosen[number] = [each for each in newest if each[0] == first], beside
     return chosen
 
