@@ -198,4 +198,4 @@ class MlxLm(JobEngine[MlxRules, MlxOptions, Job]):
         return amounts(self.server.store)
 
     def check_integrity(self) -> None:
-        self.server.store.check_integrity()
+        self.server.check_integrity()

@@ -3,6 +3,16 @@
 from collections import Counter
 from collections.abc import Iterator
 
+import numpy as np
+
+from cachesim.engines.mlx_lm.caches.arrays_cache import ArraysCache, CacheList
+from cachesim.engines.mlx_lm.caches.batch_kv_cache import (
+    BatchCache,
+    BatchKVCache,
+    BatchRotatingKVCache,
+)
+from cachesim.engines.mlx_lm.caches.layer_cache import LayerCache, State
+from cachesim.engines.mlx_lm.generate.shared import PromptCache, Row, leaves
 from cachesim.engines.mlx_lm.store.disk_prompt_cache import DiskPromptCache, RecordStore
 from cachesim.engines.mlx_lm.store.lru_prompt_cache import LRUPromptCache
 from cachesim.engines.mlx_lm.store.memory_prompt_cache import RapidPromptCache
@@ -12,6 +22,9 @@ from cachesim.engines.mlx_lm.store.mllm_prompt_cache import MllmPromptCache
 def problems(cache: LRUPromptCache) -> Iterator[str]:
     """What is wrong with a store, in words."""
     yield from _queues(cache)
+    for _, _, entry in cache.trie.items():
+        for layer in entry.prompt_cache:
+            yield from restored(layer)
     if cache.rules.limits_bytes:
         yield from _bytes(cache)
     if isinstance(cache, RapidPromptCache):
@@ -28,6 +41,49 @@ def problems(cache: LRUPromptCache) -> Iterator[str]:
             yield f"{len(cache)} conversations are in memory, one is allowed"
         for store in cache.stores.values():
             yield from _records(store)
+
+
+def of_batch(rows: list[Row], cache: PromptCache, *, counted: bool) -> Iterator[str]:
+    """What is wrong with a batch between two steps; `counted`: its rows list what they hold."""
+    for layer in leaves(cache):
+        yield from restored(layer)
+        name, held = type(layer).__name__, [len(row.tokens) for row in rows]
+        if isinstance(layer, ArraysCache):
+            sizes = {len(each) for each in layer.cache if each is not None}
+        elif isinstance(layer, BatchCache):
+            sizes = {len(layer.offset), len(layer.left_padding)}
+            sizes |= set() if layer.keys is None else {len(layer.keys)}
+            if counted and held != layer.offset.tolist():
+                yield f"a {name} counts {layer.offset.tolist()} tokens, its rows are of {held}"
+            ends = set((layer.offset + layer.left_padding).tolist())
+            if isinstance(layer, BatchKVCache) and ends - {layer.idx}:
+                yield f"the rows of a {name} end at {ends}, not at {layer.idx}"
+        if sizes - {len(rows)}:
+            yield f"a {name} is of {sizes} rows in a batch of {len(rows)}"
+
+
+def restored(layer: LayerCache) -> Iterator[str]:
+    """Whether a layer is the same after a save and a restore, where the release can do both."""
+    rules, kind = layer.rules, type(layer)
+    if rules.state_form == "sliced":
+        slots = layer.cache if isinstance(layer, ArraysCache) else [getattr(layer, "keys", layer)]
+        lossy = isinstance(layer, BatchRotatingKVCache) and not rules.rotated_is_restored
+        lists = isinstance(layer, CacheList) and not rules.list_state_by_member
+        if any(each is None for each in slots) or lossy or lists:
+            return
+    saved = layer.state, layer.meta_state
+    other = LayerCache.named(kind.__name__).from_state(*saved, rules=rules)
+    if not _same(saved, (other.state, other.meta_state)):
+        yield f"a {kind.__name__} is not the same after a save and a restore"
+
+
+def _same(one: State, other: State) -> bool:
+    if isinstance(one, list | tuple):
+        pairs = zip(one, other, strict=True)
+        return len(one) == len(other) and all(_same(*pair) for pair in pairs)
+    if isinstance(one, np.ndarray):
+        return one is other or np.array_equal(one, other)
+    return bool(one == other)
 
 
 def _queues(cache: LRUPromptCache) -> Iterator[str]:

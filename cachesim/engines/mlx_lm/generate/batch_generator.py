@@ -6,7 +6,7 @@ Prefill is right-padded within a piece, decode left-padded; no token is fed twic
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeAlias
@@ -317,6 +317,11 @@ class BatchGenerator:
                 found[each.row.uid] = (each.cache, each.row.tokens)
         return found
 
+    def held(self) -> Iterator[tuple[list[Row], PromptCache]]:
+        """The rows of each batch with their caches."""
+        for batch in (self._prompt_batch, self._generation_batch):
+            yield batch.rows, batch.prompt_cache
+
     def remove(self, uids: Iterable[int]) -> None:
         """Remove these sequences."""
         removed = set(uids)
@@ -492,6 +497,11 @@ class OldBatchGenerator:
         self._unprocessed.sort(key=lambda each: each.length)
         self._uid_count += 1
         return row.uid
+
+    def held(self) -> Iterator[tuple[list[Row], PromptCache]]:
+        """The rows in decode with their caches."""
+        if self._active is not None:
+            yield self._active.rows, self._active.cache
 
     def remove(self, uids: Iterable[int]) -> dict[int, PromptCache]:
         """Remove these sequences; return the caches of those in decode."""

@@ -6,7 +6,7 @@ most half a second between two checks of the queue; a step is the shortest such 
 
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,6 +15,7 @@ from typing import Final
 import numpy as np
 
 from cachesim.engines.events import Event
+from cachesim.engines.mlx_lm import integrity
 from cachesim.engines.mlx_lm.caches.arrays_cache import ArraysCache
 from cachesim.engines.mlx_lm.caches.kv_cache import KVCache, QuantizedKVCache, RotatingKVCache
 from cachesim.engines.mlx_lm.caches.layer_cache import (
@@ -39,7 +40,7 @@ from cachesim.engines.mlx_lm.events import (
 from cachesim.engines.mlx_lm.family import MlxRules
 from cachesim.engines.mlx_lm.generate.batch_generator import BatchGenerator, OldBatchGenerator
 from cachesim.engines.mlx_lm.generate.forward import Forward
-from cachesim.engines.mlx_lm.generate.shared import PromptCache, TokenResponse
+from cachesim.engines.mlx_lm.generate.shared import PromptCache, Row, TokenResponse
 from cachesim.engines.mlx_lm.options import MlxOptions
 from cachesim.engines.mlx_lm.server.request import (
     Job,
@@ -64,7 +65,7 @@ from cachesim.engines.mlx_lm.store.mllm_prompt_cache import (
     of_prompt,
     placed,
 )
-from cachesim.errors import OptionError
+from cachesim.errors import ContractError, OptionError
 from cachesim.model.arithmetic import Network
 from cachesim.model.parts import halves_order
 from cachesim.units import Array, Count, Token, Tokens
@@ -97,6 +98,10 @@ class ServedBatch(ABC):
     def remove_stopped(self) -> None:
         """Remove requests of disconnected clients."""
 
+    @abstractmethod
+    def held(self) -> Iterator[tuple[list[Row], PromptCache]]:
+        """The rows of each batch with their caches."""
+
     def add_token(self, response: TokenResponse) -> Job:
         """Add a token to a request."""
         job = self.jobs[response.uid]
@@ -116,6 +121,9 @@ class SegmentBatch(ServedBatch):
     def __init__(self, serving: Serving) -> None:
         super().__init__(serving)
         self.generator = BatchGenerator(serving.model, serving.rules, serving.options)
+
+    def held(self) -> Iterator[tuple[list[Row], PromptCache]]:
+        return self.generator.held()
 
     def admit(self, job: Job) -> None:
         """Follows `_generate`: tokenise, fetch, drop cached segments, insert, trim the store."""
@@ -180,6 +188,9 @@ class OldBatch(ServedBatch):
             progress=self._emit_progress,
             keep_checkpoint=self._keep_checkpoint,
         )
+
+    def held(self) -> Iterator[tuple[list[Row], PromptCache]]:
+        return self.generator.held()
 
     def admit(self, job: Job) -> None:
         """Follows `_generate` of those releases, #923 included."""
@@ -739,6 +750,16 @@ class ResponseGenerator:
         if self._unprocessed:
             return self._unprocessed.pop()
         return self.requests.popleft() if self.requests else None
+
+    def check_integrity(self) -> None:
+        """Raise ContractError unless the store and the live batch are consistent."""
+        self.store.check_integrity()
+        if self.batch is None or self.dead is not None:
+            return
+        counted = self.rules.segments and not self.store.cache.rules.reuses_untrimmed
+        for rows, cache in self.batch.held():
+            for problem in integrity.of_batch(rows, cache, counted=counted):
+                raise ContractError(problem)
 
     def _finish(self, job: Job, reason: str) -> None:
         job.finish_reason = reason
