@@ -24,6 +24,7 @@ class Seen:
     model: str
     layers: frozenset[str]
     plain: bool  # a model of no special class
+    chat: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

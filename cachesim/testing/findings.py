@@ -177,6 +177,7 @@ def _breach(record: Record, oracle: Oracle, laws: Laws | None) -> Finding | None
         model=step.model,
         layers=frozenset(spec.layers),
         plain=not (spec.family or spec.mtp_depth),
+        chat=bool(step.messages),
     )
     breach = laws.broken(seen)
     if breach is None:

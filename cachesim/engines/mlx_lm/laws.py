@@ -3,7 +3,7 @@
 Each holds on every release and patch, but where a rule of theirs is named here.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from itertools import pairwise
 from typing import Final
 
@@ -18,10 +18,13 @@ from cachesim.engines.mlx_lm.events import (
     PromptCachePruned,
     PromptCacheReplaced,
     PromptProgress,
+    RecordEvicted,
+    RecordStored,
     RequestAdmitted,
     RequestFinished,
 )
 from cachesim.engines.mlx_lm.integrity import problems
+from cachesim.engines.mlx_lm.recomputed import Recomputed
 from cachesim.engines.mlx_lm.rules import (
     DiskRules,
     GridRules,
@@ -30,8 +33,11 @@ from cachesim.engines.mlx_lm.rules import (
     SessionRules,
     WholeRules,
 )
+from cachesim.engines.mlx_lm.store.disk_prompt_cache import DiskPromptCache, RecordStore
+from cachesim.engines.mlx_lm.stored import lengths
 from cachesim.engines.seen import Breach, Seen
 from cachesim.engines.tokens import get_common_prefix
+from cachesim.model.build import arithmetic_of
 from cachesim.typed import there_is
 
 ATTENTION: Final = frozenset({"attention"})
@@ -73,6 +79,14 @@ class MlxLaws:
         cache = self._engine.server.store.cache
         self._before = None
         self._entries, self._bytes = len(cache), cache.nbytes if self._counts_bytes else 0
+        self._stored = self._engine.server.store.number
+        self._records = sum(len(each.records) for each in self._disks)
+        self._recomputed: dict[str, Recomputed] = {}
+
+    @property
+    def _disks(self) -> Collection[RecordStore]:
+        cache = self._engine.server.store.cache
+        return cache.stores.values() if isinstance(cache, DiskPromptCache) else ()
 
     @property
     def _counts_bytes(self) -> bool:
@@ -82,6 +96,8 @@ class MlxLaws:
         """The first law that a request breaks."""
         before, self._before = self._before, seen if seen.alone else None
         evicted = self._count(seen.events)
+        if self._rounds and seen.reply.error is None and (wrong := self._wrong(seen)):
+            return Breach(kind="broken invariant", detail=wrong)
         if seen.reply.error is not None:
             return self._failed(seen)
         if not seen.alone:
@@ -91,6 +107,29 @@ class MlxLaws:
                 return Breach(kind="broken invariant", detail=detail)
         return None if before is None else self._lost(before, seen)
 
+    @property
+    def _rounds(self) -> bool:
+        """True if keys and values are quantised, of what a prompt's own calls alone decide."""
+        own = self._rules.server
+        plain = own.grid is None and own.memory is None and own.snapshots is None
+        exact = not (self._rules.store.reuses_untrimmed or self._rules.caches.arrays_trim_resets)
+        ring = arithmetic_of(self._engine.network) == "ring"
+        rounds = self._options.kv_bits is not None and not self._drafts
+        return rounds and plain and exact and ring
+
+    def _wrong(self, seen: Seen) -> str:
+        """A quantised answer that no calls lead to, where all entries of the store are known."""
+        reply, flags = seen.reply, self._options
+        start, step = flags.quantized_kv_start, flags.prefill_step_size
+        if seen.model not in self._recomputed:
+            network = self._engine.networks[seen.model]
+            self._recomputed[seen.model] = Recomputed(network, start=start, step=step)
+        known = self._stored == self._engine.server.store.number
+        given = reply.prompt, reply.generated, int(reply.cached or 0), reply.logits
+        judged = seen.plain and "window" not in seen.layers  # a ring is not quantised
+        wrong = judged and self._recomputed[seen.model].wrong(*given)
+        return "a quantised answer is that of no calls of the model" if known and wrong else ""
+
     # -- the store -----------------------------------------------------------------------------
 
     def _count(self, events: Sequence[Event]) -> str:
@@ -99,6 +138,8 @@ class MlxLaws:
         limited = self._options.prompt_cache_bytes is not None
         broken = ""
         for each in events:
+            self._stored += isinstance(each, Insertion)
+            self._records += isinstance(each, RecordStored) - isinstance(each, RecordEvicted)
             if isinstance(each, PromptCacheInserted):
                 self._entries += 1
                 self._bytes += each.nbytes
@@ -120,6 +161,8 @@ class MlxLaws:
             return
         if self._entries != len(cache):
             yield f"{self._entries} entries by the events, {len(cache)} in the store"
+        if self._records != sum(len(each.records) for each in self._disks):
+            yield f"{self._records} records by the events, not as many on disk"
         if self._counts_bytes and self._bytes != cache.nbytes:
             yield f"{self._bytes} bytes by the events, {cache.nbytes} by the store's counter"
         for each in seen.events:
@@ -142,13 +185,15 @@ class MlxLaws:
             counts = {layer["offset"] for layer in each.layers if "offset" in layer}
             if exact and counts - {each.length, *self._uncounted(seen)}:
                 yield f"a state of {counts} tokens is stored under a key of {each.length}"
-        stopped = STOPS in seen.fields and not own.forgets_stopped
-        if own.grid is None and own.memory is None and not stopped:
-            stored = [each for each in seen.events if isinstance(each, Insertion)]
-            if not stored or stored[-1].length != len(tokens):
-                yield f"the state after {len(tokens)} tokens is not stored"
-            elif stored[-1].type != self._rules.store.queue_of("assistant"):
-                yield f"the state after a reply is stored as one of {stored[-1].type}"
+        if STOPS in seen.fields or seen.images or not seen.plain:
+            return
+        stored = [each for each in seen.events if isinstance(each, Insertion)]
+        due, found = lengths(own, seen), [int(each.length) for each in stored]
+        if due is not None and due != found:
+            yield f"states of {found} tokens are stored, not of {due}"
+        others = {each.type for each in stored[-1:]} - {self._rules.store.queue_of("assistant")}
+        if own.grid is None and own.memory is None and others:
+            yield f"the state after a reply is stored as one of {others}"
 
     def _uncounted(self, seen: Seen) -> frozenset[int]:
         """The count of layers without one."""

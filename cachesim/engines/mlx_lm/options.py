@@ -99,6 +99,7 @@ class MlxOptions:
         high=128,
         unit="numbers",
         since="0.32.0",
+        needs="kv_bits",
     )
     quantized_kv_start: int = option(
         "--quantized-kv-start",
@@ -106,6 +107,7 @@ class MlxOptions:
         default=5000,
         unit="tokens",
         since="0.32.0",
+        needs="kv_bits",
     )
     draft_model: str | None = option(
         "--draft-model",

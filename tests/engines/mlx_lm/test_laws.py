@@ -5,22 +5,29 @@ from dataclasses import replace
 from itertools import chain
 from typing import Any
 
+import numpy as np
 import pytest
 
 from cachesim.engines.base import Reply
 from cachesim.engines.events import Event
 from cachesim.engines.family import Profile, family_of
+from cachesim.engines.mlx_lm.caches.batch_kv_cache import BatchKVCache
+from cachesim.engines.mlx_lm.caches.kv_cache import KVCache
+from cachesim.engines.mlx_lm.caches.layer_cache import State
 from cachesim.engines.mlx_lm.events import (
     Insertion,
     ModelCalled,
     PromptCacheEvicted,
     PromptCacheInserted,
     PromptProgress,
+    RecordStored,
     RequestAdmitted,
     RequestFinished,
 )
-from cachesim.engines.mlx_lm.integrity import problems
+from cachesim.engines.mlx_lm.generate.shared import Row
+from cachesim.engines.mlx_lm.integrity import of_batch, problems, restored
 from cachesim.engines.mlx_lm.laws import MlxLaws
+from cachesim.engines.mlx_lm.rules import CacheRules
 from cachesim.engines.mlx_lm.store.disk_prompt_cache import DiskPromptCache
 from cachesim.engines.seen import Breach, Seen
 from cachesim.errors import InputError
@@ -121,7 +128,7 @@ def failed(seen: Seen) -> Seen:
         (changed(RequestAdmitted, cached=Count(3)), "broken invariant", "3 tokens cached as"),
         (changed(Insertion, key=(1, 2)), "broken invariant", "a state of 39 tokens is stored"),
         (changed(Insertion, layers=({"offset": 41},)), "broken invariant", "a state of {41}"),
-        (without(Insertion), "broken invariant", "the state after 42 tokens is not stored"),
+        (without(Insertion), "broken invariant", "states of [] tokens are stored, not of [39"),
         (changed(Insertion, type="user"), "broken invariant", "the state after a reply"),
         (changed(ModelCalled, columns=5000), "broken invariant", "20000 tokens are fed for 40"),
         (changed(PromptProgress, total=50), "broken invariant", "a prompt's progress ends"),
@@ -138,6 +145,104 @@ def test_each_law_can_be_broken(change: Callable[[Seen], Seen], kind: str, detai
 
     assert breach is not None
     assert (kind, True) == (breach.kind, breach.detail.startswith(detail)), breach.detail
+
+
+@pytest.mark.parametrize(
+    ("profile", "length", "found"),
+    [
+        ("mlx-lm@0.29.1", 40, [42]),
+        ("mlx-lm@0.31.3+omlx", 4200, [2048, 4096]),
+        ("mlx-lm@0.32.2+ollama", 40, [35, 42]),
+        ("mlx-lm@0.31.3+mlx-engine", 40, [29, 42]),
+        ("mlx-lm@0.31.3+mlx-engine-disk", 40, [42]),
+        ("mlx-lm@0.31.3+vllm-mlx", 130, [132]),
+        ("mlx-lm@0.31.3+rapid-mlx", 40, [39, 42]),
+    ],
+)
+def test_each_server_stores_a_prompt_at_its_own_lengths(
+    profile: str, length: int, found: list[int]
+) -> None:
+    session = session_of(profile, tuple(265 + number % 240 for number in range(length)))
+    laws = MlxLaws(session.engine)  # type: ignore[arg-type]
+    [seen] = seen_of(session)
+    kept = [each for each in seen.events if not isinstance(each, Insertion)]
+    fewer = replace(seen, events=[*kept, *insertions(seen)[1:]])
+
+    assert found == [each.length for each in insertions(seen)]
+    assert [] == list(laws._kept(seen))
+    assert [f"states of {found[1:]} tokens are stored, not of {found}"] == list(laws._kept(fewer))
+
+
+def insertions(seen: Seen) -> list[Insertion]:
+    return [each for each in seen.events if isinstance(each, Insertion)]
+
+
+def quantised() -> Session:
+    flags = {"kv_bits": 8, "quantized_kv_start": 8, "prefill_step_size": 16}
+    scenario = scenario_of(PROMPT, (*PROMPT[:30], 350, 351), (*PROMPT, 401, 402, 360), **flags)
+    return Session(scenario, Profile.parse("mlx-lm@0.32.2"), arithmetic="ring")
+
+
+def test_a_quantised_answer_follows_from_calls_of_the_model() -> None:
+    session = quantised()
+    laws = MlxLaws(session.engine)  # type: ignore[arg-type]
+    for seen in seen_of(session):
+        assert seen.reply.approximated
+        assert None is laws.broken(seen)
+
+
+def test_a_quantised_answer_of_other_keys_is_found() -> None:
+    session = quantised()
+    laws = MlxLaws(session.engine)  # type: ignore[arg-type]
+    requests = seen_of(session)
+    first = next(requests)
+    assert None is laws.broken(first)
+    second = next(requests)
+    breach = laws.broken(replace(second, reply=replace(second.reply, logits=first.reply.logits)))
+
+    assert "a quantised answer is that of no calls of the model" == (breach and breach.detail)
+
+
+def test_records_are_counted() -> None:
+    session = session_of("mlx-lm@0.31.3+mlx-engine-disk", tuple(265 + n % 240 for n in range(600)))
+    laws = MlxLaws(session.engine)  # type: ignore[arg-type]
+    [seen] = seen_of(session)
+    breach = laws.broken(without(RecordStored)(seen))
+
+    assert "0 records by the events, not as many on disk" == (breach and breach.detail)
+
+
+class Forgetful(KVCache):
+    """A layer that loses its last token as it is saved."""
+
+    @property
+    def state(self) -> State:
+        return self.keys, self.values, self.offset - 1
+
+
+def test_a_layer_is_the_same_after_a_save_and_a_restore() -> None:
+    layer = Forgetful(CacheRules())
+    layer.update_and_fetch(np.zeros((1, 1, 3, 2)), np.zeros((1, 1, 3, 2)))
+
+    assert ["a Forgetful is not the same after a save and a restore"] == list(restored(layer))
+
+
+def test_the_layers_of_a_batch_have_its_rows() -> None:
+    layer = BatchKVCache(CacheRules(), [0, 1])
+    layer.update_and_fetch(np.zeros((2, 1, 3, 2)), np.zeros((2, 1, 3, 2)))
+    rows = [
+        Row(uid=0, sampler=None, stopper=None, max_tokens=1, tokens=list(range(count)))  # type: ignore[arg-type]
+        for count in (3, 2)
+    ]
+
+    assert [] == list(of_batch(rows, [layer], counted=True))
+    layer.left_padding = layer.left_padding + 1
+    assert ["the rows of a BatchKVCache end at {4}, not at 3"] == list(
+        of_batch(rows, [layer], counted=True)
+    )
+    found = list(of_batch(rows[:1], [layer], counted=True))
+    assert "a BatchKVCache counts [3, 2] tokens, its rows are of [3]" == found[0]
+    assert "a BatchKVCache is of {2} rows in a batch of 1" == found[-1]
 
 
 def test_an_eviction_needs_a_full_store() -> None:

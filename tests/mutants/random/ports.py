@@ -29,6 +29,8 @@ DESCRIBES: Final = frozenset(
         "held",
         "integrity",
         "laws",
+        "recomputed",
+        "stored",
         "guides",
         "sizes",
         "events",
