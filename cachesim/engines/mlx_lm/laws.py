@@ -56,6 +56,9 @@ STOPS: Final = "stop_words"
 DEEP: Final = 10
 """Entries of a store with several queues that never evicts the newest one first."""
 
+KV: Final = "kv_delta"
+"""The kind of a record of keys and values."""
+
 REFUSED: Final = frozenset({"ValueError", "NotImplementedError"})
 """Errors with which a request may fail: its prompt is covered, its draft or ring has no rule."""
 
@@ -191,6 +194,12 @@ class MlxLaws:
         due, found = lengths(own, seen), [int(each.length) for each in stored]
         if due is not None and due != found:
             yield f"states of {found} tokens are stored, not of {due}"
+        for disk in self._disks:
+            chunks = disk.chunks(tokens)
+            if own.grid == DiskRules() and seen.layers <= ATTENTION and len(self._disks) == 1:
+                missing = [each.end for each in chunks if (each.key, KV) not in disk.records]
+                if missing:
+                    yield f"the records up to {missing} are not on disk"
         others = {each.type for each in stored[-1:]} - {self._rules.store.queue_of("assistant")}
         if own.grid is None and own.memory is None and others:
             yield f"the state after a reply is stored as one of {others}"

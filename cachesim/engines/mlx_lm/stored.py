@@ -76,8 +76,12 @@ def _on_grid(grid: GridRules, seen: Seen, whole: int) -> list[int] | None:
 def _in_memory(memory: MemoryRules, seen: Seen, whole: int) -> list[int] | None:
     prompt, cached = len(seen.reply.prompt), int(there_is(seen.reply.cached))
     cuts, counts = seen.layers <= CUT, bool(seen.layers & KEPT)
-    if isinstance(memory, WholeRules | MllmRules) or "window" in seen.layers or seen.chat:
+    if isinstance(memory, WholeRules) or "window" in seen.layers or seen.chat:
         return None
+    if isinstance(memory, MllmRules):
+        if cuts:
+            return [prompt] if prompt >= memory.least else []
+        return [prompt] if memory.keeps_logits and cached == 0 and prompt >= memory.least else []
     if isinstance(memory, RapidRules):
         if not (cuts or memory.uncut):
             return []
