@@ -34,7 +34,7 @@ from cachesim.engines.mlx_lm.rules import (
     WholeRules,
 )
 from cachesim.engines.mlx_lm.store.disk_prompt_cache import DiskPromptCache, RecordStore
-from cachesim.engines.mlx_lm.stored import lengths
+from cachesim.engines.mlx_lm.stored import KEPT, lengths
 from cachesim.engines.seen import Breach, Seen
 from cachesim.engines.tokens import get_common_prefix
 from cachesim.model.build import arithmetic_of
@@ -169,8 +169,24 @@ class MlxLaws:
         if self._counts_bytes and self._bytes != cache.nbytes:
             yield f"{self._bytes} bytes by the events, {cache.nbytes} by the store's counter"
         for each in seen.events:
-            if isinstance(each, RequestAdmitted) and each.cached != seen.reply.cached:
-                yield f"{each.cached} tokens cached as it was admitted, {seen.reply.cached} after"
+            if isinstance(each, RequestAdmitted):
+                yield from self._admitted(each, seen)
+
+    def _admitted(self, admitted: RequestAdmitted, seen: Seen) -> Iterator[str]:
+        """What is said of a request that is admitted, and whether it is batched."""
+        own, flags, cached = self._rules.server, self._options, seen.reply.cached
+        if admitted.cached != cached:
+            yield f"{admitted.cached} tokens cached as it was admitted, {cached} after"
+        if admitted.reported != (cached if own.reports_cached else None):
+            yield f"{admitted.reported} tokens are reported as cached, {cached} are"
+        if admitted.prompt_tokens != len(seen.reply.prompt):
+            yield f"a prompt of {len(seen.reply.prompt)} tokens is admitted with another length"
+        apart = own.grid is not None or own.memory is not None or flags.kv_bits is not None
+        alone = apart or self._drafts or seen.images or "seed" in seen.fields
+        merges = seen.plain and seen.layers <= KEPT and not self._engine.network.spec.chunked
+        known = alone or (merges and len(self._engine.networks) == 1)
+        if known and (admitted.path == "single") != alone:
+            yield f"a request is served on the path of a {admitted.path}"
 
     def _kept(self, seen: Seen) -> Iterator[str]:
         """A state is stored under the tokens that it was fed, and its layers count them."""

@@ -126,6 +126,9 @@ def failed(seen: Seen) -> Seen:
         (without(PromptCacheInserted), "broken invariant", "-1 entries by the events, 1"),
         (changed(PromptCacheInserted, nbytes=1), "broken invariant", "-19966 bytes by the events"),
         (changed(RequestAdmitted, cached=Count(3)), "broken invariant", "3 tokens cached as"),
+        (changed(RequestAdmitted, reported=Count(3)), "broken invariant", "3 tokens are reported"),
+        (changed(RequestAdmitted, prompt_tokens=Count(3)), "broken invariant", "a prompt of 40"),
+        (changed(RequestAdmitted, path="single"), "broken invariant", "a request is served on"),
         (changed(Insertion, key=(1, 2)), "broken invariant", "a state of 39 tokens is stored"),
         (changed(Insertion, layers=({"offset": 41},)), "broken invariant", "a state of {41}"),
         (without(Insertion), "broken invariant", "states of [] tokens are stored, not of [39"),
@@ -156,6 +159,7 @@ def test_each_law_can_be_broken(change: Callable[[Seen], Seen], kind: str, detai
         ("mlx-lm@0.31.3+mlx-engine", 40, [29, 42]),
         ("mlx-lm@0.31.3+mlx-engine-disk", 40, [42]),
         ("mlx-lm@0.31.3+vllm-mlx", 130, [132]),
+        ("mlx-lm@0.31.3+vllm-mlx-mllm", 130, [130]),
         ("mlx-lm@0.31.3+rapid-mlx", 40, [39, 42]),
     ],
 )
@@ -210,6 +214,9 @@ def test_records_are_counted() -> None:
     breach = laws.broken(without(RecordStored)(seen))
 
     assert "0 records by the events, not as many on disk" == (breach and breach.detail)
+    [store] = session.engine.server.store.cache.stores.values()  # type: ignore[attr-defined]
+    store.records.popitem(last=True)
+    assert ["the records up to [256] are not on disk"] == list(laws._kept(seen))
 
 
 class Forgetful(KVCache):
