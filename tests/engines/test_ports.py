@@ -21,7 +21,7 @@ NAMES_UPSTREAM: Final = re.compile(
 OUR_FILES: Final = frozenset(
     {
         "held", "integrity", "causes", "options", "family", "rules", "build", "request", "guides",
-        "laws",
+        "laws", "recomputed", "stored",
     }
 )  # fmt: skip
 """What tools need, and what a server holds: no upstream file has a counterpart."""
