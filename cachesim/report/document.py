@@ -99,6 +99,12 @@ class FittingTable(Table):
         )
 
 
+def facts(*, gap: int = 1, narrowest: int | None = None) -> Table:
+    """A table of words, each with its sentence."""
+    word = Column(style="quiet", min_width=narrowest, no_wrap=True)
+    return Table.grid(word, Column(overflow="fold"), padding=(0, gap, 0, 0), pad_edge=False)
+
+
 def _narrowest(column: Column, console: Console, wide: ConsoleOptions) -> int:
     if column.width is not None:
         return column.width

@@ -1,6 +1,6 @@
 """Pictures of memory: rows of bars over the positions of a run."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby, pairwise
 from operator import itemgetter
@@ -26,6 +26,7 @@ from cachesim.play.states import (
     part_of,
     size_of,
 )
+from cachesim.report.chain import PLACE
 from cachesim.report.texts import Bar, BarKind, Texts, texts_of
 
 Kind: TypeAlias = Literal[
@@ -174,11 +175,16 @@ def _astray(
 
 def _wrong_from(texts: Texts, pieces: Pieces, way: Sequence[int]) -> tuple[Bar, ...]:
     """Consecutive tokens, outlined from the first that differs from its key."""
-    held = texts.spelled(pieces)
-    right = get_common_prefix(held, way)
+    return _parted(texts, pieces, get_common_prefix(texts.spelled(pieces), way), "held", "wrong")
+
+
+def _parted(
+    texts: Texts, pieces: Sequence[Piece], at: int, before: BarKind, behind: BarKind
+) -> tuple[Bar, ...]:
+    """Consecutive tokens from position 0 on, of one kind up to a position and of another behind."""
     start, bars = 0, []
-    for piece in (*cut(pieces, 0, right), *cut(pieces, right, sum(map(size_of, pieces)))):
-        bars.append(texts.bar(start, piece, "held" if start < right else "wrong"))
+    for piece in (*cut(pieces, 0, at), *cut(pieces, at, sum(map(size_of, pieces)))):
+        bars.append(texts.bar(start, piece, before if start < at else behind))
         start += size_of(piece)
     return tuple(bars)
 
@@ -456,11 +462,7 @@ def _folded(texts: Texts, pieces: Sequence[Piece], truth: Sequence[int]) -> tupl
     right = get_common_prefix(held, truth)
     if not truth or right in {len(held), len(truth)}:
         return tuple(texts.bars(pieces))
-    start, bars = 0, []
-    for piece in (*cut(pieces, 0, right), *cut(pieces, right, len(held))):
-        bars.append(texts.bar(start, piece, "held" if start < right else "wrong"))
-        start += size_of(piece)
-    return tuple(bars)
+    return _parted(texts, pieces, right, "held", "wrong")
 
 
 def _shelf(texts: Texts, slot: SlotState, *, several: bool) -> Iterator[Row]:
@@ -497,24 +499,16 @@ def _entries(texts: Texts, entries: Sequence[Entry]) -> Iterator[Row]:
     spelled = sorted(((texts.spelled(each.tokens), each) for each in entries), key=itemgetter(0))
     for ids, entry in spelled[:MOST_ENTRIES]:
         same = get_common_prefix(ids, before)
-        bars, start = [], 0
-        for piece in (*cut(entry.tokens, 0, same), *cut(entry.tokens, same, len(ids))):
-            bars.append(texts.bar(start, piece, "shared" if start < same else "held"))
-            start += size_of(piece)
+        bars = _parted(texts, entry.tokens, same, "shared", "held")
         saved = f", {entry.checkpoints} checkpoint{'s'[: entry.checkpoints != 1]}"
         kind = f" ({entry.kind})" if entry.kind else ""
         label = (
             f"prompt-cache entry{kind}: {entry.n_tokens} tokens{saved if entry.checkpoints else ''}"
         )
-        yield Row(kind="entry", label=label, bars=tuple(bars))
+        yield Row(kind="entry", label=label, bars=bars)
         for astray in entry.holds:
-            right = get_common_prefix(texts.spelled(astray.tokens), ids)
-            wrong = cut(astray.tokens, right, sum(map(size_of, astray.tokens)))
-            start, bars = 0, []
-            for piece in (*cut(astray.tokens, 0, right), *wrong):
-                bars.append(texts.bar(start, piece, "held" if start < right else "wrong"))
-                start += size_of(piece)
-            yield Row(kind="entry", label=f"its {astray.place} holds", bars=tuple(bars))
+            wrong = _wrong_from(texts, astray.tokens, ids)
+            yield Row(kind="entry", label=f"its {astray.place} holds", bars=wrong)
         before = ids
     if len(entries) > MOST_ENTRIES:
         yield Row(kind="entry", label=f"{len(entries) - MOST_ENTRIES} more entries", bars=())
@@ -712,23 +706,14 @@ def restored(run: Run, index: int) -> CheckpointState | None:
 
 
 def _matches(each: CheckpointState, wanted: dict[str, object]) -> bool:
-    names: tuple[tuple[str, Callable[[CheckpointState], int]], ...] = (
-        ("n_tokens", lambda one: one.n_tokens),
-        ("pos_min", lambda one: one.pos_min),
-        ("pos_max", lambda one: one.pos_max),
-    )
-    return all(name not in wanted or wanted[name] == value(each) for name, value in names)
-
-
-BAR_NOTES: Final = {"wrong": ", wrong"}
-"""Words added to a bar in the picture's description."""
+    return all(wanted.get(name, getattr(each, name)) == getattr(each, name) for name in PLACE)
 
 
 def _description(rows: Iterable[Row]) -> str:
     parts = []
     for row in rows:
         bars = [
-            f"{bar.text}{BAR_NOTES.get(bar.kind, '')} at {bar.start}"
+            f"{bar.text}{', wrong' if bar.kind == 'wrong' else ''} at {bar.start}"
             + (f" to {bar.end - 1}" if bar.end - bar.start > 1 else "")
             for bar in row.bars
             if bar.text

@@ -14,7 +14,7 @@ from rich.text import Text
 from cachesim.engines.words import counted
 from cachesim.printable import printable
 from cachesim.report.consoles import show
-from cachesim.report.document import SENTENCES, FittingTable, Heading
+from cachesim.report.document import SENTENCES, FittingTable, Heading, facts
 from cachesim.report.why import shown
 
 
@@ -131,13 +131,11 @@ def recorded_request(each: Mapping[str, Any]) -> RenderableType:
     """A recorded request."""
     head = Text(f"request {each['number']}", style="name")
     head.append(f"  line {each['line']}")
-    facts = Table.grid(padding=(0, 2, 0, 0))
-    facts.add_column(style="quiet", no_wrap=True)
-    facts.add_column(overflow="fold")
-    facts.add_row("prompt", tokens_of(each["prompt_tokens"]))
-    facts.add_row("cached", tokens_of(each["cached"]))
+    table = facts(gap=2)
+    table.add_row("prompt", tokens_of(each["prompt_tokens"]))
+    table.add_row("cached", tokens_of(each["cached"]))
     if each["continues"] is not None:
-        facts.add_row(
+        table.add_row(
             "continues",
             f"request {each['continues']}: {each['equal_characters']:,} of "
             f"{each['characters']:,} characters are equal",
@@ -148,11 +146,11 @@ def recorded_request(each: Mapping[str, Any]) -> RenderableType:
         about = "" if each["known"]["tokens_after"] == "computed" else "about "
         known = "follow it" if each["cached"] is None else "after it are reprocessed"
         cost = "" if after is None else f"; {about}{after:,} tokens {known}"
-        facts.add_row("parts", f"{parting['sentence']}{cost}")
-        facts.add_row("helps", parting["advice"])
+        table.add_row("parts", f"{parting['sentence']}{cost}")
+        table.add_row("helps", parting["advice"])
     for loss in each["losses"]:
-        facts.add_row("rule", f"{loss['sentence']}: {loss['from']:,} to {loss['to']:,} tokens")
-    return Group(head, Padding(facts, (0, 0, 0, 2)))
+        table.add_row("rule", f"{loss['sentence']}: {loss['from']:,} to {loss['to']:,} tokens")
+    return Group(head, Padding(table, (0, 0, 0, 2)))
 
 
 SHOWN: Final = 12

@@ -12,6 +12,7 @@ from rich.text import Text
 from cachesim.engines.events import Event, Tone
 from cachesim.play.result import Run, SlotCount, Step
 from cachesim.play.states import CellPart, Piece, TreeState, size_of
+from cachesim.report.document import facts
 from cachesim.report.picture import tree_rows
 from cachesim.report.tables import answer_text
 from cachesim.report.texts import texts_of
@@ -219,15 +220,13 @@ def step_before(run: Run, index: int) -> RenderableType:
 
 def step_after(run: Run, index: int, scale: int) -> RenderableType:
     """Result of a step; `scale` tokens per letter of its ribbons."""
-    facts = Table.grid(padding=(0, 1, 0, 0), pad_edge=False)
-    facts.add_column(style="quiet", min_width=13, no_wrap=True)
-    facts.add_column(overflow="fold")
+    table = facts(narrowest=13)
     for word, fact in _facts(run, index, scale):
-        facts.add_row(f"   {word}", fact)
+        table.add_row(f"   {word}", fact)
     step = run.steps[index]
     if step.error is None:
-        return Group(facts)
-    return Group(Text(f"   {step.finding.title}", style="wrong"), facts)
+        return Group(table)
+    return Group(Text(f"   {step.finding.title}", style="wrong"), table)
 
 
 BEFORE: Final = frozenset({"server", "match", "rule", "ideal", "consumed", "gone", "together"})

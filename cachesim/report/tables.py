@@ -15,7 +15,7 @@ from rich.text import Text
 
 from cachesim.engines.words import counted
 from cachesim.play.result import Fate, Run, Step
-from cachesim.report.document import FittingTable
+from cachesim.report.document import FittingTable, facts
 from cachesim.scenario.format import Scenario
 from cachesim.scenario.labels import LABELS, Evidence, weakest
 
@@ -239,10 +239,7 @@ HEADINGS: Final[dict[Fate, tuple[str, str]]] = {
 
 def paragraph(runs: Sequence[Run], index: int, lines: Sequence[Line]) -> RenderableType:
     """A heading, and sentences with their words."""
-    table = Table.grid(padding=(0, 1, 0, 0), pad_edge=False)
-    table.add_column(style="quiet", min_width=10, no_wrap=True)
-    table.add_column(overflow="fold")
-    commands = []
+    table, commands = facts(narrowest=10), []
     for word, sentence in lines:
         if word == PROVE:  # a command that is broken into lines does not run
             commands.append(Text(f"  {word} {sentence}", no_wrap=True, overflow="ignore"))

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from cachesim.engines.words import MIB, counted, mib
 from cachesim.report.charts import scatter
-from cachesim.report.document import SENTENCES, Bar, FittingTable, Heading, PageOnly, Picture
+from cachesim.report.document import SENTENCES, Bar, FittingTable, Heading, PageOnly, Picture, facts
 from cachesim.scenario.labels import SOURCE
 
 NAMED: Final = 6
@@ -245,28 +245,23 @@ def request(each: Mapping[str, Any]) -> RenderableType:
         head.append(", cancelled")
     elif each["generated"] is None and not each["refused"]:
         head.append(", no reply in the log")
-    facts = Table.grid(padding=(0, 2, 0, 0))
-    facts.add_column(style="quiet", no_wrap=True)
-    facts.add_column(overflow="fold")
-    for name, word in (
-        ("prompt_tokens", "prompt"),
-        ("cached", "cached"),
-        ("processed", "prefilled"),
-    ):
+    table = facts(gap=2)
+    words = {"prompt_tokens": "prompt", "cached": "cached", "processed": "prefilled"}
+    for name, word in words.items():
         value = each[name]
         how = f"{known[name]}{_bounds(each, name)}"
-        facts.add_row(word, "unknown" if value is None else f"{counted(value, 'token')} ({how})")
-    facts.add_row("match", _equal(each))
+        table.add_row(word, "unknown" if value is None else f"{counted(value, 'token')} ({how})")
+    table.add_row("match", _equal(each))
     for loss in each["why"]:
-        facts.add_row("why", f"{loss['from']:,} to {loss['to']:,}: {loss['sentence']}")
+        table.add_row("why", f"{loss['from']:,} to {loss['to']:,}: {loss['sentence']}")
     if each["stale"]:
-        facts.add_row("risk", Text(f"stale state: {each['stale']}", style="wrong"))
+        table.add_row("risk", Text(f"stale state: {each['stale']}", style="wrong"))
     if each["agrees"] is False:
         cached = shown(each["replayed"]["cached"])
-        facts.add_row("replay", f"cached {cached}: it differs, so the cause is the log's")
+        table.add_row("replay", f"cached {cached}: it differs, so the cause is the log's")
     for sentence in each["log_says"]:
-        facts.add_row("log", sentence)
-    return Group(head, Padding(facts, (0, 0, 0, 2)))
+        table.add_row("log", sentence)
+    return Group(head, Padding(table, (0, 0, 0, 2)))
 
 
 def _equal(each: Mapping[str, Any]) -> str:
