@@ -175,7 +175,7 @@ _SHORT: Final = 256
 """Length up to which a scan is faster than a binary search."""
 
 
-def get_common_prefix(one: Sequence[int] | Rope, other: Sequence[int] | Rope) -> Count:
+def get_common_prefix(one: Sequence[object] | Rope, other: Sequence[object] | Rope) -> Count:
     """The length of the common prefix (llama.cpp: `server_tokens::get_common_prefix`).
 
     Long lists are narrowed by comparing slices, half by half, then scanned: both run in C.

@@ -13,12 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cachesim.cli.main import main
+from cachesim.engines.family import Profile
 from cachesim.engines.tokens import Rope
 from cachesim.errors import InputError
 from cachesim.lab.logs.evidence import Interval, counts_of
 from cachesim.lab.logs.extract import Origin, scenario_of
 from cachesim.lab.logs.lines import lines_of
-from cachesim.lab.logs.other import options_for, play_workload, release_of, workload_of
+from cachesim.lab.logs.other import options_for, play_workload, workload_of
 from cachesim.lab.logs.player import Player, ReplayRequest
 from cachesim.lab.logs.reading import Reader
 from cachesim.lab.logs.replay import Replay
@@ -316,7 +317,7 @@ def test_a_scenario_has_the_fields_that_its_release_takes(
     ],
 )
 def test_the_release_is_told_from_its_patches(profile: str, release: str) -> None:
-    assert release == release_of(profile)
+    assert release == Profile.parse(profile).release
 
 
 def test_a_scenario_is_tuned_on_a_release_without_a_patch(

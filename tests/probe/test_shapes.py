@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from cachesim.engines.tokens import get_common_prefix
 from cachesim.errors import InputError
 from cachesim.lab.probe import loop
-from cachesim.lab.probe.answers import common
 from cachesim.lab.probe.command import Settings, run
 from cachesim.lab.probe.shapes import Shapes
 from tests.probe.fakes import fake
@@ -28,7 +28,7 @@ def test_prompts_share_what_they_shared_in_the_file(name: str, grows: bool) -> N
     prompts = prompts_of(EXAMPLES / name)
     assert len(prompts) > 2
     assert all(0 < len(each) <= 300 for each in prompts)
-    shared = [common(one, two) / len(one) for one, two in pairwise(prompts)]
+    shared = [get_common_prefix(one, two) / len(one) for one, two in pairwise(prompts)]
     assert all(share > 0 for share in shared)
     assert all((share > 0.5) == grows for share in shared)
 
@@ -39,7 +39,7 @@ def test_a_scaled_trace_keeps_the_parts_that_are_equal(tmp_path: Path) -> None:
     file.write_text("".join(json.dumps({"prompt": each}) + "\n" for each in texts))
     first, second, third = prompts_of(file, 62)
     assert [60, 60, 60] == list(map(len, (first, second, third)))
-    assert (40, 0) == (common(first, second), common(first, third))
+    assert (40, 0) == (get_common_prefix(first, second), get_common_prefix(first, third))
 
 
 def test_blocks_of_a_published_trace_are_runs() -> None:

@@ -9,9 +9,10 @@ import json
 import re
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Final, Self
 
+from cachesim.engines.tokens import get_common_prefix
 from cachesim.lab.logs.dump import Recorded
 from cachesim.lab.logs.segments import BLOCK, Segment, shared
 
@@ -454,17 +455,7 @@ class Divergence:
 
     def as_dict(self) -> dict[str, Any]:
         """The divergence as JSON."""
-        return {
-            "kind": self.kind,
-            "part": self.part,
-            "where": self.where,
-            "character": self.character,
-            "before": self.before,
-            "after": self.after,
-            "sentence": self.sentence,
-            "advice": self.advice,
-            "equal_characters": self.equal_characters,
-        }
+        return asdict(self)
 
     @classmethod
     def from_dict(cls, seen: Mapping[str, Any]) -> Self | None:
@@ -568,11 +559,7 @@ def _common(one: Segment, other: Segment) -> int:
     if one.kind != other.kind or one.role != other.role:
         return 0
     if one.hashes or other.hashes:
-        blocks = 0
-        for mine, theirs in zip(one.hashes, other.hashes, strict=False):
-            if mine != theirs:
-                break
-            blocks += 1
+        blocks = get_common_prefix(one.hashes, other.hashes)
         return min(blocks * BLOCK, one.length, other.length)
     return shared(one.text, other.text)
 

@@ -169,17 +169,13 @@ def acted(entry: Mapping[str, Any], *, number: int, first: int = 0) -> SlotActio
     )
 
 
-def _same(segment: Segment) -> Segment:
-    return segment
-
-
 def recorded_from(
     entry: Mapping[str, Any],
     *,
     line: int,
     number: int,
     first: int = 0,
-    keep: Callable[[Segment], Segment] = _same,
+    keep: Callable[[Segment], Segment] = lambda segment: segment,
 ) -> Recorded:
     """The request of a line; ValueError without a prompt.
 

@@ -4,6 +4,7 @@ A workload knows when requests came relative to each other, not how long another
 taken: concurrent requests stay concurrent, sequential ones sequential.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -54,8 +55,17 @@ def default_step(settings: Settings) -> set[str]:
 
 
 @dataclass(frozen=True, slots=True)
-class OnServer:
-    """Requests to a server of one profile and model."""
+class Outcome:
+    """Result of one run of all requests."""
+
+    processed: int
+    peak_bytes: int  # of prompt-cache entries and checkpoints
+    failed: int  # requests without an answer
+
+
+@dataclass(frozen=True, slots=True)
+class Replayable(ABC):
+    """Requests to a server of one profile and model, under any settings."""
 
     profile: str
     spec: ModelSpec
@@ -68,11 +78,20 @@ class OnServer:
     @property
     def release(self) -> str:
         """The release alone."""
-        return release_of(self.profile)
+        return Profile.parse(self.profile).release
+
+    @property
+    @abstractmethod
+    def requests(self) -> int:
+        """Number of requests."""
+
+    @abstractmethod
+    def outcome(self, options: Mapping[str, Any]) -> Outcome:
+        """Replay under these settings; raises InputError if the server refuses them."""
 
 
 @dataclass(frozen=True, slots=True)
-class Workload(OnServer):
+class Workload(Replayable):
     """Requests in the order of their arrivals and ends."""
 
     submitted: Mapping[int, ReplayRequest]
@@ -83,7 +102,7 @@ class Workload(OnServer):
         """Number of requests, without those invented for the time before a log."""
         return sum(number >= 0 for number in self.submitted)
 
-    def outcome(self, options: Mapping[str, Any]) -> "Outcome":
+    def outcome(self, options: Mapping[str, Any]) -> Outcome:
         """Replay with these settings on its own release."""
         played = play_workload(self, self.profile, options)
         answers = [each for number, each in played.replayed.items() if number >= 0]
@@ -92,20 +111,6 @@ class Workload(OnServer):
             peak_bytes=played.peak_bytes,
             failed=sum(each.cached is None for each in answers),
         )
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """Result of one run of all requests."""
-
-    processed: int
-    peak_bytes: int  # of prompt-cache entries and checkpoints
-    failed: int  # requests without an answer
-
-
-def release_of(profile: str) -> str:
-    """The release of a profile's full name."""
-    return Profile.parse(profile).release
 
 
 def workload_of(replay: Replay, spec: ModelSpec | None = None) -> Workload:

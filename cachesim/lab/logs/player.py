@@ -5,7 +5,7 @@ submit       turns, submit   turns until 3 answers       the player's
 """
 
 from collections.abc import Mapping, Sequence
-from copy import deepcopy
+from copy import copy, deepcopy
 from dataclasses import dataclass
 from typing import Any, Final, cast
 
@@ -89,16 +89,10 @@ class Player:
 
     def fork(self) -> "Player":
         """A copy of the server, for a trial."""
-        twin = Player.__new__(Player)
-        twin.profile, twin.accepts_spans, twin.dead = self.profile, self.accepts_spans, self.dead
-        twin.saves_every_turn = self.saves_every_turn
+        twin = copy(self)
         twin.engine, twin.files = deepcopy((self.engine, self.files))
-        twin.saved_after = self.saved_after
-        twin.tickets, twin.submitted, twin.seen = (
-            self.tickets.copy(),
-            self.submitted.copy(),
-            self.seen.copy(),
-        )
+        twin.tickets, twin.submitted = self.tickets.copy(), self.submitted.copy()
+        twin.seen = self.seen.copy()
         return twin
 
     def held(self) -> tuple[list[Rope], list[Rope]]:

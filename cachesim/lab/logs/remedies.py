@@ -12,7 +12,6 @@ DENSER: Final = ("ctx_checkpoints", "checkpoint_min_step", "ubatch_size")
 """Flags for the positions of checkpoints; one is saved before a prompt's last ubatch."""
 
 MORE_SLOTS: Final = ("parallel",)
-LARGER: Final = ("ctx_size",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +30,7 @@ class Remedy:
 
 
 KEEP_HISTORY: Final = "Have the client keep its history."
+LARGER: Final = Remedy("flag", "Raise the context's size (`--ctx-size`).", flags=("ctx_size",))
 
 REMEDIES: Final[Mapping[str, Remedy]] = {
     "last-token": Remedy("design", "Nothing: one token is always processed for its logits."),
@@ -75,12 +75,8 @@ REMEDIES: Final[Mapping[str, Remedy]] = {
         "Raise the prompt cache's limit (`--cache-ram`).",
         flags=("cache_ram",),
     ),
-    "cache-load-failed": Remedy(
-        "flag", "Raise the context's size (`--ctx-size`).", flags=LARGER
-    ),
-    "slot-cleared": Remedy(
-        "flag", "Raise the context's size (`--ctx-size`).", flags=LARGER
-    ),
+    "cache-load-failed": LARGER,
+    "slot-cleared": LARGER,
     "slot-tokens": Remedy(
         "client",
         "Keep the history as it was sent: the client or its template changed it at that token.",
@@ -117,9 +113,7 @@ REMEDIES: Final[Mapping[str, Remedy]] = {
         "ggml-org/llama.cpp#25913",
     ),
     "unknown": Remedy("unknown", "Start the server with `-lv 4`: then the log says why."),
-    "request-refused": Remedy(
-        "flag", "Raise the context's size (`--ctx-size`).", flags=LARGER
-    ),
+    "request-refused": LARGER,
 }  # fmt: skip
 """Cause -> remedy."""
 

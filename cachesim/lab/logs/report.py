@@ -1,7 +1,7 @@
 """A replayed log as plain data: totals, causes, requests, the source of each number."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
 from cachesim.engines.family import family_of
@@ -242,16 +242,6 @@ class Place:
     sentence: str
     advice: str
 
-    def as_dict(self) -> dict[str, Any]:
-        """The place as JSON."""
-        return {
-            "token": self.token,
-            "requests": list(self.requests),
-            "processed": self.processed,
-            "sentence": self.sentence,
-            "advice": self.advice,
-        }
-
 
 def places_of(requests: Sequence[tuple[int, Rebuilt]], least: float) -> list[Place]:
     """The place at which most reprocessing begins, if there is one.
@@ -382,7 +372,7 @@ def report_of(
             ],
         },
         "totals": _totals_of(requests),
-        "places": [each.as_dict() for each in _places(replays)],
+        "places": [asdict(each) for each in _places(replays)],
         "causes": [each.as_dict() for each in groups],
         "requests": requests,
         "what_if": [],

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import chain
-from typing import Any, Final, Protocol
+from typing import Any, Final, TypeAlias
 
 from cachesim.engines import FAMILIES
 from cachesim.engines.base import Engine, Request, Ticket
@@ -119,22 +119,6 @@ LONGEST_BY_TOKEN: Final = 200_000
 """Most tokens of a workload on engines that are replayed token by token."""
 
 
-class Server(Protocol):
-    """A simulated server for consecutive requests."""
-
-    def play(self, prompt: Prompt) -> Replayed:
-        """Run a request to its end."""
-        ...
-
-    def act(self, action: SlotAction) -> None:
-        """Save, restore or erase a slot, if the server has slots."""
-        ...
-
-    def held_bytes(self) -> int:
-        """Bytes of prompt-cache entries and of checkpoints."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class Played:
     """A simulated server with its source."""
@@ -189,7 +173,7 @@ def spec_for(profile: str, model: str, **changes: Any) -> ModelSpec:
     return preset(model, **{name: value for name, value in changes.items() if value is not None})
 
 
-def opened(profile: str, model: str, window: int | None, options: Mapping[str, Any]) -> Server:
+def opened(profile: str, model: str, window: int | None, options: Mapping[str, Any]) -> "Server":
     """A new server without arithmetic, with a preset's model."""
     try:
         return started(profile, spec_for(profile, model, window=window or None), options)
@@ -199,10 +183,10 @@ def opened(profile: str, model: str, window: int | None, options: Mapping[str, A
         raise InputError(msg) from None
 
 
-def started(profile: str, spec: ModelSpec, options: Mapping[str, Any]) -> Server:
+def started(profile: str, spec: ModelSpec, options: Mapping[str, Any]) -> "Server":
     """A new server without arithmetic."""
     if Profile.parse(profile).engine == LLAMA_CPP.name:
-        return RopeServer(profile, Player(profile, spec, options))
+        return RopeServer(Player(profile, spec, options))
     family = FAMILIES[Profile.parse(profile).engine]
     quiet = {family.records_provenance: False} if family.records_provenance else {}
     engine = Engine.create(
@@ -219,7 +203,6 @@ def started(profile: str, spec: ModelSpec, options: Mapping[str, Any]) -> Server
 class RopeServer:
     """llama.cpp: prompts of any length in a few turns."""
 
-    profile: str
     player: Player
 
     def play(self, prompt: Prompt) -> Replayed:
@@ -308,6 +291,9 @@ class TokenServer:
         """Bytes of prompt-cache entries."""
         return sum(each.size for each in self.loop.engine.held().entries)
 
+
+Server: TypeAlias = RopeServer | TokenServer
+"""A simulated server for consecutive requests."""
 
 LAUNCH, ACT, FINISH = "launch", "act", "finish"
 

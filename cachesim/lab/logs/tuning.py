@@ -4,8 +4,8 @@ own settings -> each alone, larger and smaller -> the best ones together -> the 
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, Final, Protocol
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Final
 
 from cachesim.engines import FAMILIES
 from cachesim.engines.family import Profile
@@ -14,7 +14,7 @@ from cachesim.engines.llamacpp.server import LlamaCpp
 from cachesim.errors import InputError
 from cachesim.lab.logs.dump import Recorded
 from cachesim.lab.logs.live import Live
-from cachesim.lab.logs.other import OnServer, Outcome, release_of, workload_of
+from cachesim.lab.logs.other import Outcome, Replayable, workload_of
 from cachesim.lab.logs.prompts import Prompt
 from cachesim.lab.logs.replay import Replay
 from cachesim.lab.logs.rerun import Rerun, known, options_in, spec_for, started
@@ -29,34 +29,6 @@ from cachesim.typed import of_kind
 
 CELLS: Final = 256
 """Granularity of a context's size in tokens."""
-
-
-class Replayable(Protocol):
-    """A workload that can be replayed under any settings of its server."""
-
-    @property
-    def engine(self) -> str:
-        """The server's engine."""
-        ...
-
-    @property
-    def release(self) -> str:
-        """The server's release."""
-        ...
-
-    @property
-    def spec(self) -> ModelSpec:
-        """The model."""
-        ...
-
-    @property
-    def requests(self) -> int:
-        """Number of requests."""
-        ...
-
-    def outcome(self, options: Mapping[str, Any]) -> Outcome:
-        """Replay under these settings; raises InputError if the server refuses them."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,25 +54,10 @@ class Tuned:
 
 
 @dataclass(frozen=True, slots=True)
-class ScenarioReplay:
+class ScenarioReplay(Replayable):
     """A scenario with all its steps."""
 
     scenario: Scenario
-    profile: Profile
-    spec: ModelSpec = field(init=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "spec", spec_of(self.scenario.model))
-
-    @property
-    def engine(self) -> str:
-        """The server's engine."""
-        return self.profile.engine
-
-    @property
-    def release(self) -> str:
-        """The server's release."""
-        return release_of(str(self.profile))
 
     @property
     def requests(self) -> int:
@@ -111,7 +68,8 @@ class ScenarioReplay:
         """Replay in exact arithmetic, so that replies repeated in later prompts are constant."""
         engine = replace(self.scenario.engine, options=dict(options))
         changed = replace(self.scenario, engine=engine)
-        session = Session(changed, self.profile, arithmetic="ring", reads_state=False)
+        profile = Profile.parse(self.profile)
+        session = Session(changed, profile, arithmetic="ring", reads_state=False)
         server = of_kind(LlamaCpp, session.engine)  # the profile says so
         processed = failed = peak = 0
         for record in session.run():
@@ -125,7 +83,7 @@ class ScenarioReplay:
 
 
 @dataclass(frozen=True, slots=True)
-class RequestReplay(OnServer):
+class RequestReplay(Replayable):
     """Recorded requests with the slot actions between them."""
 
     prompts: tuple[Prompt, ...]
@@ -217,9 +175,8 @@ def of_scenario(scenario: Scenario, user: UserSettings, sizes: Sizes | None) -> 
     played = full_profile(FAMILY.name, user.profile or scenario.engine.profiles[0])
     FAMILY.rules(played)  # raises where there is none
     options = {**scenario.engine.options, **user.options}
-    release = release_of(str(played))
-    options.setdefault("ctx_size", FAMILY.default(FAMILY.option("ctx_size"), release))
-    subject = ScenarioReplay(scenario, played)
+    options.setdefault("ctx_size", FAMILY.default(FAMILY.option("ctx_size"), played.release))
+    subject = ScenarioReplay(str(played), spec_of(scenario.model), scenario)
     return Tuned((ServerRun(subject, options),), _given(subject.spec))
 
 
@@ -250,14 +207,9 @@ class TrialResult:
 
     def as_dict(self) -> dict[str, Any]:
         """The trial as JSON."""
-        return {
-            "changes": dict(self.changes),
-            "flags": list(self.flags),
-            "processed": self.processed,
-            "peak_bytes": self.peak_bytes,
-            "context_bytes": self.context_bytes,
-            "failed": self.failed,
-        }
+        found = asdict(self)
+        del found["is_alone"]
+        return found
 
 
 @dataclass(frozen=True, slots=True)

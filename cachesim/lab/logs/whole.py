@@ -395,13 +395,7 @@ class _ServerRun:
     def news(self, user: UserSettings) -> list[dict[str, Any]]:
         if user.chats:
             self.log.holds_chats()
-        settings = settings_of(
-            self.log,
-            profile=user.profile,
-            model=user.model,
-            window=user.window,
-            given=user.options,
-        )
+        settings = _settings(self.log, user, user.profile)
         if not settings.is_played:
             ended = [as_printed(each) for each in self.log.requests if each.ended]
             return [

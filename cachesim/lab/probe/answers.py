@@ -1,7 +1,7 @@
 """Requests and answers in one form for all dialects, and the distance of two answers."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
@@ -75,9 +75,3 @@ def _row_distance(ours: Row, theirs: Row) -> float:
         if max(here, there) > LIKELY:
             far = max(far, abs(here - there))
     return far
-
-
-def common(one: Sequence[Word], other: Sequence[Word]) -> int:
-    """The length of the common prefix."""
-    pairs = enumerate(zip(one, other, strict=False))
-    return next((at for at, (a, b) in pairs if a != b), min(len(one), len(other)))

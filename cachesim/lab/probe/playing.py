@@ -6,7 +6,8 @@ from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Final
 
-from cachesim.lab.probe.answers import Answer, Query, Word, common, distance
+from cachesim.engines.tokens import get_common_prefix
+from cachesim.lab.probe.answers import Answer, Query, Word, distance
 from cachesim.lab.probe.target import Target
 from cachesim.scenario.format import Scenario, Step
 from cachesim.testing.workloads import FIRST_WORD, LAST_WORD, Draws
@@ -174,10 +175,10 @@ def _with_real_replies(
     drawn    p0 p1 p2 r0 r1 q0       p: an earlier prompt, r: its drawn reply
     sent     P0 P1 P2 R0 R1 Q0       R: what the server replied
     """
-    best = max(quoted, key=lambda each: common(each[0], drawn), default=None)
+    best = max(quoted, key=lambda each: get_common_prefix(each[0], drawn), default=None)
     if best is None:
         return prompt
-    equal = common(best[0], drawn)
+    equal = get_common_prefix(best[0], drawn)
     return best[2][:equal] + prompt[equal:] if equal > best[1] else prompt
 
 

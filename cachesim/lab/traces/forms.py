@@ -27,7 +27,7 @@ from itertools import chain, count, islice
 from pathlib import Path
 from typing import Final, TypeAlias
 
-from cachesim.engines.tokens import Run
+from cachesim.engines.tokens import Run, get_common_prefix
 from cachesim.lab.traces.reading import (
     Chains,
     Clock,
@@ -105,10 +105,7 @@ class Texts:
         shared = 0
         runs: tuple[Run, ...] = ()
         for other in self._siblings.get(node, ()):
-            equal = next(
-                (n for n, (one, two) in enumerate(zip(piece, other, strict=False)) if one != two),
-                min(len(piece), len(other)),
-            )
+            equal = get_common_prefix(piece, other)
             if equal > shared:
                 shared, runs = equal, self._after[node, other][1]
         left = list[Run]()
