@@ -18,7 +18,16 @@ from rich.text import Text
 
 from cachesim.cli import AS_EXPECTED, NOT_AS_EXPECTED
 from cachesim.cli.jobs import crew, processes, processes_wanted, processors, setting
-from cachesim.cli.options import Dask, Jobs, JudgingArithmetic, Page, Profiles, Settings, TextOrJson
+from cachesim.cli.options import (
+    Dask,
+    Jobs,
+    JudgingArithmetic,
+    Page,
+    Profiles,
+    Settings,
+    TextOrJson,
+    refuse_beside,
+)
 from cachesim.cli.outputs import page_at, progress, write_page
 from cachesim.engines.family import Profile
 from cachesim.engines.words import counted
@@ -199,11 +208,6 @@ def many(examples: int | None, minutes: float | None) -> int:
     if examples is not None:
         return examples
     return EXAMPLES if minutes is None else WITHOUT_END
-
-
-def workers_for(jobs: int | None) -> int:
-    """Number of processes; by default that of the processors."""
-    return processors() if jobs is None else jobs
 
 
 def check_folder(emit: Path) -> None:
@@ -483,12 +487,12 @@ def check_command(
             "--jobs": jobs,
             "--format": format != "text",
         }
-        _refuse_beside("--prove", drawn | refused)
+        refuse_beside("--prove", drawn | refused)
         return _proven(
             chosen, page, minutes, seed=seed, models=model or (), emit=emit or Path("hunt")
         )
     if scope is not None:
-        _refuse_beside("--scope", drawn | {"--seed": seed})
+        refuse_beside("--scope", drawn | {"--seed": seed})
         examples = WITHOUT_END
     status, told = AS_EXPECTED, list[dict[str, Json]]()
     for each in dict.fromkeys(model or [_default_model(chosen)]):
@@ -501,7 +505,7 @@ def check_command(
             seed=seed,
             arithmetic=arithmetic,
             shape=shape_for(settings or (), compared=against is not None, leak=find == "leak"),
-            jobs=workers_for(jobs),
+            jobs=processors() if jobs is None else jobs,
             emit=emit,
             require=frozenset(require or ()),
             find=find,
@@ -542,12 +546,6 @@ def _default_model(profiles: Sequence[Profile]) -> str:
         except InputError:
             return "dense"
     return "hybrid"
-
-
-def _refuse_beside(other: str, options: Mapping[str, object]) -> None:
-    for flag in (flag for flag, value in options.items() if value):
-        msg = f"{flag} cannot be used with {other}; leave one of the two out"
-        raise InputError(msg)
 
 
 def _proven(

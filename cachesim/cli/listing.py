@@ -7,7 +7,7 @@ import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from html import escape
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from cyclopts import Parameter
 from rich.console import Group, RenderableType
@@ -158,10 +158,6 @@ def models(_: str = "") -> list[Item]:
     return found
 
 
-ListFormat: TypeAlias = Literal["text", "json"]
-"""Output format of a list."""
-
-
 def scenarios() -> list[Item]:
     """The shipped scenarios with the class of each one's defect."""
     texts = (file.read_text("utf-8") for file in shipped_files())
@@ -275,7 +271,7 @@ def _schema(what: str) -> int:
     return AS_EXPECTED
 
 
-def _list(what: str, *, symptom: str, output: ListFormat, page: Output | None) -> int:
+def _list(what: str, *, symptom: str, output: str, page: Output | None) -> int:
     name = what if what in LISTS else f"{what}s"
     if symptom and name != "scenarios":
         msg = f"--symptom searches scenarios; {name} have none"

@@ -1,12 +1,22 @@
 """Options of several commands, each with one name and one meaning."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal, TypeAlias
 
 from cyclopts import Parameter
 
 from cachesim.cli import Format
+from cachesim.errors import InputError
 from cachesim.model import ArithmeticName
+
+
+def refuse_beside(flag: str, others: Mapping[str, object]) -> None:
+    """Raise InputError for an option that is given and has no meaning beside `flag`."""
+    for other in (other for other, value in others.items() if value):
+        msg = f"{other} cannot be used with {flag}; leave one of the two out"
+        raise InputError(msg)
+
 
 Profiles: TypeAlias = Annotated[
     list[str] | None,

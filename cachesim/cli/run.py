@@ -4,7 +4,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count, groupby
@@ -87,31 +87,24 @@ class Clock:
     """The pace of a run: a deadline, and the callback for finished steps."""
 
     deadline: Deadline
-    on_step: Callable[[], None]
+    step_done: Callable[[], None]
 
-    def limit(self) -> AbstractContextManager[None]:
+    @contextmanager
+    def limit(self) -> Iterator[None]:
         """Interrupt the run at the deadline."""
-        return _until(self.deadline)
-
-    def step_done(self) -> None:
-        """Count a step."""
-        self.on_step()
-
-
-@contextmanager
-def _until(deadline: Deadline) -> Iterator[None]:
-    if deadline.at is None:
-        yield
-        return
-    before = signal.signal(signal.SIGALRM, _over)
-    # Repeated, since an exception raised in a callback of the garbage collector is lost.
-    signal.setitimer(signal.ITIMER_REAL, max(SOON, deadline.at - time.monotonic()), REPEATED)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGALRM, signal.SIG_IGN)
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
+        if self.deadline.at is None:
+            yield
+            return
+        before = signal.signal(signal.SIGALRM, _over)
+        left = self.deadline.at - time.monotonic()
+        # Repeated, since an exception raised in a callback of the garbage collector is lost.
+        signal.setitimer(signal.ITIMER_REAL, max(SOON, left), REPEATED)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGALRM, signal.SIG_IGN)
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, before)
 
 
 def _over(_: int, __: FrameType | None) -> None:
@@ -357,10 +350,6 @@ def announce(seconds: float, arithmetic: ArithmeticName, screen: Console) -> Non
     show(screen, Text(f"{text} --timeout SECONDS stops with what there is", style="quiet"))
 
 
-def ignore_step() -> None:
-    """Ignore a finished step."""
-
-
 def _play_group(
     jobs: Sequence[Job],
     *,
@@ -368,7 +357,7 @@ def _play_group(
     verify: bool,
     detail: bool = False,
     deadline: Deadline = ENDLESS,
-    on_step: Callable[[], None] = ignore_step,
+    on_step: Callable[[], None] = lambda: None,
 ) -> list[Run] | ScenarioError:
     """The profiles of one scenario, which share cold answers; or the scenario's error."""
     oracle: Oracle | None = None

@@ -1,8 +1,7 @@
 """`cachesim why`: a server's log with every miss explained, and the alternatives."""
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -12,7 +11,7 @@ from rich.text import Text
 from cachesim.cli import AS_EXPECTED, NOT_AS_EXPECTED
 from cachesim.cli.inputs import UNSAID, Chats, InputFile, ServerFlags, given, requests_in
 from cachesim.cli.jobs import only_scenario, workers
-from cachesim.cli.options import Gguf, ModelSizes, Page, Settings, TextOrJson
+from cachesim.cli.options import Gguf, ModelSizes, Page, Settings, TextOrJson, refuse_beside
 from cachesim.cli.outputs import (
     output_at,
     page_at,
@@ -157,15 +156,14 @@ def why_command(
 
     Example: cachesim why server.log --what-if ctx_checkpoints=64
     """
-    _refuse_below_zero(worst)
+    if worst < 0:
+        msg = f"--worst is {worst}; write a whole number from 0"
+        raise InputError(msg)
     wanted = server.wanted(settings, chats=chats)
-    outputs = Outputs(
-        scenario=output_at(scenario, "--scenario"),
-        trace=output_at(trace, "--trace"),
-        report=page_at(report),
-    )
+    smallest, requested = output_at(scenario, "--scenario"), output_at(trace, "--trace")
+    page = page_at(report)
     if tune:
-        _refuse(
+        refuse_beside(
             "--tune",
             {
                 "--follow": follow,
@@ -176,28 +174,28 @@ def why_command(
             },
         )
         given_sizes = _sizes_of(sizes, gguf, wanted)
-        return tune_command(files, wanted, given_sizes, format=format, page=outputs.report)
+        return tune_command(files, wanted, given_sizes, format=format, page=page)
     for flag in (flag for flag, value in {"--sizes": sizes, "--gguf": gguf}.items() if value):
         msg = f"{flag} gives --tune the bytes of a model; add --tune, or leave {flag} out"
         raise InputError(msg)
     if follow:
         printed = {"--request": request is not None, "--format json": format == "json"}
         written = {"--scenario": scenario, "--trace": trace, "--report": report}
-        _refuse("--follow", {**written, "--what-if": what_if, **printed})
+        refuse_beside("--follow", {**written, "--what-if": what_if, **printed})
         return _follow_command(files, wanted)
     if len(files) == 1 and is_events(Path(files[0])):
-        return _audit(Path(files[0]), format=format, page=outputs.report)
+        return _audit(Path(files[0]), format=format, page=page)
     with given(files, example="cachesim why server.log") as inputs:
         requests = requests_in(inputs)
         if requests:
             source = ", ".join(each.name for each in inputs)
             dump = report_of_dump(requests, source=source, about=wanted, what_if=what_if or ())
-            if outputs.scenario is not None:
-                write(outputs.scenario, to_toml(worst_of_recording(requests, wanted)))
-            if outputs.trace is not None:
-                write(outputs.trace, trace_of_dump(requests, wanted))
+            if smallest is not None:
+                write(smallest, to_toml(worst_of_recording(requests, wanted)))
+            if requested is not None:
+                write(requested, trace_of_dump(requests, wanted))
             parts = dump_report(dump, worst=worst)
-            write_page(outputs.report, "cachesim why", parts)
+            write_page(page, "cachesim why", parts)
             if request and format == "text":
                 parts = [*map(recorded_request, _numbered(dump, request, "dump"))]
             print_report(parts, dump, format=format)
@@ -205,15 +203,15 @@ def why_command(
         read, replays = _replayed(inputs, wanted)
     found = why_of(read, replays)
     add_other_settings(found, replays, what_if or (), on_all_cores)
-    if outputs.scenario is not None:
-        write(outputs.scenario, to_toml(worst_scenario(replays)))
-    if outputs.trace is not None:
-        write(outputs.trace, trace_of_log(replays))
-    report_parts = why_report(found, worst=worst_of(found["requests"], worst))
-    write_page(outputs.report, "cachesim why", report_parts)
+    if smallest is not None:
+        write(smallest, to_toml(worst_scenario(replays)))
+    if requested is not None:
+        write(requested, trace_of_log(replays))
+    parts = why_report(found, worst=worst_of(found["requests"], worst))
+    write_page(page, "cachesim why", parts)
     if request and format == "text":
-        report_parts = [*map(request_text, _numbered(found, request, "log"))]
-    print_report(report_parts, found, format=format)
+        parts = [*map(request_text, _numbered(found, request, "log"))]
+    print_report(parts, found, format=format)
     return AS_EXPECTED
 
 
@@ -224,29 +222,6 @@ def _audit(path: Path, *, format: str, page: Output | None) -> int:
     write_page(page, "cachesim why", parts)
     print_report(parts, audit.as_dict(), format=format)
     return AS_EXPECTED if audit.consistent else NOT_AS_EXPECTED
-
-
-def _refuse_below_zero(worst: int) -> None:
-    if worst < 0:
-        msg = f"--worst is {worst}; write a whole number from 0"
-        raise InputError(msg)
-
-
-def _refuse(flag: str, others: Mapping[str, object]) -> None:
-    """Raise InputError for an option that has no meaning beside `flag`."""
-    for other, value in others.items():
-        if value:
-            msg = f"{other} cannot be used with {flag}; leave one of the two out"
-            raise InputError(msg)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outputs:
-    """The requested output files."""
-
-    scenario: Output | None
-    trace: Output | None
-    report: Output | None
 
 
 def _numbered(found: dict[str, Any], numbers: Sequence[int], kind: str) -> Iterator[dict[str, Any]]:
@@ -310,11 +285,9 @@ def tune_command(
         )
         raise InputError(msg)
     found = swept(tuned.runs, on_all_cores)
-    source = ", ".join(files)
-    run = tuned.runs[0]
     result = {
         "format": 1,
-        "source": source,
+        "source": ", ".join(files),
         "requests": tuned.requests,
         "assumed": list(tuned.assumed),
         "small_network": tuned.sizes == ASSUMED,

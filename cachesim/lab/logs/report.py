@@ -237,7 +237,7 @@ class Place:
     """Requests that diverge at one token, or early, if the log has no token."""
 
     token: int | None  # None: near the start, no line says where
-    requests: tuple[int, ...]
+    requests: list[int]
     processed: int
     sentence: str
     advice: str
@@ -265,7 +265,7 @@ def _at_one_token(requests: Sequence[tuple[int, Rebuilt]]) -> Iterator[Place]:
         after = sum((each.lengths.prompt.value or 0) - at for _, each in group)
         yield Place(
             token=at,
-            requests=tuple(number for number, _ in group),
+            requests=[number for number, _ in group],
             processed=after,
             sentence=f"{len(group)} of {len(requests)} requests diverge from what was held at the "
             f"same place, token {at:,}: the {after:,} tokens from there on were processed.",
@@ -291,7 +291,7 @@ def _near_the_start(requests: Sequence[tuple[int, Rebuilt]], least: float) -> It
         processed = sum(each.lengths.processed.value or 0 for _, each in group)
         yield Place(
             token=None,
-            requests=tuple(number for number, _ in group),
+            requests=[number for number, _ in group],
             processed=processed,
             sentence=f"{len(group)} of {len(requests)} requests match at most {least:g} of their "
             f"prompt with what a slot held, and were processed whole: {processed:,} tokens.",
@@ -402,7 +402,7 @@ def _replaced(replays: Sequence[Replay]) -> Iterator[Place]:
             again = sum(replay.requests[n - numbers[0]].lengths.processed.value or 0 for n in new)
             yield Place(
                 token=0,
-                requests=tuple(new),
+                requests=new,
                 processed=again,
                 sentence="Evaluated whole, as the first token was not the one that the instance "
                 f"held: {len(new)} of {counted(len(numbers), 'call')}, {again:,} tokens.",
