@@ -49,6 +49,14 @@ class ReplayRequest:
     cancel_at: int | None = None  # tokens in the slot at which the client disconnects
     file: tuple[int, int] | None = None  # saved after that request, read back into this slot
 
+    def options(self, *, spans: bool) -> dict[str, Any] | None:
+        """Further fields: the starts of messages, for releases that take `spans` of them."""
+        if not len(self.prompt):  # an empty text; an empty list would be refused
+            return {"prompt_string": True}
+        if not (self.user_starts and spans):
+            return None
+        return {"message_spans": [{"role": "user", "start": at} for at in self.user_starts]}
+
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
@@ -134,12 +142,6 @@ class Player:
         """Queue a request, and assign a slot to it if the server is idle."""
         if request.file is not None and not self.dead:
             self.read_back(str(request.file[0]), request.file[1])
-        options: dict[str, Any] | None = None
-        if request.user_starts and self.accepts_spans:
-            spans = [{"role": "user", "start": at} for at in request.user_starts]
-            options = {"message_spans": spans}
-        if not len(request.prompt):  # an empty text; an empty list would be refused
-            options = {"prompt_string": True}
         self.seen[request.number] = len(self.engine.events)
         self.submitted[request.number] = request
         predict = ENDLESS_REPLY if request.cancel_at is not None else len(request.reply)
@@ -150,7 +152,7 @@ class Player:
                 reply=cast("Tokens", request.reply),
                 slot=request.slot,
                 cache_prompt=request.cache_prompt,
-                options=options,
+                options=request.options(spans=self.accepts_spans),
             )
         )
         self.engine.take_in()

@@ -60,9 +60,9 @@ def note_prefixes(
         later, earlier = (one, rope) if one > other else (other, prompt)
         owner, use = owner_of(later)
         if use == FRESH and 0 <= owner <= request.number:
-            known = replay.prefixes.get(owner)
+            known = replay.found.prefixes.get(owner)
             if known is None or len(known) < common:
-                replay.prefixes[owner] = earlier[:common]
+                replay.found.prefixes[owner] = earlier[:common]
 
 
 def _printed_prefixes(
@@ -270,7 +270,7 @@ def mark_states(replay: Replay, rebuilt: Rebuilt, prompt: Rope, *, accepts_spans
         of_a_batch = (place - cached) % batch == 0
         if place not in usual and not of_a_batch and cached < place < whole:
             text, offset = place_of(prompt, place)
-            replay.marks.setdefault(text, set()).add(offset)
+            replay.found.marks.setdefault(text, set()).add(offset)
 
 
 def mark_turn(
@@ -287,7 +287,7 @@ def mark_turn(
         return
     text, place = place_of(candidate.prompt, common)
     if place == 0 and text not in replay.hints.no_turn:
-        replay.marks.setdefault(text, set()).add(TURN)
+        replay.found.marks.setdefault(text, set()).add(TURN)
 
 
 def mark_opening(replay: Replay, rebuilt: Rebuilt, candidate: Candidate) -> None:
@@ -307,7 +307,7 @@ def mark_opening(replay: Replay, rebuilt: Rebuilt, candidate: Candidate) -> None
     place = last + 1 - TURN
     is_first = common - 1 - last <= 1  # all chats have their first token in common
     if is_first and owner_of(text)[1] == FRESH:
-        replay.openings[text] = min(place, replay.openings.get(text, place))
+        replay.found.openings[text] = min(place, replay.found.openings.get(text, place))
 
 
 def refute_turn(replay: Replay, rebuilt: Rebuilt) -> None:
@@ -325,7 +325,7 @@ def refute_turn(replay: Replay, rebuilt: Rebuilt) -> None:
             continue
         text, place = place_of(rebuilt.submitted.prompt, int(event.n_tokens))
         if place == TURN:
-            replay.no_turn.add(text)
+            replay.found.no_turn.add(text)
 
 
 MOST_CANDIDATES: Final = 24
@@ -358,7 +358,7 @@ class Rebuilder:
         for text, place in hints.openings.items():
             marks.setdefault(text, set()).add(place)
         self.player.saved_after = frozenset(hints.files.values())
-        self.replay = Replay(log, settings, hints=hints, marks=marks)
+        self.replay = Replay(log, settings, hints, Hints(marks=marks))
         self.progress = progress
         self._next = 0  # the moment to run next
         self._running: list[int] = []
@@ -507,7 +507,7 @@ class Rebuilder:
             reply=reply,
             slot=(request.slot if request.choice == "id" or silent else -1),
             cache_prompt=candidate.cache_prompt,
-            user_starts=starts_in(self.replay.marks, candidate.prompt),
+            user_starts=starts_in(self.replay.found.marks, candidate.prompt),
             cancel_at=cancel,
         )
 
@@ -599,7 +599,7 @@ class Rebuilder:
             return  # what the slot held last; the replay differs
         fits = [each.number for each in earlier if (each.held_after or -1) in held]
         if fits:
-            self.replay.files.setdefault(request.number, fits[-1])
+            self.replay.found.files.setdefault(request.number, fits[-1])
 
     def _holds_something(self, request: Observed) -> bool:
         if request.depth is not None:

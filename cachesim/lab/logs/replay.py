@@ -49,15 +49,15 @@ class Rebuilt:
         return self.replayed.cached == self.lengths.cached.value
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Hints:
-    """Facts about earlier requests, from later ones in the last pass."""
+    """Facts about earlier requests, from later ones: a pass has those of the one before it."""
 
     marks: dict[int, set[int]] = field(default_factory=dict)  # text -> where user messages begin
     prefixes: dict[int, Rope] = field(default_factory=dict)  # request -> the prefix of its own text
     lengths: dict[int, int] = field(default_factory=dict)  # cancelled request -> its prompt's
     files: dict[int, int] = field(default_factory=dict)  # request -> whose file was read before it
-    no_turn: frozenset[int] = frozenset()  # texts that do not begin with a turn's end
+    no_turn: set[int] = field(default_factory=set)  # texts that do not begin with a turn's end
     openings: dict[int, int] = field(default_factory=dict)  # text -> where its second message is
 
 
@@ -68,12 +68,8 @@ class Replay:
     log: ServerLog
     settings: Settings
     hints: Hints = field(default_factory=Hints)
+    found: Hints = field(default_factory=Hints)  # for the next pass
     requests: list[Rebuilt] = field(default_factory=list)
-    marks: dict[int, set[int]] = field(default_factory=dict)
-    prefixes: dict[int, Rope] = field(default_factory=dict)  # request -> the prefix of its own text
-    files: dict[int, int] = field(default_factory=dict)  # request -> whose file was read before it
-    no_turn: set[int] = field(default_factory=set)  # texts that do not begin with a turn's end
-    openings: dict[int, int] = field(default_factory=dict)  # text -> where its second message is
     invented: list[ReplayRequest] = field(default_factory=list)  # what came before the log begins
     order: list[tuple[str, int]] = field(default_factory=list)  # launch and finish, by number
 

@@ -75,10 +75,6 @@ def wrong_answers(
 
 
 def _request(request: ReplayRequest, profile: str) -> Request:
-    options: dict[str, Any] = {} if len(request.prompt) else {"prompt_string": True}
-    if request.user_starts and accepts_spans(profile):
-        spans = [{"role": "user", "start": at} for at in request.user_starts]
-        options["message_spans"] = spans
     held = request.cancel_at
     most = len(request.reply) if held is None else max(1, held - len(request.prompt) + 1)
     reply = numbered(request.reply[:most])
@@ -88,7 +84,7 @@ def _request(request: ReplayRequest, profile: str) -> Request:
         reply=reply,
         slot=request.slot,
         cache_prompt=request.cache_prompt,
-        options=options or None,
+        options=request.options(spans=accepts_spans(profile)),
     )
 
 

@@ -197,22 +197,22 @@ def rebuild(
     """Replay a log; repeat where a request determines an earlier one."""
     best = Rebuilder(log, settings, Hints(), progress).play()
     for _ in range(passes - 1):
-        no_turn = best.hints.no_turn | best.no_turn
+        no_turn = best.hints.no_turn | best.found.no_turn
         one = {
             text: places - {TURN} if text in no_turn else places
-            for text, places in best.marks.items()
+            for text, places in best.found.marks.items()
         }
         other = _marks_wanted(best)
         hints = Hints(
             no_turn=no_turn,
-            openings=best.openings,
+            openings=best.found.openings,
             marks={text: one.get(text, set()) | other.get(text, set()) for text in {*one, *other}},
-            prefixes=best.hints.prefixes | best.prefixes,
+            prefixes=best.hints.prefixes | best.found.prefixes,
             lengths=best.hints.lengths | _lengths_wanted(best),
             files=best.hints.files,
         )
         if hints == best.hints:  # nothing else explains what a slot held
-            hints = replace(hints, files=best.hints.files | best.files)
+            hints = replace(hints, files=best.hints.files | best.found.files)
         if hints == best.hints:
             break
         again = Rebuilder(log, settings, hints, progress).play()
