@@ -4,7 +4,8 @@ import http.client
 import json
 import socket
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from threading import BoundedSemaphore, Lock
 from typing import Final
@@ -111,33 +112,18 @@ class Connection:
         self, method: str, path: str, body: Json = None, *, seconds: float = 0
     ) -> tuple[int, Json]:
         """A request and its whole answer."""
-        seconds = seconds or self.meter.limits.patience
-        with self._places:
-            link = self._link(seconds)
-            try:
-                self._send(link, method, path, body)
-                response = link.getresponse()
-                data = response.read(LONGEST_ANSWER)
-                if response.length:
-                    raise http.client.IncompleteRead(data, response.length)
-            except (OSError, http.client.HTTPException) as error:
-                raise fault_of(error, self.url, seconds) from None
-            finally:
-                self._close(link)
+        with self._sent(method, path, body, seconds) as link:
+            response = link.getresponse()
+            data = response.read(LONGEST_ANSWER)
+            if response.length:
+                raise http.client.IncompleteRead(data, response.length)
         return response.status, _read(response.status, data, self.url)
 
     def abandon(self, path: str, body: JsonObject, tokens: int, seconds: float) -> None:
         """Send a request, and disconnect before it is answered."""
         self.meter.take(tokens)
-        with self._places:
-            link = self._link(self.meter.limits.patience)
-            try:
-                self._send(link, "POST", path, body)
-                time.sleep(seconds)
-            except (OSError, http.client.HTTPException) as error:
-                raise fault_of(error, self.url, seconds) from None
-            finally:
-                self._close(link)
+        with self._sent("POST", path, body):
+            time.sleep(seconds)
 
     def close(self) -> None:
         """Close all open connections."""
@@ -146,21 +132,27 @@ class Connection:
                 with suppress(OSError):
                     link.sock.shutdown(socket.SHUT_RDWR)
 
-    def _link(self, seconds: float) -> http.client.HTTPConnection:
+    @contextmanager
+    def _sent(
+        self, method: str, path: str, body: Json, seconds: float = 0
+    ) -> Iterator[http.client.HTTPConnection]:
+        """A connection on which a request was sent; what goes wrong on it is a fault."""
+        seconds = seconds or self.meter.limits.patience
         secure = self._parts.scheme == "https"
         kind = http.client.HTTPSConnection if secure else http.client.HTTPConnection
-        link = kind(self._parts.hostname or "", self._parts.port, timeout=seconds)
-        self._open.add(link)
-        return link
-
-    def _send(self, link: http.client.HTTPConnection, method: str, path: str, body: Json) -> None:
         content = None if body is None else json.dumps(body)
         headers = {"Content-Type": "application/json", "Connection": "close"}
-        link.request(method, f"{self._parts.path}{path}", content, headers)
-
-    def _close(self, link: http.client.HTTPConnection) -> None:
-        link.close()
-        self._open.discard(link)
+        with self._places:
+            link = kind(self._parts.hostname or "", self._parts.port, timeout=seconds)
+            self._open.add(link)
+            try:
+                link.request(method, f"{self._parts.path}{path}", content, headers)
+                yield link
+            except (OSError, http.client.HTTPException) as error:
+                raise fault_of(error, self.url, seconds) from None
+            finally:
+                link.close()
+                self._open.discard(link)
 
 
 def fault_of(error: Exception, url: str, seconds: float) -> FaultError:

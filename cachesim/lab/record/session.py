@@ -281,11 +281,11 @@ class Row:
     client: str
     status: int | None
     cancelled: bool
-    prompt: int | None
-    cached: int | None
-    again: int | None
     why: str
-    how: str  # how `prompt` and `cached` are known; empty where there is no prompt
+    prompt: int | None = None
+    cached: int | None = None
+    again: int | None = None
+    how: str = ""  # how `prompt` and `cached` are known; empty where there is no prompt
 
 
 class Session:
@@ -376,19 +376,7 @@ class Session:
         action = acted(entry, number=exchange.number)
         self._actions.append(action)
         self._keep(entry)
-        self._view(
-            Row(
-                number=exchange.number,
-                client=exchange.client,
-                status=exchange.status,
-                cancelled=exchange.cancelled,
-                prompt=None,
-                cached=None,
-                again=None,
-                why=action.sentence,
-                how="",
-            )
-        )
+        self._view(row_of(exchange, action.sentence))
 
     def _whole(self, exchange: Exchange, request: dict[str, Any]) -> dict[str, Any]:
         if not is_lm_studio(exchange.path):
@@ -447,7 +435,9 @@ class Session:
                 if self._hasher is None or key not in QUOTES
             }
         entry = with_texts(entry, request, reply, self._hasher)
-        return entry, row_of(exchange, own, found)
+        row = row_of(exchange, found["why"])
+        numbers = {"prompt": found["prompt_tokens"], "cached": own.cached, "again": found["again"]}
+        return entry, replace(row, how=found["how"], **numbers)
 
     def _facts(self) -> dict[str, Any]:
         facts = {} if self._tokenizer is None else dict(self._tokenizer.properties())
@@ -463,16 +453,12 @@ class Session:
         return self._tokenizer.tokens_of(exchange.path, request, own)
 
 
-def row_of(exchange: Exchange, own: Recorded, found: Mapping[str, Any]) -> Row:
-    """Row of the live view."""
+def row_of(exchange: Exchange, why: str) -> Row:
+    """Row of the live view without numbers."""
     return Row(
         number=exchange.number,
         client=exchange.client,
         status=exchange.status,
         cancelled=exchange.cancelled,
-        prompt=found["prompt_tokens"],
-        cached=own.cached,
-        again=found["again"],
-        why=found["why"],
-        how=found["how"],
+        why=why,
     )
