@@ -19,7 +19,7 @@ from typing import Final
 from rich.console import Console
 from rich.table import Table
 
-from cachesim.lab.traces.replay import Cell, replay
+from cachesim.lab.traces.replay import Cell, ServerRun
 from cachesim.lab.traces.source import Source
 
 SERVERS: Final = {
@@ -42,13 +42,14 @@ def measured(profile: str, requests: int) -> dict[str, list[float]]:
     cell = Cell(source=source, profile=profile, model=MODEL, options=SERVERS[profile])
     found: dict[str, list[float]] = {"seconds": [], "tokens": [], "memory": []}
     begun, before = time.process_time(), 0
-    for account in replay(cell):
-        if account.requests % (requests // 10) == 0:
-            now = time.process_time()
+    run = ServerRun(cell)
+    for finished in run.serve(cell.requests(), more=False):
+        if finished % (requests // 10) == 0:
+            now, tokens = time.process_time(), run.found.prompt_tokens
             found["seconds"].append(now - begun)
-            found["tokens"].append(account.prompt_tokens - before)
+            found["tokens"].append(tokens - before)
             found["memory"].append(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
-            begun, before = now, account.prompt_tokens
+            begun, before = now, tokens
     return found
 
 

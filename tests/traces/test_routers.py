@@ -382,7 +382,7 @@ def test_a_prompt_longer_than_the_capacity_leaves_blocks_that_nothing_evicts() -
 def test_every_router_names_its_source_and_is_written_as_it_is_read(name: str) -> None:
     router = router_of(name)
     assert name == router.as_text()
-    assert router.as_dict()["follows"]
+    assert router.follows
 
 
 def test_rules_are_read_by_the_kind_of_their_default() -> None:

@@ -10,7 +10,7 @@ be, it takes blocks for held that are gone, and sends requests to where nothing 
 import json
 from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -211,10 +211,7 @@ class Audit:
             "most_held": self.most,
             "held": self._held,
             "found": {kind: self.found[kind] for kind in FINDINGS if self.found[kind]},
-            "examples": [
-                {"kind": e.kind, "place": e.place, "rank": e.rank, "block": e.block}
-                for e in self.examples
-            ],
+            "examples": [asdict(each) for each in self.examples],
         }
 
 

@@ -29,6 +29,7 @@ from typing import Final, TypeAlias
 
 from cachesim.engines.tokens import Run, get_common_prefix
 from cachesim.lab.traces.reading import (
+    MOST_TOKENS,
     Chains,
     Clock,
     Line,
@@ -62,8 +63,6 @@ PIECE: Final = 16
 
 SIBLINGS: Final = 8
 """Most pieces that a new one is compared with, token by token."""
-
-MOST_TOKENS: Final = 1 << 24
 
 
 @dataclass(slots=True)

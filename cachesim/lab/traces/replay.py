@@ -170,11 +170,6 @@ class Served:
     ended: str = ""  # why the server ended; no request follows
 
 
-def serve(engine: Engine, requests: Iterable[PendingRequest], turn: float = 0) -> Iterator[Served]:
-    """Requests as they finish; in order if turns take no time."""
-    return Serving(engine).serve(requests, turn)
-
-
 class Serving:
     """A server, and the requests inside."""
 
@@ -188,7 +183,10 @@ class Serving:
     def serve(
         self, requests: Iterable[PendingRequest], turn: float, *, more: bool = False
     ) -> Iterator[Served]:
-        """Requests as they finish; if `more` follow, running ones continue when they arrive."""
+        """Requests as they finish, in order if turns take no time.
+
+        If `more` follow, running ones continue when they arrive.
+        """
         if self.ended:
             return iter(())
         return self._on_time(requests, turn, more=more) if turn else self._in_order(requests)
@@ -431,12 +429,11 @@ class Replayed:
             "ended": self.ended,
         }
 
-    def add(self, served: Served) -> "Replayed":
+    def add(self, served: Served) -> None:
         """Count a request."""
         account(self, served.request, served.answer)
         if served.ended and not self.ended:
             self.ended = f"request {served.request.number + 1}: {served.ended}"
-        return self
 
     def join(self, other: "Replayed") -> None:
         """Add the account of other requests."""
@@ -577,7 +574,7 @@ def play(
     if cell.profile != BOUND:
         return play_run(ServerRun, cell, progress, seams)
     found = Replayed()
-    for found in replay(cell):
+    for found in _bound(cell.source):
         progress(found.requests)
     return _outcome(cell, found, Timeline(), None)
 
@@ -596,24 +593,11 @@ def _outcome(
 
 def bytes_counted(cell: Cell, evictions: int) -> dict[str, Any]:
     """Bytes counted by the limits in bytes, and the evictions for them."""
-    scale, limits = (
-        cell.source.scaling(cell.source.open()[0]),
-        limits_of(cell.profile, cell.own),
-    )
+    scale, limits = cell.source.scaling(cell.source.open()[0]), limits_of(cell.profile, cell.own)
     by = None if cell.measured is None else cell.measured.by
     found = bytes_of(cell.profile, limits, cell.spec(), scale, by)
     found["evictions"] = evictions
     return found | {"note": sentence_of(found, scale)}
-
-
-def replay(cell: Cell, engine: Engine | None = None) -> Iterator[Replayed]:
-    """The running account after each request."""
-    if cell.profile == BOUND:
-        unit, requests = cell.source.open()
-        return _bound(requests, unit, cell.source)
-    served = serve(engine or cell.engine(), cell.requests(), cell.source.turn)
-    found = Replayed()
-    return (found.add(each) for each in served)
 
 
 @dataclass(slots=True)
@@ -718,9 +702,10 @@ class Known:
         return equal
 
 
-def _bound(requests: Iterable[TraceRequest], unit: int, source: Source) -> Iterator[Replayed]:
-    """An unlimited cache; a prompt's last token is always computed."""
+def _bound(source: Source) -> Iterator[Replayed]:
+    """An unlimited cache, after each request; a prompt's last token is always computed."""
     found, known = Replayed(), Known(source.remember)
+    unit, requests = source.open()
     for request in requests:
         blocks = blocks_of(request, unit, source.scaling(unit))
         length = sum(size for _, size in blocks)

@@ -197,7 +197,8 @@ class Source:
         if self.timestamps not in {None, *get_args(Clock)}:
             msg = f"--timestamps is {self.timestamps!r}; write s for seconds or ms"
             raise TraceError(msg)
-        if self.name.startswith("made:") and not _makes_some(self.name):
+        made = MADE.fullmatch(self.name)
+        if self.name.startswith("made:") and (made is None or not int(made[2])):
             forms = "made:REQUESTS, made:REQUESTS:SEED, or made:agents:REQUESTS"
             msg = f"{self.name} is not a trace; write {forms}"
             raise TraceError(msg)
@@ -243,8 +244,3 @@ class Source:
         except OSError as error:
             msg = f"{self.name}: cannot be read: {error.strerror or error}"
             raise TraceError(msg) from None
-
-
-def _makes_some(name: str) -> bool:
-    made = MADE.fullmatch(name)
-    return made is not None and int(made[2]) > 0

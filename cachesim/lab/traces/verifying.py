@@ -16,7 +16,7 @@ from typing import Any, Final, cast
 from cachesim.engines.base import Engine, Reply
 from cachesim.engines.family import Profile
 from cachesim.errors import InputError
-from cachesim.lab.traces.replay import Cell, Served, serve
+from cachesim.lab.traces.replay import Cell, Served, Serving
 from cachesim.scenario.labels import Evidence, label_of_release
 from cachesim.units import Token, Tokens
 from cachesim.verify.oracle import Oracle
@@ -86,7 +86,7 @@ def verified(cell: Cell, count: int) -> Verified:
     if count < 1:
         msg = f"--verify is {count}; write how many requests are to be computed, from 1"
         raise InputError(msg)
-    replayed = serve(cell.engine(), cell.requests(), cell.source.turn)
+    replayed = Serving(cell.engine()).serve(cell.requests(), cell.source.turn)
     reused = {each.request.number: _cached(each.answer) for each in replayed}
     reusing = sorted(number for number, cached in reused.items() if cached)
     sample = set(spread(reusing, count))
@@ -136,7 +136,7 @@ def spelled(server: Engine, cell: Cell, count: int) -> Iterator[Served]:
         replace(each, prompt=spelling.of(each.prompt), reply=spelling.of(each.reply))
         for each in islice(cell.requests(), count)
     )
-    return serve(server, requests, cell.source.turn)
+    return Serving(server).serve(requests, cell.source.turn)
 
 
 class Spelling:

@@ -10,9 +10,9 @@ follow, and their defaults are that source's.
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from cachesim.engines.tokens import Rope
 from cachesim.errors import InputError
@@ -164,10 +164,6 @@ class Router(ABC):
             if (value := getattr(self, each.name)) != each.default
         ]
         return ",".join([self.name, *changed])
-
-    def as_dict(self) -> dict[str, Any]:
-        """Name, source and rules."""
-        return {"name": self.name, "follows": self.follows, "rules": asdict(self)}
 
 
 def in_range(name: str, value: float, low: float, high: float = float("inf")) -> None:
