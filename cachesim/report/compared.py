@@ -13,7 +13,7 @@ from rich.text import Text
 
 from cachesim.play.comparing import Compared
 from cachesim.report.document import Bar, FittingTable, PageOnly, Picture
-from cachesim.report.svg import LABEL, LINE, STYLE, patterns
+from cachesim.report.svg import LABEL, LINE, file_of, patterns
 
 WIDE: Final = 9
 """Number of requests up to which each has a column."""
@@ -87,9 +87,7 @@ def _lost_to(row: Compared) -> str:
 REUSED: Final = 1
 """The colour of reused tokens, plain; causes take the others in turn, hatched."""
 
-EDGE: Final = 14
 PLOT_HIGH: Final = 14
-PLOT_WIDE: Final = 760
 PLOT_LETTERS: Final = 120
 """Letters of a line in the picture."""
 
@@ -107,16 +105,8 @@ def plot(title: str, rows: Sequence[Compared]) -> str:
     ]
     drawn += _legend(legend, LINE * (len(rows) + 1) + LABEL)
     fills = patterns("", max([REUSED, *colours.values()]) + 1, plain=REUSED)
-    whole, inner = PLOT_WIDE, PLOT_WIDE - 2 * EDGE
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" class="cs-pic" role="img" aria-labelledby="t"'
-        f' width="{whole}" height="{high + 2 * EDGE}" viewBox="0 0 {whole} {high + 2 * EDGE}">'
-        f'<title id="t">{escape(title)}</title><style>{STYLE}</style>{fills}'
-        f'<rect width="100%" height="100%" rx="8" fill="var(--ground)"/>'
-        f'<svg x="{EDGE}" y="{EDGE}" width="{inner}" height="{high}" overflow="visible">'
-        f'<text class="h" x="0" y="14">{escape(title)}: tokens reused, and lost to what</text>'
-        f"{''.join(drawn)}</svg></svg>\n"
-    )
+    head = f'<text class="h" x="0" y="14">{escape(title)}: tokens reused, and lost to what</text>'
+    return file_of(title, "", "".join([head, *drawn]), high, fills)
 
 
 def colours_of(rows: Sequence[Compared]) -> dict[str, int]:

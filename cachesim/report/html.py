@@ -24,17 +24,7 @@ from cachesim.play.result import Run, Step
 from cachesim.report.chain import chain
 from cachesim.report.picture import held, positions_of, request
 from cachesim.report.story import letters, prompt_parts, scale_of
-from cachesim.report.svg import (
-    AXIS,
-    LINE,
-    STYLE,
-    axis_svg,
-    bar_kinds,
-    hatches,
-    legend_high,
-    legend_svg,
-    row_svg,
-)
+from cachesim.report.svg import STYLE, frame, hatches, row_svg
 from cachesim.report.tables import SHOWN, cached_row, count, is_of_interest, worst_answer
 from cachesim.report.texts import Texts, texts_of
 from cachesim.typed import Json
@@ -428,13 +418,8 @@ def drawn(run: Run) -> dict[str, Any]:
     wide = positions_of(run)
     requests = [tuple(request(run, index)) for index in range(len(run.steps))]
     states = [held(run, state) for state in (() if run.detail is None else run.detail.states)]
-    kinds = bar_kinds(row for rows in (*requests, *states) for row in rows)
     return {
-        "line": LINE,
-        "foot": AXIS,
-        "axis": axis_svg(wide),
-        "legend": legend_svg(kinds, ""),
-        "note": legend_high(kinds),
+        **frame((row for rows in (*requests, *states) for row in rows), wide, ""),
         "requests": [[[row_svg(row, wide, "")] for row in rows] for rows in requests],
         "states": [[[row_svg(row, wide, "")] for row in rows] for rows in states],
         "chains": [[asdict(link) for link in chain(run, index)] for index in range(len(run.steps))],

@@ -19,17 +19,7 @@ from cachesim.play.states import State, cut
 from cachesim.report.chain import chain
 from cachesim.report.json_output import document
 from cachesim.report.picture import Row, after, held, positions_of, request, story
-from cachesim.report.svg import (
-    AXIS,
-    LINE,
-    axis_svg,
-    bar_kinds,
-    hatches,
-    inline,
-    legend_high,
-    legend_svg,
-    row_svg,
-)
+from cachesim.report.svg import frame, hatches, inline, row_svg
 from cachesim.report.texts import BarKind, texts_of
 from cachesim.scenario.checks import full_profile, scenario_of
 from cachesim.scenario.files import content_of, loads, to_toml
@@ -130,15 +120,10 @@ def stepped(question: Mapping[str, Any]) -> dict[str, Any]:
     (result,) = _recent
     found = tuple(frames(result, question["step"]))
     wide = positions_of(result)
-    kinds = bar_kinds(row for each in found for row in each.rows)
     pool: dict[str, int] = {}
     return {
-        "line": LINE,
-        "foot": AXIS,
-        "axis": axis_svg(wide),
+        **frame((row for each in found for row in each.rows), wide, "f"),
         "hatches": hatches("f"),
-        "legend": legend_svg(kinds, "f"),
-        "note": legend_high(kinds),
         "frames": [
             {
                 "word": each.word,

@@ -7,7 +7,7 @@ size. `body` draws the rows alone, for a page that puts them together; `standalo
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from html import escape
-from typing import Final
+from typing import Any, Final
 
 from cachesim.report.picture import Arrow, Branch, Kind, Picture, Row, clip
 from cachesim.report.texts import Bar, BarKind
@@ -409,6 +409,18 @@ def _hues() -> str:
     return f'{chips}<text class="x" x="22" y="12">one colour = one text</text>'
 
 
+def frame(rows: Iterable[Row], wide: int, uid: str) -> dict[str, Any]:
+    """What a page puts around rows: heights, the axis and the legend."""
+    kinds = bar_kinds(rows)
+    return {
+        "line": LINE,
+        "foot": AXIS,
+        "axis": axis_svg(wide),
+        "legend": legend_svg(kinds, uid),
+        "note": legend_high(kinds),
+    }
+
+
 def _tops_of(picture: Picture) -> tuple[list[int], int]:
     heads = dict(picture.headings)
     tops, y = [], 4
@@ -476,15 +488,25 @@ def inline(picture: Picture, uid: str, *, letter: Callable[[int], str] | None = 
 
 
 def standalone(picture: Picture) -> str:
-    """A drawing as a file with its own background."""
+    """A drawing as a file."""
     _, high = _tops_of(picture)
-    edge, width = 14, 760
+    about = f'<desc id="d">{escape(picture.about)}</desc>'
+    return file_of(picture.title, about, body(picture, ""), high)
+
+
+EDGE, WIDE = 14, 760
+"""Pixels around a drawing in a file, and of its width."""
+
+
+def file_of(title: str, about: str, drawn: str, high: int, fills: str = "") -> str:
+    """A drawing as a file with its own background; `about` is its description, if it has one."""
+    inner, outer = WIDE - 2 * EDGE, high + 2 * EDGE
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" class="cs-pic" role="img" aria-labelledby="t d"'
-        f' width="{width}" height="{high + 2 * edge}" viewBox="0 0 {width} {high + 2 * edge}">'
-        f'<title id="t">{escape(picture.title)}</title><desc id="d">{escape(picture.about)}</desc>'
-        f"<style>{STYLE}</style>"
+        f'<svg xmlns="http://www.w3.org/2000/svg" class="cs-pic" role="img"'
+        f' aria-labelledby="{"t d" if about else "t"}"'
+        f' width="{WIDE}" height="{outer}" viewBox="0 0 {WIDE} {outer}">'
+        f'<title id="t">{escape(title)}</title>{about}<style>{STYLE}</style>{fills}'
         f'<rect width="100%" height="100%" rx="8" fill="var(--ground)"/>'
-        f'<svg x="{edge}" y="{edge}" width="{width - 2 * edge}" height="{high}" overflow="visible">'
-        f"{body(picture, '')}</svg></svg>\n"
+        f'<svg x="{EDGE}" y="{EDGE}" width="{inner}" height="{high}" overflow="visible">'
+        f"{drawn}</svg></svg>\n"
     )
