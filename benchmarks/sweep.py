@@ -156,7 +156,7 @@ def run(out: Console) -> None:
     if importlib.util.find_spec("distributed") is None:
         out.print("sweep: not measured, distributed is missing: pip install 'cachesim[dask]'")
         return
-    cells = plan_of(PLAN).cells
+    cells = plan_of(PLAN)
     table = Table(title=f"{len(cells)} cells of {REQUESTS} requests", title_style="")
     table.add_column("way")
     for head in ("seconds", "times as fast", "cells handed out", "digest of the table"):

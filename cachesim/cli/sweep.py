@@ -60,7 +60,7 @@ def sweep_command(
     table = output_at(csv, "--csv", TABLE)
     columns = output_at(parquet, "--parquet", PARQUET)
     page, seams = page_at(report), states_at(states, slice)
-    cells = read_plan(plan, traces).cells
+    cells = read_plan(plan, traces)
     workers: Workers
     if dask is None:
         workers = partial(

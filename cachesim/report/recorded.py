@@ -172,10 +172,6 @@ class Row(Protocol):
         """Client's address."""
 
     @property
-    def status(self) -> int | None:
-        """Status of the answer, if any."""
-
-    @property
     def cancelled(self) -> bool:
         """True if the client left before the end."""
 

@@ -162,7 +162,7 @@ def play_plan(mutant: bytes) -> None:
     path = Path(gettempdir(), f"cachesim-mutant-{os.getpid()}.toml")
     path.write_bytes(mutant)
     try:
-        cells = read_plan(path).cells
+        cells = read_plan(path)
         cell = cells[zlib.crc32(mutant) % len(cells)]
         if cell.source.name.startswith("made:") and cell.source.first == FEW:
             plain_text(*sweep_report([row_of(cell, play(cell))]))

@@ -269,7 +269,7 @@ def test_a_models_name_is_found_in_any_case() -> None:
 def test_a_plan_names_a_model() -> None:
     server = {"profile": ["vllm@0.33.0", "sglang@0.5.23"], "sizes": "qwen3-next-80b-a3b"}
 
-    cells = plan_of({"format": 1, "trace": [{"made": 3}], "server": [server]}).cells
+    cells = plan_of({"format": 1, "trace": [{"made": 3}], "server": [server]})
 
     conv, state = STATES["qwen3-next-80b-a3b"]
     assert ["hybrid", "hybrid"] == [each.model for each in cells]

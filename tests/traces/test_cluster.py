@@ -26,7 +26,7 @@ pytestmark = pytest.mark.thorough
 
 
 def test_a_cluster_finds_what_one_process_finds(tmp_path: Path) -> None:
-    cells = plan_of(SMALL).cells
+    cells = plan_of(SMALL)
 
     with open_store(tmp_path / "far") as store:
         far = play_cells(cells, store, lambda: cluster("2"))
@@ -39,7 +39,7 @@ def test_a_worker_that_is_killed_takes_nothing_with_it(kept: bool, tmp_path: Pat
     server = {"profile": "vllm@0.33.0", "model": "dense", "replicas": 4, "parts": 2}
     of_parts = {**SMALL, "trace": [{"made": 3000}], "server": [server]}
     plan = of_parts if kept else {**SMALL, "trace": [{"made": 400, "scale": 512}]}
-    cells, states = plan_of(plan).cells, States(folder=tmp_path, every=100)
+    cells, states = plan_of(plan), States(folder=tmp_path, every=100)
     killed: list[int] = []
 
     def kill_one(client: Any) -> None:

@@ -172,7 +172,7 @@ def test_a_request_of_a_trace_is_no_longer_than_its_model_takes(
 def test_memory_is_an_axis_of_a_plan() -> None:
     server = {"profile": VLLM, "sizes": "llama-3.1-8b", "set": {"memory": [10**10, 2 * 10**10]}}
 
-    cells = plan_of({"format": 1, "trace": [{"made": 3}], "server": [server]}).cells
+    cells = plan_of({"format": 1, "trace": [{"made": 3}], "server": [server]})
 
     assert [149, 298] == [each.pools()["num_gpu_blocks_override"] for each in cells]
     assert [10**10, 2 * 10**10] == [dict(each.options)["memory"] for each in cells]

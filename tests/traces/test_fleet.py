@@ -388,7 +388,7 @@ def test_routers_and_sizes_are_not_compared_as_releases() -> None:
             }
         ],
     }
-    cells = plan_of(plan).cells
+    cells = plan_of(plan)
     rows = [row_of(each, play(each)) for each in cells]
     assert {("0.30.0", "0.33.0")} == {(each.before, each.after) for each in upgrades(rows)}
     assert 4 == len(upgrades(rows))

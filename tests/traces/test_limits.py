@@ -191,7 +191,7 @@ def test_sizes_in_a_plan_are_those_of_its_server() -> None:
 
 
 def row_of_plan(plan: dict[str, Any]) -> dict[str, Any]:
-    (cell,) = plan_of(plan).cells
+    (cell,) = plan_of(plan)
     return row_of(cell, play(cell))
 
 

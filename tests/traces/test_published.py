@@ -57,7 +57,7 @@ def test_engines_reuse_so_many_tokens_of_it(cell: tuple[str, str, tuple], short:
 def test_every_cell_of_a_plan_in_the_documentation_starts(
     plan: str, cells: int, short: Path
 ) -> None:
-    assert cells == len(read_plan(ROOT / "benchmarks" / f"{plan}.toml", short.parent).cells)
+    assert cells == len(read_plan(ROOT / "benchmarks" / f"{plan}.toml", short.parent))
 
 
 def test_a_block_cache_that_forgets_nothing_reuses_what_the_bound_does(short: Path) -> None:

@@ -49,7 +49,7 @@ PLAN: Final[dict[str, Any]] = {
 
 
 def rows() -> list[dict[str, Any]]:
-    return [row_of(cell, play(cell)) for cell in plan_of(PLAN).cells]
+    return [row_of(cell, play(cell)) for cell in plan_of(PLAN)]
 
 
 # -- knees -----------------------------------------------------------------------------------------

@@ -73,7 +73,7 @@ def one_by_one(until: int | None = None) -> tuple[Here, Callable[[], Any]]:
 
 
 def test_every_list_in_a_plan_is_an_axis() -> None:
-    cells = plan_of(SMALL).cells
+    cells = plan_of(SMALL)
 
     assert [
         ("bound", "hybrid", ""),
@@ -93,7 +93,7 @@ def test_every_list_in_a_plan_is_an_axis() -> None:
     [(12, ["made:12:0"]), ([3, 4], ["made:3:0", "made:4:0"]), ("agents:9", ["made:agents:9:0"])],
 )
 def test_a_plan_makes_up_requests_of_chats_or_of_agents(made: Any, names: list[str]) -> None:
-    cells = plan_of({**SMALL, "trace": [{"made": made}], "server": [{"profile": "bound"}]}).cells
+    cells = plan_of({**SMALL, "trace": [{"made": made}], "server": [{"profile": "bound"}]})
 
     assert names == [cell.source.name for cell in cells]
 
@@ -144,18 +144,18 @@ def test_what_is_wrong_with_a_plan_is_said_before_anything_is_played(
     change: dict[str, Any], complaint: str
 ) -> None:
     with pytest.raises(InputError, match=complaint):
-        [cell.source.open() for cell in plan_of({**SMALL, **change}).cells]
+        [cell.source.open() for cell in plan_of({**SMALL, **change})]
 
 
 def test_two_processes_find_what_one_finds(tmp_path: Path) -> None:
-    cells = plan_of(SMALL).cells
+    cells = plan_of(SMALL)
 
     with open_store(tmp_path / "store") as store:
         assert alone(cells) == play_cells(cells, store, lambda: pool_of(2))
 
 
 def test_an_interrupted_sweep_goes_on_and_plays_nothing_twice(tmp_path: Path) -> None:
-    cells = plan_of(SMALL).cells
+    cells = plan_of(SMALL)
     first, hands = one_by_one()
     with open_store(tmp_path / "store") as store:
         play_cells(cells[:4], store, hands)
@@ -184,7 +184,7 @@ def always_killed(_: Cell) -> Any:
 def test_a_process_that_is_killed_takes_nothing_with_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cells = plan_of(SMALL).cells
+    cells = plan_of(SMALL)
     monkeypatch.setenv("CACHESIM_TEST_MARK", str(tmp_path / "mark"))
     monkeypatch.setattr(sweeping, "attempt", killed_once)
 
@@ -201,7 +201,7 @@ def test_a_cell_that_always_ends_its_process_ends_the_sweep(
     monkeypatch.setattr(sweeping, "attempt", always_killed)
 
     with open_store(None) as store, pytest.raises(InputError, match="ended 3 times"):
-        play_cells(plan_of(SMALL).cells[1:2], store, lambda: pool_of(1))
+        play_cells(plan_of(SMALL)[1:2], store, lambda: pool_of(1))
 
 
 def test_the_key_of_a_cell_is_what_decides_its_outcome(tmp_path: Path) -> None:
@@ -327,7 +327,7 @@ class Nesting(HTMLParser):
 
 
 def rows() -> list[dict[str, Any]]:
-    cells = plan_of(SMALL).cells
+    cells = plan_of(SMALL)
     return [row_of(cell, outcome) for cell, outcome in zip(cells, alone(cells), strict=True)]
 
 

@@ -55,16 +55,15 @@ def counts_of(ratio: str | None, whole: int | None) -> Interval | None:
 
 @dataclass(frozen=True, slots=True)
 class Lengths:
-    """Token counts of a reply."""
+    """Token counts of a prompt."""
 
     prompt: Known
     cached: Known
     processed: Known
-    generated: Known
 
 
 def lengths_of(request: Observed) -> Lengths:
-    """Prompt, cached, processed and generated tokens, in the precision of the log."""
+    """Prompt, cached and processed tokens, in the precision of the log."""
     whole = prompt_length(request.n_tokens, request.held_after, request.generated)
     if request.offset and request.first_cut and request.processed is not None:
         whole = request.first_cut + request.offset + request.processed
@@ -73,7 +72,6 @@ def lengths_of(request: Observed) -> Lengths:
         if request.held_after is not None and request.generated is not None:
             gone = sum(discarded for _, discarded in request.shifts)
             whole = request.held_after + gone - max(0, request.generated - 1)
-    generated = UNKNOWN if request.generated is None else printed(request.generated)
     prompt = UNKNOWN
     if request.n_tokens is not None:
         prompt = printed(request.n_tokens)
@@ -94,7 +92,7 @@ def lengths_of(request: Observed) -> Lengths:
         low = max((n + 1 for _, _, n in request.created), default=1)
         near = max((n + 4 for _, _, n in request.created), default=request.held_after)
         prompt = Known(max(low, near), "bounded", low, None)
-    return Lengths(prompt, cached, processed, generated)
+    return Lengths(prompt, cached, processed)
 
 
 def with_length_from_ratios(

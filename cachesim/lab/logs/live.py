@@ -401,7 +401,7 @@ class Live:
                 if self.about.model or not self.reruns:
                     raise
                 continue  # this engine has no such models
-            self.reruns.append(Rerun(self.profile, kind, server))
+            self.reruns.append(Rerun(kind, server))
 
 
 FEW: Final = 2_000

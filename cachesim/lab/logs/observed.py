@@ -24,12 +24,6 @@ class Known:
     def is_sure(self) -> bool:
         return self.how in {"printed", "computed"}
 
-    def as_dict(self) -> dict[str, object]:
-        """JSON of the number's source."""
-        if self.how != "bounded":
-            return {"how": self.how}
-        return {"how": self.how, "low": self.low, "high": self.high}
-
 
 UNKNOWN = Known(None, "unknown")
 

@@ -318,7 +318,6 @@ def order_of(prompts: Sequence[Prompt]) -> list[tuple[str, int]]:
 class Rerun:
     """A server that replays requests until it fails."""
 
-    profile: str
     model: str
     server: Server
     played: dict[int, Replayed] = field(default_factory=dict)
@@ -401,7 +400,7 @@ def elsewhere(
 ) -> dict[str, Any]:
     """The same requests on another server: prefilled tokens, and requests with reuse."""
     try:
-        rerun = Rerun(profile, model, opened(profile, model, window, known(profile, options)))
+        rerun = Rerun(model, opened(profile, model, window, known(profile, options)))
     except CachesimError as error:
         return {"name": profile, "problem": str(error)} | dict.fromkeys(COLUMNS)
     rerun.add_all(prompts)

@@ -95,7 +95,7 @@ class RequestReplay(Replayable):
 
     def outcome(self, options: Mapping[str, Any]) -> Outcome:
         """Replay in the order of arrivals and ends."""
-        rerun = Rerun(self.profile, "", started(self.profile, self.spec, options), weighs=True)
+        rerun = Rerun("", started(self.profile, self.spec, options), weighs=True)
         rerun.add_all(self.prompts)
         answers = [each for each in rerun.played.values() if each.cached is not None]
         return Outcome(

@@ -346,7 +346,6 @@ class Exchange:
     """A request and its answer; times are seconds, `began` since 1970, the others since then."""
 
     number: int
-    method: str
     path: str  # without what follows a question mark: keys may stand there
     client: str
     began: float

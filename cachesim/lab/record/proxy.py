@@ -128,7 +128,6 @@ class Proxy:
         else:
             exchange = Exchange(
                 number=next(self._numbers),
-                method=request.method,
                 path=request.path[:200],
                 client=_client_of(request),
                 began=time.time(),

@@ -279,7 +279,6 @@ class Row:
 
     number: int
     client: str
-    status: int | None
     cancelled: bool
     why: str
     prompt: int | None = None
@@ -458,7 +457,6 @@ def row_of(exchange: Exchange, why: str) -> Row:
     return Row(
         number=exchange.number,
         client=exchange.client,
-        status=exchange.status,
         cancelled=exchange.cancelled,
         why=why,
     )

@@ -60,7 +60,6 @@ class Tokens:
 class CachedPrompt:
     """A prompt with its tokens, and those of its reply."""
 
-    number: int
     tokens: Array
     rope: Rope
 
@@ -157,7 +156,7 @@ class ServerTokenizer:
                 reply = found[: own.generated]
                 rope += Rope.of(2 * own.number + 1, len(reply))
                 ids = np.concatenate([ids, reply])
-        return CachedPrompt(own.number, ids, rope)
+        return CachedPrompt(ids, rope)
 
     def _user_starts(self, ids: Array) -> tuple[int, ...]:
         if self._mark is None:

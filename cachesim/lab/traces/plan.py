@@ -28,7 +28,7 @@ own. This plan has 17 cells.
 
 import tomllib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from itertools import islice, product
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -67,16 +67,8 @@ class PlanError(InputError):
     """An invalid plan; the message names the place."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
-    """The cells of a sweep, in the order of the file."""
-
-    name: str
-    cells: tuple[Cell, ...]
-
-
-def read_plan(path: Path, traces: Path | None = None) -> Plan:
-    """The plan of a file; its traces are in a folder, or beside it."""
+def read_plan(path: Path, traces: Path | None = None) -> tuple[Cell, ...]:
+    """The cells of a file's plan, in its order; its traces are in a folder, or beside it."""
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -91,8 +83,10 @@ def read_plan(path: Path, traces: Path | None = None) -> Plan:
     return plan_of(table, name=str(path), folder=traces or path.parent)
 
 
-def plan_of(table: Mapping[str, Any], *, name: str = "plan", folder: Path = Path()) -> Plan:
-    """The plan of a mapping, in the form of the file."""
+def plan_of(
+    table: Mapping[str, Any], *, name: str = "plan", folder: Path = Path()
+) -> tuple[Cell, ...]:
+    """The cells of a mapping, in the form of the file."""
     _known(table, {"format", "trace", "server"}, name)
     if table.get("format") != 1:
         msg = f"{name}: format is {table.get('format')!r}; write format = 1"
@@ -117,7 +111,7 @@ def plan_of(table: Mapping[str, Any], *, name: str = "plan", folder: Path = Path
         except InputError as error:
             msg = f"{name}: {cell.profile}, {cell.model}, {cell.settings or 'no flags'}: {error}"
             raise PlanError(msg) from None
-    return Plan(name=name, cells=cells)
+    return cells
 
 
 def _as_many(found: Iterator[T]) -> list[T]:

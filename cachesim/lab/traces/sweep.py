@@ -163,11 +163,11 @@ def sweep(
     `pandas.DataFrame(cachesim.sweep("plan.toml"))` is one. With a `store` what was run before
     with the same code is not run again.
     """
-    read = plan_of(plan) if isinstance(plan, Mapping) else read_plan(Path(plan))
+    cells = plan_of(plan) if isinstance(plan, Mapping) else read_plan(Path(plan))
     path = None if store is None else Path(store)
     with open_store(path) as known:
-        outcomes = play_cells(read.cells, known, lambda: pool_of(processes))
-    return [flat(row_of(*each)) for each in zip(read.cells, outcomes, strict=True)]
+        outcomes = play_cells(cells, known, lambda: pool_of(processes))
+    return [flat(row_of(*each)) for each in zip(cells, outcomes, strict=True)]
 
 
 def flat(row: Mapping[str, Any]) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from cachesim.play.loop import Loop
 class Absent(Replica):
     """A replica that another process simulates: here it is always idle."""
 
-    unit, blocks, silent, most, evictions = 1, 0, False, 0, 0
+    unit, blocks, most, evictions = 1, 0, 0, 0
 
     def __init__(self, number: int) -> None:
         self.number = number

@@ -46,7 +46,7 @@ from cachesim.lab.traces.replay import (
     limit_notes,
     play_run,
 )
-from cachesim.typed import Json
+from cachesim.typed import Json, there_is
 
 MOST_SESSIONS: Final = 1 << 16
 """Number of conversations that are distinguished, the latest ones."""
@@ -304,7 +304,7 @@ class FleetRun(Run):
 
     def __init__(self, cell: Cell) -> None:
         super().__init__(cell)
-        fleet = _fleet_of(cell)
+        fleet = there_is(cell.fleet)
         cells = dict(_cells(cell, fleet))
         servers = [
             Server(number, cells[number].engine) if fleet.mine(number) else Absent(number)
@@ -315,7 +315,7 @@ class FleetRun(Run):
 
     def go_on(self, cell: Cell) -> None:
         super().go_on(cell)
-        for number, kind in _cells(cell, _fleet_of(cell)):
+        for number, kind in _cells(cell, there_is(cell.fleet)):
             server = self.loop.servers[number]
             if isinstance(server, Server):
                 server.create = kind.engine
@@ -330,7 +330,7 @@ class FleetRun(Run):
     def outcome(self) -> dict[str, Any]:
         found, servers = self.found, self.loop.servers
         facts = [(each.most, each.evictions) for each in servers]
-        if _fleet_of(self.cell).part is not None:
+        if there_is(self.cell.fleet).part is not None:
             if found.total.ended:
                 msg = f"{found.total.ended}; a fleet in which a server ends cannot be in parts"
                 raise SpecError(msg)
@@ -360,13 +360,6 @@ def _account(fleet: Fleet) -> FleetReplayed:
     )
 
 
-def _fleet_of(cell: Cell) -> Fleet:
-    if cell.fleet is None:
-        msg = f"{cell.profile} has no fleet"
-        raise SpecError(msg)
-    return cell.fleet
-
-
 def parts_of(cell: Cell) -> list[Cell]:
     """The parts of a cell that may run in several processes; the cell itself if it has none."""
     fleet = cell.fleet
@@ -377,7 +370,7 @@ def parts_of(cell: Cell) -> list[Cell]:
 
 def joined(cell: Cell, outcomes: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """The outcome of a cell from those of its parts: as if they had run in one process."""
-    fleet = _fleet_of(cell)
+    fleet = there_is(cell.fleet)
     found = _account(fleet)
     facts = [[0, 0] for _ in range(fleet.replicas)]
     for each in outcomes:
@@ -394,7 +387,7 @@ def joined(cell: Cell, outcomes: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 def _outcome(
     cell: Cell, found: FleetReplayed, facts: Facts, silent: Collection[str]
 ) -> dict[str, Any]:
-    fleet, source = _fleet_of(cell), cell.source
+    fleet, source = there_is(cell.fleet), cell.source
     kinds = _kinds(cell, fleet)
     return {
         "scale": source.scaling(source.open()[0]),
