@@ -71,7 +71,6 @@ class Search:
     found_keep: str | None = None  # of the entry that was loaded
     found_sim: str | None = None
     compared: list[Compared] = field(default_factory=list)
-    entries: list[int] = field(default_factory=list)  # tokens of each, afterwards
 
 
 @dataclass(slots=True)
@@ -106,11 +105,9 @@ class Observed:
     done_at: int | None = None  # tokens of the slot when the prompt had been read
     processed: int | None = None
     generated: int | None = None
-    accepted: int | None = None
     prompt_ms: float | None = None
     reply_ms: float | None = None
     held_after: int | None = None
-    truncated: bool = False
     shifts: list[tuple[int, int]] = field(default_factory=list)  # left, discarded
     shift_keep: int | None = None  # tokens before those that a context shift discarded
     shifted_before: int | None = None  # the same, of the slot's request before
@@ -156,7 +153,6 @@ class ServerLog:
     events: list[LogEvent] = field(default_factory=list)
     sizes: list[tuple[int, float]] = field(default_factory=list)  # tokens saved, MiB
     checkpoint_mib: list[tuple[int, float]] = field(default_factory=list)
-    lines: int = 0
     known_lines: int = 0
     begins_at_start: bool = False
     clock: float = 0.0  # by the server's own, when it was last printed

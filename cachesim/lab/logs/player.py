@@ -80,7 +80,6 @@ class Player:
     """A server with its running requests."""
 
     def __init__(self, profile: str, spec: ModelSpec, options: Mapping[str, Any]) -> None:
-        self.profile = profile
         self.files = SlotFiles()
         engine = Engine.create(
             profile, model=spec, options=dict(options), arithmetic="counts", store=self.files

@@ -443,8 +443,6 @@ def _update(server: ServerLog, request: Observed, name: str, fields: Fields) -> 
             request.processed, request.prompt_ms = int(fields["tokens"]), float(fields["ms"])
         case "reply-time" if not request.is_empty:
             request.generated, request.reply_ms = int(fields["tokens"]), float(fields["ms"])
-        case "drafts":
-            request.accepted = int(fields["accepted"])
         case "shifted":
             request.shifts.append((int(fields["left"]), int(fields["discard"])))
             if fields.get("keep"):
@@ -453,7 +451,6 @@ def _update(server: ServerLog, request: Observed, name: str, fields: Fields) -> 
             request.moved.append((int(fields["was"]), int(fields["at"]), int(fields["size"])))
         case "released":
             request.held_after = int(fields["n_tokens"])
-            request.truncated = fields["truncated"] in {"1", "true"}
 
 
 APART: Final = frozenset({LLAMA, IK, MLX, PYTHON})
@@ -508,7 +505,6 @@ class Reader:
             self._open(line.number)
         elif style is not None:
             self._leave(BY_NAME[style].engine, line.number)
-        self.server.lines += 1
         seconds = line.seconds
         if seconds is not None:
             self.server.went_back += seconds <= self.server.clock - BACK
@@ -657,7 +653,6 @@ class Reader:
     # --- the server as a whole
 
     def _server_line(self, line: Line, name: str, fields: Fields) -> None:
-        search = None if self._idle else self._search
         match name:
             case "found-in-slot":  # ik_llama.cpp prints it before the launch line
                 self._found = fields
@@ -673,15 +668,11 @@ class Reader:
                 self._search.found_keep, self._search.found_sim = fields["keep"], fields["sim"]
             case "saving":
                 self.server.sizes.append((int(fields["n_tokens"]), float(fields["size"])))
-                if search is not None:
-                    search.saved = int(fields["n_tokens"])
+                if not self._idle:
+                    self._search.saved = int(fields["n_tokens"])
             case "cache-state":
                 self.server.facts.setdefault("cache-limit-mib", fields["limit"])
                 self.server.facts.setdefault("cache-limit-tokens", fields["tokens"])
-                if search is not None:
-                    search.entries = []
-            case "entry" if search is not None:
-                search.entries.append(int(fields["n_tokens"]))
             case "cancelled":
                 for request in self._active.values():
                     if request.task == int(fields["task"]):

@@ -7,6 +7,7 @@ from typing import Any, Final, TypeAlias
 
 from cachesim.engines.family import Profile
 from cachesim.errors import InputError
+from cachesim.lab.logs.evidence import Interval
 from cachesim.lab.logs.other import (
     ServerResult,
     Workload,
@@ -232,18 +233,6 @@ ROUNDS: Final = 6
 """Most rounds in which messages are removed until the log's numbers agree."""
 
 
-@dataclass(frozen=True, slots=True)
-class Bounds:
-    """Bounds of a request's number over all workloads that a log allows."""
-
-    low: int
-    high: int
-
-    @property
-    def is_sure(self) -> bool:
-        return self.low == self.high
-
-
 def workloads_of(replay: Replay) -> list[Workload]:
     """The likeliest workload, then the alternatives."""
     likeliest = workload_of(replay)
@@ -334,14 +323,14 @@ def _with_starts(workload: Workload, more: Mapping[int, tuple[int, int]]) -> Wor
     return replace(workload, submitted=submitted)
 
 
-def cached_over(played: Sequence[Mapping[int, Replayed]]) -> dict[int, Bounds]:
+def cached_over(played: Sequence[Mapping[int, Replayed]]) -> dict[int, Interval]:
     """The least and the most cached tokens of each request."""
-    found: dict[int, Bounds] = {}
+    found: dict[int, Interval] = {}
     for number in played[0]:
         counts = [each[number].cached for each in played if number in each]
         known = [count for count in counts if count is not None]
         if known:
-            found[number] = Bounds(min(known), max(known))
+            found[number] = Interval(min(known), max(known))
     return found
 
 

@@ -30,7 +30,6 @@ class Played:
 
     queries: list[Query] = field(default_factory=list)
     answers: list[Answer] = field(default_factory=list)
-    sizes: list[int] = field(default_factory=list)
     steps: list[int] = field(default_factory=list)  # the step of the scenario that each one is
 
     @property
@@ -73,7 +72,6 @@ def play(target: Target, scenario: Scenario, named: Mapping[int, Word]) -> Playe
             quoted.append((whole, len(step.ids), query.prompt + answer.tokens))
         played.queries += queries
         played.answers += answers
-        played.sizes.append(len(queries))
         played.steps += numbers
         if any(each.fatal for each in answers):
             break

@@ -79,8 +79,6 @@ class Proxy:
         self._session: ClientSession | None = None
         self._theirs: WeakKeyDictionary[web.StreamResponse, Mapping[str, str]] = WeakKeyDictionary()
         self.skipped: Counter[str] = Counter()  # requests that hold no known prompt, by path
-        self.passed = 0
-        self.at_work = 0
 
     def app(self) -> web.Application:
         """Web application of the recorder."""
@@ -119,8 +117,6 @@ class Proxy:
         """Forward a request and its answer."""
         if request.headers.get("Upgrade", "").lower() == "websocket":
             return refusal(501, "websocket_refused", "the recorder passes no WebSockets")
-        self.passed += 1
-        self.at_work += 1
         exchange = None
         action = slot_action(request.method, request.path, request.query)
         if action is None and not holds_prompt(request.method, request.path):
@@ -143,7 +139,6 @@ class Proxy:
                 exchange.cancelled = True
             raise
         finally:
-            self.at_work -= 1
             if exchange is not None:
                 exchange.seconds = time.perf_counter() - started
                 self._take(exchange)

@@ -165,7 +165,6 @@ class Cache:
     future: Future | None = None
     nodes: dict[int, Node] = field(default_factory=dict)
     bytes: int = 0
-    evictions: int = 0
     _queue: list[tuple[int, int, int]] = field(default_factory=list)  # priority, block, used
 
     def serve(self, now: int, prompt: Path, kept: Path, length: int) -> tuple[int, int]:
@@ -178,7 +177,6 @@ class Cache:
             victim = self._useless(now) if self.policy.evicts == "utility" else self._first()
             if victim is None:
                 break
-            self.evictions += 1
             victim.state = False
             self.bytes -= self.state
             self._prune(victim)

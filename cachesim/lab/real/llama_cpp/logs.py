@@ -201,8 +201,9 @@ class LogMaker(AbstractContextManager["LogMaker"]):
             counts["predictable"] += 1
             counts["predicted"] += right
             if settled is not None:
-                counts["settled"] += settled.is_sure
-                counts["rightly settled"] += settled.is_sure and right
+                is_sure = settled.low == settled.high
+                counts["settled"] += is_sure
+                counts["rightly settled"] += is_sure and right
                 counts["within"] += settled.low <= answer.cached <= settled.high
 
 
