@@ -2,12 +2,17 @@
 
 import asyncio
 import sys
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from cyclopts import Parameter
+from rich.box import SIMPLE_HEAD
+from rich.console import Console, Group, RenderableType
+from rich.live import Live as LiveDisplay
+from rich.table import Table
 from rich.text import Text
 
 from cachesim.cli import AS_EXPECTED, NOT_AS_EXPECTED
@@ -20,8 +25,9 @@ from cachesim.files import Output
 from cachesim.lab.logs.live import Live, causes_of, report_of_live
 from cachesim.lab.logs.whole import UserSettings
 from cachesim.lab.record.plan import Plan, RecordFile, check_no_circle, place_of, upstream_of
+from cachesim.printable import printable
 from cachesim.report.consoles import notes, results, show
-from cachesim.report.recorded import LiveView, dump_report
+from cachesim.report.recorded import dump_report, totals_line
 
 if TYPE_CHECKING:
     from cachesim.lab.record.proxy import Proxy
@@ -156,3 +162,110 @@ def _name_counts(what: str, counts: Mapping[str, int]) -> None:
         ranked = sorted(counts.items(), key=lambda each: (-each[1], each[0]))
         named = ", ".join(f"{name} ({count})" for name, count in ranked)
         show(notes(), Text(f"{what}: {named}"))
+
+
+# -- the live view ---------------------------------------------------------------------------------
+
+SHOWN: Final = 12
+"""Rows of the table."""
+
+OFTEN: Final = 4
+"""Redraws per second."""
+
+
+class LiveView:
+    """A table on a terminal, redrawn with each request; elsewhere a line for each."""
+
+    def __init__(self, screen: Console) -> None:
+        self._screen = screen
+        self._rows: deque[Row] = deque(maxlen=SHOWN)
+        self._totals: Mapping[str, Any] = {}
+        self._worst: Sequence[Mapping[str, Any]] = ()
+        self._live = (
+            LiveDisplay(console=screen, refresh_per_second=OFTEN, get_renderable=self._page)
+            if screen.is_terminal
+            else None
+        )
+        self._headed = False
+
+    def open(self) -> None:
+        """Start drawing."""
+        if self._live is not None:
+            self._live.start()
+
+    def close(self) -> None:
+        """Stop; the last table stays."""
+        if self._live is not None:
+            self._live.stop()
+
+    def add(
+        self, row: "Row", totals: Mapping[str, Any], worst: Sequence[Mapping[str, Any]]
+    ) -> None:
+        """Add a finished request."""
+        self._rows.append(row)
+        self._totals, self._worst = dict(totals), list(worst)
+        if self._live is None:
+            if not self._headed:
+                self._headed = True
+                show(self._screen, Text(LINE.format("request", "prompt", "cached", "again", "why")))
+            cells = (row.number, *numbers(row), status_text(row))
+            show(self._screen, Text(LINE.format(*cells)), wrap=False)
+            self._screen.file.flush()
+
+    def print_message(self, text: str) -> None:
+        """Print a message above the table."""
+        show(self._screen, Text(text, style="wrong"))
+        self._screen.file.flush()
+
+    def _page(self) -> RenderableType:
+        rows = list(self._rows)
+        totals = self._totals
+        worst = self._worst
+        table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, expand=True)
+        for name in ("request", "prompt", "cached", "reprocessed"):
+            table.add_column(name, justify="right", no_wrap=True)
+        table.add_column("client", no_wrap=True, overflow="ellipsis", max_width=18)
+        table.add_column("why", ratio=1, overflow="fold")
+        for row in rows:
+            prompt, cached, again = numbers(row)
+            table.add_row(
+                str(row.number),
+                prompt,
+                cached,
+                Text(again, style="again" if row.again else ""),
+                printable(row.client),
+                printable(status_text(row)),
+            )
+        parts: list[RenderableType] = [table]
+        if totals:
+            requests = counted(totals["requests"], "request")
+            parts.append(Text(f"{requests}. {totals_line(totals)}", style="name"))
+        if worst:
+            most = worst[0]
+            tokens = most["tokens"]
+            cost = "" if tokens is None else f", {tokens:,} tokens reprocessed"
+            times = f"{len(most['requests'])} times" if len(most["requests"]) > 1 else "once"
+            parts.append(
+                Text(f"worst: {most['kind']}, {times}{cost}. {most['advice']}", style="lost")
+            )
+        return Group(*parts)
+
+
+LINE: Final = "{:>7}  {:>8}  {:>8}  {:>8}  {}"
+
+
+def status_text(row: "Row") -> str:
+    """The cause, and an abnormal end."""
+    return f"cancelled; {row.why}" if row.cancelled else row.why
+
+
+def numbers(row: "Row") -> tuple[str, str, str]:
+    """Prompt, cached and reprocessed tokens; empty without a prompt."""
+    if not row.how:
+        return "", "", ""
+    return number(row.prompt), number(row.cached), number(row.again)
+
+
+def number(value: int | None) -> str:
+    """A number of tokens, if known."""
+    return "?" if value is None else f"{value:,}"
