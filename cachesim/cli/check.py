@@ -91,16 +91,21 @@ class Budget:
 
 
 @contextmanager
-def bar(title: str, budget: "Budget", examples: int) -> Iterator[Callable[[int, int], None]]:
-    """Progress bar of workloads run and of the estimated time left."""
+def bar(title: str, budget: Budget, examples: int) -> Iterator[Callable[["Sent"], bool]]:
+    """Progress bar of workloads run and of the estimated time left; false when it is over."""
     with progress(title, 1) as move:
 
-        def advance(workloads: int, requests: int) -> None:
+        def going(sent: Sent) -> bool:
             of = f" of {examples:,}" if examples < WITHOUT_END else ""
-            done = f"{workloads:,}{of} workloads, {counted(requests, 'request')}"
-            move(max(workloads / examples, budget.share), done)
+            done = f"{sent.workloads:,}{of} workloads, {counted(sent.requests, 'request')}"
+            move(max(sent.workloads / examples, budget.share), done)
+            return budget.left()
 
-        yield advance
+        yield going
+
+
+Sent: TypeAlias = Report | Comparison | Findings
+"""What has counts of workloads and of requests."""
 
 
 WORDS: Final = ("reuse", *EXERCISED, "refusal")
@@ -619,12 +624,11 @@ def _search(profile: Profile, plan: Plan, hands: Hands) -> int:
     pool, count = hands
     scope = plan.scope_of(profile)
     budget = Budget(plan.minutes)
-    with bar(f"{profile} {plan.model}", budget, plan.examples) as advance:
+    with bar(f"{profile} {plan.model}", budget, plan.examples) as shown:
 
         def going(report: Report) -> bool:
             report.rate = budget.rate(report.workloads)
-            advance(report.workloads, report.requests)
-            return budget.left()
+            return shown(report)
 
         if scope is not None:
             report = scope.search(plan.arithmetic, going, pool, count)
@@ -646,12 +650,7 @@ def _survey(profile: Profile, plan: Plan, hands: Hands) -> int:
         prover.ready(profile.release)
         shrinking["fits"] = prover.fits
     budget = Budget(plan.minutes)
-    with bar(f"{profile} {plan.model}", budget, plan.examples) as advance:
-
-        def going(report: Report) -> bool:
-            advance(report.workloads, report.requests)
-            return budget.left()
-
+    with bar(f"{profile} {plan.model}", budget, plan.examples) as going:
         how = {**plan.how, "find": plan.find, "going": going}
         if scope is not None:
             found = scope.survey(plan.arithmetic, going, pool, 2 * count)
@@ -686,12 +685,7 @@ def _hands(plan: Plan) -> Iterator[Hands]:
 
 def _compare(one: Profile, other: Profile, plan: Plan) -> int:
     budget = Budget(plan.minutes)
-    with bar(f"{one} against {other}, {plan.model}", budget, plan.examples) as advance:
-
-        def going(found: Comparison) -> bool:
-            advance(found.workloads, found.requests)
-            return budget.left()
-
+    with bar(f"{one} against {other}, {plan.model}", budget, plan.examples) as going:
         found = compare(one, other, plan.model, **plan.how, going=going)
     return print_comparison(found, plan.printed)
 
@@ -711,11 +705,7 @@ def hunt(
     check_folder(emit)
     where, budget = prover_of(wanted, ()).where, Budget(minutes)
     reports: list[tuple[ProvenFinding, Path]] = []
-    with bar(f"{wanted}", budget, WITHOUT_END) as advance:
-
-        def going(findings: Findings) -> bool:
-            advance(findings.workloads, findings.requests)
-            return budget.left()
+    with bar(f"{wanted}", budget, WITHOUT_END) as going:
 
         def write_report(finding: ProvenFinding) -> None:
             if finding.result.confirmed:

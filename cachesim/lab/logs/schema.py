@@ -7,6 +7,7 @@ from cachesim.lab.logs.report import FORMAT
 from cachesim.lab.logs.slot_actions import ACTIONS
 from cachesim.play.result import schema_head
 
+HOWS: Final = list(get_args(How))
 NUMBERS: Final = ("prompt_tokens", "cached", "processed", "slot")
 COUNT: Final = {"type": ["integer", "null"], "minimum": 0}
 
@@ -16,7 +17,7 @@ def _table(about: str, properties: dict[str, Any], required: list[str]) -> dict[
 
 
 def _request_of_a_log() -> dict[str, Any]:
-    how = {"enum": list(get_args(How)), "description": "How the number is known."}
+    how = {"enum": HOWS, "description": "How the number is known."}
     loss = _table(
         "A cause that lowered the number, or won tokens back.",
         {
