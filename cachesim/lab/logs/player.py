@@ -18,6 +18,7 @@ from cachesim.engines.llamacpp.family import FAMILY
 from cachesim.engines.llamacpp.server import LlamaCpp
 from cachesim.engines.tokens import Rope
 from cachesim.errors import UpstreamAbort
+from cachesim.lab.logs.slot_actions import SlotAction
 from cachesim.model.spec import ModelSpec
 from cachesim.play.session import SlotFiles
 from cachesim.typed import of_kind
@@ -25,6 +26,9 @@ from cachesim.units import Token, Tokens
 
 MOST_TURNS: Final = 200_000
 """Most turns of the loop for a request."""
+
+NO_FILE: Final = "no file"
+"""A file name that is never saved."""
 
 AT_ONCE: Final = 1 << 30
 ENDLESS_REPLY: Final = 1 << 20
@@ -116,14 +120,19 @@ class Player:
             self.engine.slot_erase(slot)
             self.engine.take_in()
 
-    def save(self, slot: int, name: str) -> None:
-        """Save an idle slot."""
-        if not self.dead:
-            self.engine.slot_save(slot, name)
+    def act(self, action: SlotAction) -> None:
+        """Save, restore or erase an idle slot, as a client did."""
+        if self.dead or action.slot >= len(self.engine.server.slots):
+            return
+        if action.action == "save":
+            self.engine.slot_save(action.slot, action.file)
             self.engine.take_in()
-
-    def has_file(self, name: str) -> bool:
-        return self.files.get(name) is not None
+        elif not action.was_done:
+            self.read_back(NO_FILE, action.slot)
+        elif action.action == "restore" and self.files.get(action.file) is not None:
+            self.read_back(action.file, action.slot)
+        else:  # what a file holds that was saved before the recording, nobody knows
+            self.erase(action.slot)
 
     def read_back(self, name: str, slot: int) -> None:
         """Restore an idle slot from a file, if it was written."""
@@ -155,6 +164,11 @@ class Player:
             )
         )
         self.engine.take_in()
+
+    def play(self, request: ReplayRequest) -> Replayed:
+        """Run a request to its end."""
+        self.launch(request)
+        return self.run_until(request.number)
 
     def run_until(self, number: int) -> Replayed:
         """Take turns until a request is answered or cancelled."""

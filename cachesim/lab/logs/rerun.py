@@ -22,6 +22,7 @@ from cachesim.lab.logs.dump import Recorded
 from cachesim.lab.logs.other import Workload
 from cachesim.lab.logs.player import (
     FAILED,
+    NO_FILE,
     Player,
     Replayed,
     ReplayRequest,
@@ -108,9 +109,6 @@ def _numbered_run(run: Run) -> Tokens:
 LLAMA_BUILD: Final = re.compile(r"b(\d{3,6})-[0-9a-f]{5,}")
 MLX_VERSION: Final = re.compile(r"(\d+\.\d+\.\d+)-\d+\.\d+")
 
-NO_FILE: Final = "no file"
-"""A file name that is never saved."""
-
 LONGEST_BY_TOKEN: Final = 200_000
 """Most tokens of a workload on engines that are replayed token by token."""
 
@@ -182,7 +180,7 @@ def opened(profile: str, model: str, window: int | None, options: Mapping[str, A
 def started(profile: str, spec: ModelSpec, options: Mapping[str, Any]) -> "Server":
     """A new server without arithmetic."""
     if Profile.parse(profile).engine == LLAMA_CPP.name:
-        return RopeServer(Player(profile, spec, options))
+        return Player(profile, spec, options)
     family = FAMILIES[Profile.parse(profile).engine]
     quiet = {family.records_provenance: False} if family.records_provenance else {}
     engine = Engine.create(
@@ -193,43 +191,6 @@ def started(profile: str, spec: ModelSpec, options: Mapping[str, Any]) -> "Serve
         store=SlotFiles() if family.has_slots else None,
     )
     return TokenServer(Loop(engine), family.has_slots)
-
-
-@dataclass(slots=True)
-class RopeServer:
-    """llama.cpp: prompts of any length in a few turns."""
-
-    player: Player
-
-    def play(self, prompt: Prompt) -> Replayed:
-        """Run a request to its end."""
-        self.launch(prompt)
-        return self.finish(prompt)
-
-    def launch(self, prompt: Prompt) -> None:
-        """Submit a request."""
-        self.player.launch(request_of(prompt))
-
-    def finish(self, prompt: Prompt) -> Replayed:
-        """Take turns until it is answered."""
-        return self.player.run_until(prompt.recorded.number)
-
-    def act(self, action: SlotAction) -> None:
-        """Save, restore or erase a slot."""
-        if action.slot >= len(self.player.engine.server.slots):
-            return
-        if action.action == "save":
-            self.player.save(action.slot, action.file)
-        elif not action.was_done:
-            self.player.read_back(NO_FILE, action.slot)
-        elif action.action == "restore" and self.player.has_file(action.file):
-            self.player.read_back(action.file, action.slot)
-        else:  # what a file holds that was saved before the recording, nobody knows
-            self.player.erase(action.slot)
-
-    def held_bytes(self) -> int:
-        """Bytes of prompt-cache entries and of checkpoints."""
-        return self.player.held_bytes()
 
 
 def request_of(prompt: Prompt) -> ReplayRequest:
@@ -249,22 +210,22 @@ def request_of(prompt: Prompt) -> ReplayRequest:
 
 @dataclass(slots=True)
 class TokenServer:
-    """Every other engine: each token is a vocabulary id."""
+    """Every engine but llama.cpp: each token is a vocabulary id."""
 
     loop: Loop
     has_slots: bool
     tokens: int = 0
     files: set[str] = field(default_factory=set)
 
-    def play(self, prompt: Prompt) -> Replayed:
+    def play(self, request: ReplayRequest) -> Replayed:
         """Run a request to its end."""
-        self.tokens += len(prompt.rope)
+        self.tokens += len(request.prompt)
         if self.tokens > LONGEST_BY_TOKEN:
             return FAILED
-        reply = numbered(prompt.reply) or numbered(Rope.of(2 * prompt.recorded.number + 1, 1))
-        request = Request(prompt=numbered(prompt.rope), predict=len(reply), reply=reply)
+        reply = numbered(request.reply)
+        sent = Request(prompt=numbered(request.prompt), predict=len(reply), reply=reply)
         self.loop.new_events()
-        answer, events = self.loop.answer(request), self.loop.new_events()
+        answer, events = self.loop.answer(sent), self.loop.new_events()
         return FAILED if answer is None else replayed(answer, events)
 
     def act(self, action: SlotAction) -> None:
@@ -288,7 +249,7 @@ class TokenServer:
         return sum(each.size for each in self.loop.engine.held().entries)
 
 
-Server: TypeAlias = RopeServer | TokenServer
+Server: TypeAlias = Player | TokenServer
 """A simulated server for consecutive requests."""
 
 LAUNCH, ACT, FINISH = "launch", "act", "finish"
@@ -337,7 +298,7 @@ class Rerun:
 
     def add_all(self, prompts: Sequence[Prompt]) -> None:
         """Add many requests; concurrent ones run concurrently if the server supports it."""
-        if not isinstance(self.server, RopeServer) or not all(map(_is_timed, prompts)):
+        if not isinstance(self.server, Player) or not all(map(_is_timed, prompts)):
             for each in prompts:
                 self.add(each)
             return
@@ -352,9 +313,9 @@ class Rerun:
                 continue
             try:
                 if what == LAUNCH:
-                    self.server.launch(prompt)
+                    self.server.launch(request_of(prompt))
                 else:
-                    self.played[number] = self.server.finish(prompt)
+                    self.played[number] = self.server.run_until(number)
                 self._weigh()
             except CachesimError as error:
                 self.problem = str(error)
@@ -383,7 +344,7 @@ class Rerun:
         if self.problem or not prompt.recorded.was_read or not len(prompt.rope):
             return FAILED
         try:
-            found = self.server.play(prompt)
+            found = self.server.play(request_of(prompt))
         except CachesimError as error:
             self.problem = str(error)
             return FAILED
