@@ -7,7 +7,7 @@ from dataclasses import fields, replace
 from difflib import SequenceMatcher
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Final, NamedTuple, TypeAlias
+from typing import Annotated, Any, Final, TypeAlias
 
 from cyclopts import Parameter
 from rich.console import RenderableType
@@ -293,13 +293,6 @@ NEUTRAL: Final[dict[str, Any]] = {
 """Fields that may differ between releases without a different decision."""
 
 
-class FirstDifference(NamedTuple):
-    """The first different decision: its step, and the events of each profile."""
-
-    step: int
-    sides: tuple[Event | None, Event | None]
-
-
 def diff(
     name: str,
     sides: Sequence[str],
@@ -312,15 +305,16 @@ def diff(
 ) -> int:
     """Print the differences of both sides; 0 without any, else 1."""
     screen = results()
-    pairs = zip(sides, settings, strict=True)
-    jobs = [job for side, flags in pairs for job in jobs_of([name], [side], seed, flags)]
+    servers = zip(sides, settings, strict=True)
+    jobs = [job for side, flags in servers for job in jobs_of([name], [side], seed, flags)]
     runs = list(play(jobs, arithmetic, verify=True))
     if any(settings):
         runs = side_by_side([named(*each) for each in zip(runs, settings, strict=True)])
     whole = one_scenario(
         jobs[0].scenario, runs, width=screen.width, proof=partial(proof_of, jobs, runs)
     )
-    differing = [i for i in range(len(runs[0].steps)) if _differ(*(r.steps[i] for r in runs))]
+    pairs = enumerate(zip(*(run.steps for run in runs), strict=True))
+    differing = [index for index, steps in pairs if any(_outcomes(*steps))]
     parts = [
         whole,
         *first_difference(runs, differing),
@@ -360,8 +354,9 @@ def first_difference(runs: Sequence[Run], differing: Sequence[int]) -> list[Rend
     difference = _first_difference(runs[0], runs[1])
     if difference is None:
         return [*lines, Text("every decision is the same")]
-    where = Text(f"the first decision that differs is in step {steps[difference.step].name}:")
-    sides = zip(runs, difference.sides, strict=True)
+    step, events = difference
+    where = Text(f"the first decision that differs is in step {step.name}:")
+    sides = zip(runs, events, strict=True)
     return [*lines, where, *(each for run, event in sides for each in _side(run, event))]
 
 
@@ -422,14 +417,9 @@ def _word(value: object) -> str:
     return "none" if value is None else str(value)
 
 
-def _differ(one: Step, other: Step) -> bool:
-    entries = [[entry["n_tokens"] for entry in each.prompt_cache] for each in (one, other)]
-    return entries[0] != entries[1] or any(getattr(one, k) != getattr(other, k) for k in OUTCOME)
-
-
-def _first_difference(one: Run, other: Run) -> FirstDifference | None:
-    """The first event, routine ones left out, that differs between the profiles."""
-    for index, (ours, theirs) in enumerate(zip(one.steps, other.steps, strict=True)):
+def _first_difference(one: Run, other: Run) -> tuple[Step, tuple[Event | None, ...]] | None:
+    """The first event, routine ones left out, that differs: its step, and each profile's."""
+    for ours, theirs in zip(one.steps, other.steps, strict=True):
         left, right = (
             [each for each in step.events if each.loudness() != "quiet"] for step in (ours, theirs)
         )
@@ -437,8 +427,7 @@ def _first_difference(one: Run, other: Run) -> FirstDifference | None:
         matcher = SequenceMatcher(None, *keys, autojunk=False)
         for tag, i1, i2, j1, j2 in matcher.get_opcodes():
             if tag != "equal":
-                sides = (left[i1] if i1 < i2 else None, right[j1] if j1 < j2 else None)
-                return FirstDifference(index, sides)
+                return ours, (left[i1] if i1 < i2 else None, right[j1] if j1 < j2 else None)
     return None
 
 

@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -215,7 +215,7 @@ def replay(
     parts = [*sweep_report(found, f"cachesim compare {trace}"), *_notes(cells[1:], held)]
     write_page(page, f"cachesim compare {trace}", parts)
     for row, each in zip(found[1:], held, strict=False):
-        row["verified"] = each.as_dict()
+        row["verified"] = asdict(each)
     print_report(parts, found, format=format, indent=2)
     whole = not any(row["ended"] for row in found)
     return AS_EXPECTED if whole and all(each.right for each in held) else NOT_AS_EXPECTED

@@ -109,10 +109,8 @@ def _agreement(found: Mapping[str, Any]) -> Iterator[RenderableType]:
     if not differing:
         text.append(".")
     else:
-        named = ", ".join(map(str, differing[:NAMED]))
-        more = f" and {len(differing) - NAMED} more" if len(differing) > NAMED else ""
-        noun = "request" if len(differing) == 1 else "requests"
-        text.append(f"; {noun} {named}{more} {'differs' if len(differing) == 1 else 'differ'}.")
+        verb = "differs" if len(differing) == 1 else "differ"
+        text.append(f"; {_named(differing)} {verb}.")
     yield text
     for number in differing[:2]:
         each = next(r for r in found["requests"] if r["number"] == number)
@@ -121,12 +119,17 @@ def _agreement(found: Mapping[str, Any]) -> Iterator[RenderableType]:
             f"log, {shown(each['replayed']['cached'])} in the replay"
         )
     if declining := agreement.get("declining"):
-        more = f" and {len(declining) - NAMED} more" if len(declining) > NAMED else ""
-        noun = "request" if len(declining) == 1 else "requests"
         yield Text(
-            f"The replay assumes `cache_prompt: false` of {noun} "
-            f"{', '.join(map(str, declining[:NAMED]))}{more}, which the log does not print."
+            f"The replay assumes `cache_prompt: false` of {_named(declining)}, which the log does "
+            "not print."
         )
+
+
+def _named(numbers: Sequence[int]) -> str:
+    """The first of some requests by their numbers."""
+    more = f" and {len(numbers) - NAMED} more" if len(numbers) > NAMED else ""
+    noun = "request" if len(numbers) == 1 else "requests"
+    return f"{noun} {', '.join(map(str, numbers[:NAMED]))}{more}"
 
 
 def _totals(found: Mapping[str, Any]) -> Iterator[RenderableType]:

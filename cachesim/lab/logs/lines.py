@@ -233,7 +233,7 @@ def _clock(text: str) -> float | None:
 class Style:
     """Words that occur together in one format only, and the lines printed by default."""
 
-    release: str
+    release: str = ""
     """The release to replay if the log names none."""
     engine: str = LLAMA
     words: tuple[tuple[str, ...], ...]
@@ -265,7 +265,6 @@ MAY: Final = Style(
 
 STYLES: Final[tuple[Style, ...]] = (
     Style(
-        release="",
         engine=IK,
         words=(
             ("slot is processing task |",),
@@ -275,25 +274,21 @@ STYLES: Final[tuple[Style, ...]] = (
         ),
     ),
     Style(
-        release="",
         engine=OLLAMA,
         words=(("prefix_cache.go", 'msg="cache '), ("cache.go", " matched=", " cached=")),
         prints_checkpoints=False,
     ),
     Style(
-        release="",
         engine=LM_STUDIO,
         words=(("Prompt cache restore: cached_tokens=",),),
         prints_checkpoints=False,
     ),
     Style(
-        release="",
         engine=MLX,
         words=(("Prompt processing progress: ",), ("Starting httpd at ",)),
         prints_checkpoints=False,
     ),
     Style(
-        release="",
         engine=PYTHON,
         words=(("Llama.generate: ",), ("Llama._create_completion: ",), ("Model metadata: {'",)),
         prints_checkpoints=False,

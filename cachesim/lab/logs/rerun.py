@@ -22,6 +22,7 @@ from cachesim.lab.logs.dump import Recorded
 from cachesim.lab.logs.other import Workload
 from cachesim.lab.logs.player import (
     FAILED,
+    MOST_TURNS,
     NO_FILE,
     Player,
     Replayed,
@@ -45,8 +46,6 @@ from cachesim.verify.verdict import judge
 
 VOCABULARY: Final = 65_536
 FIRST: Final = 300
-
-MOST_TURNS: Final = 200_000
 
 
 def wrong_answers(

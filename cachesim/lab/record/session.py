@@ -13,7 +13,7 @@ import threading
 import zlib
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from queue import SimpleQueue
 from typing import Any, Final
@@ -418,7 +418,7 @@ class Session:
         own = with_own_texts(entry, request, reply)
         tokens = self._tokens(exchange, request, own)
         if tokens is not None:
-            entry["tokens"] = tokens.as_dict()
+            entry["tokens"] = asdict(tokens)
             own = replace(own, runs=tokens.runs, user_starts=tokens.user_starts)
         found = self.live.add(replace(own, actions=tuple(self._actions)))
         self._actions.clear()

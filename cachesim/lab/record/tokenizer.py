@@ -51,10 +51,6 @@ class Tokens:
     runs: tuple[Run, ...]
     user_starts: tuple[int, ...]
 
-    def as_dict(self) -> dict[str, Any]:
-        """The tokens as JSON."""
-        return {"runs": [list(run) for run in self.runs], "user_starts": list(self.user_starts)}
-
 
 @dataclass(frozen=True, slots=True)
 class CachedPrompt:

@@ -9,7 +9,7 @@ The whole trace goes through the server, for what is reused depends on all that 
 """
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any, Final, cast
 
@@ -75,10 +75,6 @@ class Verified:
     def right(self) -> bool:
         """True without a wrong answer."""
         return not self.wrong and not self.otherwise
-
-    def as_dict(self) -> dict[str, Any]:
-        """The verdicts as plain data."""
-        return {**asdict(self), "wrong": [asdict(each) for each in self.wrong]}
 
 
 def verified(cell: Cell, count: int) -> Verified:
