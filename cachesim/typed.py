@@ -2,7 +2,7 @@
 
 from typing import Any, TypeAlias, TypeVar
 
-from cachesim.errors import ContractError
+from cachesim.errors import ContractError, InputError
 
 Value: TypeAlias = Any
 """Value of an option, a rule's field or a file's entry."""
@@ -22,6 +22,14 @@ def of_kind(kind: type[T], value: object) -> T:
         msg = f"{type(value).__name__} where only {kind.__name__} can be"
         raise ContractError(msg)
     return value
+
+
+def check_whole(name: str, value: int | None, low: int, high: int | None = None) -> None:
+    """Raise InputError for a given number outside its limits."""
+    if value is not None and not (low <= value and (high is None or value <= high)):
+        limits = f"from {low}" if high is None else f"from {low} to {high}"
+        msg = f"{name} is {value}; write a whole number {limits}"
+        raise InputError(msg)
 
 
 def mapping(value: object) -> JsonObject:

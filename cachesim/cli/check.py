@@ -61,7 +61,7 @@ from cachesim.testing.survey import (
     survey_by,
 )
 from cachesim.testing.workloads import Shape, try_flags
-from cachesim.typed import Json
+from cachesim.typed import Json, check_whole
 
 
 class Budget:
@@ -160,9 +160,7 @@ class Plan:
         processes_wanted(self.jobs)
         if self.emit is not None:
             check_folder(self.emit)
-        if self.examples < 1:
-            msg = f"--examples is {self.examples}; write a whole number from 1"
-            raise InputError(msg)
+        check_whole("--examples", self.examples, 1)
         if self.against is not None and self.dask is not None:
             msg = "--dask is for a search; --against compares on this machine: give one of them"
             raise InputError(msg)
@@ -206,13 +204,6 @@ class Plan:
             "arithmetic": self.arithmetic,
             "shape": self.shape,
         }
-
-
-def many(examples: int | None, minutes: float | None) -> int:
-    """Number of workloads; unlimited where only a time is given."""
-    if examples is not None:
-        return examples
-    return EXAMPLES if minutes is None else WITHOUT_END
 
 
 def check_folder(emit: Path) -> None:
@@ -499,13 +490,15 @@ def check_command(
     if scope is not None:
         refuse_beside("--scope", drawn | {"--seed": seed})
         examples = WITHOUT_END
+    if examples is None:
+        examples = EXAMPLES if minutes is None else WITHOUT_END
     status, told = AS_EXPECTED, list[dict[str, Json]]()
     for each in dict.fromkeys(model or [_default_model(chosen)]):
         plan = Plan(
             profiles=chosen,
             against=None if against is None else Profile.parse(against),
             model=each,
-            examples=many(examples, minutes),
+            examples=examples,
             minutes=minutes,
             seed=seed,
             arithmetic=arithmetic,

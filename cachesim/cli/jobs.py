@@ -21,6 +21,7 @@ from cachesim.report.consoles import notes, show
 from cachesim.scenario import Scenario, full_profile
 from cachesim.scenario.checks import chosen_profiles, misfits
 from cachesim.scenario.shipped import load_all
+from cachesim.typed import check_whole
 
 WORD: Final = re.compile(r"""[^\s"'\[\]{}#=]+""")
 """A string that needs no quotes: a name, a path, names separated by commas."""
@@ -74,9 +75,7 @@ def changed(scenario: Scenario, seed: int | None, settings: Mapping[str, Any]) -
     only.
     """
     if seed is not None:
-        if not 0 <= seed <= LARGEST["seed"]:
-            msg = f"--seed is {seed}; write a whole number from 0 to {LARGEST['seed']}"
-            raise InputError(msg)
+        check_whole("--seed", seed, 0, LARGEST["seed"])
         scenario = replace(scenario, model=replace(scenario.model, seed=seed))
     if settings:
         options = {**scenario.engine.options, **settings}
@@ -251,9 +250,7 @@ def crew(where: str) -> Iterator[tuple[Executor, int]]:
 
 def processes_wanted(jobs: int | None) -> int | None:
     """Value of `--jobs`, checked."""
-    if jobs is not None and not 1 <= jobs <= MOST_JOBS:
-        msg = f"--jobs is {jobs}; write a whole number from 1 to {MOST_JOBS}"
-        raise InputError(msg)
+    check_whole("--jobs", jobs, 1, MOST_JOBS)
     return jobs
 
 

@@ -57,6 +57,7 @@ from cachesim.report.why import request as request_text
 from cachesim.report.why import tune_report, why_report
 from cachesim.scenario.files import to_toml
 from cachesim.scenario.shipped import STDIN, shipped_files
+from cachesim.typed import check_whole
 
 
 def trace_of_log(replays: Sequence[Replay]) -> str:
@@ -156,9 +157,7 @@ def why_command(
 
     Example: cachesim why server.log --what-if ctx_checkpoints=64
     """
-    if worst < 0:
-        msg = f"--worst is {worst}; write a whole number from 0"
-        raise InputError(msg)
+    check_whole("--worst", worst, 0)
     wanted = server.wanted(settings, chats=chats)
     smallest, requested = output_at(scenario, "--scenario"), output_at(trace, "--trace")
     page = page_at(report)

@@ -46,6 +46,7 @@ from cachesim.testing.contents import (
     rows_of,
 )
 from cachesim.testing.laws import EXAMPLES, BrokenLawError, Story, VacuousCheckError, hold
+from cachesim.typed import check_whole
 from cachesim.units import Array, Token, as_tokens
 
 
@@ -222,10 +223,9 @@ def _refuse_arguments(
     if isinstance(varied, str) or not {*varied} <= {*known}:
         msg = f"varied is {varied!r}; write a tuple of some of {', '.join(known)}"
         raise InputError(msg)
-    for name, value, least in (("unit", unit, 1), ("limit", limit, 0), ("examples", examples, 1)):
-        if value is not None and value < least:
-            msg = f"{name} is {value}; write a whole number from {least}"
-            raise InputError(msg)
+    check_whole("unit", unit, 1)
+    check_whole("limit", limit, 0)
+    check_whole("examples", examples, 1)
 
 
 def piece(variant: int, length: int) -> list[int]:

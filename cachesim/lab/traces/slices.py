@@ -33,6 +33,7 @@ from cachesim.lab.traces.source import MOST_REQUESTS
 from cachesim.lab.traces.sweep import code_digest, engines_digest
 from cachesim.model.arithmetic import Network
 from cachesim.model.build import ARITHMETICS, arithmetic_of, build
+from cachesim.typed import check_whole
 
 FORMAT: Final = 1
 FLAG: Final = "--states"
@@ -308,13 +309,12 @@ OTHER: Final = {
 
 def states_at(folder: Path | None, every: int | None) -> States | None:
     """The states in a folder that can be written, if one is named."""
-    if every is not None and (folder is None or not 1 <= every <= MOST_REQUESTS):
-        msg = "--slice is for --states: write --states FOLDER as well"
-        if folder is not None:
-            msg = f"--slice is {every}; write a whole number from 1 to {MOST_REQUESTS}"
-        raise InputError(msg)
     if folder is None:
+        if every is not None:
+            msg = "--slice is for --states: write --states FOLDER as well"
+            raise InputError(msg)
         return None
+    check_whole("--slice", every, 1, MOST_REQUESTS)
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except (OSError, ValueError) as error:

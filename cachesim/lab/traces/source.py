@@ -29,6 +29,7 @@ from typing import Final, TypeAlias, get_args
 
 from cachesim.lab.traces.forms import open_form
 from cachesim.lab.traces.reading import MOST_TOKENS, Clock, TraceError, TraceRequest
+from cachesim.typed import check_whole
 
 MOST_REQUESTS: Final = 1 << 40
 
@@ -179,18 +180,11 @@ class Source:
     file: str = ""  # where the trace is, if its name is not a path
 
     def __post_init__(self) -> None:
-        numbers = {"--first": self.first, "--replies": self.replies, "--remember": self.remember}
-        if self.rank is not None and self.rank < 0:
-            msg = f"--rank is {self.rank}; write a whole number from 0"
-            raise TraceError(msg)
-        for name, value in numbers.items():
-            most = MOST_TOKENS if name == "--replies" else MOST_REQUESTS
-            if value is not None and not 1 <= value <= most:
-                msg = f"{name} is {value}; write a whole number from 1 to {most}"
-                raise TraceError(msg)
-        if self.scale is not None and self.scale < 1:
-            msg = f"--scale is {self.scale}; write a whole number from 1"
-            raise TraceError(msg)
+        check_whole("--rank", self.rank, 0)
+        check_whole("--first", self.first, 1, MOST_REQUESTS)
+        check_whole("--replies", self.replies, 1, MOST_TOKENS)
+        check_whole("--remember", self.remember, 1, MOST_REQUESTS)
+        check_whole("--scale", self.scale, 1)
         if not 0 <= self.turn <= MOST_REQUESTS:
             msg = f"--turn is {self.turn}; write milliseconds, or 0 where only the order counts"
             raise TraceError(msg)
