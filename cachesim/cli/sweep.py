@@ -20,7 +20,6 @@ from cachesim.lab.traces.slices import states_at
 from cachesim.lab.traces.sweep import (
     Workers,
     count_parts,
-    default_store,
     flat,
     open_store,
     play_cells,
@@ -68,7 +67,7 @@ def sweep_command(
         )
     else:
         workers = partial(cluster, dask)
-    path = store or default_store(plan)
+    path = store or plan.with_suffix(".results")
     with open_store(path) as known, progress("running", count_parts(cells), "cells") as advance:
         outcomes = play_cells(cells, known, workers, advance, seams)
     found = [row_of(*each) for each in zip(cells, outcomes, strict=True)]

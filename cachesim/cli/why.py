@@ -235,7 +235,7 @@ def _numbered(found: dict[str, Any], numbers: Sequence[int], kind: str) -> Itera
 def _replayed(inputs: Sequence[InputFile], wanted: UserSettings) -> tuple[Read, list[Replay]]:
     read = read_files([(each.name, each.file) for each in inputs])
     requests = sum(len(each.requests) for each in read.servers)
-    with progress("replaying", read.lines, "lines", shown=requests > SLOW) as move:
+    with progress("replaying", read.tally.lines, "lines", shown=requests > SLOW) as move:
         return read, replays_of(read, wanted, move)
 
 

@@ -41,10 +41,8 @@ class Read:
 
     servers: list[ServerLog]
     sources: list[str]
-    lines: int
+    tally: Tally
     known_lines: int
-    swaps: bool  # a router ended models' servers for others
-    wrapped_at: int  # characters after which a terminal broke the lines; 0 where none did
     foreign: set[str]
 
 
@@ -68,10 +66,8 @@ def read_files(files: Sequence[tuple[str, BinaryIO]]) -> Read:
     return Read(
         servers=servers,
         sources=[name for name, _ in files],
-        lines=tally.lines,
+        tally=tally,
         known_lines=sum(each.known_lines for each in reader.servers),
-        swaps=tally.swaps,
-        wrapped_at=tally.wrapped_at,
         foreign=set().union(*(each.foreign for each in reader.servers)),
     )
 
@@ -125,12 +121,13 @@ def replays_of(
 
 def why(read: Read, replays: Sequence[Replay]) -> dict[str, Any]:
     """JSON of `cachesim why` for replayed logs."""
-    found = report_of(replays, sources=read.sources, lines=read.lines, known_lines=read.known_lines)
-    if read.swaps:
+    tally, known = read.tally, read.known_lines
+    found = report_of(replays, sources=read.sources, lines=tally.lines, known_lines=known)
+    if tally.swaps:
         found["log"]["swaps"] = True
-    if read.wrapped_at:
+    if width := tally.wrapped_at:
         found["log"]["broken"] = (
-            f"No line is longer than {read.wrapped_at} characters, and many are as long: a "
+            f"No line is longer than {width} characters, and many are as long: a "
             "terminal seems to have broken them. A number of which a part is on the next line is "
             "read wrongly. Save the log to a file instead."
         )
@@ -143,16 +140,16 @@ def _nothing_in(read: Read) -> str:
         return f"{names}: is a log of {', '.join(sorted(read.foreign))}. {RECORD}"
     if read.known_lines:
         return (
-            f"{names}: {read.known_lines} of {read.lines} lines are a llama-server's, and none "
-            "tells of a request. Requests are printed at the default verbosity (`-lv 3`) and above."
+            f"{names}: {read.known_lines} of {read.tally.lines} lines are a llama-server's, and "
+            "none tells of a request. Requests are printed at the default verbosity (`-lv 3`) and above."
         )
-    if not read.lines:
+    if not read.tally.lines:
         return f"{names}: is empty"
     if scenarios := [each for each in read.sources if each.endswith(".toml")]:
         run = f"cachesim run {' '.join(scenarios)}"
         return f"{names}: no log of a known server; a scenario is explained by `{run}`"
     return (
-        f"{names}: no log of a known server: no line of {read.lines} was recognised. "
+        f"{names}: no log of a known server: no line of {read.tally.lines} was recognised. "
         "`cachesim why` reads the logs of llama-server (its standard error), ik_llama.cpp, "
         "llama-cpp-python, mlx_lm.server, Ollama and LM Studio, or recorded requests as JSON Lines."
     )

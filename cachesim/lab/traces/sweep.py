@@ -260,8 +260,3 @@ def _play_all(
                 raise InputError(msg)
             store.put(key, waiting.pop(key), outcome)
             progress()
-
-
-def default_store(plan: Path) -> Path:
-    """The store's default path, beside the plan."""
-    return plan.with_suffix(".results")
