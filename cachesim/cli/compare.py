@@ -356,8 +356,11 @@ def first_difference(runs: Sequence[Run], differing: Sequence[int]) -> list[Rend
         return [*lines, Text("every decision is the same")]
     step, events = difference
     where = Text(f"the first decision that differs is in step {step.name}:")
-    sides = zip(runs, events, strict=True)
-    return [*lines, where, *(each for run, event in sides for each in _side(run, event))]
+    lines.append(where)
+    for run, event in zip(runs, events, strict=True):
+        what = Text("    nothing of the kind") if event is None else event_lines([event])
+        lines += [Text(f"  {run.profile}", style="quiet"), what]
+    return lines
 
 
 MOST_STEPS: Final = 8
@@ -435,8 +438,3 @@ def _key(event: Event) -> tuple[str, str]:
     known = {each.name for each in fields(event)}
     neutral = replace(event, **{k: v for k, v in NEUTRAL.items() if k in known})
     return event.name(), neutral.sentence
-
-
-def _side(run: Run, event: Event | None) -> tuple[RenderableType, RenderableType]:
-    what = Text("    nothing of the kind") if event is None else event_lines([event])
-    return Text(f"  {run.profile}", style="quiet"), what

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from multiprocessing import active_children
 from typing import Any, Final, TypeAlias
 
@@ -219,7 +220,7 @@ def crew(where: str) -> Iterator[tuple[Executor, int]]:
     except ImportError:
         msg = "--dask needs distributed, which is not installed here: pip install 'cachesim[dask]'"
         raise InputError(msg) from None
-    from cachesim.lab.traces.sweep import engines_digest, everything_digest
+    from cachesim.lab.traces.sweep import EVERYTHING, code_digest, engines_digest
 
     own = int(where) if where.isdigit() else 0
     if where.isdigit() and not 1 <= own <= MOST_JOBS:
@@ -236,10 +237,11 @@ def crew(where: str) -> Iterator[tuple[Executor, int]]:
         except (OSError, ValueError) as error:
             msg = f"--dask {where}: there is no scheduler: {error}"
             raise InputError(msg) from None
-        for what, digest in {
-            "cachesim": everything_digest,
+        digests: dict[str, Callable[[], object]] = {
+            "cachesim": partial(code_digest, EVERYTHING),
             "the installed engines": engines_digest,
-        }.items():
+        }
+        for what, digest in digests.items():
             own_code, theirs = digest(), client.run(digest)
             strangers = [name for name, code in theirs.items() if code != own_code]
             if strangers:

@@ -133,7 +133,7 @@ def _named(numbers: Sequence[int]) -> str:
 
 
 def _totals(found: Mapping[str, Any]) -> Iterator[RenderableType]:
-    yield Text(totals_in_words(found["totals"]))
+    yield Text(" ".join([_sum_in_words(found["totals"]), *_left_out(found["totals"])]))
     stale = [each["number"] for each in found["requests"] if each["stale"]]
     if stale:
         numbers = ", ".join(map(str, stale[:NAMED]))
@@ -150,11 +150,6 @@ def _totals(found: Mapping[str, Any]) -> Iterator[RenderableType]:
             f"WRONG ANSWERS ARE POSSIBLE: request {numbers}{reason}. Evidence: {SOURCE}.",
             style="wrong",
         )
-
-
-def totals_in_words(totals: Mapping[str, Any]) -> str:
-    """Sentence on the totals of all requests."""
-    return " ".join([_sum_in_words(totals), *_left_out(totals)])
 
 
 def _sum_in_words(totals: Mapping[str, Any]) -> str:

@@ -82,7 +82,9 @@ def lengths_of(request: Observed) -> Lengths:
     if request.processed is not None:
         processed = printed(request.processed)
     elif whole is not None and cached.value is not None:
-        read = _read_before_cancel(request, whole)
+        read: int | None = whole
+        if request.cancelled:
+            read = None if request.held_after is None else min(whole, request.held_after)
         processed = UNKNOWN if read is None else computed(max(0, read - cached.value))
     if prompt.value is None and None not in {cached.value, processed.value}:
         prompt = computed((cached.value or 0) + (processed.value or 0))
@@ -127,12 +129,6 @@ def with_length_from_ratios(
             known = Known(bounds.near(guess), "bounded", bounds.low, bounds.high)
             return replace(lengths, prompt=known)
     return lengths
-
-
-def _read_before_cancel(request: Observed, whole: int) -> int | None:
-    if not request.cancelled:
-        return whole
-    return None if request.held_after is None else min(whole, request.held_after)
 
 
 def _cached(request: Observed, whole: int | None) -> Known:

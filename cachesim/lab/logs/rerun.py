@@ -254,10 +254,6 @@ Server: TypeAlias = Player | TokenServer
 LAUNCH, ACT, FINISH = "launch", "act", "finish"
 
 
-def _is_timed(prompt: Prompt) -> bool:
-    return prompt.recorded.began is not None and prompt.recorded.seconds is not None
-
-
 def order_of(prompts: Sequence[Prompt]) -> list[tuple[str, int]]:
     """Launches and ends in order."""
     found: list[tuple[float, int, str, int]] = []
@@ -297,7 +293,8 @@ class Rerun:
 
     def add_all(self, prompts: Sequence[Prompt]) -> None:
         """Add many requests; concurrent ones run concurrently if the server supports it."""
-        if not isinstance(self.server, Player) or not all(map(_is_timed, prompts)):
+        times = (time for each in prompts for time in (each.recorded.began, each.recorded.seconds))
+        if not isinstance(self.server, Player) or None in times:
             for each in prompts:
                 self.add(each)
             return

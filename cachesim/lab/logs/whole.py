@@ -141,7 +141,8 @@ def _nothing_in(read: Read) -> str:
     if read.known_lines:
         return (
             f"{names}: {read.known_lines} of {read.tally.lines} lines are a llama-server's, and "
-            "none tells of a request. Requests are printed at the default verbosity (`-lv 3`) and above."
+            "none tells of a request. Requests are printed at the default verbosity (`-lv 3`) and "
+            "above."
         )
     if not read.tally.lines:
         return f"{names}: is empty"

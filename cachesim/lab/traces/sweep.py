@@ -55,11 +55,6 @@ def code_digest(packages: tuple[str, ...] = PACKAGES, home: Path = HOME) -> str:
     return digest.hexdigest()
 
 
-def everything_digest() -> str:
-    """A digest of all of cachesim."""
-    return code_digest(EVERYTHING)
-
-
 def engines_digest() -> dict[str, str]:
     """A digest of the source of each engine of another package."""
     homes = {
