@@ -171,6 +171,12 @@ class ServerLog:
         """True without requests."""
         return not self.requests
 
+    def begin(self, line: int, slot: int = -1, task: int | None = None) -> Observed:
+        """Add a request, first seen in a line."""
+        task = -1 if task is None else task
+        self.requests.append(Observed(len(self.requests), line, slot, task))
+        return self.requests[-1]
+
     def holds_chats(self) -> None:
         """Treat every request as a chat, as later releases do not log it."""
         for each in self.requests:

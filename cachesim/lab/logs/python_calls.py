@@ -71,10 +71,8 @@ class Calls:
                 self._end(call)
 
     def _open(self, line: int) -> Observed:
-        call = Observed(number=len(self.server.requests), line=line, slot=-1, task=-1)
-        self.server.requests.append(call)
-        self._call, self._decoded = call, 0
-        return call
+        self._call, self._decoded = self.server.begin(line), 0
+        return self._call
 
     def _hit(self, call: Observed, fields: Fields) -> None:
         """A prefix is kept, and the memory cut behind it."""

@@ -613,14 +613,9 @@ class Reader:
 
     def _launch(self, line: Line, slot: int, fields: Fields) -> None:
         server = self.server
-        request = Observed(
-            number=len(server.requests),
-            line=line.number,
-            slot=slot,
-            task=line.task if line.task is not None else -1,
-            is_child=fields.get("child") == "1",
-            launched_at=line.seconds,
-        )
+        before = next((each for each in reversed(server.requests) if each.slot == slot), None)
+        request = server.begin(line.number, slot, line.task)
+        request.is_child, request.launched_at = fields.get("child") == "1", line.seconds
         choice, values = self._chosen.pop(slot, ("unknown", {}))
         request.choice = choice
         request.sim, request.keep = values.get("sim"), values.get("keep")
@@ -628,24 +623,16 @@ class Reader:
         request.search, self._search = self._search, Search()
         request.slot_common, self._slot_common = self._slot_common, {}
         request.is_chat = bool(self._chats) and self._chats.popleft()
-        before = next((each for each in reversed(server.requests) if each.slot == slot), None)
         if before is not None and request.search.found_keep is None:
             request.shifted_before = before.shift_keep
         made = tuple((each.number, len(each.created)) for each in self._active.values())
-        server.requests.append(request)
         server.events.append(LogEvent("launched", request.number, slot, line.number, made))
         self._active[slot] = request
         self._idle = True
 
     def _found_running(self, line: Line, slot: int) -> Observed:
-        request = Observed(
-            number=len(self.server.requests),
-            line=line.number,
-            slot=slot,
-            task=line.task if line.task is not None else -1,
-            started_before=True,
-        )
-        self.server.requests.append(request)
+        request = self.server.begin(line.number, slot, line.task)
+        request.started_before = True
         self.server.events.append(LogEvent("launched", request.number, slot, line.number))
         self._active[slot] = request
         return request
@@ -707,14 +694,9 @@ class Reader:
             if request.processed == whole and (request.done_at or 0) < done:
                 break
         else:
-            request = Observed(
-                number=len(self.server.requests),
-                line=self._posts.popleft() if self._posts else line.number,
-                slot=-1,
-                task=-1,
-                processed=whole,
-            )
-            self.server.requests.append(request)
+            at = self._posts.popleft() if self._posts else line.number
+            request = self.server.begin(at)
+            request.processed = whole
             self._reading.append(request)
         request.done_at = done
         if done >= whole:
@@ -722,15 +704,8 @@ class Reader:
             self._reading.remove(request)
 
     def _begun(self, line: Line, cached: int, processed: int) -> Observed:
-        request = Observed(
-            number=len(self.server.requests),
-            line=line.number,
-            slot=-1,
-            task=-1,
-            first_cut=cached,
-            processed=processed,
-        )
-        self.server.requests.append(request)
+        request = self.server.begin(line.number)
+        request.first_cut, request.processed = cached, processed
         return request
 
     def _too_long(self, fields: Fields) -> None:

@@ -21,7 +21,7 @@ import heapq
 import json
 import re
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from itertools import chain, count, islice
 from pathlib import Path
@@ -133,21 +133,9 @@ class Requests:
         self, prompt: Sequence[Run], reply: Sequence[Run], time: float, *, silent: bool
     ) -> TraceRequest:
         """The request of a prompt and its reply."""
-        prompt, reply = joined(prompt), joined(reply)
-        blocks = self.chains.of(prompt)
-        return TraceRequest(
-            time=time,
-            length=sum(size for _, size in blocks),
-            output=sum(last - first for _, first, last in reply) or 1,
-            blocks=tuple(block for block, _ in blocks),
-            sizes=tuple(size for _, size in blocks),
-            runs=prompt,
-            reply=reply,
-            kept=self.chains.of(joined([*prompt, *reply])),
-            silent=silent,
-            seconds=True,
-            assumed=self.assumed,
-        )
+        more = {"silent": silent, "seconds": True, "assumed": self.assumed}
+        found = self.chains.request(joined(prompt), joined(reply), time, **more)
+        return found if found.output else replace(found, output=1)
 
     def of_messages(
         self, messages: Sequence["Message"], reply: str, time: float, *, silent: bool

@@ -82,6 +82,23 @@ class Chains:
             found.append((parent, before))
         return tuple(found)
 
+    def request(
+        self, prompt: tuple[Run, ...], reply: tuple[Run, ...], time: float, **more: Any
+    ) -> TraceRequest:
+        """The request of a prompt and its reply."""
+        blocks = self.of(prompt)
+        return TraceRequest(
+            time=time,
+            length=sum(size for _, size in blocks),
+            output=sum(last - first for _, first, last in reply),
+            blocks=tuple(block for block, _ in blocks),
+            sizes=tuple(size for _, size in blocks),
+            runs=prompt,
+            reply=reply,
+            kept=self.of(joined([*prompt, *reply])),
+            **more,
+        )
+
 
 def request_of(
     value: dict[str, Any], time: float, chains: Chains, place: str, *, seconds: bool
@@ -92,19 +109,7 @@ def request_of(
     if not prompt:
         msg = f"{place}: prompt has no tokens; write runs as [[0, 0, 120]]"
         raise TraceError(msg)
-    blocks = chains.of(prompt)
-    return TraceRequest(
-        time=time,
-        length=sum(size for _, size in blocks),
-        output=sum(last - first for _, first, last in reply),
-        blocks=tuple(block for block, _ in blocks),
-        sizes=tuple(size for _, size in blocks),
-        runs=prompt,
-        reply=reply,
-        kept=chains.of(joined([*prompt, *reply])),
-        silent="reply" not in value,
-        seconds=seconds,
-    )
+    return chains.request(prompt, reply, time, silent="reply" not in value, seconds=seconds)
 
 
 def line_of(time: float, prompt: Sequence[Run], reply: Sequence[Run]) -> str:
