@@ -21,6 +21,7 @@ from cachesim.lab.logs.extract import worst_scenario
 from cachesim.lab.logs.whole import UserSettings, open_log, read_files, replays_of
 from cachesim.play.bisect import Cause, Play, ReleaseVerdict, TurningPoint, judge, simulated, turns
 from cachesim.report.document import FittingTable
+from cachesim.report.tables import count
 from cachesim.scenario.checks import misfits
 from cachesim.scenario.format import Scenario
 
@@ -70,9 +71,7 @@ def bisect_command(
     for each in judged:
         release = each.played.profile
         style = "wrong" if each.state == "bad" else ""
-        cached = " ".join(
-            "-" if step.cached is None else str(step.cached) for step in each.played.steps
-        )
+        cached = " ".join(count(step.cached) for step in each.played.steps)
         state = Text(each.state.upper() if each.state == "bad" else each.state, style=style)
         why = f"{each.step}: {each.why}" if each.step else each.why
         why += f" ({each.evidence})" if each.evidence else ""

@@ -65,7 +65,7 @@ def totals_line(totals: Mapping[str, Any]) -> str:
     prompts, cached, processed = (reported[key] for key in ("prompt_tokens", "cached", "processed"))
     if not answered:
         return "No request was answered."
-    reused, read = (f"{shown(totals[key])} {word}" for key, word in PARTS)
+    reused, read = f"{shown(totals['cached'])} reused", f"{shown(totals['processed'])} processed"
     again = f"{shown(totals['again'])} of these reprocessed."
     whole = f"{shown(totals['prompt_tokens'])} prompt tokens"
     if prompts == cached == processed == answered:
@@ -85,10 +85,6 @@ def totals_line(totals: Mapping[str, Any]) -> str:
         return f"{first} In {cached} of {answered} answered requests: {reused}, {read}, {again}"
     some = f"{reused} in {cached} of {answered} answered requests" if cached else "Reused: unknown"
     return f"{first} {some}; {read} in {processed} of {answered}."
-
-
-PARTS: Final = (("cached", "reused"), ("processed", "processed"))
-"""Counts of prompt tokens and their labels."""
 
 
 def tokens_of(count: int | None) -> str:

@@ -104,11 +104,11 @@ class Texts:
             colours=self.colours(piece),
         )
 
-    def bars(self, pieces: Iterable[Piece], kind: BarKind = "held") -> Iterator[Bar]:
+    def bars(self, pieces: Iterable[Piece]) -> Iterator[Bar]:
         """Consecutive pieces, from position 0 on."""
         start = 0
         for piece in pieces:
-            yield self.bar(start, piece, kind)
+            yield self.bar(start, piece)
             start += size_of(piece)
 
 
