@@ -10,7 +10,8 @@ refusal comes before any work, and a command that fails leaves the file that was
 
 import os
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import mkstemp
@@ -23,6 +24,19 @@ PAGE, PLOT, TABLE, PARQUET, GGUF = b"<!doctype html", b"<svg", b"trace,", b"PAR1
 
 ANYBODY: Final = 0o666
 """Permissions of a new file, without the umask."""
+
+
+@contextmanager
+def readable(name: object, kind: type[InputError] = InputError) -> Iterator[None]:
+    """Name a file that cannot be read in here, or is no text, in an error of this kind."""
+    try:
+        yield
+    except OSError as error:
+        msg = f"{name}: cannot be read: {error.strerror or error}"
+        raise kind(msg) from None
+    except UnicodeDecodeError as error:
+        msg = f"{name}: is not UTF-8 text: byte {error.start} is {error.object[error.start]:#04x}"
+        raise kind(msg) from None
 
 
 def refuse_existing(path: Path, flag: str) -> None:

@@ -20,7 +20,7 @@ from cachesim.cli.jobs import processes, processes_wanted, processors, workers
 from cachesim.cli.options import Gguf, ModelSizes, Slice, StatesAt
 from cachesim.cli.outputs import output_at, print_report, progress, write_page
 from cachesim.errors import InputError
-from cachesim.files import Output
+from cachesim.files import Output, readable
 from cachesim.lab.traces.fleet.fleet import ROUTERS, Fleet
 from cachesim.lab.traces.fleet.serving import record_events
 from cachesim.lab.traces.playing import check, play
@@ -230,13 +230,10 @@ def _kept(trace: str) -> Iterator[tuple[str, str]]:
         yield trace, ""
         return
     with NamedTemporaryFile(prefix="cachesim-") as copy:
-        try:
+        with readable(trace):
             with nullcontext(sys.stdin.buffer) if piped else path.open("rb") as stream:
                 copyfileobj(stream, copy)
             copy.flush()
-        except OSError as error:
-            msg = f"{trace}: cannot be read: {error.strerror or error}"
-            raise InputError(msg) from None
         yield STANDARD_INPUT if piped else trace, copy.name
 
 

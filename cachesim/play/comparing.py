@@ -18,6 +18,7 @@ from cachesim.engines.base import Reply
 from cachesim.engines.family import FAMILIES, Profile
 from cachesim.engines.held import Held, sizes_of
 from cachesim.errors import CachesimError, ScenarioError
+from cachesim.files import readable
 from cachesim.model.arithmetic import ArithmeticName
 from cachesim.model.spec import ModelSpec
 from cachesim.play.session import Session
@@ -229,14 +230,9 @@ def policies() -> tuple[Row, ...]:
 
 def rows_in(path: Path) -> tuple[Row, ...]:
     """The rows of a user's file."""
-    try:
-        return read(path.read_text(encoding="utf-8"), str(path))
-    except OSError as error:
-        msg = f"{path}: cannot be read: {error.strerror or error}"
-        raise ScenarioError(msg) from None
-    except UnicodeDecodeError as error:
-        msg = f"{path}: is not UTF-8 text: byte {error.start} is {error.object[error.start]:#04x}"
-        raise ScenarioError(msg) from None
+    with readable(path, ScenarioError):
+        text = path.read_text(encoding="utf-8")
+    return read(text, str(path))
 
 
 def read(text: str, name: str) -> tuple[Row, ...]:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Final, Literal, NoReturn, TypeAlias
 
 from cachesim.errors import InputError
+from cachesim.files import readable
 from cachesim.model.spec import Sizes
 from cachesim.typed import Json
 
@@ -123,12 +124,10 @@ def memory_of(model: str, folder: Path = Path()) -> Memory:
             f"{f' ({near} are)' if near else ''}; `cachesim list models` has all of them"
         )
         raise InputError(msg)
+    with readable(f"--sizes {model}"), path.open("rb") as file:
+        text = file.read(MOST_BYTES)
     try:
-        with path.open("rb") as file:
-            value = json.loads(file.read(MOST_BYTES))
-    except OSError as error:
-        msg = f"--sizes {model}: cannot be read: {error.strerror or error}"
-        raise InputError(msg) from None
+        value = json.loads(text)
     except (ValueError, RecursionError):
         msg = f"--sizes {model}: not JSON; write the path of a model's config.json (--gguf: GGUF)"
         raise InputError(msg) from None

@@ -34,9 +34,7 @@ from cachesim.lab.logs.observed import (
     SlotChoice,
     printed,
 )
-from cachesim.lab.logs.python_calls import Calls
-
-Fields = Mapping[str, str]
+from cachesim.lab.logs.python_calls import Calls, Fields
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,6 +34,7 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from cachesim.errors import InputError
+from cachesim.files import readable
 from cachesim.lab.traces.fleet.fleet import Fleet
 from cachesim.lab.traces.playing import check
 from cachesim.lab.traces.replay import BOUND, Cell, Measured
@@ -69,14 +70,10 @@ class PlanError(InputError):
 
 def read_plan(path: Path, traces: Path | None = None) -> tuple[Cell, ...]:
     """The cells of a file's plan, in its order; its traces are in a folder, or beside it."""
+    with readable(path, PlanError):
+        text = path.read_text(encoding="utf-8")
     try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        msg = f"{path}: cannot be read: {error.strerror or error}"
-        raise PlanError(msg) from None
-    except UnicodeDecodeError as error:
-        msg = f"{path}: is not UTF-8 text: byte {error.start} is {error.object[error.start]:#04x}"
-        raise PlanError(msg) from None
+        table = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         msg = f"{path}: is not TOML: {error}"
         raise PlanError(msg) from None

@@ -26,7 +26,7 @@ from typing import Any, BinaryIO, Final, Literal, TypeAlias, cast
 from cachesim.engines.tokens import LONGEST, Run
 from cachesim.engines.words import counted
 from cachesim.errors import InputError
-from cachesim.files import PARQUET
+from cachesim.files import PARQUET, readable
 from cachesim.packed import HEAD_BYTES, unpacked
 from cachesim.typed import Json
 
@@ -511,13 +511,9 @@ def text_lines(path: Path, name: str) -> Iterator[tuple[str, str]]:
 
 def parquet_rows(path: Path, name: str) -> Iterator[Line] | None:
     """The rows of a Parquet file; None if it is none."""
-    try:
-        with path.open("rb") as file:
-            if file.read(len(PARQUET)) != PARQUET:
-                return None
-    except OSError as error:
-        msg = f"{name}: cannot be read: {error.strerror or error}"
-        raise TraceError(msg) from None
+    with readable(name, TraceError), path.open("rb") as file:
+        if file.read(len(PARQUET)) != PARQUET:
+            return None
     if find_spec("pyarrow") is None:
         msg = f"{name}: is Parquet, which needs pyarrow: pip install 'cachesim[parquet]'"
         raise TraceError(msg)

@@ -27,7 +27,7 @@ from typing import Any, Final, TypeAlias, cast
 from cachesim.engines import FAMILIES
 from cachesim.engines.family import Family, family_of
 from cachesim.errors import InputError
-from cachesim.files import Output, not_writable
+from cachesim.files import Output, not_writable, readable
 from cachesim.lab.traces.replay import Cell, Run
 from cachesim.lab.traces.source import MOST_REQUESTS
 from cachesim.lab.traces.sweep import code_digest, engines_digest
@@ -238,14 +238,11 @@ class States:
     def load(self, cell: Cell) -> Run | None:
         """The replay of a cell where it was left; None if it was not begun."""
         path = self._path(cell)
-        try:
+        with readable(path):
+            if not path.exists():
+                return None
             with path.open("rb") as file:
                 head, body = file.readline(MOST_HEAD), file.read()
-        except FileNotFoundError:
-            return None
-        except OSError as error:
-            msg = f"{path}: cannot be read: {error.strerror or error}"
-            raise InputError(msg) from None
         self._check(path, cell, head, body)
         try:
             with _no_collection():

@@ -27,6 +27,7 @@ from math import exp, log
 from pathlib import Path
 from typing import Final, TypeAlias, get_args
 
+from cachesim.files import readable
 from cachesim.lab.traces.forms import open_form
 from cachesim.lab.traces.reading import MOST_TOKENS, Clock, TraceError, TraceRequest
 from cachesim.typed import check_whole
@@ -229,12 +230,9 @@ class Source:
         """Digest of the trace's requests, independent of the file's place."""
         if MADE.fullmatch(self.name):
             return self.name
-        try:
-            digests = []
+        digests = []
+        with readable(self.name, TraceError):
             for path in sorted(self.path.iterdir()) if self.path.is_dir() else [self.path]:
                 with path.open("rb") as file:
                     digests.append(hashlib.file_digest(file, "sha256").hexdigest())
-            return "-".join(digests)
-        except OSError as error:
-            msg = f"{self.name}: cannot be read: {error.strerror or error}"
-            raise TraceError(msg) from None
+        return "-".join(digests)
