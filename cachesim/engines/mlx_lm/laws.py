@@ -34,6 +34,7 @@ from cachesim.engines.mlx_lm.rules import (
     WholeRules,
 )
 from cachesim.engines.mlx_lm.store.disk_prompt_cache import DiskPromptCache, RecordStore
+from cachesim.engines.mlx_lm.store.mllm_prompt_cache import MllmPromptCache
 from cachesim.engines.mlx_lm.stored import KEPT, lengths
 from cachesim.engines.seen import Breach, Seen
 from cachesim.engines.tokens import get_common_prefix
@@ -207,7 +208,9 @@ class MlxLaws:
         if STOPS in seen.fields or seen.images or not seen.plain:
             return
         stored = [each for each in seen.events if isinstance(each, Insertion)]
-        due, found = lengths(own, seen), [int(each.length) for each in stored]
+        cache = self._engine.server.store.cache
+        suffix = cache.suffix if isinstance(cache, MllmPromptCache) else 0
+        due, found = lengths(own, seen, suffix), [int(each.length) for each in stored]
         if due is not None and due != found:
             yield f"states of {found} tokens are stored, not of {due}"
         for disk in self._disks:

@@ -28,14 +28,17 @@ KEPT: frozenset[str] = frozenset({"attention", "window"})
 """Layers without a state."""
 
 
-def lengths(own: ServerRules, seen: Seen) -> list[int] | None:
-    """Tokens of each state, in the order of their insertion; None where no rule is known here."""
+def lengths(own: ServerRules, seen: Seen, suffix: int) -> list[int] | None:
+    """Tokens of each state, in the order of their insertion; None where no rule is known here.
+
+    `suffix` tokens at a prompt's end open the reasoning part, which `MllmRules` leave out.
+    """
     reply = seen.reply
     whole = len(reply.prompt) + len(reply.generated)
     if own.grid is not None:
         return _on_grid(own.grid, seen, whole)
     if own.memory is not None:
-        return _in_memory(own.memory, seen, whole)
+        return _in_memory(own.memory, seen, whole, suffix)
     [admitted] = [each for each in seen.events if isinstance(each, RequestAdmitted)]
     if own.segments:
         return [*_ends(admitted), whole]
@@ -73,15 +76,15 @@ def _on_grid(grid: GridRules, seen: Seen, whole: int) -> list[int] | None:
     return captured + ([whole] if grid.keeps_the_end else [])
 
 
-def _in_memory(memory: MemoryRules, seen: Seen, whole: int) -> list[int] | None:
+def _in_memory(memory: MemoryRules, seen: Seen, whole: int, suffix: int) -> list[int] | None:
     prompt, cached = len(seen.reply.prompt), int(there_is(seen.reply.cached))
     cuts, counts = seen.layers <= CUT, bool(seen.layers & KEPT)
     if isinstance(memory, WholeRules) or "window" in seen.layers or seen.chat:
         return None
     if isinstance(memory, MllmRules):
-        if cuts:
-            return [prompt] if prompt >= memory.least else []
-        return [prompt] if memory.keeps_logits and cached == 0 and prompt >= memory.least else []
+        kept = prompt - suffix if cuts else prompt
+        first = cuts or (memory.keeps_logits and cached == 0)
+        return [kept] if first and kept >= memory.least else []
     if isinstance(memory, RapidRules):
         if not (cuts or memory.uncut):
             return []

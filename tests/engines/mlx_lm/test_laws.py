@@ -177,6 +177,17 @@ def test_each_server_stores_a_prompt_at_its_own_lengths(
     assert [f"states of {found[1:]} tokens are stored, not of {found}"] == list(laws._kept(fewer))
 
 
+def test_the_tokens_that_open_a_reasoning_part_are_stored_by_no_key_of_keys_and_values() -> None:
+    scenario = scenario_of(tuple(range(265, 405)), chat_template="strip-reasoning")
+    profile = Profile.parse("mlx-lm@0.31.3+vllm-mlx-mllm")
+    session = Session(scenario, profile, arithmetic="counts")
+    laws = MlxLaws(session.engine)  # type: ignore[arg-type]
+    [seen] = seen_of(session)
+
+    assert [138] == [each.length for each in insertions(seen)]
+    assert [] == list(laws._kept(seen))
+
+
 def insertions(seen: Seen) -> list[Insertion]:
     return [each for each in seen.events if isinstance(each, Insertion)]
 
