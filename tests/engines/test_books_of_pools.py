@@ -1,4 +1,4 @@
-"""Books of the pools and trees of vLLM and SGLang that do not agree."""
+"""Books of llama.cpp's slots, and of the pools and trees of vLLM and SGLang, that do not agree."""
 
 from collections.abc import Callable
 from typing import Any
@@ -21,6 +21,11 @@ def served(profile: str) -> Any:
     engine.run()
     engine.check_integrity()
     return engine
+
+
+def _keeps_a_checkpoint_twice(engine: Any) -> None:
+    held = engine._server.slots[0].prompt.checkpoints
+    held.append(held[-1])
 
 
 def _repeats_a_state(engine: Any) -> None:
@@ -48,6 +53,7 @@ def _forgets_states(engine: Any) -> None:
         ("sglang@0.5.23", lambda engine: engine.tree.leaves.clear(), "0 leaves may be evicted"),
         ("sglang@0.5.23", _forgets_what_was_kept, "no record of 64 tokens"),
         ("sglang@0.5.23", _forgets_states, "no record of the state after 64 tokens"),
+        ("llama.cpp@b11549", _keeps_a_checkpoint_twice, "two checkpoints of one length"),
         ("vllm@0.33.0", lambda engine: engine.manager.pins.update({9: []}), "kept of request 9"),
         ("vllm@0.33.0", lambda engine: engine.manager.pool.cached.clear(), "not cached"),
     ],

@@ -111,6 +111,11 @@ def check_integrity(server: ServerContext) -> None:
         most = server.options.ctx_checkpoints
         held = slot.prompt.checkpoints
         _require(len(held) <= most, f"slot {slot.id} holds {len(held)} of {most} checkpoints")
+        ends = {each.n_tokens for each in held}
+        _require(
+            len(ends) == len(held) or not server.rules.checkpoints.supersede_equal,
+            f"slot {slot.id} holds two checkpoints of one length",
+        )
         for checkpoint in held:
             ordered = 0 <= checkpoint.pos_min <= checkpoint.pos_max
             _require(ordered, f"slot {slot.id} has a checkpoint from {checkpoint.as_dict()}")
