@@ -9,6 +9,7 @@ from concurrent.futures import Executor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from logging import CRITICAL
 from multiprocessing import active_children
 from typing import Any, Final, TypeAlias
 
@@ -230,7 +231,10 @@ def crew(where: str) -> Iterator[tuple[Executor, int]]:
         address: Any = where
         if own:
             address = opened.enter_context(
-                LocalCluster(n_workers=own, threads_per_worker=1, **NO_DASHBOARD)
+                # A heartbeat that meets the closing scheduler is logged with its traceback.
+                LocalCluster(
+                    n_workers=own, threads_per_worker=1, silence_logs=CRITICAL, **NO_DASHBOARD
+                )
             )
         try:
             client = opened.enter_context(Client(address, timeout=ANSWERS_WITHIN))
