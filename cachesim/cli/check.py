@@ -105,7 +105,7 @@ def bar(title: str, budget: Budget, examples: int) -> Iterator[Callable[["Sent"]
 
 
 Sent: TypeAlias = Report | Comparison | Findings
-"""What has counts of workloads and of requests."""
+"""Results with counts of workloads and of requests."""
 
 
 WORDS: Final = ("reuse", *EXERCISED, "refusal")
@@ -680,6 +680,9 @@ def _compare(one: Profile, other: Profile, plan: Plan) -> int:
     budget = Budget(plan.minutes)
     with bar(f"{one} against {other}, {plan.model}", budget, plan.examples) as going:
         found = compare(one, other, plan.model, **plan.how, going=going)
+    if not (found.workloads or budget.left()):
+        _print(plan.printed, Text(f"{one} against {other}"), Text(f"  {NOTHING_RUN}"))
+        return NOT_AS_EXPECTED
     return print_comparison(found, plan.printed)
 
 

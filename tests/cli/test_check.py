@@ -15,6 +15,7 @@ from cachesim.testing.search import Comparison, Side, workloads
 from cachesim.testing.workloads import Shape
 
 SOUND = "llama.cpp@b11549+erase-equal"
+OTHER = "llama.cpp@b9538"
 WITHOUT = ("--set", "lora=")
 """Adapters of a request show a defect of this release."""
 
@@ -31,7 +32,9 @@ def test_every_server_has_what_was_set(capsys: pytest.CaptureFixture[str]) -> No
     assert "shift" in said.partition("never exercised")[2], "no chunk was moved"
 
 
-@pytest.mark.parametrize("more", [(), ("--all",), ("--scope", "2")], ids=" ".join)
+@pytest.mark.parametrize(
+    "more", [(), ("--all",), ("--scope", "2"), ("--against", OTHER)], ids=" ".join
+)
 def test_a_check_whose_time_ends_before_a_workload_fails(
     more: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
