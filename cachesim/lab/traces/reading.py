@@ -491,7 +491,11 @@ def _document(head: str, lines: Iterator[tuple[str, str]], place: str, name: str
 def text_lines(path: Path, name: str) -> Iterator[tuple[str, str]]:
     """The lines of a file with their places."""
     try:
-        with _opened(path, name) as file, TextIOWrapper(file, encoding="utf-8-sig") as lines:
+        with (
+            readable(name, TraceError),
+            _opened(path, name) as file,
+            TextIOWrapper(file, encoding="utf-8-sig") as lines,
+        ):
             cut = iter(partial(lines.readline, MOST_CHARACTERS), "")
             for number, line in enumerate(cut, 1):
                 place = f"{name}:{number}"
@@ -501,12 +505,6 @@ def text_lines(path: Path, name: str) -> Iterator[tuple[str, str]]:
                 yield line, place
     except InputError as error:  # of what unpacks it
         raise TraceError(str(error)) from None
-    except OSError as error:
-        msg = f"{name}: cannot be read: {error.strerror or error}"
-        raise TraceError(msg) from None
-    except UnicodeDecodeError as error:
-        msg = f"{name}: not UTF-8: {error.reason} at byte {error.start}"
-        raise TraceError(msg) from None
 
 
 def parquet_rows(path: Path, name: str) -> Iterator[Line] | None:
