@@ -20,11 +20,11 @@ from cachesim.engines.mlx_lm.store.mllm_prompt_cache import MllmPromptCache
 
 
 def problems(cache: LRUPromptCache) -> Iterator[str]:
-    """What is wrong with a store, in words."""
+    """Inconsistencies of a store, in words."""
     yield from _queues(cache)
     for _, _, entry in cache.trie.items():
         for layer in entry.prompt_cache:
-            yield from restored(layer)
+            yield from restore_problems(layer)
     if cache.rules.limits_bytes:
         yield from _bytes(cache)
     if isinstance(cache, RapidPromptCache):
@@ -44,9 +44,9 @@ def problems(cache: LRUPromptCache) -> Iterator[str]:
 
 
 def of_batch(rows: list[Row], cache: PromptCache, *, counted: bool) -> Iterator[str]:
-    """What is wrong with a batch between two steps; `counted`: its rows list what they hold."""
+    """Inconsistencies of a batch between two steps; `counted`: its rows list their tokens."""
     for layer in leaves(cache):
-        yield from restored(layer)
+        yield from restore_problems(layer)
         name, held = type(layer).__name__, [len(row.tokens) for row in rows]
         if isinstance(layer, ArraysCache):
             sizes = {len(each) for each in layer.cache if each is not None}
@@ -62,8 +62,8 @@ def of_batch(rows: list[Row], cache: PromptCache, *, counted: bool) -> Iterator[
             yield f"a {name} is of {sizes} rows in a batch of {len(rows)}"
 
 
-def restored(layer: LayerCache) -> Iterator[str]:
-    """Whether a layer is the same after a save and a restore, where the release can do both."""
+def restore_problems(layer: LayerCache) -> Iterator[str]:
+    """A difference of a layer after a save and a restore, where the release can do both."""
     rules, kind = layer.rules, type(layer)
     if rules.state_form == "sliced":
         slots = layer.cache if isinstance(layer, ArraysCache) else [getattr(layer, "keys", layer)]

@@ -35,13 +35,11 @@ from cachesim.engines.mlx_lm.rules import (
 )
 from cachesim.engines.mlx_lm.store.disk_prompt_cache import DiskPromptCache, RecordStore
 from cachesim.engines.mlx_lm.store.mllm_prompt_cache import MllmPromptCache
-from cachesim.engines.mlx_lm.stored import KEPT, lengths
+from cachesim.engines.mlx_lm.stored import CUT, KEPT, lengths
 from cachesim.engines.seen import Breach, Seen
 from cachesim.engines.tokens import get_common_prefix
 from cachesim.model.build import arithmetic_of
 from cachesim.typed import there_is
-
-ATTENTION: Final = frozenset({"attention"})
 
 LEAVES: Final = (
     PromptCacheConsumed,
@@ -113,7 +111,7 @@ class MlxLaws:
 
     @property
     def _rounds(self) -> bool:
-        """True if keys and values are quantised, of what a prompt's own calls alone decide."""
+        """True if keys and values are quantised, and calls of the model alone decide an answer."""
         own = self._rules.server
         plain = own.grid is None and own.memory is None and own.snapshots is None
         exact = not (self._rules.store.reuses_untrimmed or self._rules.caches.arrays_trim_resets)
@@ -122,7 +120,10 @@ class MlxLaws:
         return rounds and plain and exact and ring
 
     def _wrong(self, seen: Seen) -> str:
-        """A quantised answer that no calls lead to, where all entries of the store are known."""
+        """The detail of a quantised answer that follows from no calls of the model.
+
+        Judged only while the events account for every entry of the store.
+        """
         reply, flags = seen.reply, self._options
         start, step = flags.quantized_kv_start, flags.prefill_step_size
         if seen.model not in self._recomputed:
@@ -174,7 +175,7 @@ class MlxLaws:
                 yield from self._admitted(each, seen)
 
     def _admitted(self, admitted: RequestAdmitted, seen: Seen) -> Iterator[str]:
-        """What is said of a request that is admitted, and whether it is batched."""
+        """The reported counts of an admitted request, and its path: batched, or alone."""
         own, flags, cached = self._rules.server, self._options, seen.reply.cached
         if admitted.cached != cached:
             yield f"{admitted.cached} tokens cached as it was admitted, {cached} after"
@@ -215,7 +216,7 @@ class MlxLaws:
             yield f"states of {found} tokens are stored, not of {due}"
         for disk in self._disks:
             chunks = disk.chunks(tokens)
-            if own.grid == DiskRules() and seen.layers <= ATTENTION and len(self._disks) == 1:
+            if own.grid == DiskRules() and seen.layers <= CUT and len(self._disks) == 1:
                 missing = [each.end for each in chunks if (each.key, KV) not in disk.records]
                 if missing:
                     yield f"the records up to {missing} are not on disk"
@@ -291,7 +292,7 @@ class MlxLaws:
         prompt, held = seen.reply.prompt, before.reply.prompt + before.reply.generated
         shared, length = int(get_common_prefix(prompt, held)), len(prompt)
         end = shared if shared == len(held) < length else 0  # where it continues the whole reply
-        cut = min(shared, length - 1) if seen.plain and seen.layers <= ATTENTION else 0
+        cut = min(shared, length - 1) if seen.plain and seen.layers <= CUT else 0
         if rules.memory is not None:
             return self._due_of_memory(before, seen, shared, end, cut)
         if rules.grid is not None:

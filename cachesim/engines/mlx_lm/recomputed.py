@@ -26,14 +26,14 @@ MOST: Final = 300
 
 
 @dataclass(frozen=True, slots=True)
-class Fed:
-    """The calls that fed a sequence: the end of each, and whether it wrote rounded numbers."""
+class History:
+    """Calls of the model for a sequence: the end of each, true if it wrote rounded numbers."""
 
     tokens: Tokens
     calls: tuple[tuple[int, bool], ...]
-    rounds: bool = False  # whether the next call does
+    rounds: bool = False  # the next call writes rounded numbers
 
-    def cut(self, count: int) -> "Fed":
+    def cut(self, count: int) -> "History":
         """The first tokens, as a request resumes from them; calls that wrote exactly are one."""
         kept = [call for call in self.calls if call[0] < count]
         if count:
@@ -41,15 +41,15 @@ class Fed:
         exact = max((end for end, rounds in kept if not rounds), default=0)
         calls: tuple[tuple[int, bool], ...] = ((exact, False),) if exact else ()
         calls += tuple(call for call in kept if call[1])
-        return Fed(self.tokens[:count], calls, self.rounds)
+        return History(self.tokens[:count], calls, self.rounds)
 
-    def continued(self, tokens: Tokens, ends: Sequence[int], start: int) -> "Fed":
+    def continued(self, tokens: Tokens, ends: Sequence[int], start: int) -> "History":
         """The calls that follow; from `start` tokens on what is held is rounded."""
         calls, rounds = list(self.calls), self.rounds
         for end in ends:
             calls.append((end, rounds))
             rounds = rounds or end >= start
-        return Fed(tokens, tuple(calls), rounds)
+        return History(tokens, tuple(calls), rounds)
 
 
 def ends_of(cached: int, prompt: int, generated: int, step: int) -> Iterator[int]:
@@ -65,26 +65,28 @@ class Recomputed:
 
     def __init__(self, network: Network, *, start: int, step: int) -> None:
         self._network, self._start, self._step = network, start, step
-        self._fed: list[Fed] = []
+        self._fed: list[History] = []
 
     def wrong(self, prompt: Tokens, generated: Tokens, cached: int, logits: Array) -> bool | None:
-        """Whether no calls lead to these logits; None where they are unknown, or too many."""
+        """True if no calls lead to these logits; None where the calls are unknown, or too many."""
         whole = prompt + generated
         ends = tuple(ends_of(cached, len(prompt), len(generated), self._step))
         found = {
             each.cut(cached)
-            for each in (*self._fed, Fed((), ()))
+            for each in (*self._fed, History((), ()))
             if cached <= get_common_prefix(each.tokens, prompt) and (cached or not each.tokens)
         }
-        ways = [each.continued(whole, ends, self._start) for each in found]
-        if not ways or sum(len(each.calls) for each in ways) > MOST:
-            self._fed += ways
+        histories = [each.continued(whole, ends, self._start) for each in found]
+        if not histories or sum(len(each.calls) for each in histories) > MOST:
+            self._fed += histories
             return None
-        right = [each for each in ways if np.array_equal(logits, self._logits(each, len(prompt)))]
-        self._fed += right or ways
+        right = [
+            each for each in histories if np.array_equal(logits, self._logits(each, len(prompt)))
+        ]
+        self._fed += right or histories
         return not right
 
-    def _logits(self, fed: Fed, prompt: int) -> Array:
+    def _logits(self, fed: History, prompt: int) -> Array:
         """The row before each token of the reply."""
         store, begin, rows = _Rows(self._network), 0, []
         calls = [*fed.calls, (0, fed.rounds)]

@@ -7,6 +7,8 @@
 Read off each server's rules alone, without its store, for a request that was served alone.
 """
 
+from typing import Final
+
 from cachesim.engines.mlx_lm.events import RequestAdmitted
 from cachesim.engines.mlx_lm.rules import (
     DiskRules,
@@ -21,10 +23,10 @@ from cachesim.engines.mlx_lm.rules import (
 from cachesim.engines.seen import Seen
 from cachesim.typed import there_is
 
-CUT: frozenset[str] = frozenset({"attention"})
+CUT: Final = frozenset({"attention"})
 """Layers that can be cut at any token."""
 
-KEPT: frozenset[str] = frozenset({"attention", "window"})
+KEPT: Final = frozenset({"attention", "window"})
 """Layers without a state."""
 
 

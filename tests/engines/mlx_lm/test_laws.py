@@ -25,7 +25,7 @@ from cachesim.engines.mlx_lm.events import (
     RequestFinished,
 )
 from cachesim.engines.mlx_lm.generate.shared import Row
-from cachesim.engines.mlx_lm.integrity import of_batch, problems, restored
+from cachesim.engines.mlx_lm.integrity import of_batch, problems, restore_problems
 from cachesim.engines.mlx_lm.laws import MlxLaws
 from cachesim.engines.mlx_lm.rules import CacheRules
 from cachesim.engines.mlx_lm.store.disk_prompt_cache import DiskPromptCache
@@ -242,7 +242,9 @@ def test_a_layer_is_the_same_after_a_save_and_a_restore() -> None:
     layer = Forgetful(CacheRules())
     layer.update_and_fetch(np.zeros((1, 1, 3, 2)), np.zeros((1, 1, 3, 2)))
 
-    assert ["a Forgetful is not the same after a save and a restore"] == list(restored(layer))
+    assert ["a Forgetful is not the same after a save and a restore"] == list(
+        restore_problems(layer)
+    )
 
 
 def test_the_layers_of_a_batch_have_its_rows() -> None:
