@@ -203,6 +203,22 @@ def test_sglangs_request_log_has_requests_as_they_came(tmp_path: Path) -> None:
     assert 1000 == found[1].time - found[0].time
 
 
+def test_sglangs_log_has_times_and_batches_around_its_requests(tmp_path: Path) -> None:
+    """Lines of 0.5.23 begin with a time, and the server prints them beside its batches."""
+    at = "[2026-10-01 00:00:01] "
+    received, finished = (
+        f'{at}{{"timestamp": "2026-10-01T00:00:01.25", "event": "request.{event}", "rid": "a", '
+        f'"obj": {{"input_ids": [1, 2, 3]}}, "out": {{"output_ids": [4, 5]}}}}\n'
+        for event in ("received", "finished")
+    )
+    batch = f"{at}Prefill batch, #new-seq: 1, #new-token: 3, #cached-token: 0, token usage: 0.00\n"
+    path = tmp_path / "server.log"
+    for text in (batch + received + batch + finished, received + finished):
+        path.write_text(text)
+
+        assert [(3, 2, False)] == [(e.length, e.output, e.silent) for e in requests(path)]
+
+
 def test_vllms_log_has_the_token_ids(tmp_path: Path) -> None:
     path = tmp_path / "server.log"
     path.write_text(
@@ -372,6 +388,7 @@ def test_without_pyarrow_its_extra_is_named(
         ({"trajectory": [{"action": "ls"}]}, "neither queries nor a history"),
         ({"prompt_token_ids": ["x"]}, "prompt_token_ids is .'x'.; write a list of whole numbers"),
         ({"prompt_token_ids": []}, "no prompt; write its token ids"),
+        ({"input_ids": [1, "...", 2]}, "a part of input_ids; start SGLang with `--log-requests-l"),
         ({**AGENTS, "block_size": 0}, "block_size has 0; write a whole number"),
         ({**AGENTS, "requests": [3]}, "requests has 3; write an object"),
         ({**AGENTS, "requests": [{"t": -1}]}, "t is -1; write seconds"),

@@ -14,10 +14,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import BinaryIO, Final
 
-from cachesim.lab.logs.observed import IK, LLAMA, LM_STUDIO, MLX, OLLAMA, PYTHON
+from cachesim.lab.logs.observed import IK, LLAMA, LM_STUDIO, MLX, OLLAMA, PYTHON, SGLANG
 
-LONGEST_LINE: Final = 1 << 14
-"""Most bytes of a line that are parsed; a server's own lines are far shorter."""
+LONGEST_LINE: Final = 1 << 16
+"""Most bytes of a line that are parsed: a request of SGLang has up to 2,048 tokens of its prompt
+and reply; other lines are far shorter.
+"""
 
 COLOUR: Final = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 SLOT: Final = re.compile(r"\bslot +\S{1,40}: +id +(-?\d{1,6}) +\| +task +(-?\d{1,9}) +\| ?(.*)")
@@ -34,6 +36,15 @@ kubectl's pod and container.
 
 CLOCK: Final = re.compile(r"(?:^|[\s|\]:])(\d{1,6})\.(\d\d)\.(\d\d\d)\.(\d\d\d) ([A-Z]) ")
 LEVEL: Final = frozenset("DIWET")
+SGLANG_REQUEST: Final = re.compile(
+    r"(?:^|\] |\| )(?:Finish|Receive)(?: OpenAI)?: obj=|\"event\": \"request\.(?:finished|received)"
+)
+SGLANG_COUNT: Final = re.compile(
+    r"\b(prompt_tokens|(?:num|total)_retractions|completion_tokens|cached_tokens)\W{3}(\d{1,12})\b"
+)
+"""A request in SGLang's log, as text or JSON, which may quote its prompt and reply; and its counts
+behind them.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +159,13 @@ def _read_line(number: int, raw: bytes) -> Line | None:
     text = raw.decode("utf-8", "replace").rstrip("\r\n\x00 ")
     if not text:
         return None
-    text = _from_json(unwrapped(text))
+    text = unwrapped(text)
+    found = SGLANG_REQUEST.search(text, 0, 300)
+    if found is not None:
+        counts = SGLANG_COUNT.findall(text, max(0, text.rfind("meta_info")))
+        body = " ".join(("meta_info", *(f"{name}={count}" for name, count in counts)))
+        return Line(number, body, body) if counts else None
+    text = _from_json(text)
     seconds = _clock(text)
     found = SLOT.search(text)
     if found:
@@ -281,6 +298,11 @@ STYLES: Final[tuple[Style, ...]] = (
     Style(
         engine=LM_STUDIO,
         words=(("Prompt cache restore: cached_tokens=",),),
+        prints_checkpoints=False,
+    ),
+    Style(
+        engine=SGLANG,
+        words=(("meta_info prompt_tokens=", " cached_tokens="),),
         prints_checkpoints=False,
     ),
     Style(

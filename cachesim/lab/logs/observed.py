@@ -47,7 +47,7 @@ def bounded(value: int, low: int, high: int) -> Known:
 
 
 LLAMA, IK, MLX, PYTHON = "llama.cpp", "ik_llama.cpp", "mlx-lm", "llama-cpp-python"
-OLLAMA, LM_STUDIO = "Ollama's MLX runner", "LM Studio's MLX engine"
+OLLAMA, LM_STUDIO, SGLANG = "Ollama's MLX runner", "LM Studio's MLX engine", "SGLang"
 """Engines whose lines are known."""
 
 SlotChoice: TypeAlias = Literal["similarity", "age", "id", "unknown"]
@@ -157,13 +157,14 @@ class ServerLog:
     begins_at_start: bool = False
     clock: float = 0.0  # by the server's own, when it was last printed
     went_back: int = 0  # so often the clock did, by a second or more
+    retracted: int = 0  # requests of SGLang that started over
     foreign: set[str] = field(default_factory=set)  # other servers whose lines were seen
     mixed: bool = False  # counts of prompts and of drafts, or of two calls, are in one line
 
     @property
     def engine(self) -> str:
         """The engine of the lines; llama.cpp's have several styles."""
-        others = (IK, OLLAMA, LM_STUDIO, MLX, PYTHON)
+        others = (IK, OLLAMA, LM_STUDIO, SGLANG, MLX, PYTHON)
         return next((each for each in others if each in self.styles), LLAMA)
 
     @property

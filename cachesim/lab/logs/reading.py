@@ -25,6 +25,7 @@ from cachesim.lab.logs.observed import (
     LM_STUDIO,
     MLX,
     PYTHON,
+    SGLANG,
     UNKNOWN,
     Compared,
     LogEvent,
@@ -224,6 +225,12 @@ SERVER_PATTERNS: Final = (
         "prefix-restored",
         "Prompt cache restore:",
         r"cached_tokens=(?P<cached>\d+) uncached_tokens=(?P<left>\d+)",
+    ),
+    _pattern(
+        "finished",
+        "meta_info prompt_tokens=",
+        r"^meta_info prompt_tokens=(?P<n_tokens>\d+)(?: \w+_retractions=(?P<retractions>\d+))?"
+        r" completion_tokens=(?P<generated>\d+) cached_tokens=(?P<cached>\d+)",
     ),
     _pattern("completion", '"completion_tokens"', r'completion_tokens": (?P<generated>\d+)'),
     _pattern("room", "making room", r"(?P<all>making)"),
@@ -451,7 +458,7 @@ def _update(server: ServerLog, request: Observed, name: str, fields: Fields) -> 
             request.held_after = int(fields["n_tokens"])
 
 
-APART: Final = frozenset({LLAMA, IK, MLX, PYTHON})
+APART: Final = frozenset({LLAMA, IK, MLX, PYTHON, SGLANG})
 """Engines of which one process prints the lines of one alone."""
 
 BACK: Final = 1.0
@@ -678,6 +685,12 @@ class Reader:
             case "prefix-restored":  # LM Studio: the reused part, the rest without its last token
                 request = self._begun(line, int(fields["cached"]), int(fields["left"]) + 1)
                 request.shared, request.leaves_last = UNKNOWN, True
+            case "finished":  # SGLang, with --log-requests
+                request = self.server.begin(line.number)
+                request.n_tokens, request.first_cut = int(fields["n_tokens"]), int(fields["cached"])
+                request.generated, request.shared = int(fields["generated"]), UNKNOWN
+                request.ended = True
+                self.server.retracted += int(fields.get("retractions", "0")) > 0
             case "completion":  # LM Studio: the length of the last request's reply
                 if self.server.engine == LM_STUDIO and self.server.requests[-1].generated is None:
                     self.server.requests[-1].generated = int(fields["generated"])

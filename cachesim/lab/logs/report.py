@@ -14,6 +14,7 @@ from cachesim.lab.logs.observed import (
     MLX,
     OLLAMA,
     PYTHON,
+    SGLANG,
     Known,
     Observed,
     computed,
@@ -463,6 +464,9 @@ FACTS_WITHOUT_REPLAY: Final[Mapping[str, str]] = {
     PYTHON: "Its lines name neither prompts nor instances: counts are of one instance at a time, "
     "and a draft model's tokens count among those of a prompt that nothing matches.",
     OLLAMA: "Its lines have each prompt's length, its match and the reused tokens.",
+    SGLANG: "Its lines have each prompt's length and its cached tokens, and not how many match. "
+    "With `--log-requests-level 3 --log-requests-format json` they have the prompts: `cachesim "
+    "compare` replays such a log.",
     LM_STUDIO: "Its lines have the reused and the other tokens of each prompt, and not how many "
     "match: record the requests (`cachesim record`) to know why others were not reused.",
 }
@@ -474,7 +478,13 @@ def missing_of(replay: Replay) -> list[str]:
     settings = replay.settings
     if not settings.is_played:
         facts = FACTS_WITHOUT_REPLAY[settings.engine]
-        return [f"The log of {settings.engine} is not replayed. {facts}"]
+        missing = [f"The log of {settings.engine} is not replayed. {facts}"]
+        if times := replay.log.retracted:
+            missing.append(
+                f"{counted(times, 'request')} lost memory during decode and started over "
+                "(retraction); the tokens processed again are not counted."
+            )
+        return missing
     missing = []
     if replay.log.went_back >= OFTEN:
         missing.append(

@@ -12,7 +12,7 @@ from cachesim.engines.llamacpp.family import FAMILY
 from cachesim.engines.option import Option
 from cachesim.errors import InputError
 from cachesim.lab.logs.lines import JUNE, MAY, STYLES
-from cachesim.lab.logs.observed import IK, LM_STUDIO, OLLAMA, PYTHON, How, ServerLog
+from cachesim.lab.logs.observed import IK, LM_STUDIO, OLLAMA, PYTHON, SGLANG, How, ServerLog
 from cachesim.lab.logs.sizes import sizes_of
 from cachesim.model.presets import PRESETS, preset
 from cachesim.model.spec import ModelSpec, Sizes
@@ -133,7 +133,7 @@ def _printed_only(
     log: ServerLog, build: int | None, profile: str | None, model: str | None, window: int | None
 ) -> Settings:
     """Settings of another engine, whose lines have few flags and which is not replayed."""
-    if log.engine in {OLLAMA, LM_STUDIO}:
+    if log.engine in {OLLAMA, LM_STUDIO, SGLANG}:
         return Settings(
             release=Setting("", "printed"),
             preset=UNKNOWN_MODEL if model is None else Setting(model, "given"),

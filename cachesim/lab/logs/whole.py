@@ -10,7 +10,7 @@ from cachesim.engines.tokens import Rope
 from cachesim.errors import InputError, OptionError, UpstreamAbort
 from cachesim.lab.logs.evidence import common_with_holder, lengths_of
 from cachesim.lab.logs.lines import Line, Tally, lines_of
-from cachesim.lab.logs.observed import Observed, ServerLog, computed
+from cachesim.lab.logs.observed import SGLANG, Observed, ServerLog, computed
 from cachesim.lab.logs.reading import Reader
 from cachesim.lab.logs.rebuild import TURN, Rebuilder
 from cachesim.lab.logs.replay import FRESH, Hints, Rebuilt, Replay, owner_of, place_of, text_of
@@ -51,6 +51,12 @@ RECORD: Final = (
     "and `timings` as they come back); `cachesim why` reads those too."
 )
 """Advice for logs without the lines that a replay needs."""
+
+REQUESTS_OF_SGLANG: Final = (
+    "Or start SGLang with `--log-requests --log-requests-level 0`: its lines then have each "
+    "request's cached tokens."
+)
+"""Advice for a log that has only SGLang's batches."""
 
 
 def read_files(files: Sequence[tuple[str, BinaryIO]]) -> Read:
@@ -137,7 +143,8 @@ def why(read: Read, replays: Sequence[Replay]) -> dict[str, Any]:
 def _nothing_in(read: Read) -> str:
     names = ", ".join(read.sources)
     if read.foreign:
-        return f"{names}: is a log of {', '.join(sorted(read.foreign))}. {RECORD}"
+        more = f" {REQUESTS_OF_SGLANG}" if SGLANG in read.foreign else ""
+        return f"{names}: is a log of {', '.join(sorted(read.foreign))}. {RECORD}{more}"
     if read.known_lines:
         return (
             f"{names}: {read.known_lines} of {read.tally.lines} lines are a llama-server's, and "
@@ -152,7 +159,8 @@ def _nothing_in(read: Read) -> str:
     return (
         f"{names}: no log of a known server: no line of {read.tally.lines} was recognised. "
         "`cachesim why` reads the logs of llama-server (its standard error), ik_llama.cpp, "
-        "llama-cpp-python, mlx_lm.server, Ollama and LM Studio, or recorded requests as JSON Lines."
+        "llama-cpp-python, mlx_lm.server, SGLang, Ollama and LM Studio, or recorded requests as "
+        "JSON Lines."
     )
 
 

@@ -37,6 +37,7 @@ from cachesim.lab.traces.reading import (
     TraceRequest,
     is_batch,
     joined,
+    json_of,
     lines_of,
     open_trace,
     parquet_rows,
@@ -341,6 +342,9 @@ def token_ids(value: Json, keys: Sequence[str], place: str) -> list[int] | None:
     if key is None:
         return None
     ids = value[key]
+    if isinstance(ids, list) and "..." in ids:
+        msg = f"{place}: the log has a part of {key}; start SGLang with `--log-requests-level 3`"
+        raise TraceError(msg)
     if not isinstance(ids, list) or not all(type(each) is int for each in ids):
         msg = f"{place}: {key} is {str(ids)[:40]}; write a list of whole numbers"
         raise TraceError(msg)
@@ -376,10 +380,24 @@ def read_tokens(lines: Iterator[Line]) -> Iterator[TraceRequest]:
 
 RECEIVED, FINISHED = "request.received", "request.finished"
 
+LOGGED: Final = re.compile(
+    r'^(?:\[[^\]]{1,60}\] )?(?=\{"timestamp": "[^"]{1,40}", "event": "request\.)'
+)
+"""The time before a request in JSON in SGLang's log, where there is one."""
+
+
+def read_sglang_log(lines: Iterable[tuple[str, str]]) -> Iterator[TraceRequest]:
+    """The requests of a log of SGLang with `--log-requests-format json`; see `RequestLogger`."""
+    found = ((LOGGED.search(text), text, place) for text, place in lines)
+    return read_tokens((json_of(text[at.end() :], place), place) for at, text, place in found if at)
+
 
 ASKED: Final = re.compile(r"Request (\S+) details: prompt: .*prompt_token_ids: \[([\d, ]*)\]")
 ANSWERED: Final = re.compile(r"Generated response (\S+).* details: output_token_ids: \[([\d, ]*)\]")
 """Lines of vLLM's log with `--enable-log-requests` and the level DEBUG."""
+
+DATED: Final = re.compile(r"\[\d{4}-\d\d-\d\d ")
+"""The beginning of a line of a log, which is no JSON."""
 
 
 def read_vllm_log(lines: Iterable[tuple[str, str]]) -> Iterator[TraceRequest]:
@@ -590,9 +608,11 @@ def opened(path: Path, name: str) -> Opened | None:
             rows = islice(text_lines(path, name), 1, None)
             cells = ((next(csv.reader([text])), at) for text, at in rows if text.strip())
             return LENGTHS, read_lengths(cells, columns, LENGTHS)
-        if not head.lstrip().startswith(("{", "[")):
-            is_log = any(ASKED.search(text) for text, _ in text_lines(path, name))
-            return (1, read_vllm_log(text_lines(path, name))) if is_log else None
+        if not head.lstrip().startswith(("{", "[")) or DATED.match(head):
+            for shape, read in ((ASKED, read_vllm_log), (LOGGED, read_sglang_log)):
+                if any(shape.search(text) for text, _ in text_lines(path, name)):
+                    return 1, read(text_lines(path, name))
+            return None
     lines = lines_of(path, name)
     first = next(lines, None)
     reader = None if first is None or is_batch(first[0]) else reader_of(first[0])

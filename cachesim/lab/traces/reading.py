@@ -468,13 +468,13 @@ def lines_of(path: Path, name: str) -> Iterator[Line]:
         yield from ((each, f"{name}[{at}]") for at, each in enumerate(value))
     else:
         yield value, place
-    yield from ((_json(text, place), place) for text, place in lines if text.strip())
+    yield from ((json_of(text, place), place) for text, place in lines if text.strip())
 
 
 def _document(head: str, lines: Iterator[tuple[str, str]], place: str, name: str) -> Json:
     """A JSON document of many lines; a first line that begins none is no JSON."""
     if head.strip() not in {"{", "["} and not head.rstrip().endswith(("{", "[", ",")):
-        return _json(head, place)
+        return json_of(head, place)
     parts, length = [head], len(head)
     for text, _ in lines:
         parts.append(text)
@@ -485,7 +485,7 @@ def _document(head: str, lines: Iterator[tuple[str, str]], place: str, name: str
     try:
         return json.loads("".join(parts))
     except (ValueError, RecursionError):
-        return _json(head, place)
+        return json_of(head, place)
 
 
 def text_lines(path: Path, name: str) -> Iterator[tuple[str, str]]:
@@ -537,7 +537,8 @@ def _opened(path: Path, name: str) -> BinaryIO:
     return unpacked(name, cast("BinaryIO", file), file.peek(HEAD_BYTES))
 
 
-def _json(line: str, place: str) -> Json:
+def json_of(line: str, place: str) -> Json:
+    """The value of a line of JSON Lines."""
     try:
         return json.loads(line)
     except (ValueError, RecursionError):
