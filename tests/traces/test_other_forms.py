@@ -223,20 +223,24 @@ def test_vllms_log_has_the_token_ids(tmp_path: Path) -> None:
     path = tmp_path / "server.log"
     path.write_text(
         "INFO 10-01 00:00:00 [api_server.py:1] vLLM API server version 0.33.0\n"
-        "DEBUG [request_logger.py:56] Request cmpl-a details: prompt: '[9]', prompt_token_ids: "
+        "DEBUG [request_logger.py:56] Request cmpl-a-0 details: prompt: '[9]', prompt_token_ids: "
         "[1, 2, 3, 4], prompt_embeds shape: None.\n"
-        "INFO [request_logger.py:66] Received request cmpl-a: params: x, lora_request: None.\n"
-        "DEBUG [request_logger.py:56] Request cmpl-b details: prompt: None, prompt_token_ids: "
+        "INFO [request_logger.py:66] Received request cmpl-a-0: params: x, lora_request: None.\n"
+        "DEBUG [request_logger.py:56] Request chatcmpl-b details: prompt: None, prompt_token_ids: "
         "[1, 2, 5], prompt_embeds shape: None.\n"
-        "DEBUG [request_logger.py:112] Generated response cmpl-b (streaming complete) details: "
+        "DEBUG [request_logger.py:112] Generated response chatcmpl-b (streaming delta) details: "
         "output_token_ids: [7]\n"
+        "DEBUG [request_logger.py:112] Generated response chatcmpl-b (streaming delta) details: "
+        "output_token_ids: [8, 9]\n"
+        "DEBUG [request_logger.py:112] Generated response chatcmpl-b (streaming complete) details: "
+        "output_token_ids: None\n"
         "DEBUG [request_logger.py:112] Generated response cmpl-a details: "
         "output_token_ids: [8, 8]\n"
     )
 
     found = requests(path)
 
-    assert [(4, 2, False), (3, 1, False)] == [(e.length, e.output, e.silent) for e in found]
+    assert [(4, 2, False), (3, 3, False)] == [(e.length, e.output, e.silent) for e in found]
     assert [0, 2] == reused(path)
 
 

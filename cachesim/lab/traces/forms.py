@@ -393,7 +393,10 @@ def read_sglang_log(lines: Iterable[tuple[str, str]]) -> Iterator[TraceRequest]:
 
 
 ASKED: Final = re.compile(r"Request (\S+) details: prompt: .*prompt_token_ids: \[([\d, ]*)\]")
-ANSWERED: Final = re.compile(r"Generated response (\S+).* details: output_token_ids: \[([\d, ]*)\]")
+ANSWERED: Final = re.compile(
+    r"Generated response (\S+)( \(streaming delta\))?.* details: output_token_ids: "
+    r"(?:\[([\d, ]*)\]|None)"
+)
 """Lines of vLLM's log with `--enable-log-requests` and the level DEBUG."""
 
 DATED: Final = re.compile(r"\[\d{4}-\d\d-\d\d ")
@@ -404,22 +407,36 @@ def read_vllm_log(lines: Iterable[tuple[str, str]]) -> Iterator[TraceRequest]:
     """The requests of a log of vLLM, where they were received; see `RequestLogger`."""
     requests = Requests()
     waiting: dict[str, tuple[list[int], list[int] | None]] = {}
+    deltas: dict[str, list[int]] = {}  # of answers that are streamed: their last line has no ids
 
     def of(prompt: list[int], reply: list[int] | None) -> TraceRequest:
         runs, answer = requests.texts.runs(prompt), requests.texts.runs(reply or ())
         return requests.of(runs, answer, 0.0, silent=not reply)
 
+    def received(name: str) -> str | None:
+        """The name of a prompt: completions append its number in the request (`cmpl-a-0`)."""
+        parts = (each for each, (_, reply) in waiting.items() if reply is None)
+        return (
+            name
+            if name in waiting
+            else next((each for each in parts if each.rpartition("-")[0] == name), None)
+        )
+
     for text, _ in lines:
         if found := ASKED.search(text):
             waiting[found[1]] = [int(each) for each in found[2].split(",") if each.strip()], None
-        elif (found := ANSWERED.search(text)) and found[1] in waiting:
-            reply = [int(each) for each in found[2].split(",") if each.strip()]
-            waiting[found[1]] = waiting[found[1]][0], reply
+        elif (found := ANSWERED.search(text)) and (name := received(found[1])):
+            reply = deltas.setdefault(name, [])
+            reply += [int(each) for each in (found[3] or "").split(",") if each.strip()]
+            if not found[2]:
+                waiting[name] = waiting[name][0], deltas.pop(name)
         while waiting and (first := next(iter(waiting.values())))[1] is not None:
             del waiting[next(iter(waiting))]
             if first[0]:
                 yield of(*first)
-    yield from (of(*each) for each in waiting.values() if each[0])
+    yield from (
+        of(prompt, reply or deltas.get(name)) for name, (prompt, reply) in waiting.items() if prompt
+    )
 
 
 def _of_tokens(
