@@ -20,6 +20,9 @@ ROOT = Path(__file__).parents[2]
 LOG = str(ROOT / "docs" / "examples" / "hybrid.log")
 RECORDED = str(ROOT / "docs" / "examples" / "recorded.jsonl")
 JUNE = "0.10.000.000 I "
+FORCED = (
+    "W slot update_slots: id  2 | task 7 | forcing full prompt re-processing due to lack of data\n"
+)
 
 
 def launched(task: int, chosen: str, *, slot: int = 0, level: str = "") -> str:
@@ -302,6 +305,33 @@ def test_a_long_log_is_played_elsewhere_on_request_only(
     found = json.loads(output(capsys, *words, "--what-if", "cache_ram=0", "--format", "json"))
     assert ["b9538", "cache_ram=0"] == [each["name"] for each in found["what_if"]]
     assert found["tuned"] is None
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        (FORCED, "the replay does not reproduce the log's reuse of most requests"),
+        ("", "the log has the reused tokens of no request that was replayed"),
+    ],
+)
+def test_a_replay_unlike_its_log_recommends_nothing(
+    line: str, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A checkpoint that the replay has at 8,192 tokens, and the server had not."""
+    log = tmp_path / "server.log"
+    log.write_text(
+        "I slot get_availabl: id  2 | task -1 | selected slot by LCP similarity, sim_best = 0.935 "
+        "(> 0.300 thold), f_keep = 0.933\n"
+        "I slot launch_slot_: id  2 | task 7 | processing task, is_child = 0\n"
+        "I slot update_slots: id  2 | task 7 | Checking checkpoint with [14910, 14910] against "
+        f"14115...\n{line}"
+    )
+
+    found = json.loads(output(capsys, "why", str(log), "--format", "json"))
+
+    assert (None, []) == (found["tuned"], found["what_if"])
+    assert words in found["log"]["long"]
+    assert "mostly not the log's" in output(capsys, "why", "--tune", str(log))
 
 
 def test_tune_recommends_what_reads_no_more(capsys: pytest.CaptureFixture[str]) -> None:

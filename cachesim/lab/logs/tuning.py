@@ -118,8 +118,18 @@ def of_log(replays: Sequence[Replay], sizes: Sizes | None) -> Tuned:
     return Tuned(tuple(runs), known_by, tuple(uncompared(replays)))
 
 
+def most_agree(replays: Sequence[Replay]) -> bool:
+    """True if the replays agree with the log in at least half of the requests that it counts."""
+    comparable = sum(len(each.comparable) for each in replays)
+    return 0 < comparable <= 2 * sum(each.agreeing for each in replays)
+
+
 def uncompared(replays: Sequence[Replay]) -> Iterator[str]:
-    """The assumption about common prefixes, which a server without a prompt cache does not log."""
+    """The assumptions: that a log's requests are as replayed, and the common prefixes that a server
+    without a prompt cache does not log.
+    """
+    if not most_agree(replays):
+        yield "requests as they were replayed, whose reuse is mostly not the log's"
     for each in replays:
         options = each.settings.values
         if options.get("cache_ram") == 0 and len(each.requests) > options.get("parallel", 1):

@@ -27,6 +27,7 @@ from cachesim.lab.logs.tuning import (
     Trial,
     TrialResult,
     alone,
+    most_agree,
     of_log,
     run_trial,
     summary,
@@ -342,6 +343,14 @@ LONG_LOG: Final = (
     "A log of this length is replayed with other settings on request: name a release or flag with "
     "`--what-if`, or run `cachesim why --tune` on it."
 )
+UNLIKE: Final = (
+    "Other settings are not tried: the replay does not reproduce the log's reuse of most requests. "
+    "Name the release (`--profile`), the model (`--model`) or flags (`--set`) if they are known; "
+    "`--what-if` replays one setting all the same."
+)
+UNKNOWN_REUSE: Final = (
+    "Other settings are not tried: the log has the reused tokens of no request that was replayed."
+)
 
 
 Plays: TypeAlias = Callable[[Sequence[Trial]], list[TrialResult]]
@@ -373,14 +382,15 @@ def add_other_settings(
     totals = found["totals"]
     work = totals["requests"] + (totals["prompt_tokens"] or 0) // TOKENS_OF_ONE
     few = bool(played) and work <= FEW
+    alike = most_agree(played)
     if what_if and not played:
         msg = f"--what-if: {found['servers'][0]['missing'][0]}"
         raise InputError(msg)
     if what_if:
         found["what_if"] = list(answers(played, requested(played[0].settings, what_if)))
-    elif few:
+    elif few and alike:
         found["what_if"] = list(answers(played, usual(played[0].settings)))
-    if few:
+    if few and alike:
         wanted = of_log(played, None)
         every = swept(wanted.runs, play)
         found["tuned"] = summary(every, wanted.runs[0]) | {"assumed": list(wanted.assumed)}
@@ -390,4 +400,5 @@ def add_other_settings(
             if flags:  # what was run is known better than the advice about flags
                 cause["cure"] = remedy_of(cause["cause"], played[0].settings.engine).client
     elif played and not what_if:
-        found["log"]["long"] = LONG_LOG
+        unlike = UNLIKE if found["agreement"]["comparable"] else UNKNOWN_REUSE
+        found["log"]["long"] = LONG_LOG if alike else unlike
