@@ -164,6 +164,8 @@ def of_dump(requests: Sequence[Recorded], user: UserSettings, sizes: Sizes | Non
     assumed = [] if live.profile_how != "assumed" else [f"release {named.release}"]
     if any(each.recorded.prompt_tokens is None and not each.recorded.runs for each in prompts):
         assumed.append("lengths of prompts, from their characters")
+    if 2 * live.rerun.agreeing < sum(each.recorded.cached is not None for each in prompts):
+        assumed.append("requests as they were replayed, whose reuse is mostly not the server's")
     assumed += [] if user.model else [f"a model like the preset {live.rerun.model}"]
     if "ctx_size" not in options and any(each.name == "ctx_size" for each in family.declared):
         longest = max(len(each.rope) + len(each.reply) for each in prompts)
