@@ -70,7 +70,7 @@ def totals_line(totals: Mapping[str, Any]) -> str:
     whole = f"{shown(totals['prompt_tokens'])} prompt tokens"
     if prompts == cached == processed == answered:
         rest = totals["prompt_tokens"] - totals["cached"] - totals["processed"]
-        unknown = f", {rest:,} unknown" if rest else ""  # of prompts whose client left
+        unknown = f", {rest:,} unknown" if rest > 0 else ""  # of prompts whose client left
         return f"{whole}: {reused}, {read}{unknown}, {again}"
     if not prompts and not cached and not processed:
         return "Prompt, reused and processed tokens: unknown, no answer reports them."
