@@ -102,7 +102,7 @@ class _Names:
         self._numbers: dict[tuple[int, int], int] = {}
 
     def line(self, life: int, time: float, prompt: Rope, reply: Rope) -> str:
-        """A request as a line."""
+        """The line of a request."""
         return line_of(time, list(self._runs(life, prompt)), list(self._runs(life, reply)))
 
     def _runs(self, life: int, rope: Rope) -> Iterator[Run]:

@@ -10,7 +10,7 @@ Images: TypeAlias = Literal["none", "some", "all"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Guide:
-    """What a guided search draws for a profile with some flags, beside the flags of its release."""
+    """Draws of a guided search for a profile, beside the flags of its release."""
 
     sizes: tuple[int, ...] = ()  # lengths at which its rules branch
     images: Images = "none"

@@ -410,7 +410,7 @@ def _hues() -> str:
 
 
 def frame(rows: Iterable[Row], wide: int, uid: str) -> dict[str, Any]:
-    """What a page puts around rows: heights, the axis and the legend."""
+    """The parts of a page around rows: heights, the axis and the legend."""
     kinds = bar_kinds(rows)
     return {
         "line": LINE,

@@ -233,7 +233,7 @@ class Upgrade:
 
     @property
     def releases(self) -> str:
-        """Both releases, as `from to`."""
+        """The two releases, as `from to`."""
         return f"{self.before} to {self.after}"
 
     @property

@@ -114,7 +114,7 @@ class WholeScope:
     def survey(
         self, arithmetic: ArithmeticName, going: Going, pool: Executor | None = None, ahead: int = 1
     ) -> Survey:
-        """Run all of them, past the failing ones."""
+        """Run all workloads, past the failing ones."""
         play = partial(survey, self.profile, self.model, arithmetic=arithmetic)
         if pool is None:
             return play(among=self.workloads(), going=going)

@@ -407,7 +407,7 @@ def inside(shape: Shape, corner: Corner) -> Shape:
 
 
 def _alike(steps: Sequence[Step]) -> list[Step]:
-    """The steps; those sent together differ in their prompts alone."""
+    """Steps of which those sent together differ in their prompts alone."""
     found: list[Step] = []
     for step in steps:
         if step.with_previous and not step.turns and found:

@@ -31,7 +31,7 @@ from cachesim.units import Integers
 
 
 def books(server: ServerContext) -> dict[str, Any]:
-    """Slots and prompt cache."""
+    """Entries held by the slots and the prompt cache."""
     return {
         "slots": [_slot_snapshot(server, slot) for slot in server.slots],
         "prompt_cache": [

@@ -141,7 +141,7 @@ def _pieces(run: Advance, n_ubatch: int) -> list[Ubatch]:
 
 
 def pass_over_replies(server: ServerContext) -> None:
-    """Run all steps at once that only append known tokens."""
+    """Steps that only append known tokens, run at once."""
     target = server.contexts.target
     if server.may_draft or server.queue:
         return

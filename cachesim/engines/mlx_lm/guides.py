@@ -1,4 +1,4 @@
-"""What a guided search draws for mlx-lm's server and for those built on it."""
+"""Draws of a guided search for mlx-lm's server and for those built on it."""
 
 from typing import Any, Final
 

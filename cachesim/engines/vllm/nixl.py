@@ -25,7 +25,7 @@ Tables: TypeAlias = tuple[Sequence[int], ...]
 
 
 class PrefillServer(Protocol):
-    """What the decode server needs of the server before it."""
+    """State of the prefill server that the decode server reads."""
 
     manager: KVCacheManager
     runner: Runner

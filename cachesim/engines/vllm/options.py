@@ -563,7 +563,7 @@ class VllmOptions:
             raise OptionError(msg)
 
     def fitted(self, groups: Sequence[GroupSpec], rules: Rules) -> "VllmOptions":
-        """The longest `max_model_len` of which a request fits the pool is set, as by `auto`.
+        """Options with the longest `max_model_len` that fits the pool, as by `auto`.
 
         A given one is refused where upstream refuses to start. Trap: its check counts a state less
         than a request of `align` holds at most, and before #47272 the null block as free.

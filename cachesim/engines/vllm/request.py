@@ -308,7 +308,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transfers:
-    """What a step's output says of a connector's transfers (`KVConnectorOutput`)."""
+    """Transfers of a connector in a step's output (`KVConnectorOutput`)."""
 
     received: tuple[Request, ...] = ()  # finished_recving
     sent: tuple[Request, ...] = ()  # finished_sending

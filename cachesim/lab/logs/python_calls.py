@@ -122,7 +122,7 @@ class Calls:
             call.shared = computed(0) if self.held and not silent else UNKNOWN
 
     def _end(self, call: Observed) -> None:
-        """The content of the instance now, unless drafts were rejected."""
+        """Tokens that the instance holds at a call's end, unless drafts were rejected."""
         call.ended, self._call, self.held = True, None, None
         if self.server.mixed:
             for each in self.server.requests:

@@ -1,4 +1,4 @@
-"""From log files to the report, in one call; and a growing log, request by request."""
+"""The report of log files in one call; and of a growing log, request by request."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace

@@ -166,7 +166,7 @@ class Suspicion:
 
 @dataclass(slots=True, kw_only=True)
 class Outcome:
-    """The run so far, and at its end."""
+    """Results of a run, so far or at its end."""
 
     workloads: int = 0
     compared: int = 0

@@ -200,7 +200,7 @@ class Fingerprint:
         return self._numbers
 
     def dividing(self, drawn: Sequence[tuple[Scenario, Sequence[Query]]]) -> Scenario:
-        """Of drawn workloads the one on which the candidates disagree most."""
+        """The drawn workload on which most candidates disagree."""
         judges = self.left[:: max(1, len(self.left) // JUDGES)]
 
         def kinds(queries: Sequence[Query]) -> int:

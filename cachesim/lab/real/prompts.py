@@ -32,7 +32,7 @@ class Sizes:
 
     @classmethod
     def within(cls, longest: int) -> "Sizes":
-        """The same proportions in a context of `longest` tokens."""
+        """These proportions in a context of `longest` tokens."""
 
         def part(least: float, most: float) -> tuple[int, int]:
             return max(1, int(least * longest)), max(2, int(most * longest))
@@ -125,7 +125,7 @@ class Agents:
         return moves[0](self, conversation)
 
     def more_results(self, conversation: Conversation) -> tuple[Conversation, ...]:
-        """The result of a tool call."""
+        """A turn with a tool's result."""
         return (conversation.with_more(self._result()),)
 
     def more_questions(self, conversation: Conversation) -> tuple[Conversation, ...]:
@@ -133,7 +133,7 @@ class Agents:
         return (conversation.with_more(self._user()),)
 
     def again(self, conversation: Conversation) -> tuple[Conversation, ...]:
-        """The last reply is regenerated."""
+        """A request to regenerate the last reply."""
         return (
             replace(conversation, messages=conversation.messages[:-1] or conversation.messages),
         )

@@ -79,7 +79,7 @@ def conversation(draw: random.Random) -> Conversation:
 
 
 def agent_requests(count: int, seed: int = 0) -> Iterator[TraceRequest]:
-    """So many requests of agents, by their times, reproducible by seed."""
+    """A number of agents' requests, sorted by time, reproducible by seed."""
     draw, fresh = random.Random(seed), 0
     waiting: list[tuple[float, int, list[int], Iterator[int], float]] = []
     started = 0

@@ -266,7 +266,7 @@ def fields_of(value: Wheel, name: str = "") -> dict[str, str]:
 
 
 def configurations(arguments: list[str], values: Json) -> Json:
-    """Both configurations, field by field."""
+    """The configurations of both servers, field by field."""
     wheel = importlib.import_module(WHEEL)
     started, used = parsed(wheel, arguments), parameters_of(wheel, values)
     return {"started": fields_of(started), "used": fields_of(used)}

@@ -141,7 +141,7 @@ def _as_chat(step: Step) -> Step:
 
 
 def _few(tokens: Prompt) -> Prompt:
-    """The same tokens, of fewer kinds."""
+    """The workload's tokens, mapped to fewer values."""
     return None if tokens is None else tuple(FIRST_PLAIN + int(t) % SYMBOLS for t in tokens)
 
 

@@ -94,7 +94,7 @@ class Player:
         return llama
 
     def call(self, llama: Real, call: Json) -> Json:
-        """Its counts, the tokens that were sampled and their logits; or the exception."""
+        """Counts of a call, the sampled tokens and their logits; or the exception."""
         llama.begin(call.get("reply"))
         result: Json = {"cached": 0, "reply": []}
         try:

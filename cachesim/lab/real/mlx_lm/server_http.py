@@ -68,7 +68,7 @@ class RequestQueue(Queue):  # type: ignore[type-arg]
         self.later: list[tuple[int, Any]] = []
 
     def put(self, item: Real, *_: Real, **__: Real) -> None:
-        """From an HTTP thread; a request carries its number in a field that no sampler reads."""
+        """Put a request of an HTTP thread; its number is in a field that no sampler reads."""
         _, request, args = item
         number = number_of(args)
         self._numbers[id(request)] = number

@@ -401,7 +401,7 @@ class Server:
             pending.record["error"] = "no answer" if self.gate.stuck else died
 
     def _order(self, pending: PendingRequest) -> Json:
-        """Its model, as the workload says how to make it."""
+        """The workload's model."""
         return self.models[pending.request.get("model", "")]
 
     def _answer(self, pending: PendingRequest) -> str | None:
@@ -446,7 +446,7 @@ class Script:
 
 
 class DraftScript(Script):
-    """The same with a draft model: its proposals step by step, and the model's tokens."""
+    """Script of a draft model: its proposals step by step, and the model's tokens."""
 
     def __init__(self, mx: Real, request: Json, count: int) -> None:
         super().__init__(mx, request["reply"])

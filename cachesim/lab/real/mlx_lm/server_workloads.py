@@ -62,7 +62,7 @@ class Drawer:
     longest: int = 45  # words of a message
 
     def words(self, least: int, most: int) -> str:
-        """So many words, some of them often."""
+        """A number of words, some of them repeated."""
         spread = self.random.choice((6, 40))
         count = self.random.randint(least, most)
         return " ".join(f"w{self.random.randrange(spread)}" for _ in range(count))

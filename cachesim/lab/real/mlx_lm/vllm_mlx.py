@@ -222,7 +222,7 @@ def started(workload: Workload, memory: MemoryRules) -> MlxLm:
 
 
 def simulate(workload: Workload) -> Iterator[dict[str, Any]]:
-    """The same of the simulator."""
+    """Results of the simulator."""
     engine = started(workload, _rules(workload))
     for each in workload["requests"]:
         reply = answered(engine, each)
@@ -430,7 +430,7 @@ class Fed:
 
 
 def simulate_images(workload: Workload, wheel: str = VLLM_MLX) -> list[dict[str, Any]]:
-    """The same of the simulator, for requests with images."""
+    """Results of the simulator for requests with images."""
     limits = workload["limits"]
     if "whole" in workload:
         memory: MemoryRules = WholeRules(most=limits["max_entries"])

@@ -176,7 +176,7 @@ def described(flags: Json, scheduler: Real) -> Json:
 
 
 def renderer(tokenizer: Real, config: Real) -> Real:
-    """As much of Rapid-MLX's engine as renders chats, and finds what their next turns repeat."""
+    """Renderer of Rapid-MLX's chats, which also finds the prefix of their next turns."""
     engine: Real = importlib.import_module("vllm_mlx.engine.batched").BatchedEngine
     made = engine.__new__(engine)
     made._tokenizer, made._scheduler_config = tokenizer, config

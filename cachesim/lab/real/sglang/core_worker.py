@@ -410,7 +410,7 @@ class Core:
         self.scheduler.abort_request(Stub(rid=name, abort_all=False))
 
     def leaks(self) -> bool:
-        """At rest, whether free slots and the tree's are other than all there are."""
+        """True if free slots and the tree's are not all slots, at idle."""
         return False
 
     def _result(self, batch: Real, runs: list[list[int]]) -> Real:

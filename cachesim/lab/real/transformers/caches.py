@@ -84,7 +84,7 @@ def started(python: Path) -> JsonProcess:
 
 
 def overrides(python: Path, release: str, seed: int) -> list[Override]:
-    """Fields in which drawn workloads, and the simulator's defaults, differ from a server's."""
+    """Fields whose values in drawn workloads or in the simulator differ from a server's."""
     rows: list[Sequence[str]] = []
     with started(python) as process:
         for number in range(12):

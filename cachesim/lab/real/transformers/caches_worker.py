@@ -289,7 +289,7 @@ class Layers:
         return [found, [self._content(each) for each in self.cache.layers]]
 
     def _feed(self, number: int, rows: Json) -> Json:
-        """As a layer of a model does; what attention or a convolution is given."""
+        """Update a layer's cache; the values that attention or a convolution reads."""
         kind, layer = self.kinds[number], self.cache.layers[number]
         tokens = self.torch.tensor(rows)
         seen: Real = None

@@ -190,7 +190,7 @@ def _unpack_in_python() -> None:
 
 
 class Replay:
-    """The same tokens, fed to another cache of the kind in the same pieces."""
+    """A second cache of the kind, given the same tokens in the same pieces."""
 
     def __init__(self, play: Real, kind: str) -> None:
         self.play, self.kind = play, kind

@@ -51,7 +51,7 @@ def _quantised(kind: str, step: Step, rng: Random) -> Script:
 
 
 def _rounded(kind: str, step: Step, rng: Random) -> Script:
-    """The same; in the end, keys are compared with exact ones."""
+    """The script, at whose end keys are compared with exact ones."""
     return [*_quantised(kind, step, rng), ["near"]]
 
 

@@ -308,7 +308,7 @@ class Parts:
 
 
 def named_parts(memory: Memory) -> Parts:
-    """Its attention caches under the vectors' names, and its recurrent part."""
+    """A memory's attention caches under the vectors' names, and its recurrent part."""
     attention, recurrent = parts_of(memory)
     named = {NAMES[part]: cache for part, cache in caches_of(attention).items()}
     return Parts(caches=named, recurrent=recurrent)

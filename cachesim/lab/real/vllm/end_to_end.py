@@ -192,7 +192,7 @@ def table(played: Played) -> Table:
 
 
 def end_to_end() -> int:
-    """Both models; 0 where every cached answer is the cold one, bit for bit."""
+    """Compare both models; 0 where every cached answer is the cold one, bit for bit."""
     environment = wheel()
     environment.ready()
     agree = True

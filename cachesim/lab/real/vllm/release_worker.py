@@ -105,13 +105,13 @@ def _pretend_gpu() -> None:
 
         @classmethod
         def get_device_name(cls, device_id: int = 0) -> str:
-            """Its name, which picks tuned kernels."""
+            """The device's name, which picks tuned kernels."""
             del device_id
             return "NVIDIA H100 80GB HBM3"
 
         @classmethod
         def get_device_total_memory(cls, device_id: int = 0) -> int:
-            """Its memory, which picks the default budget."""
+            """The device's memory, which picks the default budget."""
             del device_id
             return MEMORY
 
@@ -123,7 +123,7 @@ def _pretend_gpu() -> None:
 
         @classmethod
         def is_pin_memory_available(cls) -> bool:
-            """Not on a CPU; without it copies are the same, and slower."""
+            """False on a CPU; without pinned memory copies are equal, and slower."""
             return False
 
     operations: Real = importlib.import_module("torch").ops._C
@@ -163,7 +163,7 @@ class _Model:
 
     @classmethod
     def get_mamba_state_dtype_from_config(cls, vllm_config: Real) -> Real:
-        """As wide as what attention keeps."""
+        """The type of the attention cache."""
         del vllm_config
         torch: Real = importlib.import_module("torch")
         return torch.bfloat16, torch.bfloat16

@@ -128,7 +128,7 @@ class Marks:
         }
 
     def attention(self, config: Real) -> Real:
-        """By group, the builders of metadata for its layers with states."""
+        """Builders of metadata for layers with states, by group."""
         utils: Real = importlib.import_module("vllm.v1.worker.utils")
         support: Real = Stub()  # of CUDA graphs
         support.narrow = lambda *_: support
@@ -285,7 +285,7 @@ class Marks:
         return found
 
     def _scanned(self, step: Prepared, built: Real, block: int) -> list[Json]:
-        """By prefill, its blocks and whose state each gets: `MambaMixer2` writes, with no kernel.
+        """Blocks of each prefill and the states written to them (`MambaMixer2`, without a kernel).
 
         In place of a state is the number of the chunk that it stands after.
         """
