@@ -10,7 +10,7 @@ from cachesim.engines.tokens import Rope
 from cachesim.errors import InputError, OptionError, UpstreamAbort
 from cachesim.lab.logs.evidence import common_with_holder, lengths_of
 from cachesim.lab.logs.lines import Line, Tally, lines_of
-from cachesim.lab.logs.observed import SGLANG, Observed, ServerLog, computed
+from cachesim.lab.logs.observed import Observed, ServerLog, computed
 from cachesim.lab.logs.reading import Reader
 from cachesim.lab.logs.rebuild import TURN, Rebuilder
 from cachesim.lab.logs.replay import FRESH, Hints, Rebuilt, Replay, owner_of, place_of, text_of
@@ -52,11 +52,13 @@ RECORD: Final = (
 )
 """Advice for logs without the lines that a replay needs."""
 
-REQUESTS_OF_SGLANG: Final = (
-    "Or start SGLang with `--log-requests --log-requests-level 0`: its lines then have each "
-    "request's cached tokens."
-)
-"""Advice for a log that has only SGLang's batches."""
+MORE_LINES: Final = {
+    "SGLang": "Or start SGLang with `--log-requests --log-requests-level 0`: its lines then have "
+    "each request's cached tokens.",
+    "vLLM": "Or start vLLM with `--enable-log-requests --enable-log-outputs` and "
+    "`VLLM_LOGGING_LEVEL=DEBUG`: `cachesim compare` then replays the log's prompts.",
+}
+"""Flags with which a server that logs only sums logs its requests."""
 
 
 def read_files(files: Sequence[tuple[str, BinaryIO]]) -> Read:
@@ -143,8 +145,13 @@ def why(read: Read, replays: Sequence[Replay]) -> dict[str, Any]:
 def _nothing_in(read: Read) -> str:
     names = ", ".join(read.sources)
     if read.foreign:
-        more = f" {REQUESTS_OF_SGLANG}" if SGLANG in read.foreign else ""
-        return f"{names}: is a log of {', '.join(sorted(read.foreign))}. {RECORD}{more}"
+        known = sorted(read.foreign)
+        return " ".join(
+            (
+                f"{names}: is a log of {', '.join(known)}. {RECORD}",
+                *(MORE_LINES[each] for each in known),
+            )
+        )
     if read.known_lines:
         return (
             f"{names}: {read.known_lines} of {read.tally.lines} lines are a llama-server's, and "
