@@ -294,6 +294,7 @@ FAMILY: Final[Family[Rules, VllmOptions]] = Family(
     takes_images=True,
     package=__package__,
     engine=f"{__package__}.server:Vllm",
+    laws=f"{__package__}.laws:VllmLaws",
     releases=RELEASES,
     patches=PATCHES,
     options=VllmOptions,

@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 from copy import copy
 from dataclasses import dataclass, replace
-from itertools import chain
 from typing import Any, Final, TypeAlias
 
 import numpy as np
@@ -28,8 +27,14 @@ from cachesim.engines.held import (
 from cachesim.engines.job import SlotlessEngine
 from cachesim.engines.tokens import get_common_prefix
 from cachesim.engines.vllm import causes, events
-from cachesim.engines.vllm.block_pool import NULL
 from cachesim.engines.vllm.coordinator import Coordinator, Hit, KVCacheManager, Published, SpecGroup
+from cachesim.engines.vllm.integrity import (
+    check_books,
+    check_ids,
+    check_lookups,
+    check_requests,
+    check_tables,
+)
 from cachesim.engines.vllm.managers import LookUp
 from cachesim.engines.vllm.nixl import Nixl
 from cachesim.engines.vllm.options import LATE, VllmOptions
@@ -46,7 +51,7 @@ from cachesim.engines.vllm.request import (
 from cachesim.engines.vllm.rules import Rules
 from cachesim.engines.vllm.runner import PLACES, Connector, Load, Runner
 from cachesim.engines.vllm.scheduler import Scheduler
-from cachesim.errors import ContractError, OptionError, UpstreamEndless
+from cachesim.errors import OptionError, UpstreamEndless
 from cachesim.model.spec import RECURRENT_KINDS
 from cachesim.units import Array, Count, Tokens
 
@@ -235,49 +240,6 @@ def _lookup(tokens: list[int], count: int) -> list[int]:
         if tokens[end - NGRAM : end] == last:
             return tokens[end : end + count]
     return []
-
-
-def check_books(manager: KVCacheManager, requests: Mapping[int, Request]) -> None:
-    """Raise ContractError at the first inconsistency."""
-    pool = manager.pool
-    holders: Counter[int] = Counter()  # `get` is faster for blocks without any
-    for each in manager.managers:
-        for number, table in each.tables.items():
-            if number not in requests:
-                _fail(f"a block table of request {number}, which was never sent")
-            holders.update(block for block in table if block != NULL)
-            ids = {key % pool.groups for block in table if (key := pool.key[block]) is not None}
-            if ids - {each.group}:
-                _fail(f"group {each.group} holds blocks with ids of the groups {ids}")
-        _is_left(requests, each.num_cached, each.partial_hits)
-    for pinned in manager.pins.values():
-        holders.update(pinned)
-    _is_left(requests, manager.pins, manager.unwritten)
-    for block in range(1, pool.size):
-        references, count = pool.ref[block], holders.get(block, 0)
-        if references != count:
-            _fail(f"block {block} has {references} references and {count} holders")
-        if (references == 0) != (block in pool.free):
-            _fail(f"block {block} with {references} references and the free queue disagree")
-    for key, found in pool.cached.items():
-        for block in (found,) if isinstance(found, int) else found:
-            if key != pool.key[block] and key not in pool.more_keys.get(block, ()):
-                _fail(f"block {block} is cached under an id that it does not have")
-    for block, own in enumerate(pool.key):
-        keys = [*pool.more_keys.get(block, ()), *(() if own is None else (own,))]
-        if not all(pool.holds(key, block) for key in keys) or (keys and own is None):
-            _fail(f"block {block} has an id under which it is not cached")
-
-
-def _is_left(requests: Mapping[int, Request], *books: Mapping[int, object]) -> None:
-    for number in chain.from_iterable(books):
-        if number not in requests or requests[number].status == "finished":
-            _fail(f"something is kept of request {number}, which is gone")
-
-
-def _fail(what: str) -> None:
-    msg = f"vllm: {what}"
-    raise ContractError(msg)
 
 
 def held(manager: KVCacheManager, runner: Runner, prefixes: Prefixes) -> Held:
@@ -635,6 +597,10 @@ class Vllm(SlotlessEngine[Rules, VllmOptions, Job]):
                 break
         return tokens
 
+    def request_of(self, ticket: int) -> Request | None:
+        """The request of a ticket, if its prompt fits the context."""
+        return next((job.request for job in self._jobs if job.ticket == ticket), None)
+
     def last_proposal(self, ticket: Ticket) -> dict[int, int]:
         """Number of the last drafts of a request that runs, by its generated tokens."""
         job = self._jobs[ticket]
@@ -788,5 +754,18 @@ class Vllm(SlotlessEngine[Rules, VllmOptions, Job]):
         return {"num_gpu_blocks_override": int(memory // (page * most))}
 
     def check_integrity(self) -> None:
+        manager, scheduler, pending = self.manager, self.scheduler, self._pending or Step()
         live = {job.request.id: job.request for job in self._jobs if job.request}
-        check_books(self.manager, live)
+        check_books(manager, live)
+        elsewhere = {*self._loading}
+        if self.nixl is not None:  # one that left may have been on the prefill server alone
+            elsewhere |= {
+                *self.nixl.prefills,
+                *(number for number in live if self._jobs[number].done),
+            }
+        check_requests(scheduler, live, pending, elsewhere)
+        check_tables(scheduler, self.runner, pending)
+        removed = self.rules.scheduler.withdraws_unwritten or self.options.connector in LATE
+        check_ids(manager, live.values(), removed=removed)
+        if self.connector is None and self.options.enable_prefix_caching:
+            check_lookups(manager.coordinator, [*live.values()])

@@ -1,0 +1,214 @@
+"""Agreement of vLLM's requests, queues, block tables, pool and lookups."""
+
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from itertools import chain, product
+
+from cachesim.engines.vllm.block_pool import NULL, cdiv
+from cachesim.engines.vllm.coordinator import Coordinator, KVCacheManager, SpecGroup
+from cachesim.engines.vllm.managers import Mamba, Manager
+from cachesim.engines.vllm.request import ENDED, Request, Step
+from cachesim.engines.vllm.runner import Runner
+from cachesim.engines.vllm.scheduler import Scheduler
+from cachesim.errors import ContractError
+
+
+def check_books(manager: KVCacheManager, requests: Mapping[int, Request]) -> None:
+    """Raise ContractError at the first inconsistency."""
+    pool = manager.pool
+    holders: Counter[int] = Counter()  # `get` is faster for blocks without any
+    for each in manager.managers:
+        for number, table in each.tables.items():
+            if number not in requests:
+                _fail(f"a block table of request {number}, which was never sent")
+            holders.update(block for block in table if block != NULL)
+            ids = {key % pool.groups for block in table if (key := pool.key[block]) is not None}
+            if ids - {each.group}:
+                _fail(f"group {each.group} holds blocks with ids of the groups {ids}")
+        _is_left(requests, each.num_cached, each.partial_hits)
+    for pinned in manager.pins.values():
+        holders.update(pinned)
+    _is_left(requests, manager.pins, manager.unwritten)
+    for block in range(1, pool.size):
+        references, count = pool.ref[block], holders.get(block, 0)
+        if references != count:
+            _fail(f"block {block} has {references} references and {count} holders")
+        if (references == 0) != (block in pool.free):
+            _fail(f"block {block} with {references} references and the free queue disagree")
+    for key, found in pool.cached.items():
+        for block in (found,) if isinstance(found, int) else found:
+            if key != pool.key[block] and key not in pool.more_keys.get(block, ()):
+                _fail(f"block {block} is cached under an id that it does not have")
+    for block, own in enumerate(pool.key):
+        keys = [*pool.more_keys.get(block, ()), *(() if own is None else (own,))]
+        if not all(pool.holds(key, block) for key in keys) or (keys and own is None):
+            _fail(f"block {block} has an id under which it is not cached")
+
+
+def check_requests(
+    scheduler: Scheduler, requests: Mapping[int, Request], pending: Step, elsewhere: Collection[int]
+) -> None:
+    """Requests: each in one queue until it ends, its tokens computed but for the last one.
+
+    `elsewhere`: those that a prefill server still has, or whose load ends by itself.
+    """
+    manager, chunks = scheduler.manager, Counter[int]()
+    queued = (*scheduler.waiting, *scheduler.holding)
+    places = Counter(request.id for request in (*queued, *scheduler.running))
+    for chunk in pending.chunks:
+        chunks[chunk.request.id] += chunk.count
+    for number, request in requests.items():
+        ended = request.status in ENDED
+        if places[number] != (not ended) and number not in elsewhere:
+            _fail(f"request {number}, {request.status}, is in {places[number]} queues")
+        if ended and any(manager.tables_of(request)) and number not in elsewhere:
+            _fail(f"request {number} has blocks after its end")
+        if not ended and request.in_flight != chunks[number]:
+            _fail(f"request {number} has {request.in_flight} tokens in flight, not its chunk's")
+    for request in scheduler.waiting:
+        progress = request.num_computed, request.placeholders, len(request.spec_tokens)
+        if any(progress) or any(manager.tables_of(request)):
+            _fail(f"request {request.id} waits with tokens {progress}, or with blocks")
+    for request in scheduler.running:
+        known, count = request.num_tokens, request.num_computed - request.in_flight
+        partly = request.is_prefill_chunk or request.in_flight or scheduler.limits.recomputes
+        if count >= known or (count < known - 1 and not partly):
+            _fail(f"request {request.id} has computed {count} of {known} tokens")
+
+
+def check_tables(scheduler: Scheduler, runner: Runner, pending: Step) -> None:
+    """Block tables of running requests: as long as their tokens, and those of the runner."""
+    running = {request.id: request for request in scheduler.running}
+    scheduled = {chunk.request.id for chunk in pending.chunks}
+    if not runner.held.keys() <= running.keys() | scheduled:
+        _fail(f"the runner has the requests {[*runner.held]}, and {[*running]} run")
+    for number, request in running.items():
+        for each in scheduler.manager.managers:
+            table = each.tables.get(number, [])
+            _check_table(each, request, table, scheduler)
+            if number in scheduled or not runner.computes:
+                continue
+            held = runner.held[number].tables[each.group]
+            same = (own in {NULL, other} for own, other in zip(table, held, strict=False))
+            if len(table) != len(held) or not all(same):
+                _fail(f"request {number} has the blocks {table}, and in the runner {held}")
+
+
+def _check_table(each: Manager, request: Request, table: list[int], scheduler: Scheduler) -> None:
+    """Null blocks where no later token reads, and other ones up to the last computed token."""
+    limits, rules, size, end = scheduler.limits, each.rules, each.block_size, request.num_computed
+    if each.spec.kind == "ring":
+        if len(table) != 1:
+            _fail(f"request {request.id} has {len(table)} rings")
+        return
+    aligned = isinstance(each, Mamba) and each.aligned
+    if isinstance(each, Mamba) and aligned and request.id not in each.allocated:
+        return
+    more, own = limits.drafts + limits.lookahead, each.spec.speculative_blocks
+    highest = cdiv(min(end + more, limits.max_model_len), size) + own
+    if len(table) < cdiv(end, size) + own or (len(table) > highest and not limits.recomputes):
+        _fail(f"request {request.id} has {len(table)} blocks for {end} tokens")
+    if rules.lookup.window_one_short:
+        return
+    first = max(0, each.num_skipped(end)) // size
+    nulls = next((i for i, block in enumerate(table) if block != NULL), len(table))
+    if aligned:
+        kept = len(table) - table.count(NULL)
+        if NULL in table[len(table) - own - 1 :] or (rules.state.retires_all and kept > own + 3):
+            _fail(f"request {request.id} has the states {table}")
+        return
+    least = max(0, each.num_skipped(max(0, end - limits.budget - 2 * more))) // size
+    if NULL in table[nulls:] or not least <= nulls <= first:
+        _fail(f"request {request.id} has {nulls} null blocks of {first} for {end} tokens")
+
+
+def check_ids(manager: KVCacheManager, requests: Collection[Request], *, removed: bool) -> None:
+    """Ids: a block without one is taken first, a block after those that continue its prefix.
+
+    queue   | no id ... | b2 | b1 | b0 |       b0 b1 b2 are the first blocks of a prompt
+
+    `removed`: ids may be, of blocks in the queue.
+    """
+    pool = manager.pool
+    order = {block: place for place, block in enumerate(pool.free)}
+    keyed = [pool.key[block] is not None for block in order]
+    if manager.rules.pool.unhashed_first == "always" and not removed and keyed != sorted(keyed):
+        _fail("a block with an id is evicted before one without")
+    used = len(order)
+    hashed = [each for each in manager.managers if each.spec.kind != "ring"]
+    for each, request in product(hashed, requests):
+        parent = used
+        for index, number in enumerate(each.own(request.hashes), 1):
+            key = number * pool.groups + each.group
+            found = pool.cached.get(key, ())
+            blocks = (found,) if isinstance(found, int) else found
+            own = [block for block in blocks if pool.key[block] == key]
+            if any(pool.key_tokens[block] != index * each.block_size for block in own):
+                _fail(f"of the blocks {own} not each ends {index * each.block_size} tokens")
+            place = max((order.get(block, used) for block in blocks), default=-1)
+            late = each.spec.kind == "full" and not removed and parent < used
+            if late and blocks and parent <= place:
+                _fail(f"of the blocks {own} not each is evicted before the one that it continues")
+            parent = place
+
+
+def check_lookups(coordinator: Coordinator, requests: Sequence[Request]) -> None:
+    """Hits: the longest prefix from which every group can resume. A drafter's drop is not one."""
+    rules = coordinator.rules.lookup
+    if coordinator.eagle_ids or rules.forgives_missing_state or rules.window_one_short:
+        return
+    for request in requests:
+        most = request.num_tokens - 1
+        found = coordinator.find_longest_cache_hit(request.hashes, most).length
+        unit = coordinator.alignment
+        if len(coordinator.managers) == 1:
+            unit = coordinator.spec_groups[0].spec.block
+        longest = next(
+            (
+                end
+                for end in range(most // unit * unit, 0, -unit)
+                if all(
+                    _resumes(coordinator, group, request.hashes, end, most)
+                    for group in reversed(coordinator.spec_groups)
+                )
+            ),
+            0,
+        )
+        if found != longest:
+            _fail(f"a hit of {found} tokens, where the groups can resume at {longest}")
+
+
+def _resumes(
+    coordinator: Coordinator, group: SpecGroup, hashes: Sequence[int], end: int, most: int
+) -> bool:
+    """True if a group can resume at a position: what the next token reads is cached."""
+    pool, unit, spec, size = coordinator.pool, coordinator.hash_block, group.spec, group.spec.block
+    ends: Sequence[int] = [end]
+    if spec.kind == "full":
+        ends = range(size, end + 1, size)
+        inside = range(end, min(cdiv(end, size) * size, most) + 1, unit) if end % size else ()
+    elif spec.kind == "window":
+        ends = range(end, max(0, min(end - size, (end - spec.window + 1) // size * size)), -size)
+    elif spec.kind == "chunked":
+        ends = range(end, end // spec.chunk * spec.chunk, -size)
+
+    def has(at: int) -> bool:
+        index = at // unit - 1
+        return index < len(hashes) and all(
+            hashes[index] * pool.groups + i in pool.cached for i in group.ids
+        )
+
+    if spec.kind == "full" and inside and not any(map(has, inside)):
+        return False
+    return all(map(has, ends))
+
+
+def _is_left(requests: Mapping[int, Request], *books: Mapping[int, object]) -> None:
+    for number in chain.from_iterable(books):
+        if number not in requests or requests[number].status == "finished":
+            _fail(f"something is kept of request {number}, which is gone")
+
+
+def _fail(what: str) -> None:
+    msg = f"vllm: {what}"
+    raise ContractError(msg)

@@ -1,0 +1,113 @@
+"""Laws of vLLM's server, which a search checks request by request.
+
+Each is for a request that nothing else was sent with, and holds on every release and patch but
+where a rule of theirs is named here.
+"""
+
+from collections.abc import Iterator
+
+from cachesim.engines.seen import Breach, Seen
+from cachesim.engines.vllm.events import (
+    BlockEvicted,
+    ChunkScheduled,
+    DraftsVerified,
+    RequestFinished,
+    RequestPreempted,
+)
+from cachesim.engines.vllm.request import Request
+from cachesim.engines.vllm.server import Vllm
+
+
+class VllmLaws:
+    """The laws, with the server whose hits they read."""
+
+    def __init__(self, engine: Vllm) -> None:
+        self._engine, self._rules, self._options = engine, engine.rules, engine.options
+
+    def begin_anew(self) -> None:
+        """Do nothing: no law compares two requests."""
+
+    def broken(self, seen: Seen) -> Breach | None:
+        """The first law that a request breaks."""
+        kinds = {type(event) for event in seen.events}
+        if not seen.alone or seen.reply.error is not None or RequestPreempted in kinds:
+            return None
+        if self._options.connector != "none":
+            return None
+        detail = self._chunks(seen)
+        if detail is not None:
+            return Breach(kind="broken invariant", detail=detail)
+        if BlockEvicted in kinds or seen.images or RequestFinished not in kinds:
+            return None
+        number = next(each.task for each in seen.events if isinstance(each, RequestFinished))
+        request = self._engine.request_of(number)
+        return None if request is None else self._lost(request)
+
+    # -- chunks ------------------------------------------------------------------------------------
+
+    def _chunks(self, seen: Seen) -> str | None:
+        """Chunks that do not follow each other, or have fewer tokens than they may have.
+
+        chunk          | prompt ... | t d1 d2 |         d2 is refused
+        the next one                     | t' d1' d2' |
+        """
+        limits, splits = self._engine.scheduler.limits, self._engine.scheduler.splitter is not None
+        count, at = len(seen.reply.prompt), int(seen.reply.cached or 0)
+        for event in seen.events:
+            if isinstance(event, DraftsVerified):
+                at -= event.proposed - event.accepted
+            if not isinstance(event, ChunkScheduled):
+                continue
+            if event.start != at:
+                return f"a chunk begins at {event.start}, after {at} computed tokens"
+            at, size = event.end, event.end - event.start
+            room = min(limits.budget, limits.max_model_len - event.start - 1)
+            wanted = count - event.start - event.drafts if event.start < count else 1
+            if self._options.use_eagle and event.start >= count:
+                wanted = 1 + limits.drafts
+            if size > limits.budget:
+                return f"a chunk of {size} tokens, of {limits.budget} in a step"
+            if size - event.drafts * (event.start < count) < min(wanted, room) and not (
+                event.start < count and (splits or seen.images)
+            ):
+                return f"a chunk of {size} tokens from {event.start} on, of {wanted}"
+        return None
+
+    # -- hits --------------------------------------------------------------------------------------
+
+    def _lost(self, request: Request) -> Breach | None:
+        """The prompt, and the tokens of an answer, that would not be found if they came again."""
+        manager = self._engine.manager
+        if not manager.enable_caching:
+            return None
+        for tokens, due in self._due(request):
+            hit = manager.coordinator.find_longest_cache_hit(request.hashes, tokens - 1).length
+            if hit < due:
+                detail = f"{hit} of {due} tokens would be found of the {tokens} computed ones"
+                return Breach(kind="lost reuse", detail=detail, due=due)
+        return None
+
+    def _due(self, request: Request) -> Iterator[tuple[int, int]]:
+        """Numbers of computed tokens, and of those among them that are to be found again.
+
+        A state in mode `align` is one at the last whole block of a prompt; a prompt of whole blocks
+        had its only one at its end until 0.31.
+        """
+        manager, rules = self._engine.manager, self._rules
+        groups, block, count = manager.groups, manager.sizes.scheduler_block, request.num_prompt
+        modes, marked = (
+            {each.mode for each in groups if each.kind == "mamba"},
+            bool(manager.coordinator.eagle_ids),
+        )
+        if "none" in modes or (marked and rules.retention.boundaries == "prompt-end"):
+            return
+        sizes, exact = {each.block for each in groups}, rules.scheduler.prompt_stop != "floor"
+        small = self._engine.scheduler.limits.budget < block
+        if "align" in modes and (len(sizes) > 1 or small or not (exact or count % block)):
+            return
+        less = block if marked else 0
+        yield count, (count - 1) // block * block - less
+        late = self._options.drafts and not rules.scheduler.caches_after_drafts
+        if manager.coordinator.retention is None and "align" not in modes and not late:
+            count = request.num_tokens
+            yield count, (count - 1) // block * block - less
