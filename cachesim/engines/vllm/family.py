@@ -5,6 +5,7 @@ from functools import partial
 from typing import Final
 
 from cachesim.engines.family import ACTS, STATES, Corner, Family, Patch, Scope, laying, tagged
+from cachesim.engines.guide import Guide
 from cachesim.engines.option import request_field
 from cachesim.engines.vllm.options import MOST_BLOCKS, VllmOptions
 from cachesim.engines.vllm.rules import (
@@ -265,6 +266,10 @@ SMALL: Final = {"block_size": 4, "num_gpu_blocks_override": 40}
 """A pool of 39 blocks of four tokens."""
 
 
+FEW: Final = 32
+"""Tokens of a step in which not all images of a drawn prompt have room."""
+
+
 def _guided_corners() -> Iterator[Corner]:
     """Requests whose blocks have ids of their own, and loads that arrive late or in part."""
     yield Corner(fields={"cache_salt": ("a", "b")})
@@ -284,6 +289,17 @@ def _guided_corners() -> Iterator[Corner]:
     yield Corner(flags={"block_size": 4, "mamba_cache_mode": "all"}, layers=STATES)
     yield Corner(flags=grams | {"mamba_cache_mode": "all"}, layers=STATES, replies=12)
     yield Corner(flags={**SMALL, "mamba_cache_mode": "none"}, layers=STATES)
+    yield Corner(flags={"block_size": 8, "prefix_match_unit": 4}, layers=STATES)
+    partly = {"block_size": 8, "prefix_match_unit": 2, "max_num_batched_tokens": 16}
+    yield Corner(flags=partly | {"num_gpu_blocks_override": 40}, layers=STATES, crowd=True)
+    scanned = {"block_size": 6, "mamba_cache_mode": "all", "mamba_chunk_size": 4}
+    yield Corner(flags=scanned, layers=STATES)
+    yield Corner(flags={"block_size": 4, "max_num_batched_tokens": 12})
+
+
+def _guide(_rules: Rules, flags: VllmOptions) -> Guide:
+    """Images where a step has few tokens: the encoder then has room for one or two of them."""
+    return Guide(images="some" if flags.max_num_batched_tokens <= FEW else "none")
 
 
 FAMILY: Final[Family[Rules, VllmOptions]] = Family(
@@ -356,6 +372,7 @@ FAMILY: Final[Family[Rules, VllmOptions]] = Family(
         ),
     ),
     guided_corners=tuple(_guided_corners()),
+    guide=_guide,
     chunked_flags={"rings": True},
     scopes=(
         Scope(

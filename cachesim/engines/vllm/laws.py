@@ -37,7 +37,8 @@ class VllmLaws:
         detail = self._chunks(seen)
         if detail is not None:
             return Breach(kind="broken invariant", detail=detail)
-        if BlockEvicted in kinds or seen.images or RequestFinished not in kinds:
+        cut = seen.images and self._engine.scheduler.splitter is not None
+        if BlockEvicted in kinds or cut or RequestFinished not in kinds:
             return None
         number = next(each.task for each in seen.events if isinstance(each, RequestFinished))
         request = self._engine.request_of(number)
