@@ -7,7 +7,7 @@ from typing import Final
 from cachesim.engines.family import ACTS, STATES, Corner, Family, Patch, Scope, laying, tagged
 from cachesim.engines.guide import Guide
 from cachesim.engines.option import request_field
-from cachesim.engines.vllm.options import MOST_BLOCKS, VllmOptions
+from cachesim.engines.vllm.options import DENSE, MOST_BLOCKS, VllmOptions
 from cachesim.engines.vllm.rules import (
     RULES_0191,
     RULES_0202,
@@ -295,6 +295,15 @@ def _guided_corners() -> Iterator[Corner]:
     scanned = {"block_size": 6, "mamba_cache_mode": "all", "mamba_chunk_size": 4}
     yield Corner(flags=scanned, layers=STATES)
     yield Corner(flags={"block_size": 4, "max_num_batched_tokens": 12})
+    dense = {"prefix_cache_retention_interval": DENSE}
+    yield Corner(flags=grams | dense, layers=STATES, replies=12)
+    heads = {"block_size": 4, "speculative_method": "eagle", "num_speculative_tokens": 2}
+    yield Corner(flags=heads | dense, replies=12)
+    windows = {"block_size": 8, "window_block_size": 4}
+    yield Corner(flags=windows | dense, layers=frozenset({"window"}))
+    interval = {"prefix_cache_retention_interval": 16}
+    yield Corner(flags={"block_size": 4, "mamba_cache_mode": "all"} | interval, layers=STATES)
+    yield Corner(flags=windows | interval, layers=frozenset({"window"}))
 
 
 def _guide(_rules: Rules, flags: VllmOptions) -> Guide:

@@ -114,7 +114,8 @@ def _check_table(each: Manager, request: Request, table: list[int], scheduler: S
     nulls = next((i for i, block in enumerate(table) if block != NULL), len(table))
     if aligned:
         kept = len(table) - table.count(NULL)
-        if NULL in table[len(table) - own - 1 :] or (rules.state.retires_all and kept > own + 3):
+        most = own + 2 + bool(each.spec.checkpoint_alignment)  # the last state, and the running one
+        if NULL in table[len(table) - own - 1 :] or (rules.state.retires_all and kept > most):
             _fail(f"request {request.id} has the states {table}")
         return
     least = max(0, each.num_skipped(max(0, end - limits.budget - 2 * more))) // size

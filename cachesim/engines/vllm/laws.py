@@ -4,6 +4,7 @@ Each is for a request that nothing else was sent with, and holds on every releas
 where a rule of theirs is named here.
 """
 
+import math
 from collections.abc import Iterator
 
 from cachesim.engines.seen import Breach, Seen
@@ -41,7 +42,8 @@ class VllmLaws:
         if BlockEvicted in kinds or cut or RequestFinished not in kinds:
             return None
         number = next(each.task for each in seen.events if isinstance(each, RequestFinished))
-        request = self._engine.request_of(number)
+        jobs = self._engine._jobs  # noqa: SLF001 - its own server
+        request = next((job.request for job in jobs if job.ticket == number), None)
         return None if request is None else self._lost(request)
 
     # -- chunks ------------------------------------------------------------------------------------
@@ -92,23 +94,30 @@ class VllmLaws:
         """Numbers of computed tokens, and of those among them that are to be found again.
 
         A state in mode `align` is one at the last whole block of a prompt; a prompt of whole blocks
-        had its only one at its end until 0.31.
+        had its only one at its end until 0.31. Other groups have all that a retention interval
+        leaves them, the prompt's last position included.
         """
         manager, rules = self._engine.manager, self._rules
-        groups, block, count = manager.groups, manager.sizes.scheduler_block, request.num_prompt
+        coordinator, groups = manager.coordinator, manager.groups
+        block, count = manager.sizes.scheduler_block, request.num_prompt
         modes, marked = (
             {each.mode for each in groups if each.kind == "mamba"},
-            bool(manager.coordinator.eagle_ids),
+            coordinator.eagle_ids,
         )
-        if "none" in modes or (marked and rules.retention.boundaries == "prompt-end"):
-            return
         sizes, exact = {each.block for each in groups}, rules.scheduler.prompt_stop != "floor"
+        drops = len(sizes) == 1 and rules.retention.boundaries != "prompt-end"
+        if "none" in modes or (marked and not drops):
+            return
         small = self._engine.scheduler.limits.budget < block
         if "align" in modes and (len(sizes) > 1 or small or not (exact or count % block)):
             return
         less = block if marked else 0
         yield count, (count - 1) // block * block - less
+        interval = coordinator.retention
+        if interval == 0 or "align" in modes:
+            return
         late = self._options.drafts and not rules.scheduler.caches_after_drafts
-        if manager.coordinator.retention is None and "align" not in modes and not late:
-            count = request.num_tokens
-            yield count, (count - 1) // block * block - less
+        end = count if late or interval else request.num_tokens
+        step = block if interval is None else math.lcm(interval, block)
+        for at in range(step, end, step):
+            yield at + 1, at - less

@@ -597,10 +597,6 @@ class Vllm(SlotlessEngine[Rules, VllmOptions, Job]):
                 break
         return tokens
 
-    def request_of(self, ticket: int) -> Request | None:
-        """The request of a ticket, if its prompt fits the context."""
-        return next((job.request for job in self._jobs if job.ticket == ticket), None)
-
     def last_proposal(self, ticket: Ticket) -> dict[int, int]:
         """Number of the last drafts of a request that runs, by its generated tokens."""
         job = self._jobs[ticket]
