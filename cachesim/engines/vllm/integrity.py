@@ -6,6 +6,7 @@ from itertools import chain, product
 
 from cachesim.engines.vllm.block_pool import NULL, cdiv
 from cachesim.engines.vllm.coordinator import Coordinator, KVCacheManager, SpecGroup
+from cachesim.engines.vllm.encoder import EncoderCache
 from cachesim.engines.vllm.managers import Mamba, Manager
 from cachesim.engines.vllm.request import ENDED, Request, Step
 from cachesim.engines.vllm.runner import Runner
@@ -118,9 +119,24 @@ def _check_table(each: Manager, request: Request, table: list[int], scheduler: S
         if NULL in table[len(table) - own - 1 :] or (rules.state.retires_all and kept > most):
             _fail(f"request {request.id} has the states {table}")
         return
+    known = min(end, request.num_tokens) - limits.drafts * (not rules.scheduler.caches_after_drafts)
+    _check_published(each, request, table, known, scheduler.manager)
     least = max(0, each.num_skipped(max(0, end - limits.budget - 2 * more))) // size
     if NULL in table[nulls:] or not least <= nulls <= first:
         _fail(f"request {request.id} has {nulls} null blocks of {first} for {end} tokens")
+
+
+def _check_published(
+    each: Manager, request: Request, table: list[int], known: int, manager: KVCacheManager
+) -> None:
+    """Blocks of attention: each has its id if its tokens are computed or about to be."""
+    pool, block = manager.pool, manager.coordinator.alignment
+    if each.spec.kind != "full" or not manager.enable_caching:
+        return
+    count = min(known, len(request.hashes) * pool.hash_block) // block * block // each.block_size
+    for own, number in zip(table[:count], each.own(request.hashes), strict=False):
+        if not pool.holds(number * pool.groups + each.group, own):
+            _fail(f"block {own} of request {request.id} has no id, with {known} tokens computed")
 
 
 def check_ids(manager: KVCacheManager, requests: Collection[Request], *, removed: bool) -> None:
@@ -151,6 +167,19 @@ def check_ids(manager: KVCacheManager, requests: Collection[Request], *, removed
             if late and blocks and parent <= place:
                 _fail(f"of the blocks {own} not each is evicted before the one that it continues")
             parent = place
+
+
+def check_encoder(encoder: EncoderCache, requests: Mapping[int, Request]) -> None:
+    """The encoder's outputs: their tokens, and those without a request that needs them."""
+    counts = {image.name: image.count for each in requests.values() for image in each.images}
+    held = sum(counts[name] for name in encoder.users)
+    if encoder.unused + held != encoder.size:
+        _fail(f"{encoder.unused} tokens are unused and {held} held of {encoder.size}")
+    if encoder.idle.keys() != {name for name, users in encoder.users.items() if not users}:
+        _fail(f"the outputs {[*encoder.idle]} are idle, not those without requests")
+    _is_left(
+        requests, {number: name for name, users in encoder.users.items() for number, _ in users}
+    )
 
 
 def check_lookups(coordinator: Coordinator, requests: Sequence[Request]) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from cachesim.engines.seen import Breach, Seen
 from cachesim.engines.vllm.events import (
     BlockEvicted,
+    CacheLookup,
     ChunkScheduled,
     DraftsVerified,
     RequestFinished,
@@ -31,15 +32,14 @@ class VllmLaws:
     def broken(self, seen: Seen) -> Breach | None:
         """The first law that a request breaks."""
         kinds = {type(event) for event in seen.events}
-        if not seen.alone or seen.reply.error is not None or RequestPreempted in kinds:
-            return None
-        if self._options.connector != "none":
+        if seen.reply.error is not None or self._options.connector != "none":
             return None
         detail = self._chunks(seen)
         if detail is not None:
             return Breach(kind="broken invariant", detail=detail)
+        ended = RequestFinished in kinds and not kinds & {BlockEvicted, RequestPreempted}
         cut = seen.images and self._engine.scheduler.splitter is not None
-        if BlockEvicted in kinds or cut or RequestFinished not in kinds:
+        if not (seen.alone and ended) or cut:
             return None
         number = next(each.task for each in seen.events if isinstance(each, RequestFinished))
         jobs = self._engine._jobs  # noqa: SLF001 - its own server
@@ -49,31 +49,32 @@ class VllmLaws:
     # -- chunks ------------------------------------------------------------------------------------
 
     def _chunks(self, seen: Seen) -> str | None:
-        """Chunks that do not follow each other, or have fewer tokens than they may have.
+        """Chunks that do not follow each other; alone, also of fewer tokens than fit a step.
 
         chunk          | prompt ... | t d1 d2 |         d2 is refused
         the next one                     | t' d1' d2' |
         """
         limits, splits = self._engine.scheduler.limits, self._engine.scheduler.splitter is not None
-        count, at = len(seen.reply.prompt), int(seen.reply.cached or 0)
+        count, at = len(seen.reply.prompt), 0
         for event in seen.events:
+            if isinstance(event, CacheLookup):
+                at = event.cached
             if isinstance(event, DraftsVerified):
                 at -= event.proposed - event.accepted
             if not isinstance(event, ChunkScheduled):
                 continue
             if event.start != at:
                 return f"a chunk begins at {event.start}, after {at} computed tokens"
-            at, size = event.end, event.end - event.start
-            room = min(limits.budget, limits.max_model_len - event.start - 1)
-            wanted = count - event.start - event.drafts if event.start < count else 1
-            if self._options.use_eagle and event.start >= count:
-                wanted = 1 + limits.drafts
-            if size > limits.budget:
-                return f"a chunk of {size} tokens, of {limits.budget} in a step"
-            if size - event.drafts * (event.start < count) < min(wanted, room) and not (
-                event.start < count and (splits or seen.images)
-            ):
-                return f"a chunk of {size} tokens from {event.start} on, of {wanted}"
+            at, size, decodes = event.end, event.end - event.start, event.start >= count
+            if size > limits.budget or event.end > limits.max_model_len:
+                return f"a chunk of {size} tokens up to {event.end}, beyond the limits"
+            whole = decodes or not (splits or seen.images)
+            wanted = 1 if decodes else count - event.start
+            if self._options.use_eagle and decodes:
+                wanted += limits.drafts
+            room = min(wanted, limits.budget, limits.max_model_len - event.start - 1)
+            if seen.alone and whole and size < room:
+                return f"a chunk of {size} tokens from {event.start} on, of {room}"
         return None
 
     # -- hits --------------------------------------------------------------------------------------

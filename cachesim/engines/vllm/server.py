@@ -30,6 +30,7 @@ from cachesim.engines.vllm import causes, events
 from cachesim.engines.vllm.coordinator import Coordinator, Hit, KVCacheManager, Published, SpecGroup
 from cachesim.engines.vllm.integrity import (
     check_books,
+    check_encoder,
     check_ids,
     check_lookups,
     check_requests,
@@ -761,6 +762,7 @@ class Vllm(SlotlessEngine[Rules, VllmOptions, Job]):
             }
         check_requests(scheduler, live, pending, elsewhere)
         check_tables(scheduler, self.runner, pending)
+        check_encoder(scheduler.encoder, live)
         removed = self.rules.scheduler.withdraws_unwritten or self.options.connector in LATE
         check_ids(manager, live.values(), removed=removed)
         if self.connector is None and self.options.enable_prefix_caching:
