@@ -1,0 +1,269 @@
+"""Laws of vLLM's server: each is broken once, and by no workload of any release."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from cachesim.engines.base import Engine, Request
+from cachesim.engines.events import Event
+from cachesim.engines.family import Profile, family_of
+from cachesim.engines.images import Image
+from cachesim.engines.seen import Breach, Seen
+from cachesim.engines.vllm.events import ChunkScheduled, DraftsVerified
+from cachesim.engines.vllm.laws import VllmLaws
+from cachesim.errors import ContractError, InputError
+from cachesim.model.presets import preset
+from cachesim.testing.guided import Guided
+from cachesim.testing.search import play
+from cachesim.testing.workloads import Shape
+from cachesim.units import as_tokens
+
+PROFILES = [f"vllm@{release}" for release in family_of("vllm").names()]
+SHAPE = Shape(incidents=True, chats=True, guided=True)
+PROMPT = as_tokens(range(265, 305))
+BLOCKS = {"block_size": 4, "max_num_batched_tokens": 8}
+
+
+def server(model: str = "hybrid-swa", **options: Any) -> Any:
+    return Engine.create("vllm@0.33.0", model=preset(model), options=BLOCKS | options)
+
+
+def running(model: str = "hybrid-swa", **options: Any) -> Any:
+    """A server with a request that decodes, and one that waits."""
+    engine = server(model, max_num_seqs=1, **options)
+    for _ in range(2):
+        engine.submit(Request(prompt=PROMPT, predict=30))
+    for _ in range(10):
+        engine.step()
+    engine.check_integrity()
+    return engine
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+def test_no_release_breaks_one(profile: str) -> None:
+    """Long searches run thousands of workloads of each."""
+    for model, number in (("dense", 1), ("hybrid", 2), ("hybrid-swa", 3)):
+        try:
+            client = Guided(Profile.parse(profile), model, number, seed=5, shape=SHAPE)
+        except InputError:
+            continue
+        list(client.run())
+        trial = play(client.scenario, Profile.parse(profile), stop_early=False, thin=True)
+        kinds = {each.kind for each in trial.findings}
+
+        assert not kinds & {"broken invariant", "lost reuse", "refusal"}, trial.findings
+
+
+def _manager(engine: Any, kind: str) -> Any:
+    return next(each for each in engine.manager.managers if each.spec.kind == kind)
+
+
+def _waits_twice(engine: Any) -> None:
+    engine.scheduler.waiting.append(engine.scheduler.waiting[0])
+
+
+def _waits_with_tokens(engine: Any) -> None:
+    engine.scheduler.waiting[0].num_computed = 4
+
+
+def _has_tokens_in_flight(engine: Any) -> None:
+    engine.scheduler.running[0].in_flight = 1
+
+
+def _has_computed_less(engine: Any) -> None:
+    engine.scheduler.running[0].num_computed -= 1
+
+
+def _has_a_longer_table(engine: Any) -> None:
+    engine.manager.managers[0].tables[0] += engine.manager.pool.get_new_blocks(2)
+
+
+def _has_other_blocks_in_the_runner(engine: Any) -> None:
+    engine.runner.held[0].tables[0].reverse()
+
+
+def _remembers_a_request(engine: Any) -> None:
+    engine.runner.held[7] = engine.runner.held[0]
+
+
+def _has_a_null_block_in_its_window(engine: Any) -> None:
+    table = _manager(engine, "window").tables[0]
+    engine.manager.pool.free_blocks([table[-1]])
+    table[-1] = 0
+
+
+def _has_no_running_state(engine: Any) -> None:
+    table = _manager(engine, "mamba").tables[0]
+    engine.manager.pool.free_blocks([table[-1]])
+    table[-1] = 0
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (_waits_twice, "request 1, waiting, is in 2 queues"),
+        (_waits_with_tokens, "request 1 waits with tokens"),
+        (_has_tokens_in_flight, "1 tokens in flight"),
+        (_has_computed_less, "has computed 43 of 45 tokens"),
+        (_has_a_longer_table, "has 13 blocks for 44 tokens"),
+        (_has_other_blocks_in_the_runner, "and in the runner"),
+        (_remembers_a_request, "the runner has the requests"),
+        (_has_a_null_block_in_its_window, "null blocks of"),
+        (_has_no_running_state, "has the states"),
+    ],
+)
+def test_books_of_a_running_request_that_disagree_are_found(
+    change: Callable[[Any], None], why: str
+) -> None:
+    engine = running()
+
+    change(engine)
+
+    with pytest.raises(ContractError, match=why):
+        engine.check_integrity()
+
+
+def test_a_whole_block_without_an_id_is_found() -> None:
+    engine = running("dense")
+
+    engine.manager.pool.evict(engine.manager.managers[0].tables[0][0])
+
+    with pytest.raises(ContractError, match="has no id, with 45 tokens computed"):
+        engine.check_integrity()
+
+
+def served(model: str = "hybrid", **fields: Any) -> Any:
+    engine = server(model)
+    engine.submit(Request(prompt=PROMPT, predict=3, **fields))
+    engine.run()
+    engine.check_integrity()
+    return engine
+
+
+def _queues_a_block_without_id_last(engine: Any) -> None:
+    pool = engine.manager.pool
+    pool.free.move_to_end(next(block for block in pool.free if pool.key[block] is None))
+
+
+def _queues_the_first_block_first(engine: Any) -> None:
+    pool, (job,), full = engine.manager.pool, engine._jobs, _manager(engine, "full")
+    block = pool.block_of(job.request.hashes[0] * pool.groups + full.group)
+    keyed = [each for each in pool.free if pool.key[each] is not None and each != block]
+    for each in keyed:
+        pool.free.move_to_end(each)
+
+
+def _ends_other_tokens(engine: Any) -> None:
+    pool = engine.manager.pool
+    pool.key_tokens[next(block for block, key in enumerate(pool.key) if key is not None)] += 1
+
+
+def _finds_less(engine: Any) -> None:
+    for group in engine.manager.coordinator.spec_groups:
+        find = group.manager.find
+        group.manager.find = lambda query, f=find: f(query._replace(max_length=8))
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (_queues_a_block_without_id_last, "is evicted before one without"),
+        (_queues_the_first_block_first, "evicted before the one that it continues"),
+        (_ends_other_tokens, "not each ends"),
+        (_finds_less, "where the groups can resume at 36"),
+    ],
+)
+def test_ids_and_hits_that_disagree_are_found(change: Callable[[Any], None], why: str) -> None:
+    engine = served()
+
+    change(engine)
+
+    with pytest.raises(ContractError, match=why):
+        engine.check_integrity()
+
+
+def _has_less_room(engine: Any) -> None:
+    engine.scheduler.encoder.unused -= 1
+
+
+def _has_an_output_that_nobody_needs(engine: Any) -> None:
+    engine.scheduler.encoder.idle.clear()
+
+
+@pytest.mark.parametrize(
+    ("change", "why"), [(_has_less_room, "unused and"), (_has_an_output_that_nobody_needs, "idle")]
+)
+def test_an_encoder_whose_outputs_disagree_is_found(
+    change: Callable[[Any], None], why: str
+) -> None:
+    engine = served("dense", images=(Image("i", 4, 4),))
+
+    change(engine)
+
+    with pytest.raises(ContractError, match=why):
+        engine.check_integrity()
+
+
+def judged(change: Callable[[Event], Event], engine: Any) -> Breach | None:
+    """The law that a server's only request breaks, with other events."""
+    (job,) = engine._jobs
+    seen = Seen(
+        reply=job.reply(),
+        events=[change(event) for event in engine.events],
+        forced=None,
+        alone=True,
+        images=False,
+        fields={},
+        model="",
+        layers=frozenset({"attention"}),
+        plain=True,
+    )
+    return VllmLaws(engine).broken(seen)
+
+
+def _later(event: Event) -> Event:
+    return replace(event, start=event.start + 1) if isinstance(event, ChunkScheduled) else event
+
+
+def _shorter(event: Event) -> Event:
+    shorter = isinstance(event, ChunkScheduled) and event.start == 32
+    return replace(event, end=event.end - 1) if shorter else event
+
+
+def _refused(event: Event) -> Event:
+    return replace(event, accepted=0) if isinstance(event, DraftsVerified) else event
+
+
+@pytest.mark.parametrize(
+    ("change", "options", "why"),
+    [
+        (_later, {}, "a chunk begins at 1, after 0 computed tokens"),
+        (_shorter, {}, "a chunk of 7 tokens from 32 on, of 8"),
+        (_refused, {"speculative_method": "ngram"}, "a chunk begins at"),
+    ],
+)
+def test_chunks_that_do_not_follow_each_other_are_found(
+    change: Callable[[Event], Event], options: dict[str, Any], why: str
+) -> None:
+    engine = server("dense", **options)
+    engine.submit(Request(prompt=PROMPT[:10] * 4, predict=10, reply=PROMPT[:10]))
+    engine.run()
+
+    assert judged(lambda event: event, engine) is None
+    breach = judged(change, engine)
+
+    assert breach is not None
+    assert breach.detail.startswith(why), breach.detail
+
+
+def test_a_prompt_that_would_not_be_found_again_is_lost() -> None:
+    engine = served()
+    assert judged(lambda event: event, engine) is None
+
+    engine.reset_prefix_cache()
+
+    assert Breach(
+        kind="lost reuse", detail="0 of 36 tokens would be found of the 40 computed ones", due=36
+    ) == judged(lambda event: event, engine)
