@@ -32,7 +32,7 @@ from typing import Any, Final
 from cachesim.engines.family import Corner, Profile, family_of
 from cachesim.engines.guide import Guide
 from cachesim.engines.option import Option
-from cachesim.errors import InputError
+from cachesim.errors import ContractError, InputError, PositionError
 from cachesim.model.arithmetic import ArithmeticName
 from cachesim.model.presets import preset
 from cachesim.play.loop import Reading
@@ -331,6 +331,8 @@ class Guided(Client):
             self.scenario = replace(before, step=(*before.step, *steps))
             try:
                 records = self.session.send(steps)
+            except PositionError as error:  # of no request: the server computed it
+                raise ContractError(str(error)) from error
             except InputError:  # in the midst of a step that is not simulated
                 self.scenario, self.session.ended = before, True
                 return

@@ -7,7 +7,7 @@ import pytest
 
 from cachesim.cli.main import main
 from cachesim.engines import Profile
-from cachesim.errors import ContractError
+from cachesim.errors import ContractError, PositionError
 from cachesim.play.session import groups_of
 from cachesim.scenario.format import Scenario
 from cachesim.testing import guided
@@ -152,6 +152,20 @@ def test_a_broken_book_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
     _, _, trial = next(trials(Profile.parse("vllm@0.33.0"), "hybrid", shape=SHAPE))
 
     assert [("broken invariant", "a block is nobody's")] == [
+        (each.kind, each.detail) for each in trial.findings
+    ]
+
+
+def test_positions_that_a_server_gets_wrong_are_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(*_: object) -> None:
+        msg = "2 positions for 1 tokens"
+        raise PositionError(msg)
+
+    monkeypatch.setattr("cachesim.engines.vllm.runner.Runner.run", run)
+
+    _, _, trial = next(trials(Profile.parse("vllm@0.33.0"), "dense", shape=SHAPE))
+
+    assert [("broken invariant", "2 positions for 1 tokens")] == [
         (each.kind, each.detail) for each in trial.findings
     ]
 

@@ -119,7 +119,8 @@ def _check_table(each: Manager, request: Request, table: list[int], scheduler: S
         if NULL in table[len(table) - own - 1 :] or (rules.state.retires_all and kept > most):
             _fail(f"request {request.id} has the states {table}")
         return
-    known = min(end, request.num_tokens) - limits.drafts * (not rules.scheduler.caches_after_drafts)
+    late = 0 if rules.scheduler.caches_after_drafts else limits.drafts
+    known = max(0, min(end, request.num_tokens) - late)
     _check_published(each, request, table, known, scheduler.manager)
     least = max(0, each.num_skipped(max(0, end - limits.budget - 2 * more))) // size
     if NULL in table[nulls:] or not least <= nulls <= first:

@@ -70,12 +70,18 @@ class VllmLaws:
                 return f"a chunk of {size} tokens up to {event.end}, beyond the limits"
             whole = decodes or not (splits or seen.images)
             wanted = 1 if decodes else count - event.start
-            if self._options.use_eagle and decodes:
+            pads = self._rules.scheduler.padding == "resumed" and 0 < event.start == count - 1
+            if self._options.use_eagle if decodes else pads and self._has_room(event.start):
                 wanted += limits.drafts
             room = min(wanted, limits.budget, limits.max_model_len - event.start - 1)
             if seen.alone and whole and size < room:
                 return f"a chunk of {size} tokens from {event.start} on, of {room}"
         return None
+
+    def _has_room(self, start: int) -> bool:
+        """True if a request that resumes with one token may be padded with drafts."""
+        limits = self._engine.scheduler.limits
+        return start + limits.drafts + 2 <= limits.max_model_len
 
     # -- hits --------------------------------------------------------------------------------------
 
@@ -113,7 +119,9 @@ class VllmLaws:
         if "align" in modes and (len(sizes) > 1 or small or not (exact or count % block)):
             return
         less = block if marked else 0
-        yield count, (count - 1) // block * block - less
+        partly = coordinator.partial_hits and rules.state.tail == "checkpoint" and not marked
+        unit = coordinator.alignment if partly else block
+        yield count, (count - 1) // unit * unit - less
         interval = coordinator.retention
         if interval == 0 or "align" in modes:
             return

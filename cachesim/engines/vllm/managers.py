@@ -635,7 +635,8 @@ class Mamba(Manager):
             return None
         if pool.key[block] is not None and pool.key_tokens[block] == position:
             return None
-        pool.cache_partial_block(request.hashes, block, position, self.group, replaces=True)
+        if not pool.cache_partial_block(request.hashes, block, position, self.group, replaces=True):
+            return None
         return block, request.hashes[position // pool.hash_block - 1] * pool.groups + self.group
 
     def new_step_starts(self) -> None:

@@ -9,6 +9,7 @@ from cachesim.engines.vllm.checkpoints import is_exportable
 from cachesim.engines.vllm.coordinator import KVCacheManager
 from cachesim.engines.vllm.events import ChunkScheduled
 from cachesim.engines.vllm.family import FAMILY
+from cachesim.engines.vllm.managers import Mamba
 from cachesim.engines.vllm.request import Prefixes
 from cachesim.engines.vllm.request import Request as Scheduled
 from cachesim.errors import OptionError, UpstreamAbort
@@ -116,6 +117,17 @@ def test_an_exported_state_among_drafts_ends_the_engine_core() -> None:
 
     with pytest.raises(UpstreamAbort, match="_get_partial_block_hash"):
         manager.allocate_slots(request, 9, num_lookahead=8)
+
+
+def test_a_null_block_gets_no_id_beyond_the_known_tokens() -> None:
+    group = GroupSpec(kind="mamba", block=4, checkpoint_alignment=1, speculative_blocks=8)
+    manager = KVCacheManager([group], FAMILY.release("0.33.0").rules, num_blocks=40)
+    request = Scheduled.make(0, Prefixes(4), text(1, 9), max_tokens=9)
+    (states,) = manager.managers
+    states.tables[0] = [0, 0, 0, 0]
+
+    assert isinstance(states, Mamba)
+    assert states._cache_export(request, None, 12, 2) is None
 
 
 @pytest.mark.parametrize(("retention", "kept"), [(None, [8]), (0, [])])
