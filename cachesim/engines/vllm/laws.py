@@ -55,7 +55,7 @@ class VllmLaws:
         the next one                     | t' d1' d2' |
         """
         limits, splits = self._engine.scheduler.limits, self._engine.scheduler.splitter is not None
-        count, at = len(seen.reply.prompt), 0
+        count, at, fresh = len(seen.reply.prompt), 0, True
         for event in seen.events:
             if isinstance(event, CacheLookup):
                 at = event.cached
@@ -70,7 +70,9 @@ class VllmLaws:
                 return f"a chunk of {size} tokens up to {event.end}, beyond the limits"
             whole = decodes or not (splits or seen.images)
             wanted = 1 if decodes else count - event.start
-            pads = self._rules.scheduler.padding == "resumed" and 0 < event.start == count - 1
+            pads = fresh and self._rules.scheduler.padding == "resumed"
+            pads &= 0 < event.start == count - 1
+            fresh = False
             if self._options.use_eagle if decodes else pads and self._has_room(event.start):
                 wanted += limits.drafts
             room = min(wanted, limits.budget, limits.max_model_len - event.start - 1)
