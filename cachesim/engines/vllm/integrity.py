@@ -66,6 +66,8 @@ def check_requests(
             _fail(f"request {number} has blocks after its end")
         if not ended and request.in_flight != chunks[number]:
             _fail(f"request {number} has {request.in_flight} tokens in flight, not its chunk's")
+        if not 0 <= request.stale <= request.in_flight:
+            _fail(f"request {number} has {request.stale} stale tokens of {request.in_flight}")
     for request in scheduler.waiting:
         progress = request.num_computed, request.placeholders, len(request.spec_tokens)
         if any(progress) or any(manager.tables_of(request)):
