@@ -103,6 +103,7 @@ FAMILY: Final[Family[Rules, Options]] = Family(
     vocabulary="ik",
     package=__package__,
     engine=f"{__package__}.server:IkLlama",
+    laws=f"{__package__}.laws:IkLaws",
     releases=RELEASES,
     patches=PATCHES,
     options=Options,

@@ -12,6 +12,7 @@ from cachesim.engines.ik_llama import causes, events
 from cachesim.engines.ik_llama.context import CANCELLED, BatchToken, Checkpoint, Context, Decoded
 from cachesim.engines.ik_llama.held import amounts, books, held, snapshot
 from cachesim.engines.ik_llama.held import texts as texts_held
+from cachesim.engines.ik_llama.integrity import check_companion, check_slots
 from cachesim.engines.ik_llama.options import Options
 from cachesim.engines.ik_llama.prepare import Preparation, Selection
 from cachesim.engines.ik_llama.rules import Rules
@@ -35,7 +36,7 @@ from cachesim.engines.ik_llama.speculative import (
     WindowCompanion,
 )
 from cachesim.engines.tokens import as_rope, get_common_prefix
-from cachesim.errors import BlobError, ContractError, OptionError, TokenError
+from cachesim.errors import BlobError, OptionError, TokenError
 from cachesim.units import Array, Count, Pos, SeqId, SlotId, Token
 
 
@@ -669,12 +670,8 @@ class IkLlama(Engine):
         return amounts(self.slots, self.primary, self.cache)
 
     def check_integrity(self) -> None:
-        self.primary.cells.check_integrity()
-        for slot in self.slots:
-            held = len(self.primary.cells.of(SeqId(slot.id))) - slot.stray
-            if slot.available and not self.primary.recurrent and held > len(slot.cache_tokens):
-                msg = f"slot {slot.id}: {held} cells for {len(slot.cache_tokens)} tokens"
-                raise ContractError(msg)
+        check_slots(self.slots, self.primary, self.cache, self.options)
+        check_companion(self.companion)
 
 
 def _done(slot: Slot, *, error: str | None = None, message: str = "") -> Reply:

@@ -1,0 +1,120 @@
+"""Agreement of ik_llama.cpp's cells, checkpoints and prompt cache, at any turn."""
+
+from collections.abc import Iterable
+from itertools import pairwise
+from typing import Final
+
+from cachesim.engines.ik_llama.context import FREE, Cells, Checkpoint, Context, SequenceState
+from cachesim.engines.ik_llama.options import Options
+from cachesim.engines.ik_llama.slot import PromptCache, PromptEntry, Slot
+from cachesim.engines.ik_llama.speculative import AttentionCompanion, Companion, WindowCompanion
+from cachesim.errors import ContractError
+from cachesim.model.spec import ModelSpec
+from cachesim.units import SeqId
+
+HEAD: Final = 16
+"""Bytes of a saved sequence: its number of cells, kind of values, number of layers, states."""
+
+CELL: Final = 8
+"""Bytes of each cell's position and number of owners."""
+
+LAYER: Final = 24
+"""Bytes of each layer's types and sizes of keys and values."""
+
+ROW: Final = 16
+"""Bytes of each layer's types and sizes of states."""
+
+
+def check_slots(
+    slots: Iterable[Slot], primary: Context, cache: PromptCache, options: Options
+) -> None:
+    """Raise ContractError at the first disagreement."""
+    _cells(primary.cells)
+    for slot in slots:
+        held = len(primary.cells.of(SeqId(slot.id))) - slot.stray
+        if slot.available and not primary.recurrent and held > len(slot.cache_tokens):
+            _fail(f"slot {slot.id}: {held} cells for {len(slot.cache_tokens)} tokens")
+        _checkpoints(slot.checkpoints, primary, options)
+    for entry in cache.entries:
+        _entry(entry, primary, options)
+    if cache.limit is not None and len(cache.entries) > 1 and cache.size > cache.limit:
+        _fail(f"the prompt cache holds {cache.size} of {cache.limit} bytes")
+
+
+def check_companion(companion: Companion | None) -> None:
+    """Raise ContractError if a companion's memory is inconsistent."""
+    if isinstance(companion, AttentionCompanion):
+        _cells(companion.context.cells)
+    if isinstance(companion, WindowCompanion):
+        rolled = companion.base > 0
+        if not companion.window * rolled <= companion.live <= companion.capacity:
+            _fail(f"{companion.live} rows from {companion.base} on, of {companion.capacity}")
+
+
+def _cells(cells: Cells) -> None:
+    """Cells: a key is rotated to its position, but for a pending shift; a free one holds none."""
+    cells.check_integrity()
+    free = cells.held == 0
+    if (cells.born[free] != FREE).any() or (cells.shift[free] != 0).any():
+        _fail("a free cell has a key or a shift")
+    if not 0 <= cells.head <= cells.size:
+        _fail(f"cells are searched from {cells.head} on, of {cells.size}")
+    # Trap: a rollback of a hybrid model writes a position into a cell whatever it holds
+    moved = cells.pos - cells.shift != cells.born
+    if moved.any() and not cells.hybrid:
+        _fail(f"keys of {moved.sum()} cells are not rotated to their positions")
+
+
+def _checkpoints(found: list[Checkpoint], primary: Context, options: Options) -> None:
+    """Checkpoints: at most as many as the flag, in order; each has a state and its position."""
+    if len(found) > options.ctx_checkpoints:
+        _fail(f"{len(found)} checkpoints of at most {options.ctx_checkpoints}")
+    for one, other in pairwise(found):
+        if other.n_tokens and one.n_tokens >= other.n_tokens:  # 0: of a slot file (an oddity)
+            _fail(f"a checkpoint of {other.n_tokens} tokens follows one of {one.n_tokens}")
+    for each in found:
+        _state(each.state, primary, partial=True)
+        end = max(each.state.positions, default=0)
+        if not each.pos_min == each.pos_max == end:
+            _fail(f"a checkpoint from {each.pos_min} to {each.pos_max} of a state at {end}")
+        if each.pos_max_prompt - each.pos_max != each.pos_min_prompt - each.pos_min:
+            _fail(f"a checkpoint begins at {each.pos_min_prompt} and ends at {each.pos_max_prompt}")
+
+
+def _entry(entry: PromptEntry, primary: Context, options: Options) -> None:
+    _state(entry.state, primary, partial=False)
+    _checkpoints(entry.checkpoints, primary, options)
+    if entry.tokens and len(entry.tokens) != entry.length:
+        _fail(f"an entry of {entry.length} tokens lists {len(entry.tokens)}")
+    positions = entry.state.positions
+    at = max(positions, default=0) if primary.rows else positions[0] if positions else -1
+    if entry.pos_min != at:
+        _fail(f"an entry from {entry.pos_min} on has a state from {at} on")
+
+
+def _state(state: SequenceState, primary: Context, *, partial: bool) -> None:
+    """A saved sequence: its parts, and its bytes."""
+    rows = {} if partial and primary.recurrent else primary.rows
+    kept = {} if partial else primary.keys
+    if (state.keys is None) != partial or (state.keys or {}).keys() != kept.keys():
+        _fail("a saved sequence has other layers than the model")
+    if state.rows.keys() != rows.keys():
+        _fail(f"a saved sequence has the states of {len(state.rows)} layers")
+    size = bytes_of(primary.network.spec, len(state.positions), partial=partial)
+    if state.size != size:
+        _fail(f"a saved sequence has {size} bytes, {state.size} count")
+
+
+def bytes_of(spec: ModelSpec, cells: int, *, partial: bool) -> int:
+    """Bytes of a saved sequence, part by part as they are written."""
+    total = HEAD + CELL * cells
+    states = any(spec.state_bytes(n) or spec.conv_bytes(n) for n in range(len(spec.layers)))
+    for n in range(len(spec.layers)):
+        total += LAYER + (ROW + spec.conv_bytes(n) + spec.state_bytes(n) if states else 0)
+        total += 0 if partial else cells * (spec.key_bytes(n) + spec.value_bytes(n))
+    return total
+
+
+def _fail(what: str) -> None:
+    msg = f"ik_llama.cpp: {what}"
+    raise ContractError(msg)

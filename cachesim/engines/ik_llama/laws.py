@@ -1,0 +1,338 @@
+"""Laws of each request to ik_llama.cpp's server: its slot, memory, checkpoints and drafts."""
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from cachesim.engines.ik_llama.events import (
+    BatchRetried,
+    CheckpointCreated,
+    CheckpointErased,
+    CheckpointRefused,
+    CheckpointReset,
+    CheckpointRestored,
+    CompanionRefused,
+    ContextShifted,
+    DraftVerified,
+    FullReset,
+    PrefixMatched,
+    PromptAlreadyCached,
+    PromptEvicted,
+    PromptLoaded,
+    PromptLoadFailed,
+    PromptSaved,
+    SequenceTrimmed,
+    SlotReleased,
+    SlotSelected,
+)
+from cachesim.engines.ik_llama.server import IkLlama
+from cachesim.engines.ik_llama.slot import GONE, Slot, similarity
+from cachesim.engines.ik_llama.speculative import SEQ, AttentionCompanion
+from cachesim.engines.seen import Breach, Seen
+from cachesim.engines.tokens import get_common_prefix
+from cachesim.typed import there_is
+from cachesim.units import SeqId, Token
+
+
+class IkLaws:
+    """The laws, with the content of slots and prompt cache before each request."""
+
+    def __init__(self, engine: IkLlama) -> None:
+        self._engine, self._rules, self._options = engine, engine.rules, engine.options
+        self._agrees = True  # the token lists are those in memory
+        self._cut = False  # a list was shifted, or a prompt truncated
+        self._moved = False  # texts matched across different token boundaries
+        self._used = dict.fromkeys(range(len(engine.slots)), -1)  # by slot: its last release
+        self.begin_anew()
+
+    def begin_anew(self) -> None:
+        """Read what slots and prompt cache hold."""
+        self._used |= {
+            each.slot: at
+            for at, each in enumerate(self._engine.events)
+            if isinstance(each, SlotReleased)
+        }
+        self._lists = [list(slot.cache_tokens) for slot in self._engine.slots]
+        self._entries = len(self._engine.cache.entries)
+
+    def broken(self, seen: Seen) -> Breach | None:
+        """The first law that a request breaks."""
+        self._agrees = self._agrees and self._still_agrees(seen)
+        self._moved = self._moved or any(
+            each.n_past != each.n_past_prompt for each in of(PrefixMatched, seen)
+        )
+        self._cut = self._cut or seen.reply.truncated
+        broken: Iterator[str] = iter(())
+        if seen.alone and seen.reply.error is None:
+            slot = self._engine.slots[there_is(seen.reply.slot)]
+            broken = self._all(seen, slot)
+        detail = next(broken, None)
+        self.begin_anew()
+        return None if detail is None else Breach(kind="broken invariant", detail=detail)
+
+    def _still_agrees(self, seen: Seen) -> bool:
+        """False after a request from which on lists and memory may differ (oddities)."""
+        reply, primary = seen.reply, self._engine.primary
+        if reply.error not in {None, GONE} or reply.slot is None:
+            return reply.error == GONE
+        slot = self._engine.slots[reply.slot]
+        kinds = set(map(type, seen.events))
+        listed = self._rules.shift_always_drops_tokens or (
+            seen.alone and slot.running.cache_prompt  # else another request may be running there
+        )
+        return not (
+            kinds & {PromptLoadFailed, BatchRetried}
+            or slot.stray
+            or (reply.truncated and len(reply.prompt) >= slot.n_ctx)
+            or (ContextShifted in kinds and not listed)
+            or (DraftVerified in kinds and primary.hybrid)
+        )
+
+    def _all(self, seen: Seen, slot: Slot) -> Iterator[str]:
+        yield from self._selected(seen, slot)
+        yield from self._shifted(seen, slot)
+        yield from self._drafted(seen, slot)
+        yield from self._resumed(seen)
+        if self._agrees:
+            yield from self._listed(seen, slot)
+            yield from self._held()
+            yield from self._checkpointed(seen, slot)
+
+    # -- the slot ----------------------------------------------------------------------------
+
+    def _selected(self, seen: Seen, slot: Slot) -> Iterator[str]:
+        """The slot of the most similar list, else the one that is idle for longest."""
+        stripped, flags = self._engine.cache.stripped, self._options  # without reasoning
+        prompt, lists = stripped(seen.reply.prompt), [*map(stripped, self._lists)]
+        for event in of(SlotSelected, seen):
+            if event.by == "id" or len(prompt) >= slot.n_ctx:  # compared as it is cut
+                return
+            least = np.float32(flags.slot_prompt_similarity)
+            alike = max((_alike(each, prompt) for each in lists), default=np.float32(0))
+            if event.by == "similarity":
+                if event.similarity < max(alike, least):
+                    yield f"a slot with similarity {event.similarity} is chosen, not {alike}"
+            elif least and alike > least:
+                yield f"no slot is similar enough, though one has {alike}"
+            elif self._used[slot.id] != min(self._used.values()):
+                yield f"slot {slot.id} is not the one that is idle for longest"
+            yield from self._parked(seen, event, lists[slot.id], prompt)
+
+    def _parked(
+        self, seen: Seen, chosen: SlotSelected, held: Sequence[Token], prompt: Sequence[Token]
+    ) -> Iterator[str]:
+        """The prompt cache: a list is saved if too little would be kept; entries are counted."""
+        flags, cache = self._options, self._engine.cache
+        kept = np.float32(get_common_prefix(held, prompt)) / np.float32(len(held) or 1)
+        if not kept <= chosen.f_keep <= 1:
+            yield f"{chosen.f_keep} of a list would be kept, of which {kept} is equal"
+        low = self._lists[chosen.slot] and chosen.f_keep < np.float32(flags.cache_ram_similarity)
+        long = 0 <= flags.cache_ram_n_min <= len(held)
+        saved, known = of(PromptSaved, seen), of(PromptAlreadyCached, seen)
+        if bool(low and long and flags.cache_ram != 0) != (len(saved) + len(known) == 1):
+            yield f"a list of which {chosen.f_keep} would be kept is saved {len(saved)} times"
+        after = self._entries + len(saved) - len(of(PromptLoaded, seen))
+        after -= len(of(PromptEvicted, seen))
+        now = len(cache.entries)
+        if now > after or (now < after and not saved):
+            yield f"{now} entries are in the prompt cache, not {after}"
+        yield from self._loaded(seen, held, prompt)
+
+    def _loaded(self, seen: Seen, held: Sequence[Token], prompt: Sequence[Token]) -> Iterator[str]:
+        """The prompt cache: the most similar entry is loaded if it is more so than the list."""
+        rules, cache, loaded = self._rules, self._engine.cache, of(PromptLoaded, seen)
+        if self._cut or of(PromptLoadFailed, seen):  # prompts are compared as lists were shifted
+            return
+        score = np.float32(loaded[0].similarity) if loaded else np.float32(1)
+        if score <= _alike(held, prompt) and loaded:
+            yield f"an entry with similarity {score} is loaded"
+        if rules.ram_rewindable_only or rules.n_min_is_a_prefix or not self._options.cache_ram:
+            return
+        floor = np.float32(self._options.cache_ram_similarity if rules.ram_floor else 0)
+        score = score if loaded else similarity(held, prompt, cache.text_of)
+        for entry in map(cache.stripped, (each.tokens for each in cache.entries)):
+            kept = np.float32(get_common_prefix(entry, prompt)) / np.float32(len(entry) or 1)
+            if kept >= floor and _alike(entry, prompt) > score:
+                yield f"an entry with similarity {_alike(entry, prompt)} is left for {score}"
+
+    def _listed(self, seen: Seen, slot: Slot) -> Iterator[str]:
+        """The list: what was kept, then the rest of the prompt, then the reply."""
+        reply, drafts = seen.reply, bool(of(DraftVerified, seen))
+        if reply.truncated:
+            return
+        new = list(reply.written[there_is(reply.cached) :])
+        at = 0 if of(FullReset, seen) else of(SequenceTrimmed, seen)[0].p0
+        if not self._moved and at != reply.cached:
+            yield f"{reply.cached} tokens are cached, the slot is cut at {at}"
+        if slot.cache_tokens[at:][: len(new)] != new:
+            yield f"slot {slot.id} lists other tokens than were written from {at} on"
+        if len(slot.cache_tokens) != at + len(new) and not drafts:
+            yield f"slot {slot.id} lists {len(slot.cache_tokens)} tokens, not {at + len(new)}"
+
+    def _held(self) -> Iterator[str]:
+        """The memory of each slot: a cell for each listed token, saved ones alike."""
+        primary = self._engine.primary
+        for slot in self._engine.slots:
+            cells, count = primary.cells.of(SeqId(slot.id)), len(slot.cache_tokens)
+            positions = sorted(primary.cells.pos[cells].tolist())
+            wanted = [*range(count)][-1:] if primary.recurrent else [*range(count)]
+            if positions != wanted:
+                yield f"slot {slot.id} lists {count} tokens and has cells at {positions[-9:]}"
+            alone = len(self._engine.slots) == 1 and not self._cut
+            if alone and not np.array_equal(cells, np.arange(len(cells))):
+                yield f"the only slot has cells {cells[-9:]}"
+            for each in slot.checkpoints:
+                if each.n_tokens and each.pos_max != each.n_tokens - 1:
+                    yield f"a checkpoint of {each.n_tokens} tokens ends at {each.pos_max}"
+        for entry in self._engine.cache.entries:
+            if not primary.recurrent and len(entry.state.positions) != entry.length:
+                yield f"an entry of {entry.length} tokens has {len(entry.state.positions)} cells"
+
+    # -- truncation --------------------------------------------------------------------------
+
+    def _shifted(self, seen: Seen, slot: Slot) -> Iterator[str]:
+        """Whole blocks leave a prompt until it fits; a full slot is shifted by the fields."""
+        reply, room = seen.reply, slot.n_ctx
+        given, total = seen.fields.get("n_discard", 0), len(reply.prompt)
+        read, keep = there_is(reply.cached) + there_is(reply.processed), max(0, slot.n_keep)
+        block = given or (room - keep) // 2
+        if total < room or block <= 0:
+            if read != total:
+                yield f"{read} of {total} tokens are read"
+        else:
+            dropped = -(-(total - room + 1) // block) * block
+            wanted = total - dropped if keep + dropped < total else total
+            if read != wanted:
+                yield f"{read} of {total} tokens are read, {wanted} fit"
+        for event in of(ContextShifted, seen):
+            keep = min(read if slot.n_keep < 0 else slot.n_keep, room - 4)
+            before = event.n_past + event.n_discard
+            if event.n_keep != keep or event.n_discard != (given or (before - keep) // 2):
+                yield f"a shift keeps {event.n_keep} of {before} tokens, drops {event.n_discard}"
+            if before < room - 1:
+                yield f"a slot of {room} is shifted at {before}"
+
+    # -- checkpoints -------------------------------------------------------------------------
+
+    def _resumed(self, seen: Seen) -> Iterator[str]:
+        for event in of(CheckpointRefused, seen):
+            if event.pos_max < event.thold:
+                yield f"a checkpoint at {event.pos_max} is refused, below {event.thold}"
+        for event in of(CheckpointReset, seen):
+            if event.pos_min < event.thold:
+                yield f"a memory from {event.pos_min} on is reset, below {event.thold}"
+
+    def _checkpointed(self, seen: Seen, slot: Slot) -> Iterator[str]:
+        """Checkpoints: at the places that follow from flags and lengths."""
+        primary, reply = self._engine.primary, seen.reply
+        if of(DraftVerified, seen) or self._moved or not reply.generated:
+            return
+        made = [each.n_tokens for each in of(CheckpointCreated, seen)]
+        if not (primary.hybrid or primary.recurrent) or not self._options.ctx_checkpoints:
+            if made:
+                yield f"checkpoints are saved of {made} tokens"
+            return
+        old = [each.n_tokens for each in slot.checkpoints if each.made_by != slot.id_task]
+        old += [each.n_tokens for each in of(CheckpointErased, seen) if not each.rule]
+        newest = max({*old} - {*made}, default=0)
+        restored = of(CheckpointRestored, seen)
+        begin = self._rules.interval_starts_at
+        if restored and self._rules.restore_moves_interval:
+            begin = restored[0].pos_max
+        wanted = self._places(seen, begin, newest)
+        if made != wanted:
+            yield f"checkpoints are saved of {made} tokens, not of {wanted}"
+
+    def _places(self, seen: Seen, begin: int, newest: int) -> list[int]:
+        """Lengths at which a request saves a checkpoint.
+
+        batches   [cached ... | ... | prompt - tolerance | prompt | + 1 ...... | end )
+        saved     if the interval is over, at the tolerance, and at the end
+        """
+        flags, reply = self._options, seen.reply
+        cached, prompt, end = there_is(reply.cached), len(reply.prompt), len(reply.written)
+        stop = prompt - flags.ctx_checkpoints_tolerance
+        stops = [stop] if cached < stop else []
+        ends = [*stops]
+        for start, until in pairwise((cached, *stops, prompt)):
+            ends += range(start + flags.batch_size, until, flags.batch_size)
+        found, last, ahead = [], begin, int(self._rules.interval_counts_tokens)
+        interval = flags.ctx_checkpoints_interval
+        for at in sorted({*ends, *range(prompt, end + 1)}):
+            due = interval > 0 and last + interval <= at - 1 + ahead
+            asked = (bool(stops) and stop <= at < prompt) or (at == prompt == stop)
+            over = due and at != prompt and not asked
+            if (asked or over or at == end) and at >= self._rules.minimum and at > newest:
+                found.append(at)
+                newest = at
+                last = at - 1 if over else last
+        return found
+
+    # -- drafts ------------------------------------------------------------------------------
+
+    def _drafted(self, seen: Seen, slot: Slot) -> Iterator[str]:
+        """Drafts: limits, and the companion's memory after the last of them."""
+        events, flags = of(DraftVerified, seen), self._options
+        for each in events:
+            if not max(each.accepted, flags.draft_min) <= each.drafted <= flags.draft_max:
+                yield f"{each.accepted} of {each.drafted} drafts are accepted"
+        found = [(each.drafted, each.accepted) for each in events]
+        wanted = self._verified(slot, len(seen.reply.prompt)) if not seen.reply.truncated else None
+        if wanted is not None and found != wanted:
+            yield f"drafts are verified as {found}, not as {wanted}"
+        companion = self._engine.companion
+        if isinstance(companion, AttentionCompanion):
+            cells = companion.context.cells
+            positions = cells.pos[cells.of(SEQ)]
+            if len(np.unique(positions)) < len(positions):
+                yield "the companion has two cells of one position"
+        end, refused = len(slot.cache_tokens) - 1, of(CompanionRefused, seen)
+        if any(each.position == 0 for each in refused) and not isinstance(
+            companion, AttentionCompanion
+        ):
+            yield "an empty companion refuses the beginning of a prompt"
+        if refused or companion is None:
+            return
+        if not events and len(seen.reply.generated) == 1 and companion.tail != end:
+            yield f"the companion ends at {companion.tail}, the prompt at {end}"
+        returned = 1 + sum(each.accepted + 1 for each in events)
+        if not events or returned < len(seen.reply.generated):
+            return
+        end += self._rules.commit_keeps_pending_row
+        if not events[-1].companion_tail == companion.tail == end:
+            yield f"the companion ends at {companion.tail}, the slot's list at {end}"
+
+    def _verified(self, slot: Slot, prompt: int) -> list[tuple[int, int]] | None:
+        """Numbers of drafted and accepted tokens, of a request with drafts and a reply.
+
+        The drafts of a step are cut so that neither the reply nor the context is exceeded.
+        """
+        request, flags, found = slot.running, self._options, []
+        reply, predict = request.reply or (), request.predict
+        if request.drafts is None or not 0 <= predict <= len(reply) or self._moved:
+            return None
+        done, steps = 1, iter(request.drafts if flags.companion != "none" else ())
+        while done < predict:
+            room = min(flags.draft_max, predict - done - 1, slot.n_ctx - (prompt + done - 1) - 2)
+            drafts = next(steps, ())[:room] if room > 0 else ()
+            accepted = get_common_prefix(drafts, reply[done:])
+            if drafts and len(drafts) >= flags.draft_min:
+                found.append((len(drafts), int(accepted)))
+                done += accepted
+            done += 1
+        return found
+
+
+def of(kind: type[Any], seen: Seen) -> list[Any]:
+    """The events of a kind."""
+    return [each for each in seen.events if isinstance(each, kind)]
+
+
+def _alike(held: Sequence[Token], prompt: Sequence[Token]) -> np.float32:
+    """The Dice ratio of a list and a prompt, by tokens: at most that by text."""
+    if not held:
+        return np.float32(0)
+    total = len(held) + len(prompt)
+    return np.float32(2 * get_common_prefix(held, prompt)) / np.float32(total)
