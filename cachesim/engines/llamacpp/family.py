@@ -698,6 +698,7 @@ FAMILY: Final[Family[ServerRules, Options]] = Family(
     vocabulary="llama slots slot npast keep checkpoint checkpoints forcing gguf swa rnn",
     package=__package__,
     engine=f"{__package__}.router:Router",
+    laws=f"{__package__}.laws:LlamaLaws",
     serves_models=lambda _: True,
     releases=RELEASES,
     patches=PATCHES,

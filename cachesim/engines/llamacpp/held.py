@@ -1,7 +1,7 @@
 """The content of llama-server: snapshots, consistency, and the marks of a traced network."""
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from cachesim.engines.held import (
     Texts,
     runs_of,
 )
+from cachesim.engines.llamacpp.integrity import check_calls, check_saved, check_sizes
 from cachesim.engines.llamacpp.memory.attention import MARGIN, AttentionCache
 from cachesim.engines.llamacpp.memory.blob import MARKS, Blob, CellList, RowBlock
 from cachesim.engines.llamacpp.memory.context import Context
@@ -28,6 +29,9 @@ from cachesim.engines.llamacpp.server_context import ServerContext
 from cachesim.engines.llamacpp.slot import Checkpoint, Slot, SlotState
 from cachesim.errors import ContractError
 from cachesim.units import Integers
+
+TRIED: Final = 16
+"""The calls of a memory are tried on one of so many idle servers, as they take long."""
 
 
 def books(server: ServerContext) -> dict[str, Any]:
@@ -100,6 +104,8 @@ def check_integrity(server: ServerContext) -> None:
     a context shift of older releases, and the token in a slot whose memory is not cut yet.
     """
     server.contexts.check_integrity()
+    check_sizes(server)
+    check_saved(server)
     for slot in server.slots:
         has_task = slot.task is not None
         _require(
@@ -143,6 +149,8 @@ def check_integrity(server: ServerContext) -> None:
     _require(not running & set(waiting), "a task waits and runs at the same time")
     idle = not running and not server.queue
     _require(not (idle and server.deferred), "tasks are deferred on an idle server")
+    if idle and sum(int(slot.prompt.n_tokens) for slot in server.slots) % TRIED == 0:
+        check_calls(server.contexts.target)
 
 
 def _require(holds: object, message: str) -> None:

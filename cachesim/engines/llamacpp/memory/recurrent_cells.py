@@ -239,6 +239,9 @@ class RecurrentCells:
                 if seq < self.size and self.tail[seq] not in {cell, NONE}:
                     msg = f"sequence {seq} is in cell {cell}, its tail is not"
                     raise ContractError(msg)
+        if self.used != sum(map(bool, self.seqs)):
+            msg = f"{self.used} recurrent cells are used, but their sequences disagree"
+            raise ContractError(msg)
         if not 0 <= self.head <= self.size:
             msg = f"head {self.head} is outside the {self.size} cells"
             raise ContractError(msg)

@@ -1,0 +1,481 @@
+"""Laws of memories and saved states, and of the calls of a memory, tried on a copy of an idle one.
+
+save, restore     the same positions, keys, values and states, of as many bytes as are counted
+copy, remove      the copy has the content of its source, which stays as it is
+add, add back     positions from one on move, and return with their keys
+keep, divide      one sequence is left, and its positions are divided
+decode            a batch of several sequences, or of coupled ones, leaves what its tokens leave
+one by one
+"""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from copy import copy, deepcopy
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from cachesim.engines.llamacpp.memory.attention import MARGIN, AttentionCache
+from cachesim.engines.llamacpp.memory.batch import Batch
+from cachesim.engines.llamacpp.memory.blob import MARKS, Blob, CellList, pack, unpack
+from cachesim.engines.llamacpp.memory.cells import free_cells
+from cachesim.engines.llamacpp.memory.context import OK, Context
+from cachesim.engines.llamacpp.memory.create import PROBE, can_seq_rm, seq_rm_type
+from cachesim.engines.llamacpp.memory.hybrid import caches_of, parts_of
+from cachesim.engines.llamacpp.memory.recurrent import RecurrentMemory
+from cachesim.engines.llamacpp.options import CONTEXT_STEP
+from cachesim.engines.llamacpp.server_batch import Advance, advance
+from cachesim.engines.llamacpp.server_context import ServerContext
+from cachesim.errors import ContractError
+from cachesim.model.build import arithmetic_of
+from cachesim.units import Array, Integers
+
+LENGTHS: Final = (6, 4, 2)
+"""Tokens of each sequence of a batch that is tried."""
+
+SEQUENCES: Final = 8
+"""Most sequences of a memory whose calls are tried: each takes its time."""
+
+UBATCH: Final = 3
+"""Tokens of its ubatches, where none has to be longer."""
+
+
+class Part(NamedTuple):
+    """A sequence in one part of a memory, in the order of positions."""
+
+    positions: Integers
+    rows: tuple[Array, ...]  # of each layer: keys, values or states
+    window: int  # 0 for a part that can be cut anywhere, -1 for a state
+
+    def equals(self, other: "Part") -> bool:
+        """True for the same positions and rows."""
+        pairs = zip(self.rows, other.rows, strict=True)
+        alike = np.array_equal(self.positions, other.positions)
+        return alike and all(np.array_equal(mine, theirs) for mine, theirs in pairs)
+
+    def seen(self, ahead: int) -> "Part":
+        """The part without what the window hides from so many positions after the last one."""
+        end = int(self.positions.max(initial=-1)) + 1
+        least = end + ahead - self.window if self.window > 0 else 0
+        inside = self.positions >= least
+        return Part(self.positions[inside], tuple(rows[inside] for rows in self.rows), self.window)
+
+
+Content = Mapping[int, tuple[Part, ...]]
+"""The parts of each sequence."""
+
+
+def check_calls(context: Context) -> None:
+    """Raise ContractError if a call on a copy does not do what it promises."""
+    caches, recurrent = _parts(context)
+    if context.n_seq_max > SEQUENCES:
+        return
+    if any(cache.copies or cache.streams.has_shift for cache in caches):
+        return  # a shift or a copy of streams waits for the next decode
+    if recurrent is not None and any(recurrent.rs_idx):
+        return  # a rollback does
+    tried, rules = _copied(context), context.rules
+    before = _content(tried)
+    held = [seq for seq, parts in before.items() if all(len(part.positions) for part in parts)]
+    whole = tried.state_write(-1)
+    for seq in held[-1:]:
+        _try_states(tried, before[seq], seq)
+        _try_moves(tried, seq)
+    tried.clear(data=True)
+    _require(_same(_content(tried), before, ()), "a cleared memory has tokens")
+    if rules.restores_every_stream or not caches or len(caches[0].streams) == 1:
+        _require(tried.state_read(_stored(whole), -1) == whole.size, "a whole state is not read")
+        _require(_same(_content(tried), before, before), "a whole state is restored otherwise")
+        tried.check_integrity()
+    if arithmetic_of(tried.network) == "ring":
+        _try_batches(tried)
+
+
+def _parts(context: Context) -> tuple[list[AttentionCache], RecurrentMemory | None]:
+    """The attention caches of a memory, and its recurrent part."""
+    attention, recurrent = parts_of(context.memory)
+    return [*caches_of(attention).values()], recurrent
+
+
+def _copied(context: Context) -> Context:
+    """A context with a memory of its own, and the same network."""
+    caches, recurrent = _parts(context)
+    parts: list[AttentionCache | RecurrentMemory] = [*caches]
+    parts += [] if recurrent is None else [recurrent]
+    shared: list[object] = [
+        each for part in parts for each in (part.rules, part.shapes, part.sizes)
+    ]
+    shared += [cache.rotate for cache in caches]
+    tried = copy(context)
+    tried.memory = deepcopy(context.memory, {id(each): each for each in shared})
+    tried.device, tried.all_outputs = {}, False
+    return tried
+
+
+def _content(context: Context) -> Content:
+    caches, recurrent = _parts(context)
+    found = {}
+    for seq in range(context.n_seq_max):
+        parts = [_cells(cache, seq) for cache in caches]
+        if recurrent is not None:
+            cells, tail = recurrent.cells, recurrent.cells.tail[seq]
+            at = [] if tail < 0 else [recurrent.rs_idx[seq] * recurrent.size + tail]
+            positions = np.array([cells.pos[tail]] if at else [], np.int64)
+            rows = tuple(each[at] for each in recurrent.planes.rows.values())
+            parts.append(Part(positions, rows, -1))
+        found[seq] = tuple(parts)
+    return found
+
+
+def _cells(cache: AttentionCache, seq: int) -> Part:
+    stream = cache.streams.of(seq, "laws")
+    cells, rows = cache.streams.cells[stream], cache.rows[stream]
+    held = np.flatnonzero(cells.members(seq))
+    held = held[cells.pos[held].argsort(kind="stable")]
+    if held.size:
+        rows.cover(int(held.max()))
+    both = [*rows.keys.values(), *rows.values.values()]
+    return Part(cells.pos[held], tuple(each[held + MARGIN] for each in both), cache.mask.n_swa)
+
+
+def _same(found: Content, wanted: Content, seqs: Collection[int]) -> bool:
+    """True if these sequences have the wanted content, and no other one has any."""
+    return all(
+        part.equals(other) if seq in seqs else not part.positions.size
+        for seq, parts in found.items()
+        for part, other in zip(parts, wanted[seq], strict=True)
+    )
+
+
+def _require(holds: object, what: str) -> None:
+    if not holds:
+        msg = f"llama.cpp: {what}"
+        raise ContractError(msg)
+
+
+# -- a server --------------------------------------------------------------------------------------
+
+
+def check_sizes(server: ServerContext) -> None:
+    """Raise ContractError if a memory has another size than the flags ask for."""
+    context, flags, spec = server.contexts.target, server.options, server.network.spec
+    caches, recurrent = _parts(context)
+    n_slots, n_ctx = flags.n_parallel, flags.n_ctx_seq
+    batches = context.n_batch, context.n_ubatch, context.n_ctx, context.n_seq_max
+    wanted = flags.n_batch, flags.n_ubatch, flags.n_ctx, n_slots
+    _require(batches == wanted, f"batch, ubatch, context, sequences are {batches}, not {wanted}")
+    kinds = {spec.kind(each.layer) for each in (recurrent.shapes if recurrent else ())}
+    drafted = flags.spec_draft_n_max if flags.spec_type == "draft-mtp" else 0
+    planes = drafted if kinds and kinds <= server.rules.memory.rollback_layers else 0
+    _require(context.n_rs_seq == planes, f"{context.n_rs_seq} tokens roll back, not {planes}")
+    for cache in caches:
+        n_cells = n_ctx
+        if cache.mask.n_swa and not flags.swa_full:
+            seqs = n_slots if flags.unified else 1
+            needed = cache.mask.n_swa * seqs + flags.n_ubatch
+            n_cells = min(n_ctx, -(-needed // CONTEXT_STEP) * CONTEXT_STEP)
+        found = len(cache.streams), cache.streams.size
+        count = 1 if flags.unified else n_slots
+        _require(found == (count, n_cells), f"{found} streams of cells, not {count} of {n_cells}")
+    if recurrent is not None:
+        found = recurrent.size, recurrent.planes.count
+        _require(found == (n_slots, planes + 1), f"{found} rows and planes for {n_slots} slots")
+
+
+def check_saved(server: ServerContext) -> None:
+    """Raise ContractError if a saved state has other positions than its tokens."""
+    _, recurrent = _parts(server.contexts.target)
+    for slot in server.slots if server.rules.reuse.erasure != "trimmed" else ():
+        for each in slot.prompt.checkpoints:
+            blob = each.state.target
+            for positions in [] if blob is None else _positions(blob):
+                ends = int(positions.min()), int(positions.max())
+                inside = int(each.pos_min) <= ends[0] or recurrent is not None
+                _require(
+                    inside and ends[1] == each.pos_max, f"checkpoint {each.as_dict()} has {ends}"
+                )
+    for entry in server.cache.entries if server.cache is not None else ():
+        blob = entry.state.target
+        for positions in [] if blob is None else _positions(blob):
+            last = int(positions.max())
+            _require(
+                last == entry.n_tokens - 1, f"an entry of {entry.n_tokens} tokens ends at {last}"
+            )
+    texts = [tuple(e.tokens) for e in (server.cache.entries if server.cache is not None else ())]
+    for at, text in enumerate(texts):
+        others = (each for place, each in enumerate(texts) if place != at)
+        _require(all(each[: len(text)] != text for each in others), "an entry is in another one")
+
+
+def _positions(blob: Blob) -> list[Integers]:
+    lists = [each.positions for each in blob.fields if isinstance(each, CellList)]
+    return [each for each in lists if each.size]
+
+
+# -- states ----------------------------------------------------------------------------------------
+
+
+def _stored(blob: Blob) -> Blob:
+    return unpack(pack(blob))
+
+
+def _try_states(context: Context, wanted: tuple[Part, ...], seq: int) -> None:
+    """Save a sequence, and restore it as the next one: all, the part of a checkpoint, cut short."""
+    rules, dst = context.rules, (seq + 1) % context.n_seq_max
+    caches, _ = _parts(context)
+    room = dst == seq or all(_has_room(cache, seq, dst) for cache in caches)
+    for partial in (False, True) if room else ():
+        blob = context.state_write(seq, partial=partial)
+        size = context.state_seq_get_size(seq, partial=partial) - rules.sequence_header
+        wanted_size = _bytes(context, seq, partial=partial)
+        _require(size == blob.size == wanted_size, f"a state has {size} bytes, not {wanted_size}")
+        read = context.state_read(_stored(blob), dst, partial=partial)
+        _require(read == size, f"{read} of {size} bytes of a state are read")
+        for part, other in zip(_content(context)[dst], wanted, strict=True):
+            _require(part.seen(1).equals(other.seen(1)), "a sequence is restored otherwise")
+        context.check_integrity()
+    if room and rules.on_device_chunks:
+        on_device = context.state_seq_get_data(seq, on_device=True)
+        size = on_device.size + rules.sequence_header
+        _require(
+            context.state_seq_set_data(on_device, dst) == size, "a state on the device is not read"
+        )
+        for part, other in zip(_content(context)[dst], wanted, strict=True):
+            _require(part.seen(1).equals(other.seen(1)), "a sequence is restored otherwise")
+    blob = context.state_write(seq)
+    _require(context.state_read(blob.cut(blob.size - 1), dst) is None, "a cut state is restored")
+    if rules.clears_failed_restore:
+        _require(context.seq_pos_max(dst) < 0, "a cut state leaves tokens")
+    context.seq_rm(dst, -1, -1)
+    context.check_integrity()
+    if dst == seq:
+        context.state_read(blob, dst)
+
+
+def _has_room(cache: AttentionCache, seq: int, dst: int) -> bool:
+    """True if the cells of one sequence fit beside all but those of another."""
+    streams = cache.streams
+    one, other = streams.of(seq, "laws"), streams.of(dst, "laws")
+    needed = len(streams.cells[one].of(seq))
+    return needed <= free_cells(streams, other) + len(streams.cells[other].of(dst))
+
+
+def _bytes(context: Context, seq: int, *, partial: bool) -> int:
+    """The real bytes of a saved sequence: counts, cells with one id each, rows of each layer."""
+    caches, recurrent = _parts(context)
+    total = 0
+    for cache in caches:
+        if partial and not cache.mask.n_swa and (len(caches) > 1 or recurrent is not None):
+            continue
+        part = _cells(cache, seq)
+        part = part.seen(0) if context.rules.saves_unmasked_window else part
+        n, sizes = len(part.positions), [cache.sizes[layer] for layer in cache.layers]
+        rows = sum(24 + n * (size.key + size.value) for size in sizes)
+        total += 4 + 4 * len(cache.streams) + n * (12 + cache.ext) + cache.header.size + rows
+    if recurrent is not None:
+        sizes = [recurrent.sizes[layer] for layer in recurrent.layers]
+        total += 4 + 8 + 8 + sum(24 + size.r + size.s for size in sizes)
+    return total
+
+
+# -- sequences -------------------------------------------------------------------------------------
+
+
+def _try_moves(context: Context, seq: int) -> None:
+    """Copy, move, keep, cut and divide a sequence."""
+    caches, recurrent = _parts(context)
+    before, dst = _content(context), (seq + 1) % context.n_seq_max
+    if dst != seq:
+        context.seq_cp(seq, dst, -1, -1)
+        context.memory.update()
+        copied = {**before, dst: before[seq]}
+        _require(_same(_content(context), copied, copied), "a copy has another content")
+        context.seq_rm(dst, -1, -1)
+        _require(_same(_content(context), before, before), "a removed copy changes others")
+        context.check_integrity()
+    if not any(cache.mask.n_swa or not _has_room(cache, seq, dst) for cache in caches):
+        context.state_read(context.state_write(seq), dst)  # in cells of its own
+    unified = not caches or caches[0].streams.unified
+    if unified or recurrent is None:  # of several streams, attention empties one alone
+        kept = [seq] if unified else [*before]
+        wanted = _content(context)
+        _freed(context, lambda: context.seq_keep(seq))
+        _require(_same(_content(context), wanted, kept), "a kept sequence has another content")
+    high = context.seq_pos_max(seq)
+    attention, _ = parts_of(context.memory)
+    low, end = high // 3, high // 3 * 2
+    if attention is not None:
+        _freed(context, lambda: attention.seq_rm(seq, low, end))
+        for cache in caches:
+            positions = _cells(cache, seq).positions
+            _require(not ((positions >= low) & (positions < end)).any(), "a range is not removed")
+        _require(context.seq_pos_max(seq) == high, "more than a range is removed")
+    moves = not any(cache.sections for cache in caches)
+    if moves and all(not cache.fixed and {*cache.kinds.values()} - {MARKS} for cache in caches):
+        _try_additions(context, seq, high)
+    if moves:
+        parts = _content(context)[seq]
+        context.seq_div(seq, end, -1, 2)
+        for part, other in zip(_content(context)[seq], parts, strict=True):
+            divided = np.where(other.positions >= end, other.positions // 2, other.positions)
+            _require(np.array_equal(part.positions, np.sort(divided)), "positions are not halved")
+        context.check_integrity()
+
+
+def _try_additions(context: Context, seq: int, high: int) -> None:
+    """Move positions to the end and back: without the last one, and with it."""
+    before, delta, start = _content(context), high + 1, high // 2 + 1
+    for end in (high, high + 1):
+        context.seq_add(seq, start, end, delta)
+        context.memory.update()
+        for part, other in zip(_content(context)[seq], before[seq], strict=True):
+            inside = (other.positions >= start) & (other.positions < end)
+            moved = np.sort(other.positions + inside * delta)
+            _require(np.array_equal(part.positions, moved), "other positions are moved")
+        context.seq_add(seq, start + delta, end + delta, -delta)
+        context.memory.update()
+        if arithmetic_of(context.network) == "ring":
+            _require(_same(_content(context), before, before), "keys are moved otherwise")
+        context.check_integrity()
+
+
+def _freed(context: Context, call: Callable[[], object]) -> None:
+    """Run a call, after which the head is not behind the first cell that it freed."""
+    streams = [cache.streams for cache in _parts(context)[0]]
+    used = [[cells.pos >= 0 for cells in each.cells] for each in streams]
+    call()
+    context.check_integrity()
+    for each, one in zip(streams, used, strict=True):
+        for head, cells, before in zip(each.heads, each.cells, one, strict=True):
+            freed = np.flatnonzero(before & (cells.pos < 0))
+            _require(head <= freed.min(initial=head), "the head is behind a freed cell")
+
+
+# -- batches ---------------------------------------------------------------------------------------
+
+
+class Reference:
+    """Texts of a few sequences, and what their tokens leave if they are decoded one by one."""
+
+    def __init__(self, context: Context) -> None:
+        self.context = context
+        n_seqs, vocabulary = min(context.n_seq_max, len(LENGTHS)), context.network.spec.vocabulary
+        lengths = [min(n, context.n_batch // n_seqs) for n in LENGTHS[:n_seqs]]
+        self.texts = [
+            [(7 * seq + 3 * n + 5) % vocabulary for n in range(length)]
+            for seq, length in enumerate(lengths)
+        ]
+        self.shorter: list[tuple[Part, ...]] = []  # without the last token
+        self.logits: list[Array] = []
+        context.clear(data=True)
+        for seq, text in enumerate(self.texts):
+            for pos, token in enumerate(text):
+                shorter = _content(context)[seq]
+                self.decode(Batch.of([token], start=pos, seq=seq))
+            self.shorter.append(shorter)
+            self.logits.append(context.logits(0))
+        self.wanted = _content(context)
+        self.cells = _places(context)
+
+    def decode(self, batch: Batch) -> None:
+        """Decode a batch, which is valid and has room."""
+        _require(self.context.decode(batch) == OK, f"a batch is refused: {self.context.refusal}")
+        self.context.check_integrity()
+
+    def require(self, wanted: Content, seqs: Collection[int], what: str) -> None:
+        """Require the content of some sequences, and no other one."""
+        _require(_same(_content(self.context), wanted, seqs), f"{what} leaves another content")
+
+    def joined(self, rows: Sequence[tuple[int, int]]) -> None:
+        """Decode some tokens, each a sequence and a position, as one batch."""
+        ends = [n == len(self.texts[seq]) - 1 for seq, n in rows]
+        self.decode(
+            Batch(
+                tokens=tuple(self.texts[seq][n] for seq, n in rows),
+                positions=tuple(n for _, n in rows),
+                seqs=tuple((seq,) for seq, _ in rows),
+                outputs=tuple(ends),
+            )
+        )
+        for at, (seq, _) in enumerate(rows):
+            if ends[at] or self.context.all_outputs:
+                row = self.context.logits(at)
+                equal = not ends[at] or np.array_equal(row, self.logits[seq])
+                _require(equal, "a token of a batch has other logits")
+
+    def rows(self, first: int, end: int) -> list[tuple[int, int]]:
+        """The tokens of all sequences at some positions, position by position."""
+        numbers = range(len(self.texts))
+        return [(s, n) for n in range(first, end) for s in numbers if n < len(self.texts[s])]
+
+
+def _try_batches(context: Context) -> None:
+    """Decode tokens in one batch, in two of another order, as coupled sequences, and at once."""
+    reference, most = Reference(context), LENGTHS[0]
+    seqs, text = range(len(reference.texts)), tuple(reference.texts[0])
+    caches, _ = _parts(context)
+    _try_advance(reference)
+    context.n_ubatch = max(UBATCH, context.n_rs_seq + 2)
+    two = [reference.rows(0, 2), sorted(reference.rows(2, most), key=lambda row: (row[1], -row[0]))]
+    for context.all_outputs, batches in (
+        (True, [reference.rows(0, most)]),
+        (False, two),
+        (False, [reference.rows(0, most)]),
+    ):
+        context.clear(data=True)
+        for rows in filter(None, batches):
+            reference.joined(rows)
+        reference.require(reference.wanted, seqs, "a batch")
+    if context.n_rs_seq and context.rules.rollback_split == "keep-tail":
+        for seq in seqs:
+            end = len(reference.texts[seq]) - 1
+            _require(context.seq_rm(seq, end, -1), "a last token is not rolled back")
+            pairs = zip(_content(context)[seq], reference.shorter[seq], strict=True)
+            _require(not end or all(a.equals(b) for a, b in pairs), "a rollback differs")
+    if len(seqs) > 1 and len(text) > 1 and caches and caches[0].streams.unified:
+        context.clear(data=True)
+        reference.decode(Batch(tokens=text[:-1], seqs=((0, 1),) * (len(text) - 1)))
+        reference.decode(Batch(tokens=text[-1:], seqs=((1,),)))
+        both = {**reference.wanted, 0: reference.shorter[0], 1: reference.wanted[0]}
+        reference.require(both, (0, 1), "a coupled batch")
+    context.clear(data=True)
+    reference.decode(Batch(tokens=text))
+    reference.require(reference.wanted, (0,), "a batch without positions")
+    reference.decode(Batch(tokens=text[:1]))
+    _require(context.seq_pos_max(0) == len(text), "a batch without positions does not continue")
+    if context.n_batch >= PROBE and not context.rules.impossible_rollback_passes:
+        _require(can_seq_rm(context) == seq_rm_type(context), "a trial cut has another result")
+
+
+def _places(context: Context) -> list[tuple[int, list[int]]]:
+    """The head of each stream, and the position in each cell."""
+    caches, _ = _parts(context)
+    pairs = (
+        pair
+        for cache in caches
+        for pair in zip(cache.streams.heads, cache.streams.cells, strict=True)
+    )
+    return [(head, cells.pos.tolist()) for head, cells in pairs]
+
+
+def _try_advance(reference: Reference) -> None:
+    """Put tokens into the memory without the network: into the same cells."""
+    context = reference.context
+    caches, _ = _parts(context)
+    context.clear(data=True)
+    runs = [Advance(seq, 0, len(text)) for seq, text in enumerate(reference.texts)]
+    window = any(cache.mask.n_swa for cache in caches)
+    if context.n_rs_seq or (window and len(caches[0].streams) > 1):
+        _require(not advance(context, runs[:1]), "tokens are put into it that need a decode")
+        return
+    for run in runs:
+        _require(advance(context, [run]), "no tokens are put into it")
+    context.check_integrity()
+    _require(_places(context) == reference.cells, "tokens put into it are elsewhere")
+    pairs = (
+        (part, other)
+        for seq, parts in _content(context).items()
+        for part, other in zip(parts, reference.wanted[seq], strict=True)
+    )
+    for part, other in pairs:
+        equal = np.array_equal(part.positions, other.positions)
+        _require(equal, "tokens put into it have other positions")

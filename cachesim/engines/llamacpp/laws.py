@@ -1,0 +1,161 @@
+"""Laws of llama-server, which a search checks request by request.
+
+Each follows from the slots and the prompt cache right before a request that was sent alone, and
+from its events, and holds on every release and patch.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from cachesim.engines.llamacpp.events import (
+    BatchDecoded,
+    CacheEntryDropped,
+    CacheEntryLoaded,
+    CacheEntryTooLarge,
+    ContextShifted,
+    DraftMade,
+    PromptCacheUpdateBegun,
+    PromptStarted,
+    SlotChosenByAge,
+    SlotChosenById,
+    SlotChosenBySimilarity,
+    SlotPurged,
+    SlotReleased,
+    TaskLaunched,
+)
+from cachesim.engines.llamacpp.server import LlamaCpp
+from cachesim.engines.seen import Breach, Seen
+from cachesim.engines.tokens import get_common_prefix
+from cachesim.units import Token, Tokens
+
+NEAR: Final = 1e-6
+"""Difference of two shares, of which one has single precision."""
+
+
+class LlamaLaws:
+    """The laws, with the texts that the server held before a request."""
+
+    def __init__(self, engine: LlamaCpp) -> None:
+        self._engine = engine
+        self._routes = len(engine.networks) > 1
+        self.begin_anew()
+
+    def begin_anew(self) -> None:
+        """Read the texts of slots and prompt cache, and when each slot was released."""
+        server = self._engine.server
+        self._slots: list[Tokens] = [tuple(slot.prompt.tokens) for slot in server.slots]
+        self._released = [slot.t_last_used for slot in server.slots]
+        self._entries = self._parked()
+
+    def _parked(self) -> list[Tokens]:
+        cache = self._engine.server.cache
+        return [] if cache is None else [tuple(entry.tokens) for entry in cache.entries]
+
+    def broken(self, seen: Seen) -> Breach | None:
+        """The first law that a request breaks."""
+        found = None
+        if seen.alone and not self._routes and seen.reply.slot is not None:
+            found = next(self._broken(seen), None)
+        self.begin_anew()
+        return None if found is None else Breach(kind="broken invariant", detail=found)
+
+    def _broken(self, seen: Seen) -> Iterator[str]:
+        launched = [each for each in seen.events if isinstance(each, TaskLaunched)]
+        parents = [each.slot for each in launched if not each.is_child]
+        if parents != [seen.reply.slot]:
+            yield f"slot {seen.reply.slot} replies first, slots {parents} were launched"
+            return
+        children = {each.slot for each in launched if each.is_child}
+        yield from self._chosen(seen)
+        if seen.reply.error is None and not children:
+            yield from self._work(seen)
+        yield from self._lost(seen, children)
+
+    def _chosen(self, seen: Seen) -> Iterator[str]:
+        """The slot with the longest common prefix above the threshold, else the one used longest
+        ago.
+        """
+        prompt, threshold = seen.reply.prompt, self._engine.server.options.slot_prompt_similarity
+        common = [get_common_prefix(text, prompt) for text in self._slots]
+        parked = [get_common_prefix(text, prompt) for text in self._entries]
+        if seen.reply.equal != max((*common, *parked)):
+            yield f"{seen.reply.equal} tokens are equal, of {common} in slots, {parked} parked"
+        pinned = any(isinstance(each, SlotChosenById) for each in seen.events)
+        for each in () if pinned else seen.events:
+            if isinstance(each, SlotChosenBySimilarity):
+                share = max(common) / len(prompt)
+                if common[each.slot] < max(common) or abs(each.similarity - share) > NEAR:
+                    yield f"slot {each.slot} is chosen for {each.similarity}, of {common} tokens"
+            if isinstance(each, SlotChosenByAge):
+                oldest = min(self._released)
+                share = max(common) / max(1, len(prompt))
+                if self._released[each.slot] != oldest or (0 < threshold < share - NEAR):
+                    yield f"slot {each.slot} is chosen by age, of {self._released}, {common} tokens"
+        last = [slot.t_last_used for slot in self._engine.server.slots]
+        if last[int(seen.reply.slot or 0)] <= max(self._released):
+            yield f"slot {seen.reply.slot} is released before others: {last}"
+
+    def _work(self, seen: Seen) -> Iterator[str]:
+        """The tokens decoded and held are those of prompt and reply."""
+        reply, flags = seen.reply, self._engine.server.options
+        prompt, made = len(reply.prompt), max(0, len(reply.generated) - 1)
+        decoded = sum(each.n_tokens for each in seen.events if isinstance(each, BatchDecoded))
+        shifts = [each for each in seen.events if isinstance(each, ContextShifted)]
+        drafts = [each.n_tokens for each in seen.events if isinstance(each, DraftMade)]
+        if reply.drafted != sum(drafts) or not 0 <= (reply.accepted or 0) <= sum(drafts):
+            yield f"{reply.drafted} tokens are drafted, {reply.accepted} accepted, of {drafts}"
+        if not drafts and decoded != (reply.processed or 0) + made:
+            yield f"{decoded} tokens are decoded for {reply.processed} processed, {made} generated"
+        for each in seen.events:
+            if isinstance(each, SlotReleased) and not drafts:
+                held = prompt + made - sum(shift.n_discard for shift in shifts)
+                if each.n_tokens != held:
+                    yield f"slot {each.slot} is released with {each.n_tokens} tokens, not {held}"
+            if isinstance(each, PromptStarted):
+                given = seen.fields.get("n_keep", flags.keep), prompt
+                if (each.n_keep, each.n_tokens) != given and "endpoint" not in seen.fields:
+                    yield f"a prompt starts with {each.n_keep} tokens to keep of {each.n_tokens}"
+        for shift in shifts:
+            n_keep = seen.fields.get("n_keep", flags.keep)
+            keeps = min(prompt if n_keep < 0 else n_keep, flags.n_ctx_slot - 4)
+            if shift.n_keep != keeps or shift.n_keep + shift.n_left > flags.n_ctx_slot:
+                yield f"{shift.n_keep} tokens are kept and {shift.n_left} left, {keeps} wanted"
+
+    def _lost(self, seen: Seen, children: set[int]) -> Iterator[str]:
+        """Texts of idle slots and of the prompt cache stay, or events name what dropped them."""
+        server, events = self._engine.server, seen.events
+        cache, flags = server.cache, server.options
+        dropped = [each for each in events if isinstance(each, CacheEntryDropped)]
+        if cache is not None and cache.limit_size > 0:
+            for each in dropped:
+                if each.reason == "tokens":  # the limit is what fits into the bytes
+                    yield f"an entry is dropped for {each.limit} tokens, though its bytes fit"
+        loaded = any(isinstance(each, CacheEntryLoaded) for each in events)
+        purged = dropped or any(
+            isinstance(each, CacheEntryTooLarge | SlotPurged) for each in events
+        )
+        if purged or not self._completes(seen):
+            return
+        held = [tuple(slot.prompt.tokens) for slot in server.slots]
+        parked = self._parked()
+        for text in () if loaded else self._entries:
+            if not _is_held(text, parked):
+                yield f"an entry of {len(text)} tokens is gone from the prompt cache"
+        own, swapped = (
+            int(seen.reply.slot or 0),
+            {each.slot for each in events if isinstance(each, PromptCacheUpdateBegun)},
+        )
+        for slot, text in enumerate(self._slots):
+            taken = slot == own or slot in children
+            if (not taken or slot in swapped) and not _is_held(text, (*parked, *held)):
+                yield f"the {len(text)} tokens of slot {slot} are gone"
+            parks = flags.unified and flags.cache_idle_slots and cache is not None
+            if not taken and parks and held[slot]:
+                yield f"idle slot {slot} is not emptied"
+
+    def _completes(self, seen: Seen) -> bool:
+        return bool(seen.fields.get("endpoint", "completion") == "completion")
+
+
+def _is_held(text: Tokens, texts: Sequence[Sequence[Token]]) -> bool:
+    return any(tuple(each[: len(text)]) == text for each in texts)

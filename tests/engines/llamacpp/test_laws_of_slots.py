@@ -1,0 +1,220 @@
+"""Laws of llama.cpp's server and memory, each of which something breaks."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, Final
+
+import pytest
+
+from cachesim.engines.base import Engine, Request
+from cachesim.engines.events import Event
+from cachesim.engines.llamacpp import integrity
+from cachesim.engines.llamacpp.events import (
+    BatchDecoded,
+    PromptStarted,
+    SlotChosenBySimilarity,
+    SlotReleased,
+)
+from cachesim.engines.llamacpp.integrity import check_calls
+from cachesim.engines.llamacpp.laws import LlamaLaws
+from cachesim.engines.llamacpp.memory.attention import AttentionCache, Rows
+from cachesim.engines.llamacpp.memory.batch import Splitter
+from cachesim.engines.llamacpp.memory.cells import Cells, Streams
+from cachesim.engines.llamacpp.memory.context import Context
+from cachesim.engines.llamacpp.memory.recurrent import RecurrentMemory
+from cachesim.engines.llamacpp.memory.recurrent_cells import Planes, RecurrentCells
+from cachesim.engines.llamacpp.router import Router
+from cachesim.engines.seen import Seen
+from cachesim.errors import ContractError
+from cachesim.model.presets import PRESETS, preset
+from cachesim.units import as_tokens
+
+UNIFIED: Final = {"parallel": 3, "kv_unified": True}
+
+
+def served(model: str = "hybrid", **options: Any) -> Router:
+    engine = Engine.create(
+        "llama.cpp@b11549", model=preset(model), options=options, arithmetic="ring"
+    )
+    assert isinstance(engine, Router)
+    ask(engine, range(1, 100))
+    return engine
+
+
+def ask(engine: Router, tokens: range) -> Seen:
+    before = len(engine.events)
+    ticket = engine.submit(Request(prompt=as_tokens(tokens), predict=3))
+    engine.run()
+    reply = engine.reply(ticket)
+    assert reply is not None
+    return Seen(
+        reply=reply,
+        events=list(engine.events)[before:],
+        forced=None,
+        alone=True,
+        images=False,
+        fields={},
+        model="",
+        layers=frozenset(engine.network.spec.layers),
+        plain=True,
+    )
+
+
+def nothing(*_: object, **__: object) -> None:
+    return None
+
+
+def more(method: Callable[..., int]) -> Callable[..., int]:
+    return lambda *given, **named: method(*given, **named) + 1
+
+
+@pytest.mark.parametrize("model", PRESETS)
+@pytest.mark.parametrize("options", [{}, {"parallel": 2}, UNIFIED])
+def test_every_memory_does_what_its_calls_promise(model: str, options: dict[str, Any]) -> None:
+    engine = served(model, **options)
+
+    check_calls(engine.server.contexts.target)
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "instead", "why"),
+    [
+        (Context, "state_seq_get_size", more(Context.state_seq_get_size), "bytes, not"),
+        (Context, "state_read", nothing, "None of .* bytes of a state are read"),
+        (Rows, "put_keys", nothing, "a sequence is restored otherwise"),
+        (Planes, "put", nothing, "a sequence is restored otherwise"),
+        (RecurrentCells, "join", nothing, "a copy has another content"),
+        (Cells, "share", nothing, "a copy has another content"),
+        (AttentionCache, "seq_add", nothing, "other positions are moved"),
+        (RecurrentMemory, "seq_keep", nothing, "a kept sequence has another content"),
+        (Streams, "_lower_head", nothing, "the head is behind a freed cell"),
+        (AttentionCache, "seq_div", nothing, "positions are not halved"),
+        (RecurrentMemory, "seq_div", nothing, "positions are not halved"),
+        (integrity, "advance", nothing, "no tokens are put into it"),
+        (integrity, "can_seq_rm", nothing, "a trial cut has another result"),
+        (Splitter, "all_equal", nothing, "a batch is refused"),
+    ],
+)
+def test_a_call_that_breaks_its_promise_is_found(
+    owner: Any, name: str, instead: Any, why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = served(**UNIFIED)
+    ask(engine, range(150, 200))
+
+    monkeypatch.setattr(owner, name, instead)
+
+    with pytest.raises(ContractError, match=why):
+        check_calls(engine.server.contexts.target)
+
+
+def _has_a_larger_batch(engine: Router) -> None:
+    engine.server.contexts.target.n_batch += 1
+
+
+def _parks_an_entry_twice(engine: Router) -> None:
+    cache = engine.server.cache
+    assert cache is not None
+    cache.entries += cache.entries[:1]
+
+
+def _relabels_an_entry(engine: Router) -> None:
+    cache = engine.server.cache
+    assert cache is not None
+    cache.entries[0].n_tokens += 1  # type: ignore[assignment]
+
+
+def _uses_a_row_more(engine: Router) -> None:
+    memory: Any = engine.server.contexts.target.memory
+    memory.recurrent.cells.used += 1
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (_has_a_larger_batch, "batch, ubatch, context, sequences are"),
+        (_parks_an_entry_twice, "an entry is in another one"),
+        (_relabels_an_entry, "an entry of 102 tokens ends at 100"),
+        (_uses_a_row_more, "2 recurrent cells are used"),
+    ],
+)
+def test_books_that_disagree_are_found(change: Callable[[Router], None], why: str) -> None:
+    engine = served()
+    ask(engine, range(150, 200))
+    engine.check_integrity()
+
+    change(engine)
+
+    with pytest.raises(ContractError, match=why):
+        engine.check_integrity()
+
+
+def changed(kind: type[Event], **changes: Any) -> Callable[[Seen], Seen]:
+    """A request with other fields in its events of a kind."""
+
+    def change(seen: Seen) -> Seen:
+        events = [replace(e, **changes) if isinstance(e, kind) else e for e in seen.events]
+        return replace(seen, events=events)
+
+    return change
+
+
+def replied(**changes: Any) -> Callable[[Seen], Seen]:
+    return lambda seen: replace(seen, reply=replace(seen.reply, **changes))
+
+
+@pytest.mark.parametrize(
+    ("change", "detail"),
+    [
+        (replied(slot=1), "slot 1 replies first"),
+        (replied(equal=7), "7 tokens are equal"),
+        (changed(SlotChosenBySimilarity, similarity=0.7), "slot 2 is chosen for 0.7"),
+        (replied(drafted=4), "4 tokens are drafted"),
+        (changed(BatchDecoded, n_tokens=9), "36 tokens are decoded"),
+        (changed(SlotReleased, n_tokens=9), "slot 2 is released with 9 tokens"),
+        (changed(PromptStarted, n_keep=9), "a prompt starts with 9 tokens to keep"),
+    ],
+)
+def test_each_law_of_a_request_can_be_broken(change: Callable[[Seen], Seen], detail: str) -> None:
+    engine = served(**UNIFIED)
+    laws = LlamaLaws(engine)
+    seen = ask(engine, range(1, 120))
+    breach = laws.broken(change(seen))
+
+    assert breach is not None
+    assert (detail, True) == (detail, breach.detail.startswith(detail)), breach.detail
+
+
+def _loses_an_entry(engine: Router) -> None:
+    cache = engine.server.cache
+    assert cache is not None
+    cache.entries.clear()
+
+
+def _fills_an_idle_slot(engine: Router) -> None:
+    engine.server.slots[2].prompt.tokens += as_tokens([5])
+
+
+def _was_released_before(engine: Router) -> None:
+    engine.server.slots[0].t_last_used = -1
+
+
+@pytest.mark.parametrize(
+    ("change", "detail"),
+    [
+        (_loses_an_entry, "an entry of 101 tokens is gone"),
+        (_fills_an_idle_slot, "idle slot 2 is not emptied"),
+        (_was_released_before, "slot 0 is released before others"),
+    ],
+)
+def test_a_text_that_is_lost_is_found(change: Callable[[Router], None], detail: str) -> None:
+    engine = served(**UNIFIED)
+    ask(engine, range(150, 200))
+    laws = LlamaLaws(engine)
+    seen = ask(engine, range(220, 240))
+    assert None is LlamaLaws(engine).broken(replace(seen, alone=False))
+
+    change(engine)
+    breach = laws.broken(seen)
+
+    assert breach is not None
+    assert (detail, True) == (detail, breach.detail.startswith(detail)), breach.detail
