@@ -25,7 +25,7 @@ from cachesim.engines.llamacpp.memory.recurrent import RecurrentMemory
 from cachesim.engines.llamacpp.options import CONTEXT_STEP
 from cachesim.engines.llamacpp.server_batch import Advance, advance
 from cachesim.engines.llamacpp.server_context import ServerContext
-from cachesim.errors import ContractError
+from cachesim.errors import BlobError, ContractError
 from cachesim.model.build import arithmetic_of
 from cachesim.units import Array, Integers
 
@@ -82,6 +82,10 @@ def check_calls(context: Context) -> None:
         _try_moves(tried, seq)
     tried.clear(data=True)
     _require(_same(_content(tried), before, ()), "a cleared memory has tokens")
+    emptied, states = _parts(tried)
+    left = [part for cache in emptied for rows in cache.rows for part in (rows.keys, rows.values)]
+    left += [] if states is None else [states.planes.rows]
+    _require(not any(rows.any() for each in left for rows in each.values()), "data is not cleared")
     if rules.restores_every_stream or not caches or len(caches[0].streams) == 1:
         _require(tried.state_read(_stored(whole), -1) == whole.size, "a whole state is not read")
         _require(_same(_content(tried), before, before), "a whole state is restored otherwise")
@@ -215,7 +219,12 @@ def _positions(blob: Blob) -> list[Integers]:
 
 
 def _stored(blob: Blob) -> Blob:
-    return unpack(pack(blob))
+    """A state as it is read from a file; its failure is none of the user's."""
+    try:
+        return unpack(pack(blob))
+    except BlobError as error:
+        msg = f"llama.cpp: a stored state is not read: {error}"
+        raise ContractError(msg) from None
 
 
 def _try_states(context: Context, wanted: tuple[Part, ...], seq: int) -> None:

@@ -9,11 +9,13 @@ from typing import Final
 
 from cachesim.engines.llamacpp.events import (
     BatchDecoded,
+    CacheEntryCompared,
     CacheEntryDropped,
     CacheEntryLoaded,
     CacheEntryTooLarge,
     ContextShifted,
     DraftMade,
+    DraftVerified,
     PromptCacheUpdateBegun,
     PromptStarted,
     SlotChosenByAge,
@@ -23,6 +25,7 @@ from cachesim.engines.llamacpp.events import (
     SlotReleased,
     TaskLaunched,
 )
+from cachesim.engines.llamacpp.memory.create import SeqRm
 from cachesim.engines.llamacpp.server import LlamaCpp
 from cachesim.engines.seen import Breach, Seen
 from cachesim.engines.tokens import get_common_prefix
@@ -91,6 +94,10 @@ class LlamaLaws:
                 share = max(common) / max(1, len(prompt))
                 if self._released[each.slot] != oldest or (0 < threshold < share - NEAR):
                     yield f"slot {each.slot} is chosen by age, of {self._released}, {common} tokens"
+            if isinstance(each, CacheEntryCompared):
+                share = each.lcp / each.n_tokens
+                if each.f_keep is None or abs(each.f_keep - share) > NEAR:
+                    yield f"an entry has {each.lcp} of {each.n_tokens} tokens, and {each.f_keep}"
         last = [slot.t_last_used for slot in self._engine.server.slots]
         if last[int(seen.reply.slot or 0)] <= max(self._released):
             yield f"slot {seen.reply.slot} is released before others: {last}"
@@ -115,11 +122,22 @@ class LlamaLaws:
                 given = seen.fields.get("n_keep", flags.keep), prompt
                 if (each.n_keep, each.n_tokens) != given and "endpoint" not in seen.fields:
                     yield f"a prompt starts with {each.n_keep} tokens to keep of {each.n_tokens}"
+        for each in seen.events:
+            if isinstance(each, DraftVerified) and each.rolled_back != self._undone(each):
+                yield f"{each.drafted - each.accepted} tokens are rolled back by {each.rolled_back}"
         for shift in shifts:
             n_keep = seen.fields.get("n_keep", flags.keep)
             keeps = min(prompt if n_keep < 0 else n_keep, flags.n_ctx_slot - 4)
             if shift.n_keep != keeps or shift.n_keep + shift.n_left > flags.n_ctx_slot:
                 yield f"{shift.n_keep} tokens are kept and {shift.n_left} left, {keeps} wanted"
+
+    def _undone(self, verified: DraftVerified) -> str:
+        """The rollback of a draft: a cut, unless the memory needs its state before the draft."""
+        server, wrong = self._engine.server, verified.drafted - verified.accepted
+        planes = server.contexts.target.n_rs_seq
+        kind = server.seq_rm_type
+        cuts = kind is not SeqRm.FULL and not (kind is SeqRm.RS and wrong > planes)
+        return "nothing" if not wrong else "cut" if cuts else "checkpoint"
 
     def _lost(self, seen: Seen, children: set[int]) -> Iterator[str]:
         """Texts of idle slots and of the prompt cache stay, or events name what dropped them."""

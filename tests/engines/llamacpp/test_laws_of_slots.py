@@ -11,6 +11,8 @@ from cachesim.engines.events import Event
 from cachesim.engines.llamacpp import integrity
 from cachesim.engines.llamacpp.events import (
     BatchDecoded,
+    CacheEntryCompared,
+    DraftVerified,
     PromptStarted,
     SlotChosenBySimilarity,
     SlotReleased,
@@ -90,6 +92,8 @@ def test_every_memory_does_what_its_calls_promise(model: str, options: dict[str,
         (Streams, "_lower_head", nothing, "the head is behind a freed cell"),
         (AttentionCache, "seq_div", nothing, "positions are not halved"),
         (RecurrentMemory, "seq_div", nothing, "positions are not halved"),
+        (Rows, "clear", nothing, "data is not cleared"),
+        (integrity, "pack", lambda _: b"", "a stored state is not read"),
         (integrity, "advance", nothing, "no tokens are put into it"),
         (integrity, "can_seq_rm", nothing, "a trial cut has another result"),
         (Splitter, "all_equal", nothing, "a batch is refused"),
@@ -182,6 +186,25 @@ def test_each_law_of_a_request_can_be_broken(change: Callable[[Seen], Seen], det
 
     assert breach is not None
     assert (detail, True) == (detail, breach.detail.startswith(detail)), breach.detail
+
+
+def test_a_wrong_share_of_an_entry_is_found() -> None:
+    engine = served()
+    ask(engine, range(150, 200))
+    laws = LlamaLaws(engine)
+    breach = laws.broken(changed(CacheEntryCompared, f_keep=0.5)(ask(engine, range(1, 120))))
+
+    assert breach is not None
+    assert "an entry has 99 of 101 tokens, and 0.5" == breach.detail
+
+
+def test_a_draft_that_is_rolled_back_otherwise_is_found() -> None:
+    engine = served("hybrid-mtp", spec_type="draft-mtp")
+    laws = LlamaLaws(engine)
+    breach = laws.broken(changed(DraftVerified, rolled_back="luck")(ask(engine, range(1, 120))))
+
+    assert breach is not None
+    assert breach.detail.endswith("tokens are rolled back by luck")
 
 
 def _loses_an_entry(engine: Router) -> None:
