@@ -12,7 +12,7 @@ from cachesim.engines.base import Engine, Request
 from cachesim.engines.vllm.family import FAMILY
 from cachesim.engines.vllm.managers import SlidingWindow
 from cachesim.engines.vllm.server import Vllm
-from cachesim.errors import CachesimError, SpecError
+from cachesim.errors import CachesimError, ContractError, SpecError
 from cachesim.lab.real.vllm.playing import play
 from cachesim.lab.real.vllm.scheduler import COMPRESSED, PACKAGES
 from cachesim.lab.real.vllm.workloads import draw_compressed
@@ -84,6 +84,9 @@ def test_a_hit_with_one_block_is_answered_wrongly_where_windows_or_states_have_t
         return 1 if manager.block_size == block else needed(manager, use_eagle=use_eagle)
 
     monkeypatch.setattr(SlidingWindow, "needed", one_in_its_group)
+    with pytest.raises(ContractError, match="where the groups can resume at"):
+        answers("vllm@0.33.0", range(8))
+    monkeypatch.setattr("cachesim.engines.vllm.server.check_lookups", lambda *_: None)
     right, _ = answers("vllm@0.33.0", range(8))
 
     assert right[False] > 0
