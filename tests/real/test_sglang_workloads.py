@@ -199,6 +199,7 @@ def test_a_request_that_a_last_plan_retracts_is_counted() -> None:
 
     scheduler = SimpleNamespace(
         waiting_queue=[],
+        last_batch=None,
         running_batch=SimpleNamespace(is_empty=lambda: True),
         _add_request_to_queue=lambda _: None,
     )
@@ -207,6 +208,7 @@ def test_a_request_that_a_last_plan_retracts_is_counted() -> None:
         tree=None,
         root=SimpleNamespace(children={}),
         scheduler=scheduler,
+        overlaps=True,
         plan=plan,
         request=lambda *_: request,
         free=dict,

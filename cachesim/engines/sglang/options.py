@@ -88,6 +88,12 @@ class SglangOptions:
         "decoding requests continue beside every chunk of a prompt",
         default=False,
     )
+    disable_overlap_schedule: bool = option(
+        "--disable-overlap-schedule",
+        "take each batch's tokens before the next is formed; states with `no_buffer` imply it",
+        default=False,
+        rare=True,
+    )
     lora: str = option(
         "--lora-paths",
         "the files of adapters that requests may bring, their names with commas between them",
@@ -538,13 +544,24 @@ class SglangOptions:
         return most
 
     def _states_per_running(self, rules: Rules) -> int:
-        """Follows `_calculate_mamba_ratio`; the tracking slots are those of the overlap schedule,
-        the servers' default.
+        """Follows `_calculate_mamba_ratio`."""
+        return STATES_PER_RUNNING + (self.track_slots(rules) if self.extra_buffer(rules) else 0)
+
+    def track_slots(self, rules: Rules) -> int:
+        """Slots in which a running request tracks its states (`get_mamba_tracking_slots`)."""
+        if rules.scheduler.drafts_track_in_one_slot:
+            return 2 if self.drafts is None else 1
+        return 1 if self.disable_overlap_schedule else 2
+
+    def overlaps(self, rules: Rules, *, states: bool) -> bool:
+        """True where a batch is formed before the results of the one before are processed.
+
+        In 0.5.9 a server with drafts, or with `no_buffer`, turns its schedule off; later ones ask
+        for the flag beside `no_buffer`.
         """
-        if not self.extra_buffer(rules):
-            return STATES_PER_RUNNING
-        one = self.drafts is not None and rules.scheduler.drafts_track_in_one_slot
-        return STATES_PER_RUNNING + (1 if one else 2)
+        if self.disable_overlap_schedule or (states and not self.extra_buffer(rules)):
+            return False
+        return self.drafts is None or rules.scheduler.drafts_overlap
 
     def mixes(self, rules: Rules) -> bool:
         """True where decoding requests join a prefill."""
@@ -557,4 +574,5 @@ class SglangOptions:
         given = {self.mamba_scheduler_strategy, self.mamba_radix_cache_strategy} - {"auto"}
         if given:
             return "extra_buffer" in given
-        return rules.scheduler.auto_is_extra_buffer
+        wanted = not self.disable_overlap_schedule or self.page_size > 1
+        return wanted and rules.scheduler.auto_is_extra_buffer

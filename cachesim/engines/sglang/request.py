@@ -3,7 +3,7 @@
 import hashlib
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 import numpy as np
 
@@ -84,6 +84,8 @@ class Req:
     allocated: int = 0  # kv_allocated_len: with what is reserved for drafts
     drafts: tuple[Tokens, ...] | None = None  # proposals of each round
     rounds: int = 0  # spec_verify_ct
+    sampled: int = 0  # num_tokens, with what batches in flight have sampled (FutureMap)
+    verified: int = 0  # rounds, with those of batches in flight
     finished_len: int | None = None
     finished: bool = False
     dropped: bool = False  # finished without a reason: aborted while it waited, or for memory
@@ -121,8 +123,8 @@ class Req:
         pads_apart: bool = True,
         beyond: int = 0,
     ) -> "Req":
-        """A waiting request, with room `beyond` its last token for a run of drafts."""
-        tokens = np.zeros(len(prompt) + max_new_tokens + beyond, np.int64)
+        """A waiting request, with room behind its last token for two runs of drafts."""
+        tokens = np.zeros(len(prompt) + max_new_tokens + 2 * (beyond + 1), np.int64)
         tokens[: len(prompt)] = prompt
         made = cls(number, tokens, len(prompt), max_new_tokens, extra_key, priority)
         made.num_tokens = len(prompt)
@@ -172,9 +174,9 @@ class Req:
     @property
     def proposed(self) -> Tokens:
         """The drafts of this step."""
-        if self.drafts is None or self.rounds >= len(self.drafts):
+        if self.drafts is None or self.verified >= len(self.drafts):
             return ()
-        return self.drafts[self.rounds]
+        return self.drafts[self.verified]
 
     @property
     def owned(self) -> int:
@@ -283,6 +285,24 @@ class Limits:
     threshold: int = 10  # priority_scheduling_preemption_threshold
     retracts_by_priority: bool = False  # retraction_policy
     drafts: Drafts | None = None
+    overlaps: bool = False  # enable_overlap
+    track_slots: int = 2  # mamba_ping_pong_track_buffer_size
+
+
+class DecodeTrack(NamedTuple):
+    """A decode step of a request, as its result is processed after the next one is prepared."""
+
+    at: int | None  # mamba_track_mask: the position of the tracked state
+    slot: int  # mamba_track_buffer_indices
+    step: int  # mamba_decode_batch_idx_cpu
+    next_due: bool  # mamba_track_mask_next_cpu
+
+    @classmethod
+    def of(cls, req: Req, interval: int) -> "DecodeTrack":
+        """A step that is prepared."""
+        left = req.committed % interval
+        at = None if left else req.committed
+        return cls(at, req.next_track, req.decode_steps, left == interval - 1)
 
 
 @dataclass(slots=True, eq=False)
@@ -295,6 +315,14 @@ class Batch:
     chunked: Req | None = None
     is_full: bool = False
     tokens: int = 0  # extend_num_tokens: of the prefill that it was, also while it decodes
+    tracks: list[DecodeTrack] = field(default_factory=list)  # of a decode without drafts
+    interval: int = 0  # mamba_track_grid, of a decode
+
+    def copy(self) -> "Batch":
+        """What processing the result needs, as it is now."""
+        made = Batch([*self.reqs], self.extend, self.decoding, self.chunked)
+        made.tokens, made.tracks, made.interval = self.tokens, self.tracks, self.interval
+        return made
 
     def reads(self, req: Req) -> bool:
         """True if the batch holds a chunk of the request's prompt; else the request decodes."""
@@ -344,9 +372,7 @@ def end_of_tracking(req: Req, at: int) -> int:
     return at + 1 if fine != at else req.fill
 
 
-def tracked_in_decode(req: Req) -> None:
-    """Switch the slots after a decoding request has saved a state."""
-    req.kept_track = req.next_track
-    req.next_track = 1 - req.next_track
-    req.tracked_before = req.tracked
-    req.tracked = req.track_at
+def tracked_in_decode(req: Req, at: int, slot: int) -> None:
+    """Record that a decoding request has saved a state in one of its slots."""
+    req.kept_track = slot
+    req.tracked_before, req.tracked = req.tracked, at

@@ -202,9 +202,6 @@ class SchedulerRules:
     two_tokens_per_running: bool = True
     """0.5.22: `max_running_requests` is at most half of the token slots."""
 
-    drafts_track_in_one_slot: bool = False
-    """0.5.9: with drafts, a running request has one tracking slot for states instead of two."""
-
     keeps_reserve: bool = True
     """0.5.22: what decodes keeps slots for two steps of drafts; 0.5.9 takes those of one step and
     frees the rejected ones (as it does without `SGLANG_ENABLE_SPEC_V2`)."""
@@ -232,6 +229,19 @@ class SchedulerRules:
 
     reserves_states_for_the_queue: bool = True
     """0.5.22: states for the waiting requests are taken from the pool at once."""
+
+    drafts_track_in_one_slot: bool = False
+    """0.5.9: a running request has one tracking slot for states with drafts and else two; later
+    one without overlap, and two with it."""
+
+    drafts_overlap: bool = True
+    """0.5.22; 0.5.9 turns the overlap schedule off with drafts unless `SGLANG_ENABLE_SPEC_V2`."""
+
+    skips_finishing: bool = True
+    """0.5.22: a request that one more token ends is not decoded beside that token's result."""
+
+    switches_slots_ahead: bool = True
+    """0.5.22: the slots for states are switched while the step that tracks one is in flight."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -318,7 +328,6 @@ RULES_059 = Rules(
         keeps_previous_track=False,
         refreshes_waiting=0,
         two_tokens_per_running=False,
-        drafts_track_in_one_slot=True,
         drafts_need_buffer=True,
         keeps_reserve=False,
         sorts_drafting=False,
@@ -327,6 +336,10 @@ RULES_059 = Rules(
         leaves_no_later_state=False,
         pads_images_apart=False,
         reserves_states_for_the_queue=False,
+        drafts_track_in_one_slot=True,
+        drafts_overlap=False,
+        skips_finishing=False,
+        switches_slots_ahead=False,
     ),
     runner=RunnerRules(stores_indexer=False, mixing_drops_tracks=True, first_chunk_reads_slot=True),
 )

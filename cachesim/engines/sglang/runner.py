@@ -6,7 +6,7 @@ Follows `ModelRunner.forward`, the deferred copies of `mamba_cow_src_indices`, a
 the linear-attention backends. Four defects that were reported live here, behind rules.
 """
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -286,19 +286,26 @@ class Runner:
     def run(self, batch: Batch, judge: Judge) -> list[list[int]]:
         """Run a batch; return the tokens sampled for each request, [0] where its prompt is not
         complete.
+
+        What is sampled is written behind the tokens at once (`FutureMap`): the next batch may run
+        before the result is processed.
         """
         self.chunk_states = []
         late, self.pending = self.pending, []
         tokens = []
         for req in batch.reqs:
             if not batch.reads(req):
-                tokens.append(self._verify(req, judge, alone=batch.extend))
-                continue
-            logits = self._extend(req) if self.computes else None
-            if req.fill < req.num_tokens:
-                tokens.append([0])
+                run = self._verify(req, judge, alone=batch.extend)
             else:
-                tokens.append([judge(req, self._word(req) if logits is None else logits[-1], 0)])
+                logits = self._extend(req) if self.computes else None
+                if req.fill < req.num_tokens:
+                    tokens.append([0])
+                    continue
+                req.sampled = req.num_tokens
+                run = [judge(req, self._word(req) if logits is None else logits[-1], 0)]
+            req.tokens[req.sampled : req.sampled + len(run)] = run
+            req.sampled += len(run)
+            tokens.append(run)
         if batch.extend and self.rules.offset_of_first:
             for req in batch.reqs:
                 if req.track_at is None or req.tracks is None or req.kept_track is None:
@@ -311,7 +318,7 @@ class Runner:
         return tokens
 
     def _word(self, req: Req, more: int = 0) -> Array:
-        last = req.num_tokens + more - 1
+        last = req.sampled + more - 1
         ubatch = Ubatch(
             tokens=np.asarray(req.read(last, last + 1), np.int64), positions=np.array([last])
         )
@@ -377,25 +384,12 @@ class Runner:
             run.append(judge(req, logits, more))
             if run[-1] != draft:
                 break
-            req.tokens[req.num_tokens + more] = draft
-        if self.computes and req.stream is not None and not alone:
-            self._verify_once_more(req, run)
+            req.tokens[req.sampled + more] = draft
+        req.verified += not alone
         return run
 
-    def _verify_once_more(self, req: Req, run: Sequence[int]) -> None:
-        """Compute the last token of a session's turn, as the step that overlaps with its end does.
-
-        A server begins that step unless one token more is certain to be the last
-        (`_reqs_finishing_inflight`), or a prefill is next, which is not simulated.
-        """
-        missing = req.max_new_tokens - req.num_output
-        if 1 < missing == len(run):
-            end = req.num_tokens + len(run)
-            req.tokens[end - 1] = run[-1]
-            self._piece(req, end - 1, end, req.state, req.state, wanted=False)
-
     def _decode(self, req: Req, more: int = 0) -> Array:
-        at = req.num_tokens + more
+        at = req.sampled + more
         logits = self._piece(req, at - 1, at, req.state, req.state, wanted=True)
         due = bool(req.track_every) and at % req.track_every == 0
         if due and req.tracks is not None and req.state is not None:

@@ -2,9 +2,13 @@
 
 First come, first served; chunked prefill; when memory runs out in decode, the requests that have
 generated least start over (retraction). Follows `Scheduler.get_next_batch_to_run` and
-`process_batch_result_*`, without overlap.
+`process_batch_result_*`.
+
+    event_loop_normal    batch 1 | its result | batch 2 | its result
+    event_loop_overlap   batch 1 | batch 2 | result of 1 | batch 3 | result of 2
 """
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
@@ -17,6 +21,7 @@ from cachesim.engines.sglang.pools import TokenPool, WindowPool
 from cachesim.engines.sglang.request import (
     Batch,
     ChunkListener,
+    DecodeTrack,
     Drafts,
     Limits,
     Req,
@@ -38,6 +43,7 @@ class Allocation:
     pool: TokenPool
     rules: Rules
     drafts: Drafts | None = None
+    track_slots: int = 2
 
     def make_room(self, count: int) -> None:
         """Follows `evict_from_tree_cache`."""
@@ -200,7 +206,7 @@ class Allocation:
             if per_request:
                 needed = len(reqs) * per_request
             else:
-                tracks = 2 if self.tree.shape.extra_buffer else 0
+                tracks = self.track_slots if self.tree.shape.extra_buffer else 0
                 needed = sum((r.state is None) + (tracks if r.tracks is None else 0) for r in reqs)
             if pool.available < needed:
                 self.tree.evict(states=needed - pool.available)
@@ -223,8 +229,7 @@ class Allocation:
             if req.state is None:
                 raise UpstreamAbort(where, "assert: Not enough space for mamba cache")
         if self.tree.shape.extra_buffer and req.tracks is None:
-            one = self.drafts is not None and self.rules.scheduler.drafts_track_in_one_slot
-            count = 1 if one else 2
+            count = self.track_slots
             if pool.available < count:
                 raise UpstreamAbort(where, "assert: Not enough space for mamba ping pong idx")
             tracks = [pool.alloc() for _ in range(count)]
@@ -256,6 +261,7 @@ class Scheduler:
     waiting: list[Req] = field(default_factory=list)
     running: Batch = field(default_factory=lambda: Batch([]))
     last: Batch | None = None
+    result_queue: deque[Batch] = field(default_factory=deque)  # run, and not processed
     chunked: Req | None = None
     pending_abort: Req | None = None  # _pending_chunked_abort_req
     ratio: float = FIRST_RATIO
@@ -273,7 +279,8 @@ class Scheduler:
     on_chunk: ChunkListener | None = None
 
     def __post_init__(self) -> None:
-        self.room = Allocation(self.tree, self.pool, self.rules, self.limits.drafts)
+        limits = self.limits
+        self.room = Allocation(self.tree, self.pool, self.rules, limits.drafts, limits.track_slots)
         counts = self.rules.scheduler.counts_host_matches
         self.policy = SchedulePolicy(self.tree, self.limits, counts_host=counts)
 
@@ -284,6 +291,7 @@ class Scheduler:
             self.waiting
             or self.running.reqs
             or self.chunked
+            or self.result_queue
             or (self.last is not None and any(not req.finished for req in self.last.reqs))
         )
 
@@ -426,14 +434,17 @@ class Scheduler:
         Follows `mix_with_running` and what is around it.
         """
         running = self.running
-        running.keep()
+        finishing = self._finishing_inflight(running)
+        running.keep(finishing)
+        if finishing:
+            running.is_full = False
         fits = self.room.can_decode(running.reqs) if running.reqs else False
         if self.rules.scheduler.mixes_what_fits and not fits:
             return
         if running.reqs:
             self._prepare_for_decode(running)
             for req in running.reqs:
-                req.track_at, req.track_every = None, 0  # it tracks the prefill's states alone
+                req.track_every = 0  # it tracks the prefill's states alone
             if self.rules.runner.mixing_drops_tracks:
                 for req in batch.reqs:
                     req.track_at = None
@@ -548,15 +559,31 @@ class Scheduler:
 
     # -- decode ------------------------------------------------------------------------------------
 
+    def _finishing_inflight(self, batch: Batch) -> list[Req]:
+        """Requests that the result in the queue ends at `max_new_tokens`, if it is a single token.
+
+        Follows `_reqs_finishing_inflight`.
+        """
+        if not (self.rules.scheduler.skips_finishing and self.result_queue):
+            return []
+        queued = {id(req) for req in self.result_queue[0].reqs}
+        ends = (req for req in batch.reqs if req.num_output + 1 >= req.max_new_tokens)
+        return [req for req in ends if id(req) in queued]
+
     def _decode_batch(self) -> Batch | None:
         """Follows `update_running_batch`."""
         batch = self.running
         before = len(batch.reqs)
-        batch.keep()
+        finishing = self._finishing_inflight(batch)
+        batch.keep(finishing)
         if not batch.reqs:
             batch.is_full = False
             return None
-        if not self.room.can_decode(batch.reqs):
+        fits = self.room.can_decode(batch.reqs)
+        if not fits and finishing:
+            batch.is_full = False
+            return None
+        if not fits:
             self._retract(batch)
         else:
             least = FIRST_RATIO * LEAST_FACTOR
@@ -582,9 +609,21 @@ class Scheduler:
         interval = self.tree.track_interval(self.limits.interval) if tracks else 0
         for req in batch.reqs:
             req.decode_steps += 1
-            req.track_at, req.track_every = None, interval
-            if interval and drafts is None and req.committed % interval == 0:
-                req.track_at = req.committed
+            req.track_every = interval
+        batch.interval, batch.tracks = interval, []
+        if interval and drafts is None:
+            batch.tracks = [DecodeTrack.of(req, interval) for req in batch.reqs]
+
+    def _decode_track(self, req: Req, interval: int) -> DecodeTrack:
+        """Trap: in 0.5.9 the next slot is the second one where there is only one."""
+        if req.tracks is not None and req.next_track >= len(req.tracks):
+            where = "ScheduleBatch.prepare_for_decode"
+            raise UpstreamAbort(where, "IndexError: index 1 is out of bounds, with size 1")
+        left = req.committed % interval
+        next_due = self.limits.overlaps and left == interval - 1
+        return DecodeTrack(
+            None if left else req.committed, req.next_track, req.decode_steps, next_due
+        )
 
     def _retract(self, batch: Batch) -> None:
         """Retract requests with the fewest generated tokens until there is room.
@@ -642,13 +681,20 @@ class Scheduler:
 
     # -- what came back ----------------------------------------------------------------------------
 
-    def take(self, batch: Batch, runs: Sequence[Sequence[int]]) -> list[Req]:
-        """Append sampled tokens; return the finished requests (`process_batch_result_*`).
+    def launch(self, batch: Batch) -> None:
+        """Queue a batch that runs. Follows `run_batch`.
 
         Trap: a running batch that was a prefill adds the tokens of its prefill again in each step.
         """
         self.processed += batch.tokens
-        self.last = batch
+        self.result_queue.append(batch.copy())
+
+    def take(self, runs: Sequence[Sequence[int]]) -> list[Req]:
+        """Append the tokens sampled in the first batch of the queue; return the finished requests.
+
+        Follows `process_batch_result_*`.
+        """
+        batch = self.result_queue.popleft()
         done: list[Req] = []
         drafting = self.limits.drafts is not None
         if drafting and not batch.extend and not self.rules.scheduler.keeps_reserve:
@@ -656,17 +702,17 @@ class Scheduler:
         grouped = not batch.extend or self.rules.scheduler.groups_prefill_frees
         if grouped:
             self.pool.begin_group()
-        for req, run in zip(list(batch.reqs), runs, strict=True):
+        for number, (req, run) in enumerate(zip(batch.reqs, runs, strict=True)):
             if batch.extend and req.is_chunked > 0:
                 req.is_chunked -= 1
                 continue
             if req.finished or req.retracted:
                 continue
             if drafting and not batch.extend:
-                self._commit(req, len(run))
+                self._commit(req, len(run), batch.interval)
             is_done = req.append(run)
-            if not batch.extend and self.tree.has_states and req.track_at is not None:
-                tracked_in_decode(req)
+            if batch.tracks and not batch.extend:
+                self._track(req, batch.tracks[number])
             if is_done:
                 self._release(req, insert=self._may_insert(req), aborted=req.to_finish)
                 done.append(req)
@@ -679,6 +725,19 @@ class Scheduler:
         self.tree.flush()
         return done
 
+    def _track(self, req: Req, track: DecodeTrack) -> None:
+        """Record a tracked state, and switch the slots. Follows `_handle_finish_state_updated_req`.
+
+        Trap: the slots are switched before a step that tracks is processed if it was in flight
+        then, and once more with its own result if no decode is in flight.
+        """
+        ahead = req.decode_steps - track.step
+        if track.at is not None:
+            tracked_in_decode(req, track.at, track.slot)
+        switches_ahead = self.rules.scheduler.switches_slots_ahead
+        if track.next_due if ahead and switches_ahead else track.at is not None:
+            req.next_track = req.other_track if switches_ahead else 1 - req.next_track
+
     def _verify(self, req: Req, run: Sequence[int]) -> Sequence[int]:
         """Cut a run at the request's last token, and free the slots of what was rejected.
 
@@ -689,18 +748,19 @@ class Scheduler:
         req.allocated = req.committed + len(run)
         return run
 
-    def _commit(self, req: Req, count: int) -> None:
+    def _commit(self, req: Req, count: int, every: int) -> None:
         """Count a verified run, and whether a state was tracked in it. Follows
         `_resolve_spec_v2_tokens` and `_mamba_check_track_boundary`.
         """
-        before, every = req.committed, req.track_every
+        before = req.committed
         req.committed += count
         req.rounds += 1
         whole = self.rules.scheduler.tracks_whole_runs
         if every and req.committed // every != (before + (not whole)) // every:
             at = req.committed // every * every
             if whole:
-                req.track_at = at
+                tracked_in_decode(req, at, req.next_track)
+                req.next_track = req.other_track
             else:
                 req.tracked = at
 

@@ -1,5 +1,6 @@
 """SGLang's engine core: requests go in, batches are formed and run, replies and events come out."""
 
+from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
@@ -280,6 +281,7 @@ class Sglang(SlotlessEngine[Rules, SglangOptions, Job]):
             self.kind = "window-mamba" if both else "mamba"
         states = self.kind in {"mamba", "window-mamba"}
         self.options.check(self.rules, states=states)
+        self._overlaps = self.options.overlaps(self.rules, states=states)
         self._of_req: dict[int, Job] = {}
         self._idle = 0
         self._loras: dict[str, tuple[str, str]] = {}  # by name: its file, its id
@@ -316,6 +318,8 @@ class Sglang(SlotlessEngine[Rules, SglangOptions, Job]):
                 threshold=options.priority_scheduling_preemption_threshold,
                 retracts_by_priority=options.retraction_policy == "priority",
                 drafts=options.drafts,
+                overlaps=self._overlaps,
+                track_slots=options.track_slots(self.rules),
             ),
         )
         windows = pool if isinstance(pool, WindowPool) else None
@@ -325,6 +329,7 @@ class Sglang(SlotlessEngine[Rules, SglangOptions, Job]):
         self.runner.computes = self.computes
         if self.computes:
             self.runner.watch(self.tree.states)
+        self._runs = deque[list[list[int]]]()
         self.account = Account(self.tree)
         self.scheduler.on_match = self._matched
         self.scheduler.on_retract = self._retracted
@@ -514,25 +519,42 @@ class Sglang(SlotlessEngine[Rules, SglangOptions, Job]):
         sessions.reap(self._sessions, self.scheduler.close)
         if not self.scheduler.busy:
             return False
-        batch = self.scheduler.next_batch()
-        if batch is None:
-            self.scheduler.last = None
-            self._idle = 0 if any(self.tree.held_by_host()) else self._idle + 1
-            if self._idle > MOST_IDLE and self.scheduler.busy:
-                where = "Scheduler.event_loop_normal"
-                raise UpstreamEndless(where, "a request waits for more memory than there is")
-            return self._goes_on()
-        self._idle = 0
-        self._begin(batch)
+        scheduler, last = self.scheduler, self.scheduler.last
+        batch = scheduler.next_batch()
+        if batch is not None:
+            self._begin(batch)
+            self._launch(batch)
+        scheduler.last = batch
+        taken = last is not None if scheduler.limits.overlaps else batch is not None
+        if taken:
+            self._take()
+        if batch is not None or (taken and scheduler.busy):
+            self._idle = 0
+            return True
+        self._idle = 0 if any(self.tree.held_by_host()) else self._idle + 1
+        if self._idle > MOST_IDLE and scheduler.busy:
+            where = f"Scheduler.event_loop_{'overlap' if scheduler.limits.overlaps else 'normal'}"
+            raise UpstreamEndless(where, "a request waits for more memory than there is")
+        return self._goes_on()
+
+    def _launch(self, batch: Batch) -> None:
+        """Run a batch; its result waits in the queue."""
+        proposals = [() if batch.extend else req.proposed for req in batch.reqs]
         runs = self.runner.run(batch, self._sample)
-        for req, run in zip(batch.reqs, runs, strict=True):
-            if not batch.extend and req.proposed:
+        for req, proposed, run in zip(batch.reqs, proposals, runs, strict=True):
+            if proposed:
                 self._emit(
                     events.DraftsVerified(
-                        task=req.id, proposed=len(req.proposed), accepted=len(run) - 1
+                        task=req.id, proposed=len(proposed), accepted=len(run) - 1
                     )
                 )
-        done = self.scheduler.take(batch, runs)
+        self.scheduler.launch(batch)
+        self._runs.append(runs)
+
+    def _take(self) -> None:
+        """Process the first result of the queue."""
+        batch = self.scheduler.result_queue[0]
+        done = self.scheduler.take(self._runs.popleft())
         for req in batch.reqs:
             self.account.learn(req)
         for req in done:
@@ -541,7 +563,6 @@ class Sglang(SlotlessEngine[Rules, SglangOptions, Job]):
             self._of_req[req.id].done = True
             generated = Count(len(self._of_req[req.id].generated))
             self._emit(events.RequestFinished(task=req.id, generated=generated))
-        return True
 
     def _goes_on(self) -> bool:
         busy = self.scheduler.busy
@@ -584,9 +605,9 @@ class Sglang(SlotlessEngine[Rules, SglangOptions, Job]):
             self._emit(events.ChunkScheduled(task=req.id, start=req.prefix, end=req.fill))
 
     def _sample(self, req: Req, row: Array, more: int) -> int:
-        job, index = self._of_req[req.id], req.num_output + more
-        if index >= len(job.rows):  # what is computed again was sampled before
-            job.rows.append(row)
+        job, index = self._of_req[req.id], req.sampled - req.num_prompt + more
+        del job.rows[index:]  # of a batch in flight when the request was retracted
+        job.rows.append(row)
         return self._token(job, index, row)
 
     # -- reports -----------------------------------------------------------------------------------

@@ -226,7 +226,8 @@ class UnifiedRadixCache(UnifiedTreeCore):
         length, kept = req.tracked or 0, req.kept_track
         if length > until:
             before = req.tracked_before
-            if not self.rules.scheduler.keeps_previous_track or before is None or before > until:
+            alone = not self.rules.scheduler.keeps_previous_track or len(req.tracks or ()) != 2
+            if alone or before is None or before > until:
                 return 0, None, None
             length, kept = before, 1 - (kept or 0)
         if self.rules.tree.key_without_reply:

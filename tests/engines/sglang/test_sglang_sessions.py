@@ -50,15 +50,17 @@ def answer(engine: Engine, tokens: list[int], name: str = "", **asked: Any) -> R
 def test_a_request_continues_the_tokens_of_another(
     release: str, asked: dict[str, Any], prompt: list[int]
 ) -> None:
-    """What it has in common with it is cached, but for the last token, which has no slot."""
+    """What it has in common with it is cached, but for the last token, which has no slot; in 0.5.9
+    a step overlaps with the end, and computes it.
+    """
     engine = server(release)
     answer(engine, FIRST, "r1")
 
     found = answer(engine, NEXT, "r2", rid="r1", **asked)
 
-    common = len(prompt) - len(NEXT)
+    common, computed = len(prompt) - len(NEXT), len(FIRST + REPLY) - (release != "0.5.9")
     assert prompt == list(found.prompt)
-    assert min(common, len(FIRST + REPLY) - 1) == found.cached
+    assert min(common, computed) == found.cached
 
 
 @pytest.mark.parametrize("release", RELEASES)
@@ -66,6 +68,7 @@ def test_a_request_that_still_runs_is_not_continued(release: str) -> None:
     """It is refused, but with `replace`, which ends the one that runs."""
     engine = server(release)
     first = send(engine, FIRST, "r1")
+    engine.step()
     engine.step()
 
     refused = send(engine, NEXT, "r2", rid="r1")

@@ -7,6 +7,7 @@ import hashlib
 import importlib
 import itertools
 from array import array
+from collections import deque
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
@@ -122,13 +123,13 @@ class Core:
         # The configuration of a server's start, and what is otherwise (`settings.OVERRIDES`).
         own: Json = {
             "device": "cpu",
-            "disable_overlap_schedule": True,
             "pp_max_micro_batch_size": self.rows,
         }
         if self.config.get("eagle") and not self.drafts:
             own["speculative_algorithm"] = None
         if self.host is not None:
             own |= {"hicache_io_backend": "direct", "hicache_mem_layout": hicache_worker.LAYOUT}
+        self.overlaps = not self.config["server"]["disable_overlap_schedule"]
         self.args = self._settings(self.config["server"] | own)
         if self.drafts:
             drafts_worker.install()
@@ -189,7 +190,7 @@ class Core:
             mamba_spec_state_size=self.rows,
             cache_params=Stub(shape=shape, dtype=kinds, layers=[0], mamba_cache_per_req=8),
             enable_mamba_extra_buffer=self.extra_buffer,
-            enable_overlap_schedule=True,
+            enable_overlap_schedule=self.overlaps,
             speculative_num_draft_tokens=(self.drafts or {}).get("tokens"),
             mamba_layer_ids=[0],
             **common,
@@ -293,7 +294,9 @@ class Core:
             ),
             "future_map": NoOp(),
             "is_generation": True,
-            "enable_overlap": False,
+            "enable_overlap": self.overlaps,
+            "enable_skip_finishing_decode": self.overlaps,  # `event_loop_overlap` sets it
+            "result_queue": deque(),
             "max_running_requests": self.rows,
             "max_prefill_tokens": self.config.get("max_prefill", 16384),
             "max_total_num_tokens": self.size,
@@ -422,9 +425,15 @@ class Core:
         }
         if self.drafts and batch.forward_mode.is_decode():
             result = drafts_worker.verified(runs, self.drafts["tokens"], common)
-            drafts_worker.advance(batch, result)
+            if not self.overlaps:  # else the next forward looks up the lengths
+                drafts_worker.advance(batch, result)
             return result
         return Stub(next_token_ids=torch.tensor([run[0] for run in runs]), **common)
+
+    def launch(self, batch: Real) -> None:
+        """Queue a batch that runs, of which only a copy is processed with overlap."""
+        queued = batch.copy() if self.overlaps else batch
+        self.scheduler.result_queue.append((queued, None))
 
     def run_of(self, request: Real, wanted: Json, *, extends: bool) -> list[int]:
         """The tokens that a request says in this step."""
@@ -519,10 +528,14 @@ class OnePerKind(Core):
     def plan(self) -> Real:
         return self.scheduler.get_next_batch_to_run()
 
+    def launch(self, batch: Real) -> None:
+        if self.config.get("mixes"):  # what a prefill mixes in is fed again
+            torch: Real = importlib.import_module("torch")
+            batch.output_ids = torch.zeros(len(batch.reqs), dtype=torch.int64)
+        super().launch(batch)
+
     def take(self, batch: Real, runs: list[list[int]], *, extends: bool) -> None:
         scheduler, result = self.scheduler, self._result(batch, runs)
-        if self.config.get("mixes"):  # what a prefill mixes in is fed again
-            batch.output_ids = result.next_token_ids
         if extends:
             scheduler.process_batch_result_prefill(batch, result)
         else:
@@ -554,12 +567,8 @@ class Unified(Core):
         return self.args.resolved_dict() | {"mamba_cache_chunk_size": chunk}
 
     def _check_running(self, module: Real, values: Json) -> None:
-        """Compare the number of requests that run at once with the release's own sum.
-
-        It is that of the server's start, whose schedule may overlap.
-        """
-        overlap = {"disable_overlap_schedule": self.config["server"]["disable_overlap_schedule"]}
-        self._publish(module, values | overlap)
+        """Compare the number of requests that run at once with the release's own sum."""
+        self._publish(module, values)
         configurator = find("KVCacheConfigurator", "mem_cache.kv_cache_configurator")
         owner: Real = Stub(
             attn_dp_size=1,
@@ -642,7 +651,7 @@ class Unified(Core):
             ),
             is_generation=True,
             disaggregation_mode=self.modes.NULL,
-            enable_overlap=False,
+            enable_overlap=self.overlaps,
             enable_overlap_mlx=False,
             model_config=self.scheduler.model_config,
             token_to_kv_pool_allocator=self.allocator,

@@ -84,6 +84,7 @@ class Player:
                 mixes=bool(config.get("mixes"))
                 and (rules.scheduler.drafts_may_mix or not config.get("eagle")),
                 drafts=Drafts(**config["drafts"]) if config.get("drafts") else None,
+                **overlap(config, rules),
                 **scheduling(config, rules),
             ),
         )
@@ -234,9 +235,16 @@ class Player:
                     results[req.id]["aborted"] = True
                     self.scheduler.abort(req)
             sessions.reap(self.sessions, self.scheduler.close)
-            batch = self.scheduler.next_batch()
-            if batch is None:
-                self.scheduler.last = None
+            scheduler, last = self.scheduler, self.scheduler.last
+            batch = scheduler.next_batch()
+            if batch is not None:
+                self._record(batch, results)
+                scheduler.launch(batch)
+            scheduler.last = batch
+            if last is not None if scheduler.limits.overlaps else batch is not None:
+                first = scheduler.result_queue[0]
+                scheduler.take([self._run(r, wanted[r.id], first) for r in first.reqs])
+            elif batch is None:
                 none = not coming and not self.scheduler.waiting
                 if none and all(req.finished for req in reqs.values()):
                     return self._result(results, reqs)
@@ -245,8 +253,6 @@ class Player:
                     return {"error": "stuck"}
                 continue
             idle = 0
-            self._record(batch, results)
-            self.scheduler.take(batch, [self._run(r, wanted[r.id], batch) for r in batch.reqs])
         return {"error": "too many steps"}
 
     def _run(self, req: Req, wanted: Mapping[str, Any], batch: Batch) -> list[int]:
@@ -285,6 +291,18 @@ class Player:
                 results[req.id]["cached"] = req.prefix
                 window = self.kind == "window"
                 results[req.id]["branch"] = req.window_branch if window else req.branch
+
+
+def overlap(config: Mapping[str, Any], rules: Rules) -> dict[str, Any]:
+    """Limits of the schedule: whether it overlaps, and a request's slots for tracked states.
+
+    What was recorded without `serial` ran in the slots of a server with overlap, and without it.
+    """
+    serial, old = config.get("serial"), rules.scheduler.drafts_track_in_one_slot
+    one = bool(config.get("drafts")) if old else bool(serial)
+    can = rules.scheduler.drafts_overlap or not config.get("eagle")
+    can = can and (config.get("strategy") == "extra_buffer" or "mamba" not in config["kind"])
+    return {"overlaps": serial is False and can, "track_slots": 1 if one else 2}
 
 
 def scheduling(config: Mapping[str, Any], rules: Rules) -> dict[str, Any]:

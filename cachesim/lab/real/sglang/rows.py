@@ -65,13 +65,14 @@ class Labels(Contents):
 class Recorder(Runner):
     """The simulated model runner, with texts in place of a network."""
 
-    __slots__ = ("labels", "pieces", "rows")
+    __slots__ = ("labels", "pieces", "replies", "rows")
 
     def __init__(self, player: "Rows") -> None:
         network = build(preset("hybrid-delta"), "ring")
         self.labels = Labels()
         grid = player.tree.shape.grid
         super().__init__(network, self.labels, self.labels, player.rules.runner, grid)
+        self.replies = player.keys
         self.pieces: list[tuple[int, ...]] = []
         self.rows: list[Row] = []
         self.watch(player.tree.states)
@@ -80,7 +81,7 @@ class Recorder(Runner):
     def record(self, batch: Batch) -> None:
         """Run a batch, and note what each row read and tracked."""
         first, self.labels.written = len(self.rows), []
-        self.run(batch, lambda _req, _row, _more: 0)
+        self.run(batch, self._token)
         for req, row in zip(batch.reqs, self.rows[first:], strict=True):
             slots = [each for each in self.labels.written if each in (req.tracks or ())]
             if slots:
@@ -89,11 +90,14 @@ class Recorder(Runner):
                 taps = req.track_at if batch.reads(req) else len(text)
                 row[-1] = [len(text), right, taps]
 
+    def _token(self, req: Req, _row: Array, more: int) -> int:
+        return [*self.replies[req.id][req.sampled + more :], 1][0]
+
     def _extend(self, req: Req) -> Array:
         return self._noted(req, req.prefix, req.fill, super()._extend)
 
     def _decode(self, req: Req, more: int = 0) -> Array:
-        return self._noted(req, req.num_tokens + more - 1, req.num_tokens + more, super()._decode)
+        return self._noted(req, req.sampled + more - 1, req.sampled + more, super()._decode)
 
     def _noted(self, req: Req, start: int, end: int, run: Callable[[Req], Array]) -> Array:
         self.pieces = []

@@ -82,7 +82,7 @@ class Rows(scheduler_worker.Playing):
         self.states = pool.mamba_pool.mamba_cache.temporal[0]
         self.states.zero_()
 
-    def _run(self, batch: Real, wanted: Json, results: Json) -> None:
+    def _run(self, batch: Real, results: Json) -> None:
         torch: Real = importlib.import_module("torch")
         if hasattr(batch, "get_model_worker_batch"):  # 0.5.9
             if batch.input_ids is None:  # what was sampled; the scheduler looks at none of it
@@ -99,8 +99,7 @@ class Rows(scheduler_worker.Playing):
         spans = self._spans(batch)
         read = [self._text(slot) for slot in slots]
         asked = [
-            (*request.origin_input_ids, *request.output_ids)[:end]
-            for request, (_, end) in zip(batch.reqs, spans, strict=True)
+            self._whole(request, end) for request, (_, end) in zip(batch.reqs, spans, strict=True)
         ]
         numbers = [
             self.texts.number(before + text[start:at])
@@ -117,7 +116,12 @@ class Rows(scheduler_worker.Playing):
         ):
             right = before == text[: span[0]]
             self.batches.append([int(request.rid), *span, len(before), right, row])
-        super()._run(batch, wanted, results)
+        super()._run(batch, results)
+
+    def _whole(self, request: Real, end: int) -> tuple[int, ...]:
+        """A request's tokens, those of a batch in flight too."""
+        known = self.known[int(request.rid)][:end]
+        return (*known, *[1] * (end - len(known)))
 
     def _text(self, slot: int) -> tuple[int, ...]:
         return self.texts.known[int(self.states[slot].reshape(-1)[0])]
@@ -150,8 +154,7 @@ class Rows(scheduler_worker.Playing):
                 found.append(None)
                 continue
             text = self._text(to[row])
-            whole = (*request.origin_input_ids, *request.output_ids)
-            right = text == whole[: len(text)]
+            right = text == self._whole(request, len(text))
             start = int(batch.prefix_lens[row]) if extends else 0
             ends = next(taps)[-1] + 1 - int(made.query_start_loc[row]) + start if extends else None
             found.append([len(text), right, len(text) if ends is None else ends])

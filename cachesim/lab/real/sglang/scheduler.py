@@ -42,11 +42,6 @@ KEPT: Final = re.compile(
 
 OVERRIDES: Final = {
     "device": "the scheduler runs on the CPU; it only places its tensors there",
-    "disable_overlap_schedule": (
-        "results do depend on it: simulator and real scheduler both run `event_loop_normal`, which "
-        "takes each batch's tokens before it forms the next; with overlap, prompts are inserted "
-        "and finished requests free their slots one batch later"
-    ),
     "attention_backend": (
         "0.5.9 writes the slots of a request by a Triton kernel, or for this backend in Python"
     ),
@@ -196,6 +191,7 @@ def config_of(server: Engine) -> dict[str, Any]:
         "max_len": limits.max_len,
         "ignore_eos": limits.ignores_eos,
         "mixes": limits.mixes,
+        "serial": engine.options.disable_overlap_schedule,
     }
     if limits.drafts is not None:
         config["drafts"] = asdict(limits.drafts)

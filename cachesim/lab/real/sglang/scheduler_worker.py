@@ -146,9 +146,13 @@ class Playing:
             batch = self.core.plan()
             for name, request in requests.items():
                 _count_retractions(request, results[name], back)
-            scheduler.cur_batch = batch
-            if batch is None:
-                scheduler.last_batch = None
+            scheduler.cur_batch, last = batch, scheduler.last_batch
+            if batch is not None:
+                self._run(batch, results)
+            scheduler.last_batch = batch
+            if last is not None if self.core.overlaps else batch is not None:
+                self._process(wanted)
+            elif batch is None:
                 ended = all(
                     # aborted for lack of memory a request never runs, and is not finished
                     request.finished()
@@ -164,11 +168,9 @@ class Playing:
                     return {"error": "stuck"}
                 continue
             idle = 0
-            self._run(batch, wanted, results)
-            scheduler.last_batch = batch
         return {"error": "too many steps"}
 
-    def _run(self, batch: Real, wanted: dict[str, Json], results: dict[str, Json]) -> None:
+    def _run(self, batch: Real, results: dict[str, Json]) -> None:
         if batch.extend_num_tokens:  # as `run_batch` does
             self.core.scheduler.processed_tokens_counter += batch.extend_num_tokens
         most = self.core.loras  # `fetch_new_loras` asserts it
@@ -177,7 +179,6 @@ class Playing:
             raise AssertionError(msg)
         extends = batch.forward_mode.is_extend()
         decoding = batch.decoding_reqs or () if extends else ()
-        runs = []
         for request in batch.reqs:
             entry = results[request.rid]
             if extends and request not in decoding:
@@ -185,7 +186,13 @@ class Playing:
                 entry["chunks"].append([start, end])
                 if entry["cached"] is None:
                     entry["cached"], entry["branch"] = start, self.core.branch(request)
-            runs.append(self.core.run_of(request, wanted[request.rid], extends=extends))
+        self.core.launch(batch)
+
+    def _process(self, wanted: dict[str, Json]) -> None:
+        """Process the first result of the queue, with the tokens that follow what came before."""
+        batch, _ = self.core.scheduler.result_queue.popleft()
+        extends = batch.forward_mode.is_extend()
+        runs = [self.core.run_of(each, wanted[each.rid], extends=extends) for each in batch.reqs]
         self.core.take(batch, runs, extends=extends)
 
     def _result(self, requests: list[Json]) -> Json:

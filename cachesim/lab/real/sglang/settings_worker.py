@@ -171,7 +171,7 @@ class ConfigFactory:
         given = {flag: config[name] for flag, name in FLAGS.items() if name in config}
         given["model_path"] = self.model(config["kind"])
         given["max_running_requests"] = config.get("requested", config.get("max_running"))
-        if config.get("strategy") == "no_buffer":  # 0.5.23 refuses it otherwise
+        if config.get("strategy") == "no_buffer" or config.get("serial"):  # 0.5.23 asks for it
             given["disable_overlap_schedule"] = True
         if "window_tokens" in config:
             given["swa_full_tokens_ratio"] = config["window_tokens"] / config["tokens"]

@@ -49,6 +49,7 @@ def draw(seed: int, number: int, rules: Rules) -> dict[str, Any]:
     elif stored:  # more than one piece of a transfer has
         longest = max(longest, 200)
     config = config_of(rng, kind, longest, rules)
+    config["serial"] = is_serial(seed, number)
     if scarce:
         _shrink(rng, config, longest)
     writer = _Writer(rng, math.lcm(config["page"], rng.choice((1, 16, GRID))), longest)
@@ -67,6 +68,11 @@ def draw(seed: int, number: int, rules: Rules) -> dict[str, Any]:
         if stored and rng.random() < 0.3:
             steps.append([{"reset": True}])
     return {"id": f"{kind}-{number}", "config": config, "steps": steps}
+
+
+def is_serial(seed: int, number: int) -> bool:
+    """Some workloads run with `--disable-overlap-schedule`."""
+    return Random(f"sglang serial {seed} {number}").random() < 0.1
 
 
 def draw_mixed(seed: int, number: int, rules: Rules) -> dict[str, Any]:
@@ -423,6 +429,7 @@ def draw_agents(seed: int, number: int, rules: Rules) -> dict[str, Any]:
     kind = KINDS[number % len(KINDS)]
     longest = rng.choice(LONGEST)
     config = config_of(rng, kind, longest, rules)
+    config["serial"] = is_serial(seed, number)
     config["max_len"] = longest + max(REPLIES) + 10
     page = config["page"]
     config["chunk"] = -(-rng.choice((128, 512, 2048, 8192)) // page) * page
