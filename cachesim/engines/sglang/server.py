@@ -565,6 +565,7 @@ class Sglang(SlotlessEngine[Rules, SglangOptions, Job]):
             self._emit(events.RequestFinished(task=req.id, generated=generated))
 
     def _goes_on(self) -> bool:
+        sessions.reap(self._sessions, self.scheduler.close)  # as in the next pass
         busy = self.scheduler.busy
         if not busy and any(not self._of_req[req.id].done for req in self.scheduler.forgotten):
             where = "Scheduler._get_new_batch_prefill_raw"
