@@ -11,7 +11,7 @@ vLLM's, which nearly all differ, one of twelve. Another seed records other workl
 texts that meet the end of the context, and `vllm-fine` stores and drafts beside blocks that have
 several hashes; `vllm-exports` states inside a prefill chunk, which `vllm-runner` has, too;
 `vllm-compressed` the groups of DeepSeek V4; `sglang-hosts` queues for a scarce device with a host
-and a storage.
+and a storage; `sglang-overlap` what is decided otherwise without the overlap schedule.
 """
 
 import gzip
@@ -25,8 +25,9 @@ from typing import Any, Final
 from cachesim.engines.sglang.rules import Rules
 from cachesim.engines.vllm.rules import Rules as VllmRules
 from cachesim.lab.real.prompts import read_row
+from cachesim.lab.real.sglang.playing import play as play_sglang
 from cachesim.lab.real.sglang.scheduler import SCHEDULER
-from cachesim.lab.real.sglang.workloads import KINDS, draw
+from cachesim.lab.real.sglang.workloads import KINDS, draw, draw_drafts, draw_mixed, draw_streaming
 from cachesim.lab.real.vllm.playing import play
 from cachesim.lab.real.vllm.scheduler import SCHEDULER as VLLM_SCHEDULER
 from cachesim.lab.real.vllm.steps import draw_steps, mode_of
@@ -257,11 +258,34 @@ def hosts(real: WorkerProcess, rules: Rules) -> Iterator[dict[str, Any]]:
                 yield {**workload, "results": results}
 
 
+def overlap(real: WorkerProcess, rules: Rules) -> Iterator[dict[str, Any]]:
+    """Workloads that are decided otherwise without the overlap schedule."""
+    count = Counter[str]()
+    draws = [draw, draw_mixed, draw_drafts]
+    if rules.tree.trees == "unified":
+        draws.append(draw_streaming)
+    for number in range(2 * len(KINDS)):
+        for workload in (make(SEED + 8, number, rules) for make in draws):
+            kind, config = workload["id"].rpartition("-")[0], workload["config"]
+            serial = {**workload, "config": config | {"serial": True}}
+            if (
+                config["serial"]
+                or count[kind]
+                or play_sglang(serial, rules) == play_sglang(workload, rules)
+            ):
+                continue
+            results = real.play(workload)
+            if not any("error" in each for each in results):
+                count[kind] += 1
+                yield {**workload, "results": results}
+
+
 def main(engine: str, release: str, path: Path) -> None:
     """Play and write."""
     scheduler, start, record = {
         "sglang": (SCHEDULER, SCHEDULER.start, recorded),
         "sglang-hosts": (SCHEDULER, SCHEDULER.start, hosts),
+        "sglang-overlap": (SCHEDULER, SCHEDULER.start, overlap),
         "vllm": (VLLM_SCHEDULER, VLLM_SCHEDULER.start, of_vllm),
         "vllm-between": (VLLM_SCHEDULER, VLLM_SCHEDULER.start, between),
         "vllm-scarce": (VLLM_SCHEDULER, VLLM_SCHEDULER.start, scarce),

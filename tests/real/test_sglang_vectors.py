@@ -59,6 +59,21 @@ def test_a_queue_for_a_scarce_device_with_a_host_takes_the_real_ones_decisions()
     }
 
 
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("release", ["0.5.9", "0.5.23"])
+@pytest.mark.parametrize("part", range(3))
+def test_a_schedule_that_overlaps_takes_the_real_ones_decisions(release: str, part: int) -> None:
+    """All of them are decided otherwise without overlap."""
+    lines = lines_of(f"overlap-{release}")[part::3]
+
+    found = {line["id"]: mismatch(line) for line in lines}
+
+    assert {} == {name: each for name, each in found.items() if each is not None}
+    for line in lines:
+        line["config"]["serial"] = True
+        assert mismatch(line) is not None
+
+
 @pytest.mark.thorough
 def test_a_recorded_value_that_was_changed_is_found() -> None:
     line = lines_of("0.5.23")[0]

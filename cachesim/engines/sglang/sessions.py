@@ -291,8 +291,8 @@ def keep_turn(tree: Tree, req: Req, *, aborted: bool) -> bool:
 
     Traps: a retracted turn counts as the session's last, and leaves the session if it is retracted
     again; one of a model with states that was aborted in the queue counts as the last, too. With
-    drafts the last token counts as computed, which it is not where a run of one token reached
-    `max_new_tokens`: no step overlaps with it (`_reqs_finishing_inflight`).
+    drafts the last token counts as computed, which it is not without overlap, nor where a run of
+    one token reached `max_new_tokens`: no step is in flight then (`_reqs_finishing_inflight`).
     """
     stream = req.stream
     if stream is None:
