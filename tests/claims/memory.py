@@ -257,6 +257,6 @@ def _named(seen: Reading) -> Iterator[Tokens]:
 
 def text_of(record: Record) -> Tokens:
     """What a request put into memory."""
-    if record.reply is None or record.reply.error is not None:
+    if record.reply is None or record.reply.error not in {None, "cancelled"}:
         return ()
     return record.reply.prompt + record.reply.generated[:-1]
