@@ -348,7 +348,7 @@ def _try_additions(context: Context, seq: int, high: int) -> None:
 
 
 def _freed(context: Context, call: Callable[[], object]) -> None:
-    """Run a call, after which the head is not behind the first cell that it freed."""
+    """Run a call, after which the head is at or before the first cell that it freed."""
     streams = [cache.streams for cache in _parts(context)[0]]
     used = [[cells.pos >= 0 for cells in each.cells] for each in streams]
     call()
@@ -356,7 +356,7 @@ def _freed(context: Context, call: Callable[[], object]) -> None:
     for each, one in zip(streams, used, strict=True):
         for head, cells, before in zip(each.heads, each.cells, one, strict=True):
             freed = np.flatnonzero(before & (cells.pos < 0))
-            _require(head <= freed.min(initial=head), "the head is behind a freed cell")
+            _require(head <= freed.min(initial=head), "the head is after a freed cell")
 
 
 # -- batches ---------------------------------------------------------------------------------------
