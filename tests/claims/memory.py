@@ -239,7 +239,10 @@ def _is_of(played: Played, seen: Reading, whose: re.Match[str]) -> bool:
     for held in _named(seen):
         at = len(held) - 1
         part = next((p.name for p in maker.parts if p.start <= at < p.end), "its reply")
-        if part == whose[2] and text_of(maker)[: at + 1] == held:
+        text, reply = text_of(maker), maker.reply
+        if reply is not None and reply.error == "cancelled":  # what it computed may have stayed
+            text = reply.prompt + reply.generated
+        if part == whose[2] and text[: at + 1] == held:
             return True
     return False
 
@@ -257,6 +260,6 @@ def _named(seen: Reading) -> Iterator[Tokens]:
 
 def text_of(record: Record) -> Tokens:
     """What a request put into memory."""
-    if record.reply is None or record.reply.error not in {None, "cancelled"}:
+    if record.reply is None or record.reply.error is not None:
         return ()
     return record.reply.prompt + record.reply.generated[:-1]
