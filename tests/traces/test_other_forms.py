@@ -234,6 +234,8 @@ def test_vllms_log_has_the_token_ids(tmp_path: Path) -> None:
         "output_token_ids: [8, 9]\n"
         "DEBUG [request_logger.py:112] Generated response chatcmpl-b (streaming complete) details: "
         "output_token_ids: None\n"
+        "DEBUG [request_logger.py:112] Generated response chatcmpl-b details: output_token_ids: "
+        "[7]\n"
         "DEBUG [request_logger.py:112] Generated response cmpl-a details: "
         "output_token_ids: [8, 8]\n"
     )

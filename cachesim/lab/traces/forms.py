@@ -416,11 +416,9 @@ def read_vllm_log(lines: Iterable[tuple[str, str]]) -> Iterator[TraceRequest]:
     def received(name: str) -> str | None:
         """The name of a prompt: completions append its number in the request (`cmpl-a-0`)."""
         parts = (each for each, (_, reply) in waiting.items() if reply is None)
-        return (
-            name
-            if name in waiting
-            else next((each for each in parts if each.rpartition("-")[0] == name), None)
-        )
+        if name in waiting:  # a further choice (`n`) is none of the prompt's reply
+            return name if waiting[name][1] is None else None
+        return next((each for each in parts if each.rpartition("-")[0] == name), None)
 
     for text, _ in lines:
         if found := ASKED.search(text):
