@@ -211,11 +211,7 @@ def test_a_client_that_leaves_before_the_answer_is_gone_too(tmp_path: Path) -> N
 
 
 def test_a_dead_server_is_a_clear_502(tmp_path: Path) -> None:
-    with socket.socket() as closed:
-        closed.bind(("127.0.0.1", 0))
-        port = closed.getsockname()[1]
-
-    async def test() -> None:
+    async def test(port: int) -> None:
         async with (
             recorder(f"http://127.0.0.1:{port}", tmp_path) as taking,
             aiohttp.ClientSession() as session,
@@ -228,7 +224,10 @@ def test_a_dead_server_is_a_clear_502(tmp_path: Path) -> None:
             (entry,) = await taking.written(1)
             assert 502 == entry["status"]
 
-    run(test)
+    # Bound and not listening: a released port may become the recorder's own.
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        run(lambda: test(closed.getsockname()[1]))
 
 
 @pytest.mark.parametrize(
