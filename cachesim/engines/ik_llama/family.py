@@ -3,6 +3,7 @@
 from typing import Final
 
 from cachesim.engines.family import ACTS, Corner, Family, Patch, Release, Scope, laying, switching
+from cachesim.engines.guide import Guide
 from cachesim.engines.ik_llama.options import FIELDS, Options
 from cachesim.engines.ik_llama.rules import LATER, SEED_ERA, Rules
 from cachesim.units import Count
@@ -96,6 +97,20 @@ PATCHES: Final[tuple[Patch[Rules], ...]] = (
 """Pull requests at ikawrakow/ik_llama.cpp."""
 
 
+def _guide(_rules: Rules, flags: Options) -> Guide:
+    """Fields of a context shift, near the context too; clients that leave within a batch."""
+    room = flags.ctx_size // flags.parallel
+    keeps = (-1, 0, 1, room // 2, room - 1, room)
+    return Guide(
+        fields=(
+            *({"n_keep": each} for each in keeps),
+            *({"n_discard": each} for each in (1, 8)),
+            *({"cancel_after_ubatches": each} for each in (1, 2, 3)),
+        ),
+        templates=("strip-reasoning",),
+    )
+
+
 FAMILY: Final[Family[Rules, Options]] = Family(
     name="ik_llama.cpp",
     about="llama.cpp's fork: tolerant matching, checkpoints during generation, MTP drafts",
@@ -104,6 +119,7 @@ FAMILY: Final[Family[Rules, Options]] = Family(
     package=__package__,
     engine=f"{__package__}.server:IkLlama",
     laws=f"{__package__}.laws:IkLaws",
+    guide=_guide,
     releases=RELEASES,
     patches=PATCHES,
     options=Options,

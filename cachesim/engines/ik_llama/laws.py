@@ -1,7 +1,8 @@
 """Laws of each request to ik_llama.cpp's server: its slot, memory, checkpoints and drafts."""
 
+import re
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
@@ -106,6 +107,7 @@ class IkLaws:
         """The slot of the most similar list, else the one that is idle for longest."""
         stripped, flags = self._engine.cache.stripped, self._options  # without reasoning
         prompt, lists = stripped(seen.reply.prompt), [*map(stripped, self._lists)]
+        yield from self._without_reasoning(seen.reply.prompt, prompt)
         for event in of(SlotSelected, seen):
             if event.by == "id" or len(prompt) >= slot.n_ctx:  # compared as it is cut
                 return
@@ -119,6 +121,19 @@ class IkLaws:
             elif self._used[slot.id] != min(self._used.values()):
                 yield f"slot {slot.id} is not the one that is idle for longest"
             yield from self._parked(seen, event, lists[slot.id], prompt)
+
+    def _without_reasoning(self, prompt: Sequence[Token], kept: Sequence[Token]) -> Iterator[str]:
+        """The text of what is compared has no closed block, where no token crosses a tag."""
+        cache = self._engine.cache
+        if cache.tags is None:
+            return
+        texts = [*map(cache.text_of, prompt)]
+        blocks = re.compile("{}.*?{}".format(*map(re.escape, cache.tags)), re.DOTALL)
+        whole, starts = "".join(texts), {0, *accumulate(map(len, texts))}
+        if all(starts >= {*each.span()} for each in blocks.finditer(whole)):
+            wanted, text = blocks.sub("", whole), "".join(map(cache.text_of, kept))
+            if text != wanted:
+                yield f"{text[-40:]!r} is compared, without reasoning it is {wanted[-40:]!r}"
 
     def _parked(
         self, seen: Seen, chosen: SlotSelected, held: Sequence[Token], prompt: Sequence[Token]

@@ -213,6 +213,18 @@ def test_a_slot_that_was_not_idle_for_longest_is_found() -> None:
     assert "slot 0 is not the one that is idle for longest" == played.broken()
 
 
+def test_a_closed_block_that_is_compared_is_found() -> None:
+    """Token 510 opens a reasoning part, 511 closes it."""
+    played = Played("dense", PROMPT, chat_template="strip-reasoning")
+    prompt = (*PROMPT[:2], 510, 300, 511, 301)
+
+    assert [] == list(played.laws._without_reasoning(prompt, (*PROMPT[:2], 301)))
+    assert (
+        "'[265][266]<think>[300]</think>[301]' is compared, without reasoning it is "
+        "'[265][266][301]'"
+    ) == next(played.laws._without_reasoning(prompt, prompt))
+
+
 def free_cell(server: IkLlama) -> None:
     server.primary.cells.shift[-1] = 1
 
