@@ -12,8 +12,11 @@ from cachesim.engines.llamacpp import integrity
 from cachesim.engines.llamacpp.events import (
     BatchDecoded,
     CacheEntryCompared,
+    CacheEntryDropped,
+    ContextShifted,
     DraftVerified,
     PromptStarted,
+    SlotChosenByAge,
     SlotChosenBySimilarity,
     SlotReleased,
 )
@@ -115,6 +118,11 @@ def _has_a_larger_batch(engine: Router) -> None:
     engine.server.contexts.target.n_batch += 1
 
 
+def _moves_a_checkpoint(engine: Router) -> None:
+    checkpoints = next(each.prompt.checkpoints for each in engine.server.slots)
+    checkpoints[0] = replace(checkpoints[0], pos_max=checkpoints[0].pos_max - 1)
+
+
 def _parks_an_entry_twice(engine: Router) -> None:
     cache = engine.server.cache
     assert cache is not None
@@ -138,6 +146,7 @@ def _uses_a_row_more(engine: Router) -> None:
         (_has_a_larger_batch, "batch, ubatch, context, sequences are"),
         (_parks_an_entry_twice, "an entry is in another one"),
         (_relabels_an_entry, "an entry of 102 tokens ends at 100"),
+        (_moves_a_checkpoint, "checkpoint .* has "),
         (_uses_a_row_more, "2 recurrent cells are used"),
     ],
 )
@@ -166,6 +175,15 @@ def replied(**changes: Any) -> Callable[[Seen], Seen]:
     return lambda seen: replace(seen, reply=replace(seen.reply, **changes))
 
 
+def further(event: Event) -> Callable[[Seen], Seen]:
+    """A request with another event, before the others."""
+    return lambda seen: replace(seen, events=[event, *seen.events])
+
+
+SHIFTED: Final = ContextShifted(slot=2, task=1, n_keep=0, n_left=90, n_discard=5)
+DROPPED: Final = CacheEntryDropped(reason="tokens", n_tokens=9, size=9, limit=9)
+
+
 @pytest.mark.parametrize(
     ("change", "detail"),
     [
@@ -176,6 +194,9 @@ def replied(**changes: Any) -> Callable[[Seen], Seen]:
         (changed(BatchDecoded, n_tokens=9), "36 tokens are decoded"),
         (changed(SlotReleased, n_tokens=9), "slot 2 is released with 9 tokens"),
         (changed(PromptStarted, n_keep=9), "a prompt starts with 9 tokens to keep"),
+        (further(SlotChosenByAge(slot=2, task=1, t_last_used=9)), "slot 2 is chosen by age"),
+        (further(SHIFTED), "slot 2 is released with 121 tokens, not 116"),
+        (further(DROPPED), "an entry is dropped for 9 tokens, though its bytes fit"),
     ],
 )
 def test_each_law_of_a_request_can_be_broken(change: Callable[[Seen], Seen], detail: str) -> None:
@@ -213,6 +234,12 @@ def _loses_an_entry(engine: Router) -> None:
     cache.entries.clear()
 
 
+def _loses_the_text_of_a_slot(engine: Router) -> None:
+    cache = engine.server.cache
+    assert cache is not None
+    cache.entries = cache.entries[:1]
+
+
 def _fills_an_idle_slot(engine: Router) -> None:
     engine.server.slots[2].prompt.tokens += as_tokens([5])
 
@@ -225,6 +252,7 @@ def _was_released_before(engine: Router) -> None:
     ("change", "detail"),
     [
         (_loses_an_entry, "an entry of 101 tokens is gone"),
+        (_loses_the_text_of_a_slot, "the 52 tokens of slot 1 are gone"),
         (_fills_an_idle_slot, "idle slot 2 is not emptied"),
         (_was_released_before, "slot 0 is released before others"),
     ],
