@@ -33,6 +33,7 @@ from cachesim.engines.mlx_lm.rules import (
     SessionRules,
     WholeRules,
 )
+from cachesim.engines.mlx_lm.server.request import LONGEST_TAIL, opening_mark
 from cachesim.engines.mlx_lm.store.disk_prompt_cache import DiskPromptCache, RecordStore
 from cachesim.engines.mlx_lm.store.mllm_prompt_cache import MllmPromptCache
 from cachesim.engines.mlx_lm.stored import CUT, KEPT, lengths
@@ -189,6 +190,19 @@ class MlxLaws:
         known = alone or (merges and len(self._engine.networks) == 1)
         if known and (admitted.path == "single") != alone:
             yield f"a request is served on the path of a {admitted.path}"
+        yield from self._tail(admitted, seen)
+
+    def _tail(self, admitted: RequestAdmitted, seen: Seen) -> Iterator[str]:
+        """A mark that opens a reasoning part near the end of a chat begins its last segment."""
+        mark, prompt = opening_mark(self._engine.tokenizer), seen.reply.prompt
+        kinds = [kind for _, kind in admitted.segments]
+        if not (mark and seen.chat) or kinds in ([], ["assistant"]):
+            return
+        near = range(max(0, len(prompt) - LONGEST_TAIL), len(prompt))
+        starts = [at for at in near if prompt[at:][: len(mark)] == mark]
+        length = admitted.segments[-1][0] if kinds[-1] == "assistant" else 0
+        if length != (len(prompt) - starts[-1] if starts else 0):
+            yield f"a tail of {length} tokens, where a reasoning part opens at {starts}"
 
     def _kept(self, seen: Seen) -> Iterator[str]:
         """A state is stored under the tokens that it was fed, and its layers count them."""

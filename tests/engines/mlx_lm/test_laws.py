@@ -32,7 +32,7 @@ from cachesim.engines.mlx_lm.store.disk_prompt_cache import DiskPromptCache
 from cachesim.engines.seen import Breach, Seen
 from cachesim.errors import InputError
 from cachesim.play.session import Session
-from cachesim.scenario.format import FORMAT, Model, Scenario, Server, Step
+from cachesim.scenario.format import FORMAT, Chat, Model, Scenario, Server, Step, Turn
 from cachesim.testing.guided import Guided
 from cachesim.testing.search import play
 from cachesim.testing.workloads import Shape
@@ -186,6 +186,28 @@ def test_the_tokens_that_open_a_reasoning_part_are_stored_by_no_key_of_keys_and_
 
     assert [138] == [each.length for each in insertions(seen)]
     assert [] == list(laws._kept(seen))
+
+
+def test_the_mark_of_a_reasoning_part_begins_the_last_segment() -> None:
+    chat = Step(name="chat", messages=(Turn(role="user", content="ab"),), reply=(401, 402))
+    scenario = replace(
+        scenario_of(chat_template="strip-reasoning"),
+        chat=Chat(template="strip-reasoning"),
+        step=(chat,),
+    )
+    session = Session(scenario, Profile.parse("mlx-lm@0.32.2"), arithmetic="counts")
+    laws = MlxLaws(session.engine)  # type: ignore[arg-type]
+    [seen] = (replace(each, chat=True) for each in seen_of(session))
+    [admitted] = [each for each in seen.events if isinstance(each, RequestAdmitted)]
+    total, tail = len(seen.reply.prompt), admitted.segments[-1][0]
+    moved = replace(admitted, segments=((total - tail + 1, "user"), (tail - 1, "assistant")))
+    opens = f"where a reasoning part opens at [{total - tail}]"
+
+    assert [] == list(laws._tail(admitted, seen))
+    assert [f"a tail of {tail - 1} tokens, {opens}"] == list(laws._tail(moved, seen))
+    assert [f"a tail of 0 tokens, {opens}"] == list(
+        laws._tail(replace(admitted, segments=((total, "user"),)), seen)
+    )
 
 
 def insertions(seen: Seen) -> list[Insertion]:
