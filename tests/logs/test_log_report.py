@@ -287,7 +287,9 @@ def test_lengths_that_no_line_has_sum_to_an_unknown_number(
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize(("requests", "tokens"), [(301, 40), (3, 3_000_000)])
+@pytest.mark.parametrize(
+    ("requests", "tokens"), [(301, 40), pytest.param(3, 3_000_000, marks=pytest.mark.nightly)]
+)
 def test_a_long_log_is_played_elsewhere_on_request_only(
     requests: int, tokens: int, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

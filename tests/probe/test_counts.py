@@ -37,7 +37,9 @@ def lying(server: Fake, lie: Lie, begins: Callable[[], bool]) -> None:
     server.model.reply = reply  # type: ignore[method-assign]
 
 
-@pytest.mark.parametrize("dialect", ["llama", "vllm", "sglang"])
+@pytest.mark.parametrize(
+    "dialect", ["llama", pytest.param("vllm", marks=pytest.mark.nightly), "sglang"]
+)
 @pytest.mark.parametrize("name", LIES)
 def test_a_false_count_is_explained_by_no_simulated_server(
     name: str, dialect: str, monkeypatch: pytest.MonkeyPatch

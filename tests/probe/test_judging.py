@@ -105,6 +105,7 @@ def test_the_shares_of_all_suspicions_add_up_to_the_alpha_of_the_run() -> None:
 
 
 @pytest.mark.thorough
+@pytest.mark.nightly
 def test_the_stated_power_is_that_of_replayed_suspicions() -> None:
     """One of so many replays is wrong: nearly every suspicion is confirmed, of rarer ones fewer."""
     judge, chance = Judge(Noise(alone=[0.0] * 30, reuse=[0.0] * 300), alpha=1e-3), Random(3)

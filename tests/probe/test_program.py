@@ -68,7 +68,9 @@ def test_a_port_that_is_taken_is_not_taken_for_the_server() -> None:
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize(("bug", "status"), [("", 0), (" bug", 1)])
+@pytest.mark.parametrize(
+    ("bug", "status"), [("", 0), pytest.param(" bug", 1, marks=pytest.mark.nightly)]
+)
 def test_a_started_server_is_probed_and_ended(bug: str, status: int, tmp_path: Path) -> None:
     words = ("--start", SERVER + bug, "--requests", "900", "--longest", "60", "--minutes", "1")
     done = program(*words, "--emit", str(tmp_path), "--format", "json")
@@ -82,6 +84,7 @@ def test_a_started_server_is_probed_and_ended(bug: str, status: int, tmp_path: P
 
 
 @pytest.mark.thorough
+@pytest.mark.nightly
 def test_a_broken_plain_law_is_proven_with_the_requests_before_the_restart(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

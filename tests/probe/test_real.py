@@ -42,7 +42,9 @@ def differs_on_screen(report: str, start: str, folder: Path) -> bool:
     )
 
 
-@pytest.mark.parametrize(("model", "right"), [("hybrid", False), ("dense", True)])
+@pytest.mark.parametrize(
+    ("model", "right"), [("hybrid", False), pytest.param("dense", True, marks=pytest.mark.nightly)]
+)
 def test_a_stale_checkpoint_is_found_within_a_thousand_requests(
     model: str, right: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

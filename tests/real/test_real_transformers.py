@@ -110,6 +110,7 @@ def test_the_same_operations_are_wrong_each_time(worker: Worker, family: str) ->
     assert WRONG[family] == wrong_in(worker, family)
 
 
+@NIGHTLY
 def test_a_refusal_names_layer_types_in_the_same_order_in_each_process(worker: Worker) -> None:
     cells = []
     for _ in range(4):

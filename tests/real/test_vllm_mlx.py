@@ -169,7 +169,7 @@ def test_its_default_engine_feeds_and_keeps_images_as_simulated() -> None:
 
 
 @pytest.mark.wheel
-@pytest.mark.parametrize("name", ["fetch", "insert_cache"])
+@pytest.mark.parametrize("name", ["fetch", pytest.param("insert_cache", marks=pytest.mark.nightly)])
 def test_a_wrong_rule_of_the_default_engine_is_found(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -194,8 +194,8 @@ def test_limits_of_requests_with_images_are_named(capsys: pytest.CaptureFixture[
     ("wheel", "method", "wrong"),
     [
         (VLLM_MLX, "prepare", lambda _self, prompt, images: (prompt, images)),
-        (VLLM_MLX, "keeps_logits", lambda *_: False),
-        (VLLM_MLX, "evict_prefixes", lambda *_: None),
+        pytest.param(VLLM_MLX, "keeps_logits", lambda *_: False, marks=pytest.mark.nightly),
+        pytest.param(VLLM_MLX, "evict_prefixes", lambda *_: None, marks=pytest.mark.nightly),
         (BEFORE, "_covered", MemoryPromptCache._covered),
     ],
 )

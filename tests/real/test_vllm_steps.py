@@ -322,6 +322,7 @@ def test_the_real_runner_reads_writes_and_copies_the_same(release: str) -> None:
 
 
 @pytest.mark.wheel
+@pytest.mark.nightly
 def test_the_real_runner_does_not_have_a_planted_rule() -> None:
     """Needs the wheel, what it imports, and Triton; see `make check`."""
     known = FAMILY.release("0.33.0").rules

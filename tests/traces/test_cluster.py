@@ -34,7 +34,7 @@ def test_a_cluster_finds_what_one_process_finds(tmp_path: Path) -> None:
     assert alone(cells) == far
 
 
-@pytest.mark.parametrize("kept", [False, True])
+@pytest.mark.parametrize("kept", [False, pytest.param(True, marks=pytest.mark.nightly)])
 def test_a_worker_that_is_killed_takes_nothing_with_it(kept: bool, tmp_path: Path) -> None:
     server = {"profile": "vllm@0.33.0", "model": "dense", "replicas": 4, "parts": 2}
     of_parts = {**SMALL, "trace": [{"made": 3000}], "server": [server]}
@@ -103,7 +103,7 @@ def test_the_command_takes_workers_of_its_own(
     assert far == json.loads(capsys.readouterr().out)
 
 
-@pytest.mark.parametrize("more", [[], ["--all"]])
+@pytest.mark.parametrize("more", [[], pytest.param(["--all"], marks=pytest.mark.nightly)])
 def test_a_search_on_a_cluster_has_the_findings_of_one_process_in_their_order(
     more: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -148,6 +148,7 @@ def test_the_release_s_own_scheduler_decides_alike(release: str) -> None:
 
 
 @pytest.mark.wheel
+@pytest.mark.nightly
 def test_groups_in_another_order_are_not_the_release_s() -> None:
     ready("0.33.0")
     workload = draw_compressed(0, 0, FAMILY.release("0.28.0").rules)
