@@ -16,7 +16,6 @@ from cachesim.engines.family import (
     Scope,
     laying,
 )
-from cachesim.engines.guide import Guide
 from cachesim.engines.llamacpp.memory import rules as memory
 from cachesim.engines.llamacpp.options import FIELDS, Options
 from cachesim.engines.llamacpp.rules import (
@@ -691,21 +690,6 @@ TINY: Final = {
 """A checkpoint is made before the last four tokens of a prompt, and a ubatch before these."""
 
 
-def _guide(_rules: ServerRules, flags: Options) -> Guide:
-    """Fields of a context shift where the server has one, near a slot's context too."""
-    room = flags.n_ctx_slot
-    keeps = (-1, 1, room // 2, room - 4, room) if flags.context_shift else ()
-    drops = (1, room // 4) if flags.context_shift else ()
-    return Guide(
-        fields=(
-            *({"n_keep": each} for each in keeps),
-            *({"n_discard": each} for each in drops),
-            *({"n_cache_reuse": each} for each in (1, 16)),
-        ),
-        templates=("strip-reasoning",),
-    )
-
-
 FAMILY: Final[Family[ServerRules, Options]] = Family(
     name="llama.cpp",
     about="llama-server: slots, prompt cache in RAM, context checkpoints",
@@ -715,7 +699,6 @@ FAMILY: Final[Family[ServerRules, Options]] = Family(
     package=__package__,
     engine=f"{__package__}.router:Router",
     laws=f"{__package__}.laws:LlamaLaws",
-    guide=_guide,
     serves_models=lambda _: True,
     releases=RELEASES,
     patches=PATCHES,
