@@ -23,8 +23,6 @@ FLAGS: Final[dict[str, tuple[Any, ...]]] = {
 def guide(own: ServerRules, flags: MlxOptions) -> Guide:
     """The guide of a server with these rules and flags."""
     fields: tuple[dict[str, Any], ...] = ({"seed": 0}, {"tools": ("a tool",)})
-    if own.segments:
-        fields += ({"chat_template_kwargs": {"enable_thinking": False}},)
     if isinstance(own.memory, WholeRules):
         fields = ({"stream": True}, {"stream": True}, {"seed": 0})
     return Guide(
