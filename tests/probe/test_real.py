@@ -64,6 +64,7 @@ def test_a_stale_checkpoint_is_found_within_a_thousand_requests(
         assert any("b11549" in each for each in result.outcome.finding.mechanism)
 
 
+@pytest.mark.nightly
 def test_lines_of_a_server_that_was_not_restarted_show_it_on_a_fresh_one(tmp_path: Path) -> None:
     file = tmp_path / "model.gguf"
     write_model(preset("hybrid"), file)

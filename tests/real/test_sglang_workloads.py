@@ -106,6 +106,7 @@ WITHOUT: dict[str, dict[str, Any]] = {
 """What a workload of a feature is without it."""
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("release", FAMILY.names())
 @pytest.mark.parametrize("feature", FEATURES)
 def test_drawn_workloads_of_a_feature_depend_on_it(feature: str, release: str) -> None:

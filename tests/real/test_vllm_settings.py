@@ -85,6 +85,7 @@ def test_an_override_names_field_default_and_ours(capsys: pytest.CaptureFixture[
 
 
 @pytest.mark.wheel
+@pytest.mark.nightly
 @pytest.mark.parametrize("release", [RELEASES[0], RELEASES[-1]])
 def test_groups_that_the_engine_core_makes_otherwise_are_a_difference(release: str) -> None:
     """Needs the wheel and what it imports; see `make check`."""

@@ -87,6 +87,7 @@ def test_slices_end_as_the_whole_trace(
 
 
 @pytest.mark.thorough
+@pytest.mark.nightly
 @settings(max_examples=40)
 @given(data=st.data())
 def test_any_seams_of_any_fleet_do_not_show(
