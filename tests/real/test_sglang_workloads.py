@@ -1,6 +1,7 @@
 """The workloads that are held against SGLang's own scheduler, and what is told of them."""
 
 import sys
+from dataclasses import replace
 from itertools import chain
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -10,7 +11,9 @@ import pytest
 from cachesim.engines.family import Profile
 from cachesim.engines.sglang.family import FAMILY
 from cachesim.errors import OptionError, ScenarioError
+from cachesim.lab.real.environment import EnvironmentUnavailableError
 from cachesim.lab.real.playing import Agreement
+from cachesim.lab.real.prompts import read_row
 from cachesim.lab.real.schedules import count
 from cachesim.lab.real.sglang.hicache_worker import page_hashes
 from cachesim.lab.real.sglang.parts_worker import MAMBA, RustNodes
@@ -267,18 +270,56 @@ def test_a_scenario_is_told_to_the_real_scheduler_with_its_own_settings() -> Non
     assert {"reset": True} == told[2]
 
 
-@pytest.mark.parametrize(
-    ("name", "why"),
-    [
-        ("llama.cpp-cancel-and-retry", "never left half done"),
-        ("sglang-34760-state-beyond-its-node", "it has one rank, --dcp-size 1"),
-    ],
-)
-def test_a_scenario_that_the_real_scheduler_cannot_be_given_is_refused(name: str, why: str) -> None:
-    [(_, scenario)] = load_all([name])
+def test_a_scenario_that_the_real_scheduler_cannot_be_given_is_refused() -> None:
+    [(_, ranks)] = load_all(["sglang-34760-state-beyond-its-node"])
+    [(_, other)] = load_all(["sglang-27504-indexer-not-stored"])
+    leaves = replace(other, step=(replace(other.step[0], leaves="reading", held=9),))
 
-    with pytest.raises(ScenarioError, match=why):
-        SCHEDULER.play_scenario(scenario, "0.5.23")
+    for scenario, why in ((ranks, "it has one rank, --dcp-size 1"), (leaves, "clients leave at")):
+        with pytest.raises(ScenarioError, match=why):
+            SCHEDULER.play_scenario(scenario, "0.5.23")
+
+
+def test_a_client_of_a_scenario_leaves_at_its_turn() -> None:
+    [(_, scenario)] = load_all(["sglang-slots-switched-twice"])
+
+    _, workload = SCHEDULER.workload_of(scenario, "0.5.23")
+
+    chat, other = workload["steps"][0]
+    assert ({"aborted": 69}, {"arrives": 4}) == (
+        {"aborted": chat["aborted"]},
+        {"arrives": other["arrives"]},
+    )
+    assert [[0, 0], [64]] == [
+        [each["cached"] for each in group["requests"]] for group in play(workload, NEWEST)
+    ]
+
+
+def test_a_turn_of_a_session_is_sent_without_the_tokens_that_it_continues() -> None:
+    [(_, scenario)] = load_all(["sglang-streaming-last-token"])
+
+    _, workload = SCHEDULER.workload_of(scenario, "0.5.23")
+
+    [first], [second] = workload["steps"]
+    assert [12, 4] == [len(read_row(each["prompt"])) for each in (first, second)]
+    assert [("S", True)] * 2 == [
+        (each["session"]["id"], each["session"]["streaming"]) for each in (first, second)
+    ]
+    assert [0, 14] == [each["requests"][0]["cached"] for each in play(workload, NEWEST)]
+
+
+@pytest.mark.wheel
+@pytest.mark.parametrize("name", ["sglang-slots-switched-twice", "sglang-streaming-last-token"])
+def test_the_real_scheduler_serves_a_scenario_of_clients_that_leave_or_hold_sessions_alike(
+    name: str,
+) -> None:
+    [(_, scenario)] = load_all([name])
+    try:
+        played = SCHEDULER.play_scenario(scenario, "0.5.23")
+    except EnvironmentUnavailableError as error:
+        pytest.skip(str(error))
+
+    assert all(each.agrees for each in played)
 
 
 def test_only_python_files_are_unpacked() -> None:

@@ -160,7 +160,7 @@ def test_who_comes_later_is_told_in_turns() -> None:
     [(_, scenario)] = load_all(["vllm-57580-withdrawn-before-it-ran"])
     session = Session(scenario, Profile(FAMILY.name, "0.33.0"), arithmetic="ring")
 
-    low, urgent = group_of(list(session.run()), session.engine)
+    low, urgent = group_of(list(session.run()), session)
 
     assert (None, None) == (low.get("after"), low.get("priority"))
     assert (1, -1) == (urgent["after"], urgent["priority"])
@@ -181,7 +181,7 @@ def test_the_real_scheduler_is_told_what_the_store_had(
     session = Session(scenario, Profile(FAMILY.name, "0.33.0"), arithmetic="ring")
     records = list(session.run())
 
-    groups = [group_of([each], session.engine) for each in records]
+    groups = [group_of([each], session) for each in records]
     told = play(
         {"config": config_of(session.engine), "steps": groups}, FAMILY.release("0.33.0").rules
     )

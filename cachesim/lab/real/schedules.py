@@ -99,7 +99,7 @@ class RealScheduler(Generic[R]):
     play: Callable[[Workload, R], list[dict[str, Any]]]
     config_of: Callable[[Engine], dict[str, Any]]
     hurdles: Callable[[Scenario], Mapping[str, bool]]
-    group_of: Callable[[Sequence[Record], Engine], list[dict[str, Any]]]
+    group_of: Callable[[Sequence[Record], Session], list[dict[str, Any]]]
     shared: tuple[str, ...]
     variant: str = ""  # the form in which the worker runs a part of the release
     visible: Callable[[Workload, list[dict[str, Any]]], list[dict[str, Any]]] = lambda _, all_: all_
@@ -199,8 +199,7 @@ class RealScheduler(Generic[R]):
             "id": scenario.name,
             "config": self.config_of(session.engine),
             "steps": [
-                self.group_of([records[index] for index in group], session.engine)
-                for group in groups
+                self.group_of([records[index] for index in group], session) for group in groups
             ],
         }
         return records, workload

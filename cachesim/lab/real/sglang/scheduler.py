@@ -11,8 +11,11 @@ from cachesim.engines.sglang.family import FAMILY
 from cachesim.engines.sglang.pools import WindowPool
 from cachesim.engines.sglang.rules import Rules
 from cachesim.engines.sglang.server import Sglang
+from cachesim.engines.sglang.sessions import FIELD
+from cachesim.errors import ScenarioError
 from cachesim.lab.real.environment import UnpackedWheel
 from cachesim.lab.real.playing import Override, overrides_of
+from cachesim.lab.real.prompts import spell
 from cachesim.lab.real.schedules import RealScheduler, wanted_of
 from cachesim.lab.real.sglang.playing import play
 from cachesim.lab.real.sglang.workloads import (
@@ -28,7 +31,7 @@ from cachesim.lab.real.sglang.workloads import (
 )
 from cachesim.lab.real.vllm.scheduler import PACKAGES
 from cachesim.lab.real.worker_process import WorkerProcess
-from cachesim.play.session import Record
+from cachesim.play.session import CANCELLED, Record, Session
 from cachesim.scenario.format import Scenario
 from cachesim.typed import Json, of_kind
 
@@ -166,10 +169,7 @@ def overrides_in(configs: list[Json], process: WorkerProcess) -> list[Override]:
 def hurdles(scenario: Scenario) -> dict[str, bool]:
     """Reasons why a scenario is not run on the real scheduler."""
     return {
-        "its steps are never left half done": any(
-            step.do == "cancel" or step.turns for step in scenario.step
-        ),
-        "no request continues a session": any("session_params" in s.options for s in scenario.step),
+        "its clients leave at steps of their own": any(each.leaves for each in scenario.step),
         "it has one rank, --dcp-size 1": scenario.engine.options.get("dcp_size", 1) != 1,
     }
 
@@ -195,6 +195,8 @@ def config_of(server: Engine) -> dict[str, Any]:
     }
     if limits.drafts is not None:
         config["drafts"] = asdict(limits.drafts)
+    if engine.options.enable_streaming_session:
+        config["streams"] = True
     if limits.loras:
         config["loras"] = limits.loras
     if limits.policy != "fcfs":
@@ -228,15 +230,34 @@ def config_of(server: Engine) -> dict[str, Any]:
     return config
 
 
-def group_of(records: Sequence[Record], _: Engine) -> list[dict[str, Any]]:
-    """A group's steps as the workloads write them."""
-    return [_wanted(record) for record in records]
+def group_of(records: Sequence[Record], session: Session) -> list[dict[str, Any]]:
+    """A group's steps as the workloads write them, each with the turn of its arrival."""
+    turn, found = 0, dict[str, dict[str, Any]]()
+    for record in records:
+        turn += (record.step.turns or 0) if found else 0
+        if record.step.do == "cancel":
+            found[record.step.of or next(reversed(found))]["aborted"] = turn
+            continue
+        found[record.name] = _wanted(record, session) | ({"arrives": turn} if turn else {})
+        if record.error == CANCELLED and isinstance(record.step.reply, tuple):
+            # a further token of it may be computed, which nobody gets
+            found[record.name]["reply"] = spell(record.step.reply)
+    return list(found.values())
 
 
-def _wanted(record: Record) -> dict[str, Any]:
+def _wanted(record: Record, session: Session) -> dict[str, Any]:
     asked = record.step.options
-    more = {name: asked.get(name) for name in ("priority", "routing_key")}
+    more: dict[str, Any] = {name: asked.get(name) for name in ("priority", "routing_key")}
     more["salt"] = asked.get("extra_key")
+    if FIELD in asked:
+        if record.error == "BadRequestError":
+            msg = f"{record.name} is not run beside the real scheduler: its session refuses it"
+            raise ScenarioError(msg)
+        more |= {
+            "session": dict(asked[FIELD]),
+            "rid": asked.get("rid", str(record.ticket)),
+            "prompt": spell(session.vocabulary.prompt(record.step)),  # without what it continues
+        }
     if record.step.drafts is not None:
         told = [e for e in record.events if isinstance(e, DraftsVerified)]
         own = iter([1 + each.accepted for each in told if each.task == record.ticket])

@@ -23,7 +23,7 @@ from cachesim.lab.real.vllm.workloads import (
     draw_compressed,
     draw_loads,
 )
-from cachesim.play.session import ABORTED, Record
+from cachesim.play.session import ABORTED, Record, Session
 from cachesim.scenario.format import Scenario
 from cachesim.typed import of_kind
 
@@ -83,18 +83,19 @@ def hurdles(scenario: Scenario) -> dict[str, bool]:
     }
 
 
-def group_of(records: Sequence[Record], server: Engine) -> list[dict[str, Any]]:
+def group_of(records: Sequence[Record], session: Session) -> list[dict[str, Any]]:
     """A group's steps in the notation of workloads, each with the turn of its arrival.
 
     What the store had of each request was found out by the simulated one; the real scheduler's is
     told of it.
     """
-    connector = of_kind(Vllm, server).connector
+    server = of_kind(Vllm, session.engine)
+    connector = server.connector
     stored = {} if connector is None else connector.reach
     loads = {"loads": connector.steps} if connector is not None and connector.steps else {}
     if isinstance(connector, Nixl):
         loads["leaves"] = connector.leaves
-    searches = of_kind(Vllm, server).options.speculative_method == "ngram"
+    searches = server.options.speculative_method == "ngram"
     turn, found = 0, list[dict[str, Any]]()
     for record in records:
         turn += (record.step.turns or 0) if found else 0
@@ -104,7 +105,7 @@ def group_of(records: Sequence[Record], server: Engine) -> list[dict[str, Any]]:
             continue
         reach = 0 if record.ticket is None else stored.get(record.ticket, 0)
         more: dict[str, Any] = {"after": turn} if turn else {}
-        more |= {"propose": _proposals(record, of_kind(Vllm, server))} if searches else {}
+        more |= {"propose": _proposals(record, server)} if searches else {}
         fails = record.step.options.get("failed_block")
         more |= {} if fails is None else {"fails": fails}
         accepted = [
