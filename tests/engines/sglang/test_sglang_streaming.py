@@ -8,7 +8,7 @@ import pytest
 from cachesim.engines import Profile
 from cachesim.engines.base import Engine, Reply, Request, Ticket
 from cachesim.engines.sglang.family import FAMILY
-from cachesim.errors import OptionError, UpstreamAbort
+from cachesim.errors import OptionError, UpstreamAbort, UpstreamEndless
 from cachesim.model.presets import tiny
 from cachesim.scenario.format import Model, Scenario, Server, Step
 from cachesim.testing.search import play
@@ -174,3 +174,12 @@ def test_the_last_token_of_a_turn_is_computed_where_a_further_step_has_begun(
     found = play(scenario, Profile.parse(f"sglang@{release}")).finding
 
     assert kind == (found and found.kind)
+
+
+def test_a_request_that_waits_for_an_open_session_is_reported_as_such(release: str) -> None:
+    engine = server(release, max_total_tokens=40)
+    answer(engine, FIRST)
+    engine.submit(Request(prompt=as_tokens(range(400, 425)), predict=1))
+
+    with pytest.raises(UpstreamEndless, match="waits for memory that open sessions hold"):
+        engine.run()
