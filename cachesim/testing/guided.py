@@ -54,6 +54,7 @@ from cachesim.testing.workloads import (
     is_thin,
     scenario_of,
     turn_of,
+    with_alike,
     with_fields,
     with_models,
 )
@@ -320,6 +321,7 @@ class Guided(Client):
         self._together = shape.together and (self._places or not self._family.has_slots)
         self._index = self._idle = 0
         self._known = set[object]()
+        self._alike = shape.alike
 
     def run(self) -> Iterator[list[Record]]:
         """Send requests until the server does nothing new; yield the records of each group."""
@@ -327,6 +329,7 @@ class Guided(Client):
             own = self._asking
             steps = group if own is None else [asked(own, step) for step in group]
             steps = [self._named(self._with_fields(step)) for step in steps]
+            steps = with_alike(steps) if self._alike else steps
             before = self.scenario
             self.scenario = replace(before, step=(*before.step, *steps))
             try:

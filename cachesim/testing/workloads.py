@@ -332,7 +332,7 @@ def draw_workload(
     elif shape.cancels and "cancel" in family.incidents and draws.integer(0, 3) == 3:
         steps = client.with_incident(steps, "cancel")
     if shape.alike:
-        steps = _alike(steps)
+        steps = with_alike(steps)
     if shape.flags and family.late_corners and draws.integer(0, 7) == 7:
         late = draws.one_of(family.late_corners)
         whole = options | dict(late.flags) | dict(shape.fixed)
@@ -406,7 +406,7 @@ def inside(shape: Shape, corner: Corner) -> Shape:
     )
 
 
-def _alike(steps: Sequence[Step]) -> list[Step]:
+def with_alike(steps: Sequence[Step]) -> list[Step]:
     """Steps of which those sent together differ in their prompts alone."""
     found: list[Step] = []
     for step in steps:

@@ -39,6 +39,19 @@ def test_a_workload_depends_on_its_seed_and_number_alone(profile: str) -> None:
     assert forwards[1] != played(profile, 1, seed=1)
 
 
+def test_requests_of_one_call_are_alike_where_a_hunt_wants_them_so() -> None:
+    """A real server takes one reply length, slot and set of fields for a call."""
+    shape = Shape(incidents=True, kinds=("slot file", "trips"), guided=True, alike=True)
+    for number in range(12):
+        scenario, _ = played("llama.cpp@b11549", number, shape=shape)
+        for group in groups_of(scenario):
+            steps = [scenario.step[at] for at in group]
+            calls = [each for each in steps if each.do == "complete" and not each.turns]
+            asked = [(each.slot, each.reply, each.options) for each in calls]
+
+            assert asked == asked[:1] * len(asked)
+
+
 @pytest.mark.parametrize("profile", PROFILES)
 def test_what_was_sent_together_is_together_in_the_scenario(profile: str) -> None:
     for number in range(12):
