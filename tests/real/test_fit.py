@@ -61,7 +61,7 @@ def test_a_rule_that_explains_the_answers_is_found() -> None:
 
     fit = Search([twice("hybrid", waived)], {"b9538": KNOWN["b9538"]}, play_under).run()
 
-    assert (1, 2, 2) == (fit.at_first, fit.agreeing, fit.requests)
+    assert (1, 2, 2) == (fit.at_first, fit.steps[-1].agreeing, fit.requests)
     assert [1] == [len(step.changes) for step in fit.steps]
     assert fit.trial != KNOWN["b9538"]
     assert fit.differences == ()

@@ -153,10 +153,6 @@ class Fit(Generic[T, D]):
     differences: tuple[D, ...]  # workloads that still disagree
     requests: int
 
-    @property
-    def agreeing(self) -> int:
-        return self.steps[-1].agreeing if self.steps else self.at_first
-
 
 @dataclass(slots=True)
 class _Score(Generic[T, D]):

@@ -150,8 +150,6 @@ def _outcome(reply: JsonObject) -> Outcome:
         truncated=reply["truncated"],
         drafted=timings.get("draft_n", 0),
         accepted=timings.get("draft_n_accepted", 0),
-        prompt_seconds=timings.get("prompt_ms", 0.0) / 1e3,
-        reply_seconds=timings.get("predicted_ms", 0.0) / 1e3,
         top=tuple(
             {Token(each["id"]): each["logprob"] for each in token["top_logprobs"]}
             for token in reply.get("completion_probabilities", ())

@@ -60,7 +60,7 @@ from cachesim.scenario.format import Scenario, Step
 from cachesim.typed import Value, there_is
 from cachesim.units import as_tokens
 
-UNRECORDED: Final = frozenset({"top", "prompt_seconds", "reply_seconds"})
+UNRECORDED: Final = frozenset({"top"})
 """Fields of an outcome that no comparison reads."""
 
 

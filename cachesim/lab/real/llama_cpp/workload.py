@@ -1,7 +1,7 @@
 """Workloads of llama.cpp's servers, which are scenarios, and the outcomes observed of them."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, Final, TypeAlias
 
@@ -161,8 +161,6 @@ class Outcome:
     drafted: int = 0
     accepted: int = 0
     top: tuple[Mapping[Token, float], ...] = ()  # per generated token: the likeliest, by log
-    prompt_seconds: float = field(default=0.0, compare=False)  # by the server's own clock
-    reply_seconds: float = field(default=0.0, compare=False)
 
     def agrees_with(self, other: "Outcome") -> bool:
         """True when the other one has the same values, as far as this one has any."""
