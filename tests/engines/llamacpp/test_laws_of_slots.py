@@ -114,6 +114,21 @@ def test_a_call_that_breaks_its_promise_is_found(
         check_calls(engine.server.contexts.target)
 
 
+def test_a_state_that_ends_in_a_later_stream_may_leave_cells() -> None:
+    """The rows of slot 0 are read; the bytes end in the cell count of slot 1's stream."""
+    engine = served("dense", parallel=2)
+    ask(engine, range(1, 100))
+    context = engine.server.contexts.target
+    for slot in (0, 1):
+        engine.submit(Request(prompt=as_tokens(range(9)), predict=1, slot=slot))
+        engine.run()
+    engine.slot_erase(1)
+    engine.run()
+
+    assert [True, False] == [context.seq_pos_max(seq) >= 0 for seq in (0, 1)]
+    check_calls(context)
+
+
 def _has_a_larger_batch(engine: Router) -> None:
     engine.server.contexts.target.n_batch += 1
 
