@@ -102,6 +102,11 @@ def test_models_without_states_are_not_compared() -> None:
     assert {"full": False, "window": False, "mamba": True} == kinds
 
 
+def test_rows_of_a_drafter_are_not_compared() -> None:
+    assert not is_compared({"config": {"kind": "mamba", "drafts": {"steps": 3}}})
+    assert is_compared({"config": {"kind": "mamba"}})
+
+
 @pytest.mark.wheel
 @pytest.mark.parametrize("release", RELEASES)
 def test_the_real_model_runner_reads_and_writes_as_the_simulated_one(release: str) -> None:
