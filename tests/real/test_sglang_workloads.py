@@ -275,7 +275,7 @@ def test_a_scenario_that_the_real_scheduler_cannot_be_given_is_refused() -> None
     [(_, other)] = load_all(["sglang-27504-indexer-not-stored"])
     leaves = replace(other, step=(replace(other.step[0], leaves="reading", held=9),))
 
-    for scenario, why in ((ranks, "it has one rank, --dcp-size 1"), (leaves, "clients leave at")):
+    for scenario, why in ((ranks, "it has one rank, --dcp-size 1"), (leaves, "a client leaves at")):
         with pytest.raises(ScenarioError, match=why):
             SCHEDULER.play_scenario(scenario, "0.5.23")
 

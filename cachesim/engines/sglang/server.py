@@ -534,9 +534,8 @@ class Sglang(SlotlessEngine[Rules, SglangOptions, Job]):
         self._idle = 0 if any(self.tree.held_by_host()) else self._idle + 1
         if self._idle > MOST_IDLE and scheduler.busy:
             where = f"Scheduler.event_loop_{'overlap' if scheduler.limits.overlaps else 'normal'}"
-            held = any(each.holder for each in sessions.streams(self._sessions))
-            what = "memory that open sessions hold" if held else "more memory than there is"
-            raise UpstreamEndless(where, f"a request waits for {what}")
+            beside = " beside open sessions" if sessions.records(self._sessions) else ""
+            raise UpstreamEndless(where, f"a request waits for more memory than there is{beside}")
         return self._goes_on()
 
     def _launch(self, batch: Batch) -> None:

@@ -169,7 +169,7 @@ def overrides_in(configs: list[Json], process: WorkerProcess) -> list[Override]:
 def hurdles(scenario: Scenario) -> dict[str, bool]:
     """Reasons why a scenario is not run on the real scheduler."""
     return {
-        "its clients leave at steps of their own": any(each.leaves for each in scenario.step),
+        "a client leaves at a number of tokens": any(each.leaves for each in scenario.step),
         "it has one rank, --dcp-size 1": scenario.engine.options.get("dcp_size", 1) != 1,
     }
 
