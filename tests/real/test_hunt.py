@@ -264,10 +264,11 @@ ELSEWHERE = Difference(step=3, real=1, simulated=2)
         (played("r0"), refused, True, SOURCE),
         (played("r0", agrees=False), lambda *_: None, False, SOURCE),
         (played("r0", confirmed=True), refused, True, CONFIRMED),
+        (played("r0"), None, True, SOURCE),
     ],
 )
 def test_the_label_of_a_finding_is_that_of_what_was_played_on_scheduler_and_runner(
-    step: StepPlayed, differs_in: Callable[..., Any], confirmed: bool, evidence: str
+    step: StepPlayed, differs_in: Callable[..., Any] | None, confirmed: bool, evidence: str
 ) -> None:
     found = Counterexample(
         number=1, finding=proof_of_wrong(), scenario=scenario(READING), arithmetic="ring"

@@ -69,9 +69,9 @@ def step_of(found: "Counterexample", played: Sequence[StepPlayed]) -> StepPlayed
 
 def by_metadata(
     play: Callable[[Scenario, str], Sequence[StepPlayed]],
-    differs_in: Callable[[Scenario, str], Difference | None],
+    differs_in: Callable[[Scenario, str], Difference | None] | None = None,
 ) -> Prove:
-    """Proof by a release's scheduler and its model runner's metadata; no kernel runs."""
+    """Proof by a release's scheduler and, if given, its model runner's metadata; no kernel runs."""
 
     def prove(found: "Counterexample", profile: Profile) -> ProofResult:
         seen = found.finding.detail
@@ -81,6 +81,8 @@ def by_metadata(
                 return refuted
             if step_of(found, played).confirmed:
                 return ProofResult(confirmed=True, seen=seen)
+            if differs_in is None:
+                return ProofResult(confirmed=True, label=SOURCE, seen=seen)
             difference = differs_in(found.scenario, profile.release)
         except InputError:  # a workload that they are not given
             return ProofResult(confirmed=True, label=SOURCE, seen=seen)
@@ -104,7 +106,11 @@ PROVERS: Final = {
 }
 """Engine that answers on this machine -> module of its prover."""
 
-BY_METADATA: Final = {"vllm": "vllm.steps", "sglang": "sglang.rows"}
+BY_METADATA: Final = {
+    "vllm": "vllm.steps",
+    "sglang": "sglang.rows",
+    "transformers": "transformers.scenarios",
+}
 """Engines without a model on this machine: proof by their scheduler and model runner."""
 
 

@@ -19,6 +19,7 @@ from cachesim.engines.transformers.family import FAMILY
 from cachesim.engines.transformers.requests import FutureRequestState, RequestState
 from cachesim.engines.transformers.server import Transformers
 from cachesim.errors import ScenarioError, UpstreamAbort, UpstreamEndless
+from cachesim.lab.real.hunt.proof import by_metadata
 from cachesim.lab.real.playing import Stage, StepPlayed, first_difference
 from cachesim.lab.real.transformers.caches import (
     KINDS,
@@ -158,3 +159,5 @@ STAGE: Final = Stage(
     play=play_scenario,
     heads=("cached", "simulated", "error"),
 )
+
+PROVE: Final = by_metadata(play_scenario)
