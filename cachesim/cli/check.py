@@ -18,6 +18,7 @@ from rich.text import Text
 
 from cachesim.cli import AS_EXPECTED, NOT_AS_EXPECTED
 from cachesim.cli.jobs import crew, processes, processes_wanted, processors, setting
+from cachesim.cli.like import scenarios_like
 from cachesim.cli.options import (
     Dask,
     Jobs,
@@ -416,6 +417,20 @@ SmallScope: TypeAlias = Annotated[
     int | None,
     Parameter(help="Run all workloads of up to this many requests (2 to 4) to tiny servers."),
 ]
+Found: TypeAlias = Annotated[
+    Find,
+    Parameter(
+        help="wrong: wrong answers and crashes; lost: reuse lost although the states were held;"
+        " leak: values of other requests in a reply, on a recall preset."
+    ),
+]
+Like: TypeAlias = Annotated[
+    str | None,
+    Parameter(
+        help="Begin each workload with these requests: a scenario, a log, recorded requests or a "
+        "trace. A scenario and llama-server's log have their own release, model and flags."
+    ),
+]
 Examples: TypeAlias = Annotated[
     int | None, Parameter(help="At most this many workloads; 200 (leak: 1000) by default.")
 ]
@@ -437,13 +452,8 @@ def check_command(
         float | None, Parameter(help="At most this many minutes; 10 with --prove.")
     ] = None,
     scope: SmallScope = None,
-    find: Annotated[
-        Find,
-        Parameter(
-            help="wrong: wrong answers and crashes; lost: reuse lost although the states were held;"
-            " leak: values of other requests in a reply, on a recall preset."
-        ),
-    ] = "wrong",
+    like: Like = None,
+    find: Found = "wrong",
     everything: Annotated[
         bool, Parameter("--all", help="Continue past findings, and group them by cause.")
     ] = False,
@@ -473,6 +483,7 @@ def check_command(
         "--against": against,
         "--examples": examples,
         "--find": find != "wrong",
+        "--like": like,
     }
     if prove and scope is None:
         refused = {
@@ -492,6 +503,10 @@ def check_command(
         examples = WITHOUT_END
     if examples is None:
         examples = EXAMPLES if minutes is None else WITHOUT_END
+    shape = shape_for(settings or (), compared=against is not None, leak=find == "leak")
+    if like is not None:
+        refuse_beside("--like", {"--against": against, "--find leak": find == "leak"})
+        chosen, model, shape = _around(like, chosen, model, shape)
     status, told = AS_EXPECTED, list[dict[str, Json]]()
     for each in dict.fromkeys(model or [_default_model(chosen)]):
         plan = Plan(
@@ -502,7 +517,7 @@ def check_command(
             minutes=minutes,
             seed=seed,
             arithmetic=arithmetic,
-            shape=shape_for(settings or (), compared=against is not None, leak=find == "leak"),
+            shape=shape,
             jobs=processors() if jobs is None else jobs,
             emit=emit,
             require=frozenset(require or ()),
@@ -525,6 +540,19 @@ def _refuse_unknown(models: Sequence[str], known: Iterable[str]) -> None:
     for unknown in sorted(set(models) - set(known)):
         msg = f"there is no preset {unknown!r}; there are {', '.join(ALL_PRESETS)}"
         raise InputError(msg)
+
+
+def _around(
+    like: str, profiles: tuple[Profile, ...], models: list[str] | None, shape: Shape
+) -> tuple[tuple[Profile, ...], list[str], Shape]:
+    """Profiles, model and shape of a search around a file's requests."""
+    preset = (models or [_default_model(profiles)])[0]
+    given, profiles = scenarios_like(like, preset, profiles)
+    own = str(given[0].model.preset)
+    if models not in (None, [own]):
+        msg = f"--like {like}: its model is {own}; leave --model out"
+        raise InputError(msg)
+    return profiles, [own], replace(shape, around=given)
 
 
 def _recalling(models: list[str] | None) -> list[str]:

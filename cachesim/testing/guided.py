@@ -23,7 +23,7 @@ those before it:
 A workload depends on its seed and number alone, so that several processes find what one does.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from itertools import combinations, islice, product
@@ -161,7 +161,7 @@ class GuidedTree(Tree):
         fewer = tuple(each for each in prompt if each not in SPACES)
         if len(fewer) < len(prompt) and self._draws.integer(0, 1):
             return fewer
-        at = self._cut(len(prompt))
+        at = self.cut(len(prompt))
         return (*prompt[:at], self._draws.one_of(SPACES), *prompt[at:], *self._words(1))
 
     def _words(self, count: int) -> tuple[int, ...]:
@@ -176,11 +176,11 @@ class GuidedTree(Tree):
             return super()._turn()
         return self._draws.one_of(self._turns)
 
-    def _cut(self, length: int) -> int:
+    def cut(self, length: int) -> int:
         near = [each for each in self.numbers.latest() if each <= length]
         if length > 1 and near and self._draws.integer(0, 2):
             return min(length, self._near(near))
-        return super()._cut(length)
+        return super().cut(length)
 
     def _new(self, kept: int = 0) -> tuple[int, ...]:
         new = self._new_words(kept)
@@ -221,6 +221,7 @@ class Guided(Client):
     """The client of one server, which sends each request after the replies to those before."""
 
     _tree: GuidedTree
+    _pictures: Pictures | None
 
     def __init__(
         self,
@@ -238,15 +239,8 @@ class Guided(Client):
         known = (Corner(), *corners(profile, model, guided=True))
         corner = known[(number + seed) % len(known)]
         options = draw_flags(draws, profile, model, shape.fixed, corner) | dict(shape.fixed)
-        further = _further(profile)
-        if not draws.integer(0, 1) and further:
-            order = Seeded(f"{seed} {number // len(further)}").shuffled(further)
-            flag = order.pop(number % len(order))
-            akin = [each for each in order if _words(each) & _words(flag)] or order
-            options = _with(draws, profile, model, options, flag)
-            for _ in range(draws.integer(0, 2) if order else 0):
-                flag = draws.one_of(akin if draws.integer(0, 2) else order)
-                options = _with(draws, profile, model, options, flag)
+        if not draws.integer(0, 1):
+            options = with_further_flags(draws, profile, model, options, number=number, seed=seed)
         self._corner = corner if corner.flags.items() <= options.items() else Corner()
         shape = inside(shape, corner)
         if not draws.integer(0, LARGE):
@@ -291,6 +285,22 @@ class Guided(Client):
         except InputError:  # flags that this class, or a model with chunks, does not take
             self.session = start(self.scenario)
         self.scenario = self.session.scenario
+        self._begin(draws, profile, model, shape, options, start=start)
+        if draws_images:
+            runs, always = self.session.vocabulary.spans, guide.images == "all"
+            self._pictures = self._tree.pictures = Pictures(wide, runs, always=always)
+
+    def _begin(
+        self,
+        draws: Draws,
+        profile: Profile,
+        model: str,
+        shape: Shape,
+        options: dict[str, Any],
+        *,
+        start: Callable[[Scenario], Session],
+    ) -> None:
+        """Set the client up, once the server has started."""
         drafter = next(iter(self.session.family.drafting), "")
         super().__init__(
             draws,
@@ -298,17 +308,14 @@ class Guided(Client):
             model,
             shape,
             options,
-            crowd=corner.crowd,
+            crowd=self._corner.crowd,
             drafter=drafter,
             tree=GuidedTree,
         )
         window = self.session.network.spec.window
         sizes = [each for each in (window, *options.values()) if type(each) is int]
-        self._tree.numbers = Numbers(2 * shape.longest, [*sizes, *guide.sizes])
-        self._pictures: Pictures | None = None
-        if draws_images:
-            runs, always = self.session.vocabulary.spans, guide.images == "all"
-            self._pictures = self._tree.pictures = Pictures(wide, runs, always=always)
+        self._tree.numbers = Numbers(2 * shape.longest, [*sizes, *self._guide.sizes])
+        self._pictures = None
         for flag in _further(profile):
             self._tree.numbers.add(flag.default)
         self._start = start
@@ -499,6 +506,29 @@ def _chunked(draws: Seeded, scenario: Scenario) -> Scenario:
 
 def _words(flag: Option) -> set[str]:
     return set(flag.name.split("_"))
+
+
+def with_further_flags(
+    draws: Seeded,
+    profile: Profile,
+    model: str,
+    options: dict[str, Any],
+    *,
+    number: int,
+    seed: int,
+) -> dict[str, Any]:
+    """The options with one to three further flags, each flag of the release in turn."""
+    further = _further(profile)
+    if not further:
+        return options
+    order = Seeded(f"{seed} {number // len(further)}").shuffled(further)
+    flag = order.pop(number % len(order))
+    akin = [each for each in order if _words(each) & _words(flag)] or order
+    options = _with(draws, profile, model, options, flag)
+    for _ in range(draws.integer(0, 2) if order else 0):
+        flag = draws.one_of(akin if draws.integer(0, 2) else order)
+        options = _with(draws, profile, model, options, flag)
+    return options
 
 
 @cache

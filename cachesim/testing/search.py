@@ -16,6 +16,7 @@ from cachesim.model.presets import preset
 from cachesim.play.session import Record, Session
 from cachesim.scenario.checks import COMPANIONS, spec_of
 from cachesim.scenario.format import Expect, Scenario, Step
+from cachesim.testing.around import Around
 from cachesim.testing.facts import neighbours, with_facts
 from cachesim.testing.findings import Finding, Kind, Trial, finding_of
 from cachesim.testing.guided import Guided
@@ -485,7 +486,8 @@ def trials(
     oracles = Oracles()
     if shape.guided and among is None:
         for number in count(first):
-            client = Guided(profile, model, number, seed=seed, shape=shape, arithmetic=arithmetic)
+            begin = Around if shape.around else Guided
+            client = begin(profile, model, number, seed=seed, shape=shape, arithmetic=arithmetic)
             records = chain.from_iterable(client.run())
             trial = _judged(client.session, records, oracles, stop_early=stop_early, only=only)
             if trial.findings and client.thin:

@@ -307,6 +307,7 @@ class Shape:
     alike: bool = False  # requests sent together are equal, as those of one call are
     fixed: Mapping[str, Any] = field(default_factory=dict)  # flags of every server
     guided: bool = False  # searches draw each request from what the server has done
+    around: tuple[Scenario, ...] = ()  # guided workloads begin as one of these, on its server
 
 
 DEFAULT: Final = Shape()
@@ -564,24 +565,28 @@ class Tree:
         self._draws = draws
         self._shape = shape
         self._family = family
-        self._chats = chats  # in place of prompts
+        self.chats = chats  # in place of prompts
         self._turns: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
         """Prompts, each without and with its reply, as far as a cache may hold that."""
 
     def next_step(self, index: int) -> Step:
         """The next request."""
-        chat = () if self._chats is None else self._chats.next(self._new)
-        prompt = self._prompt() if self._chats is None else None
+        chat = () if self.chats is None else self.chats.next(self._new)
+        prompt = self._prompt() if self.chats is None else None
         reply = self._words(self._reply_length())
         if prompt is not None:
-            held = reply if self._family.keeps_replies else reply[:-1]
-            self._turns.append((prompt, prompt + held))
-        if self._chats is not None:
-            self._chats.learn(chat, reply)
+            self.learn(prompt, reply)
+        if self.chats is not None:
+            self.chats.learn(chat, reply)
         cache_prompt = not self._family.may_decline or self._draws.integer(0, 24) != 24
         return Step(
             name=f"r{index}", prompt=prompt, messages=chat, reply=reply, cache_prompt=cache_prompt
         )
+
+    def learn(self, prompt: tuple[int, ...], reply: tuple[int, ...]) -> None:
+        """Add a turn."""
+        held = reply if self._family.keeps_replies else reply[:-1]
+        self._turns.append((prompt, prompt + held))
 
     def longer(self, step: Step, room: int) -> Step:
         """The request with a longer reply; in a small context it ends at its end, give or take one.
@@ -607,7 +612,7 @@ class Tree:
             return self._new()
         if way == "extend":
             return (turn[1] + self._new(len(turn[1])))[: 2 * self._shape.longest]
-        kept = base[: self._cut(len(base))]
+        kept = base[: self.cut(len(base))]
         if way == "cut" and kept:
             return kept
         if way == "drop" and kept:  # a part in the middle is missing: the case of chunk reuse
@@ -621,7 +626,8 @@ class Tree:
     def _reply_length(self) -> int:
         return self._draws.integer(1, self._shape.replies)
 
-    def _cut(self, length: int) -> int:
+    def cut(self, length: int) -> int:
+        """A shorter length."""
         if length < 2:
             return length
         page = self._shape.page

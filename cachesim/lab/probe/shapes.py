@@ -9,11 +9,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeAlias
 
 from cachesim.engines.tokens import Run
 from cachesim.errors import InputError
 from cachesim.lab.logs.dump import DumpReader, is_dump
+from cachesim.lab.logs.extract import Origin
 from cachesim.lab.logs.live import Live
 from cachesim.lab.logs.mlx_debug import as_dump, has_bodies
 from cachesim.lab.logs.other import workload_of
@@ -36,17 +37,22 @@ TOGETHER: Final = 8
 LONGEST_REPLY: Final = 4
 
 
+Requests: TypeAlias = tuple[tuple[tuple[Run, ...], tuple[Run, ...]], ...]
+"""Prompt and reply of each request."""
+
+
 @dataclass(frozen=True, slots=True)
 class Shapes:
     """A scenario's steps, or prompts and replies as runs of texts."""
 
     steps: tuple[Step, ...] = ()
-    requests: tuple[tuple[tuple[Run, ...], tuple[Run, ...]], ...] = ()
+    requests: Requests = ()
+    origin: Origin | None = None  # the server of a log
 
     @classmethod
     def read(cls, path: Path) -> "Shapes":
         """Those of a scenario, a log, recorded requests or a trace; InputError if there is none."""
-        found = cls(_steps_of(path)) if path.suffix == ".toml" else cls((), _requests_of(path))
+        found = cls(_steps_of(path)) if path.suffix == ".toml" else cls((), *_requests_of(path))
         if not found.steps and not found.requests:
             msg = f"--like {path}: has no prompt of known tokens; name a file that has"
             raise InputError(msg)
@@ -101,7 +107,7 @@ def _steps_of(path: Path) -> tuple[Step, ...]:
     )
 
 
-def _requests_of(path: Path) -> tuple[tuple[tuple[Run, ...], tuple[Run, ...]], ...]:
+def _requests_of(path: Path) -> tuple[Requests, Origin | None]:
     _, file = open_log(str(path))
     with file:
         head = file.read(HEAD)
@@ -113,25 +119,27 @@ def _requests_of(path: Path) -> tuple[tuple[tuple[Run, ...], tuple[Run, ...]], .
             trace = opened(path, str(path))
         if trace is not None:
             unit, requests = trace
-            return tuple(
-                (
-                    each.runs or tuple((block, 0, unit) for block in each.blocks),
-                    each.reply,
-                )
+            known = (
+                (each.runs or tuple((block, 0, unit) for block in each.blocks), each.reply)
                 for each in islice(requests, MOST)
             )
+            return tuple(known), None
+        origin = None
         if recorded:
             reader, live = DumpReader(), Live(UserSettings())
             reader.read(str(path), as_dump(file) if has_bodies(head) else file)
             live.add_all(reader.requests[:MOST])
             pairs = [(each.rope, request_of(each).reply) for each in live.prompts]
         else:
+            replays = replays_of(read_files([(str(path), file)]), UserSettings())
+            origin = Origin.of_log(replays[0]) if replays else None
             pairs = [
                 (request.prompt, request.reply)
-                for replay in replays_of(read_files([(str(path), file)]), UserSettings())
+                for replay in replays
                 for request in workload_of(replay).submitted.values()
             ]
-    return tuple((tuple(prompt.runs), tuple(reply.runs)) for prompt, reply in pairs if prompt.runs)
+    found = ((tuple(prompt.runs), tuple(reply.runs)) for prompt, reply in pairs if prompt.runs)
+    return tuple(found), origin
 
 
 def _first_of(head: bytes) -> Json:
