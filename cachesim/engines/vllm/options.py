@@ -345,6 +345,7 @@ class VllmOptions:
         if self.use_eagle and attention:  # with the target's heads
             block = self.drafter_block_size or attention[0].block
             layers.append(replace(attention[0], block=block))
+            self._check_drafter(layers, rules)
         groups = kv_cache_groups(layers)
         self._check_groups(groups, rules)
         marked = self._marked(rules) if len(layers) > drafter else "all" if self.use_eagle else ""
@@ -472,6 +473,27 @@ class VllmOptions:
                 f"option 'window_block_size' is {size}; it and block_size, which is "
                 f"{self.block_size}, must divide one another"
             )
+            raise OptionError(msg)
+
+    def _check_drafter(self, layers: Sequence[GroupSpec], rules: Rules) -> None:
+        """Follows `get_kv_cache_groups`: layers that attend alike are one group; in other models
+        the blocks of smaller pages are a multiple of the largest page's.
+        """
+        size, kinds = self.drafter_block_size, {each.kind for each in layers}
+        blocks = sorted({each.block for each in layers if each.kind != "mamba"})
+        aligned = [each.block for each in layers if each.kind == "mamba" and each.mode == "align"]
+        why = ""
+        if len(kinds) == 1 < len(blocks):
+            why = (
+                "where all layers attend alike, the drafter's is in their group, with their blocks"
+            )
+        elif any(each % blocks[0] for each in blocks):
+            why = f"of the blocks of {' and '.join(map(str, blocks))} tokens the smallest must "
+            why += "divide the others"
+        elif blocks[0] < max(aligned, default=0) and not rules.lookup.fine_beside_states:
+            why = "beside states in larger blocks only 0.28 and later start with it"
+        if size and why:
+            msg = f"option 'drafter_block_size' is {size}; {why}: leave it out"
             raise OptionError(msg)
 
     def _check_states(self, groups: Sequence[GroupSpec], rules: Rules) -> None:

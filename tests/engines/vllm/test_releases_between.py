@@ -119,6 +119,10 @@ def test_a_mark_that_is_named_goes_before_the_releases_own() -> None:
         ("0.33.0", "dense", {"max_num_batched_tokens": 8, "max_num_seqs": 9}, "which is 9"),
         ("0.31.0", "hybrid", ALL_MODE | {"mamba_block_size": 8}, "are as large as attention's"),
         ("0.27.1", "hybrid", ALL_MODE | {"mamba_block_size": 32}, "at most as large"),
+        ("0.33.0", "hybrid-mtp", EAGLE | {"drafter_block_size": 5}, "blocks of 5 and 16 tokens"),
+        ("0.33.0", "swa", EAGLE | SMALL | {"drafter_block_size": 24}, "16 and 24 and 32 tokens"),
+        ("0.33.0", "dense", EAGLE | {"drafter_block_size": 8}, "in their group"),
+        ("0.27.1", "hybrid", EAGLE | {"drafter_block_size": 8}, "only 0.28 and later"),
     ],
 )
 def test_what_a_release_refuses_at_its_start_is_refused(
@@ -139,6 +143,9 @@ def test_what_a_release_refuses_at_its_start_is_refused(
         ("0.27.1", "hybrid", ALL_MODE | {"mamba_block_size": 8}),
         ("0.31.0", "hybrid-delta", ALL_MODE | {"mamba_block_size": 8}),
         ("0.26.0", "hybrid", {"max_num_batched_tokens": 8, "enable_prefix_caching": False}),
+        ("0.33.0", "hybrid", EAGLE | {"drafter_block_size": 8}),
+        ("0.27.1", "hybrid", EAGLE | {"drafter_block_size": 32}),
+        ("0.33.0", "swa", EAGLE | SMALL | {"drafter_block_size": 8}),
     ],
 )
 def test_what_a_release_starts_with_is_not_refused(
