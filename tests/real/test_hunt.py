@@ -17,7 +17,7 @@ from cachesim.errors import ScenarioError
 from cachesim.lab.real.hunt import loop as room
 from cachesim.lab.real.hunt import proof
 from cachesim.lab.real.hunt.loop import Findings, ProvenFinding, hunt, targets, unmasked
-from cachesim.lab.real.hunt.proof import ProofResult, by_metadata
+from cachesim.lab.real.hunt.proof import ProofResult, by_metadata, refuted_by
 from cachesim.lab.real.hunt.report import commands, write
 from cachesim.lab.real.llama_cpp.calls import call_for
 from cachesim.lab.real.llama_cpp.scenarios import (
@@ -278,6 +278,20 @@ def test_the_label_of_a_finding_is_that_of_what_was_played_on_scheduler_and_runn
     result = prove(found, Profile("vllm", "0.33.0"))
 
     assert (confirmed, evidence) == (result.confirmed, result.evidence)
+
+
+def test_a_refutation_names_the_first_field_that_differs() -> None:
+    agreeing = StepPlayed(
+        name="r0", prompt_tokens=2, real={"cached": 1}, simulated=0, agrees=True, confirmed=None
+    )
+    real = {"cached": 16, "chunks": [[16, 18]], "evicted": []}
+    simulated = real | {"chunks": [[16, 17]]}
+    differing = replace(agreeing, name="r1", real=real, simulated=simulated, agrees=False)
+
+    result = refuted_by([agreeing, differing])
+
+    assert result is not None
+    assert "r1, chunks[0][1]: 18, simulated 17" == result.seen
 
 
 # Answers of the real server, held against its own cold ones.

@@ -14,7 +14,7 @@ from cachesim.lab.real.vllm.playing import play
 from cachesim.lab.real.vllm.scheduler import SCHEDULER, config_of, group_of
 from cachesim.lab.real.vllm.workloads import KINDS, draw
 from cachesim.play.session import Record, Session
-from cachesim.scenario.format import Step
+from cachesim.scenario.format import FORMAT, Model, Scenario, Server, Step
 from cachesim.scenario.shipped import load_all
 from cachesim.units import Count
 
@@ -235,3 +235,41 @@ def test_a_request_that_never_ends_here_and_is_answered_there_differs() -> None:
     assert 3 == wanted_of(waits, {})["generate"]
     assert not step_played(waits, {"cached": 0}, {"cached": 0}).agrees
     assert step_played(waits, {"error": "stuck"}, {"error": "stuck"}).agrees
+
+
+def test_where_the_workload_is_not_run_as_the_server_ran_it_the_replys_count_is_shown() -> None:
+    record = Record(index=0, name="a", step=Step(prompt=(1, 2, 3)))
+    replied = replace(record, reply=replace(Reply.empty(), cached=Count(0)))
+
+    step = step_played(replied, {"cached": 2, "chunks": []}, {"cached": 2, "chunks": []})
+
+    assert not step.agrees
+    assert {"cached": 0, "chunks": []} == step.simulated
+
+
+@pytest.mark.parametrize("model", ["dense", "recurrent"])
+@pytest.mark.parametrize("length", [6, 40])
+def test_a_prefill_server_is_read_once_and_a_failed_read_fails_as_a_whole(
+    model: str, length: int
+) -> None:
+    failing = Step(
+        prompt=tuple(range(300, 300 + length)), reply=(400,), options={"failed_block": 1}
+    )
+    scenario = Scenario(
+        format=FORMAT,
+        name="failing",
+        model=Model(preset=model),
+        engine=Server(
+            name="vllm",
+            profiles=("0.33.0",),
+            options={"connector": "nixl", "kv_load_failure_policy": "recompute"},
+        ),
+        step=(failing,),
+    )
+
+    records, workload = SCHEDULER.workload_of(scenario, "0.33.0")
+    results = play(workload, NEWEST)
+
+    assert 2 == len(results[0]["requests"][0]["lookups"])
+    assert [0] == [each.reply.cached for each in records if each.reply is not None]
+    assert [0] == [each["cached"] for each in results[0]["requests"]]

@@ -343,7 +343,7 @@ FAMILY: Final[Family[Rules, VllmOptions]] = Family(
             "failed_block",
             "whole number",
             "beside `store-async` and `nixl`: the block of this request's first load that does not "
-            "arrive, from 0; of `nixl`, and in a model of several groups, nothing of the load does",
+            "arrive, from 0; of `nixl`, and beside windows, chunks or states, nothing of it does",
             low=0,
             high=MOST_BLOCKS,
         ),

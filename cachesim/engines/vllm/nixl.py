@@ -9,7 +9,7 @@ one token; both servers have the same options, and step in turns.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol, TypeAlias
+from typing import ClassVar, Protocol, TypeAlias
 
 from cachesim.engines import base
 from cachesim.engines.base import Ticket
@@ -70,6 +70,8 @@ def ring_rows(runner: Runner) -> int:
 @dataclass(slots=True)
 class Nixl(Connector):
     """Both servers' sides (`NixlPullConnectorScheduler`, `NixlPullConnectorWorker`)."""
+
+    fails_whole: ClassVar[bool] = True
 
     ahead: PrefillServer = field(kw_only=True)
     lease: int = field(kw_only=True)  # steps; 0: heartbeats renew it
@@ -156,8 +158,6 @@ class Nixl(Connector):
         return 0, False
 
     def promise(self, request: Request, local: int, tokens: int) -> None:
-        if request.id in self.failing:  # all of a read is invalid, not a block of it
-            self.failing[request.id] = 0
         Connector.promise(self, request, local, tokens)
         self.prefills[request.id].asked = True
 

@@ -484,9 +484,7 @@ class VllmOptions:
         aligned = [each.block for each in layers if each.kind == "mamba" and each.mode == "align"]
         why = ""
         if len(kinds) == 1 < len(blocks):
-            why = (
-                "where all layers attend alike, the drafter's is in their group, with their blocks"
-            )
+            why = "where all layers attend alike, the drafter's is in their group, of equal blocks"
         elif any(each % blocks[0] for each in blocks):
             why = f"of the blocks of {' and '.join(map(str, blocks))} tokens the smallest must "
             why += "divide the others"

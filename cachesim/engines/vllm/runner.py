@@ -13,7 +13,7 @@ former content.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise, takewhile
-from typing import Final
+from typing import ClassVar, Final
 
 import numpy as np
 
@@ -653,6 +653,9 @@ class Load:
 class Connector:
     """The scheduler's and the worker's side in one (`KVConnectorBase_V1`)."""
 
+    fails_whole: ClassVar[bool] = False
+    """Whether a failed load is reported by its request (`failed_recving`) in every model."""
+
     manager: KVCacheManager
     pages: Pages
     loads: frozenset[str]
@@ -738,24 +741,26 @@ class Connector:
 
     def get_finished(self) -> Transfers:
         """The loads that end with this step. One that fails brings nothing from its failed block
-        on, or, in a model of several groups, nothing at all.
+        on; nothing at all beside groups that do not keep every block, whose tables have null ones.
         """
         for load in self.loading.values():
             load.steps -= 1
         ended = [each for each in self.loading.values() if not each.steps]
         failed, invalid = [], set[int]()
+        whole = self.fails_whole or {group.kind for group in self.manager.groups} != {"full"}
         for load in ended:
             del self.loading[load.request.id]
             tables = self.manager.tables_of(load.request)
-            (first, end), [group, *others] = load.span, self.manager.groups
-            if load.fails is not None and others:
+            first, end = load.span
+            if load.fails is not None and whole:
                 failed.append(load.request)
                 continue
             if load.fails is not None:
-                blocks = range(first // group.block, cdiv(end, group.block))
+                block = self.manager.groups[0].block
+                blocks = range(first // block, cdiv(end, block))
                 at = blocks[min(load.fails, len(blocks) - 1)]
                 invalid.add(tables[0][at])
-                end = at * group.block
+                end = at * block
             self._bring(load.request, (first, end), tables)
         return Transfers(
             received=tuple(each.request for each in ended),

@@ -147,6 +147,27 @@ def test_all_of_a_failed_read_is_computed_here(length: int, failed: int) -> None
     assert is_cold(reply, "dense")
 
 
+def test_a_failed_read_of_states_leaves_running_requests_as_they_are() -> None:
+    """Tables of states have null blocks, which all requests share."""
+    engine = server("recurrent", kv_load_failure_policy="recompute", load_steps=1)
+    first = engine.submit(base.Request(prompt=PROMPT[:17], predict=9))
+    for _ in range(3):
+        engine.step()
+
+    failed = answer(engine, PROMPT[40:58], failed_block=0)
+
+    running = engine.reply(first)
+    assert running is not None
+    cold = server("recurrent", connector="none")
+    ticket = cold.submit(base.Request(prompt=PROMPT[:17], predict=9))
+    cold.run()
+    alone = cold.reply(ticket)
+    assert alone is not None
+    assert (alone.logits == running.logits).all()
+    assert is_cold(failed, "recurrent")
+    assert 1 == sum(isinstance(each, LoadFailed) for each in engine.events)
+
+
 @pytest.mark.parametrize(("lease", "same"), [(0, True), (7, True), (3, False)])
 def test_a_read_after_the_lease_brings_what_others_have_written(lease: int, same: bool) -> None:
     """The prefill server's pool has room for one of the two prompts beside the first."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 
 from cachesim.engines.family import FAMILIES, Profile
 from cachesim.errors import InputError
-from cachesim.lab.real.playing import Difference, StepPlayed
+from cachesim.lab.real.playing import Difference, StepPlayed, differing
 from cachesim.scenario.checks import full_profile
 from cachesim.scenario.format import Scenario, Step
 from cachesim.scenario.labels import CONFIRMED, DERIVED, SOURCE, Evidence
@@ -54,12 +54,14 @@ class Prover:
 
 
 def refuted_by(played: Sequence[StepPlayed]) -> ProofResult | None:
-    """The refutation of a finding, where the real engine did otherwise in some step."""
-    differing = next((each for each in played if not each.agrees), None)
-    if differing is None:
+    """The refutation of a finding: the first field of a step that the real engine has otherwise."""
+    step = next((each for each in played if not each.agrees), None)
+    if step is None:
         return None
-    seen = f"{differing.name}: {differing.real}, simulated {differing.simulated}"
-    return ProofResult(confirmed=False, seen=seen)
+    whole = ("", step.real, step.simulated)
+    where, real, simulated = next(differing(step.real, step.simulated, ""), whole)
+    place = f"{step.name}, {where}" if where else step.name
+    return ProofResult(confirmed=False, seen=f"{place}: {real}, simulated {simulated}")
 
 
 def step_of(found: "Counterexample", played: Sequence[StepPlayed]) -> StepPlayed:

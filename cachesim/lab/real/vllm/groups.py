@@ -34,21 +34,28 @@ class Loads:
         self.sending: dict[Name, int] = {}
         self.failed: set[Name] = set()  # failed by request
         self.invalid: dict[Name, int] = {}  # a block that fails, by request
+        self.asked: set[Name] = set()  # whose one read of a prefill server is over or under way
         self._fails: set[Name] = set()
 
     def begin(
-        self, name: Name, wanted: Wanted, tables: Sequence[Sequence[int]], first: int, count: int
+        self, name: Name, wanted: Wanted, tables: Sequence[Sequence[int]], span: range, kind: str
     ) -> None:
-        """Begin the load of `count` blocks, from `first` on."""
+        """Begin the load of a span of the first group's table, whose kind is given.
+
+        Only a group that keeps every block is told which one fails, and no prefill server tells it.
+        """
+        reads = "leaves" in wanted
+        if reads:
+            self.asked.add(name)
         if "loads" in wanted:
             self.loading[name] = wanted["loads"]
-        if "fails" not in wanted or name in self._fails or not count:
+        if "fails" not in wanted or name in self._fails:
             return
         self._fails.add(name)  # the store has less the next time
-        if len(tables) == 1:
-            self.invalid[name] = tables[0][first + wanted["fails"] % count]
-        else:
+        if len(tables) > 1 or kind != "full" or reads:
             self.failed.add(name)
+        else:
+            self.invalid[name] = tables[0][span[wanted["fails"] % len(span)]]
 
     def next(self) -> tuple[list[Name], list[Name], list[Name], set[int]]:
         """Received, sent and failed requests, and invalid blocks, at the end of a step."""

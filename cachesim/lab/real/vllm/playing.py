@@ -96,12 +96,17 @@ class Player(Groups):
         size, wanted = self.manager.sizes.scheduler_block, self.wanted[request.id]
         most: int = min(wanted.get("stored", 0), request.num_tokens - wanted.get("leaves", 1))
         found = max(0, (most if "leaves" in wanted else most // size * size) - local)
+        if request.id in self.loads.asked:
+            return 0, False
+        if "leaves" in wanted and not found:
+            self.loads.asked.add(request.id)
         return found, bool(found) and "loads" in wanted
 
     def _load(self, request: Request, local: int, tokens: int) -> None:
-        block = self.manager.groups[0].block
+        group = self.manager.groups[0]
         tables, wanted = self.manager.tables_of(request), self.wanted[request.id]
-        self.loads.begin(request.id, wanted, tables, local // block, tokens // block)
+        span = range(local // group.block, (local + tokens) // group.block)
+        self.loads.begin(request.id, wanted, tables, span, group.kind)
 
     def _sends(self, request: Request) -> bool:
         wanted = self.wanted[request.id]

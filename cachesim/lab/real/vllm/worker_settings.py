@@ -278,19 +278,21 @@ class Store(NoOp):
         wanted = server.wanted[request.request_id]
         if server.groups_apart:
             server.results[request.request_id]["lookups"].append([local])
+        if request.request_id in server.loads.asked:
+            return 0, False
         found = max(0, self.reached(request) - local)
         return found, found > 0 and "loads" in wanted
 
     def update_state_after_alloc(self, request: Real, blocks: Real, external: int) -> None:
-        """Begin a load."""
-        if not external:
-            return
+        """Begin a load; a prefill server is not asked again."""
         server, tables = self.server, blocks.get_block_ids()
-        block = server.config["groups"][0]["block"]
         wanted = server.wanted[request.request_id]
-        end = self.reached(request)
-        first, count = (end - external) // block, external // block
-        server.loads.begin(request.request_id, wanted, tables, first, count)
+        if not external:
+            server.loads.asked |= {request.request_id} if "leaves" in wanted else set()
+            return
+        group, end = server.config["groups"][0], self.reached(request)
+        span = range((end - external) // group["block"], end // group["block"])
+        server.loads.begin(request.request_id, wanted, tables, span, group["kind"])
 
     def reached(self, request: Real) -> int:
         """End of the tokens that the store has of a request."""
