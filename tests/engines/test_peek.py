@@ -43,10 +43,12 @@ def draws(seed: int) -> list[tuple[list[int], list[int]]]:
 
 
 @pytest.mark.sampled(4)
-@pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize(
-    ("profile", "options"),
-    [*SERVERS.items(), ("vllm@0.33.0", EAGLE)],
+    ("profile", "options", "model"),
+    [
+        *((profile, options, model) for profile, options in SERVERS.items() for model in MODELS),
+        *(("vllm@0.33.0", EAGLE, model) for model in MODELS[1:]),  # in others blocks are equal
+    ],
 )
 def test_what_an_engine_would_reuse_is_what_it_reuses(
     profile: str, options: dict[str, Any], model: str
