@@ -60,7 +60,7 @@ class Workload(Conversations):
             options["speculative_method"] = rng.choice(methods)
             options["num_speculative_tokens"] = rng.choice([1, 2, 3])
         if mixed and options.get("speculative_method") == "eagle":
-            options["drafter_block_size"] = block
+            options |= {"drafter_block_size": block} if self.release >= "0.28.0" else {}
         elif mixed and spec.attention_layers and self.release >= "0.26.0":
             options["prefix_match_unit"] = block
         options["async_scheduling"] = rng.random() < 0.3
