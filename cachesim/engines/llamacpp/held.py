@@ -27,10 +27,11 @@ from cachesim.engines.llamacpp.memory.hybrid import caches_of, parts_of
 from cachesim.engines.llamacpp.memory.recurrent import RecurrentMemory
 from cachesim.engines.llamacpp.server_context import ServerContext
 from cachesim.engines.llamacpp.slot import Checkpoint, Slot, SlotState
+from cachesim.engines.llamacpp.stored import check_actions
 from cachesim.errors import ContractError
 from cachesim.units import Integers
 
-TRIED: Final = 16
+TRIED: Final = 8
 """The calls of a memory are tried on one of so many idle servers, as they take long."""
 
 
@@ -151,6 +152,7 @@ def check_integrity(server: ServerContext) -> None:
     _require(not (idle and server.deferred), "tasks are deferred on an idle server")
     if idle and sum(int(slot.prompt.n_tokens) for slot in server.slots) % TRIED == 0:
         check_calls(server.contexts.target)
+        check_actions(server)
 
 
 def _require(holds: object, message: str) -> None:

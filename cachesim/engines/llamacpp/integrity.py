@@ -1,7 +1,9 @@
 """Laws of memories and saved states, and of the calls of a memory, tried on a copy of an idle one.
 
-save, restore     the same positions, keys, values and states, of as many bytes as are counted
-copy, remove      the copy has the content of its source, which stays as it is
+save, restore     the same positions, keys, values and states, of as many bytes as are counted;
+                  the next token has the logits that it has without
+copy, remove      the copy has the content of its source, which stays as it is; both continue alike
+clear             no cell is used, and the search for cells begins with the first one
 add, add back     positions from one on move, and return with their keys
 keep, divide      one sequence is left, and its positions are divided
 decode            a batch of several sequences, or of coupled ones, leaves what its tokens leave
@@ -23,6 +25,7 @@ from cachesim.engines.llamacpp.memory.create import PROBE, can_seq_rm, seq_rm_ty
 from cachesim.engines.llamacpp.memory.hybrid import caches_of, parts_of
 from cachesim.engines.llamacpp.memory.recurrent import RecurrentMemory
 from cachesim.engines.llamacpp.options import CONTEXT_STEP
+from cachesim.engines.llamacpp.recomputed import unlike_definition
 from cachesim.engines.llamacpp.server_batch import Advance, advance
 from cachesim.engines.llamacpp.server_context import ServerContext
 from cachesim.errors import BlobError, ContractError
@@ -64,34 +67,51 @@ Content = Mapping[int, tuple[Part, ...]]
 """The parts of each sequence."""
 
 
+def is_settled(context: Context) -> bool:
+    """True without pending updates, if the memory is small enough for its calls to be tried."""
+    caches, recurrent = _parts(context)
+    if any(cache.copies or cache.streams.has_shift for cache in caches):
+        return False  # the next decode applies a shift or a copy of streams
+    rolls_back = recurrent is not None and any(recurrent.rs_idx)
+    return not rolls_back and context.n_seq_max <= SEQUENCES
+
+
 def check_calls(context: Context) -> None:
     """Raise ContractError if a call on a copy does not do what it promises."""
-    caches, recurrent = _parts(context)
-    if context.n_seq_max > SEQUENCES:
+    if not is_settled(context):
         return
-    if any(cache.copies or cache.streams.has_shift for cache in caches):
-        return  # a shift or a copy of streams waits for the next decode
-    if recurrent is not None and any(recurrent.rs_idx):
-        return  # a rollback does
-    tried, rules = _copied(context), context.rules
-    before = _content(tried)
+    caches, _ = _parts(context)
+    tried, rules = copied(context), context.rules
+    before = content_of(tried)
     held = [seq for seq, parts in before.items() if all(len(part.positions) for part in parts)]
-    whole = tried.state_write(-1)
+    whole, logits = tried.state_write(-1), None
     for seq in held[-1:]:
-        _try_states(tried, before[seq], seq)
+        logits = _next(copied(context), seq)
+        _try_states(tried, before[seq], seq, logits)
+        _try_copy(tried, seq)
         _try_moves(tried, seq)
     tried.clear(data=True)
-    _require(_same(_content(tried), before, ()), "a cleared memory has tokens")
+    tried.check_integrity()
+    require(_same(content_of(tried), before, ()), "a cleared memory has tokens")
     emptied, states = _parts(tried)
     left = [part for cache in emptied for rows in cache.rows for part in (rows.keys, rows.values)]
     left += [] if states is None else [states.planes.rows]
-    _require(not any(rows.any() for each in left for rows in each.values()), "data is not cleared")
+    require(not any(rows.any() for each in left for rows in each.values()), "data is not cleared")
+    heads = [head for cache in emptied for head in cache.streams.heads]
+    heads += [] if states is None else [states.cells.head, states.cells.used]
+    require(not any(heads), "the head of a cleared memory is not its first cell")
     if rules.restores_every_stream or not caches or len(caches[0].streams) == 1:
-        _require(tried.state_read(_stored(whole), -1) == whole.size, "a whole state is not read")
-        _require(_same(_content(tried), before, before), "a whole state is restored otherwise")
-        tried.check_integrity()
+        for _ in range(2):  # into an empty memory, and into one that has the same content
+            read = tried.state_read(_stored(whole), -1)
+            require(read == whole.size, "a whole state is not read")
+            require(_same(content_of(tried), before, before), "a whole state is restored otherwise")
+            tried.check_integrity()
+        for seq in held[-1:]:
+            _require_next(tried, seq, logits)
     if arithmetic_of(tried.network) == "ring":
         _try_batches(tried)
+    unlike = next(unlike_definition(copied(context)), "")
+    require(not unlike, unlike)
 
 
 def _parts(context: Context) -> tuple[list[AttentionCache], RecurrentMemory | None]:
@@ -100,7 +120,7 @@ def _parts(context: Context) -> tuple[list[AttentionCache], RecurrentMemory | No
     return [*caches_of(attention).values()], recurrent
 
 
-def _copied(context: Context) -> Context:
+def copied(context: Context) -> Context:
     """A context with a memory of its own, and the same network."""
     caches, recurrent = _parts(context)
     parts: list[AttentionCache | RecurrentMemory] = [*caches]
@@ -115,7 +135,8 @@ def _copied(context: Context) -> Context:
     return tried
 
 
-def _content(context: Context) -> Content:
+def content_of(context: Context) -> Content:
+    """Every sequence in each part of a memory."""
     caches, recurrent = _parts(context)
     found = {}
     for seq in range(context.n_seq_max):
@@ -150,7 +171,8 @@ def _same(found: Content, wanted: Content, seqs: Collection[int]) -> bool:
     )
 
 
-def _require(holds: object, what: str) -> None:
+def require(holds: object, what: str) -> None:
+    """Raise ContractError if a law does not hold."""
     if not holds:
         msg = f"llama.cpp: {what}"
         raise ContractError(msg)
@@ -166,11 +188,11 @@ def check_sizes(server: ServerContext) -> None:
     n_slots, n_ctx = flags.n_parallel, flags.n_ctx_seq
     batches = context.n_batch, context.n_ubatch, context.n_ctx, context.n_seq_max
     wanted = flags.n_batch, flags.n_ubatch, flags.n_ctx, n_slots
-    _require(batches == wanted, f"batch, ubatch, context, sequences are {batches}, not {wanted}")
+    require(batches == wanted, f"batch, ubatch, context, sequences are {batches}, not {wanted}")
     kinds = {spec.kind(each.layer) for each in (recurrent.shapes if recurrent else ())}
     drafted = flags.spec_draft_n_max if flags.spec_type == "draft-mtp" else 0
     planes = drafted if kinds and kinds <= server.rules.memory.rollback_layers else 0
-    _require(context.n_rs_seq == planes, f"{context.n_rs_seq} tokens roll back, not {planes}")
+    require(context.n_rs_seq == planes, f"{context.n_rs_seq} tokens roll back, not {planes}")
     for cache in caches:
         n_cells = n_ctx
         if cache.mask.n_swa and not flags.swa_full:
@@ -179,10 +201,10 @@ def check_sizes(server: ServerContext) -> None:
             n_cells = min(n_ctx, -(-needed // CONTEXT_STEP) * CONTEXT_STEP)
         found = len(cache.streams), cache.streams.size
         count = 1 if flags.unified else n_slots
-        _require(found == (count, n_cells), f"{found} streams of cells, not {count} of {n_cells}")
+        require(found == (count, n_cells), f"{found} streams of cells, not {count} of {n_cells}")
     if recurrent is not None:
         found = recurrent.size, recurrent.planes.count
-        _require(found == (n_slots, planes + 1), f"{found} rows and planes for {n_slots} slots")
+        require(found == (n_slots, planes + 1), f"{found} rows and planes for {n_slots} slots")
 
 
 def check_saved(server: ServerContext) -> None:
@@ -194,20 +216,20 @@ def check_saved(server: ServerContext) -> None:
             for positions in [] if blob is None else _positions(blob):
                 ends = int(positions.min()), int(positions.max())
                 inside = int(each.pos_min) <= ends[0] or recurrent is not None
-                _require(
+                require(
                     inside and ends[1] == each.pos_max, f"checkpoint {each.as_dict()} has {ends}"
                 )
     for entry in server.cache.entries if server.cache is not None else ():
         blob = entry.state.target
         for positions in [] if blob is None else _positions(blob):
             last = int(positions.max())
-            _require(
+            require(
                 last == entry.n_tokens - 1, f"an entry of {entry.n_tokens} tokens ends at {last}"
             )
     texts = [tuple(e.tokens) for e in (server.cache.entries if server.cache is not None else ())]
     for at, text in enumerate(texts):
         others = (each for place, each in enumerate(texts) if place != at)
-        _require(all(each[: len(text)] != text for each in others), "an entry is in another one")
+        require(all(each[: len(text)] != text for each in others), "an entry is in another one")
 
 
 def _positions(blob: Blob) -> list[Integers]:
@@ -227,41 +249,66 @@ def _stored(blob: Blob) -> Blob:
         raise ContractError(msg) from None
 
 
-def _try_states(context: Context, wanted: tuple[Part, ...], seq: int) -> None:
+def _next(context: Context, seq: int) -> Array | None:
+    """The logits of a sequence's next token; None without a cell for it."""
+    token = context.network.spec.vocabulary // 2
+    batch = Batch.of([token], start=context.seq_pos_max(seq) + 1, seq=seq)
+    return context.logits(0) if context.decode(batch) == OK else None
+
+
+def _require_next(context: Context, seq: int, logits: Array | None) -> None:
+    """Require the logits of the next token, in arithmetic that does not depend on the cells."""
+    if logits is None or arithmetic_of(context.network) != "ring":
+        return
+    found = _next(context, seq)
+    equal = found is None or np.array_equal(found, logits)
+    require(equal, "a token after a restored or copied sequence has other logits")
+    context.check_integrity()
+
+
+def _try_states(context: Context, wanted: tuple[Part, ...], seq: int, logits: Array | None) -> None:
     """Save a sequence, and restore it as the next one: all, the part of a checkpoint, cut short."""
     rules, dst = context.rules, (seq + 1) % context.n_seq_max
     caches, _ = _parts(context)
-    room = dst == seq or all(_has_room(cache, seq, dst) for cache in caches)
+    room = dst == seq or all(has_room(cache, seq, dst) for cache in caches)
+    complete = context.state_write(seq)
     for partial in (False, True) if room else ():
         blob = context.state_write(seq, partial=partial)
         size = context.state_seq_get_size(seq, partial=partial) - rules.sequence_header
         wanted_size = _bytes(context, seq, partial=partial)
-        _require(size == blob.size == wanted_size, f"a state has {size} bytes, not {wanted_size}")
-        read = context.state_read(_stored(blob), dst, partial=partial)
-        _require(read == size, f"{read} of {size} bytes of a state are read")
-        for part, other in zip(_content(context)[dst], wanted, strict=True):
-            _require(part.seen(1).equals(other.seen(1)), "a sequence is restored otherwise")
+        require(size == blob.size == wanted_size, f"a state has {size} bytes, not {wanted_size}")
+        read = context.state_seq_set_data(_stored(blob), dst, partial=partial)
+        size += rules.sequence_header
+        require(read == size, f"{read} of {size} bytes of a state are read")
+        for part, other in zip(content_of(context)[dst], wanted, strict=True):
+            require(part.seen(1).equals(other.seen(1)), "a sequence is restored otherwise")
         context.check_integrity()
+    if room:
+        _require_next(context, dst, logits)
+    if dst == seq:
+        context.state_read(complete, dst)
     if room and rules.on_device_chunks:
         on_device = context.state_seq_get_data(seq, on_device=True)
         size = on_device.size + rules.sequence_header
-        _require(
+        require(
             context.state_seq_set_data(on_device, dst) == size, "a state on the device is not read"
         )
-        for part, other in zip(_content(context)[dst], wanted, strict=True):
-            _require(part.seen(1).equals(other.seen(1)), "a sequence is restored otherwise")
-    blob = context.state_write(seq)
-    _require(context.state_read(blob.cut(blob.size - 1), dst) is None, "a cut state is restored")
+        for part, other in zip(content_of(context)[dst], wanted, strict=True):
+            require(part.seen(1).equals(other.seen(1)), "a sequence is restored otherwise")
+    blob = complete
+    require(
+        context.state_seq_set_data(blob.cut(blob.size - 1), dst) == 0, "a cut state is restored"
+    )
     # Trap: bytes that end in the cell count of a later stream leave the cells of this one.
-    if rules.clears_failed_restore and not isinstance(blob.fields[-1], Word):
-        _require(context.seq_pos_max(dst) < 0, "a cut state leaves tokens")
+    if rules.clears_failed_restore and not isinstance(complete.fields[-1], Word):
+        require(context.seq_pos_max(dst) < 0, "a cut state leaves tokens")
     context.seq_rm(dst, -1, -1)
     context.check_integrity()
     if dst == seq:
-        context.state_read(blob, dst)
+        context.state_read(complete, dst)
 
 
-def _has_room(cache: AttentionCache, seq: int, dst: int) -> bool:
+def has_room(cache: AttentionCache, seq: int, dst: int) -> bool:
     """True if the cells of one sequence fit beside all but those of another."""
     streams = cache.streams
     one, other = streams.of(seq, "laws"), streams.of(dst, "laws")
@@ -287,29 +334,68 @@ def _bytes(context: Context, seq: int, *, partial: bool) -> int:
     return total
 
 
+def _whole_bytes(context: Context) -> int:
+    """The real bytes of the saved memory: each cell with the ids of all its sequences."""
+    caches, recurrent = _parts(context)
+    total = 0
+    for cache in caches:
+        rows = [cache.sizes[layer].key + cache.sizes[layer].value for layer in cache.layers]
+        total += 4 + 4 * len(cache.streams)
+        for cells in cache.streams.cells:
+            n = int(np.count_nonzero(cells.pos >= 0))
+            ids = sum(int(cells.members(seq).sum()) for seq in range(context.n_seq_max))
+            kept = cache.header.size + sum(24 + n * size for size in rows)
+            total += n * (8 + cache.ext) + 4 * ids + kept if n else 0
+    if recurrent is not None:
+        owners = [seqs for seqs in recurrent.cells.seqs if seqs]
+        sizes = [recurrent.sizes[layer] for layer in recurrent.layers]
+        total += 4 + sum(8 + 4 * len(seqs) for seqs in owners) + 8
+        total += sum(24 + len(owners) * (size.r + size.s) for size in sizes)
+    return total
+
+
 # -- sequences -------------------------------------------------------------------------------------
 
 
+def _try_copy(context: Context, seq: int) -> None:
+    """Copy a sequence, and continue both: alike, and neither changes the other."""
+    before, dst = content_of(context), (seq + 1) % context.n_seq_max
+    if dst == seq:
+        return
+    context.seq_cp(seq, dst, -1, -1)
+    context.memory.update()
+    both = {**before, dst: before[seq]}
+    require(_same(content_of(context), both, both), "a copy has another content")
+    context.seq_rm(dst, -1, -1)
+    require(_same(content_of(context), before, before), "a removed copy changes others")
+    context.check_integrity()
+    if arithmetic_of(context.network) != "ring":
+        return
+    stored = context.state_write(seq)
+    context.seq_cp(seq, dst, -1, -1)
+    logits = _next(context, dst)
+    pairs = zip(content_of(context)[seq], before[seq], strict=True)
+    alike = all(part.seen(1).equals(other.seen(1)) for part, other in pairs)
+    require(alike or logits is None, "a copy that continues changes its source")
+    _require_next(context, seq, logits)
+    for each in (dst, seq):
+        context.seq_rm(each, -1, -1)
+    require(context.state_read(stored, seq) is not None, "a state is not restored in its place")
+    context.check_integrity()
+
+
 def _try_moves(context: Context, seq: int) -> None:
-    """Copy, move, keep, cut and divide a sequence."""
+    """Move, keep, cut and divide a sequence."""
     caches, recurrent = _parts(context)
-    before, dst = _content(context), (seq + 1) % context.n_seq_max
-    if dst != seq:
-        context.seq_cp(seq, dst, -1, -1)
-        context.memory.update()
-        copied = {**before, dst: before[seq]}
-        _require(_same(_content(context), copied, copied), "a copy has another content")
-        context.seq_rm(dst, -1, -1)
-        _require(_same(_content(context), before, before), "a removed copy changes others")
-        context.check_integrity()
-    if not any(cache.mask.n_swa or not _has_room(cache, seq, dst) for cache in caches):
+    dst = (seq + 1) % context.n_seq_max
+    if not any(cache.mask.n_swa or not has_room(cache, seq, dst) for cache in caches):
         context.state_read(context.state_write(seq), dst)  # in cells of its own
     unified = not caches or caches[0].streams.unified
     if unified or recurrent is None:  # of several streams, attention empties one alone
-        kept = [seq] if unified else [*before]
-        wanted = _content(context)
+        kept = [seq] if unified else [*range(context.n_seq_max)]
+        wanted = content_of(context)
         _freed(context, lambda: context.seq_keep(seq))
-        _require(_same(_content(context), wanted, kept), "a kept sequence has another content")
+        require(_same(content_of(context), wanted, kept), "a kept sequence has another content")
     high = context.seq_pos_max(seq)
     attention, _ = parts_of(context.memory)
     low, end = high // 3, high // 3 * 2
@@ -317,34 +403,34 @@ def _try_moves(context: Context, seq: int) -> None:
         _freed(context, lambda: attention.seq_rm(seq, low, end))
         for cache in caches:
             positions = _cells(cache, seq).positions
-            _require(not ((positions >= low) & (positions < end)).any(), "a range is not removed")
-        _require(context.seq_pos_max(seq) == high, "more than a range is removed")
+            require(not ((positions >= low) & (positions < end)).any(), "a range is not removed")
+        require(context.seq_pos_max(seq) == high, "more than a range is removed")
     moves = not any(cache.sections for cache in caches)
     if moves and all(not cache.fixed and {*cache.kinds.values()} - {MARKS} for cache in caches):
         _try_additions(context, seq, high)
     if moves:
-        parts = _content(context)[seq]
+        parts = content_of(context)[seq]
         context.seq_div(seq, end, -1, 2)
-        for part, other in zip(_content(context)[seq], parts, strict=True):
+        for part, other in zip(content_of(context)[seq], parts, strict=True):
             divided = np.where(other.positions >= end, other.positions // 2, other.positions)
-            _require(np.array_equal(part.positions, np.sort(divided)), "positions are not halved")
+            require(np.array_equal(part.positions, np.sort(divided)), "positions are not halved")
         context.check_integrity()
 
 
 def _try_additions(context: Context, seq: int, high: int) -> None:
     """Move positions to the end and back: without the last one, and with it."""
-    before, delta, start = _content(context), high + 1, high // 2 + 1
+    before, delta, start = content_of(context), high + 1, high // 2 + 1
     for end in (high, high + 1):
         context.seq_add(seq, start, end, delta)
         context.memory.update()
-        for part, other in zip(_content(context)[seq], before[seq], strict=True):
+        for part, other in zip(content_of(context)[seq], before[seq], strict=True):
             inside = (other.positions >= start) & (other.positions < end)
             moved = np.sort(other.positions + inside * delta)
-            _require(np.array_equal(part.positions, moved), "other positions are moved")
+            require(np.array_equal(part.positions, moved), "other positions are moved")
         context.seq_add(seq, start + delta, end + delta, -delta)
         context.memory.update()
         if arithmetic_of(context.network) == "ring":
-            _require(_same(_content(context), before, before), "keys are moved otherwise")
+            require(_same(content_of(context), before, before), "keys are moved otherwise")
         context.check_integrity()
 
 
@@ -357,7 +443,7 @@ def _freed(context: Context, call: Callable[[], object]) -> None:
     for each, one in zip(streams, used, strict=True):
         for head, cells, before in zip(each.heads, each.cells, one, strict=True):
             freed = np.flatnonzero(before & (cells.pos < 0))
-            _require(head <= freed.min(initial=head), "the head is after a freed cell")
+            require(head <= freed.min(initial=head), "the head is after a freed cell")
 
 
 # -- batches ---------------------------------------------------------------------------------------
@@ -379,21 +465,21 @@ class Reference:
         context.clear(data=True)
         for seq, text in enumerate(self.texts):
             for pos, token in enumerate(text):
-                shorter = _content(context)[seq]
+                shorter = content_of(context)[seq]
                 self.decode(Batch.of([token], start=pos, seq=seq))
             self.shorter.append(shorter)
             self.logits.append(context.logits(0))
-        self.wanted = _content(context)
+        self.wanted = content_of(context)
         self.cells = _places(context)
 
     def decode(self, batch: Batch) -> None:
         """Decode a batch, which is valid and has room."""
-        _require(self.context.decode(batch) == OK, f"a batch is refused: {self.context.refusal}")
+        require(self.context.decode(batch) == OK, f"a batch is refused: {self.context.refusal}")
         self.context.check_integrity()
 
     def require(self, wanted: Content, seqs: Collection[int], what: str) -> None:
         """Require the content of some sequences, and no other one."""
-        _require(_same(_content(self.context), wanted, seqs), f"{what} leaves another content")
+        require(_same(content_of(self.context), wanted, seqs), f"{what} leaves another content")
 
     def joined(self, rows: Sequence[tuple[int, int]]) -> None:
         """Decode some tokens, each a sequence and a position, as one batch."""
@@ -410,7 +496,7 @@ class Reference:
             if ends[at] or self.context.all_outputs:
                 row = self.context.logits(at)
                 equal = not ends[at] or np.array_equal(row, self.logits[seq])
-                _require(equal, "a token of a batch has other logits")
+                require(equal, "a token of a batch has other logits")
 
     def rows(self, first: int, end: int) -> list[tuple[int, int]]:
         """The tokens of all sequences at some positions, position by position."""
@@ -438,22 +524,29 @@ def _try_batches(context: Context) -> None:
     if context.n_rs_seq and context.rules.rollback_split == "keep-tail":
         for seq in seqs:
             end = len(reference.texts[seq]) - 1
-            _require(context.seq_rm(seq, end, -1), "a last token is not rolled back")
-            pairs = zip(_content(context)[seq], reference.shorter[seq], strict=True)
-            _require(not end or all(a.equals(b) for a, b in pairs), "a rollback differs")
+            require(context.seq_rm(seq, end, -1), "a last token is not rolled back")
+            pairs = zip(content_of(context)[seq], reference.shorter[seq], strict=True)
+            require(not end or all(a.equals(b) for a, b in pairs), "a rollback differs")
     if len(seqs) > 1 and len(text) > 1 and caches and caches[0].streams.unified:
         context.clear(data=True)
         reference.decode(Batch(tokens=text[:-1], seqs=((0, 1),) * (len(text) - 1)))
         reference.decode(Batch(tokens=text[-1:], seqs=((1,),)))
         both = {**reference.wanted, 0: reference.shorter[0], 1: reference.wanted[0]}
         reference.require(both, (0, 1), "a coupled batch")
+        size, wanted = context.state_write(-1).size, _whole_bytes(context)
+        require(size == wanted, f"a whole state has {size} bytes, not {wanted}")
     context.clear(data=True)
     reference.decode(Batch(tokens=text))
     reference.require(reference.wanted, (0,), "a batch without positions")
     reference.decode(Batch(tokens=text[:1]))
-    _require(context.seq_pos_max(0) == len(text), "a batch without positions does not continue")
+    require(context.seq_pos_max(0) == len(text), "a batch without positions does not continue")
+    _, recurrent = _parts(context)
+    if recurrent is not None and (not caches or caches[0].streams.unified):
+        none = context.state_read(context.state_write(0), context.n_seq_max)
+        require(none is None, "a state is restored into a sequence too many")
+        context.clear(data=True)
     if context.n_batch >= PROBE and not context.rules.impossible_rollback_passes:
-        _require(can_seq_rm(context) == seq_rm_type(context), "a trial cut has another result")
+        require(can_seq_rm(context) == seq_rm_type(context), "a trial cut has another result")
 
 
 def _places(context: Context) -> list[tuple[int, list[int]]]:
@@ -474,18 +567,26 @@ def _try_advance(reference: Reference) -> None:
     context.clear(data=True)
     runs = [Advance(seq, 0, len(text)) for seq, text in enumerate(reference.texts)]
     window = any(cache.mask.n_swa for cache in caches)
+    require(not advance(context, [Advance(0, 1, 1)]), "tokens are put into it after a gap")
+    require(_same(content_of(context), reference.wanted, ()), "a refused run leaves tokens")
     if context.n_rs_seq or (window and len(caches[0].streams) > 1):
-        _require(not advance(context, runs[:1]), "tokens are put into it that need a decode")
+        require(not advance(context, runs[:1]), "tokens are put into it that need a decode")
         return
     for run in runs:
-        _require(advance(context, [run]), "no tokens are put into it")
+        require(advance(context, [run]), "no tokens are put into it")
     context.check_integrity()
-    _require(_places(context) == reference.cells, "tokens put into it are elsewhere")
+    require(_places(context) == reference.cells, "tokens put into it are elsewhere")
     pairs = (
         (part, other)
-        for seq, parts in _content(context).items()
+        for seq, parts in content_of(context).items()
         for part, other in zip(parts, reference.wanted[seq], strict=True)
     )
     for part, other in pairs:
         equal = np.array_equal(part.positions, other.positions)
-        _require(equal, "tokens put into it have other positions")
+        require(equal, "tokens put into it have other positions")
+    more = [Advance(run.seq, run.count, 1) for run in runs]
+    for cache in caches[:1]:
+        free = free_cells(cache.streams, cache.streams.of(runs[-1].seq, "laws"))
+        more[-1] = Advance(runs[-1].seq, runs[-1].count, free + 1)
+        require(not advance(context, more), "more tokens are put into it than it has free cells")
+        require(_places(context) == reference.cells, "a refused run leaves tokens")

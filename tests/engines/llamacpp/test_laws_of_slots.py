@@ -8,7 +8,8 @@ import pytest
 
 from cachesim.engines.base import Engine, Request
 from cachesim.engines.events import Event
-from cachesim.engines.llamacpp import integrity
+from cachesim.engines.llamacpp import integrity, recomputed, server_batch, update_slots
+from cachesim.engines.llamacpp.drafter import NgramCache
 from cachesim.engines.llamacpp.events import (
     BatchDecoded,
     CacheEntryCompared,
@@ -22,6 +23,7 @@ from cachesim.engines.llamacpp.events import (
 )
 from cachesim.engines.llamacpp.integrity import check_calls
 from cachesim.engines.llamacpp.laws import LlamaLaws
+from cachesim.engines.llamacpp.memory import batch
 from cachesim.engines.llamacpp.memory.attention import AttentionCache, Rows
 from cachesim.engines.llamacpp.memory.batch import Splitter
 from cachesim.engines.llamacpp.memory.cells import Cells, Streams
@@ -29,6 +31,9 @@ from cachesim.engines.llamacpp.memory.context import Context
 from cachesim.engines.llamacpp.memory.recurrent import RecurrentMemory
 from cachesim.engines.llamacpp.memory.recurrent_cells import Planes, RecurrentCells
 from cachesim.engines.llamacpp.router import Router
+from cachesim.engines.llamacpp.server_context import ServerContext
+from cachesim.engines.llamacpp.slot import Contexts
+from cachesim.engines.llamacpp.stored import check_actions
 from cachesim.engines.seen import Seen
 from cachesim.errors import ContractError
 from cachesim.model.presets import PRESETS, preset
@@ -73,19 +78,28 @@ def more(method: Callable[..., int]) -> Callable[..., int]:
     return lambda *given, **named: method(*given, **named) + 1
 
 
+def behind(clear: Callable[[RecurrentCells], None]) -> Callable[[RecurrentCells], None]:
+    def change(cells: RecurrentCells) -> None:
+        clear(cells)
+        cells.head = 1
+
+    return change
+
+
 @pytest.mark.parametrize("model", PRESETS)
 @pytest.mark.parametrize("options", [{}, {"parallel": 2}, UNIFIED])
 def test_every_memory_does_what_its_calls_promise(model: str, options: dict[str, Any]) -> None:
     engine = served(model, **options)
 
     check_calls(engine.server.contexts.target)
+    check_actions(engine.server)
 
 
 @pytest.mark.parametrize(
     ("owner", "name", "instead", "why"),
     [
         (Context, "state_seq_get_size", more(Context.state_seq_get_size), "bytes, not"),
-        (Context, "state_read", nothing, "None of .* bytes of a state are read"),
+        (Context, "state_read", nothing, "0 of .* bytes of a state are read"),
         (Rows, "put_keys", nothing, "a sequence is restored otherwise"),
         (Planes, "put", nothing, "a sequence is restored otherwise"),
         (RecurrentCells, "join", nothing, "a copy has another content"),
@@ -100,6 +114,13 @@ def test_every_memory_does_what_its_calls_promise(model: str, options: dict[str,
         (integrity, "advance", nothing, "no tokens are put into it"),
         (integrity, "can_seq_rm", nothing, "a trial cut has another result"),
         (Splitter, "all_equal", nothing, "a batch is refused"),
+        (Context, "state_seq_set_data", more(Context.state_seq_set_data), "bytes of a state are"),
+        (RecurrentCells, "clear", behind(RecurrentCells.clear), "the head of a cleared memory"),
+        (recomputed, "find_slot", nothing, "None are found for 1 tokens"),
+        (recomputed, "apply_ubatch", nothing, "the head is at"),
+        (NgramCache, "_following", nothing, "is drafted after"),
+        (batch, "keep_tails", lambda _, taken, *__: taken, "tokens are left of the sets"),
+        (server_batch, "free_cells", lambda streams, _: streams.size, "than it has free cells"),
     ],
 )
 def test_a_call_that_breaks_its_promise_is_found(
@@ -112,6 +133,32 @@ def test_a_call_that_breaks_its_promise_is_found(
 
     with pytest.raises(ContractError, match=why):
         check_calls(engine.server.contexts.target)
+
+
+def skips_a_token(server: ServerContext) -> None:
+    for slot in server.slots if server.most_turns > 1 else ():
+        slot.generated += slot.generated[-1:]
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "instead", "why"),
+    [
+        (Contexts, "load_target", nothing, "a slot-restore is refused"),
+        (Context, "state_seq_get_size", more(Context.state_seq_get_size), "a slot-save .* reports"),
+        (ServerContext, "prompt_clear", nothing, "an erased slot has tokens"),
+        (Contexts, "seq_rm", nothing, "an erased slot has cells"),
+        (update_slots, "pass_over_replies", skips_a_token, "a reply at once"),
+    ],
+)
+def test_an_action_that_breaks_its_promise_is_found(
+    owner: Any, name: str, instead: Any, why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = served(**UNIFIED)
+
+    monkeypatch.setattr(owner, name, instead)
+
+    with pytest.raises(ContractError, match=why):
+        check_actions(engine.server)
 
 
 def test_a_state_that_ends_in_a_later_stream_may_leave_cells() -> None:

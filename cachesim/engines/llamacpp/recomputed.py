@@ -1,0 +1,219 @@
+"""Decisions of a memory and of its batches, recomputed from what upstream defines.
+
+cells      the first usable ones from the head on, once around; of two ubatches, other ones
+ubatches   each token once, in order; equal numbers of disjoint sequence sets; whole tails
+n-grams    the table has each n-gram of the text with what follows it; a draft follows the longest
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain, pairwise
+from typing import Final
+
+import numpy as np
+
+from cachesim.engines.llamacpp.drafter import (
+    LEAST_PERCENT,
+    LEAST_SEEN,
+    LONGEST,
+    MOST_DRAFTED,
+    NgramCache,
+)
+from cachesim.engines.llamacpp.memory.attention import AttentionCache
+from cachesim.engines.llamacpp.memory.batch import Ids, Splitter, Ubatch
+from cachesim.engines.llamacpp.memory.cells import EMPTY, Cells, apply_ubatch, find_slot, prepare
+from cachesim.engines.llamacpp.memory.context import Context
+from cachesim.engines.llamacpp.memory.hybrid import caches_of, parts_of
+from cachesim.units import Integers, Token
+
+SETS: Final[tuple[tuple[Ids, ...], ...]] = (
+    ((0,), (1,), (2,), (0,), (1,), (0,), (0,), (0,)),
+    ((0,), (2,), (3,), (1,), (3,), (2,), (0,), (1,), (1,)),
+    ((0, 1), (1, 2), (2,), (0, 1), (3,), (1, 2), (0, 1), (2,), (3,)),
+)
+"""The sequences of each token of a batch that is cut."""
+
+TEXTS: Final = (
+    (1, 2, 1, 3, 1, 2, 1, 3, 1),
+    (5, 6, 5, 6, 5, 7, 5, 7, 5),
+    (4, 4, 4, 4, 8, 4, 4, 4, 4, 9, 4, 4, 4),
+    (1, 2, 3, 4, 5, 1, 2, 3, 6, 1, 2, 3),
+)
+"""Texts of repeated n-grams, some with as many of one continuation as of another."""
+
+
+def unlike_definition(context: Context) -> Iterator[str]:
+    """Decisions of a memory that are not as upstream defines them; cells may change."""
+    attention, _ = parts_of(context.memory)
+    yield from _cut_otherwise()
+    yield from _drafted_otherwise()
+    for cache in caches_of(attention).values():
+        for stream in range(len(cache.streams)):
+            yield from _found_otherwise(cache, stream)
+
+
+# -- cells -----------------------------------------------------------------------------------------
+
+
+def _found_otherwise(cache: AttentionCache, stream: int) -> Iterator[str]:
+    streams = cache.streams
+    cells, own = streams.cells[stream], streams.heads[stream]
+    usable = _usable(cache, cells)
+    free = int(usable.sum())
+    for n in {1, 3, free, free + 1} - {0}:
+        bound = cells.used + 2 * n
+        for head in {own, 0, bound, bound + 1, streams.size - 1, streams.size}:
+            if head > streams.size:
+                continue
+            streams.heads[stream] = head
+            slot = find_slot(streams, _ubatch(stream, 0, n))
+            order = np.roll(np.arange(streams.size), -head if head <= bound else 0)
+            wanted = order[usable[order]][:n].tolist()
+            found = None if slot is None else list(map(int, slot.cells[0]))
+            if found != (wanted if len(wanted) == n else None):
+                yield f"{found} are found for {n} tokens from cell {head} on, not {wanted}"
+    streams.heads[stream] = own
+    if free < 5 or cache.mask.n_swa or len(streams) > 1:
+        return  # a dry run of a window may empty cells, and of several streams moves heads
+    before = cells.pos.copy(), cells.bits.copy(), cells.used, own
+    pieces = [_ubatch(stream, 0, 2), _ubatch(stream, 2, 3)]
+    slots = prepare(streams, pieces) or []
+    after = cells.pos, cells.bits, cells.used, streams.heads[stream]
+    width = len(before[0])  # the arrays may have grown
+    same = np.array_equal(after[0][:width], before[0])
+    same = same and np.array_equal(after[1][:, :width], before[1])
+    if not same or after[2:] != before[2:] or (after[0][width:] != EMPTY).any():
+        yield "a dry run changes the cells"
+    for slot, piece in zip(slots, pieces, strict=True):
+        apply_ubatch(streams, slot, piece)
+        if streams.heads[stream] != int(slot.cells[0][-1]) + 1:
+            yield f"the head is at {streams.heads[stream]}, not after the last cell"
+    taken = [int(cell) for slot in slots for cell in slot.cells[0]]
+    if cells.pos[taken].tolist() != [*range(5)] or not usable[taken].all():
+        yield f"five tokens are in the cells {taken}"
+
+
+def _usable(cache: AttentionCache, cells: Cells) -> Integers:
+    """All cells that are empty, or of one sequence from whose next token the window hides them."""
+    cells.cover(cells.size)
+    usable: Integers = cells.pos == EMPTY
+    for cell in np.flatnonzero(~usable) if cache.mask.n_swa else ():
+        owners, pos = cells.seqs_of(int(cell)), int(cells.pos[cell])
+        if len(owners) == 1:
+            usable[cell] = cache.mask.hides(pos, cells.pos_max(owners[0]) + 1)
+    return usable
+
+
+def _ubatch(seq: int, start: int, n: int) -> Ubatch:
+    return Ubatch(tuple(range(n)), 1, n, tuple(range(start, start + n)), ((seq,),) * n)
+
+
+# -- ubatches --------------------------------------------------------------------------------------
+
+
+def _cut_otherwise() -> Iterator[str]:
+    for seqs in SETS:
+        seen: Counter[Ids] = Counter()
+        positions = tuple(seen.update([ids]) or seen[ids] - 1 for ids in seqs)
+        split = Splitter(positions, seqs, (False,) * len(seqs))
+        for n in (1, 2, 3, 4, len(seqs)):
+            cuts = {
+                "simple": split.all_simple(n),
+                "by sequence": split.all_by_sequence(n),
+                "equal": split.all_equal(n, sequential=False),
+                "sequential": split.all_equal(n, sequential=True),
+                "tails": split.all_equal(n, sequential=False, keep_tail=2) if n > 2 else [],
+            }
+            for name, pieces in cuts.items():
+                if name == "sequential" and split.coupled:
+                    if pieces is not None:
+                        yield "coupled sequences are cut one after the other"
+                elif pieces is None or (pieces and (why := _wrong(split, name, pieces, n))):
+                    yield f"{seqs} in ubatches of {n}, {name}: {pieces and why}"
+
+
+def _wrong(split: Splitter, name: str, pieces: Sequence[Ubatch], most: int) -> str:
+    """What is wrong with the ubatches of a batch; empty if they are right."""
+    rows = [row for piece in pieces for row in piece.rows]
+    if sorted(rows) != [*range(len(split))]:
+        return f"the tokens are {rows}"
+    if any(piece.positions != _of(split.positions, piece) for piece in pieces):
+        return "a token has another position"
+    if any(piece.seqs != _of(split.seqs, piece) for piece in pieces):
+        return "a token has another sequence"
+    lengths = [piece.n_tokens for piece in pieces]
+    if any(n > max(most, piece.n_seqs) for n, piece in zip(lengths, pieces, strict=True)):
+        return f"ubatches have {lengths} tokens"
+    if name == "simple":
+        short = any(n < most for n in lengths[:-1])
+        return "tokens are out of order" if rows != sorted(rows) or short else ""
+    left = set(range(len(split)))
+    for piece in pieces:
+        left -= set(piece.rows)
+        sets = [set(piece.set_ids(k)) for k in range(piece.n_seqs)]
+        if name == "by sequence":
+            shrinks = all(set(b) <= set(a) for a, b in pairwise(piece.seqs))
+            fits = piece.n_seqs == 1 and shrinks and list(piece.rows) == sorted(piece.rows)
+            if not fits:
+                return f"one ubatch has {piece.seqs}"
+            continue
+        if piece.n_seqs * piece.n_seq_tokens != piece.n_tokens:
+            return f"{piece.n_tokens} tokens of {piece.n_seqs} sets"
+        if len(set(chain.from_iterable(sets))) != sum(map(len, sets)):
+            return f"the sets {sets} overlap"
+        if name == "sequential" and any(max(b) != max(a) + 1 for a, b in pairwise(sets)):
+            return f"the sets {sets} do not follow each other"
+        further = [split.seqs[row] for row in left]
+        rests = [further.count(piece.set_ids(k)) for k in range(piece.n_seqs)]
+        longer = piece.n_tokens + piece.n_seqs <= most and all(rests)
+        joins = not any(map(set(chain.from_iterable(sets)).intersection, further)) and further
+        if name == "tails":
+            if any(0 < rest < 2 for rest in rests):
+                return f"{rests} tokens are left of the sets"
+        elif longer or (joins and name == "equal" and piece.n_seqs < most):
+            return f"an ubatch has {piece.n_seqs} times {piece.n_seq_tokens} tokens"
+    return ""
+
+
+def _of(values: Sequence[object], piece: Ubatch) -> tuple[object, ...]:
+    return tuple(values[row] for row in piece.rows)
+
+
+# -- n-grams ---------------------------------------------------------------------------------------
+
+
+def _drafted_otherwise() -> Iterator[str]:
+    for text, first in chain.from_iterable(
+        ((each, 1), (each, len(each) // 2), (each, len(each))) for each in TEXTS
+    ):
+        cache, table = NgramCache(), dict[tuple[Token, ...], Counter[Token]]()
+        for begin, end in ((0, first), (first, len(text)), (len(text), first)):
+            tokens = tuple(map(Token, text[:end]))
+            part, most = tokens[begin:], end // 2 + 1
+            found = cache.draft(tokens[:-1], tokens[-1], most)
+            for length in range(1, LONGEST + 1):
+                for at in range(length, len(part)):
+                    table.setdefault(part[at - length : at], Counter())[part[at]] += 1
+            if cache.after != table:
+                yield f"the n-grams of {part} are not those of the text"
+            wanted = _continued(table, tokens)[:most]
+            if found != wanted:
+                yield f"{found} is drafted after {tokens}, not {wanted}"
+
+
+def _continued(
+    table: Mapping[tuple[Token, ...], Mapping[Token, int]], text: tuple[Token, ...]
+) -> list[Token]:
+    drafted: list[Token] = []
+    while len(text) > 1 and len(drafted) < MOST_DRAFTED:
+        after = (*text, *drafted)[-LONGEST:]
+        for n in range(LONGEST, 0, -1):
+            least, percent = LEAST_SEEN[n - 1], LEAST_PERCENT[n - 1]
+            counts = table.get(after[-n:], {}) if n <= len(after) else {}
+            seen, top = sum(counts.values()), max(counts.values(), default=0)
+            if seen >= least and 100 * top >= percent * seen:
+                drafted.append([token for token, times in counts.items() if times == top][-1])
+                break
+        else:
+            break
+    return drafted
