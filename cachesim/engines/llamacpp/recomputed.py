@@ -7,7 +7,7 @@ n-grams    the table has each n-gram of the text with what follows it; a draft f
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import chain, pairwise
+from itertools import chain, combinations, pairwise
 from typing import Final
 
 import numpy as np
@@ -20,10 +20,11 @@ from cachesim.engines.llamacpp.drafter import (
     NgramCache,
 )
 from cachesim.engines.llamacpp.memory.attention import AttentionCache
-from cachesim.engines.llamacpp.memory.batch import Ids, Splitter, Ubatch
+from cachesim.engines.llamacpp.memory.batch import Batch, Ids, Splitter, Ubatch
 from cachesim.engines.llamacpp.memory.cells import EMPTY, Cells, apply_ubatch, find_slot, prepare
 from cachesim.engines.llamacpp.memory.context import Context
 from cachesim.engines.llamacpp.memory.hybrid import caches_of, parts_of
+from cachesim.engines.llamacpp.server_batch import Run, ServerBatch
 from cachesim.units import Integers, Token
 
 SETS: Final[tuple[tuple[Ids, ...], ...]] = (
@@ -46,6 +47,7 @@ def unlike_definition(context: Context) -> Iterator[str]:
     """Decisions of a memory that are not as upstream defines them; cells may change."""
     attention, _ = parts_of(context.memory)
     yield from _cut_otherwise()
+    yield from _divided_otherwise()
     yield from _drafted_otherwise()
     for cache in caches_of(attention).values():
         for stream in range(len(cache.streams)):
@@ -177,6 +179,24 @@ def _wrong(split: Splitter, name: str, pieces: Sequence[Ubatch], most: int) -> s
 
 def _of(values: Sequence[object], piece: Ubatch) -> tuple[object, ...]:
     return tuple(values[row] for row in piece.rows)
+
+
+def _divided_otherwise() -> Iterator[str]:
+    """Pieces of a server's batch that are not, one after the other, the whole."""
+    runs = [
+        Run(seq, 3 * seq, [*map(Token, range(10 * seq, 10 * seq + n))], output=seq == 1, last=True)
+        for seq, n in enumerate((3, 1, 4))
+    ]
+    batch = ServerBatch(runs=runs, length=sum(len(run.tokens) for run in runs))
+    whole = Batch.joined(run.batch(0, len(run.tokens)) for run in runs)
+    for low, high in combinations(range(batch.length + 1), 2):
+        ends = ((0, low), (low, high), (high, batch.length))
+        pieces = [batch.piece(*each) for each in ends if each[0] < each[1]]
+        if Batch.joined(piece.batch() for piece in pieces) != whole:
+            yield f"a batch of {batch.length} tokens is divided otherwise at {low} and {high}"
+        slots = {ids[0] for piece in pieces for ids in piece.batch().seqs or ()}
+        if {slot for piece in pieces for slot in piece.slots()} != slots:
+            yield f"pieces of a batch are not of the slots {slots}"
 
 
 # -- n-grams ---------------------------------------------------------------------------------------

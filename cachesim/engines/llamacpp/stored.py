@@ -13,7 +13,7 @@ import numpy as np
 
 from cachesim.engines.base import Reply, Ticket
 from cachesim.engines.events import EventLog
-from cachesim.engines.llamacpp.events import SlotErased, SlotRestored, SlotSaved
+from cachesim.engines.llamacpp.events import BatchDecoded, SlotErased, SlotRestored, SlotSaved
 from cachesim.engines.llamacpp.integrity import (
     Part,
     content_of,
@@ -143,10 +143,14 @@ def _has_room(server: ServerContext, slot: Slot, saved: Sequence[Part]) -> bool:
 def _try_replies(server: ServerContext) -> None:
     """Reply with known tokens: step by step, and many steps at once."""
     try:
-        one_by_one = _replied(server, turns=1)
+        one_by_one, steps = _replied(server, turns=1)
     except UpstreamAbort:
         return  # at these flags a request ends the process
-    at_once = _replied(server, turns=AT_ONCE)
+    at_once, fewer = _replied(server, turns=AT_ONCE)
+    attention, _ = parts_of(server.contexts.target.memory)
+    windows = any(cache.mask.n_swa for cache in caches_of(attention).values())
+    if not windows and min(server.n_batch, server.slots[0].n_ctx) >= AT_ONCE:
+        require(fewer < steps, f"replies at once take {fewer} steps, one by one {steps}")
     for (tokens, one, parts), (others, other, rest) in zip(one_by_one, at_once, strict=True):
         require(tokens == others, "a reply at once leaves other tokens")
         require(one.generated == other.generated, "a reply at once has other tokens")
@@ -157,8 +161,8 @@ def _try_replies(server: ServerContext) -> None:
 
 def _replied(
     server: ServerContext, *, turns: int
-) -> list[tuple[tuple[Token, ...], Reply, tuple[Part, ...]]]:
-    """What replies in the first slots of an emptied server leave, and what they are."""
+) -> tuple[list[tuple[tuple[Token, ...], Reply, tuple[Part, ...]]], int]:
+    """What replies in the first slots of an emptied server leave and are, and their batches."""
     tried = _on_its_own(server)
     tried.most_turns = turns
     for slot in tried.slots:
@@ -169,11 +173,13 @@ def _replied(
         params = TaskParams(reply=tokens[n:], n_predict=n)
         slot.task = Task(id=slot.id, ticket=Ticket(slot.id), tokens=tokens[:n], params=params)
         slot.move(SlotState.STARTED)
+        slot.lora = tried.lora  # as of a request that names none
     while tried.is_busy:
         update_slots(tried)
     tried.contexts.check_integrity()
     content = content_of(tried.contexts.target)
-    return [
+    replies = [
         (tuple(slot.prompt.tokens), tried.replies[Ticket(slot.id)][0], content[slot.id])
         for slot in busy
     ]
+    return replies, sum(isinstance(each, BatchDecoded) for each in tried.events)

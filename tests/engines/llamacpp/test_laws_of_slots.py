@@ -31,6 +31,7 @@ from cachesim.engines.llamacpp.memory.context import Context
 from cachesim.engines.llamacpp.memory.recurrent import RecurrentMemory
 from cachesim.engines.llamacpp.memory.recurrent_cells import Planes, RecurrentCells
 from cachesim.engines.llamacpp.router import Router
+from cachesim.engines.llamacpp.server_batch import Piece, ServerBatch
 from cachesim.engines.llamacpp.server_context import ServerContext
 from cachesim.engines.llamacpp.slot import Contexts
 from cachesim.engines.llamacpp.stored import check_actions
@@ -119,6 +120,7 @@ def test_every_memory_does_what_its_calls_promise(model: str, options: dict[str,
         (recomputed, "find_slot", nothing, "None are found for 1 tokens"),
         (recomputed, "apply_ubatch", nothing, "the head is at"),
         (NgramCache, "_following", nothing, "is drafted after"),
+        (ServerBatch, "piece", lambda it, *_: Piece([(it.runs[0], 0, 1)]), "is divided otherwise"),
         (batch, "keep_tails", lambda _, taken, *__: taken, "tokens are left of the sets"),
         (server_batch, "free_cells", lambda streams, _: streams.size, "than it has free cells"),
     ],
@@ -148,6 +150,7 @@ def skips_a_token(server: ServerContext) -> None:
         (ServerContext, "prompt_clear", nothing, "an erased slot has tokens"),
         (Contexts, "seq_rm", nothing, "an erased slot has cells"),
         (update_slots, "pass_over_replies", skips_a_token, "a reply at once"),
+        (update_slots, "pass_over_replies", nothing, "replies at once take"),
     ],
 )
 def test_an_action_that_breaks_its_promise_is_found(
