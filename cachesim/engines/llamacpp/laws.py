@@ -13,6 +13,7 @@ from cachesim.engines.llamacpp.events import (
     CacheEntryDropped,
     CacheEntryLoaded,
     CacheEntryTooLarge,
+    CheckpointCreated,
     ContextShifted,
     DraftMade,
     DraftVerified,
@@ -30,6 +31,9 @@ from cachesim.engines.llamacpp.server import LlamaCpp
 from cachesim.engines.seen import Breach, Seen
 from cachesim.engines.tokens import get_common_prefix
 from cachesim.units import Token, Tokens
+
+LONG: Final = 80
+"""Tokens of a prompt that gets a checkpoint on every release, with some before its end."""
 
 NEAR: Final = 1e-6
 """Difference of two shares, of which one has single precision."""
@@ -72,6 +76,7 @@ class LlamaLaws:
         yield from self._chosen(seen)
         if seen.reply.error is None and not children:
             yield from self._work(seen)
+            yield from self._checkpoints(seen)
         yield from self._lost(seen, children)
 
     def _chosen(self, seen: Seen) -> Iterator[str]:
@@ -130,6 +135,19 @@ class LlamaLaws:
             keeps = min(prompt if n_keep < 0 else n_keep, flags.n_ctx_slot - 4)
             if shift.n_keep != keeps or shift.n_keep + shift.n_left > flags.n_ctx_slot:
                 yield f"{shift.n_keep} tokens are kept and {shift.n_left} left, {keeps} wanted"
+
+    def _checkpoints(self, seen: Seen) -> Iterator[str]:
+        """A prompt that is computed as a whole leaves a checkpoint, where the memory needs any."""
+        server, flags, reply = self._engine.server, self._engine.server.options, seen.reply
+        exact = server.is_exact and server.rules.checkpoints.exact_gets_some
+        needs = exact or (server.n_swa > 0 and not flags.swa_full)
+        whole = reply.cached == 0 and len(reply.prompt) >= LONG and self._completes(seen)
+        if not (needs and whole and flags.ctx_checkpoints) or seen.images:
+            return
+        slot = server.slots[int(reply.slot or 0)]
+        made = any(isinstance(each, CheckpointCreated) for each in seen.events)
+        if not (made or slot.prompt.checkpoints):
+            yield f"a prompt of {len(reply.prompt)} tokens leaves no checkpoint"
 
     def _undone(self, verified: DraftVerified) -> str:
         """The rollback of a draft: a cut, unless the memory needs its state before the draft."""

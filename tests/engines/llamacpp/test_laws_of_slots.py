@@ -8,7 +8,7 @@ import pytest
 
 from cachesim.engines.base import Engine, Request
 from cachesim.engines.events import Event
-from cachesim.engines.llamacpp import integrity, recomputed, server_batch, update_slots
+from cachesim.engines.llamacpp import checkpoints, integrity, recomputed, server_batch, update_slots
 from cachesim.engines.llamacpp.drafter import NgramCache
 from cachesim.engines.llamacpp.events import (
     BatchDecoded,
@@ -334,3 +334,13 @@ def test_a_text_that_is_lost_is_found(change: Callable[[Router], None], detail: 
 
     assert breach is not None
     assert (detail, True) == (detail, breach.detail.startswith(detail)), breach.detail
+
+
+def test_a_whole_prompt_without_a_checkpoint_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = served()
+    laws = LlamaLaws(engine)
+    monkeypatch.setattr(checkpoints, "create_checkpoint", nothing)
+    breach = laws.broken(ask(engine, range(150, 240)))
+
+    assert breach is not None
+    assert "a prompt of 90 tokens leaves no checkpoint" == breach.detail
