@@ -194,17 +194,22 @@ def _uncounted(reply: Reply) -> str | None:
 
 
 def _unlike(record: Record, reply: Reply, longest: int | None) -> str | None:
-    """A reply that is not the sampled one, or shorter or longer than it."""
+    """A reply that is not the sampled one, or shorter or longer than it.
+
+    The end of the sampled tokens ends a reply, but one that a stop word is to end.
+    """
     step, tokens = record.step, reply.generated
     if not isinstance(step.reply, tuple):
         return None
     sampled = as_tokens(step.reply)
     if tokens[: len(sampled)] != sampled[: len(tokens)]:
         return f"{list(tokens)} is returned for the sampled tokens {list(sampled)}"
-    wanted = len(sampled) if step.predict is None else step.predict
+    limit = len(sampled) if step.predict is None or step.predict < 0 else step.predict
+    wanted = min(limit, len(sampled))
+    most = limit if step.options else wanted
     ends = reply.truncated or record.left or step.leaves is not None or bool(step.options)
     room = longest is None or len(reply.prompt) + wanted < longest
-    if len(tokens) > wanted or (len(tokens) < wanted and room and not ends):
+    if len(tokens) > most or (len(tokens) < wanted and room and not ends):
         return f"{len(tokens)} of {wanted} tokens are returned"
     return None
 

@@ -226,7 +226,7 @@ def _wrong(
     cures = cured_by(scenario, profile, arithmetic, wrong=wrong, oracles=oracles) if wrong else {}
     played = None
     for each in trial.findings:
-        if each.kind in {"crash", "refusal", "lost reuse"}:
+        if each.kind in {"broken invariant", "crash", "refusal", "lost reuse"}:
             yield Cause(each.kind, (_unnumbered(each.detail),)), each.step, each.detail
         elif cures.get(each.step):
             for patch in cures[each.step]:

@@ -413,9 +413,8 @@ def with_alike(steps: Sequence[Step]) -> list[Step]:
     for step in steps:
         if step.with_previous and not step.turns and found:
             first = found[-1]
-            same = {
-                each: getattr(first, each) for each in ("slot", "cache_prompt", "reply", "options")
-            }
+            alike = ("slot", "cache_prompt", "reply", "predict", "options")
+            same = {each: getattr(first, each) for each in alike}
             found.append(replace(step, **same))
         else:
             found.append(step)

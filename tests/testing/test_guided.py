@@ -9,13 +9,13 @@ from cachesim.cli.main import main
 from cachesim.engines import Profile
 from cachesim.errors import ContractError, PositionError
 from cachesim.play.session import groups_of
-from cachesim.scenario.format import Scenario
+from cachesim.scenario.format import Scenario, Step
 from cachesim.testing import guided
 from cachesim.testing.guided import MOST, Guided, Numbers
 from cachesim.testing.search import search, trial_of, trials
 from cachesim.testing.story import story
 from cachesim.testing.survey import survey
-from cachesim.testing.workloads import Shape
+from cachesim.testing.workloads import Shape, with_alike
 
 SHAPE = Shape(incidents=True, chats=True, guided=True)
 PROFILES = ("llama.cpp@b11549", "mlx-lm@0.32.2", "vllm@0.33.0", "sglang@0.5.23")
@@ -50,6 +50,16 @@ def test_requests_of_one_call_are_alike_where_a_hunt_wants_them_so() -> None:
             asked = [(each.slot, each.reply, each.options) for each in calls]
 
             assert asked == asked[:1] * len(asked)
+
+
+def test_the_length_that_a_stop_word_cuts_short_is_alike_too() -> None:
+    first = Step(name="a", prompt=(1,), reply=(2,))
+    words = {"stop_words": ("b",)}
+    other = Step(prompt=(3,), reply=(4, 5), predict=4, options=words, with_previous=True)
+
+    assert [first, replace(first, name="", prompt=(3,), with_previous=True)] == with_alike(
+        [first, other]
+    )
 
 
 @pytest.mark.parametrize("profile", PROFILES)

@@ -414,16 +414,21 @@ def test_a_hit_that_differs_from_the_servers_own_lookup_is_found(
 
 
 @pytest.mark.parametrize(
-    ("returned", "detail"),
+    ("returned", "predict", "detail"),
     [
-        ((9, 2), "[9, 2] is returned for the sampled tokens [1, 2]"),
-        ((1,), "1 of 2 tokens are returned"),
-        ((1, 2, 3), "3 of 2 tokens are returned"),
-        ((1, 2), None),
+        ((9, 2), 2, "[9, 2] is returned for the sampled tokens [1, 2]"),
+        ((1,), 2, "1 of 2 tokens are returned"),
+        ((1, 2, 3), 2, "3 of 2 tokens are returned"),
+        ((1, 2), 2, None),
+        ((1,), 1, None),
+        ((1, 2), 1, "2 of 1 tokens are returned"),
+        ((1, 2), 5, None),  # the end of the sampled tokens ends a reply
+        ((1, 2, 3), 5, "3 of 2 tokens are returned"),
+        ((1, 2), -1, None),
     ],
 )
 def test_a_reply_that_is_not_the_sampled_one_is_found(
-    returned: tuple[int, ...], detail: str | None, monkeypatch: pytest.MonkeyPatch
+    returned: tuple[int, ...], predict: int, detail: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reply_of = Sglang.reply
 
@@ -432,7 +437,7 @@ def test_a_reply_that_is_not_the_sampled_one_is_found(
         return found and replace(found, generated=as_tokens(returned))
 
     monkeypatch.setattr(Sglang, "reply", changed)
-    prompt = 'prompt = "P"\nreply = [1, 2]\n'
+    prompt = f'prompt = "P"\nreply = [1, 2]\npredict = {predict}\n'
     scenario = DISCONNECT.partition("[[step]]")[0] + f'[[step]]\nname = "a"\n{prompt}'
 
     assert detail == broken_law(scenario)

@@ -16,7 +16,7 @@ from cachesim.scenario.files import load
 from cachesim.scenario.format import Scenario, Step
 from cachesim.scenario.shipped import shipped_file
 from cachesim.testing import survey as survey_room
-from cachesim.testing.findings import Trial
+from cachesim.testing.findings import Finding, Trial
 from cachesim.testing.search import play, simpler, workloads
 from cachesim.testing.survey import Cause, Survey, lost, made_small, survey, survey_by
 from cachesim.testing.workloads import Shape
@@ -80,6 +80,19 @@ def test_a_shipped_wrong_answer_is_told_by_its_own_patch(name: str, patch: str) 
     found = survey_room.cured_by(scenario, Profile.parse(f"llama.cpp@{release}"), "ring")
 
     assert {(patch,)} == {tuple(each.name for each in patches) for patches in found.values()}
+
+
+def test_a_broken_law_after_a_wrong_answer_is_a_cause_of_its_own() -> None:
+    scenario = load(shipped_file("llama.cpp-three-requests"))
+    trial = play(scenario, WINDOWS, stop_early=False)
+    wrong = survey_room.causes(scenario, WINDOWS, "ring", "wrong", trial=trial)
+    law = Finding(kind="broken invariant", step=2, detail="1 of 4 tokens are returned")
+    trial.findings.append(law)
+
+    found = survey_room.causes(scenario, WINDOWS, "ring", "wrong", trial=trial)
+
+    broken = Cause("broken invariant", ("N of N tokens are returned",))
+    assert wrong | {broken: (2, law.detail)} == found
 
 
 def test_a_server_that_runs_one_request_at_once_fixes_no_wrong_batch() -> None:
