@@ -13,6 +13,7 @@ import pytest
 
 from cachesim.engines.base import Message
 from cachesim.engines.chat import ByteTokenizer
+from cachesim.engines.family import Profile
 from cachesim.engines.mlx_lm.caches.kv_cache import KVCache
 from cachesim.engines.mlx_lm.families import family_of
 from cachesim.engines.mlx_lm.family import FAMILY
@@ -39,7 +40,9 @@ from cachesim.lab.real.playing import Difference, releases_of
 from cachesim.lab.real.vectors.mlx_server import ColdStates
 from cachesim.model.build import build
 from cachesim.model.presets import tiny
+from cachesim.play.session import Session
 from cachesim.scenario.checks import scenario_of
+from cachesim.scenario.format import FORMAT, Model, Scenario, Server, Step
 from cachesim.units import as_tokens
 
 
@@ -188,6 +191,35 @@ def test_bytes_and_marks_become_words_one_for_one(template: str) -> None:
     chat = [each | {"content": words.text(tokenizer.encode(each["content"]))} for each in messages]
 
     assert words.ids(ours) == real.apply_chat_template(chat, add_generation_prompt=True)
+
+
+@pytest.mark.parametrize(
+    ("options", "fields", "limit"),
+    [
+        ({}, {}, 1),
+        ({}, {"stop_words": ("b",)}, 5),  # the worker continues until it is stopped
+        ({"draft_model": "self"}, {}, 5),  # as many drafts as for a longer reply
+    ],
+)
+def test_a_real_reply_ends_where_the_simulated_one_does(
+    options: dict[str, Any], fields: dict[str, Any], limit: int
+) -> None:
+    step = Step(name="a", prompt=(300, 301), reply=(302,), predict=5, options=fields)
+    session = Session(
+        Scenario(
+            format=FORMAT,
+            name="ends",
+            model=Model(preset="dense"),
+            engine=Server(name="mlx-lm", profiles=("0.32.2",), options=options),
+            step=(step,),
+        ),
+        Profile("mlx-lm", "0.32.2"),
+    )
+    (record,) = session.run()
+
+    request = Words(session.vocabulary.tokenizer).request(record, session)
+
+    assert limit == request["max_tokens"]
 
 
 def test_reasoning_is_stripped_alike() -> None:

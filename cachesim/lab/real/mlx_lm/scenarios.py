@@ -187,16 +187,20 @@ class Words:
         """A step as a request to the real server, with the simulator's reply."""
         step = session.request(record)
         reply = () if record.reply is None else record.reply.generated
-        limit = max(step.predict, len(reply))
+        forced, fields = step.reply, step.options or {}
+        drafts = "draft_model" in session.scenario.engine.options
+        goes_on = drafts or "stop_words" in fields  # else the end of the sampled tokens ends it
+        predict = step.predict if forced is None or goes_on else min(step.predict, len(forced))
+        limit = max(predict, len(reply))
         request: dict[str, Any] = {
             "max_tokens": limit,
             "reply": self.ids([*reply, *[FILLER] * (limit - len(reply))]),
-            **(step.options or {}),
+            **fields,
             **({"model": step.model} if step.model else {}),
         }
         if "tools" in request:
             request["tools"] = [self.text(self.tokenizer.encode("\n".join(request["tools"])))]
-        if "draft_model" in session.scenario.engine.options:
+        if drafts:
             request["drafts"] = [self.ids(draft) for draft in step.drafts or ()]
         if step.messages:
             request["messages"] = [
