@@ -3,11 +3,14 @@
 import ast
 import base64
 import subprocess
+import sys
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from cachesim.engines import Profile
@@ -16,12 +19,12 @@ from cachesim.engines.llama_cpp_python.family import FAMILY
 from cachesim.engines.llama_cpp_python.llama import LlamaCppPython
 from cachesim.lab.real.environment import EnvironmentUnavailableError
 from cachesim.lab.real.llama_cpp.gguf import write_model
-from cachesim.lab.real.llama_cpp_python import compare
+from cachesim.lab.real.llama_cpp_python import compare, worker
 from cachesim.lab.real.llama_cpp_python.compare import PROVER, program_of, report_lines
 from cachesim.lab.real.playing import StepPlayed
 from cachesim.model.presets import tiny
 from cachesim.scenario import load
-from cachesim.scenario.format import Scenario, Step
+from cachesim.scenario.format import FORMAT, Model, Scenario, Server, Step
 from cachesim.scenario.shipped import shipped_file
 from cachesim.testing.search import Counterexample, search
 from cachesim.typed import of_kind, there_is
@@ -155,6 +158,68 @@ def test_rules_that_differ_from_what_a_version_did_are_seen(release: str, step: 
     found = compare.difference_under(scenario, "0.3.36", results, rules)
 
     assert step == (None if found is None else found.step)
+
+
+DRAFT_BEYOND_A_BATCH = Scenario(
+    format=FORMAT,
+    name="draft-beyond-a-batch",
+    model=Model(preset="dense"),
+    engine=Server(
+        name=RELEASE.engine,
+        profiles=(RELEASE.release,),
+        options={
+            "draft_model": "prompt-lookup",
+            "logits_all": True,
+            "n_batch": 4,
+            "n_ubatch": 4,
+            **compare.PRECISE,
+        },
+    ),
+    step=(
+        Step(name="r0", prompt=(*range(301, 309), 301, 302), reply=(303, 304, 305)),
+        Step(name="r1", prompt=(301, 302), reply=(303,)),
+    ),
+)
+
+
+class NoRows:
+    """A `Llama` of which the last batch holds no logits of the sampled token."""
+
+    n_tokens, ctx, cache = 19, None, None
+    close = n_vocab = int
+
+    def __init__(self, _: str, **__: object) -> None:
+        self.input_ids = np.zeros(4)
+
+    def create_completion(self, *_: object, **__: object) -> None:
+        self.sample(idx=10)
+
+    def sample(self, **_: object) -> int:
+        raise AssertionError
+
+
+def test_a_token_without_logits_ends_the_real_process_as_the_simulated_one(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    library = SimpleNamespace(llama_get_logits_ith=lambda *_: None)
+    monkeypatch.setitem(sys.modules, "llama_cpp.llama_cpp", library)
+    (record, counts), _ = compare.Instance(DRAFT_BEYOND_A_BATCH, RELEASE.release).counted()
+    options = {"cache": "none", "capacity_bytes": 0, "draft_model": "none", **compare.PRECISE}
+    call = {"do": "complete", "prompt": [], "predict": 1}
+    order = {"model": "", "options": options, "calls": [call, call]}
+
+    results = worker.Player(SimpleNamespace(Llama=NoRows), order, tmp_path).results()
+
+    assert "llama_get_logits_ith: 9 tokens back in a batch" == record.message
+    assert [{"error": record.message, **counts, "logits": []}] == results
+
+
+@BUILT
+def test_a_draft_beyond_a_batch_ends_the_real_process() -> None:
+    (step,) = compare.play_scenario(DRAFT_BEYOND_A_BATCH, RELEASE.release)
+
+    assert step.agrees
+    assert step.confirmed
 
 
 WRONG = ("llama-cpp-python-ram-cache-on-a-window", "llama-cpp-python-small-window-rewind")

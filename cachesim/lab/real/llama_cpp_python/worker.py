@@ -7,6 +7,7 @@ come back. Every sampled token is noted with its logits, and replaced where a ca
 import base64
 import importlib
 import shutil
+import sys
 import tempfile
 from inspect import signature
 from pathlib import Path
@@ -22,6 +23,10 @@ APART = ("cache", "capacity_bytes", "max_ngram_size", "num_pred_tokens", "draft_
 OF_INSTANCE = {"verbose": False, "n_threads": 1, "n_threads_batch": 1}
 OF_CALL = {"temperature": 0.0}
 """Arguments that are the same in every comparison."""
+
+
+ROW = "llama_get_logits_ith"
+"""Where the process ends: the package's sampler asserts that its token has logits."""
 
 
 def main() -> None:
@@ -79,6 +84,8 @@ class Player:
                 result["cold"] = self.call(fresh, call | {"reply": result["reply"]})["logits"]
                 fresh.close()
             found.append(result)
+            if str(result.get("error")).startswith(ROW):
+                break
         llama.close()
         return found
 
@@ -114,6 +121,8 @@ class Player:
                     llama.load_state(self.states[call["file"]])
                 case "slot-erase":
                     llama.reset()
+        except SystemExit as end:
+            result = {"error": str(end)}
         except Exception as error:
             result = {"error": words_of(error)}
         else:
@@ -158,6 +167,8 @@ def watching(llama: Real) -> Real:
             """Note the token and its logits."""
             ridx = -1 if idx is None else idx - self.n_tokens
             row = library.llama_get_logits_ith(self.ctx, ridx)
+            if not row:
+                sys.exit(f"{ROW}: {-ridx} tokens back in a batch")
             self.rows.append(numpy.ctypeslib.as_array(row, (self.n_vocab(),)).astype("<f4"))
             token = int(super().sample(*given, idx=idx, **named))
             self.sampled.append([*self.wanted, token][min(len(self.sampled), len(self.wanted))])
