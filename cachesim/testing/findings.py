@@ -167,10 +167,11 @@ def _breach(record: Record, oracle: Oracle, laws: Laws | None) -> Finding | None
     if laws is None or record.reply is None:
         return None
     step, spec = record.step, oracle.network.spec
+    cut = None if step.predict is None or step.predict < 0 else step.predict
     seen = Seen(
         reply=record.reply,
         events=record.events,
-        forced=as_tokens(step.reply) if isinstance(step.reply, tuple) else None,
+        forced=as_tokens(step.reply)[:cut] if isinstance(step.reply, tuple) else None,
         alone=record.alone and step.leaves is None,
         images=bool(record.images),
         fields=step.options,

@@ -345,3 +345,11 @@ def test_a_model_that_reads_images_has_no_drafter_in_the_default_engine() -> Non
 
     with pytest.raises(InputError, match="no draft_model"):
         Session(scenario, Profile.parse("mlx-lm@0.31.3+vllm-mlx-whole"))
+
+
+@pytest.mark.parametrize("predict", [-1, 1, 2, 5])
+def test_a_reply_ends_with_its_sampled_tokens_or_at_its_length(predict: int) -> None:
+    drawn = scenario_of(PROMPT)
+    steps = tuple(replace(each, predict=predict) for each in drawn.step)
+
+    assert [] == play(replace(drawn, step=steps), Profile.parse("mlx-lm@0.32.2")).findings
