@@ -454,7 +454,8 @@ class Reference:
 
     def __init__(self, context: Context) -> None:
         self.context = context
-        n_seqs, vocabulary = min(context.n_seq_max, len(LENGTHS)), context.network.spec.vocabulary
+        n_seqs = min(context.n_seq_max, len(LENGTHS), context.n_batch)
+        vocabulary = context.network.spec.vocabulary
         lengths = [min(n, context.n_batch // n_seqs) for n in LENGTHS[:n_seqs]]
         self.texts = [
             [(7 * seq + 3 * n + 5) % vocabulary for n in range(length)]

@@ -344,3 +344,15 @@ def test_a_whole_prompt_without_a_checkpoint_is_found(monkeypatch: pytest.Monkey
 
     assert breach is not None
     assert "a prompt of 90 tokens leaves no checkpoint" == breach.detail
+
+
+def test_a_memory_of_fewer_cells_than_sequences_is_tried_too() -> None:
+    engine = Engine.create(
+        "llama.cpp@b9294",
+        model=preset("dense"),
+        options={"parallel": 5, "ctx_size": 2},
+        arithmetic="ring",
+    )
+    assert isinstance(engine, Router)
+
+    check_calls(engine.server.contexts.target)
