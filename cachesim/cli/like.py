@@ -23,19 +23,20 @@ def scenarios_like(
 ) -> tuple[tuple[Scenario, ...], tuple[Profile, ...]]:
     """A scenario, or the requests of a log or trace, and the profiles for a search around them.
 
-    A log of llama-server has its own release, model and flags. `preset` is the model of others.
+    A log of llama-server has its own release, model and flags, unless another engine is named.
+    `preset` is the model of others.
     """
-    found = _requests_of(name, preset)
+    found = _requests_of(name, preset, {FAMILY.name, *(each.engine for each in profiles)})
     return found, _fitting(found[0], profiles, name)
 
 
-def _requests_of(name: str, preset: str) -> tuple[Scenario, ...]:
+def _requests_of(name: str, preset: str, engines: set[str]) -> tuple[Scenario, ...]:
     path = Path(name)
     if path.suffix == ".toml" or not path.is_file():
         return (only_scenario(name, "--like"),)
     shapes, model, server = Shapes.read(path), Model(preset=preset), Server()
     origin = shapes.origin
-    if origin is not None and Profile.parse(origin.profile).engine == FAMILY.name:
+    if origin is not None and {Profile.parse(origin.profile).engine} == engines:
         release = Profile.parse(origin.profile).release
         options = options_for(release, origin.options)
         model = Model(preset=origin.preset, window=origin.window)

@@ -124,6 +124,14 @@ def test_a_log_has_its_own_server_and_its_requests_in_two_sizes() -> None:
     assert min(longest) <= SIZES[0] < max(longest) <= SIZES[1]
 
 
+def test_the_requests_of_a_log_are_searched_on_another_engine_too() -> None:
+    vllm = (Profile.parse("vllm@0.33.0"),)
+    found, profiles = scenarios_like(LOG, "dense", vllm)
+
+    assert vllm == profiles
+    assert {("", "dense")} == {(each.engine.name, each.model.preset) for each in found}
+
+
 def test_a_trace_is_searched_on_the_named_release(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
