@@ -121,7 +121,7 @@ def delta(spec: ModelSpec, w: Weights, p: str, xs: Array) -> Array:
     return np.array(results)
 
 
-def short_conv(w: Weights, p: str, xs: Array) -> Array:
+def short_conv(_spec: ModelSpec, w: Weights, p: str, xs: Array) -> Array:
     mixed = [
         (w[p + "shortconv.in_proj.weight"] @ norm(x, w[p + "attn_norm.weight"])).reshape(3, -1)
         for x in xs

@@ -1,5 +1,9 @@
 """Each layer against its equation, written once more without tiles, blocks or carried states."""
 
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
 import naive
 import numpy as np
 import pytest
@@ -42,62 +46,27 @@ def wide(spec: ModelSpec) -> Weights:
     return {name: tensor.astype(np.float64) for name, tensor in draw(spec).items()}  # type: ignore[misc]
 
 
-@pytest.mark.parametrize("name", ["dense", "swa", "hybrid-delta"])
-def test_attention_follows_its_equation(name: str) -> None:
-    spec, layer = preset(name), 1
+@pytest.mark.parametrize(
+    ("kind", "spec", "at", "equation"),
+    [
+        (Attention, preset("dense"), 1, naive.attention),
+        (Attention, preset("swa"), 1, naive.attention),
+        (Attention, preset("hybrid-delta"), 1, naive.attention),
+        (Attention, preset("swa"), 0, partial(naive.attention, window=preset("swa").window)),
+        (Attention, preset("dense", rope="none", head_size=5), 0, naive.attention),
+        (Ssm, preset("hybrid"), 1, naive.ssm),
+        (Delta, preset("hybrid-delta"), 2, naive.delta),
+        (ShortConv, preset("hybrid-swa"), 0, naive.short_conv),
+    ],
+)
+def test_a_layer_follows_its_equation(
+    kind: Any, spec: ModelSpec, at: int, equation: Callable[..., Array]
+) -> None:
     xs = rows(spec)
 
-    found = through(Attention.read(spec, draw(spec), layer), spec, xs)
+    found = through(kind.read(spec, draw(spec), at), spec, xs)
 
-    expected = naive.attention(spec, wide(spec), f"blk.{layer}.", xs)
-    assert np.allclose(expected, found, rtol=1e-9, atol=1e-12)
-
-
-def test_a_window_hides_what_lies_further_back() -> None:
-    spec = preset("swa")
-    xs = rows(spec)
-
-    found = through(Attention.read(spec, draw(spec), 0), spec, xs)
-
-    expected = naive.attention(spec, wide(spec), "blk.0.", xs, window=spec.window)
-    assert np.allclose(expected, found, rtol=1e-9, atol=1e-12)
-
-
-def test_without_rope_positions_do_not_matter() -> None:
-    spec = preset("dense", rope="none", head_size=5)
-    xs = rows(spec)
-
-    found = through(Attention.read(spec, draw(spec), 0), spec, xs)
-
-    expected = naive.attention(spec, wide(spec), "blk.0.", xs)
-    assert np.allclose(expected, found, rtol=1e-9, atol=1e-12)
-
-
-def test_the_ssm_layer_follows_its_equation() -> None:
-    spec = preset("hybrid")
-    xs = rows(spec)
-
-    found = through(Ssm.read(spec, draw(spec), 1), spec, xs)
-
-    assert np.allclose(naive.ssm(spec, wide(spec), "blk.1.", xs), found, rtol=1e-9, atol=1e-12)
-
-
-def test_the_delta_layer_follows_its_equation() -> None:
-    spec = preset("hybrid-delta")
-    xs = rows(spec)
-
-    found = through(Delta.read(spec, draw(spec), 2), spec, xs)
-
-    assert np.allclose(naive.delta(spec, wide(spec), "blk.2.", xs), found, rtol=1e-9, atol=1e-12)
-
-
-def test_the_short_convolution_follows_its_equation() -> None:
-    spec = preset("hybrid-swa")
-    xs = rows(spec)
-
-    found = through(ShortConv.read(spec, draw(spec), 0), spec, xs)
-
-    expected = naive.short_conv(wide(spec), "blk.0.", xs)
+    expected = equation(spec, wide(spec), f"blk.{at}.", xs)
     assert np.allclose(expected, found, rtol=1e-9, atol=1e-12)
 
 
