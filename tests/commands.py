@@ -73,7 +73,6 @@ def installed(python: str, wheel: Path, folder: Path) -> list[str]:
 
 
 def built(folder: Path) -> Path:
-    """The wheel."""
     pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "-w", str(folder), "."]
     subprocess.run([*pip, "--disable-pip-version-check"], cwd=ROOT, check=True)
     return next(folder.glob("*.whl"))
@@ -118,7 +117,6 @@ def tried(python: str, wheel: Path, folder: Path) -> int:
 
 
 def fresh(folder: Path) -> Path:
-    """An empty folder."""
     return Path(tempfile.mkdtemp(dir=folder))
 
 

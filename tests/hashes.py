@@ -82,7 +82,6 @@ def decided(entry: Run) -> str:
 
 
 def digest_of(entry: Run) -> str:
-    """The digest of a run's decisions."""
     return digest(iter([decided(entry)]))
 
 
@@ -110,7 +109,6 @@ def drawn(profile: Profile, model: str, count: int) -> Iterator[tuple[str, str]]
 
 
 def lesson(number: int) -> Iterator[tuple[str, str]]:
-    """The digest of a whole lesson."""
     yield f"lesson {number}", digest(iter([printed(["learn", str(number), "--all"])]))
 
 
@@ -127,7 +125,6 @@ def page(name: str) -> Iterator[tuple[str, str]]:
 
 
 def printed(words: Sequence[str]) -> str:
-    """The standard output of a command line."""
     with (
         contextlib.chdir(ROOT),
         contextlib.redirect_stdout(io.StringIO()) as out,
@@ -156,7 +153,6 @@ def work(count: int) -> Iterator[tuple[object, ...]]:
 
 
 def hashed(task: tuple[object, ...]) -> list[tuple[str, str]]:
-    """The digests of one piece of work."""
     do, *given = task
     return list(do(*given))  # type: ignore[operator]
 

@@ -18,7 +18,6 @@ LONGEST: Final = 2.0
 
 
 def main() -> int:
-    """The exit status of `cachesim run`."""
     short: list[str] = []
     for file in shipped_files():
         if seconds_of(jobs_of([str(file)], (), None)) < LONGEST:

@@ -92,7 +92,6 @@ class Place:
 
     @classmethod
     def parse(cls, text: str) -> "Place":
-        """A place of the table."""
         model, *numbers = text.split()
         value, cut, asks, others = map(int, numbers)
         return cls(model=model, value=value, cut=cut, asks=asks, others=bool(others))
@@ -404,7 +403,6 @@ def label_without_run(scenario: Scenario, profile: Profile, step: str) -> str:
 
 
 def again(row: Row) -> Outcome:
-    """The outcome of a row's place, played again."""
     scenario = load(shipped_file(row.scenario))
     original = Original(scenario, full_profile(row.engine, row.profile))
     asking = scenario.step_names.index(row.step)
@@ -435,7 +433,6 @@ def label_of_run(row: Row) -> str:
 
 
 def read() -> list[Row]:
-    """The table."""
     if not TABLE.is_file():
         return []
     with TABLE.open(newline="", encoding="utf-8") as table:
@@ -443,7 +440,6 @@ def read() -> list[Row]:
 
 
 def write(rows: Sequence[Row]) -> None:
-    """The table, in the order of names."""
     with TABLE.open("w", newline="", encoding="utf-8") as table:
         writer = csv.DictWriter(table, [each.name for each in fields(Row)], lineterminator="\n")
         writer.writeheader()

@@ -64,12 +64,10 @@ class Pipe:
 
     @property
     def body(self) -> bytes:
-        """The body that the server sent."""
         return body_of(bytes(self.answered))
 
     @property
     def sent(self) -> bytes:
-        """The body of the request."""
         return bytes(self.asked).split(b"\r\n\r\n", 1)[-1]
 
 
@@ -189,7 +187,6 @@ class Setup:
 
 @contextmanager
 def recorded(name: str, real: str, *more: str) -> Iterator[Setup]:
-    """The recorder before a real server."""
     tap = Tap(real)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "recorded.jsonl"
@@ -209,7 +206,6 @@ def recorded(name: str, real: str, *more: str) -> Iterator[Setup]:
 
 @contextmanager
 def llama(kind: str, slots: int) -> Iterator[str]:
-    """The real llama-server with a toy model."""
     with tempfile.TemporaryDirectory() as folder:
         model = Path(folder) / f"{kind}.gguf"
         write_model(preset(kind), model)
@@ -220,7 +216,6 @@ def llama(kind: str, slots: int) -> Iterator[str]:
 
 @contextmanager
 def mlx() -> Iterator[str]:
-    """The real mlx_lm.server with a toy model."""
     python = mlx_environment_for("0.32.2").ready()
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]

@@ -39,7 +39,6 @@ class Asked:
         return self._played.lost
 
     def send(self, group: Sequence[Step]) -> tuple[Outcome, ...]:
-        """Send steps that go out together, for one model."""
         if self._rng.random() >= STAYS:
             self._model = self._rng.choice(self._models)
         [file] = {each.file for each in group}

@@ -281,7 +281,6 @@ def overlap(real: WorkerProcess, rules: Rules) -> Iterator[dict[str, Any]]:
 
 
 def main(engine: str, release: str, path: Path) -> None:
-    """Play and write."""
     scheduler, start, record = {
         "sglang": (SCHEDULER, SCHEDULER.start, recorded),
         "sglang-hosts": (SCHEDULER, SCHEDULER.start, hosts),

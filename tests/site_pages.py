@@ -80,7 +80,6 @@ SITE_TESTS: Final = ("test_site.py", "test_generated.py", "test_words.py")
 
 
 def built(folder: Path) -> Path:
-    """The site, without the playground."""
     docs, site = folder / "docs", folder / "site"
     shutil.copytree(ROOT / "docs", docs, ignore=shutil.ignore_patterns("_generated", "_build"))
     subprocess.run([sys.executable, str(docs / "generate.py")], check=True)

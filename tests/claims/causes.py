@@ -24,16 +24,13 @@ class Lost:
 
     @property
     def record(self) -> Record:
-        """The request."""
         return self.played.records[self.index]
 
     @property
     def prompt_tokens(self) -> int:
-        """The tokens of its prompt."""
         return len(self.record.prompt)
 
     def flag(self, name: str, default: object = None) -> Any:
-        """A flag of the server."""
         return self.played.flags.get(name, default)
 
     def events(self, words: str, *, earlier: bool = False) -> Iterator[dict[str, Any]]:
@@ -45,7 +42,6 @@ class Lost:
                     yield each.as_dict()
 
     def happened(self, words: str, *, earlier: bool = False) -> bool:
-        """Whether there was such an event."""
         return any(True for _ in self.events(words, earlier=earlier))
 
 

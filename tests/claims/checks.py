@@ -62,7 +62,6 @@ class Case:
 
 
 def check(played: Played, tally: Tally) -> None:
-    """Every claim of a run."""
     for index in range(len(played.steps)):
         case = Case(played, index, tally)
         for event in case.step.events:
@@ -117,7 +116,6 @@ def _number_of(quoted: re.Match[str]) -> str:
 
 
 def prefix(one: Tokens, other: Tokens) -> int:
-    """How many leading tokens are the same."""
     count = 0
     while count < min(len(one), len(other)) and one[count] == other[count]:
         count += 1

@@ -62,7 +62,6 @@ class Reading:
 
 
 def common(one: Tokens, other: Tokens) -> int:
-    """How many leading tokens are the same."""
     return len(list(takewhile(bool, (a == b for a, b in zip(one, other, strict=False)))))
 
 

@@ -46,7 +46,6 @@ class Played:
 
     @property
     def run(self) -> Run:
-        """The same as a `Run`."""
         return Run(
             scenario=self.scenario,
             profile=self.profile,

@@ -11,7 +11,6 @@ SITE = "CACHESIM_SITE"
 
 @pytest.fixture
 def site() -> Path:
-    """The built site; without one the test is skipped."""
     if SITE not in os.environ:
         pytest.skip("make check builds the site, and runs this")
     return Path(os.environ[SITE])

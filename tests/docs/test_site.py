@@ -28,7 +28,6 @@ class Page(HTMLParser):
 
 
 def dead_links(site: Path) -> Iterator[str]:
-    """Every link within the site that leads to no page, or to no place on its page."""
     pages = {path: Page(path) for path in site.rglob("*.html")}
     for path, page in pages.items():
         for link in page.links:

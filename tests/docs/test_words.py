@@ -120,7 +120,6 @@ def _beside(name: str, other: str) -> str:
 
 
 def words_of_sources(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
-    """The words of every page."""
     known = sources(monkeypatch)
     return {name: Words(rendered(name, known)).count for name in known if name.endswith(".md")}
 

@@ -46,7 +46,6 @@ NUMBER: Final = re.compile(r"\d[\d,]*")
 
 
 def chosen(names: Sequence[str], settings: Settings) -> Iterator[Task]:
-    """The tasks of the named parts."""
     for name in names or PARTS:
         module = f"{__package__}.{name}"
         if not names and importlib.util.find_spec(module) is None:
@@ -55,7 +54,6 @@ def chosen(names: Sequence[str], settings: Settings) -> Iterator[Task]:
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Run them; 1 where a law was broken."""
     parser = argparse.ArgumentParser(prog="python -m tests.end_to_end", description=__doc__)
     parser.add_argument("parts", nargs="*", metavar="PART", help=", ".join(PARTS))
     parser.add_argument("--seed", type=int, default=SEED, help="of server lives and damage")

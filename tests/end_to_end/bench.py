@@ -64,7 +64,6 @@ class Result:
     milliseconds: Counter[str] = field(default_factory=Counter)  # by command
 
     def merge(self, other: "Result") -> None:
-        """Add what another process has run."""
         self.counts.update(other.counts)
         self.statuses.update(other.statuses)
         self.inputs.update(other.inputs)
@@ -92,7 +91,6 @@ class Bench:
         return (self.folder / name).exists()
 
     def try_(self, case: Case) -> Ran:
-        """Run a case; what breaks a law is kept with its files."""
         number = self.result.counts.total()
         run_it = run_as_a_shell_does if number % ONE_OF_A_SHELL == 7 else run
         before = {name: (self.folder / name).exists() for name in case.writes}
@@ -163,8 +161,6 @@ def done(task: Task) -> tuple[Task, Result]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """How much is run."""
-
     seed: int
     logs: int
     recordings: int

@@ -15,8 +15,6 @@ SECONDS: Final = 30
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """One request."""
-
     path: str
     body: Mapping[str, Any]
     leave_after: int | None = None
@@ -52,7 +50,6 @@ class Answer:
 
     @classmethod
     def from_dict(cls, plain: Mapping[str, Any]) -> "Answer":
-        """The reverse."""
         return cls(**plain)
 
 

@@ -336,7 +336,6 @@ def run_flags(release: str) -> Result:
 
 
 def flags_of(release: str) -> Iterator[list[str]]:
-    """The flags of a release as they are printed."""
     for option in LLAMA_CPP.table():
         if release not in LLAMA_CPP.having(option):
             continue

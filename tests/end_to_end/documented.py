@@ -74,7 +74,6 @@ ANY_STATUS: Final = frozenset({0, 1})
 
 
 def pages() -> list[Path]:
-    """The README, the pages that are written by hand, the lessons."""
     made = {"_generated", "_build"}
     found = (path for path in (ROOT / "docs").rglob("*.md") if not made & set(path.parts))
     return [ROOT / "README.md", *sorted(found), *sorted((ROOT / "cachesim").rglob("texts/*.md"))]
@@ -93,7 +92,6 @@ def documented() -> Iterator[str]:
 
 
 def examples() -> Iterator[str]:
-    """The example of every help text."""
     commands = dict(functions()) | real_functions(real)
     for command in commands.values():
         yield from re.findall(r"^ *Example: (cachesim .*)$", command.__doc__ or "", re.MULTILINE)

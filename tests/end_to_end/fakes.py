@@ -31,7 +31,6 @@ class Counts:
 
     @property
     def processed(self) -> int:
-        """What no cache had."""
         return self.prompt - self.cached
 
 
@@ -364,11 +363,9 @@ class Fake(ThreadingHTTPServer):
 
     @property
     def address(self) -> str:
-        """Where it listens."""
         return f"http://127.0.0.1:{self.server_port}"
 
     def read(self, body: Mapping[str, Any]) -> Counts:
-        """Count a request."""
         dialect = self.dialect
         said = [body.get("system", "")]
         for each in body.get("messages") or body.get("input") or ():
@@ -432,7 +429,6 @@ class _Handler(BaseHTTPRequestHandler):
 
 @contextmanager
 def fake(dialect: Dialect) -> Iterator[Fake]:
-    """A running server."""
     with Fake(dialect) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
         thread.start()

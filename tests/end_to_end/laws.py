@@ -25,7 +25,6 @@ ALL_UNKNOWN: Final = re.compile(r"\b[1-9][\d,]* prompt tokens: 0 reused, 0 proce
 
 
 def broken(ran: Ran, *, statuses: Collection[int], form: str) -> Iterator[str]:
-    """Each law that a command line broke."""
     if ran.status == 3:
         yield f"status 3: {_last(ran.err)}"
     elif ran.status not in statuses:
@@ -80,7 +79,6 @@ def _broken_json(out: str, *, lines: bool) -> Iterator[str]:
 
 @cache
 def schema(name: str) -> dict[str, Any]:
-    """A published schema."""
     found: dict[str, Any] = json.loads((SCHEMAS / f"{name}-1.json").read_text())
     return found
 

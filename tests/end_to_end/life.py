@@ -84,7 +84,6 @@ class Life:
 
     @classmethod
     def from_truth(cls, truth: dict[str, Any], log: bytes) -> "Life":
-        """The reverse."""
         told = {**truth, "kinds": tuple(truth["kinds"])}
         answers = tuple(Answer.from_dict(each) for each in told.pop("answers"))
         return cls(**told, log=log, answers=answers)
@@ -125,12 +124,8 @@ def draw_options(rng: Random, able: Abilities, preset: str) -> dict[str, Any]:
 
 
 class Asked(Protocol):
-    """A running server."""
-
     @property
-    def address(self) -> str:
-        """Where it listens."""
-        ...
+    def address(self) -> str: ...
 
     @property
     def lost(self) -> bool:
@@ -160,7 +155,6 @@ class Client:
         self.kinds = {"embeddings" if self._embeds else self._path.rpartition("/")[2]}
 
     def live(self) -> None:
-        """Send 3 to 12 requests."""
         wanted, group = self._rng.randint(3, 12), 0
         while len(self.answers) < wanted and not self._server.lost:
             if self.answers and self._rng.random() < 0.05:
@@ -288,7 +282,6 @@ class Lives(AbstractContextManager["Lives"]):
 
 
 def releases() -> tuple[str, ...]:
-    """All releases that a wheel plays."""
     return FAMILY.real()
 
 

@@ -59,7 +59,6 @@ def parser_of(wheel: Wheel) -> Callable[[list[str]], Wheel]:
 
 
 def main() -> int:
-    """Read the flags; serve."""
     words = sys.argv[1:]
     wheel = importlib.import_module("xllamacpp")
     parsed = parser_of(wheel)

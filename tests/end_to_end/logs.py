@@ -205,7 +205,6 @@ def _one_request(place: Bench, _life: Life) -> None:
 
 
 def _told(place: Bench, life: Life) -> None:
-    """What its user knows of the server is said."""
     law = partial(_true, life.answers)
     words = ["why", LOG, *life.flags(), "--format", "json"]
     place.try_(Case(words=words, form="json", extra=law))
@@ -226,7 +225,6 @@ def _packed(place: Bench, life: Life) -> None:
 
 
 def _rotated(place: Bench, life: Life) -> None:
-    """One log in two files."""
     lines = life.log.splitlines(keepends=True)
     place.put("server.log.1", b"".join(lines[: len(lines) // 2]))
     place.put("server.log.2", b"".join(lines[len(lines) // 2 :]))

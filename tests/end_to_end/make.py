@@ -99,7 +99,6 @@ def write_all(folder: Path, *, logs: int, seed: int) -> int:
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Write what is asked for."""
     parser = argparse.ArgumentParser(prog="python -m tests.end_to_end.make", description=__doc__)
     parser.add_argument("folder", type=Path, nargs="?")
     parser.add_argument("--kept", action="store_true")

@@ -144,7 +144,6 @@ class Started:
 
 
 def started(words: list[str], folder: Path) -> Started:
-    """Start a command in a forked process, in a folder."""
     return Started(words, folder)
 
 

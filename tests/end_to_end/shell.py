@@ -81,7 +81,6 @@ def is_taken(port: int) -> bool:
 
 
 def free_ports() -> tuple[str, ...]:
-    """Two ports that nobody has."""
     with socket.socket() as one, socket.socket() as other:
         for each in (one, other):
             each.bind(("127.0.0.1", 0))

@@ -35,7 +35,6 @@ class Talk:
 
     @property
     def words(self) -> int:
-        """About how many tokens it has."""
         return sum(len(WORD.findall(each["content"])) + 5 for each in self.all_messages())
 
 

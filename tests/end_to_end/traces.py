@@ -159,7 +159,6 @@ def _counts_all(lines: list[Line]) -> Callable[[Ran], Iterator[str]]:
 
 
 def _from_elsewhere(place: Bench, data: bytes, number: int) -> None:
-    """From a pipe, and compressed."""
     profile = ["-p", PROFILES[(number + 3) % len(PROFILES)], "--model", "dense"]
     json_too = ["--format", "json"]
     place.try_(Case(words=["compare", "-", *profile, *json_too], form="json", stdin=data,

@@ -9,16 +9,12 @@ from cachesim.engines.option import Option, option
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FakeRules:
-    """Two differences."""
-
     forgets: bool = False  # half of what is equal is forgotten
     skips_first: bool = False  # answers are those of a prompt without its first token
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FakeOptions:
-    """Its flags."""
-
     parallel: int = option("-np, --parallel", "slots", default=1, low=1, high=64)
     ctx_size: int = option(
         "-c, --ctx-size",

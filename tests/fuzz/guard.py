@@ -44,7 +44,6 @@ def limit_memory() -> None:
 
 
 def guarded(play: Callable[[Any], None], mutant: Any) -> Outcome:
-    """Play a mutant, and say what became of it."""
     before = signal.signal(signal.SIGPROF, _too_slow)
     asleep = signal.signal(signal.SIGALRM, _too_slow)
     signal.setitimer(signal.ITIMER_PROF, SECONDS)  # of its own: other processes do not count

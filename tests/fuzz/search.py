@@ -44,12 +44,10 @@ def mutant(kind: Kind, seed: int, number: int) -> Any:
 
 
 def tried(kind: Kind, seed: int, number: int) -> Outcome:
-    """What becomes of it."""
     return guarded(kind.play, mutant(kind, seed, number))
 
 
 def search(name: str, seed: int, numbers: range) -> Tally:
-    """Mutants in a row."""
     kind, tally = KINDS[name], Tally()
     for number in numbers:
         outcome = tried(kind, seed, number)

@@ -34,7 +34,6 @@ reported = partial(counts, records=RECORDS)
 
 
 def _zeroing_trim(self: RecurrentMemory, _seq: int, tail: int, p0: int) -> bool:
-    """Says yes and forgets the state instead of refusing."""
     for rows in self.planes.rows.values():
         rows[tail :: self.size] = 0
     self.cells.pos[tail] = p0 - 1

@@ -122,7 +122,6 @@ def fake(
     fault: Fault = well_behaved,
     **options: Any,
 ) -> Iterator[Fake]:
-    """A server as long as the block."""
     one = Fake(dialect, Model(profile, model, context, noise, **options), fault)
     try:
         yield one

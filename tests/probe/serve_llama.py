@@ -23,7 +23,6 @@ DEFAULTS = {
 
 
 def main() -> None:
-    """Serve."""
     wheel = importlib.import_module("xllamacpp")
     model, port, *flags = sys.argv[1:]
     values = DEFAULTS | {"model.path": model, "port": int(port)}

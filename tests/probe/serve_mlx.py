@@ -15,7 +15,6 @@ VOCABULARY = 72
 
 
 def main() -> None:
-    """Serve."""
     sys.path.append(str(PARTS))
     order, port, *flags = sys.argv[1:]
     folder = Path(tempfile.mkdtemp())

@@ -22,7 +22,6 @@ ALLOCATOR = f"{PAGED}_allocators.cache_allocator"
 
 
 def main() -> None:
-    """Serve."""
     port, *flags = sys.argv[1:]
     os.environ["HF_HUB_OFFLINE"] = "1"
     folder = tempfile.mkdtemp()

@@ -117,7 +117,6 @@ class Absent:
 
 
 def drawn(monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]) -> Played:
-    """A workload of these flags beside a real server that does not start."""
 
     def setting(*args: Any, **kwargs: Any) -> Setting:
         return replace(draw_setting(*args, **kwargs), options=options, preset="dense", window=0)

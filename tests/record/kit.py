@@ -26,8 +26,6 @@ CHAT = "/v1/chat/completions"
 
 @dataclass
 class Call:
-    """A request as the server got it."""
-
     head: bytes
     body: bytes
     reader: asyncio.StreamReader
@@ -144,7 +142,6 @@ async def recorder(
 
 
 def plainly(body: bytes, head: bytes = HEAD) -> Answer:
-    """Answer everything with this."""
 
     async def answer(call: Call) -> None:
         size = f"Content-Length: {len(body)}\r\n\r\n".encode()

@@ -441,7 +441,6 @@ async def ask(taking: Recording, *requests: dict[str, Any], path: str = CHAT) ->
 def recorded(
     tmp_path: Path, *requests: dict[str, Any], answer: Any = None, **kept: Any
 ) -> list[dict[str, Any]]:
-    """What is written of some requests."""
     found: list[dict[str, Any]] = []
 
     async def test() -> None:

@@ -69,7 +69,6 @@ def test_whose_bytes_are_counted_is_said() -> None:
 
 
 def signs_of(page: RenderableType, *, width: int = 80) -> tuple[str, list[str]]:
-    """The signs in a plot, and the lines of its legend."""
     lines = plain_text(page, width=width).splitlines()
     rows = [line.partition("|")[2] for line in lines if "|" in line]
     at = next(i for i, line in enumerate(lines) if line.startswith(14 * " ") and "held" in line)

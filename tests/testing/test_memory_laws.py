@@ -52,8 +52,6 @@ def test_the_ports_hold_all_laws(model: str) -> None:
 
 
 class Plain:
-    """A memory of lists, right in every respect."""
-
     def __init__(self) -> None:
         self.held: list[list[int]] = [[], []]
 

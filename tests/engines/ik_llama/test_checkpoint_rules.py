@@ -103,8 +103,6 @@ PROMPT = as_tokens(range(300, 400))
 
 
 class Shelf(dict[str, bytes]):
-    """A place for bytes."""
-
     def put(self, name: str, data: bytes) -> None:
         self[name] = data
 

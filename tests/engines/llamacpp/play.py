@@ -76,7 +76,6 @@ class Play:
         return reply
 
     def act(self, what: str, slot: int, name: str = "") -> Reply:
-        """Save, restore or erase a slot."""
         engine = self.engine
         if what == "slot-save":
             ticket = engine.slot_save(slot, name)
@@ -92,18 +91,15 @@ class Play:
 
     @property
     def snapshot(self) -> dict[str, Any]:
-        """What the server holds."""
         return self.engine.snapshot()
 
     @property
     def slot(self) -> int:
-        """Which slot answered last."""
         assert self.last is not None
         assert self.last.slot is not None
         return self.last.slot
 
     def tokens(self, slot: int = 0) -> int:
-        """How many tokens a slot holds."""
         return len(self.snapshot["slots"][slot]["tokens"])
 
     def checkpoints(self, slot: int = 0) -> list[int]:

@@ -15,7 +15,6 @@ RELEASES = ("b8672", "b10229", "b10566", "b10809", "b11063", "b11549")
 
 
 def opened(release: str = "b11549", models: str = "bc", **options: int) -> Engine:
-    """A router with further models."""
     return Engine.create(
         f"llama.cpp@{release}",
         model=preset("dense"),
@@ -26,7 +25,6 @@ def opened(release: str = "b11549", models: str = "bc", **options: int) -> Engin
 
 
 def asked(server: Engine, model: str = "", predict: int = 2) -> Ticket:
-    """Send a request."""
     reply = as_tokens([265] * predict)
     return server.submit(Request(prompt=PROMPT, predict=predict, reply=reply, model=model))
 
@@ -43,7 +41,6 @@ def answered(server: Engine, models: Sequence[str]) -> list[Any]:
 
 
 def reused(server: Engine, ticket: Ticket) -> Any:
-    """The reused tokens of a reply, or its error."""
     reply = server.reply(ticket)
     return None if reply is None else reply.error or reply.cached
 

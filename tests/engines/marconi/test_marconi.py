@@ -22,7 +22,6 @@ WORDS = (
 
 
 def test_the_small_test_of_the_artifact() -> None:
-    """Reused, agreed and whether an edge is divided, prompt by prompt, worked out by hand."""
     tree = Tree(MarconiOptions(policy="lru"), ARTIFACT)
     told = []
     numbers: dict[str, int] = {}

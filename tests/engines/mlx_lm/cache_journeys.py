@@ -62,17 +62,14 @@ class Batch:
     cache: PromptCache = field(default_factory=list)
 
     def join(self, rows: list[list[int]], cache: PromptCache) -> None:
-        """Append rows."""
         self.cache = extend_cache(self.cache, cache)
         self.rows = [*self.rows, *rows]
 
     def keep(self, rows: Sequence[int]) -> None:
-        """Keep these rows."""
         filter_cache(self.cache, rows)
         self.rows = [self.rows[each] for each in rows]
 
     def without(self, row: int) -> list[int]:
-        """All rows but one."""
         return [each for each in range(len(self.rows)) if each != row]
 
 
@@ -135,7 +132,6 @@ class Journey:
             it.tokens = it.tokens[: len(it.tokens) - count]
 
     def copy(self, one: int, _two: int) -> None:
-        """Go two ways from here."""
         if self.alone and len(self.alone) < MOST:
             it = self.alone[one % len(self.alone)]
             self.alone.append(Conversation(list(it.tokens), copy_cache(it.cache)))

@@ -56,14 +56,12 @@ def block(*rows: Sequence[int]) -> Array:
 
 
 def write(cache: Rows, *rows: Sequence[int]) -> list[list[int]]:
-    """Write one row of tokens per row of the batch; what comes back."""
     keys, values = cache.update_and_fetch(block(*rows), block(*rows))
     assert np.array_equal(keys, values)
     return tokens(keys)
 
 
 def singly(cache: Rows, tokens_: Sequence[int]) -> None:
-    """Write tokens one by one."""
     for token in tokens_:
         write(cache, [token])
 

@@ -37,7 +37,6 @@ def cached(engine: MlxLm, *prompts: list[int], reply: list[int] = REPLY) -> list
 
 
 def stored(engine: MlxLm) -> RecordStore:
-    """What is on disk."""
     cache = engine.server.store.cache
     assert isinstance(cache, DiskPromptCache)
     return cache.store("")

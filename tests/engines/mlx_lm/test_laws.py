@@ -110,7 +110,6 @@ def changed(kind: type[Event], **changes: Any) -> Callable[[Seen], Seen]:
 
 
 def without(kind: type[Event]) -> Callable[[Seen], Seen]:
-    """A request without its events of a kind."""
     return lambda seen: replace(
         seen, events=[each for each in seen.events if not isinstance(each, kind)]
     )

@@ -112,7 +112,6 @@ def test_scripts_reach_every_kind_and_operation() -> None:
 
 
 def real(release: str, *marks: pytest.MarkDecorator) -> object:
-    """A release, if it is installed."""
     ready = environment_for(release).is_ready()
     there = pytest.mark.skipif(not ready, reason="torch is not installed")
     return pytest.param(release, marks=[pytest.mark.wheel, there, *marks])

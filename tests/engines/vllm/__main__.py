@@ -77,7 +77,6 @@ def answers(out: Console, wanted: int) -> int:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """One of the two."""
     out = Console(highlight=False, width=130)
     if arguments[:1] == ["answers"]:
         return answers(out, int(arguments[1]) if arguments[1:] else REQUESTS)

@@ -31,7 +31,6 @@ class Defect:
     flags: Mapping[str, Any] = field(default_factory=dict)  # of every server of the search
 
     def hunt(self, profile: str = "", *, examples: int = 400) -> Report:
-        """Search, and make small what is found."""
         shape = Shape(fixed=dict(self.flags), longest=100 if self.flags else 200)
         named = Profile.parse(f"vllm@{profile or self.profile}")
         return search(named, self.model, examples=examples, shape=shape)

@@ -288,7 +288,6 @@ class Replacing(ast.NodeTransformer):
         self.node, self.by = node, by
 
     def visit(self, node: ast.AST) -> ast.AST | list[ast.stmt]:
-        """The node itself, or what takes its place."""
         if node is self.node:
             return self.by(node)
         return self.generic_visit(node)

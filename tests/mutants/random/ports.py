@@ -79,7 +79,6 @@ class Port:
 
     @property
     def tests(self) -> list[str]:
-        """The port's own tests, and those that hold it against the real engine."""
         beside = (TESTS / "real").glob(f"test_{self.package.partition('_')[0]}_*.py")
         return [str(TESTS / "engines" / self.package), *map(str, sorted(beside))]
 
@@ -118,7 +117,6 @@ class RandomMutant:
 
     @property
     def operator(self) -> str:
-        """The name of the operator."""
         return self.site.operator
 
     @property
