@@ -1,14 +1,17 @@
 """KoboldCpp's rules: fast forward, context shift, Smart Context, SmartCache; worked out by hand."""
 
+from collections.abc import Sequence
+
 import pytest
 
 from cachesim.engines.base import Engine, Reply, Request
 from cachesim.engines.llama_cpp_python.koboldcpp import KoboldCpp, longest_common
 from cachesim.errors import OptionError
 from cachesim.model.presets import tiny
-from cachesim.typed import there_is
+from cachesim.typed import of_kind, there_is
 from cachesim.units import as_tokens
-from tests.engines.llama_cpp_python.test_llama_cpp_python import called, names, right, run
+from tests.engines.asking import is_cold, names
+from tests.engines.llama_cpp_python.test_llama_cpp_python import called, run
 
 NEWEST = "0.3.36+koboldcpp"
 OF_1_104 = "0.3.23+koboldcpp+kobold-1.104"
@@ -16,11 +19,15 @@ OF_1_99 = "0.3.23+koboldcpp+kobold-1.99"
 
 
 def opened(release: str, model: str = "dense", **options: object) -> KoboldCpp:
-    engine = Engine.create(
-        f"llama-cpp-python@{release}", model=tiny(model), arithmetic="ring", options=options
-    )
-    assert isinstance(engine, KoboldCpp)
-    return engine
+    profile = f"llama-cpp-python@{release}"
+    made = Engine.create(profile, model=tiny(model), arithmetic="ring", options=options)
+    return of_kind(KoboldCpp, made)
+
+
+def last(engine: KoboldCpp, *prompts: Sequence[int]) -> tuple[int | None, str | None, bool]:
+    """Of the last of some calls: reused tokens, why they are approximate, whether it is cold."""
+    *_, reply = [called(engine, *each) for each in prompts]
+    return reply.cached, reply.approximated, is_cold(engine, reply)
 
 
 def saved(engine: KoboldCpp) -> list[tuple[int, int]]:
@@ -49,7 +56,7 @@ def test_a_prefix_of_four_tokens_or_more_is_kept(tokens: list[int], cached: int)
 
     reply = called(engine, *tokens)
 
-    assert (cached, True) == (reply.cached, right(engine, reply))
+    assert (cached, True) == (reply.cached, is_cold(engine, reply))
 
 
 @pytest.mark.parametrize("model", ["dense", "hybrid"])
@@ -59,7 +66,7 @@ def test_a_continued_chat_evaluates_the_last_sampled_token_too(model: str) -> No
 
     reply = called(engine, *first.prompt, *first.generated, 90)
 
-    assert (22, True) == (reply.cached, right(engine, reply))
+    assert (22, True) == (reply.cached, is_cold(engine, reply))
 
 
 def test_nothing_is_kept_without_fast_forward() -> None:
@@ -78,7 +85,7 @@ def test_a_prompt_that_leaves_no_room_for_the_reply_loses_its_start() -> None:
 
     assert as_tokens(run(26, 54)) == reply.prompt
     assert reply.truncated
-    assert right(engine, reply)
+    assert is_cold(engine, reply)
 
 
 # -- shifts ------------------------------------------------------------------------------------
@@ -93,41 +100,27 @@ def chat(dropped: int, kept: int, *, start: int = 40) -> tuple[list[int], list[i
 
 def test_what_a_chat_dropped_is_erased_and_the_rest_moves() -> None:
     engine = opened(NEWEST, n_ctx=1024)
-    first, second = chat(90, 400)
-    called(engine, *first)
 
-    reply = called(engine, *second)
-
-    assert (440, "context-shift") == (reply.cached, reply.approximated)
+    assert (440, "context-shift", False) == last(engine, *chat(90, 400))
     assert [(90, 40)] == [
         (each.erased, each.position) for each in engine.events if each.name() == "tokens-erased"
     ]
 
 
 @pytest.mark.parametrize(
-    ("kept", "options"), [(150, {}), (400, {"noshift": True}), (400, {"nofastforward": True})]
+    ("kept", "options", "cached"),
+    [(150, {}, 40), (400, {"noshift": True}, 40), (400, {"nofastforward": True}, 0)],
 )
 def test_a_context_is_not_shifted_for_little_or_where_it_is_off(
-    kept: int, options: dict[str, bool]
+    kept: int, options: dict[str, bool], cached: int
 ) -> None:
-    engine = opened(NEWEST, n_ctx=1024, **options)
-    first, second = chat(90, kept)
-    called(engine, *first)
-
-    reply = called(engine, *second)
-
-    assert (None, True) == (reply.approximated, right(engine, reply))
+    assert (cached, None, True) == last(opened(NEWEST, n_ctx=1024, **options), *chat(90, kept))
 
 
 def test_a_shifted_context_is_exact_again_up_to_where_it_was_shifted() -> None:
     engine = opened(NEWEST, n_ctx=1024)
-    first, second = chat(90, 400)
-    called(engine, *first)
-    called(engine, *second)
 
-    reply = called(engine, *run(0, 40), 90)
-
-    assert (40, None, True) == (reply.cached, reply.approximated, right(engine, reply))
+    assert (40, None, True) == last(engine, *chat(90, 400), [*run(0, 40), 90])
 
 
 def test_the_first_of_the_longest_runs_in_common_is_found() -> None:
@@ -156,7 +149,7 @@ def test_a_full_context_is_halved_and_then_continued() -> None:
     reply = called(engine, *SYSTEM, *LATER, 91, 92)
 
     assert (*SYSTEM, *LATER[160:], 91, 92) == reply.prompt
-    assert (180, True, True) == (reply.cached, reply.truncated, right(engine, reply))
+    assert (180, True, True) == (reply.cached, reply.truncated, is_cold(engine, reply))
 
 
 @pytest.mark.parametrize(("sent", "error"), [(4, None), (5, "RuntimeError")])
@@ -172,13 +165,11 @@ def test_smart_context_keeps_a_token_that_was_not_evaluated(sent: int, error: st
 def test_a_failed_batch_stays_among_the_held_tokens() -> None:
     """So the same prompt fails again (#1781): read in the source of 1.99.4, not run."""
     engine = opened(OF_1_99, "hybrid")
-    called(engine, *run(0, 30))
     other = [*run(0, 20), *run(50, 5)]
 
-    errors = [called(engine, *other).error, called(engine, *other).error]
+    errors = [called(engine, *each).error for each in (run(0, 30), other, other, run(60, 9))]
 
-    assert ["RuntimeError"] * 2 == errors
-    assert called(engine, *run(60, 9)).error is None
+    assert [None, "RuntimeError", "RuntimeError", None] == errors
 
 
 def test_a_failed_request_sent_again_may_continue_another_chats_state() -> None:
@@ -190,15 +181,12 @@ def test_a_failed_request_sent_again_may_continue_another_chats_state() -> None:
     assert "RuntimeError" == called(engine, *other).error
     reply = called(engine, *other)
 
-    assert (20, None, False) == (reply.cached, reply.error, right(engine, reply))
+    assert (20, None, False) == (reply.cached, reply.error, is_cold(engine, reply))
 
 
 def test_positions_of_several_sections_are_never_shifted() -> None:
     engine = opened(OF_1_99, "hybrid-delta", n_ctx=1024)
-    first, second = chat(90, 400)
-    called(engine, *first)
-
-    called(engine, *second)
+    last(engine, *chat(90, 400))
 
     assert "tokens-erased" not in names(engine)
 
@@ -217,45 +205,39 @@ def test_a_single_token_again_is_answered_from_the_last_logits_in_1_99() -> None
 
     reply = called(engine, 5)
 
-    assert (1, False) == (reply.cached, right(engine, reply))
+    assert (1, False) == (reply.cached, is_cold(engine, reply))
 
 
 # -- windows -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("shared", "cached"), [(400, 0), (708, 0), (1500, 1500)])
-def test_small_windows_are_refilled_where_they_begin_later(shared: int, cached: int) -> None:
-    """Windows have 896 cells, from position 704 on: 768 in steps of 256, and 128 more."""
-    engine = opened(NEWEST, "swa", n_ctx=4096)
-    text = [i % 300 for i in range(1600)]
-    called(engine, *text)
-
-    reply = called(engine, *text[:shared], *run(400, 60))
-
-    assert (cached, True) == (reply.cached, right(engine, reply))
+TEXT = tuple(i % 300 for i in range(2000))
 
 
-def test_a_refill_evaluates_as_many_tokens_as_windows_have_cells() -> None:
-    """A log of 1.117.1 has 944 tokens, 48 of them kept, and 896 evaluated (#2335)."""
-    engine = opened(NEWEST, "swa", n_ctx=4096)
-    text = [i % 300 for i in range(2000)]
-    called(engine, *text)
-
-    reply = called(engine, *text[:944])
-
-    assert (48, "window-refill") == (reply.cached, reply.approximated)
+@pytest.mark.parametrize(
+    ("prompts", "expected"),
+    [
+        # Windows have 896 cells, from position 704 on: 768 in steps of 256, and 128 more.
+        ((TEXT[:1600], [*TEXT[:400], *run(400, 60)]), (0, None, True)),
+        ((TEXT[:1600], [*TEXT[:708], *run(400, 60)]), (0, None, True)),
+        ((TEXT[:1600], [*TEXT[:1500], *run(400, 60)]), (1500, None, True)),
+        # A log of 1.117.1 has 944 tokens, 48 of them kept, and 896 evaluated (#2335).
+        ((TEXT, TEXT[:944]), (48, "window-refill", False)),
+    ],
+)
+def test_small_windows_are_refilled_where_they_begin_later(
+    prompts: tuple[Sequence[int], ...], expected: tuple[int, str | None, bool]
+) -> None:
+    assert expected == last(opened(NEWEST, "swa", n_ctx=4096), *prompts)
 
 
 def test_a_rewind_into_a_window_that_lost_tokens_is_not_noticed() -> None:
     """Trap by source, not run: only the rewind itself is compared with the first cell."""
     engine = opened(NEWEST, "swa", n_ctx=4096)
-    text = [i % 300 for i in range(1600)]
-    called(engine, *text)
-    first = engine.context.seq_pos_min(0)
+    called(engine, *TEXT[:1600])
 
-    reply = called(engine, *text[: first + 6], *run(400, 9))
-
-    assert (first + 6, None, False) == (reply.cached, reply.approximated, right(engine, reply))
+    assert 704 == engine.context.seq_pos_min(0)
+    assert (710, None, False) == last(engine, [*TEXT[:710], *run(400, 9)])
 
 
 # -- SmartCache --------------------------------------------------------------------------------
@@ -267,12 +249,8 @@ def story(first: int, length: int) -> tuple[int, ...]:
 
 def test_a_chat_comes_back_from_its_slot() -> None:
     engine = opened(NEWEST, smartcache=2)
-    called(engine, *story(0, 60))
-    called(engine, *story(100, 60))
 
-    reply = called(engine, *story(0, 60), 300)
-
-    assert (60, True) == (reply.cached, right(engine, reply))
+    assert (60, None, True) == last(engine, story(0, 60), story(100, 60), [*story(0, 60), 300])
     assert [(1, 61), (0, 61)] == saved(engine)
 
 
@@ -289,61 +267,75 @@ def test_full_size_windows_are_not_compared_and_lack_what_a_loaded_chat_overwrot
 
     reply = called(engine, *story(0, 10), 300)
 
-    assert (20, 10, False) == (first, reply.cached, right(engine, reply))
+    assert (20, 10, False) == (first, reply.cached, is_cold(engine, reply))
 
 
 @pytest.mark.parametrize("profile", [NEWEST, OF_1_104, OF_1_99])
 def test_full_size_windows_lack_what_was_overwritten_after_a_shift(profile: str) -> None:
     """`seq_add` lets the search for cells begin at the first one too: by source, not run."""
     engine = opened(profile, "swa", n_ctx=1024, noswa=True)
-    first, second = chat(90, 400)
-    called(engine, *first)
-    called(engine, *second)
+    last(engine, *chat(90, 400))
     assert engine.context.seq_pos_min(0) == 30
 
-    reply = called(engine, *run(0, 35), 90)
-
-    assert (35, None, False) == (reply.cached, reply.approximated, right(engine, reply))
+    assert (35, None, False) == last(engine, [*run(0, 35), 90])
 
 
-@pytest.mark.parametrize(("shared", "saves"), [(42, []), (41, [(4, 61)])])
-def test_a_context_that_shares_70_percent_is_not_saved(
-    shared: int, saves: list[tuple[int, int]]
+@pytest.mark.parametrize(
+    ("model", "options", "prompts", "saves"),
+    [
+        # A context that shares 70 percent is not saved,
+        ("dense", {"smartcache": 1}, (story(0, 60), story(0, 42) + story(300, 18)), []),
+        ("dense", {"smartcache": 1}, (story(0, 60), story(0, 41) + story(300, 19)), [(4, 61)]),
+        # nor one of 32 tokens by itself.
+        (
+            "dense",
+            {"smartcache": 1},
+            (story(0, 31), story(200, 9), story(0, 32), story(200, 9)),
+            [(4, 33)],
+        ),
+        # States are saved near the end of a prompt and at it; the newest overwrites the other one.
+        ("recurrent", {}, (story(0, 400),), [(5, 369), (5, 400)]),
+        # A state of a longer text gives way to one of its beginning.
+        (
+            "recurrent",
+            {},
+            (story(0, 400), story(0, 380)),
+            [(5, 369), (5, 400), (4, 401), (5, 349), (5, 380)],
+        ),
+        # Few slots leave none for the checkpoint of a long prompt.
+        ("recurrent", {"smartcache": 3}, (story(0, 2048),), [(3, 1536), (2, 2017), (3, 2048)]),
+        # A checkpoint within 150 tokens of another one is not taken.
+        (
+            "recurrent",
+            {},
+            (story(0, 400), story(0, 400) + story(200, 150)),
+            [(5, 369), (5, 400), (4, 401), (5, 550)],
+        ),
+        (
+            "recurrent",
+            {},
+            (story(0, 400), story(0, 400) + story(200, 151)),
+            [(5, 369), (5, 400), (4, 401), (3, 520), (5, 551)],
+        ),
+    ],
+)
+def test_what_is_saved_and_in_which_slot(
+    model: str,
+    options: dict[str, int],
+    prompts: tuple[tuple[int, ...], ...],
+    saves: list[tuple[int, int]],
 ) -> None:
-    engine = opened(NEWEST, smartcache=1)
-    called(engine, *story(0, 60))
-
-    called(engine, *story(0, shared), *story(300, 60 - shared))
+    engine = opened(NEWEST, model, n_ctx=4096, **options)
+    last(engine, *prompts)
 
     assert saves == saved(engine)
 
 
-def test_a_context_of_32_tokens_is_never_saved_by_itself() -> None:
-    engine = opened(NEWEST, smartcache=1)
-    for length in (31, 32):
-        called(engine, *story(0, length))
-        called(engine, *story(200, 9))
-
-    assert [(4, 33)] == saved(engine)
-
-
-def test_states_of_a_recurrent_model_are_saved_near_the_end_and_at_it() -> None:
-    engine = opened(NEWEST, "recurrent", n_ctx=4096)
-
-    called(engine, *story(0, 400))
-
-    assert [(5, 369), (5, 400)] == saved(engine)  # the newest state overwrites the other one
-
-
 def test_a_state_near_the_end_is_what_a_changed_end_resumes_from() -> None:
     engine = opened(NEWEST, "recurrent", n_ctx=4096)
-    called(engine, *story(0, 400))
-    called(engine, *story(200, 400))
-    called(engine, *story(200, 390), 9, 9)
+    earlier = (story(0, 400), story(200, 400), [*story(200, 390), 9, 9])
 
-    reply = called(engine, *story(200, 380), 8, 8)
-
-    assert (368, True) == (reply.cached, right(engine, reply))
+    assert (368, None, True) == last(engine, *earlier, [*story(200, 380), 8, 8])
 
 
 @pytest.mark.parametrize(("length", "boats"), [(2047, []), (2048, [(6, 1344)])])
@@ -359,15 +351,6 @@ def test_a_long_prompt_has_a_checkpoint_at_65_percent(
     assert boats == [each for each in saved(engine) if each[0] == 6]
 
 
-def test_a_state_of_a_longer_text_gives_way_to_one_of_its_beginning() -> None:
-    engine = opened(NEWEST, "recurrent", n_ctx=4096)
-    called(engine, *story(0, 400))
-
-    called(engine, *story(0, 380))
-
-    assert [(5, 369), (5, 400), (4, 401), (5, 349), (5, 380)] == saved(engine)
-
-
 def test_in_1_104_a_state_is_saved_after_each_reply_and_once() -> None:
     engine = opened(OF_1_104, "recurrent", smartcache=1)
     for reply in range(6):
@@ -375,27 +358,6 @@ def test_in_1_104_a_state_is_saved_after_each_reply_and_once() -> None:
         engine.run()
 
     assert [(slot, 61) for slot in (4, 3, 2, 1, 0, 4)] == saved(engine)
-
-
-def test_few_slots_leave_no_slot_for_the_checkpoint_of_a_long_prompt() -> None:
-    engine = opened(NEWEST, "recurrent", n_ctx=4096, smartcache=3)
-
-    called(engine, *story(0, 2048))
-
-    assert [(3, 1536), (2, 2017), (3, 2048)] == saved(engine)
-
-
-@pytest.mark.parametrize(("more", "saves"), [(150, []), (151, [(3, 520)])])
-def test_a_checkpoint_within_150_tokens_of_another_one_is_not_taken(
-    more: int, saves: list[tuple[int, int]]
-) -> None:
-    engine = opened(NEWEST, "recurrent", n_ctx=4096)
-    called(engine, *story(0, 400))
-
-    called(engine, *story(0, 400), *story(200, more))
-
-    ends = [(5, 369), (5, 400), (4, 401), *saves, (5, 400 + more)]
-    assert ends == saved(engine)
 
 
 def test_slots_are_saved_and_loaded_by_request() -> None:

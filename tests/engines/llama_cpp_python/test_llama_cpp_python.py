@@ -8,26 +8,21 @@ from cachesim.engines.llama_cpp_python.llama import LlamaCppPython
 from cachesim.engines.llama_cpp_python.server import CallServer
 from cachesim.engines.llama_cpp_python.states import lookup
 from cachesim.model.presets import tiny
-from cachesim.typed import there_is
+from cachesim.typed import of_kind, there_is
 from cachesim.units import as_tokens
-from cachesim.verify.oracle import cold_logits
+from tests.engines.asking import answer, is_cold, names
 
 RELEASES = ("0.3.23", "0.3.31", "0.3.35", "0.3.36")
 
 
 def opened(release: str = "0.3.36", model: str = "dense", **options: object) -> LlamaCppPython:
-    engine = Engine.create(
-        f"llama-cpp-python@{release}", model=tiny(model), arithmetic="ring", options=options
-    )
-    assert isinstance(engine, LlamaCppPython)
-    return engine
+    profile = f"llama-cpp-python@{release}"
+    made = Engine.create(profile, model=tiny(model), arithmetic="ring", options=options)
+    return of_kind(LlamaCppPython, made)
 
 
 def called(engine: CallServer, *tokens: int, predict: int = 1) -> Reply:
-    ticket = engine.submit(Request(prompt=as_tokens(tokens), predict=predict))
-    engine.run()
-    engine.check_integrity()
-    return there_is(engine.reply(ticket))
+    return answer(engine, tokens, predict)
 
 
 def embedded(engine: LlamaCppPython, *tokens: int) -> Reply:
@@ -47,16 +42,6 @@ def run(first: int, count: int) -> range:
     return range(first, first + count)
 
 
-def names(engine: CallServer) -> list[str]:
-    return [each.name() for each in engine.events]
-
-
-def right(engine: CallServer, reply: Reply) -> bool:
-    rows = range(len(reply.prompt) - 1, len(reply.prompt) + len(reply.generated) - 1)
-    tokens = (*reply.prompt, *reply.generated)
-    return bool((reply.logits == cold_logits(engine.network, tokens, rows=rows)).all())
-
-
 @pytest.mark.parametrize(("release", "cached"), [("0.3.31", 19), ("0.3.36", 20)])
 def test_the_same_prompt_again_is_sampled_at_once_since_2306(release: str, cached: int) -> None:
     engine = opened(release)
@@ -64,7 +49,7 @@ def test_the_same_prompt_again_is_sampled_at_once_since_2306(release: str, cache
 
     again = called(engine, *run(300, 20))
 
-    assert (cached, True) == (again.cached, right(engine, again))
+    assert (cached, True) == (again.cached, is_cold(engine, again))
 
 
 def test_a_restored_state_evaluates_its_last_token_again() -> None:
@@ -86,7 +71,7 @@ def test_a_hybrid_is_reset_where_prompts_part(release: str, told: str) -> None:
 
     other = called(engine, *run(300, 10), *run(400, 5))
 
-    assert (0, True) == (other.cached, right(engine, other))
+    assert (0, True) == (other.cached, is_cold(engine, other))
     assert told in names(engine)
 
 
@@ -97,11 +82,11 @@ def test_a_restored_window_loses_keys_that_a_rewind_needs(
 ) -> None:
     engine = opened(release, "swa", cache=cache)
     for tokens in (run(300, 70), run(400, 40), run(300, 70)):
-        assert right(engine, called(engine, *tokens, predict=4))
+        assert is_cold(engine, called(engine, *tokens, predict=4))
 
     branch = called(engine, *run(300, 10), *run(450, 5), predict=4)
 
-    assert (10, expected) == (branch.cached, right(engine, branch))
+    assert (10, expected) == (branch.cached, is_cold(engine, branch))
 
 
 def test_the_capacity_evicts_what_was_used_longest_ago() -> None:
@@ -138,7 +123,7 @@ def test_drafts_are_verified_and_change_no_answer() -> None:
     engine = opened(draft_model="prompt-lookup")
     reply = called(engine, *run(300, 8), *run(300, 8), predict=8)
 
-    assert right(engine, reply)
+    assert is_cold(engine, reply)
     assert reply.drafted is not None
     assert reply.accepted is not None
     assert 0 <= reply.accepted <= reply.drafted
@@ -185,7 +170,7 @@ def test_an_embedding_leaves_nothing_of_a_prompt(release: str) -> None:
     assert None is embedded(engine, *run(400, 40)).error
     again = called(engine, *run(300, 20), predict=4)
 
-    assert (0, True) == (again.cached, right(engine, again))
+    assert (0, True) == (again.cached, is_cold(engine, again))
 
 
 @pytest.mark.parametrize("release", RELEASES)
@@ -200,7 +185,7 @@ def test_a_failed_embedding_leaves_tokens_that_the_memory_has_lost(
     longer = called(engine, *run(300, 21), *run(400, 5), predict=4)
 
     assert ("RuntimeError", "llama_decode returned -1") == (failed.error, failed.message)
-    assert (20, False) == (longer.cached, right(engine, longer))
+    assert (20, False) == (longer.cached, is_cold(engine, longer))
 
 
 @pytest.mark.parametrize(("release", "error"), [("0.3.23", "RuntimeError"), ("0.3.31", None)])
@@ -240,7 +225,7 @@ def test_a_state_of_an_instance_with_other_arguments(
     after = called(engine, *run(0, 200), *run(400, 5), predict=4)
 
     assert (error, believed) == (refused.error, held)
-    assert (min(believed, 200), error != "RuntimeError") == (after.cached, right(engine, after))
+    assert (min(believed, 200), error != "RuntimeError") == (after.cached, is_cold(engine, after))
 
 
 def test_a_longer_context_keeps_the_shorter_array_of_a_loaded_state() -> None:
@@ -266,7 +251,7 @@ def test_a_state_of_another_architecture_is_refused(release: str) -> None:
     same = called(hybrid, *run(300, 21), predict=4)
 
     assert "Failed to set llama state data" == refused.message
-    assert (20, False) == (same.cached, right(hybrid, same))
+    assert (20, False) == (same.cached, is_cold(hybrid, same))
 
 
 def test_an_instance_of_another_alias_keeps_what_lies_on_disk() -> None:

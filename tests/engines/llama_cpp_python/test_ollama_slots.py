@@ -8,7 +8,9 @@ from cachesim.engines.llama_cpp_python.rules import RunnerRules
 from cachesim.errors import UpstreamAbort
 from cachesim.typed import there_is
 from cachesim.units import as_tokens
-from tests.engines.llama_cpp_python.test_resume_points import called, opened, right, run, together
+from tests.engines.asking import is_cold, names
+from tests.engines.llama_cpp_python.test_llama_cpp_python import run
+from tests.engines.llama_cpp_python.test_resume_points import called, opened, together
 
 A, B = run(0, 20), run(100, 20)
 
@@ -17,8 +19,8 @@ def counts(*replies: Reply) -> list[tuple[int | None, int | None]]:
     return [(reply.slot, reply.cached) for reply in replies]
 
 
-def all_right(engine: Ollama, *replies: Reply) -> bool:
-    return all(right(engine, reply) for reply in replies)
+def all_cold(engine: Ollama, *replies: Reply) -> bool:
+    return all(is_cold(engine, reply) for reply in replies)
 
 
 @pytest.mark.parametrize(
@@ -32,7 +34,7 @@ def test_only_a_cache_for_many_users_leaves_a_conversation_in_its_slot(
 
     replies = [called(engine, *tokens) for tokens in (A, B, A)]
 
-    assert (counts(*replies), all_right(engine, *replies)) == (expected, True)
+    assert (counts(*replies), all_cold(engine, *replies)) == (expected, True)
 
 
 @pytest.mark.parametrize(("multiuser", "cached"), [(False, 0), (True, 19)])
@@ -46,7 +48,7 @@ def test_the_prefix_of_a_busy_slot_is_shared_only_for_many_users(
     replies = together(engine, [*A, 50], [*A[:19], 60, 61], predict=4)
 
     assert counts(*replies) == [(0, 20), (1, cached)]
-    assert all_right(engine, *replies)
+    assert all_cold(engine, *replies)
     assert ["slot-busy"] * (not multiuser) == [each.rule for each in replies[1].losses]
 
 
@@ -56,7 +58,7 @@ def test_a_third_request_waits_for_a_slot() -> None:
     replies = together(engine, A, B, [*B, 7], predict=3)
 
     assert [0, 1, 1] == [reply.slot for reply in replies]
-    assert all_right(engine, *replies)
+    assert all_cold(engine, *replies)
 
 
 def test_the_slot_used_longest_ago_is_taken_for_a_new_conversation() -> None:
@@ -98,7 +100,7 @@ def test_a_full_context_drops_half_of_it_behind_the_kept_tokens() -> None:
     assert [*run(0, 4), *run(18, 12), *reply.generated[:-1]] == engine.slots[0].inputs
     again = called(engine, *run(0, 4), *run(18, 5), 99)
     assert (again.cached, again.approximated) == (9, "context-shift")
-    assert right(engine, called(engine, *run(0, 4), 98))
+    assert is_cold(engine, called(engine, *run(0, 4), 98))
 
 
 def test_the_state_of_a_shifted_hybrid_moves_with_its_checkpoint() -> None:
@@ -118,8 +120,8 @@ def test_qwen_3_5_processes_the_rest_of_a_full_context_again() -> None:
     held = engine.slots[0].inputs
 
     assert [*run(0, 4), *run(18, 12), *reply.generated[:-1]] == held
-    assert "shift-refused" in [each.name() for each in engine.events]
-    assert right(engine, there_is(called(engine, *held, 90)))
+    assert "shift-refused" in names(engine)
+    assert is_cold(engine, there_is(called(engine, *held, 90)))
 
 
 @pytest.mark.parametrize(("n_batch", "expected"), [(8, True), (32, False)])
@@ -131,7 +133,7 @@ def test_a_batch_begun_early_has_token_0_in_place_of_a_sampled_one(
 
     reply = called(engine, *engine.slots[0].inputs, 90)
 
-    assert expected == right(engine, reply)
+    assert expected == is_cold(engine, reply)
 
 
 def test_shared_cells_cannot_be_moved() -> None:
@@ -140,7 +142,7 @@ def test_shared_cells_cannot_be_moved() -> None:
 
     together(engine, [*run(0, 28), 90], [*run(0, 28), 91], predict=8)
 
-    assert "shift-refused" in [each.name() for each in engine.events]
+    assert "shift-refused" in names(engine)
 
 
 def test_a_prompt_too_long_loses_its_middle() -> None:
@@ -159,7 +161,7 @@ def test_a_cancelled_request_frees_its_slot_at_once() -> None:
     engine.run()
 
     reply = there_is(engine.reply(tickets[1]))
-    assert ("cancelled", True) == (there_is(engine.reply(tickets[0])).error, right(engine, reply))
+    assert ("cancelled", True) == (there_is(engine.reply(tickets[0])).error, is_cold(engine, reply))
 
 
 LLAMA = "ollama+ollama-llamarunner"
@@ -174,8 +176,8 @@ def test_llama_cpp_memory_decides_what_its_runner_keeps(model: str, cached: int)
 
     reply = called(engine, *A[:15], 90)
 
-    assert (reply.cached, right(engine, reply)) == (cached, True)
-    assert ("cut-refused" in [each.name() for each in engine.events]) is not cached
+    assert (reply.cached, is_cold(engine, reply)) == (cached, True)
+    assert ("cut-refused" in names(engine)) is not cached
 
 
 def test_a_reply_of_its_runner_ends_with_the_token_behind_the_context() -> None:
@@ -192,13 +194,13 @@ def test_its_runner_asks_llama_cpp_for_a_shift(model: str, told: str) -> None:
 
     reply = called(engine, *run(0, 30), predict=9)
 
-    assert (len(reply.generated), told in [each.name() for each in engine.events]) == (9, True)
+    assert (len(reply.generated), told in names(engine)) == (9, True)
 
 
 def test_each_sequence_of_its_runner_has_a_batch_of_its_own() -> None:
     engine = opened(LLAMA, num_parallel=2, n_batch=8)
 
-    assert all_right(engine, *together(engine, A, B, predict=3))
+    assert all_cold(engine, *together(engine, A, B, predict=3))
     assert [8, 8] == [len(part.tokens) for part in _begun(engine, run(300, 12), run(400, 12))]
 
 
@@ -234,4 +236,4 @@ def test_an_idle_window_keeps_its_keys_while_another_slot_is_written() -> None:
 
     reply = called(engine, *run(300, 22), 90, predict=8)
 
-    assert (reply.slot, reply.cached, right(engine, reply)) == (1, 22, True)
+    assert (reply.slot, reply.cached, is_cold(engine, reply)) == (1, 22, True)

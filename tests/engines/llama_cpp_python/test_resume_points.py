@@ -9,21 +9,20 @@ from cachesim.engines.llama_cpp_python.ollama import Ollama, RunnerCache
 from cachesim.engines.llama_cpp_python.rules import RunnerRules
 from cachesim.errors import OptionError
 from cachesim.model.presets import tiny
-from cachesim.typed import there_is
+from cachesim.typed import of_kind, there_is
 from cachesim.units import as_tokens
-from cachesim.verify.oracle import cold_logits
+from tests.engines.asking import answer, is_cold
+from tests.engines.llama_cpp_python.test_llama_cpp_python import run
 
 
 def opened(patches: str = "ollama", model: str = "dense", **options: object) -> Ollama:
-    engine = Engine.create(
-        f"llama-cpp-python@0.3.36+{patches}", model=tiny(model), arithmetic="ring", options=options
-    )
-    assert isinstance(engine, Ollama)
-    return engine
+    profile = f"llama-cpp-python@0.3.36+{patches}"
+    made = Engine.create(profile, model=tiny(model), arithmetic="ring", options=options)
+    return of_kind(Ollama, made)
 
 
 def called(engine: Ollama, *tokens: int, predict: int = 1) -> Reply:
-    return together(engine, tokens, predict=predict)[0]
+    return answer(engine, tokens, predict)
 
 
 def together(engine: Ollama, *prompts: Sequence[int], predict: int = 1) -> list[Reply]:
@@ -33,16 +32,6 @@ def together(engine: Ollama, *prompts: Sequence[int], predict: int = 1) -> list[
     engine.run()
     engine.check_integrity()
     return [there_is(engine.reply(ticket)) for ticket in tickets]
-
-
-def run(first: int, count: int) -> range:
-    return range(first, first + count)
-
-
-def right(engine: Ollama, reply: Reply) -> bool:
-    rows = range(len(reply.prompt) - 1, len(reply.prompt) + len(reply.generated) - 1)
-    tokens = (*reply.prompt, *reply.generated)
-    return bool((reply.logits == cold_logits(engine.network, tokens, rows=rows)).all())
 
 
 def kept(memory: int = 0, window: int | None = None, *, hybrid: bool = False) -> RunnerCache:
@@ -65,7 +54,7 @@ def test_a_window_resumes_at_the_end_of_what_is_held_only(
 
     reply = called(engine, *tokens)
 
-    assert (reply.cached, right(engine, reply)) == (cached, True)
+    assert (reply.cached, is_cold(engine, reply)) == (cached, True)
 
 
 @pytest.mark.parametrize(("predict", "continued", "cached"), [(1, 20, 20), (1, 19, 0), (9, 28, 20)])
@@ -78,7 +67,7 @@ def test_a_hybrid_resumes_from_a_checkpoint_even_where_it_continues(
 
     reply = called(engine, *held, 90, predict=3)
 
-    assert (reply.cached, right(engine, reply)) == (cached, True)
+    assert (reply.cached, is_cold(engine, reply)) == (cached, True)
 
 
 def test_a_checkpoint_is_taken_within_a_reply_from_position_16_on() -> None:
@@ -87,7 +76,7 @@ def test_a_checkpoint_is_taken_within_a_reply_from_position_16_on() -> None:
 
     reply = called(engine, *first.prompt, *first.generated, 90)
 
-    assert (reply.cached, right(engine, reply)) == (17, True)
+    assert (reply.cached, is_cold(engine, reply)) == (17, True)
 
 
 def test_the_same_prompt_again_finds_no_checkpoint_before_its_last_token() -> None:

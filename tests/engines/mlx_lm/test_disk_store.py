@@ -5,14 +5,16 @@ from itertools import pairwise
 
 import pytest
 
-from cachesim.engines.base import Engine, Request
+from cachesim.engines.base import Engine
 from cachesim.engines.mlx_lm.engine import MlxLm
 from cachesim.engines.mlx_lm.server.serving import next_prompt_step_size
 from cachesim.engines.mlx_lm.store.disk_prompt_cache import DiskPromptCache, RecordStore
 from cachesim.errors import OptionError
 from cachesim.model.presets import preset
 from cachesim.model.spec import ModelSpec
+from cachesim.typed import of_kind
 from cachesim.units import as_tokens
+from tests.engines.asking import answer
 
 PROMPT = [each * 7 % 90 + 100 for each in range(700)]
 REPLY = [200, 201, 202]
@@ -21,19 +23,13 @@ OTHER = [9] * 20
 
 def server(model: str | ModelSpec, patch: str = "mlx-engine-disk") -> MlxLm:
     spec = preset(model) if isinstance(model, str) else model
-    made = Engine.create(f"mlx-lm@0.31.3+{patch}", model=spec, arithmetic="ring")
-    assert isinstance(made, MlxLm)
-    return made
+    return of_kind(MlxLm, Engine.create(f"mlx-lm@0.31.3+{patch}", model=spec, arithmetic="ring"))
 
 
 def cached(engine: MlxLm, *prompts: list[int], reply: list[int] = REPLY) -> list[int]:
     """Cached tokens of requests, one after the other."""
-    found = []
-    for prompt in prompts:
-        ticket = engine.submit(Request(prompt=as_tokens(prompt), reply=as_tokens(reply)))
-        engine.run()
-        found.append(int(engine.reply(ticket).cached or 0))
-    return found
+    replies = [answer(engine, each, reply=as_tokens(reply)) for each in prompts]
+    return [each.cached or 0 for each in replies]
 
 
 def stored(engine: MlxLm) -> RecordStore:
@@ -71,10 +67,10 @@ def test_a_window_needs_no_record_that_it_does_not_reach() -> None:
     cached(engine, PROMPT, OTHER)
     store = stored(engine)
     first, last = store.chunks(PROMPT)
-    del store.records[first.key, "rotating_delta"]
+    store.total_bytes -= store.records.pop((first.key, "rotating_delta")).nbytes
 
     assert [512] == cached(engine, PROMPT)
-    del store.records[last.key, "rotating_delta"]
+    store.total_bytes -= store.records.pop((last.key, "rotating_delta")).nbytes
     assert [0, 0] == cached(engine, OTHER, PROMPT)
 
 
@@ -94,27 +90,20 @@ def test_a_state_is_kept_every_256_tokens_of_a_reply() -> None:
     assert [0, 768] == cached(engine, PROMPT, [*PROMPT, *long[:100]], reply=long)
 
 
-def test_a_chunk_that_a_window_has_lost_leaves_a_gap() -> None:
-    engine = server(replace(preset("swa"), window=128))
+@pytest.mark.parametrize(("window", "reused"), [(128, 512), (300, 1280)])
+def test_a_chunk_that_a_window_has_lost_leaves_a_gap_and_a_wider_one_none(
+    window: int, reused: int
+) -> None:
+    engine = server(replace(preset("swa"), window=window))
     long = [each % 50 + 30 for each in range(100)]
     longer = [*PROMPT, *long, *PROMPT]
 
-    assert [0, 800, 0, 512] == cached(engine, PROMPT, longer, OTHER, longer, reply=long)
-
-
-def test_a_wider_window_leaves_none() -> None:
-    engine = server(replace(preset("swa"), window=300))
-    long = [each % 50 + 30 for each in range(100)]
-    longer = [*PROMPT, *long, *PROMPT]
-
-    assert [0, 800, 0, 1280] == cached(engine, PROMPT, longer, OTHER, longer, reply=long)
+    assert [0, 800, 0, reused] == cached(engine, PROMPT, longer, OTHER, longer, reply=long)
 
 
 def test_a_stop_string_drops_the_entry_in_memory() -> None:
     engine = server("dense")
-    asked = Request(prompt=as_tokens(PROMPT), reply=as_tokens([*REPLY, 125]))
-    engine.submit(replace(asked, options={"stop_words": ["z"]}))
-    engine.run()
+    answer(engine, PROMPT, reply=as_tokens([*REPLY, 125]), options={"stop_words": ["z"]})
 
     assert [512] == cached(engine, PROMPT)
 
@@ -134,10 +123,8 @@ def test_without_a_batch_form_of_its_caches_a_model_is_refused() -> None:
 
 def test_a_list_of_caches_ends_the_generation_thread() -> None:
     engine = server(replace(preset("hybrid"), family="falcon_h1"))
-    ticket = engine.submit(Request(prompt=as_tokens(OTHER), reply=as_tokens(REPLY)))
-    engine.run()
 
-    assert "worker died: AttributeError" == engine.reply(ticket).error
+    assert "worker died: AttributeError" == answer(engine, OTHER, reply=as_tokens(REPLY)).error
 
 
 @pytest.mark.parametrize(

@@ -2,31 +2,16 @@
 
 import pytest
 
-from cachesim.engines.base import Engine, Request
 from cachesim.engines.mlx_lm.engine import MlxLm
-from cachesim.model.presets import preset
-from cachesim.units import as_tokens
+from tests.engines.mlx_lm.test_disk_store import REPLY, cached
+from tests.engines.mlx_lm.test_disk_store import server as opened
 
 PROMPT = list(range(100, 140))
-REPLY = [200, 201, 202]
 OTHER = [*PROMPT, 300, 301]
 
 
 def server(model: str, patch: str = "mlx-engine") -> MlxLm:
-    profile = f"mlx-lm@0.31.3+{patch}"
-    made = Engine.create(profile, model=preset(model), arithmetic="ring")
-    assert isinstance(made, MlxLm)
-    return made
-
-
-def cached(engine: MlxLm, *prompts: list[int]) -> list[int]:
-    """Cached tokens of requests, one after the other."""
-    found = []
-    for prompt in prompts:
-        ticket = engine.submit(Request(prompt=as_tokens(prompt), reply=as_tokens(REPLY)))
-        engine.run()
-        found.append(int(engine.reply(ticket).cached or 0))
-    return found
+    return opened(model, patch)
 
 
 def kept(engine: MlxLm) -> list[tuple[int, str]]:
