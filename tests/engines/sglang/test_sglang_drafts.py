@@ -1,27 +1,32 @@
 """Speculative decoding on SGLang: slots that are reserved for drafts, and what a run leaves."""
 
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
 import pytest
 
-from cachesim.engines.base import Engine, Reply, Request
+from cachesim.engines.base import Request
 from cachesim.engines.sglang.family import FAMILY
 from cachesim.engines.sglang.server import Sglang
 from cachesim.errors import OptionError
-from cachesim.model.presets import tiny
-from cachesim.typed import of_kind, there_is
+from cachesim.model import ArithmeticName
+from cachesim.typed import there_is
 from cachesim.units import Tokens, as_tokens
+from tests.engines.asking import answer
+from tests.engines.sglang.workloads import server as opened
 
 RELEASES = FAMILY.names()
 PROMPT, SLOTS = as_tokens(range(20)), 4000
 EAGLE = {"speculative_algorithm": "EAGLE", "max_total_tokens": SLOTS}
+Drafts: TypeAlias = Callable[[Tokens], tuple[Tokens, ...]]
 STRATEGY = {"0.5.9": "mamba_scheduler_strategy"}
 
 
 def server(
-    release: str, preset: str = "dense", *, arithmetic: str = "ring", **options: object
-) -> Engine:
-    model = tiny(preset, vocabulary=4096)
+    release: str, preset: str = "dense", *, arithmetic: ArithmeticName = "ring", **options: object
+) -> Sglang:
     given = {name: value for name, value in (EAGLE | options).items() if value is not None}
-    return Engine.create(f"sglang@{release}", model=model, arithmetic=arithmetic, options=given)
+    return opened(release, preset, arithmetic, **given)
 
 
 def buffered(release: str) -> dict[str, object]:
@@ -29,57 +34,35 @@ def buffered(release: str) -> dict[str, object]:
     return {name: "extra_buffer", "mamba_track_interval": 64}
 
 
-def answer(
-    engine: Engine, prompt: Tokens, predict: int, drafts: tuple[Tokens, ...] | None = None
-) -> Reply:
-    ticket = engine.submit(Request(prompt=prompt, predict=predict, drafts=drafts))
-    engine.run()
-    engine.check_integrity()
-    return there_is(engine.reply(ticket))
-
-
 def rounds(reply: Tokens, steps: int = 3) -> tuple[Tokens, ...]:
     """Drafts that are all right: each round has those behind the token before it."""
     return tuple(reply[at : at + steps] for at in range(1, len(reply), steps + 1))
 
 
-def free(engine: Engine) -> int:
-    return of_kind(Sglang, engine).tree.pool.available
-
-
 @pytest.mark.parametrize(
-    ("options", "reserve"),
+    ("release", "options", "reserve"),
     [
-        ({}, 8),
-        ({"speculative_num_steps": 5}, 12),
-        ({"speculative_eagle_topk": 4, "speculative_num_draft_tokens": 6}, 24),
-        ({"page_size": 16}, 12),
-        ({"page_size": 16, "speculative_eagle_topk": 4}, 268),
+        ("0.5.23", {}, 8),
+        ("0.5.23", {"speculative_num_steps": 5}, 12),
+        ("0.5.23", {"speculative_eagle_topk": 4, "speculative_num_draft_tokens": 6}, 24),
+        ("0.5.23", {"page_size": 16}, 12),
+        ("0.5.23", {"page_size": 16, "speculative_eagle_topk": 4}, 268),
+        ("0.5.9", {}, 1),  # it frees the slots of rejected drafts after each step
     ],
 )
 def test_a_request_that_decodes_keeps_slots_for_two_steps_of_drafts(
-    options: dict[str, object], reserve: int
+    release: str, options: dict[str, object], reserve: int
 ) -> None:
     """In whole pages: 20 tokens and 8 slots are two pages of 16."""
-    engine = server("0.5.23", **options)
+    engine = server(release, **options)
     engine.submit(Request(prompt=PROMPT, predict=9))
 
     engine.step()
     engine.step()
-    assert SLOTS - len(PROMPT) - reserve == free(engine)
+    assert SLOTS - len(PROMPT) - reserve == engine.tree.pool.available
 
     engine.run()
     engine.check_integrity()
-
-
-def test_059_frees_the_slots_of_rejected_drafts_after_each_step() -> None:
-    engine = server("0.5.9")
-    engine.submit(Request(prompt=PROMPT, predict=9))
-
-    engine.step()
-    engine.step()
-
-    assert SLOTS - len(PROMPT) - 1 == free(engine)
 
 
 @pytest.mark.parametrize(
@@ -96,7 +79,7 @@ def test_drafts_change_no_answer(release: str, preset: str) -> None:
 
     right = rounds(first)
     some = tuple(each[:1] + as_tokens([7]) if at % 2 else each for at, each in enumerate(right))
-    found = answer(drafting, PROMPT, 90, some)
+    found = answer(drafting, PROMPT, 90, drafts=some)
 
     assert first == found.generated
     prompt = PROMPT + first + as_tokens([5, 6])
@@ -105,19 +88,26 @@ def test_drafts_change_no_answer(release: str, preset: str) -> None:
     assert there_is(following.cached) >= 64
 
 
+def followed(
+    release: str, options: dict[str, Any], predict: int, kept: int, drafts: Drafts
+) -> tuple[int | None, bool]:
+    """What is reused of a drafted reply of a hybrid by who goes on from it, and whether rightly."""
+    plain = server(release, "hybrid", speculative_algorithm=None, **options)
+    engine = server(release, "hybrid", **options)
+    reply = answer(plain, PROMPT, predict).generated
+    answer(engine, PROMPT, kept, drafts=drafts(reply))
+    prompt = PROMPT + reply[: min(kept, 50)] + as_tokens([5])
+    following = answer(engine, prompt, 4)
+    return following.cached, answer(plain, prompt, 4).generated == following.generated
+
+
 def test_059_overlooks_a_boundary_that_the_first_token_of_a_run_reaches() -> None:
     """The state there is in the only slot, under the length of the boundary before it."""
-    found = {}
-    for release in RELEASES:
-        plain = server(release, "hybrid", speculative_algorithm=None, **buffered(release))
-        reply = answer(plain, PROMPT, 120).generated
-        engine = server(release, "hybrid", **buffered(release))
-        at = tuple(reply[n : n + (n < 105)] for n in range(1, 120, 2))
-        answer(engine, PROMPT, 120, at)
-        prompt = PROMPT + reply[:50] + as_tokens([5])
-        following = answer(engine, prompt, 4)
-        right = answer(plain, prompt, 4).generated
-        found[release] = (there_is(following.cached), following.generated == right)
+
+    def drafts(reply: Tokens) -> tuple[Tokens, ...]:
+        return tuple(reply[n : n + (n < 105)] for n in range(1, 120, 2))
+
+    found = {each: followed(each, buffered(each), 120, 120, drafts) for each in RELEASES}
 
     assert {"0.5.9": (64, False), "0.5.22": (0, True), "0.5.23": (0, True)} == found
 
@@ -130,9 +120,9 @@ def test_a_run_beyond_the_last_token_leaves_that_token_too(release: str, kept: i
     engine = server(release)
     reply = answer(server(release), PROMPT, 3).generated
 
-    answer(engine, PROMPT, 3, (reply[1:] + as_tokens([7]),))
+    answer(engine, PROMPT, 3, drafts=(reply[1:] + as_tokens([7]),))
 
-    assert kept - 1 == there_is(answer(engine, PROMPT + reply + PROMPT, 1).cached)
+    assert kept - 1 == answer(engine, PROMPT + reply + PROMPT, 1).cached
 
 
 def test_0522_leaves_a_state_of_more_tokens_than_its_key() -> None:
@@ -140,16 +130,7 @@ def test_0522_leaves_a_state_of_more_tokens_than_its_key() -> None:
     who goes on from there has another answer. Since 0.5.23 its reply is not kept.
     """
     options = {"mamba_radix_cache_strategy": "no_buffer"}
-    found = {}
-    for release in ("0.5.22", "0.5.23"):
-        plain = server(release, "hybrid", speculative_algorithm=None, **options)
-        reply = answer(plain, PROMPT, 8).generated
-        engine = server(release, "hybrid", **options)
-        answer(engine, PROMPT, 3, rounds(reply))
-        prompt = PROMPT + reply[:3] + as_tokens([5])
-        following = answer(engine, prompt, 4)
-        right = answer(plain, prompt, 4).generated
-        found[release] = (there_is(following.cached), following.generated == right)
+    found = {each: followed(each, options, 8, 3, rounds) for each in ("0.5.22", "0.5.23")}
 
     assert {"0.5.22": (23, False), "0.5.23": (20, True)} == found
 
@@ -158,7 +139,7 @@ def test_drafts_need_a_drafter() -> None:
     engine = server("0.5.23", speculative_algorithm=None)
 
     with pytest.raises(OptionError, match="drafts"):
-        answer(engine, PROMPT, 4, (PROMPT,))
+        answer(engine, PROMPT, 4, drafts=(PROMPT,))
 
 
 def reused(tokens: int, **options: object) -> int:

@@ -8,19 +8,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cachesim.engines.base import Engine, Request
+from cachesim.engines.base import Request
 from cachesim.engines.sglang.family import FAMILY
 from cachesim.engines.sglang.node import as_key
 from cachesim.engines.sglang.options import SglangOptions
 from cachesim.engines.sglang.pools import HostPool, Ring, Transfers, hashes_of
 from cachesim.engines.sglang.rules import Rules
-from cachesim.engines.sglang.server import Sglang
 from cachesim.lab.real.sglang.playing import play
-from cachesim.model.presets import tiny
-from cachesim.typed import of_kind
+from cachesim.typed import there_is
 from cachesim.units import as_tokens
 from tests.engines.conversations import wrong
-from tests.engines.sglang.workloads import Workload
+from tests.engines.sglang.workloads import Workload, server
 
 RELEASES = ("0.5.9", "0.5.23")
 
@@ -54,14 +52,9 @@ def test_states_and_tokens_bound_the_requests_that_run_at_once(
     release: str, named: str, options: dict[str, Any], running: int
 ) -> None:
     """Sixteen states: three a request, and one or two more where states are tracked apart."""
-    engine = Engine.create(
-        f"sglang@{release}",
-        model=tiny("hybrid", vocabulary=4096),
-        options={"max_mamba_cache_size": 16, **strategy(release, named), **options},
-        arithmetic="counts",
-    )
+    options = {"max_mamba_cache_size": 16, **strategy(release, named), **options}
 
-    assert running == of_kind(Sglang, engine).scheduler.limits.max_running
+    assert running == server(release, "hybrid", **options).scheduler.limits.max_running
 
 
 WORKLOADS = 25
@@ -97,37 +90,21 @@ HOST_RELEASES = FAMILY.names()
 ON = {"enable_hierarchical_cache": True}
 
 
-def server(release: str, model: str = "dense", **options: Any) -> Sglang:
-    made = Engine.create(
-        f"sglang@{release}",
-        model=tiny(model, vocabulary=4096),
-        options=ON | {"max_total_tokens": 400} | options,
-        arithmetic="counts",
-    )
-    assert isinstance(made, Sglang)
-    return made
-
-
 def test_a_size_in_gigabytes_is_split_like_the_devices_pools() -> None:
-    engine = server("0.5.23", "hybrid", hicache_size=1, max_mamba_cache_size=40)
-    host = engine.tree.shape.host
-    assert host is not None
+    sizes = {"hicache_size": 1, "max_mamba_cache_size": 40, "max_total_tokens": 400}
+    host = there_is(server("0.5.23", "hybrid", **ON, **sizes).tree.shape.host)
 
     assert abs(host.tokens / 400 - host.states / 40) < 0.1
 
 
 def test_slots_are_taken_in_the_order_in_which_they_became_free() -> None:
     pool = HostPool(5)
-    first, second = pool.alloc(2), pool.alloc(2)
-    assert first is not None
-    assert second is not None
+    first, second = there_is(pool.alloc(2)), there_is(pool.alloc(2))
     pool.free(second)
     pool.free(first)
 
     assert pool.alloc(6) is None
-    whole = pool.alloc(5)
-    assert whole is not None
-    assert [4, 2, 3, 0, 1] == whole.tolist()
+    assert [4, 2, 3, 0, 1] == there_is(pool.alloc(5)).tolist()
 
 
 def test_a_copy_that_is_not_done_holds_up_those_behind_it() -> None:
@@ -143,26 +120,14 @@ def test_a_copy_that_is_not_done_holds_up_those_behind_it() -> None:
 @pytest.mark.parametrize("release", HOST_RELEASES)
 def test_a_request_waits_for_the_copies_that_lock_what_it_needs(release: str) -> None:
     """Steps without a batch are no endless loop while a copy to the host is under way."""
-    engine = Engine.create(
-        f"sglang@{release}",
-        model=tiny("dense", vocabulary=512),
-        arithmetic="ring",
-        options={
-            "enable_hierarchical_cache": True,
-            "hicache_copy_steps": 20,
-            "max_total_tokens": 100,
-            "page_size": 1,
-        },
-    )
+    options = {"hicache_copy_steps": 20, "max_total_tokens": 100, "page_size": 1}
+    engine = server(release, "dense", "ring", **ON, **options)
     prompts = (range(300, 360), range(400, 460))
 
     tickets = [engine.submit(Request(prompt=as_tokens(each), predict=1)) for each in prompts]
-    steps = 0
-    while engine.step():
-        steps += 1
+    steps = sum(1 for _ in iter(engine.step, False))
 
-    replies = [engine.reply(each) for each in tickets]
-    assert [0, 0] == [each.cached for each in replies if each is not None]
+    assert [0, 0] == [there_is(engine.reply(each)).cached for each in tickets]
     assert steps > 20
 
 
@@ -218,20 +183,18 @@ def test_a_ring_grows_beyond_what_there_was_and_keeps_its_order() -> None:
 
 
 def test_a_client_that_leaves_is_answered_at_once_and_its_slots_are_free() -> None:
-    engine = Engine.create("sglang@0.5.23", model=tiny("dense"), options={}, arithmetic="counts")
+    engine = server("0.5.23")
     ticket = engine.submit(Request(prompt=as_tokens(range(50)), predict=40))
     for _ in range(4):
         engine.step()
     engine.cancel(ticket)
-    reply = engine.reply(ticket)
-    assert reply is not None
+    reply = there_is(engine.reply(ticket))
     assert "cancelled" == reply.error
     engine.run()
     assert len(reply.generated) < 40
     again = engine.submit(Request(prompt=as_tokens(range(50)), predict=1))
     engine.run()
-    second = engine.reply(again)
-    assert second is not None
+    second = there_is(engine.reply(again))
     assert 49 == second.cached
     engine.cancel(again)
     assert second == engine.reply(again)
@@ -318,17 +281,3 @@ def test_write_back_copies_windows_that_came_after_their_node_was_copied() -> No
 
     twice = [sum(row[-2:] == [1, 1] for row in tree) for tree in (old, new)]
     assert [31, 0] == twice
-
-
-@pytest.mark.parametrize(("rules", "cached"), [(OLD, 0), (NEW, 64)])
-def test_the_time_for_a_storage_depends_on_the_pages_found(rules: Rules, cached: int) -> None:
-    """A check for each token: 70 from the first check, or none until the storage has answered."""
-    storage = {"policy": "timeout", "threshold": 20, "lag": 2, "timeout_base": 0}
-    storage["timeout_per_ki_token"] = 1024.0
-    host = {"policy": "write_through", "ratio": 2.0, "storage": storage}
-    others = [[asked(f"{at}-{at + 199}")] for at in range(1000, 7000, 1000)]
-    config = {"kind": "full", "tokens": 400, "host": host}
-
-    told = played(rules, config, [asked("1-64")], *others, [{"reset": True}], [asked("1-70")])
-
-    assert cached == told["requests"][0]["cached"]

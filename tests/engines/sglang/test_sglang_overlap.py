@@ -8,9 +8,9 @@ from cachesim.engines.base import Engine, Request, Ticket
 from cachesim.engines.sglang.events import RequestRetracted
 from cachesim.engines.sglang.family import FAMILY
 from cachesim.engines.sglang.options import SglangOptions
-from cachesim.model.presets import tiny
 from cachesim.typed import there_is
 from cachesim.units import as_tokens
+from tests.engines.sglang.workloads import server as opened
 
 RELEASES = FAMILY.names()
 PROMPT = list(range(100, 120))
@@ -20,9 +20,7 @@ SCHEDULES = pytest.mark.parametrize("serial", [False, True])
 
 
 def server(release: str, *, serial: bool = False, model: str = "dense", **options: Any) -> Engine:
-    options |= SERIAL if serial else {}
-    network = tiny(model, vocabulary=4096)
-    return Engine.create(f"sglang@{release}", model=network, arithmetic="ring", options=options)
+    return opened(release, model, "ring", **options, **SERIAL if serial else {})
 
 
 def send(engine: Engine, tokens: list[int], most: int = 4) -> Ticket:
@@ -33,10 +31,6 @@ def cached(engine: Engine, ticket: Ticket) -> int | None:
     engine.run()
     engine.check_integrity()
     return there_is(engine.reply(ticket)).cached
-
-
-def steps(engine: Engine) -> int:
-    return sum(1 for _ in iter(engine.step, False))
 
 
 @SCHEDULES
@@ -107,7 +101,7 @@ def test_a_row_is_free_once_its_result_is_processed(release: str, serial: bool) 
         send(engine, list(range(first, first + 20)), 1)
 
     expected = 2 if serial else 5 if release == "0.5.9" else 3
-    assert expected == steps(engine)
+    assert expected == sum(1 for _ in iter(engine.step, False))
 
 
 @SCHEDULES

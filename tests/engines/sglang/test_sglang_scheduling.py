@@ -11,28 +11,17 @@ from cachesim.engines.sglang.family import FAMILY
 from cachesim.engines.sglang.request import Req
 from cachesim.engines.sglang.schedule_policy import Shuffler
 from cachesim.errors import OptionError, UpstreamEndless
-from cachesim.model.presets import tiny
 from cachesim.units import as_tokens
+from tests.engines.sglang.workloads import server
 
 RELEASES = FAMILY.names()
 PRIORITIES = {"enable_priority_scheduling": True, "max_running_requests": 1}
-
-
-def server(release: str, **options: Any) -> Engine:
-    """A server with one page per token and no network."""
-    model = tiny("dense", vocabulary=4096)
-    return Engine.create(f"sglang@{release}", model=model, options=options, arithmetic="counts")
 
 
 def send(engine: Engine, first: int, count: int, most: int = 2, **fields: Any) -> Ticket:
     """Send a prompt of consecutive tokens."""
     prompt = as_tokens(list(range(first, first + count)))
     return engine.submit(Request(prompt=prompt, predict=most, options=fields))
-
-
-def run(engine: Engine) -> None:
-    while engine.step():
-        pass
 
 
 def named(engine: Engine, name: str) -> list[int]:
@@ -51,7 +40,7 @@ def test_the_queue_is_served_by_priority(release: str, low_first: bool, order: l
     for number, priority in enumerate((0, 5, 1, 5)):
         send(engine, 100 * number, 10, priority=priority)
     send(engine, 400, 10)
-    run(engine)
+    engine.run()
 
     assert order == named(engine, "request-finished")
 
@@ -68,7 +57,7 @@ def test_a_request_preempts_beyond_the_threshold(
         engine.step()
 
     send(engine, 100, 10, priority=priority)
-    run(engine)
+    engine.run()
 
     assert preempted == named(engine, "request-preempted")
     assert [1, 0] if preempted else [0, 1] == named(engine, "request-finished")
@@ -81,7 +70,7 @@ def test_preemption_can_be_disabled(release: str) -> None:
     engine.step()
 
     send(engine, 100, 10, priority=99)
-    run(engine)
+    engine.run()
 
     assert [] == named(engine, "request-preempted")
 
@@ -99,9 +88,9 @@ def test_059_forgets_whom_it_preempts_for_a_request_that_does_not_fit(release: s
 
     if release == "0.5.9":
         with pytest.raises(UpstreamEndless, match="in no queue"):
-            run(engine)
+            engine.run()
     else:
-        run(engine)
+        engine.run()
 
     assert [1] == named(engine, "request-preempted")
     assert [0, 2] == named(engine, "request-finished")[:2]
@@ -116,7 +105,7 @@ def test_retraction_by_priority(policy: str, retracted: list[int]) -> None:
     send(engine, 0, 10, most=30, priority=0)
     engine.step()
     send(engine, 100, 15, most=30, priority=1)
-    run(engine)
+    engine.run()
 
     assert retracted == named(engine, "request-retracted")
 
@@ -131,7 +120,7 @@ def test_a_priority_can_be_refused(release: str) -> None:
     engine = server(release, abort_on_priority_when_disabled=True)
 
     refused, served = send(engine, 0, 10, priority=1), send(engine, 100, 10)
-    run(engine)
+    engine.run()
 
     assert "priority" in engine.reply(refused).message
     assert engine.reply(served).error is None
@@ -145,7 +134,7 @@ def crowd(release: str, policy: str, **options: Any) -> Engine:
     one = {"max_running_requests": 1, "chunked_prefill_size": 64}
     engine = server(release, schedule_policy=policy, **(one | options))
     send(engine, 0, 50)
-    run(engine)
+    engine.run()
     send(engine, 900, 10, most=5, routing_key="b")
     engine.step()
     return engine
@@ -173,7 +162,7 @@ def test_a_policy_orders_the_queue(release: str, policy: str, order: list[int]) 
     send(engine, 0, 45)
     send(engine, 500, 35)
     send(engine, 0, 20, most=3)
-    run(engine)
+    engine.run()
 
     assert order == named(engine, "request-finished")[2:]
 
@@ -185,7 +174,7 @@ def test_requests_with_the_key_of_the_running_ones_come_first(release: str) -> N
     send(engine, 200, 10, most=1, routing_key="a")
     send(engine, 300, 10, most=1, routing_key="b")
     send(engine, 400, 10, most=1)
-    run(engine)
+    engine.run()
 
     assert [3, 4, 2] == [each for each in named(engine, "request-finished") if each > 1]
 
@@ -202,7 +191,7 @@ def test_a_policy_prefers_short_prefills(policy: str, order: list[int]) -> None:
     for _ in range(3):
         engine.step()
     send(engine, 400, 8)
-    run(engine)
+    engine.run()
 
     assert order == named(engine, "request-finished")[2:]
 
@@ -215,7 +204,7 @@ def test_a_chunk_leaves_room_for_shorter_prompts() -> None:
         send(engine, 0, 200)
         engine.step()
         send(engine, 500, 10)
-        run(engine)
+        engine.run()
         found = [e for e in engine.events if e.name() == "chunk-scheduled"]
         chunks[policy] = [(int(e.task or 0), e.end) for e in found][1:3]
 
@@ -248,7 +237,7 @@ def test_a_long_queue_is_not_matched() -> None:
         for number in range(count):
             send(engine, 1000 + 20 * number, 10, most=1)
         send(engine, 0, 45)
-        run(engine)
+        engine.run()
         first[count] = named(engine, "request-finished")[2]
 
     assert {120: 122, 130: 2} == first

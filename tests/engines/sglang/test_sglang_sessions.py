@@ -8,20 +8,15 @@ from cachesim.engines import Profile
 from cachesim.engines.base import Engine, Reply, Request, Ticket
 from cachesim.engines.sglang.family import FAMILY
 from cachesim.errors import OptionError, UpstreamAbort
-from cachesim.model.presets import tiny
 from cachesim.play import run
 from cachesim.scenario.format import Model, Scenario, Server, Step
 from cachesim.typed import there_is
 from cachesim.units import as_tokens
+from tests.engines.sglang.workloads import server
 
 RELEASES = FAMILY.names()
 FIRST, NEXT = list(range(100, 120)), list(range(200, 205))
 REPLY = [300, 301, 302]
-
-
-def server(release: str) -> Engine:
-    model = tiny("dense", vocabulary=4096)
-    return Engine.create(f"sglang@{release}", model=model, arithmetic="counts")
 
 
 def send(engine: Engine, tokens: list[int], name: str = "", **asked: Any) -> Ticket:

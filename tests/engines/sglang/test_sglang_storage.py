@@ -5,16 +5,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cachesim.engines.base import Engine, Request
+from cachesim.engines.base import Request
 from cachesim.engines.sglang.family import FAMILY
 from cachesim.engines.sglang.pools import LEAST_PRIORITY, DelayQueue, Storage, hashes_of
 from cachesim.engines.sglang.server import Sglang
-from cachesim.lab.real.sglang.playing import play
 from cachesim.lab.real.sglang.workloads import KINDS, draw
-from cachesim.model.presets import tiny
+from cachesim.model import ArithmeticName
+from cachesim.typed import there_is
 from cachesim.units import Integers, Tokens, as_tokens
+from tests.engines.asking import answer
 from tests.engines.conversations import wrong
 from tests.engines.sglang.workloads import Workload
+from tests.engines.sglang.workloads import server as opened
 
 OLD = FAMILY.release("0.5.9").rules
 ON = {
@@ -25,29 +27,16 @@ ON = {
 }
 
 
-def server(arithmetic: str = "counts", **options: Any) -> Sglang:
-    made = Engine.create(
-        "sglang@0.5.9",
-        model=tiny("dense", vocabulary=4096),
-        options=ON | options,
-        arithmetic=arithmetic,
-    )
-    assert isinstance(made, Sglang)
-    return made
+def server(arithmetic: ArithmeticName = "counts", **options: Any) -> Sglang:
+    return opened("0.5.9", "dense", arithmetic, **ON | options)
 
 
 def send(engine: Sglang, prompt: Tokens, key: str | None = None) -> tuple[int | None, list[str]]:
     """What is reused of a prompt, and why not more; its reply is one token."""
     options = {"extra_key": key} if key else {}
-    asked = Request(prompt=prompt, predict=1, reply=prompt[:1], options=options)
-    ticket = engine.submit(asked)
-    engine.run()
-    reply = engine.reply(ticket)
-    assert reply is not None
-    assert reply.cached is not None
-    engine.check_integrity()
+    reply = answer(engine, prompt, 1, reply=prompt[:1], options=options)
     lost = sum(each.before - each.after for each in reply.losses)
-    assert reply.equal - reply.cached == lost
+    assert reply.equal - there_is(reply.cached) == lost
     return reply.cached, [each.rule for each in reply.losses]
 
 
@@ -65,28 +54,6 @@ def stored_and_forgotten(**options: Any) -> Sglang:
         send(engine, prompt)
     engine.flush_cache()
     return engine
-
-
-@pytest.mark.parametrize(
-    ("policy", "polls", "cached"),
-    [("best_effort", 0, 0), ("wait_complete", 0, 64), ("timeout", 2, 0), ("timeout", 5, 64)],
-)
-def test_who_waits_for_a_slow_storage(policy: str, polls: int, cached: int) -> None:
-    config = {
-        "kind": "full",
-        "tokens": 400,
-        "host": {
-            "policy": "write_through",
-            "ratio": 2.0,
-            "storage": {"policy": policy, "threshold": 20, "lag": 3, "timeout_base": polls},
-        },
-    }
-    first, again = asked("1-64"), asked("1-70")
-    others = [[asked(f"{at}-{at + 199}")] for at in range(1000, 7000, 1000)]
-
-    *_, last = play({"config": config, "steps": [[first], *others, [again]]}, OLD)
-
-    assert cached == last["requests"][0]["cached"]
 
 
 def test_a_node_fetched_below_the_root_has_the_root_s_priority() -> None:
@@ -146,7 +113,3 @@ def test_workloads_with_a_storage_are_drawn_for_the_comparison() -> None:
     assert {"best_effort", "wait_complete", "timeout"} == {
         each["storage"]["policy"] for each in drawn
     }
-
-
-def asked(prompt: str) -> dict[str, Any]:
-    return {"prompt": prompt, "generate": 1, "reply": "9999"}

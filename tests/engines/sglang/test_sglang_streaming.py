@@ -9,11 +9,11 @@ from cachesim.engines import Profile
 from cachesim.engines.base import Engine, Reply, Request, Ticket
 from cachesim.engines.sglang.family import FAMILY
 from cachesim.errors import OptionError, UpstreamAbort, UpstreamEndless
-from cachesim.model.presets import tiny
 from cachesim.scenario.format import Model, Scenario, Server, Step
 from cachesim.testing.search import play
 from cachesim.typed import there_is
 from cachesim.units import as_tokens
+from tests.engines.sglang.workloads import server as opened
 
 RELEASES = [name for name in FAMILY.names() if name != "0.5.9"]
 FIRST, NEXT = list(range(100, 120)), list(range(200, 205))
@@ -23,9 +23,9 @@ pytestmark = pytest.mark.parametrize("release", RELEASES)
 
 
 def server(release: str, model: str = "dense", **options: Any) -> Engine:
-    options = {"enable_streaming_session": True, "max_total_tokens": 1000} | options
-    network = tiny(model, vocabulary=4096)
-    return Engine.create(f"sglang@{release}", model=network, arithmetic="counts", options=options)
+    return opened(
+        release, model, **{"enable_streaming_session": True, "max_total_tokens": 1000} | options
+    )
 
 
 def send(engine: Engine, tokens: list[int], **asked: Any) -> Ticket:

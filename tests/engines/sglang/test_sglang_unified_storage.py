@@ -1,5 +1,7 @@
 """The third tier of 0.5.23, for models of every kind: what is asked, what comes, who waits."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -39,23 +41,31 @@ def test_who_has_asked_often_enough_asks_no_more() -> None:
 
 
 @pytest.mark.parametrize(
-    ("policy", "base", "cached"),
-    [("best_effort", 0, 0), ("wait_complete", 0, 64), ("timeout", 2, 0), ("timeout", 9, 64)],
+    ("release", "storage", "cached"),
+    [
+        ("0.5.9", {"policy": "best_effort", "lag": 3, "timeout_base": 0}, 0),
+        ("0.5.9", {"policy": "wait_complete", "lag": 3, "timeout_base": 0}, 64),
+        ("0.5.9", {"policy": "timeout", "lag": 3, "timeout_base": 2}, 0),
+        ("0.5.9", {"policy": "timeout", "lag": 3, "timeout_base": 5}, 64),
+        ("0.5.23", {"policy": "best_effort", "timeout_base": 0}, 0),
+        ("0.5.23", {"policy": "wait_complete", "timeout_base": 0}, 64),
+        ("0.5.23", {"policy": "timeout", "timeout_base": 2}, 0),
+        ("0.5.23", {"policy": "timeout", "timeout_base": 9}, 64),
+        # A check for each token: 70 from the first check, or none until the storage has answered.
+        ("0.5.22", {"policy": "timeout", "timeout_base": 0, "timeout_per_ki_token": 1024.0}, 0),
+        ("0.5.23", {"policy": "timeout", "timeout_base": 0, "timeout_per_ki_token": 1024.0}, 64),
+    ],
 )
-def test_who_waits_for_a_slow_storage(policy: str, base: float, cached: int) -> None:
-    storage = {"policy": policy, "threshold": 20, "lag": 2, "timeout_base": base}
-    host = {"policy": "write_through", "ratio": 2.0, "storage": storage}
-    first, again = ({"prompt": p, "generate": 1, "reply": "9999"} for p in ("1-64", "1-70"))
-    others = [
-        [{"prompt": f"{at}-{at + 199}", "generate": 1, "reply": "9999"}]
-        for at in range(1000, 7000, 1000)
-    ]
-    workload = {
-        "config": {"kind": "full", "tokens": 400, "host": host},
-        "steps": [[first], *others, [{"reset": True}], [again]],
-    }
+def test_who_waits_for_a_slow_storage(release: str, storage: dict[str, Any], cached: int) -> None:
+    host = {"policy": "write_through", "ratio": 2.0}
+    host["storage"] = {"threshold": 20, "lag": 2, **storage}
+    prompts = ["1-64", *(f"{at}-{at + 199}" for at in range(1000, 7000, 1000)), "1-70"]
+    groups = [[{"prompt": each, "generate": 1, "reply": "9999"}] for each in prompts]
+    reset = [] if release == "0.5.9" else [[{"reset": True}]]
+    config = {"kind": "full", "tokens": 400, "host": host}
+    workload = {"config": config, "steps": [*groups[:-1], *reset, groups[-1]]}
 
-    *_, last = play(workload, NEWEST)
+    *_, last = play(workload, FAMILY.release(release).rules)
 
     assert cached == last["requests"][0]["cached"]
 

@@ -4,9 +4,21 @@ import random
 from typing import Any
 
 from cachesim.engines.base import Engine, Request
+from cachesim.engines.sglang.server import Sglang
+from cachesim.model import ArithmeticName
 from cachesim.model.build import build
-from cachesim.model.presets import preset
+from cachesim.model.presets import preset, tiny
+from cachesim.typed import of_kind
 from tests.engines.conversations import Conversations
+
+
+def server(
+    release: str, model: str = "dense", arithmetic: ArithmeticName = "counts", **options: Any
+) -> Sglang:
+    network = tiny(model, vocabulary=4096)
+    made = Engine.create(f"sglang@{release}", model=network, arithmetic=arithmetic, options=options)
+    return of_kind(Sglang, made)
+
 
 PRESETS = ("dense", "swa", "recurrent", "hybrid", "hybrid-delta", "hybrid-swa")
 
