@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from cachesim.engines.events import Event
 from cachesim.engines.family import Profile, family_of
 from cachesim.engines.ik_llama.events import (
     CheckpointCreated,
@@ -24,15 +23,14 @@ from cachesim.engines.ik_llama.laws import IkLaws
 from cachesim.engines.ik_llama.server import IkLlama
 from cachesim.engines.ik_llama.speculative import StrictTailCompanion
 from cachesim.engines.seen import Seen
-from cachesim.errors import ContractError, InputError
+from cachesim.errors import ContractError
 from cachesim.play.session import Session
 from cachesim.scenario.format import FORMAT, Model, Scenario, Server, Step
-from cachesim.testing.guided import Guided
-from cachesim.testing.search import play
 from cachesim.testing.workloads import Shape
+from cachesim.typed import there_is
+from tests.engines.seen_kit import changed, found, further, replied, seen_of, without
 
 FAMILY = family_of("ik_llama.cpp")
-SHAPE = Shape(incidents=True, chats=True)
 PROMPT = tuple(range(265, 400))
 OTHER = tuple(range(400, 500))
 
@@ -40,16 +38,9 @@ OTHER = tuple(range(400, 500))
 @pytest.mark.parametrize("release", FAMILY.names())
 @pytest.mark.parametrize(("model", "number"), [("dense", 2), ("hybrid", 1), ("hybrid-mtp", 3)])
 def test_no_release_breaks_one(release: str, model: str, number: int) -> None:
-    """Long searches run thousands of workloads of each."""
-    profile = Profile.parse(f"ik_llama.cpp@{release}")
-    try:
-        client = Guided(profile, model, number, seed=5, shape=SHAPE)
-        list(client.run())
-    except InputError:
-        return
-    trial = play(client.scenario, profile, stop_early=False, thin=True)
+    findings = found(f"ik_llama.cpp@{release}", model, number, Shape(incidents=True, chats=True))
 
-    assert [] == [each for each in trial.findings if each.kind == "broken invariant"]
+    assert [] == [each for each in findings if each.kind == "broken invariant"]
 
 
 class Played:
@@ -84,18 +75,8 @@ class Played:
         self.server = session.engine
         self.laws = IkLaws(self.server)
         for number, record in enumerate(session.run(), 1):
-            assert record.reply is not None
-            self.seen = Seen(
-                reply=record.reply,
-                events=record.events,
-                forced=record.reply.generated,
-                alone=True,
-                images=False,
-                fields={},
-                model="",
-                layers=frozenset({"attention"}),
-                plain=True,
-            )
+            reply = there_is(record.reply)
+            self.seen = seen_of(reply, record.events, forced=reply.generated)
             if number < len(prompts):
                 assert self.laws.broken(self.seen) is None
 
@@ -105,41 +86,17 @@ class Played:
         return "" if breach is None else breach.detail
 
 
-def with_event(kind: type[Event], **changes: Any) -> Callable[[Played], None]:
-    """Change the fields of the last request's events of a kind."""
+def of_last(change: Callable[[Seen], Seen]) -> Callable[[Played], None]:
+    """Change the last request, as the laws read it."""
 
-    def change(played: Played) -> None:
-        events = played.seen.events
-        assert kind in map(type, events), sorted({type(each).__name__ for each in events})
-        changed = [replace(e, **changes) if isinstance(e, kind) else e for e in events]
-        played.seen = replace(played.seen, events=changed)
+    def apply(played: Played) -> None:
+        played.seen = change(played.seen)
 
-    return change
-
-
-def with_reply(**changes: Any) -> Callable[[Played], None]:
-    def change(played: Played) -> None:
-        played.seen = replace(played.seen, reply=replace(played.seen.reply, **changes))
-
-    return change
+    return apply
 
 
 def lost_cell(played: Played) -> None:
     played.server.primary.cells.seq_rm(played.server.slots[0].id, 3, 4)
-
-
-def lost_checkpoint(played: Played) -> None:
-    events = [each for each in played.seen.events if not isinstance(each, CheckpointCreated)]
-    played.seen = replace(played.seen, events=events)
-
-
-def with_further(event: Event) -> Callable[[Played], None]:
-    """Add an event to those of the last request."""
-
-    def change(played: Played) -> None:
-        played.seen = replace(played.seen, events=[*played.seen.events, event])
-
-    return change
 
 
 def other_list(played: Played) -> None:
@@ -152,7 +109,7 @@ def companion_of_other_length(played: Played) -> None:
 
 
 def loaded_entry(played: Played) -> None:
-    with_further(PromptLoaded(entry=0, n_tokens=9, similarity=0.5))(played)
+    of_last(further(PromptLoaded(entry=0, n_tokens=9, similarity=0.5)))(played)
     played.laws._entries += 1
 
 
@@ -168,24 +125,64 @@ DRAFTS = {"companion": "strict_tail", "draft_max": 2}
 @pytest.mark.parametrize(
     ("model", "options", "change", "detail"),
     [
-        ("dense", {}, with_event(SlotSelected, similarity=0.0), "a slot with similarity 0.0 is"),
-        ("dense", {}, with_event(SlotSelected, by="least recently used"), "no slot is similar"),
-        ("dense", {}, with_event(SlotSelected, f_keep=0.0), "0.0 of a list would be kept, of"),
-        ("dense", {}, with_event(SlotSelected, f_keep=0.4), "0.4 of a list would be kept, of"),
+        (
+            "dense",
+            {},
+            of_last(changed(SlotSelected, similarity=0.0)),
+            "a slot with similarity 0.0 is",
+        ),
+        (
+            "dense",
+            {},
+            of_last(changed(SlotSelected, by="least recently used")),
+            "no slot is similar",
+        ),
+        (
+            "dense",
+            {},
+            of_last(changed(SlotSelected, f_keep=0.0)),
+            "0.0 of a list would be kept, of",
+        ),
+        (
+            "dense",
+            {},
+            of_last(changed(SlotSelected, f_keep=0.4)),
+            "0.4 of a list would be kept, of",
+        ),
         ("dense", {}, loaded_entry, "an entry with similarity 0.5 is loaded"),
-        ("dense", {}, with_further(SAVED), "a list of which "),
-        ("dense", {}, with_reply(processed=1), "131 of 135 tokens are read"),
-        ("dense", {}, with_further(SHIFTED), "a shift keeps 0 of 29 tokens, drops 9"),
-        ("dense", {}, with_event(SequenceTrimmed, p0=3), "130 tokens are cached, the slot is cut"),
+        ("dense", {}, of_last(further(SAVED)), "a list of which "),
+        ("dense", {}, of_last(replied(processed=1)), "131 of 135 tokens are read"),
+        ("dense", {}, of_last(further(SHIFTED)), "a shift keeps 0 of 29 tokens, drops 9"),
+        (
+            "dense",
+            {},
+            of_last(changed(SequenceTrimmed, p0=3)),
+            "130 tokens are cached, the slot is cut",
+        ),
         ("dense", {}, other_list, "slot 0 lists other tokens than were written from 130 on"),
         ("dense", {}, lost_cell, "slot 0 lists 140 tokens and has cells at"),
-        ("hybrid", {}, with_further(REFUSED), "a checkpoint at 5 is refused, below 9"),
-        ("hybrid", {}, with_further(RESET), "a memory from 3 on is reset, below 9"),
-        ("hybrid", {}, lost_checkpoint, "checkpoints are saved of [] tokens, not of ["),
-        ("dense", DRAFTS, with_further(NO_ROOM), "an empty companion refuses the beginning"),
+        ("hybrid", {}, of_last(further(REFUSED)), "a checkpoint at 5 is refused, below 9"),
+        ("hybrid", {}, of_last(further(RESET)), "a memory from 3 on is reset, below 9"),
+        (
+            "hybrid",
+            {},
+            of_last(without(CheckpointCreated)),
+            "checkpoints are saved of [] tokens, not of [",
+        ),
+        ("dense", DRAFTS, of_last(further(NO_ROOM)), "an empty companion refuses the beginning"),
         ("dense", DRAFTS, companion_of_other_length, "the companion ends at"),
-        ("dense", DRAFTS, with_event(DraftVerified, accepted=3), "3 of 2 drafts are accepted"),
-        ("dense", DRAFTS, with_event(DraftVerified, accepted=0), "drafts are verified as [(2, 0)"),
+        (
+            "dense",
+            DRAFTS,
+            of_last(changed(DraftVerified, accepted=3)),
+            "3 of 2 drafts are accepted",
+        ),
+        (
+            "dense",
+            DRAFTS,
+            of_last(changed(DraftVerified, accepted=0)),
+            "drafts are verified as [(2, 0)",
+        ),
     ],
 )
 def test_each_law_can_be_broken(

@@ -7,7 +7,6 @@ from typing import Any, Final
 import pytest
 
 from cachesim.engines.base import Engine, Request
-from cachesim.engines.events import Event
 from cachesim.engines.llamacpp import checkpoints, integrity, recomputed, server_batch, update_slots
 from cachesim.engines.llamacpp.drafter import NgramCache
 from cachesim.engines.llamacpp.events import (
@@ -38,37 +37,26 @@ from cachesim.engines.llamacpp.stored import check_actions
 from cachesim.engines.seen import Seen
 from cachesim.errors import ContractError
 from cachesim.model.presets import PRESETS, preset
+from cachesim.typed import of_kind, there_is
 from cachesim.units import as_tokens
+from tests.engines.asking import answer
+from tests.engines.seen_kit import changed, further, replied, seen_of
 
 UNIFIED: Final = {"parallel": 3, "kv_unified": True}
 
 
 def served(model: str = "hybrid", **options: Any) -> Router:
-    engine = Engine.create(
+    made = Engine.create(
         "llama.cpp@b11549", model=preset(model), options=options, arithmetic="ring"
     )
-    assert isinstance(engine, Router)
-    ask(engine, range(1, 100))
-    return engine
+    ask(made, range(1, 100))
+    return of_kind(Router, made)
 
 
-def ask(engine: Router, tokens: range) -> Seen:
+def ask(engine: Engine, tokens: range) -> Seen:
     before = len(engine.events)
-    ticket = engine.submit(Request(prompt=as_tokens(tokens), predict=3))
-    engine.run()
-    reply = engine.reply(ticket)
-    assert reply is not None
-    return Seen(
-        reply=reply,
-        events=list(engine.events)[before:],
-        forced=None,
-        alone=True,
-        images=False,
-        fields={},
-        model="",
-        layers=frozenset(engine.network.spec.layers),
-        plain=True,
-    )
+    reply = answer(engine, tokens, 3)
+    return seen_of(reply, engine.events[before:], layers=frozenset(engine.network.spec.layers))
 
 
 def nothing(*_: object, **__: object) -> None:
@@ -189,15 +177,12 @@ def _moves_a_checkpoint(engine: Router) -> None:
 
 
 def _parks_an_entry_twice(engine: Router) -> None:
-    cache = engine.server.cache
-    assert cache is not None
-    cache.entries += cache.entries[:1]
+    entries = there_is(engine.server.cache).entries
+    entries += entries[:1]
 
 
 def _relabels_an_entry(engine: Router) -> None:
-    cache = engine.server.cache
-    assert cache is not None
-    cache.entries[0].n_tokens += 1  # type: ignore[assignment]
+    there_is(engine.server.cache).entries[0].n_tokens += 1  # type: ignore[assignment]
 
 
 def _uses_a_row_more(engine: Router) -> None:
@@ -226,25 +211,6 @@ def test_books_that_disagree_are_found(change: Callable[[Router], None], why: st
         engine.check_integrity()
 
 
-def changed(kind: type[Event], **changes: Any) -> Callable[[Seen], Seen]:
-    """A request with other fields in its events of a kind."""
-
-    def change(seen: Seen) -> Seen:
-        events = [replace(e, **changes) if isinstance(e, kind) else e for e in seen.events]
-        return replace(seen, events=events)
-
-    return change
-
-
-def replied(**changes: Any) -> Callable[[Seen], Seen]:
-    return lambda seen: replace(seen, reply=replace(seen.reply, **changes))
-
-
-def further(event: Event) -> Callable[[Seen], Seen]:
-    """A request with another event, before the others."""
-    return lambda seen: replace(seen, events=[event, *seen.events])
-
-
 SHIFTED: Final = ContextShifted(slot=2, task=1, n_keep=0, n_left=90, n_discard=5)
 DROPPED: Final = CacheEntryDropped(reason="tokens", n_tokens=9, size=9, limit=9)
 
@@ -267,11 +233,9 @@ DROPPED: Final = CacheEntryDropped(reason="tokens", n_tokens=9, size=9, limit=9)
 def test_each_law_of_a_request_can_be_broken(change: Callable[[Seen], Seen], detail: str) -> None:
     engine = served(**UNIFIED)
     laws = LlamaLaws(engine)
-    seen = ask(engine, range(1, 120))
-    breach = laws.broken(change(seen))
+    breach = there_is(laws.broken(change(ask(engine, range(1, 120)))))
 
-    assert breach is not None
-    assert (detail, True) == (detail, breach.detail.startswith(detail)), breach.detail
+    assert detail == breach.detail[: len(detail)]
 
 
 def test_a_wrong_share_of_an_entry_is_found() -> None:
@@ -280,8 +244,7 @@ def test_a_wrong_share_of_an_entry_is_found() -> None:
     laws = LlamaLaws(engine)
     breach = laws.broken(changed(CacheEntryCompared, f_keep=0.5)(ask(engine, range(1, 120))))
 
-    assert breach is not None
-    assert "an entry has 99 of 101 tokens, and 0.5" == breach.detail
+    assert "an entry has 99 of 101 tokens, and 0.5" == there_is(breach).detail
 
 
 def test_a_draft_that_is_rolled_back_otherwise_is_found() -> None:
@@ -289,20 +252,7 @@ def test_a_draft_that_is_rolled_back_otherwise_is_found() -> None:
     laws = LlamaLaws(engine)
     breach = laws.broken(changed(DraftVerified, rolled_back="luck")(ask(engine, range(1, 120))))
 
-    assert breach is not None
-    assert breach.detail.endswith("tokens are rolled back by luck")
-
-
-def _loses_an_entry(engine: Router) -> None:
-    cache = engine.server.cache
-    assert cache is not None
-    cache.entries.clear()
-
-
-def _loses_the_text_of_a_slot(engine: Router) -> None:
-    cache = engine.server.cache
-    assert cache is not None
-    cache.entries = cache.entries[:1]
+    assert there_is(breach).detail.endswith("tokens are rolled back by luck")
 
 
 def _fills_an_idle_slot(engine: Router) -> None:
@@ -316,8 +266,8 @@ def _was_released_before(engine: Router) -> None:
 @pytest.mark.parametrize(
     ("change", "detail"),
     [
-        (_loses_an_entry, "an entry of 101 tokens is gone"),
-        (_loses_the_text_of_a_slot, "the 52 tokens of slot 1 are gone"),
+        (lambda engine: engine.server.cache.entries.clear(), "an entry of 101 tokens is gone"),
+        (lambda engine: engine.server.cache.entries.pop(), "the 52 tokens of slot 1 are gone"),
         (_fills_an_idle_slot, "idle slot 2 is not emptied"),
         (_was_released_before, "slot 0 is released before others"),
     ],
@@ -330,19 +280,17 @@ def test_a_text_that_is_lost_is_found(change: Callable[[Router], None], detail: 
     assert None is LlamaLaws(engine).broken(replace(seen, alone=False))
 
     change(engine)
-    breach = laws.broken(seen)
 
-    assert breach is not None
-    assert (detail, True) == (detail, breach.detail.startswith(detail)), breach.detail
+    assert detail == there_is(laws.broken(seen)).detail[: len(detail)]
 
 
 def test_a_whole_prompt_without_a_checkpoint_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = served()
     laws = LlamaLaws(engine)
     monkeypatch.setattr(checkpoints, "create_checkpoint", nothing)
-    breach = laws.broken(ask(engine, range(150, 240)))
 
-    assert breach is not None
+    breach = there_is(laws.broken(ask(engine, range(150, 240))))
+
     assert "a prompt of 90 tokens leaves no checkpoint" == breach.detail
 
 
@@ -353,6 +301,4 @@ def test_a_memory_of_fewer_cells_than_sequences_is_tried_too() -> None:
         options={"parallel": 5, "ctx_size": 2},
         arithmetic="ring",
     )
-    assert isinstance(engine, Router)
-
-    check_calls(engine.server.contexts.target)
+    check_calls(of_kind(Router, engine).server.contexts.target)
