@@ -8,7 +8,8 @@ import numpy as np
 from cachesim.engines.base import Engine, Reply, Request
 from cachesim.typed import there_is
 from cachesim.units import as_tokens
-from cachesim.verify.oracle import cold_logits
+from cachesim.verify.oracle import Oracle, cold_logits
+from cachesim.verify.verdict import judge
 
 
 def answer(engine: Engine, prompt: Sequence[int], predict: int = -1, **fields: Any) -> Reply:
@@ -31,3 +32,7 @@ def is_cold(engine: Engine, reply: Reply) -> bool:
 
 def names(engine: Engine) -> list[str]:
     return [event.name() for event in engine.events]
+
+
+def verdict(engine: Engine, reply: Reply) -> str:
+    return there_is(judge(reply, Oracle(engine.network))).answer

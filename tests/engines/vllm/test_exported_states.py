@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from cachesim.engines.base import Engine, Reply, Request
+from cachesim.engines.base import Engine, Request
 from cachesim.engines.vllm.block_pool import GroupSpec
 from cachesim.engines.vllm.checkpoints import is_exportable
 from cachesim.engines.vllm.coordinator import KVCacheManager
@@ -15,8 +15,7 @@ from cachesim.engines.vllm.request import Request as Scheduled
 from cachesim.errors import OptionError, UpstreamAbort
 from cachesim.model.presets import preset
 from cachesim.units import Tokens, as_tokens
-from cachesim.verify.oracle import Oracle
-from cachesim.verify.verdict import judge
+from tests.engines.asking import answer, cached, verdict
 
 TRITON = {"gdn_prefill_backend": "triton"}
 FINE = {"block_size": 32, "prefix_match_unit": 8}
@@ -30,14 +29,6 @@ SMALLER = {
 
 def text(first: int, count: int) -> Tokens:
     return as_tokens(range(first, first + count))
-
-
-def ask(engine: Engine, prompt: Tokens) -> Reply:
-    ticket = engine.submit(Request(prompt=prompt, predict=1))
-    engine.run()
-    reply = engine.reply(ticket)
-    assert reply is not None
-    return reply
 
 
 def chunks(engine: Engine) -> list[tuple[int, int]]:
@@ -64,27 +55,21 @@ def test_the_last_chunk_of_a_prompt_is_not_cut_where_its_layers_export_the_state
 ) -> None:
     engine = Engine.create(f"vllm@{release}", model=preset(model), options=options)
 
-    ask(engine, text(300, 70))
-    ends = [0, *cuts, 70]
-    assert list(pairwise(ends)) == chunks(engine)
+    answer(engine, text(300, 70), 1)
+    assert list(pairwise([0, *cuts, 70])) == chunks(engine)
 
-    again = ask(engine, text(300, 75))
-    verdict = judge(again, Oracle(engine.network))
-    assert 64 == again.cached
-    assert verdict is not None
-    assert "same" == verdict.answer
+    again = answer(engine, text(300, 75), 1)
+    assert (64, "same") == (again.cached, verdict(engine, again))
 
 
-@pytest.mark.parametrize(("prompt", "cached"), [(60, 48), (90, 64), (100, 96), (120, 112)])
+@pytest.mark.parametrize(("prompt", "found"), [(60, 48), (90, 64), (100, 96), (120, 112)])
 def test_beside_smaller_blocks_of_a_drafter_the_state_of_a_short_last_chunk_is_lost(
-    prompt: int, cached: int
+    prompt: int, found: int
 ) -> None:
     """The scheduler counts in the smallest blocks, the manager in those of the states."""
     engine = Engine.create("vllm@0.33.0", model=preset("hybrid"), options=SMALLER)
 
-    ask(engine, text(300, prompt))
-
-    assert cached == ask(engine, text(300, prompt + 5)).cached
+    assert [0, found] == cached(engine, text(300, prompt), text(300, prompt + 5), predict=1)
 
 
 @pytest.mark.parametrize(
@@ -162,6 +147,4 @@ def test_every_draft_beyond_an_exported_state_is_judged() -> None:
     engine.submit(Request(prompt=text(1, 5), predict=3))
     engine.step()
 
-    reply = ask(engine, text(9, 1))
-
-    assert 1 == len(reply.generated)
+    assert 1 == len(answer(engine, text(9, 1), 1).generated)

@@ -1,11 +1,12 @@
 """Prefill on another server: what arrives of it, late or not at all."""
 
 from collections import Counter
+from functools import partial
 from typing import Any
 
 import pytest
 
-from cachesim.engines import base
+from cachesim.engines.base import Engine, Reply, Request
 from cachesim.engines.vllm.events import ChunkScheduled, LeaseEnded, LoadFailed, PrefilledElsewhere
 from cachesim.engines.vllm.nixl import Nixl
 from cachesim.engines.vllm.server import Vllm
@@ -14,6 +15,7 @@ from cachesim.model.presets import preset
 from cachesim.model.spec import Sizes
 from cachesim.typed import of_kind
 from cachesim.units import Count, Token, Tokens
+from tests.engines import asking
 
 PROMPT = tuple(map(Token, range(200, 400)))
 OTHER = tuple(map(Token, range(420, 500)))
@@ -22,10 +24,11 @@ WINDOW, BLOCK = 32, 16  # of the preset swa
 
 def server(model: str = "hybrid", **options: Any) -> Vllm:
     wanted = {"connector": "nixl", "load_steps": 2} | options
-    return of_kind(
-        Vllm,
-        base.Engine.create("vllm@0.33.0", model=preset(model), options=wanted, arithmetic="ring"),
-    )
+    made = Engine.create("vllm@0.33.0", model=preset(model), options=wanted, arithmetic="ring")
+    return of_kind(Vllm, made)
+
+
+answer = partial(asking.answer, predict=4)
 
 
 def connector(engine: Vllm) -> Nixl:
@@ -33,16 +36,7 @@ def connector(engine: Vllm) -> Nixl:
     return engine.nixl
 
 
-def answer(engine: Vllm, prompt: Tokens, **fields: Any) -> base.Reply:
-    ticket = engine.submit(base.Request(prompt=prompt, predict=4, options=fields))
-    engine.run()
-    reply = engine.reply(ticket)
-    assert reply is not None
-    engine.check_integrity()
-    return reply
-
-
-def is_cold(reply: base.Reply, model: str) -> bool:
+def is_cold(reply: Reply, model: str) -> bool:
     cold = answer(server(model, connector="none"), reply.prompt)
     return cold.generated == reply.generated and bool((cold.logits == reply.logits).all())
 
@@ -110,12 +104,8 @@ def test_what_this_server_has_is_not_read_again() -> None:
 
 def test_a_request_that_reads_no_cache_is_computed_here() -> None:
     engine = server()
-    ticket = engine.submit(base.Request(prompt=PROMPT, predict=4, cache_prompt=False))
-    engine.run()
+    reply = answer(engine, PROMPT, cache_prompt=False)
 
-    reply = engine.reply(ticket)
-
-    assert reply is not None
     assert 0 == reply.cached
     assert is_cold(reply, "hybrid")
     assert frees_all(engine)
@@ -124,11 +114,11 @@ def test_a_request_that_reads_no_cache_is_computed_here() -> None:
 @pytest.mark.parametrize("model", ["dense", "hybrid"])
 def test_a_failed_read_ends_the_request_or_is_computed_here(model: str) -> None:
     engine = server(model)
-    assert "InternalServerError" == answer(engine, PROMPT, failed_block=0).error
+    assert "InternalServerError" == answer(engine, PROMPT, options={"failed_block": 0}).error
     assert frees_all(engine)
 
     engine = server(model, kv_load_failure_policy="recompute")
-    reply = answer(engine, PROMPT, failed_block=0)
+    reply = answer(engine, PROMPT, options={"failed_block": 0})
 
     assert any(isinstance(each, LoadFailed) for each in engine.events)
     assert is_cold(reply, model)
@@ -140,7 +130,7 @@ def test_a_failed_read_ends_the_request_or_is_computed_here(model: str) -> None:
 def test_all_of_a_failed_read_is_computed_here(length: int, failed: int) -> None:
     engine = server("dense", kv_load_failure_policy="recompute")
 
-    reply = answer(engine, PROMPT[:length], failed_block=failed)
+    reply = answer(engine, PROMPT[:length], options={"failed_block": failed})
 
     computed = [each.start for each in engine.events if isinstance(each, ChunkScheduled)]
     assert 0 == computed[0]
@@ -173,9 +163,9 @@ def test_a_read_after_the_lease_brings_what_others_have_written(lease: int, same
     """The prefill server's pool has room for one of the two prompts beside the first."""
     room = {"num_gpu_blocks_override": 14, "max_num_seqs": 1}
     engine = server("dense", kv_lease_steps=lease, load_steps=6, **room)
-    ticket = engine.submit(base.Request(prompt=PROMPT[:100], predict=4))
-    engine.submit(base.Request(prompt=OTHER, predict=1))
-    engine.submit(base.Request(prompt=OTHER[::-1], predict=1))
+    ticket = engine.submit(Request(prompt=PROMPT[:100], predict=4))
+    engine.submit(Request(prompt=OTHER, predict=1))
+    engine.submit(Request(prompt=OTHER[::-1], predict=1))
     engine.run()
 
     reply = engine.reply(ticket)
@@ -189,7 +179,7 @@ def test_a_read_after_the_lease_brings_what_others_have_written(lease: int, same
 @pytest.mark.parametrize("steps", range(12))
 def test_a_cancelled_request_frees_the_blocks_of_both_servers(steps: int) -> None:
     engine = server(load_steps=4)
-    ticket = engine.submit(base.Request(prompt=PROMPT, predict=8))
+    ticket = engine.submit(Request(prompt=PROMPT, predict=8))
     for _ in range(steps):
         engine.step()
 
@@ -209,7 +199,7 @@ def compressor(release: str, **options: Any) -> Vllm:
     sizes = Sizes(token=297, window=4096)  # of blocks of 64 tokens, and of rings of 8 rows
     model = preset("swa", chunked=True, window=2, sizes=sizes)
     given = {"connector": "nixl", "rings": True, "block_size": 64} | options
-    made = base.Engine.create(f"vllm@{release}", model=model, options=given, arithmetic="ring")
+    made = Engine.create(f"vllm@{release}", model=model, options=given, arithmetic="ring")
     return of_kind(Vllm, made)
 
 
@@ -239,7 +229,7 @@ def test_a_read_brings_four_rows_of_a_ring_until_0320_and_all_at_0330(
 
 def test_a_prompt_of_any_length_holds_one_ring() -> None:
     engine = compressor("0.33.0", connector="none")
-    engine.submit(base.Request(prompt=PROMPT, predict=4))
+    engine.submit(Request(prompt=PROMPT, predict=4))
     engine.step()
     [request] = engine.scheduler.running
     assert [len(table) for table in engine.manager.tables_of(request)] == [1, 4]

@@ -123,6 +123,10 @@ def test_a_mark_that_is_named_goes_before_the_releases_own() -> None:
         ("0.33.0", "swa", EAGLE | SMALL | {"drafter_block_size": 24}, "16 and 24 and 32 tokens"),
         ("0.33.0", "dense", EAGLE | {"drafter_block_size": 8}, "in their group"),
         ("0.27.1", "hybrid", EAGLE | {"drafter_block_size": 8}, "only 0.28 and later"),
+        # Blocks of windows that no release makes.
+        ("0.33.0", "hybrid", {"window_block_size": 8}, "full attention and windows"),
+        ("0.33.0", "dense", {"window_block_size": 8}, "full attention and windows"),
+        ("0.33.0", "swa", {"window_block_size": 12}, "must divide one another"),
     ],
 )
 def test_what_a_release_refuses_at_its_start_is_refused(
@@ -159,10 +163,7 @@ def test_partial_hits_beside_windows_ended_the_engine_core(release: str) -> None
     """Workload store-77 of seed 20261123, on both releases' own schedulers."""
     with pytest.raises(UpstreamAbort, match="fine-grained"):
         first_look_up(release)
-
-
-def test_beside_windows_no_hit_is_partial_since_0_28() -> None:
-    assert 0 == first_look_up("0.28.0")
+    assert 0 == first_look_up("0.28.0")  # no hit is partial
 
 
 def first_look_up(release: str) -> int:
@@ -195,10 +196,7 @@ def test_a_step_without_drafts_after_rejected_ones_ended_the_engine_core(release
     """Seen on both releases' own cache manager: `num_required_blocks 3 < len(req_blocks) 4`."""
     with pytest.raises(UpstreamAbort, match=r"allocate_new_blocks.*num_required_blocks >"):
         rejected_drafts(release)
-
-
-def test_a_table_may_be_longer_than_a_step_needs_since_0_23() -> None:
-    assert [3, 4, 4] == rejected_drafts("0.23.0")
+    assert [3, 4, 4] == rejected_drafts("0.23.0")  # a table may be longer than a step needs
 
 
 @pytest.mark.parametrize(
@@ -255,16 +253,12 @@ def test_a_windows_run_ends_where_the_blocks_of_all_groups_end() -> None:
 
 
 def test_windows_have_blocks_of_their_own() -> None:
-    groups = groups_of("0.33.0", "swa", block_size=32, window_block_size=16)
+    windows = groups_of("0.33.0", "swa", **SMALL)
+    beside_states = VllmOptions(**SMALL).groups(THREE, FAMILY.release("0.28.0").rules)
 
-    assert {("full", 32), ("window", 16)} == {(each.kind, each.block) for each in groups}
-
-
-def test_windows_beside_states_have_blocks_of_their_own() -> None:
-    groups = VllmOptions(**SMALL).groups(THREE, FAMILY.release("0.28.0").rules)
-
+    assert {("full", 32), ("window", 16)} == {(each.kind, each.block) for each in windows}
     assert [("mamba", 32), ("full", 32), ("window", 16)] == [
-        (each.kind, each.block) for each in groups
+        (each.kind, each.block) for each in beside_states
     ]
 
 
@@ -274,21 +268,6 @@ def test_windows_beside_states_have_none_where_ids_cover_the_largest_block(
 ) -> None:
     with pytest.raises(OptionError, match="and later start with it, in mode 'align'"):
         VllmOptions(**SMALL, mamba_cache_mode=mode).groups(THREE, FAMILY.release(release).rules)
-
-
-@pytest.mark.parametrize(
-    ("model", "size", "problem"),
-    [
-        ("hybrid", 8, "full attention and windows"),
-        ("dense", 8, "full attention and windows"),
-        ("swa", 12, "must divide one another"),
-    ],
-)
-def test_blocks_of_windows_that_no_release_makes_are_refused(
-    model: str, size: int, problem: str
-) -> None:
-    with pytest.raises(OptionError, match=problem):
-        groups_of("0.33.0", model, block_size=16, window_block_size=size)
 
 
 @pytest.mark.parametrize(

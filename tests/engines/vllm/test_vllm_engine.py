@@ -1,8 +1,9 @@
+from contextlib import nullcontext
 from typing import Any, Final
 
 import pytest
 
-from cachesim.engines.base import Engine, Reply, Request, Ticket
+from cachesim.engines.base import Engine, Request, Ticket
 from cachesim.engines.vllm.family import FAMILY
 from cachesim.engines.vllm.server import Vllm
 from cachesim.errors import OptionError
@@ -10,10 +11,9 @@ from cachesim.lab.real.vllm.playing import play
 from cachesim.model.adapters import adapted
 from cachesim.model.build import build
 from cachesim.model.presets import preset
-from cachesim.typed import of_kind
+from cachesim.typed import of_kind, there_is
 from cachesim.units import Tokens, as_tokens
-from cachesim.verify.oracle import Oracle
-from cachesim.verify.verdict import judge
+from tests.engines.asking import answer, cached, verdict
 from tests.engines.conversations import wrong
 from tests.engines.vllm.defects import DEFECTS, MOST_REQUESTS, Defect
 from tests.engines.vllm.workloads import Workload
@@ -27,35 +27,21 @@ def server(profile: str, model: str = "hybrid", **options: Any) -> Engine:
     return Engine.create(f"vllm@{profile}", model=preset(model), options=options)
 
 
-def ask(engine: Engine, prompt: Tokens, count: int = 1, **wishes: Any) -> Reply:
-    ticket = engine.submit(Request(prompt=prompt, predict=count, **wishes))
-    engine.run()
-    reply = engine.reply(ticket)
-    assert reply is not None
-    return reply
-
-
 def test_salts_keep_conversations_apart() -> None:
     engine = server("0.33.0", "dense")
-    ask(engine, text(300, 64), options={"cache_salt": "a"})
+    answer(engine, text(300, 64), 1, options={"cache_salt": "a"})
 
-    other = ask(engine, text(300, 65), options={"cache_salt": "b"})
-    same = ask(engine, text(300, 65), options={"cache_salt": "a"})
+    other = answer(engine, text(300, 65), 1, options={"cache_salt": "b"})
+    same = answer(engine, text(300, 65), 1, options={"cache_salt": "a"})
 
     assert (0, 64) == (other.cached, same.cached)
 
 
 def test_accepted_drafts_and_preemption_leave_the_answer_as_it_is() -> None:
-    network = preset("hybrid-delta")
-    reply = text(320, 12)
     options = {"speculative_method": "eagle", "num_speculative_tokens": 3, "block_size": 4}
-    engine = Engine.create("vllm@0.33.0", model=network, options=options)
+    engine = server("0.33.0", "hybrid-delta", **options)
 
-    found = ask(engine, text(300, 10), 12, reply=reply)
-    verdict = judge(found, Oracle(engine.network))
-
-    assert verdict is not None
-    assert "same" == verdict.answer
+    assert "same" == verdict(engine, answer(engine, text(300, 10), 12, reply=text(320, 12)))
     assert any(event.name() == "drafts-verified" for event in engine.events)
 
 
@@ -66,27 +52,23 @@ def test_a_unit_that_a_single_group_would_ignore_is_refused_since_033() -> None:
     server("0.33.0", "dense", prefix_match_unit=4, enable_prefix_caching=False)
 
     before = server("0.30.0", "dense", prefix_match_unit=4)
-    ask(before, text(300, 46))
-
-    assert 32 == ask(before, text(300, 46)).cached
+    assert [0, 32] == cached(before, text(300, 46), text(300, 46), predict=1)
 
 
 def test_drafts_in_all_mode_leave_no_state_at_a_boundary_that_they_pass() -> None:
-    wishes = {"mamba_cache_mode": "all", "speculative_method": "eagle"}
-    engine = server("0.24.0", "hybrid", **wishes)
-    first = ask(engine, text(300, 46), 20, reply=text(400, 20))
-    again = ask(engine, first.prompt + first.generated + text(280, 9))
-    verdicts = [judge(each, Oracle(engine.network), trace=None) for each in (first, again)]
+    engine = server("0.24.0", "hybrid", mamba_cache_mode="all", speculative_method="eagle")
+    first = answer(engine, text(300, 46), 20, reply=text(400, 20))
+    again = answer(engine, first.prompt + first.generated + text(280, 9), 1)
 
     assert 64 == again.cached
-    assert ["same", "diverged"] == [None if each is None else each.answer for each in verdicts]
+    assert ["same", "diverged"] == [verdict(engine, each) for each in (first, again)]
 
 
 @pytest.mark.parametrize(
-    ("profile", "verdict"), [("0.33.0", "same"), ("0.33.0+skips-aborted", "diverged")]
+    ("profile", "found"), [("0.33.0", "same"), ("0.33.0+skips-aborted", "diverged")]
 )
 def test_a_chunk_runs_though_its_request_is_aborted_and_others_read_it(
-    profile: str, verdict: str
+    profile: str, found: str
 ) -> None:
     engine = server(profile, "dense", async_scheduling=True)
     gone, stays = (
@@ -97,17 +79,12 @@ def test_a_chunk_runs_though_its_request_is_aborted_and_others_read_it(
     engine.cancel(gone)
     engine.run()
 
-    reply = engine.reply(stays)
-    assert reply is not None
-    judged = judge(reply, Oracle(engine.network))
-
-    assert 32 == reply.cached
-    assert judged is not None
-    assert verdict == judged.answer
+    reply = there_is(engine.reply(stays))
+    assert (32, found) == (reply.cached, verdict(engine, reply))
 
 
 @pytest.mark.parametrize(
-    ("profile", "model", "verdict"),
+    ("profile", "model", "found"),
     [
         ("0.33.0", "hybrid", "same"),
         ("0.33.0+prefills-lead", "hybrid", "diverged"),
@@ -115,7 +92,7 @@ def test_a_chunk_runs_though_its_request_is_aborted_and_others_read_it(
     ],
 )
 def test_a_prefill_chunk_as_long_as_a_decode_spoils_a_request_that_nothing_is_drafted_for(
-    profile: str, model: str, verdict: str
+    profile: str, model: str, found: str
 ) -> None:
     engine = server(profile, model, speculative_method="ngram", num_speculative_tokens=2)
     reply = text(400, 8)
@@ -127,9 +104,7 @@ def test_a_prefill_chunk_as_long_as_a_decode_spoils_a_request_that_nothing_is_dr
     engine.submit(Request(prompt=text(350, 3), predict=1))
     engine.run()
 
-    found = engine.reply(drafted)
-    assert found is not None
-    assert verdict == judge_of(engine, found)
+    assert found == verdict(engine, there_is(engine.reply(drafted)))
 
 
 @pytest.mark.parametrize("profile", ["0.33.0", "0.33.0+skips-aborted"])
@@ -144,9 +119,7 @@ def test_an_aborted_request_leaves_nothing_behind_once_its_step_has_come_back(pr
     engine.forget(gone)
     engine.run()
 
-    reply = engine.reply(stays)
-    assert reply is not None
-    assert [290, 291] == list(reply.generated)
+    assert [290, 291] == list(there_is(engine.reply(stays)).generated)
     assert {} == of_kind(Vllm, engine).runner.held
 
 
@@ -176,18 +149,11 @@ def test_a_request_that_is_aborted_between_its_steps_leaves_nothing_behind() -> 
 def test_a_chunk_at_whose_border_the_hit_ends_needs_nothing() -> None:
     spec = preset("swa", chunked=True, window=16)
     engine = Engine.create("vllm@0.33.0", model=spec, options={"block_size": 8})
-    ask(engine, text(300, 30))
+    answer(engine, text(300, 30), 1)
 
-    border, inside = (ask(engine, text(300, 16 + at) + text(400 + 5 * at, 9)) for at in (0, 8))
+    replies = [answer(engine, text(300, 16 + at) + text(400 + 5 * at, 9), 1) for at in (0, 8)]
 
-    assert (16, 24) == (border.cached, inside.cached)
-    assert all("same" == judge_of(engine, reply) for reply in (border, inside))
-
-
-def judge_of(engine: Engine, reply: Reply) -> str:
-    found = judge(reply, Oracle(engine.network))
-    assert found is not None
-    return found.answer
+    assert [(16, "same"), (24, "same")] == [(e.cached, verdict(engine, e)) for e in replies]
 
 
 PROMPT = as_tokens(range(300, 370))
@@ -199,46 +165,29 @@ def with_files(files: str = "v1, v2") -> Engine:
     return Engine.create("vllm@0.30.0", model=network, options={"lora": files})
 
 
-def cached(engine: Engine, **lora: Any) -> int:
-    ticket = engine.submit(
-        Request(prompt=PROMPT, predict=1, options={"lora": lora} if lora else None)
-    )
-    engine.run()
-    reply = engine.reply(ticket)
-    assert reply is not None
-    assert reply.cached is not None
-    return int(reply.cached)
-
-
 @pytest.mark.parametrize(
     ("second", "hit"),
     [
-        ({"name": "L", "path": "v1"}, 64),
-        ({"name": "L", "path": "v2"}, 64),  # the name is all that is asked for
-        ({"name": "L2", "path": "v1"}, 0),
-        ({}, 0),
+        ({"lora": {"name": "L", "path": "v1"}}, 64),
+        ({"lora": {"name": "L", "path": "v2"}}, 64),  # the name is all that is asked for
+        ({"lora": {"name": "L2", "path": "v1"}}, 0),
+        (None, 0),
     ],
 )
-def test_blocks_are_found_again_by_the_name_of_an_adapter(second: dict[str, str], hit: int) -> None:
+def test_blocks_are_found_again_by_the_name_of_an_adapter(second: Any, hit: int) -> None:
     engine = with_files()
-    cached(engine, name="L", path="v1")
+    answer(engine, PROMPT, 1, options={"lora": {"name": "L", "path": "v1"}})
 
-    assert hit == cached(engine, **second)
+    assert hit == answer(engine, PROMPT, 1, options=second).cached
 
 
 def test_each_request_is_computed_under_its_own_file() -> None:
-    rows = {}
-    for path in ("v1", "v2"):
-        engine = with_files()
-        ticket = engine.submit(
-            Request(prompt=PROMPT, predict=1, options={"lora": {"name": "L", "path": path}})
-        )
-        engine.run()
-        reply = engine.reply(ticket)
-        assert reply is not None
-        rows[path] = reply.logits.tolist()
+    one, other = (
+        answer(with_files(), PROMPT, 1, options={"lora": {"name": "L", "path": path}})
+        for path in ("v1", "v2")
+    )
 
-    assert rows["v1"] != rows["v2"]
+    assert one.logits.tolist() != other.logits.tolist()
 
 
 @pytest.mark.parametrize(
@@ -361,17 +310,10 @@ def test_every_groups_blocks_are_multiples_of_what_an_id_covers(
 ) -> None:
     """Beside states of mode `all` an id covers the blocks' least common multiple."""
     options = {"block_size": 32, "mamba_block_size": block, "mamba_cache_mode": "all"}
+    refused = pytest.raises(OptionError, match="are no multiple of the 32 tokens of an id")
 
-    def start() -> Engine:
-        return Engine.create(
-            "vllm@0.27.1", model=preset("hybrid"), options=options, arithmetic="ring"
-        )
-
-    if starts:
-        start()
-    else:
-        with pytest.raises(OptionError, match="are no multiple of the 32 tokens of an id"):
-            start()
+    with nullcontext() if starts else refused:
+        server("0.27.1", **options)
 
 
 # Known wrong answers are found by a search that is not told where, and made small.
