@@ -6,12 +6,11 @@ import random
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cachesim.engines import Engine, Reply, Request
+from cachesim.engines import Engine, Request
 from cachesim.engines.chat import FIRST_BYTE
 from cachesim.engines.ik_llama import slot as matching
 from cachesim.engines.ik_llama.server import IkLlama
@@ -22,7 +21,7 @@ from cachesim.lab.real.vectors.servers import mismatch, play
 from cachesim.model.build import build
 from cachesim.model.presets import preset
 from cachesim.units import Token, Tokens, as_tokens
-from cachesim.verify.oracle import cold_logits
+from tests.engines.asking import is_cold
 from tests.engines.ik_llama.worked_kit import BIG, SEED_ERA, Played, Steps, run_of
 
 a = run_of(19000, 1400)
@@ -32,9 +31,8 @@ def test_a_slot_too_small_to_shift_is_refused() -> None:
     """A shift would keep -2 of 2 tokens: the token list grew by half with each token."""
     with pytest.raises(OptionError, match="4 keeps a negative number of tokens"):
         Played("dense", ctx_size=7, parallel=2)
-    slots = Played("dense", ctx_size=8, parallel=2).server.slots
 
-    assert [4, 4] == [slot.n_ctx for slot in slots]
+    assert [4, 4] == [each.n_ctx for each in Played("dense", ctx_size=8, parallel=2).server.slots]
 
 
 FILE = Path(__file__).parents[2] / "vectors" / "server-ik-d2da6da05.jsonl.gz"
@@ -60,13 +58,6 @@ def test_with_one_slot_no_order_of_arrival_is_needed() -> None:
     assert [] == [each["id"] for each in alone if play(each, ()) is not None]
 
 
-def is_cold(server: Played, answer: Reply) -> bool:
-    """Whether every row of logits is the one a cold run gives."""
-    told = answer.prompt + answer.generated[:-1]
-    cold = cold_logits(server.server.network, told)[len(answer.prompt) - 1 :]
-    return bool(np.array_equal(cold, answer.logits))
-
-
 FIRST = run_of(300, 96)
 SAMPLED = run_of(4000, 11)
 MENU: list[Tokens] = [
@@ -80,9 +71,17 @@ MENU: list[Tokens] = [
 ]
 
 
+def answers_cold(server: Played, picks: list[int], companion: str) -> bool:
+    drafts = Steps(SAMPLED).drafts if companion != "none" else None
+    return all(is_cold(server.server, server.full(MENU[e], SAMPLED, drafts)) for e in picks)
+
+
+PICKS = st.lists(st.integers(0, len(MENU) - 1), min_size=1, max_size=5)
+
+
 @pytest.mark.thorough
 @given(
-    picks=st.lists(st.integers(0, len(MENU) - 1), min_size=1, max_size=5),
+    picks=PICKS,
     model=st.sampled_from(["dense", "swa"]),
     companion=st.sampled_from(["none", "strict_tail"]),
     patch=st.sampled_from(["", "+1889"]),
@@ -91,14 +90,13 @@ def test_models_without_recurrent_rows_always_answer_cold(
     picks: list[int], model: str, companion: str, patch: str
 ) -> None:
     server = Played(model, SEED_ERA + patch, companion=companion, draft_max=3, ctx_size=1024)
-    for pick in picks:
-        drafts = Steps(SAMPLED).drafts if companion != "none" else None
-        assert is_cold(server, server.full(MENU[pick], SAMPLED, drafts))
+
+    assert answers_cold(server, picks, companion)
 
 
 @pytest.mark.thorough
 @given(
-    picks=st.lists(st.integers(0, len(MENU) - 1), min_size=1, max_size=5),
+    picks=PICKS,
     companion=st.sampled_from(["none", "attn", "strict_tail"]),
     patch=st.sampled_from(["+2105", "+2105+1889"]),  # without 2105 the last token enters twice
     mode=st.sampled_from(["gpu-fallback", "cpu"]),
@@ -106,17 +104,10 @@ def test_models_without_recurrent_rows_always_answer_cold(
 def test_whatever_happens_to_the_companion_a_hybrid_answers_cold(
     picks: list[int], companion: str, patch: str, mode: str
 ) -> None:
-    server = Played(
-        "hybrid-mtp",
-        SEED_ERA + patch,
-        companion=companion,
-        draft_max=3,
-        ctx_size=1024,
-        recurrent_ckpt_mode=mode,
-    )
-    for pick in picks:
-        drafts = Steps(SAMPLED).drafts if companion != "none" else None
-        assert is_cold(server, server.full(MENU[pick], SAMPLED, drafts))
+    options = {"companion": companion, "draft_max": 3, "ctx_size": 1024}
+    server = Played("hybrid-mtp", SEED_ERA + patch, recurrent_ckpt_mode=mode, **options)
+
+    assert answers_cold(server, picks, companion)
 
 
 def test_the_networks_hold_every_token_of_these_stories() -> None:
@@ -134,9 +125,9 @@ def test_a_prompt_after_a_refused_one_resumes_from_no_older_checkpoint(
     server.server.submit(Request(prompt=a[:300], reply=run_of(4000, 2)))
     server.server.run()
 
-    answer = server.full(a[:100] + run_of(25_000, 20), run_of(4000, 2))
+    last = server.full(a[:100] + run_of(25_000, 20), run_of(4000, 2))
 
-    assert right == is_cold(server, answer)
+    assert right == is_cold(server.server, last)
 
 
 # Batches that both contexts decode: a drafting head is fed in pieces as at once.

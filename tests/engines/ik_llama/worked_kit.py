@@ -7,11 +7,13 @@ request sampled, `U`, `Z`, `Y` new ones. Replies are forced, so counts do not de
 from dataclasses import dataclass
 from typing import Any
 
-from cachesim.engines import Engine, Reply, Request
+from cachesim.engines import Engine, Reply
 from cachesim.engines.ik_llama.server import IkLlama
 from cachesim.model.build import build
 from cachesim.model.presets import preset
+from cachesim.typed import of_kind, there_is
 from cachesim.units import Tokens, as_tokens
+from tests.engines.asking import answer
 
 SEED_ERA = "ik_llama.cpp@d2da6da05"
 BIG = 30_000
@@ -31,28 +33,22 @@ class Played:
     def __init__(self, model: str, profile: str = SEED_ERA, **options: Any) -> None:
         network = build(preset(model, vocabulary=BIG), "ring")
         engine = Engine.create(profile, model=network, options={"ctx_size": 8192, **options})
-        assert isinstance(engine, IkLlama)
-        self.server = engine
+        self.server = of_kind(IkLlama, engine)
 
     def ask(
         self, prompt: Tokens, reply: Tokens, drafts: tuple[Tokens, ...] | None = None
     ) -> tuple[int | None, int | None]:
         """Cached and processed tokens of one request."""
-        answer = self.full(prompt, reply, drafts)
-        return answer.cached, answer.processed
+        found = self.full(prompt, reply, drafts)
+        return found.cached, found.processed
 
     def full(
         self, prompt: Tokens, reply: Tokens, drafts: tuple[Tokens, ...] | None = None
     ) -> Reply:
-        ticket = self.server.submit(Request(prompt=prompt, reply=reply, drafts=drafts))
-        self.server.run()
-        self.server.check_integrity()
-        answer = self.server.reply(ticket)
-        assert answer is not None
-        assert answer.cached is not None
-        explained = sum(loss.before - loss.after for loss in answer.losses)
-        assert explained == answer.equal - answer.cached
-        return answer
+        found = answer(self.server, prompt, reply=reply, drafts=drafts)
+        explained = sum(loss.before - loss.after for loss in found.losses)
+        assert explained == found.equal - there_is(found.cached)
+        return found
 
     @property
     def checkpoints(self) -> list[int]:

@@ -21,7 +21,9 @@ from cachesim.model.network import FloatNetwork
 from cachesim.model.presets import preset
 from cachesim.model.trace import Traced
 from cachesim.play.session import SlotFiles
+from cachesim.typed import of_kind, there_is
 from cachesim.units import Count, as_tokens
+from tests.engines.asking import answer
 from tests.engines.llamacpp.play import Play, run
 
 
@@ -90,15 +92,11 @@ def test_an_adapter_is_a_small_delta_on_the_weights_that_feed_the_memory() -> No
 
 
 def server(release: str = "b11549", model: str = "dense", **options: Any) -> LlamaCpp:
-    engine = Engine.create(
-        f"llama.cpp@{release}",
-        model=preset(model),
-        options=options,
-        arithmetic="ring",
-        store=SlotFiles(),
+    profile, store = f"llama.cpp@{release}", SlotFiles()
+    made = Engine.create(
+        profile, model=preset(model), options=options, arithmetic="ring", store=store
     )
-    assert isinstance(engine, LlamaCpp)
-    return engine
+    return of_kind(LlamaCpp, made)
 
 
 def test_no_context_is_the_one_that_the_model_was_trained_with() -> None:
@@ -166,16 +164,10 @@ def room_for(release: str, model: str, types: str) -> int:
     engine = Engine.create(
         f"llama.cpp@{release}", model=preset(model), options=options, arithmetic="counts"
     )
-    assert isinstance(engine, LlamaCpp)
-    first = 265
-    for length in LENGTHS:
-        prompt = as_tokens([first + at % 40 for at in range(length)])
-        engine.submit(Request(prompt=prompt, predict=len(REPLY), reply=REPLY))
-        engine.run()
-        first += 40
-    cache = engine.server.cache
-    assert cache is not None
-    return cache.token_limit()
+    for number, length in enumerate(LENGTHS):
+        prompt = [265 + 40 * number + at % 40 for at in range(length)]
+        answer(engine, prompt, len(REPLY), reply=REPLY)
+    return there_is(of_kind(LlamaCpp, engine).server.cache).token_limit()
 
 
 def test_every_release_and_preset_was_measured() -> None:
@@ -192,8 +184,8 @@ def test_every_release_and_preset_was_measured() -> None:
 MAY, JUNE, OCTOBER = ALL = ("llama.cpp@b9093", "llama.cpp@b9538", "llama.cpp@b11549")
 
 
-def create(profile: str = OCTOBER, model: str = "dense", **options: Any) -> Engine:
-    return Engine.create(profile, model=preset(model), options=options, arithmetic="ring")
+def create(profile: str = OCTOBER) -> Engine:
+    return Engine.create(profile, model=preset("dense"), arithmetic="ring")
 
 
 def test_older_names_of_a_release_are_the_release() -> None:

@@ -14,7 +14,7 @@ from cachesim.engines.mlx_lm.caches.prompt_cache import (
     RotatingKVCache,
 )
 from cachesim.engines.mlx_lm.family import FAMILY
-from cachesim.engines.mlx_lm.store.lru_prompt_cache import UNLIMITED, LRUPromptCache
+from cachesim.engines.mlx_lm.store.lru_prompt_cache import UNLIMITED, Fetched, LRUPromptCache
 from cachesim.model.presets import tiny
 from cachesim.units import Array
 
@@ -167,6 +167,11 @@ class Store(LRUPromptCache):
 
     def queue(self, name: str) -> list[str]:
         return ["".join(map(str, tokens)) for _, tokens in self.order.queues[name]]
+
+
+def of(found: Fetched) -> tuple[int, int, list[str]]:
+    """Tokens of the entry, tokens to process, causes."""
+    return len(found.key or ()), len(found.rest), [each.cause.id for each in found.losses]
 
 
 def digits(key: str) -> list[int]:

@@ -1,5 +1,6 @@
 """The server from outside: requests, options, refusals, replies, events."""
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -17,21 +18,19 @@ from cachesim.engines.mlx_lm.server.word_tokenizer import WORD_TEMPLATES, WordTo
 from cachesim.errors import ContractError, OptionError, TokenError
 from cachesim.model.build import build
 from cachesim.model.presets import preset
-from cachesim.units import Tokens, as_tokens
+from cachesim.typed import of_kind
+from cachesim.units import as_tokens
+from tests.engines.asking import answer
 
 PROMPT = as_tokens(list(range(300, 320)))
 
 
 def server(release: str = "0.32.2", **options: Any) -> MlxLm:
-    engine = Engine.create(f"mlx-lm@{release}", model=ATTN, options=options, arithmetic="ring")
-    assert isinstance(engine, MlxLm)
-    return engine
+    made = Engine.create(f"mlx-lm@{release}", model=ATTN, options=options, arithmetic="ring")
+    return of_kind(MlxLm, made)
 
 
-def ask(engine: Engine, prompt: Tokens, **more: Any) -> Any:
-    ticket = engine.submit(Request(prompt=prompt, **({"predict": 4} | more)))
-    engine.run()
-    return engine.reply(ticket)
+ask = partial(answer, predict=4)
 
 
 def test_an_option_of_a_later_release_is_refused_with_its_release() -> None:

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from cachesim.engines import Engine, Request
+from cachesim.engines import Engine
 from cachesim.engines.mlx_lm.caches.arrays_cache import ArraysCache
 from cachesim.engines.mlx_lm.caches.kv_cache import (
     KVCache,
@@ -33,6 +33,7 @@ from cachesim.model.presets import preset, tiny
 from cachesim.model.spec import LayerKind, ModelSpec
 from cachesim.units import Array, Token, as_tokens
 from cachesim.verify.oracle import cold_logits
+from tests.engines.asking import answer, is_cold
 from tests.engines.mlx_lm.cache_kit import RULES
 
 
@@ -97,11 +98,8 @@ def test_keys_are_packed_in_the_order_that_the_real_ones_have() -> None:
 
 def test_heads_that_no_group_fits_into_are_refused_as_by_the_library() -> None:
     engine = Engine.create("mlx-lm@0.32.2", model=tiny("dense"), options=PACKED)
-    ticket = engine.submit(Request(prompt=PROMPT, predict=3))
-    engine.run()
-    reply = engine.reply(ticket)
+    reply = answer(engine, PROMPT, 3)
 
-    assert reply is not None
     assert "ValueError" == reply.error
     assert "divisible by the quantization group size 32" in reply.message
 
@@ -230,17 +228,11 @@ def test_a_chunk_is_not_a_window(arithmetic: ArithmeticName) -> None:
 
 def branch(profile: str) -> tuple[int | None, bool]:
     """A chat of 40 tokens goes on, then a branch leaves it at 12: cached, and whether right."""
-    spec = llama4()
-    server = Engine.create(f"mlx-lm@{profile}", model=spec, arithmetic="ring")
+    server = Engine.create(f"mlx-lm@{profile}", model=llama4(), arithmetic="ring")
     said = as_tokens([400, 401])
-    other = (*TOKENS[:12], *as_tokens([450, 451]))
-    for prompt in (TOKENS, (*TOKENS, *said, 402), other):
-        ticket = server.submit(Request(prompt=as_tokens(prompt), predict=2, reply=said))
-        server.run()
-    reply = server.reply(ticket)
-    assert reply is not None
-    cold = cold_logits(spec, (*other, said[0]), arithmetic="ring")[-2:]
-    return reply.cached, np.array_equal(cold, reply.logits)
+    for prompt in (TOKENS, (*TOKENS, *said, 402), (*TOKENS[:12], 450, 451)):
+        reply = answer(server, prompt, 2, reply=said)
+    return reply.cached, is_cold(server, reply)
 
 
 @pytest.mark.parametrize(("release", "right"), [("0.31.3", False), ("0.32.0", True)])
@@ -408,13 +400,9 @@ def test_a_state_of_one_array_is_found_and_rejected() -> None:
 @pytest.mark.parametrize("profile", ["0.31.3+omlx", "0.31.3+rapid-mlx"])
 def test_states_at_fixed_positions_know_no_draft_model(profile: str) -> None:
     """The draft model's cache lies beside the model's, and one of them was fed with both."""
+    options = {"draft_model": "dense"}
     with pytest.raises(OptionError, match="has no draft_model here"):
-        Engine.create(
-            f"mlx-lm@{profile}",
-            model=preset("dense"),
-            arithmetic="ring",
-            options={"draft_model": "dense"},
-        )
+        Engine.create(f"mlx-lm@{profile}", model=preset("dense"), options=options)
 
 
 # Ollama's live buffer until 0.32.6: a lazy snapshot is a range of it.

@@ -1,11 +1,15 @@
 """The prefix cache of vllm-mlx: whole entries, entries cut where they part, and none."""
 
+from collections.abc import Sequence
+
+import pytest
+
 from cachesim.engines.mlx_lm.caches.arrays_cache import ArraysCache
 from cachesim.engines.mlx_lm.caches.kv_cache import KVCache
 from cachesim.engines.mlx_lm.caches.layer_cache import LayerCache
 from cachesim.engines.mlx_lm.rules import CacheRules, MemoryRules, StoreRules
-from cachesim.engines.mlx_lm.store.lru_prompt_cache import Fetched
 from cachesim.engines.mlx_lm.store.memory_prompt_cache import MemoryPromptCache
+from tests.engines.mlx_lm.cache_kit import of
 
 MODEL = "model"
 
@@ -21,35 +25,28 @@ def store(*ends: int, states: bool = False, most: int = 1000) -> MemoryPromptCac
     return made
 
 
-def of(found: Fetched) -> tuple[int, int, list[str]]:
-    """Tokens of the entry, tokens to process, causes."""
-    causes = [each.cause.id for each in found.losses]
-    return len(found.key or ()), len(found.rest), causes
-
-
-def test_an_entry_that_ends_in_the_prompt_is_used_as_it_is() -> None:
-    assert (8, 3, []) == of(store(5, 8).fetch(MODEL, list(range(11))))
-
-
-def test_an_entry_that_covers_the_prompt_is_not_used_nor_a_shorter_one() -> None:
-    assert (0, 8, ["no-token-left"]) == of(store(5, 8).fetch(MODEL, list(range(8))))
-    assert (0, 7, ["no-token-left"]) == of(store(5, 8).fetch(MODEL, list(range(7))))
-
-
-def test_a_longer_entry_with_states_leaves_the_shorter_one() -> None:
-    assert (5, 2, ["not-trimmable"]) == of(store(5, 8, states=True).fetch(MODEL, list(range(7))))
-
-
-def test_an_entry_is_cut_where_it_parts_from_the_prompt() -> None:
-    prompt = [*range(6), 99, 98]
-
-    assert (8, 2, []) == of(store(8).fetch(MODEL, prompt))
-    assert (0, 8, ["not-trimmable"]) == of(store(8, states=True).fetch(MODEL, prompt))
-
-
-def test_few_tokens_are_no_prefix() -> None:
-    assert (0, 5, ["too-short"]) == of(store(8).fetch(MODEL, [0, 1, 97, 98, 99]))
-    assert (0, 3, ["too-short"]) == of(store(8).fetch(MODEL, [0, 1, 2]))
+@pytest.mark.parametrize(
+    ("ends", "states", "prompt", "found"),
+    [
+        # An entry that ends in the prompt is used as it is,
+        ((5, 8), False, range(11), (8, 3, [])),
+        # one that covers it is not, nor a shorter one;
+        ((5, 8), False, range(8), (0, 8, ["no-token-left"])),
+        ((5, 8), False, range(7), (0, 7, ["no-token-left"])),
+        # a longer entry with states leaves the shorter one.
+        ((5, 8), True, range(7), (5, 2, ["not-trimmable"])),
+        # An entry is cut where it parts from the prompt.
+        ((8,), False, [*range(6), 99, 98], (8, 2, [])),
+        ((8,), True, [*range(6), 99, 98], (0, 8, ["not-trimmable"])),
+        # Few tokens are no prefix.
+        ((8,), False, [0, 1, 97, 98, 99], (0, 5, ["too-short"])),
+        ((8,), False, [0, 1, 2], (0, 3, ["too-short"])),
+    ],
+)
+def test_what_is_found(
+    ends: tuple[int, ...], states: bool, prompt: Sequence[int], found: tuple[int, int, list[str]]
+) -> None:
+    assert found == of(store(*ends, states=states).fetch(MODEL, list(prompt)))
 
 
 def test_the_entry_that_was_used_last_stays() -> None:

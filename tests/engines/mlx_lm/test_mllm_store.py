@@ -1,5 +1,7 @@
 """The caches of vllm-mlx beside a model that reads images: prompts of text, and whole prompts."""
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 
@@ -8,7 +10,6 @@ from cachesim.engines.mlx_lm.caches.arrays_cache import ArraysCache
 from cachesim.engines.mlx_lm.caches.kv_cache import KVCache, RotatingKVCache
 from cachesim.engines.mlx_lm.caches.layer_cache import LayerCache
 from cachesim.engines.mlx_lm.rules import CacheRules, MllmRules, StoreRules, WholeRules
-from cachesim.engines.mlx_lm.store.lru_prompt_cache import Fetched
 from cachesim.engines.mlx_lm.store.mllm_prompt_cache import (
     PLACEHOLDER,
     MllmPromptCache,
@@ -19,6 +20,7 @@ from cachesim.engines.mlx_lm.store.mllm_prompt_cache import (
     placed,
 )
 from cachesim.units import Count, Pos, as_tokens
+from tests.engines.mlx_lm.cache_kit import of
 
 MODEL = "model"
 STATE: list[LayerCache] = [ArraysCache(CacheRules(), 2)]
@@ -33,19 +35,33 @@ def store(*ends: int, states: bool = False, suffix: int = 0, **more: int) -> Mll
     return made
 
 
-def of(found: Fetched) -> tuple[int, int, list[str]]:
-    """Tokens of the entry, tokens to process, causes."""
-    return len(found.key or ()), len(found.rest), [each.cause.id for each in found.losses]
-
-
 def image(name: str, start: int, count: int) -> Image:
     return Image(name, Pos(start), Count(count))
 
 
-def test_an_entry_that_covers_the_prompt_is_cut_before_its_last_token() -> None:
-    assert (8, 1, ["one-token-is-fed"]) == of(store(5, 8).fetch(MODEL, list(range(8))))
-    assert (8, 1, ["one-token-is-fed"]) == of(store(5, 8).fetch(MODEL, list(range(7))))
-    assert (0, 8, ["not-trimmable"]) == of(store(8, states=True).fetch(MODEL, list(range(8))))
+@pytest.mark.parametrize(
+    ("ends", "kind", "prompt", "found"),
+    [
+        # An entry that covers the prompt is cut before its last token.
+        ((5, 8), {}, range(8), (8, 1, ["one-token-is-fed"])),
+        ((5, 8), {}, range(7), (8, 1, ["one-token-is-fed"])),
+        ((8,), {"states": True}, range(8), (0, 8, ["not-trimmable"])),
+        # The tokens that open a reasoning part are not looked up.
+        ((8,), {"suffix": 2}, [*range(8), 98, 99], (8, 2, [])),
+        ((8,), {"suffix": 2, "states": True}, [*range(8), 98, 99], (8, 2, [])),
+        ((8,), {"suffix": 2}, [0, 1, 2, 98, 99], (0, 5, ["too-short"])),
+        # A prompt with an image is looked up until 0.5.0 alone.
+        ((8,), {}, [*range(8), PLACEHOLDER, 9], (0, 10, ["media-uncached"])),
+        ((8,), {"reads_media": True}, [*range(8), PLACEHOLDER, 9], (0, 10, ["image-ahead"])),
+    ],
+)
+def test_what_is_found(
+    ends: tuple[int, ...],
+    kind: dict[str, int],
+    prompt: Sequence[int],
+    found: tuple[int, int, list[str]],
+) -> None:
+    assert found == of(store(*ends, **kind).fetch(MODEL, list(prompt)))
 
 
 def test_a_state_with_logits_leaves_nothing_to_process() -> None:
@@ -54,19 +70,6 @@ def test_a_state_with_logits_leaves_nothing_to_process() -> None:
 
     assert (8, 0, []) == of(cache.fetch(MODEL, list(range(8))))
     assert (8, 2, []) == of(cache.fetch(MODEL, list(range(10))))
-
-
-def test_the_tokens_that_open_a_reasoning_part_are_not_looked_up() -> None:
-    assert (8, 2, []) == of(store(8, suffix=2).fetch(MODEL, [*range(8), 98, 99]))
-    assert (8, 2, []) == of(store(8, suffix=2, states=True).fetch(MODEL, [*range(8), 98, 99]))
-    assert (0, 5, ["too-short"]) == of(store(8, suffix=2).fetch(MODEL, [0, 1, 2, 98, 99]))
-
-
-def test_a_prompt_with_an_image_is_looked_up_until_0_5_0_alone() -> None:
-    prompt = [*range(8), PLACEHOLDER, 9]
-
-    assert (0, 10, ["media-uncached"]) == of(store(8).fetch(MODEL, prompt))
-    assert (0, 10, ["image-ahead"]) == of(store(8, reads_media=True).fetch(MODEL, prompt))
 
 
 def test_a_state_is_kept_after_a_prompt_of_text_that_found_nothing() -> None:

@@ -1,15 +1,21 @@
 """The prefix cache of Rapid-MLX: entries that are cut, taken whole, or left out as too many."""
 
+from collections.abc import Sequence
+
+import pytest
+
 from cachesim.engines.chat import ByteTokenizer, Message
 from cachesim.engines.mlx_lm.caches.arrays_cache import ArraysCache
 from cachesim.engines.mlx_lm.caches.kv_cache import KVCache, RotatingKVCache
 from cachesim.engines.mlx_lm.caches.layer_cache import LayerCache
 from cachesim.engines.mlx_lm.rules import UNLISTED, CacheRules, RapidRules, StoreRules
 from cachesim.engines.mlx_lm.server.request import stable_end
-from cachesim.engines.mlx_lm.store.lru_prompt_cache import Fetched
 from cachesim.engines.mlx_lm.store.memory_prompt_cache import RapidPromptCache
+from cachesim.typed import there_is
+from tests.engines.mlx_lm.cache_kit import of
 
 MODEL = "model"
+STATES = {"states": True}
 
 
 def ring(offset: int, size: int = 8) -> RotatingKVCache:
@@ -37,48 +43,42 @@ def store(
     return made
 
 
-def of(found: Fetched) -> tuple[int, int, list[str]]:
-    """Tokens of the entry, tokens to process, causes."""
-    causes = [each.cause.id for each in found.losses]
-    return len(found.key or ()), len(found.rest), causes
-
-
-def test_a_whole_prompt_is_reused_but_for_its_last_token() -> None:
-    assert (8, 1, ["one-token-is-fed"]) == of(store(5, 8).fetch(MODEL, list(range(8))))
-    assert (8, 1, ["one-token-is-fed"]) == of(store(5, 8).fetch(MODEL, list(range(7))))
-
-
-def test_a_state_of_the_whole_prompt_is_not_used_but_a_shorter_one_is() -> None:
-    assert (7, 1, ["not-trimmable"]) == of(store(7, 8, states=True).fetch(MODEL, list(range(8))))
-    assert (0, 8, ["not-trimmable"]) == of(store(8, states=True).fetch(MODEL, list(range(8))))
-    assert (5, 2, ["not-trimmable"]) == of(store(5, 8, states=True).fetch(MODEL, list(range(7))))
-
-
-def test_the_longest_entry_hides_a_shorter_one_that_could_be_cut_unless_that_is_next() -> None:
-    cache = store(4, 7, 12, window=9)
-
-    assert (7, 1, ["one-token-is-fed"]) == of(store(7, 12, window=9).fetch(MODEL, list(range(6))))
-    assert (4, 2, ["not-trimmable"]) == of(cache.fetch(MODEL, list(range(6))))
-
-
-def test_an_entry_is_cut_where_it_parts_from_the_prompt() -> None:
-    prompt = [*range(6), 99, 98]
-
-    assert (8, 2, []) == of(store(8).fetch(MODEL, prompt))
-    assert (8, 5, []) == of(store(8).fetch(MODEL, [0, 1, 2, 96, 97, 98, 99, 95]))
-    assert (0, 8, ["not-trimmable"]) == of(store(8, states=True).fetch(MODEL, prompt))
-
-
-def test_a_shorter_entry_goes_before_a_longer_one_that_would_be_cut() -> None:
-    assert (5, 3, ["shorter-entry-first"]) == of(store(5, 8).fetch(MODEL, [*range(6), 99, 98]))
+@pytest.mark.parametrize(
+    ("ends", "kind", "prompt", "found"),
+    [
+        # A whole prompt is reused but for its last token.
+        ((5, 8), {}, range(8), (8, 1, ["one-token-is-fed"])),
+        ((5, 8), {}, range(7), (8, 1, ["one-token-is-fed"])),
+        # A state of the whole prompt is not used, but a shorter one is.
+        ((7, 8), STATES, range(8), (7, 1, ["not-trimmable"])),
+        ((8,), STATES, range(8), (0, 8, ["not-trimmable"])),
+        ((5, 8), STATES, range(7), (5, 2, ["not-trimmable"])),
+        # The longest entry hides a shorter one that could be cut, unless that is next.
+        ((7, 12), {"window": 9}, range(6), (7, 1, ["one-token-is-fed"])),
+        ((4, 7, 12), {"window": 9}, range(6), (4, 2, ["not-trimmable"])),
+        # An entry is cut where it parts from the prompt.
+        ((8,), {}, [*range(6), 99, 98], (8, 2, [])),
+        ((8,), {}, [0, 1, 2, 96, 97, 98, 99, 95], (8, 5, [])),
+        ((8,), STATES, [*range(6), 99, 98], (0, 8, ["not-trimmable"])),
+        # A shorter entry goes before a longer one that would be cut.
+        ((5, 8), {}, [*range(6), 99, 98], (5, 3, ["shorter-entry-first"])),
+    ],
+)
+def test_what_is_found(
+    ends: tuple[int, ...],
+    kind: dict[str, int],
+    prompt: Sequence[int],
+    found: tuple[int, int, list[str]],
+) -> None:
+    assert found == of(store(*ends, **kind).fetch(MODEL, list(prompt)))
 
 
 def test_a_window_that_is_cut_is_one_no_longer() -> None:
-    cut = store(8, window=16).fetch(MODEL, [*range(6), 99, 98]).prompt_cache
-    whole = store(8, window=16).fetch(MODEL, list(range(11))).prompt_cache
+    cut, whole = (
+        there_is(store(8, window=16).fetch(MODEL, prompt).prompt_cache)
+        for prompt in ([*range(6), 99, 98], list(range(11)))
+    )
 
-    assert cut is not None
-    assert whole is not None
     assert [KVCache, KVCache] == [type(each) for each in cut]
     assert [KVCache, RotatingKVCache] == [type(each) for each in whole]
 
