@@ -1,6 +1,5 @@
 """Servers with an API of their own, played by fakes: two turns, whole and streamed."""
 
-import asyncio
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ import pytest
 
 from cachesim.lab.logs.live import report_of_dump
 from tests.dumps import read_dump
-from tests.record.kit import HEAD, Call, chunk, recorder, upstream
+from tests.record.kit import HEAD, Call, chunk, plainly, recorder, upstream
 
 Json = dict[str, Any]
 SYSTEM = "Answer in one word. " * 12
@@ -178,9 +177,9 @@ async def recorded(
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
 @pytest.mark.parametrize("name", DIALECTS)
-def test_two_turns_are_recorded(name: str, stream: bool, tmp_path: Path) -> None:
+async def test_two_turns_are_recorded(name: str, stream: bool, tmp_path: Path) -> None:
     dialect = DIALECTS[name]
-    first, second = asyncio.run(recorded(dialect, tmp_path, stream=stream))
+    first, second = await recorded(dialect, tmp_path, stream=stream)
     with (tmp_path / "recorded.jsonl").open("rb") as file:
         found = report_of_dump(read_dump("recorded.jsonl", file), source="recorded.jsonl")
 
@@ -198,8 +197,8 @@ def test_two_turns_are_recorded(name: str, stream: bool, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("name", DIALECTS)
-def test_kept_texts_are_the_same_prompts(name: str, tmp_path: Path) -> None:
-    asyncio.run(recorded(DIALECTS[name], tmp_path, stream=False, keep_text=True))
+async def test_kept_texts_are_the_same_prompts(name: str, tmp_path: Path) -> None:
+    await recorded(DIALECTS[name], tmp_path, stream=False, keep_text=True)
     with (tmp_path / "recorded.jsonl").open("rb") as file:
         requests = read_dump("recorded.jsonl", file)
 
@@ -211,13 +210,9 @@ def test_kept_texts_are_the_same_prompts(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("path", "request_", "why"),
+    ("path", "asked", "why"),
     [
-        (
-            "/api/generate",
-            {"prompt": "and?", "context": [1, 2]},
-            "continues tokens of an earlier",
-        ),
+        ("/api/generate", {"prompt": "and?", "context": [1, 2]}, "continues tokens of an earlier"),
         ("/v1/responses", {"input": "and?", "previous_response_id": "r"}, "that the server keeps"),
         ("/api/v1/chat", {"input": "and?", "previous_response_id": "r"}, "that the server keeps"),
         ("/generate", {"text": ["one", "two"]}, "has several prompts in one request (text)"),
@@ -225,39 +220,37 @@ def test_kept_texts_are_the_same_prompts(name: str, tmp_path: Path) -> None:
         ("/generate", {"inputs": "an API that is not known"}, "has no messages and no prompt"),
     ],
 )
-def test_a_prompt_that_is_not_in_the_request_is_named(
-    path: str, request_: Json, why: str, tmp_path: Path
+async def test_a_prompt_that_is_not_in_the_request_is_named(
+    path: str, asked: Json, why: str, tmp_path: Path
 ) -> None:
-    async def answer(call: Call) -> None:
-        await call.send(whole([{"done": True}]))
+    async with (
+        upstream(plainly(b'{"done": true}')) as server,
+        recorder(server.url, tmp_path) as found,
+        aiohttp.ClientSession() as client,
+    ):
+        await client.post(f"{found.url}{path}", json=asked)
+        (entry,) = await found.written(1)
 
-    async def test() -> list[Json]:
-        async with upstream(answer) as server, recorder(server.url, tmp_path) as found:
-            async with aiohttp.ClientSession() as client:
-                await client.post(f"{found.url}{path}", json=request_)
-            return await found.written(1)
-
-    (entry,) = asyncio.run(test())
     assert why in entry["unread"]
     assert [] == entry["segments"]
 
 
-def test_images_beside_a_text_are_attachments(tmp_path: Path) -> None:
+async def test_images_beside_a_text_are_attachments(tmp_path: Path) -> None:
     turn = {"messages": [{"role": "user", "content": "What is it?", "images": ["aGVsbG8="]}]}
     dialect = Dialect("/api/chat", (turn, turn), ollama_chat, LINES)
 
-    first, _ = asyncio.run(recorded(dialect, tmp_path, stream=True))
+    first, _ = await recorded(dialect, tmp_path, stream=True)
 
     assert ["text", "attachment"] == [each["kind"] for each in first["segments"]]
 
 
-def test_a_stream_of_sglang_may_bring_only_what_is_new(tmp_path: Path) -> None:
+async def test_a_stream_of_sglang_may_bring_only_what_is_new(tmp_path: Path) -> None:
     def parts(prompt: int, cached: int, *, stream: bool) -> list[Json]:
         del stream
         meta = {"prompt_tokens": prompt, "cached_tokens": cached, "completion_tokens": 4}
         return [{"text": text, "meta_info": meta} for text in pieces()]
 
     dialect = Dialect("/generate", DIALECTS["sglang"].turns, parts)
-    first, _ = asyncio.run(recorded(dialect, tmp_path, stream=True))
+    first, _ = await recorded(dialect, tmp_path, stream=True)
 
     assert [len(REPLY)] == [each["characters"] for each in first["reply"]]
