@@ -10,6 +10,8 @@ from collections import Counter
 import pytest
 from hypothesis import HealthCheck, settings
 
+pytest.register_assert_rewrite("tests.fixtures", "tests.engines.seen_kit")
+
 settings.register_profile(
     "dev", max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )

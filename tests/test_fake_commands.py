@@ -11,8 +11,8 @@ from cachesim.cli.main import main
 from cachesim.engines import FAMILIES
 from cachesim.engines.family import register
 from tests.fake.family import FAKE
+from tests.fixtures import Capture, Patch, complaint
 
-Capture = pytest.CaptureFixture[str]
 Command = Callable[..., str]
 
 RECORDED = Path(__file__).parents[1] / "docs" / "examples" / "recorded.jsonl"
@@ -45,7 +45,7 @@ set = {ctx_size = [4096, 8192]}
 
 
 @pytest.fixture(name="command")
-def _command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> Iterator[Command]:
+def _command(tmp_path: Path, monkeypatch: Patch, capsys: Capture) -> Iterator[Command]:
     """Runs a command in a folder with a scenario and a plan; what it prints on one line."""
     register(FAKE)
     (tmp_path / "story.toml").write_text(STORY)
@@ -66,9 +66,7 @@ def _command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -
 @pytest.mark.parametrize("profile", ["fake@r1", "fake@r2", "fake@r2+7", "fake@r3"])
 @pytest.mark.parametrize("form", ["text", "json", "jsonl"])
 def test_a_trace_is_replayed(command: Command, profile: str, form: str) -> None:
-    printed = command(f"compare made:20 -p {profile} --model dense --format {form}")
-
-    assert profile in printed
+    assert profile in command(f"compare made:20 -p {profile} --model dense --format {form}")
 
 
 def test_no_release_reuses_more_of_a_trace_than_can_be(command: Command) -> None:
@@ -95,9 +93,7 @@ def test_a_grid_is_swept(command: Command, form: str) -> None:
 
 @pytest.mark.parametrize("form", ["text", "json", "jsonl"])
 def test_a_scenario_runs(command: Command, form: str) -> None:
-    printed = command(f"run story.toml --format {form} --report page.html", status=1)
-
-    assert "fake@r3" in printed
+    assert "fake@r3" in command(f"run story.toml --format {form} --report page.html", status=1)
     assert "fake@r2+7" in Path("page.html").read_text()
     command(f"run story.toml --profile fake@r1 --format {form}")
 
@@ -119,15 +115,12 @@ def test_what_is_reused_is_what_the_template_is_made_to_reuse(command: Command) 
 def test_a_scenario_is_explained_and_compared(command: Command) -> None:
     assert "tokens held is forgotten" in command("run --explain story.toml --profile fake@r2")
     assert "fake@r3" in command("compare story.toml", status=1)
-    differs = command("compare story.toml -p fake@r1 -p fake@r2", status=1)
-    assert "2 cached 20 10" in differs
+    assert "2 cached 20 10" in command("compare story.toml -p fake@r1 -p fake@r2", status=1)
     assert "no difference in any step" in command("compare story.toml -p fake@r1 -p fake@r2+7")
 
 
 def test_the_first_bad_release_is_found(command: Command) -> None:
-    printed = command("bisect story.toml", status=1)
-
-    assert "first bad release: r3, after r2" in printed
+    assert "first bad release: r3, after r2" in command("bisect story.toml", status=1)
 
 
 @pytest.mark.parametrize("jobs", [1, 2])
@@ -156,8 +149,7 @@ def test_what_reads_other_servers_only_refuses_it_in_words(
 ) -> None:
     assert 2 == main(["why", "--tune", "story.toml"])
     assert "tune sweeps the settings of llama.cpp, not fake" in capsys.readouterr().err
-    assert 2 == main(["why", "story.toml", "--profile", "fake@r1"])
-    refused = capsys.readouterr().err
+    refused = complaint(capsys, ["why", "story.toml", "--profile", "fake@r1"])
     assert "story.toml: no log of a known server" in refused
     assert "explained by `cachesim run story.toml`" in refused
     assert 2 == main(["real", "fake"])

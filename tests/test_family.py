@@ -177,8 +177,7 @@ def test_one_more_engine_stands_in_the_documentation(page: Callable[[str], set[s
 
 @pytest.mark.usefixtures("engine")
 def test_a_scenario_for_one_more_engine_needs_no_other_schema() -> None:
-    name = scenario_schema()["properties"]["engine"]["properties"]["name"]
-    assert "enum" not in name
+    assert "enum" not in scenario_schema()["properties"]["engine"]["properties"]["name"]
 
 
 def test_one_more_release_and_patch_are_listed_shown_and_played(
@@ -288,9 +287,8 @@ def test_a_scenario_cannot_set_what_programs_hand_in(name: str) -> None:
 
 def test_defaults_are_those_of_the_release() -> None:
     step = LLAMA_CPP.option("checkpoint_min_step")
-    values = [LLAMA_CPP.default(step, each) for each in ("b9538", "b11549")]
 
-    assert [256, 8192] == values
+    assert [256, 8192] == [LLAMA_CPP.default(step, each) for each in ("b9538", "b11549")]
     assert 8192 == LLAMA_CPP.read(Profile("llama.cpp", "b11549"), {}).checkpoint_min_step
 
 

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from cachesim.typed import there_is
+
 SCRIPT = Path(__file__).parents[1] / ".github" / "report_newest.sh"
 GH = """#!/bin/sh
 if [ "$2" = list ]; then echo "$OPEN"; else printf '%s\\n' "$@" > asked; fi
@@ -49,8 +51,7 @@ def test_there_is_one_open_issue_of_a_title(already: str, opened: bool, tmp_path
 
 
 def test_a_check_that_failed_otherwise_is_reported_whole(tmp_path: Path) -> None:
-    created = asked(tmp_path, "the registry cannot be reached\n")
-    assert created is not None
+    created = there_is(asked(tmp_path, "the registry cannot be reached\n"))
     assert "vllm: the newest release could not be compared, or differs" in created
     assert "the registry cannot be reached" in (tmp_path / "body.md").read_text()
 

@@ -137,9 +137,7 @@ def test_a_search_that_finds_something_is_a_test_that_fails(tmp_path: Path) -> N
     (emitted,) = (tmp_path / "found").iterdir()
     assert "mlx-lm" == load(emitted).engine.name
 
-    again = collected(tmp_path, bad, "--cachesim-budget=60s", emit)
-
-    assert "2 failed" in again.stdout
+    assert "2 failed" in collected(tmp_path, bad, "--cachesim-budget=60s", emit).stdout
     assert [emitted] == list((tmp_path / "found").iterdir())
 
 

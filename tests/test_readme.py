@@ -15,6 +15,7 @@ from cachesim.engines import FAMILIES
 from cachesim.lab.lessons import lessons
 from cachesim.scenario import load
 from cachesim.scenario.shipped import shipped_file, shipped_files
+from cachesim.typed import there_is
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
@@ -93,6 +94,5 @@ def test_the_extras_of_the_install_page_are_those_of_the_package() -> None:
     assert set(settings["optional-dependencies"]) == set(re.findall(r"\.\[(\w+)\]", page))
     assert f"Python {settings['requires-python'].removeprefix('>=')} or newer" in page
     packages = {re.split(r"\W", each)[0] for each in settings["dependencies"]}
-    named = re.search(r"installs (.*?)\.", page)
-    assert named is not None
+    named = there_is(re.search(r"installs (.*?)\.", page))
     assert packages == set(re.findall(r"\w+", named[1].lower())) - {"and"}

@@ -13,6 +13,7 @@ import numpy as np
 from cachesim.model import recall
 from cachesim.play.result import Fact, Step
 from cachesim.play.session import Record
+from cachesim.typed import there_is
 from cachesim.units import Tokens
 from tests.claims.causes import CAUSES, Lost
 from tests.claims.memory import because, text_of
@@ -517,8 +518,7 @@ def _leak(case: Case, fact: Fact) -> None:
         fact.sentence,
     )
     assert found, fact.sentence
-    reply = case.record.reply
-    assert reply is not None
+    reply = there_is(case.record.reply)
     cold = case.played.oracle.logits(reply.prompt, reply.generated, reply.strengths)
     right = False
     for at, (row, other) in enumerate(zip(reply.logits, cold, strict=True)):
@@ -630,8 +630,7 @@ def _title(case: Case) -> None:
     )
     if case.step.finding.fate == "lost":
         assert found, title
-        reply = case.record.reply
-        assert reply is not None
+        reply = there_is(case.record.reply)
         said = tuple(map(int, found.groups()))
         case.claim("title", said == (reply.cached, len(case.record.prompt), _due(case)), title)
     elif case.step.finding.fate == "wrong":

@@ -28,6 +28,7 @@ from cachesim.play.statements import Past
 from cachesim.scenario import load, scenario_of
 from cachesim.scenario.shipped import shipped_file
 from cachesim.testing.search import workloads
+from cachesim.typed import there_is
 from cachesim.units import as_tokens
 from tests.claims.causes import CAUSES, Lost
 from tests.claims.checks import CHECKS, Tally, check, every
@@ -333,8 +334,7 @@ def test_another_number_is_found_in_every_kind_of_statement(word: str) -> None:
 
 
 def test_another_number_is_found_in_what_events_say(monkeypatch: pytest.MonkeyPatch) -> None:
-    sentence = Event.sentence.fget
-    assert sentence is not None
+    sentence = there_is(Event.sentence.fget)
     monkeypatch.setattr(Event, "sentence", property(lambda event: one_more(sentence(event))))
 
     assert [] != [each for each in claims_of(THREE).false if each.startswith("event: ")]

@@ -13,6 +13,7 @@ from cachesim.engines import Profile
 from cachesim.errors import InputError
 from cachesim.testing.search import Comparison, Side, workloads
 from cachesim.testing.workloads import Shape
+from tests.fixtures import Capture, Patch, output
 
 SOUND = "llama.cpp@b11549+erase-equal"
 OTHER = "llama.cpp@b9538"
@@ -20,14 +21,13 @@ WITHOUT = ("--set", "lora=")
 """Adapters of a request show a defect of this release."""
 
 
-def test_every_server_has_what_was_set(capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_server_has_what_was_set(capsys: Capture) -> None:
     shape = Shape(fixed={"parallel": 2, "cache_reuse": 0})
 
     drawn = islice(workloads(Profile.parse(SOUND), "hybrid", shape=shape), 9)
 
     assert all(shape.fixed.items() <= each.engine.options.items() for each in drawn)
-    assert main(["check", SOUND, "--examples", "40", "--set", "cache_reuse=0", *WITHOUT]) == 0
-    said = capsys.readouterr().out
+    said = output(capsys, ["check", SOUND, "--examples", "40", "--set", "cache_reuse=0", *WITHOUT])
     assert "nothing wrong was found" in said
     assert "shift" in said.partition("never exercised")[2], "no chunk was moved"
 
@@ -36,37 +36,31 @@ def test_every_server_has_what_was_set(capsys: pytest.CaptureFixture[str]) -> No
     "more", [(), ("--all",), ("--scope", "2"), ("--against", OTHER)], ids=" ".join
 )
 def test_a_check_whose_time_ends_before_a_workload_fails(
-    more: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+    more: tuple[str, ...], capsys: Capture
 ) -> None:
-    assert main(["check", SOUND, "--minutes", "0.000001", *more]) == 1
-
-    printed = capsys.readouterr().out
+    printed = output(capsys, ["check", SOUND, "--minutes", "0.000001", *more], 1)
     assert NOTHING_RUN in printed
     assert "nothing wrong was found" not in printed
 
 
-def test_a_profile_and_a_model_given_twice_are_searched_once(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_profile_and_a_model_given_twice_are_searched_once(capsys: Capture) -> None:
     twice = ["--model", "dense", "--model", "dense", "--examples", "3", *WITHOUT]
 
-    assert main(["check", SOUND, SOUND, *twice]) == 0
-    assert capsys.readouterr().out.count(f"{SOUND}, dense: ") == 1
+    assert output(capsys, ["check", SOUND, SOUND, *twice]).count(f"{SOUND}, dense: ") == 1
 
 
 @pytest.mark.thorough
-def test_several_processes_say_what_one_says(capsys: pytest.CaptureFixture[str]) -> None:
+def test_several_processes_say_what_one_says(capsys: Capture) -> None:
     said = []
     for jobs in ("1", "2"):
         command = ["check", SOUND, "--examples", "60", "--model", "dense", "--jobs", jobs]
-        assert main([*command, *WITHOUT, "--seed", "5"]) == 0
-        said.append(capsys.readouterr().out.splitlines()[1:])
+        said.append(output(capsys, [*command, *WITHOUT, "--seed", "5"]).splitlines()[1:])
 
     assert said[0] == said[1]
 
 
 @pytest.mark.thorough
-def test_processes_start_once_for_all_profiles(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_processes_start_once_for_all_profiles(monkeypatch: Patch) -> None:
     begun = []
 
     def counted(count: int) -> AbstractContextManager[Executor]:
@@ -79,9 +73,7 @@ def test_processes_start_once_for_all_profiles(monkeypatch: pytest.MonkeyPatch) 
     assert [2] == begun
 
 
-def test_engines_are_not_compared_on_each_others_workloads(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_engines_are_not_compared_on_each_others_workloads(capsys: Capture) -> None:
     command = ["check", "llama.cpp@b9538", "--against", "mlx-lm@0.32.2", "--examples", "3"]
 
     assert main(command) == 2
@@ -99,7 +91,7 @@ def test_a_comparison_of_nothing_is_no_success() -> None:
 
 @pytest.mark.parametrize("wrong", [0, 1])
 def test_a_comparison_fails_for_a_wrong_answer_of_either_profile(
-    wrong: int, capsys: pytest.CaptureFixture[str]
+    wrong: int, capsys: Capture
 ) -> None:
     sides = [Side(profile=Profile.parse(f"llama.cpp@{each}")) for each in ("b9538", "b11549")]
     sides[wrong].wrong, sides[wrong].cached = 2, 3
@@ -112,7 +104,7 @@ def test_a_comparison_fails_for_a_wrong_answer_of_either_profile(
     assert f"Wrong answers: {counts} llama.cpp@b11549." in said
 
 
-def test_a_search_for_wrong_answers_needs_answers(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_search_for_wrong_answers_needs_answers(capsys: Capture) -> None:
     assert 2 == main(["check", SOUND, "--arithmetic", "counts", "--scope", "2"])
 
     printed = capsys.readouterr()
@@ -120,16 +112,13 @@ def test_a_search_for_wrong_answers_needs_answers(capsys: pytest.CaptureFixture[
     assert '"counts" for --arithmetic. Choose from: "ring", "float"' in printed.err
 
 
-def test_a_plain_search_gives_some_requests_up(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_plain_search_gives_some_requests_up(capsys: Capture) -> None:
     command = ["check", SOUND, "--examples", "30", "--jobs", "1", "--require", "cancel"]
-    assert main([*command, *WITHOUT]) == 0
-    assert "cancel" in capsys.readouterr().out.partition("never exercised")[0]
+    assert "cancel" in output(capsys, [*command, *WITHOUT]).partition("never exercised")[0]
 
 
 @pytest.mark.thorough
-def test_a_server_without_recurrent_states_is_searched_on_a_dense_model(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_server_without_recurrent_states_is_searched_on_a_dense_model(capsys: Capture) -> None:
     room = ("--set", "num_blocks=320", "--set", "page_size=32")  # a prompt beyond the pool is fatal
     command = ["check", "transformers@5.23.0", "--examples", "80", *room]
     assert main([*command, "--require", "reuse", "--require", "eviction"]) == 0

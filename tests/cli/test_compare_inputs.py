@@ -7,6 +7,7 @@ import pytest
 
 from cachesim.cli.compare import is_trace
 from cachesim.cli.main import main
+from tests.fixtures import Capture, Patch, complaint
 
 EVENTS = b'[0.0, [{"type": "BlockStored", "block_hashes": ["0"], "block_size": 16}]]\n'
 
@@ -26,25 +27,20 @@ EVENTS = b'[0.0, [{"type": "BlockStored", "block_hashes": ["0"], "block_size": 1
     ],
 )
 def test_standard_input_is_a_trace_unless_it_begins_as_toml(
-    monkeypatch: pytest.MonkeyPatch, text: bytes, *, expected: bool
+    monkeypatch: Patch, text: bytes, *, expected: bool
 ) -> None:
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(text)))
 
     assert expected == is_trace("-")
 
 
-def test_a_comparison_of_which_no_row_can_be_played_is_an_error(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_comparison_of_which_no_row_can_be_played_is_an_error(capsys: Capture) -> None:
     line = ["compare", "llama.cpp-three-requests", "-p", "b9538", "--set", "ctx_checkpoints=many"]
 
-    assert 2 == main(line)
-    assert "write a whole number from 0 to 65536" in capsys.readouterr().err
+    assert "write a whole number from 0 to 65536" in complaint(capsys, line)
 
 
-def test_a_row_that_cannot_be_played_stands_beside_those_that_can(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_row_that_cannot_be_played_stands_beside_those_that_can(capsys: Capture) -> None:
     rows = ["-p", "b9538", "-p", "b9538,ctx_checkpoints=many", "--row", "llama.cpp@b11549"]
 
     assert 2 != main(["compare", "llama.cpp-three-requests", *rows])
@@ -62,7 +58,7 @@ def test_a_row_that_cannot_be_played_stands_beside_those_that_can(
     ids=lambda command: command[0],
 )
 def test_a_binary_file_is_refused_with_the_byte_that_is_no_text(
-    command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    command: list[str], tmp_path: Path, capsys: Capture
 ) -> None:
     file = tmp_path / "binary.toml"
     file.write_bytes(b"a\xff\xfe\x00")
@@ -71,9 +67,7 @@ def test_a_binary_file_is_refused_with_the_byte_that_is_no_text(
     assert f"cachesim: {file}: is not UTF-8 text: byte 1 is 0xff\n" == capsys.readouterr().err
 
 
-def test_a_log_without_a_miss_cannot_be_bisected(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_log_without_a_miss_cannot_be_bisected(tmp_path: Path, capsys: Capture) -> None:
     first_request = Path("docs/examples/hybrid.log").read_bytes()[:1500]
     log = tmp_path / "server.log"
     log.write_bytes(first_request)

@@ -13,11 +13,11 @@ from cachesim.errors import InputError, ScenarioError
 from cachesim.report.html import page_of_most
 from cachesim.scenario import load
 from cachesim.scenario.shipped import shipped_files
+from cachesim.typed import there_is
+from tests.fixtures import Capture, Patch, complaint, output
 
 STALE = "llama.cpp-three-requests"
 MLX = "mlx-lm-1495-fifo"
-
-Capture = pytest.CaptureFixture[str]
 
 
 def as_json(command: str, capsys: Capture) -> Any:
@@ -40,9 +40,7 @@ def test_of_several_scenarios_each_is_played_on_profiles_of_its_own_engine(capsy
 def test_many_runs_are_counted_by_engine_and_class(capsys: Capture) -> None:
     command = f"run {STALE} llama.cpp-24143-hybrid {MLX} --arithmetic ring --brief"
 
-    assert main(command.split()) == 0
-
-    shown = [line.split() for line in capsys.readouterr().out.splitlines()]
+    shown = [line.split() for line in output(capsys, command.split()).splitlines()]
     assert [
         ["llama.cpp", "lost-reuse", "1", "4", "4"],
         ["stale-state", "1", "3", "3", "2"],
@@ -81,18 +79,14 @@ def test_a_run_that_is_not_as_expected_is_named_below_the_counts(
     wrong = tmp_path / "wrong.toml"
     wrong.write_text(re.sub(r"cached += \[0, 0, 1\]", "cached = [0, 0, 2]", text))
 
-    assert main(f"run {wrong} --arithmetic ring --brief".split()) == 1
-
-    said = " ".join(capsys.readouterr().out.split())
+    said = " ".join(output(capsys, f"run {wrong} --arithmetic ring --brief".split(), 1).split())
     assert "stale-state 1 3 1 2" in said
     assert "llama.cpp-three-requests on llama.cpp@b11549: C: cached is 1, expected 2" in said
 
 
 @pytest.mark.parametrize("how", ["--no-verify", "--arithmetic=counts"])
 def test_answers_that_are_not_judged_are_not_counted(how: str, capsys: Capture) -> None:
-    assert main(["run", STALE, "--brief", how]) == 0
-
-    shown = capsys.readouterr().out
+    shown = output(capsys, ["run", STALE, "--brief", how])
     assert "not judged" in shown.splitlines()[2]
     assert "wrong answers and" not in shown
 
@@ -103,7 +97,7 @@ def test_counts_by_class_are_not_json(capsys: Capture) -> None:
 
 
 def test_a_scenario_whose_flags_a_release_lacks_is_left_out_and_named(
-    capsys: Capture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    capsys: Capture, monkeypatch: Patch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("COLUMNS", "300")
     text = next(path for path in shipped_files() if path.stem == STALE).read_text()
@@ -111,9 +105,7 @@ def test_a_scenario_whose_flags_a_release_lacks_is_left_out_and_named(
         text.replace("[spans]", "[engine.options]\ncheckpoint_min_step = 1\n[spans]")
     )
 
-    jobs = jobs_of([str(tmp_path), STALE], ["b9093"], None)
-
-    assert [STALE] == [job.source for job in jobs]
+    assert [STALE] == [job.source for job in jobs_of([str(tmp_path), STALE], ["b9093"], None)]
     assert "new.toml: left out: engine.options.checkpoint_min_step" in capsys.readouterr().err
 
 
@@ -185,12 +177,11 @@ def test_so_many_processes_give_the_same(capsys: Capture) -> None:
 
 @pytest.mark.parametrize("where", ["no/such/folder/page.html", "/dev", "\x00"])
 def test_a_page_that_cannot_be_written_is_refused_before_anything_runs(
-    where: str, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+    where: str, capsys: Capture, monkeypatch: Patch
 ) -> None:
     monkeypatch.setattr("cachesim.cli.run.play", lambda *_, **__: 1 / 0)
 
-    assert main(["run", STALE, "--report", where]) == 2
-    assert "cannot be written" in capsys.readouterr().err
+    assert "cannot be written" in complaint(capsys, ["run", STALE, "--report", where])
 
 
 def test_a_finding_is_not_lost_in_a_folder_that_cannot_be_written(
@@ -220,9 +211,7 @@ def test_a_shipped_scenario_is_copied_under_another_name(capsys: Capture, tmp_pa
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_there_is_a_completion_script_for_every_shell(shell: str, capsys: Capture) -> None:
-    assert main(["completion", shell]) == 0
-
-    script = capsys.readouterr().out
+    script = output(capsys, ["completion", shell])
     assert all(word in script for word in ("explain", "watch", "llama.cpp"))
 
 
@@ -231,18 +220,14 @@ def test_two_values_of_a_flag_are_compared(capsys: Capture) -> None:
 
     assert main(command) == 0
     command[command.index("b9538")] += ",ctx-checkpoints=0"
-    assert main(command) == 1
-
-    out = capsys.readouterr().out
+    out = output(capsys, command, 1)
     assert "llama.cpp@b9538,ctx_checkpoints=0, step C: 0 of" in out
     assert "but with b9538,ctx_checkpoints=0: answer same" in out
     assert "steps differ; the first is A" in out
 
 
 def test_an_option_beyond_the_limits_of_a_scenario_is_refused_once(capsys: Capture) -> None:
-    assert main(["run", STALE, "--set", "parallel=100000"]) == 2
-
-    (line,) = capsys.readouterr().err.splitlines()
+    (line,) = complaint(capsys, ["run", STALE, "--set", "parallel=100000"]).splitlines()
     assert "engine.options.parallel: is 100000; a scenario's server may have at most 64" in line
 
 
@@ -250,16 +235,14 @@ def test_an_option_beyond_the_limits_of_a_scenario_is_refused_once(capsys: Captu
 def test_one_step_is_explained(step: str, capsys: Capture) -> None:
     command = ["run", "--explain", STALE, "-p", "b9538", "--arithmetic", "ring", "--step", step]
 
-    assert main(command) == 0
-
-    out = capsys.readouterr().out
+    out = output(capsys, command)
     assert "3. C  a prompt of 40 tokens" in out
     assert "1. A" not in out
 
 
 @pytest.mark.thorough
 def test_a_page_of_too_many_runs_holds_those_of_most_interest_and_says_so(
-    capsys: Capture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    capsys: Capture, tmp_path: Path, monkeypatch: Patch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "200")
     page = tmp_path / "page.html"
@@ -274,8 +257,7 @@ def test_a_page_of_too_many_runs_holds_those_of_most_interest_and_says_so(
 
     printed = capsys.readouterr()
     assert "7 runs, 7 as expected" in printed.out
-    held = re.search(r"with (\d) of 7 runs: those of most interest that fit", printed.err)
-    assert held is not None
+    held = there_is(re.search(r"with (\d) of 7 runs: those of most interest that fit", printed.err))
     assert 1 <= int(held[1]) < 7
     assert STALE in page.read_text()
     assert page.stat().st_size <= limit

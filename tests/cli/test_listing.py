@@ -14,25 +14,22 @@ from cachesim.cli.symptoms import ranked
 from cachesim.errors import InputError
 from cachesim.scenario import load
 from cachesim.scenario.shipped import shipped_files, shipped_folder
+from cachesim.typed import there_is
+from tests.fixtures import Capture, Patch, complaint, output
 
 KINDS = ("scenarios", "engines", "releases", "patches", "causes", "presets")
 STALE = "llama.cpp-three-requests"
-
-Capture = pytest.CaptureFixture[str]
 
 
 @pytest.mark.parametrize("columns", ["0", "1", "40", "80"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_list_in_a_pipe_has_one_whole_line_for_each_thing(
-    kind: str, columns: str, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+    kind: str, columns: str, capsys: Capture, monkeypatch: Patch
 ) -> None:
-    assert main(["list", kind, "--format", "json"]) == 0
-    entries = json.loads(capsys.readouterr().out)
+    entries = json.loads(output(capsys, ["list", kind, "--format", "json"]))
     monkeypatch.setenv("COLUMNS", columns)
 
-    assert main(["list", kind]) == 0
-
-    lines = capsys.readouterr().out.splitlines()
+    lines = output(capsys, ["list", kind]).splitlines()
     assert len(entries) == len(lines) > 2
     for entry, line in zip(entries, lines, strict=True):
         assert line.startswith(entry["name"])
@@ -41,32 +38,26 @@ def test_a_list_in_a_pipe_has_one_whole_line_for_each_thing(
 
 
 def test_a_list_on_a_terminal_shows_where_a_line_was_cut(
-    capsys: Capture, monkeypatch: pytest.MonkeyPatch
+    capsys: Capture, monkeypatch: Patch
 ) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("NO_COLOR", "1")
     monkeypatch.setenv("COLUMNS", "60")
 
-    assert main(["list", "patches"]) == 0
-
-    out = capsys.readouterr().out
+    out = output(capsys, ["list", "patches"])
     assert "…" in out
 
 
 def test_a_cause_is_shown_for_every_engine_that_has_it(capsys: Capture) -> None:
     assert main(["list", "slot-busy"]) == 0
-    assert main(["list", "ik_llama.cpp memory-depth"]) == 0
-
-    out = " ".join(capsys.readouterr().out.split())
+    out = " ".join(output(capsys, ["list", "ik_llama.cpp memory-depth"]).split())
     assert 1 == out.count("llama.cpp slot-busy")
     assert "printed as: slot {slot} is busy with another request" in out
     assert 1 == out.count("memory-depth")
 
 
 def test_the_list_of_scenarios_says_what_the_files_say(capsys: Capture) -> None:
-    assert main(["list", "--format", "json"]) == 0
-
-    entries = json.loads(capsys.readouterr().out)
+    entries = json.loads(output(capsys, ["list", "--format", "json"]))
     read = [load(path) for path in shipped_files()]
     assert [(each.name, each.kind or "", each.source.issue) for each in read] == [
         (each["name"], each["about"], each["upstream"]) for each in entries
@@ -76,28 +67,24 @@ def test_the_list_of_scenarios_says_what_the_files_say(capsys: Capture) -> None:
 def test_a_shipped_scenario_is_shown_as_toml_that_is_the_same_again(capsys: Capture) -> None:
     file = next(path for path in shipped_files() if path.stem == STALE)
 
-    assert main(["list", STALE]) == 0
-    shown = capsys.readouterr().out
-    assert main(["list", STALE, "--raw"]) == 0
-    raw = capsys.readouterr().out
+    shown = output(capsys, ["list", STALE])
+    raw = output(capsys, ["list", STALE, "--raw"])
 
     assert file.read_text() == raw
     assert tomllib.loads(raw) == tomllib.loads(shown)
 
 
 def test_raw_is_for_scenarios(capsys: Capture) -> None:
-    assert main(["list", "hybrid", "--raw"]) == 2
-    assert "--raw prints the file of one" in capsys.readouterr().err
+    assert "--raw prints the file of one" in complaint(capsys, ["list", "hybrid", "--raw"])
 
 
 @pytest.mark.parametrize("width", ["0", "1", "19"])
 def test_help_is_printed_where_nobody_knows_the_width(
-    width: str, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+    width: str, capsys: Capture, monkeypatch: Patch
 ) -> None:
     monkeypatch.setenv("COLUMNS", width)
 
-    assert main(["--help"]) == 0
-    assert "Commands" in capsys.readouterr().out
+    assert "Commands" in output(capsys, ["--help"])
 
 
 def test_every_shipped_file_is_named_after_its_scenario() -> None:
@@ -105,9 +92,7 @@ def test_every_shipped_file_is_named_after_its_scenario() -> None:
         assert path.stem == load(Path(path)).name
 
 
-def test_a_symptom_finds_the_scenarios_that_sound_like_it(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_symptom_finds_the_scenarios_that_sound_like_it(capsys: Capture) -> None:
     assert 0 == main(
         ["list", "scenarios", "--symptom", "coming back erases the cached conversation"]
     )
@@ -191,8 +176,7 @@ def test_a_symptom_needs_a_word_that_tells_something() -> None:
 def test_each_line_on_a_thread_is_of_one_that_a_scenario_cites() -> None:
     sources = [load(file).source for file in shipped_files()]
     cited = {issue for source in sources for issue in (source.issue, *source.also)}
-    folder = shipped_folder()
-    assert folder is not None
+    folder = there_is(shipped_folder())
     with (folder / "threads.csv").open(encoding="utf-8", newline="") as table:
         threads = [row["thread"] for row in csv.DictReader(table)]
 

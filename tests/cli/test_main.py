@@ -18,13 +18,12 @@ from cachesim.errors import ContractError
 from cachesim.play import output_schema
 from cachesim.scenario import load
 from cachesim.scenario.shipped import shipped_file
+from tests.fixtures import Capture, Patch
 from tests.scenario.json_schema import errors
 
 ROOT = Path(__file__).parents[2]
 DENSE = "llama.cpp-three-requests-dense"
 STALE = "llama.cpp-three-requests"
-
-Capture = pytest.CaptureFixture[str]
 
 
 def spoken(capsys: Capture) -> tuple[str, str]:
@@ -43,7 +42,7 @@ def test_all_as_expected_is_0(capsys: Capture) -> None:
 
 
 def test_a_wrong_answer_nobody_expected_is_1(
-    capsys: Capture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    capsys: Capture, tmp_path: Path, monkeypatch: Patch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "400")
     file = tmp_path / "unexpected.toml"
@@ -68,9 +67,7 @@ def test_every_error_of_every_file_is_said_before_anything_runs(
     assert "b.toml: is not TOML" in err
 
 
-def test_a_broken_contract_is_3_and_asks_for_a_report(
-    capsys: Capture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_broken_contract_is_3_and_asks_for_a_report(capsys: Capture, monkeypatch: Patch) -> None:
     def broken(*_: Any, **__: Any) -> None:
         msg = "7 cells for 8 tokens"
         raise ContractError(msg)
@@ -81,9 +78,7 @@ def test_a_broken_contract_is_3_and_asks_for_a_report(
     assert "7 cells for 8 tokens\ncachesim: this is a bug in cachesim" in spoken(capsys)[1]
 
 
-def test_a_mistake_of_ours_is_3_without_a_traceback(
-    capsys: Capture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_mistake_of_ours_is_3_without_a_traceback(capsys: Capture, monkeypatch: Patch) -> None:
     monkeypatch.setattr(run_module, "run", lambda *_, **__: {}["nothing"])
     monkeypatch.delenv("CACHESIM_TRACEBACK", raising=False)
 
@@ -94,9 +89,7 @@ def test_a_mistake_of_ours_is_3_without_a_traceback(
     assert "Traceback" not in err
 
 
-def test_a_process_that_somebody_else_ended_is_no_bug(
-    capsys: Capture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_process_that_somebody_else_ended_is_no_bug(capsys: Capture, monkeypatch: Patch) -> None:
     def ended(*_: Any, **__: Any) -> None:
         msg = "terminated abruptly"
         raise BrokenProcessPool(msg)
@@ -107,7 +100,7 @@ def test_a_process_that_somebody_else_ended_is_no_bug(
     assert "one of its processes was ended from outside" in spoken(capsys)[1]
 
 
-def test_an_interrupt_is_130(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupt_is_130(capsys: Capture, monkeypatch: Patch) -> None:
     def interrupted(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
 
@@ -137,7 +130,7 @@ def test_json_lines_hold_a_line_per_step_and_one_per_run(capsys: Capture) -> Non
     assert lines[3]["as_expected"]
 
 
-def test_a_scenario_comes_through_a_pipe(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_scenario_comes_through_a_pipe(capsys: Capture, monkeypatch: Patch) -> None:
     class Pipe:
         buffer = io.BytesIO(shipped_file(DENSE).read_bytes())
 
@@ -161,9 +154,7 @@ def test_the_reasons_add_up(capsys: Capture) -> None:
 
 
 @pytest.mark.thorough
-def test_many_scenarios_in_several_processes_come_in_the_order_asked_for(
-    capsys: Capture,
-) -> None:
+def test_many_scenarios_in_several_processes_come_in_the_order_asked_for(capsys: Capture) -> None:
     names = [f"llama.cpp-{each}" for each in (
         "three-requests-dense", "26191-f-keep", "22083-two-chats", "28139-pinned-to-empty",
         "25070-room-evicts-the-needed", "context-limit", "24143-load-consumes-entry",
@@ -200,7 +191,7 @@ def test_the_new_scenario_runs(capsys: Capture, tmp_path: Path) -> None:
 
 
 def test_diff_is_1_where_profiles_part_and_0_where_they_do_not(
-    capsys: Capture, monkeypatch: pytest.MonkeyPatch
+    capsys: Capture, monkeypatch: Patch
 ) -> None:
     profiles = ["b9538", "b9538+24143"]
     monkeypatch.setenv("COLUMNS", "200")
@@ -290,7 +281,7 @@ LOG = "docs/examples/hybrid.log"
     ids=lambda line: line.split()[0],
 )
 def test_a_former_command_names_the_present_one_and_works_as_before(
-    former: str, now: str, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+    former: str, now: str, capsys: Capture, monkeypatch: Patch
 ) -> None:
     monkeypatch.chdir(ROOT)
     was = main(former.split()), *spoken(capsys)

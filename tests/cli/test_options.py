@@ -11,7 +11,8 @@ import pytest
 from cachesim.cli.app import COMMANDS
 from cachesim.cli.completion import SCENARIOS
 from cachesim.cli.main import main
-from tests.cli.test_main import Capture, spoken
+from tests.cli.test_main import spoken
+from tests.fixtures import Capture, Patch, output
 
 REAL: Final = "llama-cpp-python, llama.cpp, marconi, mlx-lm, sglang, transformers, vllm, gguf"
 TABLE: Final = {
@@ -47,7 +48,7 @@ def helped(capsys: Capture, *words: str) -> dict[str, str]:
 
 
 def test_an_option_means_the_same_in_every_command_that_has_it(
-    capsys: Capture, monkeypatch: pytest.MonkeyPatch
+    capsys: Capture, monkeypatch: Patch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "600")
     assert main(["real", "--help"]) == 0
@@ -92,9 +93,7 @@ THREE = "llama.cpp-three-requests"
         ("why server.log --profile llama.cpp@b115", "llama.cpp@b11549"),
     ],
 )
-def test_bash_completes(
-    words: str, completed: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_bash_completes(words: str, completed: str, tmp_path: Path, capsys: Capture) -> None:
     assert main(["completion", "bash"]) == 0
     script = tmp_path / "script"
     script.write_text(capsys.readouterr().out)
@@ -107,11 +106,8 @@ def test_bash_completes(
 
 
 @pytest.mark.parametrize("shell", ["zsh", "fish"])
-def test_other_shells_know_scenarios_and_profiles_too(
-    shell: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["completion", shell]) == 0
-    script = capsys.readouterr().out
+def test_other_shells_know_scenarios_and_profiles_too(shell: str, capsys: Capture) -> None:
+    script = output(capsys, ["completion", shell])
     assert f"{THREE}-dense" in script
     assert "vllm@0.33.0" in script
 

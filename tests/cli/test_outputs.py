@@ -9,8 +9,7 @@ from cachesim.cli.outputs import progress
 from cachesim.files import PAGE, TABLE, Output, free_name
 from cachesim.report.sweep import as_csv
 from cachesim.scenario import load
-
-Capture = pytest.CaptureFixture[str]
+from tests.fixtures import Capture, Patch, complaint
 
 LOG = "docs/examples/hybrid.log"
 RECORDED = "docs/examples/recorded.jsonl"
@@ -174,8 +173,7 @@ def test_a_finding_gets_a_name_that_no_file_has(tmp_path: Path) -> None:
     ],
 )
 def test_why_ignores_no_flag(words: list[str], said: str, capsys: Capture) -> None:
-    assert 2 == main(["why", LOG, *words])
-    assert said in " ".join(capsys.readouterr().err.split())
+    assert said in " ".join(complaint(capsys, ["why", LOG, *words]).split())
 
 
 def test_a_log_that_is_followed_writes_no_file(tmp_path: Path, capsys: Capture) -> None:
@@ -186,9 +184,7 @@ def test_a_log_that_is_followed_writes_no_file(tmp_path: Path, capsys: Capture) 
     assert not file.exists()
 
 
-def test_long_work_prints_lines_where_no_terminal_is(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_long_work_prints_lines_where_no_terminal_is(capsys: Capture, monkeypatch: Patch) -> None:
     now = iter((0.0, 29.0, 31.0, 31.0, 40.0, 62.0, 62.0))
     monkeypatch.setattr("cachesim.cli.outputs.monotonic", lambda: next(now))
 

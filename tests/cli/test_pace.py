@@ -23,6 +23,7 @@ from cachesim.model.arithmetic import GrowingArray
 from cachesim.play import run
 from cachesim.report.html import page
 from cachesim.scenario import load
+from tests.fixtures import Capture, Patch, output
 
 ROOT = Path(__file__).parents[2]
 LONG = """
@@ -37,8 +38,6 @@ step = [
   {{ name = "C", prompt = "S B.reply", predict = 200 }},
 ]
 """
-
-Capture = pytest.CaptureFixture[str]
 
 
 def long(folder: Path, *, preset: str = "dense", tokens: int = 40_000) -> str:
@@ -108,7 +107,7 @@ def test_steps_that_were_done_in_time_are_kept(detail: bool, tmp_path: Path) -> 
 
 @pytest.mark.parametrize("done", [2, 9, 16, 23])
 def test_a_run_that_is_interrupted_anywhere_still_tells_what_it_saw(
-    done: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    done: int, tmp_path: Path, monkeypatch: Patch
 ) -> None:
     left, append = iter(range(done)), GrowingArray.append
 
@@ -133,11 +132,8 @@ def test_a_run_that_is_interrupted_anywhere_still_tells_what_it_saw(
 def test_a_timeout_that_is_not_needed_changes_nothing(capsys: Capture) -> None:
     command = ["run", "llama.cpp-three-requests", "--arithmetic", "ring", "--format", "json"]
 
-    assert main(command) == 0
-    without = capsys.readouterr().out
-    assert main([*command, "--timeout", "100"]) == 0
-
-    assert without == capsys.readouterr().out
+    without = output(capsys, command)
+    assert without == output(capsys, [*command, "--timeout", "100"])
 
 
 def test_a_long_float_run_is_announced_with_a_quicker_way(tmp_path: Path, capsys: Capture) -> None:

@@ -13,26 +13,23 @@ from cachesim.lab.real.hunt.proof import proof_command
 from cachesim.lab.real.playing import releases_of
 from cachesim.scenario.files import load
 from cachesim.scenario.shipped import shipped_file
+from tests.fixtures import Capture, Patch
 
 THREE = "llama.cpp-three-requests"
 PROOF = f"cachesim real llama.cpp --scenario {THREE}"
 
 
-def proofs(capsys: pytest.CaptureFixture[str], *words: str) -> list[str]:
+def proofs(capsys: Capture, *words: str) -> list[str]:
     main(["run", *words, "--arithmetic", "ring"])
     lines = capsys.readouterr().out.splitlines()
     return [line.split("prove it ")[1] for line in lines if "prove it" in line]
 
 
-def test_a_wrong_answer_of_a_release_with_a_server_has_a_proof(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_wrong_answer_of_a_release_with_a_server_has_a_proof(capsys: Capture) -> None:
     assert [PROOF] == proofs(capsys, THREE)
 
 
-def test_a_release_that_the_file_does_not_list_is_named(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_release_that_the_file_does_not_list_is_named(capsys: Capture) -> None:
     assert [f"{PROOF} --release b10068"] == proofs(capsys, THREE, "-p", "b10068")
 
 
@@ -49,14 +46,12 @@ def test_a_release_that_the_file_does_not_list_is_named(
     ],
 )
 def test_no_proof_is_printed_that_would_prove_nothing(
-    capsys: pytest.CaptureFixture[str], words: tuple[str, ...]
+    capsys: Capture, words: tuple[str, ...]
 ) -> None:
     assert [] == proofs(capsys, *words)
 
 
-def test_standard_input_has_no_name_to_prove_it_by(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_standard_input_has_no_name_to_prove_it_by(capsys: Capture, monkeypatch: Patch) -> None:
     text = shipped_file(THREE).read_bytes()
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(text)))
 
@@ -64,7 +59,7 @@ def test_standard_input_has_no_name_to_prove_it_by(
 
 
 def test_a_proof_is_one_line_and_its_file_quoted(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    capsys: Capture, monkeypatch: Patch, tmp_path: Path
 ) -> None:
     file = tmp_path / "three requests.toml"
     file.write_bytes(shipped_file(THREE).read_bytes())

@@ -3,14 +3,13 @@
 from dataclasses import replace
 from pathlib import Path
 
-import pytest
-
 from cachesim.cli.check import Plan, print_search
 from cachesim.engines import Profile
 from cachesim.scenario.format import FORMAT, Model, Scenario, Server, Step
 from cachesim.testing.findings import Finding
 from cachesim.testing.search import Counterexample, Report
 from cachesim.testing.workloads import Shape
+from tests.fixtures import Capture, Patch
 
 PROFILE = Profile.parse("llama.cpp@b11549")
 
@@ -35,9 +34,7 @@ def plan() -> Plan:
     )  # fmt: skip
 
 
-def test_a_story_tells_all_that_a_client_did(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_story_tells_all_that_a_client_did(capsys: Capture, monkeypatch: Patch) -> None:
     monkeypatch.setenv("COLUMNS", "200")
     first = Step(prompt=(300, 301, 302), reply=(303,), name="r0", cache_prompt=False)
     second = Step(prompt=(300, 301), reply=(303, 304), name="r1", slot=1, with_previous=True)
@@ -55,9 +52,7 @@ def test_a_story_tells_all_that_a_client_did(
     ) in said
 
 
-def test_what_a_client_does_beside_asking_is_told_as_it_is(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_what_a_client_does_beside_asking_is_told_as_it_is(capsys: Capture) -> None:
     first = Step(prompt=(300,), reply=(303,), name="r0")
     save = Step(do="slot-save", slot=1, file="slot", name="save")
     restore = Step(do="slot-restore", slot=1, file="slot", name="restore")
@@ -71,7 +66,7 @@ def test_what_a_client_does_beside_asking_is_told_as_it_is(
 
 
 def test_a_finding_is_printed_with_the_command_that_shows_it_on_the_real_server(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    capsys: Capture, tmp_path: Path, monkeypatch: Patch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "300")
     asked = Step(prompt=(300,), reply=(303,), name="r0")

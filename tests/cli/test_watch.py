@@ -6,8 +6,8 @@ from collections.abc import Callable
 import pytest
 
 from cachesim.cli.main import main
+from tests.fixtures import Capture, Patch, output
 
-Capture = pytest.CaptureFixture[str]
 Watch = Callable[..., str]
 COMMAND = ["run", "llama.cpp-three-requests", "--watch", "-p", "b9538", "--arithmetic", "ring"]
 
@@ -20,7 +20,7 @@ class Terminal(io.StringIO):
 
 
 @pytest.fixture
-def watched(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> Watch:
+def watched(capsys: Capture, monkeypatch: Patch) -> Watch:
     def watch(*typed: str) -> str:
         monkeypatch.setattr("sys.stdin", Terminal("".join(f"{each}\n" for each in typed)))
         monkeypatch.setattr("sys.stdout.isatty", lambda: True)
@@ -31,8 +31,7 @@ def watched(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> Watch:
 
 
 def test_memory_is_drawn_where_an_event_changes_it(capsys: Capture) -> None:
-    assert 0 == main(COMMAND)
-    out = capsys.readouterr().out
+    out = output(capsys, COMMAND)
     saved = out[
         out.index("+ checkpoint 1[0..0] is saved") : out.index("the network processes 4 tokens")
     ]

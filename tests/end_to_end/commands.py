@@ -32,6 +32,7 @@ from cachesim.play import run
 from cachesim.scenario import full_profile, load
 from cachesim.scenario.format import Scenario
 from cachesim.scenario.shipped import shipped_files
+from cachesim.typed import there_is
 from tests.end_to_end.bench import FAILURES, Failure, Result, Settings, Task
 from tests.end_to_end.documented import (
     by_a_shell,
@@ -214,8 +215,7 @@ def provable(scenario: Scenario, step: int) -> bool:
 
     A reply that the server chooses itself can be quoted by no line that is printed beforehand.
     """
-    prover = real_prover(scenario.engine.name)
-    assert prover is not None
+    prover = there_is(real_prover(scenario.engine.name))
     quoted = any(
         f"{name}.reply" in str(each.prompt)
         for name, said in zip(scenario.step_names, scenario.step, strict=True)

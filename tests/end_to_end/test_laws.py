@@ -13,6 +13,7 @@ from tests.end_to_end.laws import broken, broken_by_truth, broken_sums
 from tests.end_to_end.lives import paired
 from tests.end_to_end.make import kept, kept_of_others
 from tests.end_to_end.program import Ran
+from tests.fixtures import Patch
 
 
 def ran(out: str = "", err: str = "", status: int = 0) -> Ran:
@@ -132,7 +133,7 @@ def test_an_answer_without_counts_is_paired_by_its_place() -> None:
     assert [0, 1, 2] == [each and each["number"] for _, each in paired(answers, requests)]
 
 
-def test_a_failure_is_kept_with_its_files(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_failure_is_kept_with_its_files(monkeypatch: Patch, tmp_path: Path) -> None:
     monkeypatch.setattr(bench_module, "FAILURES", tmp_path / "failures")
     result = Result()
     with bench("a kind", result) as place:
@@ -147,9 +148,7 @@ def test_a_failure_is_kept_with_its_files(monkeypatch: pytest.MonkeyPatch, tmp_p
     assert {2: 2} == result.statuses
 
 
-def test_a_file_that_was_not_written_is_a_failure(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_file_that_was_not_written_is_a_failure(monkeypatch: Patch, tmp_path: Path) -> None:
     monkeypatch.setattr(bench_module, "FAILURES", tmp_path / "failures")
     result = Result()
     with bench("a kind", result) as place:

@@ -5,6 +5,7 @@ import pytest
 from cachesim.engines import FAMILIES
 from cachesim.engines.base import Engine, Reply, Request
 from cachesim.model.presets import tiny
+from cachesim.typed import there_is
 from cachesim.units import Tokens, as_tokens
 
 PROFILES = [f"{name}@{family.releases[-1].name}" for name, family in FAMILIES.items()]
@@ -27,8 +28,7 @@ def played(profile: str, *, forgets: bool) -> tuple[Engine, list[Reply]]:
     for prompt in prompts():
         ticket = server.submit(Request(prompt=prompt, predict=3, reply=as_tokens([5, 6, 7])))
         server.run()
-        reply = server.reply(ticket)
-        assert reply is not None
+        reply = there_is(server.reply(ticket))
         replies.append(reply)
         if forgets:
             server.forget(ticket)

@@ -2,12 +2,9 @@
 
 import io
 
-import pytest
-
 from cachesim.cli.main import main
 from cachesim.lab.lessons import execute, is_right, lesson, lessons
-
-Capture = pytest.CaptureFixture[str]
+from tests.fixtures import Capture, Patch, complaint, output
 
 
 class Terminal(io.StringIO):
@@ -22,16 +19,14 @@ def answers(number: int) -> list[str]:
 
 
 def test_without_a_number_all_lessons_are_listed(capsys: Capture) -> None:
-    assert 0 == main(["learn"])
-    listed = capsys.readouterr().out
+    listed = output(capsys, ["learn"])
 
     assert all(each.title in listed for each in lessons())
     assert max(map(len, listed.splitlines())) <= 80
 
 
 def test_a_lesson_is_told_without_its_answers(capsys: Capture) -> None:
-    assert 0 == main(["learn", "4"])
-    text = capsys.readouterr().out
+    text = output(capsys, ["learn", "4"])
 
     assert "4. Recurrent state (Mamba, gated delta net): why it cannot be" in text
     assert "after f the state is 2.8564" in text
@@ -41,9 +36,7 @@ def test_a_lesson_is_told_without_its_answers(capsys: Capture) -> None:
     assert "\x1b" not in text
 
 
-def test_at_a_terminal_it_waits_before_each_run(
-    capsys: Capture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_at_a_terminal_it_waits_before_each_run(capsys: Capture, monkeypatch: Patch) -> None:
     monkeypatch.setattr("sys.stdin", Terminal("?\n10\n7\n6\ndiverged\nfirst\n"))
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
 
@@ -58,7 +51,7 @@ def test_at_a_terminal_it_waits_before_each_run(
     assert "3 of 4 predicted" in said.out
 
 
-def test_with_all_nothing_is_asked(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_with_all_nothing_is_asked(capsys: Capture, monkeypatch: Patch) -> None:
     monkeypatch.setattr("sys.stdin", Terminal(""))
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
 
@@ -69,13 +62,11 @@ def test_with_all_nothing_is_asked(capsys: Capture, monkeypatch: pytest.MonkeyPa
 
 
 def test_right_answers_are_0(capsys: Capture) -> None:
-    assert 0 == main(["learn", "5", "--check", *answers(5)])
-    assert "5 of 5 exercises right" in capsys.readouterr().out
+    assert "5 of 5 exercises right" in output(capsys, ["learn", "5", "--check", *answers(5)])
 
 
 def test_a_wrong_answer_is_1_and_is_explained(capsys: Capture) -> None:
-    assert 1 == main(["learn", "5", "--check", "7", "7", "7"])
-    text = capsys.readouterr().out
+    text = output(capsys, ["learn", "5", "--check", "7", "7", "7"], 1)
 
     assert "Exercise 1: One checkpoint: wrong, you answered 7, 7, 7; it is 7, 6, 6" in text
     assert "Hint: The server stops four letters before the end" in text
@@ -84,16 +75,13 @@ def test_a_wrong_answer_is_1_and_is_explained(capsys: Capture) -> None:
     assert "0 of 5 exercises right" in text
 
 
-def test_answers_may_come_from_a_pipe(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_answers_may_come_from_a_pipe(capsys: Capture, monkeypatch: Patch) -> None:
     monkeypatch.setattr("sys.stdin", io.StringIO("\n".join(answers(3))))
 
-    assert 0 == main(["learn", "3", "--check"])
-    assert "exercises right" in capsys.readouterr().out
+    assert "exercises right" in output(capsys, ["learn", "3", "--check"])
 
 
-def test_at_a_terminal_each_question_is_asked(
-    capsys: Capture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_at_a_terminal_each_question_is_asked(capsys: Capture, monkeypatch: Patch) -> None:
     lines = ["8 8 7", "8 8 6", "yes no no no", "yes, no, yes", "0 12 0", ""]
     monkeypatch.setattr("sys.stdin", Terminal("\n".join(lines)))
 
@@ -106,7 +94,7 @@ def test_at_a_terminal_each_question_is_asked(
 
 
 def test_a_question_mark_prints_the_hint_and_spends_no_try(
-    capsys: Capture, monkeypatch: pytest.MonkeyPatch
+    capsys: Capture, monkeypatch: Patch
 ) -> None:
     right = [" ".join(each.answers) for each in execute(lesson(4)).exercises]
     monkeypatch.setattr("sys.stdin", Terminal("\n".join(["?", "8", *right])))
@@ -128,8 +116,7 @@ def test_a_flag_may_be_answered_as_it_is_typed() -> None:
     assert not is_right("--cache-ram", "ctx_checkpoints")
 
 
-def test_an_empty_pipe_has_no_answers(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_empty_pipe_has_no_answers(capsys: Capture, monkeypatch: Patch) -> None:
     monkeypatch.setattr("sys.stdin", io.StringIO(""))
 
-    assert 2 == main(["learn", "4", "--check"])
-    assert "there are no answers to mark" in capsys.readouterr().err
+    assert "there are no answers to mark" in complaint(capsys, ["learn", "4", "--check"])

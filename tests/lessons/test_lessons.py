@@ -348,8 +348,7 @@ RULE: Final = re.compile(
 
 
 def test_lessons_show_a_servers_rule_as_its_event_says_it(one: Lesson) -> None:
-    written = [text for text in sentences(one) if RULE.search(text)]
-    assert written == []
+    assert [text for text in sentences(one) if RULE.search(text)] == []
 
 
 @pytest.mark.thorough

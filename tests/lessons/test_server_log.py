@@ -6,6 +6,7 @@ import pytest
 
 from cachesim.lab.lessons.drawing import Drawn
 from cachesim.lab.lessons.server_log import EXAMPLE, drawn, example, last_of
+from cachesim.typed import of_kind
 from tests.test_house import ROOT
 
 COUNTS = [0, 2639, 2869, 0, 3259]
@@ -61,9 +62,8 @@ def test_a_long_picture_fits_a_terminal_and_names_the_writers() -> None:
 @pytest.mark.thorough
 def test_a_checkpoint_is_drawn_on_its_way_to_where_it_is_restored() -> None:
     run = example().run(upto=3, ubatch_size=768)
-    shown = drawn(run)
+    shown = of_kind(Drawn, drawn(run))
 
-    assert isinstance(shown, Drawn)
     (arrow,) = shown.picture.arrows
     assert "restored from 1808[1807..1807] of r0" == arrow.label
     assert 1808 == last_of(run).cached

@@ -16,6 +16,7 @@ from cachesim.cli.main import main
 from cachesim.errors import InputError
 from cachesim.lab.logs.lines import LONGEST_LINE, lines_of, pieces_of
 from cachesim.lab.logs.whole import UserSettings, open_log, read_files, replays_of, why
+from tests.fixtures import Capture, Patch, complaint, output
 
 DATA = Path(__file__).parent / "data"
 
@@ -107,31 +108,27 @@ WORDS = ["why", "--worst", "0", "--format", "json"]
 @pytest.mark.thorough
 @pytest.mark.parametrize("pack", [gzip.compress, lzma.compress])
 def test_a_compressed_log_says_what_the_log_says(
-    pack: Callable[[bytes], bytes], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    pack: Callable[[bytes], bytes], tmp_path: Path, capsys: Capture
 ) -> None:
     packed = tmp_path / "server.log"
     packed.write_bytes(pack(LOG.read_bytes()[:5000]))
     plain = tmp_path / "plain.log"
     plain.write_bytes(LOG.read_bytes()[:5000])
 
-    assert 0 == main([*WORDS, str(packed)])
-    found = capsys.readouterr().out
-    assert 0 == main([*WORDS, str(plain)])
-
-    assert capsys.readouterr().out.replace(str(plain), str(packed)) == found
+    found = output(capsys, [*WORDS, str(packed)])
+    assert output(capsys, [*WORDS, str(plain)]).replace(str(plain), str(packed)) == found
 
 
 @pytest.mark.parametrize("pack", [gzip.compress, bz2.compress, lzma.compress])
 def test_one_that_is_cut_or_damaged_is_refused(
-    pack: Callable[[bytes], bytes], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    pack: Callable[[bytes], bytes], tmp_path: Path, capsys: Capture
 ) -> None:
     data = pack(LOG.read_bytes())
     file = tmp_path / "server.log.gz"
 
     for wrong in (data[: len(data) // 2], data[:40] + bytes(40) + data[80:]):
         file.write_bytes(wrong)
-        assert 2 == main([*WORDS, str(file)])
-        assert "is compressed, and cut or damaged" in capsys.readouterr().err
+        assert "is compressed, and cut or damaged" in complaint(capsys, [*WORDS, str(file)])
 
 
 @pytest.mark.thorough
@@ -139,41 +136,32 @@ def test_one_that_is_cut_or_damaged_is_refused(
     ("name", "says"), [("hybrid.log", "5 requests"), ("recorded.jsonl", "4 recorded requests")]
 )
 def test_it_comes_through_a_pipe_too(
-    name: str, says: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    name: str, says: str, monkeypatch: Patch, capsys: Capture
 ) -> None:
     data = gzip.compress((LOG.parent / name).read_bytes())
     monkeypatch.setattr("sys.stdin", TextIOWrapper(BytesIO(data)))
 
-    assert 0 == main(["why", "--worst", "0", "-"])
-    assert f"standard input: {says}" in capsys.readouterr().out
+    assert f"standard input: {says}" in output(capsys, ["why", "--worst", "0", "-"])
 
 
-def test_a_mark_of_byte_order_hides_no_recorded_requests(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_mark_of_byte_order_hides_no_recorded_requests(tmp_path: Path, capsys: Capture) -> None:
     file = tmp_path / "recorded.jsonl"
     file.write_bytes(BOM_UTF8 + (LOG.parent / "recorded.jsonl").read_bytes())
 
-    assert 0 == main([*WORDS, str(file)])
-    assert 4 == json.loads(capsys.readouterr().out)["totals"]["requests"]
+    assert 4 == json.loads(output(capsys, [*WORDS, str(file)]))["totals"]["requests"]
 
 
 @pytest.mark.parametrize(
     ("start", "program"), [(b"PK\x03\x04", "unzip -p"), (b"\x28\xb5\x2f\xfd", "zstd -dc")]
 )
 def test_of_other_kinds_the_program_is_named(
-    start: bytes,
-    program: str,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    start: bytes, program: str, tmp_path: Path, capsys: Capture, monkeypatch: Patch
 ) -> None:
     monkeypatch.setattr("cachesim.packed.find_spec", lambda _: None)
     file = tmp_path / "server.log"
     file.write_bytes(start + bytes(100))
 
-    assert 2 == main([*WORDS, str(file)])
-    assert f"unpack it first, as `{program}` does" in capsys.readouterr().err
+    assert f"unpack it first, as `{program}` does" in complaint(capsys, [*WORDS, str(file)])
 
 
 def test_requests_to_any_http_server_are_no_lines_of_llama_server() -> None:
@@ -185,9 +173,7 @@ def test_requests_to_any_http_server_are_no_lines_of_llama_server() -> None:
 
 
 @pytest.mark.parametrize("window", ["0", "-3"])
-def test_a_window_without_a_token_is_refused(
-    window: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_window_without_a_token_is_refused(window: str, capsys: Capture) -> None:
     assert main(["why", "docs/examples/hybrid.log", f"--window={window}"]) == 2
     assert f"--window is {window}; write a number of tokens from 1" in capsys.readouterr().err
 

@@ -10,6 +10,7 @@ from cachesim.errors import InputError
 from cachesim.lab.logs.from_report import Counts, counts_in, draft_of, issue_in
 from cachesim.play import run
 from cachesim.scenario import Scenario, full_profile, loads
+from tests.fixtures import Capture
 
 EXAMPLES: Final = Path(__file__).parents[2] / "docs" / "examples"
 
@@ -132,9 +133,7 @@ def test_a_log_in_a_thread_gives_its_worst_miss_with_the_requests_that_it_needs(
     assert run(scenario, profile, arithmetic="ring").as_expected
 
 
-def test_the_command_writes_a_file_that_runs(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_writes_a_file_that_runs(tmp_path: Path, capsys: Capture) -> None:
     thread, file = tmp_path / "thread.md", tmp_path / "draft.toml"
     thread.write_text(OF_A_SLOT, encoding="utf-8")
 

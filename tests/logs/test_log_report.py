@@ -15,6 +15,8 @@ from cachesim.lab.logs.schema import HOWS, requests_schema, why_schema
 from cachesim.lab.logs.tuning import of_log
 from cachesim.lab.logs.what_if import answers, flags_in_words, of_flags, swept, usual
 from cachesim.lab.logs.whole import UserSettings, read_files, replays_of
+from tests import fixtures
+from tests.fixtures import Capture, Patch
 
 ROOT = Path(__file__).parents[2]
 LOG = str(ROOT / "docs" / "examples" / "hybrid.log")
@@ -50,11 +52,10 @@ def said(*words: str) -> str:
     return out.getvalue()
 
 
-def output(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+def output(capsys: Capture, *words: str) -> str:
     if words[1] in {LOG, RECORDED} and not {"--report", "--scenario"} & set(words):
         return said(*words)
-    assert main(list(words)) == 0
-    return capsys.readouterr().out
+    return fixtures.output(capsys, words)
 
 
 def fits(value: Any, schema: dict[str, Any]) -> bool:
@@ -79,7 +80,7 @@ def fits(value: Any, schema: dict[str, Any]) -> bool:
 
 
 @pytest.mark.thorough
-def test_json_follows_its_schema(capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_follows_its_schema(capsys: Capture) -> None:
     found = json.loads(output(capsys, "why", LOG, "--format", "json"))
 
     assert fits(found, why_schema())
@@ -99,22 +100,19 @@ def test_the_copies_under_docs_are_what_the_command_prints() -> None:
 
 
 @pytest.mark.thorough
-def test_the_scenario_of_the_worst_miss_runs_and_shows_it(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_the_scenario_of_the_worst_miss_runs_and_shows_it(capsys: Capture, tmp_path: Path) -> None:
     file = tmp_path / "worst.toml"
     output(capsys, "why", LOG, "--scenario", str(file))
 
     text = file.read_text()
     assert text.count("[[step]]") == 2  # the conversation, and the request that changed it
-    shown = output(capsys, "run", str(file), "--arithmetic", "counts")
-    assert "1 run, 1 as expected" in shown
+    assert "1 run, 1 as expected" in output(capsys, "run", str(file), "--arithmetic", "counts")
     assert "1900 → 0" in output(capsys, "run", str(file), "--arithmetic", "ring")
 
 
 @pytest.mark.thorough
 def test_the_page_has_every_request_and_nothing_from_elsewhere(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
+    capsys: Capture, tmp_path: Path
 ) -> None:
     file = tmp_path / "why.html"
     output(capsys, "why", LOG, "--report", str(file))
@@ -125,7 +123,7 @@ def test_the_page_has_every_request_and_nothing_from_elsewhere(
     assert "http" not in page
 
 
-def test_a_setting_can_be_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_setting_can_be_asked_for(capsys: Capture) -> None:
     words = ["why", LOG, "--format", "json", "--what-if", "b11549+24143"]
     found = json.loads(output(capsys, *words, "--what-if", "ctx_checkpoints=0"))
 
@@ -135,7 +133,7 @@ def test_a_setting_can_be_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_flag_without_an_opposite_is_advised_against_in_words(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
+    capsys: Capture, tmp_path: Path
 ) -> None:
     # of a real server; llama-server refuses `--no-swa-full`
     lines = (Path(__file__).with_name("excerpts.jsonl")).read_text().splitlines()
@@ -153,7 +151,7 @@ def test_a_flag_without_an_opposite_is_advised_against_in_words(
 
 
 @pytest.mark.thorough
-def test_why_and_tune_give_the_same_advice(capsys: pytest.CaptureFixture[str]) -> None:
+def test_why_and_tune_give_the_same_advice(capsys: Capture) -> None:
     why = json.loads(output(capsys, "why", LOG, "--format", "json"))
     tune = json.loads(output(capsys, "why", "--tune", LOG, "--format", "json"))
 
@@ -165,9 +163,7 @@ def test_why_and_tune_give_the_same_advice(capsys: pytest.CaptureFixture[str]) -
         assert "prefills 25 % fewer tokens (4,701 instead of 6,253)" in " ".join(shown.split())
 
 
-def test_of_each_cause_the_flags_in_its_advice_are_shown(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_of_each_cause_the_flags_in_its_advice_are_shown(capsys: Capture) -> None:
     flags = ("ctx_checkpoints=128", "checkpoint_min_step=64", "ubatch_size=1024")
     asked = [word for flag in flags for word in ("--what-if", flag)]
     found = json.loads(output(capsys, "why", LOG, "--format", "json", *asked))
@@ -187,7 +183,7 @@ def test_of_each_cause_the_flags_in_its_advice_are_shown(
     assert cause["cure"] == "Have the client keep its history."
 
 
-def test_servers_that_are_named_have_a_row_each(capsys: pytest.CaptureFixture[str]) -> None:
+def test_servers_that_are_named_have_a_row_each(capsys: Capture) -> None:
     names = ("ctx_checkpoints=128", "b11549", "b10809")
     asked = [word for name in names for word in ("--what-if", name)]
     shown = output(capsys, "why", LOG, "--worst", "0", *asked)
@@ -228,9 +224,7 @@ def test_slots_that_are_added_bring_their_part_of_the_context(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("form", ["text", "json"])
-def test_a_cause_without_a_flag_is_explained(
-    form: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_a_cause_without_a_flag_is_explained(form: str, capsys: Capture, tmp_path: Path) -> None:
     log, report = tmp_path / "same.log", tmp_path / "same.html"
     log.write_text(
         launched(1, "LRU, t_last = -1", level=JUNE)
@@ -250,9 +244,7 @@ def test_a_cause_without_a_flag_is_explained(
         assert ("last-token", [], "") == (cause["cause"], cause["tried"], cause["tried_says"])
 
 
-def test_an_assumed_request_without_a_cache_is_named(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_an_assumed_request_without_a_cache_is_named(capsys: Capture, tmp_path: Path) -> None:
     log = tmp_path / "quiet.log"
     log.write_text(
         launched(1, "LRU, t_last = -1", level=JUNE)
@@ -273,9 +265,7 @@ def test_an_assumed_request_without_a_cache_is_named(
     assert "assumes `cache_prompt: false` of request 1, which" in output(capsys, *words)
 
 
-def test_lengths_that_no_line_has_sum_to_an_unknown_number(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_lengths_that_no_line_has_sum_to_an_unknown_number(capsys: Capture, tmp_path: Path) -> None:
     log = tmp_path / "cut.log"
     log.write_text(launched(1, "LRU, t_last = -1", level=JUNE))
 
@@ -291,7 +281,7 @@ def test_lengths_that_no_line_has_sum_to_an_unknown_number(
     ("requests", "tokens"), [(301, 40), pytest.param(3, 3_000_000, marks=pytest.mark.nightly)]
 )
 def test_a_long_log_is_played_elsewhere_on_request_only(
-    requests: int, tokens: int, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    requests: int, tokens: int, capsys: Capture, tmp_path: Path
 ) -> None:
     log = tmp_path / "long.log"
     log.write_text(
@@ -317,7 +307,7 @@ def test_a_long_log_is_played_elsewhere_on_request_only(
     ],
 )
 def test_a_replay_unlike_its_log_recommends_nothing(
-    line: str, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    line: str, words: str, tmp_path: Path, capsys: Capture
 ) -> None:
     """A checkpoint that the replay has at 8,192 tokens, and the server had not."""
     log = tmp_path / "server.log"
@@ -336,7 +326,7 @@ def test_a_replay_unlike_its_log_recommends_nothing(
     assert "mostly not the log's" in output(capsys, "why", "--tune", str(log))
 
 
-def test_tune_recommends_what_reads_no_more(capsys: pytest.CaptureFixture[str]) -> None:
+def test_tune_recommends_what_reads_no_more(capsys: Capture) -> None:
     found = json.loads(output(capsys, "why", "--tune", LOG, "--format", "json"))
 
     assert found["recommended"]["processed"] <= found["own"]["processed"]
@@ -347,7 +337,7 @@ def test_tune_recommends_what_reads_no_more(capsys: pytest.CaptureFixture[str]) 
 
 
 def test_tune_takes_recorded_requests_from_standard_input_too(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    capsys: Capture, monkeypatch: Patch
 ) -> None:
     from_file = json.loads(output(capsys, "why", "--tune", RECORDED, "--format", "json"))
     with Path(RECORDED).open() as file:
@@ -361,7 +351,7 @@ def test_tune_takes_recorded_requests_from_standard_input_too(
 
 
 def test_tune_finds_room_for_conversations_that_take_turns_on_mlx_lm(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
+    capsys: Capture, tmp_path: Path
 ) -> None:
     file = tmp_path / "turns.jsonl"
     lines = []
@@ -381,9 +371,7 @@ def test_tune_finds_room_for_conversations_that_take_turns_on_mlx_lm(
     assert found["command"] == "mlx_lm.server --prompt-cache-size 5"
 
 
-def test_of_a_server_that_refuses_recorded_requests_the_counts_are_unknown(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_of_a_server_that_refuses_recorded_requests_the_counts_are_unknown(capsys: Capture) -> None:
     small = ("--what-if", "llama-cpp-python@0.3.36")
     found = json.loads(output(capsys, "why", RECORDED, "--format", "json", *small))
 
@@ -393,7 +381,7 @@ def test_of_a_server_that_refuses_recorded_requests_the_counts_are_unknown(
 
 
 def test_recorded_requests_are_explained_from_standard_input(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    capsys: Capture, monkeypatch: Patch
 ) -> None:
     from_file = json.loads(output(capsys, "why", RECORDED, "--format", "json"))
     with Path(RECORDED).open() as file:
@@ -405,9 +393,7 @@ def test_recorded_requests_are_explained_from_standard_input(
 
 
 @pytest.mark.thorough
-def test_tune_plays_a_scenario_with_all_that_its_steps_do(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_tune_plays_a_scenario_with_all_that_its_steps_do(capsys: Capture) -> None:
     name = "llama.cpp-14157-same-request-again"
     (run,) = json.loads(output(capsys, "run", name, "--profile", "b9538", "--format", "json"))[
         "runs"
@@ -436,9 +422,7 @@ def test_a_prompt_that_takes_long_to_judge_is_not_judged_on_every_release() -> N
 
 
 @pytest.mark.thorough
-def test_prefixes_that_no_line_compares_are_named_as_an_assumption(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_prefixes_that_no_line_compares_are_named_as_an_assumption(capsys: Capture) -> None:
     log = str(ROOT / "tests" / "logs" / "data" / "no-prompt-cache.log")
 
     (assumed,) = json.loads(output(capsys, "why", log, "--format", "json"))["tuned"]["assumed"]

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from cachesim.cli.main import main
 from cachesim.lab.logs.mlx_debug import as_dump, has_bodies
 from cachesim.lab.logs.whole import UserSettings, read_files, replays_of, why
+from tests.fixtures import Capture, output
 
 POST = '127.0.0.1 - - [20/Nov/2026 21:49:12] "POST /v1/chat/completions HTTP/1.1" {status} -\n'
 STARTED = "2026-11-20 21:49:11,429 - INFO - Starting httpd at 127.0.0.1 on port 8080...\n"
@@ -60,14 +60,11 @@ def test_what_was_processed_is_told_and_what_was_cached_is_not_known() -> None:
     assert "--log-level DEBUG" in found["servers"][0]["missing"][0]
 
 
-def test_totals_do_not_count_what_the_log_does_not_say(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_totals_do_not_count_what_the_log_does_not_say(capsys: Capture, tmp_path: Path) -> None:
     file = tmp_path / "mlx.log"
     file.write_text(STARTED + post() + progress("165/165"))
 
-    assert main(["why", str(file)]) == 0
-    shown = capsys.readouterr().out
+    shown = output(capsys, ["why", str(file)])
     assert "165 tokens were processed; how many were reused, the log does not say." in shown
     assert "prompt tokens" not in shown
 
@@ -128,7 +125,7 @@ def test_requests_behind_a_prefix_of_a_supervisor_are_read(dress: str) -> None:
 
 
 def test_the_requests_of_a_debug_log_are_told_as_recorded_ones(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
+    capsys: Capture, tmp_path: Path
 ) -> None:
     file = tmp_path / "mlx.log"
     file.write_text(
@@ -136,7 +133,6 @@ def test_the_requests_of_a_debug_log_are_told_as_recorded_ones(
         + asked("be brief", "second") + post() + progress("4/4") + replied(20, 16)
     )  # fmt: skip
 
-    assert main(["why", str(file), "--format", "json"]) == 0
-    requests = json.loads(capsys.readouterr().out)["requests"]
+    requests = json.loads(output(capsys, ["why", str(file), "--format", "json"]))["requests"]
     assert [each["cached"] for each in requests] == [0, 16]
     assert "message 2" in requests[1]["parting"]["part"]

@@ -17,8 +17,7 @@ from cachesim.lab.traces.replay import Cell, Measured
 from cachesim.lab.traces.source import Source
 from cachesim.model.presets import preset
 from cachesim.model.spec import Sizes
-
-Capture = pytest.CaptureFixture[str]
+from tests.fixtures import Capture, complaint, output
 
 KEYS_AND_VALUES = 2 * 2  # both, of 16 bits
 LATENT = 2 * (512 + 64)
@@ -247,8 +246,7 @@ def test_the_preset_follows_the_model_and_its_window_the_scale(
     file.write_text(json.dumps({**LLAMA, "sliding_window": 640, "sliding_window_pattern": 4}))
 
     asked = ("compare", "made:20", "-p", "llama.cpp@b11549", "--format", "json")
-    assert 0 == main([*asked, "--sizes", str(file)])
-    _, found = json.loads(capsys.readouterr().out)
+    _, found = json.loads(output(capsys, [*asked, "--sizes", str(file)]))
 
     assert ("swa", 256, 768) == (found["model"], found["bytes"]["token"], found["bytes"]["window"])
     spec = Cell(
@@ -289,12 +287,10 @@ def test_a_plan_names_a_model() -> None:
 def test_the_bytes_of_a_small_network_are_refused_where_bytes_are_limited(
     words: tuple[str, ...], capsys: Capture
 ) -> None:
-    assert 2 == main([*words])
-
-    complaint = capsys.readouterr().err
-    assert words[-1].split("=")[0] in complaint
-    assert "limits bytes" in complaint
-    assert "write --sizes MODEL" in complaint
+    said = complaint(capsys, words)
+    assert words[-1].split("=")[0] in said
+    assert "limits bytes" in said
+    assert "write --sizes MODEL" in said
 
 
 def test_tune_counts_a_models_bytes(capsys: Capture) -> None:
@@ -310,8 +306,7 @@ def test_tune_counts_a_models_bytes(capsys: Capture) -> None:
 
 
 def test_the_table_is_listed(capsys: Capture) -> None:
-    assert 0 == main(["list", "models"])
-    assert len(known_models()) == len(capsys.readouterr().out.splitlines())
+    assert len(known_models()) == len(output(capsys, ["list", "models"]).splitlines())
     assert 0 == main(["list", "nemotron-3-nano-30b-a3b"])
     conv, state = STATES["nemotron-3-nano-30b-a3b"]
     assert (

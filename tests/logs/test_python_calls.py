@@ -4,11 +4,10 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from cachesim.cli.main import main
 from cachesim.lab.logs.python_calls import SMALL, WINDOW
 from cachesim.lab.logs.whole import UserSettings, read_files, replays_of, why
+from tests.fixtures import Capture
 
 RECORDED = Path(__file__).with_name("data") / "llama-cpp-python-0.3.36.log"
 """Instances on three models: dense; swa with `LlamaRAMCache`; hybrid. The same six prompts each."""
@@ -75,9 +74,7 @@ def test_calls_that_replace_what_is_held_name_the_cache() -> None:
     assert "LlamaRAMCache" not in windowed["advice"]
 
 
-def test_a_window_that_was_loaded_and_cut_early_may_answer_wrongly(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_window_that_was_loaded_and_cut_early_may_answer_wrongly(capsys: Capture) -> None:
     stale = {each["number"]: each["stale"] for each in read(RECORDED.read_text())["requests"]}
 
     assert {10: WINDOW, 11: WINDOW} == {n: reason for n, reason in stale.items() if reason}

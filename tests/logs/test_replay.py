@@ -29,6 +29,8 @@ from cachesim.lab.logs.whole import UserSettings, read_files, rebuild, replays_o
 from cachesim.model.presets import preset
 from cachesim.report.consoles import plain_text
 from cachesim.report.why import why_report
+from cachesim.typed import there_is
+from tests.fixtures import Capture
 
 DATA = Path(__file__).parent / "data"
 KINDS = ["b9093-3", "b9538-3", "b11549-4", "b11549-3"]
@@ -268,8 +270,7 @@ def test_a_ratio_of_three_decimals_leaves_the_count_within_its_bounds(
     part = data.draw(st.integers(0, whole))
     printed = f"{float(np.float32(part) / np.float32(whole)):.3f}"
 
-    found = counts_of(printed, whole)
-    assert found is not None
+    found = there_is(counts_of(printed, whole))
     assert part in found
     assert found.high - found.low <= whole / 1000 + 1
 
@@ -320,8 +321,6 @@ def test_the_release_is_told_from_its_patches(profile: str, release: str) -> Non
     assert release == Profile.parse(profile).release
 
 
-def test_a_scenario_is_tuned_on_a_release_without_a_patch(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_scenario_is_tuned_on_a_release_without_a_patch(capsys: Capture) -> None:
     assert 0 == main(["why", "--tune", "llama.cpp-16382-no-checkpoints"])
     assert "2 requests replayed" in capsys.readouterr().out

@@ -15,6 +15,7 @@ from cachesim.model.network import MOST_POSITION, FloatNetwork
 from cachesim.model.presets import PRESETS, preset, tiny
 from cachesim.model.spec import ModelSpec
 from cachesim.model.store import ABSENT, BLOCK, Lanes, Store, Ubatch
+from cachesim.typed import there_is
 from cachesim.units import Array
 
 NAMES = sorted(PRESETS)
@@ -117,9 +118,8 @@ def test_hidden_rows_come_for_all_where_an_mtp_head_reads_them() -> None:
     network = build(tiny("hybrid-mtp"))
 
     whole = network.run(ubatch(prompt(9)), PlainStore(network)).hidden
-    some = network.run(asked, PlainStore(network)).hidden
+    some = there_is(network.run(asked, PlainStore(network)).hidden)
 
-    assert some is not None
     assert (9, 16) == some.shape
     assert np.array_equal(whole, some)
 
@@ -235,8 +235,7 @@ def influence(spec: ModelSpec, count: int) -> float:
 def guesses(tokens: list[int], hidden: Array, cuts: list[int]) -> Array:
     """The MTP head's logits: each token beside the target's hidden row before it."""
     target = build(preset("hybrid-mtp"))
-    head = target.companion()
-    assert head is not None
+    head = there_is(target.companion())
     store: Store = PlainStore(head)
     found = []
     for a, b in zip([0, *cuts], [*cuts, len(tokens)], strict=True):
@@ -274,16 +273,14 @@ def test_the_mtp_head_reads_the_hidden_rows() -> None:
 
 
 def test_the_mtp_head_needs_hidden_rows() -> None:
-    head = build(preset("hybrid-mtp")).companion()
-    assert head is not None
+    head = there_is(build(preset("hybrid-mtp")).companion())
 
     with pytest.raises(ContractError, match="reads a hidden row of width 64"):
         head.run(ubatch([300]), PlainStore(head))
 
 
 def test_the_mtp_head_keeps_one_attention_layer_behind_the_others() -> None:
-    head = build(preset("hybrid-mtp")).companion()
-    assert head is not None
+    head = there_is(build(preset("hybrid-mtp")).companion())
 
     assert [(4, "attention")] == [(shape.layer, shape.place) for shape in head.shapes]
     assert head.companion() is None

@@ -15,6 +15,7 @@ from cachesim.model.build import build
 from cachesim.model.ring import Pass, Powers, PrefixSums, fold, inverse, mix, powers, salt
 from cachesim.model.spec import ModelSpec
 from cachesim.model.store import ABSENT, Lane, Lanes, Ubatch
+from cachesim.typed import there_is
 from cachesim.units import Array
 
 networks = st.sampled_from(sorted(NETWORKS)).map(NETWORKS.__getitem__)
@@ -232,8 +233,7 @@ def test_different_seeds_are_different_networks() -> None:
 
 def test_a_companion_reads_hidden_words_and_next_tokens() -> None:
     network = build(ModelSpec(layers=("ssm", "attention"), mtp_depth=1), "ring")
-    companion = network.companion()
-    assert companion is not None
+    companion = there_is(network.companion())
     hidden = feed(network, PlainStore(network), PROMPT[:-1]).hidden
 
     def guess(hidden: Array, ids: Sequence[int]) -> Array:

@@ -13,6 +13,7 @@ from cachesim.model.build import build
 from cachesim.model.presets import PRESETS, tiny
 from cachesim.model.store import Lane, Lanes, Ubatch
 from cachesim.model.trace import ROOT, Fault, Reading, Traced, _Cells
+from cachesim.typed import there_is
 from cachesim.units import Array, Pos, Token, Tokens, as_tokens
 
 PROMPT = as_tokens(range(300, 330))
@@ -114,8 +115,7 @@ def test_sets_have_histories_of_their_own() -> None:
     rows = network.run(ubatch, PlainStore(network, sets=2)).logits
 
     for row, tokens in ((29, PROMPT), (59, OTHER)):
-        node = network.node(rows[row], Pos(29))
-        assert node is not None
+        node = there_is(network.node(rows[row], Pos(29)))
         assert tokens == network.history(node)
 
 
@@ -226,17 +226,15 @@ def test_a_line_of_cells_that_is_too_long_or_too_short_is_named_where_it_ends() 
     drafts, network = as_tokens([7, 7]), traced("dense")
     row = feed(network, fed(network, PROMPT + drafts), [501], 32)[0]
 
-    fault = network.fault(row, as_tokens([*PROMPT, 501]))
+    fault = there_is(network.fault(row, as_tokens([*PROMPT, 501])))
 
-    assert fault is not None
     assert (30, PROMPT + drafts, PROMPT, True) == _named(fault)
 
     network = traced("dense")
     row = feed(network, fed(network, PROMPT[:29]), [501], 29)[0]
 
-    fault = network.fault(row, as_tokens([*PROMPT, 501]))
+    fault = there_is(network.fault(row, as_tokens([*PROMPT, 501])))
 
-    assert fault is not None
     assert (29, PROMPT[:29], PROMPT, False) == _named(fault)
     assert fault.short
 
@@ -265,9 +263,8 @@ def test_a_foreign_cell_is_named_with_the_history_it_was_computed_in() -> None:
     store = fed(network, PROMPT)
     put_cells(network, store, fed(network, OTHER), slice(11, 13))
 
-    fault = network.fault(feed(network, store, [501], 30)[0], as_tokens([*PROMPT, 501]))
+    fault = there_is(network.fault(feed(network, store, [501], 30)[0], as_tokens([*PROMPT, 501])))
 
-    assert fault is not None
     assert (1, "attention", 30, 12) == (fault.layer, fault.place, fault.token, fault.position)
     assert (OTHER[:13], PROMPT[:13]) == (fault.holds, fault.expected)
 
@@ -277,9 +274,8 @@ def test_a_missing_cell_holds_nothing() -> None:
     store = fed(network, PROMPT)
     put_cells(network, store, PlainStore(network), slice(11, 12))
 
-    fault = network.fault(feed(network, store, [501], 30)[0], as_tokens([*PROMPT, 501]))
+    fault = there_is(network.fault(feed(network, store, [501], 30)[0], as_tokens([*PROMPT, 501])))
 
-    assert fault is not None
     assert (11, ()) == (fault.position, fault.holds)
 
 

@@ -2,6 +2,7 @@
 
 import pytest
 
+from cachesim.typed import there_is
 from tests.mutants.hunt import caught, control
 from tests.mutants.llama_cpp import LLAMA_CPP
 from tests.mutants.others import OTHERS
@@ -23,8 +24,7 @@ CRASHES = frozenset({"list-drops-nothing-for-its-length"})
 @pytest.mark.parametrize("mutant", HUNTED)
 def test_the_mutant_is_caught_by_what_it_answers(mutant: Mutant) -> None:
     """One layer of each kind shows it as soon as all of them."""
-    catch = caught(mutant)
-    assert catch is not None
+    catch = there_is(caught(mutant))
     assert (catch.how == "crash") == (mutant.name in CRASHES)
     assert mutant.caught_by == "records" or catch == caught(mutant, thin=True)
 

@@ -31,8 +31,7 @@ def test_a_token_that_one_truncated_row_lacks_is_at_most_as_likely_as_its_last()
 
 def test_rows_are_compared_up_to_where_the_replies_part() -> None:
     one = answer({1: -1.0}, {1: -1.0}, tokens=(1, 2))
-    other = answer({1: -1.0}, {1: -6.0}, tokens=(5, 2))
-    assert 0.0 == distance(one, other)
+    assert 0.0 == distance(one, answer({1: -1.0}, {1: -6.0}, tokens=(5, 2)))
 
 
 def test_an_answer_without_a_finite_probability_is_infinitely_far_from_one_that_has_some() -> None:

@@ -14,6 +14,7 @@ from cachesim.lab.probe.playing import after, one_at_a_time, query_of, without_r
 from cachesim.lab.probe.target import PORT, ServerProcess, Target
 from cachesim.scenario.format import FORMAT, Model, Scenario, Server, Step
 from cachesim.testing.survey import Cause
+from tests.fixtures import Patch
 from tests.probe.fakes import Fake, Tokens, fake, stale
 from tests.probe.fakes import Model as FakeModel
 
@@ -69,7 +70,7 @@ def test_one_at_a_time_leaves_cancels_and_company_out() -> None:
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("seed", range(3))
 def test_the_workload_from_a_fresh_start_needs_no_company_if_one_slot_shows_it(
-    seed: int, monkeypatch: pytest.MonkeyPatch
+    seed: int, monkeypatch: Patch
 ) -> None:
     monkeypatch.setattr(loop, "SAMPLES", 12)
     monkeypatch.setattr(loop, "TRIALS", 0)
@@ -103,7 +104,7 @@ def test_a_fault_that_is_seldom_shown_is_played_more_often(rate: float, plays: i
 
 @pytest.mark.parametrize(("known", "served"), [(False, True), (True, True), (True, False)])
 def test_a_started_server_is_restarted_between_workloads_once_a_cause_is_known(
-    monkeypatch: pytest.MonkeyPatch, *, known: bool, served: bool
+    monkeypatch: Patch, *, known: bool, served: bool
 ) -> None:
     """Not erased, as no simulated server has that in its history."""
     done: list[str] = []
@@ -126,9 +127,7 @@ def test_a_started_server_is_restarted_between_workloads_once_a_cause_is_known(
 
 
 @pytest.mark.thorough
-def test_what_an_earlier_request_left_is_found_from_a_fresh_start(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_what_an_earlier_request_left_is_found_from_a_fresh_start(monkeypatch: Patch) -> None:
     """A long cold prompt spoils all answers from cache, until the server is erased."""
     monkeypatch.setattr(loop, "SAMPLES", 12)
     monkeypatch.setattr(loop.Fingerprint, "of", lambda *_: loop.Fingerprint([]))

@@ -15,6 +15,8 @@ from cachesim.lab.probe.playing import WORDS, opened_together, query_of
 from cachesim.lab.probe.result import Result
 from cachesim.scenario.format import Step
 from cachesim.testing.workloads import Draws, Seeded
+from cachesim.typed import there_is
+from tests.fixtures import Patch
 from tests.probe.fakes import Fake, Model, Tokens, bugs, fake, sound, stale
 
 PROFILES = {
@@ -31,7 +33,7 @@ def slow(value: object) -> object:
 
 
 @pytest.fixture(autouse=True)
-def _short(monkeypatch: pytest.MonkeyPatch) -> None:
+def _short(monkeypatch: Patch) -> None:
     """No search for the release, and little to simplify: both have tests of their own."""
     monkeypatch.setattr(loop, "SAMPLES", 12)
     monkeypatch.setattr(loop, "TRIALS", 10)
@@ -49,8 +51,7 @@ def probed(url: str, **more: object) -> Result:
 def test_a_wrong_answer_is_found_beneath_noise(dialect: str, noise: float) -> None:
     with fake(dialect, PROFILES[dialect], context=stale, noise=noise) as server:
         result = probed(server.url)
-    finding = result.outcome.finding
-    assert finding is not None
+    finding = there_is(result.outcome.finding)
     assert finding.kind in {"answer", "reuse"}
     assert finding.requests < 800
     assert finding.scenario is not None
@@ -69,7 +70,7 @@ def test_a_right_server_is_not_accused(dialect: str, noise: float) -> None:
 
 @pytest.mark.parametrize(("share", "fewest"), [(0.0, True), (1.0, False)])
 def test_rounding_is_measured_on_fewer_prompts_where_that_takes_much_of_the_time(
-    monkeypatch: pytest.MonkeyPatch, share: float, *, fewest: bool
+    monkeypatch: Patch, share: float, *, fewest: bool
 ) -> None:
     monkeypatch.setattr(loop, "CALIBRATING", share)
     with fake("llama", PROFILES["llama"]) as server:
@@ -144,9 +145,7 @@ def test_chats_that_open_together_have_a_system_message_each() -> None:
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("chat", [True, False])
-def test_chats_open_together_where_prompts_are_messages(
-    monkeypatch: pytest.MonkeyPatch, *, chat: bool
-) -> None:
+def test_chats_open_together_where_prompts_are_messages(monkeypatch: Patch, *, chat: bool) -> None:
     drawn: list[int] = []
 
     def counted(draws: Draws, longest: int) -> tuple[Step, ...]:
@@ -269,9 +268,7 @@ def test_a_count_that_cannot_be_true_is_named() -> None:
 
 
 @pytest.mark.thorough
-def test_a_race_is_found_if_it_shows_in_some_of_the_replays(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_race_is_found_if_it_shows_in_some_of_the_replays(monkeypatch: Patch) -> None:
     monkeypatch.setattr(loop, "SAMPLES", 30)  # fewer leave a half of wrong replays undecided
 
     def sometimes(prompt: Tokens, cached: int, model: Model) -> Tokens:
@@ -380,7 +377,7 @@ NOISES = (1e-4, 1e-3, 2e-2)
         for number in range(20)
     ],
 )
-def test_planted_bugs_are_found(monkeypatch: pytest.MonkeyPatch, dialect: str, number: int) -> None:
+def test_planted_bugs_are_found(monkeypatch: Patch, dialect: str, number: int) -> None:
     monkeypatch.setattr(loop, "SAMPLES", 30)
     (name, context), noise = list(bugs())[number], NOISES[number % 3]
     with fake(dialect, PROFILES[dialect], context=context, noise=noise) as server:
@@ -393,8 +390,7 @@ def test_a_second_finding_has_another_cause(failures: int) -> None:
     """The server of hashes has one bug, whatever the engine does: it is found once."""
     with fake("llama", PROFILES["llama"], context=stale) as server:
         result = probed(server.url, requests=1500, max_failures=failures)
-    first = result.outcome.finding
-    assert first is not None
+    first = there_is(result.outcome.finding)
     assert 1 == len(result.outcome.findings)
     assert (failures == 2) == (first.repeats > 0)
 

@@ -266,8 +266,7 @@ def test_a_continued_reply_is_one_message_in_the_next_chat() -> None:
     chats = tree()
     for _ in range(300):
         messages = chats.next()
-        roles = [each.role for each in messages]
-        assert ("assistant", "assistant") not in pairwise(roles)
+        assert ("assistant", "assistant") not in pairwise([each.role for each in messages])
         chats.learn(messages, as_tokens([400]))
 
 

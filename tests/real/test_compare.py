@@ -16,7 +16,9 @@ from cachesim.lab.real.llama_cpp.workload import Outcome, workload
 from cachesim.lab.real.llama_cpp.workloads import Setting, draw_setting
 from cachesim.scenario import scenario_of
 from cachesim.scenario.format import Step
+from cachesim.typed import there_is
 from cachesim.units import as_tokens
+from tests.fixtures import Patch
 
 A = as_tokens(range(265, 305))
 WORKLOAD = workload(
@@ -44,13 +46,11 @@ def test_equal_outcomes_are_no_difference() -> None:
 
 def test_one_token_less_is_found_where_it_is() -> None:
     outcomes = played()
-    cached = outcomes[2].cached
-    assert cached is not None
+    cached = there_is(outcomes[2].cached)
     wrong = (*outcomes[:2], replace(outcomes[2], cached=cached - 1))
 
-    found = first_difference(WORKLOAD, wrong)
+    found = there_is(first_difference(WORKLOAD, wrong))
 
-    assert found is not None
     assert found.step == 2
     assert found.fields == {"cached": (cached - 1, cached)}
     assert found.events
@@ -60,16 +60,14 @@ def test_a_server_that_goes_on_too_long_is_found() -> None:
     outcomes = played()
     shorter = replace(outcomes[0], reply=outcomes[0].reply[:-1])
 
-    found = first_difference(WORKLOAD, (shorter, *outcomes[1:]))
+    found = there_is(first_difference(WORKLOAD, (shorter, *outcomes[1:])))
 
-    assert found is not None
     assert found.fields == {"generated": (2, 3)}
 
 
 def test_a_crash_that_the_simulator_does_not_see_is_a_difference() -> None:
-    found = first_difference(WORKLOAD, (Outcome(error="crash"), *played()[1:]))
+    found = there_is(first_difference(WORKLOAD, (Outcome(error="crash"), *played()[1:])))
 
-    assert found is not None
     assert found.fields["error"] == ("crash", None)
 
 
@@ -116,7 +114,7 @@ class Absent:
     close = __exit__
 
 
-def drawn(monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]) -> Played:
+def drawn(monkeypatch: Patch, options: dict[str, Any]) -> Played:
 
     def setting(*args: Any, **kwargs: Any) -> Setting:
         return replace(draw_setting(*args, **kwargs), options=options, preset="dense", window=0)
@@ -129,15 +127,13 @@ def drawn(monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]) -> Played:
         return pair.play_random(seed=1, number=1, presets=())
 
 
-def test_two_servers_that_do_not_start_agree(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_servers_that_do_not_start_agree(monkeypatch: Patch) -> None:
     played = drawn(monkeypatch, ENDS)
 
     assert ((), None) == (played.workload.step, played.difference)
 
 
-def test_a_real_server_alone_that_does_not_start_is_an_error(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_real_server_alone_that_does_not_start_is_an_error(monkeypatch: Patch) -> None:
     with pytest.raises(NotStartedError):
         drawn(monkeypatch, {**ENDS, "parallel": 2})
 
@@ -160,7 +156,7 @@ def test_a_simulated_server_alone_that_does_not_start_is_a_difference() -> None:
     ],
 )
 def test_a_scenario_whose_server_does_not_start_is_refused_in_words(
-    real_starts: bool, slots: int, said: str, monkeypatch: pytest.MonkeyPatch
+    real_starts: bool, slots: int, said: str, monkeypatch: Patch
 ) -> None:
     scenario = scenario_of(
         {

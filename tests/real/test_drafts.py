@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import numpy as np
-import pytest
 
 from cachesim.lab.real.llama_cpp import logits
 from cachesim.lab.real.llama_cpp.logits import (
@@ -19,12 +18,13 @@ from cachesim.lab.real.llama_cpp.workload import Outcome
 from cachesim.model.network import FloatNetwork
 from cachesim.model.presets import tiny
 from cachesim.units import as_tokens
+from tests.fixtures import Patch
 
 NETWORK = FloatNetwork(tiny("hybrid-mtp"))
 PROMPT = drawn_prompt(np.random.default_rng(1), 12)
 
 
-def count(monkeypatch: pytest.MonkeyPatch, predict: int, right: set[int]) -> Drafts:
+def count(monkeypatch: Patch, predict: int, right: set[int]) -> Drafts:
     """Counts when the head is right about the reply's tokens of these numbers alone."""
     reply, _ = generate(NETWORK, PROMPT, predict + 2)
     told = [*PROMPT, *reply]
@@ -34,20 +34,16 @@ def count(monkeypatch: pytest.MonkeyPatch, predict: int, right: set[int]) -> Dra
 
 
 def test_a_head_that_is_never_right_proposes_before_every_token_but_the_last(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: Patch,
 ) -> None:
     assert Drafts(drafted=4, accepted=0) == count(monkeypatch, 6, set())
 
 
-def test_a_head_that_is_always_right_brings_two_tokens_a_turn(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_head_that_is_always_right_brings_two_tokens_a_turn(monkeypatch: Patch) -> None:
     assert Drafts(drafted=3, accepted=3) == count(monkeypatch, 7, set(range(10)))
 
 
-def test_guesses_about_tokens_that_came_along_are_never_asked_for(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_guesses_about_tokens_that_came_along_are_never_asked_for(monkeypatch: Patch) -> None:
     """Token 1 is a draft that was right, so token 2 came with it and nobody guesses it."""
     assert Drafts(drafted=3, accepted=1) == count(monkeypatch, 6, {1, 2})
 

@@ -10,10 +10,11 @@ from cachesim.errors import ProfileError
 from cachesim.lab.real.environment import Environment, EnvironmentUnavailableError
 from cachesim.lab.real.llama_cpp.server import as_release, environment_for
 from cachesim.lab.real.worker_process import JsonProcess, WorkerError
+from tests.fixtures import Patch
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path: Path, monkeypatch: Patch) -> Path:
     monkeypatch.setenv("CACHESIM_ENVIRONMENTS", str(tmp_path))
     return tmp_path
 
@@ -64,9 +65,7 @@ def test_another_version_is_not_enough(folder: Path) -> None:
     assert not wanted.is_ready()
 
 
-def test_a_place_that_cannot_be_made_is_said(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_place_that_cannot_be_made_is_said(tmp_path: Path, monkeypatch: Patch) -> None:
     occupied = tmp_path / "file"
     occupied.touch()
     monkeypatch.setenv("CACHESIM_ENVIRONMENTS", str(occupied / "inside"))
@@ -81,9 +80,7 @@ def test_a_release_without_a_wheel_is_refused_with_those_that_have_one() -> None
 
 
 @pytest.mark.usefixtures("folder")
-def test_a_command_is_ended_after_the_patience_of_its_environment(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_command_is_ended_after_the_patience_of_its_environment(monkeypatch: Patch) -> None:
     waited = []
 
     def run(command: list[str], *, timeout: float, **_: object) -> None:

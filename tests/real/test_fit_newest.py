@@ -17,6 +17,7 @@ from cachesim.lab.real.playing import Difference
 from cachesim.lab.real.schedules import RealScheduler
 from cachesim.lab.real.sglang.scheduler import SCHEDULER as SGLANG
 from cachesim.lab.real.vllm.scheduler import SCHEDULER as VLLM
+from tests.fixtures import Capture
 
 
 def scheduled(scheduler: RealScheduler[Any], release: str, numbers: range) -> list[Played[Any]]:
@@ -63,10 +64,7 @@ def changed_by(found: Sequence[Found]) -> set[tuple[str, str]]:
     ids=["vllm", "sglang"],
 )
 def test_the_fields_that_an_older_release_has_otherwise_are_found(
-    scheduler: RealScheduler[Any],
-    release: str,
-    numbers: range,
-    capsys: pytest.CaptureFixture[str],
+    scheduler: RealScheduler[Any], release: str, numbers: range, capsys: Capture
 ) -> None:
     known = rules_of(scheduler.family)
     newest = scheduler.family.releases[-1].name
@@ -95,7 +93,7 @@ def test_mlx_lm_has_its_cache_classes_explained() -> None:
     assert ("caches.state_form", "'sliced'") in changed_by(found)
 
 
-def test_what_no_rule_explains_is_printed_so(capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_no_rule_explains_is_printed_so(capsys: Capture) -> None:
     new = Difference(step=0, simulated=1)
     played = [Played(kind="new", requests=2, size=1, check=lambda _: new)]
 

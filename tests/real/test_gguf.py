@@ -213,9 +213,8 @@ def test_tokens_that_one_side_does_not_name_are_not_compared() -> None:
 
 def test_after_replies_part_nothing_is_compared() -> None:
     theirs = outcome([1, 1], {1: -1.75}, {1: -9.0})
-    mine = outcome([0, 1], {0: -1.0, 1: -2.0}, {0: -1.0, 1: -2.0})
 
-    assert 0.25 == distance(theirs, mine)
+    assert 0.25 == distance(theirs, outcome([0, 1], {0: -1.0, 1: -2.0}, {0: -1.0, 1: -2.0}))
 
 
 def test_a_preset_agrees_within_its_tolerance_on_99_of_100_prompts() -> None:

@@ -37,6 +37,7 @@ from cachesim.testing.findings import Finding
 from cachesim.testing.search import Counterexample, Report
 from cachesim.testing.survey import Cause, Sighting, Survey, causes
 from cachesim.units import Token, as_tokens
+from tests.fixtures import Capture, Patch, complaint
 
 OCTOBER = Profile.parse("llama.cpp@b11549")
 READING = Step(prompt=tuple(range(265, 500)) * 10, reply=(300,))
@@ -54,7 +55,7 @@ def scenario(*steps: Step, **options: object) -> Scenario:
 
 
 @pytest.fixture(name="caught")
-def _caught(monkeypatch: pytest.MonkeyPatch) -> list[Counterexample]:
+def _caught(monkeypatch: Patch) -> list[Counterexample]:
     """What was brought to the real server, which says no to the first and yes to the others."""
     brought: list[Counterexample] = []
 
@@ -209,10 +210,7 @@ def test_a_flag_is_spelled_as_its_release_does() -> None:
 
 
 def test_a_hunt_that_finds_nothing_counts_what_it_played(
-    caught: list[Counterexample],
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
+    caught: list[Counterexample], capsys: Capture, monkeypatch: Patch, tmp_path: Path
 ) -> None:
     nothing = Survey(report=Report(profile=OCTOBER, model="dense", workloads=25, requests=80))
     monkeypatch.setattr(room, "survey", lambda *_, **__: nothing)
@@ -232,14 +230,13 @@ def proof_of_wrong() -> Finding:
     return Finding(kind="wrong answer", step=0, detail="1 of 2 tokens cached")
 
 
-def test_a_hunt_of_what_cannot_be_hunted_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_hunt_of_what_cannot_be_hunted_is_refused(capsys: Capture) -> None:
     for words, why in (
         (["llama.cpp@b11549+erase-equal"], "has patches"),
         (["llama.cpp@b11549", "--minutes", "0"], "above 0"),
         (["llama.cpp@b11549", "--model", "hybird"], "no preset 'hybird'"),
     ):
-        assert 2 == main(["check", "--prove", *words])
-        assert why in capsys.readouterr().err
+        assert why in complaint(capsys, ["check", "--prove", *words])
 
 
 def played(name: str, *, agrees: bool = True, confirmed: bool = False) -> StepPlayed:
@@ -324,9 +321,8 @@ def test_an_answer_is_wrong_where_rounding_cannot_explain_it() -> None:
 def test_a_token_without_a_row_is_not_compared() -> None:
     """Servers that verify drafts give no probabilities of what they accept."""
     cold = outcome([1, 2, 3], 0.0, 0.0, 0.0)
-    drafted = replace(cold, top=(cold.top[0], {}, cold.top[2]))
 
-    assert (0.0, 0) == divergence_of(drafted, cold)
+    assert (0.0, 0) == divergence_of(replace(cold, top=(cold.top[0], {}, cold.top[2])), cold)
     assert (math.inf, 1) == divergence_of(replace(cold, top=(cold.top[0], {900: 0.0})), cold)
 
 
@@ -347,6 +343,5 @@ def test_a_cold_prompt_is_made_as_the_warm_one() -> None:
         call_for([alone])["body"]["input_prefix"],
         call_for([alone])["body"]["input_suffix"],
     )
-    lora = [{"id": 0, "scale": 0.5}]
-    assert {"endpoint": "infill", "lora": lora} == alone.options
+    assert {"endpoint": "infill", "lora": [{"id": 0, "scale": 0.5}]} == alone.options
     assert (-1, 1) == (alone.slot, alone.completions)

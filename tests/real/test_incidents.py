@@ -88,8 +88,7 @@ def test_tools_parts_and_further_completions_go_out_in_the_server_s_words() -> N
     )
     body = call_for((chat,))["body"]
 
-    texts = [each["text"] for each in body["messages"][0]["content"]]
-    assert ["[300]", "[301]"] == texts
+    assert ["[300]", "[301]"] == [each["text"] for each in body["messages"][0]["content"]]
     assert ("[400]", "none") == (body["tools"][0]["function"]["name"], body["tool_choice"])
     assert body["add_generation_prompt"] is False
     assert 3 == call_for((Step(name="a", prompt=T, completions=3),))["body"]["n_cmpl"]

@@ -16,6 +16,7 @@ from cachesim.lab.real.playing import Difference, differing
 from cachesim.lab.real.prompts import read_row, write_row
 from cachesim.lab.real.vectors import memory as memory_vectors
 from cachesim.lab.real.vectors.replay import replay
+from cachesim.typed import there_is
 
 VECTORS = Path(__file__).parent.parent / "vectors"
 FILES = {"b9509": 5968, "b11434": 5967}
@@ -178,9 +179,8 @@ def test_a_recorded_value_that_was_changed_is_found() -> None:
     line = json.loads(json.dumps(lines_of(CACHES)[0]))
     line["results"][3]["after"]["c1"]["offset"] += 1
 
-    found = mismatch(line)
+    found = there_is(mismatch(line))
 
-    assert found is not None
     assert 3 == found.step
     assert line["results"][3] == found.real
 

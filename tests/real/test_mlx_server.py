@@ -43,7 +43,9 @@ from cachesim.model.presets import tiny
 from cachesim.play.session import Session
 from cachesim.scenario.checks import scenario_of
 from cachesim.scenario.format import FORMAT, Model, Scenario, Server, Step
+from cachesim.typed import of_kind
 from cachesim.units import as_tokens
+from tests.fixtures import Patch
 
 
 def conversations(template: str) -> list[list[dict[str, str]]]:
@@ -314,8 +316,7 @@ def test_beside_the_real_server_a_state_may_differ_by_rounding(
     states = ColdStates(build(tiny("dense")), within=within)
     key = as_tokens(range(300, 310))
     held = deepcopy(states.state(key))
-    layer = held[1]
-    assert isinstance(layer, KVCache)
+    layer = of_kind(KVCache, held[1])
     assert layer.keys is not None
     layer.keys = layer.keys * factor
 
@@ -374,9 +375,7 @@ class Other:
         return results
 
 
-def test_operations_behind_a_difference_count_as_disagreeing(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_operations_behind_a_difference_count_as_disagreeing(monkeypatch: Patch) -> None:
     monkeypatch.setattr(room, "RealClasses", Other)
     sequence = draw("0.32.2", 0, 0)
     agreement = compare_classes("0.32.2", 0, 1)

@@ -17,6 +17,7 @@ from cachesim.lab.real.mlx_lm import commands
 from cachesim.lab.real.mlx_lm.process import environment_for, played_by
 from cachesim.scenario.format import Step
 from cachesim.units import as_tokens
+from tests.fixtures import Capture, Patch
 
 SAID = """xllamacpp (2026.11.12000)
 Available versions: 2026.11.12000, 2026.10.11549, 2026.4.8672.1, 0.2.14
@@ -33,7 +34,7 @@ OUTCOME = Outcome(cached=0, processed=10, reply=as_tokens([400]), slot=0)
 
 
 @pytest.fixture
-def registry(monkeypatch: pytest.MonkeyPatch) -> str:
+def registry(monkeypatch: Patch) -> str:
     monkeypatch.setattr(wheels, "versions_of", lambda name: read_versions(name, SAID))
     return SAID
 
@@ -106,7 +107,7 @@ class Ready:
 
 
 @pytest.fixture
-def pair(registry: str, monkeypatch: pytest.MonkeyPatch) -> type[Pair]:
+def pair(registry: str, monkeypatch: Patch) -> type[Pair]:
     assert registry
     played = type("Played", (Pair,), {})
     monkeypatch.setattr(wheels, "SideBySide", played)
@@ -116,7 +117,7 @@ def pair(registry: str, monkeypatch: pytest.MonkeyPatch) -> type[Pair]:
 
 
 @pytest.mark.usefixtures("pair")
-def test_nothing_new_is_said_with_the_release_it_is_as(capsys: pytest.CaptureFixture[str]) -> None:
+def test_nothing_new_is_said_with_the_release_it_is_as(capsys: Capture) -> None:
     assert 0 == real_llama_cpp(flags=LlamaCppFlags(newest=True, workloads=3))
 
     assert (
@@ -126,9 +127,7 @@ def test_nothing_new_is_said_with_the_release_it_is_as(capsys: pytest.CaptureFix
 
 
 @pytest.mark.thorough
-def test_what_is_new_is_shown_as_a_scenario(
-    pair: type[Pair], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_is_new_is_shown_as_a_scenario(pair: type[Pair], capsys: Capture) -> None:
     other = Outcome(cached=5, processed=5, reply=OUTCOME.reply, slot=0)
     pair.difference = Difference(
         workload=WORKLOAD, step=0, real=OUTCOME, simulated=other, outcomes=(OUTCOME,)
@@ -144,9 +143,7 @@ def test_what_is_new_is_shown_as_a_scenario(
     assert "--fit 2026.11.12000" in said
 
 
-def test_a_wheel_that_does_not_start_is_new_too(
-    pair: type[Pair], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_wheel_that_does_not_start_is_new_too(pair: type[Pair], capsys: Capture) -> None:
     pair.error = RealServerError("the real server does not start: AttributeError: clear_idle")
 
     assert 1 == real_llama_cpp(flags=LlamaCppFlags(newest=True, workloads=2))
@@ -156,7 +153,7 @@ def test_a_wheel_that_does_not_start_is_new_too(
 
 @pytest.mark.thorough
 def test_the_log_of_a_server_that_never_answers_is_not_shown(
-    pair: type[Pair], capsys: pytest.CaptureFixture[str]
+    pair: type[Pair], capsys: Capture
 ) -> None:
     """It loops forever, and wrote 22 million lines in a minute."""
     pair.difference = Difference(
@@ -171,9 +168,7 @@ def test_the_log_of_a_server_that_never_answers_is_not_shown(
 
 
 @pytest.mark.thorough
-def test_a_long_log_is_cut(
-    pair: type[Pair], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_long_log_is_cut(pair: type[Pair], capsys: Capture, monkeypatch: Patch) -> None:
     monkeypatch.setattr(compare, "real_log_of", lambda *_, **__: ["[line]"] * 1_300)
     other = Outcome(cached=5, processed=5, reply=OUTCOME.reply, slot=0)
     pair.difference = Difference(
@@ -202,7 +197,7 @@ def test_another_version_stands_in_for_a_release_and_goes_again() -> None:
 
 @pytest.mark.parametrize(("status", "said"), [(0, "is as 0.32.2"), (1, "is NOT as 0.32.2")])
 def test_the_newest_version_is_held_against_the_newest_release(
-    status: int, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    status: int, said: str, monkeypatch: Patch, capsys: Capture
 ) -> None:
     asked = []
 

@@ -13,13 +13,14 @@ from cachesim.lab.real.schedules import RealScheduler
 from cachesim.lab.real.sglang.commands import real_sglang
 from cachesim.lab.real.vllm.commands import real_vllm
 from cachesim.lab.real.worker_process import WorkerError
+from tests.fixtures import Capture, Patch
 
 LOOKED_UP = ("9.9.9", "9.9.8")
 COMMANDS = {"vllm": real_vllm, "sglang": real_sglang}
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
+def asked(monkeypatch: Patch) -> list[tuple[str, str]]:
     """The releases and versions that were compared; 9.9.1 does something new, 9.9.2 ends."""
     found: list[tuple[str, str]] = []
 
@@ -53,7 +54,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
 
 @pytest.mark.parametrize("engine", COMMANDS)
 def test_the_newest_version_is_looked_up(
-    engine: str, asked: list[tuple[str, str]], capsys: pytest.CaptureFixture[str]
+    engine: str, asked: list[tuple[str, str]], capsys: Capture
 ) -> None:
     known = FAMILIES[engine].real()[-1]
 
@@ -72,11 +73,7 @@ def test_the_newest_version_is_looked_up(
     ],
 )
 def test_it_rings_where_something_is_new(
-    engine: str,
-    version: str,
-    why: str,
-    asked: list[tuple[str, str]],
-    capsys: pytest.CaptureFixture[str],
+    engine: str, version: str, why: str, asked: list[tuple[str, str]], capsys: Capture
 ) -> None:
     known = FAMILIES[engine].real()[-1]
 

@@ -99,9 +99,7 @@ def played(**changes: Any) -> StepPlayed:
 
 @cache
 def lost_window() -> Counterexample:
-    found = search(RELEASE, "swa", examples=40).counterexample
-    assert found is not None
-    return found
+    return there_is(search(RELEASE, "swa", examples=40).counterexample)
 
 
 @pytest.mark.thorough

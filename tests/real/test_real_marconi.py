@@ -6,6 +6,7 @@ import pytest
 
 from cachesim.errors import ScenarioError
 from cachesim.lab.real.marconi.commands import draw, play, real_marconi
+from tests.fixtures import Capture
 
 TREE = """
 from types import SimpleNamespace as N
@@ -31,9 +32,7 @@ def test_a_folder_without_the_artifact_is_refused_with_what_to_name(tmp_path: Pa
         real_marconi(artifact=tmp_path)
 
 
-def test_a_tree_that_decides_otherwise_is_found(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_tree_that_decides_otherwise_is_found(tmp_path: Path, capsys: Capture) -> None:
     assert 1 == real_marconi(artifact=artifact(tmp_path), workloads=2)
     assert "first difference, workload 0, step " in capsys.readouterr().out
 

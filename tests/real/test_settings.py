@@ -82,9 +82,7 @@ def test_llama_server_is_started_as_from_a_command_line(release: str) -> None:
     if not environment_for(release).is_ready():
         pytest.skip(f"llama.cpp {release} is not installed here")
 
-    found = llama_cpp.overrides(release)
-
-    assert [] == [each.field for each in found if not each.why]
+    assert [] == [each.field for each in llama_cpp.overrides(release) if not each.why]
 
 
 @pytest.mark.sampled(4)
@@ -95,9 +93,7 @@ def test_mlx_lm_server_is_started_as_from_a_command_line(release: str) -> None:
     if not mlx_environment_for(release).is_ready():
         pytest.skip(f"mlx-lm {release} is not installed here")
 
-    found = mlx_lm.overrides(release)
-
-    assert [] == [each.field for each in found if not each.why]
+    assert [] == [each.field for each in mlx_lm.overrides(release) if not each.why]
 
 
 class Instances(Answering):
@@ -113,9 +109,7 @@ def test_an_argument_that_differs_without_a_reason_is_a_failure(
 ) -> None:
     monkeypatch.setattr(python, "RealInstances", lambda _: Instances(name))
 
-    found = python.overrides("0.3.36")
-
-    assert status == show_overrides("llama-cpp-python: settings", found)
+    assert status == show_overrides("llama-cpp-python: settings", python.overrides("0.3.36"))
     assert f"{name}: 1 -> 2" in capsys.readouterr().out
 
 

@@ -16,6 +16,7 @@ from cachesim.lab.real.sglang.scheduler import (
 )
 from cachesim.lab.real.vllm.scheduler import PACKAGES
 from cachesim.lab.real.worker_side import differences
+from tests.fixtures import Capture
 
 
 class Answering:
@@ -51,12 +52,8 @@ def test_every_override_has_a_reason() -> None:
 
 
 @pytest.mark.parametrize(("name", "status"), [("device", 0), ("quietly_set", 1)])
-def test_a_setting_without_a_reason_is_a_failure(
-    name: str, status: int, capsys: pytest.CaptureFixture[str]
-) -> None:
-    found = overrides_in([{}], Answering(name))
-
-    assert status == show_overrides("sglang: settings", found)
+def test_a_setting_without_a_reason_is_a_failure(name: str, status: int, capsys: Capture) -> None:
+    assert status == show_overrides("sglang: settings", overrides_in([{}], Answering(name)))
     assert f"{name}: 1 -> 2" in capsys.readouterr().out
 
 
@@ -68,6 +65,4 @@ def test_the_scheduler_is_started_as_a_server_starts_it(release: str) -> None:
     if not core.is_ready() or not configuration_of(core).is_ready() or not PACKAGES.is_ready():
         pytest.skip(f"sglang {release} is not unpacked here")
 
-    found = overrides(release, 0, range(16))
-
-    assert [] == [each.field for each in found if not each.why]
+    assert [] == [each.field for each in overrides(release, 0, range(16)) if not each.why]

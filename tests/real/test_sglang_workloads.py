@@ -228,9 +228,7 @@ def test_a_leak_that_the_release_finds_ends_a_workload() -> None:
     root = SimpleNamespace(children={})
     core = SimpleNamespace(rust=None, tree=None, root=root, free=dict, leaks=lambda: True)
 
-    told = Playing(lambda _: core, {})._result([])
-
-    assert {"error": "pool memory leak detected"} == told
+    assert {"error": "pool memory leak detected"} == Playing(lambda _: core, {})._result([])
 
 
 def test_where_the_release_raises_and_the_simulator_does_not_they_differ() -> None:

@@ -16,6 +16,7 @@ from cachesim.lab.real.environment import Environment
 from cachesim.lab.real.transformers.commands import real_transformers
 from cachesim.lab.real.transformers.environments import IMPORTED, NEWEST, Copy, environment_for
 from cachesim.lab.real.transformers.results import Found, is_worse
+from tests.fixtures import Capture, Patch
 from tests.real.test_transformers_scripts import cell
 
 WHEEL = [
@@ -54,7 +55,7 @@ def copied(release: str, folder: Path, edits: Mapping[str, Mapping[str, str]]) -
     return folder
 
 
-def environment_with(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Environment:
+def environment_with(folder: Path, monkeypatch: Patch) -> Environment:
     """An environment that has a package of its own beside the library."""
     monkeypatch.setenv("CACHESIM_ENVIRONMENTS", str(folder))
     packages = folder / "theirs" / "lib" / "python3" / "site-packages"
@@ -80,7 +81,7 @@ def test_a_copy_gets_the_packages_of_its_version_or_of_the_newest_release(
 
 
 def test_the_copy_is_imported_and_else_what_the_environment_has(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: Patch
 ) -> None:
     environment = environment_with(tmp_path / "all", monkeypatch)
     copy = Copy.at(package(tmp_path / "mine", "5.1.0"))
@@ -91,7 +92,7 @@ def test_the_copy_is_imported_and_else_what_the_environment_has(
 
 
 def test_a_copy_that_cannot_be_imported_is_refused_with_the_reason(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: Patch
 ) -> None:
     environment = environment_with(tmp_path / "all", monkeypatch)
     mine = package(tmp_path / "mine")
@@ -222,10 +223,7 @@ BUGS = {
     ],
 )
 def test_a_bug_planted_in_a_copy_is_found(
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    bug: str,
+    tmp_path: Path, capsys: Capture, monkeypatch: Patch, bug: str
 ) -> None:
     monkeypatch.setenv("COLUMNS", "120")
     edits, family, operation = BUGS[bug]

@@ -35,6 +35,7 @@ from cachesim.lab.real.transformers.scripts import (
 )
 from cachesim.lab.real.worker_process import WorkerError
 from tests import real_engines
+from tests.fixtures import Capture, Patch
 
 MODEL = {"fields": {}, "key": "past_key_values", "own": False, "positions": True}
 """A model in a worker's answer."""
@@ -66,7 +67,7 @@ def test_a_script_is_drawn_from_its_seed_and_has_steps_that_the_worker_plays(
 
 
 def test_backends_of_quantised_caches_are_installed_where_their_operations_are_named(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: Patch,
 ) -> None:
     asked: list[bool] = []
 
@@ -102,9 +103,7 @@ def test_every_simpler_script_is_another_one() -> None:
     assert len(simpler) == len({text_of(each) for each in simpler})
 
 
-def test_results_are_counted_and_families_without_results_are_named(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_results_are_counted_and_families_without_results_are_named(capsys: Capture) -> None:
     results = [
         {"verdict": "wrong", "gap": 0.5, "place": "layer 0, DynamicLayer.keys"},
         {"verdict": "refused", "error": "RuntimeError: no", "place": "cache_utils.py:1"},
@@ -149,9 +148,7 @@ def test_two_families_are_played_at_once_and_results_have_the_families_order() -
     assert {"d": "the process ended"} == found.unbuilt
 
 
-def test_the_smallest_script_is_printed_with_its_place(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_the_smallest_script_is_printed_with_its_place(capsys: Capture) -> None:
     wrong = {"verdict": "wrong", "gap": 0.25, "place": "layer 1, DynamicLayer.keys"}
     worker: Any = Stub({"a": {"results": [wrong], **MODEL}})
     cell = Cell(
@@ -171,7 +168,7 @@ def cell(family: str, operation: str, verdict: str, **more: str) -> Cell:
 
 
 def test_wrong_results_are_listed_by_what_makes_them_right_and_crashes_by_their_error(
-    capsys: pytest.CaptureFixture[str],
+    capsys: Capture,
 ) -> None:
     cells = [
         cell("a", "fork", "wrong", cause="positions given"),
@@ -200,9 +197,7 @@ def test_each_limit_of_a_script_has_its_documentation_or_a_reason() -> None:
     assert {*LIMITS} == {one or other for one, other in told}
 
 
-def test_results_that_change_are_listed_with_the_releases_in_which_they_do(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_results_that_change_are_listed_with_the_releases_in_which_they_do(capsys: Capture) -> None:
     verdicts = {"1": ("right", "wrong"), "2": ("wrong", "wrong"), "3": ("wrong", "wrong")}
     show_changes(
         [
@@ -232,7 +227,7 @@ def test_results_that_change_are_listed_with_the_releases_in_which_they_do(
     ],
 )
 def test_a_report_has_a_program_that_shows_the_cause(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, printed: str, has_program: bool
+    tmp_path: Path, monkeypatch: Patch, printed: str, has_program: bool
 ) -> None:
     monkeypatch.setattr(reports, "_printed", lambda *_: printed)
     wrong = answered("wrong", cause="token by token", place="layer 0, L.keys")
@@ -269,7 +264,7 @@ def test_a_report_has_the_error_of_a_program_that_printed_before() -> None:
 
 @pytest.mark.parametrize(("later", "status"), [("right", 0), ("wrong", 1)])
 def test_the_newest_release_is_played_beside_the_newest_known_one(
-    later: str, status: int, monkeypatch: pytest.MonkeyPatch
+    later: str, status: int, monkeypatch: Patch
 ) -> None:
     played = []
 
@@ -287,7 +282,7 @@ def test_the_newest_release_is_played_beside_the_newest_known_one(
 
 
 def test_the_newest_known_release_is_not_played_against_itself(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: Patch, capsys: Capture
 ) -> None:
     monkeypatch.setattr(commands, "versions_of", lambda _: (commands.NEWEST, "5.22.2"))
     assert 0 == commands.real_transformers(newest=True)
@@ -314,11 +309,7 @@ def answered(verdict: str, **more: Any) -> dict[str, Any]:
     ],
 )
 def test_a_familys_own_wrong_answers_and_crashes_fail(
-    monkeypatch: pytest.MonkeyPatch,
-    mine: dict[str, Any],
-    plain: dict[str, Any],
-    failed: str,
-    skipped: str,
+    monkeypatch: Patch, mine: dict[str, Any], plain: dict[str, Any], failed: str, skipped: str
 ) -> None:
     answers = {"mine": mine, "llama": plain}
     monkeypatch.setattr(one_family, "_answer", lambda _python, _module, family: answers[family])
@@ -358,7 +349,7 @@ def test_a_night_sets_up_each_environment_of_the_newest_release() -> None:
 
 
 def test_each_cause_has_an_operation_that_shows_it_and_those_alone_are_played(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: Patch,
 ) -> None:
     played: set[tuple[str, str]] = set()
 
@@ -447,7 +438,7 @@ def test_a_report_names_the_releases_in_which_its_cause_was_measured() -> None:
 
 
 def test_a_process_whose_time_was_over_as_it_built_a_model_plays_no_other_family(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: Patch,
 ) -> None:
     """An import that was ended would be missing there."""
     started: list[str] = []

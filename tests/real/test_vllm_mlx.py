@@ -36,6 +36,7 @@ from cachesim.lab.real.playing import Agreement, show_overrides
 from cachesim.play.session import Session
 from cachesim.scenario.shipped import load_all
 from cachesim.typed import there_is
+from tests.fixtures import Capture, Patch
 
 COMMAND_LINE = """
 import argparse
@@ -71,7 +72,7 @@ def compared(wheel: str) -> Agreement:
 
 
 def test_settings_are_computed_without_the_rest_of_the_command(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: Patch
 ) -> None:
     (tmp_path / "vllm_mlx").mkdir()
     (tmp_path / "vllm_mlx" / "__init__.py").touch()
@@ -88,9 +89,7 @@ def test_settings_are_computed_without_the_rest_of_the_command(
 
 @pytest.mark.wheel
 @WHEELS
-def test_it_is_started_as_from_a_command_line(
-    wheel: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_it_is_started_as_from_a_command_line(wheel: str, capsys: Capture) -> None:
     try:
         found = overrides(wheel)
     except EnvironmentUnavailableError as error:
@@ -113,16 +112,14 @@ def test_its_scheduler_gives_and_keeps_what_is_simulated(wheel: str) -> None:
 
 
 @pytest.mark.wheel
-def test_an_entry_that_stays_too_long_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_entry_that_stays_too_long_is_found(monkeypatch: Patch) -> None:
     monkeypatch.setattr(MemoryPromptCache, "evict_prefixes", lambda *_: None)
 
     assert compared(VLLM_MLX).difference is not None
 
 
 @pytest.mark.wheel
-def test_a_prompt_that_is_kept_with_its_last_token_is_found(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_prompt_that_is_kept_with_its_last_token_is_found(monkeypatch: Patch) -> None:
     monkeypatch.setattr(RapidPromptCache, "keeps_before_end", lambda *_: False)
 
     assert compared(RAPID_MLX).difference is not None
@@ -170,16 +167,14 @@ def test_its_default_engine_feeds_and_keeps_images_as_simulated() -> None:
 
 @pytest.mark.wheel
 @pytest.mark.parametrize("name", ["fetch", pytest.param("insert_cache", marks=pytest.mark.nightly)])
-def test_a_wrong_rule_of_the_default_engine_is_found(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_wrong_rule_of_the_default_engine_is_found(name: str, monkeypatch: Patch) -> None:
     monkeypatch.setattr(WholePromptCache, name, getattr(Wrong, name))
 
     assert compared_images(VLLM_MLX, draw_whole).difference is not None
 
 
 @pytest.mark.wheel
-def test_limits_of_requests_with_images_are_named(capsys: pytest.CaptureFixture[str]) -> None:
+def test_limits_of_requests_with_images_are_named(capsys: Capture) -> None:
     try:
         found = overrides_of_images()
     except EnvironmentUnavailableError as error:
@@ -200,7 +195,7 @@ def test_limits_of_requests_with_images_are_named(capsys: pytest.CaptureFixture[
     ],
 )
 def test_a_wrong_rule_for_images_is_found(
-    wheel: str, method: str, wrong: Callable[..., object], monkeypatch: pytest.MonkeyPatch
+    wheel: str, method: str, wrong: Callable[..., object], monkeypatch: Patch
 ) -> None:
     monkeypatch.setattr(MllmPromptCache, method, wrong)
 

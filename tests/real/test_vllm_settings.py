@@ -72,9 +72,7 @@ def test_a_setting_that_is_changed_in_silence_fails(
     worker = Answering([[name, "None", "40"]])
     monkeypatch.setattr(scheduler, "SCHEDULER", type("Real", (), {"start": lambda *_: worker})())
 
-    found = overrides("0.33.0", 0, range(1))
-
-    assert status == show_overrides("vllm 0.33.0", found)
+    assert status == show_overrides("vllm 0.33.0", overrides("0.33.0", 0, range(1)))
     assert (status == 1) == ("NO REASON GIVEN" in capsys.readouterr().out)
 
 
@@ -111,9 +109,7 @@ def test_the_scheduler_is_started_as_a_server_starts_it(release: str) -> None:
     if not SCHEDULER.core_of(release).is_ready() or not scheduler.PACKAGES.is_ready():
         pytest.skip(f"vllm {release} is not unpacked here")
 
-    found = overrides(release, 0, range(13))
-
-    assert [] == [each.field for each in found if not each.why]
+    assert [] == [each.field for each in overrides(release, 0, range(13)) if not each.why]
 
 
 @pytest.mark.parametrize("engine", ["vllm", "sglang"])

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from cachesim.cli.main import main
 from cachesim.engines.family import Profile
 from cachesim.engines.vllm.family import FAMILY
 from cachesim.engines.vllm.rules import RunnerRules
@@ -27,6 +26,7 @@ from cachesim.scenario import load
 from cachesim.scenario.labels import DERIVED, label_of
 from cachesim.scenario.shipped import shipped_file
 from cachesim.typed import there_is
+from tests.fixtures import Capture, output
 
 RELEASES = [
     *(
@@ -266,7 +266,7 @@ def test_every_mode_of_a_release_is_drawn_with_drafts_and_without() -> None:
     } == {(mode_of(config), bool(config.get("drafts"))) for config in drawn}
 
 
-def test_what_was_not_played_does_not_agree(capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_was_not_played_does_not_agree(capsys: Capture) -> None:
     found = Agreement()
     assert 1 == found.show()
 
@@ -335,14 +335,11 @@ def test_the_real_runner_does_not_have_a_planted_rule() -> None:
 
 
 @pytest.mark.wheel
-def test_the_steps_of_a_scenario_are_played_on_the_real_runner(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_the_steps_of_a_scenario_are_played_on_the_real_runner(capsys: Capture) -> None:
     """Needs the wheel, what it imports, and Triton; see `make check`."""
     here = SCHEDULER.core_of("0.33.0").is_ready() and PACKAGES.is_ready() and KERNELS.is_ready()
     if not here:
         pytest.skip("vllm 0.33.0 is not unpacked here")
     words = ["--runner", "--scenario", "vllm-one-token-prompt-padded", "--release", "0.33.0"]
 
-    assert 0 == main(["real", "vllm", *words])
-    assert "on vllm 0.33.0: reads, writes and copies" in capsys.readouterr().out
+    assert "on vllm 0.33.0: reads, writes and copies" in output(capsys, ["real", "vllm", *words])

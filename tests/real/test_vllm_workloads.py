@@ -212,9 +212,7 @@ def test_an_end_to_end_run_whose_check_sees_nothing_does_not_agree() -> None:
 
 
 def test_a_hybrid_goes_on_from_the_junction_at_its_second_branch() -> None:
-    found = simulated("hybrid-delta", 640, prompts())
-
-    assert [0, 1280, 1280, 0, 640] == list(found.values())
+    assert [0, 1280, 1280, 0, 640] == list(simulated("hybrid-delta", 640, prompts()).values())
 
 
 def test_where_the_release_raises_the_simulator_is_asked_to_end_too() -> None:

@@ -181,9 +181,7 @@ def test_the_simulator_waits_as_many_turns_before_a_step_arrives() -> None:
     options = {"parallel": 1, "batch_size": 16, "ubatch_size": 16}
     server = SimulatedServer(on_dense(options))
 
-    outcomes = server.send([long, late])
-
-    assert [None, None] == [outcome.error for outcome in outcomes]
+    assert [None, None] == [outcome.error for outcome in server.send([long, late])]
     names = [event.name() for event in server.session.engine.events]
     assert 2 == names[: names.index("task-deferred")].count("batch-decoded")
 

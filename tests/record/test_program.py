@@ -199,8 +199,7 @@ def test_no_secret_of_a_malformed_request_is_printed(tmp_path: Path) -> None:
     assert 0 == process.returncode
     assert "SECRET" not in out + notes
     assert "Traceback" not in notes
-    said = " ".join(notes.split())
-    assert "malformed requests, refused with status 400: " in said
+    assert "malformed requests, refused with status 400: " in " ".join(notes.split())
 
 
 @pytest.mark.thorough

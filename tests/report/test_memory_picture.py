@@ -18,6 +18,7 @@ from cachesim.report.story import memory_facts
 from cachesim.report.svg import body, inline, row_svg, standalone
 from cachesim.report.texts import Bar
 from cachesim.scenario.shipped import shipped_file
+from cachesim.typed import there_is
 from tests.report.hostile import hostile_runs
 
 THREE = "llama.cpp-three-requests"
@@ -48,9 +49,8 @@ def seen(row: Row) -> list[tuple[int, int, int | None, str]]:
 
 
 def test_a_state_restored_from_another_conversation_is_outlined_from_its_first_token_on() -> None:
-    picture = after(watched(THREE, "llama.cpp@b11549"), 2)
+    picture = there_is(after(watched(THREE, "llama.cpp@b11549"), 2))
 
-    assert picture is not None
     assert [(0, 1, 0, "wrong"), (1, 47, 2, "wrong")] == seen(row_of(picture, "recurrent"))
     assert [(0, 1, 1, "held"), (1, 20, 2, "again"), (20, 47, 2, "new")] == seen(
         row_of(picture, "attention")
@@ -116,9 +116,8 @@ def nodes_of(picture: Picture) -> list[tuple[str, int, int, str]]:
 @pytest.mark.thorough
 def test_a_trie_is_drawn_with_what_prompts_share_as_the_parent_of_their_ends() -> None:
     run = watched("mlx-lm-1006-shared-system-prompt", "mlx-lm@0.31.1-main")
-    picture = after(run, 1)
+    picture = there_is(after(run, 1))
 
-    assert picture is not None
     assert nodes_of(picture) == [
         ("node 1, under the root", 0, 408, ""),
         ("node 2, under 1", 408, 416, "saved"),
@@ -146,9 +145,8 @@ def test_every_node_begins_where_its_parent_ends_in_every_tree() -> None:
 
 
 def test_a_state_that_has_folded_in_too_much_is_crossed_out_on_its_node() -> None:
-    picture = after(watched("sglang-24221-later-state", "sglang@0.5.9+24221"), 0)
+    picture = there_is(after(watched("sglang-24221-later-state", "sglang@0.5.9+24221"), 0))
 
-    assert picture is not None
     assert nodes_of(picture)[0] == ("node 1, under the root", 0, 64, "wrong")
     folded = next(row for row in picture.rows if row.label == "its state has folded in")
     assert [(0, 64, 0, "new"), (64, 124, 0, "wrong")] == seen(folded)
@@ -176,9 +174,8 @@ def test_a_window_is_a_strip_at_the_foot_of_its_node_and_hatched_where_it_is_gon
 
 def test_in_text_lines_join_a_node_to_its_parent() -> None:
     run = watched("sglang-24221-later-state", "sglang@0.5.9+24221")
-    picture = after(run, 1)
+    picture = there_is(after(run, 1))
 
-    assert picture is not None
     lines = rows(picture)
     assert "  └─ node 1, under the root: state after 64 tokens" in lines
     assert "     ├─ node 2, under 1: state after 124 tokens" in lines
@@ -349,6 +346,4 @@ def test_a_block_of_tokens_that_were_not_watched_is_drawn() -> None:
 
 
 def test_a_run_without_a_step_to_draw_has_an_empty_story() -> None:
-    run = watched(THREE, "llama.cpp@b11549")
-
-    assert () == story(replace(run, detail=None)).rows
+    assert () == story(replace(watched(THREE, "llama.cpp@b11549"), detail=None)).rows

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from cachesim.cli.main import main
+from tests.fixtures import Capture, Patch
 
 ROOT = Path(__file__).parents[2]
 SNAPSHOTS = Path(__file__).parent / "snapshots"
@@ -30,7 +31,7 @@ PAGES = {
 }
 
 
-def printed(command: str, capsys: pytest.CaptureFixture[str]) -> str:
+def printed(command: str, capsys: Capture) -> str:
     status = main(command.split())
     captured = capsys.readouterr()
     assert captured.err == ""
@@ -39,9 +40,7 @@ def printed(command: str, capsys: pytest.CaptureFixture[str]) -> str:
 
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", PAGES)
-def test_the_page_is_as_it_was(
-    name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_page_is_as_it_was(name: str, capsys: Capture, monkeypatch: Patch) -> None:
     monkeypatch.chdir(ROOT)
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.delenv("FORCE_COLOR", raising=False)
@@ -59,9 +58,7 @@ def test_the_page_is_as_it_was(
 
 
 @pytest.mark.thorough
-def test_wrong_usage_is_refused_in_the_words_it_was(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_wrong_usage_is_refused_in_the_words_it_was(capsys: Capture, monkeypatch: Patch) -> None:
     """A command is added to the file as its line, `$ cachesim ...`."""
     monkeypatch.chdir(ROOT)
     monkeypatch.setenv("COLUMNS", "80")
@@ -80,7 +77,7 @@ def test_wrong_usage_is_refused_in_the_words_it_was(
 
 
 def test_colour_is_an_addition_and_says_nothing_of_its_own(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    capsys: Capture, monkeypatch: Patch
 ) -> None:
     monkeypatch.chdir(ROOT)
     monkeypatch.setenv("COLUMNS", "80")
@@ -96,9 +93,7 @@ def test_colour_is_an_addition_and_says_nothing_of_its_own(
     ]
 
 
-def test_no_color_leaves_no_colour(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_color_leaves_no_colour(capsys: Capture, monkeypatch: Patch) -> None:
     monkeypatch.chdir(ROOT)
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("NO_COLOR", "1")

@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from cachesim import run_scenario
-from cachesim.cli.main import main
 from cachesim.engines.events import Event
 from cachesim.engines.llamacpp.events import CheckpointCreated, MemoryCut, PromptCleared
 from cachesim.play.result import Run
@@ -15,6 +14,7 @@ from cachesim.report.consoles import plain_text, writable
 from cachesim.report.story import event_lines
 from cachesim.report.tables import broken
 from cachesim.scenario.shipped import shipped_file
+from tests.fixtures import Capture, Patch, output
 
 SCENARIO = """
 format = 1
@@ -28,30 +28,23 @@ step = [{{ prompt = "S", predict = 1 }}]
 
 @pytest.mark.parametrize("columns", ["60", "80", "120"])
 def test_long_names_and_profiles_are_shown_whole(
-    columns: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    columns: str, tmp_path: Path, monkeypatch: Patch, capsys: Capture
 ) -> None:
     monkeypatch.setenv("COLUMNS", columns)
     names = ["a" * 58, "b-" * 20 + "b"]
     for name in names:
         (tmp_path / f"{name}.toml").write_text(SCENARIO.format(name=name))
 
-    assert main(["run", str(tmp_path), "--arithmetic", "ring"]) == 0
-
-    out = capsys.readouterr().out
+    out = output(capsys, ["run", str(tmp_path), "--arithmetic", "ring"])
     words = out.replace("+", " +").split()
     assert set(names) <= set(words)
     assert {"+24143", "+24035-lcp", "+erase-equal", "+25592"} <= set(words)
 
 
-def test_an_expected_wrong_answer_is_not_called_ok(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_expected_wrong_answer_is_not_called_ok(capsys: Capture) -> None:
     names = ["llama.cpp-three-requests", "llama.cpp-three-requests-dense"]
 
-    assert main(["run", *names, "--arithmetic", "ring"]) == 0
-
-    lines = capsys.readouterr().out.splitlines()
+    lines = output(capsys, ["run", *names, "--arithmetic", "ring"]).splitlines()
     assert ["profile", "cached,", "step", "by", "step", "answer", "expected"] == lines[0].split()
     assert ["DIVERGED", "yes"] == lines[2].split()[-2:]
 

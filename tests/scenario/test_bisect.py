@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from cachesim.cli.main import main
 from cachesim.engines.family import family_of
 from cachesim.play.bisect import (
     Played,
@@ -18,6 +17,7 @@ from cachesim.play.bisect import (
 )
 from cachesim.scenario.format import Scenario
 from cachesim.scenario.shipped import load_all
+from tests.fixtures import Capture, Patch, complaint, output
 from tests.logs.test_replay import servers_of
 
 THREADS = {
@@ -87,57 +87,41 @@ def test_a_release_without_the_option_is_neither_good_nor_bad() -> None:
 
 
 @pytest.mark.thorough
-def test_a_default_that_changed_is_named(capsys: pytest.CaptureFixture[str]) -> None:
-    assert 1 == main(["bisect", "llama.cpp-interrupted-stream"])
-
-    said = capsys.readouterr().out
+def test_a_default_that_changed_is_named(capsys: Capture) -> None:
+    said = output(capsys, ["bisect", "llama.cpp-interrupted-stream"], 1)
     assert "--checkpoint-min-step is 8192 unless it is given; it was 256" in said
     assert "b9713 with 8192 is like b9873, b9873 with 256 is like b9713" in said
 
 
-def test_a_table_has_one_line_for_each_release(capsys: pytest.CaptureFixture[str]) -> None:
-    assert 0 == main(["bisect", "llama.cpp-three-requests-dense"])
-
-    said = capsys.readouterr().out
+def test_a_table_has_one_line_for_each_release(capsys: Capture) -> None:
+    said = output(capsys, ["bisect", "llama.cpp-three-requests-dense"])
     assert "every release is good" in said
     for release in family_of("llama.cpp").names():
         assert said.count(f"{release} ") == 1
 
 
-def test_the_worst_miss_of_a_log_is_bisected(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_worst_miss_of_a_log_is_bisected(tmp_path: Path, capsys: Capture) -> None:
     log = tmp_path / "server.log"
     log.write_text(servers_of("b11549-3")[2]["log"])
 
-    assert 1 == main(["bisect", str(log), "--profile", "b11549", "--model", "recurrent"])
-
-    said = capsys.readouterr().out
+    said = output(capsys, ["bisect", str(log), "--profile", "b11549", "--model", "recurrent"], 1)
     assert "from-a-log on the simulator" in said
     assert "first release that is bad in another way: b9294" in said
     assert "b9093+23280 is like b9294" in said
 
 
-def test_recorded_requests_say_too_little(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_recorded_requests_say_too_little(tmp_path: Path, capsys: Capture) -> None:
     recorded = tmp_path / "requests.jsonl"
     recorded.write_text('{"request": {"prompt": "x"}}\n')
 
-    assert 2 == main(["bisect", str(recorded)])
-
-    assert "bisect takes its log" in capsys.readouterr().err
+    assert "bisect takes its log" in complaint(capsys, ["bisect", str(recorded)])
 
 
-def test_flags_and_a_seed_are_those_of_the_scenario_that_is_bisected(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_flags_and_a_seed_are_those_of_the_scenario_that_is_bisected(capsys: Capture) -> None:
     name = "llama.cpp-24411-first-turn-again"
     flags = ["--set", "ctx_checkpoints=0", "--seed", "7"]
 
-    assert 1 == main(["bisect", name, *flags, "--format", "json"])
-
-    said = json.loads(capsys.readouterr().out)
+    said = json.loads(output(capsys, ["bisect", name, *flags, "--format", "json"], 1))
     releases = {each["release"]: each for each in said["releases"]}
     assert [0, 0, 140, 248, 0] == [each["cached"] for each in releases["b11549"]["steps"]]
     assert "turn-2: reuses 0 of 32" == "{step}: {why}".format(**releases["b11549"])
@@ -147,7 +131,7 @@ def test_flags_and_a_seed_are_those_of_the_scenario_that_is_bisected(
 
 
 @pytest.mark.parametrize(
-    ("words", "complaint"),
+    ("words", "told"),
     [
         ("NAME --set nonsense=1", "has no option 'nonsense'"),
         ("NAME -p b9538", "--profile, --model and --window are for logs"),
@@ -155,10 +139,9 @@ def test_flags_and_a_seed_are_those_of_the_scenario_that_is_bisected(
     ],
 )
 def test_an_option_that_bisect_cannot_heed_is_refused(
-    words: str, complaint: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    words: str, told: str, capsys: Capture, monkeypatch: Patch
 ) -> None:
     monkeypatch.chdir(Path(__file__).parents[2])
     name = "llama.cpp-24411-first-turn-again"
 
-    assert 2 == main(["bisect", *words.replace("NAME", name).split()])
-    assert complaint in capsys.readouterr().err
+    assert told in complaint(capsys, ["bisect", *words.replace("NAME", name).split()])

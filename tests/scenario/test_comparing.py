@@ -22,6 +22,7 @@ from cachesim.scenario.format import Model
 from cachesim.scenario.shipped import shipped_file
 from cachesim.units import Count
 from cachesim.verify.explain import lost_below
+from tests.fixtures import Capture, Patch, output
 
 POLICIES: Final = policies()
 HYBRID: Final = Model(preset="hybrid")
@@ -91,9 +92,7 @@ def test_what_was_lost_adds_up_to_a_bound_that_no_row_beats(name: str) -> None:
 
 
 @pytest.mark.thorough
-def test_requests_keep_their_columns_where_a_row_refuses_one(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_requests_keep_their_columns_where_a_row_refuses_one(monkeypatch: Patch) -> None:
     monkeypatch.setattr(limits, "TURNS", 2_000)  # ik_llama.cpp's reply never ends
     scenario = load(shipped_file("llama.cpp-context-limit"))
     bound, *found = compare(scenario, newest(), arithmetic="counts")
@@ -147,18 +146,17 @@ def test_all_engines_are_rows_and_what_cannot_be_played_says_why() -> None:
     assert "page_size" in found.problem
 
 
-def test_the_command_prints_json_and_a_row_of_ones_own(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_prints_json_and_a_row_of_ones_own(capsys: Capture) -> None:
     words = ["compare", "sglang-one-trace", "--row", "sglang@0.5.23,page_size=64"]
 
-    assert 0 == main([*words, "--arithmetic", "counts", "--format", "json"])
-    told = json.loads(capsys.readouterr().out)
+    told = json.loads(output(capsys, [*words, "--arithmetic", "counts", "--format", "json"]))
 
     assert BOUND == told["rows"][0]["name"]
     assert max(each["reused"] for each in told["rows"]) == told["rows"][0]["reused"]
     assert "sglang@0.5.23,page_size=64" == told["rows"][-1]["name"]
 
 
-def test_the_command_draws_a_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_draws_a_picture(tmp_path: Path, capsys: Capture) -> None:
     file = tmp_path / "compared.svg"
 
     assert 0 == main(["compare", "sglang-one-trace", "--arithmetic", "counts", "--plot", str(file)])
@@ -169,9 +167,8 @@ def test_the_command_draws_a_picture(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert BOUND in capsys.readouterr().out
 
 
-def test_the_table_fits_into_eighty_columns(capsys: pytest.CaptureFixture[str]) -> None:
-    assert 0 == main(["compare", "sglang-one-trace", "--arithmetic", "counts"])
-    lines = capsys.readouterr().out.splitlines()
+def test_the_table_fits_into_eighty_columns(capsys: Capture) -> None:
+    lines = output(capsys, ["compare", "sglang-one-trace", "--arithmetic", "counts"]).splitlines()
     assert any("against the bound" in line for line in lines)
     assert max(map(len, lines)) <= 80
 

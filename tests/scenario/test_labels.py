@@ -20,6 +20,7 @@ from cachesim.scenario.labels import (
     weakest,
 )
 from cachesim.scenario.shipped import shipped_file
+from cachesim.typed import there_is
 
 THREE = "llama.cpp-three-requests"
 RELEASE = Profile("llama.cpp", "b11549")
@@ -65,8 +66,7 @@ def test_several_claims_have_the_label_of_the_one_confirmed_least() -> None:
 
 def test_a_confirmed_step_is_one_of_a_shipped_scenario_as_it_is_now() -> None:
     """A lesson's run is known by its digest alone: `tests/lessons` asks for its label."""
-    path = table()
-    assert path is not None
+    path = there_is(table())
     with path.open(newline="", encoding="utf-8") as rows:
         confirmed = [row for row in csv.DictReader(rows) if row["confirmed"] or row["derived"]]
     confirmed = [row for row in confirmed if not row["scenario"].startswith("lesson-")]

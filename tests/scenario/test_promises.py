@@ -80,6 +80,4 @@ def test_a_written_file_keeps_its_promise() -> None:
 
 
 def test_another_profile_is_bound_by_no_promise() -> None:
-    scenario = scenario_of(story(shows=shows()))
-
-    assert misfits(scenario, ["r2"]) == []
+    assert misfits(scenario_of(story(shows=shows())), ["r2"]) == []

@@ -126,9 +126,7 @@ def test_a_reply_of_a_step_sent_together_is_not_known_yet() -> None:
         {"name": "B", "prompt": "A.reply", "with_previous": True},
     ]
 
-    found = problems(story(step=steps, expect=[]))
-
-    assert "is sent together with this one" in found[0]
+    assert "is sent together with this one" in problems(story(step=steps, expect=[]))[0]
 
 
 def test_what_would_eat_the_machine_is_refused_before_it_runs() -> None:

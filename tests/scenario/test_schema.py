@@ -4,11 +4,10 @@ import json
 import tomllib
 from pathlib import Path
 
-import pytest
-
 from cachesim.engines import FAMILIES
 from cachesim.play import output_schema, run_scenario, scenario_schema
 from cachesim.scenario import scenario_of
+from tests.fixtures import Patch
 from tests.scenario.json_schema import errors
 from tests.scenario.stories import STORY_TOML, story
 
@@ -16,9 +15,7 @@ OLDER = Path(__file__).parent / "older"
 DOCS = Path(__file__).parents[2] / "docs" / "schema"
 
 
-def test_the_copies_under_docs_are_what_the_command_prints(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_copies_under_docs_are_what_the_command_prints(monkeypatch: Patch) -> None:
     monkeypatch.delitem(FAMILIES, "fake")
     scenario = json.loads((DOCS / "scenario-1.json").read_text())
     output = json.loads((DOCS / "output-1.json").read_text())
@@ -47,9 +44,8 @@ def test_the_output_of_a_run_is_valid() -> None:
         run_scenario(story(), profile=f"fake@{each}", arithmetic="ring").to_json()
         for each in ("r1", "r2")
     ]
-    output = json.loads(json.dumps({"format": 1, "runs": runs}))
 
-    assert errors(output, output_schema()) == []
+    assert errors(json.loads(json.dumps({"format": 1, "runs": runs})), output_schema()) == []
 
 
 def test_what_an_older_commit_printed_is_valid_still() -> None:
@@ -72,8 +68,7 @@ def test_one_more_required_key_makes_older_output_invalid() -> None:
 def test_every_published_schema_has_an_identity_with_its_version() -> None:
     for file in DOCS.glob("*.json"):
         name, _, version = file.stem.rpartition("-")
-        found = json.loads(file.read_text())["$id"]
-        assert f"urn:cachesim:schema:{name}:{version}" == found
+        assert f"urn:cachesim:schema:{name}:{version}" == json.loads(file.read_text())["$id"]
 
 
 def test_every_key_of_the_file_is_described() -> None:

@@ -15,6 +15,7 @@ from cachesim.report.story import prompt_parts
 from cachesim.scenario import full_profile, load, scenario_of
 from cachesim.scenario.shipped import shipped_file
 from cachesim.units import Pos, Token, as_tokens
+from tests.fixtures import Capture
 
 FOLDER = Path(__file__).parents[2] / "scenarios" / "llama.cpp"
 PAD = Token(0)
@@ -179,11 +180,7 @@ def test_a_slot_that_cannot_be_restored_is_not_as_expected() -> None:
     ],
 )
 def test_diff_names_the_first_decision_that_differs_with_both_its_sides(
-    profiles: tuple[str, str],
-    name: str,
-    step: str,
-    sides: tuple[str, str],
-    capsys: pytest.CaptureFixture[str],
+    profiles: tuple[str, str], name: str, step: str, sides: tuple[str, str], capsys: Capture
 ) -> None:
     one, other = profiles
     main(["compare", name, "-p", one, "-p", other])

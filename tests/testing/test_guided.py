@@ -16,6 +16,7 @@ from cachesim.testing.search import search, trial_of, trials
 from cachesim.testing.story import story
 from cachesim.testing.survey import survey
 from cachesim.testing.workloads import Shape, with_alike
+from tests.fixtures import Capture, Patch
 
 SHAPE = Shape(incidents=True, chats=True, guided=True)
 PROFILES = ("llama.cpp@b11549", "mlx-lm@0.32.2", "vllm@0.33.0", "sglang@0.5.23")
@@ -33,9 +34,8 @@ def played(
 @pytest.mark.parametrize("profile", PROFILES)
 def test_a_workload_depends_on_its_seed_and_number_alone(profile: str) -> None:
     forwards = [played(profile, number) for number in range(6)]
-    backwards = [played(profile, number) for number in reversed(range(6))]
 
-    assert forwards == backwards[::-1]
+    assert forwards == [played(profile, number) for number in reversed(range(6))][::-1]
     assert forwards[1] != played(profile, 1, seed=1)
 
 
@@ -74,9 +74,7 @@ def test_what_was_sent_together_is_together_in_the_scenario(profile: str) -> Non
 
 
 @pytest.mark.parametrize("flags", [0, 1])
-def test_a_server_of_no_flags_or_one_is_searched_too(
-    flags: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_server_of_no_flags_or_one_is_searched_too(flags: int, monkeypatch: Patch) -> None:
     """Such as another project's engine."""
     few = guided._further(Profile.parse("mlx-lm@0.32.2"))[:flags]
     monkeypatch.setattr(guided, "_further", lambda _: few)
@@ -165,7 +163,7 @@ def test_what_fails_fails_again_when_its_scenario_is_played(*, stop_early: bool)
     assert found
 
 
-def test_a_broken_book_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_broken_book_is_a_finding(monkeypatch: Patch) -> None:
     def broken(*_: object) -> None:
         msg = "a block is nobody's"
         raise ContractError(msg)
@@ -179,7 +177,7 @@ def test_a_broken_book_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
     ]
 
 
-def test_positions_that_a_server_gets_wrong_are_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_positions_that_a_server_gets_wrong_are_a_finding(monkeypatch: Patch) -> None:
     def run(*_: object) -> None:
         msg = "2 positions for 1 tokens"
         raise PositionError(msg)
@@ -271,8 +269,6 @@ def test_some_requests_have_stop_words_tools_or_another_template() -> None:
     assert {"chatml", "strip-reasoning"} == {each.chat.template for each in scenarios}
 
 
-def test_check_draws_so(capsys: pytest.CaptureFixture[str]) -> None:
-    status = main(["check", "mlx-lm@0.31.2", "--model", "swa", "--jobs", "1"])
-
-    assert status == 1
+def test_check_draws_so(capsys: Capture) -> None:
+    assert main(["check", "mlx-lm@0.31.2", "--model", "swa", "--jobs", "1"]) == 1
     assert "WRONG ANSWER in workload" in capsys.readouterr().out

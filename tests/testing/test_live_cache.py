@@ -64,9 +64,7 @@ def test_a_planted_bug_is_found(planted: type) -> None:
 def test_a_right_cache_holds_all_laws(name: str) -> None:
     make, told = RIGHT[name]
 
-    report = check_live_cache(make, examples=40, **told)
-
-    assert report.loaded.total() > 20
+    assert check_live_cache(make, examples=40, **told).loaded.total() > 20
 
 
 def test_a_cache_that_never_loads_anything_fails_as_vacuous() -> None:
@@ -194,9 +192,7 @@ def test_long_prompts_are_told_as_runs() -> None:
 
 
 def test_a_cache_of_whole_prompts_has_states_of_boundaries() -> None:
-    report = check_live_cache(States, presets=("recurrent",), examples=50)
-
-    assert report.continued
+    assert check_live_cache(States, presets=("recurrent",), examples=50).continued
 
 
 def test_a_missing_package_breaks_no_law() -> None:

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from cachesim.cli.main import main
 from cachesim.engines import Profile
 from cachesim.engines.family import ACTS, FAMILIES, Scope, family_of
 from cachesim.errors import InputError
@@ -23,6 +22,7 @@ from cachesim.scenario.labels import CONFIRMED, SOURCE
 from cachesim.testing.scope import WholeScope, scopes_of
 from cachesim.testing.search import Counterexample, Report
 from cachesim.testing.workloads import FIRST_WORD
+from tests.fixtures import Capture, Patch, complaint, output
 
 KNOWN = "llama.cpp@b11549"
 MENDED = "llama.cpp@b11549+erase-equal"
@@ -194,16 +194,15 @@ def test_a_scope_the_time_cuts_short_is_not_called_whole(workers: int) -> None:
     )
 
 
-def said(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    assert main(["check", MENDED, "--scope", "2", *arguments]) == 0
-    out = capsys.readouterr().out
+def said(capsys: Capture, *arguments: str) -> str:
+    out = output(capsys, ["check", MENDED, "--scope", "2", *arguments])
     if "json" in arguments:
         return out
     return re.sub(r", [\d.,]+ workloads/s|[\d.]+ s$", "", " ".join(out.split()))
 
 
 @pytest.mark.thorough
-def test_the_command_states_what_it_played(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_states_what_it_played(capsys: Capture) -> None:
     one, two = (said(capsys, "--jobs", jobs) for jobs in "12")
 
     assert one == two
@@ -219,9 +218,7 @@ def test_the_command_states_what_it_played(capsys: pytest.CaptureFixture[str]) -
     assert [1, 5, 9] == search["scope"]["servers"][0]["lengths"]
 
 
-def test_a_flag_of_the_user_goes_before_the_scope_s_own(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_flag_of_the_user_goes_before_the_scope_s_own(capsys: Capture) -> None:
     out = said(capsys, "--jobs", "1", "--set", "ctx_checkpoints=0")
 
     assert 3 == out.count("ctx_checkpoints = 0")
@@ -239,16 +236,15 @@ def test_a_flag_of_the_user_goes_before_the_scope_s_own(
     ],
 )
 def test_what_does_not_go_together_is_refused(
-    arguments: tuple[str, ...], problem: str, capsys: pytest.CaptureFixture[str]
+    arguments: tuple[str, ...], problem: str, capsys: Capture
 ) -> None:
-    assert main(["check", MENDED, *arguments]) == 2
-    assert problem in " ".join(capsys.readouterr().err.split())
+    assert problem in " ".join(complaint(capsys, ["check", MENDED, *arguments]).split())
 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("fits", [True, False])
 def test_the_smallest_workload_of_each_cause_is_played_on_the_real_engine(
-    fits: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    fits: bool, monkeypatch: Patch, capsys: Capture
 ) -> None:
     def prove(found: Counterexample, _: Profile) -> ProofResult:
         return ProofResult(confirmed=found.finding.kind == "crash", seen=f"{found.number}")
@@ -257,8 +253,7 @@ def test_the_smallest_workload_of_each_cause_is_played_on_the_real_engine(
     monkeypatch.setattr(proof, "real_prover", {"mlx-lm": prover}.get)
     command = ("check", "mlx-lm@0.31.3", "--scope", "2", "--prove", "--jobs", "1")
 
-    assert main([*command, "--format", "json"]) == 1
-    (search,) = json.loads(capsys.readouterr().out)["searches"]
+    (search,) = json.loads(output(capsys, [*command, "--format", "json"], 1))["searches"]
     labels = {each["kind"]: each["evidence"] for each in search["findings"]}
     assert {"crash": CONFIRMED if fits else SOURCE, "wrong answer": SOURCE} == labels
     for each in search["findings"]:
@@ -268,17 +263,14 @@ def test_the_smallest_workload_of_each_cause_is_played_on_the_real_engine(
 
 
 @pytest.mark.wheel
-def test_the_real_package_ends_and_answers_wrongly_as_its_scope_does(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    assert main(["check", "mlx-lm@0.31.3", "--scope", "2", "--prove", "--jobs", "1"]) == 1
-    out = capsys.readouterr().out
+def test_the_real_package_ends_and_answers_wrongly_as_its_scope_does(capsys: Capture) -> None:
+    out = output(capsys, ["check", "mlx-lm@0.31.3", "--scope", "2", "--prove", "--jobs", "1"], 1)
     assert "12 of 54 workloads failed (crash 4, wrong answer 8)" in " ".join(out.split())
     assert "on the real package: r0: 0 cached, diverged" in out
     assert 2 == out.count(f"evidence: {CONFIRMED}")
 
 
-def test_an_engine_of_others_states_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_engine_of_others_states_its_own(monkeypatch: Patch) -> None:
     own = (Scope(lengths=(1, 2), acts=("new", "again")),)
     monkeypatch.setitem(FAMILIES, "marconi", replace(family_of("marconi"), scopes=own))
     scope = whole("marconi@paper")
@@ -297,7 +289,7 @@ def test_an_engine_of_others_states_its_own(monkeypatch: pytest.MonkeyPatch) -> 
     ],
 )
 def test_a_family_without_a_usable_scope_is_told(
-    scopes: tuple[Scope, ...], problem: str, monkeypatch: pytest.MonkeyPatch
+    scopes: tuple[Scope, ...], problem: str, monkeypatch: Patch
 ) -> None:
     monkeypatch.setitem(FAMILIES, "marconi", replace(family_of("marconi"), scopes=scopes))
 

@@ -41,6 +41,7 @@ from cachesim.testing.search import (
 from cachesim.testing.story import story
 from cachesim.testing.workloads import WHOLE, Shape, weighs
 from cachesim.units import Array, Count, as_tokens
+from tests.fixtures import Patch
 
 
 @pytest.fixture(name="found", scope="module")
@@ -166,7 +167,7 @@ def test_one_layer_of_each_kind_decides_and_shows_what_all_of_them_do(
 
 
 def test_a_mix_up_among_layers_is_found_though_one_of_each_kind_does_not_show_it(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: Patch,
 ) -> None:
     def put(self: Planes, layer: int, where: tuple[list[int], slice], data: Array) -> None:
         other = {0: 3, 3: 0}.get(layer, layer)  # another layer of its kind
@@ -181,9 +182,7 @@ def test_a_mix_up_among_layers_is_found_though_one_of_each_kind_does_not_show_it
     assert play(found.scenario, profile, thin=True).finding is None
 
 
-def test_what_shows_on_one_layer_of_each_kind_alone_is_not_told(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_what_shows_on_one_layer_of_each_kind_alone_is_not_told(monkeypatch: Patch) -> None:
     finding = Finding(kind="wrong answer", step=0, detail="")
 
     def played(*_: Any, thin: bool = False, **__: Any) -> Trial:
@@ -209,9 +208,8 @@ def test_with_a_flag_in_bytes_every_workload_is_played_on_all_layers(
 ) -> None:
     profile = Profile.parse(text)
     shape = Shape(flags=False)
-    limited = next(workloads(profile, "hybrid", shape=replace(shape, fixed=flag)))
 
-    assert weighs(limited, profile)
+    assert weighs(next(workloads(profile, "hybrid", shape=replace(shape, fixed=flag))), profile)
     assert not weighs(next(workloads(profile, "hybrid", shape=shape)), profile)
 
 
@@ -265,7 +263,7 @@ def test_a_smaller_workload_cancels_no_request_that_is_not_running() -> None:
     assert all(not list(check(each)) for each in (smallest, *simpler(whole), *simpler(smallest)))
 
 
-def test_a_request_that_never_gets_a_reply_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_request_that_never_gets_a_reply_is_a_finding(monkeypatch: Patch) -> None:
     """The server takes it off its queue and is idle."""
     monkeypatch.setattr("cachesim.engines.llamacpp.server.LlamaCpp._process", lambda *_: None)
 
@@ -276,7 +274,7 @@ def test_a_request_that_never_gets_a_reply_is_a_finding(monkeypatch: pytest.Monk
 
 
 def test_processed_and_cached_tokens_that_are_not_the_prompt_s_are_a_finding(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: Patch,
 ) -> None:
     """The server counts one processed token of three."""
     reply_of = Slot.reply
@@ -303,7 +301,7 @@ def _findings_of_two_completions() -> list[tuple[str, int, str]]:
     return [(each.kind, each.step, each.detail) for each in trial.findings]
 
 
-def test_a_completion_that_is_not_returned_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_completion_that_is_not_returned_is_a_finding(monkeypatch: Patch) -> None:
     """The server returns the parent's completion, and not the child's."""
     assert [] == _findings_of_two_completions()
 
@@ -314,9 +312,7 @@ def test_a_completion_that_is_not_returned_is_a_finding(monkeypatch: pytest.Monk
     assert [("broken invariant", 0, missing)] == _findings_of_two_completions()
 
 
-def test_a_wrong_answer_of_a_further_completion_is_a_finding(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_wrong_answer_of_a_further_completion_is_a_finding(monkeypatch: Patch) -> None:
     """The child's logits are off by one, the parent's are right."""
     replies = LlamaCpp.replies
 
@@ -335,7 +331,7 @@ def test_a_wrong_answer_of_a_further_completion_is_a_finding(
     ids=["the same prompt", "its beginning", "one that continues it"],
 )
 def test_a_prompt_that_is_sent_again_at_once_and_not_found_is_a_finding(
-    again: tuple[int, ...], due: int, monkeypatch: pytest.MonkeyPatch
+    again: tuple[int, ...], due: int, monkeypatch: Patch
 ) -> None:
     profile = Profile.parse("mlx-lm@0.32.2")
     drawn = next(workloads(profile, "dense"))
@@ -396,17 +392,13 @@ def broken_law(scenario: str) -> str | None:
     return found and found.detail
 
 
-def test_a_request_that_is_answered_after_its_client_left_is_found(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_request_that_is_answered_after_its_client_left_is_found(monkeypatch: Patch) -> None:
     assert None is broken_law(DISCONNECT)
     monkeypatch.setattr("cachesim.engines.sglang.server.Sglang.cancel", lambda *_: None)
     assert ANSWERED == broken_law(DISCONNECT)
 
 
-def test_a_hit_that_differs_from_the_servers_own_lookup_is_found(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_hit_that_differs_from_the_servers_own_lookup_is_found(monkeypatch: Patch) -> None:
     monkeypatch.setattr("cachesim.engines.sglang.server.Sglang.peek", lambda *_: Count(3))
     assert "0 cached, a lookup right before it found 3" == broken_law(
         DISCONNECT.replace('do = "cancel"\nof = "first"\nwith_previous = true', 'prompt = "P P"')
@@ -428,7 +420,7 @@ def test_a_hit_that_differs_from_the_servers_own_lookup_is_found(
     ],
 )
 def test_a_reply_that_is_not_the_sampled_one_is_found(
-    returned: tuple[int, ...], predict: int, detail: str | None, monkeypatch: pytest.MonkeyPatch
+    returned: tuple[int, ...], predict: int, detail: str | None, monkeypatch: Patch
 ) -> None:
     reply_of = Sglang.reply
 

@@ -20,6 +20,7 @@ from cachesim.testing.findings import Finding, Trial
 from cachesim.testing.search import play, simpler, workloads
 from cachesim.testing.survey import Cause, Survey, lost, made_small, survey, survey_by
 from cachesim.testing.workloads import Shape
+from tests.fixtures import Capture, Patch
 
 WINDOWS = Profile.parse("llama.cpp@b11549")
 LACKS = Cause("wrong answer", ("the window lacks tokens", "a stored conversation was loaded"))
@@ -39,9 +40,7 @@ def test_a_second_defect_is_not_hidden_behind_the_first(found: Survey) -> None:
     assert "erase-equal" in {cause.cure for cause in found.counts}
 
 
-def test_what_is_made_small_still_shows_its_own_cause(
-    found: Survey, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_made_small_still_shows_its_own_cause(found: Survey, monkeypatch: Patch) -> None:
     monkeypatch.setattr(survey_room, "TRIALS", 60)
 
     small = made_small(LACKS, found.first[LACKS], WINDOWS, "ring", "wrong")
@@ -145,13 +144,10 @@ def test_reuse_that_was_lost_though_the_state_was_there_is_a_finding() -> None:
     assert (1, 8) == (step.cached, step.explanation.equal)
 
 
-def test_the_command_lists_causes_and_refuses_what_does_not_fit(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_the_command_lists_causes_and_refuses_what_does_not_fit(capsys: Capture) -> None:
     assert main(["check", "llama.cpp@b11549", "--model", "dense", "--examples", "9", "--all"]) == 0
     assert "nothing wrong was found" in capsys.readouterr().out
-    command = ["check", "llama.cpp@b11549", "--all", "--against", "llama.cpp@b9538"]
-    assert main(command) == 2
+    assert main(["check", "llama.cpp@b11549", "--all", "--against", "llama.cpp@b9538"]) == 2
     assert "--against compares two profiles" in capsys.readouterr().err
 
 
@@ -188,7 +184,7 @@ def test_a_cancel_goes_with_the_request_that_it_ends() -> None:
 
 
 def test_a_workload_that_was_played_is_not_played_again_for_its_causes(
-    found: Survey, monkeypatch: pytest.MonkeyPatch
+    found: Survey, monkeypatch: Patch
 ) -> None:
     (cause,) = (each for each in found.counts if each.cure)
     drawn = found.first[cause].scenario
@@ -200,9 +196,8 @@ def test_a_workload_that_was_played_is_not_played_again_for_its_causes(
         return play(scenario, profile, **how)
 
     monkeypatch.setattr(survey_room, "play", counted)
-    again = survey_room.causes(drawn, WINDOWS, "ring", "wrong", trial=trial)
 
-    assert expected == again
+    assert expected == survey_room.causes(drawn, WINDOWS, "ring", "wrong", trial=trial)
     assert WINDOWS not in profiles
     assert profiles
 

@@ -6,10 +6,8 @@ from typing import Any
 
 import pytest
 
-from cachesim.cli.main import main
 from cachesim.lab.traces.audit import Audit
-
-Capture = pytest.CaptureFixture[str]
+from tests.fixtures import Capture, complaint, output
 
 
 def stored(hashes: list[Any], parent: Any = None, **more: Any) -> dict[str, Any]:
@@ -96,17 +94,14 @@ def test_a_router_is_told_which_blocks_it_took_for_held(tmp_path: Path, capsys: 
     ]
     path.write_text("".join(json.dumps(each) + "\n" for each in lines))
 
-    assert 1 == main(["why", str(path)])
-
-    printed = " ".join(capsys.readouterr().out.split())
+    printed = " ".join(output(capsys, ["why", str(path)], 1).split())
     assert (
         "2 batches of 1 rank: 4 blocks stored, 0 removed, cleared 0 times; at most 2 held"
         in printed
     )
     assert "2 blocks are stored again without a removal in between" in printed
     assert "block 11, rank 0, " in printed
-    assert 1 == main(["why", str(path), "--format", "json"])
-    found = json.loads(capsys.readouterr().out)
+    found = json.loads(output(capsys, ["why", str(path), "--format", "json"], 1))
     assert ({"again": 2}, 2) == (found["found"], found["held"])
     assert f"{path}:2" == found["examples"][0]["place"]
 
@@ -115,5 +110,4 @@ def test_a_wrong_batch_is_named(tmp_path: Path, capsys: Capture) -> None:
     path = tmp_path / "events.jsonl"
     path.write_text('[0.0, [["BlockMoved", [1]]]]\n')
 
-    assert 2 == main(["why", str(path)])
-    assert f"{path}:1: " in capsys.readouterr().err
+    assert f"{path}:1: " in complaint(capsys, ["why", str(path)])

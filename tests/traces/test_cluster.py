@@ -18,6 +18,7 @@ from cachesim.lab.traces.plan import plan_of
 from cachesim.lab.traces.replay import row_of
 from cachesim.lab.traces.slices import States
 from cachesim.lab.traces.sweep import flat, open_store, play_cells, sweep
+from tests.fixtures import Capture, Patch, output
 from tests.traces.test_sweep import SMALL, alone
 
 distributed = pytest.importorskip("distributed", reason="the extra cachesim[dask] is not installed")
@@ -71,9 +72,7 @@ def test_a_worker_that_is_killed_takes_nothing_with_it(kept: bool, tmp_path: Pat
     assert sweep(plan) == [flat(row_of(*each)) for each in zip(cells, found, strict=True)]
 
 
-def test_a_scheduler_that_is_not_there_is_wrong_usage(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_scheduler_that_is_not_there_is_wrong_usage(tmp_path: Path, monkeypatch: Patch) -> None:
     monkeypatch.setattr("cachesim.cli.jobs.ANSWERS_WITHIN", 0.2)
     plan = tmp_path / "plan.toml"
     plan.write_text(
@@ -88,16 +87,13 @@ def test_a_number_of_workers_that_cannot_be_meant_is_wrong_usage() -> None:
         pass
 
 
-def test_the_command_takes_workers_of_its_own(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_takes_workers_of_its_own(tmp_path: Path, capsys: Capture) -> None:
     plan = tmp_path / "plan.toml"
     plan.write_text(
         'format = 1\n[[trace]]\nmade = 9\n[[server]]\nprofile = "vllm@0.33.0"\nmodel = "dense"\n'
     )
 
-    assert main(["sweep", str(plan), "--dask", "1", "--format", "json"]) == 0
-    far = json.loads(capsys.readouterr().out)
+    far = json.loads(output(capsys, ["sweep", str(plan), "--dask", "1", "--format", "json"]))
     assert main(["sweep", str(plan), "--store", str(tmp_path / "near"), "--format", "json"]) == 0
 
     assert far == json.loads(capsys.readouterr().out)
@@ -105,7 +101,7 @@ def test_the_command_takes_workers_of_its_own(
 
 @pytest.mark.parametrize("more", [[], pytest.param(["--all"], marks=pytest.mark.nightly)])
 def test_a_search_on_a_cluster_has_the_findings_of_one_process_in_their_order(
-    more: list[str], capsys: pytest.CaptureFixture[str]
+    more: list[str], capsys: Capture
 ) -> None:
     words = [
         "check",
@@ -119,10 +115,10 @@ def test_a_search_on_a_cluster_has_the_findings_of_one_process_in_their_order(
     ]
     words += more
 
-    told = []
-    for where in (["--jobs", "1"], ["--dask", "2"]):
-        assert main([*words, *where]) == 1
-        told.append(re.sub(r",\s+[\d.,]+\s+workloads/s", "", capsys.readouterr().out))
+    told = [
+        re.sub(r",\s+[\d.,]+\s+workloads/s", "", output(capsys, [*words, *where], 1))
+        for where in (["--jobs", "1"], ["--dask", "2"])
+    ]
 
     assert told[0] == told[1]
     assert "WRONG ANSWER" in told[0]

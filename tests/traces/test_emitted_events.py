@@ -12,8 +12,8 @@ from cachesim.lab.traces.fleet.serving import record_events
 from cachesim.lab.traces.reading import lines_of, open_trace
 from cachesim.lab.traces.replay import Cell
 from cachesim.lab.traces.source import Source
+from tests.fixtures import Capture, complaint, output
 
-Capture = pytest.CaptureFixture[str]
 SMALL = {
     "vllm@0.33.0": ("num_gpu_blocks_override", 90),
     "sglang@0.5.23": ("max_total_tokens", 1400),
@@ -80,10 +80,8 @@ def test_events_are_written_for_one_server_or_fleet(tmp_path: Path, capsys: Capt
     asked = ("compare", "made:30", "--model", "dense", "--events", str(path), "-p", "vllm@0.33.0")
 
     assert 0 == main([*asked])
-    assert 0 == main(["why", str(path)])
-    assert "The stream is consistent" in " ".join(capsys.readouterr().out.split())
-    assert 2 == main([*asked])
-    assert "the file exists" in capsys.readouterr().err
+    assert "The stream is consistent" in " ".join(output(capsys, ["why", str(path)]).split())
+    assert "the file exists" in complaint(capsys, [*asked])
     path.unlink()
     assert 2 == main([*asked, "-p", "vllm@0.30.0"])
     assert "the events of one server or fleet; name one profile" in capsys.readouterr().err

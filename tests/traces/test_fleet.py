@@ -22,7 +22,9 @@ from cachesim.lab.traces.source import Source
 from cachesim.lab.traces.sweep import count_parts, key_of, open_store, play_cells, sweep
 from cachesim.processes import pool_of
 from cachesim.report.sweep import upgrades
+from cachesim.typed import of_kind
 from cachesim.units import Token
+from tests.fixtures import output
 
 VLLM = {"num_gpu_blocks_override": 300}
 SGLANG = {"max_total_tokens": 6000}
@@ -74,8 +76,7 @@ def test_the_replicas_add_up_and_a_second_run_is_equal(router: str, turn: int) -
 
 def test_requests_overlap_only_with_turns() -> None:
     assert {1} == {each["at_once"] for each in play(cell())["fleet"]["by_replica"]}
-    at_once = {each["at_once"] for each in play(cell(turn=3))["fleet"]["by_replica"]}
-    assert max(at_once) > 1
+    assert max({each["at_once"] for each in play(cell(turn=3))["fleet"]["by_replica"]}) > 1
 
 
 def test_in_order_the_oracle_leaves_nothing_on_another_replica() -> None:
@@ -96,8 +97,7 @@ def test_a_router_without_delay_knows_what_each_replica_holds(
     fleet = cell(profile, "dynamo", options=options, turn=2, requests=400)
     servers = [Server(number, fleet.engine) for number in range(3)]
     loop = FleetLoop(Fleet.of(3, "dynamo"), servers, None)
-    router = loop.router
-    assert isinstance(router, KvRouter)
+    router = of_kind(KvRouter, loop.router)
     choose, compared, remove, removed = router.choose, [], router.removed, 0
 
     def count(replica: int, keys: Any, time: float) -> None:
@@ -272,12 +272,10 @@ def test_the_command_plays_each_router(capsys: pytest.CaptureFixture[str]) -> No
     line = (
         "compare made:30 -p vllm@0.33.0 --replicas 2 --router cache-aware --router oracle --jobs 1"
     )
-    assert 0 == main([*line.split(), "--format", "json"])
-    bound, *fleets = json.loads(capsys.readouterr().out)
+    bound, *fleets = json.loads(output(capsys, [*line.split(), "--format", "json"]))
     assert "fleet" not in bound
     assert ["cache-aware", "oracle"] == [row["fleet"]["router"] for row in fleets]
-    assert 0 == main(line.split())
-    assert "2 x vllm@0.33.0, hybrid" in capsys.readouterr().out
+    assert "2 x vllm@0.33.0, hybrid" in output(capsys, line.split())
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from cachesim.lab.traces.replay import Cell, play, row_of
 from cachesim.lab.traces.source import UNIT, Source, made_requests
 from cachesim.lab.traces.sweep import open_store, play_cells
 from cachesim.report.sweep import title_of
+from tests.fixtures import Capture, Patch, complaint, output
 from tests.traces.test_sweep import Here
 
 ROOT = Path(__file__).parents[2]
@@ -322,20 +323,15 @@ def test_a_compressed_trace_is_read_as_what_is_in_it(
 
 @pytest.mark.parametrize("pack", [bytes, gzip.compress])
 def test_standard_input_is_played_on_every_server(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    pack: Callable[[bytes], bytes],
+    tmp_path: Path, monkeypatch: Patch, capsys: Capture, pack: Callable[[bytes], bytes]
 ) -> None:
     path = written(tmp_path, CHAT)
     servers = ("-p", "vllm@0.33.0", "-p", "mlx-lm@0.32.2", "--model", "dense")
-    assert 0 == main(["compare", str(path), *servers, "--format", "json"])
-    of_file = json.loads(capsys.readouterr().out)
+    of_file = json.loads(output(capsys, ["compare", str(path), *servers, "--format", "json"]))
 
     stdin = io.TextIOWrapper(io.BytesIO(pack(path.read_bytes())))
     monkeypatch.setattr("sys.stdin", stdin)
-    assert 0 == main(["compare", "-", *servers, "--format", "json"])
-    of_stdin = json.loads(capsys.readouterr().out)
+    of_stdin = json.loads(output(capsys, ["compare", "-", *servers, "--format", "json"]))
 
     assert [each | {"trace": "standard input"} for each in of_file] == of_stdin
 
@@ -348,9 +344,7 @@ def test_a_byte_order_mark_is_no_part_of_a_trace(tmp_path: Path) -> None:
     assert list(open_trace(path)[1]) == list(open_trace(marked)[1])
 
 
-def test_no_process_is_left_where_a_trace_is_wrong(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_no_process_is_left_where_a_trace_is_wrong(tmp_path: Path, capsys: Capture) -> None:
     path = tmp_path / "trace.jsonl"
     path.write_text('{"timestamp": -1, "input_length": 512, "hash_ids": [1]}\n')
 
@@ -360,18 +354,13 @@ def test_no_process_is_left_where_a_trace_is_wrong(
     assert "timestamp is -1" in capsys.readouterr().err
 
 
-def test_messages_of_standard_input_name_it(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_messages_of_standard_input_name_it(monkeypatch: Patch, capsys: Capture) -> None:
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"a,b\n")))
 
-    assert 2 == main(["compare", "-", "-p", "bound"])
-    assert "standard input:1: not JSON" in capsys.readouterr().err
+    assert "standard input:1: not JSON" in complaint(capsys, ["compare", "-", "-p", "bound"])
 
 
-def test_a_line_without_an_end_is_not_read_whole(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_line_without_an_end_is_not_read_whole(tmp_path: Path, monkeypatch: Patch) -> None:
     monkeypatch.setattr("cachesim.lab.traces.reading.MOST_CHARACTERS", 1000)
     path = tmp_path / "trace.jsonl"
     path.write_text("[" * 5000)
@@ -396,7 +385,6 @@ def test_no_server_beats_the_bound_where_a_reply_is_asked_for_again_whole(tmp_pa
 
 # What cannot be played or written is refused once, in plain words, before anything is played.
 
-Capture = pytest.CaptureFixture[str]
 LINE = {"input_length": 512, "output_length": 1, "hash_ids": [1]}
 
 
@@ -431,7 +419,7 @@ def test_a_trace_in_place_of_a_scenario_is_sent_to_the_command_for_it(
 
 
 def test_parquet_is_refused_before_anything_is_played(
-    tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, capsys: Capture, monkeypatch: Patch
 ) -> None:
     monkeypatch.setattr("cachesim.cli.sweep.find_spec", lambda _: None)
     plan = tmp_path / "plan.toml"

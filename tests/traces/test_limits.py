@@ -20,8 +20,8 @@ from cachesim.model.presets import preset
 from cachesim.model.spec import Sizes
 from cachesim.report.consoles import plain_text
 from cachesim.report.sweep import sweep_report
+from tests.fixtures import Capture, output
 
-Capture = pytest.CaptureFixture[str]
 LLAMA = "llama.cpp@b11549"
 MODEL = Measured(sizes=Sizes(token=131_072), by="--token-bytes 131072")
 
@@ -102,8 +102,7 @@ def test_whose_bytes_were_counted_stands_in_every_format(capsys: Capture, tmp_pa
     small = "counts what a small network takes, 16 bytes a token of the trace"
 
     for form in ("text", "json", "jsonl"):
-        assert 0 == main([*asked, "--format", form])
-        assert small in " ".join(capsys.readouterr().out.split())
+        assert small in " ".join(output(capsys, [*asked, "--format", form]).split())
     assert 0 == main([*asked, "--token-bytes", "131072"])
     given = "counts 131,072 bytes a token of the trace, by --token-bytes 131072"
     assert given in " ".join(capsys.readouterr().out.split())
@@ -167,8 +166,7 @@ def test_a_models_file_has_the_bytes_of_its_layers(
     spec = preset(model)
 
     asked = ("compare", "made:20", "-p", LLAMA, "--gguf", str(file), "--format", "json")
-    assert 0 == main([*asked, "--model", model])
-    _, found = json.loads(capsys.readouterr().out)
+    _, found = json.loads(output(capsys, [*asked, "--model", model]))
 
     token, window, state = sizes_of(spec)
     assert {"token": token, "window": window, "state": state} == {

@@ -14,8 +14,7 @@ from cachesim.lab.traces.forms import Texts, open_form
 from cachesim.lab.traces.reading import TraceError, TraceRequest
 from cachesim.lab.traces.replay import Cell, play
 from cachesim.lab.traces.source import Source
-
-Capture = pytest.CaptureFixture[str]
+from tests.fixtures import Capture, Patch
 
 
 def file(folder: Path, *values: Any, name: str = "trace.jsonl") -> Path:
@@ -161,9 +160,7 @@ def test_tools_of_a_call_stand_first(tmp_path: Path) -> None:
 
 
 def test_a_completion_is_a_text(tmp_path: Path) -> None:
-    path = file(tmp_path, {"prompt": "p" * 40}, {"prompt": "p" * 44})
-
-    assert [0, 10] == reused(path)
+    assert [0, 10] == reused(file(tmp_path, {"prompt": "p" * 40}, {"prompt": "p" * 44}))
 
 
 # -- token ids -------------------------------------------------------------------------------------
@@ -370,7 +367,7 @@ def test_parquet_and_zstandard_are_read_with_pyarrow(tmp_path: Path) -> None:
     ("module", "head"), [("Parquet", b"PAR1"), ("compressed", b"\x28\xb5\x2f\xfd")]
 )
 def test_without_pyarrow_its_extra_is_named(
-    module: str, head: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    module: str, head: bytes, tmp_path: Path, monkeypatch: Patch
 ) -> None:
     for place in ("cachesim.packed", "cachesim.lab.traces.reading"):
         monkeypatch.setattr(f"{place}.find_spec", lambda _: None)

@@ -14,6 +14,7 @@ from cachesim.lab.traces.replay import Cell, Measured
 from cachesim.lab.traces.retention import POLICIES, Cache, Future, Ideal, Path, Rules
 from cachesim.lab.traces.source import Source
 from cachesim.model.spec import Sizes
+from tests.fixtures import output
 
 ONLINE = [name for name in POLICIES if name != "bound"]
 
@@ -136,10 +137,8 @@ def test_a_wrong_policy_is_refused(wrong: Cell, said: str) -> None:
 
 def test_the_command_prints_the_gap_to_the_bound(capsys: pytest.CaptureFixture[str]) -> None:
     line = "compare made:60 -p keep:last -p keep:bound --sizes qwen3.5-27b --jobs 1 --set"
-    assert 0 == main([*line.split(), "memory=2GB"])
-    assert "percentage points below the bound" in capsys.readouterr().out
-    assert 0 == main([*line.split(), "memory=2GB", "--format", "json"])
-    rows = json.loads(capsys.readouterr().out)
+    assert "percentage points below the bound" in output(capsys, [*line.split(), "memory=2GB"])
+    rows = json.loads(output(capsys, [*line.split(), "memory=2GB", "--format", "json"]))
     assert ["bound", "keep:last", "keep:bound"] == [row["profile"] for row in rows]
     assert 2 == main([*line.split(), "memory=2GB", "--verify", "2"])
     assert "is a policy and no server" in " ".join(capsys.readouterr().err.split())

@@ -19,7 +19,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cachesim.cli.main import main
 from cachesim.errors import InputError
 from cachesim.lab.traces import slices
 from cachesim.lab.traces.fleet.cache_aware import Approximate, Node
@@ -31,6 +30,8 @@ from cachesim.lab.traces.slices import States
 from cachesim.lab.traces.source import Source
 from cachesim.lab.traces.sweep import open_store, play_cells
 from cachesim.processes import pool_of
+from cachesim.typed import of_kind, there_is
+from tests.fixtures import Capture, Patch, complaint
 from tests.traces.test_sweep import Here
 
 ALL = 80
@@ -149,9 +150,7 @@ def test_an_interrupted_sweep_goes_on_from_its_last_seam(tmp_path: Path) -> None
     with open_store(None) as store:
         with pytest.raises(KeyboardInterrupt):
             play_cells([played], store, Here, seams=Interrupted(folder=tmp_path, every=20))
-        left = States(folder=tmp_path, every=20).load(played)
-        assert left is not None
-        assert 40 == left.reader.read
+        assert 40 == there_is(States(folder=tmp_path, every=20).load(played)).reader.read
         found = play_cells([played], store, Here, seams=States(folder=tmp_path, every=20))
     assert [play(played)] == found
 
@@ -223,9 +222,7 @@ def test_the_state_of_another_trace_is_refused(tmp_path: Path) -> None:
     assert "the state of a replay with another trace" in again(tmp_path / "states", played)
 
 
-def test_the_state_of_other_code_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_state_of_other_code_is_refused(tmp_path: Path, monkeypatch: Patch) -> None:
     kept(tmp_path, cell())
     monkeypatch.setattr(slices, "code_digest", lambda: "0" * 64)
     assert "the state of a replay with other code of cachesim" in again(tmp_path, cell())
@@ -266,8 +263,7 @@ def test_a_tree_that_is_deeper_than_pythons_stack_is_kept(tmp_path: Path) -> Non
         node.children[0] = Node(node.text, node)
         node = node.children[0]
     states.save(played, run)
-    found = states.load(played)
-    assert isinstance(found, FleetRun)
+    found = of_kind(FleetRun, states.load(played))
     assert isinstance(found.loop.router, Approximate)
     assert 20_001 == len([*found.loop.router.tree.nodes()])
 
@@ -281,13 +277,8 @@ def test_a_tree_that_is_deeper_than_pythons_stack_is_kept(tmp_path: Path) -> Non
     ],
 )
 def test_wrong_flags_are_refused(
-    flags: str,
-    said: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    flags: str, said: str, tmp_path: Path, monkeypatch: Patch, capsys: Capture
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("file").touch()
-    assert main(["compare", "made:5", "-p", "vllm@0.33.0", *flags.split()]) == 2
-    assert said in capsys.readouterr().err
+    assert said in complaint(capsys, ["compare", "made:5", "-p", "vllm@0.33.0", *flags.split()])

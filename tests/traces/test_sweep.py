@@ -15,7 +15,6 @@ from typing import Any, Final
 import pytest
 
 import cachesim
-from cachesim.cli.main import main
 from cachesim.errors import InputError
 from cachesim.lab.traces import sweep as sweeping
 from cachesim.lab.traces.plan import plan_of
@@ -26,6 +25,7 @@ from cachesim.processes import pool_of
 from cachesim.report.charts import line_chart, stacked_bars
 from cachesim.report.html_document import page as html_page
 from cachesim.report.sweep import as_csv, sweep_report
+from tests.fixtures import Capture, Patch, complaint, output
 
 SMALL: Final[dict[str, Any]] = {
     "format": 1,
@@ -181,9 +181,7 @@ def always_killed(_: Cell) -> Any:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def test_a_process_that_is_killed_takes_nothing_with_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_process_that_is_killed_takes_nothing_with_it(tmp_path: Path, monkeypatch: Patch) -> None:
     cells = plan_of(SMALL)
     monkeypatch.setenv("CACHESIM_TEST_MARK", str(tmp_path / "mark"))
     monkeypatch.setattr(sweeping, "attempt", killed_once)
@@ -195,9 +193,7 @@ def test_a_process_that_is_killed_takes_nothing_with_it(
     assert alone(cells) == found
 
 
-def test_a_cell_that_always_ends_its_process_ends_the_sweep(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_cell_that_always_ends_its_process_ends_the_sweep(monkeypatch: Patch) -> None:
     monkeypatch.setattr(sweeping, "attempt", always_killed)
 
     with open_store(None) as store, pytest.raises(InputError, match="ended 3 times"):
@@ -397,27 +393,19 @@ def test_a_long_label_of_a_bar_is_printed_whole_in_lines_of_its_own() -> None:
     assert len(heights) == len(set(heights))
 
 
-def test_the_command_keeps_what_it_found_beside_the_plan(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_keeps_what_it_found_beside_the_plan(tmp_path: Path, capsys: Capture) -> None:
     plan = tmp_path / "plan.toml"
     plan.write_text(
         'format = 1\n[[trace]]\nmade = 6\n[[server]]\nprofile = "vllm@0.33.0"\nmodel = "dense"\n'
     )
     files = ["--csv", str(tmp_path / "a.csv"), "--report", str(tmp_path / "a.html")]
 
-    assert main(["sweep", str(plan), *files]) == 0
-
-    shown = capsys.readouterr().out
-    assert "made:6:0: 6 requests, scaled down 32:1" in shown
+    assert "made:6:0: 6 requests, scaled down 32:1" in output(capsys, ["sweep", str(plan), *files])
     assert ["a.csv", "a.html", "plan.results", "plan.toml"] == sorted(
         path.name for path in tmp_path.iterdir()
     )
 
 
-def test_nothing_is_played_for_a_plan_that_cannot_be_read(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["sweep", str(tmp_path / "none.toml")]) == 2
-    assert "none.toml: cannot be read" in capsys.readouterr().err
+def test_nothing_is_played_for_a_plan_that_cannot_be_read(tmp_path: Path, capsys: Capture) -> None:
+    assert "none.toml: cannot be read" in complaint(capsys, ["sweep", str(tmp_path / "none.toml")])
     assert [] == list(tmp_path.iterdir())

@@ -16,6 +16,7 @@ from cachesim.lab.traces.source import Source
 from cachesim.lab.traces.verifying import Spelling, spread, verified
 from cachesim.play.session import Session
 from cachesim.testing.search import workloads
+from tests.fixtures import Capture, output
 
 LINES = [
     {"timestamp": 0, "input_length": 1100, "output_length": 40, "hash_ids": [0, 1, 2]},
@@ -94,9 +95,7 @@ def test_a_later_request_with_too_few_blocks_is_named(tmp_path: Path) -> None:
         list(open_trace(path)[1])
 
 
-def test_the_command_plays_a_trace_on_several_servers(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_plays_a_trace_on_several_servers(tmp_path: Path, capsys: Capture) -> None:
     words = ["compare", str(trace(tmp_path)), "-p", "vllm@0.33.0", "-p", "llama.cpp@b11549"]
 
     status = main([*words, "--model", "dense", "--format", "json"])
@@ -154,22 +153,17 @@ def test_a_state_that_is_reused_where_it_does_not_belong_is_found(profile: str) 
     assert not found.right
 
 
-def test_a_wrong_answer_is_told_and_ends_with_status_1(capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["compare", "made:60:4", "-p", "mlx-lm@0.32.2+1186", "--verify", "2"]
-
-    assert 1 == main(words)
+def test_a_wrong_answer_is_told_and_ends_with_status_1(capsys: Capture) -> None:
+    assert 1 == main(["compare", "made:60:4", "-p", "mlx-lm@0.32.2+1186", "--verify", "2"])
     told = " ".join(capsys.readouterr().out.split())
     assert "2 of 27 requests that reused something were computed with and without" in told
     assert "request 1, 16 of 42 tokens reused: the logits of its reply differ from a cold" in told
 
 
-def test_right_answers_end_with_status_0_and_are_in_the_json(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_right_answers_end_with_status_0_and_are_in_the_json(capsys: Capture) -> None:
     words = ["compare", "made:60:4", "-p", "vllm@0.33.0", "--verify", "3", "--format", "json"]
 
-    assert 0 == main(words)
-    bound, row = json.loads(capsys.readouterr().out)
+    bound, row = json.loads(output(capsys, words))
     assert "verified" not in bound
     assert (3, [], 0) == tuple(row["verified"][name] for name in ("sampled", "wrong", "otherwise"))
 

@@ -13,6 +13,7 @@ from cachesim.errors import ContractError
 from cachesim.play import run
 from cachesim.scenario import full_profile, load
 from cachesim.scenario.shipped import shipped_file
+from cachesim.typed import there_is
 from cachesim.units import Count, Pos, Tokens, as_tokens
 from cachesim.verify.explain import Divergence, IdealCache, Part, adds_up, explain, sentence
 
@@ -181,9 +182,8 @@ def test_a_prompt_that_goes_on_where_the_slot_ended_parts_from_nothing() -> None
     ideal = IdealCache()
     ideal.remember(reply(as_tokens(range(5))))
 
-    account = explain(reply(as_tokens(range(8)), cached=5, equal=5), ideal)
+    account = there_is(explain(reply(as_tokens(range(8)), cached=5, equal=5), ideal))
 
-    assert account is not None
     assert account.sentences == ("5 of 8 tokens match slot 0. Token 5 and all after it are new.",)
 
 
@@ -201,9 +201,8 @@ def test_one_token_that_matches_is_told_in_the_singular() -> None:
 
 
 def test_a_prompt_unlike_any_other_says_so() -> None:
-    account = explain(reply(as_tokens([1, 2, 3])), IdealCache())
+    account = there_is(explain(reply(as_tokens([1, 2, 3])), IdealCache()))
 
-    assert account is not None
     assert ("No prefix of this 3-token prompt is in memory.",) == account.sentences
 
 

@@ -10,6 +10,7 @@ from cachesim.model.build import build
 from cachesim.model.spec import ModelSpec
 from cachesim.units import Tokens, as_tokens
 from cachesim.verify.oracle import KEPT, NETWORKS, Oracle, Oracles, cold_logits
+from tests.fixtures import Patch
 
 SPEC = ModelSpec(layers=("ssm", "attention", "window"), window=4)
 NETWORK = build(SPEC, "ring")
@@ -27,7 +28,7 @@ def test_every_row_by_default_and_only_those_asked_for() -> None:
     assert np.array_equal(every[:7], cold_logits(NETWORK, prompt[:7]))
 
 
-def test_long_runs_go_through_in_pieces_and_say_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_runs_go_through_in_pieces_and_say_the_same(monkeypatch: Patch) -> None:
     prompt = as_tokens(range(300, 350))
     rows = [0, 6, 7, 8, 49]
     expected = cold_logits(NETWORK, prompt, rows=rows)
@@ -92,9 +93,7 @@ def test_what_was_asked_before_is_not_computed_again() -> None:
         said[0] = 0
 
 
-def test_no_more_rows_are_remembered_than_there_is_room_for(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_no_more_rows_are_remembered_than_there_is_room_for(monkeypatch: Patch) -> None:
     monkeypatch.setattr("cachesim.verify.oracle.ROWS", 5)
     oracle, reply = Oracle(NETWORK), as_tokens([301, 302])
     for token in (300, 301, 302, 300, 303):

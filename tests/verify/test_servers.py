@@ -14,6 +14,7 @@ from cachesim.model.build import build
 from cachesim.model.presets import PRESETS, tiny
 from cachesim.model.spec import ModelSpec
 from cachesim.model.trace import Traced
+from cachesim.typed import there_is
 from cachesim.units import Tokens, as_tokens
 from cachesim.verify import IdealCache, Oracle, Verdict, explain, judge
 
@@ -82,8 +83,7 @@ class Bench:
             self.server.run()
         except UpstreamAbort:
             return None
-        reply = self.server.reply(ticket)
-        assert reply is not None
+        reply = there_is(self.server.reply(ticket))
         self.said.append(prompt + reply.generated)
         return reply
 
@@ -97,10 +97,8 @@ class Bench:
 
     def check(self, reply: Reply) -> Verdict:
         """Let verdict, account and ledgers say what they think, and agree."""
-        account = explain(reply, self.ideal)
-        assert account is not None
-        verdict = judge(reply, self.oracle, due=account.ideal, trace=self.trace)
-        assert verdict is not None
+        account = there_is(explain(reply, self.ideal))
+        verdict = there_is(judge(reply, self.oracle, due=account.ideal, trace=self.trace))
         self.ideal.remember(reply)
         for i, row in enumerate(reply.logits):
             clean = self.trace.fault(row, reply.prompt + reply.generated[:i]) is None
@@ -172,12 +170,10 @@ def test_three_requests_and_the_last_begins_with_a_token_of_the_first(
     bench = Bench(profile, PRESETS[preset])
     turns = (Turn(0, 0.0, as_tokens(range(a, b)), 8) for a, b in ((270, 275), (300, 340)))
     for turn in turns:
-        reply = bench.play(turn)
-        assert reply is not None
+        reply = there_is(bench.play(turn))
         assert "same" == bench.check(reply).answer
 
-    reply = bench.play(Turn(1, 20 / 48, as_tokens(range(400, 420)), 8))
-    assert reply is not None
+    reply = there_is(bench.play(Turn(1, 20 / 48, as_tokens(range(400, 420)), 8)))
     verdict = bench.check(reply)
 
     if preset == "dense":

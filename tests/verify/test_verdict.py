@@ -14,6 +14,7 @@ from cachesim.model.build import build
 from cachesim.model.presets import tiny
 from cachesim.model.store import Ubatch
 from cachesim.model.trace import Traced
+from cachesim.typed import there_is
 from cachesim.units import Array, Count, Tokens, as_tokens
 from cachesim.verify.oracle import Oracle, cold_logits
 from cachesim.verify.verdict import BOUND, Verdict, judge
@@ -49,9 +50,7 @@ def reply(network: Network, *, cached: int = 0, wrong_from: int | None = None) -
 
 
 def judged(network: Network, given_reply: Reply, due: int = 0) -> Verdict:
-    verdict = judge(given_reply, Oracle(network), due=Count(due))
-    assert verdict is not None
-    return verdict
+    return there_is(judge(given_reply, Oracle(network), due=Count(due)))
 
 
 @every_arithmetic
@@ -144,9 +143,7 @@ def test_forced_tokens_are_followed_and_not_judged() -> None:
     forced = as_tokens([400, 401, 402])
     rows = cold_logits(RING, PROMPT + forced[:-1])[19:]
 
-    verdict = judged(RING, replace(reply(RING), generated=forced, logits=rows))
-
-    assert "same" == verdict.answer
+    assert "same" == judged(RING, replace(reply(RING), generated=forced, logits=rows)).answer
 
 
 def test_a_trace_names_the_memory_and_the_tokens_it_holds() -> None:
@@ -160,9 +157,8 @@ def test_a_trace_names_the_memory_and_the_tokens_it_holds() -> None:
     row = run(traced, store, PROMPT[15:], 15)[-1:]
     wrong = replace(reply(RING), generated=(traced.sample(row[0]),), logits=row)
 
-    verdict = judge(wrong, Oracle(RING), trace=traced)
+    verdict = there_is(judge(wrong, Oracle(RING), trace=traced))
 
-    assert verdict is not None
     assert verdict.fault is not None
     assert (0, "recurrent", 15) == (
         verdict.fault.layer,

@@ -157,9 +157,7 @@ def test_smart_context_keeps_a_token_that_was_not_evaluated(sent: int, error: st
     """A reply that its length ended comes back whole, and decode fails: by source, not run."""
     engine, second = halved()
 
-    reply = called(engine, *SYSTEM, *LATER, *second.generated[:sent], 91)
-
-    assert error == reply.error
+    assert error == called(engine, *SYSTEM, *LATER, *second.generated[:sent], 91).error
 
 
 def test_a_failed_batch_stays_among_the_held_tokens() -> None:
@@ -368,8 +366,7 @@ def test_slots_are_saved_and_loaded_by_request() -> None:
 
     assert acted(engine, "load", "1").error == "RuntimeError"
     assert acted(engine, "load", "2").error is None
-    reply = called(engine, *run(0, 20), 90)
-    assert reply.error is None
+    assert called(engine, *run(0, 20), 90).error is None
     engine.slot_erase(0)
     engine.run()
     assert acted(engine, "load", "2").error == "RuntimeError"

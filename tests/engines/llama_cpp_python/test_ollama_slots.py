@@ -131,9 +131,7 @@ def test_a_batch_begun_early_has_token_0_in_place_of_a_sampled_one(
     engine = opened("ollama", "hybrid-delta", n_ctx=32, n_batch=n_batch, num_keep=4)
     called(engine, *run(0, 30), predict=5)
 
-    reply = called(engine, *engine.slots[0].inputs, 90)
-
-    assert expected == is_cold(engine, reply)
+    assert expected == is_cold(engine, called(engine, *engine.slots[0].inputs, 90))
 
 
 def test_shared_cells_cannot_be_moved() -> None:

@@ -6,6 +6,7 @@ from cachesim.engines.base import Engine, Reply, Request, Ticket
 from cachesim.engines.llamacpp.server import LlamaCpp
 from cachesim.model.presets import preset
 from cachesim.play.session import SlotFiles
+from cachesim.typed import there_is
 from cachesim.units import as_tokens
 
 VOCABULARY = 1 << 14
@@ -69,8 +70,7 @@ class Play:
         ticket = self.engine.submit(Request(prompt=as_tokens(prompt), predict=predict, **fields))
         self.engine.run()
         self.engine.check_integrity()
-        reply = self.engine.reply(ticket)
-        assert reply is not None
+        reply = there_is(self.engine.reply(ticket))
         self.last, self.ticket = reply, ticket
         self.G = list(reply.generated[:-1])
         return reply
@@ -85,9 +85,7 @@ class Play:
             ticket = engine.slot_erase(slot)
         engine.run()
         engine.check_integrity()
-        reply = engine.reply(ticket)
-        assert reply is not None
-        return reply
+        return there_is(engine.reply(ticket))
 
     @property
     def snapshot(self) -> dict[str, Any]:

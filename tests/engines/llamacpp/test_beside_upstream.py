@@ -120,15 +120,13 @@ def test_every_kind_of_memory_is_in_the_table_and_has_upstreams_operations(upstr
 
 @pytest.mark.parametrize("anchor", ["[TAG_PROMPT_LOGITS]", "[TAG_CHECKPOINTS_FIX_POS_MIN]"])
 def test_upstreams_anchors_are_found(anchor: str) -> None:
-    found = [path.name for path in ROOM.glob("*.py") if anchor in path.read_text()]
-    assert found
+    assert [path.name for path in ROOM.glob("*.py") if anchor in path.read_text()]
     assert anchor in PAGE.read_text()
 
 
 def test_oddities_are_marked_one_way() -> None:
     other = re.compile(r"\(traps?\b|Traps? of|# trap")
-    found = [path.name for path in ROOM.rglob("*.py") if other.search(path.read_text())]
-    assert found == []
+    assert [path.name for path in ROOM.rglob("*.py") if other.search(path.read_text())] == []
 
 
 # Workloads that were played on the real servers replay with equal counts, slot by slot.
@@ -147,9 +145,8 @@ def workloads(release: str) -> list[dict[str, Any]]:
 )
 def test_every_request_of_the_real_server_replays(release: str) -> None:
     lines = workloads(release)
-    different = {line["id"]: found for line in lines if (found := mismatch(line)) is not None}
 
-    assert different == {}
+    assert {line["id"]: found for line in lines if (found := mismatch(line)) is not None} == {}
     assert sum(len(line["steps"]) for line in lines) == 1133
 
 

@@ -58,8 +58,7 @@ def test_a_race_ends_with_the_losses_of_those_that_were_best() -> None:
 def test_cells_are_shown_while_the_copies_for_further_completions_wait() -> None:
     network = Traced(build(preset("swa"), "ring"))
     options = {"parallel": 3, "batch_size": 64}
-    engine = Engine.create("llama.cpp@b11549", model=network, options=options)
-    assert isinstance(engine, LlamaCpp)
+    engine = of_kind(LlamaCpp, Engine.create("llama.cpp@b11549", model=network, options=options))
     prompt = as_tokens(range(265, 365))
     ticket = engine.submit(Request(prompt=prompt, predict=3, completions=3))
 
@@ -78,11 +77,9 @@ def test_an_adapter_is_a_small_delta_on_the_weights_that_feed_the_memory() -> No
     laid = deltas(spec, "A")
     name = "blk.0.attn_v.weight"
 
-    half = network.under((0.5, 0.0))
+    half = of_kind(FloatNetwork, network.under((0.5, 0.0)))
 
-    assert isinstance(half, FloatNetwork)
-    plain = build(spec)
-    assert isinstance(plain, FloatNetwork)
+    plain = of_kind(FloatNetwork, build(spec))
     product = laid[f"{name}.lora_b"].astype(np.float64) @ laid[f"{name}.lora_a"]
     np.testing.assert_allclose(half.weights[name], plain.weights[name] + 0.5 * product, atol=1e-6)
     assert network.under((0.0, 0.0)) is plain

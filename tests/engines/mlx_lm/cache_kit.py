@@ -16,6 +16,7 @@ from cachesim.engines.mlx_lm.caches.prompt_cache import (
 from cachesim.engines.mlx_lm.family import FAMILY
 from cachesim.engines.mlx_lm.store.lru_prompt_cache import UNLIMITED, Fetched, LRUPromptCache
 from cachesim.model.presets import tiny
+from cachesim.typed import of_kind
 from cachesim.units import Array
 
 ATTN = tiny("dense")
@@ -157,8 +158,7 @@ class Store(LRUPromptCache):
         if cache is None:
             assert digits(key) == list(rest)
             return None
-        layer = cache[0]
-        assert isinstance(layer, Mock)
+        layer = of_kind(Mock, cache[0])
         return "".join(map(str, layer.tokens)), "".join(map(str, rest))
 
     @property

@@ -13,6 +13,7 @@ from cachesim.engines.mlx_lm.generate.shared import PromptCache
 from cachesim.engines.mlx_lm.options import FIELDS
 from cachesim.lab.real.vectors.mlx_server import ColdStates, spec_of
 from cachesim.model.build import build
+from cachesim.typed import there_is
 from cachesim.units import as_tokens
 from cachesim.verify.oracle import Oracle
 
@@ -104,8 +105,7 @@ def play_staggered(workload: Mapping[str, Any], pauses: Sequence[int]) -> Journe
 
 
 def _judged(engine: MlxLm, oracle: Oracle, ticket: Ticket, *, alone: bool) -> Answered:
-    reply = engine.reply(ticket)
-    assert reply is not None
+    reply = there_is(engine.reply(ticket))
     same = None
     if reply.error is None and reply.approximated is None:
         cold = oracle.logits(reply.prompt, reply.generated)

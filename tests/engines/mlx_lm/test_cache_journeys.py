@@ -22,6 +22,7 @@ from cachesim.model.arithmetic import ArithmeticName, Network
 from cachesim.model.build import build
 from cachesim.model.presets import preset
 from cachesim.model.trace import Traced
+from cachesim.typed import of_kind
 from tests.engines.mlx_lm.cache_journeys import ACTS, DivergedError, Journey, Step, UnsoundError
 from tests.engines.mlx_lm.cache_kit import NEWEST, RULES, ring, write
 
@@ -201,14 +202,12 @@ def test_the_found_journey_is_right_with_the_mask_mended() -> None:
 
 
 def test_the_mask_of_a_turned_ring_counts_a_row_too_many_as_padding() -> None:
-    batch = RotatingKVCache.merge([ring(WINDOW, 1, 2, 3, 4, 5, 6)])
-    assert isinstance(batch, BatchRotatingKVCache)
+    batch = of_kind(BatchRotatingKVCache, RotatingKVCache.merge([ring(WINDOW, 1, 2, 3, 4, 5, 6)]))
     batch.extend(RotatingKVCache.merge([ring(WINDOW)]))
     write(batch, [7], [10])
     mask = batch.make_mask(2)
-    keys = write(batch, [8, 9], [11, 12])
 
-    assert [[3, 4, 5, 6, 7, 8, 9], [0, 0, 0, 0, 10, 11, 12]] == keys
+    assert [[3, 4, 5, 6, 7, 8, 9], [0, 0, 0, 0, 10, 11, 12]] == write(batch, [8, 9], [11, 12])
     assert isinstance(mask, np.ndarray)
     assert [[False] * 5 + [True, False], [False] * 5 + [True, True]] == mask[1, 0].tolist()
     assert [0, 4] == [max(0, int(each)) for each in batch.left_padding]

@@ -33,8 +33,7 @@ def cached(engine: MlxLm, *prompts: list[int], reply: list[int] = REPLY) -> list
 
 
 def stored(engine: MlxLm) -> RecordStore:
-    cache = engine.server.store.cache
-    assert isinstance(cache, DiskPromptCache)
+    cache = of_kind(DiskPromptCache, engine.server.store.cache)
     return cache.store("")
 
 
@@ -78,8 +77,7 @@ def test_a_state_is_kept_at_the_last_chunk_before_the_end_of_a_prompt() -> None:
     engine = server("hybrid-delta")
 
     assert [0, 512] == cached(engine, PROMPT, PROMPT)
-    kinds = [(512, "kv_delta"), (512, "state_checkpoint"), (256, "kv_delta")]
-    assert kinds == records(engine)
+    assert [(512, "kv_delta"), (512, "state_checkpoint"), (256, "kv_delta")] == records(engine)
     assert [0] == cached(engine, [*PROMPT[:400], 5])
 
 

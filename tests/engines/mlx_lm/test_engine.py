@@ -130,9 +130,7 @@ def test_a_placeholder_that_a_ring_never_wrote_is_no_position() -> None:
     engine = Engine.create("mlx-lm@0.30.2", model=windows)
     ask(engine, PROMPT[:1], predict=1)
 
-    reply = ask(engine, PROMPT[:1], predict=40, options={"seed": 0})
-
-    assert 40 == len(reply.generated)
+    assert 40 == len(ask(engine, PROMPT[:1], predict=40, options={"seed": 0}).generated)
 
 
 # Words as tokens, and three chat templates in words.

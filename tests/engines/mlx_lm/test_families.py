@@ -18,6 +18,7 @@ from cachesim.errors import OptionError
 from cachesim.model.build import build
 from cachesim.model.presets import PRESETS, preset, tiny
 from cachesim.model.spec import ModelSpec
+from cachesim.typed import there_is
 from cachesim.units import as_tokens
 from cachesim.verify.oracle import cold_logits
 
@@ -41,8 +42,7 @@ def served(spec: ModelSpec, release: str, groups: Sequence[Sequence[tuple[Messag
         ]
         engine.run()
         for ticket in tickets:
-            reply = engine.reply(ticket)
-            assert reply is not None
+            reply = there_is(engine.reply(ticket))
             assert reply.error is None
             tokens = reply.prompt + reply.generated[:-1]
             cold = cold_logits(network, tokens)[len(reply.prompt) - 1 :]
@@ -80,8 +80,7 @@ def gemma3n(release: str, **options: int) -> tuple[str | None, bool]:
     prompt = as_tokens(list(range(300, 320)))
     ticket = engine.submit(Request(prompt=prompt, predict=2, reply=SAID, options=options))
     engine.run()
-    reply = engine.reply(ticket)
-    assert reply is not None
+    reply = there_is(engine.reply(ticket))
     cold = cold_logits(spec, (*prompt, SAID[0]), arithmetic="ring")[-2:]
     return reply.error, np.array_equal(cold, reply.logits)
 

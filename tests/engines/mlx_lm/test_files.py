@@ -19,6 +19,7 @@ from cachesim.engines.mlx_lm.caches.prompt_cache import (
 )
 from cachesim.engines.mlx_lm.family import FAMILY
 from cachesim.errors import BlobError
+from cachesim.typed import of_kind
 from tests.engines.mlx_lm.cache_kit import kv, ring, rows, used, write
 
 NEW, OLD = FAMILY.release("0.32.2").rules.caches, FAMILY.release("0.31.3").rules.caches
@@ -35,8 +36,7 @@ def test_the_new_format_keeps_empty_caches_and_missing_slots() -> None:
     loaded, _ = load_prompt_cache(save_prompt_cache(caches, rules=NEW), rules=NEW)
 
     assert [True, False] == [each.empty() for each in loaded]
-    states = loaded[1]
-    assert isinstance(states, ArraysCache)
+    states = of_kind(ArraysCache, loaded[1])
     assert ([[1]], None) == (states.cache[0].tolist(), states.cache[1])  # type: ignore[union-attr]
 
 
@@ -66,8 +66,7 @@ def test_a_ring_comes_back_with_its_numbers(release: str) -> None:
     )
 
     assert {"who": "me"} == metadata
-    back = loaded[0]
-    assert isinstance(back, RotatingKVCache)
+    back = of_kind(RotatingKVCache, loaded[0])
     assert (6, 2, 0, 4) == (back.offset, back.idx, back.keep, back.max_size)
     assert [4, 5, 2, 3] == rows(back)
 
@@ -90,8 +89,7 @@ def test_lists_of_caches_come_back_since_886() -> None:
         states[1] = np.array([[2]])
         together = CacheList(rules, states, kv(1, 2, release=release))
         loaded, _ = load_prompt_cache(save_prompt_cache([together], rules=rules), rules=rules)
-        back = loaded[0]
-        assert isinstance(back, CacheList)
+        back = of_kind(CacheList, loaded[0])
         found[release] = tuple(type(each).__name__ for each in back.caches)
 
     assert {("ArraysCache", "KVCache")} == set(found.values())

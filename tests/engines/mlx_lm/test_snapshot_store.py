@@ -66,6 +66,5 @@ def test_a_snapshot_that_can_be_trimmed_is_cut_by_tokens_of_the_key_alone() -> N
     it = store(SnapshotRules(interval=4))
     cache = conversation(13, hybrid=False)  # three more than the key says
     it.move_cache(MODEL, list(range(10)), cache, boundaries=[6])
-    snapshot = it.trie.get(MODEL, list(range(6))).prompt_cache
 
-    assert [9, 9] == [layer.size() for layer in snapshot]
+    assert [9, 9] == [layer.size() for layer in it.trie.get(MODEL, list(range(6))).prompt_cache]

@@ -279,5 +279,4 @@ def test_write_back_copies_windows_that_came_after_their_node_was_copied() -> No
 
     old, new = (played(rules, config, *steps)["tree"] for rules in (OLD, NEW))
 
-    twice = [sum(row[-2:] == [1, 1] for row in tree) for tree in (old, new)]
-    assert [31, 0] == twice
+    assert [31, 0] == [sum(row[-2:] == [1, 1] for row in tree) for tree in (old, new)]

@@ -158,6 +158,5 @@ def test_a_corner_is_for_models_and_releases_that_have_its_flags() -> None:
 
 def test_an_engine_without_corners_draws_nothing_for_them() -> None:
     asked, fresh = Seeded(0), Seeded(0)
-    corner = draw_corner(asked, Profile.parse("marconi@artifact"), "hybrid")
-    assert {} == corner.flags
+    assert {} == draw_corner(asked, Profile.parse("marconi@artifact"), "hybrid").flags
     assert fresh.integer(0, 1 << 30) == asked.integer(0, 1 << 30)

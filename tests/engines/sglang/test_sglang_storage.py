@@ -91,8 +91,7 @@ def test_an_operation_is_done_after_so_many_looks() -> None:
 @pytest.mark.thorough
 def test_answers_from_the_storage_are_those_of_a_cold_run() -> None:
     for seed in range(40):
-        workload = Workload(seed, "sglang@0.5.9", presets=("dense",), stored=True)
-        assert [] == wrong(workload)
+        assert [] == wrong(Workload(seed, "sglang@0.5.9", presets=("dense",), stored=True))
 
 
 @pytest.mark.thorough

@@ -83,9 +83,7 @@ def test_a_turn_that_is_no_append_is_refused(release: str, asked: dict[str, Any]
     engine = server(release)
     answer(engine, FIRST)
 
-    refused = answer(engine, NEXT, **asked)
-
-    assert "BadRequestError" == refused.error
+    assert "BadRequestError" == answer(engine, NEXT, **asked).error
     assert len(FIRST + REPLY) - 1 == answer(engine, NEXT).cached
 
 

@@ -26,9 +26,7 @@ def test_a_miss_is_asked_for_again_some_passes_later_but_not_by_the_head_of_the_
     for req in queue:
         retries.missed(req.id)
 
-    passes = [[req.id for req, _ in retries.ready(queue)] for _ in range(4)]
-
-    assert [[], [], [1], []] == passes
+    assert [[], [], [1], []] == [[req.id for req, _ in retries.ready(queue)] for _ in range(4)]
 
 
 def test_who_has_asked_often_enough_asks_no_more() -> None:

@@ -110,8 +110,7 @@ def test_a_request_without_room_is_set_back_and_still_answered() -> None:
     server = serving(num_blocks=10)
     tickets = [sent(server, range(each, each + 12), predict=12) for each in (0, 50, 100)]
     server.run()
-    told = [event for event in server.events if event.name() == "request-set-back"]
-    assert told
+    assert [event for event in server.events if event.name() == "request-set-back"]
     oracle = Oracle(server.network)
     for ticket in tickets:
         reply = there_is(server.reply(ticket))

@@ -90,9 +90,7 @@ def test_beside_smaller_blocks_of_a_drafter_the_state_of_a_short_last_chunk_is_l
 def test_a_state_is_exported_inside_its_chunk_into_an_entry_of_its_own(
     span: tuple[int, int], position: int, alignment: int, *, wanted: bool
 ) -> None:
-    found = is_exportable(span, position, unit=4, block=16, alignment=alignment)
-
-    assert wanted == found
+    assert wanted == is_exportable(span, position, unit=4, block=16, alignment=alignment)
 
 
 def test_an_exported_state_among_drafts_ends_the_engine_core() -> None:

@@ -13,7 +13,7 @@ from cachesim.engines.vllm.server import Vllm
 from cachesim.errors import OptionError
 from cachesim.model.presets import preset
 from cachesim.model.spec import Sizes
-from cachesim.typed import of_kind
+from cachesim.typed import of_kind, there_is
 from cachesim.units import Count, Token, Tokens
 from tests.engines import asking
 
@@ -79,9 +79,7 @@ def test_the_last_token_misses_one_of_its_window_where_the_rest_is_whole_blocks(
     """The window is laid out for token N, and token N - 1 is computed again."""
     short = (length - WINDOW + 1) % BLOCK == 0
 
-    reply = answer(server("swa"), PROMPT[:length])
-
-    assert (not short) == is_cold(reply, "swa")
+    assert (not short) == is_cold(answer(server("swa"), PROMPT[:length]), "swa")
 
 
 def test_what_this_server_has_is_not_read_again() -> None:
@@ -132,8 +130,7 @@ def test_all_of_a_failed_read_is_computed_here(length: int, failed: int) -> None
 
     reply = answer(engine, PROMPT[:length], options={"failed_block": failed})
 
-    computed = [each.start for each in engine.events if isinstance(each, ChunkScheduled)]
-    assert 0 == computed[0]
+    assert 0 == next(each.start for each in engine.events if isinstance(each, ChunkScheduled))
     assert is_cold(reply, "dense")
 
 
@@ -168,10 +165,7 @@ def test_a_read_after_the_lease_brings_what_others_have_written(lease: int, same
     engine.submit(Request(prompt=OTHER[::-1], predict=1))
     engine.run()
 
-    reply = engine.reply(ticket)
-
-    assert reply is not None
-    assert same == is_cold(reply, "dense")
+    assert same == is_cold(there_is(engine.reply(ticket)), "dense")
     ended = [each.task for each in engine.events if isinstance(each, LeaseEnded)]
     assert same == (int(ticket) not in ended)
 

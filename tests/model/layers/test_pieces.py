@@ -46,7 +46,9 @@ from cachesim.model.tiles import (
     product,
     sides_mix,
 )
+from cachesim.typed import there_is
 from cachesim.units import Array
+from tests.fixtures import Patch
 
 NUMBERS = arrays.arrays(np.float64, (3, 8), elements=st.floats(-50, 50))
 
@@ -104,8 +106,7 @@ def test_a_turn_keeps_lengths_and_depends_on_distance_alone() -> None:
     rows = np.random.default_rng(1).normal(size=(2, 1, 16))
 
     def met(query_at: int, key_at: int) -> float:
-        turns = rotary.turns(np.array([query_at, key_at]))
-        assert turns is not None
+        turns = there_is(rotary.turns(np.array([query_at, key_at])))
         turned = rotate(rows, turns)
         assert np.allclose((rows**2).sum(axis=-1), (turned**2).sum(axis=-1))
         return float(turned[0, 0] @ turned[1, 0])
@@ -118,12 +119,10 @@ def test_angles_are_the_same_bits_whoever_asks() -> None:
     spec = preset("dense")
     positions = np.array([5, PAGE - 1, PAGE, 3 * PAGE + 1, 2_000_000_000])
 
-    together = Rotary(spec).turns(positions)
+    together = there_is(Rotary(spec).turns(positions))
 
-    assert together is not None
     for i, position in enumerate(positions):
-        alone = Rotary(spec).turns(np.array([position]))
-        assert alone is not None
+        alone = there_is(Rotary(spec).turns(np.array([position])))
         assert np.array_equal(together[0][i], alone[0][0])
         assert np.array_equal(together[1][i], alone[1][0])
 
@@ -162,9 +161,7 @@ def test_tiles_stay_below_what_wakes_threads() -> None:
     assert (4,) == below_threads(LADDER, SERIAL)
 
 
-def test_mixing_is_refused_where_one_height_gives_other_bits(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_mixing_is_refused_where_one_height_gives_other_bits(monkeypatch: Patch) -> None:
     honest = np.matmul
 
     def moody(a: Array, b: Array, out: Array | None = None) -> Array:
@@ -182,9 +179,7 @@ def test_mixing_is_refused_where_one_height_gives_other_bits(
         asked.cache_clear()
 
 
-def test_large_weights_lie_as_small_ones_must_where_both_orders_mix(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_large_weights_lie_as_small_ones_must_where_both_orders_mix(monkeypatch: Patch) -> None:
     """Kernels for small products, which want rows in one piece, also take blocks of large ones."""
     inner, columns = SMALL
 
@@ -198,7 +193,7 @@ def test_large_weights_lie_as_small_ones_must_where_both_orders_mix(
     order_for.cache_clear()
 
 
-def test_weights_lie_in_the_order_in_which_heights_mix(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weights_lie_in_the_order_in_which_heights_mix(monkeypatch: Patch) -> None:
     weights = np.random.default_rng(2).normal(size=(30, 8))
 
     for order in ORDERS:

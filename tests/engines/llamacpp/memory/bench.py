@@ -10,6 +10,7 @@ from cachesim.engines.llamacpp.memory.context import Context, PlannedFailure
 from cachesim.engines.llamacpp.memory.recurrent import RecurrentMemory
 from cachesim.engines.llamacpp.memory.rules import B9509, B11434, MemoryRules
 from cachesim.lab.real.vectors.memory import counter_context, named_parts
+from cachesim.typed import there_is
 
 BOTH = (B9509, B11434)
 NAMES = ("b9509", "b11434")
@@ -144,8 +145,7 @@ class Bench:
 
     def sources(self) -> tuple[int, ...]:
         """The rows that the last ubatch read."""
-        store = self.context.reached[-1][1]
-        assert store is not None
+        store = there_is(self.context.reached[-1][1])
         assert store.recurrent is not None
         return store.recurrent.window.sources
 

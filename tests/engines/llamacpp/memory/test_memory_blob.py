@@ -49,9 +49,7 @@ def test_the_convolutions_of_both_layers_stand_before_their_states() -> None:
 
 
 def test_a_cut_state_stays_cut() -> None:
-    blob = saved("dense")
-
-    assert 100 == unpack(pack(blob.cut(100))).size
+    assert 100 == unpack(pack(saved("dense").cut(100))).size
 
 
 PACKED = pack(saved("hybrid"))

@@ -23,6 +23,7 @@ from cachesim.engines.llamacpp.memory.cells import (
 from cachesim.engines.llamacpp.memory.rules import B11434
 from cachesim.errors import ContractError
 from cachesim.model.store import ABSENT, BLOCK
+from cachesim.typed import of_kind, there_is
 
 SIZE = 24
 SEQUENCES = 3
@@ -132,8 +133,7 @@ OPERATIONS = st.one_of(
 
 def write(streams: Streams, naive: Naive, seq: int, start: int, n: int) -> None:
     positions = tuple(range(start, start + n))
-    ubatch = Splitter(positions, ((seq,),) * n, (False,) * n).simple(n)
-    assert ubatch is not None
+    ubatch = there_is(Splitter(positions, ((seq,),) * n, (False,) * n).simple(n))
     slot = find_slot(streams, ubatch)
     expected = naive.find(n)
     assert expected == (None if slot is None else list(slot.cells[0]))
@@ -145,8 +145,7 @@ def write(streams: Streams, naive: Naive, seq: int, start: int, n: int) -> None:
 
 def check_lanes(streams: Streams, seq: int, start: int) -> None:
     """A lane's order: aligned blocks by position, doubles behind them in cell order."""
-    ubatch = Splitter((start,), ((seq,),), (True,)).simple(1)
-    assert ubatch is not None
+    ubatch = there_is(Splitter((start,), ((seq,),), (True,)).simple(1))
     (plan,) = plan_lanes(streams, ubatch)
     rows = range(10_000)[plan.picked] if isinstance(plan.picked, slice) else plan.picked.tolist()
     cells = streams.cells[0]
@@ -215,10 +214,8 @@ def test_far_apart_positions_take_no_long_lanes() -> None:
     streams = Streams(B11434, n_seq_max=1, unified=True, size=8, mask=WindowMask())
     naive = Naive(WindowMask())
     for start in (3, 1_000_000_000, 2_000_000_000):
-        ubatch = Splitter((start,), ((0,),), (True,)).simple(1)
-        assert ubatch is not None
-        slot = find_slot(streams, ubatch)
-        assert slot is not None
+        ubatch = there_is(Splitter((start,), ((0,),), (True,)).simple(1))
+        slot = there_is(find_slot(streams, ubatch))
         apply_ubatch(streams, slot, ubatch)
 
     check_lanes(streams, 0, 2_000_000_000)
@@ -229,10 +226,8 @@ def test_far_apart_positions_take_no_long_lanes() -> None:
 def test_a_wrong_book_is_noticed() -> None:
     def filled() -> Streams:
         streams = Streams(B11434, n_seq_max=2, unified=True, size=8, mask=WindowMask())
-        ubatch = Splitter((0, 1), ((0,), (0,)), (True, True)).simple(2)
-        assert ubatch is not None
-        slot = find_slot(streams, ubatch)
-        assert isinstance(slot, SlotInfo)
+        ubatch = there_is(Splitter((0, 1), ((0,), (0,)), (True, True)).simple(2))
+        slot = of_kind(SlotInfo, find_slot(streams, ubatch))
         apply_ubatch(streams, slot, ubatch)
         assert (0, 1) == (streams.pos_min(0), streams.pos_max(0))
         streams.check_integrity()
@@ -272,12 +267,10 @@ def test_a_dry_run_gives_a_stream_the_head_of_its_lists_number(longest: int) -> 
     streams = Streams(B11434, n_seq_max=3, unified=False, size=SIZE, mask=NO_WINDOW)
     streams.heads = [1, 0, 2]
     split = Splitter((0, 1, 2, 3), ((2,),) * 4, (False,) * 4)
-    pieces = split.cut(lambda: split.equal(longest, sequential=True))
-    assert pieces is not None
+    pieces = there_is(split.cut(lambda: split.equal(longest, sequential=True)))
 
-    slots = prepare(streams, pieces)
+    slots = there_is(prepare(streams, pieces))
 
-    assert slots is not None
     assert [2, 3, 4, 5] == [cell for slot in slots for cell in slot.cells[0]]
     assert [1, 0, 1] == streams.heads
     assert [0, 0, 0] == [cells.used for cells in streams.cells]

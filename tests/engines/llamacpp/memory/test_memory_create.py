@@ -13,6 +13,7 @@ from cachesim.model.build import build
 from cachesim.model.presets import preset, tiny
 from cachesim.model.store import Ubatch
 from cachesim.model.trace import Traced
+from cachesim.typed import there_is
 from cachesim.units import Count
 
 
@@ -30,8 +31,7 @@ def test_states_have_the_real_servers_bytes() -> None:
 
 def test_a_companion_keeps_a_plain_cache_of_its_own_and_reads_hidden_rows() -> None:
     network = build(tiny("hybrid-mtp"), "ring")
-    head = network.companion()
-    assert head is not None
+    head = there_is(network.companion())
     target = create_context(network, ContextParams(n_rs_seq=2), B9509)
     companion = create_context(head, ContextParams(n_rs_seq=2), B9509)
     assert (AttentionCache, 0) == (type(companion.memory), companion.n_rs_seq)

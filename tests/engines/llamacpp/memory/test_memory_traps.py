@@ -138,9 +138,7 @@ def test_coupled_sequences_must_hold_the_same_positions(rules: MemoryRules) -> N
 
 @both
 def test_sets_that_only_overlap_in_part_are_accepted(rules: MemoryRules) -> None:
-    b = Bench(rules, "kv", n_seq_max=3, cells=32)
-
-    assert b.decode(8, "0,1:0+1 1,2:1+1") == 0
+    assert Bench(rules, "kv", n_seq_max=3, cells=32).decode(8, "0,1:0+1 1,2:1+1") == 0
 
 
 @both

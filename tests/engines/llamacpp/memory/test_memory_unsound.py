@@ -8,6 +8,7 @@ from cachesim.engines.llamacpp.memory.batch import Batch
 from cachesim.engines.llamacpp.memory.context import PlannedFailure
 from cachesim.engines.llamacpp.memory.hybrid import WindowPair
 from cachesim.engines.llamacpp.memory.rules import B9509, B11434, MemoryRules
+from cachesim.typed import of_kind
 from cachesim.units import as_tokens
 from cachesim.verify.oracle import cold_logits
 from tests.engines.llamacpp.memory.bench import BOTH, NAMES
@@ -188,8 +189,7 @@ def test_a_busy_sequence_reclaims_an_idle_ones_window_even_at_full_size(rules: M
     assert lab.go_on(1, 20)
     assert lab.cut(0, 0)
     assert lab.go_on(0, 32)
-    pair = lab.context.memory
-    assert isinstance(pair, WindowPair)
+    pair = of_kind(WindowPair, lab.context.memory)
     assert (2, 64 - 14) == (pair.swa.seq_pos_min(1), pair.swa.streams.cells[0].used)
 
     assert lab.cut(1, 3)
@@ -276,8 +276,7 @@ def test_a_state_saved_between_a_shift_and_the_next_decode_never_turns_its_keys(
 @both
 def test_a_division_turns_the_keys_the_wrong_way(rules: MemoryRules) -> None:
     lab = begun("dense", rules, 6, arithmetic="float")
-    cache = lab.context.memory
-    assert isinstance(cache, AttentionCache)
+    cache = of_kind(AttentionCache, lab.context.memory)
     layer = cache.layers[-1]
     before = cache.rows[0].keys[layer][64 + 5].copy()
 
@@ -316,9 +315,7 @@ def test_a_window_pair_restored_by_half_doubles_base_positions(rules: MemoryRule
     assert lab.context.seq_pos_max(1) == -1
 
     assert not lab.go_on(1, 3)
-    pair = lab.context.memory
-    assert isinstance(pair, WindowPair)
-    assert pair.base.streams.cells[0].members(1).sum() == 8
+    assert of_kind(WindowPair, lab.context.memory).base.streams.cells[0].members(1).sum() == 8
 
 
 def test_a_truncated_state_leaves_cells_with_foreign_rows_in_the_earlier_release() -> None:
