@@ -24,6 +24,7 @@ from pages import commands as command_pages
 from cachesim.cli.main import main
 from cachesim.play import run
 from cachesim.scenario import full_profile, scenario_of
+from tests.fixtures import Capture, Patch
 
 ROOT: Final = Path(__file__).parents[2]
 PAGES: Final = [
@@ -97,7 +98,7 @@ def refreshed(session: Session, printed: str) -> None:
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path: Path, monkeypatch: Patch) -> Path:
     """A folder that looks like a checkout, as wide as a page."""
     for name in ("scenarios", "tests", "docs"):
         (tmp_path / name).symlink_to(ROOT / name)
@@ -106,7 +107,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def compare(session: Session, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def compare(session: Session, folder: Path, capsys: Capture) -> None:
     status = main(words_of(session, folder))
     printed = capsys.readouterr()
 
@@ -130,15 +131,13 @@ def compare(session: Session, folder: Path, capsys: pytest.CaptureFixture[str]) 
         and each.page != IN_ORDER
     ],
 )
-def test_a_command_prints_what_is_shown(
-    session: Session, folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_command_prints_what_is_shown(session: Session, folder: Path, capsys: Capture) -> None:
     compare(session, folder, capsys)
 
 
 @pytest.mark.thorough
 def test_the_commands_of_the_quick_start_work_one_after_the_other(
-    folder: Path, capsys: pytest.CaptureFixture[str]
+    folder: Path, capsys: Capture
 ) -> None:
     steps = [each for each in sessions() if each.page == IN_ORDER]
 
@@ -172,7 +171,7 @@ def test_only_lines_at_an_ellipsis_may_be_left_out(shown: str, expected: bool) -
     [page for page in PAGES if any(language == "python" for language, _ in blocks(page))],
     ids=lambda page: page.name,
 )
-def test_python_runs(page: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_python_runs(page: Path, capsys: Capture) -> None:
     names: dict[str, Any] = {"__name__": page.stem}
     for language, text in blocks(page):
         if language == "toml":

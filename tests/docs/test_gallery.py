@@ -8,11 +8,12 @@ import pytest
 
 from cachesim.play.result import Run
 from cachesim.scenario.shipped import shipped_file
+from tests.fixtures import Patch
 
 NAME = "llama.cpp-three-requests"
 
 
-def test_a_report_is_written_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_report_is_written_once(tmp_path: Path, monkeypatch: Patch) -> None:
     played: list[str] = []
     monkeypatch.setattr(make_gallery, "shipped_files", lambda: [shipped_file(NAME)])
     write = make_gallery.write_report
@@ -32,7 +33,7 @@ def test_a_report_is_written_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize(("seconds", "arithmetic"), [(1, "float"), (600, "ring")])
 def test_a_report_that_would_take_minutes_is_played_in_ring(
-    seconds: int, arithmetic: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    seconds: int, arithmetic: str, tmp_path: Path, monkeypatch: Patch
 ) -> None:
     asked: list[str] = []
     play = make_gallery.run
@@ -48,9 +49,7 @@ def test_a_report_that_would_take_minutes_is_played_in_ring(
     assert {arithmetic} == set(asked)
 
 
-def test_a_report_whose_scenario_is_gone_is_removed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_report_whose_scenario_is_gone_is_removed(tmp_path: Path, monkeypatch: Patch) -> None:
     monkeypatch.setattr(make_gallery, "shipped_files", list)
     old = tmp_path / "reports" / "gone.html"
     old.parent.mkdir()

@@ -60,9 +60,8 @@ def test_every_file_that_a_guide_names_is_there(guide: str) -> None:
     paths = [
         each.partition("::") for each in named(text) if re.match(r"(cachesim|tests|docs)/", each)
     ]
-    missing = [path for path, _, _ in paths if not (ROOT / path).exists()]
 
-    assert [] == missing
+    assert [] == [path for path, _, _ in paths if not (ROOT / path).exists()]
     for path, _, test in paths:
         assert not test or test in functions(ROOT / path), test
 

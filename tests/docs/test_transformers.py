@@ -111,6 +111,5 @@ def test_the_program_of_the_page_prints_what_the_page_says() -> None:
     [program] = re.findall(r"```py\n(.*?)```", page, flags=re.DOTALL)
     printed = re.findall(r"```text\n(.*?)```", page, flags=re.DOTALL)[-1]
     command = [environment_for(NEWEST).python, "-W", "ignore", "-c", program]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
 
-    assert printed == done.stdout
+    assert printed == subprocess.run(command, capture_output=True, text=True, check=True).stdout

@@ -55,7 +55,6 @@ class Words(HTMLParser):
 
 
 def words_of_site(site: Path) -> int:
-    """The words of all pages that Sphinx has built."""
     names = [(path, path.relative_to(site).as_posix()) for path in site.rglob("*.html")]
     pages = [path for path, name in names if not name.startswith(BUILT_LATER)]
     return sum(Words(path.read_text(encoding="utf-8")).count for path in pages)

@@ -1,0 +1,250 @@
+"""Pages that are written from numbers: each says what the numbers beside it say."""
+
+from itertools import count
+from types import ModuleType
+from typing import Any
+
+import make_bugs
+import make_conversation
+import make_fleet
+import make_growth
+import make_scopes
+import make_search_speed
+import make_speed
+import pytest
+
+from benchmarks import growth, model, search
+from benchmarks.bugs import Row
+from benchmarks.defects import defects
+from benchmarks.model import THEIRS
+from benchmarks.searches import METHODS
+from cachesim.engines.family import FAMILIES, Profile
+from cachesim.model.presets import PRESETS
+from cachesim.testing.scope import WholeScope
+from tests.fixtures import Patch
+
+PAGES = (
+    make_bugs, make_conversation, make_fleet, make_growth, make_scopes, make_search_speed,
+    make_speed,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.__name__)
+def test_tables_sentences_and_pictures_are_those_of_the_numbers(page: ModuleType) -> None:
+    assert page.PAGE.is_current()
+
+
+# Mooncake's conversation trace.
+
+CONVERSATION = make_conversation.PAGE.numbers()
+
+
+def test_every_row_adds_up_to_what_was_computed_before() -> None:
+    assert {1_690_631} == {row["cached"] + sum(row["lost"].values()) for row in CONVERSATION}
+    assert {(12_031, 0)} == {(row["requests"], row["refused"]) for row in CONVERSATION}
+    assert 5 == len(list(make_conversation.sentences(CONVERSATION)))
+
+
+def test_a_sentence_that_the_rows_do_not_bear_out_is_an_error() -> None:
+    other = [
+        {**row, "rate": 0.5} if row["settings"].get("parallel") == 4 else row
+        for row in CONVERSATION
+    ]
+
+    with pytest.raises(ValueError, match="the numbers do not bear out that"):
+        list(make_conversation.sentences(other))
+
+
+# Chats and agents on a fleet.
+
+FLEET = make_fleet.PAGE.numbers()
+
+
+def test_a_row_of_the_fleet_that_does_not_bear_its_sentence_out_is_an_error() -> None:
+    rows = [{**row, "rate": 0.5} if row["router"] == "sticky" else row for row in FLEET["rows"]]
+
+    assert 2 * (1 + 3 * 5) == len(rows)
+    with pytest.raises(ValueError, match="stay together reuse more"):
+        list(make_fleet.sentences({**FLEET, "rows": rows}))
+
+
+# Growth: a cell is bounded in time.
+
+GROWTH = make_growth.PAGE.numbers()
+
+
+def test_every_row_of_the_benchmark_is_there() -> None:
+    rows = {
+        (axis, model, arithmetic)
+        for axis, (_, models, _) in growth.AXES.items()
+        for model in models
+        for arithmetic in growth.ARITHMETICS
+    }
+
+    assert rows == {(row["axis"], row["model"], row["arithmetic"]) for row in GROWTH["rows"]}
+    assert (growth.PROFILE, growth.LIMIT) == (GROWTH["profile"], GROWTH["limit"])
+
+
+def test_a_sentence_that_the_cells_do_not_bear_out_is_an_error() -> None:
+    steep = {size: float(size) ** 2 for size in ("100", "1000", "10000", "100000")}
+    rows = [
+        {**row, "seconds": steep} if row["model"] == "recurrent" else row for row in GROWTH["rows"]
+    ]
+
+    with pytest.raises(
+        ValueError, match="the numbers do not bear out that windows and states are linear"
+    ):
+        list(make_growth.sentences({**GROWTH, "rows": rows}))
+
+
+def test_a_cell_that_would_take_too_long_is_left_out(monkeypatch: Patch) -> None:
+    played: list[int] = []
+    clock = count(step=20.0)  # each look at it is 20 seconds after the last
+    cells = (lambda _, __, size: played.append(size), ("attention",), (100, 1000, 10000))
+    monkeypatch.setattr("benchmarks.growth.AXES", {"tokens": cells})
+    monkeypatch.setattr("benchmarks.growth.time.process_time", lambda: next(clock))
+
+    row = growth.measured("tokens", "attention", "ring")
+
+    assert {100: 20.0, 1000: None, 10000: None} == row.seconds
+    assert [100, 100] == played
+
+
+# Speed.
+
+SPEED = make_speed.PAGE.numbers()
+
+
+def told(preset: str, column: int, times: float) -> dict[str, object]:
+    """The numbers, had float so many times llama.cpp's speed there."""
+    theirs = next(r["turns"] for r in SPEED["rows"] if (r["preset"], r["side"]) == (preset, THEIRS))
+    rows = []
+    for row in SPEED["rows"]:
+        if (row["preset"], row["side"]) == (preset, "float"):
+            pairs = zip(row["turns"], theirs, strict=True)
+            turns = [
+                [*mine[:column], real[column] / times, *mine[column + 1 :]] for mine, real in pairs
+            ]
+            rows.append({**row, "turns": turns})
+        else:
+            rows.append(row)
+    return {**SPEED, "rows": rows}
+
+
+def test_every_preset_took_turns_with_the_real_server() -> None:
+    sides = (THEIRS, *model.ARITHMETICS)
+
+    assert [(preset, side) for preset in PRESETS for side in sides] == [
+        (row["preset"], row["side"]) for row in SPEED["rows"]
+    ]
+    assert {model.REPEATS} == {len(row["turns"]) for row in SPEED["rows"]}
+
+
+def test_the_benchmark_of_speed_measures_what_the_page_tells_of() -> None:
+    measured = (list(model.PREFILLS), list(model.AFTER), model.DECODED)
+
+    assert measured == (SPEED["prefills"], SPEED["after"], SPEED["decoded"])
+
+
+@pytest.mark.parametrize(
+    ("preset", "column", "times", "sentence"),
+    [
+        ("recurrent", 1, 0.79, "a prefill has 0.8 times llama.cpp's speed on every preset"),
+        ("hybrid-swa", 3, 0.49, "a decode has 0.5 times llama.cpp's speed on every preset"),
+        ("dense", 4, 0.99, "a decode after a long prompt has llama.cpp's speed where a layer"),
+    ],
+)
+def test_a_sentence_that_the_turns_do_not_bear_out_is_an_error(
+    preset: str, column: int, times: float, sentence: str
+) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        list(make_speed.sentences(told(preset, column, times)))
+
+
+# A search's speed.
+
+SEARCH = make_search_speed.PAGE.numbers()
+
+
+def test_the_benchmark_of_searches_measures_what_the_page_tells_of() -> None:
+    models = [(search.PROFILES[0], model) for model in search.MODELS]
+    others = [(profile, search.MODELS[0]) for profile in search.PROFILES[1:]]
+    expected = [(*pair, name) for pair in (*models, *others) for name in search.COUNTS]
+
+    rows = SEARCH["rows"]
+
+    assert expected == [(row["profile"], row["model"], row["arithmetic"]) for row in rows]
+    assert {search.RUNS} == {len(row[side]) for row in rows for side in ("whole", "searched")}
+
+
+@pytest.mark.parametrize(("arithmetic", "rate"), [("ring", 299.0), ("float", 59.0)])
+def test_a_goal_that_the_turns_do_not_reach_is_an_error(arithmetic: str, rate: float) -> None:
+    slow = make_search_speed.row_of(SEARCH, arithmetic)
+    rows = [row | {"searched": [rate] * 5} if row is slow else row for row in SEARCH["rows"]]
+
+    with pytest.raises(ValueError, match=f"a search in {arithmetic} judges"):
+        list(make_search_speed.sentences(SEARCH | {"rows": rows}))
+
+
+# Known defects.
+
+BUGS: list[Row] = make_bugs.PAGE.numbers()
+
+
+def test_every_defect_was_searched_for_by_every_search() -> None:
+    known = {(each.name, str(each.profile), each.model) for each in defects()}
+
+    assert len(known) >= 80
+    for how in METHODS:
+        assert known == {(e.defect, e.profile, e.model) for e in BUGS if e.how == how}
+
+
+# Small scopes: every release has a line.
+
+LINES = make_scopes.PAGE.numbers()["lines"]
+
+
+def scope_of(**changes: Any) -> dict[str, Any]:
+    found = {
+        "profile": "marconi@paper",
+        "model": "hybrid",
+        "workloads": 9,
+        "seconds": 1.5,
+        "failed": {"wrong answer": 1},
+        "findings": [{"evidence": "source only, not run"}],
+        "scope": {"whole": True, "requests": 2},
+    }
+    return found | changes
+
+
+def test_every_release_has_a_line_and_every_failure_its_evidence() -> None:
+    releases = [f"{name}@{each}" for name in FAMILIES for each in FAMILIES[name].names()]
+
+    assert releases == [each["profile"] for each in LINES]
+    assert [bool(each["failed"]) for each in LINES] == [bool(each["evidence"]) for each in LINES]
+
+
+@pytest.mark.parametrize("line", LINES[::9], ids=lambda line: line["profile"])
+def test_a_line_counts_the_workloads_of_today(line: dict[str, Any]) -> None:
+    profile = Profile.parse(line["profile"])
+    scope = WholeScope(profile=profile, model=line["model"], requests=line["requests"])
+
+    assert line["workloads"] == scope.count()
+
+
+def test_a_scope_that_is_not_whole_has_no_line() -> None:
+    with pytest.raises(ValueError, match="the scope of marconi@paper was run whole"):
+        make_scopes.line_of(scope_of(scope={"whole": False, "requests": 2}))
+
+
+def test_a_new_line_replaces_that_of_its_release() -> None:
+    old = make_scopes.line_of(scope_of(workloads=8))
+    other = make_scopes.line_of(scope_of(profile="marconi@artifact"))
+
+    first, second = make_scopes.merged([old, other], [make_scopes.line_of(scope_of())])
+
+    assert "marconi@artifact" == first["profile"]
+    assert ("marconi@paper", 9) == (second["profile"], second["workloads"])
+    assert "| marconi@paper | 9 | 1.5 | wrong answer 1 | source |" in (
+        make_scopes.written({"lines": [second]})
+    )
