@@ -52,7 +52,6 @@ CHECKS: dict[str, tuple[str, Callable[[Any], None]]] = {}
 
 
 def check(words: str, page: str) -> Callable[[Callable[[Any], None]], Callable[[Any], None]]:
-    """Enter a check."""
 
     def entered(look: Callable[[Any], None]) -> Callable[[Any], None]:
         CHECKS[words] = (page, look)
@@ -475,7 +474,6 @@ def axe_script() -> str | None:
 
 
 def violations(tab: Any, axe: str | None) -> list[str]:
-    """What axe finds."""
     if axe is None:
         return []
     tab.evaluate(axe)

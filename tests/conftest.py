@@ -6,9 +6,12 @@ others each time, `nightly` many.
 
 import os
 from collections import Counter
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+from cachesim.lab.real.environment import EnvironmentUnavailableError
 
 pytest.register_assert_rewrite("tests.fixtures", "tests.engines.seen_kit")
 
@@ -31,3 +34,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.thorough)
                 item.add_marker(pytest.mark.nightly)
             cases[test] += 1
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
+    """Skip a wheel test whose environment is not there."""
+    try:
+        return (yield)
+    except EnvironmentUnavailableError as error:
+        if item.get_closest_marker("wheel"):
+            pytest.skip(str(error))
+        raise

@@ -44,7 +44,6 @@ class Tab:
         self.send("browsingContext.navigate", context=self.context, url=url, wait="complete")
 
     def do(self, script: str) -> Any:
-        """The value of an expression."""
         code, where = f"JSON.stringify(({script}) ?? null)", {"context": self.context}
         told = self.send("script.evaluate", target=where, expression=code, awaitPromise=False)
         holds(told["type"] == "success", f"{script}: {told}")

@@ -86,7 +86,6 @@ def digest_of(entry: Run) -> str:
 
 
 def shipped(file: Path) -> Iterator[tuple[str, str]]:
-    """A digest for each profile of a scenario."""
     scenario = load(file)
     for name in scenario.engine.profiles:
         profile = full_profile(scenario.engine.name, name)
@@ -113,7 +112,6 @@ def lesson(number: int) -> Iterator[tuple[str, str]]:
 
 
 def page(name: str) -> Iterator[tuple[str, str]]:
-    """The digests of a command's text, and of its page."""
     words, option = PAGES[name]
     yield f"text {name}", digest(iter([printed(words)]))
     if not option:

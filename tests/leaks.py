@@ -133,7 +133,6 @@ class Original:
         }
 
     def text(self, index: int) -> tuple[Tokens, Tokens]:
-        """Prompt and reply of a step."""
         record = self.records[index]
         if record.step.reply is not None:
             return record.prompt, self.session.vocabulary.tokens(record.step.reply)

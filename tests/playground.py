@@ -83,7 +83,6 @@ class Patient(ThreadingHTTPServer):
 
 @contextmanager
 def served(folder: Path) -> Iterator[str]:
-    """The address of a folder while it is served."""
     handler = functools.partial(Quiet, directory=str(folder))
     with Patient(("127.0.0.1", 0), handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()

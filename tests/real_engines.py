@@ -65,12 +65,7 @@ from cachesim.lab.real.vllm.scheduler import SCHEDULER as VLLM_SCHEDULER
 from cachesim.lab.real.vllm.steps import KERNELS
 from cachesim.scenario.shipped import load_all
 from tests.real_router import play_routed
-from tests.wrong_answers import (
-    FOUR_SLOTS,
-    STALE_NEIGHBOUR,
-    THREE_REQUESTS,
-    verdict_on,
-)
+from tests.wrong_answers import FOUR_SLOTS, STALE_NEIGHBOUR, THREE_REQUESTS, verdict_on
 
 SEED: Final = 20261120
 WORKLOADS: Final = 10  # per release of llama.cpp that is looked at closely
@@ -446,7 +441,6 @@ def main(arguments: Sequence[str] = ()) -> int:
 
 
 def line_of(number: int, *, every: bool) -> tuple[bool, str]:
-    """The verdict of the check with this number, and its line."""
     check = list(checks(every=every))[number]
     start = time.monotonic()
     well, found = check.run()

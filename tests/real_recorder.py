@@ -138,7 +138,6 @@ class Bytes(socket.socket):
 
 
 def body_of(data: bytes) -> bytes:
-    """The body of an answer's bytes."""
     answer = http.client.HTTPResponse(Bytes(data))
     answer.begin()
     return answer.read()
@@ -234,7 +233,6 @@ def mlx() -> Iterator[str]:
 
 
 def call(url: str, method: str, path: str, body: Json | None = None) -> tuple[int, bytes]:
-    """One plain call: status and body."""
     connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=SECONDS)
     data = None if body is None else json.dumps(body).encode()
     try:

@@ -98,10 +98,7 @@ def neighbours(base: dict[str, Any]) -> Iterator[dict[str, Any]]:
         for step in range(1, STEPS + 1):
             size = config.get(pool, 0) - step * unit
             if size > 0:
-                yield base | {
-                    "id": f"{base['id']}-{pool}-{size}",
-                    "config": config | {pool: size},
-                }
+                yield base | {"id": f"{base['id']}-{pool}-{size}", "config": config | {pool: size}}
 
 
 def recorded(real: WorkerProcess, rules: Rules) -> Iterator[dict[str, Any]]:

@@ -77,9 +77,7 @@ def _newer() -> Iterator[Family[Any, Any]]:
         lay=lambda rules: replace(rules, cache=replace(rules.cache, load_consumes=False)),
     )
     newer = replace(
-        LLAMA_CPP,
-        releases=(*LLAMA_CPP.releases, release),
-        patches=(*LLAMA_CPP.patches, patch),
+        LLAMA_CPP, releases=(*LLAMA_CPP.releases, release), patches=(*LLAMA_CPP.patches, patch)
     )
     register(newer)
     yield newer
@@ -128,9 +126,7 @@ def test_one_more_engine_runs_and_is_checked(capsys: Capture, tmp_path: Path) ->
 
 @pytest.mark.usefixtures("engine")
 def test_one_more_cause_is_told_by_all_who_tell_causes(
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: Capture,
-    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch, capsys: Capture, tmp_path: Path
 ) -> None:
     """A value where the engine declares its causes, and the branch that applies it."""
     cause = Cause(

@@ -78,7 +78,6 @@ class Limited:
         return self._model(inputs, cache)
 
     def make_cache(self) -> PromptCache:
-        """Fresh caches."""
         return self._model.caches(self._size)
 
 

@@ -59,10 +59,7 @@ REASONS: Final = {
         PROCESSORS,
     ),
     **dict.fromkeys(
-        (
-            "test_stream_generate_input_embeddings",
-            "test_stream_generate_input_embeddings_prefill",
-        ),
+        ("test_stream_generate_input_embeddings", "test_stream_generate_input_embeddings_prefill"),
         EMBEDDINGS,
     ),
     **dict.fromkeys(
@@ -162,10 +159,7 @@ def core() -> types.ModuleType:
 
 
 def attention_mask(
-    h: Any,
-    cache: Any = None,
-    window_size: int | None = None,
-    return_array: bool = False,
+    h: Any, cache: Any = None, window_size: int | None = None, return_array: bool = False
 ) -> Any:
     """`mlx_lm.models.base.create_attention_mask`: the cache's mask, or that of no cache."""
     columns = h.shape[1]
@@ -245,13 +239,7 @@ class Store(LRUPromptCache):
         """The keys that the tests of older releases count."""
         return [each for queue in self.order.queues.values() for each in queue]
 
-    def insert_cache(
-        self,
-        model: Any,
-        tokens: Any,
-        prompt_cache: Any,
-        **more: Any,
-    ) -> None:
+    def insert_cache(self, model: Any, tokens: Any, prompt_cache: Any, **more: Any) -> None:
         """Insert under upstream's argument names."""
         if more.pop("checkpoint", False):
             more["cache_type"] = "user"

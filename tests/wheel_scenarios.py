@@ -131,7 +131,6 @@ def simulated(scenario: Scenario, engine: str, release: str) -> dict[str, bool]:
 
 
 def play(name: str, scenario: Scenario, release: str) -> Played:
-    """Play one scenario; what goes wrong is a result too."""
     engine = scenario.engine.name
     made = partial(Played, scenario=name, release=release, file=digest(scenario))
     wrong = simulated(scenario, engine, release)
@@ -170,7 +169,6 @@ def _late(step: Any) -> bool:
 
 
 def known() -> dict[tuple[str, str], Played]:
-    """What the table holds."""
     if not TABLE.is_file():
         return {}
     with TABLE.open(newline="", encoding="utf-8") as table:
@@ -179,7 +177,6 @@ def known() -> dict[tuple[str, str], Played]:
 
 
 def write(rows: Sequence[Played]) -> None:
-    """The table, in the order of names."""
     order = sorted(rows, key=lambda each: (each.scenario, each.release))
     with TABLE.open("w", newline="", encoding="utf-8") as table:
         writer = csv.DictWriter(table, [each.name for each in fields(Played)], lineterminator="\n")

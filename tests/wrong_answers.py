@@ -69,11 +69,7 @@ def run(*parts: range) -> Tokens:
 
 THREE_REQUESTS: Final = Conversation(
     name="three requests",
-    prompts=(
-        run(range(5)),
-        run(range(100, 140)),
-        run(range(100, 120), range(200, 220)),
-    ),
+    prompts=(run(range(5)), run(range(100, 140)), run(range(100, 120), range(200, 220))),
 )
 """A: 5 tokens. B: 40 unrelated tokens. C: 20 of B and 20 new; the checkpoint at one token stays."""
 

@@ -31,7 +31,6 @@ class Tally:
     kinds: dict[str, int] = field(default_factory=dict)
 
     def claim(self, kind: str, true: bool, what: str) -> None:
-        """Count one claim."""
         self.checked += 1
         self.kinds[kind] = self.kinds.get(kind, 0) + 1
         if not true:

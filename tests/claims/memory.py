@@ -37,7 +37,6 @@ class Reading:
 
     @property
     def cells(self) -> list[Cell]:
-        """The cells that it attended to."""
         return self.watch.cells(self.birth, self.place)
 
     @property
@@ -46,7 +45,6 @@ class Reading:
         return self.watch.own(self.birth, self.place)
 
     def tokens_at(self, position: int) -> list[int]:
-        """The tokens of the cells at a position."""
         return [each.token for each in self.cells if each.position == position and each.birth]
 
     def is_due(self, position: int, token: int) -> bool:
@@ -55,7 +53,6 @@ class Reading:
         return max(0, first) <= position < len(self.text) and self.text[position] == token
 
     def folded(self) -> Tokens:
-        """The tokens that the row had folded in."""
         former = self.watch.born[self.birth].former
         held = None if former is None else self.watch.history(former, "recurrent")
         return self.padded if held is None else held

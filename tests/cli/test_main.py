@@ -67,47 +67,34 @@ def test_every_error_of_every_file_is_said_before_anything_runs(
     assert "b.toml: is not TOML" in err
 
 
-def test_a_broken_contract_is_3_and_asks_for_a_report(capsys: Capture, monkeypatch: Patch) -> None:
-    def broken(*_: Any, **__: Any) -> None:
-        msg = "7 cells for 8 tokens"
-        raise ContractError(msg)
+@pytest.mark.parametrize(
+    ("error", "status", "said"),
+    [
+        (
+            ContractError("7 cells for 8 tokens"),
+            3,
+            "7 cells for 8 tokens\ncachesim: this is a bug in cachesim",
+        ),
+        (KeyError("nothing"), 3, "please report it"),
+        (BrokenProcessPool("abrupt"), 2, "one of its processes was ended from outside"),
+        (KeyboardInterrupt(), 130, "cachesim: interrupted\n"),
+    ],
+)
+def test_each_way_out_has_its_status_and_words_without_a_traceback(
+    error: BaseException, status: int, said: str, capsys: Capture, monkeypatch: Patch
+) -> None:
+    def ends(*_: Any, **__: Any) -> None:
+        raise error
 
-    monkeypatch.setattr(run_module, "run", broken)
-
-    assert main(["run", DENSE]) == 3
-    assert "7 cells for 8 tokens\ncachesim: this is a bug in cachesim" in spoken(capsys)[1]
-
-
-def test_a_mistake_of_ours_is_3_without_a_traceback(capsys: Capture, monkeypatch: Patch) -> None:
-    monkeypatch.setattr(run_module, "run", lambda *_, **__: {}["nothing"])
+    monkeypatch.setattr(run_module, "run", ends)
     monkeypatch.delenv("CACHESIM_TRACEBACK", raising=False)
 
-    assert main(["run", DENSE]) == 3
+    assert status == main(["run", DENSE])
 
     err = spoken(capsys)[1]
-    assert "please report it" in err
+    assert said in err
     assert "Traceback" not in err
-
-
-def test_a_process_that_somebody_else_ended_is_no_bug(capsys: Capture, monkeypatch: Patch) -> None:
-    def ended(*_: Any, **__: Any) -> None:
-        msg = "terminated abruptly"
-        raise BrokenProcessPool(msg)
-
-    monkeypatch.setattr(run_module, "run", ended)
-
-    assert main(["run", DENSE]) == 2
-    assert "one of its processes was ended from outside" in spoken(capsys)[1]
-
-
-def test_an_interrupt_is_130(capsys: Capture, monkeypatch: Patch) -> None:
-    def interrupted(*_: Any, **__: Any) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(run_module, "run", interrupted)
-
-    assert main(["run", DENSE]) == 130
-    assert spoken(capsys)[1] == "cachesim: interrupted\n"
+    assert status != 130 or said == err
 
 
 def test_json_is_one_valid_object_and_the_same_every_time(capsys: Capture) -> None:
@@ -297,10 +284,9 @@ def test_a_former_command_names_the_present_one_and_works_as_before(
 def test_a_former_option_names_the_present_one_and_is_taken(capsys: Capture) -> None:
     assert main(["real", "llama.cpp", "--models=nonsense"]) == 2
 
-    assert [
-        "cachesim: --models is now --model",
-        "cachesim: there is no preset 'nonsense'",
-    ] == [line.partition(";")[0] for line in spoken(capsys)[1].splitlines()]
+    assert ["cachesim: --models is now --model", "cachesim: there is no preset 'nonsense'"] == [
+        line.partition(";")[0] for line in spoken(capsys)[1].splitlines()
+    ]
 
 
 def test_a_list_of_all_commands_names_twelve_and_no_former_one(capsys: Capture) -> None:

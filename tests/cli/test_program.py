@@ -34,14 +34,18 @@ def shell(command: str) -> "subprocess.CompletedProcess[str]":
     )
 
 
-@pytest.mark.parametrize("words", [["--help"], ["list"], ["list", STALE], ["list", "presets"]])
-def test_what_is_only_looked_up_loads_neither_numpy_nor_a_server(words: list[str]) -> None:
+def modules(words: list[str]) -> str:
+    """Everything that is loaded once a command has ended."""
     done = subprocess.run(
         [sys.executable, "-c", LOADED.format(words=words)],
         capture_output=True, text=True, check=True, cwd=ROOT,
     )  # fmt: skip
+    return done.stdout.splitlines()[-1]
 
-    assert set() == HEAVY & set(done.stdout.splitlines()[-1].split())
+
+@pytest.mark.parametrize("words", [["--help"], ["list"], ["list", STALE], ["list", "presets"]])
+def test_what_is_only_looked_up_loads_neither_numpy_nor_a_server(words: list[str]) -> None:
+    assert set() == HEAVY & set(modules(words).split())
 
 
 @pytest.mark.sampled(4)
@@ -57,13 +61,7 @@ def test_what_is_only_looked_up_loads_neither_numpy_nor_a_server(words: list[str
 def test_one_engine_is_played_and_shown_without_the_others(
     words: list[str], engines: set[str]
 ) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", LOADED.format(words=words)],
-        capture_output=True, text=True, check=True, cwd=ROOT,
-    )  # fmt: skip
-    loaded = re.findall(r"cachesim\.engines\.(\w+)\.family\b", done.stdout.splitlines()[-1])
-
-    assert engines == set(loaded)
+    assert engines == set(re.findall(r"cachesim\.engines\.(\w+)\.family\b", modules(words)))
 
 
 @pytest.mark.sampled(4)
@@ -186,11 +184,7 @@ def test_ctrl_c_before_the_package_is_loaded_is_answered_too() -> None:
 
 @pytest.mark.thorough
 @pytest.mark.parametrize(
-    ("words", "shown"),
-    [
-        (f"compare {STALE}", "#######"),
-        ("completion fish", "complete -c"),
-    ],
+    ("words", "shown"), [(f"compare {STALE}", "#######"), ("completion fish", "complete -c")]
 )
 def test_an_output_without_our_signs_gets_plainer_ones(words: str, shown: str) -> None:
     done = subprocess.run(

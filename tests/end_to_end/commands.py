@@ -103,7 +103,6 @@ def run_documented(lines: Sequence[str]) -> Result:
 
 
 def is_expected_wrong(scenario: Scenario) -> bool:
-    """True if the scenario expects a wrong answer of a profile."""
     return any("diverged" in (each.answer or ()) for each in scenario.expect)
 
 

@@ -44,7 +44,6 @@ def headers() -> Iterator[tuple[str, dict[str, Value]]]:
 
 
 def attention(name: str) -> dict[str, Value]:
-    """Keys that every model has."""
     keys = {
         "block_count": u32(32),
         "embedding_length": u32(4096),

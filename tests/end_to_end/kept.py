@@ -14,7 +14,6 @@ def tasks(settings: Settings) -> Iterator[Task]:
 
 
 def of_kept(half: int, seed: int) -> Result:
-    """Read every other log."""
     result = Result()
     for number, life in enumerate(kept()):
         if number % 2 == half:

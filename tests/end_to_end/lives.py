@@ -167,7 +167,6 @@ class Column:
 
 
 def measured(column: Column) -> tuple[Column, Tally]:
-    """Play the lives and read their logs."""
     tally = Tally()
     with Lives(column.release, column.verbosity) as lives:
         played = (lives.play(column.seed, number) for number in column.numbers)

@@ -82,7 +82,6 @@ def _pack(name: str, content: object) -> None:
 
 
 def write_all(folder: Path, *, logs: int, seed: int) -> int:
-    """Write so many lives into a folder; how many there were."""
     folder.mkdir(parents=True, exist_ok=True)
     count = 0
     for release, verbosity, numbers in shares(logs):

@@ -118,7 +118,6 @@ class Started:
             _become(words, folder, [each.fileno() for each in self._files])
 
     def first_line(self, word: bytes) -> str:
-        """The first line of standard error with a word in it."""
         ends = time.monotonic() + SECONDS
         while time.monotonic() < ends:
             text = os.pread(self._files[2].fileno(), 1 << 16, 0)
@@ -130,7 +129,6 @@ class Started:
         raise TimeoutError(msg)
 
     def interrupted(self) -> Ran:
-        """Interrupt it as Ctrl-C does, and wait."""
         os.kill(self._child, signal.SIGINT)
         _, left, used = os.wait4(self._child, 0)
         status, seconds = os.waitstatus_to_exitcode(left), used.ru_utime + used.ru_stime

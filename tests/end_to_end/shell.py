@@ -88,7 +88,6 @@ def free_ports() -> tuple[str, ...]:
 
 
 def printed_lines(report: str) -> list[str]:
-    """The lines of a report that are for a shell."""
     _, _, behind = report.partition("\nOn llama-servers of your own")
     block = behind.partition("\n\n")[2].partition("\n\n")[0]
     return [line.removeprefix("    ") for line in block.splitlines()]

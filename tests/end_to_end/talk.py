@@ -24,7 +24,6 @@ class Talk:
     messages: list[Json] = field(default_factory=list)
 
     def all_messages(self) -> list[Json]:
-        """The messages as they are sent."""
         system = [{"role": "system", "content": self.system}] if self.system else []
         return [*system, *self.messages]
 

@@ -62,7 +62,6 @@ class Talk:
 
 
 def ik_llama(rng: Random) -> dict[str, Any]:
-    """A play on ik_llama.cpp's server."""
     release = profile(rng, "ik_llama.cpp")
     model = rng.choice((*PRESETS, "dense", "hybrid-mtp"))
     window = {"window": rng.choice((4, 32))} if "swa" in model else {}
@@ -364,16 +363,10 @@ def calls(
             yield [action, *([rng.randrange(slots)] if slots else []), *name]
 
 
-DRAW: Final = {
-    "ik_llama.cpp": ik_llama,
-    "llama.cpp": llama_cpp,
-    "mlx-lm": mlx_lm,
-    "sglang": sglang,
-}
+DRAW: Final = {"ik_llama.cpp": ik_llama, "llama.cpp": llama_cpp, "mlx-lm": mlx_lm, "sglang": sglang}
 
 
 def case(engine: str, number: int) -> dict[str, Any]:
-    """A play by its number."""
     return {"arithmetic": "ring", **DRAW[engine](Random(f"{engine} {number}"))}
 
 
@@ -397,7 +390,6 @@ def answered(engine: str, number: int) -> str:
 
 
 def kept() -> dict[tuple[str, int], str]:
-    """The digests of the file, by engine and number."""
     lines = (line.split() for line in FILE.read_text().splitlines())
     return {(engine, int(number)): value for engine, number, value in lines}
 

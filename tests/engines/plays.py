@@ -25,7 +25,6 @@ RULE: Final = "-" * 100
 
 
 def cases(file: Path) -> dict[str, dict[str, Any]]:
-    """The plays of a file by name."""
     return {each["name"]: each for each in map(json.loads, file.read_text().splitlines())}
 
 
@@ -55,7 +54,6 @@ def from_runs(text: str) -> list[int]:
 
 
 def request_of(given: Mapping[str, Any]) -> Request:
-    """A request from the fields that differ from the defaults."""
     fields = dict(given)
     for name in ("prompt", "reply"):
         if name in fields:

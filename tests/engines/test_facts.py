@@ -56,11 +56,7 @@ def test_every_cause_says_something_without_a_full_stop(engine: str, cause: Caus
 
 
 @pytest.mark.parametrize(
-    "broken",
-    [
-        {"sentence": "", "about": "About."},
-        {"sentence": "words", "about": ""},
-    ],
+    "broken", [{"sentence": "", "about": "About."}, {"sentence": "words", "about": ""}]
 )
 def test_a_cause_without_words_is_not_made(broken: dict[str, str]) -> None:
     with pytest.raises(ContractError):

@@ -15,7 +15,6 @@ from cachesim.engines.mlx_lm.server.request import keyed as lookup_key
 from cachesim.engines.sglang.request import FIRST_PAD, Req
 from cachesim.engines.vllm.request import IMAGE, Prefixes, keyed
 from cachesim.errors import ScenarioError
-from cachesim.lab.real.environment import EnvironmentUnavailableError
 from cachesim.lab.real.mlx_lm.process import environment_for
 from cachesim.play.runner import run_scenario
 from cachesim.units import Count, Pos, as_tokens
@@ -126,10 +125,7 @@ print(json.dumps(_make_vision(**given, pixel_values=[]).cache_key))
 
 @pytest.mark.wheel
 def test_the_ids_of_images_are_those_of_mlx_lm() -> None:
-    try:
-        python = environment_for("0.32.2").ready()
-    except EnvironmentUnavailableError as error:
-        pytest.skip(str(error))
+    python = environment_for("0.32.2").ready()
     images = (image("data:,a", 2, 5), image("data:,b", 9, 3))
     prompt = [PATCH if any(e.start <= at < e.end for e in images) else at for at in range(20)]
     given = {"prompt": prompt, "urls": [each.name for each in images], "token_id": PATCH}

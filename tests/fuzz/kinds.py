@@ -57,8 +57,6 @@ MOSTLY: Final = AFFORDABLE // 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kind:
-    """One kind of input."""
-
     name: str
     share: int  # of a hundred mutants
     seeds: Callable[[], Sequence[Any]]

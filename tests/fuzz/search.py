@@ -38,7 +38,6 @@ class Tally:
 
 
 def mutant(kind: Kind, seed: int, number: int) -> Any:
-    """The mutant of that number."""
     chance = random.Random(f"{kind.name} {seed} {number}")
     return kind.damage(chance.choice(kind.seeds()), chance)
 

@@ -293,11 +293,7 @@ def test_a_lesson_that_is_not_there_is_named() -> None:
 
 
 @pytest.mark.parametrize(
-    "text",
-    [
-        "no title",
-        "# Title\n\nabout\n\n## Predict, run, explain\n\n### No answer\n\nwhy\n",
-    ],
+    "text", ["no title", "# Title\n\nabout\n\n## Predict, run, explain\n\n### No answer\n\nwhy\n"]
 )
 def test_a_lesson_without_its_parts_is_refused(text: str) -> None:
     with pytest.raises(ContractError):

@@ -35,35 +35,24 @@ def logits(spec: ModelSpec, tokens: list[int]) -> Array:
     return network.run(ubatch(tokens), PlainStore(network)).logits
 
 
-def refusal(piece: Ubatch) -> None:
+@pytest.mark.parametrize(
+    ("piece", "error", "words"),
+    [
+        (ubatch([3, 512]), TokenError, "token 512 is not in the vocabulary: write ids from 0 to"),
+        (ubatch([-1]), TokenError, "token -1 is not"),
+        (ubatch([]), TokenError, "without tokens"),
+        (ubatch([3, 4, 5], sets=2), TokenError, "3 tokens do not fall into 2 sets"),
+        (ubatch([3, 4], first=-2), PositionError, "position -2 is out of range"),
+        (ubatch([3], MOST_POSITION + 1), PositionError, f"{MOST_POSITION + 1} is out of range"),
+        (Ubatch(np.array([3]), np.array([0, 1])), PositionError, "2 positions for 1 tokens"),
+    ],
+)
+def test_tokens_and_positions_that_cannot_be_are_refused(
+    piece: Ubatch, error: type[Exception], words: str
+) -> None:
     network = build(tiny("dense"))
-    network.run(piece, PlainStore(network))
-
-
-def test_tokens_outside_the_vocabulary_are_refused() -> None:
-    with pytest.raises(TokenError, match="token 512 is not in the vocabulary: write ids from 0 to"):
-        refusal(ubatch([3, 512]))
-    with pytest.raises(TokenError, match="token -1 is not"):
-        refusal(ubatch([-1]))
-
-
-def test_an_ubatch_without_tokens_is_refused() -> None:
-    with pytest.raises(TokenError, match="without tokens"):
-        refusal(ubatch([]))
-
-
-def test_positions_out_of_range_are_refused() -> None:
-    with pytest.raises(PositionError, match="position -2 is out of range"):
-        refusal(ubatch([3, 4], first=-2))
-    with pytest.raises(PositionError, match=f"position {MOST_POSITION + 1} is out of range"):
-        refusal(ubatch([3], first=MOST_POSITION + 1))
-    with pytest.raises(PositionError, match="2 positions for 1 tokens"):
-        refusal(Ubatch(tokens=np.array([3]), positions=np.array([0, 1])))
-
-
-def test_sets_of_unequal_length_are_refused() -> None:
-    with pytest.raises(TokenError, match="3 tokens do not fall into 2 sets"):
-        refusal(ubatch([3, 4, 5], sets=2))
+    with pytest.raises(error, match=words):
+        network.run(piece, PlainStore(network))
 
 
 def test_an_arithmetic_that_does_not_exist_is_named_with_those_that_do() -> None:

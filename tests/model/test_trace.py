@@ -211,12 +211,7 @@ def test_a_stale_state_is_named_with_the_tokens_it_has_folded_in() -> None:
     rows = feed(network, store, [501, 502], 30)
 
     expected = Fault(
-        layer=0,
-        place="recurrent",
-        token=30,
-        position=29,
-        holds=OTHER[:7],
-        expected=PROMPT,
+        layer=0, place="recurrent", token=30, position=29, holds=OTHER[:7], expected=PROMPT
     )
     assert expected == network.fault(rows[0], as_tokens([*PROMPT, 501]))
     assert expected == network.fault(rows[1], as_tokens([*PROMPT, 501, 502]))

@@ -49,7 +49,6 @@ class Catch:
 
 @cache
 def recorded(name: str) -> tuple[dict[str, Any], ...]:
-    """The lines of a file of recorded workloads."""
     with gzip.open(VECTORS / f"{name}.jsonl.gz", "rt") as lines:
         return tuple(json.loads(line) for line in lines)
 

@@ -293,8 +293,7 @@ START: Final = (
             "_commit",
             wrapped(
                 lambda original, slot, n_past: original(
-                    slot,
-                    max(0, n_past - 1) if n_past == slot.running.n_tokens - 1 else n_past,
+                    slot, max(0, n_past - 1) if n_past == slot.running.n_tokens - 1 else n_past
                 )
             ),
         ),

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -161,12 +162,24 @@ def test_chats_open_together_where_prompts_are_messages(monkeypatch: Patch, *, c
     assert bool(drawn) == chat
 
 
-def test_a_prompt_of_token_ids_is_not_sent_as_a_chat() -> None:
+@pytest.mark.parametrize(
+    ("dialect", "cold", "settings", "sentence"),
+    [
+        ("llama", False, {"chat": True}, "sent as token ids; leave --chat out"),
+        ("text", False, {}, "name a second, fresh server with --cold URL"),
+        ("text", True, {}, "cached tokens for a request that is to be cold"),
+        ("text", True, {"requests": 1}, "the 1 requests are used up before it was known how"),
+    ],
+)
+def test_a_server_that_cannot_be_probed_so_is_refused(
+    dialect: str, cold: bool, settings: dict[str, Any], sentence: str
+) -> None:
     with (
-        fake("llama", PROFILES["llama"]) as server,
-        pytest.raises(InputError, match="sent as token ids; leave --chat out"),
+        fake(dialect, PROFILES[dialect]) as warm,
+        fake(dialect, PROFILES[dialect]) as second,
+        pytest.raises(InputError, match=sentence),
     ):
-        probed(server.url, chat=True)
+        probed(warm.url, **settings, **({"cold": second.url} if cold else {}))
 
 
 @pytest.mark.thorough
@@ -184,23 +197,6 @@ def test_a_server_without_counts_is_compared_by_its_texts(context: object, tmp_p
     assert result.outcome.reused is None
     if result.right:
         assert " answers, from cache or not, are the cold answers " in next(result.verdict())
-
-
-def test_a_server_without_a_way_to_a_cold_answer_is_refused() -> None:
-    with (
-        fake("text", PROFILES["text"]) as server,
-        pytest.raises(InputError, match="name a second, fresh server with --cold URL"),
-    ):
-        probed(server.url)
-
-
-def test_a_cold_server_that_reuses_is_refused() -> None:
-    with (
-        fake("text", PROFILES["text"]) as warm,
-        fake("text", PROFILES["text"]) as cold,
-        pytest.raises(InputError, match="cached tokens for a request that is to be cold"),
-    ):
-        probed(warm.url, cold=cold.url)
 
 
 @pytest.mark.sampled(4)
@@ -309,14 +305,6 @@ def test_nothing_is_erased_unless_that_is_allowed() -> None:
         with fake("llama", PROFILES["llama"]) as server:
             probed(server.url, requests=80, may_erase=allowed)
         assert allowed == (server.erased > 0)
-
-
-def test_a_budget_that_ends_before_the_first_answers_has_a_sentence() -> None:
-    with (
-        fake("text", PROFILES["text"]) as server,
-        pytest.raises(InputError, match="the 1 requests are used up before it was known how"),
-    ):
-        probed(server.url, cold=server.url, requests=1)
 
 
 @pytest.mark.thorough

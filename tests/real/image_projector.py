@@ -20,7 +20,6 @@ WIDTH: Final = 32
 
 
 def write_projector(path: Path, width: int) -> None:
-    """Write a projector for a text model of that width."""
     rng = np.random.default_rng(0)
 
     def drawn(*shape: int) -> Array:

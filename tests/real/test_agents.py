@@ -331,11 +331,6 @@ def test_the_other_request_arrives_between_two_batches(number: int) -> None:
     assert "batch_size" not in workload.engine.options
 
 
-def test_the_same_seed_draws_the_same() -> None:
-    assert draw_arrival(3, 1, release="b9538") == draw_arrival(3, 1, release="b9538")
-    assert draw_arrival(3, 1, release="b9538") != draw_arrival(3, 2, release="b9538")
-
-
 @pytest.mark.parametrize("release", ["b9538", "b11549"])
 def test_some_meet_a_slot_at_work(release: Release) -> None:
     met = 0

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from cachesim.lab.real.llama_cpp import logits
 from cachesim.lab.real.llama_cpp.logits import (
@@ -33,19 +34,19 @@ def count(monkeypatch: Patch, predict: int, right: set[int]) -> Drafts:
     return expected_drafts(NETWORK, PROMPT, predict)
 
 
-def test_a_head_that_is_never_right_proposes_before_every_token_but_the_last(
-    monkeypatch: Patch,
+@pytest.mark.parametrize(
+    ("predict", "right", "counts"),
+    [
+        (6, set(), Drafts(drafted=4, accepted=0)),  # before every token but the last
+        (7, set(range(10)), Drafts(drafted=3, accepted=3)),  # two tokens a turn
+        # Token 1 is a draft that was right, so token 2 came with it and nobody guesses it.
+        (6, {1, 2}, Drafts(drafted=3, accepted=1)),
+    ],
+)
+def test_a_head_is_asked_before_the_tokens_that_did_not_come_along(
+    predict: int, right: set[int], counts: Drafts, monkeypatch: Patch
 ) -> None:
-    assert Drafts(drafted=4, accepted=0) == count(monkeypatch, 6, set())
-
-
-def test_a_head_that_is_always_right_brings_two_tokens_a_turn(monkeypatch: Patch) -> None:
-    assert Drafts(drafted=3, accepted=3) == count(monkeypatch, 7, set(range(10)))
-
-
-def test_guesses_about_tokens_that_came_along_are_never_asked_for(monkeypatch: Patch) -> None:
-    """Token 1 is a draft that was right, so token 2 came with it and nobody guesses it."""
-    assert Drafts(drafted=3, accepted=1) == count(monkeypatch, 6, {1, 2})
+    assert counts == count(monkeypatch, predict, right)
 
 
 def test_the_head_guesses_one_token_for_each_it_reads() -> None:
@@ -78,22 +79,28 @@ def test_drafts_belong_to_the_tasks_that_they_were_made_for() -> None:
     assert second == (as_tokens([401]),)
 
 
-def test_a_step_in_which_the_companion_proposes_nothing_is_a_step() -> None:
-    room = "0.2 D slot get_n_draft_: id  1 | task 7 | max possible draft: {}"
-    full = "0.2 D draft: llama_decode returned 1"
-    lines = [room.format(9), LINES[2], LINES[5], LINES[7], room.format(2), full, room.format(1)]
-
-    (drafts,) = drafts_of([*lines, LINES[8], LINES[9], room.format(0)])
-
-    assert (as_tokens([301, 302]), (), as_tokens([303])) == drafts
+ROOM = "0.2 D slot get_n_draft_: id  1 | task 7 | max possible draft: {}"
+FULL = "0.2 D draft: llama_decode returned 1"
+REPLAY = "0.3 D slot update_batch: id  1 | task 7 | generate_draft: id=9, #tokens=9, #draft=1"
+FIRST, SECOND = [LINES[2], LINES[5], LINES[7]], LINES[8:10]
 
 
-def test_a_draft_that_is_tried_again_is_one_step() -> None:
-    room = "0.2 D slot get_n_draft_: id  1 | task 7 | max possible draft: 9"
-
-    (drafts,) = drafts_of([room, LINES[2], LINES[5], LINES[7], room, room, LINES[8], LINES[9]])
-
-    assert (as_tokens([301, 302]), as_tokens([303])) == drafts
+@pytest.mark.parametrize(
+    ("lines", "drafts"),
+    [
+        # A step in which the companion proposes nothing is a step;
+        (
+            [ROOM.format(9), *FIRST, ROOM.format(2), FULL, ROOM.format(1), *SECOND, ROOM.format(0)],
+            ([301, 302], [], [303]),
+        ),
+        # a draft that is tried again is one step;
+        ([ROOM.format(9), *FIRST, *[ROOM.format(9)] * 2, *SECOND], ([301, 302], [303])),
+        # what was accepted and is read once more is no draft.
+        ([*FIRST, REPLAY, *SECOND], ([301, 302], [303])),
+    ],
+)
+def test_drafts_are_told_step_by_step(lines: list[str], drafts: tuple[list[int], ...]) -> None:
+    assert [tuple(map(as_tokens, drafts))] == drafts_of(lines)
 
 
 def test_a_request_without_drafts_has_none() -> None:
@@ -110,20 +117,20 @@ def test_the_last_call_of_a_log_is_read_once_it_is_whole(tmp_path: Path) -> None
     assert end == log.stat().st_size
 
 
-def test_tokens_accepted_behind_the_end_of_the_context_are_found_again() -> None:
-    real = Outcome(
-        reply=as_tokens([1, 2, 3, 9, 4]),
-        drafts=(as_tokens([2, 3, 8]), as_tokens([4, 5, 6])),
-        accepted=4,
-    )
+@pytest.mark.parametrize(
+    ("reply", "drafts", "accepted", "found"),
+    [
+        ([1, 2, 3, 9, 4], ([2, 3, 8], [4, 5, 6]), 4, [5]),  # behind the end of the context
+        ([1, 2, 9], ([2, 8],), 1, []),  # an answer that ends with its draft
+    ],
+)
+def test_accepted_tokens_that_an_answer_swallows_are_found_again(
+    reply: list[int], drafts: tuple[list[int], ...], accepted: int, found: list[int]
+) -> None:
+    proposed = tuple(map(as_tokens, drafts))
+    real = Outcome(reply=as_tokens(reply), drafts=proposed, accepted=accepted)
 
-    assert swallowed(real) == as_tokens([5])
-
-
-def test_an_answer_that_ends_with_its_draft_swallows_nothing() -> None:
-    real = Outcome(reply=as_tokens([1, 2, 9]), drafts=(as_tokens([2, 8]),), accepted=1)
-
-    assert swallowed(real) == ()
+    assert as_tokens(found) == swallowed(real)
 
 
 def test_a_log_is_told_call_by_call_without_times_and_addresses(tmp_path: Path) -> None:
@@ -139,11 +146,3 @@ def test_a_log_is_told_call_by_call_without_times_and_addresses(tmp_path: Path) 
         ["srv  update:    - prompt 0x...: 102 tokens, checkpoints: 1"],
         ["slot x: forcing full prompt re-processing took ... ms"],
     ]
-
-
-def test_what_was_accepted_and_is_read_once_more_is_no_draft() -> None:
-    replay = "0.3 D slot update_batch: id  1 | task 7 | generate_draft: id=9, #tokens=9, #draft=1"
-
-    (drafts,) = drafts_of([LINES[2], LINES[5], LINES[7], replay, LINES[8], LINES[9]])
-
-    assert (as_tokens([301, 302]), as_tokens([303])) == drafts

@@ -7,7 +7,6 @@ from typing import Any, Final, TypeAlias
 
 import pytest
 
-from cachesim.lab.real.environment import EnvironmentUnavailableError
 from cachesim.lab.real.llama_cpp.flags import parameters
 from cachesim.lab.real.llama_cpp.gguf import write_model
 from cachesim.lab.real.llama_cpp.server import QUIET, Worker, as_release, environment_for
@@ -98,10 +97,7 @@ def real(worker: Worker, prompts: Sequence[list[str]]) -> list[Outcome]:
 def test_as_many_tokens_are_cached_as_on_the_real_server(
     release: str, model: str, tmp_path: Path
 ) -> None:
-    try:
-        python = environment_for(as_release(release)).ready()
-    except EnvironmentUnavailableError as error:
-        pytest.skip(str(error))
+    python = environment_for(as_release(release)).ready()
     spec = preset(model)
     write_model(spec, tmp_path / "model.gguf")
     write_projector(tmp_path / "projector.gguf", spec.width)

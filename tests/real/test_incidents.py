@@ -158,10 +158,7 @@ class Echo:
     def send(self, group: tuple[Step, ...]) -> tuple[Outcome, ...]:
         return tuple(
             Outcome(
-                cached=0,
-                processed=len(each.ids),
-                reply=as_tokens((each.ids or T)[-1:]),
-                slot=0,
+                cached=0, processed=len(each.ids), reply=as_tokens((each.ids or T)[-1:]), slot=0
             )
             for each in group
         )

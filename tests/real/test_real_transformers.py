@@ -306,9 +306,7 @@ def test_a_program_of_a_right_answer_is_right(worker: Worker, family: str, opera
     [
         ("lfm2", [["record"], ["feed", 14], ["crop", -2], ["crop", -2], ["feed", 4]]),
         pytest.param(
-            "falcon_h1",
-            [["rows", 3], ["feed", 9], ["select", 2, 1, 0], ["feed", 3]],
-            marks=NIGHTLY,
+            "falcon_h1", [["rows", 3], ["feed", 9], ["select", 2, 1, 0], ["feed", 3]], marks=NIGHTLY
         ),
         pytest.param("falcon_mamba", [["feed", 9], ["feed", 4]], marks=NIGHTLY),
         pytest.param("zamba", [["feed", 9], ["feed", 4]], marks=NIGHTLY),

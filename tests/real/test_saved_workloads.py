@@ -86,7 +86,6 @@ def completions(draw: st.DrawFn, name: str, before: Step | None) -> Step:
 
 @st.composite
 def actions(draw: st.DrawFn, name: str) -> Step:
-    """A step that is no completion."""
     do = draw(st.sampled_from(["slot-save", "slot-restore", "slot-erase", "restart", "set-lora"]))
     slot = draw(st.integers(0, 3)) if do.startswith("slot-") else -1
     file = "kept" if do in {"slot-save", "slot-restore"} else None
@@ -194,11 +193,7 @@ def test_a_scenario_of_a_workload_runs_as_the_workload_was_played() -> None:
         steps=(
             Step(name="r0", prompt=prompt, predict=3, completions=2),
             Step(
-                name="r1",
-                prompt=prompt,
-                suffix=prompt,
-                predict=1,
-                options={"endpoint": "infill"},
+                name="r1", prompt=prompt, suffix=prompt, predict=1, options={"endpoint": "infill"}
             ),
             Step(name="r2", prompt=prompt, query=9, predict=0, options={"endpoint": "rerank"}),
             Step(name="r3", prompt=prompt[:50], predict=9000, leaves="replying"),

@@ -78,7 +78,6 @@ def test_some_servers_are_started_with_their_model_alone() -> None:
 @pytest.mark.wheel
 @pytest.mark.parametrize("release", LLAMA_CPP.real())
 def test_llama_server_is_started_as_from_a_command_line(release: str) -> None:
-    """Needs the wheel; see `make check`."""
     if not environment_for(release).is_ready():
         pytest.skip(f"llama.cpp {release} is not installed here")
 
@@ -89,7 +88,6 @@ def test_llama_server_is_started_as_from_a_command_line(release: str) -> None:
 @pytest.mark.wheel
 @pytest.mark.parametrize("release", MLX_LM.real())
 def test_mlx_lm_server_is_started_as_from_a_command_line(release: str) -> None:
-    """Needs the package; see `make check`."""
     if not mlx_environment_for(release).is_ready():
         pytest.skip(f"mlx-lm {release} is not installed here")
 

@@ -110,7 +110,6 @@ def test_rows_of_a_drafter_are_not_compared() -> None:
 @pytest.mark.wheel
 @pytest.mark.parametrize("release", RELEASES)
 def test_the_real_model_runner_reads_and_writes_as_the_simulated_one(release: str) -> None:
-    """Needs the wheel and PyTorch; see `make check`."""
     core = RUNNER.core_of(release)
     if not core.is_ready() or not configuration_of(core).is_ready() or not PACKAGES.is_ready():
         pytest.skip(f"sglang {release} is not unpacked here")

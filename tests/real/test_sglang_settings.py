@@ -60,7 +60,6 @@ def test_a_setting_without_a_reason_is_a_failure(name: str, status: int, capsys:
 @pytest.mark.wheel
 @pytest.mark.parametrize("release", FAMILY.real())
 def test_the_scheduler_is_started_as_a_server_starts_it(release: str) -> None:
-    """Needs the wheel and what it imports; see `make check`."""
     core = SCHEDULER.core_of(release)
     if not core.is_ready() or not configuration_of(core).is_ready() or not PACKAGES.is_ready():
         pytest.skip(f"sglang {release} is not unpacked here")

@@ -11,7 +11,6 @@ import pytest
 from cachesim.engines.family import Profile
 from cachesim.engines.sglang.family import FAMILY
 from cachesim.errors import OptionError, ScenarioError
-from cachesim.lab.real.environment import EnvironmentUnavailableError
 from cachesim.lab.real.playing import Agreement
 from cachesim.lab.real.prompts import read_row
 from cachesim.lab.real.schedules import count
@@ -32,11 +31,6 @@ from cachesim.play.session import Session
 from cachesim.scenario.shipped import load_all
 
 NEWEST = FAMILY.release("0.5.23").rules
-
-
-def test_a_seed_and_a_number_always_give_the_same_workload() -> None:
-    assert draw(3, 7, NEWEST) == draw(3, 7, NEWEST)
-    assert draw(3, 7, NEWEST) != draw(4, 7, NEWEST)
 
 
 def test_every_kind_of_tree_is_drawn() -> None:
@@ -312,10 +306,7 @@ def test_the_real_scheduler_serves_a_scenario_of_clients_that_leave_or_hold_sess
     name: str,
 ) -> None:
     [(_, scenario)] = load_all([name])
-    try:
-        played = SCHEDULER.play_scenario(scenario, "0.5.23")
-    except EnvironmentUnavailableError as error:
-        pytest.skip(str(error))
+    played = SCHEDULER.play_scenario(scenario, "0.5.23")
 
     assert all(each.agrees for each in played)
 

@@ -11,11 +11,6 @@ from cachesim.lab.real.transformers.scenarios import FURTHER, play_scenario, wat
 from cachesim.scenario.shipped import load_all
 
 
-def test_the_same_seed_draws_the_same_workload() -> None:
-    assert draw(1, 2) == draw(1, 2)
-    assert draw(1, 2) != draw(1, 3)
-
-
 def test_another_margin_leads_to_other_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     """So the comparison would see a port with another one."""
 

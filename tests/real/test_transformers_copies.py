@@ -98,10 +98,7 @@ def test_a_copy_that_cannot_be_imported_is_refused_with_the_reason(
     mine = package(tmp_path / "mine")
     (mine / "models" / "auto" / "modeling_auto.py").write_text("import not_there\n")
     reason = "with the packages of theirs: ModuleNotFoundError: No module named 'not_there'"
-    with (
-        pytest.raises(OptionError, match=reason),
-        Copy.at(mine).python(environment),
-    ):
+    with pytest.raises(OptionError, match=reason), Copy.at(mine).python(environment):
         pass
 
 

@@ -146,8 +146,7 @@ def test_a_recorded_read_that_was_changed_is_found() -> None:
 
 
 @pytest.mark.parametrize(
-    "name",
-    ["vllm-golden-0.33.0", pytest.param("sglang-0.5.23", marks=pytest.mark.thorough)],
+    "name", ["vllm-golden-0.33.0", pytest.param("sglang-0.5.23", marks=pytest.mark.thorough)]
 )
 def test_a_recorded_value_that_was_changed_is_found(name: str) -> None:
     line = lines_of(name)[0]

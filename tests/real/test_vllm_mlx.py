@@ -14,7 +14,6 @@ from cachesim.engines.mlx_lm.caches.prompt_cache import copy_prompt_cache
 from cachesim.engines.mlx_lm.store.lru_prompt_cache import Fetched, Key
 from cachesim.engines.mlx_lm.store.memory_prompt_cache import MemoryPromptCache, RapidPromptCache
 from cachesim.engines.mlx_lm.store.mllm_prompt_cache import MllmPromptCache, WholePromptCache
-from cachesim.lab.real.environment import EnvironmentUnavailableError
 from cachesim.lab.real.mlx_lm.server_workloads import Workload
 from cachesim.lab.real.mlx_lm.vllm_mlx import (
     BEFORE,
@@ -65,10 +64,7 @@ WHEELS = pytest.mark.parametrize("wheel", [VLLM_MLX, RAPID_MLX])
 
 
 def compared(wheel: str) -> Agreement:
-    try:
-        return compare_vllm_mlx(0, 2 * len(MODELS), wheel=wheel)
-    except EnvironmentUnavailableError as error:
-        pytest.skip(str(error))
+    return compare_vllm_mlx(0, 2 * len(MODELS), wheel=wheel)
 
 
 def test_settings_are_computed_without_the_rest_of_the_command(
@@ -90,10 +86,7 @@ def test_settings_are_computed_without_the_rest_of_the_command(
 @pytest.mark.wheel
 @WHEELS
 def test_it_is_started_as_from_a_command_line(wheel: str, capsys: Capture) -> None:
-    try:
-        found = overrides(wheel)
-    except EnvironmentUnavailableError as error:
-        pytest.skip(str(error))
+    found = overrides(wheel)
 
     assert 0 == show_overrides(wheel, found)
     assert "max_entries: 1000 -> " in capsys.readouterr().out
@@ -141,10 +134,7 @@ RIGHT: Final = WholePromptCache.fetch
 
 
 def compared_images(wheel: str, drawing: Callable[[int, int], Workload] = draw_images) -> Agreement:
-    try:
-        return compare_images(0, 12 * len(MODELS), wheel=wheel, drawing=drawing)
-    except EnvironmentUnavailableError as error:
-        pytest.skip(str(error))
+    return compare_images(0, 12 * len(MODELS), wheel=wheel, drawing=drawing)
 
 
 @pytest.mark.wheel
@@ -175,10 +165,7 @@ def test_a_wrong_rule_of_the_default_engine_is_found(name: str, monkeypatch: Pat
 
 @pytest.mark.wheel
 def test_limits_of_requests_with_images_are_named(capsys: Capture) -> None:
-    try:
-        found = overrides_of_images()
-    except EnvironmentUnavailableError as error:
-        pytest.skip(str(error))
+    found = overrides_of_images()
 
     assert 0 == show_overrides(VLLM_MLX, found)
     assert "max_pixel_entries: 100 -> " in capsys.readouterr().out
@@ -227,11 +214,8 @@ def requests_of(name: str, patch: str) -> list[dict[str, Any]]:
 
 def really_played(wheel: str, family: str, **more: object) -> list[dict[str, Any]]:
     workload = {"id": "", "model": {"family": family}, "template": "chatml", "vocabulary": 512}
-    try:
-        with TemporaryDirectory() as folder, RealScheduler(wheel, folder, MLX_VLM) as real:
-            return real.play(workload | more)
-    except EnvironmentUnavailableError as error:
-        pytest.skip(str(error))
+    with TemporaryDirectory() as folder, RealScheduler(wheel, folder, MLX_VLM) as real:
+        return real.play(workload | more)
 
 
 @pytest.mark.wheel

@@ -86,7 +86,6 @@ def test_an_override_names_field_default_and_ours(capsys: pytest.CaptureFixture[
 @pytest.mark.nightly
 @pytest.mark.parametrize("release", [RELEASES[0], RELEASES[-1]])
 def test_groups_that_the_engine_core_makes_otherwise_are_a_difference(release: str) -> None:
-    """Needs the wheel and what it imports; see `make check`."""
     if not SCHEDULER.core_of(release).is_ready() or not scheduler.PACKAGES.is_ready():
         pytest.skip(f"vllm {release} is not unpacked here")
     full = {"kind": "full", "block": 16}
@@ -105,7 +104,6 @@ def test_groups_that_the_engine_core_makes_otherwise_are_a_difference(release: s
 @pytest.mark.wheel
 @pytest.mark.parametrize("release", RELEASES)
 def test_the_scheduler_is_started_as_a_server_starts_it(release: str) -> None:
-    """Needs the wheel and what it imports; see `make check`."""
     if not SCHEDULER.core_of(release).is_ready() or not scheduler.PACKAGES.is_ready():
         pytest.skip(f"vllm {release} is not unpacked here")
 

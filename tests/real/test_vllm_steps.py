@@ -62,6 +62,12 @@ def steps_of(asked: dict[str, Any], release: str, **rules: Any) -> list[Any]:
     return steps
 
 
+def skip_without_runner(release: str) -> None:
+    here = SCHEDULER.core_of(release).is_ready() and PACKAGES.is_ready() and KERNELS.is_ready()
+    if not here:
+        pytest.skip(f"vllm {release} is not unpacked here")
+
+
 def read(steps: list[Any], kind: str) -> list[int | None]:
     return [row[kind]["1"][0] for step in steps for row in step["rows"].values()]
 
@@ -138,12 +144,22 @@ def test_in_model_runner_v1_a_longer_first_chunk_before_it_makes_it_a_prefill() 
     assert [None, None] == read(steps_of(workload(longer, one, drafts=0), "0.28.0"), "delta")
 
 
-@pytest.mark.parametrize(("other", "fresh"), [("11-13", True), ("11-14", False)])
-def test_in_model_runner_v2_a_chunk_as_long_as_drafts_make_it_is_no_decode_beside_one_token(
-    other: str, fresh: bool
+@pytest.mark.parametrize(
+    ("release", "other", "more", "fresh"),
+    [
+        # In Model Runner V2 a chunk as long as drafts make it is no decode beside one token.
+        ("0.30.0", "11-13", {"eagle": True}, True),
+        ("0.30.0", "11-14", {"eagle": True}, False),
+        # Until 0.22 a one-token prompt beside a prefill begins from nothing.
+        ("0.22.1", "1-9", {}, True),
+        ("0.23.0", "1-9", {}, False),
+    ],
+)
+def test_where_a_one_token_prompt_beside_a_chunk_begins_from_nothing(
+    release: str, other: str, more: dict[str, bool], fresh: bool
 ) -> None:
     one, longer = ({"prompt": each, "generate": 1, "reply": "101"} for each in ("7", other))
-    [first, *_] = steps_of(workload(one, longer, eagle=True), "0.30.0")
+    [first, *_] = steps_of(workload(one, longer, **more), release)
 
     assert fresh == (first["rows"]["0"]["delta"]["1"][0] is None)
 
@@ -171,18 +187,11 @@ def test_in_all_mode_a_step_after_a_short_one_reads_on_from_what_was_accepted() 
     assert steps[1]["rows"]["0"]["ssm"]["1"][1][1] == read(steps, "ssm")[2]
 
 
-def padded(release: str) -> Mapping[str, Any]:
-    """Row of a one-token prompt that is padded with drafts beside a running request."""
-    asked = workload(
-        {"prompt": "1-3", "generate": 9, "reply": "11-19", "accept": [0]},
-        {"prompt": "4-6", "generate": 1, "reply": "20"},
-        {"prompt": "7", "generate": 3, "reply": "21-23", "accept": [0]},
-        eagle=True,
-        max_seqs=2,
-    )
-    rows = [step["rows"]["2"] for step in steps_of(asked, release) if "2" in step["rows"]]
-    first: Mapping[str, Any] = rows[0]
-    return first
+def first_row(release: str, *requests: dict[str, Any], **more: Any) -> Mapping[str, Any]:
+    """The first row of the third request."""
+    steps = steps_of(workload(*requests, max_seqs=2, **more), release)
+    rows: list[Mapping[str, Any]] = [each["rows"]["2"] for each in steps if "2" in each["rows"]]
+    return rows[0]
 
 
 @pytest.mark.parametrize(
@@ -193,7 +202,13 @@ def padded(release: str) -> Mapping[str, Any]:
 def test_a_one_token_prompt_padded_with_drafts_leaves_one_state_behind_all_of_them(
     release: str, kind: str, reads: bool, states: int
 ) -> None:
-    row = padded(release)
+    row = first_row(
+        release,
+        {"prompt": "1-3", "generate": 9, "reply": "11-19", "accept": [0]},
+        {"prompt": "4-6", "generate": 1, "reply": "20"},
+        {"prompt": "7", "generate": 3, "reply": "21-23", "accept": [0]},
+        eagle=True,
+    )
     initial, targets = row[kind]["1"]
 
     assert [0, 3] == row["chunk"]
@@ -206,30 +221,15 @@ def test_a_one_token_prompt_padded_with_drafts_leaves_one_state_behind_all_of_th
 def test_until_029_mamba_layers_prefill_a_prompt_tail_that_is_padded_with_drafts(
     release: str, kind: str, states: int
 ) -> None:
-    asked = workload(
+    row = first_row(
+        release,
         {"prompt": "1-17", "generate": 9, "reply": "21-29", "accept": [0]},
         {"prompt": "1-17", "generate": 1, "reply": "20"},
         {"prompt": "1-17", "generate": 3, "reply": "31-33", "accept": [0]},
-        max_seqs=2,
     )
-    rows = [step["rows"]["2"] for step in steps_of(asked, release) if "2" in step["rows"]]
-    first: Mapping[str, Any] = rows[0]
 
-    assert [16, 19] == first["chunk"]
-    assert states == len(first[kind]["1"][1])
-
-
-@pytest.mark.parametrize(("release", "reads"), [("0.22.1", False), ("0.23.0", True)])
-def test_until_022_a_one_token_prompt_beside_a_prefill_begins_from_nothing(
-    release: str, reads: bool
-) -> None:
-    asked = workload(
-        {"prompt": "7", "generate": 1, "reply": "21"},
-        {"prompt": "1-9", "generate": 1, "reply": "22"},
-    )
-    [first, *_] = steps_of(asked, release)
-
-    assert reads == (first["rows"]["0"]["delta"]["1"][0] is not None)
+    assert [16, 19] == row["chunk"]
+    assert states == len(row[kind]["1"][1])
 
 
 def test_the_runner_of_a_release_depends_on_modes_and_drafters() -> None:
@@ -246,13 +246,6 @@ def test_the_runner_of_a_release_depends_on_modes_and_drafters() -> None:
     assert [False, True, False] == found["0.29.0"]
     assert [False, True, True] == found["0.31.0"]
     assert [False] * 3 == found["0.33.0"]
-
-
-def test_a_seed_and_a_number_always_give_the_same_workload() -> None:
-    rules = FAMILY.release("0.30.0").rules
-
-    assert draw_steps(3, 7, rules) == draw_steps(3, 7, rules)
-    assert draw_steps(3, 7, rules) != draw_steps(4, 7, rules)
 
 
 def test_every_mode_of_a_release_is_drawn_with_drafts_and_without() -> None:
@@ -303,7 +296,6 @@ def test_a_step_that_the_runner_prepares_as_simulated_is_derived_from_its_metada
 
 @pytest.mark.wheel
 def test_groups_of_several_block_sizes_are_played_on_the_runner() -> None:
-    """Needs the wheel, what it imports, and Triton."""
     if not SCHEDULER.core_of("0.30.0").is_ready() or not KERNELS.is_ready():
         pytest.skip("vllm 0.30.0 is not unpacked here")
 
@@ -313,10 +305,7 @@ def test_groups_of_several_block_sizes_are_played_on_the_runner() -> None:
 @pytest.mark.wheel
 @pytest.mark.parametrize("release", RELEASES)
 def test_the_real_runner_reads_writes_and_copies_the_same(release: str) -> None:
-    """Needs the wheel, what it imports, and Triton; see `make check`."""
-    here = SCHEDULER.core_of(release).is_ready() and PACKAGES.is_ready() and KERNELS.is_ready()
-    if not here:
-        pytest.skip(f"vllm {release} is not unpacked here")
+    skip_without_runner(release)
 
     assert 0 == compare_steps(release, 0, range(3))
 
@@ -324,11 +313,8 @@ def test_the_real_runner_reads_writes_and_copies_the_same(release: str) -> None:
 @pytest.mark.wheel
 @pytest.mark.nightly
 def test_the_real_runner_does_not_have_a_planted_rule() -> None:
-    """Needs the wheel, what it imports, and Triton; see `make check`."""
+    skip_without_runner("0.33.0")
     known = FAMILY.release("0.33.0").rules
-    here = SCHEDULER.core_of("0.33.0").is_ready() and PACKAGES.is_ready() and KERNELS.is_ready()
-    if not here:
-        pytest.skip("vllm 0.33.0 is not unpacked here")
     planted = replace(known, runner=replace(known.runner, plain_path_reads_first=True))
 
     assert 1 == compare_steps("0.33.0", 0, range(10, 11), planted)
@@ -336,10 +322,7 @@ def test_the_real_runner_does_not_have_a_planted_rule() -> None:
 
 @pytest.mark.wheel
 def test_the_steps_of_a_scenario_are_played_on_the_real_runner(capsys: Capture) -> None:
-    """Needs the wheel, what it imports, and Triton; see `make check`."""
-    here = SCHEDULER.core_of("0.33.0").is_ready() and PACKAGES.is_ready() and KERNELS.is_ready()
-    if not here:
-        pytest.skip("vllm 0.33.0 is not unpacked here")
+    skip_without_runner("0.33.0")
     words = ["--runner", "--scenario", "vllm-one-token-prompt-padded", "--release", "0.33.0"]
 
     assert "on vllm 0.33.0: reads, writes and copies" in output(capsys, ["real", "vllm", *words])

@@ -21,11 +21,6 @@ from cachesim.units import Count
 NEWEST = FAMILY.release("0.33.0").rules
 
 
-def test_a_seed_and_a_number_always_give_the_same_workload() -> None:
-    assert draw(3, 7, NEWEST) == draw(3, 7, NEWEST)
-    assert draw(3, 7, NEWEST) != draw(4, 7, NEWEST)
-
-
 def test_every_kind_of_group_is_drawn() -> None:
     drawn = {draw(0, number, NEWEST)["id"].rpartition("-")[0] for number in range(len(KINDS))}
 
@@ -126,12 +121,7 @@ def test_the_scheduler_alone_decides_as_the_whole_engine_does() -> None:
     assert 0 == told[2]["requests"][0]["cached"]
 
 
-@pytest.mark.parametrize(
-    ("name", "why"),
-    [
-        ("vllm-42125-adapter-under-its-old-name", "no adapter"),
-    ],
-)
+@pytest.mark.parametrize(("name", "why"), [("vllm-42125-adapter-under-its-old-name", "no adapter")])
 def test_what_the_real_scheduler_is_not_led_through_is_refused(name: str, why: str) -> None:
     [(_, scenario)] = load_all([name])
 

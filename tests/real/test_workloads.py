@@ -1,19 +1,29 @@
 """Workloads: drawn from a seed, written and read, cut into calls, made smaller."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import pytest
 
 from cachesim.engines.base import Engine
 from cachesim.engines.llamacpp.options import CONTEXT_STEP, TRAINED_CONTEXT
+from cachesim.engines.sglang.family import FAMILY as SGLANG
+from cachesim.engines.vllm.family import FAMILY as VLLM
 from cachesim.errors import OptionError
+from cachesim.lab.real.llama_cpp.agents import draw_arrival
 from cachesim.lab.real.llama_cpp.calls import call_for, outcomes_of
 from cachesim.lab.real.llama_cpp.flags import PRESETS, Abilities, effective_ubatch, parameters
 from cachesim.lab.real.llama_cpp.simulated import SimulatedServer
 from cachesim.lab.real.llama_cpp.workload import Outcome, Release, arriving, grouped, workload
 from cachesim.lab.real.llama_cpp.workloads import draw_setting, grow
+from cachesim.lab.real.mlx_lm.classes import draw as draw_classes
+from cachesim.lab.real.mlx_lm.server_workloads import draw_workload
+from cachesim.lab.real.sglang import workloads as sglang
+from cachesim.lab.real.transformers.caches import draw as draw_batch
+from cachesim.lab.real.vllm import workloads as vllm
+from cachesim.lab.real.vllm.steps import draw_steps
 from cachesim.scenario.checks import spec_of
 from cachesim.scenario.format import Model, Scenario, Step
 from cachesim.testing.search import shrink
@@ -46,6 +56,25 @@ def drawn(number: int, *, release: Release = "b11549") -> tuple[Scenario, Parrot
 
 def on_dense(options: dict[str, int]) -> Scenario:
     return workload("w", release="b9538", preset="dense", options=options, steps=())
+
+
+@pytest.mark.parametrize(
+    "draw",
+    [
+        lambda seed, number: sglang.draw(seed, number, SGLANG.release("0.5.23").rules),
+        lambda seed, number: vllm.draw(seed, number, VLLM.release("0.33.0").rules),
+        lambda seed, number: draw_steps(seed, number, VLLM.release("0.30.0").rules),
+        lambda seed, number: draw_workload("0.31.3", seed, number),
+        lambda seed, number: draw_classes("0.32.2", seed, number),
+        lambda seed, number: draw_arrival(seed, number, release="b9538"),
+        draw_batch,
+    ],
+    ids=["sglang", "vllm", "steps", "mlx-lm", "classes of mlx-lm", "arrival", "batch"],
+)
+def test_a_workload_depends_on_its_seed_and_number_alone(draw: Callable[[int, int], Any]) -> None:
+    assert draw(3, 7) == draw(3, 7)
+    assert draw(3, 7) != draw(4, 7)
+    assert draw(3, 7) != draw(3, 8)
 
 
 def test_a_seed_draws_the_same_workload_again() -> None:

@@ -156,7 +156,6 @@ def chunk(data: bytes) -> bytes:
 
 
 def event(entry: Any) -> bytes:
-    """One event of a stream."""
     return b"data: " + json.dumps(entry).encode() + b"\n\n"
 
 

@@ -312,10 +312,7 @@ async def test_connections_are_kept_open(tmp_path: Path) -> None:
 
 async def test_it_speaks_over_ipv6_too(tmp_path: Path) -> None:
     try:
-        async with (
-            upstream(plainly(b"{}"), "::1") as fake,
-            recorder(fake.url, tmp_path) as taking,
-        ):
+        async with upstream(plainly(b"{}"), "::1") as fake, recorder(fake.url, tmp_path) as taking:
             request = b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
             assert (await raw(taking.url, request)).endswith(b"{}")
     except OSError:

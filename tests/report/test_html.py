@@ -179,9 +179,7 @@ def test_a_fragment_escapes_what_it_shows_and_runs_nothing(three: list[Run]) -> 
     )
 
 
-def test_what_is_too_much_is_told_less_often_and_at_last_refused(
-    three: list[Run],
-) -> None:
+def test_what_is_too_much_is_told_less_often_and_at_last_refused(three: list[Run]) -> None:
     whole = len(page(three).encode())
 
     assert len(page(three, limit=whole - 1).encode()) < whole

@@ -31,7 +31,6 @@ def plain(entry: dict[str, Any]) -> dict[str, Any]:
 
 
 def after(entry: dict[str, Any], step: int, event: str) -> dict[str, Any]:
-    """The state after the first event of that name in a step."""
     told = entry["steps"][step]
     index = next(i for i, each in enumerate(told["events"]) if each["event"] == event)
     state: dict[str, Any] = entry["detail"]["states"][told["detail"]["at"][index]]
@@ -56,10 +55,9 @@ def test_a_wrong_state_is_handed_on_to_the_checkpoints_made_from_it(three: dict[
     last = three["detail"]["states"][-1]
     (slot,) = last["slots"]
 
-    assert [
-        {"step": 0, "at": 0, "count": 1},
-        {"step": 2, "at": 1, "count": 35},
-    ] == slot["checkpoints"][1]["row"]
+    assert [{"step": 0, "at": 0, "count": 1}, {"step": 2, "at": 1, "count": 35}] == slot[
+        "checkpoints"
+    ][1]["row"]
 
 
 def test_a_history_computed_again_is_that_of_the_step_that_did_so_last() -> None:

@@ -154,10 +154,7 @@ def test_a_client_that_leaves_is_gone_when_its_slot_holds_so_many_tokens() -> No
         ({"prompt": "S", "leaves": "reading"}, "step[0].held: missing; leaves and held belong"),
         ({"prompt": "S", "leaves": "soon", "held": 1}, "must be one of reading, replying"),
         (
-            {
-                "messages": [{"role": "user", "content": "x"}],
-                "options": {"endpoint": "infill"},
-            },
+            {"messages": [{"role": "user", "content": "x"}], "options": {"endpoint": "infill"}},
             "step[0].messages: have no meaning for infill; write prompt and suffix",
         ),
     ],

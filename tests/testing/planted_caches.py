@@ -8,8 +8,9 @@ files    blocks in files, whose names are their keys
 import hashlib
 import os
 from collections import OrderedDict
-from collections.abc import Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import replace
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -54,13 +55,11 @@ class Blocks:
     def drop(self) -> None:
         self.blocks.popitem(last=False)
 
+    def has(self, key: Hashable) -> bool:
+        return key in self.blocks
+
     def held(self, request: Request) -> list[Hashable]:
-        found = []
-        for key in self.chain(request):
-            if key not in self.blocks:
-                break
-            found.append(key)
-        return found
+        return list(takewhile(self.has, self.chain(request)))
 
     def lookup(self, request: Request) -> int:
         keys = self.held(request)
@@ -81,6 +80,19 @@ class Blocks:
     def clear(self) -> None:
         self.blocks.clear()
         self.pins.clear()
+
+
+def named(name: str, of: Callable[[Request], Hashable]) -> type[Blocks]:
+    """Blocks whose keys have other names of a request."""
+    return type(name, (Blocks,), {"names": lambda _, request: of(request)})
+
+
+NoAdapter = named("NoAdapter", lambda request: (request.salt, request.image))
+NoSalt = named("NoSalt", lambda request: (request.adapter, request.image))
+# Adapter and salt are one text: ab and c are a and bc.
+SaltJoined = named("SaltJoined", lambda each: (each.adapter + each.salt, each.image))
+# Four digits of an image's hash are in the key.
+ShortImageHash = named("ShortImageHash", lambda each: (each.adapter, each.salt, each.image[-4:]))
 
 
 class OnlyLastToken(Blocks):
@@ -104,30 +116,6 @@ class SumOfTokens(Blocks):
 
     def key(self, parent: Hashable, request: Request, start: int, end: int) -> Hashable:
         return parent, sum(request.tokens[start:end]), self.names(request)
-
-
-class NoAdapter(Blocks):
-    def names(self, request: Request) -> Hashable:
-        return request.salt, request.image
-
-
-class NoSalt(Blocks):
-    def names(self, request: Request) -> Hashable:
-        return request.adapter, request.image
-
-
-class SaltJoined(Blocks):
-    """Adapter and salt are one text: ab and c are a and bc."""
-
-    def names(self, request: Request) -> Hashable:
-        return request.adapter + request.salt, request.image
-
-
-class ShortImageHash(Blocks):
-    """Four digits of an image's hash are in the key."""
-
-    def names(self, request: Request) -> Hashable:
-        return request.adapter, request.salt, request.image[-4:]
 
 
 class Unpinned(Blocks):
@@ -286,18 +274,18 @@ class Files(Blocks):
         partial.write_bytes(packed(block))
         partial.replace(self.path(key))
 
+    def has(self, key: Hashable) -> bool:
+        return self.path(key).exists()
+
+    def read(self, key: Hashable) -> bytes:
+        return self.path(key).read_bytes()
+
     def lookup(self, request: Request) -> int:
-        count = 0
-        for key in self.chain(request):
-            if not self.path(key).exists():
-                break
-            count += UNIT
-        return count
+        return UNIT * len(self.held(request))
 
     def load(self, request: Request, count: int) -> Rows | None:
         keys = list(self.chain(request))[: count // UNIT]
-        read = [self.path(key).read_bytes() for key in keys]
-        return joined([unpacked(self.server, each, UNIT) for each in read])
+        return joined([unpacked(self.server, self.read(key), UNIT) for key in keys])
 
     def evict(self, request: Request) -> None:
         for key in self.chain(request):
@@ -308,19 +296,14 @@ class Files(Blocks):
             each.unlink()
 
 
-class NoModel(Files):
-    def of_server(self) -> Hashable:
-        return self.server.dtype, self.server.rope_base
+def of_servers(name: str, of: Callable[[Server], Hashable]) -> type[Files]:
+    """Files whose names have other properties of the server."""
+    return type(name, (Files,), {"of_server": lambda self: of(self.server)})
 
 
-class NoDataType(Files):
-    def of_server(self) -> Hashable:
-        return self.server.model, self.server.rope_base
-
-
-class NoRope(Files):
-    def of_server(self) -> Hashable:
-        return self.server.model, self.server.dtype
+NoModel = of_servers("NoModel", lambda server: (server.dtype, server.rope_base))
+NoDataType = of_servers("NoDataType", lambda server: (server.model, server.rope_base))
+NoRope = of_servers("NoRope", lambda server: (server.model, server.dtype))
 
 
 class WrittenInPlace(Files):
@@ -337,41 +320,27 @@ class WrittenInPlaceWithSize(Files):
         data = packed(block)
         self.path(key).write_bytes(hashlib.sha256(data).digest() + data)
 
-    def whole(self, key: Hashable) -> bytes:
+    def has(self, key: Hashable) -> bool:
+        return bool(self.read(key))
+
+    def read(self, key: Hashable) -> bytes:
         data = self.path(key).read_bytes() if self.path(key).exists() else b""
         return data[32:] if hashlib.sha256(data[32:]).digest() == data[:32] else b""
-
-    def lookup(self, request: Request) -> int:
-        count = 0
-        for key in self.chain(request):
-            if not self.whole(key):
-                break
-            count += UNIT
-        return count
-
-    def load(self, request: Request, count: int) -> Rows | None:
-        keys = list(self.chain(request))[: count // UNIT]
-        return joined([unpacked(self.server, self.whole(key), UNIT) for key in keys])
 
 
 class OwnList(Files):
     """A list of all keys is rewritten for each block, before it."""
 
-    def put(self, key: Hashable, block: Rows) -> None:
+    def listed(self) -> list[str]:
         known = self.place / "keys"
-        names = known.read_text().split() if known.exists() else []
-        known.write_text("\n".join([*names, self.path(key).name]))
+        return known.read_text().split() if known.exists() else []
+
+    def put(self, key: Hashable, block: Rows) -> None:
+        (self.place / "keys").write_text("\n".join([*self.listed(), self.path(key).name]))
         super().put(key, block)
 
-    def lookup(self, request: Request) -> int:
-        known = self.place / "keys"
-        names = known.read_text().split() if known.exists() else []
-        count = 0
-        for key in self.chain(request):
-            if self.path(key).name not in names or not self.path(key).exists():
-                break
-            count += UNIT
-        return count
+    def has(self, key: Hashable) -> bool:
+        return self.path(key).name in self.listed() and super().has(key)
 
 
 class OneSlot(Files):
@@ -385,13 +354,8 @@ class OneSlot(Files):
         at = self.known.setdefault(key, len(self.known))
         (self.place / str(at)).write_bytes(packed(block))
 
-    def lookup(self, request: Request) -> int:
-        count = 0
-        for key in self.chain(request):
-            if key not in self.known:
-                break
-            count += UNIT
-        return count
+    def has(self, key: Hashable) -> bool:
+        return key in self.known
 
     def path(self, key: Hashable) -> Path:
         return self.place / str(self.known.get(key, "none"))

@@ -163,32 +163,24 @@ def test_what_fails_fails_again_when_its_scenario_is_played(*, stop_early: bool)
     assert found
 
 
-def test_a_broken_book_is_a_finding(monkeypatch: Patch) -> None:
+@pytest.mark.parametrize(
+    ("method", "error", "model"),
+    [
+        ("server.Vllm.check_integrity", ContractError("a block is nobody's"), "hybrid"),
+        ("runner.Runner.run", PositionError("2 positions for 1 tokens"), "dense"),
+    ],
+)
+def test_a_broken_book_or_a_wrong_position_is_a_finding(
+    method: str, error: Exception, model: str, monkeypatch: Patch
+) -> None:
     def broken(*_: object) -> None:
-        msg = "a block is nobody's"
-        raise ContractError(msg)
+        raise error
 
-    monkeypatch.setattr("cachesim.engines.vllm.server.Vllm.check_integrity", broken)
+    monkeypatch.setattr(f"cachesim.engines.vllm.{method}", broken)
 
-    _, _, trial = next(trials(Profile.parse("vllm@0.33.0"), "hybrid", shape=SHAPE))
+    _, _, trial = next(trials(Profile.parse("vllm@0.33.0"), model, shape=SHAPE))
 
-    assert [("broken invariant", "a block is nobody's")] == [
-        (each.kind, each.detail) for each in trial.findings
-    ]
-
-
-def test_positions_that_a_server_gets_wrong_are_a_finding(monkeypatch: Patch) -> None:
-    def run(*_: object) -> None:
-        msg = "2 positions for 1 tokens"
-        raise PositionError(msg)
-
-    monkeypatch.setattr("cachesim.engines.vllm.runner.Runner.run", run)
-
-    _, _, trial = next(trials(Profile.parse("vllm@0.33.0"), "dense", shape=SHAPE))
-
-    assert [("broken invariant", "2 positions for 1 tokens")] == [
-        (each.kind, each.detail) for each in trial.findings
-    ]
+    assert [("broken invariant", str(error))] == [(e.kind, e.detail) for e in trial.findings]
 
 
 def test_chunks_of_a_search_find_what_one_search_finds() -> None:

@@ -12,6 +12,7 @@ from cachesim.testing.contents import DTYPES, answer, joined, packed, rows_of, s
 from cachesim.testing.live_cache import shown
 from cachesim.units import as_tokens
 from cachesim.verify.oracle import cold_logits
+from tests.fixtures import Patch
 from tests.testing.planted_caches import (
     PLANTED,
     RIGHT,
@@ -93,20 +94,19 @@ def test_an_argument_that_checks_nothing_is_refused(argument: dict[str, Any], te
         check_live_cache(Blocks, **argument)
 
 
-def test_a_limit_without_a_size_fails_as_vacuous() -> None:
-    class Unsized(Blocks):
-        nbytes = None
-
-    with pytest.raises(VacuousCheckError, match="limit=9 was not checked"):
-        check_live_cache(Unsized, limit=9, examples=5)
-
-
-def test_a_size_may_be_a_number_of_numpy() -> None:
-    class Sized(Blocks):
-        nbytes = np.int64(10)
-
-    with pytest.raises(BrokenLawError, match="nbytes is 10, the limit 9"):
-        check_live_cache(Sized, limit=9, examples=5)
+@pytest.mark.parametrize(
+    ("nbytes", "error", "why"),
+    [
+        (None, VacuousCheckError, "limit=9 was not checked"),
+        (np.int64(10), BrokenLawError, "nbytes is 10, the limit 9"),
+    ],
+)
+def test_a_limit_needs_a_size_which_may_be_a_number_of_numpy(
+    nbytes: Any, error: type[Exception], why: str, monkeypatch: Patch
+) -> None:
+    monkeypatch.setattr(Blocks, "nbytes", nbytes, raising=False)
+    with pytest.raises(error, match=why):
+        check_live_cache(Blocks, limit=9, examples=5)
 
 
 def test_a_cache_of_another_form_breaks_a_law() -> None:

@@ -81,8 +81,7 @@ def test_the_wrong_answer_of_a_current_release_is_found_and_made_small(
 
 @pytest.mark.thorough
 @pytest.mark.parametrize(
-    ("text", "model"),
-    [("llama.cpp@b9538", "swa"), ("ik_llama.cpp@d2da6da05+1689", "hybrid-delta")],
+    ("text", "model"), [("llama.cpp@b9538", "swa"), ("ik_llama.cpp@d2da6da05+1689", "hybrid-delta")]
 )
 def test_other_wrong_answers_are_found_too(text: str, model: str) -> None:
     report = search(Profile.parse(text), model, examples=150)
@@ -384,7 +383,6 @@ predict = 1
 
 
 def broken_law(scenario: str) -> str | None:
-    """The detail of the law that a scenario breaks."""
     found = play(
         loads(scenario.encode(), name="turns.toml"), Profile.parse("sglang@0.5.23")
     ).finding

@@ -61,10 +61,7 @@ def test_a_worker_that_is_killed_takes_nothing_with_it(kept: bool, tmp_path: Pat
         killer = threading.Thread(target=kill_one, args=(client,))
         killer.start()
         found = play_cells(
-            cells,
-            store,
-            lambda: cluster(own.scheduler_address),
-            seams=states if kept else None,
+            cells, store, lambda: cluster(own.scheduler_address), seams=states if kept else None
         )
         killer.join()
 
@@ -103,17 +100,8 @@ def test_the_command_takes_workers_of_its_own(tmp_path: Path, capsys: Capture) -
 def test_a_search_on_a_cluster_has_the_findings_of_one_process_in_their_order(
     more: list[str], capsys: Capture
 ) -> None:
-    words = [
-        "check",
-        "vllm@0.33.0+no-29387",
-        "--model",
-        "hybrid",
-        "--seed",
-        "1",
-        "--examples",
-        "40",
-    ]
-    words += more
+    model = ["--model", "hybrid", "--seed", "1", "--examples", "40"]
+    words = ["check", "vllm@0.33.0+no-29387", *model, *more]
 
     told = [
         re.sub(r",\s+[\d.,]+\s+workloads/s", "", output(capsys, [*words, *where], 1))

@@ -248,10 +248,7 @@ WRONG_PLANS = {
     "server 1: router is [1]; write a text in quotes": {"replicas": 2, "router": [1]},
     "server 1: replicas is 'x'; write a whole number": {"replicas": "x"},
     "server 1: replicas is 0; write a whole number from 1": {"replicas": 0},
-    "server 1: changes is 'die:0@1'; write a text in quotes": {
-        "replicas": 2,
-        "changes": "die:0@1",
-    },
+    "server 1: changes is 'die:0@1'; write a text in quotes": {"replicas": 2, "changes": "die:0@1"},
 }
 
 

@@ -219,9 +219,7 @@ def test_loads_too_far_apart_overrule_a_match(arrival: Requests) -> None:
     assert 0 == router.choose(arrival(text((1, 40))))  # the node's first tenant is asked first
 
 
-def test_texts_of_a_replica_above_the_size_are_forgotten_at_the_interval(
-    arrival: Requests,
-) -> None:
+def test_texts_of_a_replica_above_the_size_are_forgotten_at_the_interval(arrival: Requests) -> None:
     router, replicas = started("cache-aware,max_tree_size=30,eviction_interval_secs=2")
     replicas[0].load = replicas[2].load = 1
     assert 1 == router.choose(arrival(text((1, 40))))

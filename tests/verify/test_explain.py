@@ -134,10 +134,7 @@ def test_the_account_of_a_checkpoint_that_lies_far_back() -> None:
     ideal = IdealCache()
     ideal.remember(reply(as_tokens(range(204))))
     prompt = (*as_tokens(range(196)), *as_tokens(range(400, 410)))
-    losses = (
-        loss(DEPTH, 196, 0, pos_min=203, threshold=196),
-        loss(RESTORED, 0, 96, n_tokens=96),
-    )
+    losses = (loss(DEPTH, 196, 0, pos_min=203, threshold=196), loss(RESTORED, 0, 96, n_tokens=96))
     parts = (Part(name="S", start=0, end=196), Part(name="u2", start=196, end=206))
 
     account = explain(

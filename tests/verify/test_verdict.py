@@ -160,11 +160,7 @@ def test_a_trace_names_the_memory_and_the_tokens_it_holds() -> None:
     verdict = there_is(judge(wrong, Oracle(RING), trace=traced))
 
     assert verdict.fault is not None
-    assert (0, "recurrent", 15) == (
-        verdict.fault.layer,
-        verdict.fault.place,
-        verdict.fault.token,
-    )
+    assert (0, "recurrent", 15) == (verdict.fault.layer, verdict.fault.place, verdict.fault.token)
     assert (PROMPT[5:8], PROMPT[:15]) == (verdict.fault.holds, verdict.fault.expected)
 
 

@@ -31,7 +31,6 @@ def last(engine: KoboldCpp, *prompts: Sequence[int]) -> tuple[int | None, str | 
 
 
 def saved(engine: KoboldCpp) -> list[tuple[int, int]]:
-    """Slot and tokens of each save."""
     return [(each.slot, each.n_tokens) for each in engine.events if each.name() == "slot-saved"]
 
 
@@ -43,12 +42,7 @@ def acted(engine: KoboldCpp, what: str, name: str = "0") -> Reply:
 
 @pytest.mark.parametrize(
     ("tokens", "cached"),
-    [
-        (run(0, 20), 19),
-        ([*run(0, 15), 90], 15),
-        ([*run(0, 4), 90], 4),
-        ([*run(0, 3), 90], 0),
-    ],
+    [(run(0, 20), 19), ([*run(0, 15), 90], 15), ([*run(0, 4), 90], 4), ([*run(0, 3), 90], 0)],
 )
 def test_a_prefix_of_four_tokens_or_more_is_kept(tokens: list[int], cached: int) -> None:
     engine = opened(NEWEST)

@@ -68,7 +68,6 @@ def singly(cache: Rows, tokens_: Sequence[int]) -> None:
 
 
 def tokens(buffer: Array | None) -> list[list[int]]:
-    """The tokens of a whole buffer, row by row."""
     assert buffer is not None
     return [[int(token) for token in row[0, :, 0]] for row in buffer]
 

@@ -20,10 +20,7 @@ from cachesim.engines.mlx_lm.generate.shared import (
     TokenResponse,
 )
 from cachesim.engines.mlx_lm.options import MlxOptions
-from cachesim.engines.mlx_lm.server.request import (
-    Checkpoint,
-    prompt_checkpoint,
-)
+from cachesim.engines.mlx_lm.server.request import Checkpoint, prompt_checkpoint
 from cachesim.engines.mlx_lm.server.word_tokenizer import WordTokenizer
 from cachesim.model.build import build
 from cachesim.model.presets import tiny

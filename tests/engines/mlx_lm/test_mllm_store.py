@@ -115,11 +115,9 @@ def test_a_whole_prompt_is_handed_out_to_a_streamed_reply_alone() -> None:
     for cache.asked in (("it", False), ("it", True), ("other", True)):
         found.append(cache.fetch(MODEL, key))
 
-    assert [
-        (8, 8, ["stored-unused"]),
-        (8, 8, ["fed-again"]),
-        (0, 8, ["same-prompt-alone"]),
-    ] == [of(each) for each in found]
+    assert [(8, 8, ["stored-unused"]), (8, 8, ["fed-again"]), (0, 8, ["same-prompt-alone"])] == [
+        of(each) for each in found
+    ]
     assert layers[0] is (found[1].prompt_cache or [None])[0]
     assert found[0].prompt_cache is None is found[2].prompt_cache
 

@@ -7,9 +7,7 @@ from cachesim.engines.mlx_lm.caches.layer_cache import UpstreamKeyError
 from cachesim.engines.mlx_lm.caches.prompt_cache import ArraysCache, KVCache, LayerCache
 from cachesim.engines.mlx_lm.family import FAMILY
 from cachesim.engines.mlx_lm.rules import SnapshotRules
-from cachesim.engines.mlx_lm.store.snapshot_prompt_cache import (
-    SnapshotPromptCache,
-)
+from cachesim.engines.mlx_lm.store.snapshot_prompt_cache import SnapshotPromptCache
 from cachesim.lab.real.mlx_lm.players import feed
 
 RULES = FAMILY.release("after-906").rules.caches

@@ -19,13 +19,11 @@ PRIORITIES = {"enable_priority_scheduling": True, "max_running_requests": 1}
 
 
 def send(engine: Engine, first: int, count: int, most: int = 2, **fields: Any) -> Ticket:
-    """Send a prompt of consecutive tokens."""
     prompt = as_tokens(list(range(first, first + count)))
     return engine.submit(Request(prompt=prompt, predict=most, options=fields))
 
 
 def named(engine: Engine, name: str) -> list[int]:
-    """The requests of all events of a name."""
     return [event.task for event in engine.events if event.name() == name]
 
 

@@ -35,12 +35,7 @@ def found_by_default(
     make it. Crashes of the releases themselves would end many of these searches first.
     """
     report = search(
-        Profile.parse(profile),
-        model,
-        examples=EXAMPLES,
-        seed=seed,
-        shape=shape_for(()),
-        only=only,
+        Profile.parse(profile), model, examples=EXAMPLES, seed=seed, shape=shape_for(()), only=only
     )
     assert report.counterexample is not None, f"nothing in {report.workloads} workloads"
     return report.counterexample
@@ -100,10 +95,7 @@ def test_a_pool_whose_books_do_not_balance_is_found(patch: str, seed: int) -> No
     ("release", "model", "settings", "known"),
     [
         ("0.5.9", "hybrid", (), ["LoRAManager.fetch_new_loras"]),
-        (
-            *("0.5.23", "dense", ("dcp_size=1", "max_total_tokens=20000")),
-            ["StreamingSession.take"],
-        ),
+        (*("0.5.23", "dense", ("dcp_size=1", "max_total_tokens=20000")), ["StreamingSession.take"]),
         ("0.5.23", "hybrid", ("dcp_size=1",), ["StreamingSession.take"]),
     ],
 )

@@ -137,7 +137,6 @@ class RandomMutant:
 
 @cache
 def trees(port: Port) -> dict[Path, ast.Module]:
-    """The syntax trees of a port."""
     return {file: ast.parse(file.read_text()) for file in port.files}
 
 
