@@ -73,15 +73,6 @@ def test_processes_start_once_for_all_profiles(monkeypatch: Patch) -> None:
     assert [2] == begun
 
 
-def test_engines_are_not_compared_on_each_others_workloads(capsys: Capture) -> None:
-    command = ["check", "llama.cpp@b9538", "--against", "mlx-lm@0.32.2", "--examples", "3"]
-
-    assert main(command) == 2
-    printed = capsys.readouterr()
-    assert "" == printed.out
-    assert "mlx-lm@0.32.2 is another engine than llama.cpp@b9538" in printed.err
-
-
 def test_a_comparison_of_nothing_is_no_success() -> None:
     sides = [Side(profile=Profile.parse(f"llama.cpp@{each}")) for each in ("b9538", "b11549")]
 
@@ -102,14 +93,6 @@ def test_a_comparison_fails_for_a_wrong_answer_of_either_profile(
     assert f"llama.cpp@b11549 reuses 3 tokens {('fewer', 'more')[wrong]} (0.00 % of all)." in said
     counts = ("2 from llama.cpp@b9538, 0 from", "0 from llama.cpp@b9538, 2 from")[wrong]
     assert f"Wrong answers: {counts} llama.cpp@b11549." in said
-
-
-def test_a_search_for_wrong_answers_needs_answers(capsys: Capture) -> None:
-    assert 2 == main(["check", SOUND, "--arithmetic", "counts", "--scope", "2"])
-
-    printed = capsys.readouterr()
-    assert "" == printed.out
-    assert '"counts" for --arithmetic. Choose from: "ring", "float"' in printed.err
 
 
 def test_a_plain_search_gives_some_requests_up(capsys: Capture) -> None:

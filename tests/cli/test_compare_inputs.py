@@ -7,7 +7,7 @@ import pytest
 
 from cachesim.cli.compare import is_trace
 from cachesim.cli.main import main
-from tests.fixtures import Capture, Patch, complaint
+from tests.fixtures import Capture, Patch
 
 EVENTS = b'[0.0, [{"type": "BlockStored", "block_hashes": ["0"], "block_size": 16}]]\n'
 
@@ -32,12 +32,6 @@ def test_standard_input_is_a_trace_unless_it_begins_as_toml(
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(text)))
 
     assert expected == is_trace("-")
-
-
-def test_a_comparison_of_which_no_row_can_be_played_is_an_error(capsys: Capture) -> None:
-    line = ["compare", "llama.cpp-three-requests", "-p", "b9538", "--set", "ctx_checkpoints=many"]
-
-    assert "write a whole number from 0 to 65536" in complaint(capsys, line)
 
 
 def test_a_row_that_cannot_be_played_stands_beside_those_that_can(capsys: Capture) -> None:

@@ -75,11 +75,6 @@ def test_answers_that_are_not_judged_are_not_counted(how: str, capsys: Capture) 
     assert "wrong answers and" not in shown
 
 
-def test_counts_by_class_are_not_json(capsys: Capture) -> None:
-    assert main(f"run {STALE} --brief --format json".split()) == 2
-    assert "--brief prints text to read" in capsys.readouterr().err
-
-
 def test_a_scenario_whose_flags_a_release_lacks_is_left_out_and_named(
     capsys: Capture, monkeypatch: Patch, tmp_path: Path
 ) -> None:
@@ -156,7 +151,6 @@ def test_so_many_processes_give_the_same(capsys: Capture) -> None:
     names = f"{STALE} llama.cpp-24143-hybrid"
 
     assert as_json(f"run {names} --jobs 1", capsys) == as_json(f"run {names} --jobs 2", capsys)
-    assert main(["run", STALE, "--jobs", "0"]) == 2
 
 
 @pytest.mark.parametrize("where", ["no/such/folder/page.html", "/dev", "\x00"])
@@ -208,11 +202,6 @@ def test_two_values_of_a_flag_are_compared(capsys: Capture) -> None:
     assert "llama.cpp@b9538,ctx_checkpoints=0, step C: 0 of" in out
     assert "but with b9538,ctx_checkpoints=0: answer same" in out
     assert "steps differ; the first is A" in out
-
-
-def test_an_option_beyond_the_limits_of_a_scenario_is_refused_once(capsys: Capture) -> None:
-    (line,) = complaint(capsys, ["run", STALE, "--set", "parallel=100000"]).splitlines()
-    assert "engine.options.parallel: is 100000; a scenario's server may have at most 64" in line
 
 
 @pytest.mark.parametrize("step", ["C", "3"])

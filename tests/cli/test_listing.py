@@ -15,7 +15,7 @@ from cachesim.errors import InputError
 from cachesim.scenario import load
 from cachesim.scenario.shipped import shipped_files, shipped_folder
 from cachesim.typed import there_is
-from tests.fixtures import Capture, Patch, complaint, output
+from tests.fixtures import Capture, Patch, output
 
 KINDS = ("scenarios", "engines", "releases", "patches", "causes", "presets")
 STALE = "llama.cpp-three-requests"
@@ -72,10 +72,6 @@ def test_a_shipped_scenario_is_shown_as_toml_that_is_the_same_again(capsys: Capt
 
     assert file.read_text() == raw
     assert tomllib.loads(raw) == tomllib.loads(shown)
-
-
-def test_raw_is_for_scenarios(capsys: Capture) -> None:
-    assert "--raw prints the file of one" in complaint(capsys, ["list", "hybrid", "--raw"])
 
 
 @pytest.mark.parametrize("width", ["0", "1", "19"])

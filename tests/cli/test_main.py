@@ -281,14 +281,6 @@ def test_a_former_command_names_the_present_one_and_works_as_before(
     assert present[2] == rest
 
 
-def test_a_former_option_names_the_present_one_and_is_taken(capsys: Capture) -> None:
-    assert main(["real", "llama.cpp", "--models=nonsense"]) == 2
-
-    assert ["cachesim: --models is now --model", "cachesim: there is no preset 'nonsense'"] == [
-        line.partition(";")[0] for line in spoken(capsys)[1].splitlines()
-    ]
-
-
 def test_a_list_of_all_commands_names_twelve_and_no_former_one(capsys: Capture) -> None:
     assert main(["--help"]) == 0
     listed = re.findall(r"^│ (\w+) ", spoken(capsys)[0], re.MULTILINE)

@@ -9,7 +9,7 @@ from cachesim.cli.outputs import progress
 from cachesim.files import PAGE, TABLE, Output, free_name
 from cachesim.report.sweep import as_csv
 from cachesim.scenario import load
-from tests.fixtures import Capture, Patch, complaint
+from tests.fixtures import Capture, Patch
 
 LOG = "docs/examples/hybrid.log"
 RECORDED = "docs/examples/recorded.jsonl"
@@ -161,19 +161,6 @@ def test_a_finding_gets_a_name_that_no_file_has(tmp_path: Path) -> None:
     (tmp_path / "found-2.toml").touch()
 
     assert tmp_path / "found-3.toml" == free_name(tmp_path / "found.toml")
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["--follow", "--format", "json"], "--format json cannot be used with --follow"),
-        (["--follow", "--what-if", "b9093"], "--what-if cannot be used with --follow"),
-        (["--follow", "--request", "0"], "--request cannot be used with --follow"),
-        (["--worst", "-1"], "--worst is -1; write a whole number from 0"),
-    ],
-)
-def test_why_ignores_no_flag(words: list[str], said: str, capsys: Capture) -> None:
-    assert said in " ".join(complaint(capsys, ["why", LOG, *words]).split())
 
 
 def test_a_log_that_is_followed_writes_no_file(tmp_path: Path, capsys: Capture) -> None:

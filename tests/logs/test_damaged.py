@@ -12,7 +12,6 @@ from random import Random
 
 import pytest
 
-from cachesim.cli.main import main
 from cachesim.errors import InputError
 from cachesim.lab.logs.lines import LONGEST_LINE, lines_of, pieces_of
 from cachesim.lab.logs.whole import UserSettings, open_log, read_files, replays_of, why
@@ -170,12 +169,6 @@ def test_requests_to_any_http_server_are_no_lines_of_llama_server() -> None:
 
     with pytest.raises(InputError, match="no log of a known server: no line of 3 was recognised"):
         replays_of(read, UserSettings())
-
-
-@pytest.mark.parametrize("window", ["0", "-3"])
-def test_a_window_without_a_token_is_refused(window: str, capsys: Capture) -> None:
-    assert main(["why", "docs/examples/hybrid.log", f"--window={window}"]) == 2
-    assert f"--window is {window}; write a number of tokens from 1" in capsys.readouterr().err
 
 
 def test_of_a_scenario_the_command_that_runs_it_is_named() -> None:

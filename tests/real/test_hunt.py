@@ -37,7 +37,7 @@ from cachesim.testing.findings import Finding
 from cachesim.testing.search import Counterexample, Report
 from cachesim.testing.survey import Cause, Sighting, Survey, causes
 from cachesim.units import Token, as_tokens
-from tests.fixtures import Capture, Patch, complaint
+from tests.fixtures import Capture, Patch
 
 OCTOBER = Profile.parse("llama.cpp@b11549")
 READING = Step(prompt=tuple(range(265, 500)) * 10, reply=(300,))
@@ -228,15 +228,6 @@ def test_a_hunt_that_finds_nothing_counts_what_it_played(
 
 def proof_of_wrong() -> Finding:
     return Finding(kind="wrong answer", step=0, detail="1 of 2 tokens cached")
-
-
-def test_a_hunt_of_what_cannot_be_hunted_is_refused(capsys: Capture) -> None:
-    for words, why in (
-        (["llama.cpp@b11549+erase-equal"], "has patches"),
-        (["llama.cpp@b11549", "--minutes", "0"], "above 0"),
-        (["llama.cpp@b11549", "--model", "hybird"], "no preset 'hybird'"),
-    ):
-        assert why in complaint(capsys, ["check", "--prove", *words])
 
 
 def played(name: str, *, agrees: bool = True, confirmed: bool = False) -> StepPlayed:

@@ -17,7 +17,7 @@ from cachesim.play.bisect import (
 )
 from cachesim.scenario.format import Scenario
 from cachesim.scenario.shipped import load_all
-from tests.fixtures import Capture, Patch, complaint, output
+from tests.fixtures import Capture, complaint, output
 from tests.logs.test_replay import servers_of
 
 THREADS = {
@@ -128,20 +128,3 @@ def test_flags_and_a_seed_are_those_of_the_scenario_that_is_bisected(capsys: Cap
     assert [("b9294", "bad", "23280")] == [
         (each["after"], each["became"], each["causes"][0]["patch"]) for each in said["changes"]
     ]
-
-
-@pytest.mark.parametrize(
-    ("words", "told"),
-    [
-        ("NAME --set nonsense=1", "has no option 'nonsense'"),
-        ("NAME -p b9538", "--profile, --model and --window are for logs"),
-        ("docs/examples/hybrid.log --seed 1", "--seed is for scenarios"),
-    ],
-)
-def test_an_option_that_bisect_cannot_heed_is_refused(
-    words: str, told: str, capsys: Capture, monkeypatch: Patch
-) -> None:
-    monkeypatch.chdir(Path(__file__).parents[2])
-    name = "llama.cpp-24411-first-turn-again"
-
-    assert told in complaint(capsys, ["bisect", *words.replace("NAME", name).split()])

@@ -22,7 +22,7 @@ from cachesim.scenario.labels import CONFIRMED, SOURCE
 from cachesim.testing.scope import WholeScope, scopes_of
 from cachesim.testing.search import Counterexample, Report
 from cachesim.testing.workloads import FIRST_WORD
-from tests.fixtures import Capture, Patch, complaint, output
+from tests.fixtures import Capture, Patch, output
 
 KNOWN = "llama.cpp@b11549"
 MENDED = "llama.cpp@b11549+erase-equal"
@@ -223,22 +223,6 @@ def test_a_flag_of_the_user_goes_before_the_scope_s_own(capsys: Capture) -> None
 
     assert 3 == out.count("ctx_checkpoints = 0")
     assert 0 == out.count("ctx_checkpoints = 2")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "problem"),
-    [
-        (("--scope", "5"), "--scope is 5; write a number of requests from 2 to 4"),
-        (("--scope", "2", "--examples", "9"), "--examples cannot be used with --scope"),
-        (("--scope", "2", "--seed", "9"), "--seed cannot be used with --scope"),
-        (("--scope", "2", "--prove"), "has patches: --prove is for a release as it is"),
-        (("--against", KNOWN, "--format", "json"), "--format json is for a search"),
-    ],
-)
-def test_what_does_not_go_together_is_refused(
-    arguments: tuple[str, ...], problem: str, capsys: Capture
-) -> None:
-    assert problem in " ".join(complaint(capsys, ["check", MENDED, *arguments]).split())
 
 
 @pytest.mark.thorough

@@ -110,9 +110,3 @@ def test_a_search_on_a_cluster_has_the_findings_of_one_process_in_their_order(
 
     assert told[0] == told[1]
     assert "WRONG ANSWER" in told[0]
-
-
-def test_a_comparison_is_not_given_to_a_cluster() -> None:
-    words = ["check", "llama.cpp@b9538", "--against", "llama.cpp@b9093", "--dask", "2"]
-
-    assert main(words) == 2

@@ -275,26 +275,6 @@ def test_the_command_plays_each_router(capsys: pytest.CaptureFixture[str]) -> No
     assert "2 x vllm@0.33.0, hybrid" in output(capsys, line.split())
 
 
-@pytest.mark.parametrize(
-    ("flags", "said"),
-    [
-        ("--router random", "--router is for a fleet: write --replicas N as well"),
-        ("--change die:0@1", "--change is for a fleet: write --replicas N as well"),
-        ("--replicas 2 --verify 3", "--verify computes the answers of one server"),
-        ("--replicas 0", "replicas is 0; write a whole number from 1 to 1,024"),
-        ("--replicas 2 --router nobody", "there is no router 'nobody'"),
-    ],
-)
-def test_wrong_flags_are_refused(flags: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert 2 == main(["compare", "made:9", "-p", "vllm@0.33.0", *flags.split()])
-    assert said in " ".join(capsys.readouterr().err.split())
-
-
-def test_a_scenario_has_no_fleet(capsys: pytest.CaptureFixture[str]) -> None:
-    assert 2 == main(["compare", "llama.cpp-24143-hybrid", "--replicas", "2"])
-    assert "--replicas is not for it" in " ".join(capsys.readouterr().err.split())
-
-
 def test_a_page_names_the_router(tmp_path: Path) -> None:
     page = tmp_path / "page.html"
     line = "compare made:20 -p vllm@0.33.0 --replicas 2 --router gateway --jobs 1 --report"
