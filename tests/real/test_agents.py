@@ -3,7 +3,6 @@
 import struct
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from itertools import pairwise
 from random import Random
 from typing import Any
@@ -34,6 +33,7 @@ from cachesim.lab.real.vllm.playing import play as play_vllm
 from cachesim.play.session import CANCELLED
 from cachesim.scenario.format import Scenario, Step, Turn
 from cachesim.units import as_tokens
+from tests.real.test_workloads import Parrot
 
 LONGEST = 4000
 
@@ -83,21 +83,10 @@ def test_a_date_in_the_system_prompt_changes_one_token_of_it() -> None:
     assert {1} >= set(changed)
 
 
-@dataclass
-class Parrot:
-    """A server that replies with the prompt's last token, as often as it was asked to."""
-
-    lost: bool = False
-    asked: list[tuple[Step, ...]] = field(default_factory=list)
-
-    def send(self, group: Sequence[Step]) -> tuple[Outcome, ...]:
-        self.asked.append(tuple(group))
-        return tuple(Outcome(reply=as_tokens([300]) * min(each.predict or 0, 9)) for each in group)
-
-
 def grown(number: int) -> Scenario:
     setting = draw_agents(5, number, release="b11549", presets=("dense", "recurrent"))
-    return grow_agents(setting, Parrot())[0]
+    server = Parrot(lambda step: Outcome(reply=as_tokens([300]) * min(step.predict or 0, 9)))
+    return grow_agents(setting, server)[0]
 
 
 @pytest.mark.thorough

@@ -22,6 +22,7 @@ from cachesim.lab.real.llama_cpp.workloads import OFTEN, Incidents, draw_setting
 from cachesim.play.session import CANCELLED
 from cachesim.scenario.format import FORMAT, Chat, Model, Scenario, Server, Step, Turn
 from cachesim.units import Tokens, as_tokens
+from tests.real.test_workloads import Parrot
 
 T = as_tokens(range(300, 340))
 EVERYTHING = {"parallel": 2, "embedding": True, "sleep_idle_seconds": 2}
@@ -134,7 +135,7 @@ def test_everything_is_drawn_by_default_beside_the_real_server() -> None:
     used: Counter[str] = Counter()
     for number in range(150):
         setting = draw_setting(4, number, release="b11549", everything=True)
-        used.update(features_of(grow(setting, Echo())[0]))
+        used.update(features_of(grow(setting, Parrot())[0]))
 
     wanted = {"trained context", "swa-full", "one pool of cells", "cache-reuse"}
     assert {"cancel", "chat", "completions", "embedding", "infill", "restart", "slot file"} <= set(
@@ -148,20 +149,6 @@ def test_every_kind_of_pooling_is_drawn() -> None:
     settings = [draw_setting(4, each, release="b11549", everything=True) for each in range(800)]
 
     assert {None, *get_args(Pooling)} == {each.options.get("pooling") for each in settings}
-
-
-class Echo:
-    """A server that says the prompt's last token again."""
-
-    lost = False
-
-    def send(self, group: tuple[Step, ...]) -> tuple[Outcome, ...]:
-        return tuple(
-            Outcome(
-                cached=0, processed=len(each.ids), reply=as_tokens((each.ids or T)[-1:]), slot=0
-            )
-            for each in group
-        )
 
 
 # A real server that does not answer is told by its process: gone, turning for ever, or waiting.

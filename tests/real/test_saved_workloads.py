@@ -20,6 +20,7 @@ from cachesim.scenario import files
 from cachesim.scenario.files import to_toml
 from cachesim.scenario.format import ROLES, Scenario, Step, Turn
 from cachesim.units import as_tokens
+from tests.real.test_workloads import Parrot, repeated
 
 TOKENS = st.lists(st.integers(0, 511), max_size=12).map(as_tokens)
 SOME = st.lists(st.integers(0, 511), min_size=1, max_size=12).map(as_tokens)
@@ -160,7 +161,7 @@ def test_what_the_generators_draw_is_read_back_as_it_was() -> None:
     for number in range(24):
         release = ("b8672", "b9538", "b11549")[number % 3]
         setting = draw_setting(36, number, release=release, everything=True)
-        saved = as_scenario(*grow(setting, Parrot()))
+        saved = as_scenario(*grow(setting, Parrot(said)))
         assert saved == through_a_file(saved)
         draw = draw_arrival if number % 2 else draw_pinned
         drawn = draw(36, number, release=release, presets=Abilities(release).presets)
@@ -265,17 +266,7 @@ def test_steps_of_one_call_form_one_group() -> None:
     assert [tuple(steps)] == list(grouped(steps))
 
 
-class Parrot:
-    """A server that says the prompt's last token again."""
-
-    lost = False
-
-    def send(self, group: tuple[Step, ...]) -> tuple[Outcome, ...]:
-        return tuple(map(self._answer, group))
-
-    @staticmethod
-    def _answer(step: Step) -> Outcome:
-        if step.leaves:
-            return Outcome(reply=as_tokens(step.ids[:1]), slot=None, error=CANCELLED)
-        said = as_tokens((step.ids or (300,))[-1:])
-        return Outcome(cached=0, processed=len(step.ids), reply=said * (step.predict or 0), slot=0)
+def said(step: Step) -> Outcome:
+    if step.leaves:
+        return Outcome(reply=as_tokens(step.ids[:1]), slot=None, error=CANCELLED)
+    return repeated(step) if step.predict else replace(repeated(step), reply=())

@@ -30,23 +30,26 @@ from cachesim.testing.search import shrink
 from cachesim.units import Tokens, as_tokens
 
 
+def reply_of(step: Step) -> Tokens:
+    return as_tokens((step.ids or (300,))[-1:]) * max(1, step.predict or 0)
+
+
+def repeated(step: Step) -> Outcome:
+    """The prompt's last token, as often as it was asked for."""
+    return Outcome(cached=0, processed=len(step.ids), reply=reply_of(step), slot=0)
+
+
 @dataclass
 class Parrot:
-    """A server that replies with the prompt's last token, as often as it was asked to."""
+    """A server that says what it is told to of each step."""
 
+    answer: Callable[[Step], Outcome] = repeated
     lost: bool = False
     asked: list[tuple[Step, ...]] = field(default_factory=list)
 
     def send(self, group: Sequence[Step]) -> tuple[Outcome, ...]:
         self.asked.append(tuple(group))
-        return tuple(
-            Outcome(cached=0, processed=len(step.ids), reply=reply_of(step), slot=0)
-            for step in group
-        )
-
-
-def reply_of(step: Step) -> Tokens:
-    return as_tokens((step.ids or (300,))[-1:]) * max(1, step.predict or 0)
+        return tuple(map(self.answer, group))
 
 
 def drawn(number: int, *, release: Release = "b11549") -> tuple[Scenario, Parrot]:
@@ -207,8 +210,7 @@ def test_steps_that_arrive_later_are_calls_of_their_own() -> None:
 def test_the_simulator_waits_as_many_turns_before_a_step_arrives() -> None:
     long = Step(name="long", prompt=(300,) * 40, predict=1, slot=0)
     late = Step(name="late", prompt=(301,), predict=1, slot=0, with_previous=True, turns=2)
-    options = {"parallel": 1, "batch_size": 16, "ubatch_size": 16}
-    server = SimulatedServer(on_dense(options))
+    server = SimulatedServer(on_dense({"parallel": 1, "batch_size": 16, "ubatch_size": 16}))
 
     assert [None, None] == [outcome.error for outcome in server.send([long, late])]
     names = [event.name() for event in server.session.engine.events]
