@@ -186,8 +186,7 @@ def _(tab: Any) -> None:
 def _(tab: Any) -> None:
     boxes = tab.locator("#prompt-0 .ribbon .tok")
     equal(40, boxes.count())
-    letters = "".join(each[:1] for each in boxes.all_inner_texts())
-    equal("F" + 19 * "r" + 20 * "C", letters)
+    equal("F" + 19 * "r" + 20 * "C", "".join(each[:1] for each in boxes.all_inner_texts()))
     boxes.nth(25).hover()
     equal("token 277 · position 25 · new c", text(tab, "#tip"))
     boxes.nth(0).hover()

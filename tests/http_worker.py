@@ -38,8 +38,7 @@ def main() -> None:
     """Write the model and serve it until the process is ended."""
     folder, port = Path(sys.argv[1]), sys.argv[2]
     level = sys.argv[3] if len(sys.argv) > 3 else "ERROR"
-    size = write_tokenizer(folder)
-    write_model(folder, size)
+    write_model(folder, write_tokenizer(folder))
     sys.argv = ["mlx_lm.server", "--model", str(folder), "--port", port, "--log-level", level]
     importlib.import_module("mlx_lm.server").main()
 

@@ -31,21 +31,11 @@ REAL: Final[tuple[tuple[float, str, str, dict[str, Any], dict[str, Any]], ...]] 
     (0.3729, "vllm@0.33.0", "dense", {"num_gpu_blocks_override": 400000}, {}),
     (0.1406, "vllm@0.33.0", "dense", {"num_gpu_blocks_override": 5860}, {}),
     (0.3192, "sglang@0.5.23", "dense", {**PAGES, "max_total_tokens": 16000000}, {"first": 3000}),
-    (
-        0.1422,
-        "sglang@0.5.23",
-        "dense",
-        {**PAGES, "max_total_tokens": 93760},
-        {"first": 3000, "replies": 1},
-    ),
-    (
-        0.2586,
-        "sglang@0.5.23",
-        "hybrid",
-        {**PAGES, "max_total_tokens": 16000000, "max_mamba_cache_size": 60000},
-        {"first": 3000},
-    ),
-)
+    (0.1422, "sglang@0.5.23", "dense", {**PAGES, "max_total_tokens": 93760},
+     {"first": 3000, "replies": 1}),
+    (0.2586, "sglang@0.5.23", "hybrid",
+     {**PAGES, "max_total_tokens": 16000000, "max_mamba_cache_size": 60000}, {"first": 3000}),
+)  # fmt: skip
 """What the real classes reused; SGLang's with replies of one token."""
 
 MARCONI: Final = {"n": 4, "capacity_bytes": 6_144_655_360}

@@ -195,8 +195,7 @@ def recorded(name: str, real: str, *more: str) -> Iterator[Setup]:
         assert process.stderr is not None
         line = process.stderr.readline()
         try:
-            url = line.partition(" passes on")[0]
-            yield Setup(name, real, url, tap, path)
+            yield Setup(name, real, line.partition(" passes on")[0], tap, path)
         finally:
             process.send_signal(signal.SIGINT)
             process.communicate(timeout=SECONDS)
@@ -487,8 +486,7 @@ def rewrites_are_named(setup: Setup) -> Found:
         before = len(setup.entries())
         for request in (first, second):
             call(setup.url, "POST", CHAT, apart(request, f"{chr(ord('a') + number) * 8} "))
-        entries = setup.written(before + 2)
-        found = entries[-1].get("parting", {}).get("kind", "nothing")
+        found = setup.written(before + 2)[-1].get("parting", {}).get("kind", "nothing")
         if found != kind:
             missed.append(f"{kind} is taken for {found}")
     kinds = {kind for kind, _, _ in PLANTED}

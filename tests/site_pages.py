@@ -145,8 +145,7 @@ def taken(tab: Any, home: str) -> None:
         is_same = tab.evaluate("([said, answer]) => plain(said) === plain(answer)", [said, answer])
         equal(is_right(said, answer), is_same)
     say("an exercise is checked on the page, as in the terminal")
-    reveal = tab.locator("details.reveal").last
-    equal(True, reveal.evaluate("each => each.open"))
+    equal(True, tab.locator("details.reveal").last.evaluate("each => each.open"))
     say("a question is committed to, and its run appears")
     sweep = tab.locator(".sweep").last
     sweep.locator("input").focus()

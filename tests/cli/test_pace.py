@@ -132,8 +132,7 @@ def test_a_run_that_is_interrupted_anywhere_still_tells_what_it_saw(
 def test_a_timeout_that_is_not_needed_changes_nothing(capsys: Capture) -> None:
     command = ["run", "llama.cpp-three-requests", "--arithmetic", "ring", "--format", "json"]
 
-    without = output(capsys, command)
-    assert without == output(capsys, [*command, "--timeout", "100"])
+    assert output(capsys, command) == output(capsys, [*command, "--timeout", "100"])
 
 
 def test_a_long_float_run_is_announced_with_a_quicker_way(tmp_path: Path, capsys: Capture) -> None:

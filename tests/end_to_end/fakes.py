@@ -234,8 +234,7 @@ def sglang_generate(body: Json, counts: Counts) -> list[Json]:
 def kobold(body: Json, _counts: Counts) -> list[Json]:
     """It counts nothing."""
     if not body.get("stream"):
-        text = {"text": "".join(REPLY), "finish_reason": "stop"}
-        return [{"results": [text]}]
+        return [{"results": [{"text": "".join(REPLY), "finish_reason": "stop"}]}]
     return [{"token": each, "finish_reason": None} for each in REPLY]
 
 
@@ -296,11 +295,7 @@ DIALECTS: Final[tuple[Dialect, ...]] = (
     Dialect(name="openai uncached", path=CHAT, ask=_with_usage, write=plain_chat, tells=False),
     Dialect(name="openai null", path=CHAT, ask=_with_usage, write=null_details, tells=False),
     Dialect(
-        name="openai silent",
-        path=CHAT,
-        ask=_messages,
-        write=silent_chat,
-        tells=False,
+        name="openai silent", path=CHAT, ask=_messages, write=silent_chat, tells=False,
         counts_prompts=False,
     ),
     Dialect(name="openai text", path="/v1/completions", ask=_prompt, write=completions),
@@ -308,46 +303,27 @@ DIALECTS: Final[tuple[Dialect, ...]] = (
     Dialect(name="anthropic", path="/v1/messages", ask=_anthropic, write=anthropic),
     Dialect(name="llama.cpp", path="/completion", ask=_prompt, write=llama_completion),
     Dialect(
-        name="ollama chat",
-        path="/api/chat",
-        ask=_ollama_messages,
-        write=ollama_chat,
-        streams=NDJSON,
-        tells=False,
+        name="ollama chat", path="/api/chat", ask=_ollama_messages, write=ollama_chat,
+        streams=NDJSON, tells=False,
     ),
     Dialect(
-        name="ollama generate",
-        path="/api/generate",
-        ask=_ollama_prompt,
-        write=ollama_generate,
-        streams=NDJSON,
-        tells=False,
+        name="ollama generate", path="/api/generate", ask=_ollama_prompt, write=ollama_generate,
+        streams=NDJSON, tells=False,
     ),
     Dialect(name="sglang", path="/generate", ask=_sglang, write=sglang_generate),
     Dialect(
-        name="koboldcpp",
-        path="/api/v1/generate",
-        ask=_kobold,
-        write=kobold,
-        tells=False,
+        name="koboldcpp", path="/api/v1/generate", ask=_kobold, write=kobold, tells=False,
         counts_prompts=False,
     ),
     Dialect(
-        name="koboldcpp stream",
-        path="/api/extra/generate/stream",
-        ask=_kobold,
-        write=kobold,
-        tells=False,
-        counts_prompts=False,
+        name="koboldcpp stream", path="/api/extra/generate/stream", ask=_kobold, write=kobold,
+        tells=False, counts_prompts=False,
     ),
     Dialect(
-        name="lm studio",
-        path="/api/v0/chat/completions",
-        ask=_with_usage,
-        write=lm_studio,
+        name="lm studio", path="/api/v0/chat/completions", ask=_with_usage, write=lm_studio,
         tells=False,
     ),
-)
+)  # fmt: skip
 
 
 class Fake(ThreadingHTTPServer):

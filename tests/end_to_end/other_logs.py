@@ -65,8 +65,7 @@ def of_ik(seed: int, count: int) -> Result:
     """Play requests on the port and read the lines."""
     result = Result()
     for number in range(count):
-        rng = Random(f"ik {seed} {number}")
-        log, answers = ik_life(rng, as_json=number % 2 == 1)
+        log, answers = ik_life(Random(f"ik {seed} {number}"), as_json=number % 2 == 1)
         with bench("ik_llama.cpp", result) as place:
             result.inputs["logs of ik_llama.cpp"] += 1
             read(place, log, answers, number)

@@ -152,8 +152,7 @@ def _lend(
 
 
 def _found(name: Any, chance: Chance, others: Sequence[Any]) -> Any:
-    other = chance.choice(others)
-    spots = [spot for spot in spots_of(other) if spot[1] == name]
+    spots = [spot for spot in spots_of(chance.choice(others)) if spot[1] == name]
     if not spots or chance.random() < 0.2:
         return anything(chance)
     inside, at = chance.choice(spots)

@@ -62,9 +62,8 @@ def test_a_long_picture_fits_a_terminal_and_names_the_writers() -> None:
 @pytest.mark.thorough
 def test_a_checkpoint_is_drawn_on_its_way_to_where_it_is_restored() -> None:
     run = example().run(upto=3, ubatch_size=768)
-    shown = of_kind(Drawn, drawn(run))
 
-    (arrow,) = shown.picture.arrows
+    (arrow,) = of_kind(Drawn, drawn(run)).picture.arrows
     assert "restored from 1808[1807..1807] of r0" == arrow.label
     assert 1808 == last_of(run).cached
 

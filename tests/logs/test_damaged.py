@@ -68,9 +68,8 @@ IMPOSSIBLE = {309_204}
 @pytest.mark.parametrize("seed", [*range(40), 305_929, *IMPOSSIBLE])
 def test_a_damaged_log_is_told_or_refused(seed: int) -> None:
     chance = Random(seed)
-    log = damaged(chance.choice(logs()), chance)
 
-    read = read_files([("damaged.log", BytesIO(log))])
+    read = read_files([("damaged.log", BytesIO(damaged(chance.choice(logs()), chance)))])
     if not read.servers or seed in IMPOSSIBLE:
         with pytest.raises(InputError, match=r"damaged\.log"):
             replays_of(read, UserSettings())

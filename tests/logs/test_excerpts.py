@@ -61,8 +61,7 @@ def printed(case: Mapping[str, Any]) -> str:
     ]
     try:
         if "wanted" not in case:
-            requests = read_dump(*files[0])
-            found = report_of_dump(requests, source=files[0][0])
+            found = report_of_dump(read_dump(*files[0]), source=files[0][0])
             return f"{plain_text(*dump_report(found, worst=99), width=100)}json {digest(found)}\n"
         read = read_files(files)
         replays = replays_of(read, UserSettings(**case["wanted"]))

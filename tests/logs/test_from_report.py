@@ -73,24 +73,18 @@ def test_a_report_that_says_nothing_is_asked_for_everything() -> None:
         ("6,336 / 8,339 cached prompt tokens", Counts(cached=6336, whole=8339)),
         ("'cached_tokens': 0 ... prompt_tokens: 17433", Counts(cached=0, whole=17433)),
         ("a 9,953-token prompt", Counts(whole=9953)),
-        (
-            "MISS: shared=3019 entry_len=3022 requested_len=3042",
-            Counts(shared=3019, held=3022, whole=3042, cached=0),
-        ),
+        ("MISS: shared=3019 entry_len=3022 requested_len=3042",
+         Counts(shared=3019, held=3022, whole=3042, cached=0)),
         ("no number", Counts()),
         ("uncached_tokens=40, of a 90-token prompt", Counts(whole=90)),
         ("`cached_tokens` is 0: forcing full prompt re-processing", Counts(cached=0)),
         ("task.n_tokens = 70, forcing full prompt re-processing", Counts(whole=70, cached=0)),
-        (
-            "Prompt cache restore: cached_tokens=1040 uncached_tokens=59 lifetime",
-            Counts(cached=1040, whole=1100),
-        ),
-        (
-            'msg="cache hit" total=2100 matched=1500 cached=1024 left=1076',
-            Counts(cached=1024, shared=1500, whole=2100),
-        ),
+        ("Prompt cache restore: cached_tokens=1040 uncached_tokens=59 lifetime",
+         Counts(cached=1040, whole=1100)),
+        ('msg="cache hit" total=2100 matched=1500 cached=1024 left=1076',
+         Counts(cached=1024, shared=1500, whole=2100)),
     ],
-)
+)  # fmt: skip
 def test_numbers_are_read_as_people_write_them(text: str, counts: Counts) -> None:
     assert counts == counts_in(text)
 

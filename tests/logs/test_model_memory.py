@@ -155,28 +155,20 @@ LLAMA = {"num_hidden_layers": 4, "num_attention_heads": 8, "hidden_size": 64}
         ({"text_config": {**LLAMA, "num_key_value_heads": 2}}, 4 * 2 * 8 * 4, 0, 0),
         ({**LLAMA, "sliding_window": 9, "sliding_window_pattern": "LLLG"}, 256, 768, 0),
         ({**LLAMA, "sliding_window": 9, "use_sliding_window": False}, 1024, 0, 0),
-        (
-            {**LLAMA, "sliding_window": 9, "use_sliding_window": True, "max_window_layers": 3},
-            *(768, 256, 0),
-        ),
+        ({**LLAMA, "sliding_window": 9, "use_sliding_window": True, "max_window_layers": 3},
+         *(768, 256, 0)),
         ({**LLAMA, "layer_types": ["full_attention", "sliding_attention"] * 2}, 1024, 0, 0),
-        (
-            {"model_type": "gemma3_text", "num_hidden_layers": 6, "sliding_window": 9},
-            *(4 * 256 * 4, 5 * 4 * 256 * 4, 0),
-        ),
-        (
-            {**LLAMA, "layer_types": ["conv", "full_attention"], "conv_L_cache": 3},
-            *(256, 0, 2 * 64 * 2),
-        ),
+        ({"model_type": "gemma3_text", "num_hidden_layers": 6, "sliding_window": 9},
+         *(4 * 256 * 4, 5 * 4 * 256 * 4, 0)),
+        ({**LLAMA, "layer_types": ["conv", "full_attention"], "conv_L_cache": 3},
+         *(256, 0, 2 * 64 * 2)),
         (
             {"model_type": "mamba2", "num_hidden_layers": 2, "num_heads": 4, "head_dim": 32}
             | {"hidden_size": 64, "state_size": 16, "n_groups": 2},
             *(0, 0, 2 * 2 * (3 * (128 + 64) + 128 * 16)),
         ),
-        (
-            {**LLAMA, "attn_type_list": [0, 0, 0, 1], "head_dim": 16},
-            *(8 * 16 * 4, 0, 3 * 2 * 8 * 16 * 16),
-        ),
+        ({**LLAMA, "attn_type_list": [0, 0, 0, 1], "head_dim": 16},
+         *(8 * 16 * 4, 0, 3 * 2 * 8 * 16 * 16)),
         (
             {**LLAMA, "model_type": "falcon_h1", "mamba_n_heads": 2, "mamba_d_head": 8}
             | {"mamba_d_state": 4, "mamba_d_conv": 4},
@@ -189,7 +181,7 @@ LLAMA = {"num_hidden_layers": 4, "num_attention_heads": 8, "hidden_size": 64}
             *(0, 1 * 8 * 4, 2 * 2 * (3 * 32 + 32)),
         ),
     ],
-)
+)  # fmt: skip
 def test_every_kind_of_layer_is_counted(config: Any, token: int, window: int, state: int) -> None:
     wanted = Sizes(token=token, window=window, state=state)
 

@@ -54,9 +54,7 @@ def test_each_call_has_the_counts_of_the_real_package() -> None:
 
 
 def test_a_refused_cut_is_a_cause_with_a_remedy() -> None:
-    found = read(RECORDED.read_text())
-
-    (cause,) = found["causes"]
+    (cause,) = read(RECORDED.read_text())["causes"]
     assert ("cut-refused", [15, 16, 17], 70 + 10 + 14) == (
         cause["cause"],
         cause["requests"],

@@ -148,8 +148,7 @@ def test_a_router_that_ends_models_is_named(words: str) -> None:
     def shown(text: str) -> str:
         read = read_files([("router.log", BytesIO(text.encode()))])
         settings = UserSettings(profile=None, model=None, window=None, options={})
-        found = why(read, replays_of(read, settings))
-        return plain_text(*why_report(found, worst=()))
+        return plain_text(*why_report(why(read, replays_of(read, settings)), worst=()))
 
     assert "A router started 2 servers" in shown(f"0.00.642.157 I srv {words}\n{both}")
     assert "The server was started 2 times" in shown(both)
@@ -268,9 +267,8 @@ def test_a_ratio_of_three_decimals_leaves_the_count_within_its_bounds(
     whole: int, data: st.DataObject
 ) -> None:
     part = data.draw(st.integers(0, whole))
-    printed = f"{float(np.float32(part) / np.float32(whole)):.3f}"
 
-    found = there_is(counts_of(printed, whole))
+    found = there_is(counts_of(f"{float(np.float32(part) / np.float32(whole)):.3f}", whole))
     assert part in found
     assert found.high - found.low <= whole / 1000 + 1
 

@@ -223,8 +223,7 @@ def influence(spec: ModelSpec, count: int) -> float:
 
 def guesses(tokens: list[int], hidden: Array, cuts: list[int]) -> Array:
     """The MTP head's logits: each token beside the target's hidden row before it."""
-    target = build(preset("hybrid-mtp"))
-    head = there_is(target.companion())
+    head = there_is(build(preset("hybrid-mtp")).companion())
     store: Store = PlainStore(head)
     found = []
     for a, b in zip([0, *cuts], [*cuts, len(tokens)], strict=True):
@@ -237,8 +236,7 @@ def mtp_case() -> tuple[list[int], Array, Array]:
     target = build(preset("hybrid-mtp"))
     tokens = prompt(80)
     output = target.run(ubatch(tokens), PlainStore(target))
-    before = np.concatenate([np.zeros((1, 64)), output.hidden[:-1]])
-    return tokens, before, output.logits
+    return tokens, np.concatenate([np.zeros((1, 64)), output.hidden[:-1]]), output.logits
 
 
 def test_the_mtp_head_is_often_right() -> None:

@@ -98,8 +98,7 @@ MEMORY: Final = (
         upstream="ikawrakow/ik_llama.cpp#1689",
     ),
     released(
-        "shallow-copy-of-a-state",
-        "a saved state shares its rows with the live memory",
+        "shallow-copy-of-a-state", "a saved state shares its rows with the live memory",
         swap(RecurrentMemory, "state_write", wrapped(_aliased_rows)),
     ),
     released(
@@ -116,8 +115,7 @@ MEMORY: Final = (
         ),
     ),
     released(
-        "state-before-the-batch",
-        "the state kept is the one the ubatch began with",
+        "state-before-the-batch", "the state kept is the one the ubatch began with",
         swap(PlaneWriter, "keep_states", lambda _: _late_state),
     ),
     released(
@@ -130,34 +128,21 @@ MEMORY: Final = (
         upstream="ggml-org/llama.cpp#26695",
     ),
     released(
-        "window-too-narrow",
-        "the mask hides one position too many",
-        swap(WindowMask, "interval", _interval(1, 0)),
-        model="swa",
-        profile=SOUND_WINDOW,
+        "window-too-narrow", "the mask hides one position too many",
+        swap(WindowMask, "interval", _interval(1, 0)), model="swa", profile=SOUND_WINDOW,
     ),
     released(
-        "sees-the-future",
-        "causality is off by one",
-        swap(WindowMask, "interval", _interval(0, 1)),
-        model="dense",
-        profile="llama.cpp@b11549",
+        "sees-the-future", "causality is off by one", swap(WindowMask, "interval", _interval(0, 1)),
+        model="dense", profile="llama.cpp@b11549",
     ),
     released(
-        "wrong-pos-min-of-a-window",
-        "a window reports that it still holds everything",
-        swap(WindowPair, "seq_pos_min", always(0)),
-        model="swa",
-        profile=SOUND_WINDOW,
-        shape={"longest": 200, "max_steps": 8, "flags": False},
-        patience=40,
+        "wrong-pos-min-of-a-window", "a window reports that it still holds everything",
+        swap(WindowPair, "seq_pos_min", always(0)), model="swa", profile=SOUND_WINDOW,
+        shape={"longest": 200, "max_steps": 8, "flags": False}, patience=40,
     ),
     released(
-        "attention-not-cut",
-        "removal forgets nothing",
-        swap(AttentionCache, "seq_rm", always(True)),
-        model="dense",
-        profile="llama.cpp@b11549",
+        "attention-not-cut", "removal forgets nothing",
+        swap(AttentionCache, "seq_rm", always(True)), model="dense", profile="llama.cpp@b11549",
     ),
     released(
         "removal-one-too-late",
@@ -174,7 +159,7 @@ MEMORY: Final = (
         model="dense",
         profile="llama.cpp@b11549",
     ),
-)
+)  # fmt: skip
 
 
 # -- the start of a prompt -------------------------------------------------------------------------
@@ -214,13 +199,11 @@ def _erasing(test: Any) -> tuple[Swap, ...]:
 
 START: Final = (
     released(
-        "depth-test-skipped",
-        "memory is taken to reach back as far as is asked",
+        "depth-test-skipped", "memory is taken to reach back as far as is asked",
         swap(update_slots, "_deep_enough", lambda _: lambda _s, _l, _t, prefix: prefix),
     ),
     released(
-        "any-checkpoint-will-do",
-        "the newest checkpoint is taken, wherever it stands",
+        "any-checkpoint-will-do", "the newest checkpoint is taken, wherever it stands",
         _accepting(ALWAYS, ALWAYS) + _erasing(lambda _cur, _p: False),
     ),
     released(
@@ -230,8 +213,7 @@ START: Final = (
         upstream="ikawrakow/ik_llama.cpp#1888",
     ),
     released(
-        "nothing-is-erased",
-        "checkpoints of another prompt stay in the list",
+        "nothing-is-erased", "checkpoints of another prompt stay in the list",
         _erasing(lambda _cur, _p: False),
     ),
     released(
@@ -243,13 +225,11 @@ START: Final = (
         upstream="ggml-org/llama.cpp#24035",
     ),
     released(
-        "checkpoint-one-token-late",
-        "a checkpoint is recorded as one token longer than it is",
+        "checkpoint-one-token-late", "a checkpoint is recorded as one token longer than it is",
         swap(checkpoints, "create_checkpoint", wrapped(_late_checkpoint)),
     ),
     released(
-        "restore-counts-one-more",
-        "after a restore one token too many is taken as present",
+        "restore-counts-one-more", "after a restore one token too many is taken as present",
         swap(update_slots, "_resume_from", _more(1)),
     ),
     released(
@@ -298,7 +278,7 @@ START: Final = (
             ),
         ),
     ),
-)
+)  # fmt: skip
 
 # -- slots, prompt cache, checkpoints --------------------------------------------------------------
 
@@ -325,13 +305,11 @@ def _loses_checkpoints(
 
 KEEPING: Final = (
     reported(
-        "ties-to-the-lowest-slot",
-        "of slots never used the lowest is taken",
+        "ties-to-the-lowest-slot", "of slots never used the lowest is taken",
         swap(selection, "_least_recently_used", lambda _: _first_of_equals),
     ),
     reported(
-        "f-keep-half-is-too-little",
-        "a slot of which exactly half stays is parked",
+        "f-keep-half-is-too-little", "a slot of which exactly half stays is parked",
         swap(selection, "HALF", lambda half: np.float32(half + np.float32(0.05))),
     ),
     reported(
@@ -341,23 +319,19 @@ KEEPING: Final = (
         upstream="ggml-org/llama.cpp#24143",
     ),
     reported(
-        "load-without-checkpoints",
-        "a loaded conversation comes without its checkpoints",
+        "load-without-checkpoints", "a loaded conversation comes without its checkpoints",
         swap(selection, "prompt_load", wrapped(_loses_checkpoints)),
     ),
     reported(
-        "nothing-is-parked",
-        "every prompt is taken for one that an entry holds already",
+        "nothing-is-parked", "every prompt is taken for one that an entry holds already",
         swap(PromptCache, "contains", always(True)),
     ),
     reported(
-        "prefixes-stay",
-        "shorter entries are not dropped for a longer one",
+        "prefixes-stay", "shorter entries are not dropped for a longer one",
         swap(PromptCache, "_drop_prefixes_of", always(None)),
     ),
     reported(
-        "entries-by-similarity-alone",
-        "an entry need not keep more than the slot does",
+        "entries-by-similarity-alone", "an entry need not keep more than the slot does",
         swap(PromptCache, "_beats", lambda _: lambda _self, _k, sim, _bk, best: bool(best < sim)),
     ),
     reported(
@@ -367,16 +341,13 @@ KEEPING: Final = (
         upstream="ggml-org/llama.cpp#20288",
     ),
     reported(
-        "list-drops-nothing-for-its-length",
-        "a full list makes no room",
+        "list-drops-nothing-for-its-length", "a full list makes no room",
         swap(checkpoints, "make_room", always(None)),
     ),
     reported(
-        "spacing-is-ignored",
-        "checkpoints are taken however close they lie",
-        swap(checkpoints, "_is_far_enough", always(True)),
-        records="server-b9538",
+        "spacing-is-ignored", "checkpoints are taken however close they lie",
+        swap(checkpoints, "_is_far_enough", always(True)), records="server-b9538",
     ),
-)
+)  # fmt: skip
 
 LLAMA_CPP: Final = MEMORY + START + KEEPING

@@ -58,30 +58,21 @@ IK_LLAMA: Final = (
     answers(
         "ik-restore-without-rows",
         "a restored conversation keeps the recurrent row of the one before",
-        swap(Context, "restore", wrapped(_without_rows)),
-        profile=IK,
-        model="hybrid-delta",
+        swap(Context, "restore", wrapped(_without_rows)), profile=IK, model="hybrid-delta",
     ),
     answers(
-        "ik-trim-does-nothing",
-        "removed cells stay",
-        swap(Cells, "seq_rm", always(True)),
-        profile=IK,
-        model="dense",
+        "ik-trim-does-nothing", "removed cells stay", swap(Cells, "seq_rm", always(True)),
+        profile=IK, model="dense",
     ),
     counts(
-        "ik-exact-boundary-accepted",
-        "a checkpoint right at the match is used",
-        swap(prepare.Preparation, "_usable", _usable_at(1)),
-        records="server-ik-d2da6da05",
+        "ik-exact-boundary-accepted", "a checkpoint right at the match is used",
+        swap(prepare.Preparation, "_usable", _usable_at(1)), records="server-ik-d2da6da05",
     ),
     counts(
-        "ik-no-tolerance-point",
-        "no checkpoint before the prompt's end",
-        swap(server.Checkpointing, "after_prefill", always(None)),
-        records="server-ik-d2da6da05",
+        "ik-no-tolerance-point", "no checkpoint before the prompt's end",
+        swap(server.Checkpointing, "after_prefill", always(None)), records="server-ik-d2da6da05",
     ),
-)
+)  # fmt: skip
 
 
 def _zeroing(self: ArraysCache, n: int) -> int:
@@ -116,11 +107,8 @@ MLX_LM: Final = (
         upstream="ml-explore/mlx-lm#1908",
     ),
     answers(
-        "padding-decays-the-state",
-        "the chunked scan lets padding fade what earlier turns left",
-        profile="mlx-lm@0.32.0",
-        cured=MLX,
-        model="recurrent",
+        "padding-decays-the-state", "the chunked scan lets padding fade what earlier turns left",
+        profile="mlx-lm@0.32.0", cured=MLX, model="recurrent",
         shape={"together": True, "longest": 60, "flags": False},
     ),
     answers(
@@ -142,11 +130,9 @@ MLX_LM: Final = (
         upstream="ml-explore/mlx-lm#1186",
     ),
     answers(
-        "trim-one-too-few",
-        "a cut leaves one row too many",
+        "trim-one-too-few", "a cut leaves one row too many",
         swap(KVCache, "trim", wrapped(lambda original, self, n: original(self, max(0, n - 1)) + 1)),
-        profile=MLX,
-        model="dense",
+        profile=MLX, model="dense",
     ),
     counts(
         "full-ring-may-be-cut",
@@ -163,10 +149,8 @@ MLX_LM: Final = (
         upstream="ml-explore/mlx-lm#1078",
     ),
     counts(
-        "nothing-is-pruned",
-        "prefixes of a new entry stay",
-        swap(LRUPromptCache, "_prune", always(None)),
-        records="mlx-store",
+        "nothing-is-pruned", "prefixes of a new entry stay",
+        swap(LRUPromptCache, "_prune", always(None)), records="mlx-store",
     ),
     counts(
         "nothing-is-evicted",
@@ -196,6 +180,6 @@ MLX_LM: Final = (
         ),
         records="mlx-store",
     ),
-)
+)  # fmt: skip
 
 OTHERS: Final = IK_LLAMA + MLX_LM

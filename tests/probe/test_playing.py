@@ -90,8 +90,7 @@ def test_repeats_prefixes_and_prompts_of_one_token_are_left_out() -> None:
     one = Step(name="one", prompt=(300,), reply=(301,))
     again = replace(LEAVING[0], name="again", with_previous=True)
     cut = replace(LEAVING[2], prompt=(300, 301, 302))
-    other = replace(LEAVING[2], prompt=(1, 2))
-    kept = without_repeats((one, *LEAVING, again, cut, other))
+    kept = without_repeats((one, *LEAVING, again, cut, replace(LEAVING[2], prompt=(1, 2))))
     assert [(300, 301), (300, 303), (1, 2)] == [step.ids for step in kept]
     assert () == without_repeats((one,))
 

@@ -68,9 +68,7 @@ def test_a_rule_that_explains_the_answers_is_found() -> None:
 
 
 def test_the_search_begins_with_the_release_that_answers_most_alike() -> None:
-    workloads = [twice("hybrid", KNOWN["b11549"])]
-
-    fit = Search(workloads, KNOWN, play_under).run()
+    fit = Search([twice("hybrid", KNOWN["b11549"])], KNOWN, play_under).run()
 
     assert fit.nearest not in {"b8672", "b9093", "b9538"}
     assert fit.steps == ()

@@ -189,8 +189,7 @@ def test_a_server_that_ends_has_no_cold_one_beside_it() -> None:
 
 
 def test_adapters_have_files_and_strengths_are_the_cold_servers_too() -> None:
-    shipped = load(shipped_file("llama.cpp-26207-hot-swap"))
-    lines = list(commands(shipped, "b11549", 2))
+    lines = list(commands(load(shipped_file("llama.cpp-26207-hot-swap")), "b11549", 2))
     names = [line.split()[5] for line in lines if "--adapter" in line]
 
     assert names
@@ -261,9 +260,8 @@ def test_the_label_of_a_finding_is_that_of_what_was_played_on_scheduler_and_runn
     found = Counterexample(
         number=1, finding=proof_of_wrong(), scenario=scenario(READING), arithmetic="ring"
     )
-    prove = by_metadata(lambda *_: (step,), differs_in)
 
-    result = prove(found, Profile("vllm", "0.33.0"))
+    result = by_metadata(lambda *_: (step,), differs_in)(found, Profile("vllm", "0.33.0"))
 
     assert (confirmed, evidence) == (result.confirmed, result.evidence)
 

@@ -306,9 +306,8 @@ def test_the_real_scheduler_serves_a_scenario_of_clients_that_leave_or_hold_sess
     name: str,
 ) -> None:
     [(_, scenario)] = load_all([name])
-    played = SCHEDULER.play_scenario(scenario, "0.5.23")
 
-    assert all(each.agrees for each in played)
+    assert all(each.agrees for each in SCHEDULER.play_scenario(scenario, "0.5.23"))
 
 
 def test_only_python_files_are_unpacked() -> None:

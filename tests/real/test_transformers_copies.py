@@ -281,14 +281,10 @@ MOVE = """    def _reorder_cache(self, cache, order):
 @pytest.mark.parametrize(
     ("operation", "line", "repair"),
     [
-        (  # a convolution over the columns that are kept, and the new ones
-            "chunks",
-            f"{KEPT}\n{' ' * 16}x_branch = self.conv_1d(x_branch)[..., :seq_len]",
-            JOINED,
-        ),
+        ("chunks", f"{KEPT}\n{' ' * 16}x_branch = self.conv_1d(x_branch)[..., :seq_len]", JOINED),
         ("generate-beams", CLASS, CLASS + MOVE),
     ],
-)
+)  # fmt: skip
 def test_the_line_at_fault_in_recurrent_gemma_is_the_one_that_a_repair_changes(
     tmp_path: Path, operation: str, line: str, repair: str
 ) -> None:

@@ -86,9 +86,7 @@ def test_settings_are_computed_without_the_rest_of_the_command(
 @pytest.mark.wheel
 @WHEELS
 def test_it_is_started_as_from_a_command_line(wheel: str, capsys: Capture) -> None:
-    found = overrides(wheel)
-
-    assert 0 == show_overrides(wheel, found)
+    assert 0 == show_overrides(wheel, overrides(wheel))
     assert "max_entries: 1000 -> " in capsys.readouterr().out
 
 
@@ -165,9 +163,7 @@ def test_a_wrong_rule_of_the_default_engine_is_found(name: str, monkeypatch: Pat
 
 @pytest.mark.wheel
 def test_limits_of_requests_with_images_are_named(capsys: Capture) -> None:
-    found = overrides_of_images()
-
-    assert 0 == show_overrides(VLLM_MLX, found)
+    assert 0 == show_overrides(VLLM_MLX, overrides_of_images())
     assert "max_pixel_entries: 100 -> " in capsys.readouterr().out
 
 

@@ -205,14 +205,12 @@ def test_of_a_long_run_a_page_has_the_first_steps_and_says_so() -> None:
 
     fitted = page_of_most([told], limit=least)
 
-    shown = json.loads(Elements(fitted.text).scripts[0])
-    (entry,) = unpacked(shown)["runs"]
+    (entry,) = unpacked(json.loads(Elements(fitted.text).scripts[0]))["runs"]
     assert len(fitted.text.encode()) <= least
     assert 1 <= len(entry["steps"]) < 40
     assert entry["cut"] == fitted.note
     assert f"the first {len(entry['steps'])} of 40 steps are on this page" in fitted.note
-    left = told.steps[len(entry["steps"]) :]
-    lost = sum(step.reuse == "lost" for step in left)
+    lost = sum(step.reuse == "lost" for step in told.steps[len(entry["steps"]) :])
     assert f"none with a wrong answer, {lost} that lost tokens" in fitted.note
 
 

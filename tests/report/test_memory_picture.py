@@ -272,8 +272,7 @@ def test_the_words_beside_a_picture_say_what_it_shows() -> None:
 
 def test_lessons_draw_a_trie_and_its_marks_are_no_letters() -> None:
     """A kind of row that lessons do not ask for would be left out of their pictures."""
-    replies = serve("mlx-lm@0.32.2", "hybrid", "the cat sat", "the cat ran")
-    picture = drawn(replies)
+    picture = drawn(serve("mlx-lm@0.32.2", "hybrid", "the cat sat", "the cat ran"))
 
     assert "tree" in {row.kind for row in picture.picture.rows}
     assert "    the_cat_sa●" in picture.text().splitlines()

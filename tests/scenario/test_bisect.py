@@ -78,9 +78,7 @@ def test_what_a_wrong_answer_reused_is_no_measure() -> None:
 
 
 def test_a_release_without_the_option_is_neither_good_nor_bad() -> None:
-    scenario = load_all(["llama.cpp-24035-restore-erases-later"])[0][1]
-
-    judged, _ = bisected(scenario)
+    judged, _ = bisected(load_all(["llama.cpp-24035-restore-erases-later"])[0][1])
 
     assert {"-"} == {each.state for each in judged[:3]}
     assert "has no option 'checkpoint_min_step'" in judged[0].why

@@ -52,8 +52,7 @@ def test_a_restored_checkpoint_shows_whose_token_the_state_has_folded_in(
 
 
 def test_a_wrong_state_is_handed_on_to_the_checkpoints_made_from_it(three: dict[str, Any]) -> None:
-    last = three["detail"]["states"][-1]
-    (slot,) = last["slots"]
+    (slot,) = three["detail"]["states"][-1]["slots"]
 
     assert [{"step": 0, "at": 0, "count": 1}, {"step": 2, "at": 1, "count": 35}] == slot[
         "checkpoints"

@@ -47,29 +47,21 @@ def test_a_saved_scenario_keeps_its_models() -> None:
 @pytest.mark.parametrize(
     ("changes", "problem"),
     [
-        (
-            {"step": [{"prompt": "S", "model": "rings"}]},
-            "step[0].model: there is no model 'rings'; did you mean 'ring'?",
-        ),
-        (
-            {"step": [{"prompt": "S", "model": "x"}], "models": {}},
-            "step[0].model: there is no model 'x'; there are none",
-        ),
-        (
-            {"engine": {"name": "vllm", "profiles": ["0.33.0"]}},
-            "models: have no place here: vllm@0.33.0 serves one model",
-        ),
-        (
-            {"models": {"other": {"preset": "dense", "vocabulary": 300}}},
-            "models.other: must have the vocabulary of [model], 512 tokens",
-        ),
+        ({"step": [{"prompt": "S", "model": "rings"}]},
+         "step[0].model: there is no model 'rings'; did you mean 'ring'?"),
+        ({"step": [{"prompt": "S", "model": "x"}], "models": {}},
+         "step[0].model: there is no model 'x'; there are none"),
+        ({"engine": {"name": "vllm", "profiles": ["0.33.0"]}},
+         "models: have no place here: vllm@0.33.0 serves one model"),
+        ({"models": {"other": {"preset": "dense", "vocabulary": 300}}},
+         "models.other: must have the vocabulary of [model], 512 tokens"),
         ({"models": {"other": {"preset": "dens"}}}, "models.other.preset: there is no preset"),
         ({"models": {"other": {"window": "x"}}}, "models.other.window: must be an integer"),
         ({"models": {"other": 3}}, "models.other: must be a table, found an integer: 3"),
         ({"models": {"a b": {}}}, "models: has a name that cannot be one: 'a b'"),
         ({"models": 3}, "models: must be a table"),
     ],
-)
+)  # fmt: skip
 def test_a_wrong_model_is_refused_with_its_place(changes: dict[str, Any], problem: str) -> None:
     with pytest.raises(ScenarioError) as refused:
         scenario_of(story(**changes))

@@ -134,34 +134,19 @@ DENSE = 'preset = "dense"'
         (LAST, '"S[5:2]"', [f"{PROMPT}'S[5:2]' is empty: 5 is not below 2"]),
         (LAST, '"S[25:]"', [f"{PROMPT}'S[25:]' reaches beyond the 20 tokens of 'S'"]),
         (LAST, '"A.reply[:5]"', [f"{PROMPT}'A.reply[:5]' reaches beyond the 4 tokens"]),
-        (
-            'prompt = "S"',
-            'messages = [{ content = "hi" }]',
-            [f'{ROLE}missing; write role = "user"'],
-        ),
-        (
-            'prompt = "S"',
-            'messages = [{ role = "robot", content = "hi" }]',
-            [f"{ROLE}must be one of system, developer, user, assistant, tool"],
-        ),
-        (
-            DENSE,
-            f"{DENSE}\nwindow = 16",
-            ["x.toml:5: model.window: has no meaning: preset 'dense' has no layer with a window"],
-        ),
-        (
-            "predict = 4",
-            "drafts = [[300, 301]]",
-            ["x.toml:14: step[0].drafts: have no meaning: no companion proposes them"],
-        ),
+        ('prompt = "S"', 'messages = [{ content = "hi" }]',
+         [f'{ROLE}missing; write role = "user"']),
+        ('prompt = "S"', 'messages = [{ role = "robot", content = "hi" }]',
+         [f"{ROLE}must be one of system, developer, user, assistant, tool"]),
+        (DENSE, f"{DENSE}\nwindow = 16",
+         ["x.toml:5: model.window: has no meaning: preset 'dense' has no layer with a window"]),
+        ("predict = 4", "drafts = [[300, 301]]",
+         ["x.toml:14: step[0].drafts: have no meaning: no companion proposes them"]),
         ("format = 1", "format = 2", ["x.toml:1: format: must be 1, found an integer: 2"]),
-        (
-            'profiles = ["b9538"]',
-            'profiles = ["b9538", 7]',
-            ["x.toml:7: engine.profiles[1]: must be a string"],
-        ),
+        ('profiles = ["b9538"]', 'profiles = ["b9538", 7]',
+         ["x.toml:7: engine.profiles[1]: must be a string"]),
     ],
-)
+)  # fmt: skip
 def test_only_what_is_wrong_is_told(old: str, new: str, expected: list[str]) -> None:
     found = problems(STORY.replace(old, new, 1))
 

@@ -98,15 +98,11 @@ def test_a_cell_holds_nothing_another_token_or_the_right_one_of_another_history(
     [
         ([5, 6, 7, 8], [5, 6], {"extra": True}, "is correct for 2 tokens, then 2 tokens too many"),
         ([4, 6, 7], [5, 6], {"extra": True}, "holds a token too many at position 2: 7"),
-        (
-            [],
-            [5, 6],
-            {"extra": True},
-            "has an empty row at position 2, beside that of the token there",
-        ),
+        ([], [5, 6], {"extra": True},
+         "has an empty row at position 2, beside that of the token there"),
         ([5, 6], [5, 6, 7], {"short": True}, "is correct for 2 tokens, then 1 token missing"),
     ],
-)
+)  # fmt: skip
 def test_a_query_sees_cells_too_many_or_too_few(
     holds: list[int], expected: list[int], more: dict[str, bool], words: str
 ) -> None:
@@ -165,20 +161,12 @@ def test_a_slot_that_cannot_be_restored_is_not_as_expected() -> None:
 @pytest.mark.parametrize(
     ("profiles", "name", "step", "sides"),
     [
-        (
-            ("b9538", "b11549+erase-equal"),
-            "llama.cpp-three-requests",
-            "B",
-            ("checkpoint 1[0..0] stays", "checkpoint 1[0..0] is erased"),
-        ),
-        (
-            ("b9093", "b9538"),
-            "llama.cpp-window-one-beyond",
-            "B",
-            ("nothing of the kind", "checkpoint 36[0..35] is saved"),
-        ),
+        (("b9538", "b11549+erase-equal"), "llama.cpp-three-requests", "B",
+         ("checkpoint 1[0..0] stays", "checkpoint 1[0..0] is erased")),
+        (("b9093", "b9538"), "llama.cpp-window-one-beyond", "B",
+         ("nothing of the kind", "checkpoint 36[0..35] is saved")),
     ],
-)
+)  # fmt: skip
 def test_diff_names_the_first_decision_that_differs_with_both_its_sides(
     profiles: tuple[str, str], name: str, step: str, sides: tuple[str, str], capsys: Capture
 ) -> None:

@@ -24,8 +24,7 @@ class Port:
 
     def feed(self, seq: int, tokens: Tokens) -> Hashable:
         start = self.context.seq_pos_max(seq) + 1
-        code = self.context.decode(Batch.of(tokens, start=start, seq=seq))
-        assert code == 0
+        assert self.context.decode(Batch.of(tokens, start=start, seq=seq)) == 0
         return self.context.logits(len(tokens) - 1).tobytes()
 
     def seq_rm(self, seq: int, p0: int, p1: int) -> bool:

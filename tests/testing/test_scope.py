@@ -207,8 +207,7 @@ def test_the_command_states_what_it_played(capsys: Capture) -> None:
 
     assert one == two
     assert "no wrong answer in 153 workloads: the whole scope of up to 2 requests; " in one
-    told = json.loads(said(capsys, "--jobs", "1", "--format", "json"))
-    (search,) = told["searches"]
+    (search,) = json.loads(said(capsys, "--jobs", "1", "--format", "json"))["searches"]
     assert (153, 306, True, []) == (
         search["workloads"],
         search["requests"],

@@ -252,8 +252,7 @@ def test_a_smaller_workload_cancels_no_request_that_is_not_running() -> None:
         Step(name="gone", do="cancel", of="left", turns=1),
         Step(name="last", prompt=(271,) * 20, reply=(272,)),
     )
-    drawn = next(workloads(Profile.parse("sglang@0.5.9"), "dense"))
-    whole = replace(drawn, step=steps)
+    whole = replace(next(workloads(Profile.parse("sglang@0.5.9"), "dense")), step=steps)
 
     smallest = shrink(whole, lambda each: any(step.do == "cancel" for step in each.step))
 
@@ -281,8 +280,7 @@ def test_processed_and_cached_tokens_that_are_not_the_prompt_s_are_a_finding(
 
     profile = Profile.parse("ik_llama.cpp@8337e4cd3")
     drawn = next(workloads(profile, "dense"))
-    scenario = replace(drawn, step=(Step(name="a", prompt=(3, 4, 5)),))
-    trial = play(scenario, profile)
+    trial = play(replace(drawn, step=(Step(name="a", prompt=(3, 4, 5)),)), profile)
 
     assert [("broken invariant", 0, "0 cached and 1 processed of 3 tokens")] == [
         (each.kind, each.step, each.detail) for each in trial.findings

@@ -207,8 +207,7 @@ def flagged(profile: str, model: str, *prompts: Sequence[int], **options: Any) -
     drawn = next(workloads(parsed, model, shape=shape))
     steps = (Step(name=f"r{i}", prompt=tuple(each), predict=8) for i, each in enumerate(prompts))
     scenario = replace(drawn, step=tuple(steps))
-    played = run(scenario, parsed, arithmetic="ring")
-    return [step for _, step, _ in lost(played, scenario)]
+    return [step for _, step, _ in lost(run(scenario, parsed, arithmetic="ring"), scenario)]
 
 
 def test_a_checkpoint_that_was_erased_though_valid_is_lost_reuse() -> None:

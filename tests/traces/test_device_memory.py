@@ -38,14 +38,9 @@ BLOCK = 16 * SCALE  # tokens of the trace
     ("profile", "model", "sizes", "flags"),
     [
         (VLLM, "dense", DENSE, {"num_gpu_blocks_override": MEMORY // (BLOCK * 131_072)}),
-        (  # three groups of two layers; the page of a state is the larger one
-            *(VLLM, "hybrid", HYBRID),
-            {"num_gpu_blocks_override": MEMORY // (2 * 79_036_416 // 4)},
-        ),
-        (
-            *(VLLM, "swa", WINDOWS),
-            {"num_gpu_blocks_override": MEMORY // (2 * BLOCK * 204_800 // 2)},
-        ),
+        (*(VLLM, "hybrid", HYBRID), {"num_gpu_blocks_override": MEMORY // (2 * 79_036_416 // 4)}),
+        (*(VLLM, "swa", WINDOWS),
+         {"num_gpu_blocks_override": MEMORY // (2 * BLOCK * 204_800 // 2)}),
         (SGLANG, "dense", DENSE, {"max_total_tokens": MEMORY // (SCALE * 131_072)}),
         (
             *(SGLANG, "hybrid", HYBRID),
@@ -54,17 +49,13 @@ BLOCK = 16 * SCALE  # tokens of the trace
                 "max_total_tokens": (MEMORY - (states + 1) * 79_036_416) // (SCALE * 24_576),
             },
         ),
-        (
-            *(SGLANG, "swa", WINDOWS),
-            {"max_total_tokens": int(MEMORY // (SCALE * (20_480 + 0.8 * 204_800)))},
-        ),
+        (*(SGLANG, "swa", WINDOWS),
+         {"max_total_tokens": int(MEMORY // (SCALE * (20_480 + 0.8 * 204_800)))}),
         (LLAMA, "dense", DENSE, {"ctx_size": MEMORY // (SCALE * 131_072) // 256 * 256}),
-        (
-            *(LLAMA, "hybrid", HYBRID),
-            {"ctx_size": (MEMORY - 79_036_416) // (SCALE * 24_576) // 256 * 256},
-        ),
+        (*(LLAMA, "hybrid", HYBRID),
+         {"ctx_size": (MEMORY - 79_036_416) // (SCALE * 24_576) // 256 * 256}),
     ],
-)
+)  # fmt: skip
 def test_the_pools_are_those_of_the_engines_rule(
     profile: str, model: str, sizes: Sizes, flags: dict[str, int]
 ) -> None:

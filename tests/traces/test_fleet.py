@@ -170,8 +170,7 @@ def test_what_another_replica_held_is_the_most_of_one() -> None:
     more = 0
     for each in loop.in_order(fleet.requests()):
         assert each.answer is not None
-        known = [held or 0 for held in each.held]
-        more += max(known) - (each.answer.cached or 0)
+        more += max([held or 0 for held in each.held]) - (each.answer.cached or 0)
     found = play(fleet)
     assert more == found["fleet"]["elsewhere"] >= found["lost"]["on-another-replica"] > 0
     assert [(0, 0)] * 3 == [(each.load, each.waiting) for each in servers]
@@ -363,8 +362,7 @@ def test_routers_and_sizes_are_not_compared_as_releases() -> None:
             }
         ],
     }
-    cells = plan_of(plan)
-    rows = [row_of(each, play(each)) for each in cells]
+    rows = [row_of(each, play(each)) for each in plan_of(plan)]
     assert {("0.30.0", "0.33.0")} == {(each.before, each.after) for each in upgrades(rows)}
     assert 4 == len(upgrades(rows))
 

@@ -56,9 +56,7 @@ def rows() -> list[dict[str, Any]]:
 
 
 def test_a_knee_is_where_a_doubling_brings_much_less_than_the_one_before() -> None:
-    curve = [(8000, 0.375), (1000, 0.19), (2000, 0.28), (4000, 0.37)]
-
-    (knee,) = knees(curve)
+    (knee,) = knees([(8000, 0.375), (1000, 0.19), (2000, 0.28), (4000, 0.37)])
 
     assert (4000, 0.37) == (knee.at, knee.share)
     assert (0.09, 0.005) == (round(knee.before, 6), round(knee.after, 6))

@@ -200,8 +200,7 @@ def test_a_file_that_is_cut_or_changed_is_refused(tmp_path: Path) -> None:
 
 
 def test_the_state_of_other_options_is_refused(tmp_path: Path) -> None:
-    other = cell(fleet=Fleet.of(2, "sticky"))
-    mine = kept(tmp_path, other)
+    mine = kept(tmp_path, cell(fleet=Fleet.of(2, "sticky")))
     name = kept(tmp_path / "two", cell()).name
     mine.rename(tmp_path / name)
     assert "another server or other options; delete it, or name another folder" in again(

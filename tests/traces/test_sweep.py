@@ -117,29 +117,21 @@ def test_a_plan_makes_up_requests_of_chats_or_of_agents(made: Any, names: list[s
         ({"server": [{"profile": "vllm@0.33.0", "set": {"nonsense": 1}}]}, "nonsense=1: "),
         ({"server": [{"profile": "bound", "set": {"parallel": 1}}]}, '"bound" is no server'),
         ({"sever": []}, "there is no key 'sever'"),
-        (
-            {"server": [{"profile": "vllm@0.33.0", "set": {"block_size": [[16], 32]}}]},
-            r"server 1: block_size is \[\[16\], 32\]; write one value, or a list of values",
-        ),
-        (
-            {"server": [{"profile": "llama.cpp@b11549", "set": {"batch_size": 1}}]},
-            "with a hybrid model does not start: llama_context::decode: the real process aborts",
-        ),
+        ({"server": [{"profile": "vllm@0.33.0", "set": {"block_size": [[16], 32]}}]},
+         r"server 1: block_size is \[\[16\], 32\]; write one value, or a list of values"),
+        ({"server": [{"profile": "llama.cpp@b11549", "set": {"batch_size": 1}}]},
+         "with a hybrid model does not start: llama_context::decode: the real process aborts"),
         ({"trace": [{"made": []}]}, "trace 1: made is an empty list; write one value"),
         ({"trace": [{"made": 3, "scale": []}]}, "trace 1: scale is an empty list"),
         ({"server": [{"profile": []}]}, "server 1: profile is an empty list; write one value"),
         ({"server": [{"profile": "bound", "model": []}]}, "server 1: model is an empty list"),
-        (
-            {"server": [{"profile": "vllm@0.33.0", "set": {"block_size": []}}]},
-            "server 1: block_size is an empty list",
-        ),
+        ({"server": [{"profile": "vllm@0.33.0", "set": {"block_size": []}}]},
+         "server 1: block_size is an empty list"),
         ({"trace": [{key: list(range(1, 5000)) for key in ("made", "first", "turn")}]}, "cells"),
-        (
-            {"server": [{"profile": "x", "set": {key: list(range(5000)) for key in "abc"}}]},
-            "more than 100,000 cells",
-        ),
+        ({"server": [{"profile": "x", "set": {key: list(range(5000)) for key in "abc"}}]},
+         "more than 100,000 cells"),
     ],
-)
+)  # fmt: skip
 def test_what_is_wrong_with_a_plan_is_said_before_anything_is_played(
     change: dict[str, Any], complaint: str
 ) -> None:

@@ -116,8 +116,7 @@ class Bench:
 def test_an_answer_is_wrong_exactly_where_a_ledger_is_and_every_account_adds_up(
     profile: str, preset: str, workload: list[Turn]
 ) -> None:
-    bench = Bench(profile, tiny(preset))
-    bench.work(workload)
+    Bench(profile, tiny(preset)).work(workload)
 
 
 @pytest.mark.sampled(4)
@@ -126,8 +125,7 @@ def test_an_answer_is_wrong_exactly_where_a_ledger_is_and_every_account_adds_up(
 def test_verdict_and_ledger_agree_under_any_options(
     options: dict[str, Any], preset: str, workload: list[Turn]
 ) -> None:
-    bench = Bench("llama.cpp@b9538", tiny(preset), options)
-    bench.work(workload)
+    Bench("llama.cpp@b9538", tiny(preset), options).work(workload)
 
 
 def test_a_shifted_context_and_a_moved_chunk_differ_by_design() -> None:

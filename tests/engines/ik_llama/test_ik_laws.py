@@ -125,66 +125,34 @@ DRAFTS = {"companion": "strict_tail", "draft_max": 2}
 @pytest.mark.parametrize(
     ("model", "options", "change", "detail"),
     [
-        (
-            "dense",
-            {},
-            of_last(changed(SlotSelected, similarity=0.0)),
-            "a slot with similarity 0.0 is",
-        ),
-        (
-            "dense",
-            {},
-            of_last(changed(SlotSelected, by="least recently used")),
-            "no slot is similar",
-        ),
-        (
-            "dense",
-            {},
-            of_last(changed(SlotSelected, f_keep=0.0)),
-            "0.0 of a list would be kept, of",
-        ),
-        (
-            "dense",
-            {},
-            of_last(changed(SlotSelected, f_keep=0.4)),
-            "0.4 of a list would be kept, of",
-        ),
+        ("dense", {}, of_last(changed(SlotSelected, similarity=0.0)),
+         "a slot with similarity 0.0 is"),
+        ("dense", {}, of_last(changed(SlotSelected, by="least recently used")),
+         "no slot is similar"),
+        ("dense", {}, of_last(changed(SlotSelected, f_keep=0.0)),
+         "0.0 of a list would be kept, of"),
+        ("dense", {}, of_last(changed(SlotSelected, f_keep=0.4)),
+         "0.4 of a list would be kept, of"),
         ("dense", {}, loaded_entry, "an entry with similarity 0.5 is loaded"),
         ("dense", {}, of_last(further(SAVED)), "a list of which "),
         ("dense", {}, of_last(replied(processed=1)), "131 of 135 tokens are read"),
         ("dense", {}, of_last(further(SHIFTED)), "a shift keeps 0 of 29 tokens, drops 9"),
-        (
-            "dense",
-            {},
-            of_last(changed(SequenceTrimmed, p0=3)),
-            "130 tokens are cached, the slot is cut",
-        ),
+        ("dense", {}, of_last(changed(SequenceTrimmed, p0=3)),
+         "130 tokens are cached, the slot is cut"),
         ("dense", {}, other_list, "slot 0 lists other tokens than were written from 130 on"),
         ("dense", {}, lost_cell, "slot 0 lists 140 tokens and has cells at"),
         ("hybrid", {}, of_last(further(REFUSED)), "a checkpoint at 5 is refused, below 9"),
         ("hybrid", {}, of_last(further(RESET)), "a memory from 3 on is reset, below 9"),
-        (
-            "hybrid",
-            {},
-            of_last(without(CheckpointCreated)),
-            "checkpoints are saved of [] tokens, not of [",
-        ),
+        ("hybrid", {}, of_last(without(CheckpointCreated)),
+         "checkpoints are saved of [] tokens, not of ["),
         ("dense", DRAFTS, of_last(further(NO_ROOM)), "an empty companion refuses the beginning"),
         ("dense", DRAFTS, companion_of_other_length, "the companion ends at"),
-        (
-            "dense",
-            DRAFTS,
-            of_last(changed(DraftVerified, accepted=3)),
-            "3 of 2 drafts are accepted",
-        ),
-        (
-            "dense",
-            DRAFTS,
-            of_last(changed(DraftVerified, accepted=0)),
-            "drafts are verified as [(2, 0)",
-        ),
+        ("dense", DRAFTS, of_last(changed(DraftVerified, accepted=3)),
+         "3 of 2 drafts are accepted"),
+        ("dense", DRAFTS, of_last(changed(DraftVerified, accepted=0)),
+         "drafts are verified as [(2, 0)"),
     ],
-)
+)  # fmt: skip
 def test_each_law_can_be_broken(
     model: str, options: dict[str, Any], change: Change, detail: str
 ) -> None:

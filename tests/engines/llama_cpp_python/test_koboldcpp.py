@@ -279,38 +279,22 @@ def test_full_size_windows_lack_what_was_overwritten_after_a_shift(profile: str)
         ("dense", {"smartcache": 1}, (story(0, 60), story(0, 42) + story(300, 18)), []),
         ("dense", {"smartcache": 1}, (story(0, 60), story(0, 41) + story(300, 19)), [(4, 61)]),
         # nor one of 32 tokens by itself.
-        (
-            "dense",
-            {"smartcache": 1},
-            (story(0, 31), story(200, 9), story(0, 32), story(200, 9)),
-            [(4, 33)],
-        ),
+        ("dense", {"smartcache": 1}, (story(0, 31), story(200, 9), story(0, 32), story(200, 9)),
+         [(4, 33)]),
         # States are saved near the end of a prompt and at it; the newest overwrites the other one.
         ("recurrent", {}, (story(0, 400),), [(5, 369), (5, 400)]),
         # A state of a longer text gives way to one of its beginning.
-        (
-            "recurrent",
-            {},
-            (story(0, 400), story(0, 380)),
-            [(5, 369), (5, 400), (4, 401), (5, 349), (5, 380)],
-        ),
+        ("recurrent", {}, (story(0, 400), story(0, 380)),
+         [(5, 369), (5, 400), (4, 401), (5, 349), (5, 380)]),
         # Few slots leave none for the checkpoint of a long prompt.
         ("recurrent", {"smartcache": 3}, (story(0, 2048),), [(3, 1536), (2, 2017), (3, 2048)]),
         # A checkpoint within 150 tokens of another one is not taken.
-        (
-            "recurrent",
-            {},
-            (story(0, 400), story(0, 400) + story(200, 150)),
-            [(5, 369), (5, 400), (4, 401), (5, 550)],
-        ),
-        (
-            "recurrent",
-            {},
-            (story(0, 400), story(0, 400) + story(200, 151)),
-            [(5, 369), (5, 400), (4, 401), (3, 520), (5, 551)],
-        ),
+        ("recurrent", {}, (story(0, 400), story(0, 400) + story(200, 150)),
+         [(5, 369), (5, 400), (4, 401), (5, 550)]),
+        ("recurrent", {}, (story(0, 400), story(0, 400) + story(200, 151)),
+         [(5, 369), (5, 400), (4, 401), (3, 520), (5, 551)]),
     ],
-)
+)  # fmt: skip
 def test_what_is_saved_and_in_which_slot(
     model: str,
     options: dict[str, int],
@@ -337,8 +321,7 @@ def test_a_long_prompt_has_a_checkpoint_at_65_percent(
     engine = opened(NEWEST, "recurrent", n_ctx=4096, n_batch=64)
     text = story(0, length)
 
-    first = called(engine, *text)
-    called(engine, *text, *first.generated, *story(200, 200))
+    called(engine, *text, *called(engine, *text).generated, *story(200, 200))
 
     assert boats == [each for each in saved(engine) if each[0] == 6]
 

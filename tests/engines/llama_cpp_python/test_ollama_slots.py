@@ -144,9 +144,7 @@ def test_shared_cells_cannot_be_moved() -> None:
 
 
 def test_a_prompt_too_long_loses_its_middle() -> None:
-    engine = opened(n_ctx=32, num_keep=4)
-
-    reply = called(engine, *run(0, 40))
+    reply = called(opened(n_ctx=32, num_keep=4), *run(0, 40))
 
     assert (tuple(reply.prompt), reply.truncated) == ((*run(0, 4), *run(12, 28)), True)
 

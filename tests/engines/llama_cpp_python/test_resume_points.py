@@ -63,9 +63,8 @@ def test_a_hybrid_resumes_from_a_checkpoint_even_where_it_continues(
 ) -> None:
     engine = opened("ollama", "hybrid")
     first = called(engine, *run(0, 20), predict=predict)
-    held = (*first.prompt, *first.generated)[:continued]
 
-    reply = called(engine, *held, 90, predict=3)
+    reply = called(engine, *(*first.prompt, *first.generated)[:continued], 90, predict=3)
 
     assert (reply.cached, is_cold(engine, reply)) == (cached, True)
 

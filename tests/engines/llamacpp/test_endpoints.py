@@ -207,19 +207,12 @@ def test_older_names_of_a_release_are_the_release() -> None:
         ({"prompt": (), "options": {"prompt_string": "yes"}}, OptionError),
         ({"prompt": as_tokens([1]), "options": {"n_discard": -5}}, OptionError),
         ({"prompt": as_tokens([1]), "options": {"message_spans": [{"role": "user"}]}}, OptionError),
-        (
-            {
-                "prompt": as_tokens([1]),
-                "options": {"message_spans": [{"role": "user", "start": 9}]},
-            },
-            OptionError,
-        ),
-        (
-            {"prompt": as_tokens([1]), "options": {"message_delimiters": [{"role": "user"}]}},
-            OptionError,
-        ),
+        ({"prompt": as_tokens([1]), "options": {"message_spans": [{"role": "user", "start": 9}]}},
+         OptionError),
+        ({"prompt": as_tokens([1]), "options": {"message_delimiters": [{"role": "user"}]}},
+         OptionError),
     ],
-)
+)  # fmt: skip
 def test_a_wrong_request_is_refused_and_changes_nothing(
     fields: dict[str, Any], error: type[InputError]
 ) -> None:

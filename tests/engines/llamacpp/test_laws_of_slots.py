@@ -232,8 +232,7 @@ DROPPED: Final = CacheEntryDropped(reason="tokens", n_tokens=9, size=9, limit=9)
 )
 def test_each_law_of_a_request_can_be_broken(change: Callable[[Seen], Seen], detail: str) -> None:
     engine = served(**UNIFIED)
-    laws = LlamaLaws(engine)
-    breach = there_is(laws.broken(change(ask(engine, range(1, 120)))))
+    breach = there_is(LlamaLaws(engine).broken(change(ask(engine, range(1, 120)))))
 
     assert detail == breach.detail[: len(detail)]
 

@@ -150,8 +150,7 @@ def test_losses_add_up_from_what_was_equal_to_what_was_cached(
     release: str, model: str, options: dict[str, Any], moved: dict[str, Any], turns: list[Turn]
 ) -> None:
     options = {**options, **moved}
-    engine = engine_of(f"llama.cpp@{release}", model, options)
-    replies = play(engine, turns)
+    replies = play(engine_of(f"llama.cpp@{release}", model, options), turns)
     assert len(replies) == len(turns)
     for reply in replies:
         lost = sum(loss.before - loss.after for loss in reply.losses)

@@ -32,8 +32,7 @@ def test_29_automatic_slots_share_one_pool(profile: str) -> None:
 
 @every
 def test_30_a_split_context_is_rounded_up_for_every_slot(profile: str) -> None:
-    play = Play(profile, "dense", parallel=3, ctx_size=1024)
-    options = play.engine.server.options
+    options = Play(profile, "dense", parallel=3, ctx_size=1024).engine.server.options
     assert (options.n_ctx_slot, options.n_ctx) == (512, 1536)
 
 

@@ -108,8 +108,7 @@ def _judged(engine: MlxLm, oracle: Oracle, ticket: Ticket, *, alone: bool) -> An
     reply = there_is(engine.reply(ticket))
     same = None
     if reply.error is None and reply.approximated is None:
-        cold = oracle.logits(reply.prompt, reply.generated)
-        same = bool((cold == reply.logits).all())
+        same = bool((oracle.logits(reply.prompt, reply.generated) == reply.logits).all())
     return Answered(reply, same, alone)
 
 

@@ -33,8 +33,7 @@ def cached(engine: MlxLm, *prompts: list[int], reply: list[int] = REPLY) -> list
 
 
 def stored(engine: MlxLm) -> RecordStore:
-    cache = of_kind(DiskPromptCache, engine.server.store.cache)
-    return cache.store("")
+    return of_kind(DiskPromptCache, engine.server.store.cache).store("")
 
 
 def records(engine: MlxLm) -> list[tuple[int, str]]:

@@ -81,8 +81,7 @@ def test_999_trims_turning_batches_too() -> None:
 
 @pytest.mark.parametrize("patch", ["1253", "1254"])
 def test_a_state_that_is_reset_hides_behind_a_trim(patch: str) -> None:
-    rules = FAMILY.patch(patch).lay(NEWEST).caches
-    states, beside = ArraysCache(rules, 1), kv(1, 2, 3)
+    states, beside = ArraysCache(FAMILY.patch(patch).lay(NEWEST).caches, 1), kv(1, 2, 3)
     states[0] = np.array([[3]])
 
     assert can_trim_prompt_cache([states, beside])
@@ -170,8 +169,7 @@ def test_models_that_cannot_be_trimmed_are_refused_since_1109(
 ) -> None:
     engine = server(release, "hybrid")
     drafts = (as_tokens([50, 50]),) * 3
-    said = as_tokens([40, 41, 42])
-    reply = answer(engine, PROMPT, 3, reply=said, drafts=drafts)
+    reply = answer(engine, PROMPT, 3, reply=as_tokens([40, 41, 42]), drafts=drafts)
 
     assert error == reply.error
     assert error is not None or not is_cold(engine, reply)

@@ -149,9 +149,7 @@ def test_a_run_counts_the_prompt_that_the_server_puts_together() -> None:
     )
     scenario = Scenario(name="session", engine=engine, model=Model(preset="dense"), step=steps)
 
-    found = run(scenario, Profile.parse("sglang@0.5.23"))
-
-    first_step, next_step = found.steps
+    first_step, next_step = run(scenario, Profile.parse("sglang@0.5.23")).steps
     assert (len(FIRST), len(FIRST) + 2 + len(NEXT)) == (
         first_step.prompt_tokens,
         next_step.prompt_tokens,

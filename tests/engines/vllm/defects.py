@@ -74,9 +74,7 @@ DEFECTS: Final = (
         flags=MIXED,
     ),
     Defect(
-        about="the same, put back",
-        profile=f"0.33.0{FIXED}+no-55601",
-        cured=f"0.33.0{FIXED}",
+        about="the same, put back", profile=f"0.33.0{FIXED}+no-55601", cured=f"0.33.0{FIXED}",
         flags=MIXED,
     ),
     Defect(
@@ -86,9 +84,7 @@ DEFECTS: Final = (
         model="hybrid-delta",
     ),
     Defect(
-        about="the same, put back",
-        profile=f"0.33.0{FIXED}+no-39273",
-        cured=f"0.33.0{FIXED}",
+        about="the same, put back", profile=f"0.33.0{FIXED}+no-39273", cured=f"0.33.0{FIXED}",
         model="hybrid-delta",
     ),
     Defect(
@@ -108,10 +104,8 @@ DEFECTS: Final = (
         flags={"connector": "store"},
     ),
     Defect(
-        about="a window one block short",
-        profile=f"0.33.0{FIXED}+window-one-short",
-        cured=f"0.33.0{FIXED}",
-        model="swa",
+        about="a window one block short", profile=f"0.33.0{FIXED}+window-one-short",
+        cured=f"0.33.0{FIXED}", model="swa",
     ),
-)
+)  # fmt: skip
 """Every patch that puts a defect back, and every defect that a release has."""

@@ -84,23 +84,19 @@ def disagrees(engine: Any, why: str) -> None:
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        (
-            lambda e: e.scheduler.waiting.append(e.scheduler.waiting[0]),
-            "request 1, waiting, is in 2 queues",
-        ),
+        (lambda e: e.scheduler.waiting.append(e.scheduler.waiting[0]),
+         "request 1, waiting, is in 2 queues"),
         (_waits_with_tokens, "request 1 waits with tokens"),
         (_has_tokens_in_flight, "1 tokens in flight"),
         (_has_computed_less, "has computed 43 of 45 tokens"),
-        (
-            lambda e: e.manager.managers[0].tables[0].extend(e.manager.pool.get_new_blocks(2)),
-            "has 13 blocks for 44 tokens",
-        ),
+        (lambda e: e.manager.managers[0].tables[0].extend(e.manager.pool.get_new_blocks(2)),
+         "has 13 blocks for 44 tokens"),
         (lambda e: e.runner.held[0].tables[0].reverse(), "and in the runner"),
         (_remembers_a_request, "the runner has the requests"),
         (null_last("window"), "null blocks of"),
         (null_last("mamba"), "has the states"),
     ],
-)
+)  # fmt: skip
 def test_books_of_a_running_request_that_disagree_are_found(
     change: Callable[[Any], None], why: str
 ) -> None:

@@ -170,8 +170,7 @@ def first_look_up(release: str) -> int:
     """With ids of 16 tokens, and blocks of 32 in all groups, a window's among them."""
     window = GroupSpec(kind="window", block=32, window=40)
     groups = [GroupSpec(kind="full", block=32), window, GroupSpec(kind="mamba", block=32)]
-    rules = FAMILY.release(release).rules
-    manager = KVCacheManager(groups, rules, num_blocks=50, unit=16)
+    manager = KVCacheManager(groups, FAMILY.release(release).rules, num_blocks=50, unit=16)
     request = Request.make(0, Prefixes(16, 0), range(10, 80), max_tokens=1)
     return manager.get_computed_blocks(request).length
 

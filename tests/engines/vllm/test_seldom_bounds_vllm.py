@@ -58,8 +58,7 @@ def test_what_followed_the_last_two_tokens(tokens: list[int], found: list[int]) 
 def test_where_a_prompt_that_is_sent_again_can_resume(
     prompt: int, eagle: bool, ends: tuple[int, ...]
 ) -> None:
-    retention = replace(RULES.retention, boundaries="eagle-exact")
-    rules = replace(RULES, retention=retention)
+    rules = replace(RULES, retention=replace(RULES.retention, boundaries="eagle-exact"))
 
     assert ends == replay_boundaries(rules, prompt, 16, eagle=eagle)
 
@@ -238,8 +237,7 @@ def test_free_blocks_of_a_hit_that_lie_before_the_window_are_not_counted(
     computed: int, counted: int
 ) -> None:
     """A store reaches further than the hit, and the window moves on with it."""
-    manager = KVCacheManager([spec("window", 4, window=5)], RULES, num_blocks=20)
-    [window] = manager.managers
+    [window] = KVCacheManager([spec("window", 4, window=5)], RULES, num_blocks=20).managers
     hit = window.pool.get_new_blocks(3)
     window.pool.free_blocks(hit)
     request: Any = SimpleNamespace(id=0)

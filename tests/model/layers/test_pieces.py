@@ -87,9 +87,7 @@ def test_ggml_looks_gelu_up_for_the_nearest_half_precision_number(x: Array) -> N
 
 
 def test_ggml_leaves_its_table_at_ten() -> None:
-    x = np.array([-1e9, -10.0, -9.99, 9.9990001, 10.0001, 1e9])
-
-    table = gelu_table(x)
+    table = gelu_table(np.array([-1e9, -10.0, -9.99, 9.9990001, 10.0001, 1e9]))
 
     assert [0.0, 0.0] == table[:2].tolist()
     assert 10.0 == table[3], "half-precision numbers are 1/128 apart there"
@@ -101,13 +99,11 @@ def test_softplus_does_not_overflow() -> None:
 
 
 def test_a_turn_keeps_lengths_and_depends_on_distance_alone() -> None:
-    spec = preset("dense")
-    rotary = Rotary(spec)
+    rotary = Rotary(preset("dense"))
     rows = np.random.default_rng(1).normal(size=(2, 1, 16))
 
     def met(query_at: int, key_at: int) -> float:
-        turns = there_is(rotary.turns(np.array([query_at, key_at])))
-        turned = rotate(rows, turns)
+        turned = rotate(rows, there_is(rotary.turns(np.array([query_at, key_at]))))
         assert np.allclose((rows**2).sum(axis=-1), (turned**2).sum(axis=-1))
         return float(turned[0, 0] @ turned[1, 0])
 
@@ -236,8 +232,7 @@ def test_a_row_carried_from_further_back_is_what_a_shorter_run_would_carry() -> 
     nothing = np.zeros((1, 3 * 2))
 
     for back in range(5):
-        shorter = extended(nothing, rows[:, : 6 - back])
-        expected = carry(shorter, 4, back=0)
+        expected = carry(extended(nothing, rows[:, : 6 - back]), 4, back=0)
         assert np.array_equal(expected, carry(extended(nothing, rows), 4, back=back))
 
 
