@@ -1,11 +1,18 @@
-"""Settings of the compared llama.cpp and mlx-lm servers: what of them is ours, and why."""
+"""Settings of the servers that simulated ones are compared with: what of them is ours, and why."""
 
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from importlib import import_module
 from typing import Any, Self
 
 import pytest
 
+from cachesim.cli.main import main
+from cachesim.engines.family import family_of
 from cachesim.engines.llamacpp.family import FAMILY as LLAMA_CPP
 from cachesim.engines.mlx_lm.family import FAMILY as MLX_LM
+from cachesim.engines.sglang.family import FAMILY as SGLANG
+from cachesim.engines.vllm.family import FAMILY as VLLM
 from cachesim.lab.real.llama_cpp import server as llama_cpp
 from cachesim.lab.real.llama_cpp.flags import NO_FLAGS
 from cachesim.lab.real.llama_cpp.server import environment_for
@@ -14,17 +21,33 @@ from cachesim.lab.real.llama_cpp_python import commands as python
 from cachesim.lab.real.llama_cpp_python.compare import environment_for as binding_environment_for
 from cachesim.lab.real.mlx_lm import server as mlx_lm
 from cachesim.lab.real.mlx_lm.process import environment_for as mlx_environment_for
-from cachesim.lab.real.playing import show_overrides
+from cachesim.lab.real.playing import Override, show_overrides
+from cachesim.lab.real.sglang import scheduler as sglang
+from cachesim.lab.real.vllm import scheduler as vllm
+from cachesim.lab.real.vllm import worker_settings
+from cachesim.lab.real.worker_side import differences
+from tests.fixtures import Capture, Patch
+
+RELEASES_OF_VLLM = [
+    *(pytest.param(each, marks=pytest.mark.nightly) for each in VLLM.real()[:-1:4]),
+    VLLM.real()[-1],
+]
 
 
 class Answering:
-    """A server whose flags differ in one."""
+    """A server that answers so."""
 
-    def __init__(self, flag: str) -> None:
-        self.flag = flag
+    def __init__(self, answer: Any) -> None:
+        self.answer = answer
 
-    def order(self, _: Any) -> list[dict[str, str]]:
-        return [{self.flag: "1"}, {self.flag: "2"}]
+    def order(self, _: Any) -> Any:
+        return self.answer
+
+    def settings(self) -> Any:
+        return self.answer
+
+    def start(self, _: str) -> Self:
+        return self
 
     def __enter__(self) -> Self:
         return self
@@ -33,16 +56,72 @@ class Answering:
         return None
 
 
-@pytest.mark.parametrize(("name", "status"), [("n_ctx", 0), ("quietly_set", 1)])
-def test_a_parameter_that_differs_without_a_reason_is_a_failure(
-    name: str, status: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def of_llama_cpp(name: str, patch: Patch) -> list[Override]:
     told = {"started": {name: "1"}, "used": {name: "2"}}
-    monkeypatch.setattr(llama_cpp, "_configurations", lambda *_: told)
-    monkeypatch.setattr(llama_cpp, "_of_simulator", lambda *_: [])
+    patch.setattr(llama_cpp, "_configurations", lambda *_: told)
+    patch.setattr(llama_cpp, "_of_simulator", lambda *_: [])
+    return llama_cpp.overrides("b11549")
 
-    assert status == show_overrides("llama.cpp: settings", llama_cpp.overrides("b11549"))
-    assert f"{name}: 1 -> 2" in capsys.readouterr().out
+
+def of_mlx_lm(name: str, patch: Patch) -> list[Override]:
+    patch.setattr(mlx_lm, "RealProcess", lambda *_, **__: Answering([{name: "1"}, {name: "2"}]))
+    return mlx_lm.overrides("0.32.2")
+
+
+def of_llama_cpp_python(name: str, patch: Patch) -> list[Override]:
+    patch.setattr(python, "RealInstances", lambda _: Answering([{name: "1"}, {name: "2"}]))
+    return python.overrides("0.3.36")
+
+
+def of_sglang(name: str, _: Patch) -> list[Override]:
+    return sglang.overrides_in([{}], Answering({"results": [[name, "1", "2"]]}))
+
+
+def of_vllm(name: str, patch: Patch) -> list[Override]:
+    patch.setattr(vllm, "SCHEDULER", Answering({"results": [[[name, "1", "2"]]]}))
+    return vllm.overrides("0.33.0", 0, range(1))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "name", "status"),
+    [
+        (of_llama_cpp, "n_ctx", 0),
+        (of_llama_cpp, "quietly_set", 1),
+        (of_mlx_lm, "port", 0),
+        (of_mlx_lm, "quietly_set", 1),
+        (of_llama_cpp_python, "n_threads", 0),
+        (of_llama_cpp_python, "quietly_set", 1),
+        (of_sglang, "device", 0),
+        (of_sglang, "quietly_set", 1),
+        (of_vllm, "cache_config.num_gpu_blocks", 0),
+        (of_vllm, "cache_config.quietly_set", 1),
+    ],
+)
+def test_a_setting_that_differs_without_a_reason_is_a_failure(
+    overrides: Callable[[str, Patch], list[Override]],
+    name: str,
+    status: int,
+    monkeypatch: Patch,
+    capsys: Capture,
+) -> None:
+    assert status == show_overrides("settings", overrides(name, monkeypatch))
+
+    printed = capsys.readouterr().out
+    assert f"{name}: 1 -> 2" in printed
+    assert (status == 1) == ("NO REASON GIVEN" in printed)
+
+
+def test_every_override_has_a_reason() -> None:
+    for engine in (llama_cpp, mlx_lm, sglang, worker_settings):
+        assert all(engine.OVERRIDES.values())
+    for engine in (mlx_lm, sglang, worker_settings):
+        assert all(all(row) for row in engine.PRETENDED.values())
+
+
+def test_an_override_names_field_default_and_ours(capsys: Capture) -> None:
+    show_overrides("x", [Override(field="a.b", default="1", ours="2", why="counts nothing")])
+
+    assert "a.b: 1 -> 2\n    counts nothing" in capsys.readouterr().out
 
 
 def test_a_default_of_the_simulator_that_differs_is_named() -> None:
@@ -51,19 +130,34 @@ def test_a_default_of_the_simulator_that_differs_is_named() -> None:
     assert [("simulator: batch_size", "4096", "2048")] == found
 
 
-@pytest.mark.parametrize(("name", "status"), [("port", 0), ("quietly_set", 1)])
-def test_a_flag_that_differs_without_a_reason_is_a_failure(
-    name: str, status: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(mlx_lm, "RealProcess", lambda *_, **__: Answering(name))
+def test_every_field_that_is_not_as_a_server_starts_is_named() -> None:
+    started = {"page_size": 1, "schedule_policy": "fcfs"}
 
-    assert status == show_overrides("mlx-lm: settings", mlx_lm.overrides("0.32.2"))
-    assert f"{name}: 1 -> 2" in capsys.readouterr().out
+    found = differences(started, started | {"page_size": 4, "quietly_set": True})
+
+    assert [["page_size", "1", "4"], ["quietly_set", "-", "True"]] == found
 
 
-def test_every_override_has_a_reason() -> None:
-    assert all((*llama_cpp.OVERRIDES.values(), *mlx_lm.OVERRIDES.values()))
-    assert all(all(row) for row in mlx_lm.PRETENDED.values())
+@dataclass
+class Inner:
+    """A part of a configuration."""
+
+    block_size: int = 16
+    shares: dict[str, float] = field(default_factory=lambda: {"a": 0.5})
+
+
+@dataclass
+class Outer:
+    """A configuration."""
+
+    cache_config: Inner = field(default_factory=Inner)
+    instance_id: str = "drawn at every start"
+
+
+def test_every_field_of_a_configuration_is_compared() -> None:
+    assert {"cache_config.block_size": "16", "cache_config.shares": "{'a': '0.5'}"} == dict(
+        worker_settings.fields_of(Outer())
+    )
 
 
 def test_some_servers_are_started_with_their_model_alone() -> None:
@@ -75,43 +169,80 @@ def test_some_servers_are_started_with_their_model_alone() -> None:
     assert all(NO_FLAGS == each.workload().engine.options for each in bare)
 
 
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+def test_settings_of_the_newest_release_are_printed_where_none_is_named(
+    engine: str, monkeypatch: Patch, capsys: Capture
+) -> None:
+    commands = import_module(f"cachesim.lab.real.{engine}.commands")
+    monkeypatch.setattr(commands, "overrides", lambda *_: [])
+
+    assert 0 == main(["real", engine, "--settings"])
+    assert f"{engine} {family_of(engine).real()[-1]}: " in capsys.readouterr().out
+
+
+def without_a_reason(found: list[Override]) -> list[str]:
+    return [each.field for each in found if not each.why]
+
+
 @pytest.mark.wheel
 @pytest.mark.parametrize("release", LLAMA_CPP.real())
 def test_llama_server_is_started_as_from_a_command_line(release: str) -> None:
-    if not environment_for(release).is_ready():
-        pytest.skip(f"llama.cpp {release} is not installed here")
+    environment_for(release).ready()
 
-    assert [] == [each.field for each in llama_cpp.overrides(release) if not each.why]
+    assert [] == without_a_reason(llama_cpp.overrides(release))
 
 
 @pytest.mark.sampled(4)
 @pytest.mark.wheel
 @pytest.mark.parametrize("release", MLX_LM.real())
 def test_mlx_lm_server_is_started_as_from_a_command_line(release: str) -> None:
-    if not mlx_environment_for(release).is_ready():
-        pytest.skip(f"mlx-lm {release} is not installed here")
+    mlx_environment_for(release).ready()
 
-    assert [] == [each.field for each in mlx_lm.overrides(release) if not each.why]
-
-
-class Instances(Answering):
-    """A package whose arguments differ in one."""
-
-    def settings(self) -> list[dict[str, str]]:
-        return self.order(None)
-
-
-@pytest.mark.parametrize(("name", "status"), [("n_threads", 0), ("quietly_set", 1)])
-def test_an_argument_that_differs_without_a_reason_is_a_failure(
-    name: str, status: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(python, "RealInstances", lambda _: Instances(name))
-
-    assert status == show_overrides("llama-cpp-python: settings", python.overrides("0.3.36"))
-    assert f"{name}: 1 -> 2" in capsys.readouterr().out
+    assert [] == without_a_reason(mlx_lm.overrides(release))
 
 
 @pytest.mark.wheel
 @pytest.mark.skipif(not binding_environment_for("0.3.36").is_ready(), reason="not built here")
 def test_each_argument_of_the_real_package_that_differs_has_a_reason() -> None:
     assert 0 == show_overrides("llama-cpp-python 0.3.36", python.overrides("0.3.36"))
+
+
+@pytest.mark.wheel
+@pytest.mark.parametrize("release", SGLANG.real())
+def test_the_scheduler_of_sglang_is_started_as_a_server_starts_it(release: str) -> None:
+    core = sglang.SCHEDULER.core_of(release)
+    if not all(each.is_ready() for each in (core, sglang.configuration_of(core), vllm.PACKAGES)):
+        pytest.skip(f"sglang {release} is not unpacked here")
+
+    assert [] == without_a_reason(sglang.overrides(release, 0, range(16)))
+
+
+def skip_without_vllm(release: str) -> None:
+    if not vllm.SCHEDULER.core_of(release).is_ready() or not vllm.PACKAGES.is_ready():
+        pytest.skip(f"vllm {release} is not unpacked here")
+
+
+@pytest.mark.wheel
+@pytest.mark.parametrize("release", RELEASES_OF_VLLM)
+def test_the_scheduler_of_vllm_is_started_as_a_server_starts_it(release: str) -> None:
+    skip_without_vllm(release)
+
+    assert [] == without_a_reason(vllm.overrides(release, 0, range(13)))
+
+
+@pytest.mark.wheel
+@pytest.mark.nightly
+@pytest.mark.parametrize("release", [RELEASES_OF_VLLM[0], RELEASES_OF_VLLM[-1]])
+def test_groups_that_the_engine_core_makes_otherwise_are_a_difference(release: str) -> None:
+    skip_without_vllm(release)
+    full = {"kind": "full", "block": 16}
+    states = {"kind": "mamba", "block": 16, "mode": "align"}
+    apart = {"groups": [states, full, states], "blocks": 100, "budget": 64}
+    steps = [[{"prompt": "10-40", "generate": 1, "reply": "50"}]]
+
+    with vllm.SCHEDULER.start(release) as real:
+        together = real.play({"config": apart | {"groups": [states, states, full]}, "steps": steps})
+        found = real.play({"config": apart, "steps": steps})
+
+    assert "requests" in together[0]
+    assert "the engine core's groups are [('mamba', 16" in found[0]["error"]
