@@ -18,7 +18,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from copy import deepcopy
@@ -428,10 +428,6 @@ def said(role: str, content: str, **fields: Any) -> Json:
     return {"role": role, "content": content, **fields}
 
 
-def reordered_keys(tools: Sequence[Json]) -> list[Json]:
-    return [dict(reversed(list(each.items()))) for each in tools]
-
-
 PLANTED: Final[tuple[tuple[str, Json, Json], ...]] = (
     ("clock", chat("w1", system=f"w0 10:31 {SYSTEM}"), chat("w1", system=f"w0 10:32 {SYSTEM}")),
     ("clock", chat("w1", system=f"{SYSTEM} 2026-11-20"), chat("w1", system=f"{SYSTEM} 2026-11-21")),
@@ -441,7 +437,8 @@ PLANTED: Final[tuple[tuple[str, Json, Json], ...]] = (
     ("whitespace", chat(f"{LONG} w1", "w2", "w3"), chat(f"{LONG}  w1", "w2", "w3")),
     ("tools-reordered", chat("w1", tools=TOOLS), chat("w1", tools=TOOLS[::-1])),
     ("tools-changed", chat("w1", tools=TOOLS), chat("w1", tools=TOOLS[:2])),
-    ("keys-reordered", chat("w1", tools=TOOLS), chat("w1", tools=reordered_keys(TOOLS))),
+    ("keys-reordered", chat("w1", tools=TOOLS),
+     chat("w1", tools=[dict([*each.items()][::-1]) for each in TOOLS])),
     ("reasoning-dropped",
      with_messages(said("user", "w1"), said("assistant", "w2", reasoning_content=LONG),
                    said("user", "w3")),

@@ -52,12 +52,8 @@ PATIENCE: Final = 240.0
 OUT: Final = Console(highlight=False, soft_wrap=True)
 
 
-def _on_llama_cpp(scenario: Scenario, release: str, *, proves: bool) -> Sequence[Any]:
-    return play_on_llama_cpp(scenario, release, proves=proves, patience=PATIENCE)
-
-
 PLAYERS: Final[Mapping[str, Callable[..., Sequence[Any]]]] = {
-    "llama.cpp": _on_llama_cpp,
+    "llama.cpp": partial(play_on_llama_cpp, patience=PATIENCE),
     "llama-cpp-python": play_on_binding,
     "mlx-lm": lambda scenario, release, **_: play_mlx_scenario(scenario, release),
     "vllm": lambda scenario, release, **_: VLLM_SCHEDULER.play_scenario(scenario, release),

@@ -124,20 +124,12 @@ def _cached_usage(counts: Counts) -> Json:
     return _usage(counts) | {"prompt_tokens_details": {"cached_tokens": counts.cached}}
 
 
-def vllm_chat(body: Json, counts: Counts) -> list[Json]:
-    return _openai_chat(body, _cached_usage(counts))
+def _null_usage(counts: Counts) -> Json:
+    return _usage(counts) | {"prompt_tokens_details": None}
 
 
-def plain_chat(body: Json, counts: Counts) -> list[Json]:
-    return _openai_chat(body, _usage(counts))
-
-
-def silent_chat(body: Json, _counts: Counts) -> list[Json]:
-    return _openai_chat(body, None)
-
-
-def null_details(body: Json, counts: Counts) -> list[Json]:
-    return _openai_chat(body, _usage(counts) | {"prompt_tokens_details": None})
+def _chat(usage: Callable[[Counts], Json | None]) -> Write:
+    return lambda body, counts: _openai_chat(body, usage(counts))
 
 
 def completions(body: Json, counts: Counts) -> list[Json]:
@@ -291,11 +283,11 @@ def _kobold(messages: list[Json], stream: bool) -> Json:
 
 CHAT: Final = "/v1/chat/completions"
 DIALECTS: Final[tuple[Dialect, ...]] = (
-    Dialect(name="openai cached", path=CHAT, ask=_with_usage, write=vllm_chat),
-    Dialect(name="openai uncached", path=CHAT, ask=_with_usage, write=plain_chat, tells=False),
-    Dialect(name="openai null", path=CHAT, ask=_with_usage, write=null_details, tells=False),
+    Dialect(name="openai cached", path=CHAT, ask=_with_usage, write=_chat(_cached_usage)),
+    Dialect(name="openai uncached", path=CHAT, ask=_with_usage, write=_chat(_usage), tells=False),
+    Dialect(name="openai null", path=CHAT, ask=_with_usage, write=_chat(_null_usage), tells=False),
     Dialect(
-        name="openai silent", path=CHAT, ask=_messages, write=silent_chat, tells=False,
+        name="openai silent", path=CHAT, ask=_messages, write=_chat(lambda _: None), tells=False,
         counts_prompts=False,
     ),
     Dialect(name="openai text", path="/v1/completions", ask=_prompt, write=completions),

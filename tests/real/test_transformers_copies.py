@@ -246,18 +246,8 @@ def test_upstreams_repair_in_a_copy_makes_a_wrong_result_right(tmp_path: Path) -
     assert (0, [[BEFORE, "wrong"], [f"a changed copy of {BEFORE}", "right"]]) == (status, rows)
 
 
-@pytest.mark.wheel
-@pytest.mark.nightly
-def test_the_line_at_fault_in_inkling_is_the_one_that_a_repair_changes(tmp_path: Path) -> None:
-    """A query offset that is a tensor of its own, not the one that `update` adds to."""
-    line = "q_offset = cache.get_query_offset(self.layer_idx)"
-    edits = {"models/inkling/modeling_inkling.py": {line: f"{line} + 0"}}
-    library = copied(NEWEST, tmp_path / "transformers", edits)
-    status, rows = verdicts(library, "inkling_text", "static", tmp_path / "results.jsonl")
-    assert (0, [[NEWEST, "wrong"], [f"a changed copy of {NEWEST}", "right"]]) == (status, rows)
-
-
-GEMMA = "models/recurrent_gemma/modeling_recurrent_gemma.py"
+OFFSET = "q_offset = cache.get_query_offset(self.layer_idx)"
+STEP = "        dt = F.softplus(dt)\n    dt = dt[..., None]\n"
 KEPT = "self.conv1d_state = nn.functional.pad(x_branch, "
 KEPT += "(self.conv1d_width - x_branch.shape[-1] - 1, 0))"
 JOINED = """joined = torch.cat((self.conv1d_state, x_branch), -1)
@@ -279,29 +269,24 @@ MOVE = """    def _reorder_cache(self, cache, order):
 @pytest.mark.wheel
 @pytest.mark.nightly
 @pytest.mark.parametrize(
-    ("operation", "line", "repair"),
+    ("cell", "line", "repair"),
     [
-        ("chunks", f"{KEPT}\n{' ' * 16}x_branch = self.conv_1d(x_branch)[..., :seq_len]", JOINED),
-        ("generate-beams", CLASS, CLASS + MOVE),
+        # A query offset that is a tensor of its own, not the one that `update` adds to.
+        (("inkling", "inkling_text", "static"), OFFSET, f"{OFFSET} + 0"),
+        (("recurrent_gemma", "recurrent_gemma", "chunks"),
+         f"{KEPT}\n{' ' * 16}x_branch = self.conv_1d(x_branch)[..., :seq_len]", JOINED),
+        (("recurrent_gemma", "recurrent_gemma", "generate-beams"), CLASS, CLASS + MOVE),
+        # The scan's range of time steps for a single token, too.
+        (("zamba2", "zamba2", "tokens"), STEP, STEP.replace("(dt)", "(dt).clamp(min=0.001)")),
     ],
 )  # fmt: skip
-def test_the_line_at_fault_in_recurrent_gemma_is_the_one_that_a_repair_changes(
-    tmp_path: Path, operation: str, line: str, repair: str
+def test_the_line_at_fault_is_the_one_that_a_repair_changes(
+    tmp_path: Path, cell: tuple[str, str, str], line: str, repair: str
 ) -> None:
-    library = copied(NEWEST, tmp_path / "transformers", {GEMMA: {line: repair}})
-    status, rows = verdicts(library, "recurrent_gemma", operation, tmp_path / "results.jsonl")
-    assert (0, [[NEWEST, "wrong"], [f"a changed copy of {NEWEST}", "right"]]) == (status, rows)
-
-
-@pytest.mark.wheel
-@pytest.mark.nightly
-def test_the_line_at_fault_in_zamba2_is_the_one_that_a_repair_changes(tmp_path: Path) -> None:
-    """The scan's range of time steps for a single token, too."""
-    line = "        dt = F.softplus(dt)\n    dt = dt[..., None]\n"
-    repair = line.replace("F.softplus(dt)", "F.softplus(dt).clamp(min=0.001)")
-    edits = {"models/zamba2/modeling_zamba2.py": {line: repair}}
+    model, family, operation = cell
+    edits = {f"models/{model}/modeling_{model}.py": {line: repair}}
     library = copied(NEWEST, tmp_path / "transformers", edits)
-    status, rows = verdicts(library, "zamba2", "tokens", tmp_path / "results.jsonl")
+    status, rows = verdicts(library, family, operation, tmp_path / "results.jsonl")
     assert (0, [[NEWEST, "wrong"], [f"a changed copy of {NEWEST}", "right"]]) == (status, rows)
 
 

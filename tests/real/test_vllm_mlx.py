@@ -1,7 +1,7 @@
 """vllm-mlx's and Rapid-MLX's own schedulers and prefix caches beside the simulated ones."""
 
 import sys
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -228,13 +228,11 @@ def test_a_scenario_is_served_by_its_scheduler_as_told(
         len(wanted["prompt"] + wanted["reply"]) - len(theirs["fed"]) for wanted, theirs in pairs
     ]
     differing = [
-        at for at, (wanted, theirs) in enumerate(pairs) if not _ends_as(wanted, theirs["fed"])
+        at
+        for at, (wanted, theirs) in enumerate(pairs)
+        if [*(wanted["prompt"] + wanted["reply"])][-len(theirs["fed"]) :] != [*theirs["fed"]]
     ]
     assert ([1] if "order" in name else []) == differing
-
-
-def _ends_as(wanted: dict[str, Any], fed: Sequence[int]) -> bool:
-    return list(wanted["prompt"] + wanted["reply"])[-len(fed) :] == list(fed)
 
 
 @pytest.mark.wheel

@@ -4,7 +4,6 @@ import copy
 import json
 import re
 import tracemalloc
-from collections.abc import Mapping
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
@@ -247,7 +246,7 @@ def test_thinned_runs_keep_what_each_step_left_behind(three: list[Run]) -> None:
     ends = [[step["detail"]["at"][-1] for step in each[0]["steps"]] for each in (whole, loud, last)]
 
     assert ends[0] == ends[1] == ends[2]
-    assert all(each is not None for each in _pick(last[0], ends[2]))
+    assert all(last[0]["detail"]["states"][number] is not None for number in ends[2])
     assert [] == none[0]["detail"]["states"]
 
 
@@ -271,10 +270,6 @@ def test_a_page_that_is_too_large_says_so_to_another_process_too() -> None:
     error = copy.copy(TooLargeError(400_000, 300_000))  # made again as a worker's error is
 
     assert (told, 400_000) == (str(error), error.size)
-
-
-def _pick(entry: Mapping[str, Any], numbers: list[int]) -> list[Any]:
-    return [entry["detail"]["states"][number] for number in numbers]
 
 
 def test_runs_without_detail_make_a_page_too() -> None:

@@ -73,24 +73,18 @@ def test_a_row_is_right_up_to_a_token_and_then_has_too_many_too_few_or_others(
 
 
 @pytest.mark.parametrize(
-    ("holds", "expected", "words"),
+    ("holds", "words"),
     [
-        ([], [5, 6], "holds nothing at position 1, where token 6 belongs"),
-        ([5, 7], [5, 6], "holds token 7 at position 1, where this request has 6"),
-        (
-            [4, 6],
-            [5, 6],
-            (
-                "holds the right token at position 1, but computed after other tokens:"
-                " its history is correct for 0 tokens"
-            ),
-        ),
+        ([], "holds nothing at position 1, where token 6 belongs"),
+        ([5, 7], "holds token 7 at position 1, where this request has 6"),
+        ([4, 6], ("holds the right token at position 1, but computed after other tokens:"
+                  " its history is correct for 0 tokens")),
     ],
-)
+)  # fmt: skip
 def test_a_cell_holds_nothing_another_token_or_the_right_one_of_another_history(
-    holds: list[int], expected: list[int], words: str
+    holds: list[int], words: str
 ) -> None:
-    assert words == said("attention", holds, expected, position=1)
+    assert words == said("attention", holds, [5, 6], position=1)
 
 
 @pytest.mark.parametrize(
@@ -159,21 +153,21 @@ def test_a_slot_that_cannot_be_restored_is_not_as_expected() -> None:
 
 
 @pytest.mark.parametrize(
-    ("profiles", "name", "step", "sides"),
+    ("profiles", "name", "sides"),
     [
-        (("b9538", "b11549+erase-equal"), "llama.cpp-three-requests", "B",
+        (("b9538", "b11549+erase-equal"), "llama.cpp-three-requests",
          ("checkpoint 1[0..0] stays", "checkpoint 1[0..0] is erased")),
-        (("b9093", "b9538"), "llama.cpp-window-one-beyond", "B",
+        (("b9093", "b9538"), "llama.cpp-window-one-beyond",
          ("nothing of the kind", "checkpoint 36[0..35] is saved")),
     ],
 )  # fmt: skip
 def test_diff_names_the_first_decision_that_differs_with_both_its_sides(
-    profiles: tuple[str, str], name: str, step: str, sides: tuple[str, str], capsys: Capture
+    profiles: tuple[str, str], name: str, sides: tuple[str, str], capsys: Capture
 ) -> None:
     one, other = profiles
     main(["compare", name, "-p", one, "-p", other])
     printed = " ".join(capsys.readouterr().out.split())
-    _, _, parting = printed.partition(f"the first decision that differs is in step {step}: ")
+    _, _, parting = printed.partition("the first decision that differs is in step B: ")
     one, _, other = parting.partition(f"llama.cpp@{profiles[1]} ")
     assert sides[0] in one
     assert sides[1] in other
