@@ -32,6 +32,7 @@ from cachesim.engines.seen import Breach, Seen
 from cachesim.errors import InputError
 from cachesim.play.session import Session
 from cachesim.scenario.format import FORMAT, Chat, Model, Scenario, Server, Step, Turn
+from cachesim.testing.search import play
 from cachesim.typed import of_kind, there_is
 from cachesim.units import Count
 from tests.engines import seen_kit as kit

@@ -137,19 +137,14 @@ def test_all_of_a_failed_read_is_computed_here(length: int, failed: int) -> None
 def test_a_failed_read_of_states_leaves_running_requests_as_they_are() -> None:
     """Tables of states have null blocks, which all requests share."""
     engine = server("recurrent", kv_load_failure_policy="recompute", load_steps=1)
-    first = engine.submit(base.Request(prompt=PROMPT[:17], predict=9))
+    first = engine.submit(Request(prompt=PROMPT[:17], predict=9))
     for _ in range(3):
         engine.step()
 
-    failed = answer(engine, PROMPT[40:58], failed_block=0)
+    failed = answer(engine, PROMPT[40:58], options={"failed_block": 0})
 
-    running = engine.reply(first)
-    assert running is not None
-    cold = server("recurrent", connector="none")
-    ticket = cold.submit(base.Request(prompt=PROMPT[:17], predict=9))
-    cold.run()
-    alone = cold.reply(ticket)
-    assert alone is not None
+    running = there_is(engine.reply(first))
+    alone = asking.answer(server("recurrent", connector="none"), PROMPT[:17], 9)
     assert (alone.logits == running.logits).all()
     assert is_cold(failed, "recurrent")
     assert 1 == sum(isinstance(each, LoadFailed) for each in engine.events)
