@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final, Generic, TypeVar
 
 from cachesim.engines.base import Engine
+from cachesim.engines.events import Event
 from cachesim.engines.family import Family, Profile
 from cachesim.engines.images import Image
 from cachesim.errors import ScenarioError
@@ -38,6 +39,7 @@ NOT_PLAYED: Final = "not run"
 """The entry of a step after the one in which the scheduler raised."""
 
 R = TypeVar("R")
+E = TypeVar("E", bound=Event)
 
 
 NOT_RAISED: Final = frozenset({"stuck", "too many steps"})
@@ -262,6 +264,24 @@ def step_played(record: Record, real: Result, simulated: Result) -> StepPlayed:
     )
 
 
+def grouped(
+    records: Sequence[Record],
+    requested: Callable[[Record], dict[str, Any]],
+    *,
+    arrives: str,
+    aborted: str,
+) -> list[dict[str, Any]]:
+    """The requests of steps that come together; the names are of the turns of arrival and end."""
+    turn, found = 0, dict[str, dict[str, Any]]()
+    for record in records:
+        turn += (record.step.turns or 0) if found else 0
+        if record.step.do == "cancel":
+            found[record.step.of or next(reversed(found))][aborted] = turn
+        else:
+            found[record.name] = requested(record) | ({arrives: turn} if turn else {})
+    return list(found.values())
+
+
 def wanted_of(record: Record, more: Mapping[str, Any]) -> dict[str, Any]:
     """A step in the notation of workloads."""
     if record.step.do != "complete":
@@ -278,6 +298,11 @@ def wanted_of(record: Record, more: Mapping[str, Any]) -> dict[str, Any]:
     if record.images:
         request["images"] = [[each.name, each.start, each.count] for each in record.images]
     return request | dict(more)
+
+
+def events_of(record: Record, kind: type[E]) -> list[E]:
+    """The events of one class of a step's own request."""
+    return [each for each in record.events if isinstance(each, kind) and each.task == record.ticket]
 
 
 def images_of(wanted: Mapping[str, Any]) -> tuple[Image, ...]:

@@ -88,15 +88,24 @@ def answer_lines(answers: TextIO, play: Callable[[Json], Json]) -> None:
 
 def play_groups(groups: Iterable[Json], play: Callable[[Json], Json]) -> list[Json]:
     """Results of each group, up to the first that ends in an error."""
-    results: list[Json] = []
-    for group in groups:
+
+    def result(group: Json) -> Json:
         try:
-            results.append(play(group))
+            return play(group)
         except Exception as error:
-            results.append({"error": words_of(error)})
-        if "error" in results[-1]:
+            return {"error": words_of(error)}
+
+    return until_error(map(result, groups))
+
+
+def until_error(results: Iterable[Json]) -> list[Json]:
+    """Results up to the first that is an error."""
+    found: list[Json] = []
+    for each in results:
+        found.append(each)
+        if "error" in each:
             break
-    return results
+    return found
 
 
 def differences(started: Json, used: Json) -> list[list[str]]:

@@ -175,7 +175,3 @@ def watching(llama: Real) -> Real:
             return self.sampled[-1]
 
     return Watching
-
-
-if __name__ == "__main__":
-    main()

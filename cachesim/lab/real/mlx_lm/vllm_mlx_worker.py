@@ -490,7 +490,3 @@ def words(prompt: Sequence[int], images: Json) -> Iterator[str]:
 def as_url(content: Json) -> str:
     """An image as a client sends it."""
     return "data:image/png;base64," + base64.b64encode(json.dumps(content).encode()).decode()
-
-
-if __name__ == "__main__":
-    main()

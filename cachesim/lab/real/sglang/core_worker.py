@@ -8,7 +8,7 @@ import importlib
 import itertools
 from array import array
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Final
 
@@ -107,6 +107,11 @@ class Core:
     rust: RustNodes | None = None
     """The nodes of a tree core in Rust, which has none that Python could walk."""
 
+    _settings: Callable[[Json], Real]
+    settings: Callable[[], Json]  # the configuration that the scheduler has
+    _tree: Callable[[Real], Real]
+    _begin: Callable[[], None]
+
     def __init__(self, config: Json) -> None:
         self.config, self.kind = config, config["kind"]
         self.has_states = "mamba" in self.kind
@@ -121,10 +126,7 @@ class Core:
         self.drafts = config.get("drafts")
         self.modes = find("DisaggregationMode", "disaggregation.utils")
         # The configuration of a server's start, and what is otherwise (`settings.OVERRIDES`).
-        own: Json = {
-            "device": "cpu",
-            "pp_max_micro_batch_size": self.rows,
-        }
+        own: Json = {"device": "cpu", "pp_max_micro_batch_size": self.rows}
         if self.config.get("eagle") and not self.drafts:
             own["speculative_algorithm"] = None
         if self.host is not None:
@@ -146,19 +148,6 @@ class Core:
         self.scheduler = Attributes()
         set_all(self.scheduler, self._attributes())
         self._begin()
-
-    def _settings(self, values: Json) -> Real:
-        raise NotImplementedError
-
-    def settings(self) -> Json:
-        """The configuration that the scheduler has."""
-        raise NotImplementedError
-
-    def _tree(self, parameters: Real) -> Real:
-        raise NotImplementedError
-
-    def _begin(self) -> None:
-        raise NotImplementedError
 
     def _step_by_polls(self, wanted: Json) -> None:
         hicache_worker.step_by_polls(self.tree, wanted["lag"])
@@ -202,22 +191,9 @@ class Core:
 
     def _allocator(self) -> Real:
         torch = importlib.import_module("torch")
-        memory: Json = {
-            "size": self.size,
-            "page_size": self.page,
-            "dtype": torch.float32,
-            "head_num": 1,
-            "head_dim": 1,
-            "device": "cpu",
-            "enable_memory_saver": False,
-        }
-        common = {
-            "size": self.size,
-            "page_size": self.page,
-            "dtype": torch.float32,
-            "device": "cpu",
-            "need_sort": False,
-        }
+        common: Json = {"size": self.size, "page_size": self.page, "dtype": torch.float32}
+        common |= {"device": "cpu", "need_sort": False}
+        memory = common | {"head_num": 1, "head_dim": 1, "enable_memory_saver": False}
         if self.has_windows:
             windows = self.config["window_tokens"]
             cache = fitting(

@@ -31,6 +31,7 @@ from cachesim.errors import OptionError, UpstreamAbort
 from cachesim.lab.real.prompts import read_row
 from cachesim.lab.real.schedules import images_of
 from cachesim.lab.real.sglang.drafts_worker import accepted
+from cachesim.lab.real.worker_side import until_error
 
 MOST_STEPS: Final = 20_000
 MOST_IDLE: Final = 40
@@ -338,10 +339,4 @@ def _host(config: Mapping[str, Any]) -> HostShape | None:
 
 def play(workload: Mapping[str, Any], rules: Rules) -> list[dict[str, Any]]:
     """All groups of a workload, up to the first that ends in an error."""
-    player = Player(workload["config"], rules)
-    results: list[dict[str, Any]] = []
-    for group in workload["steps"]:
-        results.append(player.play(group))
-        if "error" in results[-1]:
-            break
-    return results
+    return until_error(map(Player(workload["config"], rules).play, workload["steps"]))

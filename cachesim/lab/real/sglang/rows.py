@@ -22,6 +22,7 @@ from cachesim.lab.real.schedules import RealScheduler
 from cachesim.lab.real.sglang.playing import Player
 from cachesim.lab.real.sglang.scheduler import SCHEDULER, with_rust
 from cachesim.lab.real.sglang.workloads import draw, draw_agents, draw_mixed
+from cachesim.lab.real.worker_side import until_error
 from cachesim.model.build import build
 from cachesim.model.presets import preset
 from cachesim.scenario.format import Scenario
@@ -143,9 +144,7 @@ class Rows(Player):
 def rows_of(workload: Mapping[str, Any], rules: Rules) -> list[Row]:
     """The rows of a workload on the simulated model runner."""
     player = Rows(workload["config"], rules)
-    for group in workload["steps"]:
-        if "error" in player.play(group):
-            break
+    until_error(map(player.play, workload["steps"]))
     return player.recorder.rows
 
 

@@ -172,7 +172,3 @@ def main() -> None:
     """Run workloads until the input ends."""
     answers = own_output()
     answer_lines(answers, partial(play, scheduler_worker.core_with("rust")))
-
-
-if __name__ == "__main__":
-    main()

@@ -16,19 +16,9 @@ from cachesim.errors import ScenarioError
 from cachesim.lab.real.environment import UnpackedWheel
 from cachesim.lab.real.playing import Override, overrides_of
 from cachesim.lab.real.prompts import spell
-from cachesim.lab.real.schedules import RealScheduler, wanted_of
+from cachesim.lab.real.schedules import RealScheduler, events_of, grouped, wanted_of
 from cachesim.lab.real.sglang.playing import play
-from cachesim.lab.real.sglang.workloads import (
-    draw,
-    draw_adapters,
-    draw_agents,
-    draw_drafts,
-    draw_mixed,
-    draw_policies,
-    draw_priorities,
-    draw_sessions,
-    draw_streaming,
-)
+from cachesim.lab.real.sglang.workloads import BY_FEATURE, draw, draw_agents, draw_mixed
 from cachesim.lab.real.vllm.scheduler import PACKAGES
 from cachesim.lab.real.worker_process import WorkerProcess
 from cachesim.play.session import CANCELLED, Record, Session
@@ -231,18 +221,16 @@ def config_of(server: Engine) -> dict[str, Any]:
 
 
 def group_of(records: Sequence[Record], session: Session) -> list[dict[str, Any]]:
-    """A group's steps as the workloads write them, each with the turn of its arrival."""
-    turn, found = 0, dict[str, dict[str, Any]]()
-    for record in records:
-        turn += (record.step.turns or 0) if found else 0
-        if record.step.do == "cancel":
-            found[record.step.of or next(reversed(found))]["aborted"] = turn
-            continue
-        found[record.name] = _wanted(record, session) | ({"arrives": turn} if turn else {})
+    """A group's steps in the notation of workloads."""
+
+    def requested(record: Record) -> dict[str, Any]:
+        wanted = _wanted(record, session)
         if record.error == CANCELLED and isinstance(record.step.reply, tuple):
             # a further token of it may be computed, which nobody gets
-            found[record.name]["reply"] = spell(record.step.reply)
-    return list(found.values())
+            wanted["reply"] = spell(record.step.reply)
+        return wanted
+
+    return grouped(records, requested, arrives="arrives", aborted="aborted")
 
 
 def _wanted(record: Record, session: Session) -> dict[str, Any]:
@@ -259,8 +247,7 @@ def _wanted(record: Record, session: Session) -> dict[str, Any]:
             "prompt": spell(session.vocabulary.prompt(record.step)),  # without what it continues
         }
     if record.step.drafts is not None:
-        told = [e for e in record.events if isinstance(e, DraftsVerified)]
-        own = iter([1 + each.accepted for each in told if each.task == record.ticket])
+        own = iter([1 + each.accepted for each in events_of(record, DraftsVerified)])
         generated = record.reply.generated if record.reply else ()
         rounds = [next(own, 1) if each else 1 for each in record.step.drafts]
         more["accepts"] = rounds + [1] * len(generated)
@@ -334,24 +321,13 @@ AGENTS: Final = replace(SCHEDULER, draw=draw_agents)
 """The same, with the requests of coding agents."""
 
 
-FEATURES: Final = {
-    "priorities": replace(SCHEDULER, draw=draw_priorities),
-    "policies": replace(SCHEDULER, draw=draw_policies),
-    "adapters": replace(SCHEDULER, draw=draw_adapters),
-    "sessions": replace(SCHEDULER, draw=draw_sessions),
-    "streaming": replace(SCHEDULER, draw=draw_streaming),
-    "drafts": replace(SCHEDULER, draw=draw_drafts),
-}
+FEATURES: Final = {name: replace(SCHEDULER, draw=draw) for name, draw in BY_FEATURE.items()}
 """The same, with what few servers use."""
 
 
 def with_rust(scheduler: RealScheduler[Rules]) -> RealScheduler[Rules]:
     """A scheduler with the tree core in Rust, the servers' default from 0.5.19 on."""
-    return replace(
-        scheduler,
-        variant="rust",
-        visible=visible_of_rust,
-    )
+    return replace(scheduler, variant="rust", visible=visible_of_rust)
 
 
 def overrides(release: str, seed: int, numbers: range) -> list[Override]:

@@ -68,14 +68,8 @@ MEMORY: Final = 80 << 30
 CAPABILITY: Final = (9, 0)
 
 
-class Modules(EmptyModules):
-    """Empty modules for what the release itself imports; what PyTorch looks up is not there."""
-
-    def __init__(self) -> None:
-        super().__init__(_is_missing)
-
-
 def _is_missing(name: str) -> bool:
+    """True for what the release itself imports; what PyTorch looks up is not there."""
     top = name.partition(".")[0]
     if top == "sglang":
         return name.startswith(EMPTY)
@@ -117,7 +111,7 @@ def install(root: Path) -> None:
     torch.version.cuda = "12.9"
     sys.modules["dill"] = pickle
     sys.path.insert(0, str(root))
-    sys.meta_path.insert(0, Modules())
+    sys.meta_path.insert(0, EmptyModules(_is_missing))
     stand_ins.name_chunk_size(root)
     common: Real = importlib.import_module("sglang.srt.utils.common")
     common.get_nvgpu_memory_capacity = lambda: MEMORY >> 20
@@ -218,7 +212,3 @@ def main() -> None:
     logging.disable(logging.CRITICAL)
     start = ConfigFactory(Path(sys.argv[1]))
     answer_lines(answers, start.resolved)
-
-
-if __name__ == "__main__":
-    main()

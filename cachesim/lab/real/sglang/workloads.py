@@ -420,6 +420,15 @@ class _Writer(Writer):
         return group
 
 
+BY_FEATURE: Final = {
+    "priorities": draw_priorities,
+    "policies": draw_policies,
+    "adapters": draw_adapters,
+    "sessions": draw_sessions,
+    "streaming": draw_streaming,
+    "drafts": draw_drafts,
+}
+
 LONGEST: Final = (2000, 4000, 8000)
 
 

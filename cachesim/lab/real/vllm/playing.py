@@ -1,6 +1,6 @@
 """Groups of requests on the simulated scheduler, in the form of the real one's vectors."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cachesim.engines.vllm.block_pool import GroupSpec
@@ -12,20 +12,7 @@ from cachesim.errors import UpstreamAbort
 from cachesim.lab.real.prompts import read_row, spell
 from cachesim.lab.real.schedules import images_of
 from cachesim.lab.real.vllm.groups import Groups, Spans, Wanted
-
-
-def group_of(given: Mapping[str, Any]) -> GroupSpec:
-    """Group of a configuration."""
-    return GroupSpec(
-        kind=given["kind"],
-        block=given["block"],
-        window=given.get("window", 0),
-        chunk=given.get("chunk", 0),
-        mode=given.get("mode", "align"),
-        speculative_blocks=given.get("speculative_blocks", 0),
-        checkpoint_alignment=given.get("checkpoint_alignment", 0),
-        eagle=bool(given.get("eagle")),
-    )
+from cachesim.lab.real.worker_side import until_error
 
 
 class Player(Groups):
@@ -43,7 +30,7 @@ class Player(Groups):
         ahead = int(eagle and rules.lookup.lookahead_hashes and not legacy)
         max_model_len = config.get("max_len", 1 << 16)
         self.manager = KVCacheManager(
-            [group_of(each) for each in config["groups"]],
+            [GroupSpec(**each) for each in config["groups"]],
             rules,
             num_blocks=config["blocks"],
             unit=config.get("hash_block"),
@@ -177,12 +164,11 @@ def play(
 ) -> list[dict[str, Any]]:
     """All groups of a workload, up to the first that ends in an error."""
     player = kind(workload["config"], rules)
-    results: list[dict[str, Any]] = []
-    for group in workload["steps"]:
+
+    def result(group: Sequence[Wanted]) -> dict[str, Any]:
         try:
-            results.append(player.play(group))
+            return player.play(group)
         except UpstreamAbort as error:
-            results.append({"error": str(error)})
-        if "error" in results[-1]:
-            break
-    return results
+            return {"error": str(error)}
+
+    return until_error(map(result, workload["steps"]))

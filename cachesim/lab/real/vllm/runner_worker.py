@@ -778,7 +778,3 @@ def main() -> None:
     interpret_kernels(kernels, version)
     pin_nothing()
     answer_lines(answers, partial(results_of, Release(root)))
-
-
-if __name__ == "__main__":
-    main()

@@ -3,7 +3,7 @@
 import re
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any, Final
 
 from cachesim.engines.base import Engine
@@ -13,7 +13,7 @@ from cachesim.engines.vllm.nixl import Nixl
 from cachesim.engines.vllm.server import Vllm
 from cachesim.lab.real.environment import Environment
 from cachesim.lab.real.playing import Override, overrides_of
-from cachesim.lab.real.schedules import RealScheduler, wanted_of
+from cachesim.lab.real.schedules import RealScheduler, events_of, grouped, wanted_of
 from cachesim.lab.real.vllm.playing import play
 from cachesim.lab.real.vllm.worker_settings import OVERRIDES, PRETENDED
 from cachesim.lab.real.vllm.workloads import (
@@ -35,16 +35,7 @@ def config_of(server: Engine) -> dict[str, Any]:
     group_of_layer = {layer: at for at, each in enumerate(manager.groups) for layer in each.layers}
     return {
         "groups": [
-            {
-                "kind": group.kind,
-                "block": group.block,
-                "window": group.window,
-                "chunk": group.chunk,
-                "mode": group.mode,
-                "speculative_blocks": group.speculative_blocks,
-                "checkpoint_alignment": group.checkpoint_alignment,
-                "eagle": group.eagle,
-            }
+            {name: value for name, value in asdict(group).items() if name != "layers"}
             for group in manager.groups
         ],
         "compressed": engine.network.spec.compressed,
@@ -84,7 +75,7 @@ def hurdles(scenario: Scenario) -> dict[str, bool]:
 
 
 def group_of(records: Sequence[Record], session: Session) -> list[dict[str, Any]]:
-    """A group's steps in the notation of workloads, each with the turn of its arrival.
+    """A group's steps in the notation of workloads.
 
     What the store had of each request was found out by the simulated one; the real scheduler's is
     told of it.
@@ -95,43 +86,27 @@ def group_of(records: Sequence[Record], session: Session) -> list[dict[str, Any]
     loads = {"loads": connector.steps} if connector is not None and connector.steps else {}
     if isinstance(connector, Nixl):
         loads["leaves"] = connector.leaves
+
     searches = server.options.speculative_method == "ngram"
-    turn, found = 0, list[dict[str, Any]]()
-    for record in records:
-        turn += (record.step.turns or 0) if found else 0
-        if record.step.do == "cancel":
-            names = [each.name for each in records]
-            found[names.index(record.step.of) if record.step.of else -1]["abort"] = turn
-            continue
-        reach = 0 if record.ticket is None else stored.get(record.ticket, 0)
-        more: dict[str, Any] = {"after": turn} if turn else {}
-        more |= {"propose": _proposals(record, server)} if searches else {}
-        fails = record.step.options.get("failed_block")
-        more |= {} if fails is None else {"fails": fails}
-        accepted = [
-            each.accepted
-            for each in record.events
-            if isinstance(each, DraftsVerified) and each.task == record.ticket
-        ]
-        wanted: dict[str, Any] = {"accept": accepted}
-        options = record.step.options
+
+    def requested(record: Record) -> dict[str, Any]:
+        options, verified = record.step.options, events_of(record, DraftsVerified)
+        wanted: dict[str, Any] = {"accept": [each.accepted for each in verified]}
         wanted |= {"salt": options["cache_salt"]} if options.get("cache_salt") else {}
         wanted |= {"priority": options["priority"]} if options.get("priority") else {}
-        found.append(
-            wanted_of(record, wanted) | more | (loads | {"stored": reach} if reach else {})
-        )
-    return found
+        more: dict[str, Any] = {"propose": _proposals(record, server)} if searches else {}
+        fails = options.get("failed_block")
+        more |= {} if fails is None else {"fails": fails}
+        reach = 0 if record.ticket is None else stored.get(record.ticket, 0)
+        return wanted_of(record, wanted) | more | (loads | {"stored": reach} if reach else {})
+
+    return grouped(records, requested, arrives="after", aborted="abort")
 
 
 def _proposals(record: Record, server: Vllm) -> list[int]:
     """The drafts after each number of generated tokens; in a step that ends the server, too."""
-    chunks = [
-        each
-        for each in record.events
-        if isinstance(each, ChunkScheduled) and each.task == record.ticket
-    ]
     found = Counter[int]()
-    for chunk in chunks:
+    for chunk in events_of(record, ChunkScheduled):
         done = chunk.end - chunk.drafts - len(record.prompt)
         found[done] = max(found[done], chunk.drafts)
     if record.error == ABORTED and record.ticket is not None:
@@ -142,36 +117,20 @@ def _proposals(record: Record, server: Vllm) -> list[int]:
 PACKAGES: Final = Environment(
     name="vllm-beside",
     requirements=(
-        "torch==2.13.0+cpu",
-        "transformers==5.17.0",
-        "numpy",
-        "pydantic==2.14.3",
-        "aiohttp",
-        "cachetools",
-        "cbor2",
-        "cloudpickle",
-        "einops",
-        "fastapi",
-        "jsonschema",
-        "mcp",
-        "msgspec",
-        "openai",
-        "openai-harmony",
-        "orjson",
-        "oss-harmony",
-        "pillow",
-        "prometheus_client",
-        "protobuf",
-        "psutil",
-        "pybase64",
-        "python-json-logger",
-        "pyzmq",
-        "regex",
-        "requests",
-        "scipy",
-        "sentencepiece",
-        "six",
-        "tiktoken",
+        *("torch==2.13.0+cpu", "transformers==5.17.0", "numpy", "pydantic==2.14.3", "aiohttp"),
+        *(
+            "cachetools",
+            "cbor2",
+            "cloudpickle",
+            "einops",
+            "fastapi",
+            "jsonschema",
+            "mcp",
+            "msgspec",
+        ),
+        *("openai", "openai-harmony", "orjson", "oss-harmony", "pillow", "prometheus_client"),
+        *("protobuf", "psutil", "pybase64", "python-json-logger", "pyzmq", "regex", "requests"),
+        *("scipy", "sentencepiece", "six", "tiktoken"),
     ),
 )
 """Imports of every release's configuration, scheduler and model runner; any build of

@@ -301,7 +301,3 @@ def main() -> None:
     answers = own_output()
     logging.disable(logging.WARNING)
     answer_lines(answers, partial(results_of, Release(sys.argv[1])))
-
-
-if __name__ == "__main__":
-    main()

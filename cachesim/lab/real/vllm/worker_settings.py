@@ -5,7 +5,6 @@ by the release's own code, as when a server starts; the external store that it m
 What is then changed is in `OVERRIDES`, and what is pretended in `PRETENDED`. Runs in the worker.
 """
 
-import copy
 import dataclasses
 import enum
 import importlib
@@ -254,7 +253,7 @@ def words_of(value: Real) -> str:
         return str({str(key): words_of(each) for key, each in value.items()})
     if isinstance(value, (list, tuple, set, frozenset)):
         return str([words_of(each) for each in value])
-    return copy.copy(type(value).__name__)
+    return type(value).__name__
 
 
 CONNECTOR: Final = "WorkloadStore"
