@@ -11,13 +11,12 @@ import importlib
 import json
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
 from cachesim.lab.real.mlx_lm import players
-from cachesim.lab.real.mlx_lm.players import HEADER, Player, written
-from cachesim.lab.real.prompts import write_row
+from cachesim.lab.real.mlx_lm.players import HEADER, Player, feed_batch, queues_of, tried
 from cachesim.lab.real.worker_side import Json, Real, own_output
 
 
@@ -70,69 +69,12 @@ class CachePlayer(players.CachePlayer):
             return kind
         return getattr(self.caches, f"Batch{kind.__name__}", kind)  # which alone had it until #743
 
-    def snapshot(self, cache: Real) -> dict[str, Json]:
-        return snapshot(cache)
+    def tells(self, cache: Real) -> tuple[bool, bool]:
+        return hasattr(cache, "empty"), hasattr(type(cache), "meta_state")  # the first since #769
 
-
-def tried(ask: Callable[[], Json]) -> Json:
-    """A result, or the exception."""
-    try:
-        return ask()
-    except Exception as error:
-        return {"error": type(error).__name__}
-
-
-def snapshot(cache: Real) -> dict[str, Json]:
-    """Fields of one cache in a vector."""
-    shown: dict[str, Json] = {
-        "class": type(cache).__name__,
-        "size": tried(lambda: cache.size() if hasattr(cache, "size") else len(cache)),
-        "trimmable": tried(cache.is_trimmable),
-        "nbytes": tried(lambda: cache.nbytes),
-    }
-    if hasattr(cache, "empty"):  # since #769
-        shown["empty"] = tried(cache.empty)
-    if hasattr(type(cache), "meta_state"):
-        shown["meta_state"] = tried(lambda: cache.meta_state)
-    if hasattr(cache, "caches"):
-        shown["members"] = [snapshot(each) for each in cache.caches]
-    elif hasattr(cache, "cache"):
-        shown["slots"] = [None if each is None else each.tolist() for each in cache.cache]
-        shown["left_padding"] = vector(getattr(cache, "left_padding", "missing"))
-        lacking = "missing" if hasattr(cache, "prepare") else None  # no release before #690 has it
-        shown["lengths"] = vector(getattr(cache, "lengths", lacking))
-    else:
-        shown |= rows_snapshot(cache)
-    return shown
-
-
-FIELDS = {
-    "idx": "_idx",
-    "max_size": "max_size",
-    "keep": "keep",
-    "start_position": "start_position",
-    "chunk_size": "chunk_size",
-    "left_padding": "left_padding",
-}
-
-
-def rows_snapshot(cache: Real) -> dict[str, Json]:
-    """Buffer and numbers of a cache of keys and values."""
-    shown = {"buffer": None if cache.keys is None else written(cache.keys)}
-    shown["offset"] = vector(cache.offset)
-    shown |= {n: vector(getattr(cache, f)) for n, f in FIELDS.items() if hasattr(cache, f)}
-    kind = type(cache).__name__
-    if kind == "BatchRotatingKVCache":
-        shown |= {"written": cache._offset, "rotated": cache.rotated}
-        shown["lengths"] = vector(getattr(cache, "_lengths", "missing"))
-    if kind == "BatchKVCache":
-        shown["right_padding"] = vector(getattr(cache, "_right_padding", "missing"))
-    return shown
-
-
-def vector(value: Real) -> Json:
-    """A number or a list of them."""
-    return value.tolist() if hasattr(value, "tolist") else value
+    def pending(self, cache: Real, name: str) -> Real:
+        lacking = None if name == "lengths" and not hasattr(cache, "prepare") else "missing"
+        return getattr(cache, name, lacking)  # before #690 none has lengths
 
 
 class StorePlayer(players.StorePlayer):
@@ -145,7 +87,6 @@ class StorePlayer(players.StorePlayer):
         store = home.LRUPromptCache(**args)
         super().__init__(mx, vars(caches), store, mx.contiguous)
         self.can_trim = caches.can_trim_prompt_cache
-        self.layer = layer_shown
         self.lru = store._lru
         self.generation = "G4" if hasattr(self.lru, "_lrus") else "G2"
         if not hasattr(self.lru, "push"):
@@ -157,14 +98,12 @@ class StorePlayer(players.StorePlayer):
         self.store.insert_cache(model, key, cache, **more.get(self.generation, {}))
 
     def held(self) -> tuple[list[tuple[str, list[int], Real]], Mapping[str, Real]]:
-        typed, lru = self.generation == "G4", self.lru
+        typed = self.generation == "G4"
         root = self.store._trie._trie if typed else self.store._cache
-        queues = {"all": lru}
-        if typed:
-            queues = lru._lrus
-        elif self.generation == "G2":
-            queues = {"ordinary": lru._lru, "checkpoint": lru._lru_checkpoints}
-        return stored_in(root, "__value__" if typed else "cache"), queues
+        return stored_in(root, "__value__" if typed else "cache"), queues_of(self.lru)
+
+    def ordered(self, layer: Real, rows: Real) -> Real:
+        return layer._temporal_order(rows)
 
 
 class TriePlayer(players.TriePlayer):
@@ -186,30 +125,6 @@ def walk(node: Json, mark: str, key: tuple[int, ...] = ()) -> list[tuple[list[in
         if token != mark:
             found += walk(child, mark, (*key, token))
     return found
-
-
-def layer_shown(layer: Real) -> dict[str, Json]:
-    """Fields of one layer of a stored prompt cache in a vector."""
-    kind = type(layer).__name__
-    shown: dict[str, Json] = {"class": kind}
-    if kind == "ArraysCache":
-        return shown | {"slot": None if layer[0] is None else layer[0].tolist()[0]}
-    shown["offset"] = layer.offset
-    if kind == "ChunkedKVCache":
-        shown["start_position"] = layer.start_position
-    if layer.values is None:
-        return shown | {"tokens": None, "tags": None}
-    values = layer.values
-    if kind == "RotatingKVCache":
-        shown["idx"] = layer._idx
-        values = layer._temporal_order(values)
-    else:
-        values = values[:, :, : layer.offset - getattr(layer, "start_position", 0)]
-    pairs = values.tolist()[0][0]
-    return shown | {
-        "tokens": write_row([int(each[0]) for each in pairs]),
-        "tags": write_row([int(each[1]) for each in pairs]),
-    }
 
 
 # -- logits --------------------------------------------------------------------------------------
@@ -250,7 +165,7 @@ def _batch(mx: Real, caches: Real, model: Real, order: Json) -> Json:
         if past:
             model(mx.array([past]), cache=cache)
             mx.eval([layer.state for layer in cache])
-    calls = [(mx.array(columns), lengths, padding) for columns, lengths, padding in order["calls"]]
+    calls = [(mx.array(columns), *rest) for columns, *rest in order["calls"]]
     if order["left_padding"] is not None:
         make = generate._make_cache
         wants = make.__code__.co_varnames[: make.__code__.co_argcount]
@@ -258,15 +173,9 @@ def _batch(mx: Real, caches: Real, model: Real, order: Json) -> Json:
         batch = make(model, order["left_padding"], *more)
     else:
         batch = generate._merge_caches(single)
-    for columns, lengths, padding in calls:
-        if lengths is not None:
-            for layer in batch:
-                layer.prepare(lengths=lengths, right_padding=padding)
-        for start in range(0, columns.shape[1], order["step"]):
-            model(columns[:, start : start + order["step"]], cache=batch)
-        if lengths is not None or order["left_padding"] is not None:
-            for layer in batch:
-                layer.finalize()
+    is_padded = order["left_padding"] is not None
+    fed = partial(model, cache=batch)
+    feed_batch(fed, batch, calls, step=order["step"], is_padded=is_padded)
     rows = []
     for row in order["said"]:
         out = model(mx.array(row)[:, None], cache=batch)[:, -1].astype(mx.float32)

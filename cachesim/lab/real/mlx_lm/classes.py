@@ -8,19 +8,17 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from random import Random
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 import numpy as np
 
 from cachesim.engines.mlx_lm.caches import prompt_cache
-from cachesim.engines.mlx_lm.caches.layer_cache import UpstreamRaise, name_of
+from cachesim.engines.mlx_lm.caches.layer_cache import UpstreamRaise
 from cachesim.engines.mlx_lm.caches.prompt_cache import (
     ArraysCache,
     BatchKVCache,
     BatchRotatingKVCache,
     CacheList,
-    ChunkedKVCache,
-    KVCache,
     LayerCache,
     RotatingKVCache,
     load_prompt_cache,
@@ -32,20 +30,18 @@ from cachesim.engines.mlx_lm.store.lru_prompt_cache import UNLIMITED, LRUPromptC
 from cachesim.errors import ProfileError, ScenarioError
 from cachesim.lab.real.fit import Played
 from cachesim.lab.real.mlx_lm import players
-from cachesim.lab.real.mlx_lm.players import HEADER, Player, TriePlayer, written
+from cachesim.lab.real.mlx_lm.players import HEADER, Player, TriePlayer
 from cachesim.lab.real.mlx_lm.process import RealProcess
 from cachesim.lab.real.playing import Agreement, Difference
 from cachesim.lab.real.prompts import read_row, write_row
 from cachesim.typed import Json
-from cachesim.units import Array, Integers
-
-RowsCache: TypeAlias = (
-    KVCache | RotatingKVCache | ChunkedKVCache | BatchKVCache | BatchRotatingKVCache
-)
+from cachesim.units import Array
 
 
 class CachePlayer(players.CachePlayer):
     """Layer caches of the port."""
+
+    raises = UpstreamRaise
 
     def __init__(self, rules: CacheRules) -> None:
         super().__init__(np, prompt_cache)
@@ -65,76 +61,11 @@ class CachePlayer(players.CachePlayer):
         blob = save_prompt_cache(caches, HEADER, rules=self.rules)
         return load_prompt_cache(blob, rules=self.rules)
 
-    def snapshot(self, cache: LayerCache) -> dict[str, Json]:
-        return snapshot(cache, self.rules)
+    def tells(self, _: LayerCache) -> tuple[bool, bool]:
+        return self.rules.batches_recurrent, self.rules.state_form == "sliced"
 
-
-def tried(ask: Callable[[], Json]) -> Json:
-    """A result, or the name of the exception."""
-    try:
-        return ask()
-    except UpstreamRaise as error:
-        return {"error": name_of(error)}
-
-
-def snapshot(cache: LayerCache, rules: CacheRules) -> dict[str, Json]:
-    """A cache in the form of the vector files."""
-    shown: dict[str, Json] = {"class": type(cache).__name__}
-    shown |= {
-        "size": tried(cache.size),
-        "trimmable": tried(cache.is_trimmable),
-        "nbytes": tried(lambda: cache.nbytes),
-    }
-    if rules.batches_recurrent:
-        shown["empty"] = tried(cache.empty)
-    if rules.state_form == "sliced":
-        shown["meta_state"] = tried(lambda: _listed(cache.meta_state))
-    if isinstance(cache, CacheList):
-        shown["members"] = [snapshot(each, rules) for each in cache.caches]
-    elif isinstance(cache, ArraysCache):
-        shown["slots"] = [None if each is None else each.tolist() for each in cache.cache]
-        shown["left_padding"] = _pending(lambda: cache.left_padding)
-        shown["lengths"] = _pending(lambda: cache.lengths)
-    elif isinstance(cache, RowsCache):
-        shown |= _rows_snapshot(cache)
-    return shown
-
-
-def _rows_snapshot(rows: RowsCache) -> dict[str, Json]:
-    shown: dict[str, Json] = {"buffer": None if rows.keys is None else written(rows.keys)}
-    shown["offset"] = rows.offset if isinstance(rows.offset, int) else rows.offset.tolist()
-    if isinstance(rows, RotatingKVCache | BatchKVCache | BatchRotatingKVCache):
-        shown["idx"] = rows.idx
-    if isinstance(rows, RotatingKVCache | BatchRotatingKVCache):
-        shown["max_size"] = rows.max_size
-    if isinstance(rows, RotatingKVCache):
-        shown["keep"] = rows.keep
-    if isinstance(rows, ChunkedKVCache):
-        shown |= {"start_position": rows.start_position, "chunk_size": rows.chunk_size}
-    if isinstance(rows, BatchKVCache | BatchRotatingKVCache):
-        shown["left_padding"] = rows.left_padding.tolist()
-    if isinstance(rows, BatchRotatingKVCache):
-        shown |= {"written": rows.fill, "rotated": rows.rotated}
-        shown["lengths"] = _pending(lambda: rows.lengths)
-    if isinstance(rows, BatchKVCache):
-        shown["right_padding"] = _pending(lambda: rows.right_padding)
-    return shown
-
-
-def _pending(ask: Callable[[], Integers | None]) -> Json:
-    try:
-        values = ask()
-    except UpstreamRaise:
-        return "missing"
-    return None if values is None else values.tolist()
-
-
-def _listed(value: Json) -> Json:
-    return (
-        [_listed(each) for each in value]
-        if isinstance(value, Sequence) and not isinstance(value, str)
-        else value
-    )
+    def pending(self, cache: LayerCache, name: str) -> Json:
+        return getattr(cache, name.removeprefix("_"), "missing")
 
 
 GENERATIONS: Final = {("all",): "G0", ("ordinary", "checkpoint"): "G2"}
@@ -150,34 +81,12 @@ class StorePlayer(players.StorePlayer):
         self.generation = GENERATIONS.get(rules.queues, "G4")
         self.search = store.search
         self.can_trim = prompt_cache.can_trim_prompt_cache
-        self.layer = _layer_shown
 
     def held(self) -> tuple[Any, Mapping[str, Any]]:
         return self.store.trie.items(), self.store.order.queues
 
-
-def _layer_shown(layer: LayerCache) -> dict[str, Json]:
-    shown: dict[str, Json] = {"class": type(layer).__name__}
-    if isinstance(layer, ArraysCache):
-        return shown | {"slot": None if layer[0] is None else layer[0][0].tolist()}
-    if isinstance(layer, RotatingKVCache):
-        shown["offset"] = layer.offset
-        if layer.keys is not None:
-            shown["idx"] = layer.idx
-        return shown | _rows(None if layer.values is None else layer.temporal_order(layer.values))
-    if isinstance(layer, ChunkedKVCache):
-        shown["start_position"] = layer.start_position
-    if isinstance(layer, KVCache | ChunkedKVCache):
-        shown["offset"] = layer.offset
-        return shown | _rows(None if layer.values is None else layer.keys_and_values()[1])
-    return shown
-
-
-def _rows(values: Array | None) -> dict[str, Json]:
-    if values is None:
-        return {"tokens": None, "tags": None}
-    rows = values[0, 0].astype(int)
-    return {"tokens": write_row(rows[:, 0].tolist()), "tags": write_row(rows[:, 1].tolist())}
+    def ordered(self, layer: RotatingKVCache, rows: Array) -> Array:
+        return layer.temporal_order(rows)
 
 
 def _player_for(line: Mapping[str, Any], rules: MlxRules | None) -> Player:
@@ -245,22 +154,36 @@ Sequenced = dict[str, Any]
 
 def draw_cache_sequence(release: str, group: str, random: Random) -> Sequenced:
     """A sequence of 6 to 30 operations; it ends early where the port raises."""
-    drawing = _Drawing(release, group, random)
-    for _ in range(random.randint(6, 30)):
-        if not drawing.one_more():
-            break
-    return {"version": release, "group": group, "ops": drawing.ops, "until_error": True}
+    ops = _Drawing(release, group, random).grown(random.randint(6, 30))
+    return {"version": release, "group": group, "ops": ops, "until_error": True}
 
 
-class _Drawing:
+class _Growing:
     """A sequence in the making."""
+
+    player: Player
+    draw: Callable[[], Operation]
+
+    def grown(self, most: int) -> list[Operation]:
+        """Up to `most` operations; fewer where the port raises."""
+        ops: list[Operation] = []
+        for _ in range(most):
+            ops.append(self.draw())
+            if "error" in self.player.play(ops[-1]):
+                break
+        return ops
+
+
+class _Drawing(_Growing):
+    """Operations on layer caches."""
+
+    player: CachePlayer
 
     def __init__(self, release: str, group: str, random: Random) -> None:
         self.group = group
         self.single = BATCHES.get(group, group)
         self.random = random
         self.player = CachePlayer(FAMILY.release(release).rules.caches)
-        self.ops: list[Operation] = []
         self.window = random.choice((2, 3, 4, 5, 8, 16, 300))
         self.slots = random.choice((1, 2, 3))
         self.members = [self._spec(random.choice(GROUPS[:4])) for _ in range(random.choice((1, 2)))]
@@ -271,12 +194,7 @@ class _Drawing:
     def objects(self) -> Mapping[str, LayerCache]:
         return self.player.objects
 
-    def one_more(self) -> bool:
-        op = self._draw()
-        self.ops.append(op)
-        return "error" not in self.player.play(op)
-
-    def _draw(self) -> Operation:
+    def draw(self) -> Operation:
         name = self.random.choice(list(self.objects) or [""])
         if not name or (len(self.objects) < 4 and self.random.random() < 0.2):
             return self._new()
@@ -490,26 +408,22 @@ KINDS: Final = ("attn", "swa", "hyb", "chunked")
 TYPES: Final = ("assistant", "assistant", "user", "system")
 
 
-class _StoreDrawing:
-    """A sequence in the making."""
+class _StoreDrawing(_Growing):
+    """Operations on a store."""
+
+    player: StorePlayer
 
     def __init__(self, release: str, args: dict[str, int], random: Random) -> None:
         self.random = random
         self.rules = FAMILY.release(release).rules.store
         self.player = StorePlayer(FAMILY.release(release).rules.caches, self.rules, args)
-        self.ops: list[Operation] = []
         self.kinds = KINDS if random.random() < 0.4 else (random.choice(KINDS),)
         self.alphabet = random.choice((2, 3, 5))
         self.window = random.choice((4, 8))
         self._tag = 0
         self._keys: list[list[int]] = []
 
-    def one_more(self) -> bool:
-        op = self._draw()
-        self.ops.append(op)
-        return "error" not in self.player.play(op)
-
-    def _draw(self) -> Operation:
+    def draw(self) -> Operation:
         draws = [self._insert, self._fetch, self._turn, self._search]
         weights = [8, 5, 6, 2]
         if self.rules.limits_bytes:
@@ -660,20 +574,12 @@ def draw(release: str, seed: int, number: int) -> Sequenced:
         args: dict[str, int] = {"max_size": random.choice((1, 2, 3, 5, 10))}
         if FAMILY.release(release).rules.store.limits_bytes and random.random() < 0.4:
             args["max_bytes"] = random.choice((60, 200, 1000, 7000))
-        drawing = _StoreDrawing(release, args, random)
-        for _ in range(random.randint(10, 30)):
-            if not drawing.one_more():
-                break
-        drawn = {
-            "version": release,
-            "group": "store",
-            "args": args,
-            "ops": drawing.ops,
-            "until_error": True,
-        }
+        ops = _StoreDrawing(release, args, random).grown(random.randint(10, 30))
+        drawn: Sequenced = {"version": release, "group": "store", "args": args}
+        drawn |= {"ops": ops, "until_error": True}
     elif kind == "trie":
         keys: list[list[int]] = [[]]
-        ops: list[Operation] = []
+        ops = []
         for value in range(random.randint(10, 40)):
             known = random.choice(keys)
             key = known[: random.randint(0, len(known))]

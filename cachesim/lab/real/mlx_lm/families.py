@@ -293,13 +293,19 @@ def _transformer(spec: ModelSpec, weights: Weights) -> Weights:
     if not spec.tied_head:
         named["lm_head.weight"] = weights["output.weight"]
     for layer in range(len(spec.layers)):
-        ours, theirs = f"blk.{layer}.", f"model.layers.{layer}."
-        names = LAYER | {"post_attention_layernorm": mlp_norm_name(spec, layer).split(".")[2]}
-        for name, tensor in names.items():
-            found = weights.get(f"{ours}{tensor}.weight")
-            if found is not None:
-                named[f"{theirs}{name}.weight"] = found
+        norm = {"post_attention_layernorm": mlp_norm_name(spec, layer).split(".")[2]}
+        named |= _of_layer(weights, layer, LAYER | norm)
     return named
+
+
+def _of_layer(weights: Weights, layer: int, names: Mapping[str, str]) -> Weights:
+    """The tensors of a layer that there are, by other names."""
+    found = {name: weights.get(f"blk.{layer}.{ours}.weight") for name, ours in names.items()}
+    return {
+        f"model.layers.{layer}.{name}.weight": tensor
+        for name, tensor in found.items()
+        if tensor is not None
+    }
 
 
 LAYER: Final = {
@@ -316,15 +322,17 @@ LAYER: Final = {
 }
 
 
+GEMMA_NORMS: Final = {
+    "post_attention_layernorm": "post_attention_norm",
+    "pre_feedforward_layernorm": "ffn_norm",
+    "post_feedforward_layernorm": "post_ffw_norm",
+}
+
+
 def _of_gemma(spec: ModelSpec, weights: Weights) -> Weights:
     named = _transformer(spec, weights)
     for layer in range(len(spec.layers)):
-        ours, theirs = f"blk.{layer}.", f"model.layers.{layer}."
-        named[f"{theirs}post_attention_layernorm.weight"] = weights[
-            f"{ours}post_attention_norm.weight"
-        ]
-        named[f"{theirs}pre_feedforward_layernorm.weight"] = weights[f"{ours}ffn_norm.weight"]
-        named[f"{theirs}post_feedforward_layernorm.weight"] = weights[f"{ours}post_ffw_norm.weight"]
+        named |= _of_layer(weights, layer, GEMMA_NORMS)
     return {name: tensor - 1 if "norm" in name else tensor for name, tensor in named.items()}
 
 
@@ -452,14 +460,10 @@ def _of_lfm2(spec: ModelSpec, weights: Weights) -> Weights:
         "model.embedding_norm.weight": weights[output_norm_name(spec)],
     }
     for layer in range(len(spec.layers)):
-        ours, theirs = f"blk.{layer}.", f"model.layers.{layer}."
-        for name, tensor in LFM2_LAYER.items():
-            found = weights.get(f"{ours}{tensor}.weight")
-            if found is not None:
-                named[f"{theirs}{name}.weight"] = found
-        taps = weights.get(f"{ours}shortconv.conv.weight")
+        named |= _of_layer(weights, layer, LFM2_LAYER)
+        taps = weights.get(f"blk.{layer}.shortconv.conv.weight")
         if taps is not None:
-            named[f"{theirs}conv.conv.weight"] = taps[..., None]
+            named[f"model.layers.{layer}.conv.conv.weight"] = taps[..., None]
     return named
 
 

@@ -7,6 +7,7 @@ them: there the logits are the same where they are right and where they are wron
 
 import math
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from random import Random
 from tempfile import TemporaryDirectory
@@ -23,6 +24,7 @@ from cachesim.engines.mlx_lm.generate.batch_generator import batch_form_of
 from cachesim.engines.mlx_lm.generate.forward import Forward
 from cachesim.engines.mlx_lm.generate.shared import left_padded, merge_caches, right_padded
 from cachesim.lab.real.mlx_lm.families import CLASSES, order_of, spec_of, windows_at
+from cachesim.lab.real.mlx_lm.players import feed_batch
 from cachesim.lab.real.mlx_lm.process import RealProcess
 from cachesim.model.build import build
 from cachesim.model.spec import ModelSpec
@@ -143,15 +145,8 @@ def _compare(
                     if past:
                         forward(np.array([past], dtype=np.int64), cache)
                 batch = merge_caches(single)
-            for columns, lengths, padding in calls:
-                if lengths is not None:
-                    for layer in batch:
-                        layer.prepare(lengths=lengths, right_padding=padding)
-                for start in range(0, columns.shape[1], each.step):
-                    forward(columns[:, start : start + each.step], batch)
-                if lengths is not None or left is not None:
-                    for layer in batch:
-                        layer.finalize()
+            fed = partial(forward, cache=batch)
+            feed_batch(fed, batch, calls, step=each.step, is_padded=left is not None)
             columns_of_steps = (np.array(tokens, np.int64)[:, None] for tokens in each.decoded)
             played = np.stack([forward(column, batch) for column in columns_of_steps])
         except UpstreamRaise as error:

@@ -24,6 +24,8 @@ HEADER: Final = {"k": "v"}
 class Player:
     """Objects of one sequence, and one method per operation."""
 
+    after: Callable[[Any], dict[str, Json]]  # the compared state behind an operation
+
     def play(self, op: Operation) -> dict[str, Json]:
         """Result or exception of an operation, and the state afterwards."""
         try:
@@ -32,13 +34,43 @@ class Player:
             result = {"error": type(error).__name__.removeprefix("Upstream")}
         return result | self.after(op)
 
-    def after(self, op: Operation) -> dict[str, Json]:
-        """The compared state behind an operation."""
-        raise NotImplementedError
+
+def tried(ask: Callable[[], Json], raises: type[Exception] = Exception) -> Json:
+    """A result, or the name of the exception."""
+    try:
+        return ask()
+    except raises as error:
+        return {"error": type(error).__name__.removeprefix("Upstream")}
+
+
+FIELDS: Final = {
+    "idx": "_idx",
+    "max_size": "max_size",
+    "keep": "keep",
+    "start_position": "start_position",
+    "chunk_size": "chunk_size",
+    "left_padding": "left_padding",
+}
+"""Numbers of a cache of keys and values, by their names in a vector."""
+
+
+def vector(value: Real) -> Json:
+    """A number or a list of them."""
+    return value.tolist() if hasattr(value, "tolist") else value
 
 
 class CachePlayer(Player):
     """Named cache objects of `caches`, the port's or the release's module."""
+
+    raises: type[Exception] = Exception
+    """An exception that is a result."""
+
+    restored: Callable[[Any], Real]  # a cache made from another one's state
+    reloaded: Callable[[list[Any]], tuple[list[Any], Json]]  # prompt cache and metadata from a file
+    tells: Callable[[Any], tuple[bool, bool]]  # whether a cache has `empty`, and `meta_state`
+    pending: Callable[
+        [Any, str], Real
+    ]  # padding or lengths by name; "missing" where there are none
 
     def __init__(self, library: Library, caches: Real) -> None:
         self.library, self.caches = library, caches
@@ -50,20 +82,39 @@ class CachePlayer(Player):
     def duplicate(self, cache: Real) -> Real:
         return copy.deepcopy(cache)
 
-    def restored(self, cache: Real) -> Real:
-        """A cache made from another one's state."""
-        raise NotImplementedError
-
-    def reloaded(self, caches: list[Real]) -> tuple[list[Real], Json]:
-        """Prompt cache and metadata, saved and loaded."""
-        raise NotImplementedError
-
     def batch_class(self, kind: Real) -> Real:
         """The class whose `merge` makes a batch."""
         return kind
 
     def snapshot(self, cache: Real) -> dict[str, Json]:
-        raise NotImplementedError
+        """Fields of a cache in a vector."""
+        size = cache.size if hasattr(cache, "size") else cache.__len__
+        shown: dict[str, Json] = {"class": type(cache).__name__}
+        shown |= {
+            "size": tried(size, self.raises),
+            "trimmable": tried(cache.is_trimmable, self.raises),
+            "nbytes": tried(lambda: cache.nbytes, self.raises),
+        }
+        has_empty, has_meta_state = self.tells(cache)
+        if has_empty:
+            shown["empty"] = tried(cache.empty, self.raises)
+        if has_meta_state:
+            shown["meta_state"] = tried(lambda: cache.meta_state, self.raises)
+        if hasattr(cache, "caches"):
+            return shown | {"members": [self.snapshot(each) for each in cache.caches]}
+        if hasattr(cache, "cache"):
+            shown["slots"] = [None if each is None else each.tolist() for each in cache.cache]
+            padding = ("left_padding", "lengths")
+            return shown | {name: vector(self.pending(cache, name)) for name in padding}
+        shown["buffer"] = None if cache.keys is None else written(cache.keys)
+        shown["offset"] = vector(cache.offset)
+        shown |= {n: vector(getattr(cache, f)) for n, f in FIELDS.items() if hasattr(cache, f)}
+        if shown["class"] == "BatchRotatingKVCache":
+            shown |= {"written": getattr(cache, "_offset", None), "rotated": cache.rotated}
+            shown["lengths"] = vector(self.pending(cache, "_lengths"))
+        if shown["class"] == "BatchKVCache":
+            shown["right_padding"] = vector(self.pending(cache, "_right_padding"))
+        return shown
 
     def after(self, op: Operation) -> dict[str, Json]:
         if op["op"] in ("mask", "state"):
@@ -201,7 +252,8 @@ class StorePlayer(Player):
 
     search: Callable[[str, list[int]], Real]
     can_trim: Callable[[list[Real]], Json]
-    layer: Callable[[Real], dict[str, Json]]  # fields of a stored layer in a vector
+    held: Callable[[], tuple[Any, Mapping[str, Any]]]  # what is stored, and the keys in each queue
+    ordered: Callable[[Any, Any], Real]  # rows of a ring, the oldest first
 
     def __init__(
         self,
@@ -218,10 +270,6 @@ class StorePlayer(Player):
 
     def insert(self, model: str, key: list[int], cache: list[Real], kind: str) -> None:
         self.store.insert_cache(model, key, cache, cache_type=kind)
-
-    def held(self) -> tuple[list[tuple[str, list[int], Any]], Mapping[str, Any]]:
-        """Model, key and entry of all that is stored; keys in each queue."""
-        raise NotImplementedError
 
     def fresh(self, kind: str, window: int) -> list[Real]:
         name, *args = {
@@ -264,6 +312,25 @@ class StorePlayer(Player):
         if cache is not None:
             shown["same_object_as"] = self.tags[id(cache)] if id(cache) in known else None
         return shown, cache, list(rest)
+
+    def layer(self, layer: Real) -> dict[str, Json]:
+        """Fields of one layer of a stored prompt cache in a vector."""
+        kind = type(layer).__name__
+        shown: dict[str, Json] = {"class": kind}
+        if kind == "ArraysCache":
+            return shown | {"slot": None if layer[0] is None else layer[0].tolist()[0]}
+        shown["offset"], values = layer.offset, layer.values
+        if kind == "ChunkedKVCache":
+            shown["start_position"] = layer.start_position
+        if values is None:
+            return shown | {"tokens": None, "tags": None}
+        if kind == "RotatingKVCache":
+            shown["idx"] = getattr(layer, FIELDS["idx"])
+            values = self.ordered(layer, values)
+        else:
+            values = values[:, :, : layer.offset - getattr(layer, "start_position", 0)]
+        tokens, tags = ([int(pair[at]) for pair in values.tolist()[0][0]] for at in (0, 1))
+        return shown | {"tokens": write_row(tokens), "tags": write_row(tags)}
 
     def do_fetch(self, op: Operation) -> Json:
         return self._fetched(op["model"], read_row(op["key"]))[0]
@@ -359,3 +426,31 @@ def result_shown(found: Real) -> Json:
         for name in ("exact", "shorter", "longer")
     }
     return shown | {"common_prefix": found.common_prefix}
+
+
+def queues_of(order: Real) -> Mapping[str, Real]:
+    """The queues of a release's store, by the kinds of entries that it keeps apart."""
+    lrus, checkpoints = (getattr(order, each, None) for each in ("_lrus", "_lru_checkpoints"))
+    if lrus is not None:
+        return dict(lrus)
+    if checkpoints is not None:
+        return {"ordinary": getattr(order, "_lru", None), "checkpoint": checkpoints}
+    return {"all": order}
+
+
+def feed_batch(
+    model: Callable[[Any], object],
+    batch: Sequence[Real],
+    calls: Sequence[tuple[Any, ...]],
+    *,
+    step: int,
+    is_padded: bool,
+) -> None:
+    """Feed columns to a batch, in pieces of at most a step, with their lengths and padding."""
+    for columns, lengths, padding in calls:
+        for layer in batch if lengths is not None else ():
+            layer.prepare(lengths=lengths, right_padding=padding)
+        for start in range(0, columns.shape[1], step):
+            model(columns[:, start : start + step])
+        for layer in batch if lengths is not None or is_padded else ():
+            layer.finalize()

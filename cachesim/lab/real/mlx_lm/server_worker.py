@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 from itertools import zip_longest
 from pathlib import Path
 
+from cachesim.lab.real.mlx_lm.players import queues_of
 from cachesim.lab.real.mlx_lm.server_http import (
     Client,
     Inbox,
@@ -561,28 +562,18 @@ class StoreWatch:
         self.inserted.append(entry | self._type(more))
 
     def _type(self, more: Json) -> Json:
-        order = self.store._lru
-        if hasattr(order, "_lrus"):
-            return {"type": more.get("cache_type", "assistant")}
-        if hasattr(order, "_lru_checkpoints"):
+        queues = queues_of(self.store._lru)
+        if "ordinary" in queues:
             return {"type": "checkpoint" if more.get("checkpoint") else "ordinary"}
-        return {}
+        return {} if "all" in queues else {"type": more.get("cache_type", "assistant")}
 
     def stored(self) -> Json:
         """The queues, oldest first, as numbers of insertions; bytes where they are counted."""
-        order = self.store._lru
-        if hasattr(order, "_lrus"):
-            queues = dict(order._lrus)
-        elif hasattr(order, "_lru_checkpoints"):
-            queues = {"ordinary": order._lru, "checkpoint": order._lru_checkpoints}
-        else:
-            queues = {"all": order}
-        found: Json = {
-            "order": {
-                name: [self._number(model, tokens) for model, tokens in queue]
-                for name, queue in queues.items()
-            }
+        order = {
+            name: [self._number(model, tokens) for model, tokens in queue]
+            for name, queue in queues_of(self.store._lru).items()
         }
+        found: Json = {"order": order}
         if hasattr(self.store, "nbytes"):
             found["nbytes"] = self.store.nbytes
         return found

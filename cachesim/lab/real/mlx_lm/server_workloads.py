@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
+from itertools import product
 from random import Random
 from typing import Any, Final, TypeAlias
 
@@ -232,6 +233,21 @@ def played_at(release: str) -> list[str]:
     return [each for each in PLAYED if FAMILIES[each].is_at(release, FAMILY.names())]
 
 
+def _model(random: Random, release: str, family: str) -> dict[str, Any]:
+    windows = windows_at(release, family)
+    return {"family": family} | ({"window": random.choice(windows)} if windows else {})
+
+
+def _drop(requests: Sequence[Request], *names: str) -> None:
+    for request, name in product(requests, names):
+        request.pop(name, None)
+
+
+def _by_chance_alone(rules: ServerRules) -> tuple[str, ...]:
+    """Fields that come in time by chance where requests are served alone, without turns between."""
+    return ("leaves_after", *(() if rules.stop_words_end_generation else ("stop_words",)))
+
+
 def draw_workload(
     release: str, seed: int, number: int, groups: int = 8, drawer: type[Drawer] = Drawer
 ) -> Workload:
@@ -241,8 +257,7 @@ def draw_workload(
     lacking = [each.name for each in FAMILY.fields if release not in FAMILY.having(each)]
     played = played_at(release)
     family = played[number % len(played)]
-    windows = windows_at(release, family)
-    model = {"family": family} | ({"window": random.choice(windows)} if windows else {})
+    model = _model(random, release, family)
     template = random.choice(("chatml", "chatml", "chatml", "think", "think-tools", "channel"))
     options: dict[str, Any] = {
         name: random.choice(values)
@@ -260,25 +275,20 @@ def draw_workload(
             "quantized_kv_start": random.choice((0, 12, 40)),
         }
     tokenizer = WordTokenizer(template, VOCABULARY)
-    drawing = drawer(random, tokenizer, rules, longest=max((45, *windows)))
+    drawing = drawer(random, tokenizer, rules, longest=max((45, *windows_at(release, family))))
     steps = [drawing.group() for _ in range(random.randint(3, groups))]
-    for request in (each for group in steps for each in group):
-        for name in lacking:
-            request.pop(name, None)
+    requests = [each for group in steps for each in group]
+    _drop(requests, *lacking)
     if _joins_by_chance(release, family):
         options.pop("prompt_concurrency", None)
-        for request in (each for group in steps for each in group):
-            request.pop("at", None)
+        _drop(requests, "at")
     if family in DRAFTED and random.random() < 0.15:
         most = random.choice((1, 2, 3))
         options |= {"draft_model": random.choice(("self", "dense")), "num_draft_tokens": most}
-        for request in (each for group in steps for each in group):
+        for request in requests:
             request["drafts"] = drawn_drafts(random, request, most)
     if {"kv_bits", "draft_model"} & set(options) or alone(release, family):
-        for request in (each for group in steps for each in group):
-            request.pop("leaves_after", None)  # requests are served alone, with no turns between
-            if not rules.stop_words_end_generation:
-                request.pop("stop_words", None)  # whether it arrives in time is chance
+        _drop(requests, *_by_chance_alone(rules))
     return {
         "id": f"{family}/{seed}/{number}",
         "version": release,
@@ -298,17 +308,12 @@ def draw_models(release: str, seed: int, number: int) -> Workload:
     others = [each for each in played_at(release) if each in CLASSES and each != first]
     names = ("second", "third")[: random.choice((1, 1, 2))]
     for name, family in zip(names, random.sample(others, len(names)), strict=True):
-        windows = windows_at(release, family)
-        models[name] = {"family": family} | ({"window": random.choice(windows)} if windows else {})
+        models[name] = _model(random, release, family)
         if alone(release, family):
-            for request in requests:
-                request.pop("leaves_after", None)
-                if not FAMILY.release(release).rules.server.stop_words_end_generation:
-                    request.pop("stop_words", None)
+            _drop(requests, *_by_chance_alone(FAMILY.release(release).rules.server))
         if _joins_by_chance(release, family):
             options.pop("prompt_concurrency", None)
-            for request in requests:
-                request.pop("at", None)
+            _drop(requests, "at")
         if _reads_beyond(release, family):
             options.pop("prefill_step_size", None)
     for name in ("kv_bits", "kv_group_size", "quantized_kv_start"):
