@@ -208,8 +208,8 @@ def requests_of(drawn: Sequence[dict[str, list[list[dict[str, str]]]]]) -> list[
 # Chats in the toy vocabulary: drawn, sent as messages, grown from what was answered.
 
 CHAT = (
-    Message(role="system", content=as_tokens([300])),
-    Message(role="user", content=as_tokens([301, 302])),
+    Message("system", (300,)),
+    Message("user", (301, 302)),
 )
 
 

@@ -186,9 +186,7 @@ def real_llama_cpp(*, flags: LlamaCppFlags = AS_IT_IS) -> int:
             shell=commands,
         ).play_named(flags.scenario, flags.release)
     release = flags.release or USUAL
-    return (
-        real_logits(release=release, seed=flags.seed) if flags.logits else _random(release, flags)
-    )
+    return real_logits(release, flags.seed) if flags.logits else _random(release, flags)
 
 
 def _real_logs(release: str, *, seed: int, requests: int) -> int:

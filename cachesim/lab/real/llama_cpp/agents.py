@@ -11,9 +11,15 @@ from typing import Any, Final
 
 from cachesim.engines.chat import FIRST_WORD, VOCABULARY
 from cachesim.lab.real.llama_cpp.chats import text_of
-from cachesim.lab.real.llama_cpp.flags import Abilities, drafting, draw_preset
+from cachesim.lab.real.llama_cpp.flags import (
+    Abilities,
+    Choices,
+    drafting,
+    draw_choices,
+    draw_preset,
+)
 from cachesim.lab.real.llama_cpp.workload import Outcome, Release, workload
-from cachesim.lab.real.llama_cpp.workloads import ABANDONED, Server, Setting
+from cachesim.lab.real.llama_cpp.workloads import ABANDONED, Server, Setting, slot_action
 from cachesim.lab.real.prompts import Agents, Conversation, Message, Row, Sizes
 from cachesim.scenario.format import Scenario, Step, Turn
 from cachesim.units import Tokens, as_tokens
@@ -41,7 +47,8 @@ def draw_arrival(
     prompts = _Prompts(rng)
     steps = [prompts.step(f"r{index}") for index in range(rng.randint(1, 3))]
     steps.append(prompts.reading(rng.choice((-1, -1, 0))))
-    steps.append(prompts.arriving(rng.choice((-1, 0, options["parallel"] - 1))))
+    slot = rng.choice((-1, 0, options["parallel"] - 1))
+    steps.append(_arriving(prompts.prompt(), slot))
     steps.append(prompts.step("after"))
     return workload(
         name=f"{preset}-arrival-{seed}-{number}",
@@ -79,16 +86,14 @@ def draw_pinned(
         steps=(
             Step(name="parked", prompt=rows[0], predict=1),
             Step(name="reading", prompt=rows[1], predict=1),
-            Step(
-                name="arriving",
-                prompt=rows[2],
-                predict=1,
-                slot=slot,
-                with_previous=True,
-                turns=1,
-            ),
+            _arriving(rows[2], slot),
         ),
     )
+
+
+def _arriving(prompt: Tokens, slot: int) -> Step:
+    """A request that arrives while the one before is read."""
+    return Step(name="arriving", prompt=prompt, predict=1, slot=slot, with_previous=True, turns=1)
 
 
 class _Prompts:
@@ -99,7 +104,7 @@ class _Prompts:
         self._earlier = [self.words(rng.choice(EARLIER)) for _ in range(3)]
 
     def step(self, name: str) -> Step:
-        return Step(name=name, prompt=self._prompt(), predict=self._rng.choice((1, 3)))
+        return Step(name=name, prompt=self.prompt(), predict=self._rng.choice((1, 3)))
 
     def reading(self, slot: int) -> Step:
         """A prompt that takes two batches; it may begin like a conversation."""
@@ -110,17 +115,7 @@ class _Prompts:
             fresh = self.words(len(alike) - len(known))
         return Step(name="reading", prompt=known + fresh, predict=1, slot=slot)
 
-    def arriving(self, slot: int) -> Step:
-        return Step(
-            name="arriving",
-            prompt=self._prompt(),
-            predict=1,
-            slot=slot,
-            with_previous=True,
-            turns=1,
-        )
-
-    def _prompt(self) -> Tokens:
+    def prompt(self) -> Tokens:
         rng = self._rng
         earlier = rng.choice(self._earlier)
         match rng.choice(("same", "more", "cut", "new")):
@@ -166,6 +161,18 @@ def draw_agents(
     )
 
 
+CHOICES: Final[Choices] = (
+    ("ctx_checkpoints", (0, 2, 4, 32), 0.3),
+    ("checkpoint_min_step", (0, 64, 1024), 0.3),
+    ("slot_prompt_similarity", (0.0, 0.5), 0.3),
+    ("cache_idle_slots", (False,), 0.15),
+    ("cache_reuse", (32, 256), 0.2),
+    ("ubatch_size", (128, 256), 0.2),
+    ("batch_size", (512,), 0.2),
+    ("context_shift", (True,), 0.1),
+)
+
+
 def _options(rng: Random, able: Abilities, preset: str) -> dict[str, Any]:
     """Few flags, as on real servers: slots, one pool, the prompt cache's size."""
     options: dict[str, Any] = {
@@ -180,18 +187,7 @@ def _options(rng: Random, able: Abilities, preset: str) -> dict[str, Any]:
         options["ctx_size"] = SHARE * options["parallel"]
     if rng.random() < 0.6:
         options["cache_ram"] = rng.choice((0, 1, 2, 4, 8, 16))
-    for flag, values, often in (
-        ("ctx_checkpoints", (0, 2, 4, 32), 0.3),
-        ("checkpoint_min_step", (0, 64, 1024), 0.3),
-        ("slot_prompt_similarity", (0.0, 0.5), 0.3),
-        ("cache_idle_slots", (False,), 0.15),
-        ("cache_reuse", (32, 256), 0.2),
-        ("ubatch_size", (128, 256), 0.2),
-        ("batch_size", (512,), 0.2),
-        ("context_shift", (True,), 0.1),
-    ):
-        if able.has(flag) and rng.random() < often:
-            options[flag] = rng.choice(values)
+    options |= draw_choices(rng, able, CHOICES)
     if preset == "hybrid-mtp":
         options["spec_type"] = "draft-mtp"
     return options
@@ -227,7 +223,7 @@ class _Session:
         """Ask for the next turn of a user's agents, now and then after a slot action."""
         rng = self._rng
         if self.steps and rng.random() < 0.12:
-            self._send(self._slot_action())
+            self._send(slot_action(rng, self._slots, self._files, saves=0.4))
         user, predict = rng.choice(self._users), rng.choice(REPLIES)
         conversations = user.next()
         steps = [self._step(conversation, predict) for conversation in conversations]
@@ -261,7 +257,7 @@ class _Session:
 
     def _step(self, conversation: Conversation, predict: int) -> Step:
         if not self._is_chat:
-            return self._plain(conversation.tokens, predict)
+            return Step(name="", prompt=as_tokens(conversation.tokens), predict=predict)
         system = (Message("system", conversation.head[0]),) if conversation.head else ()
         messages = tuple(
             Turn(role=each.role, content=text_of(each.tokens))
@@ -270,9 +266,6 @@ class _Session:
         tools = tuple(text_of(each) for each in conversation.head[1:])
         options = {"tools": tools} if tools else {}
         return Step(name="", messages=messages, predict=predict, options=options)
-
-    def _plain(self, prompt: Row, predict: int) -> Step:
-        return Step(name="", prompt=as_tokens(prompt), predict=predict)
 
     def _placed(self, step: Step) -> Step:
         """Sometimes in a slot that the client names; sometimes the client will not wait."""
@@ -290,17 +283,8 @@ class _Session:
     def _reading(self) -> Step:
         head = self._rng.choice(self._users).head if self._rng.random() < 0.5 else ()
         head = head[: READING[1]]
-        return self._plain((*head, *self._words(self._rng.randint(*READING))), 1)
-
-    def _slot_action(self) -> Step:
-        rng = self._rng
-        slot = rng.randrange(self._slots)
-        if rng.random() < 0.15:
-            return Step(name="", do="slot-erase", slot=slot)
-        if not self._files or rng.random() < 0.4:
-            self._files.append(f"f{len(self._files)}")
-            return Step(name="", do="slot-save", slot=slot, file=self._files[-1])
-        return Step(name="", do="slot-restore", slot=slot, file=rng.choice(self._files))
+        prompt = as_tokens([*head, *self._words(self._rng.randint(*READING))])
+        return Step(name="", prompt=prompt, predict=1)
 
     def _words(self, count: int) -> Row:
         return tuple(self._rng.randrange(FIRST_WORD, VOCABULARY) for _ in range(count))

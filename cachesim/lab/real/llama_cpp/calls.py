@@ -88,16 +88,11 @@ def call_for(group: Sequence[Step], *, probabilities: int = 0) -> JsonObject:
         messages = [_message(each, parts=first.parts) for each in first.messages]
         if first.messages[-1].role == "assistant":  # in parts it is continued in another way
             messages[-1] = asdict(first.messages[-1])
-        return {
-            "path": "/v1/chat/completions",
-            "body": body | {"messages": messages},
-            **_patience(first),
-        }
-    return {
-        "path": "/completion",
-        "body": body | {"prompt": prompts if len(prompts) > 1 else prompts[0]},
-        **_patience(first),
-    }
+        path, body = "/v1/chat/completions", body | {"messages": messages}
+    else:
+        path, body = "/completion", body | {"prompt": prompts if len(prompts) > 1 else prompts[0]}
+    patience = {"abandon": SECONDS_OF_PATIENCE} if first.leaves else {}
+    return {"path": path, "body": body, **patience}
 
 
 OURS: Final = (AS_TEXT, "endpoint", "tools")
@@ -116,10 +111,6 @@ def _tool(name: str) -> JsonObject:
     return {"type": "function", "function": {"name": name, "description": "", "parameters": shape}}
 
 
-def _patience(step: Step) -> JsonObject:
-    return {"abandon": SECONDS_OF_PATIENCE} if step.leaves else {}
-
-
 def outcomes_of(group: Sequence[Step], answer: JsonObject) -> tuple[Outcome, ...]:
     """The outcome of each step of a group, read from its answer."""
     body = answer["body"]
@@ -135,42 +126,30 @@ def outcomes_of(group: Sequence[Step], answer: JsonObject) -> tuple[Outcome, ...
     if len(replies) != len(group):
         msg = f"the real server answered {len(replies)} of {len(group)} prompts"
         raise RealServerError(msg)
-    if group[0].messages:
-        return tuple(_chat_outcome(reply) for reply in replies)
-    return tuple(_outcome(reply) for reply in replies)
+    return tuple(map(_outcome, replies))
 
 
 def _outcome(reply: JsonObject) -> Outcome:
-    timings = reply["timings"]
+    """An answer; a chat's reply is text, and keeps its slot to itself.
+
+    Since June a reply that continues a message repeats that message.
+    """
+    timings, choices = reply["timings"], reply.get("choices")
+    if choices is None:
+        tokens = reply["tokens"]
+    else:
+        words = PLAIN_WORD.findall(choices[0]["message"]["content"] or "")
+        tokens = [int(number) for number in words[-timings["predicted_n"] :]]
     return Outcome(
         cached=timings["cache_n"],
         processed=timings["prompt_n"],
-        reply=as_tokens(reply["tokens"]),
-        slot=reply["id_slot"],
-        truncated=reply["truncated"],
+        reply=as_tokens(tokens),
+        slot=reply["id_slot"] if choices is None else None,
+        truncated=reply["truncated"] if choices is None else None,
         drafted=timings.get("draft_n", 0),
         accepted=timings.get("draft_n_accepted", 0),
         top=tuple(
             {Token(each["id"]): each["logprob"] for each in token["top_logprobs"]}
             for token in reply.get("completion_probabilities", ())
         ),
-    )
-
-
-def _chat_outcome(reply: JsonObject) -> Outcome:
-    """A chat reply is text, and keeps its slot to itself.
-
-    Since June a reply that continues a message repeats that message.
-    """
-    timings = reply["timings"]
-    content = reply["choices"][0]["message"]["content"] or ""
-    words = PLAIN_WORD.findall(content)
-    return Outcome(
-        cached=timings["cache_n"],
-        processed=timings["prompt_n"],
-        reply=as_tokens([int(number) for number in words[-timings["predicted_n"] :]]),
-        slot=None,
-        truncated=None,
-        drafted=timings.get("draft_n", 0),
-        accepted=timings.get("draft_n_accepted", 0),
     )

@@ -1,23 +1,14 @@
 """Chats in the toy vocabulary, as clients send them: extended by the replies."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from random import Random
 from typing import Final, TypeAlias
 
 from cachesim.engines.chat import FIRST_WORD
 from cachesim.lab.real.llama_cpp.gguf import word
+from cachesim.lab.real.prompts import Message, Row
 from cachesim.scenario.format import Turn
-from cachesim.units import Token, Tokens
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Message:
-    """A message, as tokens."""
-
-    role: str
-    content: Tokens
-
+from cachesim.units import Tokens
 
 Chat: TypeAlias = tuple[Message, ...]
 
@@ -27,7 +18,7 @@ SPEAKERS: Final = ("user",) * 12 + ("tool", "function", "developer", "ipython")
 INSTRUCTORS: Final = ("system", "system", "developer")
 """Roles of the first message, other than the user's."""
 
-NEWLINE: Final = Token(264)
+NEWLINE: Final = 264
 
 MARKS: Final = 5
 """Tokens that the template puts around a message; roles of its own cost some more."""
@@ -40,7 +31,7 @@ def text_of(tokens: Sequence[int]) -> str:
 
 def as_messages(chat: Chat) -> tuple[Turn, ...]:
     """A chat as a client sends it."""
-    return tuple(Turn(role=each.role, content=text_of(each.content)) for each in chat)
+    return tuple(Turn(role=each.role, content=text_of(each.tokens)) for each in chat)
 
 
 class ChatTree:
@@ -74,16 +65,12 @@ class ChatTree:
         questions = (self._question,) * 2 if self._share else ()
         way = self._rng.choice((*ways, self._continued, *questions))
         chat = way() if self._turns else self._new()
-        return self._noted(
-            chat
-            if (sum(len(each.content) + MARKS + len(each.role) for each in chat) + MARKS)
-            < self._longest
-            else self._new()
-        )
+        length = MARKS + sum(len(each.tokens) + MARKS + len(each.role) for each in chat)
+        return self._noted(chat if length < self._longest else self._new())
 
     def refused(self) -> tuple[Turn, ...]:
         """A chat that ends with two messages of the assistant."""
-        answer = Message(role="assistant", content=self._message("assistant").content[:5])
+        answer = Message("assistant", self._message("assistant").tokens[:5])
         return self._noted((*self._new(), answer, answer))
 
     def _noted(self, chat: Chat) -> tuple[Turn, ...]:
@@ -105,7 +92,7 @@ class ChatTree:
 
     def _on(self) -> Chat:
         chat, reply = self._answered()
-        return (*chat, Message(role="assistant", content=reply), self._message(self._speaker()))
+        return (*chat, Message("assistant", reply), self._message(self._speaker()))
 
     def _again(self) -> Chat:
         return self._turn()[0]
@@ -113,31 +100,25 @@ class ChatTree:
     def _edited(self) -> Chat:
         chat = self._turn()[0]
         last = chat[-1]
-        kept = last.content[: self._rng.randint(0, len(last.content))]
-        return (
-            *chat[:-1],
-            Message(role=last.role, content=kept + self._message("user").content),
-        )
+        kept = last.tokens[: self._rng.randint(0, len(last.tokens))]
+        return (*chat[:-1], Message(last.role, kept + self._message("user").tokens))
 
     def _stripped(self) -> Chat:
         """A client that drops the reasoning: only the end of the reply is sent back."""
         chat, reply = self._answered()
-        answer = Message(role="assistant", content=reply[len(reply) // 2 :])
+        answer = Message("assistant", reply[len(reply) // 2 :])
         return (*chat, answer, self._message(self._speaker()))
 
     def _continued(self) -> Chat:
         """A client that has the server continue its reply, or an empty one."""
         chat, reply = self._answered()
-        return (
-            *chat,
-            Message(role="assistant", content=reply[: self._rng.randint(0, len(reply))]),
-        )
+        return (*chat, Message("assistant", reply[: self._rng.randint(0, len(reply))]))
 
-    def _answered(self) -> tuple[Chat, Tokens]:
+    def _answered(self) -> tuple[Chat, Row]:
         """A turn; a reply that continues the last message is joined with it."""
         chat, reply = self._turn()
         if chat[-1].role == "assistant":
-            return chat[:-1], chat[-1].content + reply
+            return chat[:-1], chat[-1].tokens + reply
         return chat, reply
 
     def _turn(self) -> tuple[Chat, Tokens]:
@@ -148,8 +129,7 @@ class ChatTree:
 
     def _message(self, role: str) -> Message:
         count = min(self._rng.choice((1, 3, 10, 30, 70, 150)), self._longest // 4)
-        words = (Token(FIRST_WORD + self._rng.randrange(self._words)) for _ in range(count))
-        content = tuple(words)
+        content: Row = tuple(FIRST_WORD + self._rng.randrange(self._words) for _ in range(count))
         if self._lines and count > 1 and self._rng.random() < 0.15:
             content = (*content[: count // 2], NEWLINE, *content[count // 2 :])
-        return Message(role=role, content=content)
+        return Message(role, content)

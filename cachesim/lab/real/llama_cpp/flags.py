@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
-from typing import Any, Final, get_args
+from typing import Any, Final, TypeAlias, get_args
 
 from cachesim.engines.llamacpp.family import FAMILY
 from cachesim.engines.llamacpp.options import TRAINED_CONTEXT, Drafting, Ngrams, Pooling
@@ -203,28 +203,32 @@ SLEEPS: Final = 2
 """Seconds until an idle server sleeps: longer than a crowded machine needs between two requests."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
-    """Values that one flag may take, and how often a workload names the flag at all."""
+Choices: TypeAlias = tuple[tuple[str, tuple[Any, ...], float], ...]
+"""Flags, their values, and how often a workload names each at all."""
 
-    values: tuple[Any, ...]
-    often: float
+CHOICES: Final[Choices] = (
+    ("batch_size", (32, 48, 64, 100, 256, 1024), 0.65),
+    ("ubatch_size", (8, 12, 16, 32, 64, 100, 256), 0.65),
+    ("ctx_checkpoints", (0, 0, 1, 2, 3, 4, 5, 8), 0.5),
+    ("checkpoint_min_step", (0, 1, 16, 64, 200, 256), 0.5),
+    ("checkpoint_every_nt", (-1, 16, 40, 100), 0.3),
+    ("slot_prompt_similarity", (0.0, 0.0, 0.5, 0.9, 1.0), 0.5),
+    ("cache_ram", (0, 0, 1, 2, 3, -1), 0.3),
+    ("cache_reuse", (1, 4, 16), 0.2),
+    ("cache_idle_slots", (False,), 0.1),
+    ("context_shift", (True,), 0.2),
+    ("keep", (5, 64, -1), 0.08),
+)
+"""Those that depend on the model or on one another are drawn apart."""
 
 
-CHOICES: Final[Mapping[str, Choice]] = {
-    "batch_size": Choice(values=(32, 48, 64, 100, 256, 1024), often=0.65),
-    "ubatch_size": Choice(values=(8, 12, 16, 32, 64, 100, 256), often=0.65),
-    "ctx_checkpoints": Choice(values=(0, 0, 1, 2, 3, 4, 5, 8), often=0.5),
-    "checkpoint_min_step": Choice(values=(0, 1, 16, 64, 200, 256), often=0.5),
-    "checkpoint_every_nt": Choice(values=(-1, 16, 40, 100), often=0.3),
-    "slot_prompt_similarity": Choice(values=(0.0, 0.0, 0.5, 0.9, 1.0), often=0.5),
-    "cache_ram": Choice(values=(0, 0, 1, 2, 3, -1), often=0.3),
-    "cache_reuse": Choice(values=(1, 4, 16), often=0.2),
-    "cache_idle_slots": Choice(values=(False,), often=0.1),
-    "context_shift": Choice(values=(True,), often=0.2),
-    "keep": Choice(values=(5, 64, -1), often=0.08),
-}
-"""Flag -> its choices; those that depend on the model or on one another are drawn apart."""
+def draw_choices(rng: Random, abilities: Abilities, choices: Choices) -> dict[str, Any]:
+    """Values of some of the flags that the server has."""
+    return {
+        flag: rng.choice(values)
+        for flag, values, often in choices
+        if abilities.has(flag) and rng.random() < often
+    }
 
 
 def draw_options(rng: Random, *, abilities: Abilities, preset: str) -> dict[str, Any]:
@@ -237,9 +241,7 @@ def draw_options(rng: Random, *, abilities: Abilities, preset: str) -> dict[str,
         options["kv_unified"] = True
         if abilities.has("kv_unified_per_slot") and rng.random() < 0.15:
             options["kv_unified_per_slot"] = rng.choice((200, 256, 300))
-    for flag, choice in CHOICES.items():
-        if abilities.has(flag) and rng.random() < choice.often:
-            options[flag] = rng.choice(choice.values)
+    options |= draw_choices(rng, abilities, CHOICES)
     if preset in WINDOWED and rng.random() < 0.2:
         options["swa_full"] = True
     if preset == "hybrid-mtp":

@@ -4,6 +4,7 @@ import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, BinaryIO, Final, Literal, TypeAlias
@@ -52,29 +53,10 @@ class Value:
     value: Scalar | Sequence[Scalar]
 
 
-def u32(value: int | Sequence[int]) -> Value:
-    """An unsigned number, or a list of them."""
-    return Value("u32", value)
-
-
-def i32(value: Sequence[int]) -> Value:
-    """A list of signed numbers."""
-    return Value("i32", value)
-
-
-def f32(value: float | Sequence[float]) -> Value:
-    """A 32-bit float, or a list of them."""
-    return Value("f32", value)
-
-
-def flag(value: bool) -> Value:  # noqa: FBT001 - the value is the point
-    """True or false."""
-    return Value("bool", value)
-
-
-def text(value: str | Sequence[str]) -> Value:
-    """A string, or a list of them."""
-    return Value("string", value)
+u32, i32, f32, flag, text = (
+    partial(Value, kind) for kind in ("u32", "i32", "f32", "bool", "string")
+)
+"""Values of one type, or lists of them."""
 
 
 def write_gguf(

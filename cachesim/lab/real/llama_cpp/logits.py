@@ -72,16 +72,8 @@ DRAFTING: Final[Mapping[str, Any]] = {
 """A server that proposes one token at a time, however unsure its head is."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Drafts:
-    """The numbers of drafted and of accepted tokens."""
-
-    drafted: int
-    accepted: int
-
-
-def expected_drafts(network: FloatNetwork, prompt: Tokens, predict: int) -> Drafts:
-    """Run the loop: propose one token while there is room, continue after accepted ones."""
+def expected_drafts(network: FloatNetwork, prompt: Tokens, predict: int) -> tuple[int, int]:
+    """Numbers of drafted and accepted tokens: one is proposed while there is room."""
     reply, _ = generate(network, prompt, predict + 2)
     tokens = (*prompt, *reply)
     guesses = head_guesses(network, tokens[:-1])
@@ -92,7 +84,7 @@ def expected_drafts(network: FloatNetwork, prompt: Tokens, predict: int) -> Draf
         hit = room and right[at]
         drafted, accepted = drafted + room, accepted + hit
         emitted, at = emitted + 1 + hit, at + 1 + hit
-    return Drafts(drafted=drafted, accepted=accepted)
+    return drafted, accepted
 
 
 def head_guesses(network: FloatNetwork, tokens: Tokens) -> list[int]:
@@ -221,25 +213,16 @@ def distance(one: Outcome, other: Outcome) -> float:
     return largest
 
 
-def real_logits(*, release: str = "b9538", prompts: int = 100, seed: int = 0) -> int:
-    """Compare the network's log probabilities with those of a real llama.cpp server.
+PROMPTS: Final = 100
+"""For each preset; as many for the MTP head."""
 
-    Example: cachesim real llama.cpp --logits --release b9538
 
-    Parameters
-    ----------
-    release
-        A build such as b9538.
-    prompts
-        How many for each preset: 64 tokens, then 16 generated ones; as many for the MTP head.
-    seed
-        The seed of everything drawn at random.
-
-    """
+def real_logits(release: str, seed: int) -> int:
+    """Compare the network's log probabilities with those of a real llama.cpp server."""
     wheel = as_release(release)
     environment_for(wheel).ready()
     names = Abilities(wheel).presets
-    found = compare_logits(wheel, names, prompts=prompts, seed=seed)
+    found = compare_logits(wheel, names, prompts=PROMPTS, seed=seed)
     out = console()
     table = Table(title=f"distance of log probabilities from llama.cpp {release}", title_style="")
     heads = ("equal replies", "largest", "typical", "real, itself", "allowed", "")
@@ -266,11 +249,11 @@ def real_logits(*, release: str = "b9538", prompts: int = 100, seed: int = 0) ->
             path = Path(folder) / "hybrid-mtp.gguf"
             write_model(network.spec, path)
             with real.started(DRAFTING, path) as server:
-                for _ in range(prompts):
+                for _ in range(PROMPTS):
                     prompt = drawn_prompt(random, 40)
                     step = Step(name="prompt", prompt=prompt, predict=48, cache_prompt=False)
                     (outcome,) = server.send((step,))
-                    counted = Drafts(drafted=outcome.drafted, accepted=outcome.accepted)
+                    counted = outcome.drafted, outcome.accepted
                     pairs.append((counted, expected_drafts(network, prompt, 48)))
         same = sum(real == expected for real, expected in pairs)
         out.print(f"drafts of the MTP head: counted alike on {same} of {len(pairs)} prompts")

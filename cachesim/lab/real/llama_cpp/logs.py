@@ -115,10 +115,7 @@ def draw_setting(rng: Random, name: str, *, release: Release, other: Release) ->
         window=window,
         options=options,
         rng=rng,
-        slot_actions=False,
-        request_options=False,
-        cancels=0.06,
-        chats_share=True,
+        logged=True,
     )
 
 

@@ -23,7 +23,6 @@ from cachesim.engines.family import Package
 from cachesim.engines.llamacpp.family import FAMILY
 from cachesim.errors import ProfileError
 from cachesim.lab.real.environment import Environment, package_of
-from cachesim.lab.real.llama_cpp import worker
 from cachesim.lab.real.llama_cpp import worker as worker_script
 from cachesim.lab.real.llama_cpp.calls import NotStartedError, call_for, outcomes_of
 from cachesim.lab.real.llama_cpp.flags import (
@@ -52,44 +51,25 @@ from cachesim.scenario.format import Scenario, Step
 from cachesim.typed import Json, JsonObject, there_is
 from cachesim.units import Token, Tokens, as_tokens
 
-PHRASES: Final = (
-    "selected slot",
-    "saving prompt",
-    "saving idle slot",
-    "already in the cache",
-    "removing obsolete",
-    "looking for better prompt",
-    "found better prompt",
-    "prompt with length",
-    "failed to",
-    "limit reached",
-    "making room",
-    "too large",
-    "cache state",
-    "- prompt 0x",
-    "clearing prompt",
-    "purging",
-    "new prompt",
-    "n_past",
-    "n_cache_reuse",
-    "reusing chunk",
-    "checking checkpoint",
-    "restored context checkpoint",
-    "forcing full prompt",
-    "erased invalidated",
-    "erasing",
-    "superseding",
-    "created context checkpoint",
-    "do_checkpoint",
-    "cached n_tokens",
-    "memory_seq_rm",
-    "slot context shift",
-    "retrying",
-    "draft",
-    "stop processing",
-    "GGML_ASSERT",
-    "deferred",
-    "defer",
+_PHRASES: Final = re.compile(
+    "|".join(
+        (
+            *("selected slot", "saving prompt", "saving idle slot", "already in the cache"),
+            *("removing obsolete", "looking for better prompt", "found better prompt"),
+            *("prompt with length", "failed to", "limit reached", "making room", "too large"),
+            *("cache state", "- prompt 0x", "clearing prompt", "purging", "new prompt", "n_past"),
+            *(
+                "n_cache_reuse",
+                "reusing chunk",
+                "checking checkpoint",
+                "restored context checkpoint",
+            ),
+            *("forcing full prompt", "erased invalidated", "erasing", "superseding"),
+            *("created context checkpoint", "do_checkpoint", "cached n_tokens", "memory_seq_rm"),
+            *("slot context shift", "retrying", "draft", "stop processing", "GGML_ASSERT", "defer"),
+        )
+    ),
+    re.IGNORECASE,
 )
 """A line that holds none of these says nothing about caches."""
 
@@ -104,16 +84,10 @@ def calls_of(log: Path) -> list[list[str]]:
     for line in log.read_text(errors="replace").splitlines():
         if line.startswith(CALL_MARK):
             calls.append([])
-        elif calls:
-            calls[-1].extend(_matches(line))
+        elif calls and _PHRASES.search(line) and "launching slot" not in line:
+            plain = _ADDRESS.sub("0x...", _STAMP.sub("", line))
+            calls[-1].append(_MILLISECONDS.sub("... ms", plain).strip())
     return calls
-
-
-def _matches(line: str) -> Iterator[str]:
-    lowered = line.lower()
-    if any(phrase.lower() in lowered for phrase in PHRASES) and "launching slot" not in line:
-        plain = _STAMP.sub("", line)
-        yield _MILLISECONDS.sub("... ms", _ADDRESS.sub("0x...", plain)).strip()
 
 
 SECONDS_TO_CATCH_UP: Final = 1.0
@@ -565,7 +539,7 @@ def _configurations(release: str, values: JsonObject) -> dict[str, dict[str, str
     python = environment_for(release).ready()
     clean = {name: value for name, value in os.environ.items() if not name.startswith("LLAMA_")}
     done = subprocess.run(
-        [str(python), worker.__file__],
+        [str(python), worker_script.__file__],
         input=json.dumps({"arguments": ["-m", MODEL], "values": values}) + "\n",
         capture_output=True,
         text=True,

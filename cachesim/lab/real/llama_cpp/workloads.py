@@ -87,14 +87,12 @@ class Incidents:
                 return self._embedded(number)
             case "infill":
                 return (
-                    (
-                        Step(
-                            name=name,
-                            prompt=self.prompt(),
-                            suffix=self.fresh(self.rng.choice((0, 3, 10, 200))) or None,
-                            predict=self.rng.choice((1, 4)),
-                            options={"endpoint": "infill"},
-                        )
+                    Step(
+                        name=name,
+                        prompt=self.prompt(),
+                        suffix=self.fresh(self.rng.choice((0, 3, 10, 200))) or None,
+                        predict=self.rng.choice((1, 4)),
+                        options={"endpoint": "infill"},
                     ),
                 )
             case "cancel":
@@ -117,17 +115,13 @@ class Incidents:
         ranks = self.options.get("pooling") == "rank"
         endpoint = "rerank" if ranks else "embedding"
         query = self.prompt()[: rng.choice((1, 8, 40))] if ranks else ()
-        first = Step(
-            name=f"r{number}",
-            predict=0,
-            query=len(query),
-            options={"endpoint": endpoint},
-        )
         return tuple(
-            replace(
-                first,
+            Step(
                 name=f"r{number + later}",
                 prompt=query + self._document(),
+                predict=0,
+                query=len(query),
+                options={"endpoint": endpoint},
                 with_previous=later > 0,
             )
             for later in range(rng.choice((1, 1, 2, 3)))
@@ -138,6 +132,9 @@ class Incidents:
             return self.prompt()
         return self.fresh(self.rng.choice((3, 30, 200)))
 
+
+LEAVING: Final = 0.06
+"""Frequency of clients that leave, in workloads for a log."""
 
 SESSION: Final = 70
 MANY: Final = 0.03
@@ -175,10 +172,7 @@ class Setting:
     window: int
     options: dict[str, Any]
     rng: Random
-    slot_actions: bool = True
-    request_options: bool = True
-    cancels: float = 0.0  # how often a client disconnects
-    chats_share: bool = False  # several chats have one system prompt
+    logged: bool = False  # for a log: chats share instructions, clients leave; no slot actions
     everything: bool = False  # that users do, and not conversations alone
     bare: bool = False  # the server is started with its model and no flag; `options` are its own
 
@@ -259,6 +253,17 @@ def grow(setting: Setting, server: Server) -> tuple[Scenario, tuple[Outcome, ...
     return setting.workload(steps), tuple(outcomes)
 
 
+def slot_action(rng: Random, slots: int, files: list[str], *, saves: float, name: str = "") -> Step:
+    """A slot erased, saved to a further file, or restored from one; `saves`: how often saved."""
+    slot = rng.randrange(slots)
+    if rng.random() < 0.15:
+        return Step(name=name, do="slot-erase", slot=slot)
+    if not files or rng.random() < saves:
+        files.append(f"f{len(files)}")
+        return Step(name=name, do="slot-save", slot=slot, file=files[-1])
+    return Step(name=name, do="slot-restore", slot=slot, file=rng.choice(files))
+
+
 class _Tree:
     """The conversations so far, and ways to continue them."""
 
@@ -273,7 +278,7 @@ class _Tree:
             self._rng,
             self._words,
             min(setting.context, LONGEST),
-            share=setting.chats_share or setting.everything,
+            share=setting.logged or setting.everything,
             lines=setting.everything,
         )
         self._speaks = self._rng.random() < 0.2  # all prompts are chats
@@ -285,11 +290,12 @@ class _Tree:
 
     def next_group(self, number: int) -> tuple[Step, ...]:
         """A step, or several that go out together."""
-        acts = self._setting.slot_actions
+        acts = not self._setting.logged
         if acts and (self._run or self._rng.random() < 0.06):
             return (self._in_vain(number),)
         if acts and self._turns and self._rng.random() < (0.12 if self._files else 0.05):
-            return (self._slot_action(number),)
+            slots = self._setting.options["parallel"]
+            return (slot_action(self._rng, slots, self._files, saves=0.3, name=f"r{number}"),)
         if self._setting.everything and (group := self._incidents.draw(number)):
             return group
         rng = self._rng
@@ -304,18 +310,14 @@ class _Tree:
             options=self._request_options() | self._chat_options(),
             parts=self._setting.everything and self._rng.random() < 0.1,
         )
-        slots = self._setting.options["parallel"]
-        if self._setting.cancels and self._rng.random() < self._setting.cancels:
+        if self._setting.logged and self._rng.random() < LEAVING:
             return (replace(first, leaves="replying", predict=ABANDONED),)
         if slots == 1 or self._speaks or self._rng.random() > 0.15:
             return (first,)
         first = replace(first, slot=-1)
         others = (
             replace(
-                first,
-                name=f"r{number + later}",
-                prompt=self._short_prompt(),
-                with_previous=True,
+                first, name=f"r{number + later}", prompt=self._short_prompt(), with_previous=True
             )
             for later in range(1, self._rng.randint(2, slots + 1))
         )
@@ -358,17 +360,6 @@ class _Tree:
             case _:
                 return step
 
-    def _slot_action(self, number: int) -> Step:
-        rng = self._rng
-        slot = rng.randrange(self._setting.options["parallel"])
-        name = f"r{number}"
-        if rng.random() < 0.15:
-            return Step(name=name, do="slot-erase", slot=slot)
-        if not self._files or rng.random() < 0.3:
-            self._files.append(f"f{len(self._files)}")
-            return Step(name=name, do="slot-save", slot=slot, file=self._files[-1])
-        return Step(name=name, do="slot-restore", slot=slot, file=rng.choice(self._files))
-
     def _chat_options(self) -> dict[str, Any]:
         rng, fields = self._rng, dict[str, Any]()
         if not (self._setting.everything and self._speaks):
@@ -388,7 +379,7 @@ class _Tree:
 
     def _request_options(self) -> dict[str, Any]:
         rng = self._rng
-        if not self._setting.request_options:
+        if self._setting.logged:
             return {}
         fields: dict[str, Any] = {AS_TEXT: True} if rng.random() < 0.03 else {}
         if self._setting.everything and rng.random() < 0.01:

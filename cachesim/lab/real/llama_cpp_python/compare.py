@@ -309,10 +309,6 @@ def play_scenario(
         return real.play(scenario, proves=proves)
 
 
-def _of_an_instance(scenario: Scenario) -> bool:
-    return all(step.do in {"complete", *ACTIONS} and not step.turns for step in scenario.step)
-
-
 def _proven_on_an_instance(found: "Counterexample", profile: Profile) -> ProofResult:
     """Run it on the real `Llama`, and hold its logits against those of a fresh instance."""
     try:
@@ -330,7 +326,9 @@ PROVER: Final = Prover(
     where="the real package",
     models=DRAWN,
     kinds=("restart",),
-    fits=_of_an_instance,
+    fits=lambda scenario: all(
+        step.do in {"complete", *ACTIONS} and not step.turns for step in scenario.step
+    ),
     prove=_proven_on_an_instance,
     shows=always,
     ready=lambda release: environment_for(release).ready(),
