@@ -64,7 +64,7 @@ import copy, sys
 sys.path.insert(0, sys.argv[1])
 import script_worker, tiny_worker, torch
 
-script_worker.torch = torch
+script_worker.load()
 torch.set_grad_enabled(False), torch.set_num_threads(1)
 tiny_worker.keep_double()
 fields = tiny_worker.fields_of(sys.argv[2])

@@ -264,12 +264,6 @@ def content_of(cache: PagedAttentionCache, scheduler: Scheduler) -> Json:
     }
 
 
-def real_batches(python: Path, workload: Json) -> Json:
-    """Results of each batch of a workload on the release's own classes."""
-    with started(python) as process:
-        return process.order(workload)
-
-
 # -- layers --------------------------------------------------------------------------------------
 
 ROWS: Final = ("reorder", "select", "repeat")

@@ -105,13 +105,8 @@ class Copy(NamedTuple):
             (own / PACKAGE).symlink_to(self.package, target_is_directory=True)
             (own / "packages.pth").write_text(f"{theirs.resolve()}\n", encoding="utf-8")
             python = Path(place) / "bin" / "python"
-            command = [
-                str(python),
-                "-W",
-                "ignore",
-                "-c",
-                f"import {PACKAGE}.models.auto.modeling_auto",
-            ]
+            imports = f"import {PACKAGE}.models.auto.modeling_auto"
+            command = [str(python), "-W", "ignore", "-c", imports]
             done = subprocess.run(command, capture_output=True, text=True, check=False)
             if done.returncode:
                 why = (done.stderr.strip().splitlines() or ["no reason given"])[-1]

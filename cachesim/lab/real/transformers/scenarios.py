@@ -25,7 +25,7 @@ from cachesim.lab.real.transformers.caches import (
     KINDS,
     content_of,
     json_of,
-    real_batches,
+    started,
     taken_of,
 )
 from cachesim.lab.real.transformers.environments import environment_for
@@ -130,7 +130,8 @@ def play_scenario(scenario: Scenario, release: str) -> tuple[StepPlayed, ...]:
         msg = f"{scenario.name} is for {scenario.engine.name}, not for {FAMILY.name}"
         raise ScenarioError(msg)
     records, workload, batches = watched(scenario, release)
-    real = real_batches(environment_for(release).ready(), workload)
+    with started(environment_for(release).ready()) as process:
+        real = process.order(workload)
     same = first_difference(real, batches) is None
     return tuple(_played(record, real, batches, same=same) for record in records)
 

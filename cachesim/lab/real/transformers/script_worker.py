@@ -27,6 +27,7 @@ call without a cache differs.
 import copy
 import gc
 import importlib
+import inspect
 import json
 import resource
 import sys
@@ -50,6 +51,10 @@ another 1e-6 on another processor, and smallest of wrong ones; in deviations of 
 INFINITE = 1e9
 
 torch: Any = None
+library: Any = None  # transformers
+changes: Any = None  # `patches_worker`, and further modules beside this one
+parts: Any = None
+tiny: Any = None
 
 POSITIONS = "positions given"
 SINGLY = "token by token"
@@ -145,7 +150,6 @@ class Play:
         self.place = ""  # of the first cache content that is not the cold one's
 
     def play(self, script: list[Step]) -> None:
-        changes: Any = importlib.import_module("patches_worker")
         with changes.patched(self.model, self.remedies):
             for name, *given in script:
                 if self.cache is None and name not in ("cache", "rows", "pad", "right", "encoder"):
@@ -168,7 +172,6 @@ class Play:
     # -- the cache ---------------------------------------------------------------------------------
 
     def new(self, kind: str) -> Real:
-        library: Any = importlib.import_module("transformers")
         config = self.model.config
         if self.own_cache:
             return None  # the model makes it
@@ -183,14 +186,14 @@ class Play:
                 library.DynamicCache(config=config), library.DynamicCache(config=config)
             )
         if kind in ("fp8", "grouped") and DYNAMIC not in self.remedies:
-            return importlib.import_module("patches_worker").quantised(config, kind)
+            return changes.quantised(config, kind)
         if kind in ROUNDED and DYNAMIC not in self.remedies:
-            return importlib.import_module("parts_worker").cache(config, kind)
+            return parts.cache(config, kind)
         return library.DynamicCache(config=config)
 
     def do_cache(self, kind: str) -> None:
         if kind in ROUNDED:
-            self.replay = importlib.import_module("parts_worker").Replay(self, kind)
+            self.replay = parts.Replay(self, kind)
         self.cache = self.new(kind)
 
     def do_near(self) -> None:
@@ -200,7 +203,6 @@ class Play:
 
     def do_encoder(self, count: int) -> None:
         """States of an encoder: drawn ones, the same in each call."""
-        inspect: Any = importlib.import_module("inspect")
         config = self.model.config
         size = getattr(config, "hidden_size", None) or getattr(config, "d_model", 0)
         if "encoder_hidden_states" not in inspect.signature(self.model.forward).parameters:
@@ -276,7 +278,7 @@ class Play:
         try:
             self.do_crop(length)
         except Exception as error:
-            if not importlib.import_module("parts_worker").is_clear(error):
+            if not parts.is_clear(error):
                 raise
 
     def do_reset(self) -> None:
@@ -333,10 +335,9 @@ class Play:
                 found.append(torch.nn.functional.pad(logits, (0, 0, count - new, 0)))
             return torch.cat(found)
         if SINGLY in self.remedies and count < self.widths:
-            parts = [
-                self._call(ids[:, at : at + 1], self.widths - count + at + 1) for at in range(count)
-            ]
-            return torch.cat(parts, 1)
+            ends = range(self.widths - count + 1, self.widths + 1)
+            found = [self._call(ids[:, at : at + 1], end) for at, end in enumerate(ends)]
+            return torch.cat(found, 1)
         return self._call(ids, self.widths)
 
     def _call(self, ids: Real, end: int) -> Real:
@@ -344,7 +345,6 @@ class Play:
         if NEW_MASK in self.remedies and "attention_mask" in given:
             given["attention_mask"] = given["attention_mask"][:, -ids.shape[1] :]
         if WHOLE_MASK in self.remedies and "attention_mask" in given:
-            changes: Any = importlib.import_module("patches_worker")
             given["attention_mask"] = changes.whole_mask(given["attention_mask"], ids.shape[1])
         out = self.model(ids, use_cache=True, **{self.key: self.cache}, **given, **self.encoded)
         if self.own_cache:
@@ -537,12 +537,11 @@ class Play:
     do_offloaded = partialmethod(do_packed, scarce=True)
 
     def _batching_continuously(self, *, scarce: bool = False) -> Real:
-        paged: Any = importlib.import_module("parts_worker")
-        if not paged.is_there(offloads=scarce):
+        if not parts.is_there(offloads=scarce):
             msg = "no ContinuousBatchingConfig, or none that offloads"
             raise AbsentError(msg)
         how = {"sharing": UNSHARED not in self.remedies, "scarce": scarce}
-        return paged.manager(copy.deepcopy(self.model), NEW, **how)
+        return parts.manager(copy.deepcopy(self.model), NEW, **how)
 
     def _measure_tokens(self, ids: Real, got: list[int]) -> None:
         """The first other token is as wrong as the cold logits prefer theirs to it."""
@@ -561,7 +560,6 @@ class Play:
                 return
 
     def _manner(self, how: str) -> dict[str, Any]:
-        changes: Any = importlib.import_module("patches_worker")
         if how == "beams":
             # no token twice, and all three: else a best beam may never move
             beams = {"num_beams": 3, "num_return_sequences": 3, "no_repeat_ngram_size": 1}
@@ -595,8 +593,8 @@ class Play:
 def contents(layer: Real) -> Iterator[tuple[str, Real]]:
     """Keys, values and states of a layer's cache."""
     for name, value in vars(layer).items():
-        parts = value.items() if isinstance(value, dict) else [("", value)]
-        for key, part in parts:
+        held = value.items() if isinstance(value, dict) else [("", value)]
+        for key, part in held:
             if isinstance(part, torch.Tensor) and part.is_floating_point() and part.dim() > 1:
                 yield f"{name}[{key}]" if key != "" else name, part
 
@@ -620,12 +618,11 @@ def _differs(one: Real, other: Real) -> bool:
 def is_causal(play: Play) -> bool:
     """True if cold logits do not depend on later tokens, and are the same twice."""
     ids = tokens(1, 30)
-    whole, again, *parts = (
+    whole, again, *cut = (
         play.cold_model(ids[:, :n], use_cache=False).logits for n in (30, 30, 3, 7, 12, 19, 25)
     )
     return torch.equal(whole, again) and all(
-        float((each[:, -1] - whole[:, each.shape[1] - 1]).abs().max()) < RIGHT * 100
-        for each in parts
+        float((each[:, -1] - whole[:, each.shape[1] - 1]).abs().max()) < RIGHT * 100 for each in cut
     )
 
 
@@ -642,19 +639,16 @@ class Family:
         return cls.last[1]
 
     def __init__(self, kind: str, fields: dict[str, Any], attention: str) -> None:
-        tiny: Any = importlib.import_module("tiny_worker")
         self.model = tiny.model_of(kind, fields, attention)
         self.pristine = copy.deepcopy(self.model)  # what is run is a copy: no module has a state
-        inspect: Any = importlib.import_module("inspect")
         names = inspect.signature(self.model.forward).parameters
+        module: Any = inspect.getmodule(type(self.model))
         self.key = next((each for each in KEYS if each in names), "")
         self.key = self.key or next((each for each in KEYS if self._fills(each)), "")
         self.positions = "position_ids" in names
         self.own_cache, self.colds = False, dict[str, Real]()
         if self.key:
-            library: Any = importlib.import_module("transformers")
             held = getattr(self.model(tokens(1, 2), use_cache=True), self.key, None)
-            module = inspect.getmodule(type(self.model))
             classes = (each for each in vars(module).values() if isinstance(each, type))
             own = (each.__name__ for each in classes if each.__module__ == module.__name__)
             if held is None and any("Cache" in each for each in own):
@@ -662,12 +656,10 @@ class Family:
                 raise AbsentError(msg)
             kinds = (library.DynamicCache, library.EncoderDecoderCache)
             self.own_cache = held is not None and type(held) not in kinds
-        source = inspect.getsource(inspect.getmodule(type(self.model)))
-        self.replaceable = "ALL_ATTENTION_FUNCTIONS" in source
+        self.replaceable = "ALL_ATTENTION_FUNCTIONS" in inspect.getsource(module)
 
     def _fills(self, key: str) -> bool:
         """True if a call fills a cache that it takes among other keywords."""
-        library: Any = importlib.import_module("transformers")
         cache = library.DynamicCache(config=self.model.config)
         try:
             self.model(tokens(1, 2), use_cache=True, **{key: cache})
@@ -677,14 +669,14 @@ class Family:
 
     def result(self, script: list[Step]) -> dict[str, Any]:
         """The verdict of a script; of a wrong one with its cause."""
-        play, limits = self.play(), importlib.import_module("parts_worker")
+        play = self.play()
         try:
-            limits.limited(lambda: play.play(script))
+            parts.limited(lambda: play.play(script))
         except AbsentError as error:
             return {"verdict": "absent", "error": str(error)}
         except Exception as error:
-            verdict = "refused" if limits.is_clear(error) else "crash"
-            return {"verdict": verdict, **limits.about(error)}
+            verdict = "refused" if parts.is_clear(error) else "crash"
+            return {"verdict": verdict, **parts.about(error)}
         found: dict[str, Any] = {"gap": play.gap, "place": play.place}
         if play.gap <= WRONG:
             return {"verdict": "right" if play.gap < SINGLE else "unclear", **found}
@@ -714,7 +706,7 @@ class Family:
             if steps.intersection(applies):
                 play = self.play(remedies)
                 try:
-                    importlib.import_module("parts_worker").limited(partial(play.play, script))
+                    parts.limited(partial(play.play, script))
                 except Exception:  # noqa: S112 - it is no remedy
                     continue
                 if play.is_right():
@@ -728,39 +720,43 @@ class Family:
 
 def answer(order: dict[str, Any]) -> dict[str, Any]:
     """The results of a family's scripts; `unbuilt` with the reason where it has no model."""
-    tiny: Any = importlib.import_module("tiny_worker")
-    limits: Any = importlib.import_module("parts_worker")
     found: dict[str, Any] = {}
     try:
         fields = tiny.fields_of(order["family"])
         found["fields"] = tiny.without_defaults(order["family"], fields)
-        family = limits.limited(lambda: Family.of(order["family"], fields, order["attention"]))
+        family = parts.limited(lambda: Family.of(order["family"], fields, order["attention"]))
         if not family.key:
             return {"unbuilt": "its forward pass takes no cache"}
         play = family.play()
         found |= {"key": family.key, "own": family.own_cache, "positions": family.positions}
         found["layers"] = [type(each).__name__ for each in getattr(play.new(""), "layers", ())]
-        found["causal"] = limits.limited(lambda: is_causal(play))
+        found["causal"] = parts.limited(lambda: is_causal(play))
     except Exception as error:
-        return {"unbuilt": limits.about(error)["error"]}
+        return {"unbuilt": parts.about(error)["error"]}
     if found["causal"]:
         found["results"] = [family.result(each) for each in order["scripts"]]
     return found
 
 
+def load() -> None:
+    """Import what only the release's environment has, and the modules beside this one."""
+    global torch, library, changes, parts, tiny
+    torch, library, changes, parts, tiny = (
+        importlib.import_module(name)
+        for name in ("torch", "transformers", "patches_worker", "parts_worker", "tiny_worker")
+    )
+
+
 def main() -> None:
     """Answer orders until the input ends; what the library prints goes to standard error."""
     out, sys.stdout = sys.stdout, sys.stderr
-    global torch  # noqa: PLW0603 - one module, imported late
-    torch = importlib.import_module("torch")
-    transformers: Any = importlib.import_module("transformers")
+    load()
     auto: Any = importlib.import_module("transformers.models.auto.modeling_auto")
-    transformers.logging.set_verbosity_error()
+    library.logging.set_verbosity_error()
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     torch.set_num_threads(1)
     torch.set_grad_enabled(False)
-    importlib.import_module("tiny_worker").keep_double()
-    changes: Any = importlib.import_module("patches_worker")
+    tiny.keep_double()
     changes.keep_streams_out()
     gc.freeze()  # what was imported stays, and is not looked through again
     for line in sys.stdin:

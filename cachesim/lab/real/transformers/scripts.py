@@ -44,15 +44,10 @@ def _turns(rng: Random, further: int) -> Script:
     return [["generate", rng.randint(12, 16), "plain"], ["generate", further, "plain"]]
 
 
-def _quantised(kind: str, step: Step, rng: Random) -> Script:
+def _quantised(kind: str, step: Step, rng: Random, ends: Sequence[Step] = ()) -> Script:
     """Prefill, two tokens that `grouped` does not quantise yet, and a step."""
     script: Script = [["cache", kind], ["rows", 3], *_prefill(rng), ["feed", 2]]
-    return [*script, *([step] if step else []), *_feeds(rng, 1, 6, 2)]
-
-
-def _rounded(kind: str, step: Step, rng: Random) -> Script:
-    """The script, at whose end keys are compared with exact ones."""
-    return [*_quantised(kind, step, rng), ["near"]]
+    return [*script, *([step] if step else []), *_feeds(rng, 1, 6, 2), *ends]
 
 
 _QUANTISED_STEPS: Final[Mapping[str, Step]] = {
@@ -129,11 +124,11 @@ OPERATIONS: Final[Mapping[str, Callable[[Random], Script]]] = {
 }
 
 ROUNDED: Final[Mapping[str, Callable[[Random], Script]]] = {
-    f"{kind}{name}": partial(_rounded, kind, step)
+    f"{kind}{name}": partial(_quantised, kind, step, ends=[["near"]])
     for kind in ("quanto", "hqq")
     for name, step in _QUANTISED_STEPS.items()
 }
-"""Operations on quantised caches whose backends are further packages."""
+"""Operations on quantised caches of further packages; in the end keys are compared."""
 
 NAMED: Final[Mapping[str, Callable[[Random], Script]]] = {
     **ROUNDED,
