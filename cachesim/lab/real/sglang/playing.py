@@ -9,7 +9,6 @@ from typing import Any, Final
 
 import numpy as np
 
-from cachesim.engines.images import Image
 from cachesim.engines.sglang import sessions
 from cachesim.engines.sglang.build import Sizes, grid_of, make_tree
 from cachesim.engines.sglang.integrity import check_books
@@ -22,7 +21,7 @@ from cachesim.engines.sglang.pools import (
     WindowPool,
     host_size,
 )
-from cachesim.engines.sglang.request import Batch, Drafts, Limits, Req, Stream
+from cachesim.engines.sglang.request import Batch, Drafts, Limits, Req
 from cachesim.engines.sglang.rules import Rules
 from cachesim.engines.sglang.scheduler import Scheduler
 from cachesim.engines.sglang.server import leaks
@@ -141,36 +140,6 @@ class Player:
 
     # -- requests ----------------------------------------------------------------------------------
 
-    def add(
-        self,
-        prompt: Sequence[int],
-        most: int,
-        *,
-        extra_key: str | None = None,
-        priority: int = 0,
-        routing_key: str = "",
-        lora_id: str = "",
-        images: Sequence[Image] = (),
-        stream: Stream | None = None,
-        refused: bool = False,
-    ) -> Req:
-        self._count += 1
-        req = Req.make(
-            self._count - 1,
-            np.array(prompt, np.int64),
-            most,
-            extra_key=extra_key,
-            priority=priority,
-            routing_key=routing_key,
-            lora_id=lora_id,
-            images=tuple(images),
-            pads_apart=self.rules.scheduler.pads_images_apart,
-            beyond=(self.config.get("drafts") or {}).get("tokens", 0),
-        )
-        req.stream, req.to_finish = stream, refused
-        self.scheduler.add(req)
-        return req
-
     def _priority(self, given: int | None) -> int:
         if given is None and self.config.get("prioritizes"):
             return MOST_PRIORITY if self.config.get("low_first") else -MOST_PRIORITY - 1
@@ -188,17 +157,21 @@ class Player:
                 wanted = {k: v for k, v in wanted.items() if k not in KEYS}
             stream = None if session.closes else session.stream
             session.closes |= params.close
-        req = self.add(
-            prompt,
+        req = Req.make(
+            self._count,
+            np.array(prompt, np.int64),
             max(1, wanted["generate"]),
             extra_key=wanted.get("salt"),
             priority=self._priority(wanted.get("priority")),
-            images=() if "session" in wanted else images_of(wanted),
             routing_key=wanted.get("routing_key", ""),
             lora_id=wanted.get("lora", ""),
-            stream=stream,
-            refused=refused,
+            images=() if "session" in wanted else images_of(wanted),
+            pads_apart=self.rules.scheduler.pads_images_apart,
+            beyond=(self.config.get("drafts") or {}).get("tokens", 0),
         )
+        self._count += 1
+        req.stream, req.to_finish = stream, refused
+        self.scheduler.add(req)
         if "session" in wanted:
             req.in_session = True
             if not refused:

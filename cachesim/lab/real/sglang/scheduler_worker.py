@@ -127,25 +127,19 @@ class Playing:
         requests: dict[str, Real] = {}
         wanted: dict[str, Json] = {}
         results: dict[str, Json] = {}
-        back: set[str] = set()
         idle = 0
         for turn in range(MOST_STEPS):
             while coming and coming[0].get("arrives", 0) <= turn:
                 request = self._add(coming[0])
                 requests[request.rid], wanted[request.rid] = request, coming.pop(0)
-                results[request.rid] = {
-                    "cached": None,
-                    "chunks": [],
-                    "branch": None,
-                    "retracted": 0,
-                }
+                results[request.rid] = {"cached": None, "chunks": [], "branch": None}
             for name, request in requests.items():
                 if wanted[name].get("aborted", NEVER) == turn and not request.finished():
                     results[name]["aborted"] = True
                     self.core.abort(name)
             batch = self.core.plan()
             for name, request in requests.items():
-                _count_retractions(request, results[name], back)
+                results[name]["retracted"] = request.retraction_count
             scheduler.cur_batch, last = batch, scheduler.last_batch
             if batch is not None:
                 self._run(batch, results)
@@ -204,16 +198,6 @@ class Playing:
             "tree": [[*self._label(path), *rest] for path, *rest in self._nodes()],
             "free": self.core.free(),
         }
-
-
-def _count_retractions(request: Real, results: Json, back: set[str]) -> None:
-    if hasattr(request, "retraction_count"):
-        results["retracted"] = request.retraction_count
-    elif not getattr(request, "is_retracted", False):
-        back.discard(request.rid)
-    elif request.rid not in back:
-        results["retracted"] += 1
-        back.add(request.rid)
 
 
 TREE = (

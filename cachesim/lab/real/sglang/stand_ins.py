@@ -16,28 +16,17 @@ from typing import Final
 from cachesim.lab.real.worker_side import EmptyModules, Nothing, Real, bare_packages, unpinned
 
 EMPTY: Final = (
-    "sglang.jit_kernel",
-    "sglang.kernels",
-    "sglang.srt.configs",
-    "sglang.srt.constrained",
-    "sglang.srt.debug_utils",
-    "sglang.srt.distributed",
-    "sglang.srt.entrypoints",
-    "sglang.srt.eplb",
-    "sglang.srt.hardware_backend",
-    "sglang.srt.layers",
-    "sglang.srt.lora",
-    "sglang.srt.model_loader",
-    "sglang.srt.models",
-    "sglang.srt.multimodal",
-    "sglang.srt.observability",
-    "sglang.srt.parser",
-    "sglang.srt.sampling.penaltylib",
-    "sglang.srt.sampling.sampling_batch_info",
-    "sglang.srt.tracing",
-    "sglang.srt.utils.hf_transformers_patches",
-    "sglang.srt.utils.hf_transformers_utils",
-    "sglang.srt.weight_sync",
+    *("sglang.jit_kernel", "sglang.kernels"),
+    *(
+        f"sglang.srt.{name}"
+        for name in (
+            *("configs", "constrained", "debug_utils", "distributed", "entrypoints", "eplb"),
+            *("hardware_backend", "layers", "lora", "model_loader", "models", "multimodal"),
+            *("observability", "parser", "sampling.penaltylib", "sampling.sampling_batch_info"),
+            *("tracing", "utils.hf_transformers_patches", "utils.hf_transformers_utils"),
+            "weight_sync",
+        )
+    ),
 )
 """Parts of the release that no decision needs."""
 

@@ -1,6 +1,6 @@
 """Replay of recorded results of llama.cpp's own memory classes."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -175,13 +175,13 @@ class MemoryPlayer:
 
     def play(self, op: Mapping[str, Any]) -> JsonObject:
         """Perform an operation; its result, and the state afterwards."""
-        result = OPERATIONS[op["op"]](self, op)
+        result: JsonObject = getattr(self, f"do_{op['op']}")(op)
         self.context.check_integrity()
-        return {**result, "state": self.state()}
+        return result | {"state": self.state()}
 
     # --- operations
 
-    def decode(self, op: Mapping[str, Any]) -> JsonObject:
+    def do_decode(self, op: Mapping[str, Any]) -> JsonObject:
         runs: Sequence[Mapping[str, Any]] = op["runs"]
         counted = sum(run["count"] for run in runs)
         if counted > TOTAL_TOKENS:
@@ -210,43 +210,43 @@ class MemoryPlayer:
             ]
         return result
 
-    def seq_rm(self, op: Mapping[str, Any]) -> JsonObject:
+    def do_seq_rm(self, op: Mapping[str, Any]) -> JsonObject:
         return {"ret": self.context.seq_rm(op["seq"], op["p0"], op["p1"])}
 
-    def seq_cp(self, op: Mapping[str, Any]) -> JsonObject:
+    def do_seq_cp(self, op: Mapping[str, Any]) -> JsonObject:
         self.context.seq_cp(op["src"], op["dst"], op["p0"], op["p1"])
         return {"ret": None}
 
-    def seq_keep(self, op: Mapping[str, Any]) -> JsonObject:
+    def do_seq_keep(self, op: Mapping[str, Any]) -> JsonObject:
         self.context.seq_keep(op["seq"])
         return {"ret": None}
 
-    def seq_add(self, op: Mapping[str, Any]) -> JsonObject:
+    def do_seq_add(self, op: Mapping[str, Any]) -> JsonObject:
         self.context.seq_add(op["seq"], op["p0"], op["p1"], op["delta"])
         return {"ret": None}
 
-    def seq_div(self, op: Mapping[str, Any]) -> JsonObject:
+    def do_seq_div(self, op: Mapping[str, Any]) -> JsonObject:
         if op["divisor"] < 1:
             msg = f"positions divided by {op['divisor']}; write a whole number from 1 on"
             raise ValueError(msg)
         self.context.seq_div(op["seq"], op["p0"], op["p1"], op["divisor"])
         return {"ret": None}
 
-    def clear(self, op: Mapping[str, Any]) -> JsonObject:
+    def do_clear(self, op: Mapping[str, Any]) -> JsonObject:
         self.context.clear(data=op["data"])
         return {"ret": None}
 
-    def save(self, op: Mapping[str, Any]) -> JsonObject:
+    def do_save(self, op: Mapping[str, Any]) -> JsonObject:
         blob = self.context.state_write(op["seq"], partial=op["flags"] == "partial")
         self.slots[op["slot"]] = blob
         return {"bytes": blob.size}
 
-    def load(self, op: Mapping[str, Any]) -> JsonObject:
+    def do_load(self, op: Mapping[str, Any]) -> JsonObject:
         blob = self.slots[op["slot"]]
         consumed = self.context.state_read(blob, op["seq"], partial=op["flags"] == "partial")
         return {"ok": False} if consumed is None else {"ok": True, "bytes": consumed}
 
-    def mask(self, op: Mapping[str, Any]) -> JsonObject:
+    def do_mask(self, op: Mapping[str, Any]) -> JsonObject:
         """The attention mask of the last ubatch of the decode just before."""
         ubatch, _ = self.context.reached[-1]
         causal: bool = op["causal"]
@@ -283,20 +283,6 @@ class MemoryPlayer:
                 ],
             }
         return state
-
-
-OPERATIONS: Final[Mapping[str, Callable[[MemoryPlayer, Mapping[str, Any]], JsonObject]]] = {
-    "decode": MemoryPlayer.decode,
-    "seq_rm": MemoryPlayer.seq_rm,
-    "seq_cp": MemoryPlayer.seq_cp,
-    "seq_keep": MemoryPlayer.seq_keep,
-    "seq_add": MemoryPlayer.seq_add,
-    "seq_div": MemoryPlayer.seq_div,
-    "clear": MemoryPlayer.clear,
-    "save": MemoryPlayer.save,
-    "load": MemoryPlayer.load,
-    "mask": MemoryPlayer.mask,
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

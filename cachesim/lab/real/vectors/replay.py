@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final, Protocol, TypeAlias
+from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 
 from cachesim.engines.sglang.family import FAMILY as SGLANG
 from cachesim.engines.vllm.family import FAMILY as VLLM
@@ -29,59 +29,35 @@ MALFORMED: Final = (ArithmeticError, AttributeError, LookupError, TypeError, Val
 Check: TypeAlias = Callable[[Line], Difference | None]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Kind:
+class Kind(NamedTuple):
     """A kind of file: the test for its lines, and the module that replays them."""
 
     name: str
-    fits: Callable[[Line], bool]
-    module: str  # has a function `mismatch(line)`
+    module: str  # beside this package; has a function `mismatch(line)`
     operations: str  # the key under which a line lists them
+    fits: Callable[[Line], bool]
+
+
+def _keys(*names: str) -> Callable[[Line], bool]:
+    return lambda line: {*names} <= {*line}
+
+
+def _profile(engine: str) -> Callable[[Line], bool]:
+    return lambda line: str(line.get("profile", "")).startswith(engine)
+
+
+def _config(field: str) -> Callable[[Line], bool]:
+    return lambda line: "version" in line and field in mapping(line.get("config"))
 
 
 KINDS: Final = (
-    Kind(
-        name="llama.cpp memory",
-        fits=lambda line: "memory" in line and "ops" in line,
-        module="cachesim.lab.real.vectors.memory",
-        operations="ops",
-    ),
-    Kind(
-        name="mlx-lm caches and stores",
-        fits=lambda line: "version" in line and "ops" in line,
-        module="cachesim.lab.real.mlx_lm.classes",
-        operations="ops",
-    ),
-    Kind(
-        name="vLLM scheduler",
-        fits=lambda line: "version" in line and "groups" in mapping(line.get("config")),
-        module="cachesim.lab.real.vectors.replay",
-        operations="steps",
-    ),
-    Kind(
-        name="SGLang scheduler",
-        fits=lambda line: "version" in line and "kind" in mapping(line.get("config")),
-        module="cachesim.lab.real.vectors.replay",
-        operations="steps",
-    ),
-    Kind(
-        name="mlx-lm server",
-        fits=lambda line: "version" in line and "steps" in line,
-        module="cachesim.lab.real.vectors.mlx_server",
-        operations="steps",
-    ),
-    Kind(
-        name="ik_llama.cpp server",
-        fits=lambda line: str(line.get("profile", "")).startswith("ik_llama.cpp"),
-        module="cachesim.lab.real.vectors.servers",
-        operations="steps",
-    ),
-    Kind(
-        name="llama.cpp server",
-        fits=lambda line: str(line.get("profile", "")).startswith("llama.cpp"),
-        module="cachesim.lab.real.vectors.servers",
-        operations="steps",
-    ),
+    Kind("llama.cpp memory", "vectors.memory", "ops", _keys("memory", "ops")),
+    Kind("mlx-lm caches and stores", "mlx_lm.classes", "ops", _keys("version", "ops")),
+    Kind("vLLM scheduler", "vectors.replay", "steps", _config("groups")),
+    Kind("SGLang scheduler", "vectors.replay", "steps", _config("kind")),
+    Kind("mlx-lm server", "vectors.mlx_server", "steps", _keys("version", "steps")),
+    Kind("ik_llama.cpp server", "vectors.servers", "steps", _profile("ik_llama.cpp")),
+    Kind("llama.cpp server", "vectors.servers", "steps", _profile("llama.cpp")),
 )
 """The kinds of files there are; the first that fits a file's first line is taken."""
 
@@ -135,7 +111,7 @@ def played(
 ) -> tuple[list[Line], Difference | None]:
     """The operations of a line, and the first that differs; a line that is none is refused."""
     kind = kind or kind_of(line, path)
-    check: Check = importlib.import_module(kind.module).mismatch
+    check: Check = importlib.import_module(f"cachesim.lab.real.{kind.module}").mismatch
     listed = line.get(kind.operations)
     if not isinstance(listed, list):
         msg = f"{path}:{number}: {kind.operations!r} must be a list of operations"

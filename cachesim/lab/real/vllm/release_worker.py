@@ -14,43 +14,22 @@ from typing import Final
 from cachesim.lab.real.worker_side import EmptyModules, Real
 
 OUTSIDE: Final = frozenset(
-    {
-        "anthropic",
-        "blake3",
-        "compressed_tensors",
-        "cpuinfo",
-        "depyf",
-        "diskcache",
-        "gguf",
-        "ijson",
-        "lark",
-        "llguidance",
-        "lmformatenforcer",
-        "mistral_common",
-        "model_hosting_container_standards",
-        "numba",
-        "outlines_core",
-        "partial_json_parser",
-        "prometheus_fastapi_instrumentator",
-        "setproctitle",
-        "soundfile",
-        "uvicorn",
-        "uvloop",
-        "watchfiles",
-        "xgrammar",
-    }
+    (
+        *("anthropic", "blake3", "compressed_tensors", "cpuinfo", "depyf", "diskcache", "gguf"),
+        *("ijson", "lark", "llguidance", "lmformatenforcer", "mistral_common"),
+        *("model_hosting_container_standards", "numba", "outlines_core", "partial_json_parser"),
+        *("prometheus_fastapi_instrumentator", "setproctitle", "soundfile", "uvicorn", "uvloop"),
+        *("watchfiles", "xgrammar"),
+    )
 )
 """Packages that no decision of the scheduler depends on."""
 
 COMPILED: Final = frozenset(
-    {
-        "vllm._C",
-        "vllm._C_stable_libtorch",
-        "vllm._moe_C",
-        "vllm._moe_C_stable_libtorch",
-        "vllm._qutlass_C",
-        "vllm.vllm_flash_attn",
-    }
+    f"vllm.{name}"
+    for name in (
+        *("_C", "_C_stable_libtorch", "_moe_C", "_moe_C_stable_libtorch", "_qutlass_C"),
+        "vllm_flash_attn",
+    )
 )
 """Extensions that need a GPU, and the package that is nothing without them."""
 
@@ -78,16 +57,13 @@ ARCHITECTURES: Final = (
 def install(root: Path) -> None:
     """Make `import vllm...` work from an unpacked wheel, as on a machine with one GPU."""
     sys.path.insert(0, str(root))
-    sys.meta_path.insert(0, EmptyModules(_is_missing))
+    missing = EmptyModules(lambda name: name.partition(".")[0] in OUTSIDE or name in COMPILED)
+    sys.meta_path.insert(0, missing)
     _pretend_gpu()
     known = _registered()
     for architecture in ARCHITECTURES:
         if architecture in known:  # DeepSeek V4 since 0.20
             _register(architecture, root)
-
-
-def _is_missing(name: str) -> bool:
-    return name.partition(".")[0] in OUTSIDE or name in COMPILED
 
 
 def _pretend_gpu() -> None:
@@ -149,8 +125,6 @@ class _Model:
 
     def embed_input_ids(self, input_ids: Real) -> None:
         """Nothing is computed."""
-
-    get_input_embeddings = embed_input_ids  # its name until 0.19
 
     def make_empty_intermediate_tensors(self, *given: Real) -> None:
         """Nothing is computed."""

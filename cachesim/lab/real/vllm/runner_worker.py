@@ -19,6 +19,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property, partial
 from importlib import metadata
+from types import SimpleNamespace
 from typing import Final, NamedTuple
 from unittest.mock import patch
 
@@ -92,13 +93,6 @@ class Prepared(NamedTuple):
     tables: list[Real]  # by group: a row for each request
 
 
-class Layer:
-    """Memory of a layer of the network."""
-
-    def __init__(self, kv_cache: Real) -> None:
-        self.kv_cache = kv_cache
-
-
 class Marks:
     """The memory of one server."""
 
@@ -122,7 +116,7 @@ class Marks:
 
     def context(self) -> dict[str, Real]:
         return {
-            f"layer{group}": Layer([self.windows, self.states])
+            f"layer{group}": SimpleNamespace(kv_cache=[self.windows, self.states])
             for group, each in enumerate(self.groups)
             if each["kind"] == "mamba"
         }

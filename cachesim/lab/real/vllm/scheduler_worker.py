@@ -155,11 +155,8 @@ class Server(Groups):
         return lookup
 
     def _label(self, keyed: Real) -> list[int]:
-        if isinstance(keyed, tuple):
-            value, group = keyed[0], keyed[1]
-        else:
-            value = self.release.utils.get_block_hash(keyed)
-            group = self.release.utils.get_group_id(keyed)
+        value = self.release.utils.get_block_hash(keyed)
+        group = self.release.utils.get_group_id(keyed)
         last = bytes(value)[-DIGEST:]  # until 0.23 a larger block's id is all of its units'
         return [int(group), *self.labels.get(last, (-1, -1))]
 
@@ -187,7 +184,6 @@ class Server(Groups):
             mm_features=[self._feature(*each) for each in wanted.get("images", ())] or None,
             sampling_params=self.release.params(max_tokens=most, ignore_eos=True, temperature=0),
             pooling_params=None,
-            eos_token_id=None,
             cache_salt=wanted.get("salt"),
             block_hasher=self.hasher,
             priority=wanted.get("priority", 0),

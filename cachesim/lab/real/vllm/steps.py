@@ -7,7 +7,6 @@ after the outputs. Beside it the simulated scheduler and runner run the same wor
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from random import Random
 from typing import Any, Final, cast
 
@@ -271,7 +270,8 @@ def start(release: str) -> WorkerProcess:
     """A release's scheduler and runner, kernels interpreted."""
     core, kernels = SCHEDULER.core_of(release), KERNELS.ready()
     core.ready()
-    given = (str(core.folder), release, str(packages_of(kernels)))
+    packages = next(kernels.parents[1].glob("lib/python*/site-packages"))
+    given = str(core.folder), release, str(packages)
     return WorkerProcess(f"vllm {release}", core.python, WORKER, *given)
 
 
@@ -286,11 +286,6 @@ def differs_in(scenario: Scenario, release: str) -> Difference | None:
 def play_steps(workload: Entry, rules: Rules) -> list[Entry]:
     """All groups of a workload on the simulated scheduler and runner."""
     return play(workload, rules, Runs)
-
-
-def packages_of(python: Path) -> Path:
-    """Folder of an environment's packages."""
-    return next(python.parents[1].glob("lib/python*/site-packages"))
 
 
 PROVE: Final[Prove] = by_metadata(SCHEDULER.play_scenario, differs_in)

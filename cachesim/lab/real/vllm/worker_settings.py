@@ -311,22 +311,17 @@ class Store(NoOp):
 
     request_finished = request_finished_all_groups
 
-    def take_events(self) -> tuple[()]:
-        return ()
-
-    def get_loaded_kv_cache_group_ids(self, *_: Real) -> tuple[()]:
+    def take_events(self, *_: Real) -> tuple[()]:
         """Nothing is loaded behind the scheduler's back."""
         return ()
 
-    def has_pending_block_frees(self) -> bool:
-        """Nothing is held."""
+    get_loaded_kv_cache_group_ids = take_events
+
+    def has_pending_block_frees(self, *_: Real) -> bool:
+        """Nothing is held, and no block of a last state is waited for (0.30)."""
         return False
 
-    def register_finished_partial_tail(self, *_: Real) -> bool:
-        """Nothing is read of the last state, so its block is not waited for (0.30)."""
-        return False
-
-    has_pending_push_work = has_pending_block_frees
+    has_pending_push_work = register_finished_partial_tail = has_pending_block_frees
 
 
 def connector() -> type[Store]:
