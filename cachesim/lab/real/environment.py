@@ -15,7 +15,7 @@ import tempfile
 import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
@@ -103,8 +103,8 @@ class Environment:
         _run(f"take {', '.join(packages)} out of {self.folder}", command, self.patience)
 
 
-def package_of(family: Family[Any, Any], release: str) -> tuple[str, Package]:
-    """A release's own name, and the package that runs it for real."""
+def package_of(family: Family[Any, Any], release: str, version: str = "") -> tuple[str, Package]:
+    """A release's own name, and the package that runs it for real, or another version of that."""
     known = family.release(release)
     if known.package is None:
         msg = (
@@ -112,7 +112,7 @@ def package_of(family: Family[Any, Any], release: str) -> tuple[str, Package]:
             f"there are {', '.join(family.real())}"
         )
         raise ProfileError(msg)
-    return known.name, known.package
+    return known.name, replace(known.package, version=version or known.package.version)
 
 
 def environments_folder() -> Path:

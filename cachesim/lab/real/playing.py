@@ -179,16 +179,6 @@ def table_of_numbers(title: str, name: str, *heads: str) -> Table:
     return table
 
 
-def table_of_counts(title: str, name: str, columns: Mapping[str, Counter[str]]) -> Table:
-    """Counters side by side: a row for each key of the first, and the sums."""
-    table = table_of_numbers(title, name, *columns)
-    for each in sorted(next(iter(columns.values()), ())):
-        table.add_row(each, *(f"{column[each]:,}" for column in columns.values()))
-    table.add_section()
-    table.add_row("all", *(f"{column.total():,}" for column in columns.values()))
-    return table
-
-
 def console(*, stderr: bool = False) -> Console:
     """The console for results, or for messages; never wrapped in a pipe."""
     stream = sys.stderr if stderr else sys.stdout
@@ -328,7 +318,15 @@ class Agreement:
 
     def table(self) -> Table:
         """A row for each kind, and the sums."""
-        return table_of_counts(self.title, self.kinds, self.counts)
+        table, columns = (
+            table_of_numbers(self.title, self.kinds, *self.counts),
+            self.counts.values(),
+        )
+        for each in sorted(next(iter(columns), ())):
+            table.add_row(each, *(f"{column[each]:,}" for column in columns))
+        table.add_section()
+        table.add_row("all", *(f"{column.total():,}" for column in columns))
+        return table
 
     def show(self) -> int:
         """Print the table and the first difference; the exit status."""

@@ -7,7 +7,7 @@ tokens, for no kernel runs there, and must take the same decisions.
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Final, Generic, TypeVar
 
 from cachesim.engines.base import Engine
@@ -111,11 +111,10 @@ class RealScheduler(Generic[R]):
 
     def core_of(self, release: str, version: str = "") -> UnpackedWheel:
         """The folder that holds the scheduler of a release, or of another version in its place."""
-        name, package = package_of(self.family, release)
-        played = replace(package, version=version) if version else package
+        name, package = package_of(self.family, release, version)
         return UnpackedWheel(
             name="-".join((self.family.name, version or name, self.part)),
-            requirements=played.requirements,
+            requirements=package.requirements,
             kept=self.kept,
             packages=self.packages,
         )

@@ -58,6 +58,17 @@ HEADS: Final = (
     "within bounds",
 )
 
+SHARES: Final = (
+    ("sure", "requests"),
+    ("right", "comparable"),
+    ("predicted", "predictable"),
+    ("right of all", "answered"),
+    ("settled", "predictable"),
+    ("rightly settled", "settled"),
+    ("within", "predictable"),
+)
+"""Counts shown as shares of others, in the order of the columns."""
+
 SECONDS_TO_WRITE: Final = 0.05
 
 
@@ -71,25 +82,15 @@ class Agreement:
     counts: Counter[str] = field(default_factory=Counter)
     wrong: list[str] = field(default_factory=list)
 
-    def share(self, part: str, whole: str) -> float:
-        """A count as a part of another, in percent."""
-        return 100 * self.counts[part] / max(1, self.counts[whole])
-
     def row(self) -> tuple[str, ...]:
         """The table's row: percentages of the comparable requests."""
         level = "default" if self.verbosity == DEFAULT else f"-lv {self.verbosity}"
-        return (
-            f"{self.release}, {level}",
-            f"{self.counts['requests']:,}",
-            f"{self.share('sure', 'requests'):.1f} %",
-            f"{self.share('right', 'comparable'):.1f} %",
-            self.other,
-            f"{self.share('predicted', 'predictable'):.1f} %",
-            f"{self.share('right of all', 'answered'):.1f} %",
-            f"{self.share('settled', 'predictable'):.1f} %",
-            f"{self.share('rightly settled', 'settled'):.1f} %",
-            f"{self.share('within', 'predictable'):.1f} %",
-        )
+        parts = [
+            f"{100 * self.counts[part] / max(1, self.counts[whole]):.1f} %"
+            for part, whole in SHARES
+        ]
+        head = f"{self.release}, {level}", f"{self.counts['requests']:,}"
+        return (*head, *parts[:2], self.other, *parts[2:])
 
 
 def draw_setting(rng: Random, name: str, *, release: Release, other: Release) -> Setting:

@@ -207,8 +207,7 @@ def router_environment(release: Release) -> Environment:
 
 def environment_for(release: Release, version: str = "") -> Environment:
     """The environment that holds a release's wheel, or the wheel of another version."""
-    known = package_of(FAMILY, release if not version else FAMILY.names()[-1])[1]
-    package = replace(known, version=version) if version else known
+    _, package = package_of(FAMILY, FAMILY.names()[-1] if version else release, version)
     return Environment(name=f"{package.name}-{package.version}", requirements=package.requirements)
 
 

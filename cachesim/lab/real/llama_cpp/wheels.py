@@ -422,17 +422,12 @@ def real_fit(name: str, *, workloads: int, seed: int) -> int:
     kept = Recordings(wheel.release, seed=seed, version=wheel.version)
     beside = console(stderr=True)
     with Progress(console=beside, transient=True, disable=not beside.is_terminal) as progress:
-        task = progress.add_task(f"running {wheel}", total=workloads)
-        found = []
-        for recording in kept.take(workloads):
-            found.append(recording)
-            progress.advance(task)
-    recordings = tuple(found)
+        taken = progress.track(kept.take(workloads), workloads, description=f"running {wheel}")
+        recordings = tuple(taken)
     known = known_trials()
-    aside = console(stderr=True)
 
     def log(line: str) -> None:
-        aside.print(f"  {line}")
+        beside.print(f"  {line}")
 
     fit = Search(recordings, known, play_under, log).run()
     others = Recordings(wheel.release, seed=seed + ANOTHER, version=wheel.version)
@@ -441,9 +436,7 @@ def real_fit(name: str, *, workloads: int, seed: int) -> int:
     more = tuple({each.workload.name: each for each in found}.values())
     first, fit = fit, Search((*recordings, *more), known, play_under, log).run() if more else fit
     out.print(f"{wheel}: {fit.requests:,} requests in {len(recordings):,} workloads, seed {seed}")
-    table = Table(box=SIMPLE_HEAD)
-    table.add_column("rules")
-    table.add_column("as in")
+    table = Table("rules", "as in", box=SIMPLE_HEAD)
     table.add_column("requests", justify="right")
     table.add_row(f"{fit.nearest} as it is", "", f"{fit.at_first:,}")
     for step in fit.steps:
@@ -483,9 +476,8 @@ def _neighbours(wheel: Wheel, known: dict[str, Trial]) -> list[str]:
 def _left_open(probed: Sequence[Probed], trial: Trial, known: dict[str, Trial]) -> Table:
     """Rules that no workload depends on, and the results of workloads drawn for them."""
     title = "no request turned on these; others were drawn until one did"
-    table = Table(title=title, title_style="", box=SIMPLE_HEAD)
-    for head in ("rule", "found", "or", "as in", "the wheel says"):
-        table.add_column(head)
+    heads = ("rule", "found", "or", "as in", "the wheel says")
+    table = Table(*heads, title=title, title_style="", box=SIMPLE_HEAD)
     for each in probed:
         change = each.change
         own = change.value_in(trial)

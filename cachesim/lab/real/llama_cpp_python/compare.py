@@ -84,8 +84,7 @@ SYMBOLS: Final = 9
 
 def environment_for(release: str, version: str = "") -> Environment:
     """The environment that holds a release, or another version: built here, without wheels."""
-    package = package_of(FAMILY, release)[1]
-    package = replace(package, version=version or package.version)
+    _, package = package_of(FAMILY, release, version)
     return Environment(
         name=f"llama-cpp-python-{package.version}",
         requirements=package.requirements,

@@ -6,26 +6,14 @@ not use here (SciPy's ranks, tokenizers) is empty, and the tuner's processes are
 
 import importlib
 import json
-import os
 import sys
 import types
 from collections.abc import Callable
 from typing import Any, Self
 
-Json = Any
-Real = Any  # modules and objects of the artifact: known only when it runs
+from cachesim.lab.real.worker_side import Json, Real, Stub, own_output
 
 VERSIONS = {"lru": 1, "tuned": 2, "weighed": 3}
-
-
-class _Done:
-    """Completed call with its result."""
-
-    def __init__(self, value: Real) -> None:
-        self._value = value
-
-    def result(self) -> Real:
-        return self._value
 
 
 class _SerialPool:
@@ -37,11 +25,11 @@ class _SerialPool:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        return None
+    def __exit__(self, *_: object) -> None: ...
 
-    def submit(self, task: Callable[..., Real], **given: Real) -> _Done:
-        return _Done(task(**given))
+    def submit(self, task: Callable[..., Real], **given: Real) -> Stub:
+        found = task(**given)
+        return Stub(result=lambda: found)
 
 
 def load(folder: str) -> Real:
@@ -92,12 +80,6 @@ def play(module: Real, workload: Json) -> Json:
 
 def main() -> None:
     """Run workloads until the input ends."""
-    answers = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)  # the artifact prints what it does
-    module = load(sys.argv[1])
+    answers, module = own_output(), load(sys.argv[1])
     for line in sys.stdin:
         answers.write(json.dumps(play(module, json.loads(line))) + "\n")
-
-
-if __name__ == "__main__":
-    main()

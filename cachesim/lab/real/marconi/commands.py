@@ -11,10 +11,10 @@ from cachesim.engines.marconi.options import MarconiOptions
 from cachesim.engines.marconi.tree import Costs, Node, Tree
 from cachesim.errors import ScenarioError
 from cachesim.lab.real.playing import Agreement, first_difference
-from cachesim.lab.real.worker_process import JsonProcess
+from cachesim.lab.real.worker_process import ModuleProcess
 from cachesim.units import as_tokens
 
-WORKER: Final = Path(__file__).with_name("artifact_worker.py")
+WORKER: Final = "cachesim.lab.real.marconi.artifact_worker"
 NEEDED: Final = ("radix_cache_hybrid.py", "config_tuner.py", "utils.py")
 
 
@@ -43,8 +43,8 @@ def real_marconi(*, artifact: Path, seed: int = 0, workloads: int = 100) -> int:
         raise ScenarioError(msg)
     title = f"marconi's artifact and the simulated tree, seed {seed}"
     agreement = Agreement(title=title, kinds="policy")
-    command = [sys.executable, "-I", str(WORKER), str(artifact.resolve())]
-    with JsonProcess("the artifact", command) as process:
+    python, folder = Path(sys.executable), str(artifact.resolve())
+    with ModuleProcess("the artifact", python, WORKER, folder) as process:
         for number in range(workloads):
             workload = draw(seed, number)
             real = process.order(workload)

@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import replace
 from types import MappingProxyType
 
 from cachesim.engines.mlx_lm.family import FAMILY
@@ -26,12 +25,10 @@ def played_by(release: str, version: str) -> Iterator[None]:
 
 def environment_for(release: str) -> Environment:
     """The environment that holds a release of mlx-lm on a CPU, or what stands in for it."""
-    name, package = package_of(FAMILY, release)
-    version = _STAND_IN.get().get(name, package.version)
-    if version == package.version:
-        return Environment(name=f"mlx-{name}", requirements=package.requirements)
-    other = replace(package, version=version)
-    return Environment(name=f"mlx-lm-{version}", requirements=other.requirements)
+    name, own = package_of(FAMILY, release)
+    _, package = package_of(FAMILY, release, _STAND_IN.get().get(name, ""))
+    folder = f"mlx-{name}" if package == own else f"mlx-lm-{package.version}"
+    return Environment(name=folder, requirements=package.requirements)
 
 
 class RealProcess(ModuleProcess):

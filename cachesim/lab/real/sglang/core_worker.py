@@ -110,7 +110,8 @@ class Core:
     _settings: Callable[[Json], Real]
     settings: Callable[[], Json]  # the configuration that the scheduler has
     _tree: Callable[[Real], Real]
-    _begin: Callable[[], None]
+    _begin: Callable[[], None]  # what its `__init__` does further; it sets the processor
+    processor: Real  # of results
 
     def __init__(self, config: Json) -> None:
         self.config, self.kind = config, config["kind"]
@@ -411,6 +412,12 @@ class Core:
         queued = batch.copy() if self.overlaps else batch
         self.scheduler.result_queue.append((queued, None))
 
+    def take(self, batch: Real, runs: list[list[int]], *, extends: bool) -> None:
+        """Process the tokens of a batch."""
+        kind = "prefill" if extends else "decode"
+        process = getattr(self.processor, f"process_batch_result_{kind}")
+        process(batch, self._result(batch, runs))
+
     def run_of(self, request: Real, wanted: Json, *, extends: bool) -> list[int]:
         """The tokens that a request says in this step."""
         reply, done = read_row(wanted.get("reply", "")), len(request.output_ids)
@@ -469,13 +476,14 @@ class OnePerKind(Core):
     def _result(self, batch: Real, runs: list[list[int]]) -> Real:
         if not self.drafts or not batch.forward_mode.is_decode():
             return super()._result(batch, runs)
-        worker = drafts_worker.VerifyingWorker(self.drafts, self.page, self.allocator)
-        return worker.run(batch, runs)
+        given = self.drafts, self.page, self.allocator
+        return drafts_worker.verified_while_drafted(batch, runs, *given)
 
     def _begin(self) -> None:
         scheduler = self.scheduler
         set_all(scheduler, dict.fromkeys(("pp_size", "tp_size", "dp_size"), 1))
         set_all(scheduler, dict.fromkeys(("attn_tp_rank", "pp_rank", "tp_rank"), 0))
+        self.processor = scheduler
         scheduler.init_running_status()
         scheduler.init_chunked_prefill()
         scheduler.init_schedule_policy()
@@ -509,13 +517,6 @@ class OnePerKind(Core):
             torch: Real = importlib.import_module("torch")
             batch.output_ids = torch.zeros(len(batch.reqs), dtype=torch.int64)
         super().launch(batch)
-
-    def take(self, batch: Real, runs: list[list[int]], *, extends: bool) -> None:
-        scheduler, result = self.scheduler, self._result(batch, runs)
-        if extends:
-            scheduler.process_batch_result_prefill(batch, result)
-        else:
-            scheduler.process_batch_result_decode(batch, result)
 
 
 class Unified(Core):
@@ -714,11 +715,7 @@ class Unified(Core):
         return found.batch_to_run
 
     def take(self, batch: Real, runs: list[list[int]], *, extends: bool) -> None:
-        processor, result = self.processor, self._result(batch, runs)
-        if extends:
-            processor.process_batch_result_prefill(batch, result)
-        else:
-            processor.process_batch_result_decode(batch, result)
+        super().take(batch, runs, extends=extends)
         self.tree.flush_pending_backups()
 
 

@@ -117,75 +117,74 @@ class _Greedy(Stub):
         return self.count
 
 
-class VerifyingWorker:
-    """0.5.9: slots are allocated while drafts are made and verified (`EAGLEWorker`).
+def verified_while_drafted(
+    batch: Real, runs: list[list[int]], drafts: Json, page: int, allocator: Real
+) -> Real:
+    """Draft and verify; the requests have their tokens then. Follows 0.5.9's `EAGLEWorker`.
 
-    Its own functions allocate, accept and free; a workload says what the target would accept.
+    Slots are allocated meanwhile. Its own functions allocate, accept and free; a workload says what
+    the target would accept.
     """
-
-    def __init__(self, drafts: Json, page: int, allocator: Real) -> None:
-        self.drafts, self.page, self.allocator = drafts, page, allocator
-        self.worker = importlib.import_module("sglang.srt.speculative.eagle_worker")
-        self.info = importlib.import_module("sglang.srt.speculative.eagle_info")
-        vars(self.worker).update(assign_draft_cache_locs=Launch(lambda *_: None))
-        vars(self.info).update(
-            align_evict_mask_to_page_size=Launch(keep_started_pages),
-            assign_req_to_token_pool_func=write_rows,
-            TREE_SPEC_KERNEL_AVAILABLE=False,
+    torch, worker, info = (
+        importlib.import_module(name)
+        for name in (
+            "torch",
+            "sglang.srt.speculative.eagle_worker",
+            "sglang.srt.speculative.eagle_info",
         )
+    )
+    width, steps, topk = (drafts[each] for each in ("tokens", "steps", "topk"))
+    order = torch.arange(len(runs) * width).view(-1, width)
 
-    def run(self, batch: Real, runs: list[list[int]]) -> Real:
-        """Draft and verify; the requests have their tokens then."""
-        torch = importlib.import_module("torch")
-        width, steps, topk = (self.drafts[each] for each in ("tokens", "steps", "topk"))
-        drafter = Stub(
-            page_size=self.page,
-            topk=topk,
-            speculative_num_steps=steps,
-            device="cpu",
-            extend_lens=None,
-            num_new_pages_per_topk=None,
-            token_to_kv_pool_allocator=self.allocator,
-        )
-        batch.spec_info = Stub(hidden_states=torch.zeros(len(runs) * width))
-        self.worker.EAGLEWorker._draft_preprocess_decode(drafter, batch)
-        order = torch.arange(len(runs) * width).view(-1, width)
-        asked = self.info.EagleVerifyInput(
-            draft_token=torch.zeros(len(runs) * width, dtype=torch.long),
-            custom_mask=None,
-            positions=None,
-            retrive_index=order,
-            retrive_next_token=None,
-            retrive_next_sibling=None,
-            retrive_cum_len=None,
-            spec_steps=steps,
-            topk=topk,
-            draft_token_num=width,
-            capture_hidden_mode=None,
-            seq_lens_sum=0,
-            seq_lens_cpu=batch.seq_lens_cpu,
-        )
-        asked.prepare_for_verify(batch, self.page)
-        vars(self.info).update(verify_tree_greedy_func=self._accepting(runs, order))
-        logits = Stub(next_token_logits=torch.zeros(len(runs) * width, 1))
-        sampling, batch.sampling_info = batch.sampling_info, _Greedy(len(runs))
-        found = asked.verify(batch, logits, self.allocator, self.page, None)
-        batch.sampling_info, batch.spec_info = sampling, None
-        return Stub(
-            next_token_ids=found.verified_id,
-            accept_length_per_req_cpu=found.accept_length_per_req_cpu,
-            num_accepted_tokens=sum(found.accept_length_per_req_cpu),
-            can_run_cuda_graph=False,
-        )
+    def accept(predicts: Real, accept_index: Real, accept_token_num: Real, **_: Real) -> Real:
+        for row, run in enumerate(runs):
+            for at, token in enumerate(run):
+                predicts[order[row, at]] = token
+                accept_index[row, at] = order[row, at]
+            accept_token_num[row] = len(run) - 1
+        return predicts, accept_index, accept_token_num
 
-    @staticmethod
-    def _accepting(runs: list[list[int]], order: Real) -> Real:
-        def accept(predicts: Real, accept_index: Real, accept_token_num: Real, **_: Real) -> Real:
-            for row, run in enumerate(runs):
-                for at, token in enumerate(run):
-                    predicts[order[row, at]] = token
-                    accept_index[row, at] = order[row, at]
-                accept_token_num[row] = len(run) - 1
-            return predicts, accept_index, accept_token_num
-
-        return accept
+    vars(worker).update(assign_draft_cache_locs=Launch(lambda *_: None))
+    vars(info).update(
+        align_evict_mask_to_page_size=Launch(keep_started_pages),
+        assign_req_to_token_pool_func=write_rows,
+        TREE_SPEC_KERNEL_AVAILABLE=False,
+        verify_tree_greedy_func=accept,
+    )
+    drafter = Stub(
+        page_size=page,
+        topk=topk,
+        speculative_num_steps=steps,
+        device="cpu",
+        extend_lens=None,
+        num_new_pages_per_topk=None,
+        token_to_kv_pool_allocator=allocator,
+    )
+    batch.spec_info = Stub(hidden_states=torch.zeros(len(runs) * width))
+    worker.EAGLEWorker._draft_preprocess_decode(drafter, batch)
+    asked = info.EagleVerifyInput(
+        draft_token=torch.zeros(len(runs) * width, dtype=torch.long),
+        custom_mask=None,
+        positions=None,
+        retrive_index=order,
+        retrive_next_token=None,
+        retrive_next_sibling=None,
+        retrive_cum_len=None,
+        spec_steps=steps,
+        topk=topk,
+        draft_token_num=width,
+        capture_hidden_mode=None,
+        seq_lens_sum=0,
+        seq_lens_cpu=batch.seq_lens_cpu,
+    )
+    asked.prepare_for_verify(batch, page)
+    logits = Stub(next_token_logits=torch.zeros(len(runs) * width, 1))
+    sampling, batch.sampling_info = batch.sampling_info, _Greedy(len(runs))
+    found = asked.verify(batch, logits, allocator, page, None)
+    batch.sampling_info, batch.spec_info = sampling, None
+    return Stub(
+        next_token_ids=found.verified_id,
+        accept_length_per_req_cpu=found.accept_length_per_req_cpu,
+        num_accepted_tokens=sum(found.accept_length_per_req_cpu),
+        can_run_cuda_graph=False,
+    )

@@ -7,7 +7,7 @@ import copy
 import importlib
 import inspect
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from typing import Any
 from unittest.mock import patch
 
@@ -90,20 +90,14 @@ def _steps_limited(model: Real) -> Iterator[None]:
 
 @contextmanager
 def _paged_without_windows() -> Iterator[None]:
-    try:
-        module: Any = importlib.import_module(f"{PAGED}.cache")
-    except ImportError:
-        yield
-        return
-    group = "group_layers_by_attn_type"
-    if not hasattr(module, group):
-        yield
-        return
+    module, group = None, "group_layers_by_attn_type"
+    with suppress(ImportError):
+        module = importlib.import_module(f"{PAGED}.cache")
 
     def full(config: Real) -> dict[str, list[int]]:
         return {"full_attention": list(range(config.num_hidden_layers))}
 
-    with patch.object(module, group, full):
+    with patch.object(module, group, full) if hasattr(module, group) else nullcontext():
         yield
 
 

@@ -13,6 +13,9 @@ from cachesim.lab.real.playing import console
 from cachesim.lab.real.transformers.scripts import Script
 
 VERDICTS: Final = ("right", "wrong", "limit", "unclear", "refused", "crash")
+WORDS: Final = ("", "operation", "wrong in", "cause", "operations", "families", "from release")
+"""Heads of columns without numbers."""
+
 NUMBER: Final = re.compile(r"\d+")
 UNCACHED: Final = "not the cache's: calls without one give other logits than cold runs, too"
 LIMITS: Final = {
@@ -60,10 +63,7 @@ def show(found: Found, title: str) -> None:
     by_operation: dict[str, list[Cell]] = defaultdict(list)
     for cell in found.cells:
         by_operation[cell.operation].append(cell)
-    table = Table(box=None, title=title, title_justify="left")
-    for head in ("operation", *VERDICTS):
-        table.add_column(head, justify="left" if head == "operation" else "right")
-    table.add_column("wrong in")
+    table = _table("operation", *VERDICTS, "wrong in", title=title)
     for name, cells in by_operation.items():
         counts = Counter(each.verdict for each in cells)
         wrong = [each.family for each in cells if each.verdict == "wrong"]
@@ -92,9 +92,7 @@ def show_causes(found: Found) -> None:
             by_cause[cell.verdict, normal(cell.error)].append(cell)
     if not by_cause:
         return
-    table = Table(box=None)
-    for head in ("", "cause", "scripts", "operations", "families"):
-        table.add_column(head, justify="right" if head == "scripts" else "left")
+    table = _table("", "cause", "scripts", "operations", "families")
     for (verdict, cause), cells in sorted(by_cause.items(), key=lambda each: -len(each[1])):
         operations = _listed(each.operation for each in cells)
         families = _listed(each.family for each in cells)
@@ -129,9 +127,8 @@ def show_changes(releases: Sequence[Found]) -> bool:
     if not by_course:
         console().print(f"{len(verdicts):,} results are the same in all releases")
         return False
-    table = Table(box=None, title="Changes between releases", title_justify="left")
-    for head in ("from release", "scripts", "operations", "families"):
-        table.add_column(head, justify="right" if head == "scripts" else "left")
+    heads = ("from release", "scripts", "operations", "families")
+    table = _table(*heads, title="Changes between releases")
     for changes, keys in sorted(by_course.items(), key=lambda each: -len(each[1])):
         families, operations = zip(*keys, strict=True)
         table.add_row(changes, str(len(keys)), _listed(operations), _listed(families))
@@ -147,6 +144,13 @@ def is_worse(before: Found, after: Found) -> bool:
     return bool(gone) or any(
         each.verdict in bad and (each.family, each.operation) not in known for each in after.cells
     )
+
+
+def _table(*heads: str, title: str | None = None) -> Table:
+    table = Table(box=None, title=title, title_justify="left")
+    for head in heads:
+        table.add_column(head, justify="left" if head in WORDS else "right")
+    return table
 
 
 def _listed(names: Iterable[str]) -> str:

@@ -138,13 +138,10 @@ class Player(Groups):
         return next(len(each.drafts) for each in step.chunks if each.request.id == name)
 
     def hand_over(self, step: Step, sampled: Mapping[int, list[int]]) -> None:
-        received, sent, failed, invalid = self.loads.next()
-        known = self.known
+        *names, invalid = self.loads.next()
+        received, sent, failed = (tuple(self.known[n] for n in each) for each in names)
         transfers = Transfers(
-            received=tuple(known[each] for each in received),
-            sent=tuple(known[each] for each in sent),
-            failed=tuple(known[each] for each in failed),
-            invalid=frozenset(invalid),
+            received=received, sent=sent, failed=failed, invalid=frozenset(invalid)
         )
         self.scheduler.update_from_output(step, list(sampled.values()), transfers)
 

@@ -107,7 +107,7 @@ class Marks:
         window = self.torch.arange(width)[None, :, None]
         self.windows = self.torch.arange(blocks)[:, None, None] * ROWS + window
         self.states = self.torch.arange(blocks)[:, None].clone()
-        self.before = [each.clone() for each in (self.pages, self.windows, self.states)]
+        self.before = [each.clone() for each in self.tensors.values()]
         self.copies: dict[str, list[Json]] = {}
 
     @property
@@ -155,18 +155,15 @@ class Marks:
 
     def settle(self, phase: str) -> None:
         """Record the copies, and restore the numbers."""
-        found = []
-        pages, windows, states = (
-            (now != before).flatten(1).any(1).nonzero().flatten().tolist()
-            for now, before in zip(
-                (self.pages, self.windows, self.states), self.before, strict=True
-            )
+        pairs = list(zip(self.tensors.values(), self.before, strict=True))
+        changed = set[int]()
+        for now, before in pairs:
+            changed |= {*(now != before).flatten(1).any(1).nonzero().flatten().tolist()}
+        self.copies.setdefault(phase, []).extend(
+            [block, int(self.states[block, 0]), *divmod(int(self.windows[block, 0, 0]), ROWS)]
+            for block in sorted(changed)
         )
-        for block in sorted({*pages, *windows, *states}):
-            state, first = int(self.states[block, 0]), int(self.windows[block, 0, 0])
-            found.append([block, state, *divmod(first, ROWS)])
-        self.copies.setdefault(phase, []).extend(found)
-        for now, before in zip((self.pages, self.windows, self.states), self.before, strict=True):
+        for now, before in pairs:
             now.copy_(before)
 
     # -- a step ------------------------------------------------------------------------------------
@@ -220,8 +217,7 @@ class Marks:
     def _ssm(self, step: Prepared, group: int) -> list[Json]:
         """Block read (none for a prefix of nothing) and blocks written, row by row."""
         built = step.metadata[f"layer{group}.ssm"]
-        everywhere = self.groups[group].get("mode") == "all"
-        if not everywhere:
+        if self.groups[group].get("mode") != "all":
             return self._ssm_last(step, built)
         return self._ssm_all(step, built, self.specs[group].block_size)
 
