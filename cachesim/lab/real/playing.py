@@ -318,10 +318,8 @@ class Agreement:
 
     def table(self) -> Table:
         """A row for each kind, and the sums."""
-        table, columns = (
-            table_of_numbers(self.title, self.kinds, *self.counts),
-            self.counts.values(),
-        )
+        columns = self.counts.values()
+        table = table_of_numbers(self.title, self.kinds, *self.counts)
         for each in sorted(next(iter(columns), ())):
             table.add_row(each, *(f"{column[each]:,}" for column in columns))
         table.add_section()

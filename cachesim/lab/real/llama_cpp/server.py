@@ -499,12 +499,11 @@ SIZES: Final = (
 )
 
 OVERRIDES: Final[Mapping[str, str]] = {
-    "cpuparams.n_threads": THREADS,
-    "cpuparams_batch.n_threads": THREADS,
-    "speculative.draft.cpuparams.n_threads": THREADS,
-    "speculative.draft.cpuparams_batch.n_threads": THREADS,
-    "speculative.cpuparams.n_threads": THREADS,
-    "speculative.cpuparams_batch.n_threads": THREADS,
+    **{
+        f"{of}cpuparams{batch}.n_threads": THREADS
+        for of in ("", "speculative.draft.", "speculative.")
+        for batch in ("", "_batch")
+    },
     "default_template_kwargs": "no chat template of these tools reads `preserve_reasoning`",
     "fit_params": "the model's memory is not fitted to a GPU: there is none",
     "n_ctx": SIZES,

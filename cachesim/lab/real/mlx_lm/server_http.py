@@ -170,6 +170,11 @@ class Inbox(Queue):  # type: ignore[type-arg]
         return item
 
 
+FIELDS = {"folder": "model", "seed": "seed", "stop_words": "stop"}
+FIELDS |= {"chat_template_kwargs": "chat_template_kwargs"}
+"""Fields of a request as a client sends them."""
+
+
 def call_of(request: Json, number: int, *, reports_tokens: bool) -> tuple[str, Json]:
     """Endpoint and body of a request; its number is in a field that no sampler reads."""
     chat = "messages" in request
@@ -181,17 +186,10 @@ def call_of(request: Json, number: int, *, reports_tokens: bool) -> tuple[str, J
     }
     body |= {"logprobs": True} if reports_tokens else {}
     body |= {"messages": request["messages"]} if chat else {"prompt": request["text"]}
-    if "folder" in request:
-        body["model"] = request["folder"]
-    if "seed" in request:
-        body["seed"] = request["seed"]
-    if "stop_words" in request:
-        body["stop"] = request["stop_words"]
+    body |= {field: request[name] for name, field in FIELDS.items() if name in request}
     if "tools" in request:
         named = [{"name": text} for text in request["tools"]]
         body["tools"] = [{"type": "function", "function": each} for each in named]
-    if "chat_template_kwargs" in request:
-        body["chat_template_kwargs"] = request["chat_template_kwargs"]
     body |= request.get("body", {})
     return ("/v1/chat/completions" if chat else "/v1/completions"), body
 

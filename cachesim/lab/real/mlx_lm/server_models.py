@@ -59,7 +59,7 @@ CHANNEL = ["<|channel>", "<channel|>", "thought"]
 END_MARK = "<|im_end|>"
 
 TURN = "<|im_start|> {{ message['role'] }} {{ '\\n' }} %s <|im_end|> {{ '\\n ' }}"
-AS_SENT = "{% for message in messages %}" + TURN % "{{ message['content'] }}" + "{% endfor %}"
+CONTENT = "{{ message['content'] }}"
 PROMPT = "{% if add_generation_prompt %}<|im_start|> assistant {{ '\\n ' }}"
 CLOSED = "{%% if enable_thinking is defined and not enable_thinking %%}%s {{ '\\n ' }}{%% endif %%}"
 THINKS = "<think> {{ '\\n ' }}" + CLOSED % THINK[1]
@@ -90,29 +90,18 @@ NEEDS_USER = (
     "{% if not messages | selectattr('role', 'equalto', 'user') | list %}"
     "{{ raise_exception('no user message') }}{% endif %}"
 )
-END = "{% endif %}"
+
+
+def _template(shown: str, opened: str = "", before: str = "") -> str:
+    turns = "{% for message in messages %}" + TURN % shown + "{% endfor %}"
+    return TOOLS + before + turns + PROMPT + opened + "{% endif %}"
+
 
 TEMPLATES = {
-    "chatml": TOOLS + AS_SENT + PROMPT + END,
-    "channel": TOOLS
-    + "{% for message in messages %}"
-    + TURN % "{{ message['content'].split('<channel|>')[-1] }}"
-    + "{% endfor %}"
-    + PROMPT
-    + CHANNELS
-    + END,
-    "needs-user": NEEDS_USER + TOOLS + AS_SENT + PROMPT + END,
-    **{
-        name: TOOLS
-        + LAST_USER
-        + "{% for message in messages %}"
-        + TURN % shown
-        + "{% endfor %}"
-        + PROMPT
-        + THINKS
-        + END
-        for name, shown in SHOWN.items()
-    },
+    "chatml": _template(CONTENT),
+    "channel": _template("{{ message['content'].split('<channel|>')[-1] }}", CHANNELS),
+    "needs-user": NEEDS_USER + _template(CONTENT),
+    **{name: _template(shown, THINKS, LAST_USER) for name, shown in SHOWN.items()},
 }
 """Words and spaces; each text between spaces is a token."""
 

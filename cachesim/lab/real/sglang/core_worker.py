@@ -144,14 +144,11 @@ class Core:
         if self.host is not None:
             hicache_worker.slow_down(self.tree.cache_controller, self.host.get("lag", 0))
         if self.storage is not None:
-            self._step_by_polls(self.storage)
+            hicache_worker.step_by_polls(self.tree, self.storage)
         vars(importlib.import_module("sglang.srt.managers.schedule_policy"))["set"] = InOrder
         self.scheduler = Attributes()
         set_all(self.scheduler, self._attributes())
         self._begin()
-
-    def _step_by_polls(self, wanted: Json) -> None:
-        hicache_worker.step_by_polls(self.tree, wanted["lag"])
 
     def _rows_pool(self) -> Real:
         torch = importlib.import_module("torch")
@@ -591,9 +588,6 @@ class Unified(Core):
                 kinds=[FULL, *kinds] if self.host is not None else kinds,
                 host=self.host is not None,
             )
-
-    def _step_by_polls(self, wanted: Json) -> None:
-        hicache_worker.step_by_polls_unified(self.tree, wanted["lag"], wanted["acks"])
 
     def _unified_attributes(self, beam: Real) -> Json:
         batches = find("ScheduleBatch", "managers.schedule_batch")

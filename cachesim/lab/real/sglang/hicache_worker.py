@@ -276,29 +276,18 @@ class Threads:
         function()
 
 
-def step_by_polls(tree: Real, lag: int) -> None:
-    """Whenever the tree polls its queues, the threads' functions do what is due."""
-    controller, drain = tree.cache_controller, tree.drain_storage_control_queues
-    clock = _count_polls(tree, CONTROLLER, "is_prefetch_timeout")
-    threads = Threads(controller, lag)
+def step_by_polls(tree: Real, wanted: Json) -> None:
+    """Whenever the tree polls or counts its queues, the threads' functions do what is due.
 
-    def poll() -> None:
-        clock.polls += 1
-        threads.run("backup_queue", controller.backup_thread_func)
-        threads.run("prefetch_queue", controller.prefetch_thread_func)
-        threads.run("prefetch_buffer", controller.prefetch_io_aux_func, lag=0)
-        drain()
-
-    tree.drain_storage_control_queues = poll
-
-
-def step_by_polls_unified(tree: Real, lag: int, acks: int) -> None:
-    """Run the threads before the tree counts its queues; a transfer reports in pieces, of which at
-    most `acks` are received in one poll.
+    Since 0.5.16 a transfer reports in pieces, of which at most `acks` are received in one poll.
     """
-    controller, check = tree.cache_controller, tree.check_hicache_events
-    threads = Threads(controller, lag)
-    if hasattr(tree, OWN_TIME):
+    controller, threads = tree.cache_controller, Threads(tree.cache_controller, wanted["lag"])
+    sync = getattr(controller, "prefetch_sync_thread_func", None)
+    name = "drain_storage_control_queues" if sync is None else "check_hicache_events"
+    inner = getattr(tree, name)
+    if sync is None:
+        clock = _count_polls(tree, CONTROLLER, "is_prefetch_timeout")
+    elif hasattr(tree, OWN_TIME):
         clock = _count_polls(tree, HYBRID_CONTROLLER, OWN_TIME)
     else:
         clock = Stub(polls=0)
@@ -309,8 +298,10 @@ def step_by_polls_unified(tree: Real, lag: int, acks: int) -> None:
         clock.polls += 1
         threads.run("backup_queue", controller.backup_thread_func)
         threads.run("prefetch_queue", controller.prefetch_thread_func)
-        threads.run("prefetch_buffer", controller.prefetch_io_aux_func)
-        threads.pass_on("prefetch_sync_queue", controller.prefetch_sync_thread_func, acks)
-        check()
+        lag = 0 if sync is None else None
+        threads.run("prefetch_buffer", controller.prefetch_io_aux_func, lag=lag)
+        if sync is not None:
+            threads.pass_on("prefetch_sync_queue", sync, wanted["acks"])
+        inner()
 
-    tree.check_hicache_events = poll
+    setattr(tree, name, poll)

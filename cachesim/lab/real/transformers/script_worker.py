@@ -441,7 +441,10 @@ class Play:
         elif UNLIMITED in self.remedies and how != "static":
             given[self.key] = self.new("dynamic")
         if CALLS in self.remedies and how == "plain":
-            sequences, logits = self._by_calls(ids)
+            new = ids[:, self.widths :]
+            self.rows, self.widths = [ids], ids.shape[1]
+            logits = self._by_calls(new)
+            sequences = torch.cat(self.rows)
         else:
             out = self.generate(self.model, ids, use_cache=True, **given)
             sequences = out.sequences
@@ -465,15 +468,15 @@ class Play:
             plain = self.generate(self.cold_model, ids, use_cache=False, output_logits=True)
             self._uncached(logits, torch.stack(plain.logits, 1), cold)
 
-    def _by_calls(self, ids: Real) -> tuple[Real, Real]:
-        """The tokens of `generate` by calls of the model."""
-        new, logits = ids[:, self.widths :], []
+    def _by_calls(self, new: Real) -> Real:
+        """Logits of `generate` by calls of the model; the rows have its tokens then."""
+        logits = []
         for _ in range(NEW):
-            self.rows, self.widths = [ids], ids.shape[1]
             logits.append(self._feed(new)[:, -1])
             new = logits[-1].argmax(-1, keepdim=True)
-            ids = torch.cat([ids, new], 1)
-        return ids, torch.stack(logits, 1)
+            self.rows = [torch.cat([row, new[at : at + 1]], 1) for at, row in enumerate(self.rows)]
+            self.widths += 1
+        return torch.stack(logits, 1)
 
     def do_batch(self, *lengths: int) -> None:
         """`generate` on a batch with padding, as `pad` makes it."""
@@ -484,16 +487,7 @@ class Play:
         cold = torch.cat([self._greedy(row)[1] for row in self.rows])
         if {CALLS, ALONE}.intersection(self.remedies):
             self.cache = self.new("dynamic")
-            new = ids
-            logits = []
-            for _ in range(NEW):
-                logits.append(self._feed(new)[:, -1])
-                new = logits[-1].argmax(-1, keepdim=True)
-                self.rows = [
-                    torch.cat([row, new[at : at + 1]], 1) for at, row in enumerate(self.rows)
-                ]
-                self.widths += 1
-            self._measure(torch.stack(logits, 1), cold)
+            self._measure(self._by_calls(ids), cold)
             return
         cache = {} if self.own_cache else {self.key: self.new("dynamic")}
         out = self.generate(

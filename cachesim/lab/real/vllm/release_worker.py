@@ -75,20 +75,17 @@ def _pretend_gpu() -> None:
         """A stub of an H100: its properties alone."""
 
         @classmethod
-        def get_device_capability(cls, device_id: int = 0) -> Real:
-            del device_id
+        def get_device_capability(cls, *_: Real, **__: Real) -> Real:
             return interface.DeviceCapability(9, 0)
 
         @classmethod
-        def get_device_name(cls, device_id: int = 0) -> str:
+        def get_device_name(cls, *_: Real, **__: Real) -> str:
             """The device's name, which picks tuned kernels."""
-            del device_id
             return "NVIDIA H100 80GB HBM3"
 
         @classmethod
-        def get_device_total_memory(cls, device_id: int = 0) -> int:
+        def get_device_total_memory(cls, *_: Real, **__: Real) -> int:
             """The device's memory, which picks the default budget."""
-            del device_id
             return MEMORY
 
         @classmethod
