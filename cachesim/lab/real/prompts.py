@@ -313,14 +313,12 @@ def request_of(prompt: Sequence[int], reply: Sequence[int]) -> dict[str, Any]:
 
 def spell(tokens: Sequence[int]) -> str:
     """Tokens as text: runs of two or more as one piece."""
-    out, i = [], 0
-    while i < len(tokens):
-        j = i
-        while j + 1 < len(tokens) and tokens[j + 1] == tokens[j] + 1:
-            j += 1
-        out.append(str(tokens[i]) if j == i else f"{tokens[i]}-{tokens[j]}")
-        i = j + 1
-    return " ".join(out)
+    pieces, at = [], 0
+    while at < len(tokens):
+        last = at + _run(tokens, at, 1) - 1
+        pieces.append(str(tokens[at]) if last == at else f"{tokens[at]}-{tokens[last]}")
+        at = last + 1
+    return " ".join(pieces)
 
 
 WITH_IMAGES: Final = 0.1

@@ -8,7 +8,7 @@ from itertools import groupby
 from pathlib import Path
 from random import Random
 from tempfile import NamedTemporaryFile, TemporaryDirectory
-from typing import Any, Final, Protocol, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from rich.console import Console
 
@@ -170,10 +170,8 @@ class Played:
     raced: Difference | None = None  # another run of the same workload agreed
 
 
-class PlayDrawn(Protocol):
-    """A drawn workload, run on both servers."""
-
-    def __call__(self, *, seed: int, number: int, presets: Sequence[str]) -> Played: ...
+PlayDrawn: TypeAlias = Callable[..., Played]
+"""A drawn workload of a seed, a number and presets, run on both servers."""
 
 
 class SideBySide(AbstractContextManager["SideBySide"]):

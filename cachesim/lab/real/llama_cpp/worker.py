@@ -29,7 +29,7 @@ import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, TextIO, TypeAlias
+from typing import Any, TypeAlias
 from urllib.parse import urlsplit
 
 Json: TypeAlias = dict[str, Any]
@@ -47,7 +47,8 @@ SECONDS_TO_START = 30
 
 def main() -> None:
     """Serve until the input ends."""
-    answers, folder = keep_stdout_for_answers(), tempfile.mkdtemp(prefix="slots-")
+    answers, folder = os.fdopen(os.dup(1), "w", buffering=1), tempfile.mkdtemp(prefix="slots-")
+    os.dup2(2, 1)  # the wheel's chatter joins stderr
     start = routing if sys.argv[1:] == ["router"] else serving
     server: Wheel = None
     try:
@@ -82,13 +83,6 @@ def end(server: Wheel) -> None:
     if isinstance(server, subprocess.Popen):
         server.kill()
         server.wait()
-
-
-def keep_stdout_for_answers() -> TextIO:
-    """Hand descriptor 1 to the wheel's chatter (it joins stderr) and return the real stdout."""
-    answers = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)
-    return answers
 
 
 def held(address: str, slot: int, folder: Path) -> list[int]:

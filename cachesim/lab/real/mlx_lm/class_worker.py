@@ -33,21 +33,17 @@ def main() -> None:
 
 def play(sequence: Json, mx: Real, classes: Real) -> list[Json]:
     """Results of a sequence on fresh objects."""
-    player, results = player_for(sequence, mx, classes), list[Json]()
+    player: Player = CachePlayer(mx, classes)
+    if sequence["group"] == "trie":
+        player = TriePlayer(classes.PromptTrie())
+    elif sequence["group"] == "store":
+        player = StorePlayer(mx, classes, sequence["args"])
+    results: list[Json] = []
     for op in sequence["ops"]:
         results.append(player.play(op))
         if sequence.get("until_error") and "error" in results[-1]:
             break
     return results
-
-
-def player_for(sequence: Json, mx: Real, classes: Real) -> Player:
-    """Fresh objects of the release."""
-    if sequence["group"] == "trie":
-        return TriePlayer(classes.PromptTrie())
-    if sequence["group"] == "store":
-        return StorePlayer(mx, classes, sequence["args"])
-    return CachePlayer(mx, classes)
 
 
 class CachePlayer(players.CachePlayer):

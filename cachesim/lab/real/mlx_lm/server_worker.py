@@ -20,6 +20,8 @@ from pathlib import Path
 
 from cachesim.lab.real.mlx_lm.players import queues_of
 from cachesim.lab.real.mlx_lm.server_http import (
+    FILLER,
+    PATIENCE,
     Client,
     Inbox,
     RequestQueue,
@@ -33,11 +35,9 @@ from cachesim.lab.real.worker_side import Json, Real, own_output
 VOCABULARY = 64
 """Words, where a workload does not say otherwise."""
 
-PATIENCE = 30.0
 TOLERANCE = 1e-5
 """Largest deviation of a right state, relative to its largest value; wrong ones are far off."""
 
-FILLER = 20
 UNUSED_TOKEN = 21
 """Proposed token after the end of a workload's proposals."""
 
@@ -78,13 +78,8 @@ def settings(wanted: Json) -> Json:
     module: Real = importlib.import_module("mlx_lm.server")
     known = Path(str(module.__file__)).read_text()
     own = arguments_of("MODEL", wanted["settings"], known)
-    return [parsed(module, each) for each in (["--model", "MODEL"], own)]
-
-
-def parsed(module: Real, arguments: list[str]) -> Json:
-    """Arguments as parsed by the release's own parser, as text."""
-    found = vars(namespace(module, arguments))
-    return {name: str(value) for name, value in sorted(found.items())}
+    flags = (vars(namespace(module, each)) for each in (["--model", "MODEL"], own))
+    return [{name: str(value) for name, value in sorted(each.items())} for each in flags]
 
 
 def namespace(module: Real, arguments: list[str]) -> argparse.Namespace:
@@ -536,10 +531,6 @@ class StoreWatch:
         """The model, which is there once the first request is."""
         return self._model()
 
-    @property
-    def count(self) -> int:
-        return len(self._numbers)
-
     def fetch(self, model: Real, tokens: Real) -> Real:
         """The store's own lookup; the cached count is recorded."""
         found = self._fetch(model, tokens)
@@ -557,8 +548,9 @@ class StoreWatch:
         layers = [self._layer(key, *pair) for pair in pairs]
         self.busy = False
         self._insert(model, tokens, cache, **more)
-        self._numbers.append((cache, len(self._numbers) + 1))
-        entry = {"number": self.count, "key": key, "length": len(key), "layers": layers}
+        number = len(self._numbers) + 1
+        self._numbers.append((cache, number))
+        entry = {"number": number, "key": key, "length": len(key), "layers": layers}
         self.inserted.append(entry | self._type(more))
 
     def _type(self, more: Json) -> Json:

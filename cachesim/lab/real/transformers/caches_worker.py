@@ -329,12 +329,6 @@ class Layers:
         return found
 
 
-def play_layers(order: Json) -> Json:
-    """Return value of each step of a script, with the layers after it."""
-    layers = Layers(order)
-    return [layers.step(name, given) for name, given in order["steps"]]
-
-
 def main() -> None:
     """Run workloads until the input ends."""
     answers = os.fdopen(os.dup(1), "w", buffering=1)
@@ -342,7 +336,8 @@ def main() -> None:
     for line in sys.stdin:
         order = json.loads(line)
         if "kinds" in order:
-            found = play_layers(order)
+            layers = Layers(order)
+            found = [layers.step(name, given) for name, given in order["steps"]]
         else:
             found = differences(order["settings"]) if "settings" in order else play(order)
         answers.write(json.dumps(found) + "\n")

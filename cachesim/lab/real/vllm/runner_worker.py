@@ -17,7 +17,7 @@ import os
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from functools import cached_property, partial
+from functools import cached_property
 from importlib import metadata
 from types import SimpleNamespace
 from typing import Final, NamedTuple
@@ -755,11 +755,6 @@ def pin_nothing() -> None:
     torch.Tensor.pin_memory = lambda self, *_: self
 
 
-def results_of(release: Release, wanted: Json) -> list[Json]:
-    """All groups of a workload up to the first that ends in an error."""
-    return play_groups(wanted["steps"], Runs(release, wanted["config"]).play)
-
-
 def main() -> None:
     """Run workloads until the input ends."""
     answers = own_output()
@@ -767,4 +762,5 @@ def main() -> None:
     root, version, kernels = sys.argv[1:]
     interpret_kernels(kernels, version)
     pin_nothing()
-    answer_lines(answers, partial(results_of, Release(root)))
+    release = Release(root)
+    answer_lines(answers, lambda w: play_groups(w["steps"], Runs(release, w["config"]).play))
