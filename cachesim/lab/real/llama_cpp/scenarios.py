@@ -342,23 +342,19 @@ def on_the_wheels(scenario: Scenario) -> Play:
             steps = play_scenario(variant, release)
         except (EnvironmentUnavailableError, InputError) as error:
             return Played(profile=release, refused=str(error))
-        return Played(profile=release, steps=tuple(_seen(each) for each in steps))
+        results = (
+            StepResult(
+                name=each.name,
+                cached=each.real.cached,
+                answer=None if each.proof is None else "diverged" if each.proof.wrong else "same",
+                error=each.real.error,
+                evidence=CONFIRMED,
+            )
+            for each in steps
+        )
+        return Played(profile=release, steps=tuple(results))
 
     return play
-
-
-def _seen(played: StepPlayed) -> StepResult:
-    answer = None
-    if played.proof is not None:
-        answer = "diverged" if played.proof.wrong else "same"
-    real = played.real
-    return StepResult(
-        name=played.name,
-        cached=real.cached,
-        answer=answer,
-        error=real.error,
-        evidence=CONFIRMED,
-    )
 
 
 BATCH: Final = 2048

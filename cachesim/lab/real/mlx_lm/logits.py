@@ -79,9 +79,7 @@ class LogitsAgreement:
 
     family: str
     prompts: int
-    tokens: int
     largest: float  # distance of two logits
-    spread: float  # standard deviation of the logits, to hold the distance against
     batches: int
     wrong: int  # batches in which a row is not the cold one
     largest_in_batches: float
@@ -123,12 +121,11 @@ def _compare(
         order |= {"prompts": cut, "batches": [_as_order(each, old=old) for each in planted]}
         real = process.order(order)
     network = build(spec)
-    largest, spreads = 0.0, []
+    largest = 0.0
     for pieces, rows in zip(cut, real["prompts"], strict=True):
         tokens = as_tokens([token for piece in pieces for token in piece])
         ours = cold_logits(network, tokens)
         largest = max(largest, float(np.abs(ours - np.array(rows)).max()))
-        spreads.append(float(ours[:, FIRST_WORD:].std()))
     distances, wrong = [0.0], 0
     for each, rows in zip(planted, real["batches"], strict=True):
         try:
@@ -158,9 +155,7 @@ def _compare(
     return LogitsAgreement(
         family=spec.family,
         prompts=len(cut),
-        tokens=sum(len(piece) for pieces in cut for piece in pieces),
         largest=largest,
-        spread=float(np.mean(spreads)) if spreads else 0.0,
         batches=len(planted),
         wrong=wrong,
         largest_in_batches=max(distances),

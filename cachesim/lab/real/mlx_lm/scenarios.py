@@ -20,7 +20,6 @@ from cachesim.lab.real.mlx_lm.families import toy_of
 from cachesim.lab.real.mlx_lm.process import environment_for
 from cachesim.lab.real.mlx_lm.server import RealMlxServer
 from cachesim.lab.real.playing import StepPlayed, in_words
-from cachesim.model.spec import ModelSpec
 from cachesim.play.session import Record, Session, groups_of
 from cachesim.scenario.checks import spec_of
 from cachesim.scenario.format import Scenario
@@ -54,8 +53,11 @@ def play_mlx_scenario(scenario: Scenario, release: str) -> tuple[StepPlayed, ...
     oracles = {name: Oracle(each) for name, each in session.networks.items()}
     words = Words(session.vocabulary.tokenizer)
     with RealMlxServer(release) as real:
+        packs = "kv_bits" in scenario.engine.options
         models = {
-            name: _model_of(session, families[name], each.spec, words)
+            name: {"family": families[name], **words.numbers(session)}
+            | ({"window": each.spec.window} if each.spec.window else {})
+            | ({"head_size": each.spec.head_size} if packs else {})
             for name, each in session.networks.items()
         }
         line = real.play(
@@ -82,13 +84,6 @@ def play_mlx_scenario(scenario: Scenario, release: str) -> tuple[StepPlayed, ...
         replace(step, words=_in_words(step, theirs, records, words))
         for step, theirs in zip(steps, played, strict=False)
     )
-
-
-def _model_of(session: Session, family: str, spec: ModelSpec, words: "Words") -> dict[str, Any]:
-    window = {"window": spec.window} if spec.window else {}
-    packs = "kv_bits" in session.scenario.engine.options
-    sizes = window | ({"head_size": spec.head_size} if packs else {})
-    return {"family": family} | sizes | words.numbers(session)
 
 
 def _in_words(
