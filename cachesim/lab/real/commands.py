@@ -164,10 +164,7 @@ def real_llama_cpp(*, flags: LlamaCppFlags = AS_IT_IS) -> int:
     """
     if flags.newest or flags.wheel:
         return real_newest(
-            flags.wheel,
-            release=flags.release,
-            workloads=flags.workloads,
-            seed=flags.seed,
+            flags.wheel, release=flags.release, workloads=flags.workloads, seed=flags.seed
         )
     if flags.settings:
         release = flags.release or USUAL

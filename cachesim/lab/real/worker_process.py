@@ -36,11 +36,7 @@ class JsonProcess:
     """A program that answers each line of JSON with a line of JSON."""
 
     def __init__(
-        self,
-        name: str,
-        command: Sequence[str],
-        *,
-        variables: Mapping[str, str] | None = None,
+        self, name: str, command: Sequence[str], *, variables: Mapping[str, str] | None = None
     ) -> None:
         """`variables`: more of its environment."""
         self.name = name

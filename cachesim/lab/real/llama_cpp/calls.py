@@ -20,13 +20,7 @@ GREEDY: Final[Mapping[str, Any]] = {
     "temperature": 0,
     "ignore_eos": True,
     "return_tokens": True,
-    "response_fields": [
-        "tokens",
-        "timings",
-        "id_slot",
-        "truncated",
-        "completion_probabilities",
-    ],
+    "response_fields": ["tokens", "timings", "id_slot", "truncated", "completion_probabilities"],
 }
 
 

@@ -41,13 +41,7 @@ class ChatTree:
     """
 
     def __init__(
-        self,
-        rng: Random,
-        words: int,
-        longest: int,
-        *,
-        share: bool = False,
-        lines: bool = False,
+        self, rng: Random, words: int, longest: int, *, share: bool = False, lines: bool = False
     ) -> None:
         self._rng = rng
         self._share = share

@@ -140,11 +140,7 @@ class Agreement:
 
 
 def compare_logits(
-    release: Release,
-    names: Sequence[str],
-    *,
-    prompts: int,
-    seed: int,
+    release: Release, names: Sequence[str], *, prompts: int, seed: int
 ) -> list[Agreement]:
     """Run the same prompts on the real server, twice, and on the network, for each preset."""
     found = []
@@ -170,10 +166,7 @@ def as_ggml_computes(spec: ModelSpec) -> ModelSpec:
 
 
 def _answers(
-    real: RealServer,
-    flags: Mapping[str, Any],
-    path: Path,
-    prompts: Sequence[Tokens],
+    real: RealServer, flags: Mapping[str, Any], path: Path, prompts: Sequence[Tokens]
 ) -> list[Outcome]:
     outcomes: list[Outcome] = []
     with real.started(flags, path, probabilities=TOP) as server:

@@ -523,11 +523,7 @@ OVERRIDES: Final[Mapping[str, str]] = {
 def overrides(name: str) -> list[Override]:
     """Settings that differ: of the server, and of the simulator's defaults."""
     release = as_release(name)
-    values = parameters({}) | {
-        "model.path": MODEL,
-        "verbosity": QUIET,
-        "slot_save_path": "slots/",
-    }
+    values = parameters({}) | {"model.path": MODEL, "verbosity": QUIET, "slot_save_path": "slots/"}
     found = _configurations(release, values)
     rows = differences(found["started"], found["used"])
     return overrides_of((*rows, *_of_simulator(release, found["started"])), OVERRIDES)

@@ -154,10 +154,7 @@ class Recordings:
             return
         self.file.parent.mkdir(parents=True, exist_ok=True)
         self.file.write_text("".join(f"{each.line()}\n" for each in kept))
-        with (
-            SideBySide(self.release, version=self.version) as pair,
-            self.file.open("a") as file,
-        ):
+        with SideBySide(self.release, version=self.version) as pair, self.file.open("a") as file:
             for number in range(len(kept), count):
                 recording = self._played(pair, number)
                 file.write(f"{recording.line()}\n")
@@ -350,13 +347,7 @@ def _on_the_registry() -> tuple[Wheel, ...]:
     )
 
 
-def real_newest(
-    wheel: str,
-    *,
-    release: str = "",
-    workloads: int,
-    seed: int,
-) -> int:
+def real_newest(wheel: str, *, release: str = "", workloads: int, seed: int) -> int:
     """Run workloads on the newest wheel, or on the one named, under a profile's rules: those of
     the newest one, unless another is named.
 

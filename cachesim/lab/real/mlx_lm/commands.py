@@ -18,12 +18,7 @@ from cachesim.lab.real.mlx_lm.process import environment_for, played_by
 from cachesim.lab.real.mlx_lm.scenarios import play_mlx_scenario
 from cachesim.lab.real.mlx_lm.server import Draw, compare_server, overrides
 from cachesim.lab.real.mlx_lm.server_workloads import draw_agents, draw_models, draw_workload
-from cachesim.lab.real.mlx_lm.vllm_mlx import (
-    RAPID_MLX,
-    VLLM_MLX,
-    compare_images,
-    compare_vllm_mlx,
-)
+from cachesim.lab.real.mlx_lm.vllm_mlx import RAPID_MLX, VLLM_MLX, compare_images, compare_vllm_mlx
 from cachesim.lab.real.playing import (
     Agreement,
     Stage,
@@ -179,12 +174,7 @@ def _random(flags: MlxFlags, record: Callable[[Played[MlxRules]], None] = lambda
     if flags.feature:
         draw = named("feature", flags.feature, FEATURES)
     served = compare_server(
-        flags.release,
-        flags.seed,
-        flags.workloads,
-        first=flags.first,
-        draw=draw,
-        record=record,
+        flags.release, flags.seed, flags.workloads, first=flags.first, draw=draw, record=record
     )
     out = console()
     if classes.counts:

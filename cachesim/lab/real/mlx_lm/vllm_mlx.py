@@ -98,7 +98,7 @@ SHORTENED: Final = {
         "always for 27 names that it lists, all but one of Qwen 3.5 or 3.6; off for other models",
         "off: the model is a folder, which is none of them",
         "it shortens a prompt before the scheduler gets it; a shortened prompt is not simulated",
-    ),
+    )
 }
 """The same, of Rapid-MLX alone."""
 

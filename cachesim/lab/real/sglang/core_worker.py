@@ -336,11 +336,7 @@ class Core:
         """A request of a session, by the release's own `Session`."""
         params = {"replace": False, "drop_previous_output": False, **wanted["session"]}
         named |= {"rid": wanted["rid"]}
-        received = Stub(
-            input_ids=self.ids(prompt),
-            return_hidden_states=False,
-            **named,
-        )
+        received = Stub(input_ids=self.ids(prompt), return_hidden_states=False, **named)
         return self.sessions.request(received, params, lambda: self._plain(prompt, {}, named))
 
     def padded(self, ids: Real, images: Json) -> Real:

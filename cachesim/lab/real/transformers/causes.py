@@ -124,13 +124,7 @@ CAUSES: Final = (
         "`batch_select_indices` moves keys of hybrid layers, and not their states",
         "cache_utils.py:1301, 1340, LinearAttentionAnd...Layer: only `reorder_cache` is there",
         "`batch_select_indices` is inherited from DynamicLayer, which knows keys and values alone.",
-        families=(
-            "falcon_h1",
-            "zaya",
-            "inkling_text",
-            "inkling2_text",
-            "inkling2_loop_text",
-        ),
+        families=("falcon_h1", "zaya", "inkling_text", "inkling2_text", "inkling2_loop_text"),
         shown=("falcon_h1", "select"),
     ),
     Cause(

@@ -21,13 +21,7 @@ from cachesim.engines.transformers.server import Transformers
 from cachesim.errors import ScenarioError, UpstreamAbort, UpstreamEndless
 from cachesim.lab.real.hunt.proof import by_metadata
 from cachesim.lab.real.playing import Stage, StepPlayed, first_difference
-from cachesim.lab.real.transformers.caches import (
-    KINDS,
-    content_of,
-    json_of,
-    started,
-    taken_of,
-)
+from cachesim.lab.real.transformers.caches import KINDS, content_of, json_of, started, taken_of
 from cachesim.lab.real.transformers.environments import environment_for
 from cachesim.play.session import ABORTED, ENDLESS, Record, Session
 from cachesim.scenario.format import Scenario

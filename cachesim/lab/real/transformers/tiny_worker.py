@@ -92,11 +92,7 @@ EXCEPTIONS: dict[str, dict[str, Any]] = {
     "nemotron_h": {"layers_block_type": ["mamba", "attention", "mlp", "mamba"]},
     "nemotron": {"num_key_value_heads": 2},
     "phi3": {
-        "rope_parameters": {
-            "rope_type": "default",
-            "rope_theta": 1e4,
-            "partial_rotary_factor": 1.0,
-        }
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 1.0}
     },
     "qwen2": WINDOWS_ON,  # off in the default
     "qwen2_moe": WINDOWS_ON,

@@ -4,14 +4,7 @@ from cachesim.engines.vllm.family import FAMILY
 from cachesim.errors import OptionError
 from cachesim.lab.real.playing import comparing, play_on_runner, show_overrides
 from cachesim.lab.real.vllm.end_to_end import end_to_end as play_end_to_end
-from cachesim.lab.real.vllm.scheduler import (
-    AGENTS,
-    ASYNC,
-    COMPRESSED,
-    LOADS,
-    SCHEDULER,
-    overrides,
-)
+from cachesim.lab.real.vllm.scheduler import AGENTS, ASYNC, COMPRESSED, LOADS, SCHEDULER, overrides
 from cachesim.lab.real.vllm.steps import compare_steps, differs_in
 
 

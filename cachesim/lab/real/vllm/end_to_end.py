@@ -178,11 +178,7 @@ def table(played: Played) -> Table:
     for name, each in played.cached.items():
         same = "same" if each["tokens"] == played.cold[name]["tokens"] else "OTHER"
         shown.add_row(
-            name,
-            str(each["cached"]),
-            str(played.expected[name]),
-            same,
-            f"{played.apart(name):.3g}",
+            name, str(each["cached"]), str(played.expected[name]), same, f"{played.apart(name):.3g}"
         )
     shown.add_section()
     for what, each in played.spoiled.items():
