@@ -237,17 +237,21 @@ class Search(Generic[R, T, D]):
 
     def _changes_something(self, now: _Score[T, D], change: Change, where: Sequence[int]) -> bool:
         trial = change.of(now.trial)
-        for index in where:
-            found, before = self.play(self.recordings[index], trial), now.differences[index]
-            if found is None or (found.step, found.simulated) != (before.step, before.simulated):
-                return True
-        return False
+        pairs = ((self.play(self.recordings[at], trial), now.differences[at]) for at in where)
+        return any(
+            found is None or (found.step, found.simulated) != (before.step, before.simulated)
+            for found, before in pairs
+        )
 
     def _best(
         self, now: _Score[T, D], trials: Sequence[tuple[Change, ...]], where: Sequence[int]
     ) -> tuple[tuple[Change, ...], _Score[T, D]] | None:
         """The trial that gains the most; the first of several that gain alike."""
-        gains = [(self._gain(now, made, where), made) for made in trials]
+        gains = []
+        for made in trials:
+            trial = changed(now.trial, made)
+            gain = sum(self._outcome(at, trial)[0] - now.agreeing[at] for at in where)
+            gains.append((gain, made))
         best: tuple[tuple[Change, ...], _Score[T, D]] | None = None
         for gain, made in sorted(gains, key=lambda each: -each[0]):
             least = now.total if best is None else best[1].total
@@ -259,10 +263,6 @@ class Search(Generic[R, T, D]):
             if score.total > least:
                 best = (made, score)
         return best
-
-    def _gain(self, now: _Score[T, D], made: tuple[Change, ...], where: Sequence[int]) -> int:
-        trial = changed(now.trial, made)
-        return sum(self._outcome(index, trial)[0] - now.agreeing[index] for index in where)
 
 
 def changed(trial: T, made: Sequence[Change]) -> T:

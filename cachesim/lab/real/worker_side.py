@@ -76,14 +76,21 @@ def own_output() -> TextIO:
     return answers
 
 
-def answer_lines(answers: TextIO, play: Callable[[Json], Json]) -> None:
+def answer_each(answers: TextIO, answer: Callable[[Json], Json]) -> None:
     """Answer each line of JSON with a line, until the input ends."""
-    for line in sys.stdin:
+    answers.writelines(json.dumps(answer(json.loads(line))) + "\n" for line in sys.stdin)
+
+
+def answer_lines(answers: TextIO, play: Callable[[Json], Json]) -> None:
+    """Answer each workload with its results, or with what was raised."""
+
+    def answer(wanted: Json) -> Json:
         try:
-            answer = {"results": play(json.loads(line))}
+            return {"results": play(wanted)}
         except Exception as error:
-            answer = {"raised": words_of(error)}
-        answers.write(json.dumps(answer) + "\n")
+            return {"raised": words_of(error)}
+
+    answer_each(answers, answer)
 
 
 def play_groups(groups: Iterable[Json], play: Callable[[Json], Json]) -> list[Json]:

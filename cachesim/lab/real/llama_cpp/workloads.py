@@ -155,11 +155,9 @@ class Server(Protocol):
     @property
     def lost(self) -> bool:
         """True if its state is undefined: no further request is sent."""
-        ...
 
     def send(self, group: Sequence[Step]) -> tuple[Outcome, ...]:
         """Send steps that go out together; one outcome each."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,13 +5,13 @@ not use here (SciPy's ranks, tokenizers) is empty, and the tuner's processes are
 """
 
 import importlib
-import json
 import sys
 import types
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Self
 
-from cachesim.lab.real.worker_side import Json, Real, Stub, own_output
+from cachesim.lab.real.worker_side import Json, Real, Stub, answer_each, own_output
 
 VERSIONS = {"lru": 1, "tuned": 2, "weighed": 3}
 
@@ -81,5 +81,4 @@ def play(module: Real, workload: Json) -> Json:
 def main() -> None:
     """Run workloads until the input ends."""
     answers, module = own_output(), load(sys.argv[1])
-    for line in sys.stdin:
-        answers.write(json.dumps(play(module, json.loads(line))) + "\n")
+    answer_each(answers, partial(play, module))

@@ -8,8 +8,6 @@ in, and padded batches brings the logits of every token, and of every token that
 
 import copy
 import importlib
-import json
-import sys
 import tempfile
 from collections.abc import Mapping
 from functools import partial
@@ -17,7 +15,7 @@ from pathlib import Path
 
 from cachesim.lab.real.mlx_lm import players
 from cachesim.lab.real.mlx_lm.players import HEADER, Player, feed_batch, queues_of, tried
-from cachesim.lab.real.worker_side import Json, Real, own_output
+from cachesim.lab.real.worker_side import Json, Real, answer_each, own_output
 
 
 def main() -> None:
@@ -25,10 +23,7 @@ def main() -> None:
     answers = own_output()
     mx = importlib.import_module("mlx.core")
     classes = importlib.import_module("mlx_lm.models.cache")
-    for line in sys.stdin:
-        order = json.loads(line)
-        found = play(order, mx, classes) if "ops" in order else logits(order, mx, classes)
-        answers.write(json.dumps(found) + "\n")
+    answer_each(answers, lambda order: (play if "ops" in order else logits)(order, mx, classes))
 
 
 def play(sequence: Json, mx: Real, classes: Real) -> list[Json]:

@@ -9,7 +9,6 @@ between the threads, which put in order what would come down to chance (`server_
 
 import argparse
 import importlib
-import json
 import sys
 import tempfile
 import threading
@@ -30,7 +29,7 @@ from cachesim.lab.real.mlx_lm.server_http import (
     number_of,
 )
 from cachesim.lab.real.mlx_lm.server_models import Folders, watch_calls
-from cachesim.lab.real.worker_side import Json, Real, own_output
+from cachesim.lab.real.worker_side import Json, Real, answer_each, own_output
 
 VOCABULARY = 64
 """Words, where a workload does not say otherwise."""
@@ -45,15 +44,8 @@ ROUNDING = 3e-5
 """Log probabilities that differ by more than this are of another computation."""
 
 FLAGS = (
-    "prompt_cache_size",
-    "prompt_cache_bytes",
-    "prefill_step_size",
-    "prompt_concurrency",
-    "decode_concurrency",
-    "kv_bits",
-    "kv_group_size",
-    "quantized_kv_start",
-    "num_draft_tokens",
+    *("prompt_cache_size", "prompt_cache_bytes", "prefill_step_size", "prompt_concurrency"),
+    *("decode_concurrency", "kv_bits", "kv_group_size", "quantized_kv_start", "num_draft_tokens"),
 )
 
 
@@ -63,10 +55,7 @@ def main() -> None:
     threading.excepthook = lambda _args: None
     with tempfile.TemporaryDirectory() as place:
         folders = Folders(Path(place))
-        for line in sys.stdin:
-            wanted = json.loads(line)
-            answer = settings(wanted) if "settings" in wanted else play(wanted, folders)
-            answers.write(json.dumps(answer) + "\n")
+        answer_each(answers, lambda w: settings(w) if "settings" in w else play(w, folders))
 
 
 class ParsedError(Exception):

@@ -18,13 +18,15 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Final
 from unittest.mock import MagicMock
 
 from cachesim.lab.real.mlx_lm.server_models import Folders
 from cachesim.lab.real.mlx_lm.server_worker import namespace
-from cachesim.lab.real.worker_side import EmptyModules, Json, Real, own_output
+from cachesim.lab.real.worker_side import EmptyModules, Json, Real, answer_each, own_output
 
 CONFIG = "SchedulerConfig"
 
@@ -109,9 +111,7 @@ def main() -> None:
     if len(wheels) > 1:
         stand_in_for_images()
     with tempfile.TemporaryDirectory() as place:
-        folders = Folders(Path(place))
-        for line in sys.stdin:
-            answers.write(json.dumps(answer(json.loads(line), folders)) + "\n")
+        answer_each(answers, partial(answer, folders=Folders(Path(place))))
 
 
 def answer(wanted: Json, folders: Folders) -> Json:
@@ -357,13 +357,6 @@ class Blankless:
         return getattr(self.tokenizer, name)
 
 
-class Processor:
-    """A processor of text and images: a tokenizer, as `prepared` is called instead."""
-
-    def __init__(self, tokenizer: Real) -> None:
-        self.tokenizer = Blankless(tokenizer)
-
-
 def prepared(_processor: Real, images: Real = None, prompts: str = "", **_: Real) -> Json:
     """Ids with placeholders, and the tokens of the images. Stands for `prepare_inputs`."""
     mx: Real = importlib.import_module("mlx.core")
@@ -385,7 +378,8 @@ class Mllm:
         _, model, tokenizer = loaded(workload, folders)
         self.language = Language(model)
         module: Real = importlib.import_module("vllm_mlx.mllm_scheduler")
-        self.scheduler = module.MLLMScheduler(Seeing(self.language), Processor(tokenizer))
+        processor = SimpleNamespace(tokenizer=Blankless(tokenizer))  # `prepared` is called instead
+        self.scheduler = module.MLLMScheduler(Seeing(self.language), processor)
         self.scheduler._ensure_batch_generator()
         self.default, self.generator = self.limits(), self.scheduler.batch_generator
         stored = self.generator.prefix_cache

@@ -30,13 +30,10 @@ from cachesim.errors import OptionError, UpstreamAbort
 from cachesim.lab.real.prompts import read_row
 from cachesim.lab.real.schedules import images_of
 from cachesim.lab.real.sglang.drafts_worker import accepted
+from cachesim.lab.real.sglang.scheduler_worker import IDLE, MOST_IDLE, MOST_STEPS
 from cachesim.lab.real.worker_side import until_error
 
-MOST_STEPS: Final = 20_000
-MOST_IDLE: Final = 40
 KEYS: Final = ("salt", "priority", "routing_key")
-IDLE: Final = 10
-"""Passes of a server that idles before it is flushed."""
 
 
 class Player:

@@ -30,6 +30,8 @@ from cachesim.lab.real.worker_side import (
 MOST_STEPS = 20_000
 MOST_IDLE = 40
 IDLE = 10
+"""Passes of a server that idles before it is flushed."""
+
 NEVER = 1 << 30
 
 

@@ -7,24 +7,8 @@ differs, and the families whose source was read. The lines are those of 5.24.0, 
 
 from typing import Final, NamedTuple
 
+from cachesim.lab.real.transformers import script_worker as remedies
 from cachesim.lab.real.transformers.results import Cell
-from cachesim.lab.real.transformers.script_worker import (
-    CALLS,
-    DYNAMIC,
-    LIMITED,
-    MOVED,
-    NEW_MASK,
-    PER_CALL,
-    PER_CYCLE,
-    POSITIONS,
-    REBUILT,
-    REORDER,
-    SELECTED,
-    SHORTER,
-    SINGLY,
-    UNLIMITED,
-    WHOLE_MASK,
-)
 
 
 class Cause(NamedTuple):
@@ -54,7 +38,7 @@ class Cause(NamedTuple):
 
 CAUSES: Final = (
     Cause(
-        SHORTER,
+        remedies.SHORTER,
         "`generate` feeds a prompt again whose tokens are all in the cache",
         "generation/utils.py:4323, _prefill: `input_ids.shape[1] - past_length`; sliced at :700",
         "A cache that holds as many tokens as the prompt gives a length of 0, and `[-0:]` is the "
@@ -65,7 +49,7 @@ CAUSES: Final = (
         shown=("llama", "generate-cached"),
     ),
     Cause(
-        CALLS,
+        remedies.CALLS,
         "`generate` feeds a prompt again whose tokens are all in the cache",
         "generation/utils.py:4323, _prefill: `input_ids.shape[1] - past_length`; sliced at :700",
         "As with other families. `generate` gives positions from 0, RoBERTa-like models count from "
@@ -82,7 +66,7 @@ CAUSES: Final = (
         ),
     ),
     Cause(
-        SINGLY,
+        remedies.SINGLY,
         "Mamba-1 starts from a state of zeros in each call of several tokens",
         "models/mamba/modeling_mamba.py, selective scan: `ssm_state = torch.zeros(...)`",
         "The state of the cache is read for a single token only, so chunks, a further turn and "
@@ -93,7 +77,7 @@ CAUSES: Final = (
         shown=("jamba", "chunks"),
     ),
     Cause(
-        CALLS,
+        remedies.CALLS,
         "`generate` with a cache of states alone feeds the whole conversation again",
         "generation/utils.py:4307, _prefill: `not all(cache.is_linear)`",
         "A cache of states has no length, so the prompt is never cut. The comment above allows the "
@@ -102,7 +86,7 @@ CAUSES: Final = (
         shown=("mamba2", "generate-turn"),
     ),
     Cause(
-        POSITIONS,
+        remedies.POSITIONS,
         "Bamba counts positions from 0 in each call",
         "models/bamba/modeling_bamba.py:973: `torch.arange(hidden_states.shape[1])`",
         "Without `position_ids` the cached length is not added, as other models do.",
@@ -111,7 +95,7 @@ CAUSES: Final = (
         shown=("bamba", "tokens"),
     ),
     Cause(
-        REORDER,
+        remedies.REORDER,
         "`batch_select_indices` leaves DeepSeek-V4's compressor in the old order",
         "models/deepseek_v4/modeling_deepseek_v4.py:239, 301: `reorder_cache` alone",
         "The window's keys move, `compressed_kv`, `buffer_kv` and `buffer_gate` do not. `generate` "
@@ -120,7 +104,7 @@ CAUSES: Final = (
         shown=("deepseek_v4", "select"),
     ),
     Cause(
-        REORDER,
+        remedies.REORDER,
         "`batch_select_indices` moves keys of hybrid layers, and not their states",
         "cache_utils.py:1301, 1340, LinearAttentionAnd...Layer: only `reorder_cache` is there",
         "`batch_select_indices` is inherited from DynamicLayer, which knows keys and values alone.",
@@ -128,7 +112,7 @@ CAUSES: Final = (
         shown=("falcon_h1", "select"),
     ),
     Cause(
-        REBUILT,
+        remedies.REBUILT,
         "RecurrentGemma keeps its state in the module: two conversations mix",
         "models/recurrent_gemma/modeling_recurrent_gemma.py:338: `self.recurrent_states = ...`",
         "The cache that a caller gives holds the keys of the attention layers alone. A call with "
@@ -139,7 +123,7 @@ CAUSES: Final = (
         shown=("recurrent_gemma", "conversations"),
     ),
     Cause(
-        SINGLY,
+        remedies.SINGLY,
         "RecurrentGemma's convolution starts from zeros in each call of several tokens",
         "models/recurrent_gemma/modeling_recurrent_gemma.py:446: `self.conv_1d(x_branch)`",
         "The columns before are kept for a single token only; a call of several tokens is taken "
@@ -148,7 +132,7 @@ CAUSES: Final = (
         shown=("recurrent_gemma", "chunks"),
     ),
     Cause(
-        MOVED,
+        remedies.MOVED,
         "Beam search leaves RecurrentGemma's states in the old order: beams mix",
         "generation/utils.py:3838, 3845: `_reorder_cache`, which the model does not have",
         "Beam search calls the model's `_reorder_cache`, or else that of the cache, which holds "
@@ -159,7 +143,7 @@ CAUSES: Final = (
         shown=("recurrent_gemma", "generate-beams"),
     ),
     Cause(
-        LIMITED,
+        remedies.LIMITED,
         "Zamba2 and Nemotron-H limit time steps of several tokens, and not those of a single one",
         "models/zamba2/modeling_zamba2.py:488, 552, 670, nemotron_h: 232, 296, 415: `dt_limit`",
         "`time_step_limit` is (`time_step_min`, inf), and only the scan gets it: where a time step "
@@ -171,7 +155,7 @@ CAUSES: Final = (
         shown=("zamba2", "tokens"),
     ),
     Cause(
-        DYNAMIC,
+        remedies.DYNAMIC,
         "GPT-Neo takes its causal mask from the end of a static cache's buffer",
         "models/gpt_neo/modeling_gpt_neo.py:116: `key_length - query_length :`",
         "`key_length` is the size of the buffer, not the number of tokens in it: local layers lose "
@@ -181,7 +165,7 @@ CAUSES: Final = (
         shown=("gpt_neo", "static"),
     ),
     Cause(
-        DYNAMIC,
+        remedies.DYNAMIC,
         "`crop` of a static cache leaves the keys of hybrid layers, and takes their states back",
         "cache_utils.py:1371, 1403, LinearAttentionAndStatic...Layer: no `crop`",
         "It is inherited from the states' class, which comes first, as is `is_croppable`: True for "
@@ -194,7 +178,7 @@ CAUSES: Final = (
         shown=("inkling2_text", "static-crop-recorded"),
     ),
     Cause(
-        DYNAMIC,
+        remedies.DYNAMIC,
         "Inkling counts new tokens twice in its query positions with a static cache",
         "models/inkling/modeling_inkling.py:233: `q_offset = cache.get_query_offset(...)`",
         "A static layer's length is a tensor, and its `update` adds to it in place "
@@ -205,7 +189,7 @@ CAUSES: Final = (
         shown=("inkling_text", "static"),
     ),
     Cause(
-        DYNAMIC,
+        remedies.DYNAMIC,
         "`batch_select_indices` of a quantised cache moves only tokens not yet quantised",
         "cache_utils.py:189, DynamicLayer.batch_select_indices, inherited by BaseQuantizedLayer",
         "`_quantized_keys` and `_quantized_values` stay as they are; `reorder_cache` moves both.",
@@ -214,7 +198,7 @@ CAUSES: Final = (
         shown=("llama", "grouped-select"),
     ),
     Cause(
-        NEW_MASK,
+        remedies.NEW_MASK,
         "Mamba-1 multiplies its input by the mask of the whole batch",
         "models/mamba/modeling_mamba.py:56: `hidden_states * attention_mask[:, :, None]`",
         "For a single new token the product has a column for each earlier one, also where the mask "
@@ -227,7 +211,7 @@ CAUSES: Final = (
         shown=("mamba", "pad-tokens"),
     ),
     Cause(
-        REBUILT,
+        remedies.REBUILT,
         "A refused `crop` has cropped the layers before the one that refuses",
         "cache_utils.py:1873, Cache.crop: layers are cropped one after another",
         "The error says that nothing can be rolled back, and the cache is of two lengths: the next "
@@ -237,7 +221,7 @@ CAUSES: Final = (
         shown=("laguna", "crop-refused"),
     ),
     Cause(
-        REBUILT,
+        remedies.REBUILT,
         "`crop` leaves DeepSeek-V4's compressed entries of the tokens that go",
         "models/deepseek_v4/modeling_deepseek_v4.py, DeepseekV4HCACache: no `crop`",
         "`is_croppable` is True, since only the window's layer is asked. The model's comment says "
@@ -247,7 +231,7 @@ CAUSES: Final = (
         shown=("deepseek_v4", "crop-short"),
     ),
     Cause(
-        REBUILT,
+        remedies.REBUILT,
         "A second `crop` goes back further than a convolution's states were recorded",
         "cache_utils.py:1178, LinearAttentionCacheLayerMixin.crop",
         "The first crop keeps `conv_kernel_size` columns; the slice of a second one is shorter, "
@@ -259,7 +243,7 @@ CAUSES: Final = (
         shown=("lfm2", "crop-twice"),
     ),
     Cause(
-        REBUILT,
+        remedies.REBUILT,
         "A second `crop` goes back further than a window's keys were recorded",
         "cache_utils.py:281, DynamicSlidingWindowLayer.crop",
         "The slice is shorter than the window, and `get_seq_length` counts as if it were whole.",
@@ -267,7 +251,7 @@ CAUSES: Final = (
         operations=("crop-twice",),
     ),
     Cause(
-        UNLIMITED,
+        remedies.UNLIMITED,
         "A second `crop` goes back further than a window's keys were recorded",
         "cache_utils.py:281, DynamicSlidingWindowLayer.crop; models/doge/modeling_doge.py:355",
         "The slice is shorter than the window, and `get_seq_length` counts as if it were whole. "
@@ -279,7 +263,7 @@ CAUSES: Final = (
         shown=("doge", "crop-twice"),
     ),
     Cause(
-        REBUILT,
+        remedies.REBUILT,
         "`reset` leaves MiniMax's linear states",
         "models/minimax/modeling_minimax.py:73, MiniMaxCache: no `reset`",
         "`Cache.reset` walks over `layers`; the states are in `linear_cache`.",
@@ -288,7 +272,7 @@ CAUSES: Final = (
         shown=("minimax", "reset"),
     ),
     Cause(
-        SELECTED,
+        remedies.SELECTED,
         "`reorder_cache` leaves MiniMax's linear states: beams mix",
         "models/minimax/modeling_minimax.py:73, MiniMaxCache: no `reorder_cache`",
         "`batch_select_indices` is overridden, and beam search calls `reorder_cache`.",
@@ -297,7 +281,7 @@ CAUSES: Final = (
         shown=("minimax", "generate-beams"),
     ),
     Cause(
-        WHOLE_MASK,
+        remedies.WHOLE_MASK,
         "GIT widens a padding mask by image tokens that the cache does not hold",
         "models/git/modeling_git.py:843: `extended_attention_mask = torch.ones(...)`",
         "Each call after the first is taken for one after an image, also after text alone; padding "
@@ -306,7 +290,7 @@ CAUSES: Final = (
         shown=("git", "pad-tokens"),
     ),
     Cause(
-        PER_CALL,
+        remedies.PER_CALL,
         "Continuous batching: DiffLlama's second attention overwrites the first one's values",
         "models/diffllama/modeling_diffllama.py:275, 285: `attention_interface` twice a layer",
         "Each call writes its half of the values to the same blocks. Right in 5.24.0.",
@@ -315,7 +299,7 @@ CAUSES: Final = (
         read="5.23.0",
     ),
     Cause(
-        PER_CYCLE,
+        remedies.PER_CYCLE,
         "Continuous batching: HRM-Text's cycles write to the same layers",
         "integrations/eager_paged.py:43: `layer_idx=module.layer_idx`",
         "The model's own cache is given `layer_idx + cycle_offset`. 5.24.0 raises AttributeError.",
@@ -324,7 +308,7 @@ CAUSES: Final = (
         read="5.23.0",
     ),
     Cause(
-        UNLIMITED,
+        remedies.UNLIMITED,
         "Moshi's mask has no window, its cache has one",
         "models/moshi/modeling_moshi.py:778: `create_causal_mask`",
         "`sliding_window` is documented as the size of the window, and the cache keeps to it; the "

@@ -26,17 +26,13 @@ FEED: Final = """\
 def feed(count):
     global cache, held
     held = torch.cat([held, torch.randint(3, 100, (len(held), count))], 1)
-    out = model(held[:, -count:], {key}=cache, use_cache=True{more})
+    {masked}out = model(held[:, -count:], {key}=cache, use_cache=True{more})
     {kept}return out.logits"""
 
-PADDED_FEED: Final = """\
-def feed(count):
-    global cache, held
-    held = torch.cat([held, torch.randint(3, 100, (len(held), count))], 1)
-    at = torch.arange(held.shape[1])[None]
+MASKED: Final = """\
+at = torch.arange(held.shape[1])[None]
     mask = ({mask}).long()
-    out = model(held[:, -count:], {key}=cache, use_cache=True, attention_mask=mask{positions})
-    {kept}return out.logits"""
+    """
 
 POSITIONS: Final = ",\n                position_ids=(mask.cumsum(-1) - 1).clamp(min=0)[:, -count:]"
 
@@ -211,13 +207,12 @@ def program_of(model: Model, script: Script) -> str:
     more = ", **more" if "encoder" in names else ""
     right = first == "right"
     if "feed" in names:
-        positions = POSITIONS if model.positions and padded else ""
         kept = f"cache = out.{model.key}; " if model.own else ""  # others are filled in place
-        form = PADDED_FEED if padded or masked else FEED
-        mask = (RIGHT if right else LEFT).format(width=width)
-        lines += form.format(
-            key=model.key, positions=positions, kept=kept, mask=mask, more=more
-        ).splitlines()
+        mask, named = "", more
+        if padded or masked:
+            mask = MASKED.format(mask=(RIGHT if right else LEFT).format(width=width))
+            named = ", attention_mask=mask" + POSITIONS * (model.positions and padded)
+        lines += FEED.format(key=model.key, kept=kept, masked=mask, more=named).splitlines()
     if "generate" in names:
         lines += TURN.format(key=model.key).splitlines()
     other = "" if model.own else f"{model.key}={cache}, "

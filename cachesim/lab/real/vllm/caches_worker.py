@@ -114,10 +114,8 @@ class Caches:
 
     def _layouts(self) -> list[str]:
         """The layouts of memory that the attention of an H100 works on, the usual one first."""
-        backends: Real = importlib.import_module("vllm.v1.attention.backends.utils")
         flash: Real = importlib.import_module("vllm.v1.attention.backends.flash_attn")
-        known = backends.get_supported_kv_cache_layouts([flash.FlashAttentionBackend])
-        return [layout.name for layout in known]
+        return layouts_of([flash.FlashAttentionBackend])
 
     def _described(self, spec: Real) -> tuple[Json, ...]:
         if hasattr(spec, "kv_cache_specs"):  # of layers of one kind with other pages
@@ -138,6 +136,12 @@ def _described(group: Json) -> tuple[Json, ...]:
         more: tuple[Json, ...] = (group.get("mode", "align"), group.get("speculative_blocks", 0))
         return ("mamba", group["block"], *more)
     return (kind, group["block"], *(group[each] for each in ("window", "chunk") if group.get(each)))
+
+
+def layouts_of(backends: list[Real]) -> list[str]:
+    """The layouts of memory that all backends of attention work on."""
+    utils: Real = importlib.import_module("vllm.v1.attention.backends.utils")
+    return [each.name for each in utils.get_supported_kv_cache_layouts(backends)]
 
 
 def exporting(group: Json) -> Json:
@@ -248,6 +252,5 @@ class CompressedLayers:
 
     def layouts(self) -> list[str]:
         """The layouts of memory that the caches' own backends work on."""
-        backends: Real = importlib.import_module("vllm.v1.attention.backends.utils")
         asked = {each.get_attn_backend() for each in self.caches.values() if type(each) is not Stub}
-        return [each.name for each in backends.get_supported_kv_cache_layouts(list(asked))]
+        return layouts_of(list(asked))

@@ -44,12 +44,8 @@ MEMORY: Final = 80 << 30
 """Bytes of the GPU that is pretended to be there: an H100, by which vLLM picks its defaults."""
 
 ARCHITECTURES: Final = (
-    "LlamaForCausalLM",
-    "EagleLlamaForCausalLM",
-    "Qwen3NextForCausalLM",
-    "Qwen3NextMTP",
-    "DeepseekV4ForCausalLM",
-    "DeepSeekV4MTPModel",
+    *("LlamaForCausalLM", "EagleLlamaForCausalLM", "Qwen3NextForCausalLM", "Qwen3NextMTP"),
+    *("DeepseekV4ForCausalLM", "DeepSeekV4MTPModel"),
 )
 """The models whose configuration is written by `worker_settings`."""
 

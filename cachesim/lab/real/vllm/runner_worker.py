@@ -418,18 +418,14 @@ class RunnerV1:
             def _init_device_properties(self) -> None:
                 self.num_sms = 1
 
-            def _sync_device(self) -> None:
-                """There is nothing to wait for."""
+            def _skip(self, *_: Real, **__: Real) -> None:
+                """Nothing to wait for or to clear; builders are made with the backends."""
 
-            def _zero_block_ids(self, block_ids: Real) -> None:
-                """Skip: a block's former content is in no comparison."""
+            _sync_device = _zero_block_ids = initialize_metadata_builders = _skip
 
             def initialize_attn_backend(self, *_: Real, **__: Real) -> None:
                 self.attn_groups, *_rest = marks.attention(self.vllm_config)
                 self.calculate_reorder_batch_threshold()
-
-            def initialize_metadata_builders(self, *_: Real, **__: Real) -> None:
-                """Made with the backends."""
 
             def initialize_kv_cache_tensors(self, *_: Real, **__: Real) -> Real:
                 return marks.tensors

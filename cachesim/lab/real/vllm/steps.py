@@ -23,6 +23,7 @@ from cachesim.lab.real.environment import Environment
 from cachesim.lab.real.hunt.proof import Prove, by_metadata
 from cachesim.lab.real.playing import Agreement, Difference, first_difference, watched
 from cachesim.lab.real.schedules import comparable, raised
+from cachesim.lab.real.vllm.groups import Entry
 from cachesim.lab.real.vllm.models import LONGEST
 from cachesim.lab.real.vllm.playing import Player, play
 from cachesim.lab.real.vllm.scheduler import SCHEDULER
@@ -46,8 +47,6 @@ DRAWN: Final = (1, 2, 3, 4, 7, 8, 9, 10, 11)
 FINE: Final = 3
 GROUPS: Final = 2
 """Groups of requests in a workload: Triton's interpreter takes its time."""
-
-Entry = dict[str, Any]
 
 
 def draw_steps(seed: int, number: int, rules: Rules) -> Entry:
