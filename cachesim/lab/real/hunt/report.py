@@ -43,6 +43,12 @@ RACING: Final = (
     "if it was done sooner, start the servers again."
 )
 
+ENDS: Final = "The server ends during the last of these requests, or answers none any more."
+DIFFERS: Final = (
+    "The last line repeats the request with the wrong answer on the cold server: the tokens, "
+    "or the ten likeliest in `top_logprobs`, differ by more than rounding."
+)
+
 SHOWN: Final = ["timings/cache_n", "tokens", "completion_probabilities"]
 """Fields of an answer that are printed; of a request that only fills the cache, the first."""
 
@@ -96,7 +102,7 @@ def _lines(finding: ProvenFinding, profile: Profile, file: Path, where: str) -> 
         yield ""
         yield from (f"    {line}" for line in commands(scenario, profile.release, wrong))
         yield ""
-        yield _expected(wrong)
+        yield ENDS if wrong is None else DIFFERS
         if any(step.turns for step in scenario.step):
             yield RACING
         yield ""
@@ -199,12 +205,3 @@ def _flags(scenario: Scenario, release: str) -> Iterator[str]:
     yield from (f"--lora {adapter_file(Path(), each)}" for each in adapter_names(options))
     if any(step.file for step in scenario.step):
         yield "--slot-save-path ./"
-
-
-def _expected(wrong: int | None) -> str:
-    if wrong is None:
-        return "The server ends during the last of these requests, or answers none any more."
-    return (
-        "The last line repeats the request with the wrong answer on the cold server: the tokens, "
-        "or the ten likeliest in `top_logprobs`, differ by more than rounding."
-    )

@@ -453,15 +453,12 @@ def _open(
     recordings: Sequence[Recording],
 ) -> tuple[Change, ...]:
     """Rules that no request depends on; first those in which the neighbours differ."""
-    near = [trial for name, trial in known.items() if name in _neighbours(wheel, known)]
-    found = open_changes(fit.trial, tuple(known.values()), recordings)
-    return tuple(sorted(found, key=lambda change: not any(map(change.holds, near))))
-
-
-def _neighbours(wheel: Wheel, known: dict[str, Trial]) -> list[str]:
     others = [name for name in known if name != wheel.release]
     before = [name for name in others if int(name[1:]) < wheel.build][-1:]
-    return before + [name for name in others if int(name[1:]) > wheel.build][:1]
+    after = [name for name in others if int(name[1:]) > wheel.build][:1]
+    near = [known[name] for name in (*before, *after)]
+    found = open_changes(fit.trial, tuple(known.values()), recordings)
+    return tuple(sorted(found, key=lambda change: not any(map(change.holds, near))))
 
 
 def _left_open(probed: Sequence[Probed], trial: Trial, known: dict[str, Trial]) -> Table:

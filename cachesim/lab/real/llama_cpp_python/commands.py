@@ -21,7 +21,6 @@ from cachesim.lab.real.playing import (
     Agreement,
     Override,
     Stage,
-    StepPlayed,
     comparing,
     differing_defaults,
     first_difference,
@@ -136,26 +135,21 @@ def real_llama_cpp_python(
             for number in watched(range(first, first + workloads)):
                 drawn = draw(release, name, seed, number)
                 steps = real.play(drawn)
-                add(found, name, number, steps)
+                found.add(
+                    name,
+                    f"{number} of {name}",
+                    first_difference([e.real for e in steps], [e.simulated for e in steps]),
+                    workloads=1,
+                    calls=len(steps),
+                    agreeing=sum(each.agrees for each in steps),
+                    wrong=sum(each.proof > WRONG for each in steps),  # of the real class
+                    raised=sum("error" in each.real for each in steps),
+                )
                 check = partial(difference_under, drawn, release, real.results)
                 size = sum(each.prompt_tokens for each in steps)
                 played.append(Played(kind=name, requests=len(steps), size=size, check=check))
     status = found.show()
     return judge_newest(FAMILY, version, release, status, played) if version else status
-
-
-def add(found: Agreement, name: str, number: int, steps: Sequence[StepPlayed]) -> None:
-    """Count a workload; wrong answers are those of the real class."""
-    found.add(
-        name,
-        f"{number} of {name}",
-        first_difference([each.real for each in steps], [each.simulated for each in steps]),
-        workloads=1,
-        calls=len(steps),
-        agreeing=sum(each.agrees for each in steps),
-        wrong=sum(each.proof > WRONG for each in steps),
-        raised=sum("error" in each.real for each in steps),
-    )
 
 
 def overrides(release: str) -> list[Override]:

@@ -52,9 +52,7 @@ RUNNER: Final = {"attn_backend": object(), "prefill_aware_swa": False}
 """Attributes of the model's runner that a scheduler reads."""
 
 SCHEDULING: Final = (
-    "schedule_policy",
-    "enable_priority_scheduling",
-    "schedule_low_priority_values_first",
+    *("schedule_policy", "enable_priority_scheduling", "schedule_low_priority_values_first"),
     "priority_scheduling_preemption_threshold",
 )
 

@@ -40,10 +40,7 @@ REAL: Final = (
 """Modules of theirs that are the release's own."""
 
 PACKAGES: Final = (
-    "sglang",
-    "sglang.srt.configs",
-    "sglang.srt.layers",
-    "sglang.srt.layers.attention",
+    *("sglang", "sglang.srt.configs", "sglang.srt.layers", "sglang.srt.layers.attention"),
     "sglang.srt.layers.attention.mamba",
 )
 """Packages that only lead to others; their own `__init__` is not run."""

@@ -178,13 +178,9 @@ class ConfigFactory:
         if states and states[0].get("mode", "align") != "none" and config.get("caching", True):
             given |= {"enable_prefix_caching": True, "mamba_cache_mode": states[0].get("mode")}
         if config.get("drafts"):
-            hybrid = bool(states)
-            wanted: dict[str, Real] = {
-                "num_speculative_tokens": config["drafts"],
-                "method": "ngram",
-            }
+            wanted: Json = {"num_speculative_tokens": config["drafts"], "method": "ngram"}
             if config.get("eagle"):
-                has_head = hybrid or config.get("compressed")
+                has_head = states or config.get("compressed")
                 wanted |= {"method": "mtp"} if has_head else {"method": "eagle"}
                 wanted |= {} if has_head else {"model": self.model("eagle")}
                 if not config.get("lookahead_hashes") and self._hashes_ahead:
