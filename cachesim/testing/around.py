@@ -21,6 +21,7 @@ from itertools import chain
 from typing import Final
 
 from cachesim.engines.family import Corner, Profile, family_of
+from cachesim.errors import InputError
 from cachesim.model.arithmetic import ArithmeticName
 from cachesim.play.session import Record, Session, groups_of
 from cachesim.scenario.format import Scenario, Server, Source, Step, Turn
@@ -53,11 +54,10 @@ class Around(Guided):
         draws = Seeded(f"around {profile.engine} {seed} {number}")
         given = draws.one_of(shape.around)
         self._wide, family = Seeded(f"wider {seed} {number}"), family_of(profile.engine)
-        options = {**given.engine.options, **shape.fixed}
+        options = plain = {**given.engine.options, **shape.fixed}
         if not draws.integer(0, 1):
-            options = with_further_flags(draws, profile, model, options, number=number, seed=seed)
+            options = with_further_flags(draws, profile, model, plain, number=number, seed=seed)
         self._corner, self._asking = Corner(), None
-        self._guide = family.guide(family.rules(profile), family.read(profile, options))
         release = str(profile).partition("@")[2]
         self.scenario = replace(
             given.without_promises(),
@@ -72,7 +72,13 @@ class Around(Guided):
         start = partial(
             Session, profile=profile, arithmetic=arithmetic, reads_state=False, thin=self.thin
         )
-        self.session = start(self.scenario)
+        try:
+            self.session = start(self.scenario)
+        except InputError:  # flags that the preset takes, and the given model does not
+            options, server = plain, replace(self.scenario.engine, options=plain)
+            self.scenario = replace(self.scenario, engine=server)
+            self.session = start(self.scenario)
+        self._guide = family.guide(family.rules(profile), family.read(profile, options))
         if not (given.images or any(step.suffix for step in given.step)):
             self.scenario = replace(self.scenario, spans={})  # explicit tokens need none
         self._given = _chosen(draws, given)

@@ -22,6 +22,7 @@ LOG = "docs/examples/hybrid.log"
 THREE = "llama.cpp-three-requests"
 CODES = "llama.cpp-two-codes"
 CHAT = "llama.cpp-reasoning-stripped"
+COMPRESSED = "vllm-42948-compressor-states"
 IMAGES = "llama.cpp-19877-another-image"
 OCTOBER = "llama.cpp@b11549"
 
@@ -80,6 +81,23 @@ def test_half_of_the_servers_have_further_flags() -> None:
     flags = [played(THREE, OCTOBER, number).scenario.engine.options for number in range(16)]
 
     assert 4 < flags.count(dict(given(THREE).engine.options)) < 12
+
+
+def test_flags_that_a_given_model_refuses_are_left_out() -> None:
+    """Layers of DeepSeek V4 have no connector; those of the preset have."""
+    own = dict(given(COMPRESSED).engine.options)
+    drawn = islice(
+        trials(
+            Profile.parse("vllm@0.33.0"),
+            str(given(COMPRESSED).model.preset),
+            shape=around(COMPRESSED),
+        ),
+        12,
+    )
+    flags = [scenario.engine.options for _, scenario, _ in drawn]
+
+    assert all(own.items() <= each.items() for each in flags)
+    assert 12 > flags.count(own) > 4
 
 
 def test_a_workload_depends_on_its_seed_and_number_alone() -> None:
