@@ -52,6 +52,17 @@ def test_the_same_prompt_again_is_sampled_at_once_since_2306(release: str, cache
     assert (cached, True) == (again.cached, is_cold(engine, again))
 
 
+def test_logits_of_a_decode_outlive_a_batch_that_is_refused() -> None:
+    """The array of tokens ends at the context, so the memory holds one more than the instance."""
+    engine = opened(model="recurrent", n_ctx=5, logits_all=True)
+    full = called(engine, *run(265, 5), predict=2)
+    refused = called(engine, *run(265, 5), predict=2)
+    held = called(engine, *run(265, 5))
+
+    assert ("ValueError", "RuntimeError", None) == (full.error, refused.error, held.error)
+    assert (5, False) == (held.cached, is_cold(engine, held))
+
+
 def test_a_restored_state_evaluates_its_last_token_again() -> None:
     engine = opened()
     called(engine, *run(300, 20))

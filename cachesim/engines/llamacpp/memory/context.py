@@ -272,10 +272,9 @@ class Context:
         """
         self.cleanup, self.reached = [], []
         n_tokens = len(batch.tokens)
-        if not n_tokens:  # the outputs of the decode before stay
+        if not n_tokens:
             self.refusal = "n_tokens == 0"
             return INVALID
-        self._forget_outputs()
         split = self.allocr.init(batch, self.memory)
         if isinstance(split, Refusal):
             self.refusal = split.reason
@@ -287,6 +286,7 @@ class Context:
         plan = self.memory.init_batch(split, self.n_ubatch, all_outputs=self.all_outputs)
         if plan is None:
             return NO_SLOT
+        self._forget_outputs()  # a batch refused before this leaves those of the one before
         tokens = np.array(batch.tokens, dtype=np.int64)
         wanted = (True,) * n_tokens if self.all_outputs else split.outputs
         for k, ubatch in enumerate(plan.ubatches):
