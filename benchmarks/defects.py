@@ -37,8 +37,7 @@ CRASHES: Final = ("aborted", "endless", "worker died", "server_error")
 
 
 BEYOND: Final = {
-    "mlx-lm-1494-chunk-cut-short": "no preset has chunks",
-    "mlx-lm-omlx-2812-state-of-one-array": "no preset has convolutions without a further state",
+    "mlx-lm-omlx-2812-state-of-one-array": "prompts beyond 4,096 tokens, with convolutions",
 }
 """Defects that no drawn workload can show, and the reason."""
 

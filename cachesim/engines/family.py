@@ -285,6 +285,8 @@ class Family(Generic[R, S]):
     late_corners: tuple[Corner, ...] = ()  # flags laid over a workload after all its draws
     guided_corners: tuple[Corner, ...] = ()  # settings for guided searches, beside all those
     chunked_flags: Mapping[str, Any] = field(default_factory=dict)  # for some models with chunks
+    chunked_layers: tuple[str, ...] = ()  # of models with chunks; else those of the preset
+    further_layers: tuple[tuple[str, ...], ...] = ()  # of models that no preset has
     scopes: tuple[Scope, ...] = ()  # tiny servers, each run with all workloads of few requests
     incidents: tuple[str, ...] = ()  # further kinds of actions in long searches
     exercised: Mapping[str, str] = field(default_factory=dict)  # event -> a search's feature

@@ -11,7 +11,8 @@ those before it:
     flags     corners in turn; half of the workloads have one to three further flags, each
               flag of the release in turn, with a small value or one near another flag's; those
               that have a word of their name in common meet more often
-    model     any class of these layers for which the server has rules of its own
+    model     any class of these layers for which the server has rules of its own; some have chunks,
+              or layers that no preset has
     after     an eviction or an erased slot an earlier prompt is sent again in half of the cases
     edits     a space or a line break comes into an earlier prompt, or leaves it: some servers
               compare texts
@@ -270,21 +271,26 @@ class Guided(Client):
         if serves and not own.integer(0, 7):  # what is drawn besides stays as it is
             self.scenario = with_models(own, self.scenario)
         self._asking = own if self.scenario.models else None
-        self.thin = is_thin(number, self.scenario, profile)
-        start = partial(
-            Session, profile=profile, arithmetic=arithmetic, reads_state=reads_state, thin=self.thin
-        )
+        start = partial(Session, profile=profile, arithmetic=arithmetic, reads_state=reads_state)
+        thin = is_thin(number, self.scenario, profile)
         classes = family_of(profile.engine).model_classes(preset(model))
         drawn = self.scenario
         if classes and not draws.integer(0, 2):
             drawn = replace(drawn, model=replace(drawn.model, family=draws.one_of(classes)))
         elif family.plays_chunks and "window" in preset(model).layers and not own.integer(0, 3):
             drawn = _chunked(own, drawn)
+        layers = Seeded(f"layers {seed} {number}")
+        further = [each for each in family.further_layers if each[0] == preset(model).layers[0]]
+        if further and drawn is self.scenario and not layers.integer(0, 7):
+            drawn = _with_layers(drawn, layers.one_of(further), layers.one_of(WINDOWS))
+        self.thin = thin and drawn.model.layers is None
         try:
-            self.session = start(drawn)
-        except InputError:  # flags that this class, or a model with chunks, does not take
-            self.session = start(self.scenario)
+            self.session = start(drawn, thin=self.thin)
+        except InputError:  # flags that this class, or these layers, do not take
+            self.thin = thin
+            self.session = start(self.scenario, thin=thin)
         self.scenario = self.session.scenario
+        start = partial(start, thin=self.thin)
         self._begin(draws, profile, model, shape, options, start=start)
         if draws_images:
             runs, always = self.session.vocabulary.spans, guide.images == "all"
@@ -495,13 +501,22 @@ def _with(
 
 def _chunked(draws: Seeded, scenario: Scenario) -> Scenario:
     """The scenario with chunks in place of windows, some with the flags for them."""
-    server, flags = scenario.engine, family_of(scenario.engine.name).chunked_flags
+    server, family = scenario.engine, family_of(scenario.engine.name)
+    flags, model = family.chunked_flags, scenario.model
     if flags and draws.integer(0, 1):
         server = replace(server, options={**server.options, **flags})
     size = server.options.get("block_size", 16)
     window = draws.one_of((*WINDOWS, size, 2 * size))
-    model = replace(scenario.model, chunked=True, window=window)
-    return replace(scenario, engine=server, model=model)
+    scenario = replace(scenario, engine=server, model=replace(model, chunked=True, window=window))
+    layers = family.chunked_layers
+    return _with_layers(scenario, layers, window) if layers else scenario
+
+
+def _with_layers(scenario: Scenario, layers: tuple[str, ...], window: int) -> Scenario:
+    """The scenario with these layers in place of its preset."""
+    window = scenario.model.window or window
+    model = replace(scenario.model, preset=None, layers=layers, window=window)
+    return replace(scenario, model=model)
 
 
 def _words(flag: Option) -> set[str]:

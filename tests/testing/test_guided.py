@@ -133,6 +133,27 @@ def test_clients_leave_servers_restart_and_white_space_changes(
     assert drawn == found
 
 
+@pytest.mark.parametrize(
+    ("profile", "model", "drawn"),
+    [
+        ("mlx-lm@0.32.2", "swa", {"window window window attention, chunks", "window window"}),
+        ("mlx-lm@0.32.2", "hybrid-swa", {"conv attention conv attention"}),
+        ("vllm@0.33.0", "hybrid-delta", {"delta attention window"}),
+    ],
+)
+def test_some_models_have_layers_that_no_preset_has(
+    profile: str, model: str, drawn: set[str]
+) -> None:
+    models = [
+        Guided(Profile.parse(profile), model, number, shape=SHAPE).scenario.model
+        for number in range(80)
+    ]
+    layers = [" ".join(each.layers or ()) + ", chunks" * bool(each.chunked) for each in models]
+
+    assert drawn <= {*layers}
+    assert layers.count("") > 40
+
+
 def test_a_server_that_cannot_restart_is_not_restarted() -> None:
     for number in range(60):
         steps = played("mlx-lm@0.31.3+vllm-mlx", number, "dense")[0].step

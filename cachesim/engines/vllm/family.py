@@ -383,6 +383,7 @@ FAMILY: Final[Family[Rules, VllmOptions]] = Family(
     guided_corners=tuple(_guided_corners()),
     guide=_guide,
     chunked_flags={"rings": True},
+    further_layers=(("delta", "attention", "window"), ("ssm", "window", "attention")),
     scopes=(
         Scope(
             flags={**TINY, "num_gpu_blocks_override": 7},  # the first block is never used
