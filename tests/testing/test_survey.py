@@ -18,7 +18,7 @@ from cachesim.scenario.shipped import shipped_file
 from cachesim.testing import survey as survey_room
 from cachesim.testing.findings import Finding, Trial
 from cachesim.testing.search import play, simpler, workloads
-from cachesim.testing.survey import Cause, Survey, lost, made_small, survey, survey_by
+from cachesim.testing.survey import Cause, Sighting, Survey, lost, made_small, survey, survey_by
 from cachesim.testing.workloads import Shape
 from tests.fixtures import Capture, Patch
 
@@ -92,6 +92,23 @@ def test_a_broken_law_after_a_wrong_answer_is_a_cause_of_its_own() -> None:
 
     broken = Cause("broken invariant", ("N of N tokens are returned",))
     assert wrong | {broken: (2, law.detail)} == found
+
+
+def test_lost_reuse_that_is_made_small_expects_the_tokens_that_were_due(
+    monkeypatch: Patch,
+) -> None:
+    scenario = load(shipped_file("llama.cpp-three-requests"))
+    law = Finding(kind="lost reuse", step=2, detail="0 of 8 tokens cached", due=8)
+    sighting = Sighting(number=0, scenario=scenario, step=2, detail=law.detail)
+    monkeypatch.setattr(survey_room, "_played", lambda *_: Trial(findings=[law]))
+    monkeypatch.setattr(survey_room, "shrink", lambda whole, *_, **__: whole)
+
+    small = made_small(
+        Cause("lost reuse", ("N of N tokens cached",)), sighting, WINDOWS, "ring", "wrong"
+    )
+
+    assert law == small.finding
+    assert [("any", "any", 8)] == [each.cached for each in small.scenario.expect]
 
 
 def test_a_server_that_runs_one_request_at_once_fixes_no_wrong_batch() -> None:

@@ -96,7 +96,7 @@ class VllmLaws:
             hit = manager.coordinator.find_longest_cache_hit(request.hashes, tokens - 1).length
             if hit < due:
                 detail = f"{hit} of {due} tokens would be found of the {tokens} computed ones"
-                return Breach(kind="lost reuse", detail=detail, due=due)
+                return Breach(kind="lost reuse", detail=detail)
         return None
 
     def _due(self, request: Request) -> Iterator[tuple[int, int]]:
