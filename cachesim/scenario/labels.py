@@ -24,7 +24,7 @@ Evidence: TypeAlias = Literal[
 ]
 
 CONFIRMED: Final[Evidence] = "confirmed on the real engine"
-"""The real engine gave the wrong answer, or ended."""
+"""The real engine gave the wrong answer, ended, or returned the counts."""
 
 DERIVED: Final[Evidence] = "derived from its runner's metadata"
 """The real model runner reads the wrong state; no answer was computed from it."""

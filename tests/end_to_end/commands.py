@@ -25,6 +25,7 @@ from cachesim.engines.llamacpp.family import FAMILY as LLAMA_CPP
 from cachesim.engines.mlx_lm.family import FAMILY as MLX_LM
 from cachesim.lab.logs.settings import flag_of
 from cachesim.lab.real.hunt.proof import real_prover
+from cachesim.lab.real.hunt.report import DIFFERS, ENDS
 from cachesim.lab.real.hunt.report import commands as report_lines
 from cachesim.lab.real.llama_cpp.server import environment_for
 from cachesim.lab.real.mlx_lm.process import environment_for as mlx_environment_for
@@ -237,7 +238,8 @@ def run_hunt(release: str, seed: int) -> Result:
         for report in sorted(folder.glob("*.md")):
             text = report.read_text(encoding="utf-8")
             ends = next(line for line in text.splitlines() if line.startswith("Seen on"))
-            try_report(result, printed_lines(text), release, ends, report.stem)
+            if ENDS in text or DIFFERS in text:
+                try_report(result, printed_lines(text), release, ends, report.stem)
             run_all(result, re.findall(r"^    (cachesim run .*)$", text, re.MULTILINE), folder)
     return result
 

@@ -18,7 +18,8 @@ from cachesim.lab.real.hunt import loop as room
 from cachesim.lab.real.hunt import proof
 from cachesim.lab.real.hunt.loop import Findings, ProvenFinding, hunt, targets, unmasked
 from cachesim.lab.real.hunt.proof import ProofResult, by_metadata, refuted_by
-from cachesim.lab.real.hunt.report import commands, write
+from cachesim.lab.real.hunt.report import COUNTED, commands, write
+from cachesim.lab.real.llama_cpp import scenarios as llama_cpp
 from cachesim.lab.real.llama_cpp.calls import call_for
 from cachesim.lab.real.llama_cpp.scenarios import (
     PROVER,
@@ -27,14 +28,16 @@ from cachesim.lab.real.llama_cpp.scenarios import (
     divergence_of,
     on_the_wheel,
 )
-from cachesim.lab.real.llama_cpp.workload import Outcome
+from cachesim.lab.real.llama_cpp.workload import CRASH, Outcome
+from cachesim.lab.real.llama_cpp_python import compare as llama_cpp_python
+from cachesim.lab.real.mlx_lm import scenarios as mlx_lm
 from cachesim.lab.real.playing import Difference, StepPlayed
 from cachesim.scenario.files import load
 from cachesim.scenario.format import FORMAT, Model, Scenario, Server, Step
 from cachesim.scenario.labels import CONFIRMED, DERIVED, SOURCE
 from cachesim.scenario.shipped import shipped_file
 from cachesim.testing.findings import Finding
-from cachesim.testing.search import Counterexample, Report
+from cachesim.testing.search import Counterexample, Report, play
 from cachesim.testing.survey import Cause, Sighting, Survey, causes
 from cachesim.units import Token, as_tokens
 from tests.fixtures import Capture, Patch
@@ -243,27 +246,159 @@ def refused(*_: object) -> NoReturn:
 ELSEWHERE = Difference(step=3, real=1, simulated=2)
 
 
+WRONG = proof_of_wrong()
+END = Finding(kind="crash", step=0, detail="an assertion fails")
+FAILED = Finding(kind="refusal", step=0, detail="server_error: no room")
+KEPT = Finding(kind="broken invariant", step=0, detail="an entry of 4 tokens is gone")
+COUNTS = Finding(kind="broken invariant", step=0, detail="1 cached and 7 processed of 2 tokens")
+LOST = Finding(kind="lost reuse", step=0, detail="1 of 8 tokens cached that ...", due=8)
+LEAK = Finding(kind="leak", step=0, detail="a value of r0 is replied")
+
+
+def brought(finding: Finding) -> Counterexample:
+    return Counterexample(number=1, finding=finding, scenario=scenario(READING), arithmetic="ring")
+
+
 @pytest.mark.parametrize(
-    ("step", "differs_in", "confirmed", "evidence"),
+    ("finding", "step", "differs_in", "confirmed", "evidence"),
     [
-        (played("r0"), lambda *_: None, True, DERIVED),
-        (played("r0"), lambda *_: ELSEWHERE, False, SOURCE),
-        (played("r0"), refused, True, SOURCE),
-        (played("r0", agrees=False), lambda *_: None, False, SOURCE),
-        (played("r0", confirmed=True), refused, True, CONFIRMED),
-        (played("r0"), None, True, SOURCE),
+        (WRONG, played("r0"), lambda *_: None, True, DERIVED),
+        (WRONG, played("r0"), lambda *_: ELSEWHERE, False, SOURCE),
+        (WRONG, played("r0"), refused, True, SOURCE),
+        (WRONG, played("r0", agrees=False), lambda *_: None, False, SOURCE),
+        (WRONG, played("r0"), None, True, SOURCE),
+        (WRONG, played("r0", confirmed=True), None, True, SOURCE),
+        (END, played("r0", confirmed=True), refused, True, CONFIRMED),
+        (LOST, played("r0"), None, True, CONFIRMED),
+        (LOST, played("r0", agrees=False), None, False, SOURCE),
+        (replace(LOST, due=0), played("r0"), lambda *_: None, True, SOURCE),
+        (KEPT, played("r0", confirmed=True), lambda *_: None, True, SOURCE),
     ],
 )
 def test_the_label_of_a_finding_is_that_of_what_was_played_on_scheduler_and_runner(
-    step: StepPlayed, differs_in: Callable[..., Any] | None, confirmed: bool, evidence: str
+    finding: Finding,
+    step: StepPlayed,
+    differs_in: Callable[..., Any] | None,
+    confirmed: bool,
+    evidence: str,
 ) -> None:
-    found = Counterexample(
-        number=1, finding=proof_of_wrong(), scenario=scenario(READING), arithmetic="ring"
-    )
+    prove = by_metadata(lambda *_: (step,), differs_in)
 
-    result = by_metadata(lambda *_: (step,), differs_in)(found, Profile("vllm", "0.33.0"))
+    result = prove(brought(finding), Profile("vllm", "0.33.0"))
 
     assert (confirmed, evidence) == (result.confirmed, result.evidence)
+
+
+def on_llama_cpp(*, wrong: bool, error: str | None) -> StepPlayed:
+    real = Outcome(error=error) if error else Outcome(cached=1, processed=7)
+    proof = None if error else Proof(distance=5.0 * wrong, token=0, noise=0.0)
+    return replace(played("r0"), real=real, proof=proof)
+
+
+def on_mlx_lm(*, wrong: bool, error: str | None) -> StepPlayed:
+    answer = None if error else "diverged" if wrong else "same"
+    return replace(played("r0"), real=(None if error else 1, answer, error))
+
+
+def on_the_binding(*, wrong: bool, error: str | None) -> StepPlayed:
+    real = {"error": error} if error else {"cached": 1}
+    cells = ("1", "off by 2" if wrong else "same", "-", "-")
+    return replace(played("r0", confirmed=wrong or bool(error)), real=real, cells=cells)
+
+
+@pytest.mark.parametrize(
+    ("room", "name", "form"),
+    [
+        (llama_cpp, "play_scenario", on_llama_cpp),
+        (mlx_lm, "play_mlx_scenario", on_mlx_lm),
+        (llama_cpp_python, "play_scenario", on_the_binding),
+    ],
+)
+@pytest.mark.parametrize(
+    ("finding", "wrong", "error", "evidence"),
+    [
+        (WRONG, True, None, CONFIRMED),
+        (WRONG, False, None, SOURCE),
+        (replace(WRONG, step=1), True, None, SOURCE),
+        (WRONG, False, "server_error", SOURCE),
+        (END, True, None, SOURCE),
+        (FAILED, True, None, SOURCE),
+        (FAILED, False, "server_error", CONFIRMED),
+        (KEPT, True, None, SOURCE),
+        (LEAK, True, None, SOURCE),
+        (LOST, False, None, CONFIRMED),
+        (replace(LOST, detail="0 of 8 tokens cached that ..."), True, None, SOURCE),
+    ],
+)
+def test_a_finding_has_the_label_of_what_its_own_kind_says(
+    *,
+    room: Any,
+    name: str,
+    form: Callable[..., StepPlayed],
+    finding: Finding,
+    wrong: bool,
+    error: str | None,
+    evidence: str,
+    monkeypatch: Patch,
+) -> None:
+    step = form(wrong=wrong, error=error)
+    monkeypatch.setattr(room, name, lambda *_, **__: (step,))
+
+    assert evidence == room.PROVER.prove(brought(finding), OCTOBER).evidence
+
+
+def test_counts_that_do_not_add_up_are_confirmed_by_those_of_the_server(monkeypatch: Patch) -> None:
+    step = on_llama_cpp(wrong=True, error=None)
+    for processed, evidence in ((7, CONFIRMED), (1, SOURCE)):
+        real = replace(step, real=Outcome(cached=1, processed=processed))
+        monkeypatch.setattr(llama_cpp, "play_scenario", lambda *_, steps=(real,), **__: steps)
+
+        assert evidence == PROVER.prove(brought(COUNTS), OCTOBER).evidence
+
+
+def test_a_server_that_ends_before_the_step_of_a_crash_confirms_another_one(
+    monkeypatch: Patch,
+) -> None:
+    step = on_llama_cpp(wrong=False, error=CRASH)
+    monkeypatch.setattr(llama_cpp, "play_scenario", lambda *_, **__: (step,))
+
+    found = brought(END), brought(replace(END, step=1)), brought(KEPT)
+    assert [True, False, False] == [PROVER.prove(each, OCTOBER).confirmed for each in found]
+
+
+@pytest.mark.wheel
+def test_a_real_server_confirms_an_answer_and_counts_and_no_law_by_its_wrong_answer(
+    monkeypatch: Patch,
+) -> None:
+    three = load(shipped_file("llama.cpp-three-requests"))
+    (wrong,) = play(three, OCTOBER, stop_early=False).findings
+    steps = llama_cpp.play_scenario(three, OCTOBER.release)
+    lost = f"{steps[wrong.step].real.cached} of 99 tokens cached"
+    monkeypatch.setattr(llama_cpp, "play_scenario", lambda *_, **__: steps)
+    laws = KEPT, replace(LOST, detail=lost, due=99), replace(LOST, due=99)
+    tried = [wrong, *(replace(each, step=wrong.step) for each in laws)]
+
+    results = [PROVER.prove(brought(each), OCTOBER) for each in tried]
+
+    assert all("WRONG" in each.seen for each in results)
+    assert [CONFIRMED, SOURCE, CONFIRMED, SOURCE] == [each.evidence for each in results]
+
+
+def report_of(finding: Finding, result: ProofResult, folder: Path) -> str:
+    proven = ProvenFinding(
+        cause=Cause(finding.kind, ("any",)), found=brought(finding), result=result, target=OCTOBER
+    )
+    return write(proven, OCTOBER, folder, 1, "the wheel").read_text(encoding="utf-8")
+
+
+def test_a_report_of_a_law_names_no_wrong_answer(tmp_path: Path) -> None:
+    shown = report_of(COUNTS, ProofResult(confirmed=True, seen="r0: 1 cached"), tmp_path)
+    unseen = report_of(KEPT, ProofResult(confirmed=True, label=SOURCE, seen="-"), tmp_path)
+
+    assert COUNTED in shown
+    assert "timings/prompt_n" in shown
+    assert "cold" not in shown
+    assert "llama-server" not in unseen
 
 
 def test_a_refutation_names_the_first_field_that_differs() -> None:

@@ -123,8 +123,8 @@ def test_a_search_finds_the_lost_window_in_four_requests() -> None:
 def test_a_proof_needs_a_wrong_answer_on_the_real_package_as_simulated(
     step: StepPlayed, confirmed: bool, seen: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(compare, "play_scenario", lambda *_: (step,))
     found = lost_window()
+    monkeypatch.setattr(compare, "play_scenario", lambda *_: (step,) * len(found.scenario.step))
 
     result = PROVER.prove(found, RELEASE)
 

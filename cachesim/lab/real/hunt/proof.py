@@ -69,6 +69,35 @@ def step_of(found: "Counterexample", played: Sequence[StepPlayed]) -> StepPlayed
     return played[min(found.finding.step, len(played) - 1)]
 
 
+ENDS: Final = frozenset({"crash", "refusal"})
+"""Kinds of findings that an error shows."""
+
+UNSEEN: Final = "the counts returned there do not show the law"
+
+
+def result_of(
+    found: "Counterexample",
+    played: Sequence[StepPlayed],
+    *,
+    wrong: bool,
+    ended: bool,
+    cached: int | None,
+    seen: str,
+) -> ProofResult:
+    """The result where every step agrees: a finding is confirmed by what its own kind says.
+
+    A wrong answer confirms no broken law: that takes the counts of reused or processed tokens.
+    """
+    finding, seen = found.finding, f"{step_of(found, played).name}: {seen}"
+    if finding.kind in {"wrong answer", *ENDS}:
+        shown = ended if finding.kind in ENDS else wrong
+        return ProofResult(confirmed=shown and finding.step < len(played), seen=seen)
+    short = f"{cached} of {finding.due} tokens cached"
+    if finding.detail.startswith(short) if finding.due else finding.detail in seen:
+        return ProofResult(confirmed=True, seen=seen)
+    return ProofResult(confirmed=not finding.due, label=SOURCE, seen=f"{seen}; {UNSEEN}")
+
+
 def by_metadata(
     play: Callable[[Scenario, str], Sequence[StepPlayed]],
     differs_in: Callable[[Scenario, str], Difference | None] | None = None,
@@ -76,14 +105,15 @@ def by_metadata(
     """Proof by a release's scheduler and, if given, its model runner's metadata; no kernel runs."""
 
     def prove(found: "Counterexample", profile: Profile) -> ProofResult:
-        seen = found.finding.detail
+        finding, seen = found.finding, found.finding.detail
         try:
             played = play(found.scenario, profile.release)
             if refuted := refuted_by(played):
                 return refuted
-            if step_of(found, played).confirmed:
+            counted = finding.due > 0  # and counts agree
+            if counted or (finding.kind in ENDS and step_of(found, played).confirmed):
                 return ProofResult(confirmed=True, seen=seen)
-            if differs_in is None:
+            if differs_in is None or finding.kind not in {"wrong answer", *ENDS}:
                 return ProofResult(confirmed=True, label=SOURCE, seen=seen)
             difference = differs_in(found.scenario, profile.release)
         except InputError:  # a workload that they are not given

@@ -44,13 +44,23 @@ RACING: Final = (
 )
 
 ENDS: Final = "The server ends during the last of these requests, or answers none any more."
+FAILS: Final = "One of these requests gets an error."
+COUNTED: Final = "`cache_n` and `prompt_n` show it."
 DIFFERS: Final = (
     "The last line repeats the request with the wrong answer on the cold server: the tokens, "
     "or the ten likeliest in `top_logprobs`, differ by more than rounding."
 )
 
-SHOWN: Final = ["timings/cache_n", "tokens", "completion_probabilities"]
-"""Fields of an answer that are printed; of a request that only fills the cache, the first."""
+SHOWN: Final = ["timings/cache_n", "timings/prompt_n", "tokens", "completion_probabilities"]
+"""Fields of an answer that are printed; of a request that only fills the cache, the first two."""
+
+EXPECTED: Final = {
+    "wrong answer": ("the answer of a server without a cache", DIFFERS),
+    "crash": ("an answer to every request", ENDS),
+    "refusal": ("an answer to every request", FAILS),
+}
+"""By the kind of a finding, what should be, and what the requests show."""
+LAW: Final = ("counts and contents that obey the engine's own rules", COUNTED)
 
 
 def write(finding: ProvenFinding, profile: Profile, folder: Path, number: int, where: str) -> Path:
@@ -77,13 +87,14 @@ def _lines(finding: ProvenFinding, profile: Profile, file: Path, where: str) -> 
     yield ""
     yield from (f"    {line.strip()}" for line in story(found, profile)[1:])
     yield ""
-    crash = found.finding.kind == "crash"
-    wanted = "an answer to every request" if crash else "the answer of a server without a cache"
+    evidence, kind = finding.result.evidence, found.finding.kind
+    wrong = found.finding.step if kind == "wrong answer" else None
+    wanted, shows = EXPECTED.get(kind, LAW)
     yield f"Expected: {wanted}."
     yield f"Seen on {where}: {finding.result.seen}."
     if found.finding.detail != finding.result.seen:
         yield f"Simulated: {found.finding.detail}."
-    yield f"Evidence: {finding.result.evidence}."
+    yield f"Evidence: {evidence}."
     yield ""
     if finding.cause.cure:
         patch = family_of(profile.engine).patch(finding.cause.cure)
@@ -94,27 +105,25 @@ def _lines(finding: ProvenFinding, profile: Profile, file: Path, where: str) -> 
     if finding.target != profile:
         yield f"Found with other known defects fixed: `{finding.target}`."
     yield ""
-    if profile.engine == LLAMA_CPP.name:
-        wrong = None if crash else found.finding.step
-        yield (
-            "On llama-servers of your own" + ("" if crash else "; the second one stays cold") + ":"
-        )
+    if profile.engine == LLAMA_CPP.name and evidence == CONFIRMED:
+        cold = "" if wrong is None else "; the second one stays cold"
+        yield f"On llama-servers of your own{cold}:"
         yield ""
         yield from (f"    {line}" for line in commands(scenario, profile.release, wrong))
         yield ""
-        yield ENDS if wrong is None else DIFFERS
+        yield shows
         if any(step.turns for step in scenario.step):
             yield RACING
         yield ""
-    if profile.engine == PYTHON.name and finding.result.evidence == CONFIRMED and not crash:
-        yield from report_lines(scenario, profile.release, found.finding.step)
+    if profile.engine == PYTHON.name and evidence == CONFIRMED and wrong is not None:
+        yield from report_lines(scenario, profile.release, wrong)
     yield "In cachesim:"
     yield ""
     yield f"    cachesim run {file.name} --arithmetic ring"
-    proof = proof_command(scenario, profile, file.name, None if crash else found.finding.step)
-    if finding.result.evidence == DERIVED:
+    proof = proof_command(scenario, profile, file.name, wrong)
+    if evidence == DERIVED:
         proof = f"cachesim real {profile.engine} --runner --scenario {file.name}"
-    if finding.result.evidence != SOURCE and proof:
+    if evidence != SOURCE and proof:
         yield f"    {proof}"
 
 
@@ -178,7 +187,7 @@ def curl(
     if "response_fields" in body:
         probabilities = {"n_probs": LIKELIEST} if shown else {}
         plain = {key: value for key, value in body.items() if key != "n_probs"} | probabilities
-        fields = ["content", *SHOWN[:1]] if words else SHOWN if shown else SHOWN[:1]
+        fields = ["content", *SHOWN[:2]] if words else SHOWN if shown else SHOWN[:2]
         body = plain | {"response_fields": fields}
         if words and isinstance(body.get("prompt"), list):
             body["prompt"] = words.decode(body["prompt"])

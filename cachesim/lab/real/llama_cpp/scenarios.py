@@ -15,7 +15,7 @@ from cachesim.engines.family import Profile
 from cachesim.engines.llamacpp.server_context import as_field
 from cachesim.errors import CachesimError, InputError, ScenarioError
 from cachesim.lab.real.environment import EnvironmentUnavailableError
-from cachesim.lab.real.hunt.proof import ProofResult, Prover, refuted_by, step_of
+from cachesim.lab.real.hunt.proof import ProofResult, Prover, refuted_by, result_of, step_of
 from cachesim.lab.real.llama_cpp.calls import NotStartedError
 from cachesim.lab.real.llama_cpp.flags import (
     PRESETS,
@@ -385,16 +385,24 @@ def _proven_on_the_wheel(found: "Counterexample", profile: Profile) -> ProofResu
         played = play_scenario(found.scenario, profile.release, patience=PATIENCE)
     except CachesimError as error:
         return ProofResult(confirmed=False, seen=str(error))
-    at = step_of(found, played)
-    if at.real.error in ENDED:
-        same = found.finding.kind == "crash" and at.agrees
-        return ProofResult(confirmed=same, seen=f"{at.name}: {at.real.error}")
+    finding, at = found.finding, step_of(found, played)
+    real, crash = at.real, finding.kind == "crash"
+    if real.error in ENDED:
+        same = crash and at.agrees and finding.step < len(played)
+        return ProofResult(confirmed=same, seen=f"{at.name}: {real.error}")
     if refuted := refuted_by(played):
         return refuted
-    if found.finding.kind == "crash" or at.proof is None:
-        return ProofResult(confirmed=False, seen=f"{at.name}: {at.real.error or 'answered'}")
-    seen = f"{at.name}: {at.real.cached} cached, {at.proof}, noise {at.proof.noise:.0g}"
-    return ProofResult(confirmed=at.proof.wrong, seen=seen)
+    seen = f"{real.cached} cached and {real.processed} processed of {at.prompt_tokens} tokens"
+    if at.proof is not None:
+        seen += f", {at.proof}, noise {at.proof.noise:.0g}"
+    return result_of(
+        found,
+        played,
+        wrong=at.proof is not None and at.proof.wrong,
+        ended=not crash and real.error is not None,
+        cached=real.cached,
+        seen=real.error or seen,
+    )
 
 
 PROVER: Final = Prover(

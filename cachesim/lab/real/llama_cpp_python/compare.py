@@ -22,7 +22,14 @@ from cachesim.engines.llama_cpp_python.states import DiskCache
 from cachesim.engines.option import options_of
 from cachesim.errors import CachesimError
 from cachesim.lab.real.environment import Environment, package_of
-from cachesim.lab.real.hunt.proof import ProofResult, Prover, always, refuted_by, step_of
+from cachesim.lab.real.hunt.proof import (
+    ProofResult,
+    Prover,
+    always,
+    refuted_by,
+    result_of,
+    step_of,
+)
 from cachesim.lab.real.llama_cpp.chats import text_of
 from cachesim.lab.real.llama_cpp.gguf import write_model
 from cachesim.lab.real.llama_cpp.logits import as_ggml_computes
@@ -317,8 +324,15 @@ def _proven_on_an_instance(found: "Counterexample", profile: Profile) -> ProofRe
     if refuted := refuted_by(played):
         return refuted
     at = step_of(found, played)
-    cached, answer, *_ = at.cells
-    return ProofResult(confirmed=bool(at.confirmed), seen=f"{at.name}: {cached} cached, {answer}")
+    (cached, answer, *_), ended = at.cells, "error" in at.real
+    return result_of(
+        found,
+        played,
+        wrong=bool(at.confirmed) and not ended,
+        ended=ended,
+        cached=at.real.get("cached"),
+        seen=f"{cached} cached, {answer}",
+    )
 
 
 PROVER: Final = Prover(

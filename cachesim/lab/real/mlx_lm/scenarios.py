@@ -15,7 +15,14 @@ from cachesim.engines.family import Profile
 from cachesim.engines.mlx_lm.families import family_of
 from cachesim.engines.mlx_lm.family import FAMILY
 from cachesim.errors import CachesimError, InputError, ScenarioError
-from cachesim.lab.real.hunt.proof import ProofResult, Prover, always, step_of
+from cachesim.lab.real.hunt.proof import (
+    ProofResult,
+    Prover,
+    always,
+    refuted_by,
+    result_of,
+    step_of,
+)
 from cachesim.lab.real.mlx_lm.families import toy_of
 from cachesim.lab.real.mlx_lm.process import environment_for
 from cachesim.lab.real.mlx_lm.server import RealMlxServer
@@ -221,11 +228,17 @@ def _proven_on_the_package(found: "Counterexample", profile: Profile) -> ProofRe
         played = play_mlx_scenario(found.scenario, profile.release)
     except CachesimError as error:
         return ProofResult(confirmed=False, seen=str(error))
-    at = step_of(found, played)
-    cached, answer, refusal = at.real
-    wrong = answer == "diverged" or (found.finding.kind == "crash" and refusal is not None)
-    seen = f"{at.name}: {refusal or f'{cached} cached, {answer}'}"
-    return ProofResult(confirmed=wrong and at.agrees, seen=seen)
+    if refuted := refuted_by(played):
+        return refuted
+    cached, answer, refusal = step_of(found, played).real
+    return result_of(
+        found,
+        played,
+        wrong=answer == "diverged",
+        ended=refusal is not None,
+        cached=cached,
+        seen=refusal or f"{cached} cached, {answer}",
+    )
 
 
 PROVER: Final = Prover(
