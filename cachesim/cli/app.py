@@ -158,23 +158,19 @@ def reflowed(function: Callable[..., int]) -> Callable[..., int]:
     """The function with paragraphs in one line each, so that help wraps them to its own width."""
     flags = (each.annotation for each in inspect.signature(function).parameters.values())
     for each in (function, *filter(is_dataclass, flags)):
-        each.__doc__ = _joined(inspect.cleandoc(each.__doc__ or ""))
+        lines = [""]
+        for line in inspect.cleandoc(each.__doc__ or "").split("\n"):
+            ruled = not line.strip("- ") or not lines[-1].strip("- ") or line.startswith("Example:")
+            if ruled or _indent(line) != _indent(lines[-1]):
+                lines.append(line)
+            else:
+                lines[-1] += f" {line.strip()}"
+        each.__doc__ = "\n".join(lines[1:])
     return function
 
 
 def _indent(line: str) -> int:
     return len(line) - len(line.lstrip())
-
-
-def _joined(text: str) -> str:
-    lines = [""]
-    for line in text.split("\n"):
-        ruled = not line.strip("- ") or not lines[-1].strip("- ") or line.startswith("Example:")
-        if ruled or _indent(line) != _indent(lines[-1]):
-            lines.append(line)
-        else:
-            lines[-1] += f" {line.strip()}"
-    return "\n".join(lines[1:])
 
 
 def whole_app(

@@ -16,7 +16,7 @@ from itertools import pairwise
 from types import MappingProxyType
 from typing import Any, Final, Literal, Protocol, TypeAlias
 
-from cachesim.engines.family import Family, Profile, family_of
+from cachesim.engines.family import Profile, family_of
 from cachesim.errors import InputError
 from cachesim.model.arithmetic import ArithmeticName
 from cachesim.play.runner import run
@@ -176,7 +176,21 @@ def turns(
         between = names[names.index(one.played.profile) + 1 : names.index(other.played.profile) + 1]
         landed = [each for each in family.patches if each.landed in between]
         tried = [_patch_of(each.name, one, other, best, play) for each in landed]
-        tried += _default_of(family, one, other, best, play)
+        before, after = one.played.profile, other.played.profile
+        for option in family.table():
+            having = family.having(option)
+            if before not in having or after not in having:
+                continue
+            was, now = family.default(option, before), family.default(option, after)
+            if was != now:
+                tried.append(
+                    Cause(
+                        flag=option.name,
+                        values=(was, now),
+                        laid=_judge_one(play(before, {option.name: now}), best).is_like(other),
+                        taken_back=_judge_one(play(after, {option.name: was}), best).is_like(one),
+                    )
+                )
         yield TurningPoint(
             before=one.played.profile,
             after=other.played.profile,
@@ -196,25 +210,3 @@ def _patch_of(
         laid=_judge_one(play(forth), best).is_like(other),
         taken_back=_judge_one(play(back), best).is_like(one),
     )
-
-
-def _default_of(
-    family: Family[Any, Any],
-    one: ReleaseVerdict,
-    other: ReleaseVerdict,
-    best: dict[str, int],
-    play: Play,
-) -> Iterator[Cause]:
-    before, after = one.played.profile, other.played.profile
-    for option in family.table():
-        having = family.having(option)
-        if before not in having or after not in having:
-            continue
-        was, now = family.default(option, before), family.default(option, after)
-        if was != now:
-            yield Cause(
-                flag=option.name,
-                values=(was, now),
-                laid=_judge_one(play(before, {option.name: now}), best).is_like(other),
-                taken_back=_judge_one(play(after, {option.name: was}), best).is_like(one),
-            )

@@ -260,7 +260,7 @@ class Run:
         return entry
 
 
-def as_json(value: object) -> Json:
+def as_json(value: Json) -> Json:
     """A value as JSON; an absent detail is omitted."""
     if isinstance(value, Event):
         entry: dict[str, Any] = as_json(value.as_dict())
@@ -274,10 +274,6 @@ def as_json(value: object) -> Json:
         return {str(key): as_json(each) for key, each in value.items()}
     if isinstance(value, tuple | list | set | frozenset):
         return [as_json(each) for each in value]
-    return _scalar(value)
-
-
-def _scalar(value: Json) -> Json:
     if hasattr(value, "item"):
         value = value.item()
     if isinstance(value, bool | str) or value is None:
@@ -376,7 +372,11 @@ def _value(kind: Annotation) -> Schema:
     origin: object = get_origin(kind)
     inside = get_args(kind)
     if origin is None:
-        return _plain(kind)
+        # The type behind a plain NewType (`Count`, `Pos`).
+        while hasattr(kind, "__supertype__"):
+            kind = kind.__supertype__
+        names = {bool: "boolean", int: "integer", float: "number", str: "string"}
+        return {"type": next(word for each, word in names.items() if issubclass(kind, each))}
     if origin is Annotated:
         return _value(inside[0]) | {"description": inside[1]}
     if origin in {UnionType, Union}:
@@ -389,14 +389,6 @@ def _value(kind: Annotation) -> Schema:
     if origin is tuple:
         return {"type": "array", "items": _value(inside[0])}
     return {"type": "object"}
-
-
-def _plain(kind: type) -> Schema:
-    """The type behind a plain NewType (`Count`, `Pos`)."""
-    while hasattr(kind, "__supertype__"):
-        kind = kind.__supertype__
-    names = {bool: "boolean", int: "integer", float: "number", str: "string"}
-    return {"type": next(word for each, word in names.items() if issubclass(kind, each))}
 
 
 def _dataclass(kind: Annotation) -> Schema:

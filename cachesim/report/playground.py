@@ -92,6 +92,9 @@ def played(question: Mapping[str, Any]) -> dict[str, Any]:
     _recent[:] = [result]
     worst = min(result.steps, key=lambda step: FATES.index(step.finding.fate))
     sentences = {fact.word: fact.sentence for fact in reversed(worst.facts)}
+    found = {row.kind for i in range(len(result.steps)) for row in _rows(result, i)}
+    memory = [kind for kind in ("recurrent", "window") if kind in found] or ["attention"]
+    kinds: list[Any] = ["request", *memory, "checkpoint", "tree", "entry"]
     return {
         "scenario": result.scenario,
         "profile": result.profile,
@@ -99,7 +102,7 @@ def played(question: Mapping[str, Any]) -> dict[str, Any]:
         "worst": result.steps.index(worst),
         "verdict": _verdict(result, worst),
         "cause": next((f"{word}: {sentences[word]}" for word in CAUSES if word in sentences), ""),
-        "story": inline(story(result, kinds=_kinds(result)), "s"),
+        "story": inline(story(result, kinds=kinds), "s"),
         "steps": [_step(result, index) for index in range(len(result.steps))],
         "json": document([result]),
         "toml": question["text"] if "text" in question else to_toml(scenario),
@@ -198,12 +201,6 @@ def form_of(mapping: Mapping[str, Any]) -> dict[str, Any] | None:
 
 CAUSES: Final = ("because", "rule", "match")
 """Facts about causes, most specific first."""
-
-
-def _kinds(run: Run) -> Sequence[Any]:
-    kinds = {row.kind for i in range(len(run.steps)) for row in _rows(run, i)}
-    memory = [kind for kind in ("recurrent", "window") if kind in kinds] or ["attention"]
-    return ["request", *memory, "checkpoint", "tree", "entry"]
 
 
 def _rows(run: Run, index: int) -> Sequence[Any]:

@@ -24,7 +24,7 @@ from cachesim.engines.family import Corner, Profile, family_of
 from cachesim.errors import InputError
 from cachesim.model.arithmetic import ArithmeticName
 from cachesim.play.session import Record, Session, groups_of
-from cachesim.scenario.format import Scenario, Server, Source, Step, Turn
+from cachesim.scenario.format import Server, Source, Step, Turn
 from cachesim.testing.guided import MOST, Guided, with_further_flags
 from cachesim.testing.workloads import Chats, Seeded, Shape, is_thin
 
@@ -81,7 +81,9 @@ class Around(Guided):
         self._guide = family.guide(family.rules(profile), family.read(profile, options))
         if not (given.images or any(step.suffix for step in given.step)):
             self.scenario = replace(self.scenario, spans={})  # explicit tokens need none
-        self._given = _chosen(draws, given)
+        groups: Sequence[list[int]] = groups_of(given)
+        first = draws.integer(0, len(groups) - MOST) if len(groups) > MOST else 0
+        self._given = [[given.step[number] for number in group] for group in groups[first:][:MOST]]
         longest = map(len, map(self.session.vocabulary.prompt, chain.from_iterable(self._given)))
         shape = replace(shape, chats=False, longest=max(shape.longest, *longest))
         self._begin(draws, profile, model, shape, options, start=start)
@@ -171,10 +173,3 @@ class Around(Guided):
             step = replace(step, reply=tuple(map(int, vocabulary.tokens(step.reply))))
         turns = (Turn(role=m.role, content=m.content) for m in vocabulary.messages(step.messages))
         return replace(step, messages=tuple(turns))
-
-
-def _chosen(draws: Seeded, given: Scenario) -> list[list[Step]]:
-    """The groups of the given requests, MOST of them at most."""
-    groups: Sequence[list[int]] = groups_of(given)
-    first = draws.integer(0, len(groups) - MOST) if len(groups) > MOST else 0
-    return [[given.step[number] for number in group] for group in groups[first:][:MOST]]

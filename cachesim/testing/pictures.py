@@ -47,10 +47,6 @@ class Pictures:
             start = at = at + len(self._runs[name])
         return [*parts, prompt[start:]] if start < len(prompt) else parts
 
-    def _joined(self, parts: list[str | tuple[int, ...]]) -> tuple[int, ...]:
-        tokens = (self._runs[each] if isinstance(each, str) else each for each in parts)
-        return tuple(token for each in tokens for token in each)
-
     def inserted(self, words: tuple[int, ...]) -> tuple[int, ...]:
         """New tokens, half of them with an image or two."""
         draws = self._draws
@@ -72,7 +68,8 @@ class Pictures:
                 parts[one] = draws.one_of([*self._runs])
         if parts and isinstance(parts[-1], str):
             parts.append(draws.tokens(1, FIRST_WORD, LAST_WORD))
-        return self._joined(parts)
+        tokens = (self._runs[each] if isinstance(each, str) else each for each in parts)
+        return tuple(token for each in tokens for token in each)
 
     def named(self, step: Step) -> tuple[Step, dict[str, tuple[int, ...]]]:
         """A step whose prompt names its images, and further spans, for its texts."""

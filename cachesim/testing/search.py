@@ -342,16 +342,12 @@ def _judged(
         if only in {None, "broken invariant"}:
             broken = Finding(kind="broken invariant", step=trial.requests, detail=str(error))
             trial.findings.insert(0, broken)
-    _count(session.engine.events, trial.exercised, session.family.exercised)
-    return trial
-
-
-def _count(events: Iterable[Event], exercised: Counter[str], words: Mapping[str, str]) -> None:
-    kinds: Counter[type[Event]] = Counter(map(type, events))
+    kinds: Counter[type[Event]] = Counter(map(type, session.engine.events))
     for kind, times in kinds.items():
-        word = words.get(kind.name())
+        word = session.family.exercised.get(kind.name())
         if word is not None:
-            exercised[word] += times
+            trial.exercised[word] += times
+    return trial
 
 
 def playable(scenario: Scenario, profile: Profile) -> bool:

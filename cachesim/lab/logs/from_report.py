@@ -20,7 +20,6 @@ from cachesim.lab.logs.extract import worst_scenario
 from cachesim.lab.logs.settings import kind_of
 from cachesim.lab.logs.whole import UserSettings, read_files, replays_of
 from cachesim.play import run
-from cachesim.play.result import Step
 from cachesim.scenario import full_profile, loads
 from cachesim.scenario.files import to_toml
 
@@ -150,7 +149,10 @@ def _from_words(name: str, text: str) -> Draft:
     while True:
         server = replace(server, options=options)
         try:
-            last = _played(name, _written(name, text, server, counts, ()), server)
+            # The later request of a draft, in numbers of tokens alone.
+            draft = _written(name, text, server, counts, ())
+            profile = full_profile(server.engine, server.release)
+            last = run(loads(draft.encode(), name=name), profile, arithmetic="counts").steps[-1]
         except CachesimError as error:
             if not options:
                 raise
@@ -167,12 +169,6 @@ def _from_words(name: str, text: str) -> Draft:
     note = f"the second request reuses {last.cached or 0} tokens in {server.release}{said}"
     written = _written(name, text, server, counts, missing)
     return Draft(text=written, missing=tuple(missing), note=note)
-
-
-def _played(name: str, draft: str, server: Server) -> Step:
-    """The later request of a draft, in numbers of tokens alone."""
-    profile = full_profile(server.engine, server.release)
-    return run(loads(draft.encode(), name=name), profile, arithmetic="counts").steps[-1]
 
 
 def _first(error: CachesimError) -> str:

@@ -45,7 +45,8 @@ class Calls:
             call.cancelled, call.disconnected, call.ended = True, None, True
             call, self.held = None, None  # a stream that nobody read to its end, or an exception
         if call is None:
-            call = self._open(line)
+            call = self._call = self.server.begin(line)
+            self._decoded = 0
         match name:
             case "py-cache":  # the lookup before a completion; no line has a loaded state's length
                 if fields["what"] == "hit":
@@ -69,10 +70,6 @@ class Calls:
                     call.processed = 1
             case "py-end":
                 self._end(call)
-
-    def _open(self, line: int) -> Observed:
-        self._call, self._decoded = self.server.begin(line), 0
-        return self._call
 
     def _hit(self, call: Observed, fields: Fields) -> None:
         """A prefix is kept, and the memory cut behind it."""

@@ -597,7 +597,10 @@ class Reader:
         if request is None or (line.task not in {None, -1} and request.task != line.task):
             if line.task in {None, -1} or self._last.get(slot) == line.task:
                 return  # of no request, or of one that has ended
-            request = self._found_running(line, slot)
+            request = self.server.begin(line.number, slot, line.task)
+            request.started_before = True
+            self.server.events.append(LogEvent("launched", request.number, slot, line.number))
+            self._active[slot] = request
         self._timed = request
         if self._found is not None:
             found_in_slot(request, self._found)
@@ -635,13 +638,6 @@ class Reader:
         self._active[slot] = request
         self._idle = True
 
-    def _found_running(self, line: Line, slot: int) -> Observed:
-        request = self.server.begin(line.number, slot, line.task)
-        request.started_before = True
-        self.server.events.append(LogEvent("launched", request.number, slot, line.number))
-        self._active[slot] = request
-        return request
-
     # --- the server as a whole
 
     def _server_line(self, line: Line, name: str, fields: Fields) -> None:
@@ -672,7 +668,13 @@ class Reader:
             case "chat":  # rendered before its launch
                 self._chats.append(True)
             case "too-long":
-                self._too_long(fields)
+                # The slot is released at once. A line without a task is of the last request.
+                task = int(fields.get("task", "-1"))
+                at_work = [each for each in self._active.values() if task in {-1, each.task}]
+                if at_work:
+                    refused = max(at_work, key=lambda each: each.number)
+                    refused.too_long = True
+                    refused.n_tokens = int(fields["n_tokens"])
             case "post":  # mlx-lm: a request starts; later lines identify it
                 if fields["status"] == "200" and self.server.engine == MLX:
                     self._posts.append(line.number)
@@ -718,18 +720,6 @@ class Reader:
         request = self.server.begin(line.number)
         request.first_cut, request.processed = cached, processed
         return request
-
-    def _too_long(self, fields: Fields) -> None:
-        """A prompt exceeds the context; the slot is released at once.
-
-        A line without a task is of the request that was launched last.
-        """
-        task = int(fields.get("task", "-1"))
-        at_work = [each for each in self._active.values() if task in {-1, each.task}]
-        if at_work:
-            refused = max(at_work, key=lambda each: each.number)
-            refused.too_long = True
-            refused.n_tokens = int(fields["n_tokens"])
 
 
 CHOICES: Final[Mapping[str, SlotChoice]] = {

@@ -120,7 +120,10 @@ class Proxy:
         exchange = None
         action = slot_action(request.method, request.path, request.query)
         if action is None and not holds_prompt(request.method, request.path):
-            self._skip(request)
+            name = f"{request.method} {path_shown(request.path)}"
+            if name not in self.skipped and len(self.skipped) >= MOST_PATHS:
+                name = OTHER_PATHS
+            self.skipped[name] += 1
         else:
             exchange = Exchange(
                 number=next(self._numbers),
@@ -145,12 +148,6 @@ class Proxy:
         while self._wait():  # the answer is out; the next request on this connection waits
             await asyncio.sleep(WAIT_SECONDS)
         return response
-
-    def _skip(self, request: web.Request) -> None:
-        name = f"{request.method} {path_shown(request.path)}"
-        if name not in self.skipped and len(self.skipped) >= MOST_PATHS:
-            name = OTHER_PATHS
-        self.skipped[name] += 1
 
     async def _pass(
         self, request: web.Request, exchange: Exchange | None, started: float
@@ -187,26 +184,16 @@ class Proxy:
                 await response.write_eof()
                 return response
         except ClientError as error:
-            return self._failed(request, exchange, response, error)
-
-    def _failed(
-        self,
-        request: web.Request,
-        exchange: Exchange | None,
-        response: web.StreamResponse | None,
-        error: ClientError,
-    ) -> web.StreamResponse:
-        """Handle a server's failure: a 502 before the answer, a broken connection within it."""
-        why = _reason_of(error)
-        if exchange is not None:
-            exchange.broken = why
-        if response is not None and response.prepared:
-            if request.transport is not None:
-                request.transport.close()
-            return response
-        if exchange is not None:
-            exchange.status = 502
-        return refusal(502, "upstream_unreachable", f"{self._upstream}: {why}")
+            why = _reason_of(error)
+            if exchange is not None:
+                exchange.broken = why
+            if response is not None and response.prepared:
+                if request.transport is not None:
+                    request.transport.close()
+                return response
+            if exchange is not None:
+                exchange.status = 502
+            return refusal(502, "upstream_unreachable", f"{self._upstream}: {why}")
 
     async def _only_theirs(self, _: web.Request, response: web.StreamResponse) -> None:
         """Remove headers that our HTTP client adds by itself."""
@@ -379,14 +366,10 @@ async def running(plan: Plan, open_session: Open) -> AsyncIterator[str]:
         except OSError as error:
             msg = f"--listen {plan.host}:{plan.port}: {error.strerror or error}"
             raise InputError(msg) from None
-        yield _address_of(runner)
+        host, port = runner.addresses[0][:2]
+        yield f"http://[{host}]:{port}" if ":" in str(host) else f"http://{host}:{port}"
     finally:
         await runner.cleanup()
         for session in sessions:
             await asyncio.to_thread(session.close)
         await proxy.close()
-
-
-def _address_of(runner: web.AppRunner) -> str:
-    host, port = runner.addresses[0][:2]
-    return f"http://[{host}]:{port}" if ":" in str(host) else f"http://{host}:{port}"

@@ -31,7 +31,7 @@ from cachesim.lab.logs.segments import (
 from cachesim.lab.logs.slot_actions import SlotAction
 from cachesim.lab.record.exchange import MOVED, ZLIB_OR_GZIP, AnswerFields, Exchange
 from cachesim.lab.record.plan import RecordFile
-from cachesim.lab.record.tokenizer import ServerTokenizer, Tokens
+from cachesim.lab.record.tokenizer import ServerTokenizer
 from cachesim.typed import mapping
 
 # -- hashes of texts -------------------------------------------------------------------------------
@@ -414,9 +414,16 @@ class Session:
         request: dict[str, Any],
         reply: tuple[Any, ...],
     ) -> tuple[dict[str, Any], Row]:
-        entry["server"] = self._facts()
+        facts = {} if self._tokenizer is None else dict(self._tokenizer.properties())
+        about = self.live.about
+        given = {"profile": about.profile, "options": dict(about.options)}
+        entry["server"] = facts | {key: value for key, value in given.items() if value}
         own = with_own_texts(entry, request, reply)
-        tokens = self._tokens(exchange, request, own)
+        tokens = (
+            None
+            if self._tokenizer is None or exchange.broken or not own.was_read
+            else self._tokenizer.tokens_of(exchange.path, request, own)
+        )
         if tokens is not None:
             entry["tokens"] = asdict(tokens)
             own = replace(own, runs=tokens.runs, user_starts=tokens.user_starts)
@@ -437,19 +444,6 @@ class Session:
         row = row_of(exchange, found["why"])
         numbers = {"prompt": found["prompt_tokens"], "cached": own.cached, "again": found["again"]}
         return entry, replace(row, how=found["how"], **numbers)
-
-    def _facts(self) -> dict[str, Any]:
-        facts = {} if self._tokenizer is None else dict(self._tokenizer.properties())
-        about = self.live.about
-        given = {"profile": about.profile, "options": dict(about.options)}
-        return facts | {key: value for key, value in given.items() if value}
-
-    def _tokens(
-        self, exchange: Exchange, request: Mapping[str, Any], own: Recorded
-    ) -> Tokens | None:
-        if self._tokenizer is None or exchange.broken or not own.was_read:
-            return None
-        return self._tokenizer.tokens_of(exchange.path, request, own)
 
 
 def row_of(exchange: Exchange, why: str) -> Row:

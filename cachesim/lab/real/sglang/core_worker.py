@@ -569,7 +569,35 @@ class Unified(Core):
         beam = NoOp(pending_member_rows=lambda *_: 0)
         set_all(scheduler, self._unified_attributes(beam))
         scheduler.init_schedule_policy()
-        self.processor = self._processor(beam)
+        self.processor = fitting(
+            find(
+                "SchedulerBatchResultProcessor",
+                "managers.scheduler_components.batch_result_processor",
+            ),
+            is_generation=True,
+            disaggregation_mode=self.modes.NULL,
+            enable_overlap=self.overlaps,
+            enable_overlap_mlx=False,
+            model_config=self.scheduler.model_config,
+            token_to_kv_pool_allocator=self.allocator,
+            tree_cache=self.tree,
+            hisparse_coordinator=None,
+            req_to_token_pool=self.pool,
+            decode_offload_manager=None,
+            metrics_collector=None,
+            metrics_reporter=NoOp(
+                num_generated_tokens=0,
+                enable_metrics=False,
+                forward_ct_decode=0,
+                current_scheduler_metrics_enabled=False,
+            ),
+            draft_worker=None,
+            model_worker=NoOp(),
+            logprob_result_processor=NoOp(),
+            output_streamer=NoOp(),
+            beam_coordinator=beam,
+            abort_request=lambda *_: None,
+        )
         core = self.tree.tree_core
         if type(core).__name__ == "RustUnifiedTreeCore":
             kinds = [
@@ -607,37 +635,6 @@ class Unified(Core):
             "forward_ct": 0,
             "running_batch": batches(reqs=[], batch_is_full=False),
         }
-
-    def _processor(self, beam: Real) -> Real:
-        return fitting(
-            find(
-                "SchedulerBatchResultProcessor",
-                "managers.scheduler_components.batch_result_processor",
-            ),
-            is_generation=True,
-            disaggregation_mode=self.modes.NULL,
-            enable_overlap=self.overlaps,
-            enable_overlap_mlx=False,
-            model_config=self.scheduler.model_config,
-            token_to_kv_pool_allocator=self.allocator,
-            tree_cache=self.tree,
-            hisparse_coordinator=None,
-            req_to_token_pool=self.pool,
-            decode_offload_manager=None,
-            metrics_collector=None,
-            metrics_reporter=NoOp(
-                num_generated_tokens=0,
-                enable_metrics=False,
-                forward_ct_decode=0,
-                current_scheduler_metrics_enabled=False,
-            ),
-            draft_worker=None,
-            model_worker=NoOp(),
-            logprob_result_processor=NoOp(),
-            output_streamer=NoOp(),
-            beam_coordinator=beam,
-            abort_request=lambda *_: None,
-        )
 
     def leaks(self) -> bool:
         """By the release's own check, after which a server ends (`self_check_during_idle`)."""

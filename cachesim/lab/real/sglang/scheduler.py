@@ -224,35 +224,32 @@ def group_of(records: Sequence[Record], session: Session) -> list[dict[str, Any]
     """A group's steps in the notation of workloads."""
 
     def requested(record: Record) -> dict[str, Any]:
-        wanted = _wanted(record, session)
+        asked = record.step.options
+        more: dict[str, Any] = {name: asked.get(name) for name in ("priority", "routing_key")}
+        more["salt"] = asked.get("extra_key")
+        if FIELD in asked:
+            if record.error == "BadRequestError":
+                msg = f"{record.name} is not run beside the real scheduler: its session refuses it"
+                raise ScenarioError(msg)
+            more |= {
+                "session": dict(asked[FIELD]),
+                "rid": asked.get("rid", str(record.ticket)),
+                # without what it continues
+                "prompt": spell(session.vocabulary.prompt(record.step)),
+            }
+        if record.step.drafts is not None:
+            own = iter([1 + each.accepted for each in events_of(record, DraftsVerified)])
+            generated = record.reply.generated if record.reply else ()
+            rounds = [next(own, 1) if each else 1 for each in record.step.drafts]
+            more["accepts"] = rounds + [1] * len(generated)
+        more["lora"] = "".join(asked.get("lora", {}).values())
+        wanted = wanted_of(record, {name: value for name, value in more.items() if value})
         if record.error == CANCELLED and isinstance(record.step.reply, tuple):
             # a further token of it may be computed, which nobody gets
             wanted["reply"] = spell(record.step.reply)
         return wanted
 
     return grouped(records, requested, arrives="arrives", aborted="aborted")
-
-
-def _wanted(record: Record, session: Session) -> dict[str, Any]:
-    asked = record.step.options
-    more: dict[str, Any] = {name: asked.get(name) for name in ("priority", "routing_key")}
-    more["salt"] = asked.get("extra_key")
-    if FIELD in asked:
-        if record.error == "BadRequestError":
-            msg = f"{record.name} is not run beside the real scheduler: its session refuses it"
-            raise ScenarioError(msg)
-        more |= {
-            "session": dict(asked[FIELD]),
-            "rid": asked.get("rid", str(record.ticket)),
-            "prompt": spell(session.vocabulary.prompt(record.step)),  # without what it continues
-        }
-    if record.step.drafts is not None:
-        own = iter([1 + each.accepted for each in events_of(record, DraftsVerified)])
-        generated = record.reply.generated if record.reply else ()
-        rounds = [next(own, 1) if each else 1 for each in record.step.drafts]
-        more["accepts"] = rounds + [1] * len(generated)
-    more["lora"] = "".join(asked.get("lora", {}).values())
-    return wanted_of(record, {name: value for name, value in more.items() if value})
 
 
 SCHEDULER: Final = RealScheduler(

@@ -69,17 +69,14 @@ class Playing:
             finally:
                 self._depth -= 1
                 if before is not None:
-                    self._note(before, self._nodes())
+                    now = {path: rest for path, *rest in self._nodes()}
+                    for path, *rest in before:
+                        if path not in now:
+                            self.evicted.append([*self._label(path), *rest])
+                        elif now[path] != rest:
+                            self.evicted.append([*self._label(path), *rest, "kept without it"])
 
         setattr(self.core.tree, name, evict)
-
-    def _note(self, before: Json, after: Json) -> None:
-        now = {path: rest for path, *rest in after}
-        for path, *rest in before:
-            if path not in now:
-                self.evicted.append([*self._label(path), *rest])
-            elif now[path] != rest:
-                self.evicted.append([*self._label(path), *rest, "kept without it"])
 
     def _label(self, path: Json) -> list[int]:
         keys = list(path)

@@ -215,19 +215,14 @@ def _player_for(line: Mapping[str, Any]) -> Player:
         if line.get("part") == "runner":
             return Runs(config, VLLM.release(release).rules)
         if "groups" in config:
-            return _recorded_as(VllmPlayer(config, VLLM.release(release).rules))
+            # The recordings were made with the states' block as `cache_config.block_size`.
+            # A server makes it the smallest block of all groups, and prefill is cut in it.
+            player = VllmPlayer(config, VLLM.release(release).rules)
+            splitter = player.scheduler.splitter
+            if splitter is not None:
+                states = next(each for each in player.manager.groups if each.kind == "mamba")
+                player.scheduler.splitter = replace(splitter, size=states.block)
+            return player
         return SglangPlayer(config, SGLANG.release(release).rules)
     except ProfileError as error:
         raise ScenarioError(str(error)) from error
-
-
-def _recorded_as(player: VllmPlayer) -> VllmPlayer:
-    """The recordings were made with the states' block as `cache_config.block_size`.
-
-    A server's engine core makes it the smallest block of all groups, and prefill is cut in it.
-    """
-    splitter = player.scheduler.splitter
-    if splitter is not None:
-        states = next(each for each in player.manager.groups if each.kind == "mamba")
-        player.scheduler.splitter = replace(splitter, size=states.block)
-    return player

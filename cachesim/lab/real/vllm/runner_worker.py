@@ -643,7 +643,12 @@ class Runs(Server):
         super().__init__(release, config)
         sizes = [group["block"] for group in config["groups"]]
         self.settings.cache_config.block_size = min(sizes)  # as the engine core sets it
-        self._set_sizes()
+        # Sizes that the engine core hands on to its workers since 0.31.
+        found = getattr(self.release.utils, "resolve_cache_hit_alignment_tokens", None)
+        if found is not None:
+            cache = self.settings.cache_config
+            cache.hash_block_size = self.unit
+            cache.cache_hit_alignment_tokens = found(self.caches, self.settings, *self.sizes)
         specs = [self._spec(group) for group in config["groups"]]
         self.marks = Marks(config, specs)
         compilation: Real = self.settings.compilation_config
@@ -656,14 +661,6 @@ class Runs(Server):
         self.steps: list[Json] = []
         self.schedules = self.scheduler.schedule
         self.scheduler.schedule = self._scheduled
-
-    def _set_sizes(self) -> None:
-        """Sizes that the engine core hands on to its workers since 0.31."""
-        found = getattr(self.release.utils, "resolve_cache_hit_alignment_tokens", None)
-        if found is not None:
-            cache = self.settings.cache_config
-            cache.hash_block_size = self.unit
-            cache.cache_hit_alignment_tokens = found(self.caches, self.settings, *self.sizes)
 
     def _scheduled(self) -> Real:
         output = self.schedules()

@@ -24,7 +24,7 @@ from cachesim.engines.base import Reply
 from cachesim.engines.tokens import Rope
 from cachesim.engines.words import counted
 from cachesim.errors import SpecError, UpstreamAbort
-from cachesim.lab.traces.fleet.fleet import Change, Fleet
+from cachesim.lab.traces.fleet.fleet import Fleet
 from cachesim.lab.traces.fleet.kv_events import Absent, Server
 from cachesim.lab.traces.fleet.router import (
     Arrival,
@@ -138,22 +138,20 @@ class FleetLoop:
         """The changes up to a time; the requests that they end."""
         lost: list[Routed] = []
         while self.changes and self.changes[0].time <= seconds:
-            lost += self._apply(self.changes.pop(0))
+            change = self.changes.pop(0)
+            server = self.servers[change.replica]
+            match change.what:
+                case "die":
+                    lost += self._kill(server, "")
+                    server.start()
+                    server.listen(self.router)
+                    server.alive = False
+                case "drain":
+                    server.alive = False
+                    self.router.left(server.number)
+                case "join":
+                    server.alive = True
         return lost
-
-    def _apply(self, change: Change) -> Iterator[Routed]:
-        server = self.servers[change.replica]
-        match change.what:
-            case "die":
-                yield from self._kill(server, "")
-                server.start()
-                server.listen(self.router)
-                server.alive = False
-            case "drain":
-                server.alive = False
-                self.router.left(server.number)
-            case "join":
-                server.alive = True
 
     # -- in order, or on time ----------------------------------------------------------------------
 
