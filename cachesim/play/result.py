@@ -52,10 +52,7 @@ Fate: TypeAlias = Literal[
 ]
 """Outcome of a step, worst first."""
 
-FATES: Final[tuple[Fate, ...]] = (
-    "wrong", "aborted", "hung", "unanswered", "refused",
-    "failed", "not-run", "by-design", "lost", "right",
-)  # fmt: skip
+FATES: Final[tuple[Fate, ...]] = get_args(Fate)
 
 
 CLAIMS: Final = frozenset[Fate]({"wrong", "aborted", "hung", "unanswered"})
@@ -305,10 +302,9 @@ def scenario_schema() -> dict[str, Any]:
     return schema_head("scenario", "cachesim scenario, format 1") | schema
 
 
-def schema_head(name: str, title: str, version: int = 1) -> dict[str, Any]:
+def schema_head(name: str, title: str) -> dict[str, Any]:
     """The beginning of a published schema; `$id` changes with the version of its format."""
-    identity = f"urn:cachesim:schema:{name}:{version}"
-    return {"$schema": DIALECT, "$id": identity, "title": title}
+    return {"$schema": DIALECT, "$id": f"urn:cachesim:schema:{name}:1", "title": title}
 
 
 def _table(cls: type) -> dict[str, Any]:

@@ -109,10 +109,8 @@ def line_chart(
     return svg_of(parts, HEIGHT) + legend(numbered(series))
 
 
-def scatter(
-    groups: Mapping[str, Points], *, x: str, y: str, title: str, names: Mapping[str, str]
-) -> str:
-    """Points of several groups, a mark for each group; `names` are printed beside a group's.
+def scatter(groups: Mapping[str, Points], names: Mapping[str, str]) -> str:
+    """Memory and prefill tokens of several groups of settings; `names` are printed beside some.
 
     Upwards the scale begins at 0.
     """
@@ -126,11 +124,11 @@ def scatter(
 
     floor = HEIGHT - BOTTOM
     parts = [
-        f"<title>{escape(title)}</title>",
+        "<title>prefill tokens and memory of each of the settings</title>",
         f'<line class="axis" x1="{LEFT}" x2="{LEFT}" y1="{TOP + 8}" y2="{floor}"/>',
         f'<line class="axis" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{floor}" y2="{floor}"/>',
-        f'<text x="{(WIDTH + LEFT) / 2}" y="{HEIGHT - 6}" text-anchor="middle">{escape(x)}</text>',
-        f'<text x="0" y="{TOP}">{escape(y)}</text>',
+        f'<text x="{(WIDTH + LEFT) / 2}" y="{HEIGHT - 6}" text-anchor="middle">memory (MiB)</text>',
+        f'<text x="0" y="{TOP}">prefill tokens</text>',
     ]
     for value in dict.fromkeys((0, low, high)):
         at = place(left, value)[1] + 4

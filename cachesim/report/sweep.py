@@ -141,9 +141,8 @@ def in_words(size: float) -> str:
     return f"{size:,.0f} {UNITS[0]}" if unit == 0 else f"{size:,.1f} {UNITS[unit]}"
 
 
-def sparkline(numbers: Sequence[float], most: float | None = None) -> str:
+def sparkline(numbers: Sequence[float], top: float) -> str:
     """A character for each number, from empty to the maximum."""
-    top = max(numbers, default=0) if most is None else most
     if not top:
         return LEVELS[0] * len(numbers)
     return "".join(LEVELS[min(7, int(8 * number / top))] for number in numbers)

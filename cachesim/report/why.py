@@ -369,9 +369,12 @@ def _requests(requests: Sequence[Mapping[str, Any]]) -> Table:
         )
         share = (each["cached"] or 0) / (each["prompt_tokens"] or 1)
         table.add_row(
-            str(each["number"]), *numbers, Bar(share, BAR), reasons,
+            str(each["number"]),
+            *numbers,
+            Bar(share, BAR),
+            reasons,
             style="differs" if differs else "",
-        )  # fmt: skip
+        )
     return table
 
 
@@ -440,9 +443,6 @@ def _scatter(found: Mapping[str, Any]) -> str:
             for name, members in groups.items()
             if members
         },
-        x="memory (MiB)",
-        y="prefill tokens",
-        title="prefill tokens and memory of each of the settings",
         names={"recommended": words_of(best)},
     )
 

@@ -7,9 +7,10 @@ consistency of the parts.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, Final, TypeAlias
+from typing import Annotated, Any, Final, TypeAlias, get_args
 
 from cachesim.engines.chat import TEMPLATES
+from cachesim.model.spec import LayerKind
 from cachesim.scenario import limits
 from cachesim.scenario.readers import Each, Either, Ids, Number, OneOf, Table, Text, Whole, YesNo
 
@@ -31,7 +32,7 @@ ACTIONS: Final = (
 )
 ROLES: Final = ("system", "developer", "user", "assistant", "tool", "function", "ipython")
 LEAVES: Final = ("reading", "replying")
-LAYER_KINDS: Final = ("attention", "window", "ssm", "delta", "conv")
+LAYER_KINDS: Final = get_args(LayerKind)
 
 _word = Text(limits.NAME, WORD_SHAPE, "a word of letters, digits, '_' and '-'")
 _spans = Text(limits.TEXT)

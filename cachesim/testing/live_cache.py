@@ -28,7 +28,7 @@ from dataclasses import dataclass, field, replace
 from itertools import groupby
 from numbers import Integral
 from pathlib import Path
-from typing import Any, Final, Literal, Protocol, TypeAlias
+from typing import Any, Final, Literal, Protocol, TypeAlias, get_args
 
 import numpy as np
 from hypothesis import strategies as st
@@ -87,9 +87,7 @@ Likeness: TypeAlias = Literal["new", "longer", "again", "other-head", "shorter",
 
 OF_REQUESTS: Final[tuple[Field, ...]] = ("adapter", "image", "salt")
 OF_SERVERS: Final[tuple[Field, ...]] = ("model", "dtype", "rope")
-LIKENESSES: Final[tuple[Likeness, ...]] = (
-    *("new", "longer", "again", "other-head", "shorter", "moved"),
-)
+LIKENESSES: Final[tuple[Likeness, ...]] = get_args(Likeness)
 """Relation of a prompt to an earlier one."""
 
 VARIANTS: Final = 5

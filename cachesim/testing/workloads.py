@@ -21,7 +21,7 @@ from cachesim.model.build import build
 from cachesim.model.presets import PRESETS, preset
 from cachesim.model.spec import LayerKind, ModelSpec
 from cachesim.scenario.checks import spec_of
-from cachesim.scenario.format import FORMAT, Model, Scenario, Server, Step, Turn
+from cachesim.scenario.format import FORMAT, LAYER_KINDS, Model, Scenario, Server, Step, Turn
 from cachesim.units import Token, Tokens, as_tokens
 
 T = TypeVar("T")
@@ -670,7 +670,7 @@ def model_specs(
     *,
     min_layers: int = 1,
     max_layers: int = 4,
-    kinds: tuple[LayerKind, ...] = ("attention", "window", "ssm", "delta", "conv"),
+    kinds: tuple[LayerKind, ...] = LAYER_KINDS,
 ) -> st.SearchStrategy[ModelSpec]:
     """Small networks of width 16 with layers of the given kinds in any order."""
     layers = st.lists(st.sampled_from(kinds), min_size=min_layers, max_size=max_layers)

@@ -18,7 +18,7 @@ The reuse, against the due reuse: that of an ideal cache, unless a scenario sets
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Final, Literal, TypeAlias
+from typing import Final, Literal, TypeAlias, get_args
 
 import numpy as np
 
@@ -92,7 +92,7 @@ def judge(
 
 def worst(verdicts: Sequence[Verdict | None]) -> Verdict | None:
     """The worst verdict of several completions of one prompt."""
-    order = ("same", "rounding", "by-design", "diverged")
+    order = get_args(Answer)
     found = [each for each in verdicts if each is not None]
     return max(found, key=lambda each: order.index(each.answer), default=None)
 

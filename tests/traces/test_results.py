@@ -194,8 +194,8 @@ def test_bytes_are_told_in_words_and_drawn_as_characters() -> None:
     assert ["0 bytes", "1,023 bytes", "1.0 KiB", "2.5 MiB"] == [
         in_words(size) for size in (0, 1023, 1024, 2.5 * 2**20)
     ]
-    assert "▁▅█" == sparkline([0, 50, 100])
-    assert "▁▁" == sparkline([0, 0])
+    assert "▁▅█" == sparkline([0, 50, 100], 100)
+    assert "▁▁" == sparkline([0, 0], 0)
 
 
 # -- pages -----------------------------------------------------------------------------------------

@@ -23,6 +23,9 @@ from cachesim.lab.logs.segments import Segment, segments_of, usage_of, whole
 from cachesim.lab.logs.slot_actions import SlotAction, action_from, is_action
 from cachesim.typed import mapping
 
+KEYS: Final = ("request", "segments", "messages", "prompt", "action")
+"""A line has one of these at least."""
+
 LONGEST_REQUEST: Final = 64 * 2**20
 """Most bytes of a line: a request with its whole conversation."""
 
@@ -70,10 +73,7 @@ class Recorded:
 def is_dump(head: bytes) -> bool:
     """True if a file begins like recorded requests, not like a log."""
     line = head.removeprefix(BOM_UTF8).lstrip()
-    return line.startswith(b"{") and any(
-        f'"{key}"'.encode() in line
-        for key in ("request", "segments", "messages", "prompt", "action")
-    )
+    return line.startswith(b"{") and any(f'"{key}"'.encode() in line for key in KEYS)
 
 
 class DumpReader:

@@ -2,6 +2,7 @@
 
 from typing import Any, Final, get_args
 
+from cachesim.lab.logs.dump import KEYS
 from cachesim.lab.logs.observed import How
 from cachesim.lab.logs.report import FORMAT
 from cachesim.lab.logs.slot_actions import ACTIONS
@@ -197,6 +198,5 @@ def requests_schema() -> dict[str, Any]:
         },
         [],
     )
-    keys = ("request", "segments", "messages", "prompt", "action")
-    choice = {"anyOf": [{"required": [key]} for key in keys]}
+    choice = {"anyOf": [{"required": [key]} for key in KEYS]}
     return {**schema_head("requests", "recorded request"), **body, **choice}

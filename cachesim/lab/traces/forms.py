@@ -166,9 +166,14 @@ class Message:
 
 
 ROLES: Final[Mapping[str, str]] = {
-    "human": "user", "gpt": "assistant", "ai": "assistant", "bot": "assistant",
-    "chatgpt": "assistant", "bing": "assistant", "model": "assistant",
-}  # fmt: skip
+    "human": "user",
+    "gpt": "assistant",
+    "ai": "assistant",
+    "bot": "assistant",
+    "chatgpt": "assistant",
+    "bing": "assistant",
+    "model": "assistant",
+}
 """Names of roles in other data sets."""
 
 CHATS: Final = ("conversation", "conversations", "messages", "history", "trajectory")
@@ -191,8 +196,11 @@ def _message(value: Json, place: str) -> Message:
     if not isinstance(role, str):
         msg = f"{place} has a message without a role; write {{'role': 'user', 'content': '...'}}"
         raise TraceError(msg)
-    parts = [text_of(value[key]) for key in ("system_prompt", "content", "value", "text")
-             if value.get(key) is not None]  # fmt: skip
+    parts = [
+        text_of(value[key])
+        for key in ("system_prompt", "content", "value", "text")
+        if value.get(key) is not None
+    ]
     calls = value.get("tool_calls")
     parts += [json.dumps(calls, ensure_ascii=False)] if calls else []
     return Message(ROLES.get(role, role), "".join(parts), instant(value.get("timestamp")))
@@ -448,8 +456,12 @@ def _of_tokens(
         raise TraceError(msg)
     known = reply is not None or isinstance(answer.get("text"), str)
     tokens = reply if reply is not None else tokens_of_text(text_of(answer.get("text") or ""))
-    return requests.of(prompt, texts.runs(tokens if answer is not body or reply else ()), time,
-                       silent=not known or not tokens)  # fmt: skip
+    return requests.of(
+        prompt,
+        texts.runs(tokens if answer is not body or reply else ()),
+        time,
+        silent=not known or not tokens,
+    )
 
 
 # -- agents with sub-agents ------------------------------------------------------------------------
@@ -539,8 +551,9 @@ def columns_of(head: str) -> dict[str, int] | None:
     return None if min(found.values()) < 0 else found
 
 
-def read_lengths(rows: Iterable[tuple[Sequence[str], str]], columns: Mapping[str, int],
-                 unit: int) -> Iterator[TraceRequest]:  # fmt: skip
+def read_lengths(
+    rows: Iterable[tuple[Sequence[str], str]], columns: Mapping[str, int]
+) -> Iterator[TraceRequest]:
     """Requests of which only lengths are known: no two have a token in common."""
     fresh, start = count(), None
     for row, place in rows:
@@ -562,7 +575,7 @@ def read_lengths(rows: Iterable[tuple[Sequence[str], str]], columns: Mapping[str
             time=max(0.0, time - start),
             length=length,
             output=whole(output, 0, MOST_TOKENS, f"{place}: tokens of the reply"),
-            blocks=tuple(next(fresh) for _ in range(-(-length // unit))),
+            blocks=tuple(next(fresh) for _ in range(-(-length // LENGTHS))),
             seconds=True,
             assumed=ALONE,
         )
@@ -622,7 +635,7 @@ def opened(path: Path, name: str) -> Opened | None:
                 raise TraceError(msg)
             rows = islice(text_lines(path, name), 1, None)
             cells = ((next(csv.reader([text])), at) for text, at in rows if text.strip())
-            return LENGTHS, read_lengths(cells, columns, LENGTHS)
+            return LENGTHS, read_lengths(cells, columns)
         if not head.lstrip().startswith(("{", "[")) or DATED.match(head):
             for shape, read in ((ASKED, read_vllm_log), (LOGGED, read_sglang_log)):
                 if any(shape.search(text) for text, _ in text_lines(path, name)):

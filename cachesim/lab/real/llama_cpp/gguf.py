@@ -7,7 +7,7 @@ from enum import IntEnum
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, BinaryIO, Final, Literal, TypeAlias
+from typing import Any, BinaryIO, Final, Literal, TypeAlias, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,9 +53,7 @@ class Value:
     value: Scalar | Sequence[Scalar]
 
 
-u32, i32, f32, flag, text = (
-    partial(Value, kind) for kind in ("u32", "i32", "f32", "bool", "string")
-)
+u32, i32, f32, flag, text = (partial(Value, kind) for kind in get_args(Kind))
 """Values of one type, or lists of them."""
 
 

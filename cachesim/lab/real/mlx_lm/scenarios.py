@@ -14,6 +14,7 @@ from cachesim.engines.chat import VOCABULARY, ByteTokenizer
 from cachesim.engines.family import Profile
 from cachesim.engines.mlx_lm.families import family_of
 from cachesim.engines.mlx_lm.family import FAMILY
+from cachesim.engines.mlx_lm.server import word_tokenizer
 from cachesim.errors import CachesimError, InputError, ScenarioError
 from cachesim.lab.real.hunt.proof import (
     ProofResult,
@@ -48,7 +49,6 @@ MARKS: Final = {
     264: "\n",
 }
 THINK_MARKS: Final = {510: "<think>", 511: "</think>"}
-ORDER: Final = ("<unk>", "<|im_start|>", "\n", "<|im_end|>", "system", "user", "assistant", "tool")
 FILLER: Final = 300
 
 
@@ -162,7 +162,7 @@ class Words:
         self.tokenizer = tokenizer
         thinks = tokenizer.template.thinks
         self._marks = MARKS | (THINK_MARKS if thinks else {})
-        order = ORDER + tuple(THINK_MARKS.values()) * thinks
+        order = word_tokenizer.MARKS + tuple(THINK_MARKS.values()) * thinks
         self._first = len(order)
         self._ids = {text: index for index, text in enumerate(order)}
         self.size = self._first + VOCABULARY

@@ -29,9 +29,14 @@ WORD_BITS: Final = 32
 """Bits of a token in a page's hash, if it has no wider token."""
 
 UNUSED: Final = (
-    *("init_kv_buffer", "load_to_device_per_layer", "backup_from_device_all_layer"),
-    *("load_to_device_per_layer_physical", "backup_from_device_all_layer_physical"),
-    *("get_data_page", "get_dummy_flat_data_page", "set_from_flat_data_page"),
+    "init_kv_buffer",
+    "load_to_device_per_layer",
+    "backup_from_device_all_layer",
+    "load_to_device_per_layer_physical",
+    "backup_from_device_all_layer_physical",
+    "get_data_page",
+    "get_dummy_flat_data_page",
+    "set_from_flat_data_page",
 )
 """Functions that would copy bytes."""
 
@@ -263,9 +268,10 @@ class Threads:
         self.controller.storage_stop_event = Stub(is_set=queue.empty)
         function()
 
-    def pass_on(self, name: str, function: Real, most: int) -> None:
+    def pass_on(self, function: Real, most: int) -> None:
         """Pass on at most `most` items of a queue; 0: all."""
-        queue, line = getattr(self.controller, name), self.lines.setdefault(name, [])
+        queue = self.controller.prefetch_sync_queue
+        line = self.lines.setdefault("prefetch_sync_queue", [])
         while not queue.empty():
             line.append(queue.get_nowait())
         count = most or len(line)
@@ -301,7 +307,7 @@ def step_by_polls(tree: Real, wanted: Json) -> None:
         lag = 0 if sync is None else None
         threads.run("prefetch_buffer", controller.prefetch_io_aux_func, lag=lag)
         if sync is not None:
-            threads.pass_on("prefetch_sync_queue", sync, wanted["acks"])
+            threads.pass_on(sync, wanted["acks"])
         inner()
 
     setattr(tree, name, poll)
