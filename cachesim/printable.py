@@ -11,9 +11,13 @@ KEPT: Final = frozenset("\n\t")
 STEERING: Final = (
     *(code for code in range(0x20) if chr(code) not in KEPT),
     *range(0x7F, 0xA0),
-    0x061C, 0x200E, 0x200F, *range(0x2028, 0x202F), *range(0x2066, 0x206A),
+    0x061C,
+    0x200E,
+    0x200F,
+    *range(0x2028, 0x202F),
+    *range(0x2066, 0x206A),
     *range(0xD800, 0xE000),
-)  # fmt: skip
+)
 """Controls of terminals (C0, DEL, C1), of the writing direction and of lines; lone surrogates."""
 
 SPELLED: Final = {code: ascii(chr(code))[1:-1] for code in STEERING}

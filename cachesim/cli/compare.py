@@ -191,9 +191,14 @@ def diff_command(
     )
     settings = [dict(map(setting, given)) for _, given in sides]
     return diff(
-        name, [one, other], settings,
-        seed=seed, arithmetic=arithmetic, format="text", page=page_at(report),
-    )  # fmt: skip
+        name,
+        [one, other],
+        settings,
+        seed=seed,
+        arithmetic=arithmetic,
+        format="text",
+        page=page_at(report),
+    )
 
 
 def is_trace(name: str) -> bool:

@@ -35,26 +35,55 @@ from cachesim.errors import SpecError
 from cachesim.model.spec import FIRST_PLAIN, ModelSpec
 
 NAMES: Final = (
-    *("alice", "bob", "carol", "dave", "erin", "frank"),
-    *("grace", "heidi", "ivan", "judy", "kim", "leo"),
+    "alice",
+    "bob",
+    "carol",
+    "dave",
+    "erin",
+    "frank",
+    "grace",
+    "heidi",
+    "ivan",
+    "judy",
+    "kim",
+    "leo",
 )
 
 FILLERS: Final = (
-    *("code", "the", "of", "is", "and", "please", "note", "report", "today", "again", "there"),
-    *(
-        "meeting",
-        "letter",
-        "number",
-        "open",
-        "window",
-        "team",
-        "later",
-        "with",
-        "about",
-        "question",
-    ),
-    *("answer", "list", "short", "long", "table", "value", "write", "read", "first", "second"),
-    *("third", "last", "new"),
+    "code",
+    "the",
+    "of",
+    "is",
+    "and",
+    "please",
+    "note",
+    "report",
+    "today",
+    "again",
+    "there",
+    "meeting",
+    "letter",
+    "number",
+    "open",
+    "window",
+    "team",
+    "later",
+    "with",
+    "about",
+    "question",
+    "answer",
+    "list",
+    "short",
+    "long",
+    "table",
+    "value",
+    "write",
+    "read",
+    "first",
+    "second",
+    "third",
+    "last",
+    "new",
 )
 
 ASK, STOP, UNKNOWN = FIRST_PLAIN, FIRST_PLAIN + 1, FIRST_PLAIN + 2
@@ -65,7 +94,9 @@ VALUES: Final = HALVES[0] * HALVES[1]
 FIRST_FILLER: Final = FIRST_VALUE + VALUES
 
 WORDS: Final = (
-    *("?", ".", "unknown"),
+    "?",
+    ".",
+    "unknown",
     *NAMES,
     *(str(1000 + (6413 + 47 * each) % 9000) for each in range(VALUES)),
     *FILLERS,
@@ -384,8 +415,11 @@ class _Constructor:
         entry, taps, gate, beta, out = (
             self.blank(p + name)
             for name in (
-                *("attn_qkv.weight", "ssm_conv1d.weight", "attn_gate.weight"),
-                *("ssm_beta.weight", "ssm_out.weight"),
+                "attn_qkv.weight",
+                "ssm_conv1d.weight",
+                "attn_gate.weight",
+                "ssm_beta.weight",
+                "ssm_out.weight",
             )
         )
         self.blank(p + "ssm_alpha.weight")

@@ -117,9 +117,16 @@ def tree_rows(texts: Texts, tree: TreeState) -> Iterator[Row]:
         lines = (*follows, branch.leads_on)
         for label, bars in astray:
             hung = replace(
-                branch, lines=lines, passes=tuple(dict.fromkeys(inside)), root=True, leads_on=False,
-                mark="", window=None, start=0, end=0,
-            )  # fmt: skip
+                branch,
+                lines=lines,
+                passes=tuple(dict.fromkeys(inside)),
+                root=True,
+                leads_on=False,
+                mark="",
+                window=None,
+                start=0,
+                end=0,
+            )
             yield Row(kind="tree", label=label, bars=bars, branch=hung)
     if len(tree.nodes) > len(shown):
         yield Row(kind="tree", label=f"{len(tree.nodes) - len(shown)} more nodes", bars=())
@@ -371,10 +378,14 @@ def _chains(texts: Texts, part: CellPart, kind: Kind, prefix: str) -> Iterator[R
         orphan = first.parent >= 0 and first.parent not in found
         own = (*above, (start, not last))
         branch = Branch(
-            start=start, end=end, lines=tuple(more for _, more in above),
+            start=start,
+            end=end,
+            lines=tuple(more for _, more in above),
             passes=tuple(dict.fromkeys(at for at, more in own if more)),
-            root=orphan, leads_on=bool(children) and not orphan, last=last,
-        )  # fmt: skip
+            root=orphan,
+            leads_on=bool(children) and not orphan,
+            last=last,
+        )
         names = [f"#{each.hash}" for each in chain]
         if len(names) > MOST_HASHES:
             names[MOST_HASHES - 2 : -1] = ["..."]
@@ -452,9 +463,13 @@ def _missing(lane: Sequence[CellRun], sees: tuple[int, int]) -> Iterator[Bar]:
         at = [position for _, position in found]
         where = f"position {at[0]}" if len(at) == 1 else f"positions {at[0]} to {at[-1]}"
         yield Bar(
-            start=at[0], end=at[-1] + 1, step=None, kind="missing", text="missing",
+            start=at[0],
+            end=at[-1] + 1,
+            step=None,
+            kind="missing",
+            text="missing",
             tip=f"{where}: the next token needs this, and memory does not have it",
-        )  # fmt: skip
+        )
 
 
 def _folded(texts: Texts, pieces: Sequence[Piece], truth: Sequence[int]) -> tuple[Bar, ...]:

@@ -172,11 +172,17 @@ STYLE: Final = (
     + "@media(max-width:640px){.cs-pic .onwide{display:none}}"
     + "@media(min-width:641px){.cs-pic .onphone{display:none}}"
     + "@media print{.cs-pic .b{stroke:#000}}"
-)  # fmt: skip
+)
 
 _STROKES: Final = (
-    "M0 8L8 0", "M0 0L8 8", "M4 0V8", "M0 4H8", "M0 8L8 0M0 0L8 8", "M4 0V8M0 4H8", "M0 2H8M0 6H8",
-)  # fmt: skip
+    "M0 8L8 0",
+    "M0 0L8 8",
+    "M4 0V8",
+    "M0 4H8",
+    "M0 8L8 0M0 0L8 8",
+    "M4 0V8M0 4H8",
+    "M0 2H8M0 6H8",
+)
 
 
 def patterns(uid: str, count: int, *, plain: int) -> str:

@@ -295,7 +295,10 @@ def _refusal(profile: Profile, spec: ModelSpec, name: str, value: object) -> str
 
 DEFAULT_PREDICT: Final = 8
 COMPANIONS: Final = (
-    *("spec_type", "companion", "speculative_method", "draft_model"),
+    "spec_type",
+    "companion",
+    "speculative_method",
+    "draft_model",
     "speculative_algorithm",
 )
 """The options that configure a companion."""

@@ -25,11 +25,23 @@ Kind: TypeAlias = Literal["full", "window", "state", "both", "none"]
 """Memory of a layer; both: attention and a state side by side."""
 
 NAMES: Final[Mapping[str, Kind]] = {
-    "full_attention": "full", "attention": "full", "global_attention": "full", "*": "full",
-    "sliding_attention": "window", "chunked_attention": "window",
-    "linear_attention": "state", "mamba": "state", "recurrent": "state", "conv": "state",
-    "M": "state", "hybrid": "both", "mlp": "none", "moe": "none", "-": "none", "E": "none",
-}  # fmt: skip
+    "full_attention": "full",
+    "attention": "full",
+    "global_attention": "full",
+    "*": "full",
+    "sliding_attention": "window",
+    "chunked_attention": "window",
+    "linear_attention": "state",
+    "mamba": "state",
+    "recurrent": "state",
+    "conv": "state",
+    "M": "state",
+    "hybrid": "both",
+    "mlp": "none",
+    "moe": "none",
+    "-": "none",
+    "E": "none",
+}
 """The names of layers in a config's lists."""
 
 REFUSED: Final[Mapping[str, str]] = {
@@ -304,10 +316,17 @@ class _Config:
 
     def _state(self) -> tuple[int, int]:
         """Elements of a layer's convolution state and of its recurrent state proper."""
-        taps = self.number(
-            *("linear_conv_kernel_dim", "mamba_d_conv", "conv_kernel", "conv_L_cache"),
-            *("conv1d_width", 4),
-        ) - 1  # fmt: skip
+        taps = (
+            self.number(
+                "linear_conv_kernel_dim",
+                "mamba_d_conv",
+                "conv_kernel",
+                "conv_L_cache",
+                "conv1d_width",
+                4,
+            )
+            - 1
+        )
         if self._is_kda:  # Kimi delta attention
             linear = self._get("linear_attn_config")
             given = linear if isinstance(linear, dict) else {}

@@ -49,7 +49,8 @@ REMEDIES: Final[Mapping[str, Remedy]] = {
     ),
     "slot-age": Remedy("flag", "Leave `--slot-prompt-similarity` at its default instead of 0."),
     "cache-unseen": Remedy(
-        "defect", "Leave `id_slot` out: pinned requests do not search the prompt cache.",
+        "defect",
+        "Leave `id_slot` out: pinned requests do not search the prompt cache.",
         "ggml-org/llama.cpp#24746",
     ),
     "f-keep": Remedy(
@@ -104,7 +105,8 @@ REMEDIES: Final[Mapping[str, Remedy]] = {
         flags=DENSER,
     ),
     "seq-rm-refused": Remedy(
-        "defect", "Use a later release: since June it restores a checkpoint instead.",
+        "defect",
+        "Use a later release: since June it restores a checkpoint instead.",
         "ggml-org/llama.cpp#22534",
     ),
     "state-missing": Remedy(
@@ -114,7 +116,7 @@ REMEDIES: Final[Mapping[str, Remedy]] = {
     ),
     "unknown": Remedy("unknown", "Start the server with `-lv 4`: then the log says why."),
     "request-refused": LARGER,
-}  # fmt: skip
+}
 """Cause -> remedy."""
 
 IK_CHECKPOINTS: Final = Remedy(

@@ -32,7 +32,7 @@ ARCHITECTURES: Final = (
     ("recurrent", r"mamba|rwkv"),
     ("swa", r"gemma|gpt-?oss|cohere2|command-?[ar]|exaone|llama-?4|olmo-?3|phi-?3|mimo"),
     ("dense", r"llama|qwen|mistral|deepseek|glm|phi|olmo|granite|minimax|kimi|starcoder|yi-"),
-)  # fmt: skip
+)
 """Kind of a model's memory, by its architecture or file name."""
 
 OUTSIDE: Final = re.compile(r"^-?\d+$")

@@ -22,8 +22,18 @@ VERSIONS: Final = (2, 3)
 STRING, ARRAY = 8, 9
 
 NUMBERS: Final[Mapping[int, str]] = {
-    0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d",
-}  # fmt: skip
+    0: "B",
+    1: "b",
+    2: "H",
+    3: "h",
+    4: "I",
+    5: "i",
+    6: "f",
+    7: "?",
+    10: "Q",
+    11: "q",
+    12: "d",
+}
 """Types of values, as `struct` names them."""
 
 MOST_KEYS: Final = 1 << 16
@@ -340,9 +350,15 @@ def _window_layers(fields: Mapping[str, Any], name: str, attending: Sequence[int
 
 
 PATTERNS: Final[Mapping[str, int]] = {
-    "gemma2": 2, "gemma3": 6, "gemma3n": 5, "gpt-oss": 2, "cohere2": 4, "llama4": 4,
-    "exaone4": 4, "lfm2": 0,
-}  # fmt: skip
+    "gemma2": 2,
+    "gemma3": 6,
+    "gemma3n": 5,
+    "gpt-oss": 2,
+    "cohere2": 4,
+    "llama4": 4,
+    "exaone4": 4,
+    "lfm2": 0,
+}
 """Interval of layers with full attention, where the file has none and upstream's loader does; 0 for
 none. Other families default to 2.
 """

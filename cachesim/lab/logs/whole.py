@@ -416,9 +416,11 @@ class _ServerRun:
             ]
         if self.inferred is not None and settings.preset == UNKNOWN_MODEL:
             settings = replace(
-                settings, preset=self.inferred.preset, sizes=self.inferred.sizes,
+                settings,
+                preset=self.inferred.preset,
+                sizes=self.inferred.sizes,
                 inferred=self.inferred.inferred,
-            )  # fmt: skip
+            )
         if self.rebuilder is None or _is_another(self.settings, settings):
             self.settings, self.states = settings, States()
             self.rebuilder = Rebuilder(self.log, settings, Hints())

@@ -324,9 +324,7 @@ class Probe:
                 for _ in range(min(3, 2 * self.facts.parallel - 1))
             ]
             crowded = target.cold(query, beside)
-            for samples, other in (
-                (noise.alone, two), (company, crowded), (reuse, warm)
-            ):  # fmt: skip
+            for samples, other in ((noise.alone, two), (company, crowded), (reuse, warm)):
                 if one.fatal or other.fatal:
                     continue
                 if one.error or other.error:

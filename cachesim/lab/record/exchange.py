@@ -33,9 +33,17 @@ DONE: Final = b"[DONE]"
 """End marker of OpenAI's streams; clients may disconnect after it."""
 
 NUMBERS: Final = (
-    b'"usage"', b'"timings"', b'"error"', b'"prompt_progress"', DONE, b'"stop',
-    b'"eval_count"', b'"meta_info"', b'"chat.end"', b'"finish_reason"',
-)  # fmt: skip
+    b'"usage"',
+    b'"timings"',
+    b'"error"',
+    b'"prompt_progress"',
+    DONE,
+    b'"stop',
+    b'"eval_count"',
+    b'"meta_info"',
+    b'"chat.end"',
+    b'"finish_reason"',
+)
 """Keys of the lines that are still parsed when the reply is long enough."""
 
 LAST: Final = frozenset(("message_stop", "response.completed", "response.incomplete"))
@@ -46,9 +54,15 @@ LINES: Final = ("application/x-ndjson", "application/ndjson", "application/jsonl
 """Content types of streams with an object per line, such as Ollama's."""
 
 FACTS: Final = (
-    "model", "system_fingerprint", "id_slot", "tokens_evaluated", "response_id",
-    "n_saved", "n_restored", "n_erased",
-)  # fmt: skip
+    "model",
+    "system_fingerprint",
+    "id_slot",
+    "tokens_evaluated",
+    "response_id",
+    "n_saved",
+    "n_restored",
+    "n_erased",
+)
 """Recorded fields of an answer besides counts and texts."""
 
 MOVED: Final = ("n_saved", "n_restored", "n_erased")

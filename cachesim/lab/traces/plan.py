@@ -59,8 +59,16 @@ READ: Final[Mapping[str, int | None]] = {
 
 TRACE_KEYS: Final = {"file", "made", "seed", "timestamps", *READ}
 SERVER_KEYS: Final = {
-    *("profile", "model", "set", "gguf", "sizes"),
-    *("replicas", "router", "changes", "others", "parts"),
+    "profile",
+    "model",
+    "set",
+    "gguf",
+    "sizes",
+    "replicas",
+    "router",
+    "changes",
+    "others",
+    "parts",
 }
 
 

@@ -148,8 +148,14 @@ def joined(runs: Iterable[Run]) -> tuple[Run, ...]:
 STORED: Final = "BlockStored"
 KNOWN: Final = (STORED, "BlockRemoved", "AllBlocksCleared")
 FIELDS: Final = (
-    *("block_hashes", "parent_block_hash", "token_ids"),
-    *("block_size", "lora_id", "medium", "lora_name", "extra_keys"),
+    "block_hashes",
+    "parent_block_hash",
+    "token_ids",
+    "block_size",
+    "lora_id",
+    "medium",
+    "lora_name",
+    "extra_keys",
 )
 """The order of a stored block's fields, for events encoded as lists."""
 

@@ -44,7 +44,10 @@ EVERY: Final = 100_000
 MOST_HEAD: Final = 1 << 16
 
 HOMES: Final = (
-    *("cachesim.engines", "cachesim.model", "cachesim.play", "cachesim.lab.traces"),
+    "cachesim.engines",
+    "cachesim.model",
+    "cachesim.play",
+    "cachesim.lab.traces",
     "cachesim.lab.logs.model_memory",
 )
 """Packages whose objects a state may have, beside those of installed engines."""

@@ -264,9 +264,14 @@ class PromptTrie(Generic[V]):
                     values = () if isinstance(node.value, _Nothing) else (node.value,)
                     leads_on = bool(node)
                     yield TrieSegment(
-                        model=model, number=number, parent=parent, tokens=tuple(tokens),
-                        count=count, values=values, leads_on=leads_on,
-                    )  # fmt: skip
+                        model=model,
+                        number=number,
+                        parent=parent,
+                        tokens=tuple(tokens),
+                        count=count,
+                        values=values,
+                        leads_on=leads_on,
+                    )
                 below += [(child, above, [*tokens, token], 1) for token, child in node.items()][
                     ::-1
                 ]

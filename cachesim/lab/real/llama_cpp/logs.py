@@ -46,8 +46,16 @@ COLUMNS: Final[Sequence[Column]] = (
 )
 
 HEADS: Final = (
-    *("log", "requests", "proven", "reused as logged", "other release", "predicted"),
-    *("predicted of all", "settled", "settled and right", "within bounds"),
+    "log",
+    "requests",
+    "proven",
+    "reused as logged",
+    "other release",
+    "predicted",
+    "predicted of all",
+    "settled",
+    "settled and right",
+    "within bounds",
 )
 
 SHARES: Final = (

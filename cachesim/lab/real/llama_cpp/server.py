@@ -52,23 +52,13 @@ from cachesim.typed import Json, JsonObject, there_is
 from cachesim.units import Token, Tokens, as_tokens
 
 _PHRASES: Final = re.compile(
-    "|".join(
-        (
-            *("selected slot", "saving prompt", "saving idle slot", "already in the cache"),
-            *("removing obsolete", "looking for better prompt", "found better prompt"),
-            *("prompt with length", "failed to", "limit reached", "making room", "too large"),
-            *("cache state", "- prompt 0x", "clearing prompt", "purging", "new prompt", "n_past"),
-            *(
-                "n_cache_reuse",
-                "reusing chunk",
-                "checking checkpoint",
-                "restored context checkpoint",
-            ),
-            *("forcing full prompt", "erased invalidated", "erasing", "superseding"),
-            *("created context checkpoint", "do_checkpoint", "cached n_tokens", "memory_seq_rm"),
-            *("slot context shift", "retrying", "draft", "stop processing", "GGML_ASSERT", "defer"),
-        )
-    ),
+    "selected slot|saving prompt|saving idle slot|already in the cache|removing obsolete"
+    "|looking for better prompt|found better prompt|prompt with length|failed to"
+    "|limit reached|making room|too large|cache state|- prompt 0x|clearing prompt|purging"
+    "|new prompt|n_past|n_cache_reuse|reusing chunk|checking checkpoint"
+    "|restored context checkpoint|forcing full prompt|erased invalidated|erasing|superseding"
+    "|created context checkpoint|do_checkpoint|cached n_tokens|memory_seq_rm"
+    "|slot context shift|retrying|draft|stop processing|GGML_ASSERT|defer",
     re.IGNORECASE,
 )
 """A line that holds none of these says nothing about caches."""

@@ -16,8 +16,14 @@ Release: TypeAlias = str
 """A release of llama.cpp that a wheel runs."""
 
 ACTIONS: Final = (
-    "complete", "slot-save", "slot-restore", "slot-erase", "set-lora", "restart", "sleep",
-)  # fmt: skip
+    "complete",
+    "slot-save",
+    "slot-restore",
+    "slot-erase",
+    "set-lora",
+    "restart",
+    "sleep",
+)
 """Actions that a real server is led through; the others depend on its clock."""
 
 CRASH: Final = "crash"

@@ -138,8 +138,13 @@ def _either_way(result: Json) -> Json:
 
 
 GROUPS: Final = (
-    *("KVCache", "RotatingKVCache", "ArraysCache", "ChunkedKVCache", "CacheList"),
-    *("BatchKVCache", "BatchRotatingKVCache"),
+    "KVCache",
+    "RotatingKVCache",
+    "ArraysCache",
+    "ChunkedKVCache",
+    "CacheList",
+    "BatchKVCache",
+    "BatchRotatingKVCache",
 )
 BATCHES: Final = {"BatchKVCache": "KVCache", "BatchRotatingKVCache": "RotatingKVCache"}
 

@@ -27,8 +27,17 @@ PATCH: Final = 999_999
 RANKS: Final = tuple(
     f"{name}_rank"
     for name in (
-        *("tp", "pp", "dp", "attn_tp", "attn_dp", "attn_cp"),
-        *("moe_ep", "moe_dp", "moe_tp", "dcp", "attn_dcp"),
+        "tp",
+        "pp",
+        "dp",
+        "attn_tp",
+        "attn_dp",
+        "attn_cp",
+        "moe_ep",
+        "moe_dp",
+        "moe_tp",
+        "dcp",
+        "attn_dcp",
     )
 )
 
@@ -52,7 +61,9 @@ RUNNER: Final = {"attn_backend": object(), "prefill_aware_swa": False}
 """Attributes of the model's runner that a scheduler reads."""
 
 SCHEDULING: Final = (
-    *("schedule_policy", "enable_priority_scheduling", "schedule_low_priority_values_first"),
+    "schedule_policy",
+    "enable_priority_scheduling",
+    "schedule_low_priority_values_first",
     "priority_scheduling_preemption_threshold",
 )
 

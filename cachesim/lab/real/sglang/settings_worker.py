@@ -53,7 +53,10 @@ STARTED: Final[dict[str, dict[str, Any]]] = {
 """`config.json` of each kind of model, and of a drafter."""
 
 EMPTY: Final = (
-    *("sglang.jit_kernel", "sglang.kernels", "sglang.srt.entrypoints", "sglang.srt.layers"),
+    "sglang.jit_kernel",
+    "sglang.kernels",
+    "sglang.srt.entrypoints",
+    "sglang.srt.layers",
     "sglang.srt.models",
 )
 """Parts of the release that hold kernels or weights."""

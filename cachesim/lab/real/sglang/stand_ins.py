@@ -16,14 +16,30 @@ from typing import Final
 from cachesim.lab.real.worker_side import EmptyModules, Nothing, Real, bare_packages, unpinned
 
 EMPTY: Final = (
-    *("sglang.jit_kernel", "sglang.kernels"),
+    "sglang.jit_kernel",
+    "sglang.kernels",
     *(
         f"sglang.srt.{name}"
         for name in (
-            *("configs", "constrained", "debug_utils", "distributed", "entrypoints", "eplb"),
-            *("hardware_backend", "layers", "lora", "model_loader", "models", "multimodal"),
-            *("observability", "parser", "sampling.penaltylib", "sampling.sampling_batch_info"),
-            *("tracing", "utils.hf_transformers_patches", "utils.hf_transformers_utils"),
+            "configs",
+            "constrained",
+            "debug_utils",
+            "distributed",
+            "entrypoints",
+            "eplb",
+            "hardware_backend",
+            "layers",
+            "lora",
+            "model_loader",
+            "models",
+            "multimodal",
+            "observability",
+            "parser",
+            "sampling.penaltylib",
+            "sampling.sampling_batch_info",
+            "tracing",
+            "utils.hf_transformers_patches",
+            "utils.hf_transformers_utils",
             "weight_sync",
         )
     ),
@@ -40,15 +56,32 @@ REAL: Final = (
 """Modules of theirs that are the release's own."""
 
 PACKAGES: Final = (
-    *("sglang", "sglang.srt.configs", "sglang.srt.layers", "sglang.srt.layers.attention"),
+    "sglang",
+    "sglang.srt.configs",
+    "sglang.srt.layers",
+    "sglang.srt.layers.attention",
     "sglang.srt.layers.attention.mamba",
 )
 """Packages that only lead to others; their own `__init__` is not run."""
 
 INSTALLED: Final = (
-    *("numpy", "torch", "torchgen", "functorch", "sympy", "mpmath", "networkx", "jinja2"),
-    *("markupsafe", "filelock", "fsspec", "typing_extensions", "packaging", "msgspec"),
-    *("setuptools", "_distutils_hack", "pkg_resources"),
+    "numpy",
+    "torch",
+    "torchgen",
+    "functorch",
+    "sympy",
+    "mpmath",
+    "networkx",
+    "jinja2",
+    "markupsafe",
+    "filelock",
+    "fsspec",
+    "typing_extensions",
+    "packaging",
+    "msgspec",
+    "setuptools",
+    "_distutils_hack",
+    "pkg_resources",
 )
 """Packages that are not empty: PyTorch with what it imports, and msgspec."""
 

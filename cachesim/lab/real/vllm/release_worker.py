@@ -15,11 +15,29 @@ from cachesim.lab.real.worker_side import EmptyModules, Real
 
 OUTSIDE: Final = frozenset(
     (
-        *("anthropic", "blake3", "compressed_tensors", "cpuinfo", "depyf", "diskcache", "gguf"),
-        *("ijson", "lark", "llguidance", "lmformatenforcer", "mistral_common"),
-        *("model_hosting_container_standards", "numba", "outlines_core", "partial_json_parser"),
-        *("prometheus_fastapi_instrumentator", "setproctitle", "soundfile", "uvicorn", "uvloop"),
-        *("watchfiles", "xgrammar"),
+        "anthropic",
+        "blake3",
+        "compressed_tensors",
+        "cpuinfo",
+        "depyf",
+        "diskcache",
+        "gguf",
+        "ijson",
+        "lark",
+        "llguidance",
+        "lmformatenforcer",
+        "mistral_common",
+        "model_hosting_container_standards",
+        "numba",
+        "outlines_core",
+        "partial_json_parser",
+        "prometheus_fastapi_instrumentator",
+        "setproctitle",
+        "soundfile",
+        "uvicorn",
+        "uvloop",
+        "watchfiles",
+        "xgrammar",
     )
 )
 """Packages that no decision of the scheduler depends on."""
@@ -27,7 +45,11 @@ OUTSIDE: Final = frozenset(
 COMPILED: Final = frozenset(
     f"vllm.{name}"
     for name in (
-        *("_C", "_C_stable_libtorch", "_moe_C", "_moe_C_stable_libtorch", "_qutlass_C"),
+        "_C",
+        "_C_stable_libtorch",
+        "_moe_C",
+        "_moe_C_stable_libtorch",
+        "_qutlass_C",
         "vllm_flash_attn",
     )
 )
@@ -44,8 +66,12 @@ MEMORY: Final = 80 << 30
 """Bytes of the GPU that is pretended to be there: an H100, by which vLLM picks its defaults."""
 
 ARCHITECTURES: Final = (
-    *("LlamaForCausalLM", "EagleLlamaForCausalLM", "Qwen3NextForCausalLM", "Qwen3NextMTP"),
-    *("DeepseekV4ForCausalLM", "DeepSeekV4MTPModel"),
+    "LlamaForCausalLM",
+    "EagleLlamaForCausalLM",
+    "Qwen3NextForCausalLM",
+    "Qwen3NextMTP",
+    "DeepseekV4ForCausalLM",
+    "DeepSeekV4MTPModel",
 )
 """The models whose configuration is written by `worker_settings`."""
 

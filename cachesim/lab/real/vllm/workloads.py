@@ -14,8 +14,19 @@ from cachesim.lab.real.prompts import REPLIES, AgentUsers, Row, Writer
 from cachesim.model.presets import preset
 
 KINDS: Final = (
-    *("full", "window", "mamba", "mamba-fine", "three", "chunked", "alone", "eagle", "ngram"),
-    *("pressure", "priority", "arrivals", "store"),
+    "full",
+    "window",
+    "mamba",
+    "mamba-fine",
+    "three",
+    "chunked",
+    "alone",
+    "eagle",
+    "ngram",
+    "pressure",
+    "priority",
+    "arrivals",
+    "store",
 )
 
 
