@@ -26,8 +26,6 @@ from cachesim.units import Array, Token, Tokens
 
 DataType: TypeAlias = Literal["float16", "bfloat16", "float32", "float64"]
 
-DTYPES: Final[tuple[DataType, ...]] = ("float32", "float16", "bfloat16", "float64")
-
 PLACEHOLDER: Final = Token(3)
 """The token in place of an image, whatever the image."""
 

@@ -1,6 +1,6 @@
 """Somebody writes a cache, and is told which law it breaks, and how, in real keys and values."""
 
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -8,7 +8,7 @@ import pytest
 from cachesim.errors import InputError
 from cachesim.model.presets import tiny
 from cachesim.testing import BrokenLawError, Request, Server, VacuousCheckError, check_live_cache
-from cachesim.testing.contents import DTYPES, answer, joined, packed, rows_of, split, unpacked
+from cachesim.testing.contents import DataType, answer, joined, packed, rows_of, split, unpacked
 from cachesim.testing.live_cache import shown
 from cachesim.units import as_tokens
 from cachesim.verify.oracle import cold_logits
@@ -162,7 +162,7 @@ def test_rows_that_are_put_back_continue_as_a_cold_run(preset: str) -> None:
     )
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", get_args(DataType))
 def test_bytes_of_blocks_are_the_rows_again(dtype: str) -> None:
     server = Server(preset="hybrid", dtype=dtype)  # type: ignore[arg-type]
     blocks = split(server, rows_of(server, Request(tokens=PROMPT)), 8)

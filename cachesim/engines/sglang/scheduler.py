@@ -410,17 +410,6 @@ class Scheduler:
         if interval and drafts is None:
             batch.tracks = [DecodeTrack.of(req, interval) for req in batch.reqs]
 
-    def _decode_track(self, req: Req, interval: int) -> DecodeTrack:
-        """Trap: in 0.5.9 the next slot is the second one where there is only one."""
-        if req.tracks is not None and req.next_track >= len(req.tracks):
-            where = "ScheduleBatch.prepare_for_decode"
-            raise UpstreamAbort(where, "IndexError: index 1 is out of bounds, with size 1")
-        left = req.committed % interval
-        next_due = self.limits.overlaps and left == interval - 1
-        return DecodeTrack(
-            None if left else req.committed, req.next_track, req.decode_steps, next_due
-        )
-
     def _retract(self, batch: Batch) -> None:
         """Retract requests with the fewest generated tokens until there is room.
 

@@ -556,9 +556,7 @@ DIALECTS: Final[tuple[type[Dialect], ...]] = (
 )
 
 
-def dialect_of(
-    connection: Connection, words: tuple[str, ...] = (), *, chat: bool = False
-) -> Dialect:
+def dialect_of(connection: Connection, words: tuple[str, ...], *, chat: bool) -> Dialect:
     """The dialect of a server, by its answers; with `chat` one that takes messages."""
     try:
         connection.exchange("GET", "/v1/models", seconds=10)

@@ -399,7 +399,7 @@ def _lines(events: Sequence[Event]) -> Iterator[str]:
         yield line + (f"  (x {count})" if count > 1 else "")
 
 
-def real_log_of(workload: Scenario, step: int, *, version: str = "") -> list[str]:
+def real_log_of(workload: Scenario, step: int, *, version: str) -> list[str]:
     """Log lines of the real server about its caches at one step of a workload."""
     with NamedTemporaryFile(suffix=".log") as file:
         log = Path(file.name)

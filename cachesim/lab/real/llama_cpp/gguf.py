@@ -261,7 +261,7 @@ def word(token: int, texts: Mapping[int, str] = MappingProxyType({})) -> str:
     return SPECIAL[token][0] if token < len(SPECIAL) else texts.get(token, f"[{token}]")
 
 
-def tokenizer_keys(size: int, texts: Mapping[int, str] = MappingProxyType({})) -> dict[str, Value]:
+def tokenizer_keys(size: int, texts: Mapping[int, str]) -> dict[str, Value]:
     """The tokenizer's keys for a vocabulary of that many ids, with these texts of plain ones."""
     if size < len(SPECIAL):
         msg = f"a GGUF file needs a vocabulary of {len(SPECIAL)} ids or more, not {size}"

@@ -243,9 +243,7 @@ def columns_of(release: Release) -> tuple[Column, ...]:
     return (release, DEFAULT, other), (release, MORE, other)
 
 
-def agreements(
-    columns: Sequence[Column] = COLUMNS, *, seed: int, requests: int
-) -> Iterator[Agreement]:
+def agreements(columns: Sequence[Column], *, seed: int, requests: int) -> Iterator[Agreement]:
     """The table's rows, each as soon as it is done."""
     for release, verbosity, other in columns:
         with LogMaker(release, verbosity, other) as maker:

@@ -137,7 +137,7 @@ def proven(
     return Proof(distance=distance, token=token, noise=noise, cold=cold.reply)
 
 
-def alone_of(step: Step, strengths: Sequence[float] = ()) -> Step:
+def alone_of(step: Step, strengths: Sequence[float]) -> Step:
     """A step for a server of its own: only the fields of its prompt are kept."""
     fields = {key: step.options[key] for key in PROMPTING if key in step.options}
     if strengths:

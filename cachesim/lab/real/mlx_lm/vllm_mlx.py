@@ -429,7 +429,7 @@ class Fed:
         return getattr(self.model, name)
 
 
-def simulate_images(workload: Workload, wheel: str = VLLM_MLX) -> list[dict[str, Any]]:
+def simulate_images(workload: Workload, wheel: str) -> list[dict[str, Any]]:
     """Results of the simulator for requests with images."""
     limits = workload["limits"]
     if "whole" in workload:
@@ -470,8 +470,8 @@ def compare_images(
     workloads: int,
     first: int = 0,
     *,
-    wheel: str = VLLM_MLX,
-    drawing: Callable[[int, int], Workload] = draw_images,
+    wheel: str,
+    drawing: Callable[[int, int], Workload],
 ) -> Agreement:
     """Fed tokens and entries of each model, and the first request that differs."""
     engine = "scheduler" if drawing is draw_images else "default engine"

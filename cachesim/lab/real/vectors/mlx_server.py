@@ -420,7 +420,7 @@ def _without_attention(insertion: Mapping[str, Json]) -> dict[str, Json]:
     return {**insertion, "layers": layers}
 
 
-def _as_compared(recorded: Json, without: Sequence[str] = ()) -> Json:
+def _as_compared(recorded: Json, without: Sequence[str]) -> Json:
     """A recording without the distances of wrong states and answers, which depend on weights.
 
     Rows of the toy's own weights are compared themselves, instead of a verdict on them.
@@ -435,9 +435,7 @@ def _as_compared(recorded: Json, without: Sequence[str] = ()) -> Json:
     return recorded
 
 
-def _as_real(
-    reply: Reply, recorded: Sequence[Sequence[float]], tolerance: float = TOLERANCE
-) -> str:
+def _as_real(reply: Reply, recorded: Sequence[Sequence[float]], tolerance: float) -> str:
     for index, (ours, theirs) in enumerate(zip(reply.logits, recorded, strict=False)):
         shifted = ours - ours.max()
         off = np.abs(shifted - np.log(np.exp(shifted).sum()) - np.array(theirs)).max()
