@@ -248,7 +248,8 @@ def upgrades(rows: Rows) -> list[Upgrade]:
         engine, at, _ = row["profile"].partition("@")
         if at:
             flags = ", ".join(f"{name}={value}" for name, value in row["settings"].items())
-            key = (engine, row["model"], ", ".join(filter(None, (flags, *_size(row), _fleet(row)))))
+            size = f"{row['fleet']['replicas']} replicas" if "fleet" in row else ""
+            key = (engine, row["model"], ", ".join(filter(None, (flags, size, _fleet(row)))))
             alike.setdefault(key, []).append(row)
     return [
         _upgrade(", ".join(filter(None, key)), before, after)
@@ -464,10 +465,6 @@ def server_of(row: Mapping[str, Any]) -> str:
     text = f"{text}, {settings_of(row)}" if row["settings"] else text
     fleet = _fleet(row)
     return f"{row['fleet']['replicas']} x {text}, {fleet}" if fleet else text
-
-
-def _size(row: Mapping[str, Any]) -> list[str]:
-    return [f"{row['fleet']['replicas']} replicas"] if "fleet" in row else []
 
 
 def _fleet(row: Mapping[str, Any]) -> str:

@@ -60,15 +60,32 @@ def _reader_of(annotation: object) -> Reader | None:
     return None
 
 
-def _structure_with_reader(annotation: object, _: Converter) -> Callable[[Any, Any], Any]:
-    reader = there_is(_reader_of(annotation))
-    return lambda value, _: reader.read(value)
+CONVERTER: Final = Converter(detailed_validation=True)
+
+
+@CONVERTER.register_structure_hook_factory(is_dataclass)
+def _structure_table(cls: type[Any], converter: Converter) -> Callable[[Any, Any], Any]:
+    settings: dict[str, Any] = {
+        name: override(rename=key) for (owner, name), key in KEYS.items() if owner is cls
+    }
+    settings["_cattrs_forbid_extra_keys"] = True
+    settings["_cattrs_detailed_validation"] = True
+    default = make_dict_structure_fn(cls, converter, **settings)
+
+    def structure(value: object, _: object) -> Value:
+        if not isinstance(value, Mapping):
+            msg = f"must be a table, {found(value)}"
+            raise Wrong(msg)
+        return default(value, cls)
+
+    return structure
 
 
 def _is_list_of_tables(annotation: object) -> bool:
     return get_origin(annotation) is tuple and is_dataclass(get_args(annotation)[0])
 
 
+@CONVERTER.register_structure_hook_factory(_is_list_of_tables)
 def _structure_tables(annotation: object, converter: Converter) -> Callable[[Any, Any], Any]:
     inner = get_args(annotation)[0]
     tables: Any = list[inner]  # type: ignore[valid-type]
@@ -91,41 +108,17 @@ def _is_models(annotation: object) -> bool:
     return get_origin(annotation) is Mapping and is_dataclass(get_args(annotation)[1])
 
 
+@CONVERTER.register_structure_hook_factory(_is_models)
 def _structure_models(annotation: object, converter: Converter) -> Callable[[Any, Any], Any]:
     tables: Any = dict[str, get_args(annotation)[1]]  # type: ignore[misc]
     default = converter.get_structure_hook(tables)
     return lambda value, _: default(named(value, limits.MODELS), tables)
 
 
-def _structure_table(cls: type[Any], converter: Converter) -> Callable[[Any, Any], Any]:
-    settings: dict[str, Any] = {
-        name: override(rename=key) for (owner, name), key in KEYS.items() if owner is cls
-    }
-    settings["_cattrs_forbid_extra_keys"] = True
-    settings["_cattrs_detailed_validation"] = True
-    default = make_dict_structure_fn(cls, converter, **settings)
-
-    def structure(value: object, _: object) -> Value:
-        if not isinstance(value, Mapping):
-            msg = f"must be a table, {found(value)}"
-            raise Wrong(msg)
-        return default(value, cls)
-
-    return structure
-
-
-def _converter() -> Converter:
-    converter = Converter(detailed_validation=True)
-    converter.register_structure_hook_factory(is_dataclass)(_structure_table)
-    converter.register_structure_hook_factory(_is_list_of_tables)(_structure_tables)
-    converter.register_structure_hook_factory(_is_models)(_structure_models)
-    converter.register_structure_hook_factory(lambda each: _reader_of(each) is not None)(
-        _structure_with_reader
-    )
-    return converter
-
-
-CONVERTER: Final = _converter()
+@CONVERTER.register_structure_hook_factory(lambda each: _reader_of(each) is not None)
+def _structure_with_reader(annotation: object, _: Converter) -> Callable[[Any, Any], Any]:
+    reader = there_is(_reader_of(annotation))
+    return lambda value, _: reader.read(value)
 
 
 def _problems(error: BaseException, path: Place) -> Iterator[Problem]:
