@@ -127,6 +127,14 @@ def test_only_what_no_clock_decides_is_played_on_the_wheel() -> None:
     assert not on_the_wheel(scenario(READING, spec_type="draft-mtp"))
 
 
+def test_a_model_that_a_release_does_not_load_is_not_run_on_it() -> None:
+    step = Step(name="r0", prompt=(300,))
+    model, old = Model(preset="hybrid-mtp"), Server(name="llama.cpp", profiles=("b8672",))
+
+    assert on_the_wheel(replace(scenario(step), model=model))
+    assert not on_the_wheel(replace(scenario(step), model=model, engine=old))
+
+
 def test_a_report_holds_every_request_as_a_line_for_a_shell(tmp_path: Path) -> None:
     shipped = load(shipped_file("llama.cpp-restore-old-checkpoints"))
     again = replace(scenario(*shipped.step, swa_full=True), spans=shipped.spans)

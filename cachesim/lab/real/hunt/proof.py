@@ -164,13 +164,13 @@ def proof_command(
     """
     if profile.patches or profile.release not in FAMILIES[profile.engine].real():
         return ""
+    if scenario.engine.name != profile.engine:
+        return ""  # its flags are another engine's
     prover = real_prover(profile.engine)
     if prover is None:
         return ""
     if not prover.fits(scenario) or (step is not None and not prover.shows(scenario.step[step])):
         return ""
-    if scenario.engine.name != profile.engine:
-        return ""  # its flags are another engine's
     listed = [full_profile(scenario.engine.name, each) for each in scenario.engine.profiles]
     release = [] if profile in listed else ["--release", profile.release]
     return shlex.join(["cachesim", "real", profile.engine, "--scenario", str(source), *release])

@@ -39,6 +39,11 @@ class Abilities:
         build = _build_of(self.release)
         return tuple(preset for preset, first in PRESETS.items() if first <= build)
 
+    @property
+    def unloadable(self) -> frozenset[str]:
+        """Presets that only later releases load."""
+        return frozenset(PRESETS) - frozenset(self.presets)
+
 
 def _build_of(release: Release) -> int:
     return int(release.removeprefix("b"))

@@ -19,6 +19,7 @@ from cachesim.lab.real.hunt.proof import ProofResult, Prover, refuted_by, result
 from cachesim.lab.real.llama_cpp.calls import NotStartedError
 from cachesim.lab.real.llama_cpp.flags import (
     PRESETS,
+    Abilities,
     adapter_file,
     adapter_names,
     drafting,
@@ -39,7 +40,7 @@ from cachesim.model.presets import preset
 from cachesim.play.bisect import Play, Played, StepResult
 from cachesim.play.session import AS_TEXT, ENDLESS
 from cachesim.play.session import NotStartedError as SimulatedEndsError
-from cachesim.scenario.checks import spec_of
+from cachesim.scenario.checks import full_profile, spec_of
 from cachesim.scenario.format import Scenario, Step
 from cachesim.scenario.labels import CONFIRMED
 from cachesim.units import Tokens
@@ -369,6 +370,9 @@ def on_the_wheel(scenario: Scenario) -> bool:
     steps = scenario.step
     if drafting(scenario.engine.options):
         return False  # drafts are the companion's own there
+    profiles = (full_profile("llama.cpp", each) for each in scenario.engine.profiles)
+    if any(scenario.model.preset in Abilities(each.release).unloadable for each in profiles):
+        return False
     if any(hurdle(scenario, number) for number in range(len(steps))):
         return False
     return all(
