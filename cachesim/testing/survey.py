@@ -299,18 +299,20 @@ def _marks(played: Run, scenario: Scenario, index: int) -> Iterator[str]:
         yield ("memory computed under other adapters" if under else "no wrong memory") + " was read"
         if under:  # states are no part of it: what is wrong is wherever it comes from
             yield from (each for each in _brought(played, index) if each == BRINGS["load"])
-            if any(each.do == "slot-restore" for each in scenario.step[:index]):
+            if any(_filled(each) for each in played.steps[:index]):
                 yield "a slot file was restored before"
             return
     else:
         yield f"the {PLACES.get(fault.place, fault.place)} {_nature(fault)}"
     brought = _brought(played, index)
     yield from brought
-    restored = (
-        each.do == "slot-restore" and each.slot == step.slot for each in played.steps[:index]
-    )
+    restored = (each.slot == step.slot for each in played.steps[:index] if _filled(each))
     if not brought and any(restored):
         yield "a slot file was restored before"
+
+
+def _filled(step: Step) -> bool:
+    return step.do == "slot-restore" and step.error is None
 
 
 def _named_while_at_work(scenario: Scenario, index: int) -> bool:
@@ -419,11 +421,11 @@ def made_small(
     trials: int | None = None,
 ) -> Counterexample:
     """The smallest workload found that still shows the cause."""
-    oracles = Oracles()
+    oracles, whole = Oracles(), fits(sighting.scenario)
 
     def shows(candidate: Scenario) -> bool:
         try:
-            if not fits(candidate):
+            if whole and not fits(candidate):  # else what is left of it may fit
                 return False
             trial = _played(candidate, profile, arithmetic, oracles, find)
             if find != "lost" and trial.finding is None:

@@ -18,7 +18,16 @@ from cachesim.scenario.shipped import shipped_file
 from cachesim.testing import survey as survey_room
 from cachesim.testing.findings import Finding, Trial
 from cachesim.testing.search import play, simpler, workloads
-from cachesim.testing.survey import Cause, Sighting, Survey, lost, made_small, survey, survey_by
+from cachesim.testing.survey import (
+    Cause,
+    Sighting,
+    Survey,
+    causes,
+    lost,
+    made_small,
+    survey,
+    survey_by,
+)
 from cachesim.testing.workloads import Shape
 from tests.fixtures import Capture, Patch
 
@@ -139,6 +148,31 @@ def test_another_server_s_rules_fix_no_wrong_answer_of_a_release(name: str) -> N
 
     assert [] == [each.name for each in cures if each.server]
     assert [] == [each.name for each in family.patches if each.server and each.cures]
+
+
+def test_a_slot_file_that_could_not_be_restored_is_no_part_of_a_cause() -> None:
+    plain, off = {"predict": 1}, {"predict": 1, "options": {"lora": [{"id": 0, "scale": 0.0}]}}
+    steps = [
+        {"name": "a", "prompt": [300], **plain},
+        {"name": "b", "prompt": [400], **off},
+        {"name": "f", "do": "slot-restore", "slot": 0, "file": "none"},
+        {"name": "c", "prompt": [300, 301], **off},
+    ]
+    engine = {"name": "llama.cpp", "profiles": ["b11549"], "options": {"lora": "dense"}}
+    whole = {"format": 1, "name": "n", "model": {"preset": "dense"}, "engine": engine}
+    scenario = scenario_of({**whole, "step": steps})
+
+    (cause,) = causes(scenario, WINDOWS, "ring", "wrong")
+    assert "a slot file was restored before" not in cause.marks
+
+
+def test_what_the_real_engine_does_not_run_is_made_small_too(
+    found: Survey, monkeypatch: Patch
+) -> None:
+    monkeypatch.setattr(survey_room, "TRIALS", 60)
+    small = made_small(LACKS, found.first[LACKS], WINDOWS, "ring", "wrong", fits=lambda _: False)
+
+    assert len(found.first[LACKS].scenario.step) > len(small.scenario.step)
 
 
 def test_several_processes_see_what_one_sees() -> None:
