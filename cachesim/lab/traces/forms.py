@@ -23,6 +23,7 @@ import re
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from functools import partial
 from itertools import chain, count, islice
 from pathlib import Path
 from typing import Final, TypeAlias
@@ -407,8 +408,8 @@ ANSWERED: Final = re.compile(
 )
 """Lines of vLLM's log with `--enable-log-requests` and the level DEBUG."""
 
-DATED: Final = re.compile(r"\[\d{4}-\d\d-\d\d ")
-"""The beginning of a line of a log, which is no JSON."""
+BEGUN: Final = re.compile(r"\s*(\{|\[\s*($|[\[{\"]|-?[\d.]+,))")
+"""The beginning of JSON; lines of logs begin with `[transformers]`, `[2026-11-29` or `[8081]`."""
 
 
 def read_vllm_log(lines: Iterable[tuple[str, str]]) -> Iterator[TraceRequest]:
@@ -627,7 +628,8 @@ def open_form(
 def opened(path: Path, name: str) -> Opened | None:
     """The block size and the requests of a file of these forms; None if it is of another."""
     if not path.is_dir() and parquet_rows(path, name) is None:
-        head = next((text for text, _ in text_lines(path, name) if text.strip()), "")
+        lossy = partial(text_lines, path, name, errors="replace")  # a log has parts of characters
+        head = next((text for text, _ in lossy() if text.strip()), "")
         columns = columns_of(head)
         if columns is not None:
             if "hash_ids" in head.lower():
@@ -636,10 +638,10 @@ def opened(path: Path, name: str) -> Opened | None:
             rows = islice(text_lines(path, name), 1, None)
             cells = ((next(csv.reader([text])), at) for text, at in rows if text.strip())
             return LENGTHS, read_lengths(cells, columns)
-        if not head.lstrip().startswith(("{", "[")) or DATED.match(head):
+        if not BEGUN.match(head):
             for shape, read in ((ASKED, read_vllm_log), (LOGGED, read_sglang_log)):
-                if any(shape.search(text) for text, _ in text_lines(path, name)):
-                    return 1, read(text_lines(path, name))
+                if any(shape.search(text) for text, _ in lossy()):
+                    return 1, read(lossy())
             return None
     lines = lines_of(path, name)
     first = next(lines, None)

@@ -494,13 +494,13 @@ def _document(head: str, lines: Iterator[tuple[str, str]], place: str, name: str
         return json_of(head, place)
 
 
-def text_lines(path: Path, name: str) -> Iterator[tuple[str, str]]:
+def text_lines(path: Path, name: str, errors: str = "strict") -> Iterator[tuple[str, str]]:
     """The lines of a file with their places."""
     try:
         with (
             readable(name, TraceError),
             _opened(path, name) as file,
-            TextIOWrapper(file, encoding="utf-8-sig") as lines,
+            TextIOWrapper(file, encoding="utf-8-sig", errors=errors) as lines,
         ):
             cut = iter(partial(lines.readline, MOST_CHARACTERS), "")
             for number, line in enumerate(cut, 1):
