@@ -178,6 +178,8 @@ class Plan:
                     " others; --against takes a profile of the same one, `cachesim compare` any"
                 )
                 raise InputError(msg)
+        if self.prove:
+            refuse_beside("--prove", {"--find": self.find != "wrong"})
         for profile in self.profiles if self.prove else ():
             _refuse_patches(profile)
         for profile in (*self.profiles, *((self.against,) if self.against else ())):
@@ -402,8 +404,8 @@ Prove: TypeAlias = Annotated[
     bool,
     Parameter(
         help="Run each wrong answer on the real engine, and write a report of each that is wrong "
-        "there too, to the folder of --emit (hunt by default). With --scope: run the smallest "
-        "workload of each cause there."
+        "there too, to the folder of --emit (hunt by default). With --scope or --like: run the "
+        "smallest workload of each cause there."
     ),
 ]
 Models: TypeAlias = Annotated[
@@ -483,9 +485,8 @@ def check_command(
         "--against": against,
         "--examples": examples,
         "--find": find != "wrong",
-        "--like": like,
     }
-    if prove and scope is None:
+    if prove and like is None and scope is None:
         refused = {
             "--set": settings,
             "--all": everything,
@@ -499,14 +500,16 @@ def check_command(
             chosen, page, minutes, seed=seed, models=model or (), emit=emit or Path("hunt")
         )
     if scope is not None:
-        refuse_beside("--scope", drawn | {"--seed": seed})
+        refuse_beside("--scope", drawn | {"--like": like, "--seed": seed})
         examples = WITHOUT_END
     if examples is None:
         examples = EXAMPLES if minutes is None else WITHOUT_END
     shape = shape_for(settings or (), compared=against is not None, leak=find == "leak")
     if like is not None:
         refuse_beside("--like", {"--against": against, "--find leak": find == "leak"})
-        chosen, model, shape = _around(like, chosen, model, shape)
+        chosen, model, shape, said = _around(like, chosen, model, shape)
+        if format == "text":
+            _print(printed, Text(said))
     status, told = AS_EXPECTED, list[dict[str, Json]]()
     for each in dict.fromkeys(model or [_default_model(chosen)]):
         plan = Plan(
@@ -544,15 +547,15 @@ def _refuse_unknown(models: Sequence[str], known: Iterable[str]) -> None:
 
 def _around(
     like: str, profiles: tuple[Profile, ...], models: list[str] | None, shape: Shape
-) -> tuple[tuple[Profile, ...], list[str], Shape]:
-    """Profiles, model and shape of a search around a file's requests."""
+) -> tuple[tuple[Profile, ...], list[str], Shape, str]:
+    """Profiles, model and shape of a search around a file's requests, and what these are."""
     preset = (models or [_default_model(profiles)])[0]
-    given, profiles = scenarios_like(like, preset, profiles)
-    own = str(given[0].model.preset)
+    given = scenarios_like(like, preset, profiles, models[0] if models else None)
+    own = str(given.scenarios[0].model.preset)
     if models not in (None, [own]):
         msg = f"--like {like}: its model is {own}; leave --model out"
         raise InputError(msg)
-    return profiles, [own], replace(shape, around=given)
+    return given.profiles, [own], replace(shape, around=given.scenarios), given.said
 
 
 def _recalling(models: list[str] | None) -> list[str]:
@@ -670,6 +673,9 @@ def _survey(profile: Profile, plan: Plan, hands: Hands) -> int:
         prover = prover_of(profile, ())
         prover.ready(profile.release)
         shrinking["fits"] = prover.fits
+        kinds = prover.kinds
+        shape = replace(plan.shape, incidents=bool(kinds), kinds=kinds, chats=prover.chats)
+        plan = replace(plan, shape=shape)
     budget = Budget(plan.minutes)
     with bar(f"{profile} {plan.model}", budget, plan.examples) as going:
         how = {**plan.how, "find": plan.find, "going": going}

@@ -1,15 +1,17 @@
 """The requests that a search starts from: `cachesim check --like`."""
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
 from cachesim.cli.jobs import only_scenario
 from cachesim.engines.family import Profile
 from cachesim.engines.llamacpp.family import FAMILY
+from cachesim.engines.words import counted
 from cachesim.errors import InputError
-from cachesim.lab.logs.other import options_for
+from cachesim.lab.logs.other import default_step, options_for
+from cachesim.lab.logs.settings import Settings
 from cachesim.lab.probe.shapes import Shapes
 from cachesim.scenario.checks import full_profile, misfits
 from cachesim.scenario.format import FORMAT, Model, Scenario, Server
@@ -17,40 +19,78 @@ from cachesim.scenario.format import FORMAT, Model, Scenario, Server
 SIZES: Final = (1_000, 16_000)
 """Longest prompts of a log's or trace's requests, which are scaled to them."""
 
+INFERRED: Final = ("assumed", "bounded")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Given:
+    """A scenario, or the requests of a log or trace, and the profiles for a search around them."""
+
+    scenarios: tuple[Scenario, ...]
+    profiles: tuple[Profile, ...]
+    said: str
+
 
 def scenarios_like(
-    name: str, preset: str, profiles: Sequence[Profile] = ()
-) -> tuple[tuple[Scenario, ...], tuple[Profile, ...]]:
-    """A scenario, or the requests of a log or trace, and the profiles for a search around them.
+    name: str, preset: str, profiles: Sequence[Profile] = (), model: str | None = None
+) -> Given:
+    """What a search begins with.
 
-    A log of llama-server has its own release, model and flags, unless another engine is named.
-    `preset` is the model of others.
+    A log of llama-server has its own release, model and flags, unless another engine is named;
+    `model` replaces its model. `preset` is the model of others.
     """
-    found = _requests_of(name, preset, {FAMILY.name, *(each.engine for each in profiles)})
-    return found, _fitting(found[0], profiles, name)
-
-
-def _requests_of(name: str, preset: str, engines: set[str]) -> tuple[Scenario, ...]:
     path = Path(name)
+    if path.is_fifo() or path.is_char_device():
+        msg = f"--like {name}: is a stream, and is read several times; save it in a file"
+        raise InputError(msg)
     if path.suffix == ".toml" or not path.is_file():
-        return (only_scenario(name, "--like"),)
-    shapes, model, server = Shapes.read(path), Model(preset=preset), Server()
-    origin = shapes.origin
-    if origin is not None and {Profile.parse(origin.profile).engine} == engines:
-        release = Profile.parse(origin.profile).release
-        options = options_for(release, origin.options)
-        model = Model(preset=origin.preset, window=origin.window)
-        server = Server(name=FAMILY.name, profiles=(release,), options=options)
+        given = only_scenario(name, "--like")
+        said = f"around {counted(len(given.step), 'step')} of {given.name}"
+        return Given(scenarios=(given,), profiles=_fitting(given, profiles, name), said=said)
+    shapes, base = Shapes.read(path, model), Scenario(format=FORMAT, name=path.stem)
+    said = f"around {counted(len(shapes.requests), 'request')} of {path.name}"
+    base, log = replace(base, model=Model(preset=preset)), shapes.server
+    if log is not None and {log.engine, *(each.engine for each in profiles)} == {FAMILY.name}:
+        base = replace(base, model=_model_of(log), engine=_server_of(log, profiles))
+        taken = (
+            {"--model": log.preset}
+            if profiles
+            else {"a profile": log.release, "--model": log.preset}
+        )
+        words = [
+            f"{each.value} ({by} names another)"
+            for by, each in taken.items()
+            if each.how in INFERRED
+        ]
+        said += "; inferred: " + ", ".join(words) if words else ""
     small, large = (tuple(shapes.workloads(longest)) for longest in SIZES)
     larger = (steps for steps, scaled in zip(large, small, strict=True) if steps != scaled)
-    base = Scenario(format=FORMAT, name=path.stem, model=model, engine=server)
-    return tuple(replace(base, step=steps) for steps in (*small, *larger))
+    found = tuple(replace(base, step=steps) for steps in (*small, *larger))
+    return Given(scenarios=found, profiles=_fitting(found[0], profiles, name), said=said)
+
+
+def _model_of(log: Settings) -> Model:
+    return Model(preset=str(log.preset.value), window=log.window.value or None)
+
+
+def _server_of(log: Settings, profiles: Sequence[Profile]) -> Server:
+    """The server of a log; flags at its release's default are not another release's."""
+    own = str(log.release.value)
+    releases = [str(each).partition("@")[2] for each in profiles] or [own]
+    left_out = set[str]() if releases == [own] else default_step(log)
+    options = {name: value for name, value in log.values.items() if name not in left_out}
+    for release in releases:
+        options = options_for(release, options)
+    return Server(name=FAMILY.name, profiles=(own,), options=options)
 
 
 def _fitting(given: Scenario, profiles: Sequence[Profile], name: str) -> tuple[Profile, ...]:
     """The profiles, or those of the given server; InputError for a server that they do not fit."""
     own = given.engine
     found = tuple(profiles) or tuple(full_profile(own.name, each) for each in own.profiles)
+    if not found:
+        msg = f"--like {name}: names no release; add one, as in: check vllm@0.33.0 --like {name}"
+        raise InputError(msg)
     for profile in found if own.name else ():
         if profile.engine != own.name:
             msg = f"--like {name}: its server is {own.name}; name a release of that, not {profile}"

@@ -1,5 +1,6 @@
 """Searches that start from given requests: `check --like`."""
 
+import gzip
 import json
 from dataclasses import replace
 from itertools import islice
@@ -10,18 +11,24 @@ import pytest
 from cachesim.cli.like import SIZES, scenarios_like
 from cachesim.cli.main import main
 from cachesim.engines import Profile
+from cachesim.lab.real.hunt import proof
+from cachesim.lab.real.hunt.proof import ProofResult
+from cachesim.lab.real.llama_cpp.scenarios import PROVER
 from cachesim.scenario.files import loads, to_toml
 from cachesim.scenario.format import Scenario
+from cachesim.scenario.labels import CONFIRMED, SOURCE
 from cachesim.scenario.shipped import load_all
 from cachesim.testing.around import Around
 from cachesim.testing.guided import MOST
-from cachesim.testing.search import play, trials
+from cachesim.testing.search import Counterexample, play, trials
 from cachesim.testing.workloads import Shape
 
 LOG = "docs/examples/hybrid.log"
 THREE = "llama.cpp-three-requests"
 CODES = "llama.cpp-two-codes"
+NOT_RUN = "cannot be run on the wheel"
 CHAT = "llama.cpp-reasoning-stripped"
+KEPT = Path(__file__).parents[1] / "end_to_end" / "data"
 COMPRESSED = "vllm-42948-compressor-states"
 IMAGES = "llama.cpp-19877-another-image"
 OCTOBER = "llama.cpp@b11549"
@@ -134,20 +141,70 @@ def test_a_long_scenario_is_sent_in_parts() -> None:
 
 
 def test_a_log_has_its_own_server_and_its_requests_in_two_sizes() -> None:
-    found, profiles = scenarios_like(LOG, "dense")
+    found = scenarios_like(LOG, "dense")
 
-    assert {("llama.cpp", ("b9538",))} == {(e.engine.name, e.engine.profiles) for e in found}
-    assert (Profile.parse("llama.cpp@b9538"),) == profiles
-    longest = [max(len(step.ids) for step in each.step) for each in found]
+    servers = {(each.engine.name, each.engine.profiles) for each in found.scenarios}
+    assert {("llama.cpp", ("b9538",))} == servers
+    assert (Profile.parse("llama.cpp@b9538"),) == found.profiles
+    longest = [max(len(step.ids) for step in each.step) for each in found.scenarios]
     assert min(longest) <= SIZES[0] < max(longest) <= SIZES[1]
 
 
 def test_the_requests_of_a_log_are_searched_on_another_engine_too() -> None:
     vllm = (Profile.parse("vllm@0.33.0"),)
-    found, profiles = scenarios_like(LOG, "dense", vllm)
+    found = scenarios_like(LOG, "dense", vllm)
 
-    assert vllm == profiles
-    assert {("", "dense")} == {(each.engine.name, each.model.preset) for each in found}
+    assert vllm == found.profiles
+    assert {("", "dense")} == {(each.engine.name, each.model.preset) for each in found.scenarios}
+
+
+def test_flags_at_the_default_of_a_logs_release_are_not_taken_to_another() -> None:
+    """`checkpoint_min_step` is printed nowhere, and b8672 does not have it."""
+    older = tuple(map(Profile.parse, ("llama.cpp@b8672", OCTOBER)))
+    found = scenarios_like(LOG, "dense", older)
+
+    assert older == found.profiles
+    assert {"ctx_size", "parallel"} <= found.scenarios[0].engine.options.keys()
+    assert "checkpoint_min_step" not in found.scenarios[0].engine.options
+
+
+def default_level() -> str:
+    """A log that prints neither its release nor the model's layers."""
+    with gzip.open(KEPT / "b11549-lv3-36-12.json.gz", "rt", encoding="utf-8") as file:
+        log: str = json.load(file)["log"]
+    return log
+
+
+def test_what_a_log_does_not_print_is_inferred_and_said_and_may_be_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = tmp_path / "server.log"
+    log.write_text(default_level(), encoding="utf-8")
+    check = ["check", "--like", str(log), "--examples", "1", "--jobs", "1"]
+
+    main(check)
+    inferred = "server.log; inferred: b11549 (a profile names another), swa (--model names another)"
+    assert inferred in capsys.readouterr().out.replace("\n", " ")
+    main([*check, OCTOBER, "--model", "hybrid-delta"])
+    printed = capsys.readouterr().out
+    assert "inferred" not in printed
+    assert "llama.cpp@b11549, hybrid-delta: 1 workload" in printed
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"[transformers] PyTorch was not found.\n" + default_level().encode(),
+        b"[8081] \xe2\x82 half a character\n" + default_level().encode(),
+        b"\xff\xfe" + default_level().encode("utf-16-le"),
+    ],
+    ids=["brackets", "half a character", "PowerShell"],
+)
+def test_a_log_is_read_as_explained(raw: bytes, tmp_path: Path) -> None:
+    log = tmp_path / "server.log"
+    log.write_bytes(raw)
+
+    assert scenarios_like(str(log), "dense").said.startswith("around 12 requests of server.log")
 
 
 def test_a_trace_is_searched_on_the_named_release(
@@ -169,6 +226,25 @@ def test_a_scenario_is_searched_on_its_own_server(capsys: pytest.CaptureFixture[
     assert "WRONG ANSWER" in printed
 
 
+@pytest.mark.parametrize("fits", [True, False])
+def test_what_is_found_is_run_on_the_real_engine(
+    fits: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def prove(found: Counterexample, _: Profile) -> ProofResult:
+        return ProofResult(confirmed=True, seen=f"workload {found.number}")
+
+    prover = replace(PROVER, prove=prove, fits=lambda _: fits, ready=lambda _: None)
+    monkeypatch.setattr(proof, "real_prover", {"llama.cpp": prover}.get)
+    command = ["check", "--like", THREE, OCTOBER, "--prove", "--examples", "9", "--jobs", "1"]
+
+    assert 1 == main([*command, "--format", "json"])
+    (search,) = json.loads(capsys.readouterr().out)["searches"]
+    assert 0 == search["exercised"]["cancel"]  # the real server is sent none
+    seen = [(each["evidence"], each["proof"]) for each in search["findings"]]
+    own = [f"workload {each['workload']}" for each in search["findings"]]
+    assert seen == [(CONFIRMED, each) if fits else (SOURCE, NOT_RUN) for each in own]
+
+
 @pytest.mark.parametrize(
     ("words", "why"),
     [
@@ -176,8 +252,10 @@ def test_a_scenario_is_searched_on_its_own_server(capsys: pytest.CaptureFixture[
         (["--like", "none.toml"], "none.toml"),
         (["--like", THREE, "--model", "dense"], "leave --model out"),
         (["--like", THREE, "--scope", "2"], "--like cannot be used with --scope"),
-        (["--like", THREE, "--prove"], "--like cannot be used with --prove"),
+        (["--like", THREE, "--prove", "--find", "lost"], "--find cannot be used with --prove"),
         (["--like", "README.md"], "README.md"),
+        (["--like", "tests/traces/data/conversation-300.jsonl.gz"], "names no release"),
+        (["--like", "/dev/null"], "save it in a file"),
         (["--like", "mlx-lm-929-hit-rates", "-p", "mlx-lm@0.29.1+none"], "none"),
     ],
 )

@@ -14,11 +14,11 @@ from typing import Final, TypeAlias
 from cachesim.engines.tokens import Run
 from cachesim.errors import InputError
 from cachesim.lab.logs.dump import DumpReader, is_dump
-from cachesim.lab.logs.extract import Origin
 from cachesim.lab.logs.live import Live
 from cachesim.lab.logs.mlx_debug import as_dump, has_bodies
 from cachesim.lab.logs.other import workload_of
 from cachesim.lab.logs.rerun import request_of
+from cachesim.lab.logs.settings import Settings
 from cachesim.lab.logs.whole import UserSettings, open_log, read_files, replays_of
 from cachesim.lab.traces.forms import is_call, opened
 from cachesim.lab.traces.reading import is_batch, open_trace
@@ -47,14 +47,18 @@ class Shapes:
 
     steps: tuple[Step, ...] = ()
     requests: Requests = ()
-    origin: Origin | None = None  # the server of a log
+    server: Settings | None = None  # of a log
 
     @classmethod
-    def read(cls, path: Path) -> "Shapes":
-        """Those of a scenario, a log, recorded requests or a trace; InputError if there is none."""
-        found = cls(_steps_of(path)) if path.suffix == ".toml" else cls((), *_requests_of(path))
+    def read(cls, path: Path, model: str | None = None) -> "Shapes":
+        """Those of a scenario, a log, recorded requests or a trace; InputError if there is none.
+
+        `model` is that of a log's server, if it is known.
+        """
+        is_scenario = path.suffix == ".toml"
+        found = cls(_steps_of(path)) if is_scenario else cls((), *_requests_of(path, model))
         if not found.steps and not found.requests:
-            msg = f"--like {path}: has no prompt of known tokens; name a file that has"
+            msg = f"--like {path}: has no prompt of known tokens; `cachesim record` writes some"
             raise InputError(msg)
         return found
 
@@ -107,7 +111,7 @@ def _steps_of(path: Path) -> tuple[Step, ...]:
     )
 
 
-def _requests_of(path: Path) -> tuple[Requests, Origin | None]:
+def _requests_of(path: Path, model: str | None) -> tuple[Requests, Settings | None]:
     _, file = open_log(str(path))
     with file:
         head = file.read(HEAD)
@@ -124,22 +128,22 @@ def _requests_of(path: Path) -> tuple[Requests, Origin | None]:
                 for each in islice(requests, MOST)
             )
             return tuple(known), None
-        origin = None
+        server = None
         if recorded:
             reader, live = DumpReader(), Live(UserSettings())
             reader.read(str(path), as_dump(file) if has_bodies(head) else file)
             live.add_all(reader.requests[:MOST])
             pairs = [(each.rope, request_of(each).reply) for each in live.prompts]
         else:
-            replays = replays_of(read_files([(str(path), file)]), UserSettings())
-            origin = Origin.of_log(replays[0]) if replays else None
+            replays = replays_of(read_files([(str(path), file)]), UserSettings(model=model))
+            server = replays[0].settings if replays else None
             pairs = [
                 (request.prompt, request.reply)
                 for replay in replays
                 for request in workload_of(replay).submitted.values()
             ]
     found = ((tuple(prompt.runs), tuple(reply.runs)) for prompt, reply in pairs if prompt.runs)
-    return tuple(found), origin
+    return tuple(found), server
 
 
 def _first_of(head: bytes) -> Json:
