@@ -164,3 +164,20 @@ def test_a_mutant_that_cannot_be_planted_is_an_error() -> None:
 
     with pytest.raises(PlantingError, match=r"of_another_tree\.py"):
         list(judge([], {}, [gone], 1))
+
+
+@pytest.mark.thorough
+def test_a_mutant_without_the_only_call_of_super_is_planted() -> None:
+    vllm = PORTS["vllm"]
+    ports.load(vllm)
+    forget = next(
+        each
+        for each in candidates(vllm)
+        if (each.function.qualname, each.new) == ("Vllm.forget", "return")
+        and each.source.startswith("if scheduled")
+    )
+    examples = [Example("laws", "of another function", counts)]
+    known = {0: replace(control(examples, [forget], 1)[0], reached=frozenset({0}))}
+    ((_, outcome),) = judge(examples, known, [forget], 1)
+
+    assert (None, 1) == (outcome.means, outcome.tried["laws"])
