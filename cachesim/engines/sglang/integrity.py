@@ -67,6 +67,11 @@ def _lists(tree: Tree) -> None:
         lru: LruList | None = getattr(tree, name, None)
         if lru is not None and not wanted == lru.members == {node.id for node in lru}:
             _fail(f"{name} has {len(lru)} nodes, not the {len(wanted)} of the tree")
+        if lru is None or tree.rules.tree.trees == "unified":
+            continue
+        times = [node.last_access for node in lru]  # as `LRUList.sanity_check` compares them
+        if times != sorted(times, reverse=True):
+            _fail(f"{name} is not in the order of last use")
     if isinstance(tree, UnifiedTreeCore):
         leaves = {*tree.leaves}
         for node in nodes:
