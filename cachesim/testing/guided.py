@@ -272,7 +272,6 @@ class Guided(Client):
             self.scenario = with_models(own, self.scenario)
         self._asking = own if self.scenario.models else None
         start = partial(Session, profile=profile, arithmetic=arithmetic, reads_state=reads_state)
-        thin = is_thin(number, self.scenario, profile)
         classes = family_of(profile.engine).model_classes(preset(model))
         drawn = self.scenario
         if classes and not draws.integer(0, 2):
@@ -283,12 +282,12 @@ class Guided(Client):
         further = [each for each in family.further_layers if each[0] == preset(model).layers[0]]
         if further and drawn is self.scenario and not layers.integer(0, 7):
             drawn = _with_layers(drawn, layers.one_of(further), layers.one_of(WINDOWS))
-        self.thin = thin and drawn.model.layers is None
+        self.thin = is_thin(number, drawn, profile)
         try:
             self.session = start(drawn, thin=self.thin)
         except InputError:  # flags that this class, or these layers, do not take
-            self.thin = thin
-            self.session = start(self.scenario, thin=thin)
+            self.thin = is_thin(number, self.scenario, profile)
+            self.session = start(self.scenario, thin=self.thin)
         self.scenario = self.session.scenario
         start = partial(start, thin=self.thin)
         self._begin(draws, profile, model, shape, options, start=start)

@@ -185,8 +185,9 @@ UNLIMITED: Final = (None, 0, -1)
 
 
 def is_thin(number: int, scenario: Scenario, profile: Profile) -> bool:
-    """True for a workload that is run on one layer of each kind."""
-    return bool(number % WHOLE) and not weighs(scenario, profile)
+    """True for a workload of a preset that is run on one layer of each kind."""
+    folds = scenario.model.layers is None
+    return bool(number % WHOLE) and folds and not weighs(scenario, profile)
 
 
 def weighs(scenario: Scenario, profile: Profile) -> bool:

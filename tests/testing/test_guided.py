@@ -9,13 +9,13 @@ from cachesim.cli.main import main
 from cachesim.engines import Profile
 from cachesim.errors import ContractError, PositionError
 from cachesim.play.session import groups_of
-from cachesim.scenario.format import Scenario, Step
+from cachesim.scenario.format import Model, Scenario, Step
 from cachesim.testing import guided
 from cachesim.testing.guided import MOST, Guided, Numbers
 from cachesim.testing.search import search, trial_of, trials
 from cachesim.testing.story import story
 from cachesim.testing.survey import survey
-from cachesim.testing.workloads import Shape, with_alike
+from cachesim.testing.workloads import Shape, is_thin, with_alike
 from tests.fixtures import Capture, Patch
 
 SHAPE = Shape(incidents=True, chats=True, guided=True)
@@ -152,6 +152,14 @@ def test_some_models_have_layers_that_no_preset_has(
 
     assert drawn <= {*layers}
     assert layers.count("") > 40
+
+
+def test_a_model_with_layers_of_its_own_keeps_them_all() -> None:
+    profile = Profile.parse("mlx-lm@0.32.2")
+    own = Scenario(format=1, name="own", model=Model(layers=("window", "attention") * 2))
+    preset = replace(own, model=Model(preset="swa"))
+
+    assert [False, True] == [is_thin(1, each, profile) for each in (own, preset)]
 
 
 def test_a_server_that_cannot_restart_is_not_restarted() -> None:
