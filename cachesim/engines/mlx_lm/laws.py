@@ -211,7 +211,9 @@ class MlxLaws:
             return
         unrolls = self._rules.caches.rotating_unrolls_on_trim
         exact = not (self._ragged or own.binds_late or self._rules.store.reuses_untrimmed)
-        exact = exact and not unrolls
+        # #1494: a chunk goes back to its front at most, the layers with full attention all the way
+        apart = self._engine.network.spec.chunked and self._rules.caches.chunks_always_trim
+        exact = exact and not (unrolls or apart)
         for each in seen.events:
             if not isinstance(each, Insertion):
                 continue
