@@ -30,7 +30,7 @@ from cachesim.lab.real.mlx_lm.classes import (
 )
 from cachesim.lab.real.mlx_lm.families import CLASSES, order_of, spec_of
 from cachesim.lab.real.mlx_lm.process import environment_for
-from cachesim.lab.real.mlx_lm.scenarios import Words, play_mlx_scenario
+from cachesim.lab.real.mlx_lm.scenarios import Words, _outcome, play_mlx_scenario
 from cachesim.lab.real.mlx_lm.server import shrunk
 from cachesim.lab.real.mlx_lm.server_http import NEVER, RequestQueue, Turns, number_of
 from cachesim.lab.real.mlx_lm.server_models import TEMPLATES, texts_of
@@ -41,9 +41,10 @@ from cachesim.model.build import build
 from cachesim.model.presets import tiny
 from cachesim.play.session import Session
 from cachesim.scenario.checks import scenario_of
-from cachesim.scenario.format import FORMAT, Model, Scenario, Server, Step
+from cachesim.scenario.format import FORMAT, Model, Scenario, Server, Step, Turn
 from cachesim.typed import of_kind
 from cachesim.units import as_tokens
+from cachesim.verify.oracle import Oracle
 from tests.fixtures import Patch
 
 
@@ -316,6 +317,32 @@ def test_drawn_sequences_can_be_played_and_end_where_the_port_raises(release: st
         assert len(sequence["ops"]) == len(results)
         if sequence["group"] != "trie":
             assert all("error" not in result for result in results[:-1])
+
+
+def test_a_simulated_answer_off_by_rounding_is_the_same() -> None:
+    """Chunks whose positions have moved together: the real engine compares with a tolerance too."""
+    prompts = (("[467][305]", "[437][387]"), ("[467][305]", "[326]"))
+    replies = ((383, 429, 414, 463, 324, 465, 451, 470, 350, 446), (272,))
+    steps = (
+        Step(
+            name=f"r{at}",
+            messages=tuple(Turn(role="user", content=each) for each in prompt),
+            reply=reply,
+        )
+        for at, (prompt, reply) in enumerate(zip(prompts, replies, strict=True))
+    )
+    layers = ("window", "window", "window", "attention")
+    scenario = Scenario(
+        format=FORMAT,
+        name="chunks",
+        model=Model(layers=layers, window=2, chunked=True),
+        engine=Server(name="mlx-lm", profiles=("0.32.2",)),
+        step=tuple(steps),
+    )
+    session = Session(scenario, Profile.parse("mlx-lm@0.32.2"))
+    *_, last = session.run()
+
+    assert (10, "same", None) == _outcome(last, Oracle(session.network))
 
 
 @pytest.mark.sampled(3)

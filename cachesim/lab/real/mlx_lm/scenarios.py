@@ -8,8 +8,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-import numpy as np
-
 from cachesim.engines.chat import VOCABULARY, ByteTokenizer
 from cachesim.engines.family import Profile
 from cachesim.engines.mlx_lm.families import family_of
@@ -31,8 +29,10 @@ from cachesim.lab.real.playing import StepPlayed, in_words
 from cachesim.play.session import Record, Session, groups_of
 from cachesim.scenario.checks import spec_of
 from cachesim.scenario.format import Scenario
+from cachesim.typed import there_is
 from cachesim.units import Token, Tokens
 from cachesim.verify.oracle import Oracle
+from cachesim.verify.verdict import judge
 
 if TYPE_CHECKING:
     from cachesim.testing.search import Counterexample
@@ -128,8 +128,7 @@ def _outcome(record: Record, oracle: Oracle) -> Outcome:
     reply = record.reply
     if reply is None or reply.error is not None or not reply.generated:
         return None, None, record.error
-    cold = oracle.logits(reply.prompt, reply.generated)
-    same = np.array_equal(cold, reply.logits)
+    same = there_is(judge(reply, oracle)).answer in {"same", "rounding"}
     return reply.cached, "same" if same else "diverged", None
 
 
