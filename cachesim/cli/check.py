@@ -507,9 +507,9 @@ def check_command(
     shape = shape_for(settings or (), compared=against is not None, leak=find == "leak")
     if like is not None:
         refuse_beside("--like", {"--against": against, "--find leak": find == "leak"})
-        chosen, model, shape, said = _around(like, chosen, model, shape)
+        chosen, model, shape, summary = _around(like, chosen, model, shape)
         if format == "text":
-            _print(printed, Text(said))
+            _print(printed, Text(summary))
     status, told = AS_EXPECTED, list[dict[str, Json]]()
     for each in dict.fromkeys(model or [_default_model(chosen)]):
         plan = Plan(
@@ -555,7 +555,7 @@ def _around(
     if models not in (None, [own]):
         msg = f"--like {like}: its model is {own}; leave --model out"
         raise InputError(msg)
-    return given.profiles, [own], replace(shape, around=given.scenarios), given.said
+    return given.profiles, [own], replace(shape, around=given.scenarios), given.summary
 
 
 def _recalling(models: list[str] | None) -> list[str]:

@@ -28,27 +28,27 @@ class Given:
 
     scenarios: tuple[Scenario, ...]
     profiles: tuple[Profile, ...]
-    said: str
+    summary: str  # a line for the user
 
 
 def scenarios_like(
     name: str, preset: str, profiles: Sequence[Profile] = (), model: str | None = None
 ) -> Given:
-    """What a search begins with.
+    """The requests and profiles that a search begins with.
 
     A log of llama-server has its own release, model and flags, unless another engine is named;
     `model` replaces its model. `preset` is the model of others.
     """
     path = Path(name)
     if path.is_fifo() or path.is_char_device():
-        msg = f"--like {name}: is a stream, and is read several times; save it in a file"
+        msg = f"--like {name}: a stream cannot be read several times; save it in a file"
         raise InputError(msg)
     if path.suffix == ".toml" or not path.is_file():
         given = only_scenario(name, "--like")
-        said = f"around {counted(len(given.step), 'step')} of {given.name}"
-        return Given(scenarios=(given,), profiles=_fitting(given, profiles, name), said=said)
+        summary = f"around {counted(len(given.step), 'step')} of {given.name}"
+        return Given(scenarios=(given,), profiles=_fitting(given, profiles, name), summary=summary)
     shapes, base = Shapes.read(path, model), Scenario(format=FORMAT, name=path.stem)
-    said = f"around {counted(len(shapes.requests), 'request')} of {path.name}"
+    summary = f"around {counted(len(shapes.requests), 'request')} of {path.name}"
     base, log = replace(base, model=Model(preset=preset)), shapes.server
     if log is not None and {log.engine, *(each.engine for each in profiles)} == {FAMILY.name}:
         base = replace(base, model=_model_of(log), engine=_server_of(log, profiles))
@@ -62,11 +62,11 @@ def scenarios_like(
             for by, each in taken.items()
             if each.how in INFERRED
         ]
-        said += "; inferred: " + ", ".join(words) if words else ""
+        summary += "; inferred: " + ", ".join(words) if words else ""
     small, large = (tuple(shapes.workloads(longest)) for longest in SIZES)
     larger = (steps for steps, scaled in zip(large, small, strict=True) if steps != scaled)
     found = tuple(replace(base, step=steps) for steps in (*small, *larger))
-    return Given(scenarios=found, profiles=_fitting(found[0], profiles, name), said=said)
+    return Given(scenarios=found, profiles=_fitting(found[0], profiles, name), summary=summary)
 
 
 def _model_of(log: Settings) -> Model:

@@ -513,8 +513,8 @@ def _chunked(draws: Seeded, scenario: Scenario) -> Scenario:
 
 def _with_layers(scenario: Scenario, layers: tuple[str, ...], window: int) -> Scenario:
     """The scenario with these layers in place of its preset."""
-    window = scenario.model.window or window
-    model = replace(scenario.model, preset=None, layers=layers, window=window)
+    own = (scenario.model.window or window) if "window" in layers else None
+    model = replace(scenario.model, preset=None, layers=layers, window=own)
     return replace(scenario, model=model)
 
 

@@ -6,7 +6,7 @@ from cachesim.engines.family import Profile
 from cachesim.engines.tokens import get_common_prefix
 from cachesim.engines.words import counted
 from cachesim.scenario.files import toml_of
-from cachesim.scenario.format import Scenario, Step
+from cachesim.scenario.format import Model, Scenario, Step
 from cachesim.testing.search import Counterexample
 from cachesim.testing.workloads import words_of
 from cachesim.typed import Json
@@ -20,9 +20,8 @@ def story(found: Counterexample, profile: Profile) -> list[str]:
     scenario = found.scenario
     flags = ", ".join(f"{key} = {_plain(value)}" for key, value in scenario.engine.options.items())
     lines = [f"  {found.finding.kind.upper()} in workload {found.number}, shrunk:"]
-    window = scenario.model.window
-    windows = f", with windows of {window} tokens" if window else ""
-    lines.append(f"    a server of {profile}, {flags or 'all flags default'}{windows}")
+    model = _model(scenario.model)
+    lines.append(f"    a server of {profile}, {flags or 'all flags default'}{model}")
     seen: list[tuple[int, ...]] = []
     for index, step in enumerate(scenario.step):
         if step.do != "complete":
@@ -45,6 +44,19 @@ def story(found: Counterexample, profile: Profile) -> list[str]:
         )
         seen.append(prompt + tuple(int(token) for token in step.reply or ()))
     return lines
+
+
+def _model(model: Model) -> str:
+    """Layers, class and windows of a model, where they are not the preset's."""
+    kind = "chunks" if model.chunked else "windows"
+    parts = [
+        f"layers {', '.join(model.layers)}" if model.layers else "",
+        f"model class {model.family}" if model.family else "",
+        f"{kind} of {counted(model.window, 'token')}" if model.window else "",
+        "every second window compressed" if model.compressed else "",
+    ]
+    named = " and ".join(filter(None, parts))
+    return f", with {named}" if named else ""
 
 
 def _plain(value: Json) -> str:

@@ -175,7 +175,7 @@ def default_level() -> str:
     return log
 
 
-def test_what_a_log_does_not_print_is_inferred_and_said_and_may_be_named(
+def test_what_a_log_does_not_print_is_inferred_printed_and_may_be_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     log = tmp_path / "server.log"
@@ -204,7 +204,7 @@ def test_a_log_is_read_as_explained(raw: bytes, tmp_path: Path) -> None:
     log = tmp_path / "server.log"
     log.write_bytes(raw)
 
-    assert scenarios_like(str(log), "dense").said.startswith("around 12 requests of server.log")
+    assert scenarios_like(str(log), "dense").summary.startswith("around 12 requests of server.log")
 
 
 def test_a_trace_is_searched_on_the_named_release(

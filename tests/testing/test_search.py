@@ -71,6 +71,29 @@ def test_fields_and_flags_of_a_finding_read_as_in_its_file() -> None:
     assert "with lora = [{ id = 0, scale = 0.5 }]" in told
 
 
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        (Model(preset="swa"), ""),
+        (Model(preset="swa", window=8), ", with windows of 8 tokens"),
+        (
+            Model(layers=("window", "attention"), window=2, chunked=True),
+            ", with layers window, attention and chunks of 2 tokens",
+        ),
+        (Model(preset="swa", family="gemma3n"), ", with model class gemma3n"),
+    ],
+)
+def test_a_finding_names_what_its_model_has_beside_the_preset(model: Model, words: str) -> None:
+    scenario = Scenario(name="one", model=model, step=(Step(name="A", prompt=(1, 2, 3)),))
+    finding = Finding(kind="crash", step=0, detail="ended")
+    one = Counterexample(number=1, scenario=scenario, finding=finding, arithmetic="ring")
+
+    assert (
+        f"    a server of mlx-lm@0.32.2, all flags default{words}"
+        == story(one, Profile.parse("mlx-lm@0.32.2"))[1]
+    )
+
+
 def test_the_wrong_answer_of_a_current_release_is_found_and_made_small(
     found: Counterexample,
 ) -> None:
