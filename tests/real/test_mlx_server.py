@@ -269,6 +269,13 @@ def test_only_releases_that_can_be_installed_are_played() -> None:
             "engine": {
                 "name": "mlx-lm",
                 "profiles": ["0.31.3"],
+                "options": {"draft_model": "hybrid-swa"},
+            }
+        },
+        {
+            "engine": {
+                "name": "mlx-lm",
+                "profiles": ["0.31.3"],
                 "options": {"prompt_cache_bytes": 1000},
             }
         },

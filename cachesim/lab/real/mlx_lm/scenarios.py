@@ -12,6 +12,7 @@ from cachesim.engines.chat import VOCABULARY, ByteTokenizer
 from cachesim.engines.family import Profile
 from cachesim.engines.mlx_lm.families import family_of
 from cachesim.engines.mlx_lm.family import FAMILY
+from cachesim.engines.mlx_lm.options import MlxOptions
 from cachesim.engines.mlx_lm.server import word_tokenizer
 from cachesim.errors import CachesimError, InputError, ScenarioError
 from cachesim.lab.real.hunt.proof import (
@@ -137,12 +138,17 @@ def playable_families(scenario: Scenario) -> dict[str, str]:
     specs = {name: spec_of(each) for name, each in scenario.networks.items()}
     families = {name: family_of(each).name for name, each in specs.items()}
     toys = {name: toy_of({"family": each}, VOCABULARY) for name, each in families.items()}
+    options = scenario.engine.options
+    drafter = MlxOptions(draft_model=options.get("draft_model")).draft_spec(specs[""])
+    if drafter is not None:
+        specs["draft"] = drafter
+        toys["draft"] = toy_of({"family": family_of(drafter).name}, VOCABULARY)
     hurdles = {
         "its toy model reads no images": bool(scenario.images),
         "none of its model classes has such layers": any(
             set(specs[name].layers) != set(toy.layers) for name, toy in toys.items()
         ),
-        "bytes are those of another model": "prompt_cache_bytes" in scenario.engine.options,
+        "bytes are those of another model": "prompt_cache_bytes" in options,
         "it depends on the real server's clock": any(
             step.do != "complete" or step.turns for step in scenario.step
         ),
