@@ -299,6 +299,7 @@ FAMILY: Final[Family[Rules, SglangOptions]] = Family(
     guided_corners=tuple(_guided_corners()),
     prompt_field="session_params",
     aborts_at_once=True,
+    laws=f"{__package__}.laws:SglangLaws",
     scopes=(
         Scope(
             flags={**TINY, "page_size": 4},

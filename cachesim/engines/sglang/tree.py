@@ -34,6 +34,9 @@ from cachesim.units import Integers
 Lost: TypeAlias = Literal["node", "window", "state"]
 """Evicted part: a whole node, its window or its state."""
 
+Evicting: TypeAlias = tuple[int, int, int]
+"""Slots that an eviction is to free, by part."""
+
 OnHostAction = Callable[[HostAction, int, Node], None]
 """Callback for a transfer of a node's part between device and host."""
 
@@ -191,7 +194,7 @@ class Tree(OneTier, ABC):
         self.root = self.new_node()
         self.root.locks[:HOST] = [1, 1, 1]
         self.evictable = [0, 0, 0]
-        self.on_evict: Callable[[], Callable[[], None]] | None = None
+        self.on_evict: Callable[[Evicting], Callable[[], None]] | None = None
         self.on_lost: Callable[[Lost, Node], None] | None = None
         self.on_kept: Callable[[int, int], None] | None = None
         self.on_state: Callable[[Node], None] | None = None
@@ -364,7 +367,9 @@ class Tree(OneTier, ABC):
     def evict(self, tokens: int = 0, window: int = 0, states: int = 0) -> None:
         """Evict slots, and emit an event on each evicted part."""
         self._evicting += 1
-        after = self.on_evict() if self.on_evict is not None and self._evicting == 1 else None
+        after = None
+        if self.on_evict is not None and self._evicting == 1:
+            after = self.on_evict((tokens, window, states))
         try:
             self._evict(tokens, window, states)
         finally:

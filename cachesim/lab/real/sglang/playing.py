@@ -25,7 +25,7 @@ from cachesim.engines.sglang.request import Batch, Drafts, Limits, Req
 from cachesim.engines.sglang.rules import Rules
 from cachesim.engines.sglang.scheduler import Scheduler
 from cachesim.engines.sglang.server import leaks
-from cachesim.engines.sglang.tree import Shape
+from cachesim.engines.sglang.tree import Evicting, Shape
 from cachesim.errors import OptionError, UpstreamAbort
 from cachesim.lab.real.prompts import read_row
 from cachesim.lab.real.schedules import images_of
@@ -121,7 +121,8 @@ class Player:
                 return [number, len(keys)]
         return [-1, len(keys)]
 
-    def _evicting(self) -> Callable[[], None]:
+    def _evicting(self, wanted: Evicting) -> Callable[[], None]:
+        del wanted
         before = self._nodes()
 
         def compare() -> None:

@@ -1,0 +1,379 @@
+"""Laws of SGLang's scheduler and tree, which a search checks request by request.
+
+Evictions are compared with the tree before them; the other laws are for a request that nothing else
+was sent with. Each holds on every release and patch but where a rule of theirs is named here.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from math import inf
+
+from cachesim.engines.seen import Breach, Seen
+from cachesim.engines.sglang import causes, sessions
+from cachesim.engines.sglang.events import (
+    ChunkScheduled,
+    DraftsVerified,
+    NodeEvicted,
+    PrefixMatched,
+    RequestAborted,
+    RequestFinished,
+    RequestPreempted,
+    RequestRetracted,
+    StateEvicted,
+    StateKept,
+    WindowEvicted,
+)
+from cachesim.engines.sglang.node import FULL, HOST, PART, STATE, LruList, Node
+from cachesim.engines.sglang.pools import WindowPool
+from cachesim.engines.sglang.radix import RadixCache
+from cachesim.engines.sglang.request import Req
+from cachesim.engines.sglang.server import Sglang
+from cachesim.engines.sglang.tree import Evicting, Lost, Tree
+from cachesim.engines.sglang.unified_core import UnifiedTreeCore
+from cachesim.engines.tokens import get_common_prefix
+from cachesim.typed import there_is
+from cachesim.units import Integers
+
+MEMORY = (NodeEvicted, WindowEvicted, StateEvicted)
+AGAIN = (RequestRetracted, RequestPreempted, RequestAborted)
+
+
+@dataclass(frozen=True, slots=True)
+class Before:
+    """A tree before an eviction: candidates in the order of eviction, free slots by part."""
+
+    leaves: Sequence[Node]
+    windows: Sequence[Node]
+    states: Sequence[Node]
+    held: dict[int, tuple[int, int, int]]  # slots of each node, by part
+    free: tuple[int, int, int]
+
+
+class Evictions:
+    """Evictions of a tree: their order, and how much is evicted."""
+
+    def __init__(self, tree: Tree) -> None:
+        self._tree, self._problems = tree, list[str]()
+        self._lost = list[tuple[Lost, Node]]()
+        self._notify = tree.on_lost
+        tree.on_evict, tree.on_lost = self._evicting, self._record
+
+    def take(self) -> list[str]:
+        """The broken laws since the last call."""
+        found, self._problems = self._problems, []
+        return found
+
+    def _record(self, what: Lost, node: Node) -> None:
+        self._lost.append((what, node))
+        if self._notify is not None:
+            self._notify(what, node)
+
+    def _evicting(self, wanted: Evicting) -> Callable[[], None]:
+        tree = self._tree
+        nodes = [node for node in tree.nodes() if node.value is not None]
+        held = {n.id: (len(n), len(n) * n.window, int(n.state is not None)) for n in nodes}
+        before = Before(self._leaves(), self._listed(PART), self._listed(STATE), held, self._free())
+        self._lost = []
+        return lambda: self._problems.extend(self._broken(wanted, before))
+
+    def _leaves(self) -> list[Node]:
+        """Leaves that nothing holds, the first to be evicted first."""
+        tree, lru = self._tree, getattr(self._tree, "full_lru", None)
+        nodes = [*tree.nodes()] if lru is None else [*lru][::-1]
+        found = [node for node in nodes if self._is_free_leaf(node)]
+        if isinstance(tree, UnifiedTreeCore | RadixCache):
+            found.sort(key=tree.first)
+        return found
+
+    @staticmethod
+    def _is_free_leaf(node: Node) -> bool:
+        below = any(child.value is not None for child in node.children.values())
+        return node.value is not None and not below and not any(node.locks[:HOST])
+
+    def _listed(self, part: int) -> list[Node]:
+        lru: LruList | None = getattr(
+            self._tree, "window_lru" if part == PART else "state_lru", None
+        )
+        return [] if lru is None else [node for node in lru if not node.locks[part]][::-1]
+
+    def _free(self) -> tuple[int, int, int]:
+        pool, states = self._tree.pool, self._tree.states
+        windows = pool.windows.available if isinstance(pool, WindowPool) else 0
+        return pool.available, windows, 0 if states is None else states.available
+
+    # -- order -------------------------------------------------------------------------------------
+
+    def _broken(self, wanted: Evicting, before: Before) -> Iterator[str]:
+        tokens, windows, states = wanted
+        here = {node.id for node in self._tree.nodes() if node.value is not None}
+        if tokens and not (windows or states):
+            gone = [node.id not in here for node in before.leaves]
+            kept = [node.id in here and self._is_free_leaf(node) for node in before.leaves]
+            if self._overtakes(gone, kept):
+                yield "a leaf is evicted before one that the policy evicts earlier"
+        inner = [node for node in before.windows if node.id in here]
+        gone = [not node.window for node in inner]
+        if self._overtakes(gone, [node.window and not node.locks[PART] for node in inner]):
+            yield "a window is evicted before one used less recently"
+        inner = [node for node in before.states if node.id in here]
+        gone = [node.state is None for node in inner]
+        kept = [node.state is not None and not node.locks[STATE] for node in inner]
+        if not windows and self._overtakes(gone, kept):  # with a window goes the node's state
+            yield "a state is evicted before one used less recently"
+        if self._tree.shape.host is None:
+            yield from self._amount(wanted, before)
+
+    @staticmethod
+    def _overtakes(gone: Sequence[bool], kept: Sequence[bool]) -> bool:
+        """True if a kept candidate stands before an evicted one."""
+        return any(one and other for one, other in zip(gone, accumulate(kept, max), strict=True))
+
+    # -- amount ------------------------------------------------------------------------------------
+
+    def _amount(self, wanted: Evicting, before: Before) -> Iterator[str]:
+        """More than is wanted, or less while there are candidates.
+
+        evicted    | node | node | node, the last |      without it, some part has too few
+        wanted     |------------------>|
+        """
+        now = self._free()
+        freed = [after - first for after, first in zip(now, before.free, strict=True)]
+        last = self._last(before)
+        needed = (count and freed[part] - last[part] < count for part, count in enumerate(wanted))
+        if self._lost and not any(needed):
+            yield f"{freed} slots of each part are evicted for {list(wanted)}"
+        more = (bool(self._leaves()), bool(self._listed(PART)), bool(self._listed(STATE)))
+        if any(freed[part] < wanted[part] and more[part] for part in (FULL, PART, STATE)):
+            yield f"{freed} slots of each part are evicted for {list(wanted)}, and more could be"
+
+    def _last(self, before: Before) -> list[int]:
+        """Slots of the last evicted node, by part, with what is evicted along with it."""
+        held = {number: [*slots] for number, slots in before.held.items()}
+        freed = list[tuple[Node, bool, list[int]]]()
+        for what, node in self._lost:
+            left = held[node.id]
+            part = {"node": FULL, "window": PART, "state": STATE}[what]
+            slots = [count if part in {FULL, each} else 0 for each, count in enumerate(left)]
+            held[node.id] = [count - one for count, one in zip(left, slots, strict=True)]
+            freed.append((node, self._is_tombstone(left), slots))
+        total, later, along = [0, 0, 0], None, False
+        for node, tombstone, slots in reversed(freed):
+            if later not in {None, node} and not (along and node.parent is later):
+                break
+            total = [one + other for one, other in zip(total, slots, strict=True)]
+            later, along = node, tombstone
+        return total
+
+    def _is_tombstone(self, slots: Sequence[int]) -> bool:
+        """True for a node that is evicted with the leaf below it."""
+        if isinstance(self._tree, UnifiedTreeCore | RadixCache):
+            return False
+        return not slots[PART if self._tree.has_windows else STATE]
+
+
+class SglangLaws:
+    """The laws, with the evictions of the server's tree."""
+
+    def __init__(self, engine: Sglang) -> None:
+        self._engine, self._tree = engine, engine.tree
+        self._evictions = Evictions(engine.tree)
+
+    def begin_anew(self) -> None:
+        """Observe the tree, which a flush replaces."""
+        if self._engine.tree is not self._tree:
+            self._tree = self._engine.tree
+            self._evictions = Evictions(self._tree)
+
+    def broken(self, seen: Seen) -> Breach | None:
+        """The first law that a request breaks."""
+        self.begin_anew()
+        for detail in self._evictions.take():
+            return Breach(kind="broken invariant", detail=detail)
+        ended = [each.task for each in seen.events if isinstance(each, RequestFinished)]
+        of_session = sessions.FIELD in seen.fields
+        if seen.reply.error is not None or not seen.alone or of_session or len(ended) != 1:
+            return None
+        jobs = self._engine._jobs  # noqa: SLF001 - its own server
+        req = next((job.req for job in jobs if job.ticket == ended[0]), None)
+        if req is None:
+            return None
+        for detail in (
+            *self._chunks(seen, req),
+            *self._rounds(seen, req),
+            *self._path(seen, req),
+        ):
+            return Breach(kind="broken invariant", detail=detail)
+        lost = (*self._unsaved(seen, req), *self._unfetched(seen, req), *self._lost(seen, req))
+        return Breach(kind="lost reuse", detail=lost[0]) if lost else None
+
+    # -- chunks ------------------------------------------------------------------------------------
+
+    def _chunks(self, seen: Seen, req: Req) -> Iterator[str]:
+        """Chunks that do not follow each other, or are shorter than fits."""
+        limit, pool = self._engine.scheduler.limits.chunk, self._tree.pool
+        chunks = [each for each in seen.events if isinstance(each, ChunkScheduled)]
+        if req.retractions or not chunks:
+            return
+        at, prompt = seen.reply.cached or 0, len(seen.reply.prompt)
+        size = min(pool.size, pool.windows.size) if isinstance(pool, WindowPool) else pool.size
+        ample = size > 2 * (len(req.tokens) + self._engine.scheduler.room.reserve + 4 * pool.page)
+        room = limit // pool.page * pool.page if limit > 0 and ample else 0
+        for each in chunks:
+            if each.start != at:
+                yield f"a chunk begins at {each.start}, after {at} computed tokens"
+            at, length = each.end, each.end - each.start
+            if 0 < limit < length:
+                yield f"a chunk has {length} tokens, of at most {limit}"
+            if at < prompt and length + pool.page <= room:
+                yield f"a chunk has {length} tokens, and there is room for {room}"
+        if at != prompt:
+            yield f"the chunks of a prompt of {prompt} tokens end at {at}"
+
+    def _rounds(self, seen: Seen, req: Req) -> Iterator[str]:
+        """Rounds of drafts that are not the proposed ones in turn, as far as the reply has them."""
+        if seen.forced is None or self._engine.options.drafts is None or req.retractions:
+            return
+        generated, due, at = seen.reply.generated, list[tuple[int, int]](), 1
+        for proposed in req.drafts or ():
+            accepted = int(get_common_prefix(proposed, generated[at:]))
+            at += accepted + 1
+            if at >= len(generated):
+                break
+            due += [(len(proposed), accepted)] if proposed else []
+        rounds = [each for each in seen.events if isinstance(each, DraftsVerified)]
+        found = [(each.proposed, each.accepted) for each in rounds]
+        if found[: len(due)] != due:
+            yield f"drafts (proposed, accepted) are verified as {found}, not as {due}"
+
+    # -- the path of a request ---------------------------------------------------------------------
+
+    def _path(self, seen: Seen, req: Req) -> Iterator[str]:
+        """The nodes of a finished request: used last, and with no more states than the cap."""
+        tree = self._tree
+        if req.extra_key is not None or any(isinstance(each, AGAIN) for each in seen.events):
+            return
+        key = tree.key_of(req.tokens[: self._due(seen)])
+        path = [node for node, length in tree.walk(key) if length == len(node)]
+        numbers = {tree.root.id, *(node.id for node in path)}
+        # The lower half of a node that a match has split is used later than the upper one.
+        others = [
+            node.last_access
+            for node in tree.nodes()
+            if node.id not in numbers and there_is(node.parent).id not in numbers
+        ]
+        if path and others and min(each.last_access for each in path) < max(others):
+            yield "the nodes of the last request are not those used last"
+        if isinstance(tree, UnifiedTreeCore | RadixCache):
+            low = [node for node in path if node.priority < req.priority]
+            if low:
+                yield f"a node has a priority of {low[0].priority}, its request of {req.priority}"
+        yield from self._capped(seen, path)
+        yield from self._uncopied(path)
+
+    def _uncopied(self, path: Sequence[Node]) -> Iterator[str]:
+        """Nodes that the host has room for, and no copy of."""
+        tree, host = self._tree, self._tree.shape.host
+        if host is None or host.policy != "write_through":
+            return
+        free = tree.host_free()
+        for node in path:
+            needed = {"host_tokens": len(node)}
+            if node.window:
+                needed["host_window_tokens"] = len(node)
+            if node.state is not None:
+                needed["host_states"] = 1
+            fits = all(free.get(name, 0) >= count for name, count in needed.items())
+            if node.value is not None and node.host_full is None and fits:
+                yield f"{len(node)} tokens are not on the host, where {free} slots are free"
+
+    def _capped(self, seen: Seen, path: Sequence[Node]) -> Iterator[str]:
+        """States on a path beyond the cap; the request itself held one of them."""
+        tree, cap = self._tree, self._tree.shape.states_per_path
+        kept = [each.tokens for each in seen.events if isinstance(each, StateKept)]
+        gone = any(isinstance(each, (NodeEvicted, WindowEvicted)) for each in seen.events)
+        if cap < 0 or not kept or gone or not isinstance(tree, UnifiedTreeCore):
+            return
+        holders = [node for node in path if node.state is not None]
+        free = [node for node in holders[:-1] if len(node.children) == 1]
+        if len(holders) > cap and len(free) > 1:
+            yield f"a path has {len(holders)} states, of at most {cap}"
+
+    # -- reuse -------------------------------------------------------------------------------------
+
+    def _lost(self, seen: Seen, req: Req) -> Iterator[str]:
+        """Tokens of a finished request that would not be found if they came again."""
+        if req.extra_key is not None or any(isinstance(e, MEMORY + AGAIN) for e in seen.events):
+            return
+        due = self._due(seen)
+        key = self._tree.key_of(req.tokens[:due])
+        found = self._found(key)
+        if found < len(key):
+            yield f"{found} of {len(key)} tokens would be found of the {due} computed ones"
+
+    def _unfetched(self, seen: Seen, req: Req) -> Iterator[str]:
+        """Tokens in the storage that a request waited for, and did not get."""
+        shape, host = self._tree.shape, self._tree.shape.host
+        storage = None if host is None else host.storage
+        if storage is None or host is None or storage.policy != "wait_complete":
+            return
+        if self._tree.has_windows or self._tree.has_states or req.extra_key is not None:
+            return
+        for loss in seen.reply.losses:
+            if loss.cause is not causes.NOT_FETCHED:
+                continue
+            missing = loss.before - loss.after
+            least = max(storage.threshold, shape.page)
+            if missing >= least and host.tokens > 4 * len(seen.reply.prompt):
+                yield f"{missing} tokens in the storage are not fetched"
+
+    def _found(self, key: Integers) -> int:
+        """The tokens of a key that device and host hold, up to where a match may end."""
+        tree, total, usable, alive = self._tree, 0, 0, inf
+        for node, length in tree.walk(key):
+            if node.value is None and node.host_full is None:
+                break
+            total += length
+            has_window = node.window or node.host_window is not None
+            alive = alive + length if has_window else 0.0
+            has_state = node.state is not None or node.host_state is not None
+            fits = not tree.has_windows or alive >= tree.shape.window
+            if fits and (not tree.has_states or (has_state and length == len(node))):
+                usable = total
+        return usable
+
+    def _due(self, seen: Seen) -> int:
+        """The computed tokens that a match is to find: all, or those up to a saved state."""
+        tree, end = self._tree, len(seen.reply.prompt) + max(len(seen.reply.generated) - 1, 0)
+        branches = any(isinstance(each, PrefixMatched) and each.branch for each in seen.events)
+        if not tree.has_states:  # what reaches a branching point is kept up to there
+            return 0 if branches else end
+        kept = (each.tokens for each in seen.events if isinstance(each, StateKept))
+        return max(kept, default=0)
+
+    def _unsaved(self, seen: Seen, req: Req) -> Iterator[str]:
+        """A state that is saved nowhere though the request passed a position for it.
+
+        extra_buffer    [ chunk ...... |64 ...... |128 .. )[ chunk .. |64 .. )  reply |256
+        no_buffer       [ chunk ................................. )[ chunk ... )  reply )
+        """
+        tree, shape = self._tree, self._tree.shape
+        gone = any(isinstance(each, MEMORY + AGAIN) for each in seen.events)
+        branches = any(isinstance(each, PrefixMatched) and each.branch for each in seen.events)
+        if not tree.has_states or gone or branches or req.extra_key is not None:
+            return
+        prompt, drafts = len(seen.reply.prompt), self._engine.options.drafts is not None
+        end = prompt + max(len(seen.reply.generated) - 1, 0)
+        due = [each.end for each in seen.events if isinstance(each, ChunkScheduled)]
+        if shape.extra_buffer:
+            chunks = [each for each in seen.events if isinstance(each, ChunkScheduled)]
+            due = [e.start + (e.end - e.start) // shape.grid * shape.grid for e in chunks]
+            due = [at for at, each in zip(due, chunks, strict=True) if at > each.start]
+            every = tree.track_interval(self._engine.options.mamba_track_interval)
+            due += [] if drafts else range(-(-(prompt + 1) // every) * every, end + 1, every)
+        elif not drafts:
+            due.append(end)
+        wanted = max(due, default=0)
+        found = self._found(tree.key_of(req.tokens[:wanted]))
+        if found < wanted:
+            yield f"no state is found after {wanted} tokens, the last one is after {found}"
