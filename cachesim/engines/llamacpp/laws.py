@@ -114,8 +114,12 @@ class LlamaLaws:
         decoded = sum(each.n_tokens for each in seen.events if isinstance(each, BatchDecoded))
         shifts = [each for each in seen.events if isinstance(each, ContextShifted)]
         drafts = [each.n_tokens for each in seen.events if isinstance(each, DraftMade)]
-        if reply.drafted != sum(drafts) or not 0 <= (reply.accepted or 0) <= sum(drafts):
-            yield f"{reply.drafted} tokens are drafted, {reply.accepted} accepted, of {drafts}"
+        accepted = self._accepted(seen)
+        if (reply.drafted, reply.accepted) != (sum(drafts), accepted):
+            yield (
+                f"{reply.drafted} tokens are drafted, {reply.accepted} accepted, "
+                f"of {drafts} and {accepted}"
+            )
         if not drafts and decoded != (reply.processed or 0) + made:
             yield f"{decoded} tokens are decoded for {reply.processed} processed, {made} generated"
         for each in seen.events:
@@ -135,6 +139,19 @@ class LlamaLaws:
             keeps = min(prompt if n_keep < 0 else n_keep, flags.n_ctx_slot - 4)
             if shift.n_keep != keeps or shift.n_keep + shift.n_left > flags.n_ctx_slot:
                 yield f"{shift.n_keep} tokens are kept and {shift.n_left} left, {keeps} wanted"
+        if shifts and not reply.truncated:
+            yield "the context was shifted, and the reply does not count as truncated"
+
+    def _accepted(self, seen: Seen) -> int:
+        """Accepted tokens of all drafts; a restore decodes a draft's accepted part again."""
+        total, replays = 0, False
+        own = self._engine.server.rules.slots.replay_counts_correction
+        for each in seen.events:
+            if isinstance(each, DraftVerified) and each.rolled_back != "checkpoint":
+                total += each.accepted - (replays and not own)
+            if isinstance(each, DraftVerified):
+                replays = each.rolled_back == "checkpoint"
+        return total
 
     def _checkpoints(self, seen: Seen) -> Iterator[str]:
         """A prompt that is computed as a whole leaves a checkpoint, where the memory needs any."""

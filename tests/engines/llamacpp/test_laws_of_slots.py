@@ -222,11 +222,13 @@ DROPPED: Final = CacheEntryDropped(reason="tokens", n_tokens=9, size=9, limit=9)
         (replied(equal=7), "7 tokens are equal"),
         (changed(SlotChosenBySimilarity, similarity=0.7), "slot 2 is chosen for 0.7"),
         (replied(drafted=4), "4 tokens are drafted"),
+        (replied(accepted=2), "0 tokens are drafted, 2 accepted, of [] and 0"),
         (changed(BatchDecoded, n_tokens=9), "36 tokens are decoded"),
         (changed(SlotReleased, n_tokens=9), "slot 2 is released with 9 tokens"),
         (changed(PromptStarted, n_keep=9), "a prompt starts with 9 tokens to keep"),
         (further(SlotChosenByAge(slot=2, task=1, t_last_used=9)), "slot 2 is chosen by age"),
         (further(SHIFTED), "slot 2 is released with 121 tokens, not 116"),
+        (further(replace(SHIFTED, n_discard=0)), "the context was shifted, and the reply does not"),
         (further(DROPPED), "an entry is dropped for 9 tokens, though its bytes fit"),
     ],
 )
