@@ -211,6 +211,8 @@ class GuidedTree(Tree):
 
     def _reply_length(self) -> int:
         most = self._shape.replies
+        if self._shape.decodes:
+            return self._draws.integer(most // 2, most)
         if not self._draws.integer(0, 7):
             return self._draws.integer(4, LONGER)
         if most > 8 and self._draws.integer(0, 2):

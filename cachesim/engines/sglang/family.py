@@ -229,6 +229,20 @@ def _guided_corners() -> Iterator[Corner]:
     yield Corner(flags=low, fields=some, crowd=True, replies=12)
     retracted = first | {"retraction_policy": "priority", "radix_eviction_policy": "priority"}
     yield Corner(flags=retracted, fields=some, crowd=True, replies=24)
+    tight: dict[str, object] = {
+        "max_total_tokens": 400,
+        "max_running_requests": 4,
+        "max_mamba_cache_size": 24,
+    }
+    for page in (1, 4):
+        yield Corner(
+            flags=tight | {"page_size": page}, window=8, crowd=True, replies=128, decodes=True
+        )
+    tight |= {"enable_priority_scheduling": True, "retraction_policy": "priority"}
+    yield Corner(flags=tight, fields=some, window=8, crowd=True, replies=128, decodes=True)
+    short = {"schedule_policy": "shortest-prefill-first", "chunked_prefill_size": 32}
+    for page in (1, 4):
+        yield Corner(flags=few | short | {"page_size": page}, window=8, crowd=True, edges=BEYOND)
     for order in ("dfs-weight", "lof", "random", "hrrn", "lpm"):
         yield Corner(flags=few | {"schedule_policy": order}, crowd=True)
     keys: dict[str, object] = {"routing_key": ("a", "b")}

@@ -176,19 +176,25 @@ class SglangLaws:
     """The laws, with the evictions of the server's tree."""
 
     def __init__(self, engine: Sglang) -> None:
-        self._engine, self._tree = engine, engine.tree
-        self._evictions = Evictions(engine.tree)
+        self._engine = engine
+        self._observe()
 
     def begin_anew(self) -> None:
         """Observe the tree, which a flush replaces."""
         if self._engine.tree is not self._tree:
-            self._tree = self._engine.tree
-            self._evictions = Evictions(self._tree)
+            self._observe()
+
+    def _observe(self) -> None:
+        self._tree, self._problems = self._engine.tree, list[str]()
+        self._evictions = Evictions(self._tree)
+        self._notify = self._engine.scheduler.on_retract
+        self._engine.scheduler.on_retract = self._retracted
 
     def broken(self, seen: Seen) -> Breach | None:
         """The first law that a request breaks."""
         self.begin_anew()
-        for detail in self._evictions.take():
+        problems, self._problems = [*self._problems, *self._evictions.take()], []
+        for detail in problems:
             return Breach(kind="broken invariant", detail=detail)
         ended = [each.task for each in seen.events if isinstance(each, RequestFinished)]
         of_session = sessions.FIELD in seen.fields
@@ -206,6 +212,28 @@ class SglangLaws:
             return Breach(kind="broken invariant", detail=detail)
         lost = (*self._unsaved(seen, req), *self._unfetched(seen, req), *self._lost(seen, req))
         return Breach(kind="lost reuse", detail=lost[0]) if lost else None
+
+    # -- retraction --------------------------------------------------------------------------------
+
+    def _retracted(self, req: Req) -> None:
+        """Compare a retracted request with those that go on: it has generated least."""
+        limits, rules = self._engine.scheduler.limits, self._engine.rules.scheduler
+        if limits.drafts is None or rules.sorts_drafting:
+            kept = self._engine.scheduler.running.reqs
+            if any(self._goes_before(other, req) for other in kept):
+                self._problems.append(f"request {req.id} is retracted before another one")
+        if self._notify is not None:
+            self._notify(req)
+
+    def _goes_before(self, req: Req, other: Req) -> bool:
+        limits = self._engine.scheduler.limits
+        higher = (req.priority - other.priority) * (-1 if limits.low_first else 1)
+        if limits.retracts_by_priority and higher:
+            return higher < 0
+        outputs = req.num_output, other.num_output
+        return outputs[0] < outputs[1] or (
+            outputs[0] == outputs[1] and req.num_prompt > other.num_prompt
+        )
 
     # -- chunks ------------------------------------------------------------------------------------
 
@@ -265,11 +293,21 @@ class SglangLaws:
         if path and others and min(each.last_access for each in path) < max(others):
             yield "the nodes of the last request are not those used last"
         if isinstance(tree, UnifiedTreeCore | RadixCache):
-            low = [node for node in path if node.priority < req.priority]
-            if low:
-                yield f"a node has a priority of {low[0].priority}, its request of {req.priority}"
+            yield from self._prioritized(req, path, len(key))
         yield from self._capped(seen, path)
         yield from self._uncopied(path)
+
+    def _prioritized(self, req: Req, path: Sequence[Node], count: int) -> Iterator[str]:
+        """Nodes of another priority than their request: its prompt stays longest."""
+        tree = self._tree
+        prompt = len(tree.key_of(req.tokens[: req.num_prompt]))
+        plain = not (tree.has_windows or tree.has_states)
+        more = int(plain and tree.rules.tree.keeps_prompt_end and prompt < count)
+        for node in path:
+            due = req.priority + (more if node.depth() <= prompt else 0)
+            own = node.request == req.id and not tree.stores
+            if node.priority < due or (own and node.priority != due):
+                yield f"a node has a priority of {node.priority}, due is {due}"
 
     def _uncopied(self, path: Sequence[Node]) -> Iterator[str]:
         """Nodes that the host has room for, and no copy of."""

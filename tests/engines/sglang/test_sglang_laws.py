@@ -123,6 +123,13 @@ def of_node(at: int, **values: Any) -> Change:
     return apply
 
 
+def retracts_the_second(played: Played) -> None:
+    first, second, _ = [there_is(job.req) for job in played.server._jobs]
+    first.num_tokens -= 2
+    played.server.scheduler.running.reqs = [first]
+    there_is(played.server.scheduler.on_retract)(second)
+
+
 def with_a_cap_of_one(played: Played) -> None:
     played.tree.shape = replace(played.tree.shape, states_per_path=1)
 
@@ -171,7 +178,8 @@ CHUNKED = STATES | {"chunked_prefill_size": 16}
         (STATES, evicts(0, "states"), "are evicted for [0, 0, 2], and more could be"),
         (CHUNKED, skips_the_oldest("state"), "a state is evicted before one used less recently"),
         ({}, of_node(0, last_access=0.5), "the nodes of the last request are not those used last"),
-        ({}, of_node(0, priority=-1), "a node has a priority of -1, its request of 0"),
+        ({}, of_node(0, priority=-1), "a node has a priority of -1, due is 1"),
+        ({}, retracts_the_second, "request 1 is retracted before another one"),
         (CHUNKED, with_a_cap_of_one, "states, of at most 1"),
         (HOST, of_node(-1, host_full=None), "tokens are not on the host, where"),
         ({}, of_node(-1, value=None), "110 of 115 tokens would be found of the 115 computed ones"),
