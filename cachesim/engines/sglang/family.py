@@ -312,6 +312,7 @@ FAMILY: Final[Family[Rules, SglangOptions]] = Family(
     late_corners=tuple(_late_corners()),
     guided_corners=tuple(_guided_corners()),
     prompt_field="session_params",
+    draft_flag="speculative_algorithm",
     aborts_at_once=True,
     laws=f"{__package__}.laws:SglangLaws",
     scopes=(

@@ -305,7 +305,7 @@ class SglangLaws:
         more = int(plain and tree.rules.tree.keeps_prompt_end and prompt < count)
         for node in path:
             due = req.priority + (more if node.depth() <= prompt else 0)
-            own = node.request == req.id and not tree.stores
+            own = node.request == req.id and not (tree.stores or req.drafts)
             if node.priority < due or (own and node.priority != due):
                 yield f"a node has a priority of {node.priority}, due is {due}"
 
