@@ -25,7 +25,7 @@ from cachesim.engines.sglang.events import (
     WindowEvicted,
 )
 from cachesim.engines.sglang.node import FULL, HOST, PART, STATE, LruList, Node
-from cachesim.engines.sglang.pools import WindowPool
+from cachesim.engines.sglang.pools import MOST_PRIORITY, WindowPool
 from cachesim.engines.sglang.radix import RadixCache
 from cachesim.engines.sglang.request import Req
 from cachesim.engines.sglang.server import Sglang
@@ -304,7 +304,7 @@ class SglangLaws:
         plain = not (tree.has_windows or tree.has_states)
         more = int(plain and tree.rules.tree.keeps_prompt_end and prompt < count)
         for node in path:
-            due = req.priority + (more if node.depth() <= prompt else 0)
+            due = min(req.priority + more * (node.depth() <= prompt), MOST_PRIORITY)
             own = node.request == req.id and not (tree.stores or req.drafts)
             if node.priority < due or (own and node.priority != due):
                 yield f"a node has a priority of {node.priority}, due is {due}"
@@ -398,7 +398,8 @@ class SglangLaws:
         tree, shape = self._tree, self._tree.shape
         gone = any(isinstance(each, MEMORY + AGAIN) for each in seen.events)
         branches = any(isinstance(each, PrefixMatched) and each.branch for each in seen.events)
-        if not tree.has_states or gone or branches or req.extra_key is not None:
+        other = req.extra_key is not None or tree.rules.tree.key_without_reply
+        if not tree.has_states or gone or branches or other:
             return
         prompt, drafts = len(seen.reply.prompt), self._engine.options.drafts is not None
         end = prompt + max(len(seen.reply.generated) - 1, 0)

@@ -18,6 +18,8 @@ from cachesim.testing.workloads import Seeded, corners, draw_corner
 
 MOST_REQUESTS = 4
 
+QUIET = ("dcp_size=1", "max_total_tokens=20000", "speculative_algorithm=none")
+
 TRIALS = 120
 """Simplifications that are enough for that; a check tries more, for shorter prompts."""
 
@@ -44,29 +46,29 @@ def found_by_default(
 @pytest.mark.sampled(3)
 @pytest.mark.thorough
 @pytest.mark.parametrize(
-    ("release", "patch", "model"),
+    ("release", "patch", "model", "seed"),
     [
-        ("0.5.9", "no-37836", "hybrid"),
-        ("0.5.23", "no-37836", "hybrid"),
-        ("0.5.9", "no-29368", "hybrid"),
-        ("0.5.23", "no-29368", "hybrid"),
-        ("0.5.9", "24221", "hybrid"),
-        ("0.5.23", "24221", "hybrid"),
-        ("0.5.9", "24380", "hybrid"),
-        ("0.5.23", "24380", "hybrid"),
-        ("0.5.9", "31486", "swa"),
-        ("0.5.23", "31486", "swa"),
-        ("0.5.9", "39830", "dense"),
-        ("0.5.23", "39830", "dense"),
-        ("0.5.23", "39830", "swa"),
-        ("0.5.23", "39830", "hybrid"),
+        ("0.5.9", "no-37836", "hybrid", 5),
+        ("0.5.23", "no-37836", "hybrid", 5),
+        ("0.5.9", "no-29368", "hybrid", 5),
+        ("0.5.23", "no-29368", "hybrid", 5),
+        ("0.5.9", "24221", "hybrid", 5),
+        ("0.5.23", "24221", "hybrid", 5),
+        ("0.5.9", "24380", "hybrid", 6),
+        ("0.5.23", "24380", "hybrid", 5),
+        ("0.5.9", "31486", "swa", 5),
+        ("0.5.23", "31486", "swa", 5),
+        ("0.5.9", "39830", "dense", 5),
+        ("0.5.23", "39830", "dense", 5),
+        ("0.5.23", "39830", "swa", 6),
+        ("0.5.23", "39830", "hybrid", 5),
     ],
 )
 def test_a_wrongly_moved_state_is_found_and_made_small(
-    release: str, patch: str, model: str
+    release: str, patch: str, model: str, seed: int
 ) -> None:
     # With other seeds defects of the releases themselves come first.
-    found = found_by_default(f"sglang@{release}+{patch}", model, seed=5)
+    found = found_by_default(f"sglang@{release}+{patch}", model, seed=seed)
     requests = [step for step in found.scenario.step if step.do == "complete"]
     assert "wrong answer" == found.finding.kind
     assert len(requests) <= MOST_REQUESTS
@@ -92,23 +94,20 @@ def test_a_pool_whose_books_do_not_balance_is_found(patch: str) -> None:
 
 @pytest.mark.thorough
 @pytest.mark.parametrize(
-    ("release", "model", "settings", "known"),
-    [
-        ("0.5.9", "hybrid", (), ["LoRAManager.fetch_new_loras"]),
-        (*("0.5.23", "dense", ("dcp_size=1", "max_total_tokens=20000")), ["StreamingSession.take"]),
-        ("0.5.23", "hybrid", ("dcp_size=1",), ["StreamingSession.take"]),
-    ],
+    ("release", "model", "settings"),
+    [("0.5.9", "hybrid", ()), ("0.5.23", "dense", QUIET), ("0.5.23", "hybrid", QUIET)],
 )
-def test_nothing_is_found_but_the_known_assertions(
-    release: str, model: str, settings: tuple[str, ...], known: list[str]
+def test_nothing_is_found_beside_the_known_defects(
+    release: str, model: str, settings: tuple[str, ...]
 ) -> None:
-    """Ranks make pages longer, and a drawn pool too small: `test_a_page_more_than_the_pool`."""
+    """Ranks make pages longer, and a drawn pool too small: `test_a_page_more_than_the_pool`. With
+    EAGLE a streaming session counts a token too many: `sglang-streaming-last-token`.
+    """
     tried = trials(Profile.parse(f"sglang@{release}"), model, shape=shape_for(settings))
 
     found = [each for _, _, trial in islice(tried, EXAMPLES) for each in trial.findings]
 
-    assert known == sorted({each.detail.partition(":")[0] for each in found})
-    assert {"crash"} >= {each.kind for each in found}
+    assert [] == found
 
 
 def test_a_page_more_than_the_pool_is_never_admitted() -> None:
@@ -128,12 +127,12 @@ def test_a_page_more_than_the_pool_is_never_admitted() -> None:
 @pytest.mark.thorough
 def test_the_orphan_of_write_back_ends_the_process_and_is_not_called_a_lost_slot() -> None:
     """`sglang-write-back-orphan`: the assertion, not the pool that its function left half freed."""
-    shape = shape_for((), compared=True)
+    back = ("hicache_write_policy=write_back", "hicache_ratio=1.0", "max_total_tokens=160")
+    shape = shape_for(("enable_hierarchical_cache=true", *back), compared=True)
     found = search(
-        Profile.parse("sglang@0.5.9"), "dense", examples=EXAMPLES, shape=shape
+        Profile.parse("sglang@0.5.9"), "dense", examples=EXAMPLES, shape=shape, only="crash"
     ).counterexample
     assert found is not None
-    assert "crash" == found.finding.kind
     assert "parent does not have child key" in found.finding.detail
 
 

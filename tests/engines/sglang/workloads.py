@@ -56,6 +56,8 @@ class Workload(Conversations):
             "max_running_requests": rng.choice([1, 2, 4]),
             "radix_eviction_policy": rng.choice(["lru", "lru", "lfu"]),
         }
+        if old and self.network.spec.window_layers:  # a page beyond the window counts as alive
+            options["page_size"] = min(options["page_size"], 4)
         if states:
             name = "mamba_scheduler_strategy" if old else "mamba_radix_cache_strategy"
             options[name] = "extra_buffer" if options["page_size"] > 1 else "no_buffer"
