@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from math import inf
+from typing import Final
 
 from cachesim.engines.seen import Breach, Seen
 from cachesim.engines.sglang import causes, sessions
@@ -35,8 +36,11 @@ from cachesim.engines.tokens import get_common_prefix
 from cachesim.typed import there_is
 from cachesim.units import Integers
 
-MEMORY = (NodeEvicted, WindowEvicted, StateEvicted)
-AGAIN = (RequestRetracted, RequestPreempted, RequestAborted)
+MEMORY: Final = (NodeEvicted, WindowEvicted, StateEvicted)
+"""Events of memory that the device evicts."""
+
+AGAIN: Final = (RequestRetracted, RequestPreempted, RequestAborted)
+"""Events of a request that starts over, or ends early."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,11 +208,7 @@ class SglangLaws:
         req = next((job.req for job in jobs if job.ticket == ended[0]), None)
         if req is None:
             return None
-        for detail in (
-            *self._chunks(seen, req),
-            *self._rounds(seen, req),
-            *self._path(seen, req),
-        ):
+        for detail in (*self._chunks(seen, req), *self._rounds(seen, req), *self._path(seen, req)):
             return Breach(kind="broken invariant", detail=detail)
         lost = (*self._unsaved(seen, req), *self._unfetched(seen, req), *self._lost(seen, req))
         return Breach(kind="lost reuse", detail=lost[0]) if lost else None
@@ -217,23 +217,18 @@ class SglangLaws:
 
     def _retracted(self, req: Req) -> None:
         """Compare a retracted request with those that go on: it has generated least."""
-        limits, rules = self._engine.scheduler.limits, self._engine.rules.scheduler
-        if limits.drafts is None or rules.sorts_drafting:
-            kept = self._engine.scheduler.running.reqs
-            if any(self._goes_before(other, req) for other in kept):
-                self._problems.append(f"request {req.id} is retracted before another one")
+        scheduler, rules = self._engine.scheduler, self._engine.rules.scheduler
+        sorts = scheduler.limits.drafts is None or rules.sorts_drafting
+        if sorts and any(self._order(each) < self._order(req) for each in scheduler.running.reqs):
+            self._problems.append(f"request {req.id} is retracted before another one")
         if self._notify is not None:
             self._notify(req)
 
-    def _goes_before(self, req: Req, other: Req) -> bool:
+    def _order(self, req: Req) -> tuple[int, int, int]:
+        """Sort key of retractions; the smallest goes first."""
         limits = self._engine.scheduler.limits
-        higher = (req.priority - other.priority) * (-1 if limits.low_first else 1)
-        if limits.retracts_by_priority and higher:
-            return higher < 0
-        outputs = req.num_output, other.num_output
-        return outputs[0] < outputs[1] or (
-            outputs[0] == outputs[1] and req.num_prompt > other.num_prompt
-        )
+        sign = (-1 if limits.low_first else 1) * limits.retracts_by_priority
+        return sign * req.priority, req.num_output, -req.num_prompt
 
     # -- chunks ------------------------------------------------------------------------------------
 
