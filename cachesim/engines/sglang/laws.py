@@ -25,12 +25,14 @@ from cachesim.engines.sglang.events import (
     StateKept,
     WindowEvicted,
 )
+from cachesim.engines.sglang.hi_radix import HiRadixCache
+from cachesim.engines.sglang.hicache import HostTier
 from cachesim.engines.sglang.node import FULL, HOST, PART, STATE, LruList, Node
-from cachesim.engines.sglang.pools import MOST_PRIORITY, WindowPool
+from cachesim.engines.sglang.pools import MOST_PRIORITY, HostAction, WindowPool
 from cachesim.engines.sglang.radix import RadixCache
 from cachesim.engines.sglang.request import Req
 from cachesim.engines.sglang.server import Sglang
-from cachesim.engines.sglang.tree import Evicting, Lost, Tree
+from cachesim.engines.sglang.tree import STRATEGIES, Evicting, Lost, Match, OnHostAction, Tree
 from cachesim.engines.sglang.unified_core import UnifiedTreeCore
 from cachesim.engines.tokens import get_common_prefix
 from cachesim.typed import there_is
@@ -62,6 +64,10 @@ class Evictions:
         self._lost = list[tuple[Lost, Node]]()
         self._notify = tree.on_lost
         tree.on_evict, tree.on_lost = self._evicting, self._record
+        host = tree if isinstance(tree, HiRadixCache) else getattr(tree, "host", None)
+        self._moved: OnHostAction | None = None
+        if isinstance(host, HiRadixCache | HostTier):
+            self._moved, host.on_action = host.on_action, self._move
 
     def take(self) -> list[str]:
         """The broken laws since the last call."""
@@ -72,6 +78,26 @@ class Evictions:
         self._lost.append((what, node))
         if self._notify is not None:
             self._notify(what, node)
+
+    def _move(self, action: HostAction, part: int, node: Node) -> None:
+        if action == "dropped" and node.value is None and self._is_early(part, node):
+            self._problems.append("the host drops a node before one that is due earlier")
+        if self._moved is not None:
+            self._moved(action, part, node)
+
+    def _is_early(self, part: int, node: Node) -> bool:
+        """True for a leaf of the host, or a part of an inner node, that is not the first due."""
+        tree, tier = self._tree, getattr(self._tree, "host", None)
+        alone = not (tree.has_windows or tree.has_states)
+        if part == FULL and alone:
+            leaves = [
+                n for n in tree.nodes() if n.value is None and not (n.children or any(n.locks))
+            ]
+            first = STRATEGIES[tree.shape.policy]
+            return any(first(each) < first(node) for each in leaves)
+        inner = part != FULL and bool(node.children) and isinstance(tier, HostTier)
+        cascades = part == STATE and tree.has_windows
+        return inner and not cascades and there_is(tier).lru(part).oldest() is not node
 
     def _evicting(self, wanted: Evicting) -> Callable[[], None]:
         tree = self._tree
@@ -191,8 +217,9 @@ class SglangLaws:
     def _observe(self) -> None:
         self._tree, self._problems = self._engine.tree, list[str]()
         self._evictions = Evictions(self._tree)
-        self._notify = self._engine.scheduler.on_retract
-        self._engine.scheduler.on_retract = self._retracted
+        scheduler = self._engine.scheduler
+        self._notify, self._match = scheduler.on_retract, scheduler.on_match
+        scheduler.on_retract, scheduler.on_match = self._retracted, self._matched
 
     def broken(self, seen: Seen) -> Breach | None:
         """The first law that a request breaks."""
@@ -213,7 +240,21 @@ class SglangLaws:
         lost = (*self._unsaved(seen, req), *self._unfetched(seen, req), *self._lost(seen, req))
         return Breach(kind="lost reuse", detail=lost[0]) if lost else None
 
-    # -- retraction --------------------------------------------------------------------------------
+    # -- the queue ---------------------------------------------------------------------------------
+
+    def _matched(self, req: Req, match: Match) -> None:
+        """Compare the order of the queue, as a request of it is matched, with the policy."""
+        scheduler, limits = self._engine.scheduler, self._engine.scheduler.limits
+        sign = (1 if limits.low_first else -1) * limits.prioritizes
+        due = [(sign * each.priority, each.queued) for each in scheduler.waiting]
+        if limits.policy == "lof":
+            due = [(sign * each.priority, -each.max_new_tokens) for each in scheduler.waiting]
+        if limits.policy in {"fcfs", "lof"} and due != sorted(due):
+            self._problems.append("requests wait in another order than that of the policy")
+        if len(scheduler.running.reqs) > limits.max_running:
+            self._problems.append(f"{len(scheduler.running.reqs)} requests run at once")
+        if self._match is not None:
+            self._match(req, match)
 
     def _retracted(self, req: Req) -> None:
         """Compare a retracted request with those that go on: it has generated least."""

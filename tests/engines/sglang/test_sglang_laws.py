@@ -12,7 +12,9 @@ from cachesim.engines.seen import Seen
 from cachesim.engines.sglang.causes import NOT_FETCHED
 from cachesim.engines.sglang.events import ChunkScheduled, DraftsVerified
 from cachesim.engines.sglang.laws import SglangLaws
+from cachesim.engines.sglang.node import NO_SLOTS
 from cachesim.engines.sglang.server import Sglang
+from cachesim.engines.sglang.tree import Match
 from cachesim.play.session import Session
 from cachesim.scenario.format import FORMAT, Model, Scenario, Server, Step
 from cachesim.typed import there_is
@@ -99,6 +101,13 @@ def skips_a_leaf(played: Played) -> None:
     played.tree.evict(tokens=2)
 
 
+def skips_a_leaf_of_the_host(played: Played) -> None:
+    played.tree.evict(tokens=400)
+    tier = played.tree.host  # type: ignore[attr-defined]
+    tier.leaves.remove(min(tier.leaves, key=played.tree.first))  # type: ignore[attr-defined]
+    tier.evict(0, 2)
+
+
 def skips_the_oldest(name: str) -> Change:
     """Evict one slot of a list whose oldest node is passed over."""
 
@@ -121,6 +130,18 @@ def of_node(at: int, **values: Any) -> Change:
             setattr(node, name, value)
 
     return apply
+
+
+def matches_the_second(played: Played) -> None:
+    first, second, _ = [there_is(job.req) for job in played.server._jobs]
+    played.server.scheduler.waiting = [second, first]
+    there_is(played.server.scheduler.on_match)(second, Match(NO_SLOTS, played.tree.root))
+
+
+def runs_too_many(played: Played) -> None:
+    request, *_ = [there_is(job.req) for job in played.server._jobs]
+    played.server.scheduler.running.reqs = [request] * 9
+    there_is(played.server.scheduler.on_match)(request, Match(NO_SLOTS, played.tree.root))
 
 
 def retracts_the_second(played: Played) -> None:
@@ -170,6 +191,7 @@ CHUNKED = STATES | {"chunked_prefill_size": 16}
         ),
         ({}, skips_a_leaf, "a leaf is evicted before one that the policy evicts earlier"),
         ({"release": "0.5.9"}, skips_a_leaf, "a leaf is evicted before one that the policy"),
+        (HOST, skips_a_leaf_of_the_host, "the host drops a node before one that is due earlier"),
         ({}, evicts(120), "are evicted for [2, 0, 0]"),
         ({}, evicts(0), "[0, 0, 0] slots of each part are evicted for [2, 0, 0], and more could"),
         ({"model": "swa", "release": "0.5.9"}, evicts(120), "are evicted for [2, 0, 0]"),
@@ -179,6 +201,8 @@ CHUNKED = STATES | {"chunked_prefill_size": 16}
         (CHUNKED, skips_the_oldest("state"), "a state is evicted before one used less recently"),
         ({}, of_node(0, last_access=0.5), "the nodes of the last request are not those used last"),
         ({}, of_node(0, priority=-1), "a node has a priority of -1, due is 1"),
+        ({}, matches_the_second, "requests wait in another order than that of the policy"),
+        ({}, runs_too_many, "9 requests run at once"),
         ({}, retracts_the_second, "request 1 is retracted before another one"),
         (CHUNKED, with_a_cap_of_one, "states, of at most 1"),
         (HOST, of_node(-1, host_full=None), "tokens are not on the host, where"),
