@@ -319,7 +319,8 @@ class SglangLaws:
             return
         key = tree.key_of(req.tokens[: self._due(seen)])
         path = [node for node, length in tree.walk(key) if length == len(node)]
-        numbers = {tree.root.id, *(node.id for node in path)}
+        whole = tree.walk(tree.key_of(req.tokens[: req.num_tokens]))
+        numbers = {tree.root.id, *(node.id for node, _ in whole)}
         # The lower half of a node that a match has split is used later than the upper one.
         others = [
             node.last_access

@@ -228,6 +228,16 @@ def test_a_broken_law_is_found(options: dict[str, Any], change: Change, detail: 
     assert detail in played.broken()
 
 
+def test_nodes_beyond_the_last_kept_state_are_the_requests_own() -> None:
+    """The state at the prompt's end was there; that of the first chunk had been evicted."""
+    options = {"mamba_radix_cache_strategy": "no_buffer", "mamba_max_states_per_path": 2}
+    prompt = range(300, 366)
+
+    played = Played("recurrent", prompts=[prompt, prompt], chunked_prefill_size=64, **options)
+
+    assert "" == played.broken()
+
+
 def test_the_tree_after_a_flush_is_observed() -> None:
     played = Played()
 
