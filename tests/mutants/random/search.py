@@ -187,10 +187,9 @@ def _failures(
     client: Guided | None = None
     try:
         with limited(PATIENCE):
-            client = Guided(profile, model, number, seed=seed, shape=SHAPE)
-            return _judged(client, oracles)
-    except InputError:  # a flag or a model that the mutant refuses
-        return None, frozenset()
+            with suppress(InputError):  # a flag or a model that the mutant refuses
+                client = Guided(profile, model, number, seed=seed, shape=SHAPE)
+            return (None, frozenset()) if client is None else _judged(client, oracles)
     except HangError:
         kind = "hang"
     except ContractError:

@@ -8,8 +8,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from cachesim.engines.family import Profile
 from cachesim.engines.ik_llama.context import Cells
-from tests.mutants.random import ports
+from cachesim.errors import TokenError
+from cachesim.verify.oracle import Oracles
+from tests.mutants.random import ports, search
 from tests.mutants.random.equivalent import EQUIVALENT
 from tests.mutants.random.means import Example
 from tests.mutants.random.operators import sites
@@ -181,3 +184,19 @@ def test_a_mutant_without_the_only_call_of_super_is_planted() -> None:
     ((_, outcome),) = judge(examples, known, [forget], 1)
 
     assert (None, 1) == (outcome.means, outcome.tried["laws"])
+
+
+def test_tokens_that_a_mutant_makes_and_the_network_refuses_are_a_failure(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        msg = "an ubatch without tokens"
+        raise TokenError(msg)
+
+    monkeypatch.setattr(search, "_judged", refuse)
+    found = search._failures(Profile.parse("sglang@0.5.23"), "dense", 0, 0, Oracles())
+    monkeypatch.setattr(search, "Guided", refuse)
+    refused = search._failures(Profile.parse("sglang@0.5.23"), "dense", 0, 0, Oracles())
+
+    assert {("TokenError", -1)} == found[1]
+    assert (None, frozenset()) == refused
