@@ -377,11 +377,12 @@ def scenario_of(
 ) -> Scenario:
     """The scenario of drawn steps."""
     release = str(profile).partition("@")[2]
+    window = shape.window if "window" in preset(model).layers else 0
     return Scenario(
         format=FORMAT,
         name=name,
         about=f"Drawn for {profile} on {model}.",
-        model=Model(preset=model, window=shape.window or None),
+        model=Model(preset=model, window=window or None),
         engine=Server(name=profile.engine, profiles=(release,), options=options),
         step=tuple(steps),
     )

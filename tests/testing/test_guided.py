@@ -9,6 +9,7 @@ from cachesim.cli.main import main
 from cachesim.engines import Profile
 from cachesim.errors import ContractError, PositionError
 from cachesim.play.session import groups_of
+from cachesim.scenario.files import loads, to_toml
 from cachesim.scenario.format import Model, Scenario, Step
 from cachesim.testing import guided
 from cachesim.testing.guided import MOST, Guided, Numbers
@@ -295,3 +296,13 @@ def test_some_requests_have_stop_words_tools_or_another_template() -> None:
 def test_check_draws_so(capsys: Capture) -> None:
     assert main(["check", "mlx-lm@0.31.2", "--model", "swa", "--jobs", "1"]) == 1
     assert "WRONG ANSWER in workload" in capsys.readouterr().out
+
+
+def test_a_drawn_server_is_one_that_a_file_can_hold() -> None:
+    """Corners of several models have a window, which no other preset takes."""
+    step = (Step(prompt=(265,), reply=(266,)),)
+    for number in range(40):
+        client = Guided(Profile.parse("sglang@0.5.23"), "hybrid", number, seed=1, shape=SHAPE)
+        scenario = replace(client.scenario, step=step)
+
+        assert scenario == loads(to_toml(scenario).encode(), name="drawn")

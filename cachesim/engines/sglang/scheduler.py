@@ -201,6 +201,8 @@ class Scheduler:
         if self.chunked is not None:
             most = self.policy.chunk_limit(self.chunked, self.waiting, adder.chunk_left or 0)
             self.chunked = adder.add_chunked(self.chunked, most)
+            cut = self.chunked is not None
+            adder.cuts_no_other = cut and self.limits.policy == "shortest-prefill-first"
         self._admit(adder)
         for req in adder.taken:
             self.tree.admitted(req)
@@ -214,6 +216,9 @@ class Scheduler:
         if not adder.taken:
             return None
         if adder.new_chunked is not None:
+            if self.chunked is not None:
+                where = "Scheduler._get_new_batch_prefill_raw"
+                raise UpstreamAbort(where, "assert self.chunked_req is None")
             self.chunked = adder.new_chunked
         if self.chunked is not None:
             self.chunked.is_chunked += 1

@@ -209,6 +209,24 @@ def test_a_chunk_leaves_room_for_shorter_prompts() -> None:
     assert {"fcfs": [(0, 128), (0, 192)], "shortest-prefill-first": [(0, 118), (1, 10)]} == chunks
 
 
+def test_a_prompt_is_not_cut_beside_one_that_is_half_read() -> None:
+    """One token is left for the second, of which attention matches 31 and its states none: it is
+    not cut to that, but waits. The numbers are those of the real scheduler.
+    """
+    flags = {"chunked_prefill_size": 32, "mamba_radix_cache_strategy": "no_buffer"}
+    policy = "shortest-prefill-first"
+    engine = server("0.5.23", model="hybrid", schedule_policy=policy, **flags)
+
+    send(engine, 0, 66)
+    engine.step()
+    send(engine, 0, 32)
+    engine.run()
+    found = [e for e in engine.events if e.name() == "chunk-scheduled"]
+
+    assert [(0, 32), (32, 63), (63, 66)] == [(e.start, e.end) for e in found if e.task == 0]
+    assert [(0, 29), (29, 32)] == [(e.start, e.end) for e in found if e.task == 1]
+
+
 @pytest.mark.parametrize("seed", [0, 1, 12345])
 def test_the_policy_random_shuffles_as_python_does(seed: int) -> None:
     generator, own = random.Random(seed), Shuffler(seed)
