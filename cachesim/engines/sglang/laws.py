@@ -363,11 +363,15 @@ class SglangLaws:
                 yield f"{len(node)} tokens are not on the host, where {free} slots are free"
 
     def _capped(self, seen: Seen, path: Sequence[Node]) -> Iterator[str]:
-        """States on a path beyond the cap; the request itself held one of them."""
+        """States on a path beyond the cap; the request itself held one of them.
+
+        Copies to the host lock further ones while they are under way.
+        """
         tree, cap = self._tree, self._tree.shape.states_per_path
         kept = [each.tokens for each in seen.events if isinstance(each, StateKept)]
         gone = any(isinstance(each, (NodeEvicted, WindowEvicted)) for each in seen.events)
-        if cap < 0 or not kept or gone or not isinstance(tree, UnifiedTreeCore):
+        copies = tree.shape.host is not None
+        if cap < 0 or not kept or gone or copies or not isinstance(tree, UnifiedTreeCore):
             return
         holders = [node for node in path if node.state is not None]
         free = [node for node in holders[:-1] if len(node.children) == 1]

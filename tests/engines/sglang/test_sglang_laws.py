@@ -238,6 +238,13 @@ def test_nodes_beyond_the_last_kept_state_are_the_requests_own() -> None:
     assert "" == played.broken()
 
 
+def test_states_that_copies_to_the_host_lock_are_not_capped() -> None:
+    flags = STATES | HOST | {"max_total_tokens": 2000, "hicache_copy_steps": 65}
+    flags |= {"chunked_prefill_size": 64, "mamba_max_states_per_path": 2}
+
+    assert "" == Played(**flags, prompts=[range(300, 500)]).broken()
+
+
 def test_the_tree_after_a_flush_is_observed() -> None:
     played = Played()
 
