@@ -190,7 +190,7 @@ class Corner:
     layers: frozenset[str] = frozenset()  # for models with one of these kinds of layers; empty: all
     window: int = 0  # window size; 0: the preset's own
     replies: int = 0  # maximum tokens of a reply; 0: the default
-    decodes: bool = False  # replies have half of that maximum at least
+    long_replies: bool = False  # replies have half of that maximum at least
     steps: int = 0  # maximum requests of a workload; 0: the default
     crowd: bool = False  # most requests arrive together
     edges: tuple[int, ...] = ()  # lengths at which it branches, beside those of all servers

@@ -211,7 +211,7 @@ class GuidedTree(Tree):
 
     def _reply_length(self) -> int:
         most = self._shape.replies
-        if self._shape.decodes:
+        if self._shape.long_replies:
             return self._draws.integer(most // 2, most)
         if not self._draws.integer(0, 7):
             return self._draws.integer(4, LONGER)

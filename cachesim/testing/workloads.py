@@ -298,7 +298,7 @@ class Shape:
     flags: bool = True
     together: bool = True
     replies: int = 4
-    decodes: bool = False  # replies of a guided workload have half of that at least
+    long_replies: bool = False  # replies of a guided workload have half of that at least
     incidents: bool = False  # cancels, slot files, completions, arrivals, long replies too
     kinds: tuple[str, ...] = ()  # of incidents; the engine's own where none is named
     cancels: bool = False  # without other actions: some requests are cancelled
@@ -405,7 +405,7 @@ def inside(shape: Shape, corner: Corner) -> Shape:
         shape,
         window=shape.window or corner.window,
         replies=max(shape.replies, corner.replies),
-        decodes=corner.decodes,
+        long_replies=corner.long_replies,
         max_steps=max(shape.max_steps, corner.steps) if shape.max_steps > 1 else 1,
         edges=shape.edges + corner.edges,
     )

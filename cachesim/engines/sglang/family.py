@@ -236,10 +236,10 @@ def _guided_corners() -> Iterator[Corner]:
     }
     for page in (1, 4):
         yield Corner(
-            flags=tight | {"page_size": page}, window=8, crowd=True, replies=128, decodes=True
+            flags=tight | {"page_size": page}, window=8, crowd=True, replies=128, long_replies=True
         )
     tight |= {"enable_priority_scheduling": True, "retraction_policy": "priority"}
-    yield Corner(flags=tight, fields=some, window=8, crowd=True, replies=128, decodes=True)
+    yield Corner(flags=tight, fields=some, window=8, crowd=True, replies=128, long_replies=True)
     short = {"schedule_policy": "shortest-prefill-first", "chunked_prefill_size": 32}
     for page in (1, 4):
         yield Corner(flags=few | short | {"page_size": page}, window=8, crowd=True, edges=BEYOND)

@@ -38,11 +38,11 @@ from cachesim.engines.tokens import get_common_prefix
 from cachesim.typed import there_is
 from cachesim.units import Integers
 
-MEMORY: Final = (NodeEvicted, WindowEvicted, StateEvicted)
+EVICTIONS: Final = (NodeEvicted, WindowEvicted, StateEvicted)
 """Events of memory that the device evicts."""
 
-AGAIN: Final = (RequestRetracted, RequestPreempted, RequestAborted)
-"""Events of a request that starts over, or ends early."""
+RESTARTS: Final = (RequestRetracted, RequestPreempted, RequestAborted)
+"""Events of a request that starts over or is aborted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,7 @@ class Evictions:
 
     def _move(self, action: HostAction, part: int, node: Node) -> None:
         if action == "dropped" and node.value is None and self._is_early(part, node):
-            self._problems.append("the host drops a node before one that is due earlier")
+            self._problems.append("the host evicts a node before one that is due earlier")
         if self._moved is not None:
             self._moved(action, part, node)
 
@@ -108,7 +108,7 @@ class Evictions:
         return lambda: self._problems.extend(self._broken(wanted, before))
 
     def _leaves(self) -> list[Node]:
-        """Leaves that nothing holds, the first to be evicted first."""
+        """Unlocked leaves, the first to be evicted first."""
         tree, lru = self._tree, getattr(self._tree, "full_lru", None)
         nodes = [*tree.nodes()] if lru is None else [*lru][::-1]
         found = [node for node in nodes if self._is_free_leaf(node)]
@@ -257,7 +257,7 @@ class SglangLaws:
             self._match(req, match)
 
     def _retracted(self, req: Req) -> None:
-        """Compare a retracted request with those that go on: it has generated least."""
+        """Compare a retracted request with the running ones: it has generated least."""
         scheduler, rules = self._engine.scheduler, self._engine.rules.scheduler
         sorts = scheduler.limits.drafts is None or rules.sorts_drafting
         if sorts and any(self._order(each) < self._order(req) for each in scheduler.running.reqs):
@@ -315,7 +315,7 @@ class SglangLaws:
     def _path(self, seen: Seen, req: Req) -> Iterator[str]:
         """The nodes of a finished request: used last, and with no more states than the cap."""
         tree = self._tree
-        if req.extra_key is not None or any(isinstance(each, AGAIN) for each in seen.events):
+        if req.extra_key is not None or any(isinstance(each, RESTARTS) for each in seen.events):
             return
         key = tree.key_of(req.tokens[: self._due(seen)])
         path = [node for node, length in tree.walk(key) if length == len(node)]
@@ -382,7 +382,9 @@ class SglangLaws:
 
     def _lost(self, seen: Seen, req: Req) -> Iterator[str]:
         """Tokens of a finished request that would not be found if they came again."""
-        if req.extra_key is not None or any(isinstance(e, MEMORY + AGAIN) for e in seen.events):
+        if req.extra_key is not None or any(
+            isinstance(e, EVICTIONS + RESTARTS) for e in seen.events
+        ):
             return
         due = self._due(seen)
         key = self._tree.key_of(req.tokens[:due])
@@ -437,18 +439,18 @@ class SglangLaws:
         no_buffer       [ chunk ................................. )[ chunk ... )  reply )
         """
         tree, shape = self._tree, self._tree.shape
-        gone = any(isinstance(each, MEMORY + AGAIN) for each in seen.events)
+        gone = any(isinstance(each, EVICTIONS + RESTARTS) for each in seen.events)
         branches = any(isinstance(each, PrefixMatched) and each.branch for each in seen.events)
         other = req.extra_key is not None or tree.rules.tree.key_without_reply
         if not tree.has_states or gone or branches or other:
             return
         prompt, drafts = len(seen.reply.prompt), self._engine.options.drafts is not None
         end = prompt + max(len(seen.reply.generated) - 1, 0)
-        due = [each.end for each in seen.events if isinstance(each, ChunkScheduled)]
+        chunks = [each for each in seen.events if isinstance(each, ChunkScheduled)]
+        due = [each.end for each in chunks]
         if shape.extra_buffer:
-            chunks = [each for each in seen.events if isinstance(each, ChunkScheduled)]
-            due = [e.start + (e.end - e.start) // shape.grid * shape.grid for e in chunks]
-            due = [at for at, each in zip(due, chunks, strict=True) if at > each.start]
+            whole = [(e.start, (e.end - e.start) // shape.grid * shape.grid) for e in chunks]
+            due = [start + length for start, length in whole if length]
             every = tree.track_interval(self._engine.options.mamba_track_interval)
             due += [] if drafts else range(-(-(prompt + 1) // every) * every, end + 1, every)
         elif not drafts:

@@ -37,7 +37,7 @@ class Adder:
     chunk_left: int | None  # rem_chunk_tokens
     ignores_eos: bool = False
     mixed: int = 0  # tokens of those that decode beside the prefill
-    cuts_no_other: bool = False  # has_chunked_req, under the policy that leaves room beside it
+    one_chunked: bool = False  # has_chunked_req, where the policy tracks one chunked request
     taken: list[Req] = field(default_factory=list)
     preempted: list[Req] = field(default_factory=list)  # preempt_list
     new_chunked: Req | None = None
@@ -218,7 +218,7 @@ class Adder:
             return "other"
         if limit is None or whole <= limit:
             return extend, min(req.max_new_tokens, CLIP), False
-        if self.cuts_no_other:
+        if self.one_chunked:
             return "other"
         cut = limit // self.pool.page * self.pool.page
         if self.rules.scheduler.reserves_a_page:

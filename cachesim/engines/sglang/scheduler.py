@@ -201,8 +201,8 @@ class Scheduler:
         if self.chunked is not None:
             most = self.policy.chunk_limit(self.chunked, self.waiting, adder.chunk_left or 0)
             self.chunked = adder.add_chunked(self.chunked, most)
-            cut = self.chunked is not None
-            adder.cuts_no_other = cut and self.limits.policy == "shortest-prefill-first"
+            unfinished = self.chunked is not None
+            adder.one_chunked = unfinished and self.limits.policy == "shortest-prefill-first"
         self._admit(adder)
         for req in adder.taken:
             self.tree.admitted(req)

@@ -191,7 +191,7 @@ CHUNKED = STATES | {"chunked_prefill_size": 16}
         ),
         ({}, skips_a_leaf, "a leaf is evicted before one that the policy evicts earlier"),
         ({"release": "0.5.9"}, skips_a_leaf, "a leaf is evicted before one that the policy"),
-        (HOST, skips_a_leaf_of_the_host, "the host drops a node before one that is due earlier"),
+        (HOST, skips_a_leaf_of_the_host, "the host evicts a node before one that is due earlier"),
         ({}, evicts(120), "are evicted for [2, 0, 0]"),
         ({}, evicts(0), "[0, 0, 0] slots of each part are evicted for [2, 0, 0], and more could"),
         ({"model": "swa", "release": "0.5.9"}, evicts(120), "are evicted for [2, 0, 0]"),

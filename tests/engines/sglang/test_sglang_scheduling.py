@@ -209,9 +209,9 @@ def test_a_chunk_leaves_room_for_shorter_prompts() -> None:
     assert {"fcfs": [(0, 128), (0, 192)], "shortest-prefill-first": [(0, 118), (1, 10)]} == chunks
 
 
-def test_a_prompt_is_not_cut_beside_one_that_is_half_read() -> None:
-    """One token is left for the second, of which attention matches 31 and its states none: it is
-    not cut to that, but waits. The numbers are those of the real scheduler.
+def test_no_second_request_is_chunked_beside_an_unfinished_one() -> None:
+    """The chunk has room for one token of the second request, which waits instead. The numbers are
+    those of the real scheduler.
     """
     flags = {"chunked_prefill_size": 32, "mamba_radix_cache_strategy": "no_buffer"}
     policy = "shortest-prefill-first"
