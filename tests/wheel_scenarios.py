@@ -136,7 +136,7 @@ def play(name: str, scenario: Scenario, release: str) -> Played:
         return made(result="cannot", why=str(error).splitlines()[0].removeprefix(f"{name}: "))
     if any(_late(each) for each in steps):
         return made(result="cannot", why="the real server had not answered in time")
-    named = dict(zip(scenario.step_names, steps, strict=False))
+    named = {each.name: each for each in steps}
     differing = [name for name, each in named.items() if not each.agrees]
     if differing:
         return made(result="differs", why=f"steps {', '.join(differing)} of {len(steps)}")

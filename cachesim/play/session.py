@@ -257,8 +257,7 @@ class Session(Loop):
 
     def _begin(self, record: Record, group: Sequence[Record]) -> None:
         step = record.step
-        default = 1 if step.do == "cancel" else 0
-        for _ in range(default if step.turns is None else step.turns):
+        for _ in range(turns_before(step)):
             self.turn()
         if step.do == "complete":
             self._submit(record, group)
@@ -394,6 +393,11 @@ class Session(Loop):
             if several and isinstance(self.engine, SeveralReplies):
                 record.children = self.engine.replies(there_is(record.ticket))[1:]
         share_events(records, new)
+
+
+def turns_before(step: Step) -> int:
+    """Turns that a server takes before a step of a group."""
+    return int(step.do == "cancel") if step.turns is None else step.turns
 
 
 def holders(engine: Engine) -> Iterator[tuple[str, Tokens]]:

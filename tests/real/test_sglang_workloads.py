@@ -28,6 +28,7 @@ from cachesim.lab.real.sglang.scheduler_worker import Playing
 from cachesim.lab.real.sglang.workloads import KINDS, draw
 from cachesim.lab.real.vllm.scheduler import PACKAGES
 from cachesim.play.session import Session
+from cachesim.scenario.format import FORMAT, Model, Scenario, Server, Step
 from cachesim.scenario.shipped import load_all
 
 NEWEST = FAMILY.release("0.5.23").rules
@@ -437,3 +438,29 @@ def asked(text: str) -> dict[str, Any]:
     prompt, reply = text.split(": ")
     first, _, last = reply.partition("-")
     return {"prompt": prompt, "generate": int(last or first) - int(first) + 1, "reply": reply}
+
+
+def test_refused_requests_do_not_reach_the_real_scheduler_and_limits_are_the_servers() -> None:
+    """One prompt and its cancellation are left out; a reply ends at the context's end."""
+    reply = tuple(range(400, 420))
+    steps = (
+        Step(name="long", prompt=tuple(range(300, 340)), reply=reply),
+        Step(name="beside", prompt=(300, 301), reply=reply, with_previous=True),
+        Step(name="leaves", do="cancel", of="long"),
+        Step(name="ended", do="cancel", of="beside"),
+        Step(name="alone", prompt=tuple(range(300, 340)), reply=reply),
+    )
+    scenario = Scenario(
+        format=FORMAT,
+        name="refused",
+        model=Model(preset="dense"),
+        engine=Server(name="sglang", profiles=("0.5.23",), options={"context_length": 16}),
+        step=steps,
+    )
+
+    _, workload = SCHEDULER.workload_of(scenario, "0.5.23")
+
+    [[beside]] = workload["steps"]
+    assert "300-301" == beside["prompt"]
+    assert 12 == beside["generate"]
+    assert 2 == beside["aborted"]

@@ -1,4 +1,6 @@
+from contextlib import nullcontext
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -8,7 +10,7 @@ from cachesim.engines.family import Profile
 from cachesim.engines.vllm.family import FAMILY
 from cachesim.errors import ScenarioError
 from cachesim.lab.real.playing import Agreement
-from cachesim.lab.real.schedules import count, step_played, wanted_of
+from cachesim.lab.real.schedules import RealScheduler, count, step_played, wanted_of
 from cachesim.lab.real.vllm.end_to_end import Played, apart, prompts, simulated
 from cachesim.lab.real.vllm.playing import play
 from cachesim.lab.real.vllm.scheduler import SCHEDULER, config_of, group_of
@@ -214,6 +216,37 @@ def test_a_request_that_never_ends_here_and_is_answered_there_differs() -> None:
     assert 3 == wanted_of(waits, {})["generate"]
     assert not step_played(waits, {"cached": 0}, {"cached": 0}).agrees
     assert step_played(waits, {"error": "stuck"}, {"error": "stuck"}).agrees
+
+
+def test_an_endless_wait_on_both_is_confirmed_and_hides_the_replies_beside_it() -> None:
+    step, stuck = Step(prompt=(300, 301)), {"error": "stuck"}
+    waits = Record(index=0, name="waits", step=step, error="endless")
+    beside = Record(index=1, name="a", step=step, reply=replace(Reply.empty(), cached=Count(0)))
+
+    assert step_played(waits, stuck, stuck, hangs=True).confirmed
+    assert step_played(beside, stuck, stuck, hangs=True).agrees
+    assert not step_played(beside, stuck, stuck, hangs=True).confirmed
+    assert not step_played(beside, stuck, stuck).agrees
+
+
+@pytest.mark.parametrize("differs", [False, True])
+def test_workloads_of_a_guided_search_are_compared_model_by_model(
+    differs: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def played(workload: dict[str, Any]) -> list[dict[str, Any]]:
+        groups = play(workload, NEWEST)
+        return [{**each, "queue": "-"} for each in groups] if differs else groups
+
+    started = nullcontext(SimpleNamespace(play=played))
+    monkeypatch.setattr(RealScheduler, "start", lambda *_: started)
+    found = SCHEDULER.compare_guided("0.33.0", 5, range(1))
+
+    models = found.total("workloads")
+    compared = models - found.total("not compared")
+    assert 7 == models
+    assert 0 < compared
+    assert (0 if differs else compared) == found.total("agreeing")
+    assert differs != found.all_agree
 
 
 def test_where_the_workload_is_not_run_as_the_server_ran_it_the_replys_count_is_shown() -> None:

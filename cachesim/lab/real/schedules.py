@@ -5,16 +5,18 @@ tokens, for no kernel runs there, and must take the same decisions.
 """
 
 import re
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from itertools import product
 from typing import Any, Final, Generic, TypeVar
 
 from cachesim.engines.base import Engine
 from cachesim.engines.events import Event
 from cachesim.engines.family import Family, Profile
 from cachesim.engines.images import Image
-from cachesim.errors import ScenarioError
+from cachesim.errors import InputError, ScenarioError, UpstreamAbort
 from cachesim.lab.real.environment import Environment, UnpackedWheel, package_of, versions_of
 from cachesim.lab.real.fit import Played, judge_newest
 from cachesim.lab.real.playing import (
@@ -29,8 +31,11 @@ from cachesim.lab.real.playing import (
 )
 from cachesim.lab.real.prompts import spell, with_images
 from cachesim.lab.real.worker_process import WorkerError, WorkerProcess
-from cachesim.play.session import ABORTED, Record, Session, groups_of
+from cachesim.model.presets import PRESETS
+from cachesim.play.session import ABORTED, ENDLESS, Record, Session, groups_of, turns_before
 from cachesim.scenario.format import Scenario
+from cachesim.testing.guided import Guided
+from cachesim.testing.workloads import Shape, compatible
 from cachesim.units import Count, Pos, as_tokens
 
 Result = Mapping[str, Any]
@@ -41,6 +46,12 @@ NOT_PLAYED: Final = "not run"
 R = TypeVar("R")
 E = TypeVar("E", bound=Event)
 
+
+REFUSED: Final = frozenset({"BadRequestError", "ServiceUnavailable"})
+"""Errors of requests that a server refuses before its scheduler gets them."""
+
+DRAWN: Final = Shape(incidents=True)
+"""Workloads with what a client or an operator does besides requests; schedulers have no chats."""
 
 NOT_RAISED: Final = frozenset({"stuck", "too many steps"})
 
@@ -196,23 +207,27 @@ class RealScheduler(Generic[R]):
             raise ScenarioError(msg)
         session = Session(scenario, Profile(self.family.name, release), arithmetic="ring")
         records, groups = list(session.run()), list(groups_of(scenario))
+        steps = [self.group_of([records[index] for index in group], session) for group in groups]
         workload = {
             "id": scenario.name,
             "config": self.config_of(session.engine),
-            "steps": [
-                self.group_of([records[index] for index in group], session) for group in groups
-            ],
+            "steps": [each for each in steps if each],
         }
         return records, workload
 
-    def play_scenario(self, scenario: Scenario, release: str) -> tuple[StepPlayed, ...]:
-        """Run a scenario on the simulator, then on the real scheduler with the same tokens."""
+    def play_scenario(
+        self, scenario: Scenario, release: str, *, started: WorkerProcess | None = None
+    ) -> tuple[StepPlayed, ...]:
+        """Run a scenario on the simulator, then on the real scheduler with the same tokens.
+
+        Requests that the server refuses before its scheduler are not compared.
+        """
         records, workload = self.workload_of(scenario, release)
         groups = [
-            [index for index in group if scenario.step[index].do != "cancel"]
+            [index for index in group if is_scheduled(records[index])]
             for group in groups_of(scenario)
         ]
-        with self.start(release) as process:
+        with nullcontext(started) if started else self.start(release) as process:
             real = self.visible(workload, process.play(workload))
         simulated = self.visible(workload, self.play(workload, self.family.release(release).rules))
         return tuple(
@@ -220,17 +235,52 @@ class RealScheduler(Generic[R]):
                 records[index],
                 _entry(real, at, number, self.shared),
                 _entry(simulated, at, number, self.shared),
+                hangs=any(records[each].error == ENDLESS for each in group),
             )
-            for at, group in enumerate(groups)
+            for at, group in enumerate(filter(None, groups))
             for number, index in enumerate(group)
         )
 
+    def compare_guided(self, release: str, seed: int, numbers: range) -> Agreement:
+        """Run workloads that a guided search draws, of each model and corner, on both."""
+        profile = Profile(self.family.name, self.family.release(release).name)
+        title = f"{profile}: scheduler, guided workloads of seed {seed}"
+        found = Agreement(title=title, kinds="models")
+        models = [each for each in PRESETS if compatible(profile, each, ())]
+        with self.start(profile.release) as real:
+            for number, model in watched([*product(numbers, models)]):
+                try:
+                    client = Guided(profile, model, number, seed=seed, shape=DRAWN)
+                    deque(client.run(), maxlen=0)
+                    steps = self.play_scenario(client.scenario, profile.release, started=real)
+                except (InputError, UpstreamAbort):  # flags or steps that are not compared
+                    found.add(model, "", None, workloads=1, not_compared=1, steps=0, agreeing=0)
+                    continue
+                first = next((each for each in steps if not each.agrees), None)
+                different = None
+                if first is not None:
+                    at = steps.index(first)
+                    different = Difference(step=at, real=first.real, simulated=first.simulated)
+                found.add(
+                    model,
+                    client.scenario.name,
+                    different,
+                    workloads=1,
+                    not_compared=0,
+                    steps=len(steps),
+                    agreeing=different is None,
+                )
+        return found
 
-def step_played(record: Record, real: Result, simulated: Result) -> StepPlayed:
-    """A step on both schedulers; where the release raises, the simulator ends too.
+
+def step_played(
+    record: Record, real: Result, simulated: Result, *, hangs: bool = False
+) -> StepPlayed:
+    """A step on both schedulers; where the release raises or waits endlessly, the simulator does.
 
     No answer is computed there: only an end is proven. A step that the model runner ends, which
-    neither of the schedulers has, is no reply; both schedulers continue.
+    neither of the schedulers has, is no reply; both schedulers continue. `hangs`: a request that
+    arrived with it waits endlessly, so that nothing of the others is known.
     """
     reply = record.reply
     cached = None
@@ -238,20 +288,22 @@ def step_played(record: Record, real: Result, simulated: Result) -> StepPlayed:
     if record.step.do == "complete" and reply is not None and not ended:
         cached = None if reply.cached is None else int(reply.cached)
     if "error" in real:
-        agrees = "error" in simulated and cached is None
+        stuck = hangs and real["error"] in NOT_RAISED
+        agrees = "error" in simulated and (cached is None or stuck)
     else:
         ends = record.error not in {None, "endless"} and "error" not in simulated
         agrees = real == simulated and (ends or real.get("cached") == cached)
         if real == simulated and not agrees:
             simulated = {**simulated, "cached": cached}  # a reply's; the workload was run otherwise
-    raised = real.get("error", NOT_PLAYED) not in {NOT_PLAYED, *NOT_RAISED}
+    ends = real.get("error", NOT_PLAYED) not in {NOT_PLAYED, *NOT_RAISED}
+    ends |= record.error == ENDLESS and real.get("error") in NOT_RAISED
     return StepPlayed(
         name=record.name,
         prompt_tokens=len(record.prompt),
         real=real,
         simulated=simulated,
         agrees=agrees,
-        confirmed=True if raised and agrees else None,
+        confirmed=True if ends and agrees else None,
         cells=("",) * 4
         if "reset" in real
         else (
@@ -261,6 +313,11 @@ def step_played(record: Record, real: Result, simulated: Result) -> StepPlayed:
             str(len(real.get("evicted", ()))),
         ),
     )
+
+
+def is_scheduled(record: Record) -> bool:
+    """True for a request that reaches the scheduler, and for a reset."""
+    return record.step.do != "cancel" and record.error not in REFUSED
 
 
 def grouped(
@@ -273,10 +330,12 @@ def grouped(
     """The requests of steps that come together; the names are of the turns of arrival and end."""
     turn, found = 0, dict[str, dict[str, Any]]()
     for record in records:
-        turn += (record.step.turns or 0) if found else 0
+        turn += turns_before(record.step) if found else 0
         if record.step.do == "cancel":
-            found[record.step.of or next(reversed(found))][aborted] = turn
-        else:
+            of = record.step.of or next(reversed(found), "")
+            if of in found:
+                found[of][aborted] = turn
+        elif is_scheduled(record):
             found[record.name] = requested(record) | ({arrives: turn} if turn else {})
     return list(found.values())
 

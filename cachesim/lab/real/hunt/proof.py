@@ -65,8 +65,9 @@ def refuted_by(played: Sequence[StepPlayed]) -> ProofResult | None:
 
 
 def step_of(found: "Counterexample", played: Sequence[StepPlayed]) -> StepPlayed:
-    """The step of a finding, as it was run."""
-    return played[min(found.finding.step, len(played) - 1)]
+    """The step of a finding, as it was run; some steps, as of cancellation, are not compared."""
+    name = "".join(found.scenario.step_names[found.finding.step :][:1])
+    return next((each for each in played if each.name == name), played[-1])
 
 
 ENDS: Final = frozenset({"crash", "refusal"})

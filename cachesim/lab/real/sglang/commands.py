@@ -30,6 +30,7 @@ def real_sglang(
     mixed_chunk: bool = False,
     feature: str = "",
     tree_core: Literal["python", "rust"] = "python",
+    guided: bool = False,
     scenario: str | None = None,
     runner: bool = False,
     settings: bool = False,
@@ -64,6 +65,8 @@ def real_sglang(
         Workloads of one feature: priorities, policies, adapters, sessions, streaming, drafts.
     tree_core
         The tree core in Python, or that in Rust, the default of servers from 0.5.19 on.
+    guided
+        Workloads that a guided search draws, of every model and corner, as many of each model.
     scenario
         A scenario to run instead, on every release that it names or on `--release` alone: a file,
         a folder, or the name of a shipped one. With `--runner` on the model runner.
@@ -87,6 +90,8 @@ def real_sglang(
     if scenario is not None:
         return _played(SCHEDULER, tree_core).play_named(scenario, release)
     own = release or FAMILY.real()[-1]
+    if guided:
+        return _played(SCHEDULER, tree_core).compare_guided(own, seed, numbers).show()
     if runner:
         return compare_rows(own, seed, numbers)
     if settings:

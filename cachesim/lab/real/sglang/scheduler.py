@@ -222,6 +222,7 @@ def config_of(server: Engine) -> dict[str, Any]:
 
 def group_of(records: Sequence[Record], session: Session) -> list[dict[str, Any]]:
     """A group's steps in the notation of workloads."""
+    longest = of_kind(Sglang, session.engine).longest()
 
     def requested(record: Record) -> dict[str, Any]:
         asked = record.step.options
@@ -244,6 +245,8 @@ def group_of(records: Sequence[Record], session: Session) -> list[dict[str, Any]
             more["accepts"] = rounds + [1] * len(generated)
         more["lora"] = "".join(asked.get("lora", {}).values())
         wanted = wanted_of(record, {name: value for name, value in more.items() if value})
+        if "generate" in wanted:  # in the context (`max_new_tokens`)
+            wanted["generate"] = min(wanted["generate"], longest - len(record.prompt) - 1)
         if record.error == CANCELLED and isinstance(record.step.reply, tuple):
             # a further token of it may be computed, which nobody gets
             wanted["reply"] = spell(record.step.reply)

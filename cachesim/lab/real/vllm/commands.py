@@ -19,6 +19,7 @@ def real_vllm(
     async_scheduling: bool = False,
     loads: bool = False,
     compressed: bool = False,
+    guided: bool = False,
     scenario: str | None = None,
     end_to_end: bool = False,
     runner: bool = False,
@@ -52,6 +53,8 @@ def real_vllm(
         Workloads with the connector `store-async`, whose loads come steps later or fail.
     compressed
         Workloads of DeepSeek V4, whose layers' specs its own classes of caches make.
+    guided
+        Workloads that a guided search draws, of every model and corner, as many of each model.
     scenario
         A scenario to run instead, on every release that it names or on `--release` alone: a file,
         a folder, or the name of a shipped one. With `--runner` on the model runner.
@@ -92,6 +95,8 @@ def real_vllm(
         return play_end_to_end()
     if scenario is not None:
         return SCHEDULER.play_named(scenario, release)
+    if guided:
+        return SCHEDULER.compare_guided(own, seed, numbers).show()
     own_draws = (
         (agents, AGENTS),
         (compressed, COMPRESSED),
