@@ -334,7 +334,7 @@ def grouped(
         if record.step.do == "cancel":
             of = record.step.of or next(reversed(found), "")
             if of in found:
-                found[of][aborted] = turn
+                found[of].setdefault(aborted, turn)
         elif is_scheduled(record):
             found[record.name] = requested(record) | ({arrives: turn} if turn else {})
     return list(found.values())

@@ -84,9 +84,6 @@ def group_of(records: Sequence[Record], session: Session) -> list[dict[str, Any]
     connector = server.connector
     stored = {} if connector is None else connector.reach
     loads = {"loads": connector.steps} if connector is not None and connector.steps else {}
-    if isinstance(connector, Nixl):
-        loads["leaves"] = connector.leaves
-
     searches = server.options.speculative_method == "ngram"
 
     def requested(record: Record) -> dict[str, Any]:
@@ -98,6 +95,8 @@ def group_of(records: Sequence[Record], session: Session) -> list[dict[str, Any]
         fails = options.get("failed_block")
         more |= {} if fails is None else {"fails": fails}
         reach = 0 if record.ticket is None else stored.get(record.ticket, 0)
+        if isinstance(connector, Nixl) and reach:
+            more["leaves"] = connector.leaves if len(record.prompt) > 1 else 0
         return wanted_of(record, wanted) | more | (loads | {"stored": reach} if reach else {})
 
     return grouped(records, requested, arrives="after", aborted="abort")
