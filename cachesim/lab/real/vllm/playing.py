@@ -122,6 +122,7 @@ class Player(Groups):
             max_tokens=max(1, wanted["generate"]),
             extra=wanted.get("salt"),
             priority=wanted.get("priority", 0),
+            reads_cache="skips_cache" not in wanted,
             images=images_of(wanted),
         )
         return made

@@ -68,9 +68,6 @@ def hurdles(scenario: Scenario) -> dict[str, bool]:
         "it computes under no adapter": bool(options.get("lora")),
         "it has no prefill server whose lease ends": bool(options.get("kv_lease_steps")),
         "its layers have no rings": bool(options.get("rings")),
-        "it reads the cache for every request": any(
-            not step.cache_prompt for step in scenario.step
-        ),
     }
 
 
@@ -91,6 +88,7 @@ def group_of(records: Sequence[Record], session: Session) -> list[dict[str, Any]
         wanted: dict[str, Any] = {"accept": [each.accepted for each in verified]}
         wanted |= {"salt": options["cache_salt"]} if options.get("cache_salt") else {}
         wanted |= {"priority": options["priority"]} if options.get("priority") else {}
+        wanted |= {} if record.step.cache_prompt else {"skips_cache": True}
         more: dict[str, Any] = {"propose": _proposals(record, server)} if searches else {}
         fails = options.get("failed_block")
         more |= {} if fails is None else {"fails": fails}

@@ -182,7 +182,12 @@ class Server(Groups):
             request_id=str(number),
             prompt_token_ids=prompt,
             mm_features=[self._feature(*each) for each in wanted.get("images", ())] or None,
-            sampling_params=self.release.params(max_tokens=most, ignore_eos=True, temperature=0),
+            sampling_params=self.release.params(
+                max_tokens=most,
+                ignore_eos=True,
+                temperature=0,
+                skip_reading_prefix_cache=wanted.get("skips_cache"),
+            ),
             pooling_params=None,
             cache_salt=wanted.get("salt"),
             block_hasher=self.hasher,
