@@ -317,7 +317,9 @@ def step_played(
 
 def is_scheduled(record: Record) -> bool:
     """True for a request that reaches the scheduler, and for a reset."""
-    return record.step.do != "cancel" and record.error not in REFUSED
+    if record.step.do != "complete":
+        return record.step.do != "cancel"
+    return record.ticket is not None and record.error not in REFUSED
 
 
 def grouped(
