@@ -288,7 +288,7 @@ def _guided_corners() -> Iterator[Corner]:
     yield Corner(flags=grams, replies=12)
     yield Corner(flags={"block_size": 4, "mamba_cache_mode": "all"}, layers=STATES)
     yield Corner(flags=grams | {"mamba_cache_mode": "all"}, layers=STATES, replies=12)
-    yield Corner(flags={**SMALL, "mamba_cache_mode": "none"}, layers=STATES)
+    yield Corner(flags={**SMALL, "mamba_cache_mode": "align"}, layers=STATES)
     yield Corner(flags={"block_size": 8, "prefix_match_unit": 4}, layers=STATES)
     partly = {"block_size": 8, "prefix_match_unit": 2, "max_num_batched_tokens": 16}
     yield Corner(flags=partly | {"num_gpu_blocks_override": 40}, layers=STATES, crowd=True)

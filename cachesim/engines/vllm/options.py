@@ -160,8 +160,9 @@ class VllmOptions:
     )
     mamba_cache_mode: StateMode = option(
         "--mamba-cache-mode",
-        "where states are kept: at the ends of prefill chunks, at every block, or nowhere",
-        default="align",
+        "where states are kept: at the ends of prefill chunks (align), or at every block (all); "
+        "with none the server chooses, if it caches prefixes",
+        default="none",
         choices=get_args(StateMode),
     )
     gdn_prefill_backend: str = option(
@@ -305,8 +306,17 @@ class VllmOptions:
         """True if a model with states runs on Model Runner V1. Follows `use_v2_model_runner`."""
         use = rules.runner.model_runner_v1
         some = self.speculative_method == "ngram" and use != "never"
-        everywhere = self.mamba_cache_mode == "all" and use == "n-grams-and-all"
+        everywhere = self.state_mode(rules) == "all" and use == "n-grams-and-all"
         return use == "always" or some or everywhere
+
+    def state_mode(self, rules: Rules) -> StateMode:
+        """The mode of state-space models; others fall back from `all` to `align`.
+
+        Follows `MambaModelConfig`.
+        """
+        if not self.enable_prefix_caching:
+            return "none"
+        return rules.state.usual_mode if self.mamba_cache_mode == "none" else self.mamba_cache_mode
 
     def drops_eagle_block(self, rules: Rules) -> bool:
         """True if a drafter drops a hit's last block, as ids do not cover the next token."""
@@ -335,7 +345,7 @@ class VllmOptions:
         if spec.compressed:
             return self._compressed(spec, rules)
         layers = [self._layer(spec, kind, rules) for kind in spec.layers]
-        if rules.state.blocks_of_whole_chunks and self.mamba_cache_mode == "all":
+        if rules.state.blocks_of_whole_chunks and self.state_mode(rules) == "all":
             size = self.mamba_chunk_size or 1
             layers = [replace(each, block=cdiv(each.block, size) * size) for each in layers]
         attention = sorted(
@@ -367,9 +377,7 @@ class VllmOptions:
         if kind == "window":
             block = self.window_block_size or self.block_size
             return GroupSpec(kind="window", block=block, window=spec.window)
-        # Recurrent layers. Follows `MambaModelConfig`: only state-space models support `all`,
-        # others fall back to `align`.
-        mode = self.mamba_cache_mode if self.enable_prefix_caching else "none"
+        mode = self.state_mode(rules)  # of recurrent layers
         if mode == "all" and {"delta", "conv"} & set(spec.layers):
             mode = "align"
         block = self.mamba_block_size or self.block_size

@@ -159,6 +159,10 @@ class StateRules:
     keeps_surplus: bool = True
     """0.23: a table may exceed the need of a step, after rejected drafts; before, an abort."""
 
+    usual_mode: Literal["align", "all"] = "align"
+    """0.28: servers that cache prefixes keep states in mode align unless `all` is given; before,
+    those of state-space models keep them in mode `all`."""
+
     frees_behind_speculation: bool = False
     """Until 0.25 the speculative blocks are not counted as computed when states are freed."""
 
@@ -436,6 +440,7 @@ RULES_0280 = replace(
 
 RULES_0271 = replace(
     RULES_0280,
+    state=replace(RULES_0280.state, usual_mode="all"),
     pool=replace(RULES_0280.pool, appends_uncached=True),
     lookup=replace(
         RULES_0280.lookup,

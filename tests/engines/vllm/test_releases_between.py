@@ -17,6 +17,7 @@ from cachesim.model.presets import preset
 
 FULL = GroupSpec(kind="full", block=16)
 ALL_MODE: Any = {"mamba_cache_mode": "all"}
+ALIGN: Any = {"mamba_cache_mode": "align"}
 EAGLE: Any = {"speculative_method": "eagle"}
 STATES = GroupSpec(kind="mamba", block=16, speculative_blocks=2)
 SMALL: Any = {"block_size": 32, "window_block_size": 16}
@@ -115,14 +116,14 @@ def test_a_mark_that_is_named_goes_before_the_releases_own() -> None:
         ("0.33.0", "dense", {"prefix_cache_retention_interval": 64}, "without groups"),
         ("0.23.0", "hybrid", {"prefix_cache_retention_interval": 0}, r"thins \(window\)"),
         ("0.33.0", "hybrid", {"prefix_cache_retention_interval": 24}, "multiple of 16"),
-        ("0.26.0", "hybrid", {"max_num_batched_tokens": 8}, "takes 16 or more"),
+        ("0.26.0", "hybrid", ALIGN | {"max_num_batched_tokens": 8}, "takes 16 or more"),
         ("0.33.0", "dense", {"max_num_batched_tokens": 8, "max_num_seqs": 9}, "which is 9"),
         ("0.31.0", "hybrid", ALL_MODE | {"mamba_block_size": 8}, "are as large as attention's"),
         ("0.27.1", "hybrid", ALL_MODE | {"mamba_block_size": 32}, "at most as large"),
         ("0.33.0", "hybrid-mtp", EAGLE | {"drafter_block_size": 5}, "blocks of 5 and 16 tokens"),
         ("0.33.0", "swa", EAGLE | SMALL | {"drafter_block_size": 24}, "16 and 24 and 32 tokens"),
         ("0.33.0", "dense", EAGLE | {"drafter_block_size": 8}, "in their group"),
-        ("0.27.1", "hybrid", EAGLE | {"drafter_block_size": 8}, "only 0.28 and later"),
+        ("0.27.1", "hybrid", ALIGN | EAGLE | {"drafter_block_size": 8}, "only 0.28 and later"),
         # Blocks of windows that no release makes.
         ("0.33.0", "hybrid", {"window_block_size": 8}, "full attention and windows"),
         ("0.33.0", "dense", {"window_block_size": 8}, "full attention and windows"),
@@ -261,12 +262,33 @@ def test_windows_have_blocks_of_their_own() -> None:
     ]
 
 
-@pytest.mark.parametrize(("release", "mode"), [("0.27.1", "align"), ("0.33.0", "none")])
-def test_windows_beside_states_have_none_where_ids_cover_the_largest_block(
-    release: str, mode: Any
-) -> None:
+@pytest.mark.parametrize("release", ["0.26.0", "0.27.1"])
+def test_windows_beside_states_have_none_where_ids_cover_the_largest_block(release: str) -> None:
     with pytest.raises(OptionError, match="and later start with it, in mode 'align'"):
-        VllmOptions(**SMALL, mamba_cache_mode=mode).groups(THREE, FAMILY.release(release).rules)
+        VllmOptions(**SMALL | ALIGN).groups(THREE, FAMILY.release(release).rules)
+
+
+@pytest.mark.parametrize("given", ["none", ""])
+@pytest.mark.parametrize(
+    ("release", "model", "mode"),
+    [
+        ("0.19.1", "hybrid", "all"),
+        ("0.27.1", "hybrid", "all"),
+        ("0.27.1", "hybrid-delta", "align"),
+        ("0.28.0", "hybrid", "align"),
+        ("0.33.0", "hybrid", "align"),
+    ],
+)
+def test_a_server_that_caches_prefixes_chooses_the_mode_of_states(
+    release: str, model: str, mode: str, given: str
+) -> None:
+    """By `MambaModelConfig`, whose classes of Mamba layers support `all`; `none` is no choice."""
+    options: Any = {"mamba_cache_mode": given} if given else {}
+    modes = {each.mode for each in groups_of(release, model, **options) if each.kind == "mamba"}
+    off = groups_of(release, model, **options, enable_prefix_caching=False)
+
+    assert {mode} == modes
+    assert {"none"} == {each.mode for each in off if each.kind == "mamba"}
 
 
 @pytest.mark.parametrize(
