@@ -55,17 +55,21 @@ class Sizes:
     hash_block: int
 
     @classmethod
-    def of(cls, groups: Sequence[GroupSpec], unit: int | None = None) -> "Sizes":
+    def of(
+        cls, groups: Sequence[GroupSpec], unit: int | None = None, *, by_size: bool = False
+    ) -> "Sizes":
         """Follows `resolve_kv_cache_block_sizes`: hits are multiples of the blocks' lcm, an id
         covers `prefix_match_unit` tokens or their gcd. A single group has one size; beside states
-        of mode `all` an id covers as much as a hit, whatever the option says.
+        of mode `all` an id covers as much as a hit, whatever the option says. `by_size`: only if
+        their blocks are larger than the smallest one.
         """
         groups = cacheable(groups)
         if len(groups) == 1:
             return cls(scheduler_block=groups[0].block, hash_block=groups[0].block)
         blocks = [group.block for group in groups]
         lcm = math.lcm(*blocks)
-        if any(group.mode == "all" for group in groups):
+        least = min(blocks) if by_size else 0
+        if any(group.mode == "all" and group.block != least for group in groups):
             return cls(scheduler_block=lcm, hash_block=lcm)
         return cls(scheduler_block=lcm, hash_block=unit or math.gcd(*blocks))
 

@@ -304,7 +304,7 @@ class KVCacheManager:
     ) -> None:
         self.groups = tuple(groups)
         self.rules = rules
-        self.sizes = Sizes.of(groups, unit)
+        self.sizes = Sizes.of(groups, unit, by_size=rules.lookup.coarse_ids_by_size)
         self.enable_caching = enable_caching
         self.max_model_len = max_model_len
         self.pool = BlockPool(

@@ -532,7 +532,7 @@ class VllmOptions:
     def _check_retention(self, groups: Sequence[GroupSpec], rules: Rules) -> None:
         """Follows `_validate_prefix_cache_retention_interval`."""
         interval = self.retention
-        if interval is None or not rules.retention.interval or not self.enable_prefix_caching:
+        if interval is None or not rules.retention.interval:
             return
         thinned = ("window", "mamba") if rules.retention.thins_states else ("window",)
         if not any(group.kind in thinned for group in groups):

@@ -89,6 +89,10 @@ class LookupRules:
     """0.28: in mode `align` ids are as fine as the smallest block; before, they covered the largest
     one beside states, and the engine core ended at its start where windows had smaller blocks."""
 
+    coarse_ids_by_size: bool = False
+    """Until 0.27: states of mode `all` make ids as coarse as hits only if their blocks are not the
+    smallest ones; since 0.28 always."""
+
     all_mode_blocks: StateBlocks = "equal"
     """States in mode `all` have blocks of attention's size since 0.28; until 0.27 smaller ones were
     possible. Otherwise an id covers more tokens than a block has, and the engine core ends at its
@@ -445,6 +449,7 @@ RULES_0271 = replace(
     lookup=replace(
         RULES_0280.lookup,
         all_mode_blocks="not-larger",
+        coarse_ids_by_size=True,
         coarse_beside_windows=False,
         fine_beside_states=False,
     ),

@@ -103,6 +103,28 @@ def test_prefill_is_cut_in_the_smallest_block_of_all_groups() -> None:
     assert 24 == splitter.take(request, 30, 0, 0)
 
 
+@pytest.mark.parametrize(
+    ("release", "states", "unit"), [("0.27.1", 8, 2), ("0.27.1", 4, 2), ("0.31.0", 8, 8)]
+)
+def test_ids_beside_states_of_mode_all_are_coarse_by_size_until_027(
+    release: str, states: int, unit: int
+) -> None:
+    """As `resolve_kv_cache_block_sizes` returns them for states in the smallest blocks."""
+    options: Any = ALL_MODE | {"block_size": 8, "mamba_block_size": states, "prefix_match_unit": 2}
+    rules = FAMILY.release(release).rules
+    manager = KVCacheManager(groups_of(release, "hybrid", **options), rules, num_blocks=50, unit=2)
+
+    assert unit == manager.sizes.hash_block
+
+
+@pytest.mark.parametrize("release", ["0.27.1", "0.33.0"])
+def test_an_interval_of_retention_is_checked_without_a_prefix_cache_too(release: str) -> None:
+    """By the coordinator without prefix caching, whose state has one block for all tokens."""
+    options: Any = {"enable_prefix_caching": False, "prefix_cache_retention_interval": 32}
+    with pytest.raises(OptionError, match="multiple of 4096 tokens"):
+        groups_of(release, "hybrid", **options)
+
+
 def test_a_mark_that_is_named_goes_before_the_releases_own() -> None:
     groups = groups_of("0.33.0", "swa", speculative_method="eagle", eagle_groups="window")
 

@@ -13,7 +13,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from cachesim.lab.real.vllm.caches_worker import attention_block
 from cachesim.lab.real.vllm.models import LONGEST, STARTED
 from cachesim.lab.real.worker_side import Json, NoOp, Real, differences, fitting, folder_of
 
@@ -206,7 +205,7 @@ class ConfigFactory:
         states = [group for group in config["groups"] if group["kind"] == "mamba"]
         cache = made.cache_config
         cache.num_gpu_blocks = config["blocks"]
-        cache.block_size = attention_block(config["groups"])
+        cache.block_size = min(group["block"] for group in config["groups"])
         if states:
             cache.mamba_block_size = states[0]["block"]
         if states and states[0].get("mode") == "all":
