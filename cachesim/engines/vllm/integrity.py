@@ -9,7 +9,7 @@ from cachesim.engines.vllm.coordinator import Coordinator, KVCacheManager, SpecG
 from cachesim.engines.vllm.encoder import EncoderCache
 from cachesim.engines.vllm.managers import Mamba, Manager
 from cachesim.engines.vllm.request import ENDED, Request, Step
-from cachesim.engines.vllm.runner import Runner
+from cachesim.engines.vllm.runner import NOBODY, Runner
 from cachesim.engines.vllm.scheduler import Scheduler
 from cachesim.errors import ContractError
 
@@ -68,6 +68,12 @@ def check_requests(
             _fail(f"request {number} has {request.in_flight} tokens in flight, not its chunk's")
         if not 0 <= request.stale <= request.in_flight:
             _fail(f"request {number} has {request.stale} stale tokens of {request.in_flight}")
+    limits, queue = scheduler.limits, [each for each in scheduler.waiting if not each.preemptions]
+    arrived = queue if scheduler.external is None else []  # else some come from another server
+    if arrived != sorted(arrived, key=lambda each: each.rank if limits.by_priority else each.id):
+        _fail(f"the requests {[each.id for each in arrived]} wait in this order")
+    if len(scheduler.running) > limits.max_seqs:
+        _fail(f"{len(scheduler.running)} requests run, of {limits.max_seqs}")
     for request in scheduler.waiting:
         progress = request.num_computed, request.placeholders, len(request.spec_tokens)
         if any(progress) or any(manager.tables_of(request)):
@@ -95,6 +101,12 @@ def check_tables(scheduler: Scheduler, runner: Runner, pending: Step) -> None:
             same = (own in {NULL, other} for own, other in zip(table, held, strict=False))
             if len(table) != len(held) or not all(same):
                 _fail(f"request {number} has the blocks {table}, and in the runner {held}")
+
+
+def check_null_block(runner: Runner) -> None:
+    """The null block, which no group writes; for a single group no writer is noted."""
+    if (runner.pages.owner[NULL:1] != NOBODY).any():
+        _fail("the null block is written to")
 
 
 def _check_table(each: Manager, request: Request, table: list[int], scheduler: Scheduler) -> None:
@@ -176,13 +188,24 @@ def check_encoder(encoder: EncoderCache, requests: Mapping[int, Request]) -> Non
     """The encoder's outputs: their tokens, and those without a request that needs them."""
     counts = {image.name: image.count for each in requests.values() for image in each.images}
     held = sum(counts[name] for name in encoder.users)
-    if encoder.unused + held != encoder.size:
+    if encoder.unused < 0 or encoder.unused + held != encoder.size:
         _fail(f"{encoder.unused} tokens are unused and {held} held of {encoder.size}")
     if encoder.idle.keys() != {name for name, users in encoder.users.items() if not users}:
         _fail(f"the outputs {[*encoder.idle]} are idle, not those without requests")
     _is_left(
         requests, {number: name for name, users in encoder.users.items() for number, _ in users}
     )
+    for request in requests.values():
+        at, names = request.num_computed, [image.name for image in request.images]
+        for image in request.images if request.status == "running" else ():
+            alone = names.count(image.name) == 1  # else one chunk may use an output twice
+            holds = (request.id, image.start) in encoder.users.get(image.name, ())
+            if alone and (
+                image.end <= at - request.in_flight if holds else image.start < at < image.end
+            ):
+                _fail(
+                    f"request {request.id} at {at} tokens has an output for {image.start}: {holds}"
+                )
 
 
 def check_lookups(coordinator: Coordinator, requests: Sequence[Request]) -> None:

@@ -5,19 +5,30 @@ where a rule of theirs is named here.
 """
 
 import math
+from collections import Counter
 from collections.abc import Iterator
+from itertools import pairwise, takewhile
+from operator import eq
+from typing import Final
 
 from cachesim.engines.seen import Breach, Seen
 from cachesim.engines.vllm.events import (
     BlockEvicted,
+    BlocksPublished,
     CacheLookup,
     ChunkScheduled,
     DraftsVerified,
+    LoadArrived,
+    LoadFailed,
+    RequestDeferred,
     RequestFinished,
     RequestPreempted,
 )
-from cachesim.engines.vllm.request import Request
+from cachesim.engines.vllm.request import Job, Request
 from cachesim.engines.vllm.server import Vllm
+
+STORES: Final = frozenset({"store", "store-async"})
+"""Connectors that keep the blocks of every finished request."""
 
 
 class VllmLaws:
@@ -32,19 +43,32 @@ class VllmLaws:
     def broken(self, seen: Seen) -> Breach | None:
         """The first law that a request breaks."""
         kinds = {type(event) for event in seen.events}
-        if seen.reply.error is not None or self._options.connector != "none":
+        if seen.reply.error is not None:
             return None
         detail = self._chunks(seen)
+        ended = RequestFinished in kinds and RequestPreempted not in kinds
+        job = self._job(seen) if detail is None and seen.alone and ended else None
+        request = None if job is None else job.request
+        if job is not None and request is not None:
+            detail = (
+                self._lookups(seen)
+                or self._drafts(seen, job)
+                or self._published(seen)
+                or self._stops(seen)
+                or self._images(seen, request)
+                or self._stored(seen, request)
+            )
         if detail is not None:
             return Breach(kind="broken invariant", detail=detail)
-        ended = RequestFinished in kinds and not kinds & {BlockEvicted, RequestPreempted}
         cut = seen.images and self._engine.scheduler.splitter is not None
-        if not (seen.alone and ended) or cut:
-            return None
+        return (
+            None if request is None or BlockEvicted in kinds or cut else self._lost(seen, request)
+        )
+
+    def _job(self, seen: Seen) -> Job | None:
         number = next(each.task for each in seen.events if isinstance(each, RequestFinished))
         jobs = self._engine._jobs  # noqa: SLF001 - its own server
-        request = next((job.request for job in jobs if job.ticket == number), None)
-        return None if request is None else self._lost(request)
+        return next((job for job in jobs if job.ticket == number), None)
 
     # -- chunks ------------------------------------------------------------------------------------
 
@@ -55,14 +79,15 @@ class VllmLaws:
         the next one                     | t' d1' d2' |
         """
         limits, splits = self._engine.scheduler.limits, self._engine.scheduler.splitter is not None
-        count, at, fresh = len(seen.reply.prompt), 0, True
+        count, at, fresh, loads = len(seen.reply.prompt), 0, True, False
         for event in seen.events:
             if isinstance(event, CacheLookup):
-                at = event.cached
+                at, loads = event.cached, self._options.connector != "none"
             if isinstance(event, DraftsVerified):
                 at -= event.proposed - event.accepted
             if not isinstance(event, ChunkScheduled):
                 continue
+            at, loads = event.start if loads else at, False
             if event.start != at:
                 return f"a chunk begins at {event.start}, after {at} computed tokens"
             at, size, decodes = event.end, event.end - event.start, event.start >= count
@@ -85,26 +110,148 @@ class VllmLaws:
         limits = self._engine.scheduler.limits
         return start + limits.drafts + 2 <= limits.max_model_len
 
+    def _stops(self, seen: Seen) -> str | None:
+        """Chunks beside states: a prompt's end with a step's tokens or whole blocks, or where a
+        state is wanted.
+
+        prompt        |-----|-----|-----|--~--|-----|---|       a junction ~
+        a step has    |---------------|
+        ends                      ^     ^     ^     ^           the last blocks' may be inside, too
+        """
+        scheduler, splitter = self._engine.scheduler, self._engine.scheduler.splitter
+        if splitter is None or seen.images:
+            return None
+        count, size, junction = len(seen.reply.prompt), splitter.size, 0
+        manager, rules = splitter.manager, self._rules.scheduler
+        grid = manager.coordinator.retention if rules.stops_at_interval else None
+        for event in seen.events:
+            if isinstance(event, CacheLookup):
+                junction = event.junction
+            if not isinstance(event, ChunkScheduled) or event.end >= count:
+                continue
+            start, end = event.start, event.end
+            full = min(count, start + scheduler.limits.budget)
+            ends = {full, full // size * size, (start // size + bool(start % size)) * size}
+            wanted = junction - size < end <= junction or end >= count - 2 * size
+            wanted |= bool(grid and end % grid == 0)
+            if end not in ends and (end % manager.sizes.hash_block or not wanted):
+                return f"a chunk from {start} on ends at {end}, where nothing asks for it"
+        return None
+
+    def _images(self, seen: Seen, request: Request) -> str | None:
+        """Chunks that end before an image, for which the encoder has no room beside the others.
+
+        prompt      | text [ image a ] text [ image b ] text |
+        chunk       |---------------------|                        no room for a and b
+        """
+        scheduler = self._engine.scheduler
+        encoder, budget = scheduler.encoder, scheduler.limits.budget
+        for event in seen.events if seen.images and scheduler.splitter is None else ():
+            if not isinstance(event, ChunkScheduled) or event.end >= request.num_prompt:
+                continue
+            start, end = event.start, event.end
+            stops = {end, end + encoder.lookahead * self._rules.scheduler.encoder_stops_ahead}
+            after = next((each for each in request.images if each.start in stops), None)
+            if after is None and end != start + budget:
+                return f"a chunk from {start} on ends at {end}, before no image"
+            if after is None or end == start + budget:
+                continue
+            needed = {e.name: e.count for e in request.images if start < e.end <= after.end}
+            if sum(needed.values()) <= encoder.size:
+                return f"a chunk ends at {end}, though the image at {after.start} has room"
+        return None
+
+    # -- drafts ------------------------------------------------------------------------------------
+
+    def _drafts(self, seen: Seen, job: Job) -> str | None:
+        """N-grams: what followed the latest earlier pair of tokens like the last one is drafted.
+
+        known       x y a b ... x y c d ... x y       drafts  c d ...
+        """
+        if self._options.speculative_method != "ngram" or job.drafts is not None:
+            return None
+        limits, count = self._engine.scheduler.limits, len(seen.reply.prompt)
+        tokens, drafts = list[int](seen.reply.prompt + seen.reply.generated), list[int]()
+        known = count
+        for event in seen.events:
+            if isinstance(event, ChunkScheduled) and event.start >= count:
+                known = event.start + 1
+                pairs = [*pairwise(tokens[:known])]
+                after = [at + 2 for at, pair in enumerate(pairs[:-1]) if pair == pairs[-1]]
+                room = min(limits.drafts, limits.budget - 1, limits.max_model_len - known - 1)
+                drafts = tokens[after[-1] : known][:room] if after else []
+                if event.drafts != len(drafts):
+                    return f"{event.drafts} drafts after {known} tokens, of {len(drafts)}"
+            if isinstance(event, DraftsVerified) and event.proposed == len(drafts):
+                equal = map(eq, drafts, tokens[known:-1])
+                if event.accepted != (wanted := sum(takewhile(bool, equal))):
+                    return f"{event.accepted} drafts accepted after {known} tokens, of {wanted}"
+        return None
+
+    # -- ids and lookups ---------------------------------------------------------------------------
+
+    def _lookups(self, seen: Seen) -> str | None:
+        """One lookup until a request is deferred, or its load ends."""
+        kinds = Counter(map(type, seen.events))
+        most = 1 + kinds[RequestDeferred] + kinds[LoadArrived] + kinds[LoadFailed]
+        if self._rules.scheduler.store_hit == "attention" or kinds[CacheLookup] <= most:
+            return None
+        return f"{kinds[CacheLookup]} lookups of a request, of {most}"
+
+    def _published(self, seen: Seen) -> str | None:
+        """Blocks with ids end where every group can, but for a drafter's.
+
+        computed     |-----------|-----------|------->        whole blocks of all groups
+        ids          | b0  | b1  | b2  | b3  |                not of b4
+        """
+        coordinator = self._engine.manager.coordinator
+        floors = self._rules.retention.floors_to_scheduler_block and not coordinator.partial_hits
+        computed = max((e.end for e in seen.events if isinstance(e, ChunkScheduled)), default=0)
+        most = computed // coordinator.scheduler_block * coordinator.scheduler_block
+        for event in seen.events if floors and not coordinator.eagle_ids else ():
+            if isinstance(event, BlocksPublished) and max(event.ends) > most:
+                return f"blocks with ids end at {event.ends}, of {most} tokens in whole ones"
+        return None
+
     # -- hits --------------------------------------------------------------------------------------
 
-    def _lost(self, request: Request) -> Breach | None:
+    def _lost(self, seen: Seen, request: Request) -> Breach | None:
         """The prompt, and the tokens of an answer, that would not be found if they came again."""
         manager = self._engine.manager
-        if not manager.enable_caching:
-            return None
-        for tokens, due in self._due(request):
+        kinds = {each.kind for each in manager.groups}
+        if not manager.enable_caching or (self._options.connector == "nixl" and kinds != {"full"}):
+            return None  # what is read is in blocks of the prompt's end
+        for tokens, due in self._due(seen, request):
             hit = manager.coordinator.find_longest_cache_hit(request.hashes, tokens - 1).length
             if hit < due:
                 detail = f"{hit} of {due} tokens would be found of the {tokens} computed ones"
                 return Breach(kind="lost reuse", detail=detail)
         return None
 
-    def _due(self, request: Request) -> Iterator[tuple[int, int]]:
+    def _stored(self, seen: Seen, request: Request) -> str | None:
+        """The blocks of attention of a finished request, which a store never loses."""
+        manager, reply = self._engine.manager, seen.reply
+        kept = self._options.connector in STORES and not self._options.drafts
+        attends = {each.kind for each in manager.groups} == {"full"}
+        if not (kept and attends and manager.enable_caching and request.reads_cache):
+            return None
+        jobs = [job.request for job in self._engine._jobs]  # noqa: SLF001 - its own server
+        name, block = reply.equal_with, manager.sizes.scheduler_block
+        by = next((each for each in jobs if each and name == f"request {each.id}"), request)
+        due = min(reply.equal, request.num_prompt - 1) // block * block
+        images = by.images or request.images  # which are in ids, not in the number of equal tokens
+        if by.status != "finished" or by is request or images or "failed_block" in seen.fields:
+            return None
+        found = reply.cached or 0
+        return None if found >= due else f"{found} of {due} stored tokens cached"
+
+    def _due(self, seen: Seen, request: Request) -> Iterator[tuple[int, int]]:
         """Numbers of computed tokens, and of those among them that are to be found again.
 
         A state in mode `align` is one at the last whole block of a prompt; a prompt of whole blocks
-        had its only one at its end until 0.31. Other groups have all that a retention interval
-        leaves them, the prompt's last position included.
+        had its only one at its end until 0.31. Since 0.26 another is where attention's hit ended.
+        Other groups have all that a retention interval leaves them, the prompt's last position
+        included.
         """
         manager, rules = self._engine.manager, self._rules
         coordinator, groups = manager.coordinator, manager.groups
@@ -115,7 +262,8 @@ class VllmLaws:
         )
         sizes, exact = {each.block for each in groups}, rules.scheduler.prompt_stop != "floor"
         drops = len(sizes) == 1 and rules.retention.boundaries != "prompt-end"
-        if "none" in modes or (marked and not drops):
+        stored = self._options.connector != "none"  # windows, without a drafter's block
+        if "none" in modes or (marked and (stored or not drops)):
             return
         small = self._engine.scheduler.limits.budget < block
         if "align" in modes and (len(sizes) > 1 or small or not (exact or count % block)):
@@ -124,8 +272,12 @@ class VllmLaws:
         partly = coordinator.partial_hits and rules.state.tail == "checkpoint" and not marked
         unit = coordinator.alignment if partly else block
         yield count, (count - 1) // unit * unit - less
+        junction = max(each.junction for each in seen.events if isinstance(each, CacheLookup))
+        if "align" in modes and rules.retention.keeps_junction and junction >= block and not marked:
+            at = junction // block * block
+            yield at + 1, at
         interval = coordinator.retention
-        if interval == 0 or "align" in modes:
+        if interval == 0 or "align" in modes or stored:
             return
         late = self._options.drafts and not rules.scheduler.caches_after_drafts
         end = count if late or interval else request.num_tokens

@@ -33,6 +33,7 @@ from cachesim.engines.vllm.integrity import (
     check_encoder,
     check_ids,
     check_lookups,
+    check_null_block,
     check_requests,
     check_tables,
 )
@@ -763,7 +764,10 @@ class Vllm(SlotlessEngine[Rules, VllmOptions, Job]):
         check_requests(scheduler, live, pending, elsewhere)
         check_tables(scheduler, self.runner, pending)
         check_encoder(scheduler.encoder, live)
-        removed = self.rules.scheduler.withdraws_unwritten or self.options.connector in LATE
+        late = self.options.connector in LATE
+        if not late:  # a loaded prompt's last token is computed again, perhaps behind a window
+            check_null_block(self.runner)
+        removed = self.rules.scheduler.withdraws_unwritten or late
         check_ids(manager, live.values(), removed=removed)
         if self.connector is None and self.options.enable_prefix_caching:
             check_lookups(manager.coordinator, [*live.values()])

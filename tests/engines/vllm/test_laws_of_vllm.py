@@ -4,14 +4,20 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from cachesim.engines.base import Engine, Request
 from cachesim.engines.events import Event
 from cachesim.engines.family import family_of
 from cachesim.engines.images import Image
-from cachesim.engines.seen import Breach
-from cachesim.engines.vllm.events import ChunkScheduled, DraftsVerified
+from cachesim.engines.seen import Breach, Seen
+from cachesim.engines.vllm.events import (
+    BlocksPublished,
+    CacheLookup,
+    ChunkScheduled,
+    DraftsVerified,
+)
 from cachesim.engines.vllm.laws import VllmLaws
 from cachesim.errors import ContractError
 from cachesim.model.presets import preset
@@ -61,6 +67,19 @@ def _has_computed_less(engine: Any) -> None:
     engine.scheduler.running[0].num_computed -= 1
 
 
+def _runs_beside_the_limit(engine: Any) -> None:
+    engine.scheduler.limits = replace(engine.scheduler.limits, max_seqs=0)
+
+
+def _waits_before_an_earlier_one(engine: Any) -> None:
+    engine.submit(Request(prompt=PROMPT, predict=30))
+    engine.scheduler.waiting.reverse()
+
+
+def _writes_to_the_null_block(engine: Any) -> None:
+    engine.runner.pages.take(0, np.array([0]))
+
+
 def _remembers_a_request(engine: Any) -> None:
     engine.runner.held[7] = engine.runner.held[0]
 
@@ -92,6 +111,9 @@ def disagrees(engine: Any, why: str) -> None:
         (lambda e: e.manager.managers[0].tables[0].extend(e.manager.pool.get_new_blocks(2)),
          "has 13 blocks for 44 tokens"),
         (lambda e: e.runner.held[0].tables[0].reverse(), "and in the runner"),
+        (_runs_beside_the_limit, "1 requests run, of 0"),
+        (_waits_before_an_earlier_one, r"the requests \[2, 1\] wait in this order"),
+        (_writes_to_the_null_block, "the null block is written to"),
         (_remembers_a_request, "the runner has the requests"),
         (null_last("window"), "null blocks of"),
         (null_last("mamba"), "has the states"),
@@ -176,10 +198,27 @@ def test_ids_hits_and_outputs_that_disagree_are_found(
     disagrees(engine, why)
 
 
-def judged(change: Callable[[Event], Event], engine: Any) -> Breach | None:
-    """The law that a server's only request breaks, with other events."""
-    (job,) = engine._jobs
-    return VllmLaws(engine).broken(seen_of(job.reply(), map(change, engine.events)))
+@pytest.mark.parametrize(("place", "held"), [(0, True), (6, False)])
+def test_outputs_of_images_that_are_computed_or_not_yet_are_found(place: int, held: bool) -> None:
+    engine = server("dense")
+    images = Image("i", 0, 4), Image("j", 6, 4)
+    engine.submit(Request(prompt=PROMPT, predict=3, images=images))
+    engine.step()
+    engine.check_integrity()
+    encoder = engine.scheduler.encoder
+
+    encoder.users = {"i": {(0, 0)} if held else set(), "j": {(0, 6)} if held else set()}
+    encoder.idle = {} if held else {"i": 4, "j": 4}
+
+    disagrees(engine, f"request 0 at 8 tokens has an output for {place}: {held}")
+
+
+def judged(change: Callable[[Event], Event], engine: Any, *more: Event, **fields: Any) -> Any:
+    """The law that a server's last request breaks, with other events."""
+    job = [*engine._jobs][-1]
+    events = [change(each) for each in engine.events if each.task == job.ticket]
+    reply = replace(job.reply(), **fields)
+    return VllmLaws(engine).broken(seen_of(reply, [*more, *events]))
 
 
 def _later(event: Event) -> Event:
@@ -189,6 +228,17 @@ def _later(event: Event) -> Event:
 def _shorter(event: Event) -> Event:
     shorter = isinstance(event, ChunkScheduled) and event.start == 32
     return replace(event, end=event.end - 1) if shorter else event
+
+
+def _split(engine: Any, at: int) -> Seen:
+    """The server's only request, with its chunk divided at a position inside."""
+    (job,), events = engine._jobs, list[Event]()
+    for event in engine.events:
+        if isinstance(event, ChunkScheduled) and event.start < at < event.end:
+            events += [replace(event, end=at), replace(event, start=at)]
+        else:
+            events.append(event)
+    return seen_of(job.reply(), events)
 
 
 def _refused(event: Event) -> Event:
@@ -223,3 +273,93 @@ def test_a_prompt_that_would_not_be_found_again_is_lost() -> None:
     assert Breach(
         kind="lost reuse", detail="0 of 36 tokens would be found of the 40 computed ones"
     ) == judged(lambda event: event, engine)
+
+
+def unchanged(event: Event) -> Event:
+    return event
+
+
+@pytest.mark.parametrize("at", [12, 14])
+def test_a_chunk_beside_states_that_ends_anywhere_is_found(at: int) -> None:
+    engine = served()
+    assert judged(unchanged, engine) is None
+
+    broken = VllmLaws(engine).broken(_split(engine, at))
+
+    assert f"a chunk from 8 on ends at {at}, where nothing asks for it" == there_is(broken).detail
+
+
+@pytest.mark.parametrize(
+    ("at", "why"),
+    [(14, "a chunk from 8 on ends at 14, before no image"),
+     (12, "a chunk ends at 12, though the image at 12 has room")],
+)  # fmt: skip
+def test_a_chunk_that_the_encoder_does_not_shorten_is_found(at: int, why: str) -> None:
+    engine = served("dense", images=(Image("i", 12, 4),))
+    assert VllmLaws(engine).broken(replace(_split(engine, 16), images=True)) is None
+
+    broken = VllmLaws(engine).broken(replace(_split(engine, at), images=True))
+
+    assert why == there_is(broken).detail
+
+
+def test_drafts_that_are_not_those_of_the_latest_n_gram_are_found() -> None:
+    engine = server("dense", speculative_method="ngram")
+    engine.submit(Request(prompt=PROMPT[:10] * 4, predict=10, reply=PROMPT[:10]))
+    engine.run()
+    assert judged(unchanged, engine) is None
+
+    fewer = judged(lambda e: replace(e, drafts=0) if isinstance(e, ChunkScheduled) else e, engine)
+    refused = judged(unchanged, engine, generated=PROMPT[:1] + PROMPT[:9])
+
+    assert ["0 drafts after 41 tokens, of 2", "2 drafts accepted after 41 tokens, of 0"] == [
+        fewer.detail,
+        refused.detail,
+    ]
+
+
+def test_a_second_lookup_is_found() -> None:
+    engine = served()
+    lookup = next(each for each in engine.events if isinstance(each, CacheLookup))
+
+    assert "2 lookups of a request, of 1" == judged(unchanged, engine, lookup).detail
+
+
+def test_ids_of_blocks_behind_those_of_all_groups_are_found() -> None:
+    engine = server("swa", block_size=8, window_block_size=4)
+    engine.submit(Request(prompt=PROMPT[:38], predict=2))
+    engine.run()
+    assert judged(unchanged, engine) is None
+
+    broken = judged(
+        lambda e: replace(e, ends=(36,)) if isinstance(e, BlocksPublished) else e, engine
+    )
+
+    assert "blocks with ids end at (36,), of 32 tokens in whole ones" == broken.detail
+
+
+def test_tokens_that_a_store_has_and_does_not_return_are_found() -> None:
+    engine = server("dense", connector="store")
+    for _ in range(2):
+        engine.submit(Request(prompt=PROMPT, predict=3))
+        engine.run()
+    assert judged(unchanged, engine) is None
+
+    broken = judged(unchanged, engine, cached=32)
+
+    assert "32 of 36 stored tokens cached" == broken.detail
+
+
+def test_a_state_that_is_lost_where_the_hit_of_attention_ended_is_found() -> None:
+    engine = served()
+    engine.submit(Request(prompt=PROMPT[:26] + PROMPT[:14], predict=3))
+    engine.run()
+    assert judged(unchanged, engine) is None
+    pool, states = engine.manager.pool, _manager(engine, "mamba")
+    number = [*engine._jobs][-1].request.hashes[5]
+
+    pool.evict(pool.block_of(number * pool.groups + states.group))
+
+    assert Breach(
+        kind="lost reuse", detail="0 of 24 tokens would be found of the 25 computed ones"
+    ) == judged(unchanged, engine)
