@@ -129,7 +129,8 @@ def _check_table(each: Manager, request: Request, table: list[int], scheduler: S
     nulls = next((i for i, block in enumerate(table) if block != NULL), len(table))
     if aligned:
         kept = len(table) - table.count(NULL)
-        most = own + 2 + bool(each.spec.checkpoint_alignment)  # the last state, and the running one
+        # The last state and the running one; and those that refused drafts have passed.
+        most = own + 2 + limits.drafts // size + bool(each.spec.checkpoint_alignment)
         if NULL in table[len(table) - own - 1 :] or (rules.state.retires_all and kept > most):
             _fail(f"request {request.id} has the states {table}")
         return

@@ -277,10 +277,13 @@ class VllmLaws:
             at = junction // block * block
             yield at + 1, at
         interval = coordinator.retention
-        if interval == 0 or "align" in modes or stored:
+        dropped = bool(marked and interval)  # nothing is kept for the block before
+        if interval == 0 or "align" in modes or stored or dropped:
             return
         late = self._options.drafts and not rules.scheduler.caches_after_drafts
         end = count if late or interval else request.num_tokens
         step = block if interval is None else math.lcm(interval, block)
+        first = next(each.start for each in seen.events if isinstance(each, ChunkScheduled))
         for at in range(step, end, step):
-            yield at + 1, at - less
+            if at - less > first:  # before a hit, ids of windows and states may have gone
+                yield at + 1, at - less

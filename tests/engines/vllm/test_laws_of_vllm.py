@@ -129,6 +129,15 @@ def test_books_of_a_running_request_that_disagree_are_found(
     disagrees(engine, why)
 
 
+def test_states_of_more_refused_drafts_than_a_block_has_are_none_too_many() -> None:
+    engine = server(speculative_method="mtp", num_speculative_tokens=6)
+    wrong = as_tokens([7] * 6)
+    engine.submit(Request(prompt=PROMPT, predict=20, reply=PROMPT[:20], drafts=(wrong,) * 20))
+
+    while engine.step():
+        engine.check_integrity()
+
+
 def test_a_whole_block_without_an_id_is_found() -> None:
     engine = running("dense")
 
@@ -262,6 +271,17 @@ def test_chunks_that_do_not_follow_each_other_are_found(
 
     assert judged(lambda event: event, engine) is None
     assert why == there_is(judged(change, engine)).detail[: len(why)]
+
+
+def test_a_state_below_those_of_an_interval_is_not_due() -> None:
+    """A drafter drops attention's last block, and no state is kept at the one before."""
+    options = {"mamba_cache_mode": "all", "prefix_cache_retention_interval": 16}
+    options |= BLOCKS | {"speculative_method": "eagle"}
+    engine = Engine.create("vllm@0.31.0", model=preset("hybrid"), options=options)
+    engine.submit(Request(prompt=PROMPT, predict=3))
+    engine.run()
+
+    assert judged(unchanged, engine) is None
 
 
 def test_a_prompt_that_would_not_be_found_again_is_lost() -> None:
