@@ -293,12 +293,12 @@ def _guided_corners() -> Iterator[Corner]:
     partly = {"block_size": 8, "prefix_match_unit": 2, "max_num_batched_tokens": 16}
     yield Corner(flags=partly | {"num_gpu_blocks_override": 40}, layers=STATES, crowd=True)
     scanned = {"block_size": 6, "mamba_cache_mode": "all", "mamba_chunk_size": 4}
-    yield Corner(flags=scanned, layers=STATES)
+    yield Corner(flags=scanned | {"max_num_batched_tokens": 8}, layers=STATES)
     yield Corner(flags={"block_size": 4, "max_num_batched_tokens": 12})
     dense = {"prefix_cache_retention_interval": DENSE}
     yield Corner(flags=grams | dense, layers=STATES, replies=12)
     heads = {"block_size": 4, "speculative_method": "eagle", "num_speculative_tokens": 2}
-    yield Corner(flags=heads | dense, replies=12)
+    yield Corner(flags=heads | dense | {"max_num_batched_tokens": 12}, replies=12)
     windows = {"block_size": 8, "window_block_size": 4}
     yield Corner(flags=windows | dense, layers=frozenset({"window"}))
     interval = {"prefix_cache_retention_interval": 16}
