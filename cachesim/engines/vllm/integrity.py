@@ -11,7 +11,7 @@ from cachesim.engines.vllm.managers import Mamba, Manager
 from cachesim.engines.vllm.request import ENDED, Request, Step
 from cachesim.engines.vllm.runner import NOBODY, Runner
 from cachesim.engines.vllm.scheduler import Scheduler
-from cachesim.errors import ContractError
+from cachesim.errors import ContractError, UpstreamAbort
 
 
 def check_books(manager: KVCacheManager, requests: Mapping[int, Request]) -> None:
@@ -216,7 +216,10 @@ def check_lookups(coordinator: Coordinator, requests: Sequence[Request]) -> None
         return
     for request in requests:
         most = request.num_tokens - 1
-        found = coordinator.find_longest_cache_hit(request.hashes, most).length
+        try:
+            found = coordinator.find_longest_cache_hit(request.hashes, most).length
+        except UpstreamAbort:  # of a request that did not look up
+            return
         unit = coordinator.alignment
         if len(coordinator.managers) == 1:
             unit = coordinator.spec_groups[0].spec.block

@@ -26,6 +26,7 @@ from cachesim.engines.vllm.events import (
 )
 from cachesim.engines.vllm.request import Job, Request
 from cachesim.engines.vllm.server import Vllm
+from cachesim.errors import UpstreamAbort
 
 STORES: Final = frozenset({"store", "store-async"})
 """Connectors that keep the blocks of every finished request."""
@@ -222,7 +223,10 @@ class VllmLaws:
         if not manager.enable_caching or (self._options.connector == "nixl" and kinds != {"full"}):
             return None  # what is read is in blocks of the prompt's end
         for tokens, due in self._due(seen, request):
-            hit = manager.coordinator.find_longest_cache_hit(request.hashes, tokens - 1).length
+            try:
+                hit = manager.coordinator.find_longest_cache_hit(request.hashes, tokens - 1).length
+            except UpstreamAbort:  # of a request that did not look up, or beside a store
+                return None
             if hit < due:
                 detail = f"{hit} of {due} tokens would be found of the {tokens} computed ones"
                 return Breach(kind="lost reuse", detail=detail)

@@ -284,6 +284,16 @@ def test_a_state_below_those_of_an_interval_is_not_due() -> None:
     assert judged(unchanged, engine) is None
 
 
+def test_nothing_is_due_of_a_lookup_that_ends_the_engine_core() -> None:
+    options = {"block_size": 8, "prefix_match_unit": 4}
+    engine = Engine.create("vllm@0.27.1", model=preset("hybrid-swa"), options=options)
+    engine.submit(Request(prompt=PROMPT[:37], predict=3, cache_prompt=False))
+    engine.run()
+    engine.check_integrity()
+
+    assert judged(unchanged, engine) is None
+
+
 def test_a_prompt_that_would_not_be_found_again_is_lost() -> None:
     engine = served()
     assert judged(lambda event: event, engine) is None
