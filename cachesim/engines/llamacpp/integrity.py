@@ -108,6 +108,13 @@ def check_calls(context: Context) -> None:
             tried.check_integrity()
         for seq in held[-1:]:
             _require_next(tried, seq, logits)
+    if _undoes(tried, whole) and not any(cache.mask.n_swa for cache in caches):
+        require(tried.state_read(whole.cut(whole.size - 1), -1) is None, "a cut state is read")
+        require(_same(content_of(tried), before, ()), "a cut whole state leaves tokens")
+    if states is not None and states.n_rs_seq:
+        states.rs_idx[0] = 1
+        tried.seq_rm(0, -1, -1)
+        require(not states.rs_idx[0], "a removed sequence is still to be rolled back")
     if arithmetic_of(tried.network) == "ring":
         _try_batches(tried)
     unlike = next(unlike_definition(copied(context)), "")
@@ -266,6 +273,14 @@ def _require_next(context: Context, seq: int, logits: Array | None) -> None:
     context.check_integrity()
 
 
+def _undoes(context: Context, blob: Blob) -> bool:
+    """True if a state without its last byte is not restored in part.
+
+    Trap: bytes that end in the cell count of a later stream leave the cells of this one.
+    """
+    return context.rules.clears_failed_restore and not isinstance(blob.fields[-1], Word)
+
+
 def _try_states(context: Context, wanted: tuple[Part, ...], seq: int, logits: Array | None) -> None:
     """Save a sequence, and restore it as the next one: all, the part of a checkpoint, cut short."""
     rules, dst = context.rules, (seq + 1) % context.n_seq_max
@@ -295,13 +310,15 @@ def _try_states(context: Context, wanted: tuple[Part, ...], seq: int, logits: Ar
         )
         for part, other in zip(content_of(context)[dst], wanted, strict=True):
             require(part.seen(1).equals(other.seen(1)), "a sequence is restored otherwise")
-    blob = complete
+    blob, others = complete, content_of(context)
     require(
         context.state_seq_set_data(blob.cut(blob.size - 1), dst) == 0, "a cut state is restored"
     )
-    # Trap: bytes that end in the cell count of a later stream leave the cells of this one.
-    if rules.clears_failed_restore and not isinstance(complete.fields[-1], Word):
+    if _undoes(context, complete):
         require(context.seq_pos_max(dst) < 0, "a cut state leaves tokens")
+        if not any(cache.mask.n_swa for cache in caches):
+            rest = others.keys() - {dst}
+            require(_same(content_of(context), others, rest), "a cut state changes the others")
     context.seq_rm(dst, -1, -1)
     context.check_integrity()
     if dst == seq:
@@ -476,6 +493,9 @@ class Reference:
     def decode(self, batch: Batch) -> None:
         """Decode a batch, which is valid and has room."""
         require(self.context.decode(batch) == OK, f"a batch is refused: {self.context.refusal}")
+        for ubatch, _ in self.context.reached:
+            fits = ubatch.n_tokens <= max(self.context.n_ubatch, ubatch.n_seqs)
+            require(fits, f"an ubatch has {ubatch.n_tokens} tokens")
         self.context.check_integrity()
 
     def require(self, wanted: Content, seqs: Collection[int], what: str) -> None:
@@ -591,3 +611,6 @@ def _try_advance(reference: Reference) -> None:
         more[-1] = Advance(runs[-1].seq, runs[-1].count, free + 1)
         require(not advance(context, more), "more tokens are put into it than it has free cells")
         require(_places(context) == reference.cells, "a refused run leaves tokens")
+        if free and not window:
+            full = [Advance(runs[-1].seq, runs[-1].count, free)]
+            require(advance(context, full), "the free cells do not take as many tokens")

@@ -7,8 +7,10 @@ from its events, and holds on every release and patch.
 from collections.abc import Iterator, Sequence
 from typing import Final
 
+from cachesim.engines.chat import FILL_MIDDLE, FILL_PREFIX, FILL_SUFFIX
 from cachesim.engines.llamacpp.events import (
     BatchDecoded,
+    BatchRetried,
     CacheEntryCompared,
     CacheEntryDropped,
     CacheEntryLoaded,
@@ -35,6 +37,9 @@ from cachesim.units import Token, Tokens
 LONG: Final = 80
 """Tokens of a prompt that gets a checkpoint on every release, with some before its end."""
 
+MESSAGES: Final = frozenset({"message_spans", "message_delimiters"})
+"""Fields that name where messages begin: a batch may end there."""
+
 NEAR: Final = 1e-6
 """Difference of two shares, of which one has single precision."""
 
@@ -52,6 +57,8 @@ class LlamaLaws:
         server = self._engine.server
         self._slots: list[Tokens] = [tuple(slot.prompt.tokens) for slot in server.slots]
         self._released = [slot.t_last_used for slot in server.slots]
+        any_task = server.rules.selection.idle_saves_any_task
+        self._saved = [any_task or slot.completed for slot in server.slots]  # before it is emptied
         self._entries = self._parked()
 
     def _parked(self) -> list[Tokens]:
@@ -76,7 +83,10 @@ class LlamaLaws:
         yield from self._chosen(seen)
         if seen.reply.error is None and not children:
             yield from self._work(seen)
+            yield from self._batches(seen)
             yield from self._checkpoints(seen)
+        if seen.fields.get("endpoint") == "infill":
+            yield from self._gap(seen)
         yield from self._lost(seen, children)
 
     def _chosen(self, seen: Seen) -> Iterator[str]:
@@ -142,6 +152,33 @@ class LlamaLaws:
         if shifts and not reply.truncated:
             yield "the context was shifted, and the reply does not count as truncated"
 
+    def _batches(self, seen: Seen) -> Iterator[str]:
+        """Batches of a prompt are full but the last, where none ends to save the state there."""
+        server, left = self._engine.server, seen.reply.processed or 0
+        ends = server.is_exact or server.n_swa or seen.images or seen.chat
+        if ends or MESSAGES & seen.fields.keys():
+            return
+        if any(isinstance(each, BatchRetried) for each in seen.events):
+            return
+        for each in seen.events:
+            if isinstance(each, BatchDecoded) and left > 0:
+                due = min(left, server.options.n_batch)
+                if each.n_tokens != due:
+                    yield f"a batch has {each.n_tokens} tokens, not {due} of {left} left"
+                left -= each.n_tokens
+
+    def _gap(self, seen: Seen) -> Iterator[str]:
+        """Of a batch three quarters are for the text before a gap, one for that after it."""
+        quarter, prompt = self._engine.server.options.batch // 4, tuple(seen.reply.prompt)
+        at = prompt.index(FILL_SUFFIX) if FILL_SUFFIX in prompt else 0
+        n_prefix, n_suffix = at - 1, len(prompt) - at - 2
+        marks = prompt[0], prompt[at], prompt[-1]
+        most = 3 * quarter, max(0, quarter - 2)
+        if marks != (FILL_PREFIX, FILL_SUFFIX, FILL_MIDDLE):
+            yield f"a prompt around a gap has the marks {marks}"
+        if n_prefix > most[0] or n_suffix > most[1]:
+            yield f"around a gap are {n_prefix} and {n_suffix} tokens, of at most {most}"
+
     def _accepted(self, seen: Seen) -> int:
         """Accepted tokens of all drafts; a restore decodes a draft's accepted part again."""
         total, replays = 0, False
@@ -200,7 +237,8 @@ class LlamaLaws:
         )
         for slot, text in enumerate(self._slots):
             taken = slot == own or slot in children
-            if (not taken or slot in swapped) and not _is_held(text, (*parked, *held)):
+            stays = (not taken and self._saved[slot]) or slot in swapped
+            if stays and not _is_held(text, (*parked, *held)):
                 yield f"the {len(text)} tokens of slot {slot} are gone"
             parks = flags.unified and flags.cache_idle_slots and cache is not None
             if not taken and parks and held[slot]:

@@ -1,6 +1,7 @@
 """Decisions of a memory and of its batches, recomputed from what upstream defines.
 
 cells      the first usable ones from the head on, once around; of two ubatches, other ones
+lanes      every cell that a token sees, in the order of positions
 ubatches   each token once, in order; equal numbers of disjoint sequence sets; whole tails
 n-grams    the table has each n-gram of the text with what follows it; a draft follows the longest
 """
@@ -19,12 +20,14 @@ from cachesim.engines.llamacpp.drafter import (
     MOST_DRAFTED,
     NgramCache,
 )
-from cachesim.engines.llamacpp.memory.attention import AttentionCache
+from cachesim.engines.llamacpp.memory.attention import MARGIN, AttentionCache, plan_lanes
 from cachesim.engines.llamacpp.memory.batch import Batch, Ids, Splitter, Ubatch
 from cachesim.engines.llamacpp.memory.cells import EMPTY, Cells, apply_ubatch, find_slot, prepare
 from cachesim.engines.llamacpp.memory.context import Context
 from cachesim.engines.llamacpp.memory.hybrid import caches_of, parts_of
+from cachesim.engines.llamacpp.memory.recurrent_cells import RecurrentCells
 from cachesim.engines.llamacpp.server_batch import Run, ServerBatch
+from cachesim.model.store import ABSENT, BLOCK
 from cachesim.units import Integers, Token
 
 SETS: Final[tuple[tuple[Ids, ...], ...]] = (
@@ -45,13 +48,17 @@ TEXTS: Final = (
 
 def unlike_definition(context: Context) -> Iterator[str]:
     """Decisions of a memory that are not as upstream defines them; cells may change."""
-    attention, _ = parts_of(context.memory)
+    attention, recurrent = parts_of(context.memory)
     yield from _cut_otherwise()
     yield from _divided_otherwise()
     yield from _drafted_otherwise()
     for cache in caches_of(attention).values():
+        for seq in range(context.n_seq_max):
+            yield from _attended_otherwise(cache, seq)
         for stream in range(len(cache.streams)):
             yield from _found_otherwise(cache, stream)
+    if recurrent is not None:
+        yield from _begun_otherwise(recurrent.cells)
 
 
 # -- cells -----------------------------------------------------------------------------------------
@@ -93,6 +100,41 @@ def _found_otherwise(cache: AttentionCache, stream: int) -> Iterator[str]:
     taken = [int(cell) for slot in slots for cell in slot.cells[0]]
     if cells.pos[taken].tolist() != [*range(5)] or not usable[taken].all():
         yield f"five tokens are in the cells {taken}"
+
+
+def _begun_otherwise(cells: RecurrentCells) -> Iterator[str]:
+    """Cells of a new state that are not the first empty one from the head on, once around."""
+    seq, size = cells.size - 1, cells.size
+    if cells.tail[seq] >= 0:
+        cells.leave(seq)
+    for head in range(size):
+        cells.head, bound = head, cells.used + 2
+        order = np.roll(np.arange(size), -head if head <= bound else 0)
+        wanted = next(int(cell) for cell in order if not cells.seqs[cell])
+        cells.find_slot(_ubatch(seq, 0, 1))
+        if cells.tail[seq] != wanted:
+            yield f"a new state is in cell {cells.tail[seq]}, not in {wanted}"
+        cells.leave(seq)
+
+
+def _attended_otherwise(cache: AttentionCache, seq: int) -> Iterator[str]:
+    """Cells that the last token of a sequence does not see, or not in the order of positions."""
+    stream = cache.streams.of(seq, "laws")
+    cells = cache.streams.cells[stream]
+    held = np.flatnonzero(cells.members(seq))
+    last = int(cells.pos[held].max(initial=EMPTY))
+    if last == EMPTY:
+        return
+    seen = [cell for cell in held if not cache.mask.hides(int(cells.pos[cell]), last)]
+    (plan,) = plan_lanes(cache.streams, _ubatch(seq, last, 1))
+    positions, picked = plan.frame.positions, plan.picked
+    at = np.flatnonzero(positions != ABSENT)
+    found = (at + picked.start if isinstance(picked, slice) else picked[at]) - MARGIN
+    if sorted(found) != seen or (cells.pos[found] != positions[at]).any():
+        yield f"token {last} sees the cells {found.tolist()}, not {seen}"
+    ordered, first = np.unique(positions[at], return_index=True)
+    if (at[first] % BLOCK != ordered % BLOCK).any() or (np.diff(at[first]) <= 0).any():
+        yield f"token {last} sees the positions {positions[at].tolist()} in this order"
 
 
 def _usable(cache: AttentionCache, cells: Cells) -> Integers:

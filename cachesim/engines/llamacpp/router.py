@@ -16,6 +16,7 @@ from cachesim.engines.events import Event
 from cachesim.engines.held import Amounts, Held, Texts
 from cachesim.engines.llamacpp.events import ModelLoaded, ModelUnloaded, ServerRestarted
 from cachesim.engines.llamacpp.held import amounts, books, check_integrity, snapshot
+from cachesim.engines.llamacpp.integrity import require
 from cachesim.engines.llamacpp.options import Options
 from cachesim.engines.llamacpp.rules import ServerRules
 from cachesim.engines.llamacpp.server import LlamaCpp
@@ -264,6 +265,8 @@ class Router(LlamaCpp):
         )
 
     def check_integrity(self) -> None:
+        loaded, most = len(self._loaded), self._limit
+        require(loaded <= most, f"{loaded} models are loaded, {most} are allowed")
         for server in self._children():
             check_integrity(server)
 

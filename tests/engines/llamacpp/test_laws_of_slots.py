@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Final
 
+import numpy as np
 import pytest
 
 from cachesim.engines.base import Engine, Request
@@ -22,11 +23,13 @@ from cachesim.engines.llamacpp.events import (
 )
 from cachesim.engines.llamacpp.integrity import check_calls
 from cachesim.engines.llamacpp.laws import LlamaLaws
-from cachesim.engines.llamacpp.memory import batch
-from cachesim.engines.llamacpp.memory.attention import AttentionCache, Rows
-from cachesim.engines.llamacpp.memory.batch import Splitter
-from cachesim.engines.llamacpp.memory.cells import Cells, Streams
+from cachesim.engines.llamacpp.memory import attention, batch
+from cachesim.engines.llamacpp.memory.attention import MARGIN, AttentionCache, LanePlan, Rows
+from cachesim.engines.llamacpp.memory.batch import Splitter, Ubatch
+from cachesim.engines.llamacpp.memory.blob import Reader
+from cachesim.engines.llamacpp.memory.cells import Cells, Streams, free_cells
 from cachesim.engines.llamacpp.memory.context import Context
+from cachesim.engines.llamacpp.memory.hybrid import HybridMemory
 from cachesim.engines.llamacpp.memory.recurrent import RecurrentMemory
 from cachesim.engines.llamacpp.memory.recurrent_cells import Planes, RecurrentCells
 from cachesim.engines.llamacpp.router import Router
@@ -75,6 +78,52 @@ def behind(clear: Callable[[RecurrentCells], None]) -> Callable[[RecurrentCells]
     return change
 
 
+def turned(streams: Streams, ubatch: Ubatch) -> list[LanePlan]:
+    plans = attention.plan_lanes(streams, ubatch)
+    frames = [each.frame._replace(positions=each.frame.positions[::-1]) for each in plans]
+    rows = [np.arange(each.frame.positions.size) + MARGIN for each in plans]
+    return [
+        each._replace(frame=frame, picked=picked[::-1])
+        for each, frame, picked in zip(plans, frames, rows, strict=True)
+    ]
+
+
+def from_the_first(
+    cells: RecurrentCells, ubatch: Ubatch, find: Any = RecurrentCells.find_slot
+) -> bool:
+    cells.head = 0
+    return of_kind(bool, find(cells, ubatch))
+
+
+def one_more(
+    memory: HybridMemory,
+    split: Splitter,
+    n_ubatch: int,
+    init: Any = HybridMemory.init_batch,
+    **more: bool,
+) -> Any:
+    return init(memory, split, n_ubatch + 1, **more)
+
+
+def one_less(streams: Streams, stream: int) -> int:
+    return free_cells(streams, stream) - 1
+
+
+def undoes(whole: bool) -> Callable[..., None]:
+    """Restores that are undone only of one sequence, or not at all."""
+    original = HybridMemory.state_read
+
+    def state_read(memory: HybridMemory, reader: Reader, seq: int, *, partial: bool) -> None:
+        if whole and seq >= 0:
+            original(memory, reader, seq, partial=partial)
+            return
+        if not partial:
+            memory.attention.state_read(reader, seq, partial=False)
+        memory.recurrent.state_read(reader, seq, partial=partial)
+
+    return state_read
+
+
 @pytest.mark.parametrize("model", PRESETS)
 @pytest.mark.parametrize("options", [{}, {"parallel": 2}, UNIFIED])
 def test_every_memory_does_what_its_calls_promise(model: str, options: dict[str, Any]) -> None:
@@ -109,8 +158,24 @@ def test_every_memory_does_what_its_calls_promise(model: str, options: dict[str,
         (recomputed, "apply_ubatch", nothing, "the head is at"),
         (NgramCache, "_following", nothing, "is drafted after"),
         (ServerBatch, "piece", lambda it, *_: Piece([(it.runs[0], 0, 1)]), "is divided otherwise"),
+        (HybridMemory, "init_batch", one_more, "an ubatch has 4 tokens"),
         (batch, "keep_tails", lambda _, taken, *__: taken, "tokens are left of the sets"),
         (server_batch, "free_cells", lambda streams, _: streams.size, "than it has free cells"),
+        (
+            server_batch,
+            "free_cells",
+            lambda *given: free_cells(*given) - 1,
+            "the free cells do not",
+        ),
+        (recomputed, "plan_lanes", turned, "in this order"),
+        (
+            RecurrentCells,
+            "find_slot",
+            from_the_first,
+            "a new state is in cell",
+        ),
+        (HybridMemory, "state_read", undoes(whole=False), "a cut state changes the others"),
+        (HybridMemory, "state_read", undoes(whole=True), "a cut whole state leaves tokens"),
     ],
 )
 def test_a_call_that_breaks_its_promise_is_found(
@@ -122,6 +187,21 @@ def test_a_call_that_breaks_its_promise_is_found(
     monkeypatch.setattr(owner, name, instead)
 
     with pytest.raises(ContractError, match=why):
+        check_calls(engine.server.contexts.target)
+
+
+def test_a_rollback_that_outlives_its_sequence_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, remove = served("hybrid-mtp", spec_type="draft-mtp"), RecurrentMemory.seq_rm
+
+    def seq_rm(memory: RecurrentMemory, seq: int, p0: int, p1: int) -> bool:
+        depths = [*memory.rs_idx]
+        removed = remove(memory, seq, p0, p1)
+        memory.rs_idx = depths
+        return removed
+
+    monkeypatch.setattr(RecurrentMemory, "seq_rm", seq_rm)
+
+    with pytest.raises(ContractError, match="a removed sequence is still to be rolled back"):
         check_calls(engine.server.contexts.target)
 
 
@@ -237,6 +317,48 @@ def test_each_law_of_a_request_can_be_broken(change: Callable[[Seen], Seen], det
     breach = there_is(LlamaLaws(engine).broken(change(ask(engine, range(1, 120)))))
 
     assert detail == breach.detail[: len(detail)]
+
+
+def test_a_batch_that_is_not_full_is_found() -> None:
+    engine = served("dense", batch_size=64)
+    laws, seen = LlamaLaws(engine), ask(engine, range(150, 249))
+    first, second, *rest = (each for each in seen.events if isinstance(each, BatchDecoded))
+    assert (64, 35) == (first.n_tokens, second.n_tokens)
+    events = [replace(first, n_tokens=63), replace(second, n_tokens=36), *rest]
+    others = [each for each in seen.events if not isinstance(each, BatchDecoded)]
+
+    breach = there_is(laws.broken(replace(seen, events=[*others, *events])))
+
+    assert "a batch has 63 tokens, not 64 of 99 left" == breach.detail
+
+
+@pytest.mark.parametrize(
+    ("prompt", "detail"),
+    [
+        ((4, *range(60, 73), 5, 80, 6), "around a gap are 13 and 1 tokens, of at most (12, 2)"),
+        ((4, *range(60, 72), 5, 80, 81, 82, 6), "around a gap are 12 and 3 tokens, of at most"),
+        ((4, 60, 61, 6), "a prompt around a gap has the marks (4, 4, 6)"),
+    ],
+)
+def test_a_prompt_around_a_gap_that_is_no_batch_is_found(
+    prompt: tuple[int, ...], detail: str
+) -> None:
+    engine = served("dense", batch_size=16)
+    laws, before = LlamaLaws(engine), len(engine.events)
+    reply = answer(engine, prompt, 3)
+    seen = replace(seen_of(reply, engine.events[before:]), fields={"endpoint": "infill"})
+
+    assert detail == there_is(laws.broken(seen)).detail[: len(detail)]
+
+
+def test_a_router_with_too_many_models_is_found() -> None:
+    engine = served("dense", models_max=1)
+    engine.check_integrity()
+
+    engine._loaded = {"one": engine.server, "other": engine.server}
+
+    with pytest.raises(ContractError, match="2 models are loaded, 1 are allowed"):
+        engine.check_integrity()
 
 
 def test_a_wrong_share_of_an_entry_is_found() -> None:
