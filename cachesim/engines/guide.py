@@ -17,4 +17,5 @@ class Guide:
     fields: tuple[Mapping[str, Any], ...] = ()  # of requests, one at a time
     stop_words: str = ""  # the field of texts that end a reply
     templates: tuple[str, ...] = ()  # for chats, beside the default
+    models: tuple[Mapping[str, Any], ...] = ()  # flags of a server of which two are asked
     flags: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)  # values that no table has

@@ -268,10 +268,14 @@ class Guided(Client):
         if draws_images:
             self.scenario = with_images(self.scenario)
         own = Seeded(f"models {seed} {number}")
-        draws_them = shape.incidents and family.draws_models
+        loads = guide.models if not shape.kinds else ()
+        draws_them = shape.incidents and (family.draws_models or loads)
         serves = draws_them and family.serves_models(family.rules(profile))
         if serves and not own.integer(0, 7):  # what is drawn besides stays as it is
             self.scenario = with_models(own, self.scenario)
+            engine, more = self.scenario.engine, own.one_of(loads) if loads else {}
+            given = replace(engine, options={**engine.options, **more})
+            self.scenario = replace(self.scenario, engine=given)
         self._asking = own if self.scenario.models else None
         start = partial(Session, profile=profile, arithmetic=arithmetic, reads_state=reads_state)
         classes = family_of(profile.engine).model_classes(preset(model))
@@ -380,7 +384,12 @@ class Guided(Client):
         if step.do != "complete" or not (guide.fields or guide.stop_words):
             return step
         if guide.fields and not wide.integer(0, 7):
-            step = replace(step, options={**step.options, **wide.one_of(guide.fields)})
+            fields = wide.one_of(guide.fields)
+            if fields.get("endpoint") != "infill":
+                step = replace(step, options={**step.options, **fields})
+            elif not step.messages:
+                end = step.ids[: wide.integer(0, LONGER)]
+                step = replace(step, options={**step.options, **fields}, suffix=end)
         if guide.stop_words and isinstance(step.reply, tuple) and not wide.integer(0, 11):
             word = turn_of("user", step.reply[-wide.integer(1, 2) :]).content
             more = len(step.reply) + wide.integer(0, 4)

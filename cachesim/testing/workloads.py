@@ -417,7 +417,7 @@ def with_alike(steps: Sequence[Step]) -> list[Step]:
     for step in steps:
         if step.with_previous and not step.turns and found:
             first = found[-1]
-            alike = ("slot", "cache_prompt", "reply", "predict", "options")
+            alike = ("slot", "cache_prompt", "reply", "predict", "options", "suffix")
             same = {each: getattr(first, each) for each in alike}
             found.append(replace(step, **same))
         else:

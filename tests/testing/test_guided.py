@@ -103,7 +103,7 @@ def test_prompts_end_near_the_numbers_of_the_servers_flags() -> None:
     """A prompt of one checkpoint's distance, one ubatch, one token more or less."""
     near = far = 0
     for number in range(30):
-        scenario, _ = played("llama.cpp@b11549", number)
+        scenario, _ = played("llama.cpp@b11549", number, seed=1)
         size = scenario.engine.options.get("ubatch_size", 512)
         lengths = [len(step.ids) for step in scenario.step if step.do == "complete"]
         near += sum(abs(length - size) <= 1 for length in lengths)
@@ -291,6 +291,16 @@ def test_some_requests_have_stop_words_tools_or_another_template() -> None:
 
     assert {"seed", "stop_words", "tools"} == fields
     assert {"chatml", "strip-reasoning"} == {each.chat.template for each in scenarios}
+
+
+def test_some_prompts_have_a_gap_and_some_servers_load_one_model_at_a_time() -> None:
+    scenarios = [played("llama.cpp@b11549", n, "dense")[0] for n in range(40)]
+    infills = [step for each in scenarios for step in each.step if step.options.get("endpoint")]
+    loaded = {s.engine.options["models_max"] for s in scenarios if s.models}
+
+    assert {1, 2} == loaded
+    assert any(step.suffix for step in infills)
+    assert not any(step.messages for step in infills)
 
 
 def test_check_draws_so(capsys: Capture) -> None:

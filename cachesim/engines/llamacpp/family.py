@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 from cachesim.engines.family import (
     ACTS,
@@ -16,6 +16,7 @@ from cachesim.engines.family import (
     Scope,
     laying,
 )
+from cachesim.engines.guide import Guide
 from cachesim.engines.llamacpp.memory import rules as memory
 from cachesim.engines.llamacpp.options import FIELDS, Options
 from cachesim.engines.llamacpp.rules import (
@@ -690,6 +691,20 @@ TINY: Final = {
 """A checkpoint is made before the last four tokens of a prompt, and a ubatch before these."""
 
 
+def _guide(_rules: ServerRules, flags: Options) -> Guide:
+    """Infills, moved chunks, fields of a context shift; models of which one at a time is loaded."""
+    fields: list[dict[str, Any]] = [{"endpoint": "infill"}]
+    if flags.cache_reuse:
+        fields += [{"n_cache_reuse": each} for each in (0, 1, 4)]
+    if flags.context_shift:
+        fields += [{"n_keep": each} for each in (-1, 1, flags.n_ctx_slot - 1)]
+        fields += [{"n_discard": each} for each in (1, 8)]
+    return Guide(
+        fields=tuple(fields),
+        models=({"models_max": 1}, {"models_max": 2}),
+    )
+
+
 FAMILY: Final[Family[ServerRules, Options]] = Family(
     name="llama.cpp",
     about="llama-server: slots, prompt cache in RAM, context checkpoints",
@@ -699,6 +714,7 @@ FAMILY: Final[Family[ServerRules, Options]] = Family(
     package=__package__,
     engine=f"{__package__}.router:Router",
     laws=f"{__package__}.laws:LlamaLaws",
+    guide=_guide,
     serves_models=lambda _: True,
     releases=RELEASES,
     patches=PATCHES,
