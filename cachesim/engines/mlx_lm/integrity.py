@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator
+from typing import Final
 
 import numpy as np
 
@@ -11,12 +12,20 @@ from cachesim.engines.mlx_lm.caches.batch_kv_cache import (
     BatchKVCache,
     BatchRotatingKVCache,
 )
+from cachesim.engines.mlx_lm.caches.kv_cache import QuantizedKVCache
 from cachesim.engines.mlx_lm.caches.layer_cache import LayerCache, State
 from cachesim.engines.mlx_lm.generate.shared import PromptCache, Row, leaves
+from cachesim.engines.mlx_lm.rules import CacheRules
 from cachesim.engines.mlx_lm.store.disk_prompt_cache import DiskPromptCache, RecordStore
 from cachesim.engines.mlx_lm.store.lru_prompt_cache import LRUPromptCache
 from cachesim.engines.mlx_lm.store.memory_prompt_cache import RapidPromptCache
 from cachesim.engines.mlx_lm.store.mllm_prompt_cache import MllmPromptCache
+
+GROUP: Final = 64
+"""Numbers that are quantised together."""
+
+NEAR: Final = 1e-9
+"""Difference of a group's extreme from itself."""
 
 
 def problems(cache: LRUPromptCache) -> Iterator[str]:
@@ -41,6 +50,17 @@ def problems(cache: LRUPromptCache) -> Iterator[str]:
             yield f"{len(cache)} conversations are in memory, one is allowed"
         for store in cache.stores.values():
             yield from _records(store)
+
+
+def quantised_otherwise(rules: CacheRules, bits: int) -> Iterator[str]:
+    """Groups of numbers that are quantised by more than a step, or whose extreme changes."""
+    rows = (np.sin(1.7 * np.arange(256)) + np.repeat((0.3, -0.3, 8.0, -90.0), GROUP)).reshape(2, -1)
+    found = QuantizedKVCache(rules, GROUP, bits).rounded(rows).reshape(-1, GROUP)
+    for group, other in zip(rows.reshape(-1, GROUP), found, strict=True):
+        step, extreme = np.ptp(group) / (2**bits - 1), abs(group).argmax()
+        far = abs(group - other).max() > step
+        if far or abs(group - other)[extreme] > NEAR or len({*other.round(9)}) > 2**bits:
+            yield f"numbers around {group.mean():.1f} are not quantised to {bits} bits"
 
 
 def of_batch(rows: list[Row], cache: PromptCache, *, counted: bool) -> Iterator[str]:

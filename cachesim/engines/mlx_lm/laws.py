@@ -23,7 +23,7 @@ from cachesim.engines.mlx_lm.events import (
     RequestAdmitted,
     RequestFinished,
 )
-from cachesim.engines.mlx_lm.integrity import problems
+from cachesim.engines.mlx_lm.integrity import problems, quantised_otherwise
 from cachesim.engines.mlx_lm.recomputed import Recomputed
 from cachesim.engines.mlx_lm.rules import (
     DiskRules,
@@ -81,6 +81,7 @@ class MlxLaws:
         """Read what the store holds."""
         cache = self._engine.server.store.cache
         self._before = None
+        self._keys = self._held()
         self._entries, self._bytes = len(cache), cache.nbytes if self._counts_bytes else 0
         self._stored = self._engine.server.store.number
         self._records = sum(len(each.records) for each in self._disks)
@@ -98,6 +99,7 @@ class MlxLaws:
     def broken(self, seen: Seen) -> Breach | None:
         """The first law that a request breaks."""
         before, self._before = self._before, seen if seen.alone else None
+        keys, self._keys = self._keys, self._held()
         evicted = self._count(seen.events)
         if self._rounds and seen.reply.error is None and (wrong := self._wrong(seen)):
             return Breach(kind="broken invariant", detail=wrong)
@@ -105,10 +107,24 @@ class MlxLaws:
             return self._failed(seen)
         if not seen.alone:
             return None
-        for detail in (evicted, *self._accounts(seen), *self._work(seen), *self._kept(seen)):
+        own = (*self._equal(seen, keys), *self._accounts(seen))
+        for detail in (evicted, *own, *self._work(seen), *self._kept(seen)):
             if detail:
                 return Breach(kind="broken invariant", detail=detail)
         return None if before is None else self._lost(before, seen)
+
+    def _held(self) -> list[list[int]]:
+        """The keys of the store."""
+        return [key for _, key, _ in self._engine.server.store.cache.trie.items()]
+
+    def _equal(self, seen: Seen, keys: Sequence[Sequence[int]]) -> Iterator[str]:
+        """The equal tokens of a reply are those of the key that shares most with the prompt."""
+        own, several = self._rules.server, len(self._engine.networks) > 1
+        if isinstance(own.grid, DiskRules) or own.snapshots is not None or seen.images or several:
+            return  # records on disk and snapshots are found under other keys
+        most = max((int(get_common_prefix(key, seen.reply.prompt)) for key in keys), default=0)
+        if seen.reply.equal != most:
+            yield f"{seen.reply.equal} tokens are equal, a key of the store has {most}"
 
     @property
     def _rounds(self) -> bool:
@@ -161,6 +177,8 @@ class MlxLaws:
         """The store's counts against its events, and its limit."""
         cache = self._engine.server.store.cache
         yield from problems(cache)
+        if self._options.kv_bits is not None:
+            yield from quantised_otherwise(self._rules.caches, self._options.kv_bits)
         if len(cache) > cache.max_size:
             yield f"the store holds {len(cache)} entries, {cache.max_size} are allowed"
         if self._rules.server.snapshots is not None:  # whose entries move without an event

@@ -10,7 +10,7 @@ import pytest
 from cachesim.engines.base import Reply
 from cachesim.engines.family import Profile, family_of
 from cachesim.engines.mlx_lm.caches.batch_kv_cache import BatchKVCache
-from cachesim.engines.mlx_lm.caches.kv_cache import KVCache
+from cachesim.engines.mlx_lm.caches.kv_cache import KVCache, QuantizedKVCache
 from cachesim.engines.mlx_lm.caches.layer_cache import State
 from cachesim.engines.mlx_lm.engine import MlxLm
 from cachesim.engines.mlx_lm.events import (
@@ -24,7 +24,12 @@ from cachesim.engines.mlx_lm.events import (
     RequestFinished,
 )
 from cachesim.engines.mlx_lm.generate.shared import Row
-from cachesim.engines.mlx_lm.integrity import of_batch, problems, restore_problems
+from cachesim.engines.mlx_lm.integrity import (
+    of_batch,
+    problems,
+    quantised_otherwise,
+    restore_problems,
+)
 from cachesim.engines.mlx_lm.laws import MlxLaws
 from cachesim.engines.mlx_lm.rules import CacheRules
 from cachesim.engines.mlx_lm.store.disk_prompt_cache import DiskPromptCache
@@ -101,6 +106,7 @@ def failed(seen: Seen) -> Seen:
         (changed(PromptProgress, total=50), "broken invariant", "a prompt's progress ends"),
         (changed(RequestFinished, reason="stop"), "broken invariant", "a reply without a stop"),
         (lambda seen: replace(seen, forced=(1,)), "broken invariant", "2 tokens are returned of"),
+        (kit.replied(equal=Count(7)), "broken invariant", "7 tokens are equal, a key of the store"),
         (failed, "refusal", "KeyError: 'x'"),
     ],
 )
@@ -111,6 +117,21 @@ def test_each_law_can_be_broken(change: Callable[[Seen], Seen], kind: str, detai
     breach = there_is(laws.broken(change(seen)))
 
     assert (kind, True) == (breach.kind, breach.detail.startswith(detail)), breach.detail
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_numbers_that_are_quantised_otherwise_are_found(
+    bits: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rules = FAMILY.rules(Profile.parse("mlx-lm@0.32.2")).caches
+    assert [] == [*quantised_otherwise(rules, bits)]
+    rounded = QuantizedKVCache.rounded
+
+    monkeypatch.setattr(QuantizedKVCache, "rounded", lambda it, rows: rounded(it, rows).round(1))
+
+    assert f"numbers around 0.3 are not quantised to {bits} bits" == next(
+        quantised_otherwise(rules, bits)
+    )
 
 
 @pytest.mark.parametrize(
