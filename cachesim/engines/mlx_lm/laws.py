@@ -107,11 +107,13 @@ class MlxLaws:
             return self._failed(seen)
         if not seen.alone:
             return None
-        own = (*self._equal(seen, keys), *self._accounts(seen))
-        for detail in (evicted, *own, *self._work(seen), *self._kept(seen)):
+        for detail in (evicted, *self._accounts(seen), *self._work(seen), *self._kept(seen)):
             if detail:
                 return Breach(kind="broken invariant", detail=detail)
-        return None if before is None else self._lost(before, seen)
+        if before is not None and (lost := self._lost(before, seen)):
+            return lost
+        unequal = self._equal(seen, keys)
+        return next((Breach(kind="broken invariant", detail=each) for each in unequal), None)
 
     def _held(self) -> list[list[int]]:
         """The keys of the store."""

@@ -1,4 +1,3 @@
-from contextlib import nullcontext
 from typing import Any, Final
 
 import pytest
@@ -302,18 +301,6 @@ def test_who_is_aborted_while_a_step_is_in_flight_frees_at_once() -> None:
 
     assert [[1, 0, 0, 4], [3, 0, 1, 4], [4, 0, 1, 8]] == told["cache"]
     assert "2 1 4 3" == told["queue"]
-
-
-@pytest.mark.parametrize(("block", "starts"), [(2, False), (16, False), (32, True)])
-def test_every_groups_blocks_are_multiples_of_what_an_id_covers(
-    *, block: int, starts: bool
-) -> None:
-    """Beside states of mode `all` an id covers the blocks' least common multiple."""
-    options = {"block_size": 32, "mamba_block_size": block, "mamba_cache_mode": "all"}
-    refused = pytest.raises(OptionError, match="are no multiple of the 32 tokens of an id")
-
-    with nullcontext() if starts else refused:
-        server("0.27.1", **options)
 
 
 # Known wrong answers are found by a search that is not told where, and made small.
