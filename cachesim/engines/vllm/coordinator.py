@@ -411,7 +411,7 @@ class KVCacheManager:
 
         Trap: groups with a shorter hit have no blocks up to there, unless the store loads them.
         """
-        if not (self.enable_caching and request.reads_cache):
+        if not self.enable_caching:
             return Hit(self.nothing, 0)
         hit = self.coordinator.find_per_group(request.hashes, request.num_tokens - 1)
         return replace(hit, length=max(hit.by_group))

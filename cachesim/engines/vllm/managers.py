@@ -428,11 +428,9 @@ class SlidingWindow(Manager):
 
 
 class ChunkedLocalAttention(Manager):
-    """Manager of chunked attention: a token attends to its chunk, and blocks before it count as
-    present.
+    """Manager of chunked attention: blocks before a token's chunk count as present.
 
-    Trap: a prompt that was never sent has hits up to its last chunk, as a hit at the boundary of a
-    chunk needs no block.
+    Trap: a prompt that was never sent has hits up to its last chunk, whose boundary needs no block.
     """
 
     def num_skipped(self, num_computed: int) -> int:
@@ -441,6 +439,9 @@ class ChunkedLocalAttention(Manager):
     def find(self, query: LookUp) -> Found:
         """Null blocks up to the chunk of `max_length`, then a run."""
         size, own = self.block_size, self.own(query.hashes)
+        if query.alignment != size:
+            where = "ChunkedLocalAttentionManager.find_longest_cache_hit"
+            raise UpstreamAbort(where, "groups with different block sizes are not compatible")
         first = self.num_skipped(query.max_length) // size
         found: list[list[int]] = [[NULL] * first for _ in query.group_ids]
         for i in range(first, query.max_length // size):

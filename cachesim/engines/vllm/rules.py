@@ -215,6 +215,10 @@ class SchedulerRules:
     """Ends of the prefill chunks of a recurrent model: the last boundary; in 0.24 and 0.25 also the
     uncached common prefix (#37898); since 0.26 a list of stops."""
 
+    keeps_junction_of_last: bool = False
+    """0.24 and 0.25: the coordinator holds the uncached common prefix of its last lookup, at which
+    a request that skips the lookup is cut, too."""
+
     prompt_stop: PromptStop = "below-the-end"
     """0.32: the prefill of a prompt of whole blocks stops one block lower."""
 
@@ -222,13 +226,14 @@ class SchedulerRules:
     """Until 0.27: what the encoder leaves of a chunk is cut to whole blocks (#51603)."""
 
     encoder_stops_ahead: bool = False
-    """Until 0.31: before an image without room a chunk ends a drafter's look-ahead early."""
+    """Until 0.32: before an image without room a chunk ends a drafter's look-ahead early."""
 
     encoder_counts_places: bool = True
     """0.31: an image that stands twice in a prompt is needed until its last place."""
 
     encoder_waits_for_tokens: bool = True
-    """0.27: an image is needed until no token that is not known yet can be taken back."""
+    """0.24: an image is needed until no token that is not known yet can be taken back, and until
+    0.32 until a drafter's look-ahead is behind it."""
 
     accepts_small_budgets: bool = True
     """0.27: a step may have fewer tokens than a state's block; before, a server with such a
@@ -393,6 +398,7 @@ RULES_0320 = replace(
         caches_after_drafts=False,
         returns_cut_tokens=False,
         goes_on_without_itself=False,
+        encoder_stops_ahead=True,
     ),
     runner=replace(RULES_0330.runner, ring_regions="last-page"),
 )
@@ -407,7 +413,7 @@ RULES_0310 = replace(
         exact_need=False,
         exporting=(),
     ),
-    scheduler=replace(RULES_0320.scheduler, prompt_stop="floor", encoder_stops_ahead=True),
+    scheduler=replace(RULES_0320.scheduler, prompt_stop="floor"),
     runner=replace(
         RULES_0320.runner,
         plain_path_reads_first=True,
@@ -471,7 +477,6 @@ RULES_0260 = replace(
         store_hit="longest-group",
         pins_tails=False,
         accepts_small_budgets=False,
-        encoder_waits_for_tokens=False,
     ),
 )
 
@@ -483,6 +488,7 @@ RULES_0251 = replace(
     scheduler=replace(
         RULES_0260.scheduler,
         chunk_split="uncached-prefix",
+        keeps_junction_of_last=True,
         frees_settled=False,
         cap_counts_batches=False,
     ),
@@ -496,7 +502,12 @@ RULES_0230 = replace(
     lookup=replace(RULES_0240.lookup, reports_junction=False),
     retention=replace(RULES_0240.retention, thins_states=False),
     scheduler=replace(
-        RULES_0240.scheduler, chunk_split="plain", store_hit="agreed", holds_before_taking=False
+        RULES_0240.scheduler,
+        chunk_split="plain",
+        keeps_junction_of_last=False,
+        encoder_waits_for_tokens=False,
+        store_hit="agreed",
+        holds_before_taking=False,
     ),
 )
 

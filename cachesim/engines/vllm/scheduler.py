@@ -6,7 +6,7 @@ blocks the last request is preempted, and recomputed later from its cached prefi
 
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, TypeAlias
 
 from cachesim.engines.images import Image
@@ -65,6 +65,7 @@ class Scheduler:
         self.received: set[int] = set()
         self.failed: set[int] = set()
         self.prefills: set[Request] = set()  # `_inflight_prefills`
+        self.uncached = 0  # of the last lookup (`num_uncached_common_prefix_tokens`)
 
     @property
     def busy(self) -> bool:
@@ -330,6 +331,9 @@ class Scheduler:
             hit, diverged = manager.attention_hit(request)
         else:
             hit = manager.get_computed_blocks(request)
+            if rules.keeps_junction_of_last and not request.reads_cache:
+                hit = replace(hit, uncached=self.uncached)
+            self.uncached = hit.uncached
         self._looked_up(request, hit)
         if self.external is None:
             return hit, NOTHING_STORED
@@ -403,7 +407,9 @@ class Scheduler:
                     request.num_computed -= rejected
                 if request.placeholders > 0:
                     request.placeholders -= rejected
-            waits = request.placeholders * self.rules.scheduler.encoder_waits_for_tokens
+            ahead = self.encoder.lookahead * self.rules.scheduler.encoder_stops_ahead
+            late = self.rules.scheduler.encoder_waits_for_tokens
+            waits = (request.placeholders + ahead) * late
             if request.images and request.num_computed > waits:
                 self.encoder.free(request, request.num_computed - waits)
             if tokens and self._append(request, tokens, is_stale=is_stale):

@@ -319,7 +319,8 @@ def is_scheduled(record: Record) -> bool:
     """True for a request that reaches the scheduler, and for a reset."""
     if record.step.do != "complete":
         return record.step.do != "cancel"
-    return record.ticket is not None and record.error not in REFUSED
+    refused = record.reply is not None and record.reply.error in REFUSED
+    return record.ticket is not None and not refused
 
 
 def grouped(

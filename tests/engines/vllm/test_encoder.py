@@ -1,9 +1,12 @@
 """Images wait for room in the encoder's cache."""
 
+import pytest
+
 from cachesim.engines.images import Image
 from cachesim.engines.vllm.encoder import EncoderCache
 from cachesim.engines.vllm.family import FAMILY
 from cachesim.engines.vllm.request import Prefixes, Request
+from cachesim.lab.real.vllm.playing import play
 from cachesim.units import Count, Pos, as_tokens
 
 
@@ -32,3 +35,31 @@ def test_an_image_that_stands_twice_is_kept_to_its_last_place_since_0_31() -> No
         cache.take(request, 8, 4, 10)
         cache.free(request, 4)
         assert kept == ("a" not in cache.idle), release
+
+
+@pytest.mark.parametrize(
+    ("release", "chunks"),
+    [
+        ("0.23.0", [[0, 12], [12, 24], [24, 35], [35, 47], [47, 54]]),
+        ("0.24.0", None),
+        ("0.32.0", None),
+        ("0.33.0", [[0, 12], [12, 24], [24, 36], [36, 48], [48, 54]]),
+    ],
+)
+def test_beside_eagle_an_image_right_behind_another_one_waits_endlessly_from_024_to_032(
+    release: str, chunks: list[list[int]] | None
+) -> None:
+    """As the releases' own schedulers do: a chunk ends a token before the second image, where the
+    first one is still needed.
+    """
+    config = {"groups": [{"kind": "full", "block": 4}], "blocks": 40, "budget": 12}
+    images = [["a", 26, 9], ["b", 36, 4]]
+    request = {"prompt": "100-153", "generate": 1, "reply": "300", "images": images}
+    workload = {"config": config | {"eagle": True, "drafts": 2}, "steps": [[request]]}
+
+    [told] = play(workload, FAMILY.release(release).rules)
+
+    if chunks is None:
+        assert {"error": "stuck"} == told
+    else:
+        assert chunks == told["requests"][0]["chunks"]

@@ -68,6 +68,7 @@ def hurdles(scenario: Scenario) -> dict[str, bool]:
         "it computes under no adapter": bool(options.get("lora")),
         "it has no prefill server whose lease ends": bool(options.get("kv_lease_steps")),
         "its layers have no rings": bool(options.get("rings")),
+        "it marks the drafter's groups itself": options.get("eagle_groups", "auto") != "auto",
     }
 
 
