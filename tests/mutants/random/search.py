@@ -4,10 +4,10 @@
     python -m tests.mutants.random.search vllm sglang --file found.jsonl
 
 Each mutant is searched on the newest release, and with the models, of which some workload reaches
-its line; every second workload is one of a server that is built on the port, in turn, if some reach
-it there, too. If no release does, on the first of these servers, else with the first patch. It is
-found if a workload fails at a step where it does not fail without the mutant. Only the processor
-time of the search counts, not that of the comparison.
+its line; every second workload is one of a server that is built on the port or of an older release,
+in turn, if some reach it there, too. If no release does, on the first of these servers, else with
+the first patch. It is found if a workload fails at a step where it does not fail without the
+mutant. Only the processor time of the search counts, not that of the comparison.
 """
 
 import argparse
@@ -106,7 +106,10 @@ def patched(family: Family[Any, Any], *, server: bool) -> list[str]:
 def reaching(
     every: Sequence[Target], mutants: Sequence[RandomMutant], seed: int, jobs: int
 ) -> dict[int, tuple[list[Target], list[Target]]]:
-    """The targets whose workloads reach each mutant's line: the first ones, and those beside."""
+    """The targets whose workloads reach each mutant's line: the newest release's, and those beside.
+
+    Beside it are other servers and the older releases, some of whose rules the newest one lacks.
+    """
     parts = [partial(_probed, mutants, every[at::jobs], seed) for at in range(jobs)]
     found: dict[int, set[Target]] = {}
     for _, part in children(parts, jobs):
@@ -118,7 +121,9 @@ def reaching(
     chosen = {}
     for number, some in found.items():
         newest = [each for each in every if each in some]
-        first, beside = newest[0][0], [each for each in newest if is_server(each[0])]
+        first = newest[0][0]
+        others = [each for each in newest if not each[0].patches and each[0] != first]
+        beside = [each for each in newest if is_server(each[0])] + others
         chosen[number] = [each for each in newest if each[0] == first], beside
     return chosen
 
