@@ -1,7 +1,7 @@
 """Settings of the servers that simulated ones are compared with: what of them is ours, and why."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import import_module
 from typing import Any, Self
 
@@ -26,6 +26,8 @@ from cachesim.lab.real.sglang import scheduler as sglang
 from cachesim.lab.real.vllm import scheduler as vllm
 from cachesim.lab.real.vllm import worker_settings
 from cachesim.lab.real.worker_side import differences
+from cachesim.scenario.format import Model
+from cachesim.scenario.shipped import load_all
 from tests.fixtures import Capture, Patch
 
 RELEASES_OF_VLLM = [
@@ -228,6 +230,21 @@ def test_the_scheduler_of_vllm_is_started_as_a_server_starts_it(release: str) ->
     skip_without_vllm(release)
 
     assert [] == without_a_reason(vllm.overrides(release, 0, range(13)))
+
+
+@pytest.mark.wheel
+@pytest.mark.parametrize(("model", "method"), [("hybrid", "eagle"), ("swa", "mtp")])
+def test_the_scheduler_of_vllm_has_the_drafter_that_a_scenario_names(
+    model: str, method: str
+) -> None:
+    """0.31 marks the group of an MTP head, and all groups for EAGLE."""
+    skip_without_vllm("0.31.0")
+    [(_, scenario)] = load_all(["vllm-53945-eagle-resumes-elsewhere"])
+    options = {"block_size": 16, "drafter_block_size": 8, "speculative_method": method}
+    engine = replace(scenario.engine, options=options)
+    drafted = replace(scenario, model=Model(preset=model), engine=engine)
+
+    assert all(each.agrees for each in vllm.SCHEDULER.play_scenario(drafted, "0.31.0"))
 
 
 @pytest.mark.wheel

@@ -130,12 +130,20 @@ def test_what_the_real_scheduler_is_not_led_through_is_refused() -> None:
         SCHEDULER.play_scenario(scenario, "0.33.0")
 
 
-def test_a_step_that_is_left_half_done_is_refused() -> None:
+@pytest.mark.parametrize(
+    ("more", "why"),
+    [
+        ({"async_scheduling": True}, "never left half done"),
+        ({"speculative_method": "eagle", "eagle_groups": "window"}, "marks a drafter's groups"),
+    ],
+)
+def test_options_that_the_real_scheduler_is_not_given_are_refused(
+    more: dict[str, Any], why: str
+) -> None:
     [(_, scenario)] = load_all(["vllm-29387-same-step"])
-    options = dict(scenario.engine.options) | {"async_scheduling": True}
-    engine = replace(scenario.engine, options=options)
+    engine = replace(scenario.engine, options=dict(scenario.engine.options) | more)
 
-    with pytest.raises(ScenarioError, match="never left half done"):
+    with pytest.raises(ScenarioError, match=why):
         SCHEDULER.play_scenario(replace(scenario, engine=engine), "0.33.0")
 
 

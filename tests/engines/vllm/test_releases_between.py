@@ -36,6 +36,7 @@ def groups_of(release: str, model: str, **options: Any) -> tuple[GroupSpec, ...]
     [
         ("0.30.0", "mtp", ["mamba", "full", "full"]),
         ("0.31.0", "mtp", ["full"]),
+        ("0.31.0", "eagle", ["mamba", "full", "full"]),
         ("0.32.0", "mtp", ["full"]),
         ("0.32.0", "eagle", ["mamba", "full", "full"]),
         ("0.33.0", "eagle", ["full"]),

@@ -45,8 +45,14 @@ class Caches:
         )
         engine = NoOp(model_executor=executor, available_gpu_memory_for_kv_cache=-1)
         made = self.core._initialize_kv_caches(engine, settings)
-        found = [self._described(group.kv_cache_spec) for group in made.kv_cache_groups]
-        wanted = [_described(group) for group in config["groups"]]
+        groups = made.kv_cache_groups
+        marks = [getattr(group, "is_eagle_group", False) for group in groups]  # since 0.20
+        all_ = bool(config.get("eagle")) and not any(marks)  # as the coordinator takes it
+        found = [
+            (*self._described(group.kv_cache_spec), mark or all_)
+            for group, mark in zip(groups, marks, strict=True)
+        ]
+        wanted = [(*_described(each), bool(each.get("eagle"))) for each in config["groups"]]
         if found != wanted:
             msg = f"the engine core's groups are {found}, not {wanted}"
             raise ValueError(msg)

@@ -93,6 +93,13 @@ STARTED: Final[dict[str, dict[str, Any]]] = {
     "dense": MODELS["dense"] | _LONG,
     "eagle": MODELS["dense"] | _LONG | {"num_hidden_layers": 1},
     "hybrid": MODELS["hybrid-delta"] | _LONG | {"num_nextn_predict_layers": 1},
+    "mtp": MODELS["dense"]
+    | _LONG
+    | {
+        "architectures": ["Glm4MoeForCausalLM"],
+        "model_type": "glm4_moe",
+        "num_nextn_predict_layers": 1,
+    },
 }
-"""Of which vLLM makes the configuration of a scheduler: without states, a drafter for that, and
-with states and an MTP head."""
+"""Of which vLLM makes the configuration of a scheduler: without states, a drafter for that; with
+states and an MTP head, and with the head alone."""

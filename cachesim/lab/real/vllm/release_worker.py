@@ -70,6 +70,8 @@ ARCHITECTURES: Final = (
     "EagleLlamaForCausalLM",
     "Qwen3NextForCausalLM",
     "Qwen3NextMTP",
+    "Glm4MoeForCausalLM",
+    "Glm4MoeMTPModel",
     "DeepseekV4ForCausalLM",
     "DeepSeekV4MTPModel",
 )

@@ -51,6 +51,7 @@ def config_of(server: Engine) -> dict[str, Any]:
         "reserve_full": limits.reserve_full,
         "policy": options.scheduling_policy,
         "eagle": options.use_eagle,
+        "method": options.speculative_method,
         "drafter_block": options.drafter_block_size,
         "lookahead_hashes": not options.disable_lookahead_block_hashes,
         "drafts": limits.drafts,
@@ -68,7 +69,7 @@ def hurdles(scenario: Scenario) -> dict[str, bool]:
         "it computes under no adapter": bool(options.get("lora")),
         "it has no prefill server whose lease ends": bool(options.get("kv_lease_steps")),
         "its layers have no rings": bool(options.get("rings")),
-        "it marks the drafter's groups itself": options.get("eagle_groups", "auto") != "auto",
+        "it marks a drafter's groups itself": options.get("eagle_groups", "auto") != "auto",
     }
 
 

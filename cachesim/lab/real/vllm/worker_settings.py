@@ -179,9 +179,12 @@ class ConfigFactory:
         if config.get("drafts"):
             wanted: Json = {"num_speculative_tokens": config["drafts"], "method": "ngram"}
             if config.get("eagle"):
-                has_head = states or config.get("compressed")
-                wanted |= {"method": "mtp"} if has_head else {"method": "eagle"}
-                wanted |= {} if has_head else {"model": self.model("eagle")}
+                mtp = states or config.get("compressed")
+                wanted["method"] = config.get("method") or ("mtp" if mtp else "eagle")
+                if wanted["method"] == "eagle":
+                    wanted["model"] = self.model("eagle")
+                elif not mtp:
+                    given["model"] = self.model("mtp")
                 if not config.get("lookahead_hashes") and self._hashes_ahead:
                     wanted["disable_lookahead_block_hashes"] = True
             given["speculative_config"] = wanted
