@@ -186,7 +186,7 @@ class StateRules:
     """0.32: attention's tail also leaves the last token to compute."""
 
     exact_need: bool = True
-    """0.32: the admission of a state counts only missing blocks; before, always the maximum."""
+    """0.31: the admission of a state counts only missing blocks; before, always the maximum."""
 
     counts_loaded_state: bool = False
     """Proposed fix: count a block for the state that a store loads, beside that of the next state;
@@ -410,7 +410,6 @@ RULES_0310 = replace(
         RULES_0320.state,
         tail="prompt-drafter",
         attention_tail_below_end=False,
-        exact_need=False,
         exporting=(),
     ),
     scheduler=replace(RULES_0320.scheduler, prompt_stop="floor"),
@@ -427,7 +426,7 @@ RULES_0310 = replace(
 RULES_0300 = replace(
     RULES_0310,
     lookup=replace(RULES_0310.lookup, marks="none"),
-    state=replace(RULES_0310.state, tail="prompt-eagle"),
+    state=replace(RULES_0310.state, tail="prompt-eagle", exact_need=False),
     runner=replace(RULES_0310.runner, first_token_reads_block=True, takes_states_singly=False),
 )
 

@@ -13,6 +13,7 @@ from cachesim.engines.vllm.options import VllmOptions
 from cachesim.engines.vllm.request import Prefixes, Request
 from cachesim.engines.vllm.scheduler import Splitter
 from cachesim.errors import OptionError, UpstreamAbort
+from cachesim.lab.real.vllm import playing
 from cachesim.model.presets import preset
 
 FULL = GroupSpec(kind="full", block=16)
@@ -332,3 +333,18 @@ def test_only_a_hybrid_with_a_drafter_keeps_all_states_by_default_in_029(
     made: Any = base.Engine.create(f"vllm@{release}", model=preset(model), options=options)
 
     assert interval == made.manager.coordinator.retention
+
+
+@pytest.mark.parametrize(("release", "preempted"), [("0.30.0", [0, 1]), ("0.31.0", [0, 0])])
+def test_a_state_beside_its_cached_tail_takes_one_block_since_0_31(
+    release: str, preempted: list[int]
+) -> None:
+    """What the real schedulers do with 9 blocks."""
+    groups = [{"kind": "full", "block": 8}, {"kind": "mamba", "block": 8, "mode": "align"}]
+    config = {"groups": groups, "blocks": 9, "hash_block": 2, "retention": 0}
+    prompts = ("300-309", "400-409")
+    together = [{"prompt": each, "generate": 3, "reply": "1 2 3"} for each in prompts]
+
+    [result] = playing.play({"config": config, "steps": [together]}, FAMILY.release(release).rules)
+
+    assert preempted == [each["preempted"] for each in result["requests"]]
