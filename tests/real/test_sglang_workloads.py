@@ -447,6 +447,8 @@ def test_refused_requests_do_not_reach_the_real_scheduler_and_limits_are_the_ser
         Step(name="long", prompt=tuple(range(300, 340)), reply=reply),
         Step(name="beside", prompt=(300, 301), reply=reply, with_previous=True),
         Step(name="leaves", do="cancel", of="long"),
+        Step(name="more", prompt=tuple(range(300, 340)), reply=reply, with_previous=True),
+        Step(name="none", do="cancel", turns=0),
         Step(name="ended", do="cancel", of="beside"),
         Step(name="alone", prompt=tuple(range(300, 340)), reply=reply),
     )

@@ -331,14 +331,16 @@ def grouped(
     aborted: str,
 ) -> list[dict[str, Any]]:
     """The requests of steps that come together; the names are of the turns of arrival and end."""
-    turn, found = 0, dict[str, dict[str, Any]]()
+    turn, found, last = 0, dict[str, dict[str, Any]](), ""
     for record in records:
         turn += turns_before(record.step) if found else 0
         if record.step.do == "cancel":
-            of = record.step.of or next(reversed(found), "")
+            of = record.step.of or last
             if of in found:
                 found[of].setdefault(aborted, turn)
-        elif is_scheduled(record):
+            continue
+        last = record.name
+        if is_scheduled(record):
             found[record.name] = requested(record) | ({arrives: turn} if turn else {})
     return list(found.values())
 
