@@ -66,7 +66,7 @@ def real_sglang(
     tree_core
         The tree core in Python, or that in Rust, the default of servers from 0.5.19 on.
     guided
-        Workloads that a guided search draws, of every model and corner, as many of each model.
+        Workloads of a guided search, as many of each model.
     scenario
         A scenario to run instead, on every release that it names or on `--release` alone: a file,
         a folder, or the name of a shipped one. With `--runner` on the model runner.

@@ -54,7 +54,7 @@ def real_vllm(
     compressed
         Workloads of DeepSeek V4, whose layers' specs its own classes of caches make.
     guided
-        Workloads that a guided search draws, of every model and corner, as many of each model.
+        Workloads of a guided search, as many of each model.
     scenario
         A scenario to run instead, on every release that it names or on `--release` alone: a file,
         a folder, or the name of a shipped one. With `--runner` on the model runner.
