@@ -41,6 +41,7 @@ class Workload(Conversations):
             "num_gpu_blocks_override": rng.choice([24, 40, 400]),
             "max_num_batched_tokens": rng.choice([16, 32, 64, 8192]),
             "max_num_seqs": rng.choice([1, 2, 4, 16]),
+            "mamba_cache_mode": "align",
         }
         states = block
         attends = bool(spec.attention_layers or spec.window_layers)
