@@ -196,13 +196,18 @@ def check_encoder(encoder: EncoderCache, requests: Mapping[int, Request]) -> Non
     _is_left(
         requests, {number: name for name, users in encoder.users.items() for number, _ in users}
     )
+    rules = encoder.rules
+    late = rules.encoder_waits_for_tokens and rules.encoder_stops_ahead
+    ahead = encoder.lookahead if late else 0
     for request in requests.values():
         at, names = request.num_computed, [image.name for image in request.images]
         for image in request.images if request.status == "running" else ():
             alone = names.count(image.name) == 1  # else one chunk may use an output twice
             holds = (request.id, image.start) in encoder.users.get(image.name, ())
             if alone and (
-                image.end <= at - request.in_flight if holds else image.start < at < image.end
+                image.end + ahead <= at - request.in_flight
+                if holds
+                else image.start < at < image.end
             ):
                 _fail(
                     f"request {request.id} at {at} tokens has an output for {image.start}: {holds}"

@@ -155,7 +155,7 @@ class Account:
         """Apply the causes between the computed tokens and the hit."""
         ledger, coordinator = self.ledger, self.coordinator
         known = self.request.num_tokens
-        if not (coordinator.enable_caching and self.request.reads_cache):
+        if not hit.by_group:  # no lookup
             ledger.apply(causes.CACHE_NOT_READ, 0)
             return
         if ledger.equal > known - 1:

@@ -1,11 +1,15 @@
 """Images wait for room in the encoder's cache."""
 
+from contextlib import nullcontext
+
 import pytest
 
 from cachesim.engines.images import Image
 from cachesim.engines.vllm.encoder import EncoderCache
 from cachesim.engines.vllm.family import FAMILY
+from cachesim.engines.vllm.integrity import check_encoder
 from cachesim.engines.vllm.request import Prefixes, Request
+from cachesim.errors import ContractError
 from cachesim.lab.real.vllm.playing import play
 from cachesim.units import Count, Pos, as_tokens
 
@@ -63,3 +67,17 @@ def test_beside_eagle_an_image_right_behind_another_one_waits_endlessly_from_024
         assert {"error": "stuck"} == told
     else:
         assert chunks == told["requests"][0]["chunks"]
+
+
+@pytest.mark.parametrize(
+    ("release", "late"), [("0.23.0", False), ("0.31.0", True), ("0.33.0", False)]
+)
+def test_an_output_that_a_drafter_may_still_read_breaks_no_law(release: str, late: bool) -> None:
+    encoder = EncoderCache(10, 1, FAMILY.release(release).rules.scheduler)
+    image = Image("a", Pos(0), Count(4))
+    request = Request.make(0, Prefixes(4), as_tokens([*range(8)]), max_tokens=1, images=(image,))
+    encoder.allocate(request, encoder.take(request, 4, 0, 10)[1])
+    request.status, request.num_computed = "running", 4
+
+    with nullcontext() if late else pytest.raises(ContractError, match="has an output for 0"):
+        check_encoder(encoder, {0: request})

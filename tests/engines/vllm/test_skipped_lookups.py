@@ -5,9 +5,11 @@ from typing import Any
 import pytest
 
 from cachesim.engines.family import Profile
+from cachesim.engines.vllm.causes import CACHE_NOT_READ
 from cachesim.engines.vllm.events import ChunkScheduled
 from cachesim.play.session import Record, Session
 from cachesim.scenario.format import FORMAT, Model, Scenario, Server, Step
+from cachesim.typed import there_is
 
 FIRST = tuple(range(300, 324))
 SECOND = (*FIRST[:18], *range(340, 352))
@@ -50,6 +52,8 @@ def test_a_request_that_skips_the_lookup_is_cut_at_the_last_one_and_hits_beside_
     ]
 
     assert chunks == [(e.start, e.end) for e in last.events if isinstance(e, ChunkScheduled)]
+    causes = {each.cause for each in there_is(last.reply).losses}
+    assert (chunks[0][0] == 0) == (CACHE_NOT_READ in causes)
 
 
 @pytest.mark.parametrize(("release", "error"), [("0.27.1", "aborted"), ("0.28.0", None)])
