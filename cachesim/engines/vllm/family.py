@@ -61,7 +61,10 @@ PATCHES: Final[tuple[Patch[Rules], ...]] = (
         pull=37898,
         about="saves a state where attention still matches and no state does (the junction)",
         fits=UNTIL_0230,
-        lay=laying(lookup={"reports_junction": True}, scheduler={"chunk_split": "uncached-prefix"}),
+        lay=laying(
+            lookup={"reports_junction": True},
+            scheduler={"chunk_split": "uncached-prefix", "keeps_junction_of_last": True},
+        ),
     ),
     Patch(
         name="47782",
