@@ -168,7 +168,7 @@ class LlamaLaws:
                 left -= each.n_tokens
 
     def _gap(self, seen: Seen) -> Iterator[str]:
-        """Of a batch three quarters are for the text before a gap, one for that after it."""
+        """Three quarters of a batch are for the text before a gap, one for that after it."""
         quarter, prompt = self._engine.server.options.batch // 4, tuple(seen.reply.prompt)
         at = prompt.index(FILL_SUFFIX) if FILL_SUFFIX in prompt else 0
         n_prefix, n_suffix = at - 1, len(prompt) - at - 2
