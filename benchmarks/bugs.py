@@ -177,14 +177,7 @@ def cells(rows: Sequence[Row]) -> Iterator[tuple[str, ...]]:
         )
 
 
-HEADS: Final = (
-    "search",
-    "defects found",
-    "share",
-    "median, s",
-    "slowest, s",
-    "given, s",
-)
+HEADS: Final = ("search", "defects found", "share", "median, s", "slowest, s", "given, s")
 
 
 def table(rows: Sequence[Row]) -> Table:

@@ -37,7 +37,7 @@ CRASHES: Final = ("aborted", "endless", "worker died", "server_error")
 
 
 BEYOND: Final = {
-    "mlx-lm-omlx-2812-state-of-one-array": "prompts beyond 4,096 tokens, with convolutions",
+    "mlx-lm-omlx-2812-state-of-one-array": "prompts beyond 4,096 tokens, with convolutions"
 }
 """Defects that no drawn workload can show, and the reason."""
 

@@ -36,8 +36,7 @@ from cachesim.lab.traces.replay import Cell
 from cachesim.lab.traces.source import Source
 
 DYNAMO: Final = Environment(
-    name="routers-dynamo-1.6.1",
-    requirements=("ai-dynamo-runtime==1.6.1", "pyzmq", "msgspec"),
+    name="routers-dynamo-1.6.1", requirements=("ai-dynamo-runtime==1.6.1", "pyzmq", "msgspec")
 )
 SGLANG: Final = Environment(name="routers-sglang-0.3.2", requirements=("sglang-router==0.3.2",))
 

@@ -44,12 +44,7 @@ class Loopback:
         self._servers = [self._worker() for _ in range(replicas)]
         self._port = _free_port()
         urls = [f"http://127.0.0.1:{each.server_port}" for each in self._servers]
-        told = {
-            "worker_urls": urls,
-            "port": self._port,
-            "prometheus_port": _free_port(),
-            **rules,
-        }
+        told = {"worker_urls": urls, "port": self._port, "prometheus_port": _free_port(), **rules}
         self._process = subprocess.Popen(
             [str(python), "-c", LAUNCH, json.dumps(told)],
             stdout=subprocess.DEVNULL,

@@ -122,11 +122,7 @@ def with_hypothesis(defect: Defect, seed: int, seconds: float) -> Search:
     with suppress(_OverError):
         play()
     return Search(
-        defect=defect,
-        seed=seed,
-        seconds=spent,
-        workloads=number,
-        found=found[0] if found else None,
+        defect=defect, seed=seed, seconds=spent, workloads=number, found=found[0] if found else None
     )
 
 

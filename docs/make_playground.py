@@ -47,10 +47,7 @@ PYPI: Final[Mapping[str, str]] = {
 }
 """The same of PyPI."""
 
-RICH: Final = (
-    "rich==15.0.0",
-    "33bd4ef74232fb73fe9279a257718407f169c09b78a87ad3d296f548e27de0bb",
-)
+RICH: Final = ("rich==15.0.0", "33bd4ef74232fb73fe9279a257718407f169c09b78a87ad3d296f548e27de0bb")
 """The package of PyPI that only a log's report needs."""
 
 PYODIDE: Final = (

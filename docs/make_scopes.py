@@ -74,10 +74,7 @@ def _cells(lines: Sequence[Mapping[str, Json]]) -> Iterator[str]:
 
 def written(told: Json) -> str:
     """The table."""
-    rows = [
-        "| " + " | ".join(HEAD) + " |",
-        "|---|" + "---:|" * 2 + "---|---|",
-    ]
+    rows = ["| " + " | ".join(HEAD) + " |", "|---|" + "---:|" * 2 + "---|---|"]
     for _, group in groupby(told["lines"], key=_result):
         rows.append("| " + " | ".join(_cells(list(group))) + " |")
     total = sum(each["workloads"] for each in told["lines"])

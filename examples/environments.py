@@ -7,11 +7,7 @@ import sys
 from pathlib import Path
 from typing import Final
 
-from cachesim.lab.real.environment import (
-    Environment,
-    EnvironmentUnavailableError,
-    UnpackedWheel,
-)
+from cachesim.lab.real.environment import Environment, EnvironmentUnavailableError, UnpackedWheel
 from cachesim.lab.real.vllm.scheduler import PACKAGES
 
 TORCH: Final = Environment(

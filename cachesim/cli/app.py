@@ -36,26 +36,14 @@ more, and whether the answers are right.
   cachesim --help                             every command"""
 
 COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
-    "run": (
-        "run:run_command",
-        "Run scenarios: tokens reused, why not more, wrong answers.",
-    ),
-    "why": (
-        "why:why_command",
-        "Explain each miss in a server's log; --tune tries its flags.",
-    ),
-    "check": (
-        "check:check_command",
-        "Search random workloads for wrong answers; --prove them.",
-    ),
+    "run": ("run:run_command", "Run scenarios: tokens reused, why not more, wrong answers."),
+    "why": ("why:why_command", "Explain each miss in a server's log; --tune tries its flags."),
+    "check": ("check:check_command", "Search random workloads for wrong answers; --prove them."),
     "compare": (
         "compare:compare_command",
         "Compare engines, releases or flags on a scenario or trace.",
     ),
-    "sweep": (
-        "sweep:sweep_command",
-        "Replay traces on a grid of servers and flags.",
-    ),
+    "sweep": ("sweep:sweep_command", "Replay traces on a grid of servers and flags."),
     "bisect": (
         "bisect:bisect_command",
         "Find the release that broke or fixed a scenario or a log.",
@@ -64,23 +52,11 @@ COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
         "record:record_command",
         "Record a client's requests to a server; explain each miss.",
     ),
-    "probe": (
-        "probe:probe_command",
-        "Search a live server, over HTTP, for wrong cached answers.",
-    ),
+    "probe": ("probe:probe_command", "Search a live server, over HTTP, for wrong cached answers."),
     "real": ("", "Run the same requests on the real engines."),
-    "learn": (
-        "learn:learn_command",
-        "Take a lesson: predict a result, then run its code.",
-    ),
-    "list": (
-        "listing:list_command",
-        "List scenarios, engines, releases; show one, or a schema.",
-    ),
-    "new": (
-        "new:new_command",
-        "Print a scenario, or an engine's package, to start from.",
-    ),
+    "learn": ("learn:learn_command", "Take a lesson: predict a result, then run its code."),
+    "list": ("listing:list_command", "List scenarios, engines, releases; show one, or a schema."),
+    "new": ("new:new_command", "Print a scenario, or an engine's package, to start from."),
 }
 """Commands by name: module and function, and the first line of the function's docstring."""
 

@@ -298,11 +298,7 @@ def _told(found: Counterexample, profile: Profile) -> dict[str, Json]:
 
 
 def _print_report(
-    lines: list[str],
-    report: Report,
-    plan: Plan,
-    scope: WholeScope | None,
-    findings: Sequence[Json],
+    lines: list[str], report: Report, plan: Plan, scope: WholeScope | None, findings: Sequence[Json]
 ) -> int:
     status = AS_EXPECTED if report.workloads and not findings else NOT_AS_EXPECTED
     lines += [] if report.workloads or findings else [f"  {NOTHING_RUN}"]

@@ -160,12 +160,7 @@ def compare_command(
     if any(problems):
         raise ScenarioError(*filter(None, problems))
     return _table(
-        scenario,
-        chosen,
-        arithmetic=arithmetic,
-        format=format,
-        picture=picture,
-        page=page,
+        scenario, chosen, arithmetic=arithmetic, format=format, picture=picture, page=page
     )
 
 
@@ -320,11 +315,7 @@ def diff(
     )
     pairs = enumerate(zip(*(run.steps for run in runs), strict=True))
     differing = [index for index, steps in pairs if any(_outcomes(*steps))]
-    parts = [
-        whole,
-        *first_difference(runs, differing),
-        *outcomes(runs, differing),
-    ]
+    parts = [whole, *first_difference(runs, differing), *outcomes(runs, differing)]
     entries = [run.to_json() for run in runs]
     if format == "jsonl":
         print_report((), entries, format=format)

@@ -211,8 +211,7 @@ def list_command(
         ),
     ] = "scenarios",
     part: Annotated[
-        str | None,
-        Parameter(help="After schema: one of scenario, output, why, requests."),
+        str | None, Parameter(help="After schema: one of scenario, output, why, requests.")
     ] = None,
     *,
     symptom: Annotated[

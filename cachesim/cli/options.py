@@ -58,8 +58,7 @@ JudgingArithmetic: TypeAlias = Annotated[
     Parameter(help="float: a real network; ring: exact 64-bit integers (no rounding)."),
 ]
 Seed: TypeAlias = Annotated[
-    int | None,
-    Parameter(help="The seed of everything drawn at random; by default the scenario's."),
+    int | None, Parameter(help="The seed of everything drawn at random; by default the scenario's.")
 ]
 Jobs: TypeAlias = Annotated[
     int | None, Parameter(help="Number of processes; all processors by default.")
@@ -68,12 +67,10 @@ Dask: TypeAlias = Annotated[
     str | None, Parameter(help="A Dask scheduler's address, or a number of workers here.")
 ]
 StatesAt: TypeAlias = Annotated[
-    Path | None,
-    Parameter(name="--states", help="Folder of unfinished replays, which are resumed."),
+    Path | None, Parameter(name="--states", help="Folder of unfinished replays, which are resumed.")
 ]
 Slice: TypeAlias = Annotated[
-    int | None,
-    Parameter(help="Requests between two states. [default: 100000]"),
+    int | None, Parameter(help="Requests between two states. [default: 100000]")
 ]
 Gguf: TypeAlias = Annotated[
     Path | None, Parameter(help="The model's file, for the bytes of its memory.")

@@ -17,13 +17,7 @@ from cachesim.files import PARQUET, TABLE, Output
 from cachesim.lab.traces.plan import read_plan
 from cachesim.lab.traces.replay import row_of
 from cachesim.lab.traces.slices import states_at
-from cachesim.lab.traces.sweep import (
-    Workers,
-    count_parts,
-    flat,
-    open_store,
-    play_cells,
-)
+from cachesim.lab.traces.sweep import Workers, count_parts, flat, open_store, play_cells
 from cachesim.report.consoles import notes, show
 from cachesim.report.sweep import as_csv, sweep_report
 

@@ -15,16 +15,7 @@ from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from functools import lru_cache
 from types import MappingProxyType
-from typing import (
-    TYPE_CHECKING,
-    Any,
-    Final,
-    Generic,
-    Literal,
-    TypeAlias,
-    TypeVar,
-    cast,
-)
+from typing import TYPE_CHECKING, Any, Final, Generic, Literal, TypeAlias, TypeVar, cast
 
 from cachesim.engines.guide import Guide
 from cachesim.engines.option import Option, options_by_name, options_of
@@ -487,12 +478,7 @@ class Family(Generic[R, S]):
         return self.current_name(profile.release) in self.having(option, value)
 
     def _read_one(
-        self,
-        profile: "Profile",
-        known: Mapping[str, Option],
-        name: str,
-        value: object,
-        what: str,
+        self, profile: "Profile", known: Mapping[str, Option], name: str, value: object, what: str
     ) -> Value:
         option = known.get(name)
         if option is None:

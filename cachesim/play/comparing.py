@@ -152,9 +152,7 @@ def _play(
 ) -> _Played | Compared:
     profile = Profile.parse(row.profile)
     server = Server(
-        name=profile.engine,
-        profiles=(str(profile).partition("@")[2],),
-        options=dict(row.options),
+        name=profile.engine, profiles=(str(profile).partition("@")[2],), options=dict(row.options)
     )
     family = FAMILIES[profile.engine]
     unknown = MESSAGES - {each.name for each in family.fields if family.has(each, profile)}
@@ -275,8 +273,5 @@ def _problem(given: Json) -> str:
 def _row(given: dict[str, Any]) -> Row:
     model = Model(**given["model"]) if "model" in given else None
     return Row(
-        name=given["name"],
-        profile=given["profile"],
-        options=given.get("options", {}),
-        model=model,
+        name=given["name"], profile=given["profile"], options=given.get("options", {}), model=model
     )

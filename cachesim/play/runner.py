@@ -307,11 +307,7 @@ def _unmet(expect: Expect, steps: Sequence[Step], keys: Sequence[str]) -> Iterat
             yield f"{step.name}: checkpoints are {list(held)}, expected {list(wanted)}"
 
 
-def _per_step(
-    wanted: str | Sequence[Any],
-    steps: Sequence[Step],
-    key: str,
-) -> Sequence[Any]:
+def _per_step(wanted: str | Sequence[Any], steps: Sequence[Step], key: str) -> Sequence[Any]:
     if not isinstance(wanted, str):
         return wanted
     if key == "answer":

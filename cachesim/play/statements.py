@@ -12,14 +12,7 @@ from typing import Any, Final
 from cachesim.engines.base import NO_ANSWER
 from cachesim.model.recall import show_word
 from cachesim.play.result import Account, Culprit, Fact, Fate, Finding, Run, Step
-from cachesim.play.session import (
-    ABORTED,
-    CANCELLED,
-    ENDLESS,
-    NOT_RUN,
-    TIMEOUT,
-    Record,
-)
+from cachesim.play.session import ABORTED, CANCELLED, ENDLESS, NOT_RUN, TIMEOUT, Record
 from cachesim.units import Tokens
 from cachesim.verify.verdict import Leak
 

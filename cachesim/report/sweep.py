@@ -18,13 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from cachesim.engines.words import counted
-from cachesim.report.charts import (
-    balance_bars,
-    legend,
-    line_chart,
-    stacked_areas,
-    stacked_bars,
-)
+from cachesim.report.charts import balance_bars, legend, line_chart, stacked_areas, stacked_bars
 from cachesim.report.document import Bar, FittingTable, Heading, PageOnly, Picture
 
 

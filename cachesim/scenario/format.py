@@ -57,11 +57,7 @@ _text_or_table = Either(
     ((str, Text(limits.NAME)), (dict, Table(_scalar_or_ids, 16))), "a string or a table"
 )
 _request_option = Either(
-    (
-        *_scalar.readers,
-        (dict, Table(_scalar, 16)),
-        ((list, tuple), Each(_text_or_table, 64)),
-    ),
+    (*_scalar.readers, (dict, Table(_scalar, 16)), ((list, tuple), Each(_text_or_table, 64))),
     "a boolean, a number, a string, a table or a list of tables or strings",
 )
 

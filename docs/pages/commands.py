@@ -36,10 +36,7 @@ def _sections() -> Iterator[str]:
     shown: set[str] = set()
     known = real_functions(real_commands)
     real = [("real", name) for name in known if name not in {"vectors", "marconi"}]
-    for words in [
-        *((name,) for name in COMMANDS),
-        *real,
-    ]:
+    for words in [*((name,) for name in COMMANDS), *real]:
         text = _without_repeats(_help(words), shown)
         if text:
             yield f"## cachesim {' '.join(words)}\n\n```text\n{text}\n```"

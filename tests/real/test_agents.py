@@ -207,10 +207,7 @@ def requests_of(drawn: Sequence[dict[str, list[list[dict[str, str]]]]]) -> list[
 
 # Chats in the toy vocabulary: drawn, sent as messages, grown from what was answered.
 
-CHAT = (
-    Message("system", (300,)),
-    Message("user", (301, 302)),
-)
+CHAT = (Message("system", (300,)), Message("user", (301, 302)))
 
 
 def tree() -> ChatTree:

@@ -6,12 +6,7 @@ import numpy as np
 import pytest
 
 from cachesim.lab.real.llama_cpp import logits
-from cachesim.lab.real.llama_cpp.logits import (
-    drawn_prompt,
-    expected_drafts,
-    generate,
-    head_guesses,
-)
+from cachesim.lab.real.llama_cpp.logits import drawn_prompt, expected_drafts, generate, head_guesses
 from cachesim.lab.real.llama_cpp.server import calls_of, drafts_of, last_call
 from cachesim.lab.real.llama_cpp.simulated import swallowed
 from cachesim.lab.real.llama_cpp.workload import Outcome

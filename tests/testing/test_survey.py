@@ -103,9 +103,7 @@ def test_a_broken_law_after_a_wrong_answer_is_a_cause_of_its_own() -> None:
     assert wrong | {broken: (2, law.detail)} == found
 
 
-def test_lost_reuse_that_is_made_small_expects_the_tokens_that_were_due(
-    monkeypatch: Patch,
-) -> None:
+def test_lost_reuse_that_is_made_small_expects_the_tokens_that_were_due(monkeypatch: Patch) -> None:
     scenario = load(shipped_file("llama.cpp-three-requests"))
     law = Finding(kind="lost reuse", step=2, detail="0 of 8 tokens cached", due=8)
     sighting = Sighting(number=0, scenario=scenario, step=2, detail=law.detail)

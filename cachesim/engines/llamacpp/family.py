@@ -699,10 +699,7 @@ def _guide(_rules: ServerRules, flags: Options) -> Guide:
     if flags.context_shift:
         fields += [{"n_keep": each} for each in (-1, 1, flags.n_ctx_slot - 1)]
         fields += [{"n_discard": each} for each in (1, 8)]
-    return Guide(
-        fields=tuple(fields),
-        models=({"models_max": 1}, {"models_max": 2}),
-    )
+    return Guide(fields=tuple(fields), models=({"models_max": 1}, {"models_max": 2}))
 
 
 FAMILY: Final[Family[ServerRules, Options]] = Family(

@@ -14,13 +14,7 @@ import numpy as np
 from cachesim.engines.base import Reply, Ticket
 from cachesim.engines.events import EventLog
 from cachesim.engines.llamacpp.events import BatchDecoded, SlotErased, SlotRestored, SlotSaved
-from cachesim.engines.llamacpp.integrity import (
-    Part,
-    content_of,
-    copied,
-    is_settled,
-    require,
-)
+from cachesim.engines.llamacpp.integrity import Part, content_of, copied, is_settled, require
 from cachesim.engines.llamacpp.memory.cells import free_cells
 from cachesim.engines.llamacpp.memory.hybrid import caches_of, parts_of
 from cachesim.engines.llamacpp.save import run_slot_action
@@ -107,11 +101,7 @@ def _try_file(server: ServerContext, number: int) -> None:
 
 
 def _require_event(
-    server: ServerContext,
-    slot: Slot,
-    files: Files,
-    kind: TaskKind,
-    numbers: tuple[int, ...],
+    server: ServerContext, slot: Slot, files: Files, kind: TaskKind, numbers: tuple[int, ...]
 ) -> None:
     """Run a slot action, and require that it reports these numbers of tokens and bytes."""
     task = Task(id=0, ticket=Ticket(0), kind=kind, id_slot=slot.id, name="file")

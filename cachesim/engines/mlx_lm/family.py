@@ -399,12 +399,7 @@ PATCHES: Final[tuple[Patch[MlxRules], ...]] = (
         fits=("0.30.4",),
         **switching("0.30.5", caches={"restores_padding_fields": True}),
     ),
-    Patch(
-        pull=923,
-        about="snapshots at message boundaries",
-        fits=("after-906",),
-        lay=_snapshots(),
-    ),
+    Patch(pull=923, about="snapshots at message boundaries", fits=("after-906",), lay=_snapshots()),
     Patch(
         pull=929,
         about="#923 with all three fixes of #929",
@@ -700,10 +695,7 @@ FAMILY: Final[Family[MlxRules, MlxOptions]] = Family(
         {"prompt_concurrency": 2, "prefill_step_size": 4},
     ),
     elsewhere=ELSEWHERE,
-    corners=(
-        Corner(),
-        Corner(window=16, layers=frozenset({"window"}), replies=24, crowd=True),
-    ),
+    corners=(Corner(), Corner(window=16, layers=frozenset({"window"}), replies=24, crowd=True)),
     scopes=(
         Scope(
             flags={"prompt_cache_size": 2, "prefill_step_size": 4},

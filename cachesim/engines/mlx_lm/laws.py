@@ -42,12 +42,7 @@ from cachesim.engines.tokens import get_common_prefix
 from cachesim.model.build import arithmetic_of
 from cachesim.typed import there_is
 
-LEAVES: Final = (
-    PromptCacheConsumed,
-    PromptCacheEvicted,
-    PromptCachePruned,
-    PromptCacheReplaced,
-)
+LEAVES: Final = (PromptCacheConsumed, PromptCacheEvicted, PromptCachePruned, PromptCacheReplaced)
 """Events of an entry that leaves the store."""
 
 STOPS: Final = "stop_words"

@@ -51,9 +51,7 @@ class RequestState:
     def create_equivalent_initial_request(self) -> "RequestState":
         """A new request whose prompt includes the tokens generated so far."""
         return RequestState(
-            id=self.id,
-            initial=self.initial + self.generated,
-            most=self.most - len(self.generated),
+            id=self.id, initial=self.initial + self.generated, most=self.most - len(self.generated)
         )
 
     def computed(self) -> list[int]:

@@ -74,11 +74,7 @@ class Scheduler:
         return None if not scheduled and failed else scheduled
 
     def _process_candidates(
-        self,
-        candidates: list[RequestState],
-        token_budget: int,
-        cache_budget: int,
-        left: set[int],
+        self, candidates: list[RequestState], token_budget: int, cache_budget: int, left: set[int]
     ) -> tuple[list[FutureRequestState], bool]:
         """Schedule candidates; and whether one found no room. Follows `_process_candidates`."""
         scheduled: list[FutureRequestState] = []

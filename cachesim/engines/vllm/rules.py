@@ -407,10 +407,7 @@ RULES_0310 = replace(
     RULES_0320,
     lookup=replace(RULES_0320.lookup, margin_bound="hit-limit", refuses_idle_unit=False),
     state=replace(
-        RULES_0320.state,
-        tail="prompt-drafter",
-        attention_tail_below_end=False,
-        exporting=(),
+        RULES_0320.state, tail="prompt-drafter", attention_tail_below_end=False, exporting=()
     ),
     scheduler=replace(RULES_0320.scheduler, prompt_stop="floor"),
     runner=replace(

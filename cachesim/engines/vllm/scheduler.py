@@ -382,10 +382,7 @@ class Scheduler:
     # -- outputs -----------------------------------------------------------------------------------
 
     def update_from_output(
-        self,
-        step: Step,
-        sampled: Sequence[Sequence[int]],
-        transfers: Transfers = NO_TRANSFERS,
+        self, step: Step, sampled: Sequence[Sequence[int]], transfers: Transfers = NO_TRANSFERS
     ) -> list[Request]:
         """Process a step's tokens and its transfers; return the finished requests.
 

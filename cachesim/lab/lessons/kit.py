@@ -99,13 +99,7 @@ class Memory:
         network = build(self._spec)
         depth = rollback_depth(network, rollback, B11434)
         memory = create_memory(
-            network,
-            B11434,
-            n_seq_max=2,
-            unified=True,
-            cells=cells,
-            swa_cells=8,
-            n_rs_seq=depth,
+            network, B11434, n_seq_max=2, unified=True, cells=cells, swa_cells=8, n_rs_seq=depth
         )
         self.context = Context(
             network,
@@ -273,12 +267,7 @@ Prompt = str | dict[str, Any]
 
 
 def serve(
-    profile: str,
-    model: str,
-    *prompts: Prompt,
-    reply: str = "~",
-    window: int = 0,
-    **options: object,
+    profile: str, model: str, *prompts: Prompt, reply: str = "~", window: int = 0, **options: object
 ) -> list[Answered]:
     """Start a server, send it prompts in order, and verify each answer.
 

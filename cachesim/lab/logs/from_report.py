@@ -134,9 +134,7 @@ def _from_words(name: str, text: str) -> Draft:
     missing: list[str] = []
     family = _family(text, missing)
     server = Server(
-        engine=family.name,
-        release=_release(family, text, missing),
-        preset=_preset(text, missing),
+        engine=family.name, release=_release(family, text, missing), preset=_preset(text, missing)
     )
     counts = counts_in(text)
     if counts.whole is None:

@@ -154,14 +154,10 @@ KEYED_PATTERNS: Final = (
     ),
     _pattern("slot-opened", "new slot |", r"\bn_ctx_slot=(?P<n_ctx>\d+)"),
     _pattern(
-        "prompt-time",
-        "prompt eval time ",
-        r"= +(?P<ms>\d+\.\d+) ms / +(?P<tokens>\d+) tokens",
+        "prompt-time", "prompt eval time ", r"= +(?P<ms>\d+\.\d+) ms / +(?P<tokens>\d+) tokens"
     ),
     _pattern(
-        "reply-time",
-        "generation eval time ",
-        r"= +(?P<ms>\d+\.\d+) ms / +(?P<tokens>\d+) runs",
+        "reply-time", "generation eval time ", r"= +(?P<ms>\d+\.\d+) ms / +(?P<tokens>\d+) runs"
     ),
 )
 """Messages of ik_llama.cpp whose numbers are keys: `slot released | ... n_cache_tokens=40`."""

@@ -45,11 +45,7 @@ from cachesim.lab.logs.settings import Settings
 
 
 def note_prefixes(
-    replay: Replay,
-    request: Observed,
-    prompt: Rope,
-    slots: Sequence[Rope],
-    entries: Sequence[Rope],
+    replay: Replay, request: Observed, prompt: Rope, slots: Sequence[Rope], entries: Sequence[Rope]
 ) -> None:
     """Record the requests that need another beginning in the next pass."""
     for rope, common in _printed_prefixes(request, slots, entries):

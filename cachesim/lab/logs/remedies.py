@@ -72,9 +72,7 @@ REMEDIES: Final[Mapping[str, Remedy]] = {
         "design", "Nothing: an entry with the longer conversation replaced it."
     ),
     "cache-making-room": Remedy(
-        "flag",
-        "Raise the prompt cache's limit (`--cache-ram`).",
-        flags=("cache_ram",),
+        "flag", "Raise the prompt cache's limit (`--cache-ram`).", flags=("cache_ram",)
     ),
     "cache-load-failed": LARGER,
     "slot-cleared": LARGER,
@@ -133,8 +131,7 @@ IK_CURES: Final[Mapping[str, Remedy]] = {
 """Remedies for causes with other flags in ik_llama.cpp."""
 
 SNAPSHOTS: Final = Remedy(
-    "client",
-    f"The next prompt that parts at the same token resumes there. {KEEP_HISTORY}",
+    "client", f"The next prompt that parts at the same token resumes there. {KEEP_HISTORY}"
 )
 
 STATES: Final = Remedy(

@@ -65,15 +65,13 @@ class Settings:
         Parameter(negative="", help="Send no prompt or prefix twice: some servers die of that."),
     ] = False
     like: Annotated[
-        Path | None,
-        Parameter(help="A log, trace or scenario; requests of its shape are sent."),
+        Path | None, Parameter(help="A log, trace or scenario; requests of its shape are sent.")
     ] = None
     words: Annotated[
         Path | None, Parameter(help="A file of words for prompts, where a server takes texts.")
     ] = None
     chat: Annotated[
-        bool,
-        Parameter(negative="", help="Send prompts as messages, where a server takes texts."),
+        bool, Parameter(negative="", help="Send prompts as messages, where a server takes texts.")
     ] = False
     seed: Annotated[int, Parameter(help="The seed of everything drawn at random.")] = 0
     may_erase: Annotated[

@@ -205,10 +205,7 @@ def entry_of(exchange: Exchange, request: Mapping[str, Any], problem: str) -> di
 
 
 def action_entry(
-    exchange: Exchange,
-    called: tuple[str, int],
-    request: Mapping[str, Any],
-    hasher: Hasher | None,
+    exchange: Exchange, called: tuple[str, int], request: Mapping[str, Any], hasher: Hasher | None
 ) -> dict[str, Any]:
     """The line of a call of `/slots/N`: a file's name is hashed like texts."""
     action, slot = called
@@ -482,8 +479,5 @@ class Session:
 def row_of(exchange: Exchange, why: str) -> Row:
     """Row of the live view without numbers."""
     return Row(
-        number=exchange.number,
-        client=exchange.client,
-        cancelled=exchange.cancelled,
-        why=why,
+        number=exchange.number, client=exchange.client, cancelled=exchange.cancelled, why=why
     )

@@ -148,10 +148,7 @@ Attempt: TypeAlias = Callable[[Cell], dict[str, Any] | Failed]
 
 
 def sweep(
-    plan: Mapping[str, Any] | str | Path,
-    *,
-    store: str | Path | None = None,
-    processes: int = 1,
+    plan: Mapping[str, Any] | str | Path, *, store: str | Path | None = None, processes: int = 1
 ) -> list[dict[str, Any]]:
     """Replay a plan (a file or a mapping): a flat row for each cell.
 

@@ -216,11 +216,7 @@ class RecordStore:
         return [_assembled(each, end) for each in parts]
 
     def save(
-        self,
-        cache: Sequence[LayerCache],
-        chunks: Sequence[Chunk],
-        first: int,
-        length: int,
+        self, cache: Sequence[LayerCache], chunks: Sequence[Chunk], first: int, length: int
     ) -> None:
         """Write records of the chunks from `first` on; states only of one that ends at `length`.
 

@@ -101,12 +101,7 @@ class MemoryPromptCache(LRUPromptCache):
         self.order.push(model, key, self.trie.get(model, key).cache_type)
 
     def _hit(
-        self,
-        model: Hashable,
-        key: list[int],
-        asked: list[int],
-        equal: Count,
-        *lost: Loss,
+        self, model: Hashable, key: list[int], asked: list[int], equal: Count, *lost: Loss
     ) -> Fetched:
         """A copy of an entry, cut where it parts from the prompt."""
         used = get_common_prefix(key, asked)

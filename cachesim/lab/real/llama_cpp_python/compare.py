@@ -22,14 +22,7 @@ from cachesim.engines.llama_cpp_python.states import DiskCache
 from cachesim.engines.option import options_of
 from cachesim.errors import CachesimError
 from cachesim.lab.real.environment import Environment, package_of
-from cachesim.lab.real.hunt.proof import (
-    ProofResult,
-    Prover,
-    always,
-    refuted_by,
-    result_of,
-    step_of,
-)
+from cachesim.lab.real.hunt.proof import ProofResult, Prover, always, refuted_by, result_of, step_of
 from cachesim.lab.real.llama_cpp.chats import text_of
 from cachesim.lab.real.llama_cpp.gguf import write_model
 from cachesim.lab.real.llama_cpp.logits import as_ggml_computes

@@ -15,14 +15,7 @@ from cachesim.engines.mlx_lm.family import FAMILY
 from cachesim.engines.mlx_lm.options import MlxOptions
 from cachesim.engines.mlx_lm.server import word_tokenizer
 from cachesim.errors import CachesimError, InputError, ScenarioError
-from cachesim.lab.real.hunt.proof import (
-    ProofResult,
-    Prover,
-    always,
-    refuted_by,
-    result_of,
-    step_of,
-)
+from cachesim.lab.real.hunt.proof import ProofResult, Prover, always, refuted_by, result_of, step_of
 from cachesim.lab.real.mlx_lm.families import toy_of
 from cachesim.lab.real.mlx_lm.process import environment_for
 from cachesim.lab.real.mlx_lm.server import RealMlxServer

@@ -13,14 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from cachesim.lab.traces.fleet.router import (
-    Arrival,
-    Dispatcher,
-    Replica,
-    Router,
-    in_range,
-    one_of,
-)
+from cachesim.lab.traces.fleet.router import Arrival, Dispatcher, Replica, Router, in_range, one_of
 
 
 class Indexer:
