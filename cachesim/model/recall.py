@@ -35,56 +35,16 @@ from cachesim.errors import SpecError
 from cachesim.model.spec import FIRST_PLAIN, ModelSpec
 
 NAMES: Final = (
-    "alice",
-    "bob",
-    "carol",
-    "dave",
-    "erin",
-    "frank",
-    "grace",
-    "heidi",
-    "ivan",
-    "judy",
-    "kim",
+    "alice", "bob", "carol", "dave", "erin", "frank", "grace", "heidi", "ivan", "judy", "kim",
     "leo",
-)
+)  # fmt: skip
 
 FILLERS: Final = (
-    "code",
-    "the",
-    "of",
-    "is",
-    "and",
-    "please",
-    "note",
-    "report",
-    "today",
-    "again",
-    "there",
-    "meeting",
-    "letter",
-    "number",
-    "open",
-    "window",
-    "team",
-    "later",
-    "with",
-    "about",
-    "question",
-    "answer",
-    "list",
-    "short",
-    "long",
-    "table",
-    "value",
-    "write",
-    "read",
-    "first",
-    "second",
-    "third",
-    "last",
-    "new",
-)
+    "code", "the", "of", "is", "and", "please", "note", "report", "today", "again", "there",
+    "meeting", "letter", "number", "open", "window", "team", "later", "with", "about",
+    "question", "answer", "list", "short", "long", "table", "value", "write", "read", "first",
+    "second", "third", "last", "new",
+)  # fmt: skip
 
 ASK, STOP, UNKNOWN = FIRST_PLAIN, FIRST_PLAIN + 1, FIRST_PLAIN + 2
 FIRST_NAME: Final = FIRST_PLAIN + 3

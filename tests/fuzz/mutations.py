@@ -37,21 +37,9 @@ WORDS: Final = (
 )  # fmt: skip
 ODD: Final = (True, False, None, [], {}, [[]], [{}], {"a": 1}, [0], [1, 2, 3], [-1], ["S"], [None])
 JUNK: Final = (
-    "\x00",
-    "\ufeff",
-    "[",
-    "]]",
-    '"""',
-    "=",
-    "\\",
-    "\u202e",
-    "#",
-    "'",
-    "{",
-    "}",
-    "\n",
+    "\x00", "\ufeff", "[", "]]", '"""', "=", "\\", "\u202e", "#", "'", "{", "}", "\n",
     "[[step]]",
-)
+)  # fmt: skip
 
 
 def damaged_tree(tree: Any, chance: Chance, *, others: Sequence[Any], keys: Sequence[str]) -> Any:

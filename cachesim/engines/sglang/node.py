@@ -55,30 +55,10 @@ class Node:
     """A node; `request` is the number of the request whose tokens made it."""
 
     __slots__ = (
-        "child_key",
-        "children",
-        "created",
-        "hashes",
-        "hits",
-        "host_full",
-        "host_state",
-        "host_window",
-        "id",
-        "key",
-        "last_access",
-        "loading",
-        "locks",
-        "next",
-        "parent",
-        "pending",
-        "prev",
-        "priority",
-        "request",
-        "state",
-        "value",
-        "window",
-        "window_mark",
-    )
+        "child_key", "children", "created", "hashes", "hits", "host_full", "host_state",
+        "host_window", "id", "key", "last_access", "loading", "locks", "next", "parent",
+        "pending", "prev", "priority", "request", "state", "value", "window", "window_mark",
+    )  # fmt: skip
 
     def __init__(self, number: int, time: float) -> None:
         self.id = number

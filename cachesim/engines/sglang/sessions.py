@@ -197,21 +197,9 @@ def records(sessions: Mapping[str, Session]) -> list[Req]:
 
 
 RECORD: Final = (
-    "row",
-    "has_row",
-    "protected",
-    "inserted",
-    "committed",
-    "allocated",
-    "window_evicted",
-    "state",
-    "state_source",
-    "tracks",
-    "next_track",
-    "kept_track",
-    "tracked",
-    "tracked_before",
-)
+    "row", "has_row", "protected", "inserted", "committed", "allocated", "window_evicted",
+    "state", "state_source", "tracks", "next_track", "kept_track", "tracked", "tracked_before",
+)  # fmt: skip
 """Attributes of a request that belong to its record (`ReqKvInfo`)."""
 
 

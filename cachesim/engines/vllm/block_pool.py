@@ -112,20 +112,9 @@ class BlockPool:
     """
 
     __slots__ = (
-        "cached",
-        "enable_caching",
-        "free",
-        "groups",
-        "hash_block",
-        "hash_lookahead",
-        "key",
-        "key_tokens",
-        "more_keys",
-        "on_evict",
-        "ref",
-        "rules",
-        "size",
-    )
+        "cached", "enable_caching", "free", "groups", "hash_block", "hash_lookahead", "key",
+        "key_tokens", "more_keys", "on_evict", "ref", "rules", "size",
+    )  # fmt: skip
 
     def __init__(
         self,

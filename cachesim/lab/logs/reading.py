@@ -357,21 +357,9 @@ LONGEST, WIDEST = 4000, 40
 """Most characters of a fact: a path or a command line; a number or a word."""
 
 BRIEF: Final = (
-    "llama",
-    "n_",
-    "build",
-    "cache",
-    "print_info",
-    "model",
-    "general",
-    "kv",
-    "draft",
-    "idle",
-    "SWA",
-    "verbosity",
-    "listening",
-    "checkpoints enabled",
-)
+    "llama", "n_", "build", "cache", "print_info", "model", "general", "kv", "draft", "idle",
+    "SWA", "verbosity", "listening", "checkpoints enabled",
+)  # fmt: skip
 """Markers of start-up lines; lines without a marker are skipped."""
 
 

@@ -14,21 +14,9 @@ BLOCK: Final = 64
 """Characters per hash."""
 
 PLACES: Final = (
-    "tools",
-    "system",
-    "instructions",
-    "messages",
-    "input",
-    "memory",
-    "prompt",
-    "text",
-    "input_ids",
-    "input_prefix",
-    "input_suffix",
-    "suffix",
-    "images",
-    "image_data",
-)
+    "tools", "system", "instructions", "messages", "input", "memory", "prompt", "text",
+    "input_ids", "input_prefix", "input_suffix", "suffix", "images", "image_data",
+)  # fmt: skip
 """Keys of a request whose text is part of the prompt."""
 
 NOT_SHOWN: Final = frozenset(("cache_control",))

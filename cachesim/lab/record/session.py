@@ -87,39 +87,13 @@ class Hasher:
 
 
 SAMPLING: Final = (
-    "cache_prompt",
-    "id_slot",
-    "n",
-    "n_cmpl",
-    "n_predict",
-    "max_tokens",
-    "max_completion_tokens",
-    "n_cache_reuse",
-    "n_keep",
-    "n_discard",
-    "t_max_predict_ms",
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "seed",
-    "speculative.n_max",
-    "ignore_eos",
-    "enable_thinking",
-    "reasoning_effort",
-    "add_generation_prompt",
-    "continue_final_message",
-    "parallel_tool_calls",
-    "num_ctx",
-    "num_keep",
-    "num_predict",
-    "think",
-    "max_new_tokens",
-    "max_length",
-    "max_context_length",
-    "max_output_tokens",
-    "context_length",
-)
+    "cache_prompt", "id_slot", "n", "n_cmpl", "n_predict", "max_tokens", "max_completion_tokens",
+    "n_cache_reuse", "n_keep", "n_discard", "t_max_predict_ms", "temperature", "top_p", "top_k",
+    "min_p", "seed", "speculative.n_max", "ignore_eos", "enable_thinking", "reasoning_effort",
+    "add_generation_prompt", "continue_final_message", "parallel_tool_calls", "num_ctx",
+    "num_keep", "num_predict", "think", "max_new_tokens", "max_length", "max_context_length",
+    "max_output_tokens", "context_length",
+)  # fmt: skip
 """Fields of a request that affect the cache or the sampling."""
 
 KEPT_TEXT: Final = (*PLACES, "model", "stream", "tool_choice", "input_extra")

@@ -35,20 +35,10 @@ LONGEST: Final = 4 << 20
 """Most characters of a prompt that is queried."""
 
 TEMPLATED: Final = (
-    "messages",
-    "tools",
-    "tool_choice",
-    "parallel_tool_calls",
-    "chat_template_kwargs",
-    "add_generation_prompt",
-    "reasoning_format",
-    "response_format",
-    "json_schema",
-    "grammar",
-    "continue_final_message",
-    "enable_thinking",
-    "chat_template",
-)
+    "messages", "tools", "tool_choice", "parallel_tool_calls", "chat_template_kwargs",
+    "add_generation_prompt", "reasoning_format", "response_format", "json_schema", "grammar",
+    "continue_final_message", "enable_thinking", "chat_template",
+)  # fmt: skip
 """Fields of a chat that its template reads."""
 
 ONE, OTHER, THIRD = "ONE", "OTHER", "THIRD"

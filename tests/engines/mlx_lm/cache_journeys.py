@@ -236,20 +236,6 @@ def _has_turned(cache: PromptCache) -> bool:
 
 
 ACTS = (
-    "begin",
-    "feed",
-    "feed",
-    "cut",
-    "copy",
-    "save",
-    "admit",
-    "admit",
-    "prefill",
-    "prefill",
-    "promote",
-    "promote",
-    "decode",
-    "decode",
-    "leave",
-    "look",
-)
+    "begin", "feed", "feed", "cut", "copy", "save", "admit", "admit", "prefill", "prefill",
+    "promote", "promote", "decode", "decode", "leave", "look",
+)  # fmt: skip

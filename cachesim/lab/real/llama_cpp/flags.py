@@ -113,18 +113,9 @@ SURROUNDINGS: Final[Mapping[str, Any]] = {
 
 
 ON_THE_LINE: Final = (
-    "--no-warmup",
-    "--fit",
-    "off",
-    "--gpu-layers",
-    "0",
-    "--device",
-    "none",
-    "--threads",
-    "1",
-    "--threads-http",
-    "8",
-)
+    "--no-warmup", "--fit", "off", "--gpu-layers", "0", "--device", "none", "--threads", "1",
+    "--threads-http", "8",
+)  # fmt: skip
 """The same for a router, whose children need a thread for each request that waits."""
 
 

@@ -27,19 +27,10 @@ PATCH: Final = 999_999
 RANKS: Final = tuple(
     f"{name}_rank"
     for name in (
-        "tp",
-        "pp",
-        "dp",
-        "attn_tp",
-        "attn_dp",
-        "attn_cp",
-        "moe_ep",
-        "moe_dp",
-        "moe_tp",
-        "dcp",
+        "tp", "pp", "dp", "attn_tp", "attn_dp", "attn_cp", "moe_ep", "moe_dp", "moe_tp", "dcp",
         "attn_dcp",
     )
-)
+)  # fmt: skip
 
 
 ENTRIES: Final = itertools.count()

@@ -200,18 +200,9 @@ class Playing:
 
 
 TREE = (
-    "match_prefix",
-    "cache_finished_req",
-    "cache_unfinished_req",
-    "checkpoint",
-    "evict",
-    "inc_lock_ref",
-    "dec_lock_ref",
-    "lock",
-    "unlock",
-    "free_kv_row",
-    "on_release",
-)
+    "match_prefix", "cache_finished_req", "cache_unfinished_req", "checkpoint", "evict",
+    "inc_lock_ref", "dec_lock_ref", "lock", "unlock", "free_kv_row", "on_release",
+)  # fmt: skip
 """Methods of a tree that a scheduler calls; a release has some of them."""
 
 

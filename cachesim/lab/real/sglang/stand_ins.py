@@ -21,29 +21,14 @@ EMPTY: Final = (
     *(
         f"sglang.srt.{name}"
         for name in (
-            "configs",
-            "constrained",
-            "debug_utils",
-            "distributed",
-            "entrypoints",
-            "eplb",
-            "hardware_backend",
-            "layers",
-            "lora",
-            "model_loader",
-            "models",
-            "multimodal",
-            "observability",
-            "parser",
-            "sampling.penaltylib",
-            "sampling.sampling_batch_info",
-            "tracing",
-            "utils.hf_transformers_patches",
-            "utils.hf_transformers_utils",
+            "configs", "constrained", "debug_utils", "distributed", "entrypoints", "eplb",
+            "hardware_backend", "layers", "lora", "model_loader", "models", "multimodal",
+            "observability", "parser", "sampling.penaltylib", "sampling.sampling_batch_info",
+            "tracing", "utils.hf_transformers_patches", "utils.hf_transformers_utils",
             "weight_sync",
         )
     ),
-)
+)  # fmt: skip
 """Parts of the release that no decision needs."""
 
 REAL: Final = (
@@ -65,24 +50,10 @@ PACKAGES: Final = (
 """Packages that only lead to others; their own `__init__` is not run."""
 
 INSTALLED: Final = (
-    "numpy",
-    "torch",
-    "torchgen",
-    "functorch",
-    "sympy",
-    "mpmath",
-    "networkx",
-    "jinja2",
-    "markupsafe",
-    "filelock",
-    "fsspec",
-    "typing_extensions",
-    "packaging",
-    "msgspec",
-    "setuptools",
-    "_distutils_hack",
-    "pkg_resources",
-)
+    "numpy", "torch", "torchgen", "functorch", "sympy", "mpmath", "networkx", "jinja2",
+    "markupsafe", "filelock", "fsspec", "typing_extensions", "packaging", "msgspec",
+    "setuptools", "_distutils_hack", "pkg_resources",
+)  # fmt: skip
 """Packages that are not empty: PyTorch with what it imports, and msgspec."""
 
 OWN: Final = frozenset({*sys.stdlib_module_names, *INSTALLED, "sglang", "cachesim"})

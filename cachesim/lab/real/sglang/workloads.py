@@ -15,23 +15,9 @@ from cachesim.errors import OptionError
 from cachesim.lab.real.prompts import REPLIES, AgentUsers, Row, Writer, read_row
 
 KINDS: Final = (
-    "full",
-    "pages",
-    "policy",
-    "pairs",
-    "window",
-    "window-pages",
-    "no-buffer",
-    "extra-buffer",
-    "few-states",
-    "pressure",
-    "arrivals",
-    "aborts",
-    "host",
-    "host-parts",
-    "host-back",
-    "storage",
-)
+    "full", "pages", "policy", "pairs", "window", "window-pages", "no-buffer", "extra-buffer",
+    "few-states", "pressure", "arrivals", "aborts", "host", "host-parts", "host-back", "storage",
+)  # fmt: skip
 
 GRID: Final = 64
 """Interval of saved states with `extra_buffer`: the kernel's chunk."""

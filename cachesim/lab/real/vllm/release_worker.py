@@ -15,31 +15,13 @@ from cachesim.lab.real.worker_side import EmptyModules, Real
 
 OUTSIDE: Final = frozenset(
     (
-        "anthropic",
-        "blake3",
-        "compressed_tensors",
-        "cpuinfo",
-        "depyf",
-        "diskcache",
-        "gguf",
-        "ijson",
-        "lark",
-        "llguidance",
-        "lmformatenforcer",
-        "mistral_common",
-        "model_hosting_container_standards",
-        "numba",
-        "outlines_core",
-        "partial_json_parser",
-        "prometheus_fastapi_instrumentator",
-        "setproctitle",
-        "soundfile",
-        "uvicorn",
-        "uvloop",
-        "watchfiles",
-        "xgrammar",
+        "anthropic", "blake3", "compressed_tensors", "cpuinfo", "depyf", "diskcache", "gguf",
+        "ijson", "lark", "llguidance", "lmformatenforcer", "mistral_common",
+        "model_hosting_container_standards", "numba", "outlines_core", "partial_json_parser",
+        "prometheus_fastapi_instrumentator", "setproctitle", "soundfile", "uvicorn", "uvloop",
+        "watchfiles", "xgrammar",
     )
-)
+)  # fmt: skip
 """Packages that no decision of the scheduler depends on."""
 
 COMPILED: Final = frozenset(

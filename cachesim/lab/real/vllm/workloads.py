@@ -14,20 +14,9 @@ from cachesim.lab.real.prompts import REPLIES, AgentUsers, Row, Writer
 from cachesim.model.presets import preset
 
 KINDS: Final = (
-    "full",
-    "window",
-    "mamba",
-    "mamba-fine",
-    "three",
-    "chunked",
-    "alone",
-    "eagle",
-    "ngram",
-    "pressure",
-    "priority",
-    "arrivals",
-    "store",
-)
+    "full", "window", "mamba", "mamba-fine", "three", "chunked", "alone", "eagle", "ngram",
+    "pressure", "priority", "arrivals", "store",
+)  # fmt: skip
 
 
 def draw(seed: int, number: int, rules: Rules) -> dict[str, Any]:
