@@ -52,9 +52,7 @@ class Network(Protocol):
     """A network that runs ubatches against a Store and is stateless."""
 
     @property
-    def spec(self) -> ModelSpec:
-        """The spec of the network."""
-        ...
+    def spec(self) -> ModelSpec: ...
 
     @property
     def shapes(self) -> tuple[LayerShape, ...]:
@@ -199,7 +197,6 @@ class GrowingArray:
         self.count = 0
 
     def append(self, rows: Array) -> None:
-        """Append rows."""
         count = self.count + len(rows)
         size = len(self.data)
         if count > size:

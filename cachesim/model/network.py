@@ -94,7 +94,6 @@ class FloatNetwork:
 
     @property
     def spec(self) -> ModelSpec:
-        """The spec of the network."""
         return self._spec
 
     @property

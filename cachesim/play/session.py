@@ -249,7 +249,6 @@ class Session(Loop):
         return True
 
     def turn(self) -> bool:
-        """Take a turn; False if the server is idle."""
         works = super().turn()
         if self.judged and not self.turns % CHECKED:
             self.engine.check_integrity()
@@ -309,7 +308,6 @@ class Session(Loop):
         return lists and any(e.with_previous and not e.turns for e in neighbours)
 
     def request(self, record: Record) -> Request:
-        """The request of a step."""
         step = record.step
         reply = None if step.reply is None else self.vocabulary.tokens(step.reply)
         predict = step.predict

@@ -87,7 +87,6 @@ class Vocabulary:
         return self.tokenizer.decode(self.look_up(place[1]))
 
     def prompt(self, step: Step) -> Tokens:
-        """Prompt tokens of a step."""
         if step.messages:
             return self._rendered(step)[0]
         prompt = self.tokens(step.prompt or "")

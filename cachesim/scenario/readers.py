@@ -116,14 +116,12 @@ class YesNo:
     """A boolean."""
 
     def read(self, value: object) -> bool:
-        """The boolean."""
         if type(value) is not bool:
             msg = f"must be true or false, {found(value)}"
             raise Wrong(msg)
         return value
 
     def schema(self) -> dict[str, Any]:
-        """A boolean."""
         return {"type": "boolean"}
 
 
@@ -136,7 +134,6 @@ class Text:
     like: str = ""
 
     def read(self, value: object) -> str:
-        """The string."""
         if type(value) is not str:
             msg = f"must be a string, {found(value)}"
             raise Wrong(msg)
@@ -161,7 +158,6 @@ class OneOf:
     words: tuple[str, ...]
 
     def read(self, value: object) -> str:
-        """The word."""
         if type(value) is not str:
             msg = f"must be one of {', '.join(self.words)}, {found(value)}"
             raise Wrong(msg)
@@ -171,7 +167,6 @@ class OneOf:
         return value
 
     def schema(self) -> dict[str, Any]:
-        """An enumeration."""
         return {"enum": list(self.words)}
 
 
@@ -209,7 +204,6 @@ class Either:
     expected: str
 
     def read(self, value: object) -> Value:
-        """The parsed value."""
         for kinds, reader in self.readers:
             if type(value) in (kinds if isinstance(kinds, tuple) else (kinds,)):
                 return reader.read(value)
@@ -217,7 +211,6 @@ class Either:
         raise Wrong(msg)
 
     def schema(self) -> dict[str, Any]:
-        """Any of the readers' schemas."""
         return {"anyOf": [reader.schema() for _, reader in self.readers]}
 
 
@@ -252,7 +245,6 @@ class Each:
         return tuple(_each_read(enumerate(value), self.item).values())
 
     def schema(self) -> dict[str, Any]:
-        """A list."""
         return {"type": "array", "items": self.item.schema(), "maxItems": self.longest}
 
 

@@ -63,7 +63,6 @@ class Source:
     path: Path | None  # None: standard input
 
     def load(self) -> "Scenario":
-        """Load the scenario."""
         from cachesim.scenario.files import load, load_stream
 
         return load_stream(sys.stdin.buffer) if self.path is None else load(self.path)

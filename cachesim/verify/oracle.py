@@ -105,7 +105,6 @@ class Oracles:
         self._kept: list[Oracle] = []
 
     def of(self, network: Network) -> Oracle:
-        """The oracle of this network."""
         found = next((each for each in self._kept if each.network is network), None)
         oracle = found or Oracle(network)
         self._kept = [oracle, *(each for each in self._kept if each is not oracle)][:NETWORKS]

@@ -213,7 +213,6 @@ class IkLlama(Engine):
         return self._record
 
     def record(self, event: Event) -> None:
-        """Append an event."""
         self._record.append(event)
 
     def submit(self, request: Request) -> Ticket:
@@ -236,11 +235,9 @@ class IkLlama(Engine):
         return self._act(lambda ticket: self._save(self._slot(slot), name, ticket))
 
     def slot_restore(self, slot: int, name: str) -> Ticket:
-        """Restore a slot."""
         return self._act(lambda ticket: self._restore(self._slot(slot), name, ticket))
 
     def slot_erase(self, slot: int) -> Ticket:
-        """Erase a slot."""
         return self._act(lambda ticket: self._erase(self._slot(slot), ticket))
 
     def _slot(self, index: int) -> Slot:

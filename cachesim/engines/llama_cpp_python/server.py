@@ -43,14 +43,10 @@ class Saved(Protocol):
         ...
 
     @property
-    def n_tokens(self) -> Count:
-        """Their number."""
-        ...
+    def n_tokens(self) -> Count: ...
 
     @property
-    def size(self) -> int:
-        """Its bytes."""
-        ...
+    def size(self) -> int: ...
 
 
 S = TypeVar("S", bound=SampledJob)
@@ -144,7 +140,6 @@ class MemoryServer(SlotlessEngine[Rules, Options, S]):
 
     @property
     def _entries(self) -> Collection[Saved]:
-        """The saved states."""
         return ()
 
     def snapshot(self) -> dict[str, Any]:

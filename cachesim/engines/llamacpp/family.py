@@ -90,7 +90,6 @@ class History:
     releases: tuple[str, ...]
 
     def rules(self, release: str) -> ServerRules:
-        """The rules of a release."""
         rules = self.oldest
         for each in self.until(release):
             rules = each.laid(rules)

@@ -122,7 +122,6 @@ def check_calls(context: Context) -> None:
 
 
 def _parts(context: Context) -> tuple[list[AttentionCache], RecurrentMemory | None]:
-    """The attention caches of a memory, and its recurrent part."""
     attention, recurrent = parts_of(context.memory)
     return [*caches_of(attention).values()], recurrent
 

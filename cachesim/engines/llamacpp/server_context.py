@@ -106,7 +106,6 @@ class ServerContext:
         return self.next_task - 1
 
     def emit(self, event: Event) -> None:
-        """Append an event."""
         self.events.append(event)
 
     def prompt_clear(self, slot: Slot) -> None:

@@ -280,7 +280,6 @@ class HiRadixCache(RadixCache):
             self.revoked, self.released = [], []
 
     def held_by_host(self) -> Iterator[Node]:
-        """Nodes that are locked because a copy is under way."""
         yield from (each.node for each in self.writing.values() if each.is_held)
         yield from self.loaded.values()
 

@@ -102,7 +102,6 @@ class HostPools:
         )
 
     def of(self, part: int) -> HostPool | None:
-        """The pool of a part."""
         return (self.full, self.window, self.state)[part]
 
 

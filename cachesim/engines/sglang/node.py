@@ -161,7 +161,6 @@ class LruList:
         self._link(before, node)
 
     def remove(self, node: Node) -> None:
-        """Remove a node."""
         self.members.discard(node.id)
         self._unlink(node)
 

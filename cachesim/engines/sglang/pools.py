@@ -33,7 +33,6 @@ class Ring:
         return taken
 
     def put(self, numbers: Integers) -> None:
-        """Append numbers."""
         self._reach(len(numbers))
         self._write((self._head + self.count) % len(self._data), numbers)
         self.count += len(numbers)
@@ -246,7 +245,6 @@ class StatePool:
             self.on_copy(source, target)
 
     def free(self, slot: int) -> None:
-        """Free a slot."""
         self.free_slots.put(np.array([slot], np.int64))
 
 
@@ -445,7 +443,6 @@ class HostPool:
         return np.concatenate((fresh, self._back.take(count - len(fresh))))
 
     def free(self, slots: Integers) -> None:
-        """Free slots."""
         if len(slots):
             self._back.put(slots)
 

@@ -186,7 +186,6 @@ class Req:
         return min(self.committed, self.num_prompt + self.finished_len)
 
     def write(self, start: int, slots: Integers) -> None:
-        """Write slots into the row."""
         self.row[start : start + len(slots)] = slots
 
     def reset_for_retract(self) -> None:

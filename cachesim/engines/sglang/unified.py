@@ -303,7 +303,6 @@ class UnifiedRadixCache(UnifiedTreeCore):
             self.host.writes.submit()
 
     def held_by_host(self) -> Iterator[Node]:
-        """Nodes that are locked because a copy is under way."""
         if self.host is not None:
             yield from (each.node for each in self.host.writing.values() if each.is_held)
             yield from (each.node for each, _ in self.host.loaded.values())

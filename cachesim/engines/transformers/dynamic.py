@@ -86,7 +86,6 @@ class Keys:
         """Do nothing: all keys are kept."""
 
     def content(self) -> Json:
-        """Content of the layer."""
         return {"keys": self.rows, "length": self.length, "croppable": self.croppable}
 
 
@@ -322,7 +321,6 @@ class DynamicCache:
             getattr(layer, name)(*given)
 
     def content(self) -> Json:
-        """Content of each layer."""
         return [layer.content() for layer in self.layers]
 
 

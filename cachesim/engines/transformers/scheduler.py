@@ -34,7 +34,6 @@ class Scheduler:
         self.on_lookup: Callable[[RequestState, int], None] | None = None
 
     def add_waiting_request(self, state: RequestState) -> None:
-        """Queue a request."""
         self.waiting[state.id] = state
         self.order.append(state.id)
 

@@ -82,7 +82,6 @@ class Nixl(Connector):
     def of(
         cls, manager: KVCacheManager, runner: Runner, ahead: PrefillServer, options: VllmOptions
     ) -> "Nixl":
-        """The connector of the options."""
         lease, steps = options.kv_lease_steps, options.load_steps
         rows = ring_rows(runner)
         return cls(manager, runner.pages, frozenset(), steps, ahead=ahead, lease=lease, rows=rows)

@@ -147,7 +147,6 @@ class Pages:
                 self.keys[layer][rows], self._values[layer][rows] = parts
 
     def state(self, layer: int, block: int) -> Array:
-        """The state in a block."""
         row: Array = self._states[layer][block]
         return row
 

@@ -42,7 +42,6 @@ class Origin:
 
     @classmethod
     def of_log(cls, replay: Replay) -> "Origin":
-        """The server of a log."""
         settings = replay.settings
         window = None if not settings.window.value else int(settings.window.value)
         preset = str(settings.preset.value)

@@ -72,7 +72,6 @@ class Tally:
     swaps: bool = False  # a router ended a model's server for another model
 
     def count(self, raw: bytes) -> None:
-        """Count a line."""
         text = raw.rstrip()
         self.lengths[len(text)] += 1
         self.cut[len(text)] += ENDS.search(text) is None

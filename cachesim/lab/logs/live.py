@@ -253,7 +253,6 @@ class Totals:
     reported: Counter[str] = field(default_factory=Counter)  # requests with each number
 
     def add(self, found: Mapping[str, Any], *, answered: bool) -> None:
-        """Add a request."""
         self.requests += 1
         self.answered += answered
         self.comparable += found["agrees"] is not None

@@ -495,7 +495,6 @@ class Reader:
         return self
 
     def read(self, line: Line) -> None:
-        """Parse a line."""
         facts = facts_of(line)
         style = style_in(line.text)
         another = self.server.engine == PYTHON and "model-file" in {name for name, _ in facts}

@@ -70,7 +70,6 @@ class Settings:
 
     @property
     def profile(self) -> str:
-        """The profile of the replay."""
         name = f"{self.engine}@{self.release.value}" if self.release.value else self.engine
         return "+".join((name, *self.patches))
 

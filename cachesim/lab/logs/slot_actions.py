@@ -54,7 +54,6 @@ class SlotAction:
 
     @property
     def sentence(self) -> str:
-        """Sentence of the action."""
         if not self.was_done:
             return f"slot {self.slot} is not {ACTIONS[self.action]}: status {self.status}"
         counted = "" if self.tokens is None else f": {self.tokens:,} tokens"

@@ -61,7 +61,6 @@ class ScenarioReplay(Replayable):
 
     @property
     def requests(self) -> int:
-        """Number of requests."""
         return sum(step.do == "complete" for step in self.scenario.step)
 
     def outcome(self, options: Mapping[str, Any]) -> Outcome:
@@ -90,7 +89,6 @@ class RequestReplay(Replayable):
 
     @property
     def requests(self) -> int:
-        """Number of requests."""
         return len(self.prompts)
 
     def outcome(self, options: Mapping[str, Any]) -> Outcome:

@@ -102,7 +102,6 @@ class Result:
             yield f"counts: none of {found.first} simulated servers explains them: {why}"
 
     def verdict(self) -> Iterator[str]:
-        """The verdict in words."""
         for finding in self.outcome.findings:
             yield from self.wrong(finding)
         yield from self.rest()
@@ -143,7 +142,6 @@ class Result:
 
     @staticmethod
     def wrong(finding: Finding) -> Iterator[str]:
-        """A finding in words."""
         yield f"WRONG: {finding.sentence}"
         found = f"found after {counted(finding.requests, 'request')}, {finding.seconds:.1f} s"
         if finding.evidence:
@@ -246,7 +244,6 @@ class Result:
             yield ""
 
     def as_json(self) -> JsonObject:
-        """The result as one object."""
         out, noise = self.outcome, self.judge.noise
         return {
             "format": 1,

@@ -138,7 +138,6 @@ class RecordFile:
         return True
 
     def close(self) -> None:
-        """Close the file."""
         if self._file is not None:
             os.close(self._file)
             self._file = None

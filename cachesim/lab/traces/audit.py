@@ -99,7 +99,6 @@ class Audit:
         return not self.found
 
     def add(self, value: Json, place: str) -> None:
-        """Add a batch."""
         time, events, rank = batch_of(value, place)
         self.batches += 1
         self._order(value, time, rank, place)

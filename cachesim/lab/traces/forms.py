@@ -134,7 +134,6 @@ class Requests:
     def of(
         self, prompt: Sequence[Run], reply: Sequence[Run], time: float, *, silent: bool
     ) -> TraceRequest:
-        """The request of a prompt and its reply."""
         more = {"silent": silent, "seconds": True, "assumed": self.assumed}
         found = self.chains.request(joined(prompt), joined(reply), time, **more)
         return found if found.output else replace(found, output=1)

@@ -219,7 +219,6 @@ class Source:
 
     @property
     def path(self) -> Path:
-        """Path of the trace."""
         return Path(self.file or self.name)
 
     def scaling(self, unit: int) -> int:

@@ -129,7 +129,6 @@ class LanePlan(NamedTuple):
         return int(self.picked.max(initial=MARGIN)) - MARGIN
 
     def pick(self, buffers: Rows, layer: int) -> Lane:
-        """The lane of one layer."""
         return self.frame.lane(buffers.keys[layer][self.picked], buffers.values[layer][self.picked])
 
 

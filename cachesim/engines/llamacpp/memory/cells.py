@@ -199,7 +199,6 @@ class Cells:
         self.used += 1
 
     def add(self, cell: int, seq: int) -> None:
-        """Add a sequence to the cell."""
         self._widen(seq)
         word, bit = divmod(seq, _WORD)
         seqs, pos = int(self.bits[word, cell]), int(self.pos[cell])

@@ -560,7 +560,6 @@ class SparseCache(LayerCache):
 
     @property
     def window_rows(self) -> int:
-        """Rows of the window."""
         return min(self.offset, self.max_size)
 
     def update_and_fetch(self, keys: Array, values: Array) -> tuple[Array, Array]:

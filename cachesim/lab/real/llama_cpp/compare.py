@@ -124,7 +124,6 @@ class Difference(playing.Difference):
 
     @property
     def fields(self) -> Mapping[str, tuple[Any, Any]]:
-        """Field -> the real value and the simulated one, where they differ."""
         real, simulated = self.real.as_dict(), self.simulated.as_dict()
         return {
             name: (real.get(name), simulated.get(name))

@@ -44,7 +44,6 @@ class InOrder(dict[Real, None]):
         super().__init__(dict.fromkeys(members))
 
     def add(self, member: Real) -> None:
-        """Add a member."""
         self[member] = None
 
 
