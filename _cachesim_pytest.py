@@ -43,8 +43,7 @@ def minutes(text: str) -> float:
     """A time such as 60s, 5m or 1h; a bare number is seconds."""
     read = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", text)
     if read is None or not float(read[1]):
-        msg = f"{text!r} is no time; write one such as 60s, 5m or 1h"
-        raise ArgumentTypeError(msg)
+        raise ArgumentTypeError(f"{text!r} is no time; write one such as 60s, 5m or 1h")
     return float(read[1]) * UNITS[read[2]]
 
 
@@ -151,8 +150,7 @@ def _refuse_unknown(text: str) -> None:
     reasons = [reason(engine) for engine in ([""] if "@" in text else FAMILIES)]
     if all(reasons):
         why = reasons[0] if len(reasons) == 1 else "no engine has such a release with these patches"
-        msg = f"--cachesim-profile {text}: {why}; see `cachesim list releases`"
-        raise pytest.UsageError(msg)
+        raise pytest.UsageError(f"--cachesim-profile {text}: {why}; see `cachesim list releases`")
 
 
 def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> "ScenarioFile | None":

@@ -142,8 +142,7 @@ class Worker:
                 if "error" in found:
                     raise EnvironmentUnavailableError(found["error"])
                 return found
-        msg = "the process with dynamo's selection core has ended"
-        raise EnvironmentUnavailableError(msg)
+        raise EnvironmentUnavailableError("the process with dynamo's selection core has ended")
 
     def close(self) -> None:
         """End the process."""

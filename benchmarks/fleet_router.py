@@ -65,8 +65,7 @@ class Loopback:
                 pass
             time.sleep(0.2)
         self.__exit__()
-        msg = f"sglang-router is not ready after {PATIENCE} seconds"
-        raise EnvironmentUnavailableError(msg)
+        raise EnvironmentUnavailableError(f"sglang-router is not ready after {PATIENCE} seconds")
 
     def __exit__(self, *_: object) -> None:
         for each in self._released.values():

@@ -51,8 +51,7 @@ def filled(kind: str, cells: int) -> tuple[Context, int]:
 def require(done: object) -> None:
     """Stop measuring something that does not work."""
     if not done:
-        msg = "an operation of the benchmark was refused"
-        raise RuntimeError(msg)
+        raise RuntimeError("an operation of the benchmark was refused")
 
 
 def decode_one(context: Context, n: int) -> None:

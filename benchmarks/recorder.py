@@ -140,8 +140,7 @@ def first_byte(client: HTTPConnection, body: bytes) -> float:
     first = answer.read1(1)
     taken = time.perf_counter() - begun
     if answer.status != 200 or not first:
-        msg = f"no answer came: {answer.status} {answer.read()[:100]!r}"
-        raise RuntimeError(msg)
+        raise RuntimeError(f"no answer came: {answer.status} {answer.read()[:100]!r}")
     answer.read()
     client.close()  # the next request opens another
     return taken
@@ -159,8 +158,7 @@ def stream(url: str, pid: int) -> Iterator[str]:
         while seen < STREAMED:
             data = client.recv(1 << 18)
             if not data:
-                msg = f"the stream ended after {seen:,} bytes"
-                raise RuntimeError(msg)
+                raise RuntimeError(f"the stream ended after {seen:,} bytes")
             half, seen = seen >> 29, seen + len(data)
             if seen - looked > LOOK:
                 looked = seen

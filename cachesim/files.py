@@ -32,8 +32,7 @@ def readable(name: object, kind: type[InputError] = InputError) -> Iterator[None
     try:
         yield
     except OSError as error:
-        msg = f"{name}: cannot be read: {error.strerror or error}"
-        raise kind(msg) from None
+        raise kind(f"{name}: cannot be read: {error.strerror or error}") from None
     except UnicodeDecodeError as error:
         msg = f"{name}: is not UTF-8 text: byte {error.start} is {error.object[error.start]:#04x}"
         raise kind(msg) from None
@@ -42,8 +41,7 @@ def readable(name: object, kind: type[InputError] = InputError) -> Iterator[None
 def refuse_existing(path: Path, flag: str) -> None:
     """Raise InputError for an existing file that must not be replaced."""
     if os.path.lexists(path):
-        msg = f"{flag} {path}: the file exists; name another with {flag}"
-        raise InputError(msg)
+        raise InputError(f"{flag} {path}: the file exists; name another with {flag}")
 
 
 def not_writable(path: Path, flag: str, error: Exception) -> InputError:
@@ -81,10 +79,9 @@ class Output:
             with self.path.open("rb") as file:
                 start = file.read(len(self.kind))
             if start and start.lower() != self.kind.lower():
-                msg = (
+                raise InputError(
                     f"{self.flag} {self.path}: another kind of file; name another with {self.flag}"
                 )
-                raise InputError(msg)
         self._part().unlink()
 
     def _is_device(self) -> bool:

@@ -10,8 +10,7 @@ def lazily(package: str, homes: Mapping[str, str]) -> Callable[[str], object]:
 
     def find(name: str) -> object:
         if name not in homes:
-            msg = f"module {package!r} has no attribute {name!r}"
-            raise AttributeError(msg)
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
         value = getattr(import_module(f"{package}.{homes[name]}"), name)
         setattr(sys.modules[package], name, value)
         return value

@@ -31,16 +31,14 @@ def unpacked(name: str, file: BinaryIO, head: bytes) -> BinaryIO:
     for start, program in UNPACKED_BY.items():
         if head.startswith(start):
             file.close()
-            msg = f"{name}: is compressed: unpack it first, as `{program}` does"
-            raise InputError(msg)
+            raise InputError(f"{name}: is compressed: unpack it first, as `{program}` does")
     if head.startswith(ZSTANDARD):
         if find_spec("pyarrow") is None:
             file.close()
-            msg = (
+            raise InputError(
                 f"{name}: is compressed: unpack it first, as `zstd -dc` does, or install pyarrow: "
                 "pip install 'cachesim[parquet]'"
             )
-            raise InputError(msg)
         arrow = importlib.import_module("pyarrow")
         stream = arrow.CompressedInputStream(file, "zstd")
         inner = _Unpacking(name, file, stream, (OSError, ValueError, arrow.ArrowException))
@@ -87,7 +85,6 @@ class _Unpacking(RawIOBase):
         try:
             part = self._inner.read(len(view))
         except self._wrong as error:
-            msg = f"{self._name}: is compressed, and cut or damaged: {error}"
-            raise InputError(msg) from None
+            raise InputError(f"{self._name}: is compressed, and cut or damaged: {error}") from None
         view[: len(part)] = part
         return len(part)

@@ -19,8 +19,7 @@ T = TypeVar("T")
 def of_kind(kind: type[T], value: object) -> T:
     """The value, asserted to be of this class."""
     if not isinstance(value, kind):
-        msg = f"{type(value).__name__} where only {kind.__name__} can be"
-        raise ContractError(msg)
+        raise ContractError(f"{type(value).__name__} where only {kind.__name__} can be")
     return value
 
 
@@ -28,8 +27,7 @@ def check_whole(name: str, value: int | None, low: int, high: int | None = None)
     """Raise InputError for a given number outside its limits."""
     if value is not None and not (low <= value and (high is None or value <= high)):
         limits = f"from {low}" if high is None else f"from {low} to {high}"
-        msg = f"{name} is {value}; write a whole number {limits}"
-        raise InputError(msg)
+        raise InputError(f"{name} is {value}; write a whole number {limits}")
 
 
 def mapping(value: object) -> JsonObject:
@@ -40,6 +38,5 @@ def mapping(value: object) -> JsonObject:
 def there_is(value: T | None) -> T:
     """The value, asserted to be not None."""
     if value is None:
-        msg = "nothing where something must be"
-        raise ContractError(msg)
+        raise ContractError("nothing where something must be")
     return value

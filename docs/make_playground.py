@@ -293,16 +293,14 @@ def _with_backtrace(script: bytes) -> bytes:
     """The NumPy asks for `backtrace`, which this Python for browsers does not bring."""
     before, after = b"var wasmImports={", b'var wasmImports={"backtrace":function(){return 0},'
     if before not in script:
-        msg = "pyodide.asm.js has no table of imports where it was"
-        raise MissingError(msg)
+        raise MissingError("pyodide.asm.js has no table of imports where it was")
     return script.replace(before, after, 1)
 
 
 def _member(packed: tarfile.TarFile, name: str) -> bytes:
     found = packed.extractfile(name)
     if found is None:
-        msg = f"{name} is not in its package"
-        raise MissingError(msg)
+        raise MissingError(f"{name} is not in its package")
     return found.read()
 
 
@@ -358,8 +356,7 @@ def _packed(files: Iterable[tuple[str, bytes]]) -> bytes:
 def _npm(name: str, wanted: str) -> bytes:
     """A package of npm as it is published."""
     if shutil.which("npm") is None:
-        msg = "npm is not installed"
-        raise MissingError(msg)
+        raise MissingError("npm is not installed")
     return _fetched(f"{name}.tgz", wanted, ["npm", "pack", "--silent", name])
 
 
@@ -378,13 +375,11 @@ def _fetched(name: str, wanted: str, command: list[str]) -> bytes:
         found = list(Path(folder).iterdir())
         if done.returncode or len(found) != 1:
             said = done.stderr.strip().splitlines() or ["nothing came"]
-            msg = f"{command[-1]}: {said[-1]}"
-            raise MissingError(msg)
+            raise MissingError(f"{command[-1]}: {said[-1]}")
         data = found[0].read_bytes()
     digest = hashlib.sha256(data).hexdigest()
     if digest != wanted:
-        msg = f"{name} has the SHA-256 {digest}, and {wanted} was pinned"
-        raise MissingError(msg)
+        raise MissingError(f"{name} has the SHA-256 {digest}, and {wanted} was pinned")
     kept.parent.mkdir(parents=True, exist_ok=True)
     kept.write_bytes(data)
     return data

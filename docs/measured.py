@@ -72,8 +72,7 @@ class Measured:
 def hold(*, fact: bool, what: str) -> None:
     """A sentence that the numbers do not bear out is an error."""
     if not fact:
-        msg = f"the numbers do not bear out that {what}: write another sentence"
-        raise ValueError(msg)
+        raise ValueError(f"the numbers do not bear out that {what}: write another sentence")
 
 
 class Bar(NamedTuple):

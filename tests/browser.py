@@ -63,8 +63,7 @@ def check(words: str, page: str) -> Callable[[Callable[[Any], None]], Callable[[
 def equal(expected: object, actual: object) -> None:
     """Fail, saying both."""
     if expected != actual:
-        msg = f"expected {expected!r}, found {actual!r}"
-        raise AssertionError(msg)
+        raise AssertionError(f"expected {expected!r}, found {actual!r}")
 
 
 def holds(claim: object, what: str) -> None:

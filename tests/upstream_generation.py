@@ -167,14 +167,11 @@ class Generator:
         each = max_tokens if isinstance(max_tokens, list) else None
         limits = each or [max_tokens or self.max_tokens] * len(prompts)
         if len(limits) != len(prompts):
-            msg = f"{len(prompts)} prompts, but max_tokens for {len(limits)}"
-            raise ValueError(msg)
+            raise ValueError(f"{len(prompts)} prompts, but max_tokens for {len(limits)}")
         if self.model.rules.server.refuses_empty_prompts and not all(prompts):
-            msg = "a sequence has an empty prompt"
-            raise ValueError(msg)
+            raise ValueError("a sequence has an empty prompt")
         if min(limits) < 1:
-            msg = "a sequence's max_tokens must be > 0"
-            raise ValueError(msg)
+            raise ValueError("a sequence's max_tokens must be > 0")
         held = caches or [None] * len(prompts)
         own = samplers or [None] * len(prompts)
         return [
@@ -282,8 +279,7 @@ def stream_generate(
 ) -> Iterator[Response]:
     """Tokens one by one, with their texts."""
     if max_tokens == 0 and model.rules.server.no_tokens in {"dies", "refused"}:
-        msg = "Maximum number of tokens must be non-zero (use -1 for no limit)."
-        raise ValueError(msg)
+        raise ValueError("Maximum number of tokens must be non-zero (use -1 for no limit).")
     limit = max_tokens if max_tokens >= 0 else WORDS
     tokens = tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
     for token, logprobs in generate_step(tokens, model, max_tokens=limit, **more):

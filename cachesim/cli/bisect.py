@@ -110,8 +110,7 @@ def _scenario(name: str, wanted: UserSettings, seed: int | None) -> Scenario:
     path = Path(name)
     if path.suffix != ".toml" and path.is_file():
         if seed is not None:
-            msg = f"{name}: --seed is for scenarios; a log has its own requests"
-            raise InputError(msg)
+            raise InputError(f"{name}: --seed is for scenarios; a log has its own requests")
         _, file = open_log(name)
         with file:
             if is_dump(file.read(1 << 16)):

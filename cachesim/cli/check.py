@@ -155,8 +155,7 @@ class Plan:
             msg = f"there is no preset {self.model!r}; there are {', '.join(ALL_PRESETS)}"
             raise InputError(msg)
         for unknown in sorted(self.require - set(WORDS)):
-            msg = f"nothing is called {unknown!r}; --require takes {', '.join(WORDS)}"
-            raise InputError(msg)
+            raise InputError(f"nothing is called {unknown!r}; --require takes {', '.join(WORDS)}")
         check_minutes(self.minutes)
         processes_wanted(self.jobs)
         if self.emit is not None:
@@ -166,18 +165,16 @@ class Plan:
             msg = "--dask is for a search; --against compares on this machine: give one of them"
             raise InputError(msg)
         if self.against is not None and self.told is not None:
-            msg = "--format json is for a search; leave it out beside --against"
-            raise InputError(msg)
+            raise InputError("--format json is for a search; leave it out beside --against")
         if self.against is not None and self.goes_on:
             msg = "--against compares two profiles; --all and --find search one: give one of them"
             raise InputError(msg)
         for profile in self.profiles:
             if self.against is not None and self.against.engine != profile.engine:
-                msg = (
+                raise InputError(
                     f"{self.against} is another engine than {profile}: its flags and requests are"
                     " others; --against takes a profile of the same one, `cachesim compare` any"
                 )
-                raise InputError(msg)
         if self.prove:
             refuse_beside("--prove", {"--find": self.find != "wrong"})
         for profile in self.profiles if self.prove else ():
@@ -537,8 +534,7 @@ def check_command(
 
 def _refuse_unknown(models: Sequence[str], known: Iterable[str]) -> None:
     for unknown in sorted(set(models) - set(known)):
-        msg = f"there is no preset {unknown!r}; there are {', '.join(ALL_PRESETS)}"
-        raise InputError(msg)
+        raise InputError(f"there is no preset {unknown!r}; there are {', '.join(ALL_PRESETS)}")
 
 
 def _around(
@@ -549,8 +545,7 @@ def _around(
     given = scenarios_like(like, preset, profiles, models[0] if models else None)
     own = str(given.scenarios[0].model.preset)
     if models not in (None, [own]):
-        msg = f"--like {like}: its model is {own}; leave --model out"
-        raise InputError(msg)
+        raise InputError(f"--like {like}: its model is {own}; leave --model out")
     return given.profiles, [own], replace(shape, around=given.scenarios), given.summary
 
 
@@ -596,8 +591,7 @@ def _proven(
 
 def _refuse_no_profile(profiles: Sequence[Profile]) -> None:
     if not profiles:
-        msg = "name a profile to check, such as llama.cpp@b11549+erase-equal"
-        raise InputError(msg)
+        raise InputError("name a profile to check, such as llama.cpp@b11549+erase-equal")
 
 
 def _refuse_patches(profile: Profile) -> None:
@@ -609,8 +603,7 @@ def _refuse_patches(profile: Profile) -> None:
 def check_minutes(minutes: float | None) -> None:
     """Refuse a time that is not positive."""
     if minutes is not None and not 0 < minutes <= MOST_MINUTES:
-        msg = f"--minutes is {minutes}; write a number above 0, up to {MOST_MINUTES}"
-        raise InputError(msg)
+        raise InputError(f"--minutes is {minutes}; write a number above 0, up to {MOST_MINUTES}")
 
 
 def shape_for(settings: Sequence[str], *, compared: bool = False, leak: bool = False) -> Shape:

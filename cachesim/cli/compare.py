@@ -108,8 +108,7 @@ def compare_command(
     Example: cachesim compare llama.cpp-24143-hybrid -p b9538 -p b9538+24143
     """
     if plot is not None and plot.suffix not in {"", ".svg"}:
-        msg = f"--plot {plot}: the picture is SVG; write a name that ends in .svg"
-        raise InputError(msg)
+        raise InputError(f"--plot {plot}: the picture is SVG; write a name that ends in .svg")
     page, picture = page_at(report), output_at(plot, "--plot", PLOT)
     flags, wanted = dict(map(setting, settings or ())), list(map(row_of, profile or ()))
     if is_trace(workload):
@@ -223,8 +222,7 @@ def _begins_as_toml() -> bool:
 def _refuse(what: str, others: Mapping[str, Any]) -> None:
     """Raise InputError for an option that does not apply to this workload."""
     for flag in (flag for flag, value in others.items() if value):
-        msg = f"{what}: {flag} is not for it; leave it out"
-        raise InputError(msg)
+        raise InputError(f"{what}: {flag} is not for it; leave it out")
 
 
 def _table(

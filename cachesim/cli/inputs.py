@@ -43,8 +43,7 @@ class ServerFlags:
     def wanted(self, flags: Sequence[str] | None, *, chats: bool = False) -> UserSettings:
         """The settings with the flags that the server was started with."""
         if self.window is not None and self.window < 1:
-            msg = f"--window is {self.window}; write a number of tokens from 1"
-            raise InputError(msg)
+            raise InputError(f"--window is {self.window}; write a number of tokens from 1")
         return UserSettings(
             profile=self.profile,
             model=self.model,

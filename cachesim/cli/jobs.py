@@ -67,8 +67,7 @@ def only_scenario(name: str, use: str) -> Scenario:
     """The scenario of that name; an error where a folder holds several."""
     loaded = load_all([name])
     if len(loaded) > 1:
-        msg = f"{name}: {use} takes one scenario, and these are {len(loaded)}"
-        raise InputError(msg)
+        raise InputError(f"{name}: {use} takes one scenario, and these are {len(loaded)}")
     return loaded[0][1]
 
 
@@ -239,8 +238,7 @@ def crew(where: str) -> Iterator[tuple[Executor, int]]:
         try:
             client = opened.enter_context(Client(address, timeout=ANSWERS_WITHIN))
         except (OSError, ValueError) as error:
-            msg = f"--dask {where}: there is no scheduler: {error}"
-            raise InputError(msg) from None
+            raise InputError(f"--dask {where}: there is no scheduler: {error}") from None
         digests: dict[str, Callable[[], object]] = {
             "cachesim": partial(code_digest, EVERYTHING),
             "the installed engines": engines_digest,
@@ -249,8 +247,7 @@ def crew(where: str) -> Iterator[tuple[Executor, int]]:
             own_code, theirs = digest(), client.run(digest)
             strangers = [name for name, code in theirs.items() if code != own_code]
             if strangers:
-                msg = f"--dask {where}: other code of {what} on {', '.join(strangers)}"
-                raise InputError(msg)
+                raise InputError(f"--dask {where}: other code of {what} on {', '.join(strangers)}")
         yield client.get_executor(), max(1, sum(client.nthreads().values()))
 
 

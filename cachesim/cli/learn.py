@@ -39,8 +39,7 @@ def learn_command(
     """
     if number is None:
         if check:
-            msg = "say which lesson is to be marked, as in cachesim learn 4 --check"
-            raise InputError(msg)
+            raise InputError("say which lesson is to be marked, as in cachesim learn 4 --check")
         show(results(), terminal.contents(lessons()))
         return AS_EXPECTED
     if answers and not check:

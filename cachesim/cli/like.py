@@ -41,8 +41,7 @@ def scenarios_like(
     """
     path = Path(name)
     if path.is_fifo() or path.is_char_device():
-        msg = f"--like {name}: a stream cannot be read several times; save it in a file"
-        raise InputError(msg)
+        raise InputError(f"--like {name}: a stream cannot be read several times; save it in a file")
     if path.suffix == ".toml" or not path.is_file():
         given = only_scenario(name, "--like")
         summary = f"around {counted(len(given.step), 'step')} of {given.name}"
@@ -96,9 +95,7 @@ def _fitting(given: Scenario, profiles: Sequence[Profile], name: str) -> tuple[P
             msg = f"--like {name}: its server is {own.name}; name a release of that, not {profile}"
             raise InputError(msg)
         for problem in misfits(given, [str(profile)]):
-            msg = f"--like {name}: {problem}"
-            raise InputError(msg)
+            raise InputError(f"--like {name}: {problem}")
     if given.model.preset is None:
-        msg = f"--like {name}: its model has layers of its own; name a preset in it"
-        raise InputError(msg)
+        raise InputError(f"--like {name}: its model has layers of its own; name a preset in it")
     return found

@@ -233,8 +233,7 @@ def list_command(
     """
     page = page_at(report)
     if what == SCHEMA and page is not None:
-        msg = "--report: a schema is JSON; print it to a file with >"
-        raise InputError(msg)
+        raise InputError("--report: a schema is JSON; print it to a file with >")
     if what == SCHEMA:
         return _schema(part or "scenario")
     if part is not None:
@@ -247,8 +246,7 @@ def list_command(
     if what in LISTS or f"{what}s" in LISTS:
         return _list(what, symptom=symptom, output=format, page=page)
     if symptom:
-        msg = f"--symptom searches scenarios, not {what!r}; leave the name out"
-        raise InputError(msg)
+        raise InputError(f"--symptom searches scenarios, not {what!r}; leave the name out")
     return show_command(what, raw=raw, page=page)
 
 
@@ -264,8 +262,7 @@ def _schema(what: str) -> int:
         "requests": requests_schema,
     }
     if what not in schemas:
-        msg = f"there is no schema of {what!r}; there are {', '.join(schemas)}"
-        raise InputError(msg)
+        raise InputError(f"there is no schema of {what!r}; there are {', '.join(schemas)}")
     sys.stdout.write(json.dumps(schemas[what](), indent=2) + "\n")
     return AS_EXPECTED
 
@@ -273,12 +270,10 @@ def _schema(what: str) -> int:
 def _list(what: str, *, symptom: str, output: str, page: Output | None) -> int:
     name = what if what in LISTS else f"{what}s"
     if symptom and name != "scenarios":
-        msg = f"--symptom searches scenarios; {name} have none"
-        raise InputError(msg)
+        raise InputError(f"--symptom searches scenarios; {name} have none")
     items = _with_symptom(symptom) if symptom else LISTS[name]()
     if symptom and not items:
-        msg = f"no shipped scenario sounds like {symptom!r}; `cachesim list` names all"
-        raise InputError(msg)
+        raise InputError(f"no shipped scenario sounds like {symptom!r}; `cachesim list` names all")
     if output == "json":
         sys.stdout.write(json.dumps([asdict(item) for item in items], indent=1) + "\n")
         return AS_EXPECTED
@@ -361,8 +356,7 @@ def show_command(name: str, *, raw: bool = False, page: Output | None = None) ->
     everything = [alias for items in LISTS.values() for item in items() for alias in aliases(item)]
     lists = f"there are lists of {', '.join((*LISTS, SCHEMA))}"
     near = did_you_mean(name, [*everything, *LISTS, SCHEMA])
-    msg = f"there is nothing called {name!r}; {near or lists}"
-    raise InputError(msg)
+    raise InputError(f"there is nothing called {name!r}; {near or lists}")
 
 
 def aliases(item: Item) -> set[str]:

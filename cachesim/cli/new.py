@@ -90,8 +90,7 @@ def new_command(
         sys.stdout.write(write_package(engine, output or Path(engine)))
         return AS_EXPECTED
     if not re.fullmatch(NAME_SHAPE, name):
-        msg = f"{name!r} cannot be a name: write letters, digits, '.', '_', '+' and '-'"
-        raise InputError(msg)
+        raise InputError(f"{name!r} cannot be a name: write letters, digits, '.', '_', '+' and '-'")
     if from_report is not None:
         text = drafted(from_report, name)
     else:
@@ -121,8 +120,7 @@ def copied(source: str, name: str) -> str:
     files = {each.stem: each for each in shipped_files()}
     if source not in files:
         hint = nearest(source, [*files]) or "; `cachesim list` names those there are"
-        msg = f"no shipped scenario is called {source!r}{hint}"
-        raise InputError(msg)
+        raise InputError(f"no shipped scenario is called {source!r}{hint}")
     text = files[source].read_text(encoding="utf-8")
     return re.sub(r"^name( *)=.*$", rf'name\1= "{name}"', text, count=1, flags=re.MULTILINE)
 
@@ -164,8 +162,7 @@ def engine_package(name: str) -> dict[str, str]:
         msg = f"--engine {name!r}: write a name of small letters, digits and '-', like my-engine"
         raise InputError(msg)
     if name in FAMILIES:
-        msg = f"--engine {name!r}: there is an engine of this name; write another one"
-        raise InputError(msg)
+        raise InputError(f"--engine {name!r}: there is an engine of this name; write another one")
     files = {
         f"my_engine/{each.name}": each.read_text() for each in sorted(ENGINE_TEMPLATE.glob("*.py"))
     }
@@ -182,8 +179,7 @@ def write_package(name: str, folder: Path) -> str:
     """Write the package into a folder without files; what to do next."""
     files = engine_package(name)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        msg = f"{folder}: is there already; name another folder with --output"
-        raise InputError(msg)
+        raise InputError(f"{folder}: is there already; name another folder with --output")
     for path, text in files.items():
         where = folder / path
         where.parent.mkdir(parents=True, exist_ok=True)

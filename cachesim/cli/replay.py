@@ -128,12 +128,10 @@ class TraceFlags:
                 "--parts": self.parts > 1,
             }
             if name := next((name for name, value in given.items() if value), None):
-                msg = f"{name} is for a fleet: write --replicas N as well"
-                raise InputError(msg)
+                raise InputError(f"{name} is for a fleet: write --replicas N as well")
             return [None]
         if self.verify is not None:
-            msg = "--verify computes the answers of one server; leave out --replicas"
-            raise InputError(msg)
+            raise InputError("--verify computes the answers of one server; leave out --replicas")
         routers = self.router or ["round-robin"]
         return [
             Fleet.of(self.replicas, router, self.change or (), self.other or (), self.parts)

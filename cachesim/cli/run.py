@@ -108,8 +108,7 @@ class Clock:
 
 
 def _over(_: int, __: FrameType | None) -> None:
-    msg = "the time given is over"
-    raise OutOfTimeError(msg)
+    raise OutOfTimeError("the time given is over")
 
 
 def seconds_of(
@@ -211,8 +210,7 @@ def run_command(
     """
     for flag, given in (("--brief", brief), ("--explain", explain or step), ("--watch", watch)):
         if given and format != "text":
-            msg = f"{flag} prints text to read; leave it out with --format {format}"
-            raise InputError(msg)
+            raise InputError(f"{flag} prints text to read; leave it out with --format {format}")
     deadline = Deadline.after(timeout)
     page = output_at(report, "--report", PAGE)
     processes = processes_wanted(jobs)
@@ -264,8 +262,7 @@ def _step_number(jobs: Sequence[Job], step: str) -> int:
     if step.isdecimal() and 1 <= int(step) <= len(names):
         return int(step) - 1
     hint = nearest(step, names) or f"; there are {', '.join(names[:20])}"
-    msg = f"{jobs[0].source}: there is no step {short(step)}{hint}"
-    raise InputError(msg)
+    raise InputError(f"{jobs[0].source}: there is no step {short(step)}{hint}")
 
 
 def _seen_first(played: Iterable[Run]) -> Iterator[Run]:

@@ -246,8 +246,7 @@ MOST_AT_ONCE: Final = 1 << 24
 def _follow_command(files: Sequence[str], wanted: UserSettings) -> int:
     """Print each request of a growing log when it has ended."""
     if len(files) != 1 or files[0] in {"-", STDIN}:
-        msg = "--follow takes one file"
-        raise InputError(msg)
+        raise InputError("--follow takes one file")
     _, file = open_log(files[0])
     following = Following(wanted)
     with file:
@@ -278,11 +277,10 @@ def tune_command(
     run = tuned.runs[0]
     limits = limits_of(f"{run.subject.engine}@{run.subject.release}", wanted.options)
     for name in (name for name in limits if name in wanted.options and tuned.sizes == ASSUMED):
-        msg = (
+        raise InputError(
             f"--set {name}={wanted.options[name]} limits bytes, and those of the model are not "
             "known; write --sizes MODEL or --gguf FILE"
         )
-        raise InputError(msg)
     found = swept(tuned.runs, on_all_cores)
     result = {
         "format": 1,

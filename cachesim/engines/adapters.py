@@ -33,10 +33,8 @@ def maybe_get_adapters(fields: Mapping[str, Any], files: Sequence[str]) -> LoRAR
         raise OptionError(msg)
     name, path = given["name"], given["path"]
     if not isinstance(name, str) or not name:
-        msg = f"request field {FIELD!r}: the name is {name!r}; write a text"
-        raise OptionError(msg)
+        raise OptionError(f"request field {FIELD!r}: the name is {name!r}; write a text")
     if path not in files:
         known = ", ".join(files) if files else "none: set option 'lora'"
-        msg = f"request field {FIELD!r}: there is no file {path!r}; there are {known}"
-        raise OptionError(msg)
+        raise OptionError(f"request field {FIELD!r}: there is no file {path!r}; there are {known}")
     return LoRARequest(name, path, tuple(float(each == path) for each in files))

@@ -139,8 +139,7 @@ class Engine(ABC):
         named = Profile.parse(profile) if isinstance(profile, str) else profile
         family = family or family_of(named.engine)
         if models and not family.serves_models(family.rules(named)):
-            msg = f"{named} serves one model: leave 'models' out"
-            raise OptionError(msg)
+            raise OptionError(f"{named} serves one model: leave 'models' out")
         built = {
             name: build(each, arithmetic) if isinstance(each, ModelSpec) else each
             for name, each in {"": model, **(models or {})}.items()

@@ -30,8 +30,7 @@ class Cause:
 
     def __post_init__(self) -> None:
         if not self.sentence or not self.about:
-            msg = f"cause {self.id} needs a sentence and an about"
-            raise ContractError(msg)
+            raise ContractError(f"cause {self.id} needs a sentence and an about")
         named = names_in(self.sentence) - self.derived
         object.__setattr__(self, "numbers", named.union(self.fields))
 
@@ -56,11 +55,10 @@ class Loss:
 
     def __post_init__(self) -> None:
         if self.detail.keys() != self.cause.numbers:
-            msg = (
+            raise ContractError(
                 f"cause {self.cause.id} is declared with fields {sorted(self.cause.numbers)},"
                 f" and was given {sorted(self.detail)}"
             )
-            raise ContractError(msg)
 
     @property
     def rule(self) -> str:

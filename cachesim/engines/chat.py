@@ -274,8 +274,7 @@ class ByteTokenizer:
             return self.texts[token].encode()
         if FIRST_BYTE <= token < FIRST_BYTE + BYTES:
             return bytes([token - FIRST_BYTE])
-        msg = f"token {token} is outside the vocabulary of {VOCABULARY}"
-        raise TokenError(msg)
+        raise TokenError(f"token {token} is outside the vocabulary of {VOCABULARY}")
 
     def apply_chat_template(
         self, messages: Sequence[Message], *, add_generation_prompt: bool = True

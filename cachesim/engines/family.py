@@ -335,8 +335,7 @@ class Family(Generic[R, S]):
                 return each
         known = [each.name for each in self.patches]
         hint = did_you_mean(name, known) or f"there are {', '.join(known) or 'none'}"
-        msg = f"there is no {self.name} patch {name!r}; {hint}"
-        raise ProfileError(msg)
+        raise ProfileError(f"there is no {self.name} patch {name!r}; {hint}")
 
     def upstream_of(self, patch: Patch[R]) -> str:
         """The pull request of a patch, if known; empty for a patch of cachesim."""
@@ -400,11 +399,10 @@ class Family(Generic[R, S]):
             raise ProfileError(msg)
         having = self.since(patch.landed)
         if release not in having:
-            msg = (
+            raise ProfileError(
                 f"{self.name}@{release} does not have {patch.name!r} to take back; "
                 f"it landed in {patch.landed}"
             )
-            raise ProfileError(msg)
         return patch.back
 
     # -- options -----------------------------------------------------------------------------------
@@ -490,12 +488,10 @@ class Family(Generic[R, S]):
                 msg = f"{what} {name!r} of {self.name}: {self.elsewhere[name]}; leave it out"
             raise OptionError(msg)
         if not self.has(option, profile):
-            msg = f"{profile} has no {what} {name!r}; {self._where(option)}"
-            raise OptionError(msg)
+            raise OptionError(f"{profile} has no {what} {name!r}; {self._where(option)}")
         read = option.read(value, what)
         if not self.has(option, profile, read):
-            msg = f"{profile} has no {name} {read!r}; {self._where(option, read)}"
-            raise OptionError(msg)
+            raise OptionError(f"{profile} has no {name} {read!r}; {self._where(option, read)}")
         return read
 
     def _where(self, option: Option, value: object = None) -> str:
@@ -608,8 +604,7 @@ def family_of(engine: str) -> Family[Any, Any]:
         hint = did_you_mean(engine, known) or f"there are {', '.join(known)}"
         if engine in FAMILIES.broken:
             hint = f"its package cannot be loaded: {FAMILIES.broken[engine]}"
-        msg = f"there is no engine {engine!r}; {hint}"
-        raise ProfileError(msg)
+        raise ProfileError(f"there is no engine {engine!r}; {hint}")
     return family
 
 

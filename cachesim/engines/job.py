@@ -186,14 +186,12 @@ class SlotlessEngine(JobEngine[R, S, B]):
                 msg = f"a request to {self.family.name} has no field {name!r} here: leave it out"
                 raise OptionError(msg)
         if not request.prompt:
-            msg = "a prompt without tokens: write at least one"
-            raise TokenError(msg)
+            raise TokenError("a prompt without tokens: write at least one")
         size = self.network.spec.vocabulary
         outside = (each for each in request.prompt if not 0 <= each < size)
         first = next(outside, None) if self.computes else None
         if first is not None:
-            msg = f"token {first} of the prompt is outside the vocabulary of {size}"
-            raise TokenError(msg)
+            raise TokenError(f"token {first} of the prompt is outside the vocabulary of {size}")
 
     def _limit(self, request: base.Request, capacity: int) -> int:
         wanted = capacity if request.predict < 0 else min(request.predict, capacity)

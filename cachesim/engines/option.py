@@ -84,8 +84,7 @@ class Option:
         if self.kind == "texts" and isinstance(value, str):
             value = (value,)
         if not self._accepts(value):
-            msg = f"{what} {self.name!r} is {_short(value)}; write {self.shape}"
-            raise OptionError(msg)
+            raise OptionError(f"{what} {self.name!r} is {_short(value)}; write {self.shape}")
         return value
 
     def _accepts(self, value: object) -> bool:

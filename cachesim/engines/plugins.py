@@ -40,14 +40,12 @@ def _loaded(point: EntryPoint) -> Family[Any, Any]:
     """The family, with its causes and events loaded, which schema and pages ask for."""
     family = point.load()
     if not isinstance(family, Family):
-        msg = f"it is a {type(family).__name__}, not a cachesim.engines.family.Family"
-        raise TypeError(msg)
+        raise TypeError(f"it is a {type(family).__name__}, not a cachesim.engines.family.Family")
     if family.name != point.name or not SHAPE.fullmatch(family.name):
         msg = f"its Family is called {family.name!r}: write the same name of letters, digits, . _ -"
         raise ValueError(msg)
     if not family.releases:
-        msg = "its Family has no releases"
-        raise ValueError(msg)
+        raise ValueError("its Family has no releases")
     causes_in(family.package)
     events_in(family.package)
     return family

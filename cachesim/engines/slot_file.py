@@ -40,23 +40,19 @@ def read(data: bytes, magic: bytes, engine: str, make: Callable[[Any, bytes], T]
     _, version, checksum, length = HEAD.unpack_from(data)
     body = data[HEAD.size :]
     if version != VERSION:
-        msg = f"the slot file has format {version}; this cachesim reads {VERSION}"
-        raise BlobError(msg)
+        raise BlobError(f"the slot file has format {version}; this cachesim reads {VERSION}")
     if zlib.crc32(body) != checksum or length > len(body):
-        msg = "the slot file is damaged: its checksum differs; save the slot again"
-        raise BlobError(msg)
+        raise BlobError("the slot file is damaged: its checksum differs; save the slot again")
     try:
         return make(json.loads(body[:length]), body[length:])
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-        msg = f"the slot file is damaged: {type(error).__name__}: {error}"
-        raise BlobError(msg) from error
+        raise BlobError(f"the slot file is damaged: {type(error).__name__}: {error}") from error
 
 
 def whole(value: object, low: int = -1, most: int = 1 << 31) -> int:
     """Check a count, a position or a token of a file."""
     if type(value) is not int or not low <= value < most:
-        msg = f"{value!r} is no whole number that could stand there"
-        raise ValueError(msg)
+        raise ValueError(f"{value!r} is no whole number that could stand there")
     return value
 
 

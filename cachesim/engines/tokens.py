@@ -71,8 +71,7 @@ class Rope:
             if at < last - first:
                 return Token(text << PLACES | first + at)
             at -= last - first
-        msg = "there is no such token in this rope"
-        raise IndexError(msg)
+        raise IndexError("there is no such token in this rope")
 
     def __delitem__(self, at: slice) -> None:
         start, stop, _ = at.indices(self._length)

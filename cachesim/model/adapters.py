@@ -118,8 +118,7 @@ def adapted(network: Network, names: Sequence[str]) -> Network:
     """The network with adapters of these names, or itself without any."""
     twice = sorted({each for each in names if list(names).count(each) > 1})
     if twice:
-        msg = f"adapter {twice[0]!r} is named twice; give each a name of its own"
-        raise OptionError(msg)
+        raise OptionError(f"adapter {twice[0]!r} is named twice; give each a name of its own")
     return Adapted(network, names) if names else network
 
 

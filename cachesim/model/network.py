@@ -183,11 +183,9 @@ def check(ubatch: Ubatch, spec: ModelSpec) -> None:
     """Raise for a ubatch that no network can run."""
     count = len(ubatch.tokens)
     if count == 0:
-        msg = "an ubatch without tokens: hand in at least one"
-        raise TokenError(msg)
+        raise TokenError("an ubatch without tokens: hand in at least one")
     if count > MOST_ROWS:
-        msg = f"an ubatch of {count} rows is past the limit of {MOST_ROWS}"
-        raise LimitError(msg)
+        raise LimitError(f"an ubatch of {count} rows is past the limit of {MOST_ROWS}")
     if (wrong := _outside(ubatch.tokens, spec.vocabulary - 1)) is not None:
         msg = f"token {wrong} is not in the vocabulary: write ids from 0 to {spec.vocabulary - 1}"
         raise TokenError(msg)
@@ -198,8 +196,7 @@ def check(ubatch: Ubatch, spec: ModelSpec) -> None:
         msg = f"position {wrong} is out of range: positions run from 0 to {MOST_POSITION}"
         raise PositionError(msg)
     if ubatch.sets < 1 or count % ubatch.sets:
-        msg = f"{count} tokens do not fall into {ubatch.sets} sets of one length"
-        raise TokenError(msg)
+        raise TokenError(f"{count} tokens do not fall into {ubatch.sets} sets of one length")
 
 
 def _outside(numbers: Integers, most: int) -> int | None:

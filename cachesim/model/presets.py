@@ -111,13 +111,11 @@ ABOUT: Final[Mapping[str, str]] = {
 def preset(name: str, /, **changes: Any) -> ModelSpec:
     """The preset of a name, with some fields changed."""
     if name not in ALL_PRESETS:
-        msg = f"there is no preset {name!r}; there are {', '.join(ALL_PRESETS)}"
-        raise SpecError(msg)
+        raise SpecError(f"there is no preset {name!r}; there are {', '.join(ALL_PRESETS)}")
     base = ALL_PRESETS[name]
     for field in changes:
         if field not in FIELDS:
-            msg = f"a model has no {field!r}; it has {', '.join(sorted(FIELDS))}"
-            raise SpecError(msg)
+            raise SpecError(f"a model has no {field!r}; it has {', '.join(sorted(FIELDS))}")
     if all(getattr(base, field) == value for field, value in changes.items()):
         return base
     return replace(base, **changes)

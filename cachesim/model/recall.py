@@ -74,12 +74,11 @@ def encode(text: str) -> tuple[int, ...]:
     words = text.split()
     for word in words:
         if word not in _TOKENS:
-            msg = (
+            raise SpecError(
                 f"{word!r} is not among the words of a model that recalls facts: write names"
                 f" ({NAMES[0]} to {NAMES[-1]}), values (such as {WORDS[FIRST_VALUE - ASK]}), '?',"
                 f" '.' or fillers ({', '.join(FILLERS[:4])}, ...)"
             )
-            raise SpecError(msg)
     return tuple(_TOKENS[word] for word in words)
 
 
@@ -146,11 +145,10 @@ Tensor = NDArray[np.float32]
 def construct(spec: ModelSpec, weights: dict[str, Tensor]) -> None:
     """Replace drawn weights by those of a network that recalls facts."""
     if (spec.width, spec.vocabulary, spec.head_size) != (WIDTH, 512, 32):
-        msg = (
+        raise SpecError(
             f"model {spec.name!r}: a network that recalls facts has a width of {WIDTH}, heads of 32"
             f" and 512 tokens; leave width, head_size and vocabulary out"
         )
-        raise SpecError(msg)
     maker = _Constructor(spec, weights)
     maker.confine_drawn_layers()
     maker.embedding()

@@ -245,8 +245,7 @@ def _check_sizes(spec: ModelSpec) -> None:
         if value < least:
             raise _refuse(spec, field, f"write {least} or more")
         if value > most:
-            msg = f"model {spec.name!r}: {field} = {value} is past the limit of {most}"
-            raise LimitError(msg)
+            raise LimitError(f"model {spec.name!r}: {field} = {value} is past the limit of {most}")
     if spec.vocabulary < 2:
         raise _refuse(spec, "vocabulary", "write 2 or more")
 

@@ -238,8 +238,7 @@ def read(text: str, name: str) -> tuple[Row, ...]:
     try:
         content = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        msg = f"{name}: {error}"
-        raise ScenarioError(msg) from error
+        raise ScenarioError(f"{name}: {error}") from error
     given = content.get("row")
     if not isinstance(given, list) or not given or set(content) != {"row"}:
         msg = f"{name}: write one or more [[row]] with name and profile, and nothing else"

@@ -53,8 +53,7 @@ class Loop:
         engine = self.engine
         if not isinstance(engine, Reading):
             name = engine.profile.engine
-            msg = f"{name} has no 'leaves'; write a further step with do = 'cancel'"
-            raise OptionError(msg)
+            raise OptionError(f"{name} has no 'leaves'; write a further step with do = 'cancel'")
         self.drain(until=lambda: engine.tokens_held_for(ticket) >= held)
         reached = engine.tokens_held_for(ticket)
         engine.cancel(ticket)

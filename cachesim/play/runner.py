@@ -72,8 +72,7 @@ class Watcher:
 
     def __init__(self, session: Session) -> None:
         if session.trace is None:
-            msg = "only a traced session can be watched"
-            raise ContractError(msg)
+            raise ContractError("only a traced session can be watched")
         self.session = session
         self.trace: Traced = session.trace
         self.left = MOST_SEEN

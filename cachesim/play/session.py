@@ -341,8 +341,7 @@ class Session(Loop):
         engine, do = self.engine, record.step.do
         try:
             if not isinstance(engine, Restarting):
-                msg = f"{self.profile.engine} has no {do}"
-                raise OptionError(msg)
+                raise OptionError(f"{self.profile.engine} has no {do}")
             if do == "restart" and record.step.options:
                 if not isinstance(engine, Reopening):
                     msg = f"{self.profile.engine} restarts with its own flags: leave 'options' out"

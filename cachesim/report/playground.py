@@ -83,8 +83,7 @@ def played(question: Mapping[str, Any]) -> dict[str, Any]:
     """A run: verdict, picture of all requests, facts of each, JSON and scenario file."""
     arithmetic = question["arithmetic"]
     if arithmetic not in {"float", "ring"}:
-        msg = f"arithmetic: {arithmetic!r} is not one of float, ring"
-        raise ScenarioError(msg)
+        raise ScenarioError(f"arithmetic: {arithmetic!r} is not one of float, ring")
     numbers: ArithmeticName = "ring" if arithmetic == "ring" else "float"
     scenario = _scenario(question)
     wanted = chosen(scenario, question["profile"])

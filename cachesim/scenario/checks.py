@@ -74,8 +74,7 @@ def _structure_table(cls: type[Any], converter: Converter) -> Callable[[Any, Any
 
     def structure(value: object, _: object) -> Value:
         if not isinstance(value, Mapping):
-            msg = f"must be a table, {found(value)}"
-            raise Wrong(msg)
+            raise Wrong(f"must be a table, {found(value)}")
         return default(value, cls)
 
     return structure
@@ -94,11 +93,9 @@ def _structure_tables(annotation: object, converter: Converter) -> Callable[[Any
 
     def structure(value: object, _: object) -> tuple[Any, ...]:
         if not isinstance(value, list | tuple):
-            msg = f"must be a list of tables, {found(value)}"
-            raise Wrong(msg)
+            raise Wrong(f"must be a list of tables, {found(value)}")
         if len(value) > longest:
-            msg = f"must hold at most {longest} tables, found {len(value)}"
-            raise Wrong(msg)
+            raise Wrong(f"must hold at most {longest} tables, found {len(value)}")
         return tuple(default(value, tables))
 
     return structure
@@ -214,8 +211,7 @@ def spec_of(model: Model) -> ModelSpec:
         known = {each.name for each in fields(Sizes)}
         for name in model.sizes:
             if name not in known:
-                msg = f"model.sizes has no {name!r}; it has {', '.join(sorted(known))}"
-                raise SpecError(msg)
+                raise SpecError(f"model.sizes has no {name!r}; it has {', '.join(sorted(known))}")
         changes["sizes"] = Sizes(**model.sizes)
     if model.preset is not None:
         return preset(model.preset, **changes)

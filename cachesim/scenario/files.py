@@ -61,16 +61,14 @@ def is_json(text: str) -> bool:
 def text_of(data: bytes) -> str:
     """The text of a file, up to the size limit."""
     if len(data) > limits.FILE_BYTES:
-        msg = f"is larger than {limits.FILE_BYTES} bytes"
-        raise ScenarioError(msg)
+        raise ScenarioError(f"is larger than {limits.FILE_BYTES} bytes")
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         msg = f"is not UTF-8 text: byte {error.start} is {data[error.start]:#04x}"
         raise ScenarioError(msg) from None
     if not text.strip():
-        msg = "is empty"
-        raise ScenarioError(msg)
+        raise ScenarioError("is empty")
     return text
 
 

@@ -270,5 +270,4 @@ def _words(span: str, text: str) -> Tokens:
     try:
         return as_tokens(recall.encode(text))
     except SpecError as error:
-        msg = f"spans.{span}: {error}"
-        raise ScenarioError(msg) from error
+        raise ScenarioError(f"spans.{span}: {error}") from error

@@ -76,8 +76,7 @@ class Whole:
     def read(self, value: object) -> int:
         """The integer; a boolean or a float is none."""
         if type(value) is not int:
-            msg = f"must be an integer, {found(value)}"
-            raise Wrong(msg)
+            raise Wrong(f"must be an integer, {found(value)}")
         if not self.low <= value <= self.high:
             wanted = f"lie between {self.low} and {self.high}"
             msg = f"must {wanted if self.low < self.high else f'be {self.low}'}, {found(value)}"
@@ -99,11 +98,9 @@ class Number:
     def read(self, value: object) -> float:
         """The number; `nan` and `inf` are outside every bound."""
         if type(value) not in {int, float}:
-            msg = f"must be a number, {found(value)}"
-            raise Wrong(msg)
+            raise Wrong(f"must be a number, {found(value)}")
         if not self.low <= value <= self.high:  # type: ignore[operator]
-            msg = f"must lie between {self.low} and {self.high}, {found(value)}"
-            raise Wrong(msg)
+            raise Wrong(f"must lie between {self.low} and {self.high}, {found(value)}")
         return float(value)  # type: ignore[arg-type]
 
     def schema(self) -> dict[str, Any]:
@@ -117,8 +114,7 @@ class YesNo:
 
     def read(self, value: object) -> bool:
         if type(value) is not bool:
-            msg = f"must be true or false, {found(value)}"
-            raise Wrong(msg)
+            raise Wrong(f"must be true or false, {found(value)}")
         return value
 
     def schema(self) -> dict[str, Any]:
@@ -135,14 +131,11 @@ class Text:
 
     def read(self, value: object) -> str:
         if type(value) is not str:
-            msg = f"must be a string, {found(value)}"
-            raise Wrong(msg)
+            raise Wrong(f"must be a string, {found(value)}")
         if len(value) > self.longest:
-            msg = f"must have at most {self.longest} characters, found {len(value)}"
-            raise Wrong(msg)
+            raise Wrong(f"must have at most {self.longest} characters, found {len(value)}")
         if self.shape and not re.fullmatch(self.shape, value):
-            msg = f"must be {self.like}, {found(value)}"
-            raise Wrong(msg)
+            raise Wrong(f"must be {self.like}, {found(value)}")
         return value
 
     def schema(self) -> dict[str, Any]:
@@ -159,8 +152,7 @@ class OneOf:
 
     def read(self, value: object) -> str:
         if type(value) is not str:
-            msg = f"must be one of {', '.join(self.words)}, {found(value)}"
-            raise Wrong(msg)
+            raise Wrong(f"must be one of {', '.join(self.words)}, {found(value)}")
         if value not in self.words:
             msg = f"must be one of {', '.join(self.words)}, {found(value)}"
             raise Wrong(msg + nearest(value, self.words))
@@ -179,11 +171,9 @@ class Ids:
     def read(self, value: object) -> tuple[int, ...]:
         """The ids; the vocabulary is checked once the model is known."""
         if not isinstance(value, list | tuple):
-            msg = f"must be a list of token ids, {found(value)}"
-            raise Wrong(msg)
+            raise Wrong(f"must be a list of token ids, {found(value)}")
         if len(value) > self.longest:
-            msg = f"must hold at most {self.longest} tokens, found {len(value)}"
-            raise Wrong(msg)
+            raise Wrong(f"must hold at most {self.longest} tokens, found {len(value)}")
         for index, each in enumerate(value):
             if type(each) is not int or each < 0:
                 msg = f"must be a token id, {found(each)}"
@@ -207,8 +197,7 @@ class Either:
         for kinds, reader in self.readers:
             if type(value) in (kinds if isinstance(kinds, tuple) else (kinds,)):
                 return reader.read(value)
-        msg = f"must be {self.expected}, {found(value)}"
-        raise Wrong(msg)
+        raise Wrong(f"must be {self.expected}, {found(value)}")
 
     def schema(self) -> dict[str, Any]:
         return {"anyOf": [reader.schema() for _, reader in self.readers]}
@@ -237,11 +226,9 @@ class Each:
     def read(self, value: object) -> tuple[Any, ...]:
         """The items; an error names the first wrong one's place."""
         if not isinstance(value, list | tuple):
-            msg = f"must be a list, {found(value)}"
-            raise Wrong(msg)
+            raise Wrong(f"must be a list, {found(value)}")
         if len(value) > self.longest:
-            msg = f"must hold at most {self.longest} items, found {len(value)}"
-            raise Wrong(msg)
+            raise Wrong(f"must hold at most {self.longest} items, found {len(value)}")
         return tuple(_each_read(enumerate(value), self.item).values())
 
     def schema(self) -> dict[str, Any]:
@@ -254,15 +241,12 @@ WORD: Final = r"[A-Za-z_][A-Za-z0-9_-]*"
 def named(value: object, longest: int, shape: str = WORD) -> Mapping[str, Any]:
     """A table with names of this shape; its values are not read."""
     if not isinstance(value, Mapping):
-        msg = f"must be a table, {found(value)}"
-        raise Wrong(msg)
+        raise Wrong(f"must be a table, {found(value)}")
     if len(value) > longest:
-        msg = f"must hold at most {longest} names, found {len(value)}"
-        raise Wrong(msg)
+        raise Wrong(f"must hold at most {longest} names, found {len(value)}")
     for name in value:
         if not isinstance(name, str) or not re.fullmatch(shape, name):
-            msg = f"has a name that cannot be one: {short(name)}"
-            raise Wrong(msg)
+            raise Wrong(f"has a name that cannot be one: {short(name)}")
     return value
 
 

@@ -80,8 +80,7 @@ def sources(name: str) -> list[Source]:
     except (OSError, ValueError):
         from cachesim.scenario.readers import short
 
-        msg = f"{short(name)} cannot be the name of a file"
-        raise ScenarioError(msg) from None
+        raise ScenarioError(f"{short(name)} cannot be the name of a file") from None
     if S_ISDIR(mode):
         files = [Source(str(file), file) for file in sorted(path.rglob("*.toml"))]
         if not files:
@@ -100,5 +99,4 @@ def sources(name: str) -> list[Source]:
     near = difflib.get_close_matches(stem, known, n=3, cutoff=0.6)
     near += [each for each in known if name.lower() in each.lower() and each not in near][:3]
     hint = f"did you mean {', '.join(near)}?" if near else "`cachesim list` names those shipped"
-    msg = f"{name}: there is no such file, folder or shipped scenario; {hint}"
-    raise ScenarioError(msg)
+    raise ScenarioError(f"{name}: there is no such file, folder or shipped scenario; {hint}")

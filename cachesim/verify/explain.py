@@ -191,11 +191,10 @@ def adds_up(reply: Reply) -> None:
     lost = sum(loss.before - loss.after for loss in reply.losses)
     if reply.equal - reply.cached != lost:
         chain = ", ".join(f"{loss.rule} {loss.before} to {loss.after}" for loss in reply.losses)
-        msg = (
+        raise ContractError(
             f"{reply.equal} equal and {reply.cached} cached tokens are {reply.equal - reply.cached}"
             f" apart, but the rules account for {lost}: {chain or 'no rule'}"
         )
-        raise ContractError(msg)
 
 
 def lost_below(reply: Reply, bound: int) -> Counter[str]:

@@ -130,8 +130,7 @@ class _ColdRun:
     def extend(self, tokens: Tokens, rows: Sequence[int]) -> Array:
         """Process tokens up to the end of `tokens`; return the requested rows, which ascend."""
         if not tokens:
-            msg = "there is nothing to compute: a prompt has at least one token"
-            raise TokenError(msg)
+            raise TokenError("there is nothing to compute: a prompt has at least one token")
         first = len(self.tokens)
         all_new = not rows or first <= rows[0]
         if all_new and first < len(tokens) <= first + PIECE:

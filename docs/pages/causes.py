@@ -56,5 +56,4 @@ def example(file: Path, cause: str) -> str:
         for loss in step.why:
             if loss.rule == cause:
                 return f"{step.name}: {loss.before} → {loss.after}  {loss.sentence}"
-    msg = f"{file.name} does not show {cause}"
-    raise LookupError(msg)
+    raise LookupError(f"{file.name} does not show {cause}")

@@ -200,8 +200,7 @@ def by_life(lives: Sequence[Life], ran: Ran) -> list[Pair]:
     found = json.loads(ran.out)
     starts = [each.log.count(LOADS) for each in lives]
     if sum(starts) != len(found["servers"]):
-        msg = f"{sum(starts)} starts of servers, and {len(found['servers'])} were read"
-        raise ValueError(msg)
+        raise ValueError(f"{sum(starts)} starts of servers, and {len(found['servers'])} were read")
     requests: list[list[Request]] = [[] for _ in lives]
     owners = [at for at, count in enumerate(starts) for _ in range(count)]
     for each in found["requests"]:

@@ -125,8 +125,7 @@ class Started:
                 if word in line:
                     return line.decode()
             time.sleep(0.005)
-        msg = f"{self._words}: {text.decode(errors='replace')}"
-        raise TimeoutError(msg)
+        raise TimeoutError(f"{self._words}: {text.decode(errors='replace')}")
 
     def interrupted(self) -> Ran:
         os.kill(self._child, signal.SIGINT)

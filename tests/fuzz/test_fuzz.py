@@ -30,8 +30,7 @@ def test_a_number_always_names_the_same_mutant(name: str) -> None:
 
 def test_what_breaks_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(_: object) -> None:
-        msg = "option 'x' is 7; write 8"
-        raise OptionError(msg)
+        raise OptionError("option 'x' is 7; write 8")
 
     def refuse_without_a_word(_: object) -> None:
         raise OptionError

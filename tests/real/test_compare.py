@@ -101,8 +101,7 @@ class Absent:
 
     def started(self, *_: object, **__: object) -> AbstractContextManager[Any]:
         if not self.starts:
-            msg = "the real server does not start"
-            raise NotStartedError(msg)
+            raise NotStartedError("the real server does not start")
         return nullcontext()
 
     def __enter__(self) -> Self:

@@ -247,8 +247,7 @@ def played(name: str, *, agrees: bool = True, confirmed: bool = False) -> StepPl
 
 
 def refused(*_: object) -> NoReturn:
-    msg = "a step is cancelled"
-    raise ScenarioError(msg)
+    raise ScenarioError("a step is cancelled")
 
 
 ELSEWHERE = Difference(step=3, real=1, simulated=2)

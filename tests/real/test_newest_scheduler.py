@@ -35,8 +35,7 @@ def asked(monkeypatch: Patch) -> list[tuple[str, str]]:
     ) -> Agreement:
         found.append((release, version))
         if version == "9.9.2":
-            msg = f"{real.family.name} {release} ended in the middle of a workload"
-            raise WorkerError(msg)
+            raise WorkerError(f"{real.family.name} {release} ended in the middle of a workload")
         agreement = Agreement()
         for number in numbers:
             same = version != "9.9.1" or number < 1

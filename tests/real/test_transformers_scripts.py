@@ -52,8 +52,7 @@ class Stub:
     def order(self, wanted: Mapping[str, Any]) -> Any:
         answer = self.answers[wanted["family"]]
         if answer is None:
-            msg = "transformers ended"
-            raise WorkerError(msg)
+            raise WorkerError("transformers ended")
         return answer
 
 

@@ -243,8 +243,7 @@ class Cells:
             msg = f"used={self.used}: {taken.sum()} cells hold a position, {owned.sum()} an owner"
             raise ContractError(msg)
         if self.held[self.reach :].any():
-            msg = f"a cell from {self.reach} on is held, and none was written"
-            raise ContractError(msg)
+            raise ContractError(f"a cell from {self.reach} on is held, and none was written")
 
 
 NOTHING: Final = np.empty(0)
@@ -445,8 +444,7 @@ class Context:
             for layer, row in state.rows.items()
         )
         if not fits:
-            msg = "the saved state has different layers than this model"
-            raise BlobError(msg)
+            raise BlobError("the saved state has different layers than this model")
         self.cells.seq_rm(seq, -1, -1)
         if self.recurrent:
             where, why = "llama_state_seq_set_data", "the allocated cell must carry the sequence id"

@@ -118,5 +118,4 @@ def bytes_of(spec: ModelSpec, cells: int, *, partial: bool) -> int:
 
 
 def _fail(what: str) -> None:
-    msg = f"ik_llama.cpp: {what}"
-    raise ContractError(msg)
+    raise ContractError(f"ik_llama.cpp: {what}")

@@ -141,23 +141,20 @@ class Options:
 
     def __post_init__(self) -> None:
         if self.ctx_size < LEAST_OF_A_SLOT * self.parallel:
-            msg = (
+            raise OptionError(
                 f"ctx_size is {self.ctx_size}, {self.ctx_size // self.parallel} for each of "
                 f"{self.parallel} slots; a slot with less than {LEAST_OF_A_SLOT} keeps a negative "
                 "number of tokens at a context shift, and reads outside its list"
             )
-            raise OptionError(msg)
         if self.companion != "none" and self.parallel > 1:
-            msg = (
+            raise OptionError(
                 "a companion works with parallel = 1 only: the server refuses -mtp with more slots"
             )
-            raise OptionError(msg)
         if self.tags == ("", ""):
-            msg = (
+            raise OptionError(
                 f"reasoning_tokens is {self.reasoning_tokens!r}, two empty tags, which the search "
                 'for blocks would match forever; write "<think>,</think>", "auto" or "none"'
             )
-            raise OptionError(msg)
 
     @property
     def tags(self) -> tuple[str, str] | None:

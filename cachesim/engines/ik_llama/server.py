@@ -199,11 +199,10 @@ class IkLlama(Engine):
                 return WindowCompanion(window=opts.companion_window, n_ubatch=opts.ubatch_size)
         head = self.network.companion()
         if head is None:
-            msg = (
+            raise OptionError(
                 f"option 'companion' is 'attn', but model {self.network.spec.name!r} has no MTP "
                 "head; use a model with mtp_depth 1, such as hybrid-mtp"
             )
-            raise OptionError(msg)
         return AttentionCompanion(head, n_ctx=opts.ctx_size, n_ubatch=opts.ubatch_size)
 
     # -- interface ---------------------------------------------------------------------------
@@ -220,11 +219,9 @@ class IkLlama(Engine):
         names = as_rope(request.prompt) is not None  # token ids of a rope exceed every vocabulary
         for token in () if names else request.prompt:
             if not 0 <= token < vocabulary:
-                msg = f"token {token} is outside the vocabulary 0..{vocabulary - 1}"
-                raise TokenError(msg)
+                raise TokenError(f"token {token} is outside the vocabulary 0..{vocabulary - 1}")
         if not request.prompt:
-            msg = "the prompt is empty: write at least one token"
-            raise TokenError(msg)
+            raise TokenError("the prompt is empty: write at least one token")
         self._fields(request)
         ticket = self._ticket()
         self._queue.append((ticket, request))

@@ -272,16 +272,14 @@ class Slot:
     def running(self) -> Request:
         """The request of a busy slot."""
         if self.request is None:
-            msg = f"slot {self.id} is {self.state.value} without a request"
-            raise ContractError(msg)
+            raise ContractError(f"slot {self.id} is {self.state.value} without a request")
         return self.request
 
     @property
     def id_task(self) -> Ticket:
         """The slot's last task."""
         if self.ticket is None:
-            msg = f"slot {self.id} has had no task"
-            raise ContractError(msg)
+            raise ContractError(f"slot {self.id} has had no task")
         return self.ticket
 
     @property

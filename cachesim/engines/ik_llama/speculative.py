@@ -206,8 +206,7 @@ class Speculation:
     @property
     def _head(self) -> Companion:
         if self._companion is None:
-            msg = "a draft without a companion"
-            raise ContractError(msg)
+            raise ContractError("a draft without a companion")
         return self._companion
 
     # -- feeding -----------------------------------------------------------------------------

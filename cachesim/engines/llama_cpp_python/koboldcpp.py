@@ -99,8 +99,7 @@ class KoboldCpp(CallServer):
             and states is not None
             and not rules.windows_and_states
         ):
-            msg = "KoboldCpp of 2025 has no memory for windows beside states"
-            raise OptionError(msg)
+            raise OptionError("KoboldCpp of 2025 has no memory for windows beside states")
         architecture = ARCHITECTURES.get(frozenset(self.network.spec.layers), "")
         named = not rules.architectures or architecture in rules.architectures
         recurrent = self.recurrent = states is not None and named
@@ -441,8 +440,7 @@ class KoboldCpp(CallServer):
         elif what == "reset":
             self.savestates = [SaveState() for _ in self.savestates]
         elif not self._load(slot):
-            text = "load_state: the slot is empty"
-            raise CallError(text)
+            raise CallError("load_state: the slot is empty")
 
     @property
     def _entries(self) -> Collection[SaveState]:

@@ -82,8 +82,7 @@ class LlamaCppPython(CallServer):
         fails in between, the next prompt matches tokens that the memory has lost.
         """
         if not self.options.embedding:
-            text = "Llama model must be created with embedding=True to call this method"
-            raise CallError(text)
+            raise CallError("Llama model must be created with embedding=True to call this method")
         self._emit(events.MemoryCleared(task=one.ticket, n_tokens=Count(self.n_tokens)))
         self.context.clear(data=True)
         self._decode(one, one.prompt[: self.n_batch], start=0, every=self._all)
@@ -285,8 +284,7 @@ class LlamaCppPython(CallServer):
         fits = state.architecture == self._architecture
         if not fits or self.context.state_read(state.blob, -1) != state.blob.size:
             self._emit(events.StateRefused(task=one.ticket, n_tokens=state.n_tokens))
-            text = "Failed to set llama state data"
-            raise CallError(text)
+            raise CallError("Failed to set llama state data")
         self._emit(events.StateLoaded(task=one.ticket, n_tokens=state.n_tokens))
 
     # -- accounts ------------------------------------------------------------------------------

@@ -229,8 +229,7 @@ class Ollama(MemoryServer[Sequence]):
         self._llama = rules.llama
         hybrid = "recurrent" in places and not rules.llama
         if hybrid and places != {"recurrent", "attention"}:
-            msg = "Ollama's own caches have states beside full attention only"
-            raise OptionError(msg)
+            raise OptionError("Ollama's own caches have states beside full attention only")
         if hybrid and not options.num_keep:
             msg = "a hybrid that keeps no token in a shift has no rules here: write num_keep = 1"
             raise OptionError(msg)
@@ -289,8 +288,7 @@ class Ollama(MemoryServer[Sequence]):
 
     def sleep(self) -> None:
         """Refuse it: an idle model is unloaded."""
-        msg = "an idle model is unloaded: write 'restart'"
-        raise OptionError(msg)
+        raise OptionError("an idle model is unloaded: write 'restart'")
 
     def step(self) -> bool:
         self._admit()

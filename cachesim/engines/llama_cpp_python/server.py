@@ -97,8 +97,7 @@ class MemoryServer(SlotlessEngine[Rules, Options, S]):
         """Check a request; True if it wants an embedding."""
         embeds = self._fields(request).get("endpoint") == "embedding"
         if embeds and self.title:
-            msg = f"{self.title} has no embedding here"
-            raise OptionError(msg)
+            raise OptionError(f"{self.title} has no embedding here")
         checked = replace(request, prompt=request.prompt or (Token(0),)) if embeds else request
         drafts, declined = request.drafts is not None, not request.cache_prompt
         self._check(checked, drafts=drafts, cache_prompt=declined)
@@ -246,8 +245,7 @@ class CallServer(MemoryServer[Call]):
 
     def sleep(self) -> None:
         """Ignore it: the package has no idle state."""
-        msg = "an instance never sleeps: write 'restart'"
-        raise OptionError(msg)
+        raise OptionError("an instance never sleeps: write 'restart'")
 
     def step(self) -> bool:
         one = next((each for each in self._jobs if not each.done), None)
@@ -280,8 +278,7 @@ class CallServer(MemoryServer[Call]):
         code = self.context.decode(batch)
         if code != OK:
             self._emit(events.DecodeFailed(task=one.ticket, code=code, n_tokens=Count(start)))
-            text = f"llama_decode returned {code}"
-            raise CallError(text)
+            raise CallError(f"llama_decode returned {code}")
 
     @property
     @abstractmethod

@@ -263,9 +263,8 @@ def _draft_network(model: object, target: Network) -> Network:
         msg = f"spec_type 'draft-simple': 'model_draft' is {model!r}; write a preset's name"
         raise OptionError(msg)
     if network.spec.vocabulary != target.spec.vocabulary:
-        msg = (
+        raise OptionError(
             f"the draft model has {network.spec.vocabulary} tokens and the target "
             f"{target.spec.vocabulary}; they must have the same vocabulary"
         )
-        raise OptionError(msg)
     return network

@@ -116,8 +116,7 @@ class History:
                 for each in self.merged[self.merged.index(merged) + 1 :]
                 if any(path in each.sets for path in changed)
             ]
-            msg = f"{merged.title} cannot be taken back here: {_why(later)}"
-            raise ProfileError(msg)
+            raise ProfileError(f"{merged.title} cannot be taken back here: {_why(later)}")
         return with_fields(rules, self.before(merged))
 
     def older(self, merged: Merged) -> tuple[str, ...]:

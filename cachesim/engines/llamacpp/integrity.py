@@ -180,8 +180,7 @@ def _same(found: Content, wanted: Content, seqs: Collection[int]) -> bool:
 def require(holds: object, what: str) -> None:
     """Raise ContractError if a law does not hold."""
     if not holds:
-        msg = f"llama.cpp: {what}"
-        raise ContractError(msg)
+        raise ContractError(f"llama.cpp: {what}")
 
 
 # -- a server --------------------------------------------------------------------------------------
@@ -251,8 +250,7 @@ def _stored(blob: Blob) -> Blob:
     try:
         return unpack(pack(blob))
     except BlobError as error:
-        msg = f"llama.cpp: a stored state is not read: {error}"
-        raise ContractError(msg) from None
+        raise ContractError(f"llama.cpp: a stored state is not read: {error}") from None
 
 
 def _next(context: Context, seq: int) -> Array | None:

@@ -188,8 +188,7 @@ class Router(LlamaCpp):
 
     def slot_restore(self, slot: int, name: str, model: str = "") -> Ticket:
         if self._files.get(name, model) != model:
-            msg = f"{table_of(model)} does not restore a file of another model here"
-            raise OptionError(msg)
+            raise OptionError(f"{table_of(model)} does not restore a file of another model here")
         self._aim(model)
         return super().slot_restore(slot, name)
 
@@ -199,8 +198,7 @@ class Router(LlamaCpp):
 
     def set_lora(self, given: object) -> Ticket:
         if self._routes:
-            msg = "a request to set adapters names no model: a router has no set-lora"
-            raise OptionError(msg)
+            raise OptionError("a request to set adapters names no model: a router has no set-lora")
         return super().set_lora(given)
 
     def _begin_anew(self, event: Event) -> None:
@@ -209,8 +207,7 @@ class Router(LlamaCpp):
             super()._begin_anew(event)
             return
         if any(map(is_busy, self._children())):
-            msg = "the server is busy; let it finish first"
-            raise OptionError(msg)
+            raise OptionError("the server is busy; let it finish first")
         if isinstance(event, ServerRestarted):
             self._server.emit(event)
             self._loaded.clear()

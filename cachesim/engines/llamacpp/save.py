@@ -35,8 +35,7 @@ def run_slot_action(
         server.emit(SlotErased(slot=slot.id, task=task.id, n_tokens=n_tokens))
         return done(server, slot)
     if store is None:
-        msg = f"{task.kind} needs a place for bytes; create the engine with store=..."
-        raise OptionError(msg)
+        raise OptionError(f"{task.kind} needs a place for bytes; create the engine with store=...")
     if task.kind == "slot-save":
         # since #26004 the checkpoints too; never the companion's state
         blob = server.contexts.target.state_seq_get_data(slot.id)

@@ -96,8 +96,7 @@ def _delimiter(given: object) -> tuple[str, Tokens]:
         return role, ByteTokenizer().encode(delimiter)
     if isinstance(delimiter, list | tuple) and all(isinstance(each, int) for each in delimiter):
         return role, tuple(Token(each) for each in delimiter)
-    msg = f"a message delimiter is {delimiter!r}; write its text or a list of tokens"
-    raise OptionError(msg)
+    raise OptionError(f"a message delimiter is {delimiter!r}; write its text or a list of tokens")
 
 
 def _fields(given: object, where: str, what: str) -> tuple[str, Any]:
@@ -181,8 +180,7 @@ def to_task(
 
 def _check_count(name: str, value: int, least: int) -> None:
     if not value >= least:  # NaN too
-        msg = f"{name} is {value}; write a whole number from {least} on"
-        raise OptionError(msg)
+        raise OptionError(f"{name} is {value}; write a whole number from {least} on")
 
 
 def check_tokens(request: Request, prompt: Tokens, vocabulary: int) -> None:
@@ -198,8 +196,7 @@ def _check_known(what: str, tokens: Sequence[Token], vocabulary: int) -> None:
         return  # names of tokens, not ids
     if not (min(tokens) >= 0 and max(tokens) < vocabulary):  # NaN too
         wrong = next(token for token in tokens if not 0 <= token < vocabulary)
-        msg = f"{what} holds token {wrong}; write tokens from 0 to {vocabulary - 1}"
-        raise TokenError(msg)
+        raise TokenError(f"{what} holds token {wrong}; write tokens from 0 to {vocabulary - 1}")
 
 
 INVALID: Final = "invalid_request_error"
@@ -224,8 +221,7 @@ def check_images(request: Request, kind: TaskKind, server: ServerContext) -> Non
         raise OptionError(msg)
     for name, present in beside.items():
         if request.images and present:
-            msg = f"images have no place beside {name!r} here: leave it out"
-            raise OptionError(msg)
+            raise OptionError(f"images have no place beside {name!r} here: leave it out")
 
 
 def why_refused(request: Request, task: Task, server: ServerContext) -> tuple[str, str] | None:
@@ -306,11 +302,10 @@ def _chat_prompt(
     """The prompt of a chat; a different `prompt` is refused (`oaicompat_chat_params_parse`)."""
     prompt, starts = render_chat(server, request.messages, fields)
     if request.prompt not in ((), prompt):
-        msg = (
+        raise TokenError(
             "the prompt is not what the chat template makes of the messages: leave it out, or "
             "name the template with the option chat_template"
         )
-        raise TokenError(msg)
     return prompt, starts
 
 
@@ -390,15 +385,13 @@ class LlamaCpp(Engine):
     def sleep(self) -> None:
         """Drop the model and all content until a request (upstream: `handle_sleeping_state`)."""
         if self._server.options.sleep_idle_seconds < 0:
-            msg = "the server never sleeps; set option 'sleep_idle_seconds'"
-            raise OptionError(msg)
+            raise OptionError("the server never sleeps; set option 'sleep_idle_seconds'")
         self._begin_anew(ServerSlept())
 
     def _begin_anew(self, event: Event) -> None:
         old = self._server
         if old.queue or old.is_busy:
-            msg = "the server is busy; let it finish first"
-            raise OptionError(msg)
+            raise OptionError("the server is busy; let it finish first")
         old.emit(event)
         new = open_server(old.rules, old.network, old.options)
         new.events, new.replies, new.next_task = old.events, old.replies, old.next_task
@@ -483,8 +476,7 @@ class LlamaCpp(Engine):
         token, window, state = sizes_of(self.network.spec)
         if window or not token:
             what = "windows" if window else "no attention"
-            msg = f"memory sizes a context of full attention, and the model has {what}"
-            raise InputError(msg)
+            raise InputError(f"memory sizes a context of full attention, and the model has {what}")
         left = memory - len(self.held().slots) * state
         return {"ctx_size": left // token // CONTEXT_STEP * CONTEXT_STEP}
 

@@ -272,10 +272,9 @@ def parse_lora(given: object, names: Sequence[str]) -> Strengths | None:
             msg = f"request field 'lora' names adapter {number!r}; the server has {known}"
             raise OptionError(msg)
         if isinstance(scale, bool) or not isinstance(scale, int | float):
-            msg = (
+            raise OptionError(
                 f"request field 'lora': the scale of adapter {number} is {scale!r}; write a number"
             )
-            raise OptionError(msg)
         strengths[number] = float(scale)
     return tuple(strengths) if given else None
 

@@ -378,8 +378,7 @@ class Slot:
     def running(self) -> Task:
         """The task of a busy slot."""
         if self.task is None:
-            msg = f"slot {self.id} is {self.state.value} without a task"
-            raise ContractError(msg)
+            raise ContractError(f"slot {self.id} is {self.state.value} without a task")
         return self.task
 
     @property

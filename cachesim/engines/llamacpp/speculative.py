@@ -157,8 +157,7 @@ def _verify(server: ServerContext, slot: Slot, first: int, count: int) -> None:
         # Upstream: `spec_ckpt.load_tgt`, `spec_ckpt.load_dft`.
         checkpoint, contexts = slot.spec_checkpoint, server.contexts
         if checkpoint is None:
-            msg = f"slot {slot.id} verifies a draft that has no beginning"
-            raise ContractError(msg)
+            raise ContractError(f"slot {slot.id} verifies a draft that has no beginning")
         contexts.load_target(checkpoint.target, slot.id, partial=True)
         contexts.load_companion(checkpoint.companion, slot.id, partial=True)
         contexts.seq_rm(slot.id, checkpoint.pos_max + 1, -1)

@@ -145,8 +145,7 @@ class Marconi(SerialEngine[Rules, MarconiOptions]):
         if request.reply is not None:
             limit = min(limit, len(request.reply)) if request.predict >= 0 else len(request.reply)
         if limit < 1:
-            msg = "a request generates at least 1 token: let it"
-            raise OptionError(msg)
+            raise OptionError("a request generates at least 1 token: let it")
         ticket = self._jobs.ticket()
         job = Job(ticket=ticket, prompt=request.prompt, limit=limit, forced=request.reply)
         self._jobs.append(job)

@@ -120,19 +120,16 @@ class MlxLm(JobEngine[MlxRules, MlxOptions, Job]):
         """Start the server again; what is on disk stays (upstream: `_scan_existing_files`)."""
         old = self.server
         if old.rules.memory is not None:
-            msg = "the files that this server writes when it ends are not simulated"
-            raise OptionError(msg)
+            raise OptionError("the files that this server writes when it ends are not simulated")
         if not all(job.done for job in self._jobs):
-            msg = "the server is busy; let it finish first"
-            raise OptionError(msg)
+            raise OptionError("the server is busy; let it finish first")
         self.server = self._started()
         if old.rules.grid is not None and old.rules.grid.on_disk:
             self.server.store.cache = old.store.cache
 
     def sleep(self) -> None:
         """Refuse it: the server has no idle state."""
-        msg = "mlx-lm's server never sleeps: write 'restart'"
-        raise OptionError(msg)
+        raise OptionError("mlx-lm's server never sleeps: write 'restart'")
 
     def _draft(self) -> Forward | None:
         """The draft model or None; its states are not traced."""

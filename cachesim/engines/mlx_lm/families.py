@@ -259,11 +259,10 @@ def family_of(spec: ModelSpec) -> ModelFamily:
         raise OptionError(msg)
     if foreign or missing:
         kinds = ", ".join(dict.fromkeys(spec.layers))
-        msg = (
+        raise OptionError(
             f"model family {family.name!r} has layers of {', '.join(family.layers)}; this model "
             f"has {kinds}: name a family that fits, or leave it out"
         )
-        raise OptionError(msg)
     return family
 
 

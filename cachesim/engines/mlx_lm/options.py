@@ -164,15 +164,13 @@ class MlxOptions:
             return self.tokenizer
         if self.tokenizer not in TOKENIZERS:
             known = ", ".join(TOKENIZERS)
-            msg = f"there is no tokenizer {self.tokenizer!r}; there are {known}"
-            raise OptionError(msg)
+            raise OptionError(f"there is no tokenizer {self.tokenizer!r}; there are {known}")
         templates, build = TOKENIZERS[self.tokenizer]
         if self.chat_template not in templates:
-            msg = (
+            raise OptionError(
                 f"option 'chat_template' is {self.chat_template!r}; "
                 f"write one of {', '.join(templates)}"
             )
-            raise OptionError(msg)
         return build(self.chat_template, spec)
 
 

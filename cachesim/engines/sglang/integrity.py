@@ -226,5 +226,4 @@ def _host(tree: Tree) -> None:
 
 
 def _fail(what: str) -> None:
-    msg = f"sglang: {what}"
-    raise ContractError(msg)
+    raise ContractError(f"sglang: {what}")

@@ -390,62 +390,54 @@ class SglangOptions:
     def check(self, rules: Rules, *, states: bool) -> None:
         """Refuse options that do not fit together."""
         if self.hicache_storage_backend != "none" and not self.enable_hierarchical_cache:
-            msg = (
+            raise OptionError(
                 "option 'hicache_storage_backend' needs a host before the storage: write "
                 "enable_hierarchical_cache = true"
             )
-            raise OptionError(msg)
         if self.enable_priority_scheduling and self.schedule_policy not in {"fcfs", "lof"}:
-            msg = (
+            raise OptionError(
                 f"option 'schedule_policy' is {self.schedule_policy!r}: with "
                 "enable_priority_scheduling it must be 'fcfs' or 'lof'"
             )
-            raise OptionError(msg)
         if self.retraction_policy == "priority" and not self.enable_priority_scheduling:
-            msg = (
+            raise OptionError(
                 "option 'retraction_policy' is 'priority': it requires enable_priority_scheduling; "
                 "write enable_priority_scheduling = true"
             )
-            raise OptionError(msg)
         page = self.tree_page
         if self.max_total_tokens < page:
-            msg = (
+            raise OptionError(
                 f"option 'max_total_tokens' is {self.max_total_tokens}: write at least a page, "
                 f"{page}"
             )
-            raise OptionError(msg)
         chunk = self.chunked_prefill_size
         if chunk > 0 and chunk % page:
-            msg = (
+            raise OptionError(
                 f"option 'chunked_prefill_size' is {chunk}: it must be a multiple of the page, "
                 f"{page}; -1 cuts no prompt"
             )
-            raise OptionError(msg)
         if states and page > 1 and not self.extra_buffer(rules):
-            msg = (
+            raise OptionError(
                 f"option 'page_size' is {page}: with states and `no_buffer` it must be 1; "
                 "write 1, or choose `extra_buffer`"
             )
-            raise OptionError(msg)
         if (
             states
             and self.drafts
             and not self.extra_buffer(rules)
             and rules.scheduler.drafts_need_buffer
         ):
-            msg = (
+            raise OptionError(
                 f"option 'speculative_algorithm' is {self.speculative_algorithm}: with states and "
                 "`no_buffer` this release turns its radix cache off; choose `extra_buffer`"
             )
-            raise OptionError(msg)
         page = self.page_size
         grid = max(64, page)
         if states and self.extra_buffer(rules) and self.mamba_track_interval % grid:
-            msg = (
+            raise OptionError(
                 f"option 'mamba_track_interval' is {self.mamba_track_interval}; it must be a "
                 f"multiple of {grid}"
             )
-            raise OptionError(msg)
         if states and grid % page:
             msg = f"option 'page_size' is {page}: with states it must divide 64, or be a multiple"
             raise OptionError(msg)
@@ -484,19 +476,17 @@ class SglangOptions:
         if not self.enable_hierarchical_cache:
             return None
         if kind != "full" and not rules.scheduler.host_takes_all_models:
-            msg = (
+            raise OptionError(
                 "option 'enable_hierarchical_cache' is true: this release has it for models of "
                 "full attention only (HiRadixCache supports MHA and MLA); leave it out"
             )
-            raise OptionError(msg)
         ratio = self.host_ratio(kind, sizes, spec)
         tokens = host_size(sizes.tokens, ratio, self.tree_page)
         if tokens <= sizes.tokens and not rules.scheduler.host_may_be_smaller:
-            msg = (
+            raise OptionError(
                 f"the host would hold {tokens} tokens and the device {sizes.tokens}: this release "
                 "asserts that it holds more; write a hicache_ratio of 1 or more"
             )
-            raise OptionError(msg)
         states = host_size(sizes.states, ratio, 1)
         if rules.tree.states_for_every_chunk and self.chunked_prefill_size > 0:
             states = max(states, 2 * -(-tokens // self.chunked_prefill_size))
@@ -541,12 +531,11 @@ class SglangOptions:
             most = min(most, self.max_mamba_cache_size // self._states_per_running(rules))
         if most <= 0:
             needed = self._states_per_running(rules)
-            msg = (
+            raise OptionError(
                 f"option 'max_mamba_cache_size' is {self.max_mamba_cache_size}: the state cache is "
                 f"too small to serve any requests, as a running one takes {needed}; write {needed} "
                 "or more"
             )
-            raise OptionError(msg)
         return most
 
     def _states_per_running(self, rules: Rules) -> int:

@@ -457,8 +457,7 @@ class Sglang(SlotlessEngine[Rules, SglangOptions, Job]):
     def _submit_to_session(self, job: Job, request: base.Request, fields: dict[str, Any]) -> Ticket:
         """Queue a request behind the tokens of the one that it continues."""
         if request.images:
-            msg = "a request of a session has no images here: leave them out"
-            raise OptionError(msg)
+            raise OptionError("a request of a session has no images here: leave them out")
         params = sessions.SessionParams.of(fields[sessions.FIELD])
         name = fields.get("rid", str(job.ticket))
         if params.streaming and not self.options.enable_streaming_session:

@@ -47,20 +47,17 @@ class SessionParams:
     def of(cls, given: object) -> "SessionParams":
         """Read a request's field."""
         if not isinstance(given, Mapping) or not given.keys() <= set(cls.__slots__):
-            msg = (
+            raise OptionError(
                 f"request field {FIELD!r} is no session; write {{ id = 'S', rid = 'r1' }}, with "
                 "offset, replace, drop_previous_output, streaming or close where they are wanted"
             )
-            raise OptionError(msg)
         read = {**given}
         kinds: dict[str, type] = {"id": str, "rid": str, "offset": int}
         for name, value in read.items():
             if type(value) is not kinds.get(name, bool):
-                msg = f"request field {FIELD!r}: {name} is {value!r}"
-                raise OptionError(msg)
+                raise OptionError(f"request field {FIELD!r}: {name} is {value!r}")
         if not read.get("id"):
-            msg = f"request field {FIELD!r} has no id; write the name of a session"
-            raise OptionError(msg)
+            raise OptionError(f"request field {FIELD!r} has no id; write the name of a session")
         return cls(**read)
 
 
@@ -179,11 +176,10 @@ def _waits(stream: Stream) -> bool:
 def _check_turn(stream: Stream) -> None:
     """Refuse what a release does to a turn under way that counts as over."""
     if stream.turn is not None and not stream.turn.finished:
-        msg = (
+        raise OptionError(
             "a streaming session counts as idle while a turn of it runs (another was refused), and "
             "gives the turn's memory away, which is not simulated"
         )
-        raise OptionError(msg)
 
 
 def streams(sessions: Mapping[str, Session]) -> list[Stream]:

@@ -58,8 +58,7 @@ class Keys:
         """Follows `DynamicLayer.crop`."""
         if count > 0:
             if not self.rules.crops_to_length:
-                msg = "a positive number of tokens"
-                raise ValueError(msg)
+                raise ValueError("a positive number of tokens")
             count = max(self.length - count, 0)
         if count and (self.rows is not None or not self.rules.crops_unused):
             self.rows = [row[: -abs(count)] for row in held(self.rows)]
@@ -117,13 +116,11 @@ class WindowKeys(Keys):
         if self.count < self.window:
             super().crop(count)
             if self.rows is None:
-                msg = "no keys, whose shape is asked for"
-                raise AttributeError(msg)
+                raise AttributeError("no keys, whose shape is asked for")
             self.count = len(self.rows[0])
             return
         if not self.recording or count > 0:
-            msg = "not recorded, or a positive number of tokens"
-            raise RuntimeError(msg)
+            raise RuntimeError("not recorded, or a positive number of tokens")
         first, last = 1 - self.window + count, count or None
         self.rows = [row[first:last] for row in held(self.rows)]
         self.count += count
@@ -203,8 +200,7 @@ class States(Keys):
         if self.recurrent:
             before = held(self.states) if used else [0] * len(new)
             if len(before) != len(new):
-                msg = f"{len(before)} states for {len(new)} rows"
-                raise RuntimeError(msg)
+                raise RuntimeError(f"{len(before)} states for {len(new)} rows")
             after = [folded(state, row) for state, row in zip(before, new, strict=True)]
             self.states = after if self.states is None else copied(self.states, after)
         return whole
@@ -215,8 +211,7 @@ class States(Keys):
         Trap: the state keeps the removed tokens; only `is_croppable` shows it.
         """
         if not self.recording or count > 0:
-            msg = "not recorded, or a positive number of tokens"
-            raise RuntimeError(msg)
+            raise RuntimeError("not recorded, or a positive number of tokens")
         first, last = count - self.kernel, count or None
         self.rows = [row[first:last] for row in held(self.rows)]
 
@@ -327,8 +322,7 @@ class DynamicCache:
 def held(value: Json) -> Json:
     """Content of a layer; TypeError if it is empty."""
     if value is None:
-        msg = "nothing is held yet"
-        raise TypeError(msg)
+        raise TypeError("nothing is held yet")
     return value
 
 
@@ -337,8 +331,7 @@ def joined(before: Rows | None, new: Rows) -> Rows:
     if before is None:
         return [row[:] for row in new]
     if len(before) != len(new):
-        msg = f"{len(new)} rows for {len(before)}"
-        raise RuntimeError(msg)
+        raise RuntimeError(f"{len(new)} rows for {len(before)}")
     return [row + more for row, more in zip(before, new, strict=True)]
 
 
@@ -350,8 +343,7 @@ def taken(rows: Rows | None, order: Sequence[int]) -> Rows:
 def copied(before: list[Json], after: list[Json]) -> list[Json]:
     """As `Tensor.copy_`: one row fills all, another number is an error."""
     if len(after) not in (1, len(before)):
-        msg = f"{len(after)} rows for {len(before)}"
-        raise RuntimeError(msg)
+        raise RuntimeError(f"{len(after)} rows for {len(before)}")
     return after * (len(before) // len(after))
 
 

@@ -51,11 +51,10 @@ def check_model(spec: ModelSpec) -> None:
     other = next((each for each in spec.layers if each not in {"attention", "window"}), None)
     if other is not None or spec.chunked:
         kind = "chunked windows" if spec.chunked else f"{other!r}"
-        msg = (
+        raise SpecError(
             f"transformers' continuous batching has no allocator for layers of kind {kind}: "
             "take a model of attention and window layers"
         )
-        raise SpecError(msg)
 
 
 FAMILY: Final[Family[Rules, TransformersOptions]] = Family(

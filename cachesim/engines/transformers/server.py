@@ -511,8 +511,7 @@ def check_books(cache: PagedAttentionCache) -> None:
             == ledger.hash_to_block
         )
         if not sound:
-            msg = f"transformers: the {kind} blocks disagree with tables and ledger"
-            raise ContractError(msg)
+            raise ContractError(f"transformers: the {kind} blocks disagree with tables and ledger")
         sectors += total // each.blocks_per_sector
     if sectors != cache.pool.num_sectors:
         msg = f"transformers: {sectors} of {cache.pool.num_sectors} sectors are accounted for"

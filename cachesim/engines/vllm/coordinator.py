@@ -86,11 +86,10 @@ class Coordinator:
         self.hash_block = sizes.hash_block
         blocks = [each.block for each in cacheable(groups)]
         if enable_caching and len(groups) > 1 and any(each % self.hash_block for each in blocks):
-            msg = (
+            raise OptionError(
                 f"the real server ends as it starts: groups with blocks of {blocks} tokens, of"
                 f" which some are no multiple of the {self.hash_block} tokens of an id"
             )
-            raise OptionError(msg)
         marked = {i for i, group in enumerate(groups) if group.eagle}
         if use_eagle and (not marked or not rules.lookup.eagle_marks):
             marked = set(range(len(groups)))

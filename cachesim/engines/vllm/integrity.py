@@ -275,5 +275,4 @@ def _is_left(requests: Mapping[int, Request], *books: Mapping[int, object]) -> N
 
 
 def _fail(what: str) -> None:
-    msg = f"vllm: {what}"
-    raise ContractError(msg)
+    raise ContractError(f"vllm: {what}")

@@ -410,29 +410,26 @@ class VllmOptions:
     def _check_groups(self, groups: Sequence[GroupSpec], rules: Rules) -> None:
         everywhere = any(group.mode == "all" for group in groups)
         if everywhere and self.drafts and not rules.runner.drafts_in_all_mode:
-            msg = (
+            raise OptionError(
                 "this release ends at its start with a drafter and mamba_cache_mode 'all' "
                 "(vllm-project/vllm#39809): write align"
             )
-            raise OptionError(msg)
         self._check_retention(groups, rules)
         self._check_states(groups, rules)
         self._check_windows(groups, rules)
         unit, block = self.prefix_match_unit, groups[0].block
         if unit and any(each.block % unit for each in groups):
             sizes = " and ".join(map(str, sorted({each.block for each in groups})))
-            msg = (
+            raise OptionError(
                 f"option 'prefix_match_unit' is {unit}; it must divide the blocks of {sizes} tokens"
             )
-            raise OptionError(msg)
         used = self.enable_prefix_caching or self.connector != "none"
         single = len(groups) == 1 and unit not in {0, block} and used
         if single and rules.lookup.refuses_idle_unit:
-            msg = (
+            raise OptionError(
                 f"option 'prefix_match_unit' is {unit}; with a single group hits are multiples of "
                 f"its blocks of {block} tokens: leave it out, or write {block}"
             )
-            raise OptionError(msg)
 
     def _compressed(self, spec: ModelSpec, rules: Rules) -> tuple[GroupSpec, ...]:
         """The groups of DeepSeek V4, whose sizes are its classes' own."""
@@ -463,25 +460,22 @@ class VllmOptions:
         if not size:
             return
         if not {"full", "window"} <= kinds:
-            msg = (
+            raise OptionError(
                 f"option 'window_block_size' is {size}; it is for models with full attention and "
                 "windows: leave it out"
             )
-            raise OptionError(msg)
         modes = {each.mode for each in groups if each.kind == "mamba"}
         fine = modes == {"align"} and rules.lookup.fine_beside_states
         if modes and self.enable_prefix_caching and not fine:
-            msg = (
+            raise OptionError(
                 f"option 'window_block_size' is {size}; beside states only 0.28 and later start "
                 "with it, in mode 'align': leave it out"
             )
-            raise OptionError(msg)
         if max(size, self.block_size) % min(size, self.block_size):
-            msg = (
+            raise OptionError(
                 f"option 'window_block_size' is {size}; it and block_size, which is "
                 f"{self.block_size}, must divide one another"
             )
-            raise OptionError(msg)
 
     def _check_drafter(self, layers: Sequence[GroupSpec], rules: Rules) -> None:
         """Follows `get_kv_cache_groups`: layers that attend alike are one group; in other models
@@ -499,35 +493,31 @@ class VllmOptions:
         elif blocks[0] < max(aligned, default=0) and not rules.lookup.fine_beside_states:
             why = "beside states in larger blocks only 0.28 and later start with it"
         if size and why:
-            msg = f"option 'drafter_block_size' is {size}; {why}: leave it out"
-            raise OptionError(msg)
+            raise OptionError(f"option 'drafter_block_size' is {size}; {why}: leave it out")
 
     def _check_states(self, groups: Sequence[GroupSpec], rules: Rules) -> None:
         aligned = [each.block for each in groups if each.kind == "mamba" and each.mode == "align"]
         states = max(aligned, default=0)
         if self.max_num_batched_tokens < states and not rules.scheduler.accepts_small_budgets:
-            msg = (
+            raise OptionError(
                 f"option 'max_num_batched_tokens' is {self.max_num_batched_tokens}; with states in "
                 f"blocks of {states} tokens this release takes {states} or more"
             )
-            raise OptionError(msg)
         kept = [each.block for each in groups if each.kind == "mamba" and each.mode == "all"]
         others = [each.block for each in groups if each.kind != "mamba"]
         if kept and others and kept[0] != others[0] and not rules.lookup.mixed_blocks:
-            msg = (
+            raise OptionError(
                 f"option 'mamba_block_size' is {kept[0]}; in this release all groups have blocks "
                 f"of one size: leave it out, or write {others[0]}"
             )
-            raise OptionError(msg)
         equal = rules.lookup.all_mode_blocks == "equal"
         if kept and others and (kept[0] > min(others) or (equal and kept[0] != others[0])):
             limit = "" if equal else "at most "
-            msg = (
+            raise OptionError(
                 f"option 'mamba_block_size' is {kept[0]}; with mamba_cache_mode 'all' this release "
                 f"ends at its start unless states' blocks are {limit}as large as attention's of "
                 f"{others[0]} tokens: leave it out"
             )
-            raise OptionError(msg)
 
     def _check_retention(self, groups: Sequence[GroupSpec], rules: Rules) -> None:
         """Follows `_validate_prefix_cache_retention_interval`."""
@@ -537,42 +527,37 @@ class VllmOptions:
         thinned = ("window", "mamba") if rules.retention.thins_states else ("window",)
         if not any(group.kind in thinned for group in groups):
             if interval or not rules.retention.accepts_idle_zero:
-                msg = (
+                raise OptionError(
                     f"option 'prefix_cache_retention_interval' is {interval}; this release refuses "
                     f"it for a model without groups that it thins ({', '.join(thinned)}): leave it "
                     "out"
                 )
-                raise OptionError(msg)
             return
         block = Sizes.of(groups).scheduler_block
         if interval % block:
-            msg = (
+            raise OptionError(
                 f"option 'prefix_cache_retention_interval' is {interval}; it must be a multiple of "
                 f"{block} tokens, in which all groups' blocks end"
             )
-            raise OptionError(msg)
 
     def check(self, rules: Rules) -> None:
         """Refuse incompatible options."""
         budget, seqs = self.max_num_batched_tokens, self.max_num_seqs
         if budget < seqs != MAX_NUM_SEQS:
-            msg = (
+            raise OptionError(
                 f"option 'max_num_batched_tokens' is {budget}; vLLM does not start with fewer "
                 f"than max_num_seqs, which is {seqs}"
             )
-            raise OptionError(msg)
         if self.max_num_scheduled_tokens > budget:
-            msg = (
+            raise OptionError(
                 f"option 'max_num_scheduled_tokens' is {self.max_num_scheduled_tokens}; a step has "
                 f"room for max_num_batched_tokens, which is {budget}"
             )
-            raise OptionError(msg)
         if self.connector in LATE and self.async_scheduling:
-            msg = (
+            raise OptionError(
                 f"connector {self.connector!r} is not simulated beside async_scheduling, with "
                 "which blocks are freed a step later: leave one of them out"
             )
-            raise OptionError(msg)
         if self.connector == "nixl" and (
             not rules.runner.ring_regions
             if self.rings
@@ -581,10 +566,9 @@ class VllmOptions:
             msg = "connector 'nixl' is simulated at 0.33.0, and beside option 'rings' since 0.31.0"
             raise OptionError(msg)
         if self.connector == "nixl" and self.drafts:
-            msg = (
+            raise OptionError(
                 "connector 'nixl' is not simulated beside speculative_method: leave one of them out"
             )
-            raise OptionError(msg)
         if self.mamba_cache_mode not in rules.modes:
             known = ", ".join(rules.modes)
             msg = f"this release has no mamba_cache_mode {self.mamba_cache_mode!r}; it has {known}"
@@ -608,18 +592,16 @@ class VllmOptions:
         counted = self._blocks(groups, rules, self.max_model_len) - aligned
         room = self.num_gpu_blocks_override - rules.pool.reserves_null_block
         if longest > 1 and self.max_model_len > longest and counted > room:
-            msg = (
+            raise OptionError(
                 f"the pool of {self.num_gpu_blocks_override} blocks holds no request of "
                 f"max_model_len = {self.max_model_len} tokens: write {longest} or less, "
                 "or more num_gpu_blocks_override"
             )
-            raise OptionError(msg)
         if longest < 2:
-            msg = (
+            raise OptionError(
                 f"option 'num_gpu_blocks_override' is {self.num_gpu_blocks_override}: "
                 "this model needs more blocks for a single request"
             )
-            raise OptionError(msg)
         interval = self.prefix_cache_retention_interval
         hybrid = len({each.kind == "mamba" for each in groups}) > 1
         if interval == UNSET and hybrid and self.use_eagle:
@@ -654,27 +636,24 @@ class VllmOptions:
     def _chunks(self, spec: ModelSpec) -> GroupSpec:
         """Chunked local attention; the refusals are assertions upstream."""
         if self.use_eagle:
-            msg = (
+            raise OptionError(
                 "chunked attention cannot be combined with a drafter: write speculative_method none"
             )
-            raise OptionError(msg)
         if self.rings:
             if self.block_size % spec.window or spec.window > RING or self.drafts:
-                msg = (
+                raise OptionError(
                     f"option 'rings' is for chunks of at most {RING} tokens that divide block_size,"
                     " without a drafter: leave it out"
                 )
-                raise OptionError(msg)
             return GroupSpec(kind="ring", block=RING, chunk=spec.window)
         if self.mamba_block_size not in {0, self.block_size}:
             msg = "beside chunked attention all blocks are equal: leave mamba_block_size out"
             raise OptionError(msg)
         if spec.window % self.block_size:
-            msg = (
+            raise OptionError(
                 f"option 'block_size' is {self.block_size}; chunks of {spec.window} tokens "
                 "must be whole blocks (upstream asserts it)"
             )
-            raise OptionError(msg)
         return GroupSpec(kind="chunked", block=self.block_size, chunk=spec.window)
 
     def _marked(self, rules: Rules) -> str:

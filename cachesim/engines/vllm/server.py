@@ -401,10 +401,9 @@ class Vllm(SlotlessEngine[Rules, VllmOptions, Job]):
             strengths=lora.strengths,
         )
         if fields.get("failed_block") is not None and self.options.connector not in LATE:
-            msg = (
+            raise OptionError(
                 "request field 'failed_block' is for servers with connector 'store-async' or 'nixl'"
             )
-            raise OptionError(msg)
         self._jobs.append(job)
         capacity = self.options.max_model_len - len(request.prompt)
         if capacity < 1:

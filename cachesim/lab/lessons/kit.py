@@ -123,8 +123,7 @@ class Memory:
         code = self.context.decode(Batch.of(ids, start=start, seq=seq))
         if code != 0:
             why = self.context.refusal if code == INVALID else "no place"
-            msg = f"decode answers {code}: {why}"
-            raise ValueError(msg)
+            raise ValueError(f"decode answers {code}: {why}")
         for name, cache in self._caches():
             cells = cache.streams.cells[0]
             for cell in range(cache.streams.size):
@@ -153,8 +152,7 @@ class Memory:
         """State of the first recurrent layer for sequence 0, without its convolution."""
         recurrent = parts_of(self.context.memory)[1]
         if recurrent is None:
-            msg = "this memory has no recurrent state"
-            raise TypeError(msg)
+            raise TypeError("this memory has no recurrent state")
         shape = recurrent.shapes[0]
         row: Array = recurrent.planes.rows[shape.layer][recurrent.cells.tail[0]]
         return row[shape.conv :].copy()
@@ -246,8 +244,7 @@ class Answered:
     def watched(self) -> Run:
         """The traced run of the request, recomputed."""
         if self.again is None:
-            msg = "this answer belongs to no run"
-            raise ContractError(msg)
+            raise ContractError("this answer belongs to no run")
         return self.again()
 
     def link(self) -> str:

@@ -92,8 +92,7 @@ def lesson(number: int) -> Lesson:
     """Lesson by its number."""
     if number not in _names():
         known = ", ".join(str(each) for each in sorted(_names()))
-        msg = f"there is no lesson {number}; there are {known}"
-        raise InputError(msg)
+        raise InputError(f"there is no lesson {number}; there are {known}")
     return _read(number)
 
 
@@ -238,8 +237,7 @@ def _exercise(lesson: Lesson, exercise: Exercise, names: dict[str, Any]) -> Exec
     run = _execute(lesson, exercise.answer, names)
     answer = names.get("answer")
     if answer is None:
-        msg = f"{lesson.file}:{exercise.answer.line}: this code must set `answer`"
-        raise ContractError(msg)
+        raise ContractError(f"{lesson.file}:{exercise.answer.line}: this code must set `answer`")
     many = answer if isinstance(answer, tuple | list) else (answer,)
     return ExecutedExercise(
         title=exercise.title,
@@ -268,8 +266,7 @@ def _execute_parts(
                 found[at] = _question_of(lesson, found[at].source, names)
             waiting.clear()
     if waiting:
-        msg = f"{lesson.file}: a question must stand before the code that answers it"
-        raise ContractError(msg)
+        raise ContractError(f"{lesson.file}: a question must stand before the code that answers it")
     return tuple(found)
 
 
@@ -290,8 +287,7 @@ def _execute(lesson: Lesson, part: Part, names: dict[str, Any]) -> ExecutedPart:
         exec(compile("\n" * (part.line - 1) + part.text, lesson.file, "exec"), names)
         shown = names.get(part.kind)
         if not isinstance(shown, Boxes | Drawn | Control):
-            msg = f"{lesson.file}:{part.line}: this code must set `{part.kind}`"
-            raise ContractError(msg)
+            raise ContractError(f"{lesson.file}:{part.line}: this code must set `{part.kind}`")
         return ExecutedPart(source=part, text="", shown=shown)
     if part.kind in {"code", "answer"}:
         printed = io.StringIO()
@@ -344,11 +340,10 @@ def mark(lesson: ExecutedLesson, given: Sequence[str]) -> tuple[Mark, ...]:
     most = questions(lesson)
     if len(given) > most:
         titles = "; ".join(f"{each.title} ({len(each.answers)})" for each in lesson.exercises)
-        msg = (
+        raise InputError(
             f"lesson {lesson.lesson.number} asks for {most} answers and {len(given)} were given; "
             f"its questions are: {titles}"
         )
-        raise InputError(msg)
     return tuple(_marks(lesson, tuple(given)))
 
 

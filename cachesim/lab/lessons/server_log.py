@@ -88,8 +88,7 @@ class Log:
             if parts_at is not None:
                 before, last = requests[-2].submitted, requests[-1].submitted
                 if before is None or last is None:
-                    msg = "a request that was not replayed leaves no history"
-                    raise ContractError(msg)
+                    raise ContractError("a request that was not replayed leaves no history")
                 history = before.prompt.copy()
                 history += before.reply
                 prompt = history[:parts_at]
@@ -122,8 +121,7 @@ def _file(name: str) -> Path:
     for place in places:
         if place.is_file():
             return place
-    msg = f"{name} is missing from this installation"
-    raise InputError(msg)
+    raise InputError(f"{name} is missing from this installation")
 
 
 def drawn(run: Run) -> Drawn:

@@ -129,11 +129,9 @@ class DumpReader:
                 entry, line=line, number=self._next, first=self._first, keep=self._keep
             )
         except ValueError as error:
-            msg = f"{name}:{line}: {error}"
-            raise InputError(msg) from None
+            raise InputError(f"{name}:{line}: {error}") from None
         if self._kept > MOST_KEPT:
-            msg = f"{name}: more than {MOST_KEPT >> 30} GiB of text; split the file"
-            raise InputError(msg)
+            raise InputError(f"{name}: more than {MOST_KEPT >> 30} GiB of text; split the file")
         self.requests.append(replace(recorded, actions=tuple(self._actions)))
         self._actions.clear()
 
@@ -148,11 +146,9 @@ def _entry(name: str, line: int, raw: bytes) -> Mapping[str, Any]:
     try:
         entry = json.loads(raw)
     except (ValueError, RecursionError) as error:
-        msg = f"{name}:{line}: is no JSON: {str(error)[:100]}"
-        raise InputError(msg) from None
+        raise InputError(f"{name}:{line}: is no JSON: {str(error)[:100]}") from None
     if not isinstance(entry, dict):
-        msg = f"{name}:{line}: is no JSON object; write one request on each line"
-        raise InputError(msg)
+        raise InputError(f"{name}:{line}: is no JSON object; write one request on each line")
     return entry
 
 
@@ -186,8 +182,7 @@ def recorded_from(
     found = _hashed(entry["segments"]) if "segments" in entry else segments_of(request)
     segments = tuple(map(keep, found))
     if not segments:
-        msg = "has no messages and no prompt; write an OpenAI-style request"
-        raise ValueError(msg)
+        raise ValueError("has no messages and no prompt; write an OpenAI-style request")
     counts = counts_of(entry)
     own = whole(entry.get("number"))
     in_order = own is not None and first + own >= number

@@ -82,11 +82,10 @@ def worst_of_recording(requests: Sequence[Recorded], wanted: UserSettings) -> Sc
     steps = [_finished(request_of(each)) for each in played[: worst + 1]][-MOST_EARLIER:]
     alone, together = _last(origin, steps), live.rerun.played[number]
     if _signature(alone) != _signature(together):
-        msg = (
+        raise InputError(
             f"--scenario: request {number} lost most, and requests at work beside it or actions on "
             "slots decided that; a scenario runs one request after the other"
         )
-        raise InputError(msg)
     steps = shrunk(origin, steps, _signature(alone))
     return scenario_of(origin, steps, number, _last(origin, steps))
 

@@ -424,11 +424,10 @@ def report_of_dump(
     if not any(live.totals.reported.values()) and all(
         each["continues"] is None and not each["equal_characters"] for each in entries
     ):
-        msg = (
+        raise InputError(
             f"{source}: no answer's `usage` or `timings`, and no two requests that begin alike: "
             "there is nothing to explain; `cachesim record` records the answers too"
         )
-        raise InputError(msg)
     found = report_of_live(live, source=source)
     found["totals"]["after_partings"] = sum(each["tokens_after"] or 0 for each in entries)
     found["requests"] = entries

@@ -110,11 +110,10 @@ class Memory:
     def sizes(self, engine: str) -> Sizes:
         """Bytes on an engine with its own defaults; keys and values in 16 bits."""
         if self.index and engine not in {"vllm", "sglang"}:
-            msg = (
+            raise InputError(
                 f"the model has a sparse indexer, whose bytes on {engine} are not known here; "
                 "write --token-bytes, or in a plan sizes = {token = ...}"
             )
-            raise InputError(msg)
         conv, state = STATE_BYTES.get(engine, (HALF, SINGLE if self.single else HALF))
         return Sizes(
             token=HALF * self.token + self.index,
@@ -131,11 +130,10 @@ def memory_of(model: str, folder: Path = Path()) -> Memory:
     path = folder / model
     if not path.exists():
         near = ", ".join(name for name in known_models() if model.lower()[:4] in name)
-        msg = (
+        raise InputError(
             f"--sizes {model}: no file, and no model of the table"
             f"{f' ({near} are)' if near else ''}; `cachesim list models` has all of them"
         )
-        raise InputError(msg)
     with readable(f"--sizes {model}"), path.open("rb") as file:
         text = file.read(MOST_BYTES)
     try:
@@ -155,8 +153,7 @@ def known_models() -> Mapping[str, Mapping[str, Any]]:
 def memory_of_config(value: object, place: str) -> Memory:
     """The memory by a config's values."""
     if not isinstance(value, dict):
-        msg = f"--sizes {place}: not an object; write the path of a model's config.json"
-        raise InputError(msg)
+        raise InputError(f"--sizes {place}: not an object; write the path of a model's config.json")
     return _Config(_text_of(value), place).memory()
 
 
@@ -216,8 +213,7 @@ class _Config:
         )
 
     def _refuse(self, why: str) -> NoReturn:
-        msg = f"--sizes {self.place}: {why}"
-        raise InputError(msg)
+        raise InputError(f"--sizes {self.place}: {why}")
 
     def _get(self, *keys: str) -> Json:
         """The value of the first key that the config has, or that its family assumes."""

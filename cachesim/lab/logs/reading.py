@@ -545,11 +545,10 @@ class Reader:
             return
         if MLX in {engine, own} or (self.server.requests and engine != LLAMA):
             if engine in self._left:
-                msg = (
+                raise InputError(
                     f"{self.source}:{line}: lines of {own} and {engine} are mixed. Explain one "
                     "server at a time: keep its lines, as with grep"
                 )
-                raise InputError(msg)
             self._left.add(own)
             self._open(line)
 

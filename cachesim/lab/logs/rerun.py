@@ -172,8 +172,7 @@ def opened(profile: str, model: str, window: int | None, options: Mapping[str, A
         return started(profile, spec_for(profile, model, window=window or None), options)
     except UpstreamAbort as error:
         flags = ", ".join(f"{name} {value}" for name, value in sorted(options.items()))
-        msg = f"{profile}: no server starts with {flags}: {error}"
-        raise InputError(msg) from None
+        raise InputError(f"{profile}: no server starts with {flags}: {error}") from None
 
 
 def started(profile: str, spec: ModelSpec, options: Mapping[str, Any]) -> "Server":

@@ -90,16 +90,13 @@ def segments_of(request: object) -> list[Segment]:
     fields = mapping(request)
     # Raise ValueError if part of the prompt is not in the request, or it has several prompts.
     if fields.get("previous_response_id"):
-        msg = "continues a conversation that the server keeps (previous_response_id)"
-        raise ValueError(msg)
+        raise ValueError("continues a conversation that the server keeps (previous_response_id)")
     if fields.get("context") and "prompt" in fields and "messages" not in fields:
-        msg = "continues tokens of an earlier answer (context), which are no text"
-        raise ValueError(msg)
+        raise ValueError("continues tokens of an earlier answer (context), which are no text")
     for key in ("text", "input_ids"):
         value = fields.get(key)
         if isinstance(value, list) and any(isinstance(each, str | list) for each in value):
-            msg = f"has several prompts in one request ({key})"
-            raise ValueError(msg)
+            raise ValueError(f"has several prompts in one request ({key})")
     found = []
     tools = fields.get("tools")
     for index, tool in enumerate(tools if isinstance(tools, list) else [], 1):
@@ -193,8 +190,7 @@ def _canonical(value: object) -> str:
     try:
         return json.dumps(_shown(value), ensure_ascii=False, default=str)
     except RecursionError:
-        msg = "is nested too deeply"
-        raise ValueError(msg) from None
+        raise ValueError("is nested too deeply") from None
 
 
 def _shown(value: object) -> object:

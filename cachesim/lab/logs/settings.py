@@ -101,8 +101,7 @@ def settings_of(
     build = int(log.facts["build"]) if log.facts.get("build", "0") != "0" else None
     engine, of_engine, _ = (profile or "").partition("@")
     if of_engine and engine != log.engine:
-        msg = f"--profile {profile}: the log is of {log.engine}; name a release of it"
-        raise InputError(msg)
+        raise InputError(f"--profile {profile}: the log is of {log.engine}; name a release of it")
     if log.engine != FAMILY.name:
         return _printed_only(log, build, profile, model, window)
     release, patches = _release(log, build, profile)
@@ -208,8 +207,7 @@ def _model(log: ServerLog, given: str | None) -> tuple[Setting, Setting]:
     if given is not None:
         if given not in PRESETS:
             known = ", ".join(PRESETS)
-            msg = f"--model {given}: there is no such preset; there are {known}"
-            raise InputError(msg)
+            raise InputError(f"--model {given}: there is no such preset; there are {known}")
         return Setting(given, "given"), window
     name = log.facts.get("architecture", "")
     kind = kind_of(name) if name else None

@@ -57,8 +57,7 @@ def read_header(path: Path) -> dict[str, object]:
         if isinstance(error, InputError):
             raise
         why = getattr(error, "strerror", None) or error
-        msg = f"--gguf {path}: cannot be read: {why}"
-        raise InputError(msg) from None
+        raise InputError(f"--gguf {path}: cannot be read: {why}") from None
 
 
 @dataclass(slots=True)
@@ -154,8 +153,7 @@ class _Header:
         self._refuse(f"is cut: the file of {self.size:,} bytes ends {where}")
 
     def _refuse(self, why: str) -> NoReturn:
-        msg = f"--gguf {self.name}: {why}"
-        raise InputError(msg)
+        raise InputError(f"--gguf {self.name}: {why}")
 
 
 MIB: Final = 1 << 20

@@ -75,8 +75,7 @@ def action_from(
     """Action of a recorded line; ValueError for an unknown one."""
     action, slot = entry.get("action"), whole(entry.get("slot"))
     if not isinstance(action, str) or action not in ACTIONS or slot is None:
-        msg = f"has an action that is none of {', '.join(ACTIONS)}, or no slot"
-        raise ValueError(msg)
+        raise ValueError(f"has an action that is none of {', '.join(ACTIONS)}, or no slot")
     return SlotAction(
         number=number,
         action=action,

@@ -149,15 +149,13 @@ def of_dump(requests: Sequence[Recorded], user: UserSettings, sizes: Sizes | Non
     family = FAMILIES[named.engine]
     if not family.swept:
         swept = " and ".join(each.name for each in FAMILIES.values() if each.swept)
-        msg = (
+        raise InputError(
             f"these requests went to {named.engine}, and tune has settings to try for {swept}; "
             "cachesim why --what-if shows what other servers would have reused"
         )
-        raise InputError(msg)
     prompts = [each for each in live.prompts if each.recorded.was_read and len(each.rope)]
     if not prompts or live.rerun is None:
-        msg = "no request was answered: there is nothing to replay"
-        raise InputError(msg)
+        raise InputError("no request was answered: there is nothing to replay")
     options = known(live.profile, options_in(requests[0])) | dict(user.options)
     assumed = [] if live.profile_how != "assumed" else [f"release {named.release}"]
     if any(each.recorded.prompt_tokens is None and not each.recorded.runs for each in prompts):

@@ -366,8 +366,7 @@ def swept(runs: Sequence[ServerRun], play: Plays = in_turn) -> list[TrialResult]
     """All trials, the user's own settings first."""
     first = play(alone(runs))
     if not first:
-        msg = "the server refuses its own settings; name its release with --profile"
-        raise InputError(msg)
+        raise InputError("the server refuses its own settings; name its release with --profile")
     return first + play(together(first, runs))
 
 
@@ -384,8 +383,7 @@ def add_other_settings(
     few = bool(played) and work <= FEW
     alike = most_agree(played)
     if what_if and not played:
-        msg = f"--what-if: {found['servers'][0]['missing'][0]}"
-        raise InputError(msg)
+        raise InputError(f"--what-if: {found['servers'][0]['missing'][0]}")
     if what_if:
         found["what_if"] = list(answers(played, requested(played[0].settings, what_if)))
     elif few and alike:

@@ -89,11 +89,10 @@ def _of_one_server(lines: Iterable[Line], name: str) -> Iterator[Line]:
     for line in lines:
         if line.origin and line.origin not in origins[-1:]:
             if line.origin in origins:
-                msg = (
+                raise InputError(
                     f"{name}: lines of several servers are mixed: {', '.join(origins)}. Explain "
                     f"one at a time: keep its lines, as with grep -F '{origins[-1]}'"
                 )
-                raise InputError(msg)
             origins.append(line.origin)
         yield line
 
@@ -176,8 +175,7 @@ def open_log(name: str) -> tuple[str, BinaryIO]:
     path = Path(name)
     try:
         if path.is_dir():
-            msg = f"{name}: is a folder; name a log file"
-            raise InputError(msg)
+            raise InputError(f"{name}: is a folder; name a log file")
         file = path.open("rb")
         return name, unpacked(name, file, file.peek(HEAD_BYTES))
     except OSError as error:

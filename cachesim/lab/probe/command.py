@@ -92,8 +92,7 @@ class Settings:
             ("--rate", 1.0 if self.rate is None else self.rate, 0.0),
         ):
             if not (math.isfinite(value) and value > low):
-                msg = f"{flag} is {value}; write a number above {low:g}"
-                raise InputError(msg)
+                raise InputError(f"{flag} is {value}; write a number above {low:g}")
         rate = self.rate or 0.0
         if self.rate is None and not self._loopback(self.url):
             rate = REMOTE_RATE
@@ -115,11 +114,10 @@ class Settings:
         for url in (self.url, self.cold):
             whole = upstream_of(url).replace("--upstream ", "") if url else ""
             if whole and not self.yes and not self._loopback(whole):
-                msg = (
+                raise InputError(
                     f"{whole} is on another machine, and thousands of requests would be sent to "
                     "it; add --yes if it is yours to test"
                 )
-                raise InputError(msg)
             found.append(whole)
         return found[0], found[1]
 
@@ -168,8 +166,7 @@ def run(settings: Settings, progress: Callable[[str], None] = lambda _: None) ->
             chat=settings.chat,
         )
     except BudgetError as error:
-        msg = f"{error} before it was known how the server answers"
-        raise InputError(msg) from None
+        raise InputError(f"{error} before it was known how the server answers") from None
     try:
         with _recording(settings.emit, target) as recorded:
             plan = Plan(
@@ -221,8 +218,7 @@ def _recording(folder: Path | None, target: Target) -> Iterator[Path | None]:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        msg = f"--emit {folder}: {error.strerror or error}"
-        raise InputError(msg) from None
+        raise InputError(f"--emit {folder}: {error.strerror or error}") from None
     file = RecordFile(free_name(folder / "requests.jsonl"))
 
     def record(query: Query, answer: Answer) -> None:

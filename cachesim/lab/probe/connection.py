@@ -69,14 +69,11 @@ class Meter:
         with self._lock:
             limits = self.limits
             if self.seconds > 60 * limits.minutes:
-                msg = f"the {limits.minutes:g} minutes are over"
-                raise BudgetError(msg)
+                raise BudgetError(f"the {limits.minutes:g} minutes are over")
             if self.requests >= limits.requests:
-                msg = f"the {limits.requests} requests are used up"
-                raise BudgetError(msg)
+                raise BudgetError(f"the {limits.requests} requests are used up")
             if self.tokens + tokens > limits.tokens:
-                msg = f"the {limits.tokens} tokens are used up"
-                raise BudgetError(msg)
+                raise BudgetError(f"the {limits.tokens} tokens are used up")
             self.requests += 1
             self.tokens += tokens
             now = time.monotonic()
@@ -169,13 +166,11 @@ def fault_of(error: Exception, url: str, seconds: float) -> FaultError:
 def _read(status: int, data: bytes, url: str) -> Json:
     if status >= 500:
         message = printable(data.decode("utf-8", "replace"))[:120]
-        msg = f"{url} answered with status {status}: {message}"
-        raise StatusError(msg)
+        raise StatusError(f"{url} answered with status {status}: {message}")
     try:
         return json.loads(data or b"null")
     except ValueError:
         if status != 200:
             return None
         message = printable(data.decode("utf-8", "replace"))[:60]
-        msg = f"{url} answered no JSON: {message}"
-        raise FaultError(msg) from None
+        raise FaultError(f"{url} answered no JSON: {message}") from None

@@ -137,8 +137,7 @@ class Dialect(ABC):
             error = self.answer(Query(prompt=(size // 2, size - 1), reply=(0,))).error
             if not error:
                 return size
-        msg = f"no prompt of token ids is answered: {error}"
-        raise InputError(msg)
+        raise InputError(f"no prompt of token ids is answered: {error}")
 
 
 def _message(found: Json) -> str:
@@ -395,11 +394,10 @@ class TextServer(Dialect):
                     prompt = list(self._texts)[-12:]
         words = tuple(self._texts)
         if len(words) < ENOUGH_WORDS:
-            msg = (
+            raise InputError(
                 f"{self.connection.url} shows {len(words)} words of its vocabulary, which is too "
                 "few to draw prompts from; name a file of words with --words"
             )
-            raise InputError(msg)
         return words
 
     def body(self, query: Query, *, cold: bool) -> JsonObject:  # noqa: ARG002 - no switch
@@ -568,14 +566,12 @@ def dialect_of(connection: Connection, words: tuple[str, ...], *, chat: bool) ->
         dialect = kind(connection, words, chat=chat)
         if dialect.detect():
             if chat and not isinstance(dialect, TextServer):
-                msg = (
+                raise InputError(
                     f"{connection.url}: prompts of {dialect.name} are sent as token ids; "
                     "leave --chat out"
                 )
-                raise InputError(msg)
             return dialect
-    msg = (
+    raise InputError(
         f"{connection.url} answers as no server that is known here: it has none of "
         "/props, /get_model_info, /version, /v1/completions and /v1/chat/completions"
     )
-    raise InputError(msg)

@@ -359,11 +359,10 @@ class Probe:
                 self.outcome.proven_cold = True
                 return
         if far:
-            msg = (
+            raise InputError(
                 f"{target.url}: a cold answer ({target.how_cold}) is not that of a server that has "
                 f"just been started: off by {min(far):.2g} in {len(far)} of {len(far)} cases"
             )
-            raise InputError(msg)
 
     def _check_plain_laws(self) -> None:
         noise = self.judge.noise

@@ -278,8 +278,7 @@ class ServerProcess:
         while _listens(self.port) and time.monotonic() < ends:
             time.sleep(0.02)  # a child is killed, and not yet gone
         if _listens(self.port):
-            msg = f"--start: port {self.port} is taken; write {PORT} for a free one"
-            raise InputError(msg)
+            raise InputError(f"--start: port {self.port} is taken; write {PORT} for a free one")
         words = shlex.split(self.command.replace(PORT, str(self.port)))
         try:
             self._process = subprocess.Popen(  # noqa: S603 - the user's own command

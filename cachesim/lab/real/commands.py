@@ -207,8 +207,7 @@ def _random(release: str, flags: LlamaCppFlags) -> int:
     presets = tuple(flags.model) or tuple(PRESETS)
     unknown = [each for each in presets if each not in PRESETS]
     if unknown:
-        msg = f"there is no preset {unknown[0]!r}; there are {', '.join(PRESETS)}"
-        raise OptionError(msg)
+        raise OptionError(f"there is no preset {unknown[0]!r}; there are {', '.join(PRESETS)}")
     out = console()
     wheel = as_release(release)
     environment_for(wheel).ready()

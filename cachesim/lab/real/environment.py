@@ -75,11 +75,10 @@ class Environment:
     def _set_up(self) -> None:
         wanted = " ".join(self.requirements)
         if self.variables and not any(map(shutil.which, COMPILERS)):
-            msg = (
+            raise EnvironmentUnavailableError(
                 f"{wanted} is built from its source, and there is no C++ compiler here; install "
                 "one, as with: apt install g++"
             )
-            raise EnvironmentUnavailableError(msg)
         sys.stderr.write(f"setting up {self.folder} ({wanted}) ...\n")
         # The pip that runs here installs into other environments, too: none of its own to unpack.
         bare = ["--without-pip"] if find_spec("pip") else []
@@ -107,11 +106,10 @@ def package_of(family: Family[Any, Any], release: str, version: str = "") -> tup
     """A release's own name, and the package that runs it for real, or another version of that."""
     known = family.release(release)
     if known.package is None:
-        msg = (
+        raise ProfileError(
             f"no package runs {family.name}@{known.name} for real; "
             f"there are {', '.join(family.real())}"
         )
-        raise ProfileError(msg)
     return known.name, replace(known.package, version=version or known.package.version)
 
 
@@ -132,11 +130,10 @@ def _alone(folder: Path) -> Iterator[None]:
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        msg = (
+        raise EnvironmentUnavailableError(
             f"cannot make {folder.parent}: {error.strerror or error}; CACHESIM_ENVIRONMENTS names "
             "another folder"
-        )
-        raise EnvironmentUnavailableError(msg) from error
+        ) from error
     with folder.with_name(f"{folder.name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield

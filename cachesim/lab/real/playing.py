@@ -59,11 +59,10 @@ def releases_of(family: Family[Any, Any], scenario: Scenario, release: str = "")
         if each.engine == family.name and not each.patches and each.release in family.real()
     )
     if not found:
-        msg = (
+        raise ScenarioError(
             f"{scenario.name}: none of its profiles is an unpatched release that a package of "
             f"{family.name} runs; there are {', '.join(family.real())}"
         )
-        raise ScenarioError(msg)
     return found
 
 
@@ -139,8 +138,7 @@ def in_words(
 def named(what: str, name: str, known: Mapping[str, T]) -> T:
     """The workloads that a command's option names, of those that there are."""
     if name not in known:
-        msg = f"no workloads of {what} {name!r}: write one of {', '.join(known)}"
-        raise OptionError(msg)
+        raise OptionError(f"no workloads of {what} {name!r}: write one of {', '.join(known)}")
     return known[name]
 
 

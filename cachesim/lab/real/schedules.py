@@ -203,8 +203,7 @@ class RealScheduler(Generic[R]):
         """Run a scenario on the simulator; its steps, and the same requests as a workload."""
         why = next((why for why, stands in self.hurdles(scenario).items() if stands), None)
         if why is not None:
-            msg = f"{scenario.name} is not run beside the real scheduler: {why}"
-            raise ScenarioError(msg)
+            raise ScenarioError(f"{scenario.name} is not run beside the real scheduler: {why}")
         session = Session(scenario, Profile(self.family.name, release), arithmetic="ring")
         records, groups = list(session.run()), list(groups_of(scenario))
         steps = [self.group_of([records[index] for index in group], session) for group in groups]

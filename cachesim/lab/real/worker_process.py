@@ -60,8 +60,7 @@ class JsonProcess:
         except OSError:
             answer = ""
         if not answer:
-            msg = f"{self.name} ended with {self._end()}, in the middle of {line[:80]}"
-            raise WorkerError(msg)
+            raise WorkerError(f"{self.name} ended with {self._end()}, in the middle of {line[:80]}")
         return json.loads(answer)
 
     def _end(self) -> str:

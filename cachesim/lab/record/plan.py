@@ -38,14 +38,12 @@ def upstream_of(text: str) -> str:
         text = f"http://{text}"
     parts = _split(text, "--upstream")
     if parts.scheme not in {"http", "https"} or not parts.hostname:
-        msg = f"--upstream {text}: is no address of a server; write one like {EXAMPLE}"
-        raise InputError(msg)
+        raise InputError(f"--upstream {text}: is no address of a server; write one like {EXAMPLE}")
     if parts.username or parts.password:
         msg = "--upstream: leave name and password out; the client's own headers are passed on"
         raise InputError(msg)
     if parts.query or parts.fragment:
-        msg = f"--upstream {text}: ends in ? or #; write one like {EXAMPLE}"
-        raise InputError(msg)
+        raise InputError(f"--upstream {text}: ends in ? or #; write one like {EXAMPLE}")
     return f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/')}"
 
 
@@ -57,11 +55,10 @@ def place_of(text: str, *, public: bool) -> tuple[str, int]:
         msg = f"--listen {text}: write a port, or a host and a port, as in 127.0.0.1:8081"
         raise InputError(msg)
     if not public and not is_loopback(host):
-        msg = (
+        raise InputError(
             f"--listen {text}: others could reach this address, and every prompt passes through "
             "here; listen on 127.0.0.1, or add --public if that is what you want"
         )
-        raise InputError(msg)
     return host, port
 
 
@@ -90,8 +87,7 @@ def _split(text: str, flag: str) -> SplitResult:
         parts = urlsplit(text)
         _ = parts.port  # read only now, and refused where it is no number
     except ValueError as error:
-        msg = f"{flag} {text.removeprefix('//')}: {str(error).lower()}"
-        raise InputError(msg) from None
+        raise InputError(f"{flag} {text.removeprefix('//')}: {str(error).lower()}") from None
     return parts
 
 

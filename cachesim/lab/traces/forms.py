@@ -265,12 +265,10 @@ def call_requests(requests: Requests, value: JsonObject, place: str) -> Iterator
         return
     prompt = body.get("prompt", body.get("input", body.get("text")))
     if not isinstance(prompt, str):
-        msg = f"{place}: the call has neither messages nor a prompt that is a text"
-        raise TraceError(msg)
+        raise TraceError(f"{place}: the call has neither messages nor a prompt that is a text")
     runs = requests.texts.runs(tokens_of_text(prompt))
     if not runs:
-        msg = f"{place}: the prompt is empty"
-        raise TraceError(msg)
+        raise TraceError(f"{place}: the prompt is empty")
     yield requests.of(runs, requests.texts.runs(tokens_of_text(reply)), time, silent=not known)
 
 
@@ -334,8 +332,7 @@ def _steps(
     elif isinstance(value.get("history"), list):
         yield from chat_requests(requests, {"history": value["history"]}, place)
     else:
-        msg = f"{place}: the trajectory has neither queries nor a history of messages"
-        raise TraceError(msg)
+        raise TraceError(f"{place}: the trajectory has neither queries nor a history of messages")
 
 
 # -- token ids -------------------------------------------------------------------------------------
@@ -354,8 +351,7 @@ def token_ids(value: Json, keys: Sequence[str], place: str) -> list[int] | None:
         msg = f"{place}: the log has a part of {key}; start SGLang with `--log-requests-level 3`"
         raise TraceError(msg)
     if not isinstance(ids, list) or not all(type(each) is int for each in ids):
-        msg = f"{place}: {key} is {str(ids)[:40]}; write a list of whole numbers"
-        raise TraceError(msg)
+        raise TraceError(f"{place}: {key} is {str(ids)[:40]}; write a list of whole numbers")
     return ids
 
 
@@ -368,8 +364,7 @@ def read_tokens(lines: Iterator[Line]) -> Iterator[TraceRequest]:
     waiting: dict[str, tuple[JsonObject, float, JsonObject | None]] = {}
     for value, place in lines:
         if not isinstance(value, dict):
-            msg = f"{place}: not an object; write prompt_token_ids in each line"
-            raise TraceError(msg)
+            raise TraceError(f"{place}: not an object; write prompt_token_ids in each line")
         time = instant(value.get("timestamp")) or 0.0
         event, name = value.get("event"), str(value.get("rid"))
         if event is None:
@@ -452,8 +447,7 @@ def _of_tokens(
     texts = requests.texts
     prompt = texts.runs(ids) if ids else texts.runs(tokens_of_text(text_of(body.get("text") or "")))
     if not prompt:
-        msg = f"{place}: no prompt; write its token ids as {' or '.join(PROMPTS[:2])}"
-        raise TraceError(msg)
+        raise TraceError(f"{place}: no prompt; write its token ids as {' or '.join(PROMPTS[:2])}")
     known = reply is not None or isinstance(answer.get("text"), str)
     tokens = reply if reply is not None else tokens_of_text(text_of(answer.get("text") or ""))
     return requests.of(
@@ -477,8 +471,7 @@ def read_agents(lines: Iterator[Line]) -> Iterator[TraceRequest]:
     streams = []
     for at, (value, place) in enumerate(lines):
         if not isinstance(value, dict) or not isinstance(value.get("requests"), list):
-            msg = f"{place}: requests is no list; write a conversation in each line"
-            raise TraceError(msg)
+            raise TraceError(f"{place}: requests is no list; write a conversation in each line")
         size = whole(value.get("block_size"), 1, MOST_TOKENS, f"{place}: block_size")
         scope = "" if value.get("hash_id_scope") == "global" else at
         found = []
@@ -488,8 +481,7 @@ def read_agents(lines: Iterator[Line]) -> Iterator[TraceRequest]:
             output = whole(request.get("out"), 0, MOST_TOKENS, f"{where}: out")
             ids = request.get("hash_ids")
             if not isinstance(ids, list):
-                msg = f"{where}: hash_ids is no list of whole numbers"
-                raise TraceError(msg)
+                raise TraceError(f"{where}: hash_ids is no list of whole numbers")
             blocks = []
             for each in ids[: -(-length // size)]:
                 key = (scope, whole(each, 0, 1 << 36, f"{where}: hash_ids"))
@@ -516,16 +508,14 @@ def read_agents(lines: Iterator[Line]) -> Iterator[TraceRequest]:
 def _flattened(requests: Sequence[Json], place: str) -> Iterator[tuple[JsonObject, float]]:
     for each in requests:
         if not isinstance(each, dict):
-            msg = f"{place}: requests has {str(each)[:40]}; write an object for each"
-            raise TraceError(msg)
+            raise TraceError(f"{place}: requests has {str(each)[:40]}; write an object for each")
         time = time_of(each.get("t"), f"{place}: t")
         inner = each.get("requests")
         if inner is None:
             yield each, time
             continue
         if not isinstance(inner, list):
-            msg = f"{place}: a sub-agent's requests is no list"
-            raise TraceError(msg)
+            raise TraceError(f"{place}: a sub-agent's requests is no list")
         nested = list(_flattened(inner, place))
         start = 0.0 if nested and nested[0][1] >= time > 0 else time
         yield from ((request, start + at) for request, at in nested)
@@ -565,8 +555,7 @@ def read_lengths(
             raise TraceError(msg) from None
         time = instant(_number(cells[0]))
         if time is None:
-            msg = f"{place}: timestamp is {cells[0][:40]!r}; write seconds or a date"
-            raise TraceError(msg)
+            raise TraceError(f"{place}: timestamp is {cells[0][:40]!r}; write seconds or a date")
         start = time if start is None else start
         if length < 1:
             continue  # BurstGPT has failed requests of no tokens

@@ -83,8 +83,7 @@ def read_plan(path: Path, traces: Path | None = None) -> tuple[Cell, ...]:
     try:
         table = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        msg = f"{path}: is not TOML: {error}"
-        raise PlanError(msg) from None
+        raise PlanError(f"{path}: is not TOML: {error}") from None
     return plan_of(table, name=str(path), folder=traces or path.parent)
 
 
@@ -94,8 +93,7 @@ def plan_of(
     """The cells of a mapping, in the form of the file."""
     _known(table, {"format", "trace", "server"}, name)
     if table.get("format") != 1:
-        msg = f"{name}: format is {table.get('format')!r}; write format = 1"
-        raise PlanError(msg)
+        raise PlanError(f"{name}: format is {table.get('format')!r}; write format = 1")
     sources = _as_many(
         source
         for at, each in _tables(table, "trace", name)
@@ -107,8 +105,7 @@ def plan_of(
         for server in _servers(each, f"{name}: server {at}", folder)
     )
     if len(sources) * len(servers) > MOST_CELLS:
-        msg = f"{name}: more than {MOST_CELLS:,} cells; write shorter lists"
-        raise PlanError(msg)
+        raise PlanError(f"{name}: more than {MOST_CELLS:,} cells; write shorter lists")
     cells = tuple(replace(server, source=source) for source, server in product(sources, servers))
     for cell in dict.fromkeys(replace(each, source=sources[0]) for each in cells):
         try:
@@ -128,8 +125,7 @@ def _tables(
 ) -> Iterator[tuple[int, Mapping[str, Any]]]:
     tables = table.get(key)
     if not isinstance(tables, list) or not tables or not all(isinstance(t, dict) for t in tables):
-        msg = f"{name}: no [[{key}]]; write one at least"
-        raise PlanError(msg)
+        raise PlanError(f"{name}: no [[{key}]]; write one at least")
     yield from enumerate(tables, 1)
 
 
@@ -143,12 +139,10 @@ def _known(table: Mapping[str, Any], keys: set[str], place: str) -> None:
 def _sources(table: Mapping[str, Any], place: str, folder: Path) -> Iterator[Source]:
     _known(table, TRACE_KEYS, place)
     if ("file" in table) == ("made" in table):
-        msg = f'{place}: write file = "..." or made = REQUESTS, one of the two'
-        raise PlanError(msg)
+        raise PlanError(f'{place}: write file = "..." or made = REQUESTS, one of the two')
     if "file" in table:
         if not isinstance(table["file"], str):
-            msg = f"{place}: file is {table['file']!r}; write a path in quotes"
-            raise PlanError(msg)
+            raise PlanError(f"{place}: file is {table['file']!r}; write a path in quotes")
         names = [str(folder / table["file"])]
     else:
         kind, made = "made", table["made"]
@@ -174,8 +168,7 @@ def _numbers(
     values = _several(table.get(key, default), f"{place}: {key}")
     for value in values:
         if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
-            msg = f"{place}: {key} is {value!r}; write a whole number, or a list of them"
-            raise PlanError(msg)
+            raise PlanError(f"{place}: {key} is {value!r}; write a whole number, or a list of them")
     return values
 
 
@@ -191,8 +184,7 @@ def _servers(table: Mapping[str, Any], place: str, folder: Path) -> Iterator[Cel
             raise PlanError(msg)
     flags = table.get("set", {})
     if not isinstance(flags, dict):
-        msg = f"{place}: set is {flags!r}; write a table [server.set] of flags"
-        raise PlanError(msg)
+        raise PlanError(f"{place}: set is {flags!r}; write a table [server.set] of flags")
     if BOUND in profiles and (flags or len(profiles) > 1):
         msg = f'{place}: "{BOUND}" is no server: give it a [[server]] of its own, without flags'
         raise PlanError(msg)
@@ -201,12 +193,10 @@ def _servers(table: Mapping[str, Any], place: str, folder: Path) -> Iterator[Cel
     each_flag = [_several(value, f"{place}: {flag}") for flag, value in flags.items()]
     for (flag, value), choices in zip(flags.items(), each_flag, strict=True):
         if any(isinstance(each, list | dict) for each in choices):
-            msg = f"{place}: {flag} is {value!r}; write one value, or a list of values"
-            raise PlanError(msg)
+            raise PlanError(f"{place}: {flag} is {value!r}; write one value, or a list of values")
     fleets = _fleets(table, place)
     if BOUND in profiles and fleets != [None]:
-        msg = f'{place}: "{BOUND}" is no server: it has no replicas; leave them out'
-        raise PlanError(msg)
+        raise PlanError(f'{place}: "{BOUND}" is no server: it has no replicas; leave them out')
     for profile, model, fleet, *values in product(profiles, models, fleets, *each_flag):
         yield Cell(
             source=Source(name=""),
@@ -229,8 +219,7 @@ def _fleets(table: Mapping[str, Any], place: str) -> list[Fleet | None]:
     counts = _numbers(table, "replicas", place, None)
     (parts, *more) = _numbers(table, "parts", place, 1)
     if more:
-        msg = f"{place}: parts is {table['parts']!r}; write one whole number"
-        raise PlanError(msg)
+        raise PlanError(f"{place}: parts is {table['parts']!r}; write one whole number")
     changes, others = (table.get(key, []) for key in ("changes", "others"))
     for key, values in (("router", routers), ("changes", changes), ("others", others)):
         if not isinstance(values, list) or not all(isinstance(each, str) for each in values):
@@ -243,19 +232,16 @@ def _fleets(table: Mapping[str, Any], place: str) -> list[Fleet | None]:
             for each in routers
         ]
     except InputError as error:
-        msg = f"{place}: {error}"
-        raise PlanError(msg) from None
+        raise PlanError(f"{place}: {error}") from None
 
 
 def _measured(table: Mapping[str, Any], place: str, folder: Path) -> Measured | None:
     gguf, sizes = table.get("gguf"), table.get("sizes")
     if gguf is not None and sizes is not None:
-        msg = f"{place}: gguf and sizes are both given; leave one of the two out"
-        raise PlanError(msg)
+        raise PlanError(f"{place}: gguf and sizes are both given; leave one of the two out")
     if gguf is not None:
         if not isinstance(gguf, str):
-            msg = f"{place}: gguf is {gguf!r}; write a path in quotes"
-            raise PlanError(msg)
+            raise PlanError(f"{place}: gguf is {gguf!r}; write a path in quotes")
         return Measured.of_gguf(folder / gguf)
     if sizes is None:
         return None
@@ -263,17 +249,15 @@ def _measured(table: Mapping[str, Any], place: str, folder: Path) -> Measured | 
         return Measured.of_model(sizes, folder)
     known = {each.name for each in fields(Sizes)}
     if not isinstance(sizes, dict) or not sizes or not sizes.keys() <= known:
-        msg = (
+        raise PlanError(
             f"{place}: sizes is {str(sizes)[:60]}; write a table of bytes, as {{token = 131072}}, "
             "or a model"
         )
-        raise PlanError(msg)
     written = ", ".join(f"{name} = {value}" for name, value in sizes.items())
     return Measured(sizes=Sizes(**sizes), by=f"sizes = {{{written}}}")
 
 
 def _several(value: Json, place: str) -> list[Json]:
     if value == []:
-        msg = f"{place} is an empty list; write one value, or a list of values"
-        raise PlanError(msg)
+        raise PlanError(f"{place} is an empty list; write one value, or a list of values")
     return value if isinstance(value, list) else [value]

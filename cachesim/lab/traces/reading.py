@@ -107,8 +107,7 @@ def request_of(
     prompt = _runs(value.get("prompt"), f"{place}: prompt")
     reply = _runs(value.get("reply", []), f"{place}: reply")
     if not prompt:
-        msg = f"{place}: prompt has no tokens; write runs as [[0, 0, 120]]"
-        raise TraceError(msg)
+        raise TraceError(f"{place}: prompt has no tokens; write runs as [[0, 0, 120]]")
     return chains.request(prompt, reply, time, silent="reply" not in value, seconds=seconds)
 
 
@@ -238,11 +237,9 @@ class Stream:
     def _store(self, fields: dict[str, Any], rank: int, place: str) -> tuple[int, list[int]]:
         hashes, size = fields.get("block_hashes"), fields.get("block_size")
         if not isinstance(hashes, list) or not hashes:
-            msg = f"{place}: {STORED} without block_hashes; write a list of them"
-            raise TraceError(msg)
+            raise TraceError(f"{place}: {STORED} without block_hashes; write a list of them")
         if not isinstance(size, int) or isinstance(size, bool) or size < 1:
-            msg = f"{place}: block_size is {size!r}; write the tokens of a block"
-            raise TraceError(msg)
+            raise TraceError(f"{place}: block_size is {size!r}; write the tokens of a block")
         self.unit = self.unit or size
         if size != self.unit:
             msg = f"{place}: blocks of {size} tokens among blocks of {self.unit}; give each a file"
@@ -302,8 +299,7 @@ def batch_of(value: Json, place: str) -> tuple[float, list[Json], int]:
         case [int(time) | float(time), list(events), *ranks] if not isinstance(time, bool):
             if 0 <= time < 1 << 40:
                 return float(time), events, _rank(ranks[0] if ranks else None, place)
-    msg = f'{place}: no batch of events; write {{"ts": 0.0, "events": [...]}}'
-    raise TraceError(msg)
+    raise TraceError(f'{place}: no batch of events; write {{"ts": 0.0, "events": [...]}}')
 
 
 def _rank(value: object, place: str) -> int:
@@ -323,8 +319,7 @@ def event_of(value: Json, place: str) -> tuple[str, dict[str, Json]]:
         case [str(name), *values] if name in KNOWN:
             return name, dict(zip(FIELDS, values, strict=False))
     known = ", ".join(KNOWN)
-    msg = f"{place}: {json.dumps(value)[:60]} is no event; there are {known}"
-    raise TraceError(msg)
+    raise TraceError(f"{place}: {json.dumps(value)[:60]} is no event; there are {known}")
 
 
 def namespace_of(fields: dict[str, Any], rank: int, place: str) -> Block:
@@ -335,8 +330,7 @@ def namespace_of(fields: dict[str, Any], rank: int, place: str) -> Block:
 def hash_of(value: object, place: str) -> int | str:
     """A block's hash."""
     if isinstance(value, bool) or not isinstance(value, int | str):
-        msg = f"{place}: a block's hash is {str(value)[:40]}; write a number or a text"
-        raise TraceError(msg)
+        raise TraceError(f"{place}: a block's hash is {str(value)[:40]}; write a number or a text")
     return value
 
 
@@ -401,8 +395,7 @@ def open_trace(
     lines = lines_of(path, name)
     head = next(lines, None)
     if head is None:
-        msg = f"{name}: no request in it; write one JSON object a line"
-        raise TraceError(msg)
+        raise TraceError(f"{name}: no request in it; write one JSON object a line")
     lines = chain([head], lines)
     if is_batch(head[0]):
         stream = Stream(rank=rank, milliseconds=clock == "ms")
@@ -415,8 +408,7 @@ def open_trace(
             raise TraceError(msg)
         return stream.unit, chain([first], requests)
     if rank is not None:
-        msg = f"{name}: --rank is {rank}, and only KV events name ranks; leave it out"
-        raise TraceError(msg)
+        raise TraceError(f"{name}: --rank is {rank}, and only KV events name ranks; leave it out")
     if isinstance(head[0], dict) and "prompt" in head[0]:
         chains, seconds = Chains(), clock == "s"
         return 1, (
@@ -440,12 +432,11 @@ def _unit_of(first: TraceRequest, name: str, *, chats: bool) -> int:
     if len(found) != 1:
         known = ", ".join(f"{unit} ({who})" for who, unit in UNITS.items())
         fit = "fit each" if found else "fit none"
-        msg = (
+        raise TraceError(
             f"{name}:1: {counted(first.length, 'token')} in "
             f"{counted(len(first.blocks), 'block')} {fit} of the known "
             f"block sizes, {known}; write the tokens of a block with --unit"
         )
-        raise TraceError(msg)
     return found[0]
 
 
@@ -534,8 +525,7 @@ def _rows(path: Path, name: str) -> Iterator[Line]:
                     number += 1
                     yield row, f"{name}: row {number}"
     except (arrow.ArrowException, OSError) as error:
-        msg = f"{name}: is Parquet, and cut or damaged: {str(error)[:80]}"
-        raise TraceError(msg) from None
+        raise TraceError(f"{name}: is Parquet, and cut or damaged: {str(error)[:80]}") from None
 
 
 def _opened(path: Path, name: str) -> BinaryIO:
@@ -563,15 +553,13 @@ def _read(line: object, place: str, *, seconds: bool = False) -> TraceRequest:
     value = _object(line, place)
     if "hash_ids" not in value:
         keys = ", ".join(list(value)[:6]) or "none"
-        msg = (
+        raise TraceError(
             f"{place}: no known form of a trace: write input_length, output_length and hash_ids, "
             f"prompt_token_ids, or messages; the keys are {keys}"
         )
-        raise TraceError(msg)
     blocks = value["hash_ids"]
     if not isinstance(blocks, list) or not blocks:
-        msg = f"{place}: hash_ids must be a list of whole numbers, one for each block"
-        raise TraceError(msg)
+        raise TraceError(f"{place}: hash_ids must be a list of whole numbers, one for each block")
     output = value.get("output_length")
     silent = output is None
     return TraceRequest(
@@ -595,8 +583,7 @@ def time_of_line(value: dict[str, Any], place: str, *, seconds: bool = False) ->
 def time_of(time: object, place: str, unit: str = "seconds") -> float:
     """A number of seconds or milliseconds."""
     if isinstance(time, bool) or not isinstance(time, int | float) or not 0 <= time < 1 << 50:
-        msg = f"{place} is {str(time)[:40]}; write {unit}, or leave it out"
-        raise TraceError(msg)
+        raise TraceError(f"{place} is {str(time)[:40]}; write {unit}, or leave it out")
     return float(time)
 
 
@@ -611,9 +598,8 @@ def whole(value: object, low: int, high: int, place: str) -> int:
 def _fitting(requests: Iterable[TraceRequest], unit: int, name: str) -> Iterator[TraceRequest]:
     for number, each in enumerate(requests, 1):
         if -(-each.length // unit) != len(each.blocks):
-            msg = (
+            raise TraceError(
                 f"{name}: request {number} has {each.length} tokens in {len(each.blocks)} blocks; "
                 f"with {unit} tokens a block it needs {-(-each.length // unit)}"
             )
-            raise TraceError(msg)
         yield each

@@ -83,8 +83,7 @@ class Measured:
         fitting = self._fitting()
         if not fitting:
             kinds = " and ".join(KINDS[name] for name in KINDS if name in self._given())
-            msg = f"{self.by}: no preset has {kinds or 'no memory at all'}"
-            raise SpecError(msg)
+            raise SpecError(f"{self.by}: no preset has {kinds or 'no memory at all'}")
         return fitting[0]
 
     def over(self, spec: ModelSpec, scale: int, engine: str) -> ModelSpec:
@@ -104,11 +103,10 @@ class Measured:
         choice = f"--model {' or '.join(fitting)}" if fitting else "sizes of the preset's kinds"
         has = "has no" if wrong[0] in given else "has"
         but = "gives" if wrong[0] in given else "gives no"
-        msg = (
+        raise SpecError(
             f"{self.by} {but} bytes of {KINDS[wrong[0]]}, and the preset {spec.name!r} {has} "
             f"such layers; write {choice}"
         )
-        raise SpecError(msg)
 
     def _given(self) -> set[str]:
         state = self.sizes.state or getattr(self.sizes, "conv", 0)
@@ -291,8 +289,7 @@ class Cell:
         if self.measured is None and self.profile != BOUND:
             self._refuse_limits()
         if self.profile == BOUND and self.options:
-            msg = f"{BOUND} is no server and has no flags: leave out {self.settings}"
-            raise ProfileError(msg)
+            raise ProfileError(f"{BOUND} is no server and has no flags: leave out {self.settings}")
         if self.profile != BOUND:
             try:
                 self.engine()
@@ -307,12 +304,11 @@ class Cell:
             limits = [MEMORY, *limits]
         for name in (name for name in limits if name in given):
             flag = "" if name == MEMORY else f" ({family.option(name).flag})"
-            msg = (
+            raise InputError(
                 f"{name} = {given[name]}{flag} limits bytes, and the preset "
                 f"{self.model!r} has those of a small network; write --sizes MODEL, --gguf FILE or "
                 '--token-bytes N, in a plan sizes = "MODEL"'
             )
-            raise InputError(msg)
 
     def engine(
         self, arithmetic: ArithmeticName = "counts", *, vocabulary: int | None = None

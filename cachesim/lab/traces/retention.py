@@ -343,25 +343,20 @@ def check_policy(cell: Cell) -> None:
     name = cell.profile.removeprefix(PREFIX)
     if name not in POLICIES:
         names = ", ".join(f"{PREFIX}{each}" for each in POLICIES)
-        msg = f"there is no policy {cell.profile!r}; there are {names}"
-        raise InputError(msg)
+        raise InputError(f"there is no policy {cell.profile!r}; there are {names}")
     given = dict(cell.options)
     if unknown := given.keys() - {MEMORY, *POLICIES[name].own}:
         has = ", ".join(sorted({MEMORY, *POLICIES[name].own}))
-        msg = f"{cell.profile} has no setting {min(unknown)!r}; it has {has}"
-        raise InputError(msg)
+        raise InputError(f"{cell.profile} has no setting {min(unknown)!r}; it has {has}")
     if memory_in(given) is None or cell.measured is None:
-        msg = f"{cell.profile} needs bytes: write --set memory=40GB and --sizes MODEL"
-        raise InputError(msg)
+        raise InputError(f"{cell.profile} needs bytes: write --set memory=40GB and --sizes MODEL")
     if cell.fleet is not None or cell.source.turn:
         msg = f"{cell.profile} is a policy and no server: leave out --replicas and --turn"
         raise InputError(msg)
     if not isinstance(given.get("interval", 1), int) or given.get("interval", 1) < 1:
-        msg = f"interval is {given['interval']}; write a number of blocks from 1"
-        raise InputError(msg)
+        raise InputError(f"interval is {given['interval']}; write a number of blocks from 1")
     if not isinstance(given.get("alpha", 1), int | float) or given.get("alpha", 1) < 0:
-        msg = f"alpha is {given['alpha']}; write a number from 0"
-        raise InputError(msg)
+        raise InputError(f"alpha is {given['alpha']}; write a number from 0")
     _bytes(cell)
 
 

@@ -112,8 +112,7 @@ def function_of(module: str, name: str, *key: Hashable) -> object:
     found = _names(module)[name][key[0]] if key else _names(module).get(name)
     if isinstance(found, FunctionType) and found.__module__ == module:
         return found
-    msg = f"{module}.{name} belongs to no state"
-    raise pickle.UnpicklingError(msg)
+    raise pickle.UnpicklingError(f"{module}.{name} belongs to no state")
 
 
 def _names(module: str) -> dict[str, Any]:
@@ -131,8 +130,7 @@ def _place_of(function: FunctionType) -> Made:
         for key, entry in entries.items() if isinstance(entries, dict) else ():
             if entry is function:
                 return function_of, (module, table, key)
-    msg = f"{module}.{name} cannot be kept in a state: leave out {FLAG}"
-    raise InputError(msg)
+    raise InputError(f"{module}.{name} cannot be kept in a state: leave out {FLAG}")
 
 
 class _Pickler(pickle.Pickler):
@@ -212,8 +210,7 @@ class _Unpickler(pickle.Unpickler):
         for kind in PLAIN:
             if (kind.__module__, kind.__qualname__) == (module, name):
                 return kind
-        msg = f"{module}.{name} belongs to no state"
-        raise pickle.UnpicklingError(msg)
+        raise pickle.UnpicklingError(f"{module}.{name} belongs to no state")
 
 
 @contextmanager
@@ -254,15 +251,13 @@ class States:
             msg = f"{path}: no state of a replay: {str(error)[:80]}; delete it"
             raise InputError(msg) from None
         if not isinstance(run, Run):
-            msg = f"{path}: no state of a replay; delete it"
-            raise InputError(msg)
+            raise InputError(f"{path}: no state of a replay; delete it")
         first = cell.source.first
         if first is not None and run.reader.read > first:
-            msg = (
+            raise InputError(
                 f"{path}: the state after {run.reader.read:,} requests, and --first is {first:,}; "
                 f"name another folder with {FLAG}"
             )
-            raise InputError(msg)
         run.go_on(cell)
         return run
 
@@ -288,15 +283,13 @@ class States:
         except ValueError:
             found = None
         if not isinstance(found, dict) or found.get("sha256") != _sha256(body):
-            msg = f"{path}: cut or damaged, or no state of a replay; delete it"
-            raise InputError(msg)
+            raise InputError(f"{path}: cut or damaged, or no state of a replay; delete it")
         for name, wanted in _origin(cell).items():
             if found.get(name) != wanted:
-                msg = (
+                raise InputError(
                     f"{path}: the state of a replay with {OTHER[name]}; delete it, or name another "
                     f"folder with {FLAG}"
                 )
-                raise InputError(msg)
 
 
 OTHER: Final = {
@@ -311,8 +304,7 @@ def states_at(folder: Path | None, every: int | None) -> States | None:
     """The states in a folder that can be written, if one is named."""
     if folder is None:
         if every is not None:
-            msg = "--slice is for --states: write --states FOLDER as well"
-            raise InputError(msg)
+            raise InputError("--slice is for --states: write --states FOLDER as well")
         return None
     check_whole("--slice", every, 1, MOST_REQUESTS)
     try:

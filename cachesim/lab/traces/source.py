@@ -190,16 +190,13 @@ class Source:
             msg = f"--turn is {self.turn}; write milliseconds, or 0 where only the order counts"
             raise TraceError(msg)
         if self.timestamps not in {None, *get_args(Clock)}:
-            msg = f"--timestamps is {self.timestamps!r}; write s for seconds or ms"
-            raise TraceError(msg)
+            raise TraceError(f"--timestamps is {self.timestamps!r}; write s for seconds or ms")
         made = MADE.fullmatch(self.name)
         if self.name.startswith("made:") and (made is None or not int(made[2])):
             forms = "made:REQUESTS, made:REQUESTS:SEED, or made:agents:REQUESTS"
-            msg = f"{self.name} is not a trace; write {forms}"
-            raise TraceError(msg)
+            raise TraceError(f"{self.name} is not a trace; write {forms}")
         if self.name.startswith("made:") and self.rank is not None:
-            msg = f"--rank is {self.rank}, and only KV events name ranks; leave it out"
-            raise TraceError(msg)
+            raise TraceError(f"--rank is {self.rank}, and only KV events name ranks; leave it out")
 
     def open(self) -> tuple[int, Iterator[TraceRequest]]:
         """The block size, and the requests."""

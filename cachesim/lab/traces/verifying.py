@@ -80,8 +80,7 @@ class Verified:
 def verified(cell: Cell, count: int) -> Verified:
     """Replay a cell with arithmetic, and compare sampled answers with cold ones."""
     if count < 1:
-        msg = f"--verify is {count}; write how many requests are to be computed, from 1"
-        raise InputError(msg)
+        raise InputError(f"--verify is {count}; write how many requests are to be computed, from 1")
     replayed = Serving(cell.engine()).serve(cell.requests(), cell.source.turn)
     reused = {each.request.number: _cached(each.answer) for each in replayed}
     reusing = sorted(number for number, cached in reused.items() if cached)

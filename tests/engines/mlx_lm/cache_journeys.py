@@ -221,8 +221,7 @@ class Journey:
         cold = self.oracle.logits(as_tokens(list(tokens)), (Token(0),))[0]
         self.checked += 1
         if not np.array_equal(cold, logits):
-            msg = f"after {len(tokens)} tokens"
-            raise DivergedError(msg)
+            raise DivergedError(f"after {len(tokens)} tokens")
 
 
 def _has_turned(cache: PromptCache) -> bool:

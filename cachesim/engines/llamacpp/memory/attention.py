@@ -420,8 +420,7 @@ class AttentionCache:
         if seq != -1:
             self.streams.of(seq, "state_read")
         if reader.word() != len(self.streams):
-            msg = "the state has another number of streams"
-            raise BlobError(msg)
+            raise BlobError("the state has another number of streams")
         if seq == -1 and self.rules.restores_every_stream:
             self.clear(data=True)
         for s in range(len(self.streams)):
@@ -438,13 +437,11 @@ class AttentionCache:
                 stream = self.streams.of(seq, "state_read")
                 if self.rules.checks_count_first and count > self.streams.size:
                     self.seq_rm(seq, -1, -1)
-                    msg = "the state has more cells than the cache"
-                    raise BlobError(msg)
+                    raise BlobError("the state has more cells than the cache")
                 self.seq_rm(seq, -1, -1)
                 listed = reader.take(CellList)
                 if not listed.has_one_owner_each:
-                    msg = "a cell of the state does not have exactly one sequence"
-                    raise BlobError(msg)
+                    raise BlobError("a cell of the state does not have exactly one sequence")
                 ubatch = Ubatch(
                     rows=tuple(range(count)),
                     n_seqs=1,
@@ -454,8 +451,7 @@ class AttentionCache:
                 )
                 slot = find_slot(self.streams, ubatch)
                 if slot is None:
-                    msg = "there are not enough free cells for the state"
-                    raise BlobError(msg)
+                    raise BlobError("there are not enough free cells for the state")
                 apply_ubatch(self.streams, slot, ubatch)
                 self._read_rows(reader, seq, stream, slot.cells[0])
 
@@ -470,8 +466,7 @@ class AttentionCache:
         cells = self.streams.cells[stream]
         if count > cells.size:
             self.clear(data=True)
-            msg = "the state has more cells than the cache"
-            raise BlobError(msg)
+            raise BlobError("the state has more cells than the cache")
         if not self.rules.restores_every_stream:
             self.clear(data=True)
         listed = reader.take(CellList)
@@ -480,8 +475,7 @@ class AttentionCache:
             for s in ids:
                 if not 0 <= s < self.n_seq_max:
                     self.clear(data=True)
-                    msg = f"the state names sequence {s}"
-                    raise BlobError(msg)
+                    raise BlobError(f"the state names sequence {s}")
                 cells.add(cell, s)
         self.streams.heads[stream] = 0
         self._read_rows(reader, -1, stream, range(count))
@@ -506,8 +500,7 @@ class AttentionCache:
 
     def _queue_rows(self, reader: Reader, stream: int, cells: Integers | range) -> None:
         if reader.take(Header) != self.header:
-            msg = "the state has other layers, or lays out its values differently"
-            raise MisreadError(msg)
+            raise MisreadError("the state has other layers, or lays out its values differently")
         rows = self.rows[stream]
         chunks = chunks_of(cells)
         for part, layer, kind, size in self.blocks:

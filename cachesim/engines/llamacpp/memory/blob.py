@@ -85,11 +85,10 @@ def row_bytes(spec: ModelSpec, layer: int, type_k: str = "f16", type_v: str = "f
 def _as_kept(spec: ModelSpec, f16: int, kept: str) -> int:
     block, size = BLOCKS[kept]
     if f16 and spec.head_size % block:
-        msg = (
+        raise OptionError(
             f"a cache of type {kept} has blocks of {block}, and a head has {spec.head_size} "
             "values: the real server does not start"
         )
-        raise OptionError(msg)
     return f16 // F16_BYTES // block * size
 
 
@@ -228,16 +227,13 @@ class Reader:
     def take(self, kind: type[F]) -> F:
         """The next field, which must be of this kind."""
         if self._next == len(self.blob.fields):
-            msg = "the state ends before what is to be restored"
-            raise TruncatedError(msg)
+            raise TruncatedError("the state ends before what is to be restored")
         part = self.blob.fields[self._next]
         if not isinstance(part, kind):
-            msg = f"the state holds {type(part).__name__}, not {kind.__name__}"
-            raise MisreadError(msg)
+            raise MisreadError(f"the state holds {type(part).__name__}, not {kind.__name__}")
         size = part.size
         if self.blob.available is not None and self.consumed + size > self.blob.available:
-            msg = "the state was cut short"
-            raise TruncatedError(msg)
+            raise TruncatedError("the state was cut short")
         self._next += 1
         self.consumed += size
         return part
@@ -250,8 +246,7 @@ class Reader:
         """The next field as `count` rows of a type and size, for `chunks` runs of cells."""
         block = self.take(RowBlock)
         if (block.kind, block.row_bytes, block.n_rows) != (kind, row_bytes, count):
-            msg = "the state has rows of another type or size"
-            raise MisreadError(msg)
+            raise MisreadError("the state has rows of another type or size")
         if block.data is None:
             raise UpstreamAbort(READ_DEVICE, "the rows of this state are not on the device")
         if self.blob.whole_chunks and block.chunks != chunks:
@@ -292,8 +287,7 @@ def _pack_field(part: Field) -> bytes:
             return b"C" + head + places + counts.tobytes() + flat.tobytes()
         case RowBlock(kind, row_bytes, count, data):
             if data is None:
-                msg = "a state whose rows stayed on the device cannot be stored"
-                raise BlobError(msg)
+                raise BlobError("a state whose rows stayed on the device cannot be stored")
             name = data.dtype.str.encode().ljust(8)
             shape = struct.pack(f"<I{data.ndim}q", data.ndim, *data.shape)
             return (
@@ -310,8 +304,7 @@ class _Source:
 
     def take(self, n: int) -> bytes:
         if n < 0 or self.at + n > len(self.data):
-            msg = "the saved state is damaged: a field reaches beyond its end"
-            raise BlobError(msg)
+            raise BlobError("the saved state is damaged: a field reaches beyond its end")
         self.at += n
         return self.data[self.at - n : self.at]
 
@@ -326,22 +319,17 @@ def unpack(data: bytes) -> Blob:
     """Parse the bytes of `pack`; damaged, truncated or foreign ones raise BlobError."""
     start = len(MAGIC) + 16
     if data[: len(MAGIC)] != MAGIC:
-        msg = "this is no saved state of cachesim: it does not begin with CSST"
-        raise BlobError(msg)
+        raise BlobError("this is no saved state of cachesim: it does not begin with CSST")
     if len(data) < start:
-        msg = "the saved state was cut short within its first 20 bytes"
-        raise BlobError(msg)
+        raise BlobError("the saved state was cut short within its first 20 bytes")
     version, checksum, length = struct.unpack("<IIQ", data[len(MAGIC) : start])
     if version != VERSION:
-        msg = f"the saved state has format {version}; this cachesim reads {VERSION}"
-        raise BlobError(msg)
+        raise BlobError(f"the saved state has format {version}; this cachesim reads {VERSION}")
     body = data[start:]
     if len(body) != length:
-        msg = f"the saved state has {len(body)} bytes where {length} were written"
-        raise BlobError(msg)
+        raise BlobError(f"the saved state has {len(body)} bytes where {length} were written")
     if zlib.crc32(body) != checksum:
-        msg = "the saved state is damaged: its checksum differs"
-        raise BlobError(msg)
+        raise BlobError("the saved state is damaged: its checksum differs")
     source = _Source(body)
     seq, size = source.numbers("iq")
     blob = Blob(fields=tuple(_fields(source)), source=seq)
@@ -367,16 +355,14 @@ def _fields(source: _Source) -> Iterator[Field]:
             case b"R":
                 yield _row_block(source)
             case _:
-                msg = f"the saved state is damaged: {kind!r} is no kind of field"
-                raise BlobError(msg)
+                raise BlobError(f"the saved state is damaged: {kind!r} is no kind of field")
 
 
 def _row_block(source: _Source) -> RowBlock:
     kind, row_bytes, count = source.numbers("iqI")
     name = source.take(8).decode("ascii", "replace").strip()
     if name not in {"<f8", "<f4", "<u8", "<i8"}:
-        msg = f"the saved state is damaged: {name!r} is no element type"
-        raise BlobError(msg)
+        raise BlobError(f"the saved state is damaged: {name!r} is no element type")
     (dimensions,) = source.numbers("I")
     shape = source.numbers(f"{dimensions}q")
     elements = 1

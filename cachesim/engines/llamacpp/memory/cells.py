@@ -330,22 +330,17 @@ class Cells:
     def check_integrity(self) -> None:
         """Raise ContractError if counts and ends disagree with the cells."""
         if self.used != np.count_nonzero(self.pos != EMPTY):
-            msg = f"used is {self.used}, but the cells disagree"
-            raise ContractError(msg)
+            raise ContractError(f"used is {self.used}, but the cells disagree")
         if np.count_nonzero(self.owners != _bit_counts(self.bits)):
-            msg = "owner counts differ from the bit sets"
-            raise ContractError(msg)
+            raise ContractError("owner counts differ from the bit sets")
         if np.count_nonzero(((self.owners | self.shift) != 0) & (self.pos == EMPTY)):
-            msg = "an empty cell has sequences or a shift"
-            raise ContractError(msg)
+            raise ContractError("an empty cell has sequences or a shift")
         if not self.has_shift and np.count_nonzero(self.shift):
-            msg = "a shift is pending but not flagged"
-            raise ContractError(msg)
+            raise ContractError("a shift is pending but not flagged")
         for seq, ends in self.ends.items():
             held = self.pos[self.members(seq)]
             if ends != ((held.min(), held.max()) if held.size else (EMPTY, EMPTY)):
-                msg = f"sequence {seq} is not at {ends[0]}..{ends[1]}"
-                raise ContractError(msg)
+                raise ContractError(f"sequence {seq} is not at {ends[0]}..{ends[1]}")
 
 
 def _set_bits(words: Array) -> list[int]:
@@ -514,8 +509,7 @@ class Streams:
         for cells, head in zip(self.cells, self.heads, strict=True):
             cells.check_integrity()
             if not 0 <= head <= self.size:
-                msg = f"head {head} is outside the {self.size} cells"
-                raise ContractError(msg)
+                raise ContractError(f"head {head} is outside the {self.size} cells")
 
 
 _NONE: Final[Integers] = np.zeros(0, dtype=np.int64)

@@ -341,15 +341,13 @@ class Context:
         if self._unseen:
             return UNSEEN
         if row not in self._logits:
-            msg = f"row {row} of the last batch did not ask for logits"
-            raise ContractError(msg)
+            raise ContractError(f"row {row} of the last batch did not ask for logits")
         return self._logits[row]
 
     def hidden(self, row: int) -> Array:
         """The last hidden state of one token of the last batch, for companions."""
         if row not in self._hidden:
-            msg = f"row {row} of the last batch was not computed"
-            raise ContractError(msg)
+            raise ContractError(f"row {row} of the last batch was not computed")
         return self._hidden[row]
 
     # --- memory, as the public calls forward to it

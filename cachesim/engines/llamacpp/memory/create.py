@@ -49,8 +49,7 @@ def create_context(network: Network, params: ContextParams, rules: MemoryRules) 
     padding rounds every share up, so the whole may become larger than requested.
     """
     if params.n_ctx < 1 or params.n_seq_max < 1 or params.n_batch < 1:
-        msg = "a context needs n_ctx, n_batch and n_seq_max of at least 1"
-        raise OptionError(msg)
+        raise OptionError("a context needs n_ctx, n_batch and n_seq_max of at least 1")
     n_batch = min(params.n_ctx, params.n_batch)
     n_ubatch = min(n_batch, params.n_ubatch or n_batch)
     n_ctx = padded(params.n_ctx)

@@ -46,8 +46,7 @@ class UbatchStore:
         for cache in self._caches:
             if layer in cache.layers:
                 return cache.attend(layer, keys, values)
-        msg = f"no cache keeps the keys of layer {layer}"
-        raise ContractError(msg)
+        raise ContractError(f"no cache keeps the keys of layer {layer}")
 
     def states(self, layer: int) -> Array:
         """The initial state of each set."""

@@ -324,8 +324,7 @@ class RecurrentMemory:
         count = reader.word()
         if self.rules.checks_count_first and count > self.size:
             self._take_back(seq, [])
-            msg = "the state has more cells than the memory"
-            raise BlobError(msg)
+            raise BlobError("the state has more cells than the memory")
         written: list[int] = []
         try:
             if seq == -1:
@@ -356,8 +355,7 @@ class RecurrentMemory:
         if count == 0:
             return []
         if any(listed.ids):
-            msg = "the state is one of a whole memory"
-            raise MisreadError(msg)
+            raise MisreadError("the state is one of a whole memory")
         ubatch = Ubatch(
             rows=tuple(range(count)),
             n_seqs=1,
@@ -366,8 +364,7 @@ class RecurrentMemory:
             seqs=((seq,),) * count,
         )
         if not self.cells.find_slot(ubatch):
-            msg = f"there is no cell for sequence {seq}"
-            raise BlobError(msg)
+            raise BlobError(f"there is no cell for sequence {seq}")
         head = self.cells.head
         written = list(range(head, head + count))
         for cell in written:
@@ -381,16 +378,14 @@ class RecurrentMemory:
         """
         listed = reader.take(CellList)
         if count > self.size:
-            msg = "the state has more cells than the memory"
-            raise BlobError(msg)
+            raise BlobError("the state has more cells than the memory")
         self.clear(data=True)
         cells = self.cells
         for cell, (pos, ids) in enumerate(zip(listed.positions.tolist(), listed.ids, strict=True)):
             cells.pos[cell] = pos
             for seq in ids:
                 if not 0 <= seq < self.n_seq_max or cells.tail[seq] != -1:
-                    msg = f"the state names sequence {seq} wrongly"
-                    raise BlobError(msg)
+                    raise BlobError(f"the state names sequence {seq} wrongly")
                 cells.seqs[cell].add(seq)
                 cells.tail[seq] = cell
         cells.head, cells.used = 0, count
@@ -400,8 +395,7 @@ class RecurrentMemory:
 
     def _queue_rows(self, reader: Reader, cells: list[int]) -> None:
         if reader.take(Header) != self.header:
-            msg = "the state has other layers"
-            raise MisreadError(msg)
+            raise MisreadError("the state has other layers")
         where = slice(cells[0], cells[-1] + 1) if cells else slice(0, 0)
         for layer, kind, size, part in self.blocks:
             data = reader.rows(kind, size, len(cells), chunks=1)  # the cells are neighbours
@@ -421,5 +415,4 @@ class RecurrentMemory:
         self.cells.check_integrity()
         for seq, depth in enumerate(self.rs_idx):
             if not 0 <= depth <= self.n_rs_seq:
-                msg = f"sequence {seq} would roll back by {depth}"
-                raise ContractError(msg)
+                raise ContractError(f"sequence {seq} would roll back by {depth}")

@@ -232,19 +232,16 @@ class RecurrentCells:
         """Check the cells of sequences, their tails, and the head."""
         owners = [seq for seqs in self.seqs for seq in seqs]
         if len(owners) != len(set(owners)):
-            msg = "a sequence has two recurrent cells"
-            raise ContractError(msg)
+            raise ContractError("a sequence has two recurrent cells")
         for cell, seqs in enumerate(self.seqs):
             for seq in seqs:
                 if seq < self.size and self.tail[seq] not in {cell, NONE}:
-                    msg = f"sequence {seq} is in cell {cell}, its tail is not"
-                    raise ContractError(msg)
+                    raise ContractError(f"sequence {seq} is in cell {cell}, its tail is not")
         if self.used != sum(map(bool, self.seqs)):
             msg = f"{self.used} recurrent cells are used, but their sequences disagree"
             raise ContractError(msg)
         if not 0 <= self.head <= self.size:
-            msg = f"head {self.head} is outside the {self.size} cells"
-            raise ContractError(msg)
+            raise ContractError(f"head {self.head} is outside the {self.size} cells")
 
 
 class Planes:

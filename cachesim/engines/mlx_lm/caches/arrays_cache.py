@@ -158,8 +158,7 @@ class ArraysCache(LayerCache):
         """Set the number of tokens in the coming columns; follows `ArraysCache.prepare`."""
         self.needs_batches("prepare")
         if padding.lengths is None:
-            msg = "an array cannot be made of None"
-            raise UpstreamTypeError(msg)
+            raise UpstreamTypeError("an array cannot be made of None")
         self.lengths = integers(padding.lengths)
 
     def finalize(self) -> None:
@@ -187,8 +186,7 @@ class ArraysCache(LayerCache):
             return None
         position = np.arange(columns)
         if self.left_padding is not None and not self.left_padding.ndim:
-            msg = "Too many indices for array with 0 dimensions."
-            raise UpstreamValueError(msg)
+            raise UpstreamValueError("Too many indices for array with 0 dimensions.")
         after = None if self.left_padding is None else position >= self.left_padding[:, None]
         before = None if self.lengths is None else position < self.lengths[:, None]
         if after is None or before is None:
@@ -230,8 +228,7 @@ class ArraysCache(LayerCache):
         self, one: Array | None, other: Array | None, sizes: tuple[int, int]
     ) -> Array | None:
         if self.rules.arrays_extend == "raises" and (one is None or other is None):
-            msg = "concatenate wants arrays, not None"
-            raise UpstreamTypeError(msg)
+            raise UpstreamTypeError("concatenate wants arrays, not None")
         present = other if other is not None else one
         if present is None:
             return None
@@ -390,6 +387,5 @@ class CacheList(LayerCache):
                 for i, member in enumerate(caches[0].caches)
             ]
         except StopIteration as error:
-            msg = "generator raised StopIteration"
-            raise UpstreamRuntimeError(msg) from error
+            raise UpstreamRuntimeError("generator raised StopIteration") from error
         return cls(caches[0].rules, *members)

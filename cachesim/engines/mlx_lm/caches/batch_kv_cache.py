@@ -76,11 +76,9 @@ def blank_batch(buffers: Sequence[Array | None], rows: int) -> Array:
     """Zeros for one row of the batch per buffer, as wide as the widest of them."""
     present = [each for each in buffers if each is not None]
     if not present:
-        msg = "max() arg is an empty sequence"
-        raise UpstreamValueError(msg)
+        raise UpstreamValueError("max() arg is an empty sequence")
     if rows < 0:
-        msg = f"negative dimensions are not allowed: {rows} rows"
-        raise UpstreamValueError(msg)
+        raise UpstreamValueError(f"negative dimensions are not allowed: {rows} rows")
     heads = max(each.shape[1] for each in present)
     width = max(each.shape[3] for each in present)
     return np.zeros((len(buffers), heads, rows, width), present[0].dtype)
@@ -362,8 +360,7 @@ class BatchRotatingKVCache(RingCache, BatchCache, batches=RotatingKVCache):
     def _update_in_place(self, keys: Array, values: Array) -> tuple[Array, Array]:
         """Grow up to W rows, then wrap around; follows `_update_in_place`."""
         if self.lengths is not None:
-            msg = "finalize() comes before single columns"
-            raise UpstreamRuntimeError(msg)
+            raise UpstreamRuntimeError("finalize() comes before single columns")
         self._grow(keys, values)
         excess = rows_of(self.keys) - self.max_size
         if excess > 0:
@@ -387,8 +384,7 @@ class BatchRotatingKVCache(RingCache, BatchCache, batches=RotatingKVCache):
         self._pad(padding.left_padding)
         if padding.right_padding is not None and max(padding.right_padding) > 0:
             if padding.lengths is None:
-                msg = "an array cannot be made of None"
-                raise UpstreamTypeError(msg)
+                raise UpstreamTypeError("an array cannot be made of None")
             self._lengths = added(integers(padding.lengths), self.offset)
 
     def finalize(self) -> None:

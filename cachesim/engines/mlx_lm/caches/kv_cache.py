@@ -213,11 +213,10 @@ class QuantizedKVCache(KVCache):
         if rows.dtype == np.uint64:  # ring arithmetic: keep the upper half of each word
             return rows >> np.uint64(32) << np.uint64(32)
         if rows.shape[-1] % self.group_size:
-            msg = (
+            raise UpstreamValueError(
                 "[quantize] The last dimension of the matrix needs to be divisible by the "
                 f"quantization group size {self.group_size}."
             )
-            raise UpstreamValueError(msg)
         groups = rows.reshape(*rows.shape[:-1], -1, self.group_size)
         low, high = groups.min(axis=-1, keepdims=True), groups.max(axis=-1, keepdims=True)
         most, below = 2**self.bits - 1, abs(low) > abs(high)

@@ -201,16 +201,14 @@ ROWS: Final = 2
 def some(buffer: Array | None) -> Array:
     """The buffer; None raises as an attribute access upstream."""
     if buffer is None:
-        msg = "'NoneType' object has no attribute 'shape'"
-        raise UpstreamAttributeError(msg)
+        raise UpstreamAttributeError("'NoneType' object has no attribute 'shape'")
     return buffer
 
 
 def indexed(buffer: Array | None) -> Array:
     """The buffer; None raises as an index upstream."""
     if buffer is None:
-        msg = "'NoneType' object is not subscriptable"
-        raise UpstreamTypeError(msg)
+        raise UpstreamTypeError("'NoneType' object is not subscriptable")
     return buffer
 
 
@@ -222,8 +220,7 @@ def rows_of(buffer: Array | None) -> int:
 def blank(like: Array, rows: int) -> Array:
     """Zero rows in the shape of `like`; a negative number of them raises."""
     if rows < 0:
-        msg = f"negative dimensions are not allowed: {rows} rows"
-        raise UpstreamValueError(msg)
+        raise UpstreamValueError(f"negative dimensions are not allowed: {rows} rows")
     batch, heads, _, width = like.shape
     return np.zeros((batch, heads, rows, width), like.dtype)
 
@@ -277,8 +274,7 @@ def rolled_rows(buffer: Array | None, shifts: Integers) -> Array:
     source = some(buffer)
     count = source.shape[ROWS]
     if 1 not in (len(shifts), len(source)) and len(shifts) != len(source):
-        msg = f"{shifts.shape[0]} shifts for a batch of {source.shape[0]}"
-        raise UpstreamValueError(msg)
+        raise UpstreamValueError(f"{shifts.shape[0]} shifts for a batch of {source.shape[0]}")
     index = (np.arange(count)[None, :] - shifts[:, None]) % count
     return np.take_along_axis(source, index[:, None, :, None], axis=ROWS)
 
@@ -290,8 +286,7 @@ def chosen(buffer: Array, rows: Sequence[int]) -> Array:
     batch's last row. It refuses a number without dimensions, as a merged `MambaCache` pads by.
     """
     if not buffer.ndim:
-        msg = "too many indices for array: array is 0-dimensional"
-        raise UpstreamValueError(msg)
+        raise UpstreamValueError("too many indices for array: array is 0-dimensional")
     if list(rows) == list(range(len(buffer))):  # all of them
         return buffer
     wanted = np.asarray(rows, dtype=np.int64)
@@ -403,8 +398,7 @@ class LayerCache:
     def as_size(self, count: int) -> int:
         """A count as a result of `size()`; before #769 it was a `len()`, never negative."""
         if count < 0 and not self.rules.batches_recurrent:
-            msg = "__len__() should return >= 0"
-            raise UpstreamValueError(msg)
+            raise UpstreamValueError("__len__() should return >= 0")
         return count
 
     @property
@@ -416,13 +410,11 @@ class LayerCache:
 
     def count_bytes(self) -> int:
         """Value of `nbytes` in releases that have it."""
-        msg = "Cache sub-class must implement nbytes"
-        raise UpstreamNotImplementedError(msg)
+        raise UpstreamNotImplementedError("Cache sub-class must implement nbytes")
 
     def empty(self) -> bool:
         """Check whether it was never written."""
-        msg = "Cache sub-class must implement this."
-        raise UpstreamNotImplementedError(msg)
+        raise UpstreamNotImplementedError("Cache sub-class must implement this.")
 
     @property
     def state(self) -> State:
@@ -437,8 +429,7 @@ class LayerCache:
     def put_state(self, state: State, meta_state: State) -> None:
         """Set a state; upstream's setters of `state` and `meta_state`."""
         if state or meta_state:
-            msg = "This cache has no state but a state was set."
-            raise UpstreamValueError(msg)
+            raise UpstreamValueError("This cache has no state but a state was set.")
 
     @classmethod
     def from_state(cls, state: State, meta_state: State = None, *, rules: CacheRules) -> Self:
@@ -456,8 +447,7 @@ class LayerCache:
 
     def lacks(self, name: str) -> NoReturn:
         """Raise Python's error for a missing attribute."""
-        msg = f"{type(self).__name__!r} object has no attribute {name!r}"
-        raise UpstreamAttributeError(msg)
+        raise UpstreamAttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def needs_batches(self, name: str) -> None:
         """Raise for a method that recurrent caches have since #690."""
@@ -491,8 +481,7 @@ class LayerCache:
         """A batch cache of several single ones, by the batch class."""
         if cls.batch_form is not None:
             return cls.batch_form.merge(caches)
-        msg = f"type object {cls.__name__!r} has no attribute 'merge'"
-        raise UpstreamAttributeError(msg)
+        raise UpstreamAttributeError(f"type object {cls.__name__!r} has no attribute 'merge'")
 
     def filter(self, rows: Sequence[int]) -> None:
         """Keep these rows of the batch."""

@@ -124,15 +124,13 @@ def _packed(state: State, arrays: list[Array], rules: CacheRules) -> State:
     """The state with every array replaced by its index (`save_prompt_cache`)."""
     if isinstance(state, np.ndarray):
         if state.size == 0 and not rules.saves_empty_arrays:
-            msg = "an array without elements cannot be saved"
-            raise UpstreamValueError(msg)
+            raise UpstreamValueError("an array without elements cannot be saved")
         arrays.append(state)
         return {"array": len(arrays) - 1}
     if isinstance(state, list | tuple):
         return [_packed(each, arrays, rules) for each in state]
     if state is None and rules.state_form == "sliced":
-        msg = "None is not an array: a slot was never written"
-        raise UpstreamRuntimeError(msg)
+        raise UpstreamRuntimeError("None is not an array: a slot was never written")
     return state
 
 
@@ -148,8 +146,7 @@ def _opened(blob: bytes) -> tuple[dict[str, Any], list[Array]]:
     """Header and arrays, checked (`load_prompt_cache`)."""
     start = len(MAGIC) + _FIXED.size
     if len(blob) < start + _SUM.size or not blob.startswith(MAGIC):
-        msg = "this is not a saved prompt cache: its first bytes are not those of one"
-        raise BlobError(msg)
+        raise BlobError("this is not a saved prompt cache: its first bytes are not those of one")
     version, length = _FIXED.unpack_from(blob, len(MAGIC))
     if version != VERSION:
         msg = f"the saved prompt cache has version {version}; only version {VERSION} can be read"

@@ -239,8 +239,7 @@ class Processing:
     def take(self, step: int) -> list[Token]:
         """The next piece, within a segment."""
         if not self.segments:
-            msg = "list index out of range"
-            raise UpstreamIndexError(msg)
+            raise UpstreamIndexError("list index out of range")
         piece = self.segments[0][:step]
         self.segments[0] = self.segments[0][len(piece) :]
         self.done += len(piece)
@@ -281,14 +280,11 @@ class BatchGenerator:
         if self.rules.refuses_empty_prompts:
             pieces = [each for each in pieces if each]
             if not pieces:
-                msg = f"Sequence {self._uid_count} has an empty prompt."
-                raise UpstreamValueError(msg)
+                raise UpstreamValueError(f"Sequence {self._uid_count} has an empty prompt.")
         if not pieces:
-            msg = "list index out of range"
-            raise UpstreamIndexError(msg)
+            raise UpstreamIndexError("list index out of range")
         if max_tokens < 1 and self.rules.no_tokens == "dies":
-            msg = f"Sequence {self._uid_count}'s max_tokens must be > 0."
-            raise UpstreamValueError(msg)
+            raise UpstreamValueError(f"Sequence {self._uid_count}'s max_tokens must be > 0.")
         if len(pieces[-1]) != 1:
             pieces.append(pieces[-1][-1:])
             pieces[-2] = pieces[-2][:-1]
@@ -662,13 +658,11 @@ def batch_form_of(layer: LayerCache, left_padding: Sequence[int]) -> LayerCache:
         return CacheList(layer.rules, *(batch_form_of(each, left_padding) for each in layer.caches))
     if isinstance(layer, RotatingKVCache):
         if layer.keep > 0:
-            msg = "RotatingKVCache with keep tokens is not supported."
-            raise UpstreamValueError(msg)
+            raise UpstreamValueError("RotatingKVCache with keep tokens is not supported.")
         form = BatchRotatingKVCache(layer.rules, layer.max_size, left_padding)
     elif type(layer) is KVCache:
         form = BatchKVCache(layer.rules, left_padding)
     else:
-        msg = f"{type(layer)} does not yet support batching"
-        raise UpstreamValueError(msg)
+        raise UpstreamValueError(f"{type(layer)} does not yet support batching")
     inherit_bytes(form, layer)
     return form

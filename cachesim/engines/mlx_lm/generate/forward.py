@@ -414,8 +414,7 @@ def as_visible(mask: Mask | Causal, batch: int, columns: int, rows: int) -> Arra
     try:
         return np.broadcast_to(wide, (batch, columns, rows))
     except ValueError as error:
-        msg = f"a mask of shape {mask.shape} for {rows} rows"
-        raise UpstreamValueError(msg) from error
+        raise UpstreamValueError(f"a mask of shape {mask.shape} for {rows} rows") from error
 
 
 @dataclass(slots=True, kw_only=True)

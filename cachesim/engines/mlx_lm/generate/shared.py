@@ -115,8 +115,7 @@ def leaves(cache: PromptCache) -> list[LayerCache]:
 def as_columns(prompts: Sequence[Sequence[Token]]) -> Integers:
     """Prompts of one length as an array (batch, columns); others raise, as in `mx.array`."""
     if len({len(each) for each in prompts}) > 1:
-        msg = "Initialization encountered non-uniform length."
-        raise UpstreamValueError(msg)
+        raise UpstreamValueError("Initialization encountered non-uniform length.")
     columns = len(prompts[0]) if prompts else 0
     return np.array([list(each) for each in prompts], np.int64).reshape(len(prompts), columns)
 
@@ -139,8 +138,7 @@ def merge_caches(caches: Sequence[PromptCache]) -> PromptCache:
 
 def _merge_layer(layers: Sequence[LayerCache]) -> LayerCache:
     if not layers[0].merges:
-        msg = f"{type(layers[0])} does not yet support batching with history"
-        raise UpstreamValueError(msg)
+        raise UpstreamValueError(f"{type(layers[0])} does not yet support batching with history")
     return type(layers[0]).merge(layers)
 
 

@@ -330,20 +330,17 @@ def job_of(
     }
     for name, present in foreign.items():
         if present:
-            msg = f"a request to mlx-lm has no field {name!r}: leave it out"
-            raise OptionError(msg)
+            raise OptionError(f"a request to mlx-lm has no field {name!r}: leave it out")
     _check_images(request, options, rules)
     tokenizer = _with_arguments(tokenizer, fields)
     prompt, chat = tokenize(tokenizer, request.messages, request.prompt)
     if chat and request.prompt and request.prompt != prompt:
-        msg = (
+        raise TokenError(
             "the prompt is not what the chat template makes of the messages: leave it out, or "
             "name the template with the option chat_template"
         )
-        raise TokenError(msg)
     if not prompt:
-        msg = "a prompt without tokens: write messages or at least one token"
-        raise TokenError(msg)
+        raise TokenError("a prompt without tokens: write messages or at least one token")
     prompt = tuple(prompt)
     if arithmetic_of(network) != "counts":  # without a network tokens may be any numbers
         _refuse_tokens((*prompt, *chain.from_iterable(request.drafts or ())), network)
@@ -388,11 +385,10 @@ def _check_images(request: Request, options: MlxOptions, rules: ServerRules) -> 
     own = rules.reads_images and all(each is None for each in others)
     mllm = isinstance(rules.memory, (MllmRules, WholeRules))
     if isinstance(rules.memory, WholeRules) and not request.images:
-        msg = (
+        raise OptionError(
             "vllm-mlx's default engine serves a prompt of text alone by another class, which is "
             "not simulated: name an image in it, or the patch vllm-mlx-mllm"
         )
-        raise OptionError(msg)
     ends_with_one = mllm and bool(request.images) and request.images[-1].end == len(request.prompt)
     if not request.images or own or (mllm and not ends_with_one):
         return
@@ -437,5 +433,4 @@ def _refuse_tokens(prompt: Tokens, network: Network) -> None:
     if min(prompt) >= 0 and max(prompt) < vocabulary:
         return
     outside = next(token for token in prompt if not 0 <= token < vocabulary)
-    msg = f"token {outside} of the prompt is outside the vocabulary of {vocabulary}"
-    raise TokenError(msg)
+    raise TokenError(f"token {outside} of the prompt is outside the vocabulary of {vocabulary}")

@@ -317,8 +317,7 @@ class Side:
 def speculate(serving: Serving, job: Job, rest: Tokens, cache: PromptCache) -> ReplyTokens:
     """Tokens of a reply, drafted and verified. Follows `speculative_generate_step`."""
     if serving.draft is None:
-        msg = "there is no draft model"
-        raise ValueError(msg)
+        raise ValueError("there is no draft model")
     n_layers = len(serving.model.make_cache())
     model = Side(serving, serving.model, cache[:n_layers])
     draft = Side(serving, serving.draft, cache[n_layers:])
@@ -442,8 +441,7 @@ def _serve(serving: Serving, job: Job) -> None:
             rest = _keep_positions(serving, job, [end], held)
     reason = "length"
     if job.max_tokens == 0 and serving.rules.no_tokens == "dies":
-        msg = "Maximum number of tokens must be non-zero (use -1 for no limit)."
-        raise UpstreamValueError(msg)
+        raise UpstreamValueError("Maximum number of tokens must be non-zero (use -1 for no limit).")
     following = stream if serving.draft is None else speculate
     if mllm is not None and not rest:
         job.ready = mllm.trie.get(job.model, list(key)).logits
@@ -539,8 +537,7 @@ def stream(serving: Serving, job: Job, rest: Tokens, cache: PromptCache) -> Repl
     Every returned token has been fed already, so a key may always end with it.
     """
     if not rest and job.ready is None:
-        msg = "Either input_embeddings or prompt (or both) must be provided."
-        raise UpstreamValueError(msg)
+        raise UpstreamValueError("Either input_embeddings or prompt (or both) must be provided.")
     total, done = len(rest), 0
     _emit_progress(serving, job, done, total)
     while total - done > 1:

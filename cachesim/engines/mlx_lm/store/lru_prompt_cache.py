@@ -225,8 +225,7 @@ class PromptTrie(Generic[V]):
             else:
                 stack += [(child, depth + 1, (path, token)) for token, child in current.items()]
         if best is None:
-            msg = 'can only concatenate list (not "NoneType") to list'
-            raise UpstreamTypeError(msg)
+            raise UpstreamTypeError('can only concatenate list (not "NoneType") to list')
         return _tokens_of(best[1])
 
     def items(self) -> list[tuple[Hashable, list[int], V]]:
@@ -290,8 +289,7 @@ class PromptTrie(Generic[V]):
     @staticmethod
     def _value(node: _Node[V]) -> V:
         if isinstance(node.value, _Nothing):
-            msg = "__value__"
-            raise UpstreamKeyError(msg)
+            raise UpstreamKeyError("__value__")
         return node.value
 
 
@@ -318,8 +316,7 @@ class CacheOrder:
                 queue.remove((model, tokens))
                 return
         if not self._rules.forgives_lost_keys:
-            msg = "deque.remove(x): x not in deque"
-            raise UpstreamValueError(msg)
+            raise UpstreamValueError("deque.remove(x): x not in deque")
 
     def pop(self) -> tuple[Hashable, Key]:
         """The next key to evict; follows `CacheOrder.pop`.
@@ -336,8 +333,7 @@ class CacheOrder:
     @staticmethod
     def _first(queue: deque[tuple[Hashable, Key]]) -> tuple[Hashable, Key]:
         if not queue:
-            msg = "pop from an empty deque"
-            raise UpstreamIndexError(msg)
+            raise UpstreamIndexError("pop from an empty deque")
         return queue.popleft()
 
 
@@ -624,8 +620,7 @@ class LRUPromptCache:
 
     def _needs_bytes(self, name: str) -> None:
         if not self.rules.limits_bytes:
-            msg = f"'LRUPromptCache' object has no attribute {name!r}"
-            raise UpstreamAttributeError(msg)
+            raise UpstreamAttributeError(f"'LRUPromptCache' object has no attribute {name!r}")
 
 
 def _loss(cause: Cause, before: Count, after: Count, **detail: object) -> Loss:

@@ -118,8 +118,7 @@ def outcomes_of(group: Sequence[Step], answer: JsonObject) -> tuple[Outcome, ...
     if group[0].completions > 1:
         replies = replies[:1]
     if len(replies) != len(group):
-        msg = f"the real server answered {len(replies)} of {len(group)} prompts"
-        raise RealServerError(msg)
+        raise RealServerError(f"the real server answered {len(replies)} of {len(group)} prompts")
     return tuple(map(_outcome, replies))
 
 

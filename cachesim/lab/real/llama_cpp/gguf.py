@@ -142,12 +142,11 @@ def architecture(spec: ModelSpec) -> str:
     for wanted, family in ARCHITECTURES.items():
         if kinds == wanted and _fits(spec, family):
             return family
-    msg = (
+    raise SpecError(
         f"model {spec.name!r} with layers {', '.join(sorted(kinds))} follows no family that "
         f"llama.cpp loads; a preset does: dense, swa, recurrent, hybrid, hybrid-delta, "
         f"recall-hybrid-delta, ..."
     )
-    raise SpecError(msg)
 
 
 def _fits(spec: ModelSpec, family: str) -> bool:
@@ -264,8 +263,7 @@ def word(token: int, texts: Mapping[int, str] = MappingProxyType({})) -> str:
 def tokenizer_keys(size: int, texts: Mapping[int, str]) -> dict[str, Value]:
     """The tokenizer's keys for a vocabulary of that many ids, with these texts of plain ones."""
     if size < len(SPECIAL):
-        msg = f"a GGUF file needs a vocabulary of {len(SPECIAL)} ids or more, not {size}"
-        raise SpecError(msg)
+        raise SpecError(f"a GGUF file needs a vocabulary of {len(SPECIAL)} ids or more, not {size}")
     plain = ((word(token, texts), TokenType.USER_DEFINED) for token in range(len(SPECIAL), size))
     words = (*SPECIAL, *plain)
     return {

@@ -291,11 +291,10 @@ def _steps(
         simulated = SimulatedServer(variant, "ring", release=release)
     except SimulatedEndsError as ended:
         abort, starts = ended.abort, _starts(real, scenario.engine.options, model)
-        msg = (
+        raise ScenarioError(
             f"{scenario.name} on {release}: the simulated server ends as it starts ({abort.where}: "
             f"{abort.why}); {'the real one starts' if starts else 'so does the real one'}"
-        )
-        raise ScenarioError(msg) from None
+        ) from None
     oracles = {name: Oracle(each) for name, each in simulated.session.networks.items()}
     with real.started(scenario.engine.options, model, probabilities=VOCABULARY) as server:
         sent = list(play_on(server, scenario))

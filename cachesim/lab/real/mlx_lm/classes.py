@@ -94,8 +94,7 @@ def _player_for(line: Mapping[str, Any], rules: MlxRules | None) -> Player:
     try:
         rules = rules or FAMILY.release(release).rules
     except ProfileError as error:
-        msg = f"sequence {line['id']}: {error}"
-        raise ScenarioError(msg) from None
+        raise ScenarioError(f"sequence {line['id']}: {error}") from None
     if line["group"] == "trie":
         return TriePlayer(PromptTrie[int]())
     if line["group"] == "store":

@@ -136,8 +136,7 @@ def real_mlx_lm(*, flags: MlxFlags = AS_IT_IS) -> int:
 
 def _images(flags: MlxFlags) -> int:
     if not flags.vllm_mlx or flags.rapid_mlx:
-        msg = "images are compared on vllm-mlx's scheduler: write --vllm-mlx --images"
-        raise OptionError(msg)
+        raise OptionError("images are compared on vllm-mlx's scheduler: write --vllm-mlx --images")
     if flags.settings:
         return show_overrides(f"{VLLM_MLX}: {DIFFERING}", vllm_mlx.overrides_of_images())
     return max(

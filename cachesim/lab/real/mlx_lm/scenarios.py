@@ -148,8 +148,7 @@ def playable_families(scenario: Scenario) -> dict[str, str]:
     }
     why = next((why for why, stands in hurdles.items() if stands), None)
     if why is not None:
-        msg = f"{scenario.name} is not run on the real server: {why}"
-        raise ScenarioError(msg)
+        raise ScenarioError(f"{scenario.name} is not run on the real server: {why}")
     return families
 
 

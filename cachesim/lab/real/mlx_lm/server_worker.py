@@ -169,8 +169,7 @@ class Server:
         self._thread = threading.Thread(target=self.module.main, daemon=True)
         self._thread.start()
         if not self._ready.wait(PATIENCE):
-            msg = "the server does not start"
-            raise RuntimeError(msg)
+            raise RuntimeError("the server does not start")
 
     def _called(self, rows: int, columns: int) -> None:
         if not self.watch.busy:

@@ -547,8 +547,7 @@ class Unified(Core):
         owner._calculate_mamba_ratio = lambda: configurator._calculate_mamba_ratio(owner)
         running = configurator.resolve_max_num_reqs(owner, self.size)
         if running != self.rows:
-            msg = f"the release runs {running} requests at once, not {self.rows}"
-            raise ValueError(msg)
+            raise ValueError(f"the release runs {running} requests at once, not {self.rows}")
 
     def _tree(self, parameters: Real) -> Real:
         if self.host is not None:

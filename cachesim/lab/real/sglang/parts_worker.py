@@ -152,8 +152,7 @@ class Sessions:
         """Stop where a turn under way counts as over, which the simulator refuses."""
         turn = getattr(session, "turn", None)
         if turn is not None and not session._inflight and self.is_alive(turn):
-            msg = "a turn under way counts as over"
-            raise RuntimeError(msg)
+            raise RuntimeError("a turn under way counts as over")
 
     def records(self) -> list[Real]:
         """The records that sessions hold."""

@@ -168,8 +168,7 @@ class Playing:
             self.core.scheduler.processed_tokens_counter += batch.extend_num_tokens
         most = self.core.loras  # `fetch_new_loras` asserts it
         if most and not self.core.validate_lora_batch({each.lora_id for each in batch.reqs}):
-            msg = "len(cur_uids) <= self.max_loras_per_batch"
-            raise AssertionError(msg)
+            raise AssertionError("len(cur_uids) <= self.max_loras_per_batch")
         extends = batch.forward_mode.is_extend()
         decoding = batch.decoding_reqs or () if extends else ()
         for request in batch.reqs:

@@ -155,8 +155,7 @@ def draw_sessions(seed: int, number: int, rules: Rules) -> dict[str, Any]:
 def draw_streaming(seed: int, number: int, rules: Rules) -> dict[str, Any]:
     """A workload of streaming sessions: turns, with drafts too, that are refused and aborted."""
     if rules.tree.trees != "unified":
-        msg = "streaming sessions are in SGLang 0.5.22 and later: name such a release"
-        raise OptionError(msg)
+        raise OptionError("streaming sessions are in SGLang 0.5.22 and later: name such a release")
     rng = Random(f"sglang streaming {seed} {number}")
     base = draw_drafts if rng.random() < 0.4 else draw
     drawn, opened = base(seed, number, rules), 2

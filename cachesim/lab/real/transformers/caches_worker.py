@@ -301,8 +301,7 @@ class Layers:
             if kind in ("linear_attention", "hybrid"):
                 state = self.torch.zeros(len(rows), dtype=int) if before is None else before
                 if len(state) != len(rows):
-                    msg = "no model computes a state of another batch"
-                    raise RuntimeError(msg)
+                    raise RuntimeError("no model computes a state of another batch")
                 for column in tokens.T:
                     state = (state * self.order["fold"] + column) % self.order["modulus"]
                 self.cache.update_recurrent_state(state, number)

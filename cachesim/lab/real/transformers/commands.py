@@ -115,11 +115,10 @@ def real_transformers(
     changed = None
     if library is not None:
         if scenario or newest or batches or layers or settings or len(release) > 1:
-            msg = (
+            raise OptionError(
                 "--library is run beside one release, without --scenario, --newest, --batches, "
                 "--layers and --settings"
             )
-            raise OptionError(msg)
         changed = Copy.at(library)
     if scenario:
         return max(STAGE.play_named(scenario, each) for each in release or ("",))
@@ -154,11 +153,9 @@ def check_names(operations: Sequence[str], attention: str) -> None:
     known = [*OPERATIONS, *NAMED]
     unknown = [each for each in operations if each not in known]
     if unknown:
-        msg = f"--operation {unknown[0]} is unknown; there are {', '.join(known)}"
-        raise OptionError(msg)
+        raise OptionError(f"--operation {unknown[0]} is unknown; there are {', '.join(known)}")
     if attention not in ("eager", "sdpa"):
-        msg = f"--attention {attention} is unknown; write eager or sdpa"
-        raise OptionError(msg)
+        raise OptionError(f"--attention {attention} is unknown; write eager or sdpa")
 
 
 class Playing(NamedTuple):
@@ -248,8 +245,7 @@ def families_of(worker: Worker, found: Found, wanted: Sequence[str], *, needed: 
     known = worker.order({"families": True})
     missing = [each for each in wanted if each not in known]
     if missing and needed:
-        msg = f"--family {missing[0]} is no decoder of transformers {found.release}"
-        raise OptionError(msg)
+        raise OptionError(f"--family {missing[0]} is no decoder of transformers {found.release}")
     found.unbuilt = dict.fromkeys(missing, f"not in {found.release}")
     return [each for each in wanted or known if each not in missing]
 

@@ -72,8 +72,7 @@ class Copy(NamedTuple):
     def at(cls, folder: Path) -> Self:
         """The copy of the library in a folder."""
         if not folder.is_dir():
-            msg = f"--library {folder} is no folder"
-            raise OptionError(msg)
+            raise OptionError(f"--library {folder} is no folder")
         for place in PLACES:
             package = (folder / place).resolve()
             if all((package / each).is_file() for each in IMPORTED):
@@ -83,12 +82,11 @@ class Copy(NamedTuple):
                     return cls(package, stated[1])
                 msg = f"--library {folder}: __init__.py in {package} has no __version__"
                 raise OptionError(msg)
-        msg = (
+        raise OptionError(
             f"--library {folder} holds no package of transformers ({', '.join(IMPORTED)}), nor do "
             f"{' and '.join(PLACES[1:])} in it; name a checkout of the library, or a copy of the "
             "package folder of an installed release"
         )
-        raise OptionError(msg)
 
     @property
     def release(self) -> str:
@@ -110,11 +108,10 @@ class Copy(NamedTuple):
             done = subprocess.run(command, capture_output=True, text=True, check=False)
             if done.returncode:
                 why = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
-                msg = (
+                raise OptionError(
                     f"--library {self.package} cannot be imported with the packages of "
                     f"{environment.name}: {why[:300]}; --release names another release's packages"
                 )
-                raise OptionError(msg)
             yield python
 
 

@@ -39,8 +39,7 @@ def limited(call: Callable[[], T]) -> T:
     """The result of a function that takes some seconds at most."""
 
     def late(*_: object) -> None:
-        msg = f"not done after {SECONDS} seconds"
-        raise Timeout(msg)
+        raise Timeout(f"not done after {SECONDS} seconds")
 
     for clock, sign, seconds in CLOCKS:
         signal.signal(sign, late)

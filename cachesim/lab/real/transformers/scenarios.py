@@ -121,8 +121,7 @@ def watched(scenario: Scenario, release: str) -> tuple[list[Record], Json, list[
 def play_scenario(scenario: Scenario, release: str) -> tuple[StepPlayed, ...]:
     """Run a scenario on the simulator, then on the real classes with the same tokens."""
     if scenario.engine.name != FAMILY.name:
-        msg = f"{scenario.name} is for {scenario.engine.name}, not for {FAMILY.name}"
-        raise ScenarioError(msg)
+        raise ScenarioError(f"{scenario.name} is for {scenario.engine.name}, not for {FAMILY.name}")
     records, workload, batches = watched(scenario, release)
     with started(environment_for(release).ready()) as process:
         real = process.order(workload)

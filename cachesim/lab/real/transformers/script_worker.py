@@ -155,8 +155,7 @@ class Play:
                 if self.cache is None and name not in ("cache", "rows", "pad", "right", "encoder"):
                     self.cache = self.new("dynamic")
                 if name in METHODS and not hasattr(self.cache, METHODS[name]):
-                    msg = f"{type(self.cache).__name__} has no {METHODS[name]}"
-                    raise AbsentError(msg)
+                    raise AbsentError(f"{type(self.cache).__name__} has no {METHODS[name]}")
                 getattr(self, f"do_{name}")(*given)
                 if REBUILT in self.remedies and name in CHANGES:
                     self.cache = self.new("dynamic")
@@ -206,8 +205,7 @@ class Play:
         config = self.model.config
         size = getattr(config, "hidden_size", None) or getattr(config, "d_model", 0)
         if "encoder_hidden_states" not in inspect.signature(self.model.forward).parameters:
-            msg = f"{type(self.model).__name__} takes no encoder_hidden_states"
-            raise AbsentError(msg)
+            raise AbsentError(f"{type(self.model).__name__} takes no encoder_hidden_states")
         source = torch.Generator().manual_seed(5)
         self.encoded = {"encoder_hidden_states": torch.randn(1, count, size, generator=source)}
 
@@ -387,8 +385,7 @@ class Play:
 
     def _measure(self, got: Real, cold: Real) -> bool:
         if got.shape != cold.shape:
-            msg = f"{tuple(got.shape)} logits in place of {tuple(cold.shape)}"
-            raise AssertionError(msg)
+            raise AssertionError(f"{tuple(got.shape)} logits in place of {tuple(cold.shape)}")
         gap = distance(got, cold, cold)
         self.gap = max(self.gap, gap)
         if self.gap > WRONG and not self.place:
@@ -525,15 +522,13 @@ class Play:
             for ids, name in zip(prompts, names, strict=True):
                 self._measure_tokens(ids, manager.tokens_of(name))
         if scarce and not manager.moved:
-            msg = "no request was offloaded"
-            raise AbsentError(msg)
+            raise AbsentError("no request was offloaded")
 
     do_offloaded = partialmethod(do_packed, scarce=True)
 
     def _batching_continuously(self, *, scarce: bool = False) -> Real:
         if not parts.is_there(offloads=scarce):
-            msg = "no ContinuousBatchingConfig, or none that offloads"
-            raise AbsentError(msg)
+            raise AbsentError("no ContinuousBatchingConfig, or none that offloads")
         how = {"sharing": UNSHARED not in self.remedies, "scarce": scarce}
         return parts.manager(copy.deepcopy(self.model), NEW, **how)
 
@@ -542,8 +537,7 @@ class Play:
         whole, logits = self._greedy(ids)
         cold = whole[0, -NEW:].tolist()
         if len(got) != len(cold):
-            msg = f"{len(got)} tokens in place of {len(cold)}"
-            raise AssertionError(msg)
+            raise AssertionError(f"{len(got)} tokens in place of {len(cold)}")
         for at, (mine, theirs) in enumerate(zip(got, cold, strict=True)):
             if mine != theirs:
                 margin = (logits[0, at, theirs] - logits[0, at, mine]) / logits.std()
@@ -567,8 +561,7 @@ class Play:
             manner["cache_implementation"] = how
         elif how == "mtp":
             if not changes.give_mtp(self.model):
-                msg = "no num_mtp_layers"
-                raise AbsentError(msg)
+                raise AbsentError("no num_mtp_layers")
             manner["use_mtp"] = True
         elif how == "lookup":
             manner |= {"prompt_lookup_num_tokens": 4, "max_matching_ngram_size": 2}

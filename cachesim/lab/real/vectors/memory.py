@@ -73,12 +73,10 @@ def counter_context(memory: Mapping[str, Any], rules: MemoryRules) -> Context:
     """A context around the memory that a vector's line describes, sizes as given there."""
     for part in ("cells", "swa_cells", "n_seq_max"):
         if memory.get(part, 0) > CONTEXT:
-            msg = f"{part}: a memory of {memory[part]:,}; {CONTEXT:,} is the most"
-            raise ValueError(msg)
+            raise ValueError(f"{part}: a memory of {memory[part]:,}; {CONTEXT:,} is the most")
     layers = memory["layers"]
     if sum(layers.values()) > LAYERS:
-        msg = f"layers: {layers}; {LAYERS:,} are the most"
-        raise ValueError(msg)
+        raise ValueError(f"layers: {layers}; {LAYERS:,} are the most")
     places: tuple[tuple[str, Place], ...] = (
         ("kv", "attention"),
         ("swa", "window"),
@@ -185,11 +183,9 @@ class MemoryPlayer:
         runs: Sequence[Mapping[str, Any]] = op["runs"]
         counted = sum(run["count"] for run in runs)
         if counted > TOTAL_TOKENS:
-            msg = f"a batch of {counted:,} tokens; {TOTAL_TOKENS:,} is the most"
-            raise ValueError(msg)
+            raise ValueError(f"a batch of {counted:,} tokens; {TOTAL_TOKENS:,} is the most")
         if any(run["start"] < 0 for run in runs):
-            msg = "a position below 0"
-            raise ValueError(msg)
+            raise ValueError("a position below 0")
         seqs = tuple(tuple(run["seqs"]) for run in runs for _ in range(run["count"]))
         positions = tuple(run["start"] + i for run in runs for i in range(run["count"]))
         fail = op.get("fail")

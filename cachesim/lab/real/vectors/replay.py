@@ -95,8 +95,7 @@ def replay(path: Path) -> Summary:
             operation = f"operation {found.step}: {json.dumps(ops[found.step])}"
             first = f"{line['id']}, {operation}", found
     if kind is None:
-        msg = f"{path} has no lines: a vector file has one JSON object per line"
-        raise ScenarioError(msg)
+        raise ScenarioError(f"{path} has no lines: a vector file has one JSON object per line")
     return Summary(
         sequences=sequences,
         sequences_equal=sequences_equal,
@@ -114,26 +113,22 @@ def played(
     check: Check = importlib.import_module(f"cachesim.lab.real.{kind.module}").mismatch
     listed = line.get(kind.operations)
     if not isinstance(listed, list):
-        msg = f"{path}:{number}: {kind.operations!r} must be a list of operations"
-        raise ScenarioError(msg)
+        raise ScenarioError(f"{path}:{number}: {kind.operations!r} must be a list of operations")
     # Requests that are sent together stand in a list of their own.
     ops = [op for each in listed for op in (each if isinstance(each, list) else [each])]
     if not all(isinstance(each, dict) for each in ops):
-        msg = f"{path}:{number}: each of {kind.operations!r} must be an object"
-        raise ScenarioError(msg)
+        raise ScenarioError(f"{path}:{number}: each of {kind.operations!r} must be an object")
     try:
         return ops, check(line)
     except UpstreamAbort as abort:
-        msg = f"{path}:{number}: with these flags {abort}"
-        raise ScenarioError(msg) from None
+        raise ScenarioError(f"{path}:{number}: with these flags {abort}") from None
     except MALFORMED as error:
         if os.environ.get("CACHESIM_TRACEBACK"):
             raise
-        msg = (
+        raise ScenarioError(
             f"{path}:{number}: this line cannot be replayed as one of {kind.name}:"
             f" {type(error).__name__}: {error}; CACHESIM_TRACEBACK=1 shows where"
-        )
-        raise ScenarioError(msg) from error
+        ) from error
 
 
 def kind_of(line: Line, path: Path) -> Kind:
@@ -142,21 +137,18 @@ def kind_of(line: Line, path: Path) -> Kind:
         if kind.fits(line):
             return kind
     known = ", ".join(kind.name for kind in KINDS)
-    msg = f"{path} is no vector file: there are files of {known}"
-    raise ScenarioError(msg)
+    raise ScenarioError(f"{path} is no vector file: there are files of {known}")
 
 
 def line_of(text: str, path: Path, number: int) -> Line:
     """A line of a file; Python's `Infinity` and `NaN` are refused."""
 
     def refuse(word: str) -> None:
-        msg = f"{path}:{number}: {word} is no JSON; write a number"
-        raise ScenarioError(msg)
+        raise ScenarioError(f"{path}:{number}: {word} is no JSON; write a number")
 
     found = json.loads(text, parse_constant=refuse)
     if not isinstance(found, dict):
-        msg = f"{path}:{number}: write one JSON object per line"
-        raise ScenarioError(msg)
+        raise ScenarioError(f"{path}:{number}: write one JSON object per line")
     return found
 
 
@@ -172,8 +164,7 @@ def lines_of(path: Path) -> Iterator[Line]:
         raise ScenarioError(msg) from None
     except (OSError, EOFError, json.JSONDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else None
-        msg = f"{path}: cannot be read as a vector file: {why or error}"
-        raise ScenarioError(msg) from None
+        raise ScenarioError(f"{path}: cannot be read as a vector file: {why or error}") from None
 
 
 # -- schedulers ------------------------------------------------------------------------------------
@@ -193,12 +184,10 @@ def mismatch(line: Mapping[str, Any]) -> Difference | None:
     for pool in POOLS:
         size = line["config"].get(pool, 0)
         if size > TOTAL_TOKENS:
-            msg = f"a pool of {size:,} {pool}; {TOTAL_TOKENS:,} is the most"
-            raise ValueError(msg)
+            raise ValueError(f"a pool of {size:,} {pool}; {TOTAL_TOKENS:,} is the most")
     for asked in (each.get("generate", 0) for group in line["steps"] for each in group):
         if asked > TOTAL_TOKENS:
-            msg = f"generate: a reply of {asked:,}; {TOTAL_TOKENS:,} is the most"
-            raise ValueError(msg)
+            raise ValueError(f"generate: a reply of {asked:,}; {TOTAL_TOKENS:,} is the most")
     player = _player_for(line)
     step = 0
     for group, expected in zip(line["steps"], line["results"], strict=True):

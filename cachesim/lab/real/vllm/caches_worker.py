@@ -54,8 +54,7 @@ class Caches:
         ]
         wanted = [(*_described(each), bool(each.get("eagle"))) for each in config["groups"]]
         if found != wanted:
-            msg = f"the engine core's groups are {found}, not {wanted}"
-            raise ValueError(msg)
+            raise ValueError(f"the engine core's groups are {found}, not {wanted}")
         settings.cache_config.num_gpu_blocks = made.num_blocks = config["blocks"]
         return made, self._sizes(made, settings)
 

@@ -80,8 +80,7 @@ def real_vllm(
         msg = f"loads that come later are simulated for {', '.join(having)}: name one of them"
         raise OptionError(msg)
     if compressed and not FAMILY.release(own).rules.lookup.mixed_blocks:
-        msg = "DeepSeek V4 is in releases since 0.20.2: name one of them"
-        raise OptionError(msg)
+        raise OptionError("DeepSeek V4 is in releases since 0.20.2: name one of them")
     if runner and scenario is not None:
         return play_on_runner(FAMILY, scenario, release, differs_in)
     if runner:

@@ -179,5 +179,4 @@ def _bases(architecture: str, root: Path) -> list[str]:
     for node in (node for source in sources for node in ast.parse(source.read_text()).body):
         if isinstance(node, ast.ClassDef) and node.name == own:
             return [ast.unparse(base) for base in node.bases]
-    msg = f"{name} has no class {own}"
-    raise LookupError(msg)
+    raise LookupError(f"{name} has no class {own}")

@@ -52,11 +52,10 @@ def others_of(texts: Sequence[str], replicas: int) -> tuple[Other, ...]:
     for text in texts:
         read = OTHERS.fullmatch(text)
         if read is None:
-            msg = (
+            raise RouterError(
                 f"replica {text!r} cannot be read; write 2:num_gpu_blocks_override=150 or "
                 "4-7:sglang@0.5.23,max_total_tokens=32000"
             )
-            raise RouterError(msg)
         first, last = int(read[1]), int(read[2] or read[1])
         if not first <= last < replicas:
             msg = f"replica {text!r}: replicas are 0 to {replicas - 1}, the lower number first"
@@ -75,8 +74,7 @@ def others_of(texts: Sequence[str], replicas: int) -> tuple[Other, ...]:
 def _flag(text: str, flag: str) -> tuple[str, Any]:
     name, _, value = (part.strip() for part in flag.partition("="))
     if not name.isidentifier() or not value:
-        msg = f"replica {text!r}: {flag!r} is no flag; write NAME=VALUE"
-        raise RouterError(msg)
+        raise RouterError(f"replica {text!r}: {flag!r} is no flag; write NAME=VALUE")
     try:
         return name, tomllib.loads(f"v = {value}")["v"]
     except tomllib.TOMLDecodeError:
@@ -198,8 +196,7 @@ def router_of(text: str) -> Router:
     """Read a router as users write it: `cache-aware,cache_threshold=0.5`."""
     name, *rules = (part.strip() for part in text.split(","))
     if name not in ROUTERS:
-        msg = f"there is no router {name!r}; there are {', '.join(ROUTERS)}"
-        raise RouterError(msg)
+        raise RouterError(f"there is no router {name!r}; there are {', '.join(ROUTERS)}")
     kind = ROUTERS[name]
     defaults = {each.name: each.default for each in fields(kind)}
     given = {}
@@ -207,8 +204,7 @@ def router_of(text: str) -> Router:
         key, found, value = rule.partition("=")
         if key not in defaults or not found:
             has = f"it has {', '.join(defaults)}" if defaults else "it has none"
-            msg = f"router {name} has no rule {rule!r}; {has}; write one as NAME=VALUE"
-            raise RouterError(msg)
+            raise RouterError(f"router {name} has no rule {rule!r}; {has}; write one as NAME=VALUE")
         given[key] = _value(name, key, value, type(defaults[key]))
     router = kind(**given)
     router.check()
@@ -222,5 +218,4 @@ def _value(name: str, key: str, text: str, kind: type) -> object:
         return kind(text)
     except ValueError:
         what = "a whole number" if kind is int else "a number"
-        msg = f"router {name}: {key} is {text!r}; write {what}"
-        raise RouterError(msg) from None
+        raise RouterError(f"router {name}: {key} is {text!r}; write {what}") from None

@@ -73,11 +73,10 @@ class Server(Replica):
         """Send events to a router."""
         self.dispatcher = dispatcher
         if dispatcher.needs_events and not isinstance(self.engine, Vllm | Sglang):
-            msg = (
+            raise RouterError(
                 f"this router needs KV events, which {self.engine.profile.engine} does not give "
                 "here; vllm and sglang do"
             )
-            raise RouterError(msg)
         self.engine.after_each_event(self._report)
 
     # -- what a router sees ------------------------------------------------------------------------

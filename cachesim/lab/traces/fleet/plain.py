@@ -103,11 +103,10 @@ class Sticky(Router):
 
     def check(self) -> None:
         if self.assignment not in {"random", "min_load", "min_group"}:
-            msg = (
+            raise RouterError(
                 f"router rule assignment is {self.assignment!r}; write random, min_load or "
                 "min_group"
             )
-            raise RouterError(msg)
         in_range("max_idle_secs", self.max_idle_secs, 1)
 
     def start(self, replicas: Sequence[Replica]) -> Dispatcher:

@@ -170,8 +170,7 @@ def in_range(name: str, value: float, low: float, high: float = float("inf")) ->
     """Raise RouterError for a rule out of range; a value that is no number is out of it."""
     if not low <= value <= high:
         limits = f"from {low:g}" if high == float("inf") else f"from {low:g} to {high:g}"
-        msg = f"router rule {name} is {value}; write a number {limits}"
-        raise RouterError(msg)
+        raise RouterError(f"router rule {name} is {value}; write a number {limits}")
 
 
 def one_of(tied: Sequence[int], rng: random.Random) -> int:
