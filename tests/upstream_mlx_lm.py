@@ -100,15 +100,9 @@ FAILING: Final = {
 """Tests that have to fail on the port, and why."""
 
 CLASSES: Final = (
-    "ArraysCache",
-    "BatchKVCache",
-    "BatchRotatingKVCache",
-    "CacheList",
-    "ChunkedKVCache",
-    "KVCache",
-    "QuantizedKVCache",
-    "RotatingKVCache",
-)
+    "ArraysCache", "BatchKVCache", "BatchRotatingKVCache", "CacheList", "ChunkedKVCache",
+    "KVCache", "QuantizedKVCache", "RotatingKVCache",
+)  # fmt: skip
 
 
 class Made:

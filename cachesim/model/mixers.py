@@ -520,16 +520,9 @@ def _fold(before: Array, states: Array, decay: Array) -> None:
 
 
 _NAMES: Final = (
-    "attn_norm.weight",
-    "ssm_in.weight",
-    "ssm_conv1d.weight",
-    "ssm_conv1d.bias",
-    "ssm_dt.bias",
-    "ssm_a",
-    "ssm_d",
-    "ssm_norm.weight",
-    "ssm_out.weight",
-)
+    "attn_norm.weight", "ssm_in.weight", "ssm_conv1d.weight", "ssm_conv1d.bias", "ssm_dt.bias",
+    "ssm_a", "ssm_d", "ssm_norm.weight", "ssm_out.weight",
+)  # fmt: skip
 
 
 # The gated delta rule of Qwen 3.5: a state that is corrected towards what it should recall.

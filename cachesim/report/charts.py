@@ -12,16 +12,9 @@ from textwrap import wrap
 from typing import Final
 
 COLOURS: Final = (
-    "#64748b",
-    "#c2571a",
-    "#2a7d4f",
-    "#8a4fb0",
-    "#a67c00",
-    "#6b6b1f",
-    "#3b8a99",
-    "#9a4a72",
+    "#64748b", "#c2571a", "#2a7d4f", "#8a4fb0", "#a67c00", "#6b6b1f", "#3b8a99", "#9a4a72",
     "#2f6fb0",
-)
+)  # fmt: skip
 REUSED: Final = len(COLOURS) - 1
 """The colour of reused tokens; it and the first one are plain."""
 MARKS: Final = ("circle", "square", "diamond", "cross")

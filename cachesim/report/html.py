@@ -265,16 +265,9 @@ MOST_EVENTS: Final = 200
 """Events of each step, where a page with all of them is too large."""
 
 SCRIPTS: Final = (
-    "data.js",
-    "words.js",
-    "tokens.js",
-    "picture.js",
-    "memory.js",
-    "panels.js",
-    "align.js",
-    "cursor.js",
-    "start.js",
-)
+    "data.js", "words.js", "tokens.js", "picture.js", "memory.js", "panels.js", "align.js",
+    "cursor.js", "start.js",
+)  # fmt: skip
 
 
 class TooLargeError(InputError):

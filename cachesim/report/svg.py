@@ -111,25 +111,11 @@ SHORTEST: Final = 4
 """Letters of a word that is shortened."""
 
 _LIGHT: Final = (
-    "#f6b26b",
-    "#8ec1f2",
-    "#9bd18b",
-    "#c9b1ec",
-    "#f0dc6e",
-    "#7fd1c7",
-    "#f3a9c8",
-    "#c4c9d0",
-)
+    "#f6b26b", "#8ec1f2", "#9bd18b", "#c9b1ec", "#f0dc6e", "#7fd1c7", "#f3a9c8", "#c4c9d0",
+)  # fmt: skip
 _DARK: Final = (
-    "#8a4b12",
-    "#1f5a94",
-    "#2f6b28",
-    "#5f4596",
-    "#6f6210",
-    "#156860",
-    "#86335c",
-    "#555c66",
-)
+    "#8a4b12", "#1f5a94", "#2f6b28", "#5f4596", "#6f6210", "#156860", "#86335c", "#555c66",
+)  # fmt: skip
 
 
 def _variables(colours: tuple[str, ...], **others: str) -> str:
@@ -175,14 +161,9 @@ STYLE: Final = (
 )
 
 _STROKES: Final = (
-    "M0 8L8 0",
-    "M0 0L8 8",
-    "M4 0V8",
-    "M0 4H8",
-    "M0 8L8 0M0 0L8 8",
-    "M4 0V8M0 4H8",
+    "M0 8L8 0", "M0 0L8 8", "M4 0V8", "M0 4H8", "M0 8L8 0M0 0L8 8", "M4 0V8M0 4H8",
     "M0 2H8M0 6H8",
-)
+)  # fmt: skip
 
 
 def patterns(uid: str, count: int, *, plain: int) -> str:

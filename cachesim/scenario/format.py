@@ -21,15 +21,9 @@ FILE_SHAPE: Final = r"[A-Za-z0-9_][A-Za-z0-9._-]*"
 CLASSES: Final = ("lost-reuse", "stale-state", "crash", "limits", "accounting")
 ANSWERS: Final = ("same", "rounding", "by-design", "diverged", "any", "none")
 ACTIONS: Final = (
-    "complete",
-    "slot-save",
-    "slot-restore",
-    "slot-erase",
-    "set-lora",
-    "restart",
-    "sleep",
+    "complete", "slot-save", "slot-restore", "slot-erase", "set-lora", "restart", "sleep",
     "cancel",
-)
+)  # fmt: skip
 ROLES: Final = ("system", "developer", "user", "assistant", "tool", "function", "ipython")
 LEAVES: Final = ("reading", "replying")
 LAYER_KINDS: Final = get_args(LayerKind)

@@ -22,15 +22,8 @@ from tests.end_to_end.bench import FAILURES, Failure, Result, Settings, Task, do
 from tests.end_to_end.program import load
 
 PARTS: Final = (
-    "kept",
-    "logs",
-    "other_logs",
-    "recordings",
-    "traces",
-    "headers",
-    "scenarios",
-    "commands",
-)
+    "kept", "logs", "other_logs", "recordings", "traces", "headers", "scenarios", "commands",
+)  # fmt: skip
 SEED: Final = 20261122
 LOGS: Final = 13
 """One of each release, at the verbosities in turn; the nightly run has forty of each at both."""

@@ -12,14 +12,9 @@ from tests.end_to_end.program import Ran
 
 PUBLISHED: Final = Path(__file__).parents[1] / "traces" / "data" / "conversation-300.jsonl.gz"
 PROFILES: Final = (
-    "llama.cpp@b11549",
-    "llama.cpp@b9093",
-    "ik_llama.cpp@8337e4cd3",
-    "mlx-lm@0.32.2",
-    "vllm@0.33.0",
-    "sglang@0.5.23",
-    "marconi@paper",
-)
+    "llama.cpp@b11549", "llama.cpp@b9093", "ik_llama.cpp@8337e4cd3", "mlx-lm@0.32.2",
+    "vllm@0.33.0", "sglang@0.5.23", "marconi@paper",
+)  # fmt: skip
 FORMS: Final = ("text", "json", "jsonl")
 DAMAGED: Final = frozenset({0, 1, 2})
 PLAYED: Final = frozenset({0, 1})

@@ -125,14 +125,9 @@ def test_positions_are_divided_by_no_number_below_one(tmp_path: Path) -> None:
 CACHES, STORES = "mlx-caches.jsonl.gz", "mlx-store.jsonl.gz"
 RELEASES = ("0.30.7", "0.31.1", "0.31.3", "0.32.2")
 GROUPS = (
-    "ArraysCache",
-    "BatchKVCache",
-    "BatchRotatingKVCache",
-    "CacheList",
-    "ChunkedKVCache",
-    "KVCache",
-    "RotatingKVCache",
-)
+    "ArraysCache", "BatchKVCache", "BatchRotatingKVCache", "CacheList", "ChunkedKVCache",
+    "KVCache", "RotatingKVCache",
+)  # fmt: skip
 
 
 @cache

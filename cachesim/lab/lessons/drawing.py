@@ -15,13 +15,8 @@ from cachesim.report.picture import Kind, Picture, story
 from cachesim.report.svg import inline
 
 KINDS: Final[tuple[Kind, ...]] = (
-    "request",
-    "attention",
-    "window",
-    "recurrent",
-    "checkpoint",
-    "tree",
-)
+    "request", "attention", "window", "recurrent", "checkpoint", "tree",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -74,16 +74,9 @@ MOST_BYTES: Final = 1 << 24
 MOST: Final = 1 << 24
 
 CONTEXT: Final = (
-    "max_position_embeddings",
-    "n_positions",
-    "max_seq_len",
-    "seq_length",
-    "model_max_length",
-    "max_target_positions",
-    "max_sequence_length",
-    "max_seq_length",
-    "seq_len",
-)
+    "max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "model_max_length",
+    "max_target_positions", "max_sequence_length", "max_seq_length", "seq_len",
+)  # fmt: skip
 """Keys under which a config names the tokens of a request at most."""
 
 ORIGINAL: Final = "original_max_position_embeddings"

@@ -54,15 +54,9 @@ LINES: Final = ("application/x-ndjson", "application/ndjson", "application/jsonl
 """Content types of streams with an object per line, such as Ollama's."""
 
 FACTS: Final = (
-    "model",
-    "system_fingerprint",
-    "id_slot",
-    "tokens_evaluated",
-    "response_id",
-    "n_saved",
-    "n_restored",
-    "n_erased",
-)
+    "model", "system_fingerprint", "id_slot", "tokens_evaluated", "response_id", "n_saved",
+    "n_restored", "n_erased",
+)  # fmt: skip
 """Recorded fields of an answer besides counts and texts."""
 
 MOVED: Final = ("n_saved", "n_restored", "n_erased")

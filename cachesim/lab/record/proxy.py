@@ -47,17 +47,10 @@ from cachesim.lab.record.session import Session
 
 HOP_BY_HOP: Final = frozenset(
     (
-        "connection",
-        "keep-alive",
-        "proxy-authenticate",
-        "proxy-authorization",
-        "proxy-connection",
-        "te",
-        "trailer",
-        "transfer-encoding",
-        "upgrade",
+        "connection", "keep-alive", "proxy-authenticate", "proxy-authorization",
+        "proxy-connection", "te", "trailer", "transfer-encoding", "upgrade",
     )
-)
+)  # fmt: skip
 """Headers of a connection, not of a message (RFC 9110, 7.6.1)."""
 
 OURS: Final = frozenset(("host", "expect"))

@@ -100,14 +100,9 @@ KEPT_TEXT: Final = (*PLACES, "model", "stream", "tool_choice", "input_extra")
 """Further fields of a request that `--keep-text` keeps."""
 
 TOOK: Final = (
-    "prompt_n",
-    "prompt_ms",
-    "predicted_n",
-    "predicted_ms",
-    "cache_n",
-    "draft_n",
+    "prompt_n", "prompt_ms", "predicted_n", "predicted_ms", "cache_n", "draft_n",
     "draft_n_accepted",
-)
+)  # fmt: skip
 LONGEST_WORD: Final = 200
 
 

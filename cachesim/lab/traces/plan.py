@@ -59,17 +59,9 @@ READ: Final[Mapping[str, int | None]] = {
 
 TRACE_KEYS: Final = {"file", "made", "seed", "timestamps", *READ}
 SERVER_KEYS: Final = {
-    "profile",
-    "model",
-    "set",
-    "gguf",
-    "sizes",
-    "replicas",
-    "router",
-    "changes",
-    "others",
+    "profile", "model", "set", "gguf", "sizes", "replicas", "router", "changes", "others",
     "parts",
-}
+}  # fmt: skip
 
 
 class PlanError(InputError):

@@ -147,15 +147,9 @@ def joined(runs: Iterable[Run]) -> tuple[Run, ...]:
 STORED: Final = "BlockStored"
 KNOWN: Final = (STORED, "BlockRemoved", "AllBlocksCleared")
 FIELDS: Final = (
-    "block_hashes",
-    "parent_block_hash",
-    "token_ids",
-    "block_size",
-    "lora_id",
-    "medium",
-    "lora_name",
-    "extra_keys",
-)
+    "block_hashes", "parent_block_hash", "token_ids", "block_size", "lora_id", "medium",
+    "lora_name", "extra_keys",
+)  # fmt: skip
 """The order of a stored block's fields, for events encoded as lists."""
 
 WHOLE: Final = frozenset({"full_attention", "mla_attention", "sink_full_attention"})

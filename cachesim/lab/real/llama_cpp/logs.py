@@ -46,17 +46,9 @@ COLUMNS: Final[Sequence[Column]] = (
 )
 
 HEADS: Final = (
-    "log",
-    "requests",
-    "proven",
-    "reused as logged",
-    "other release",
-    "predicted",
-    "predicted of all",
-    "settled",
-    "settled and right",
-    "within bounds",
-)
+    "log", "requests", "proven", "reused as logged", "other release", "predicted",
+    "predicted of all", "settled", "settled and right", "within bounds",
+)  # fmt: skip
 
 SHARES: Final = (
     ("sure", "requests"),

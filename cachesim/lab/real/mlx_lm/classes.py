@@ -137,14 +137,9 @@ def _either_way(result: Json) -> Json:
 
 
 GROUPS: Final = (
-    "KVCache",
-    "RotatingKVCache",
-    "ArraysCache",
-    "ChunkedKVCache",
-    "CacheList",
-    "BatchKVCache",
+    "KVCache", "RotatingKVCache", "ArraysCache", "ChunkedKVCache", "CacheList", "BatchKVCache",
     "BatchRotatingKVCache",
-)
+)  # fmt: skip
 BATCHES: Final = {"BatchKVCache": "KVCache", "BatchRotatingKVCache": "RotatingKVCache"}
 
 Operation = dict[str, Any]

@@ -44,16 +44,9 @@ ROUNDING = 3e-5
 """Log probabilities that differ by more than this are of another computation."""
 
 FLAGS = (
-    "prompt_cache_size",
-    "prompt_cache_bytes",
-    "prefill_step_size",
-    "prompt_concurrency",
-    "decode_concurrency",
-    "kv_bits",
-    "kv_group_size",
-    "quantized_kv_start",
-    "num_draft_tokens",
-)
+    "prompt_cache_size", "prompt_cache_bytes", "prefill_step_size", "prompt_concurrency",
+    "decode_concurrency", "kv_bits", "kv_group_size", "quantized_kv_start", "num_draft_tokens",
+)  # fmt: skip
 
 
 def main() -> None:

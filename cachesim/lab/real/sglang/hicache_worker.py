@@ -29,15 +29,10 @@ WORD_BITS: Final = 32
 """Bits of a token in a page's hash, if it has no wider token."""
 
 UNUSED: Final = (
-    "init_kv_buffer",
-    "load_to_device_per_layer",
-    "backup_from_device_all_layer",
-    "load_to_device_per_layer_physical",
-    "backup_from_device_all_layer_physical",
-    "get_data_page",
-    "get_dummy_flat_data_page",
-    "set_from_flat_data_page",
-)
+    "init_kv_buffer", "load_to_device_per_layer", "backup_from_device_all_layer",
+    "load_to_device_per_layer_physical", "backup_from_device_all_layer_physical",
+    "get_data_page", "get_dummy_flat_data_page", "set_from_flat_data_page",
+)  # fmt: skip
 """Functions that would copy bytes."""
 
 

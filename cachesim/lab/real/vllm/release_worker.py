@@ -48,15 +48,9 @@ MEMORY: Final = 80 << 30
 """Bytes of the GPU that is pretended to be there: an H100, by which vLLM picks its defaults."""
 
 ARCHITECTURES: Final = (
-    "LlamaForCausalLM",
-    "EagleLlamaForCausalLM",
-    "Qwen3NextForCausalLM",
-    "Qwen3NextMTP",
-    "Glm4MoeForCausalLM",
-    "Glm4MoeMTPModel",
-    "DeepseekV4ForCausalLM",
-    "DeepSeekV4MTPModel",
-)
+    "LlamaForCausalLM", "EagleLlamaForCausalLM", "Qwen3NextForCausalLM", "Qwen3NextMTP",
+    "Glm4MoeForCausalLM", "Glm4MoeMTPModel", "DeepseekV4ForCausalLM", "DeepSeekV4MTPModel",
+)  # fmt: skip
 """The models whose configuration is written by `worker_settings`."""
 
 
