@@ -208,7 +208,7 @@ class Engine(ABC):
         """The amount of each kind of content, cheap enough for every step of a trace."""
         return Amounts()
 
-    def pool_flags(self, memory: int) -> dict[str, int] | None:  # noqa: ARG002 - engines read it
+    def pool_flags(self, memory: int) -> dict[str, int] | None:
         """The flags that size the pools of a device with so much memory; None without a rule."""
         return None
 
@@ -217,7 +217,6 @@ class Engine(ABC):
 
         Changes nothing: a lookup of a real server counts as a use, this one does not.
         """
-        del prompt
         return None
 
     def after_each_event(self, listener: Callable[[], None]) -> None:

@@ -223,7 +223,6 @@ class SlotlessEngine(JobEngine[R, S, B]):
 
     def slot_erase(self, slot: int) -> base.Ticket:
         """Clear the cache: the `slot-erase` of a scenario."""
-        del slot
         self._empty()
         job = self._blank(self._jobs.ticket())
         job.done, job.cached = True, Count(0)
@@ -232,7 +231,6 @@ class SlotlessEngine(JobEngine[R, S, B]):
 
     def slot_save(self, slot: int, name: str) -> base.Ticket:
         """Refuse: the server has no slots to save."""
-        del slot, name
         raise OptionError(NO_SLOTS.format(self.family.name, self.erasing))
 
     slot_restore = slot_save

@@ -47,12 +47,10 @@ class CountsNetwork(WordNetwork):
 
     def rotate(self, layer: int, keys: Array, shifts: Integers) -> Array:
         """Keys unchanged."""
-        del layer, shifts
         return keys
 
     def difference(self, one: Array, other: Array) -> float:
         """0.0: no logits were computed."""
-        del one, other
         return 0.0
 
     def companion(self) -> Network | None:
@@ -79,12 +77,10 @@ class _NullStore:
 
     def attend(self, layer: int, keys: Array, values: Array) -> Lanes:
         """No lanes: no keys are stored."""
-        del layer, keys, values
         return ()
 
     def states(self, layer: int) -> Array:
         """A row without numbers."""
-        del layer
         return np.zeros((1, 0), np.uint64)
 
     def keep_states(self, layer: int, states: Array) -> None:

@@ -65,7 +65,6 @@ class InMemory:
         self.pinned: list[Any] = []
 
     def tags(self, request: Request) -> dict[str, str] | None:
-        del request
         return None
 
     def keys(self, request: Request) -> list[Any]:

@@ -168,7 +168,6 @@ class Copying:
         return getattr(self.client, name)
 
     def register_kv_cache(self, *given: Any) -> Any:
-        del given
         return SimpleNamespace(result=lambda **_: None)
 
     def unregister_kv_cache(self, *given: Any) -> Any:
@@ -178,11 +177,9 @@ class Copying:
         """Leave the client to the worker."""
 
     def store(self, key: Any, _: int, blocks: Any, event: Any) -> Any:
-        del event
         return self.copied(self.worker.transfer_ctx.submit_store, key, blocks)
 
     def retrieve(self, key: Any, _: int, blocks: Any, event: Any, skipped: int) -> Any:
-        del event, skipped
         return self.copied(self.worker.transfer_ctx.submit_retrieve, key, blocks)
 
     def copied(self, call: Any, key: Any, blocks: Any) -> Any:

@@ -70,7 +70,6 @@ class Waiting:
         return asyncio.run_coroutine_threadsafe(call, self.loop).result(20)
 
     def contains(self, key: Any, *, pin: bool = False) -> bool:
-        del pin
         return bool(self.waited(self.connector.exists(key)))
 
     def submit_put_task(self, key: Any, held: Any) -> None:

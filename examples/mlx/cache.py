@@ -53,7 +53,6 @@ class MemoryAware:
     """`MemoryAwarePrefixCache`, the default; the scheduler clones what it is handed."""
 
     def __init__(self, server: Server, place: Path) -> None:
-        del place
         module = importlib.import_module(f"{PACKAGE}.memory_cache")
         config = module.MemoryCacheConfig(max_memory_mb=64, **self.options(module))
         self.server, self.cache = server, module.MemoryAwarePrefixCache(object(), config)
@@ -100,7 +99,6 @@ class Trie(MemoryAware):
     """`PrefixCacheManager`, with `--no-memory-aware-cache`."""
 
     def __init__(self, server: Server, place: Path) -> None:
-        del place
         module = importlib.import_module(f"{PACKAGE}.prefix_cache")
         self.server, self.cache = server, module.PrefixCacheManager(object(), 8)
         self.held = {}

@@ -69,7 +69,6 @@ class Objects:
         return [sum(lengths) for lengths in sizes]
 
     def remove_all(self, *, force: bool) -> None:
-        del force
         self.kept.clear()
 
 
@@ -216,7 +215,6 @@ class Mooncake(Keys):
         return int(count)
 
     def load(self, request: Request, count: int) -> Rows | None:
-        del count
         return self.found.pop(request)
 
     def clear(self) -> None:

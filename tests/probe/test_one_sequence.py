@@ -32,7 +32,6 @@ class Replying(PythonServer):
         self.facts = Facts(words=("a", "b", "c"), counts=False)
 
     def answer(self, query: Query, *, cold: bool = False) -> Answer:
-        del cold
         self.sent.append(query)
         return Answer(tokens=query.reply)
 

@@ -163,7 +163,6 @@ class Played(Recordings):
     plays = 0
 
     def _played(self, pair: SideBySide, number: int) -> Recording:
-        del pair
         self.plays += 1
         return recorded(number, KNOWN["b9538"])
 

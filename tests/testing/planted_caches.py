@@ -99,7 +99,6 @@ class OnlyLastToken(Blocks):
     """A key is the last token of a block."""
 
     def key(self, parent: Hashable, request: Request, start: int, end: int) -> Hashable:
-        del parent, start
         return end, request.tokens[end - 1], self.names(request)
 
 
@@ -107,7 +106,6 @@ class NoParent(Blocks):
     """A block's key does not name the block before it."""
 
     def key(self, parent: Hashable, request: Request, start: int, end: int) -> Hashable:
-        del parent
         return request.tokens[start:end], self.names(request)
 
 
@@ -206,7 +204,6 @@ class States:
     """All rows of a prompt under exactly its tokens; the longest that a prompt begins with."""
 
     def __init__(self, server: Server, place: Path) -> None:
-        del place
         self.server = server
         self.kept: dict[Hashable, Rows] = {}
 

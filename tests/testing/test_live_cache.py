@@ -71,7 +71,6 @@ def test_a_right_cache_holds_all_laws(name: str) -> None:
 def test_a_cache_that_never_loads_anything_fails_as_vacuous() -> None:
     class Empty(Blocks):
         def lookup(self, request: Request) -> int:
-            del request
             return 0
 
     with pytest.raises(VacuousCheckError, match="nothing was ever loaded"):

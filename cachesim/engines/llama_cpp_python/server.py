@@ -216,17 +216,14 @@ class CallServer(MemoryServer[Call]):
         return ticket
 
     def slot_erase(self, slot: int) -> Ticket:
-        del slot
         return self._act("reset")
 
     def slot_save(self, slot: int, name: str) -> Ticket:
         """Keep a state under a name."""
-        del slot
         return self._act("save", name)
 
     def slot_restore(self, slot: int, name: str) -> Ticket:
         """Load the state kept under a name."""
-        del slot
         return self._act("load", name)
 
     def _act(self, what: str, name: str = "", prompt: Tokens = ()) -> Ticket:

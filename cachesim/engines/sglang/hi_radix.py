@@ -294,7 +294,6 @@ class HiRadixCache(RadixCache):
 
     def _evict(self, tokens: int, window: int, states: int) -> None:
         """Evict leaves from the device; their copies on the host stay. Follows `evict`."""
-        del window, states
         heap = [(self.first(node), node) for node in self.leaves]
         heapq.heapify(heap)
         evicted, back = 0, list[Node]()
@@ -459,7 +458,6 @@ class HiRadixCache(RadixCache):
         Trap: the whole prompt is asked for, its last page too, and no match ends there. With full
         attention the node above it serves; a window behind it would not be whole (#27291).
         """
-        del known_until
         if match.node is not self.root and match.node.host_full is None:
             return
         node, page = match.best or match.node, self.shape.page
@@ -571,7 +569,6 @@ class HiRadixCache(RadixCache):
         self.occupied -= len(each.tokens)
 
     def stored(self, key: Integers, extra: Hashable) -> int:
-        del extra
         page = self.shape.page
         key = key[: len(key) // page * page]
         keys = hashes_of(key, None, page, bigrams=self.shape.bigrams)

@@ -94,7 +94,6 @@ class RadixCache(Tree):
             self._update_leaf(each)
 
     def unlock(self, node: Node, held: object = None) -> None:
-        del held
         for each in node.path():
             if each.locks[FULL] == 1:
                 self.evictable[FULL] += len(each)
@@ -102,7 +101,6 @@ class RadixCache(Tree):
             self._update_leaf(each)
 
     def _evict(self, tokens: int, window: int, states: int) -> None:
-        del window, states
         heap = [(self.first(node), node) for node in self.leaves]
         heapq.heapify(heap)
         evicted = 0
@@ -326,7 +324,6 @@ class SWARadixCache(Tree):
 
     def _evict(self, tokens: int, window: int, states: int) -> None:
         """Evict leaves for attention, then windows, those of inner nodes too. Follows `evict`."""
-        del states
         evicted = windows = 0
         if tokens > 0:
             node = self.full_lru.oldest(leaves=True)
@@ -557,7 +554,6 @@ class MambaRadixCache(Tree):
             each.locks[FULL] += 1
 
     def unlock(self, node: Node, held: object = None) -> None:
-        del held
         if node.state is not None:
             if node.locks[STATE] == 1:
                 self.evictable[STATE] += 1
@@ -570,7 +566,6 @@ class MambaRadixCache(Tree):
     # -- evict -------------------------------------------------------------------------------------
 
     def _evict(self, tokens: int, window: int, states: int) -> None:
-        del window
         if tokens > 0:
             evicted, node = 0, self.full_lru.oldest(leaves=True)
             while evicted < tokens and node is not None and node in self.full_lru:

@@ -131,12 +131,10 @@ class OneTier:
 
     def storage_retries(self, waiting: Sequence[Req]) -> list[tuple[Req, int | None]]:
         """Requests that query the storage again, each with the end of its stored tokens."""
-        del waiting
         return []
 
     def shrank(self, req: Req) -> bool:
         """True where a match is shorter than at the last query, and another query is allowed."""
-        del req
         return False
 
     def admitted(self, req: Req) -> None:
@@ -147,7 +145,6 @@ class OneTier:
 
     def fetched(self, req: Req) -> bool:
         """True once a request need not wait for the storage (`check_prefetch_progress`)."""
-        del req
         return True
 
     def stop_fetching(self, req: Req) -> None:
@@ -155,7 +152,6 @@ class OneTier:
 
     def stored(self, key: Integers, extra: Hashable) -> int:
         """The tokens of a key in the storage, whole pages from its start."""
-        del key, extra
         return 0
 
     def host_underway(self) -> dict[str, int]:
@@ -166,7 +162,6 @@ class OneTier:
         """Load the nodes that a request resumes from; return the number of tokens
         (`init_load_back`).
         """
-        del req
         return 0
 
 
@@ -318,7 +313,6 @@ class Tree(OneTier, ABC):
 
     def peek(self, key: Integers) -> int | None:
         """The length that a match of a key without extra keys would give; None if it is unknown."""
-        del key
         return None
 
     def match_tokens(self, tokens: Integers, req: Req, *, copies: bool) -> Match:

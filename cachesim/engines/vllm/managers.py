@@ -94,7 +94,6 @@ class Manager:
 
     def num_skipped(self, num_computed: int) -> int:
         """Number of leading tokens that no later token needs."""
-        del num_computed
         return 0
 
     def _is_partial_hit(self, blocks: Sequence[int], num_local: int) -> bool:
@@ -151,7 +150,6 @@ class Manager:
 
     def allocate_new_blocks(self, request: Request, num_tokens: int, num_main: int) -> list[int]:
         """Allocate blocks for the tokens to compute."""
-        del num_main
         table = self.tables.setdefault(request.id, [])
         new: list[int] = []
         if self.partial_hits and request.id in self.partial_hits:
@@ -214,7 +212,6 @@ class Manager:
 
     def mask(self, start: int, end: int, retention: int | None, boundaries: Sequence[int]) -> Mask:
         """A flag for each block of `[start, end)`: True if it gets an id; None: all of them do."""
-        del start, end, retention, boundaries
         return None
 
     # -- freeing -----------------------------------------------------------------------------------
@@ -457,7 +454,6 @@ class Ring(Manager):
     """Manager of rings: one block per request, without an id. Follows `CircularBufferManager`."""
 
     def num_blocks_to_allocate(self, request: Request, hit: Sequence[int], need: Need) -> int:
-        del hit, need
         return int(not self.tables.get(request.id))
 
     def add_local_computed_blocks(
@@ -471,7 +467,6 @@ class Ring(Manager):
         self.allocate_new_blocks(request, num_local, num_external)
 
     def allocate_new_blocks(self, request: Request, num_tokens: int, num_main: int) -> list[int]:
-        del num_tokens, num_main
         table = self.tables.setdefault(request.id, [])
         new = [] if table else self.pool.get_new_blocks(1)
         table.extend(new)
@@ -480,7 +475,6 @@ class Ring(Manager):
     def cache_blocks(
         self, request: Request, num_tokens: int, retention: int | None, boundaries: Sequence[int]
     ) -> list[int]:
-        del request, num_tokens, retention, boundaries
         return []
 
 

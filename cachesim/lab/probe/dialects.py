@@ -400,7 +400,7 @@ class TextServer(Dialect):
             )
         return words
 
-    def body(self, query: Query, *, cold: bool) -> JsonObject:  # noqa: ARG002 - no switch
+    def body(self, query: Query, *, cold: bool) -> JsonObject:
         body: JsonObject = {"prompt": " ".join(map(str, query.prompt))}
         if "chat" in self.path:
             body = {"messages": _messages(query)}
@@ -487,7 +487,7 @@ class OllamaServer(TextServer):
         self.facts = replace(self.facts, version=printable(str(version))[:60])
         return self._try(self.listed or self._collect_words())
 
-    def body(self, query: Query, *, cold: bool) -> JsonObject:  # noqa: ARG002 - no switch
+    def body(self, query: Query, *, cold: bool) -> JsonObject:
         return {
             **self.more,
             "prompt": " ".join(map(str, query.prompt)),

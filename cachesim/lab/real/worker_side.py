@@ -248,7 +248,6 @@ class EmptyModules(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
         """The spec of a stub; None for an installed module."""
-        del path, target
         if self.is_missing(fullname):
             return importlib.machinery.ModuleSpec(fullname, self, is_package=True)
         return None

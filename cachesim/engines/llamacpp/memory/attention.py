@@ -372,7 +372,6 @@ class AttentionCache:
         keys of the old rotation, which a restore does not rotate. And a plain cache ignores
         `partial` (PARTIAL_ONLY).
         """
-        del partial
         if seq != -1:
             self.streams.of(seq, "state_write")
         fields: list[Field] = [Word(len(self.streams))]
@@ -416,7 +415,6 @@ class AttentionCache:
         Traps: a blob without cells leaves the destination unchanged; any other failure has already
         removed the destination's old content.
         """
-        del partial
         if seq != -1:
             self.streams.of(seq, "state_read")
         if reader.word() != len(self.streams):

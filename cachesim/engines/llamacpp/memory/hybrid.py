@@ -69,7 +69,6 @@ class WindowPair:
         Trap: if the simple split finds no room, the equal one is tried, which groups tokens
         differently; purges of the first attempt are not undone.
         """
-        del all_outputs
         unified = self.streams.unified
         if unified:
             pieces = split.all_simple(n_ubatch)

@@ -154,7 +154,6 @@ class RecurrentMemory:
 
         Traps: the range is ignored, and the pending rollback is neither copied nor cleared.
         """
-        del p0, p1
         if src != dst and 0 <= dst < self.size and 0 <= src < self.size:
             self.cells.join(src, dst)
 
@@ -288,7 +287,6 @@ class RecurrentMemory:
         Upstream: `llama_memory_recurrent::state_write`. Trap: `partial` (PARTIAL_ONLY) is ignored
         by a pure recurrent memory.
         """
-        del partial
         cells = self.cells
         chosen = [c for c, seqs in enumerate(cells.seqs) if (seqs if seq == -1 else seq in seqs)]
         if seq != -1 and self.rs_idx[seq] and not self.rules.saves_rolled_back:
@@ -320,7 +318,6 @@ class RecurrentMemory:
 
         Upstream: `llama_memory_recurrent::state_read`.
         """
-        del partial
         count = reader.word()
         if self.rules.checks_count_first and count > self.size:
             self._take_back(seq, [])

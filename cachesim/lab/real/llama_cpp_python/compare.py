@@ -203,7 +203,6 @@ class Instance(Session):
         super().__init__(scenario, profile, reads_state=False, family=family)
 
     def _network(self, spec: ModelSpec, arithmetic: ArithmeticName) -> Network:
-        del spec
         return build(self.spec, arithmetic)
 
     def counted(self) -> list[tuple[Record, Json]]:

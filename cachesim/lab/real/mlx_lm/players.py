@@ -358,7 +358,6 @@ class StorePlayer(Player):
         return result_shown(self.search(op["model"], read_row(op["key"])))
 
     def after(self, op: Operation) -> dict[str, Json]:
-        del op
         items, queues = self.held()
         keys, entries = [(model, key) for model, key, _ in items], []
         for model, key, entry in items:
@@ -400,7 +399,6 @@ class TriePlayer(Player):
         return list(self.trie.items())
 
     def after(self, op: Operation) -> dict[str, Json]:
-        del op
         return {"entries": [[model, write_row(key), value] for model, key, value in self.items()]}
 
     def do_add(self, op: Operation) -> Json:

@@ -122,7 +122,6 @@ class Player:
         return [-1, len(keys)]
 
     def _evicting(self, wanted: Evicting) -> Callable[[], None]:
-        del wanted
         before = self._nodes()
 
         def compare() -> None:

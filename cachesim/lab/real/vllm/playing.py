@@ -131,7 +131,6 @@ class Player(Groups):
         return bool(self.scheduler.busy)
 
     def schedule(self, requests: Mapping[int, Request]) -> tuple[Step, Spans]:
-        del requests
         step = self.scheduler.schedule()
         return step, {each.request.id: (each.start, each.end) for each in step.chunks}
 

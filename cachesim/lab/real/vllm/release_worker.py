@@ -129,13 +129,11 @@ class _Model:
     @classmethod
     def get_mamba_state_shape_from_config(cls, vllm_config: Real) -> Real:
         """A number for the convolution, and one for the state."""
-        del vllm_config
         return (1, 1), (1, 1)
 
     @classmethod
     def get_mamba_state_dtype_from_config(cls, vllm_config: Real) -> Real:
         """The type of the attention cache."""
-        del vllm_config
         torch: Real = importlib.import_module("torch")
         return torch.bfloat16, torch.bfloat16
 

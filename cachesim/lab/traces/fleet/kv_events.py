@@ -39,7 +39,6 @@ class Absent(Replica):
         return None
 
     def peek(self, arrival: Arrival) -> int | None:
-        del arrival
         return None
 
 

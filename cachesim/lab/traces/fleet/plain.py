@@ -33,7 +33,6 @@ class _InTurn(Dispatcher):
     count = 0
 
     def choose(self, arrival: Arrival) -> int:
-        del arrival
         alive = self.alive()
         chosen = alive[self.count % len(alive)].number
         self.count += 1
@@ -58,7 +57,6 @@ class _Drawn(Dispatcher):
         self.rng = random.Random(seed)
 
     def choose(self, arrival: Arrival) -> int:
-        del arrival
         return self.rng.choice(self.alive()).number
 
 
@@ -78,7 +76,6 @@ class LeastLoaded(Router):
 
 class _Lightest(_Drawn):
     def choose(self, arrival: Arrival) -> int:
-        del arrival
         return lightest(self.alive(), self.rng)
 
 

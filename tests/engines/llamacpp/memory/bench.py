@@ -154,9 +154,7 @@ class Nothing:
     """A memory that holds nothing, for building batches at will."""
 
     def seq_pos_min(self, seq: int) -> int:
-        del seq
         return -1
 
     def seq_pos_max(self, seq: int) -> int:
-        del seq
         return -1
