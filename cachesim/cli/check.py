@@ -16,19 +16,9 @@ from cyclopts import Parameter
 from rich.console import RenderableType
 from rich.text import Text
 
-from cachesim.cli import AS_EXPECTED, NOT_AS_EXPECTED
+from cachesim.cli import AS_EXPECTED, NOT_AS_EXPECTED, options
 from cachesim.cli.jobs import crew, processes, processes_wanted, processors, setting
 from cachesim.cli.like import scenarios_like
-from cachesim.cli.options import (
-    Dask,
-    Jobs,
-    JudgingArithmetic,
-    Page,
-    Profiles,
-    Settings,
-    TextOrJson,
-    refuse_beside,
-)
 from cachesim.cli.outputs import page_at, progress, write_page
 from cachesim.engines.family import Profile
 from cachesim.engines.words import counted
@@ -176,7 +166,7 @@ class Plan:
                     " others; --against takes a profile of the same one, `cachesim compare` any"
                 )
         if self.prove:
-            refuse_beside("--prove", {"--find": self.find != "wrong"})
+            options.refuse_beside("--prove", {"--find": self.find != "wrong"})
         for profile in self.profiles if self.prove else ():
             _refuse_patches(profile)
         for profile in (*self.profiles, *((self.against,) if self.against else ())):
@@ -435,13 +425,13 @@ def check_command(
     *profiles: Annotated[
         str, Parameter(help="Profiles such as llama.cpp@b11549+erase-equal; or as --profile.")
     ],
-    profile: Profiles = None,
+    profile: options.Profiles = None,
     prove: Prove = False,
     against: Annotated[
         str | None, Parameter(help="A second profile, compared on the same workloads.")
     ] = None,
     model: Models = None,
-    settings: Settings = None,
+    settings: options.Settings = None,
     examples: Examples = None,
     minutes: Annotated[
         float | None, Parameter(help="At most this many minutes; 10 with --prove.")
@@ -458,11 +448,11 @@ def check_command(
     ] = None,
     emit: Annotated[Path | None, Parameter(help="The folder for counterexamples.")] = None,
     seed: Annotated[int, Parameter(help="The seed of everything drawn at random.")] = 0,
-    arithmetic: JudgingArithmetic = "ring",
-    jobs: Jobs = None,
-    dask: Dask = None,
-    format: TextOrJson = "text",
-    report: Page = None,
+    arithmetic: options.JudgingArithmetic = "ring",
+    jobs: options.Jobs = None,
+    dask: options.Dask = None,
+    format: options.TextOrJson = "text",
+    report: options.Page = None,
 ) -> int:
     """Search random workloads for wrong answers; --prove them.
 
@@ -488,18 +478,18 @@ def check_command(
             "--jobs": jobs,
             "--format": format != "text",
         }
-        refuse_beside("--prove", drawn | refused)
+        options.refuse_beside("--prove", drawn | refused)
         return _proven(
             chosen, page, minutes, seed=seed, models=model or (), emit=emit or Path("hunt")
         )
     if scope is not None:
-        refuse_beside("--scope", drawn | {"--like": like, "--seed": seed})
+        options.refuse_beside("--scope", drawn | {"--like": like, "--seed": seed})
         examples = WITHOUT_END
     if examples is None:
         examples = EXAMPLES if minutes is None else WITHOUT_END
     shape = shape_for(settings or (), compared=against is not None, leak=find == "leak")
     if like is not None:
-        refuse_beside("--like", {"--against": against, "--find leak": find == "leak"})
+        options.refuse_beside("--like", {"--against": against, "--find leak": find == "leak"})
         chosen, model, shape, summary = _around(like, chosen, model, shape)
         if format == "text":
             _print(printed, Text(summary))

@@ -28,21 +28,11 @@ from cachesim.model.build import build
 from cachesim.play import run
 from cachesim.play.result import Run
 from cachesim.play.statements import side_by_side
-from cachesim.report import json_output
+from cachesim.report import json_output, tables
 from cachesim.report.consoles import notes, results, show
 from cachesim.report.picture import after, moment
 from cachesim.report.picture_text import blocks, legend
 from cachesim.report.story import event_lines, scale_of_run, step_after, step_before, story
-from cachesim.report.tables import (
-    PROVE,
-    Line,
-    by_class,
-    by_evidence,
-    closing,
-    heading,
-    one_scenario,
-    summary,
-)
 from cachesim.scenario.checks import spec_of, tokens_at_most
 from cachesim.scenario.format import Scenario
 from cachesim.scenario.readers import nearest, short
@@ -249,7 +239,7 @@ def _explained(jobs: Sequence[Job], played: Iterable[Run], number: int | None) -
     screen, before = results(), ""
     for job, each in zip(jobs, played, strict=True):
         if job.source != before:
-            show(screen, heading(job.scenario, [each]))
+            show(screen, tables.heading(job.scenario, [each]))
         before = job.source
         show(screen, Text(f"\non {each.profile}", style="name"), story(each, only=number))
         yield each
@@ -393,14 +383,16 @@ def _write_lines(runs: Sequence[Run], *, detail: bool) -> None:
         sys.stdout.writelines(f"{line}\n" for line in json_output.lines(each, detail=detail))
 
 
-def proof_of(jobs: Sequence[Job], runs: Sequence[Run], run: Run, index: int) -> list[Line]:
+def proof_of(jobs: Sequence[Job], runs: Sequence[Run], run: Run, index: int) -> list[tables.Line]:
     """The command that proves a wrong answer; empty without a scenario file."""
     job = next(job for job, each in zip(jobs, runs, strict=True) if each is run)
     source = None if job.changed or job.source == STDIN else job.source
     return proof_lines(job.scenario, job.profile, source, index)
 
 
-def proof_lines(scenario: Scenario, profile: Profile, source: str | None, index: int) -> list[Line]:
+def proof_lines(
+    scenario: Scenario, profile: Profile, source: str | None, index: int
+) -> list[tables.Line]:
     """The command that shows a wrong answer on the real engine; empty without the file `source` and
     where the real engine computes no answers.
     """
@@ -409,21 +401,21 @@ def proof_lines(scenario: Scenario, profile: Profile, source: str | None, index:
     from cachesim.lab.real.hunt.proof import proof_command
 
     command = proof_command(scenario, profile, source, index)
-    return [(PROVE, command)] if command else []
+    return [(tables.PROVE, command)] if command else []
 
 
 def _show(jobs: Sequence[Job], runs: Sequence[Run], screen: Console, *, brief: bool) -> None:
     names = {job.source for job in jobs}
     if brief:
         kinds = {job.scenario.name: job.scenario.kind for job in jobs}
-        show(screen, by_class(runs, kinds), Text(), by_evidence(runs), Text())
+        show(screen, tables.by_class(runs, kinds), Text(), tables.by_evidence(runs), Text())
     elif len(names) == 1:
         job = jobs[0]
         proof = partial(proof_of, jobs, runs)
-        show(screen, one_scenario(job.scenario, runs, width=screen.width, proof=proof))
+        show(screen, tables.one_scenario(job.scenario, runs, width=screen.width, proof=proof))
     else:
-        show(screen, summary(runs), Text())
-    show(screen, *closing(runs))
+        show(screen, tables.summary(runs), Text())
+    show(screen, *tables.closing(runs))
 
 
 HINT: Final = "Enter: next event   b: back   s: to the end of the step   q: quit"

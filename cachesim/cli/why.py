@@ -25,6 +25,7 @@ from cachesim.engines.llamacpp.family import FAMILY
 from cachesim.engines.tokens import Rope, Run
 from cachesim.errors import InputError
 from cachesim.files import Output
+from cachesim.lab.logs import tuning
 from cachesim.lab.logs.dump import Recorded
 from cachesim.lab.logs.extract import worst_of_recording, worst_scenario
 from cachesim.lab.logs.live import Live, report_of_dump
@@ -34,16 +35,6 @@ from cachesim.lab.logs.replay import Replay
 from cachesim.lab.logs.report import worst as worst_of
 from cachesim.lab.logs.rerun import request_of
 from cachesim.lab.logs.sizes import ASSUMED, WHOSE, sizes_of_gguf
-from cachesim.lab.logs.tuning import (
-    Trial,
-    TrialResult,
-    Tuned,
-    of_dump,
-    of_log,
-    of_scenario,
-    run_trial,
-    summary,
-)
 from cachesim.lab.logs.what_if import add_other_settings, swept
 from cachesim.lab.logs.whole import Following, Read, UserSettings, open_log, read_files, replays_of
 from cachesim.lab.logs.whole import why as why_of
@@ -291,7 +282,7 @@ def tune_command(
         "sizes": tuned.sizes,
         "bytes_say": WHOSE.get(tuned.sizes, ""),
         "options": dict(run.options),
-    } | summary(found, run)
+    } | tuning.summary(found, run)
     parts = tune_report(result)
     write_page(page, "cachesim why --tune", parts)
     print_report(parts, result, format=format)
@@ -308,17 +299,17 @@ def _sizes_of(model: str | None, gguf: Path | None, wanted: UserSettings) -> Siz
     return None if gguf is None else sizes_of_gguf(gguf)[0]
 
 
-def _tuned_of(files: Sequence[str], wanted: UserSettings, sizes: Sizes | None) -> Tuned:
+def _tuned_of(files: Sequence[str], wanted: UserSettings, sizes: Sizes | None) -> tuning.Tuned:
     if len(files) == 1 and _is_scenario(files[0]):
         scenario = only_scenario(files[0], "tune")
         if wanted.model or wanted.window:
             msg = f"{files[0]}: --model and --window are for logs; a scenario has its own model"
             raise InputError(msg)
-        return of_scenario(scenario, wanted, sizes)
+        return tuning.of_scenario(scenario, wanted, sizes)
     with given(files, example="cachesim why --tune server.log") as inputs:
         requests = requests_in(inputs)
         if requests:
-            return of_dump(requests, wanted, sizes)
+            return tuning.of_dump(requests, wanted, sizes)
         read = read_files([(each.name, each.file) for each in inputs])
     found = replays_of(read, wanted)
     replays = [each for each in found if each.settings.is_played]
@@ -326,7 +317,7 @@ def _tuned_of(files: Sequence[str], wanted: UserSettings, sizes: Sizes | None) -
         engine = found[0].settings.engine
         msg = f"{', '.join(files)}: a log of {engine} cannot be replayed with other settings"
         raise InputError(msg)
-    return of_log(replays, sizes)
+    return tuning.of_log(replays, sizes)
 
 
 def _is_scenario(name: str) -> bool:
@@ -339,8 +330,8 @@ def _is_scenario(name: str) -> bool:
     )
 
 
-def on_all_cores(trials: Sequence[Trial]) -> list[TrialResult]:
+def on_all_cores(trials: Sequence[tuning.Trial]) -> list[tuning.TrialResult]:
     """Trials run by worker processes, with a progress line."""
     with workers(len(trials)) as do:
-        done = tracked(do(run_trial, trials), len(trials), "trying", "settings")
+        done = tracked(do(tuning.run_trial, trials), len(trials), "trying", "settings")
         return [each for each in done if each is not None]

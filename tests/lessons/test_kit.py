@@ -2,36 +2,27 @@
 
 import pytest
 
-from cachesim.lab.lessons.kit import (
-    SMALL,
-    Memory,
-    apart,
-    chat,
-    cold,
-    letters,
-    same,
-    serve,
-    table,
-    tokens,
-)
+from cachesim.lab.lessons import kit
 
 
 def test_letters_come_back_and_other_tokens_are_dots() -> None:
-    assert "the cat!" == letters(tokens("the cat!"))
-    assert "a." == letters((*tokens("a"), 1))
+    assert "the cat!" == kit.letters(kit.tokens("the cat!"))
+    assert "a." == kit.letters((*kit.tokens("a"), 1))
 
 
-@pytest.mark.parametrize("model", ["dense", "swa", "recurrent", "hybrid", "hybrid-delta", SMALL])
+@pytest.mark.parametrize(
+    "model", ["dense", "swa", "recurrent", "hybrid", "hybrid-delta", kit.SMALL]
+)
 def test_a_memory_that_was_read_in_pieces_gives_the_cold_answer(model: str) -> None:
-    memory = Memory(model, parts=8)
+    memory = kit.Memory(model, parts=8)
     memory.read("abc")
 
-    assert same(memory.read("de"), cold(model, "abcde"))
-    assert apart(memory.read("f"), cold(model, "abcdef")) == 0
+    assert kit.same(memory.read("de"), kit.cold(model, "abcde"))
+    assert kit.apart(memory.read("f"), kit.cold(model, "abcdef")) == 0
 
 
 def test_the_small_layer_has_two_numbers() -> None:
-    memory = Memory(SMALL)
+    memory = kit.Memory(kit.SMALL)
     memory.read("a")
 
     assert (2,) == memory.state.shape
@@ -39,11 +30,11 @@ def test_the_small_layer_has_two_numbers() -> None:
 
 def test_a_memory_without_a_state_says_so() -> None:
     with pytest.raises(TypeError, match="no recurrent state"):
-        _ = Memory("dense").state
+        _ = kit.Memory("dense").state
 
 
 def test_a_text_that_does_not_fit_is_refused() -> None:
-    memory = Memory("dense")
+    memory = kit.Memory("dense")
     memory.read("abc")
     with pytest.raises(ValueError, match="decode answers -1: sequence 0 has last position 2"):
         memory.read("d", at=7)
@@ -52,7 +43,7 @@ def test_a_text_that_does_not_fit_is_refused() -> None:
 
 
 def test_cells_show_whose_letters_they_hold(capsys: pytest.CaptureFixture[str]) -> None:
-    memory = Memory("dense", cells=6)
+    memory = kit.Memory("dense", cells=6)
     memory.read("ab")
     memory.seq_cp(0, 1)
     memory.read("c d", seq=1)
@@ -69,8 +60,8 @@ def test_cells_show_whose_letters_they_hold(capsys: pytest.CaptureFixture[str]) 
 
 
 def test_a_server_answers_letters(capsys: pytest.CaptureFixture[str]) -> None:
-    replies = serve("llama.cpp@b11549", "dense", "abc", {"prompt": "abd", "reply": "xy"})
-    table(replies, entries=True)
+    replies = kit.serve("llama.cpp@b11549", "dense", "abc", {"prompt": "abd", "reply": "xy"})
+    kit.table(replies, entries=True)
 
     assert [(0, 3), (2, 1)] == [(each.cached, each.processed) for each in replies]
     assert "abd            3       2  same" in capsys.readouterr().out
@@ -78,7 +69,7 @@ def test_a_server_answers_letters(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_chat_is_played_in_turns() -> None:
-    first, second = chat("mlx-lm@0.32.2", "dense", ("s", "u"), ("s", "u", "~", "v"))
+    first, second = kit.chat("mlx-lm@0.32.2", "dense", ("s", "u"), ("s", "u", "~", "v"))
 
     assert first.tokens < second.tokens
     assert first.tokens <= second.cached

@@ -7,17 +7,10 @@ from typing import Self
 import pytest
 
 from cachesim.lab.real.fit import Change, Search, changes, rule_fields, value_of
+from cachesim.lab.real.llama_cpp import wheels
 from cachesim.lab.real.llama_cpp import wheels as kept_by
 from cachesim.lab.real.llama_cpp.compare import SideBySide
 from cachesim.lab.real.llama_cpp.simulated import SimulatedServer, Trial, known_trials
-from cachesim.lab.real.llama_cpp.wheels import (
-    Recording,
-    Recordings,
-    open_changes,
-    play_under,
-    probe,
-    server_under,
-)
 from cachesim.lab.real.llama_cpp.workload import Outcome, workload
 from cachesim.lab.real.llama_cpp.workloads import draw_setting, grow
 from cachesim.scenario.format import Step
@@ -27,11 +20,11 @@ PRESETS = ("hybrid", "recurrent", "swa")
 KNOWN = known_trials()
 
 
-def recorded(number: int, trial: Trial, *, release: str = "b9538") -> Recording:
+def recorded(number: int, trial: Trial, *, release: str = "b9538") -> wheels.Recording:
     """What a server with these rules would have answered."""
     setting = draw_setting(7, number, release=release, presets=PRESETS)
-    asked, outcomes = grow(setting, server_under(setting, trial))
-    return Recording(workload=asked, outcomes=outcomes)
+    asked, outcomes = grow(setting, wheels.server_under(setting, trial))
+    return wheels.Recording(workload=asked, outcomes=outcomes)
 
 
 def changed(*made: Change) -> Trial:
@@ -41,7 +34,7 @@ def changed(*made: Change) -> Trial:
     return trial
 
 
-def twice(preset: str, trial: Trial) -> Recording:
+def twice(preset: str, trial: Trial) -> wheels.Recording:
     """A prompt with two places for a checkpoint near its end, and the same prompt again."""
     prompt = as_tokens(range(300, 400))
     asked = workload(
@@ -53,13 +46,13 @@ def twice(preset: str, trial: Trial) -> Recording:
     )
     server = SimulatedServer(asked, trial=trial)
     outcomes = tuple(each for step in asked.step for each in server.send((step,)))
-    return Recording(workload=asked, outcomes=outcomes)
+    return wheels.Recording(workload=asked, outcomes=outcomes)
 
 
 def test_a_rule_that_explains_the_answers_is_found() -> None:
     waived = changed(Change("rules.checkpoints", "spacing_waived_near_end", value=True))
 
-    fit = Search([twice("hybrid", waived)], {"b9538": KNOWN["b9538"]}, play_under).run()
+    fit = Search([twice("hybrid", waived)], {"b9538": KNOWN["b9538"]}, wheels.play_under).run()
 
     assert (1, 2, 2) == (fit.at_first, fit.steps[-1].agreeing, fit.requests)
     assert [1] == [len(step.changes) for step in fit.steps]
@@ -68,7 +61,7 @@ def test_a_rule_that_explains_the_answers_is_found() -> None:
 
 
 def test_the_search_begins_with_the_release_that_answers_most_alike() -> None:
-    fit = Search([twice("hybrid", KNOWN["b11549"])], KNOWN, play_under).run()
+    fit = Search([twice("hybrid", KNOWN["b11549"])], KNOWN, wheels.play_under).run()
 
     assert fit.nearest not in {"b8672", "b9093", "b9538"}
     assert fit.steps == ()
@@ -80,7 +73,7 @@ def test_what_no_rule_explains_is_left() -> None:
     last = replace(recording.outcomes[-1], cached=recording.outcomes[-1].processed, slot=77)
     wrong = replace(recording, outcomes=(*recording.outcomes[:-1], last))
 
-    fit = Search([wrong], {"b9538": KNOWN["b9538"]}, play_under).run()
+    fit = Search([wrong], {"b9538": KNOWN["b9538"]}, wheels.play_under).run()
 
     assert fit.steps == ()
     assert [each.step for each in fit.differences] == [len(wrong.outcomes) - 1]
@@ -120,19 +113,19 @@ def test_a_rule_is_open_where_no_recording_turns_on_it() -> None:
     waived = Change("rules.checkpoints", "spacing_waived_near_end", value=True)
     known = (trial, waived.of(trial))
 
-    assert (waived,) == open_changes(trial, known, [twice("dense", trial)])
-    assert () == open_changes(trial, known, [twice("hybrid", trial)])
+    assert (waived,) == wheels.open_changes(trial, known, [twice("dense", trial)])
+    assert () == wheels.open_changes(trial, known, [twice("hybrid", trial)])
 
 
-class Told(Recordings):
+class Told(wheels.Recordings):
     """A wheel with rules of its own."""
 
     rules = KNOWN["b9538"]
 
-    def play(self, number: int) -> Recording:
+    def play(self, number: int) -> wheels.Recording:
         setting = draw_setting(self.seed, number, release=self.release)
-        workload, outcomes = grow(setting, server_under(setting, self.rules))
-        return Recording(workload=workload, outcomes=outcomes)
+        workload, outcomes = grow(setting, wheels.server_under(setting, self.rules))
+        return wheels.Recording(workload=workload, outcomes=outcomes)
 
 
 @pytest.mark.thorough
@@ -143,7 +136,7 @@ def test_what_is_open_is_drawn_until_the_wheel_tells(value: bool) -> None:
     wheel = Told("b9538", seed=3)
     wheel.rules = Change("rules.selection", "pinned_slot_uses_cache", value=value).of(trial)
 
-    (probed,) = probe([pinned], trial, wheel, most=1)
+    (probed,) = wheels.probe([pinned], trial, wheel, most=1)
 
     assert (1, value) == (probed.turned, probed.value(trial))
 
@@ -152,17 +145,17 @@ def test_what_nothing_drawn_turns_on_stays_open() -> None:
     trial = KNOWN["b9538"]
     kept = Change("rules.cache", "load_consumes", value=False)
 
-    (probed,) = probe([kept], trial, Told("b9538", seed=3), most=1)
+    (probed,) = wheels.probe([kept], trial, Told("b9538", seed=3), most=1)
 
     assert (0, None) == (probed.turned, probed.value(trial))
 
 
-class Played(Recordings):
+class Played(wheels.Recordings):
     """Recordings of a wheel that the simulator plays; it counts how often."""
 
     plays = 0
 
-    def _played(self, pair: SideBySide, number: int) -> Recording:
+    def _played(self, pair: SideBySide, number: int) -> wheels.Recording:
         self.plays += 1
         return recorded(number, KNOWN["b9538"])
 
@@ -240,7 +233,7 @@ def test_outcomes_come_back_from_their_line() -> None:
     )
     recording = replace(recorded(0, KNOWN["b9538"]), outcomes=(outcome,))
 
-    assert recording == Recording.from_line(recording.line())
+    assert recording == wheels.Recording.from_line(recording.line())
 
 
 def test_a_single_workload_is_played_once_too(folder: Path) -> None:

@@ -9,18 +9,7 @@ import numpy as np
 import pytest
 
 from cachesim.errors import SpecError
-from cachesim.lab.real.llama_cpp.gguf import (
-    ALIGNMENT,
-    architecture,
-    f32,
-    flag,
-    i32,
-    model_keys,
-    text,
-    u32,
-    write_gguf,
-    write_model,
-)
+from cachesim.lab.real.llama_cpp import gguf
 from cachesim.lab.real.llama_cpp.logits import (
     Agreement,
     agreement,
@@ -69,7 +58,7 @@ def read(file: BinaryIO) -> tuple[dict[str, Any], dict[str, np.ndarray[Any, Any]
         shape = [number(file, "<Q") for _ in range(number(file, "<I"))]
         assert number(file, "<I") == 0  # F32
         headers.append((name, shape, number(file, "<Q")))
-    start = -(-file.tell() // ALIGNMENT) * ALIGNMENT
+    start = -(-file.tell() // gguf.ALIGNMENT) * gguf.ALIGNMENT
     tensors = {}
     for name, shape, offset in headers:
         file.seek(start + offset)
@@ -84,16 +73,16 @@ def test_keys_and_tensors_come_back_as_they_were_written() -> None:
         "b": np.arange(6, dtype=np.float32).reshape(2, 3),
     }
     written = {
-        "n": u32(7),
-        "list": i32([-1, 2]),
-        "x": f32(0.5),
-        "yes": flag(value=True),
-        "word": text("löwe"),
-        "words": text(["a", ""]),
+        "n": gguf.u32(7),
+        "list": gguf.i32([-1, 2]),
+        "x": gguf.f32(0.5),
+        "yes": gguf.flag(value=True),
+        "word": gguf.text("löwe"),
+        "words": gguf.text(["a", ""]),
     }
     file = io.BytesIO()
 
-    write_gguf(file, written, tensors)
+    gguf.write_gguf(file, written, tensors)
     file.seek(0)
     keys, found = read(file)
 
@@ -113,9 +102,9 @@ def test_keys_and_tensors_come_back_as_they_were_written() -> None:
 def test_every_tensor_starts_at_a_multiple_of_the_alignment() -> None:
     file = io.BytesIO()
 
-    write_gguf(file, {}, {"a": np.ones(3, np.float32), "b": np.ones(1, np.float32)})
+    gguf.write_gguf(file, {}, {"a": np.ones(3, np.float32), "b": np.ones(1, np.float32)})
 
-    assert file.getbuffer().nbytes % ALIGNMENT == 0
+    assert file.getbuffer().nbytes % gguf.ALIGNMENT == 0
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -123,7 +112,7 @@ def test_a_preset_s_file_holds_the_simulator_s_own_weights(name: str, tmp_path: 
     spec = preset(name, seed=3)
     path = tmp_path / "model.gguf"
 
-    write_model(spec, path)
+    gguf.write_model(spec, path)
     with path.open("rb") as file:
         keys, tensors = read(file)
 
@@ -151,17 +140,17 @@ def test_a_preset_s_file_holds_the_simulator_s_own_weights(name: str, tmp_path: 
     ],
 )
 def test_every_preset_is_written_as_the_family_it_follows(name: str, family: str) -> None:
-    assert family == architecture(preset(name))
+    assert family == gguf.architecture(preset(name))
 
 
 def test_a_hybrid_says_layer_by_layer_who_attends() -> None:
-    keys = model_keys(preset("hybrid"))
+    keys = gguf.model_keys(preset("hybrid"))
 
     assert [0, 0, 2, 0, 0, 2] == keys["granitehybrid.attention.head_count_kv"].value
 
 
 def test_the_window_reaches_the_file() -> None:
-    keys = model_keys(preset("swa", window=17))
+    keys = gguf.model_keys(preset("swa", window=17))
 
     assert keys["gemma3.attention.sliding_window"].value == 17
     assert keys["gemma3.attention.sliding_window_pattern"].value == 2
@@ -172,14 +161,14 @@ def test_the_window_reaches_the_file() -> None:
 )
 def test_a_network_of_no_family_is_refused(spec: ModelSpec) -> None:
     with pytest.raises(SpecError, match="follows no family"):
-        architecture(spec)
+        gguf.architecture(spec)
 
 
 def test_attention_layers_at_no_fixed_period_are_refused() -> None:
     spec = preset("swa", layers=("window", "attention", "attention", "window"))
 
     with pytest.raises(SpecError, match="fixed period"):
-        model_keys(spec)
+        gguf.model_keys(spec)
 
 
 # Comparing logits with the real server: the arithmetic of the comparison, without a server.

@@ -6,15 +6,7 @@ from pathlib import Path
 import pytest
 
 from cachesim.engines.family import family_of
-from cachesim.play.bisect import (
-    Played,
-    ReleaseVerdict,
-    StepResult,
-    TurningPoint,
-    judge,
-    simulated,
-    turns,
-)
+from cachesim.play import bisect
 from cachesim.scenario.format import Scenario
 from cachesim.scenario.shipped import load_all
 from tests.fixtures import Capture, complaint, output
@@ -40,10 +32,10 @@ THREADS = {
 """Scenario -> the release, what it became, and the pull request that the report's thread names."""
 
 
-def bisected(scenario: Scenario) -> tuple[list[ReleaseVerdict], list[TurningPoint]]:
-    play = simulated(scenario)
-    judged = judge([play(release) for release in family_of(scenario.engine.name).names()])
-    return judged, list(turns(scenario, judged, play))
+def bisected(scenario: Scenario) -> tuple[list[bisect.ReleaseVerdict], list[bisect.TurningPoint]]:
+    play = bisect.simulated(scenario)
+    judged = bisect.judge([play(release) for release in family_of(scenario.engine.name).names()])
+    return judged, list(bisect.turns(scenario, judged, play))
 
 
 @pytest.mark.sampled(4)
@@ -55,16 +47,16 @@ def test_the_release_and_the_pull_request_are_those_of_the_thread(name: str) -> 
     assert set(THREADS[name]) <= set(named)
 
 
-def played(release: str, *cached: int | None, answer: str = "same") -> Played:
+def played(release: str, *cached: int | None, answer: str = "same") -> bisect.Played:
     steps = tuple(
-        StepResult(name=f"r{index}", cached=each, answer=answer)
+        bisect.StepResult(name=f"r{index}", cached=each, answer=answer)
         for index, each in enumerate(cached)
     )
-    return Played(profile=release, steps=steps)
+    return bisect.Played(profile=release, steps=steps)
 
 
 def test_less_than_half_of_the_best_reuse_is_bad() -> None:
-    judged = judge([played("a", 0, 100), played("b", 0, 50), played("c", 0, 49)])
+    judged = bisect.judge([played("a", 0, 100), played("b", 0, 50), played("c", 0, 49)])
 
     assert ["good", "good", "bad"] == [each.state for each in judged]
     assert "reuses 49 of 100" == judged[2].why
@@ -72,7 +64,7 @@ def test_less_than_half_of_the_best_reuse_is_bad() -> None:
 
 
 def test_what_a_wrong_answer_reused_is_no_measure() -> None:
-    judged = judge([played("a", 100, answer="diverged"), played("b", 10)])
+    judged = bisect.judge([played("a", 100, answer="diverged"), played("b", 10)])
 
     assert [("bad", "wrong answer"), ("good", "")] == [(each.state, each.why) for each in judged]
 

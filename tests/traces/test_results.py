@@ -15,19 +15,10 @@ from cachesim.lab.traces.source import Source
 from cachesim.lab.traces.sweep import flat
 from cachesim.lab.traces.verifying import VOCABULARY, spelled
 from cachesim.model.spec import ModelSpec
+from cachesim.report import sweep
 from cachesim.report.charts import balance_bars, stacked_areas
 from cachesim.report.consoles import plain_text
 from cachesim.report.html_document import page as html_page
-from cachesim.report.sweep import (
-    Knee,
-    Upgrade,
-    in_words,
-    knees,
-    sentence_of,
-    sparkline,
-    sweep_report,
-    upgrades,
-)
 
 SERVERS: Final = (
     "llama.cpp@b9538", "llama.cpp@b11549", "ik_llama.cpp@8337e4cd3", "mlx-lm@0.32.2",
@@ -56,7 +47,7 @@ def rows() -> list[dict[str, Any]]:
 
 
 def test_a_knee_is_where_a_doubling_brings_much_less_than_the_one_before() -> None:
-    (knee,) = knees([(8000, 0.375), (1000, 0.19), (2000, 0.28), (4000, 0.37)])
+    (knee,) = sweep.knees([(8000, 0.375), (1000, 0.19), (2000, 0.28), (4000, 0.37)])
 
     assert (4000, 0.37) == (knee.at, knee.share)
     assert (0.09, 0.005) == (round(knee.before, 6), round(knee.after, 6))
@@ -68,19 +59,19 @@ def test_a_curve_with_stairs_has_a_knee_at_each_and_an_even_one_has_none() -> No
     stairs = [(1, 0.0), (2, 0.1), (4, 0.1), (8, 0.3), (16, 0.3)]
     even = [(2**at, at / 10) for at in range(6)]
 
-    assert [2, 8] == [knee.at for knee in knees(stairs)]
-    assert [] == knees(even)
+    assert [2, 8] == [knee.at for knee in sweep.knees(stairs)]
+    assert [] == sweep.knees(even)
 
 
 def test_a_step_of_four_times_the_size_counts_as_two_doublings() -> None:
-    found = knees([(1, 0.0), (4, 0.2), (8, 0.2)])
+    found = sweep.knees([(1, 0.0), (4, 0.2), (8, 0.2)])
 
-    assert [Knee(at=4, share=0.2, before=0.1, after=0.0)] == found
+    assert [sweep.Knee(at=4, share=0.2, before=0.1, after=0.0)] == found
 
 
 @pytest.mark.parametrize("curve", [[], [(1, 0.1)], [(1, 0.1), (2, 0.5)], [(0, 0.1), (0, 0.2)]])
 def test_a_curve_of_few_sizes_has_no_knee(curve: list[tuple[float, float]]) -> None:
-    assert [] == knees(curve)
+    assert [] == sweep.knees(curve)
 
 
 # -- releases --------------------------------------------------------------------------------------
@@ -98,7 +89,7 @@ def row(profile: str, cached: int, lost: dict[str, int], **settings: int) -> dic
 
 
 def test_an_upgrade_is_told_for_each_pair_with_all_else_alike() -> None:
-    found = upgrades(
+    found = sweep.upgrades(
         [
             row("bound", 60, {}),
             row("x@1", 30, {"a": 20, "b": 10}, size=1),
@@ -109,7 +100,7 @@ def test_an_upgrade_is_told_for_each_pair_with_all_else_alike() -> None:
         ]
     )
 
-    first = Upgrade(
+    first = sweep.Upgrade(
         server="x, dense, size=1",
         before="1",
         after="2",
@@ -120,13 +111,13 @@ def test_an_upgrade_is_told_for_each_pair_with_all_else_alike() -> None:
     assert first == found[0]
     assert (2, False) == (len(found), found[1].changes)
     text = "2 pairs of releases compared, all else equal: 1 without a difference."
-    assert text == sentence_of(found)
+    assert text == sweep.sentence_of(found)
     alike = "No difference between releases (1 pair compared, all else equal)."
-    assert alike == sentence_of(found[1:])
+    assert alike == sweep.sentence_of(found[1:])
 
 
 def test_what_a_release_reuses_more_is_what_it_loses_less() -> None:
-    found = upgrades(rows())
+    found = sweep.upgrades(rows())
 
     assert 2 == len(found)
     assert any(each.changes for each in found)
@@ -192,10 +183,10 @@ def test_the_table_for_a_notebook_has_the_most_of_each_kind() -> None:
 
 def test_bytes_are_told_in_words_and_drawn_as_characters() -> None:
     assert ["0 bytes", "1,023 bytes", "1.0 KiB", "2.5 MiB"] == [
-        in_words(size) for size in (0, 1023, 1024, 2.5 * 2**20)
+        sweep.in_words(size) for size in (0, 1023, 1024, 2.5 * 2**20)
     ]
-    assert "▁▅█" == sparkline([0, 50, 100], 100)
-    assert "▁▁" == sparkline([0, 0], 0)
+    assert "▁▅█" == sweep.sparkline([0, 50, 100], 100)
+    assert "▁▁" == sweep.sparkline([0, 0], 0)
 
 
 # -- pages -----------------------------------------------------------------------------------------
@@ -235,11 +226,11 @@ def test_areas_stand_one_upon_the_other_and_reach_the_top() -> None:
 def test_page_and_screen_tell_knees_releases_and_bytes() -> None:
     found = rows()
 
-    page = html_page("plan.toml", *sweep_report(found, "plan.toml"))
+    page = html_page("plan.toml", *sweep.sweep_report(found, "plan.toml"))
     assert "difference between releases, in tokens" in page
     assert "bytes held by kind, over the requests" in page
     assert 4 == page.count("<figcaption>")
-    screen = plain_text(*sweep_report(found))
+    screen = plain_text(*sweep.sweep_report(found))
     for part in ("reused, over cache_ram", "difference between releases", "bytes held by kind"):
         assert part in screen
 

@@ -9,15 +9,7 @@ import numpy as np
 
 from cachesim.engines.causes import Candidates, Cause
 from cachesim.engines.events import Event
-from cachesim.engines.llamacpp import causes
-from cachesim.engines.llamacpp.events import (
-    CacheEntryCompared,
-    CacheEntryDropped,
-    CacheEntryObsolete,
-    CacheEntryTooLarge,
-    CacheSearchBegun,
-    PromptAlreadyCached,
-)
+from cachesim.engines.llamacpp import causes, events
 from cachesim.engines.llamacpp.rules import PromptCacheRules
 from cachesim.engines.llamacpp.slot import Approximation, Checkpoint, SavedState
 from cachesim.engines.tokens import get_common_prefix
@@ -128,10 +120,12 @@ class PromptCache:
     def alloc(self, entry: Entry, swap: Swap) -> bool:
         """Append an entry unless another one contains it (upstream: `alloc`); False if not."""
         if self.contains(entry.tokens):
-            swap.emit(PromptAlreadyCached(slot=swap.slot, n_tokens=entry.n_tokens))
+            swap.emit(events.PromptAlreadyCached(slot=swap.slot, n_tokens=entry.n_tokens))
             return False
         if self.rules.save_makes_room and 0 < self.limit_size < entry.size:
-            swap.emit(CacheEntryTooLarge(slot=swap.slot, size=entry.size, limit=self.limit_size))
+            swap.emit(
+                events.CacheEntryTooLarge(slot=swap.slot, size=entry.size, limit=self.limit_size)
+            )
             return False
         self._drop_prefixes_of(entry.tokens, swap)
         if self.rules.save_makes_room and self.limit_size > 0:
@@ -146,7 +140,7 @@ class PromptCache:
         for entry in self.entries:
             fits = entry.n_tokens <= length
             if fits and get_common_prefix(entry.tokens, tokens) == entry.n_tokens:
-                swap.emit(CacheEntryObsolete(slot=swap.slot, n_tokens=entry.n_tokens))
+                swap.emit(events.CacheEntryObsolete(slot=swap.slot, n_tokens=entry.n_tokens))
                 swap.rule_out(entry, causes.CACHE_OBSOLETE_ENTRY)
             else:
                 kept.append(entry)
@@ -162,14 +156,16 @@ class PromptCache:
         lcp = get_common_prefix(held, prompt)
         best_keep = ratio(lcp, len(held)) if held else np.float32(-1.0)
         best_sim = ratio(lcp, len(prompt))
-        swap.emit(CacheSearchBegun(slot=swap.slot, f_keep=shown(best_keep), f_sim=shown(best_sim)))
+        swap.emit(
+            events.CacheSearchBegun(slot=swap.slot, f_keep=shown(best_keep), f_sim=shown(best_sim))
+        )
         best: Entry | None = None
         for entry in self.entries:
             lcp = get_common_prefix(entry.tokens, prompt)
             keep, sim = ratio(lcp, entry.n_tokens), ratio(lcp, len(prompt))
             ratios = {"f_keep": shown(keep), "f_sim": shown(sim)}
             swap.emit(
-                CacheEntryCompared(
+                events.CacheEntryCompared(
                     slot=swap.slot,
                     n_tokens=entry.n_tokens,
                     lcp=lcp,
@@ -205,7 +201,7 @@ class PromptCache:
     def _drop_oldest(self, swap: Swap, reason: str, limit: int) -> Entry:
         entry = self.entries.pop(0)
         swap.emit(
-            CacheEntryDropped(
+            events.CacheEntryDropped(
                 slot=swap.slot, reason=reason, n_tokens=entry.n_tokens, size=entry.size, limit=limit
             )
         )

@@ -13,13 +13,7 @@ from typing import Final
 
 import numpy as np
 
-from cachesim.engines.llamacpp.drafter import (
-    LEAST_PERCENT,
-    LEAST_SEEN,
-    LONGEST,
-    MOST_DRAFTED,
-    NgramCache,
-)
+from cachesim.engines.llamacpp import drafter
 from cachesim.engines.llamacpp.memory.attention import MARGIN, AttentionCache, plan_lanes
 from cachesim.engines.llamacpp.memory.batch import Batch, Ids, Splitter, Ubatch
 from cachesim.engines.llamacpp.memory.cells import EMPTY, Cells, apply_ubatch, find_slot, prepare
@@ -248,12 +242,12 @@ def _drafted_otherwise() -> Iterator[str]:
     for text, first in chain.from_iterable(
         ((each, 1), (each, len(each) // 2), (each, len(each))) for each in TEXTS
     ):
-        cache, table = NgramCache(), dict[tuple[Token, ...], Counter[Token]]()
+        cache, table = drafter.NgramCache(), dict[tuple[Token, ...], Counter[Token]]()
         for begin, end in ((0, first), (first, len(text)), (len(text), first)):
             tokens = tuple(map(Token, text[:end]))
             part, most = tokens[begin:], end // 2 + 1
             found = cache.draft(tokens[:-1], tokens[-1], most)
-            for length in range(1, LONGEST + 1):
+            for length in range(1, drafter.LONGEST + 1):
                 for at in range(length, len(part)):
                     table.setdefault(part[at - length : at], Counter())[part[at]] += 1
             if cache.after != table:
@@ -267,10 +261,10 @@ def _continued(
     table: Mapping[tuple[Token, ...], Mapping[Token, int]], text: tuple[Token, ...]
 ) -> list[Token]:
     drafted: list[Token] = []
-    while len(text) > 1 and len(drafted) < MOST_DRAFTED:
-        after = (*text, *drafted)[-LONGEST:]
-        for n in range(LONGEST, 0, -1):
-            least, percent = LEAST_SEEN[n - 1], LEAST_PERCENT[n - 1]
+    while len(text) > 1 and len(drafted) < drafter.MOST_DRAFTED:
+        after = (*text, *drafted)[-drafter.LONGEST :]
+        for n in range(drafter.LONGEST, 0, -1):
+            least, percent = drafter.LEAST_SEEN[n - 1], drafter.LEAST_PERCENT[n - 1]
             counts = table.get(after[-n:], {}) if n <= len(after) else {}
             seen, top = sum(counts.values()), max(counts.values(), default=0)
             if seen >= least and 100 * top >= percent * seen:

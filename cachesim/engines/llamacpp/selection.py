@@ -6,19 +6,7 @@ from typing import Literal, TypeAlias
 import numpy as np
 
 from cachesim.engines.causes import Candidates
-from cachesim.engines.llamacpp import causes
-from cachesim.engines.llamacpp.events import (
-    CacheEntryLoaded,
-    CacheLoadFailed,
-    CacheState,
-    IdleSlotSaved,
-    PromptCacheUpdateBegun,
-    PromptSaving,
-    SlotChosenByAge,
-    SlotChosenById,
-    SlotChosenBySimilarity,
-    SlotPurged,
-)
+from cachesim.engines.llamacpp import causes, events
 from cachesim.engines.llamacpp.prompt_cache import (
     HALF,
     Entry,
@@ -44,7 +32,7 @@ def update_prompt_cache(
     """
     if server.cache is None:
         return
-    server.emit(PromptCacheUpdateBegun(slot=slot.id))
+    server.emit(events.PromptCacheUpdateBegun(slot=slot.id))
     swap = Swap(slot.id, server.emit, candidates)
     prompt_save(server, server.cache, slot, swap)
     if not prompt_load(server, server.cache, slot, prompt, swap):
@@ -61,7 +49,7 @@ def prompt_save(server: ServerContext, cache: PromptCache, slot: Slot, swap: Swa
         return False
     saved = server.contexts.save(slot.id, partial=False)
     server.emit(
-        PromptSaving(
+        events.PromptSaving(
             slot=slot.id,
             n_tokens=prompt.n_tokens,
             size=saved.size,
@@ -89,11 +77,13 @@ def prompt_load(
         return True
     state = entry.state
     if not server.contexts.load_target(state.target, slot.id):
-        server.emit(CacheLoadFailed(slot=slot.id, part="target", size=state.target_size))
+        server.emit(events.CacheLoadFailed(slot=slot.id, part="target", size=state.target_size))
         swap.rule_out(entry, causes.CACHE_LOAD_FAILED)
         return False
     if not server.contexts.load_companion(state.companion, slot.id):
-        server.emit(CacheLoadFailed(slot=slot.id, part="companion", size=state.companion_size))
+        server.emit(
+            events.CacheLoadFailed(slot=slot.id, part="companion", size=state.companion_size)
+        )
         if cache.rules.load_consumes:
             entry.empty()
         swap.rule_out(entry, causes.CACHE_LOAD_FAILED)
@@ -104,7 +94,7 @@ def prompt_load(
     if cache.rules.load_consumes:
         cache.entries.remove(entry)
     server.emit(
-        CacheEntryLoaded(
+        events.CacheEntryLoaded(
             slot=slot.id,
             n_tokens=entry.n_tokens,
             checkpoints=len(entry.checkpoints),
@@ -140,7 +130,7 @@ def save_idle_slots(server: ServerContext) -> None:
             if unified:
                 server.prompt_clear(slot)
             continue
-        server.emit(IdleSlotSaved(slot=slot.id))
+        server.emit(events.IdleSlotSaved(slot=slot.id))
         swap = Swap(slot.id, server.emit)
         made = prompt_save(server, server.cache, slot, swap)
         if server.rules.selection.idle_save_needs_unified:
@@ -160,7 +150,7 @@ def try_clear_idle_slots(server: ServerContext) -> bool:
         return False
     for slot in server.slots:
         if not slot.is_processing and slot.prompt.tokens:
-            server.emit(SlotPurged(slot=slot.id, n_tokens=slot.prompt.n_tokens))
+            server.emit(events.SlotPurged(slot=slot.id, n_tokens=slot.prompt.n_tokens))
             server.prompt_clear(slot)
             return True
     return False
@@ -169,7 +159,7 @@ def try_clear_idle_slots(server: ServerContext) -> bool:
 def emit_state(server: ServerContext, cache: PromptCache, slot: Slot) -> None:
     """Upstream's "cache state" line."""
     server.emit(
-        CacheState(
+        events.CacheState(
             slot=slot.id,
             entries=len(cache.entries),
             size=cache.size,
@@ -246,7 +236,7 @@ def choose_slot(server: ServerContext, task: Task) -> Slot | None:
 
 def _by_id(server: ServerContext, task: Task) -> Slot:
     slot = server.slots[task.id_slot % len(server.slots)]
-    server.emit(SlotChosenById(slot=slot.id, task=task.id))
+    server.emit(events.SlotChosenById(slot=slot.id, task=task.id))
     return slot
 
 
@@ -267,7 +257,7 @@ def get_available_slot(server: ServerContext, task: Task) -> Choice | None:
             f_keep = quotient(kept, np.float32(best.prompt.n_tokens))
             if sim > 0:
                 server.emit(
-                    SlotChosenBySimilarity(
+                    events.SlotChosenBySimilarity(
                         slot=best.id,
                         task=task.id,
                         similarity=float(sim),
@@ -287,7 +277,9 @@ def get_available_slot(server: ServerContext, task: Task) -> Choice | None:
     oldest = _least_recently_used(server)
     if oldest is None:
         return None
-    server.emit(SlotChosenByAge(slot=oldest.id, task=task.id, t_last_used=oldest.t_last_used))
+    server.emit(
+        events.SlotChosenByAge(slot=oldest.id, task=task.id, t_last_used=oldest.t_last_used)
+    )
     return Choice(slot=oldest, road="age", update=True)
 
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from cachesim.engines.causes import Cause
-from cachesim.engines.llamacpp import causes
+from cachesim.engines.llamacpp import causes, events
 from cachesim.engines.llamacpp.checkpoints import (
     Prefix,
     accept_tests,
@@ -24,21 +24,6 @@ from cachesim.engines.llamacpp.checkpoints import (
     restore,
 )
 from cachesim.engines.llamacpp.drafter import Drafter, NgramCache
-from cachesim.engines.llamacpp.events import (
-    BatchDecoded,
-    BatchRetried,
-    CheckpointChecked,
-    CheckpointRestored,
-    ChunkReused,
-    CompanionFailed,
-    ContextShifted,
-    DepthTested,
-    FullReprocessing,
-    MemoryCut,
-    OneTokenNeeded,
-    ParentCopied,
-    PromptStarted,
-)
 from cachesim.engines.llamacpp.media import (
     NO_CHUNK,
     is_between_images,
@@ -172,7 +157,7 @@ def shift_context(server: ServerContext, slot: Slot) -> None:
     if server.rules.slots.discard_is_clamped:
         n_discard = min(max(n_discard, 0), max(0, n_left - 1))
     server.emit(
-        ContextShifted(
+        events.ContextShifted(
             slot=slot.id, task=task.id, n_keep=n_keep, n_left=n_left, n_discard=n_discard
         )
     )
@@ -317,7 +302,7 @@ def decode(server: ServerContext, batch: ServerBatch, off: int, n_batch: int) ->
     piece = batch.piece(off, off_next)
     ret = _decode(server, batch, piece)
     if ret == 0:
-        server.emit(BatchDecoded(n_tokens=off_next - off, slots=piece.slots()))
+        server.emit(events.BatchDecoded(n_tokens=off_next - off, slots=piece.slots()))
         return off_next, server.n_batch
     if n_batch == 1 and ret == 1:
         raise BatchError(SERVER_ERROR, "Context size has been exceeded.")
@@ -327,7 +312,7 @@ def decode(server: ServerContext, batch: ServerBatch, off: int, n_batch: int) ->
         raise BatchError(SERVER_ERROR, "Compute error.")
     if not try_clear_idle_slots(server):
         n_batch //= 2
-    server.emit(BatchRetried(offset=off, n_batch=n_batch, ret=ret))
+    server.emit(events.BatchRetried(offset=off, n_batch=n_batch, ret=ret))
     return off, n_batch
 
 
@@ -351,7 +336,7 @@ def _feed_companion(server: ServerContext, drafter: Drafter, view: Batch) -> Non
     """Decode the same piece with the companion (upstream: `common_speculative_process`)."""
     ret = drafter.process(view, server.contexts.target)
     if ret != 0:
-        server.emit(CompanionFailed(ret=ret))
+        server.emit(events.CompanionFailed(ret=ret))
         fatal = server.rules.loop.process_failure_is_fatal
         raise BatchError(SERVER_ERROR if fatal else "", "failed to process speculative batch")
 
@@ -413,7 +398,7 @@ def copy_to_children(server: ServerContext) -> None:
             child.running.ledger = slot.running.ledger
             child.move(SlotState.DONE_PROMPT)
             server.emit(
-                ParentCopied(
+                events.ParentCopied(
                     slot=child.id,
                     task=child.running.id,
                     parent=slot.id,
@@ -427,7 +412,7 @@ def start_prompt(server: ServerContext, slot: Slot) -> bool:
     task = slot.running
     slot.move(SlotState.PROCESSING_PROMPT)
     server.emit(
-        PromptStarted(
+        events.PromptStarted(
             slot=slot.id,
             task=task.id,
             n_ctx_slot=slot.n_ctx,
@@ -472,7 +457,7 @@ def start_prompt(server: ServerContext, slot: Slot) -> bool:
     n_past = prefix.n_past
     if n_past == task.n_tokens:  # [TAG_PROMPT_LOGITS]
         server.emit(
-            OneTokenNeeded(slot=slot.id, task=task.id, n_past=n_past, n_tokens=task.n_tokens)
+            events.OneTokenNeeded(slot=slot.id, task=task.id, n_past=n_past, n_tokens=task.n_tokens)
         )
         n_past, slot.keeps_last_cell = n_past - 1, server.rules.reuse.last_token_after_cut
         task.ledger.apply(causes.LAST_TOKEN, n_past, n_tokens=task.n_tokens)
@@ -566,7 +551,9 @@ def reuse_chunks(server: ServerContext, slot: Slot, task: Task, n_past: int) -> 
             head_c += 1
             continue
         server.emit(
-            ChunkReused(slot=slot.id, task=task.id, size=n_match, source=head_c, target=head_p)
+            events.ChunkReused(
+                slot=slot.id, task=task.id, size=n_match, source=head_c, target=head_p
+            )
         )
         server.contexts.seq_rm(slot.id, head_p, head_c)
         end = head_c + n_match
@@ -599,7 +586,7 @@ def _deep_enough(server: ServerContext, slot: Slot, task: Task, prefix: Prefix) 
         where = "update_slots"
         raise UpstreamAbort(where, "pos_min == -1, but n_past > 0 (#13833)")
     server.emit(
-        DepthTested(
+        events.DepthTested(
             slot=slot.id,
             task=task.id,
             n_past=prefix.n_past,
@@ -619,7 +606,7 @@ def _deep_enough(server: ServerContext, slot: Slot, task: Task, prefix: Prefix) 
     window = window_of(server.network)  # in memory, even where `--swa-full` hides it
     why = {"pos_min": pos_min, "threshold": prefix.pos_min_thold, "n_swa": window}
     if it is None or do_reset:
-        server.emit(FullReprocessing(slot=slot.id, task=task.id))
+        server.emit(events.FullReprocessing(slot=slot.id, task=task.id))
         task.ledger.apply(causes.FULL_REPROCESSING, 0, **why, checkpoints=refused)
         return prefix.resumed(0, 0)
     task.ledger.apply(causes.MEMORY_DEPTH, 0, **why, checkpoints=refused)
@@ -641,7 +628,7 @@ def _find_checkpoint(
         failed = next((test.refused_if for test in tests if not test.passes(cur, prefix)), "")
         numbers = numbers_of(failed, cur, prefix)
         server.emit(
-            CheckpointChecked(
+            events.CheckpointChecked(
                 slot=slot.id,
                 task=task.id,
                 **cur.as_dict(),
@@ -679,7 +666,7 @@ def _resume_from(
     pos_next = min(prefix.pos_next, max(it.pos_min + 1, it.pos_max + last))
     n_past = min(pos_next, slot.prompt.n_tokens, it.n_tokens)
     server.emit(
-        CheckpointRestored(
+        events.CheckpointRestored(
             slot=slot.id,
             task=task.id,
             **it.as_dict(),
@@ -713,7 +700,7 @@ def cut_memory(server: ServerContext, slot: Slot) -> None:
     task, p0 = slot.running, slot.prompt.n_tokens + (1 if slot.keeps_last_cell else 0)
     slot.keeps_last_cell = False
     removed = server.contexts.try_seq_rm(slot.id, p0)
-    server.emit(MemoryCut(slot=slot.id, task=task.id, n_tokens=p0, p0=p0, removed=removed))
+    server.emit(events.MemoryCut(slot=slot.id, task=task.id, n_tokens=p0, p0=p0, removed=removed))
     if removed:
         return
     match server.rules.reuse.seq_rm_failure:

@@ -9,17 +9,8 @@ Read off each server's rules alone, without its store, for a request that was se
 
 from typing import Final
 
+from cachesim.engines.mlx_lm import rules
 from cachesim.engines.mlx_lm.events import RequestAdmitted
-from cachesim.engines.mlx_lm.rules import (
-    DiskRules,
-    GridRules,
-    MemoryRules,
-    MllmRules,
-    RapidRules,
-    ServerRules,
-    SessionRules,
-    WholeRules,
-)
 from cachesim.engines.seen import Seen
 from cachesim.typed import there_is
 
@@ -30,7 +21,7 @@ KEPT: Final = frozenset({"attention", "window"})
 """Layers without a state."""
 
 
-def lengths(own: ServerRules, seen: Seen, suffix: int) -> list[int] | None:
+def lengths(own: rules.ServerRules, seen: Seen, suffix: int) -> list[int] | None:
     """Tokens of each state, in the order of their insertion; None where no rule is known here.
 
     `suffix` tokens at a prompt's end open the reasoning part, which `MllmRules` leave out.
@@ -61,11 +52,11 @@ def _ends(admitted: RequestAdmitted) -> list[int]:
     return found
 
 
-def _on_grid(grid: GridRules, seen: Seen, whole: int) -> list[int] | None:
+def _on_grid(grid: rules.GridRules, seen: Seen, whole: int) -> list[int] | None:
     prompt, cached = len(seen.reply.prompt), int(there_is(seen.reply.cached))
-    if isinstance(grid, DiskRules):
+    if isinstance(grid, rules.DiskRules):
         return [whole]
-    if isinstance(grid, SessionRules):
+    if isinstance(grid, rules.SessionRules):
         if not seen.layers & KEPT:  # no layer counts its tokens
             return None
         end = prompt - grid.before_end
@@ -78,16 +69,16 @@ def _on_grid(grid: GridRules, seen: Seen, whole: int) -> list[int] | None:
     return captured + ([whole] if grid.keeps_the_end else [])
 
 
-def _in_memory(memory: MemoryRules, seen: Seen, whole: int, suffix: int) -> list[int] | None:
+def _in_memory(memory: rules.MemoryRules, seen: Seen, whole: int, suffix: int) -> list[int] | None:
     prompt, cached = len(seen.reply.prompt), int(there_is(seen.reply.cached))
     cuts, counts = seen.layers <= CUT, bool(seen.layers & KEPT)
-    if isinstance(memory, WholeRules) or "window" in seen.layers or seen.chat:
+    if isinstance(memory, rules.WholeRules) or "window" in seen.layers or seen.chat:
         return None
-    if isinstance(memory, MllmRules):
+    if isinstance(memory, rules.MllmRules):
         kept = prompt - suffix if cuts else prompt
         first = cuts or (memory.keeps_logits and cached == 0)
         return [kept] if first and kept >= memory.least else []
-    if isinstance(memory, RapidRules):
+    if isinstance(memory, rules.RapidRules):
         if not (cuts or memory.uncut):
             return []
         early = memory.before_end and cached == 0 and prompt > 1

@@ -11,20 +11,7 @@ from math import inf
 from typing import Final
 
 from cachesim.engines.seen import Breach, Seen
-from cachesim.engines.sglang import causes, sessions
-from cachesim.engines.sglang.events import (
-    ChunkScheduled,
-    DraftsVerified,
-    NodeEvicted,
-    PrefixMatched,
-    RequestAborted,
-    RequestFinished,
-    RequestPreempted,
-    RequestRetracted,
-    StateEvicted,
-    StateKept,
-    WindowEvicted,
-)
+from cachesim.engines.sglang import causes, events, sessions
 from cachesim.engines.sglang.hi_radix import HiRadixCache
 from cachesim.engines.sglang.hicache import HostTier
 from cachesim.engines.sglang.node import FULL, HOST, PART, STATE, LruList, Node
@@ -38,10 +25,10 @@ from cachesim.engines.tokens import get_common_prefix
 from cachesim.typed import there_is
 from cachesim.units import Integers
 
-EVICTIONS: Final = (NodeEvicted, WindowEvicted, StateEvicted)
+EVICTIONS: Final = (events.NodeEvicted, events.WindowEvicted, events.StateEvicted)
 """Events of memory that the device evicts."""
 
-RESTARTS: Final = (RequestRetracted, RequestPreempted, RequestAborted)
+RESTARTS: Final = (events.RequestRetracted, events.RequestPreempted, events.RequestAborted)
 """Events of a request that starts over or is aborted."""
 
 
@@ -227,7 +214,7 @@ class SglangLaws:
         problems, self._problems = [*self._problems, *self._evictions.take()], []
         for detail in problems:
             return Breach(kind="broken invariant", detail=detail)
-        ended = [each.task for each in seen.events if isinstance(each, RequestFinished)]
+        ended = [each.task for each in seen.events if isinstance(each, events.RequestFinished)]
         of_session = sessions.FIELD in seen.fields
         if seen.reply.error is not None or not seen.alone or of_session or len(ended) != 1:
             return None
@@ -276,7 +263,7 @@ class SglangLaws:
     def _chunks(self, seen: Seen, req: Req) -> Iterator[str]:
         """Chunks that do not follow each other, or are shorter than fits."""
         limit, pool = self._engine.scheduler.limits.chunk, self._tree.pool
-        chunks = [each for each in seen.events if isinstance(each, ChunkScheduled)]
+        chunks = [each for each in seen.events if isinstance(each, events.ChunkScheduled)]
         if req.retractions or not chunks:
             return
         at, prompt = seen.reply.cached or 0, len(seen.reply.prompt)
@@ -305,7 +292,7 @@ class SglangLaws:
             if at >= len(generated):
                 break
             due += [(len(proposed), accepted)] if proposed else []
-        rounds = [each for each in seen.events if isinstance(each, DraftsVerified)]
+        rounds = [each for each in seen.events if isinstance(each, events.DraftsVerified)]
         found = [(each.proposed, each.accepted) for each in rounds]
         if found[: len(due)] != due:
             yield f"drafts (proposed, accepted) are verified as {found}, not as {due}"
@@ -368,8 +355,10 @@ class SglangLaws:
         Copies to the host lock further ones while they are under way.
         """
         tree, cap = self._tree, self._tree.shape.states_per_path
-        kept = [each.tokens for each in seen.events if isinstance(each, StateKept)]
-        gone = any(isinstance(each, (NodeEvicted, WindowEvicted)) for each in seen.events)
+        kept = [each.tokens for each in seen.events if isinstance(each, events.StateKept)]
+        gone = any(
+            isinstance(each, (events.NodeEvicted, events.WindowEvicted)) for each in seen.events
+        )
         copies = tree.shape.host is not None
         if cap < 0 or not kept or gone or copies or not isinstance(tree, UnifiedTreeCore):
             return
@@ -426,10 +415,12 @@ class SglangLaws:
     def _due(self, seen: Seen) -> int:
         """The computed tokens that a match is to find: all, or those up to a saved state."""
         tree, end = self._tree, len(seen.reply.prompt) + max(len(seen.reply.generated) - 1, 0)
-        branches = any(isinstance(each, PrefixMatched) and each.branch for each in seen.events)
+        branches = any(
+            isinstance(each, events.PrefixMatched) and each.branch for each in seen.events
+        )
         if not tree.has_states:  # what reaches a branching point is kept up to there
             return 0 if branches else end
-        kept = (each.tokens for each in seen.events if isinstance(each, StateKept))
+        kept = (each.tokens for each in seen.events if isinstance(each, events.StateKept))
         return max(kept, default=0)
 
     def _unsaved(self, seen: Seen, req: Req) -> Iterator[str]:
@@ -440,13 +431,15 @@ class SglangLaws:
         """
         tree, shape = self._tree, self._tree.shape
         gone = any(isinstance(each, EVICTIONS + RESTARTS) for each in seen.events)
-        branches = any(isinstance(each, PrefixMatched) and each.branch for each in seen.events)
+        branches = any(
+            isinstance(each, events.PrefixMatched) and each.branch for each in seen.events
+        )
         other = req.extra_key is not None or tree.rules.tree.key_without_reply
         if not tree.has_states or gone or branches or other:
             return
         prompt, drafts = len(seen.reply.prompt), self._engine.options.drafts is not None
         end = prompt + max(len(seen.reply.generated) - 1, 0)
-        chunks = [each for each in seen.events if isinstance(each, ChunkScheduled)]
+        chunks = [each for each in seen.events if isinstance(each, events.ChunkScheduled)]
         due = [each.end for each in chunks]
         if shape.extra_buffer:
             whole = [(e.start, (e.end - e.start) // shape.grid * shape.grid) for e in chunks]

@@ -15,16 +15,8 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 
+from cachesim.engines.sglang import pools
 from cachesim.engines.sglang.node import FULL, HOST, NO_SLOTS, Clock, LruList, Node, as_key
-from cachesim.engines.sglang.pools import (
-    Copy,
-    HostAction,
-    HostShape,
-    PageCopy,
-    StatePool,
-    Storage,
-    TokenPool,
-)
 from cachesim.engines.sglang.request import Req
 from cachesim.engines.sglang.rules import Rules
 from cachesim.engines.tokens import common_numbers
@@ -37,7 +29,7 @@ Lost: TypeAlias = Literal["node", "window", "state"]
 Evicting: TypeAlias = tuple[int, int, int]
 """Slots that an eviction is to free, by part."""
 
-OnHostAction = Callable[[HostAction, int, Node], None]
+OnHostAction = Callable[[pools.HostAction, int, Node], None]
 """Callback for a transfer of a node's part between device and host."""
 
 Priority = Callable[[Node], tuple[float, ...]]
@@ -66,7 +58,7 @@ class Shape:
     window: int = 0  # sliding_window_size, the current token excluded
     states_per_path: int = -1
     policy: str = "lru"
-    host: HostShape | None = None  # enable_hierarchical_cache
+    host: pools.HostShape | None = None  # enable_hierarchical_cache
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +90,9 @@ class Match:
 class OneTier:
     """Methods of a tree with a host or a storage; most trees have none."""
 
-    def watch_host(self, on_backup: Copy, on_load: Copy, on_action: OnHostAction) -> None:
+    def watch_host(
+        self, on_backup: pools.Copy, on_load: pools.Copy, on_action: OnHostAction
+    ) -> None:
         """Set the callbacks that copy slots and receive events."""
 
     def poll(self) -> None:
@@ -121,7 +115,7 @@ class OneTier:
     stores = False
     """True with a storage tier below the host (`enable_hicache_storage`)."""
 
-    def watch_storage(self, on_store: PageCopy, on_fetch: PageCopy) -> None:
+    def watch_storage(self, on_store: pools.PageCopy, on_fetch: pools.PageCopy) -> None:
         """Set the callbacks that copy between host and storage."""
 
     def prefetch(self, req: Req, match: "Match", known_until: int | None = None) -> None:
@@ -175,15 +169,15 @@ class Tree(OneTier, ABC):
         self,
         shape: Shape,
         rules: Rules,
-        pool: TokenPool,
-        states: StatePool | None = None,
-        storage: Storage | None = None,
+        pool: pools.TokenPool,
+        states: pools.StatePool | None = None,
+        storage: pools.Storage | None = None,
     ) -> None:
         self.shape = shape
         self.rules = rules
         self.pool = pool
         self.states = states
-        self.storage = storage or Storage()
+        self.storage = storage or pools.Storage()
         self.clock = Clock()
         self._count = 0
         self.root = self.new_node()
@@ -389,7 +383,7 @@ class Tree(OneTier, ABC):
     # -- states ------------------------------------------------------------------------------------
 
     @property
-    def state_pool(self) -> StatePool:
+    def state_pool(self) -> pools.StatePool:
         """The pool of states, in trees that have one."""
         if self.states is None:
             where = "req_to_token_pool"

@@ -8,28 +8,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
+from cachesim.engines.vllm import managers
 from cachesim.engines.vllm.block_pool import FINE, BlockPool, GroupSpec, Sizes, cacheable, cdiv
 from cachesim.engines.vllm.checkpoints import Exports
-from cachesim.engines.vllm.managers import (
-    ChunkedLocalAttention,
-    FullAttention,
-    LookUp,
-    Mamba,
-    Manager,
-    Need,
-    Ring,
-    SlidingWindow,
-)
 from cachesim.engines.vllm.request import Request
 from cachesim.engines.vllm.rules import Rules
 from cachesim.errors import OptionError, UpstreamAbort
 
-KINDS: dict[str, type[Manager]] = {
-    "full": FullAttention,
-    "window": SlidingWindow,
-    "chunked": ChunkedLocalAttention,
-    "ring": Ring,
-    "mamba": Mamba,
+KINDS: dict[str, type[managers.Manager]] = {
+    "full": managers.FullAttention,
+    "window": managers.SlidingWindow,
+    "chunked": managers.ChunkedLocalAttention,
+    "ring": managers.Ring,
+    "mamba": managers.Mamba,
 }
 
 
@@ -39,7 +30,7 @@ class SpecGroup:
 
     spec: GroupSpec
     ids: list[int]
-    manager: Manager
+    manager: managers.Manager
     use_eagle: bool
 
 
@@ -100,7 +91,7 @@ class Coordinator:
         )
         self.alignment = self.hash_block if self.partial_hits else self.scheduler_block
         masks = self.alignment if rules.retention.on_hit_alignment else self.scheduler_block
-        self.managers: tuple[Manager, ...] = tuple(
+        self.managers: tuple[managers.Manager, ...] = tuple(
             KINDS[group.kind](
                 group,
                 pool,
@@ -118,7 +109,7 @@ class Coordinator:
             hash_lookahead=pool.hash_lookahead,
         )
         self.spec_groups = self._split(groups)
-        self.mamba = [each for each in self.managers if isinstance(each, Mamba)]
+        self.mamba = [each for each in self.managers if isinstance(each, managers.Mamba)]
         if use_eagle:
             for each in self.mamba:
                 each.drop_eagle_checkpoint = rules.state.tail in {"prompt-drafter", "checkpoint"}
@@ -160,7 +151,7 @@ class Coordinator:
         """
         if len(self.managers) == 1:
             [only] = self.spec_groups
-            query = LookUp(hashes, max_length, only.ids, only.use_eagle, only.spec.block)
+            query = managers.LookUp(hashes, max_length, only.ids, only.use_eagle, only.spec.block)
             blocks, length = only.manager.find(query)
             return Hit((blocks[0],), length, 0, (length,))
         # Repeat the lookups of the spec groups until none lowers the candidate.
@@ -189,7 +180,7 @@ class Coordinator:
                     rules.eagle_drop == "each-round" or number not in verified
                 )
                 limit = self._limit(group, current, max_length, len(hashes), drop=drop)
-                query = LookUp(hashes, limit, group.ids, drop, self.alignment)
+                query = managers.LookUp(hashes, limit, group.ids, drop, self.alignment)
                 found, new = group.manager.find(query)
                 first_answers.setdefault(number, new)
                 if not new and group.spec.kind == "mamba" and rules.forgives_missing_state:
@@ -243,7 +234,7 @@ class Coordinator:
             limit = max_length
             if group.use_eagle and self.rules.lookup.margin_bound == "hashes":
                 limit = self._limit(group, max_length, max_length, len(hashes), drop=True)
-            query = LookUp(hashes, limit, group.ids, group.use_eagle, self.alignment)
+            query = managers.LookUp(hashes, limit, group.ids, group.use_eagle, self.alignment)
             found, new = group.manager.find(query)
             for i, each in zip(group.ids, found, strict=True):
                 blocks[i], lengths[i] = each, new
@@ -362,7 +353,7 @@ class KVCacheManager:
         if full_sequence_must_fit:
             whole = min(request.num_tokens, self.max_model_len)
             end = self._prefill_end(request)
-            need = Need(whole, whole, total, num_local, admission=True, prefill_end=end)
+            need = managers.Need(whole, whole, total, num_local, admission=True, prefill_end=end)
             if self._needed(request, found, need) > self.pool.num_free:
                 return None
         num_main = total + num_new
@@ -371,7 +362,7 @@ class KVCacheManager:
         unsettled = request.in_flight if self.rules.scheduler.frees_settled else 0
         self.remove_skipped_blocks(request, max(0, total - unsettled))
         computed, end = num_local + num_external, self._prefill_end(request)
-        need = Need(num_slots, num_main, computed, num_local, prefill_end=end)
+        need = managers.Need(num_slots, num_main, computed, num_local, prefill_end=end)
         if self._needed(request, found, need) > self.pool.num_free - reserved_blocks:
             return None
         if (hit is not None and any(hit)) or num_external > 0:
@@ -391,7 +382,9 @@ class KVCacheManager:
         """
         whole, computed = min(request.num_tokens, self.max_model_len), request.num_computed
         end = self._prefill_end(request)
-        need = Need(whole + slots, whole, computed, computed, admission=True, prefill_end=end)
+        need = managers.Need(
+            whole + slots, whole, computed, computed, admission=True, prefill_end=end
+        )
         return self._needed(request, self.nothing, need)
 
     def _prefill_end(self, request: Request) -> int:
@@ -452,7 +445,7 @@ class KVCacheManager:
         """A copy of the request's block tables."""
         return tuple(list(manager.tables.get(request.id, ())) for manager in self.managers)
 
-    def _needed(self, request: Request, hit: Sequence[Sequence[int]], need: Need) -> int:
+    def _needed(self, request: Request, hit: Sequence[Sequence[int]], need: managers.Need) -> int:
         count = 0
         for manager in self.managers:
             count += manager.num_blocks_to_allocate(request, hit[manager.group], need)

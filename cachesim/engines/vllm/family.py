@@ -7,43 +7,35 @@ from typing import Final
 from cachesim.engines.family import ACTS, STATES, Corner, Family, Patch, Scope, laying, tagged
 from cachesim.engines.guide import Guide
 from cachesim.engines.option import request_field
+from cachesim.engines.vllm import rules
 from cachesim.engines.vllm.options import DENSE, MOST_BLOCKS, VllmOptions
-from cachesim.engines.vllm.rules import (
-    RULES_0191,
-    RULES_0202,
-    RULES_0221,
-    RULES_0230,
-    RULES_0240,
-    RULES_0251,
-    RULES_0260,
-    RULES_0271,
-    RULES_0280,
-    RULES_0290,
-    RULES_0300,
-    RULES_0310,
-    RULES_0320,
-    RULES_0330,
-    Rules,
-)
 
 _release = partial(tagged, package="vllm")
 
 RELEASES: Final = (
-    _release("0.19.1", "2026-04-18", RULES_0191, "states at chunk ends, no junction"),
-    _release("0.20.2", "2026-05-08", RULES_0202, "the look-ahead block is dropped once"),
-    _release("0.21.0", "2026-05-15", RULES_0202, "as 0.20.2"),
-    _release("0.22.1", "2026-06-04", RULES_0221, "ids up to where every group can end"),
-    _release("0.23.0", "2026-06-15", RULES_0230, "retention of windows, by environment"),
-    _release("0.24.0", "2026-06-29", RULES_0240, "junction (#37898), retention of states too"),
-    _release("0.25.1", "2026-07-13", RULES_0251, "single tokens beside drafts are padded"),
-    _release("0.26.0", "2026-07-25", RULES_0260, "partial hits"),
-    _release("0.27.1", "2026-08-11", RULES_0271, "a store is notified of whole blocks"),
-    _release("0.28.0", "2026-08-25", RULES_0280, "align mode for every model"),
-    _release("0.29.0", "2026-09-09", RULES_0290, "sparse retention, without drafts beside states"),
-    _release("0.30.0", "2026-09-22", RULES_0300, "sparse retention by default"),
-    _release("0.31.0", "2026-10-03", RULES_0310, "a first chunk of one token is a prefill"),
-    _release("0.32.0", "2026-10-17", RULES_0320, "prompts of whole blocks stop one block lower"),
-    _release("0.33.0", "2026-11-01", RULES_0330, "ids cover the token after a block for drafters"),
+    _release("0.19.1", "2026-04-18", rules.RULES_0191, "states at chunk ends, no junction"),
+    _release("0.20.2", "2026-05-08", rules.RULES_0202, "the look-ahead block is dropped once"),
+    _release("0.21.0", "2026-05-15", rules.RULES_0202, "as 0.20.2"),
+    _release("0.22.1", "2026-06-04", rules.RULES_0221, "ids up to where every group can end"),
+    _release("0.23.0", "2026-06-15", rules.RULES_0230, "retention of windows, by environment"),
+    _release(
+        "0.24.0", "2026-06-29", rules.RULES_0240, "junction (#37898), retention of states too"
+    ),
+    _release("0.25.1", "2026-07-13", rules.RULES_0251, "single tokens beside drafts are padded"),
+    _release("0.26.0", "2026-07-25", rules.RULES_0260, "partial hits"),
+    _release("0.27.1", "2026-08-11", rules.RULES_0271, "a store is notified of whole blocks"),
+    _release("0.28.0", "2026-08-25", rules.RULES_0280, "align mode for every model"),
+    _release(
+        "0.29.0", "2026-09-09", rules.RULES_0290, "sparse retention, without drafts beside states"
+    ),
+    _release("0.30.0", "2026-09-22", rules.RULES_0300, "sparse retention by default"),
+    _release("0.31.0", "2026-10-03", rules.RULES_0310, "a first chunk of one token is a prefill"),
+    _release(
+        "0.32.0", "2026-10-17", rules.RULES_0320, "prompts of whole blocks stop one block lower"
+    ),
+    _release(
+        "0.33.0", "2026-11-01", rules.RULES_0330, "ids cover the token after a block for drafters"
+    ),
 )
 """Oldest first."""
 
@@ -55,7 +47,7 @@ SINCE_0320: Final = ALL[ALL.index("0.32.0") :]
 SEEDED: Final = ("0.29.0", "0.30.0", "0.31.0")
 
 
-PATCHES: Final[tuple[Patch[Rules], ...]] = (
+PATCHES: Final[tuple[Patch[rules.Rules], ...]] = (
     Patch(
         name="37898",
         pull=37898,
@@ -309,12 +301,12 @@ def _guided_corners() -> Iterator[Corner]:
     yield Corner(flags=windows | interval, layers=frozenset({"window"}))
 
 
-def _guide(_rules: Rules, flags: VllmOptions) -> Guide:
+def _guide(_rules: rules.Rules, flags: VllmOptions) -> Guide:
     """Images where a step has few tokens: the encoder then has room for one or two of them."""
     return Guide(images="some" if flags.max_num_batched_tokens <= FEW else "none")
 
 
-FAMILY: Final[Family[Rules, VllmOptions]] = Family(
+FAMILY: Final[Family[rules.Rules, VllmOptions]] = Family(
     name="vllm",
     about="vLLM: block pool, chained ids, one manager for attention, windows and states",
     repository="vllm-project/vllm",

@@ -26,17 +26,8 @@ from cachesim.engines.held import (
 )
 from cachesim.engines.job import SlotlessEngine
 from cachesim.engines.tokens import get_common_prefix
-from cachesim.engines.vllm import causes, events
+from cachesim.engines.vllm import causes, events, integrity
 from cachesim.engines.vllm.coordinator import Coordinator, Hit, KVCacheManager, Published, SpecGroup
-from cachesim.engines.vllm.integrity import (
-    check_books,
-    check_encoder,
-    check_ids,
-    check_lookups,
-    check_null_block,
-    check_requests,
-    check_tables,
-)
 from cachesim.engines.vllm.managers import LookUp
 from cachesim.engines.vllm.nixl import Nixl
 from cachesim.engines.vllm.options import LATE, VllmOptions
@@ -753,20 +744,20 @@ class Vllm(SlotlessEngine[Rules, VllmOptions, Job]):
     def check_integrity(self) -> None:
         manager, scheduler, pending = self.manager, self.scheduler, self._pending or Step()
         live = {job.request.id: job.request for job in self._jobs if job.request}
-        check_books(manager, live)
+        integrity.check_books(manager, live)
         elsewhere = {*self._loading}
         if self.nixl is not None:  # one that left may have been on the prefill server alone
             elsewhere |= {
                 *self.nixl.prefills,
                 *(number for number in live if self._jobs[number].done),
             }
-        check_requests(scheduler, live, pending, elsewhere)
-        check_tables(scheduler, self.runner, pending)
-        check_encoder(scheduler.encoder, live)
+        integrity.check_requests(scheduler, live, pending, elsewhere)
+        integrity.check_tables(scheduler, self.runner, pending)
+        integrity.check_encoder(scheduler.encoder, live)
         late = self.options.connector in LATE
         if not late:  # a loaded prompt's last token is computed again, perhaps behind a window
-            check_null_block(self.runner)
+            integrity.check_null_block(self.runner)
         removed = self.rules.scheduler.withdraws_unwritten or late
-        check_ids(manager, live.values(), removed=removed)
+        integrity.check_ids(manager, live.values(), removed=removed)
         if self.connector is None and self.options.enable_prefix_caching:
-            check_lookups(manager.coordinator, [*live.values()])
+            integrity.check_lookups(manager.coordinator, [*live.values()])

@@ -7,6 +7,7 @@ from typing import Any, Final, TypeAlias
 
 from cachesim.engines.family import Profile
 from cachesim.errors import InputError
+from cachesim.lab.logs import tuning
 from cachesim.lab.logs.evidence import Interval
 from cachesim.lab.logs.other import (
     ServerResult,
@@ -22,17 +23,6 @@ from cachesim.lab.logs.replay import FRESH, Replay, text_of
 from cachesim.lab.logs.rerun import wrong_answers
 from cachesim.lab.logs.settings import RELEASES, Settings
 from cachesim.lab.logs.sizes import context_bytes
-from cachesim.lab.logs.tuning import (
-    ServerRun,
-    Trial,
-    TrialResult,
-    alone,
-    most_agree,
-    of_log,
-    run_trial,
-    summary,
-    together,
-)
 from cachesim.lab.logs.whole import other_candidates
 from cachesim.scenario.labels import label_of_release
 
@@ -79,7 +69,9 @@ def requested(settings: Settings, texts: Sequence[str]) -> list[Question]:
     return found
 
 
-def of_flags(found: Sequence[TrialResult], cause: str, settings: Settings) -> list[dict[str, Any]]:
+def of_flags(
+    found: Sequence[tuning.TrialResult], cause: str, settings: Settings
+) -> list[dict[str, Any]]:
     """Tried settings, the user's first, that a cause's remedy names."""
     own, *others = found
     named = remedy_of(cause, settings.engine).flags
@@ -353,21 +345,21 @@ UNKNOWN_REUSE: Final = (
 )
 
 
-Plays: TypeAlias = Callable[[Sequence[Trial]], list[TrialResult]]
+Plays: TypeAlias = Callable[[Sequence[tuning.Trial]], list[tuning.TrialResult]]
 """A function that runs trials: in this process, or on all cores with progress."""
 
 
-def in_turn(trials: Sequence[Trial]) -> list[TrialResult]:
+def in_turn(trials: Sequence[tuning.Trial]) -> list[tuning.TrialResult]:
     """Trials run in this process; refused ones are left out."""
-    return [each for each in map(run_trial, trials) if each is not None]
+    return [each for each in map(tuning.run_trial, trials) if each is not None]
 
 
-def swept(runs: Sequence[ServerRun], play: Plays = in_turn) -> list[TrialResult]:
+def swept(runs: Sequence[tuning.ServerRun], play: Plays = in_turn) -> list[tuning.TrialResult]:
     """All trials, the user's own settings first."""
-    first = play(alone(runs))
+    first = play(tuning.alone(runs))
     if not first:
         raise InputError("the server refuses its own settings; name its release with --profile")
-    return first + play(together(first, runs))
+    return first + play(tuning.together(first, runs))
 
 
 def add_other_settings(
@@ -381,7 +373,7 @@ def add_other_settings(
     totals = found["totals"]
     work = totals["requests"] + (totals["prompt_tokens"] or 0) // TOKENS_OF_ONE
     few = bool(played) and work <= FEW
-    alike = most_agree(played)
+    alike = tuning.most_agree(played)
     if what_if and not played:
         raise InputError(f"--what-if: {found['servers'][0]['missing'][0]}")
     if what_if:
@@ -389,9 +381,9 @@ def add_other_settings(
     elif few and alike:
         found["what_if"] = list(answers(played, usual(played[0].settings)))
     if few and alike:
-        wanted = of_log(played, None)
+        wanted = tuning.of_log(played, None)
         every = swept(wanted.runs, play)
-        found["tuned"] = summary(every, wanted.runs[0]) | {"assumed": list(wanted.assumed)}
+        found["tuned"] = tuning.summary(every, wanted.runs[0]) | {"assumed": list(wanted.assumed)}
         for cause in found["causes"]:
             flags = of_flags(every, cause["cause"], played[0].settings)
             cause |= {"tried": flags, "tried_says": flags_in_words(flags)}

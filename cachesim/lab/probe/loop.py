@@ -11,17 +11,9 @@ from typing import Final, Literal, TypeAlias
 from cachesim.engines.family import Profile, family_of
 from cachesim.engines.words import counted
 from cachesim.errors import InputError
+from cachesim.lab.probe import judging
 from cachesim.lab.probe.answers import DISCONNECTED, Answer, Query, Word, distance
 from cachesim.lab.probe.connection import BudgetError, Meter
-from cachesim.lab.probe.judging import (
-    ERROR,
-    FLOOR,
-    Judge,
-    Noise,
-    SequentialTest,
-    plays_for,
-    upper_bound,
-)
 from cachesim.lab.probe.playing import (
     Played,
     after,
@@ -149,7 +141,7 @@ class Suspicion:
     forms: list[tuple[Scenario, int]]  # workload and step, as it was sent and one at a time
     played: Played
     at: int  # of the answer
-    test: SequentialTest
+    test: judging.SequentialTest
     threshold: float
     before: list[list[Query]]
     hits: Counter[int] = field(default_factory=Counter)  # by form
@@ -199,7 +191,7 @@ class Probe:
         self.target, self.meter, self.plan = target, meter, plan
         self.facts = target.dialect.facts
         self.outcome = Outcome(reused=0 if self.facts.counts else None)
-        self.judge = Judge(Noise(), alpha=1 / plan.alarms)
+        self.judge = judging.Judge(judging.Noise(), alpha=1 / plan.alarms)
         self._watch = watch
         self._chance = Random(plan.seed)
         self._drawn = 0
@@ -370,7 +362,7 @@ class Probe:
             ("reuse", noise.reuse, "a prompt that extends the one before is answered"),
             ("company", noise.company, "a cold prompt beside other requests is answered"),
         )
-        alone = sum(each > ERROR for each in noise.alone)
+        alone = sum(each > judging.ERROR for each in noise.alone)
         if alone * 5 > len(noise.alone):
             self.outcome.note(
                 f"cold answers to the same prompt differ in {alone} of {len(noise.alone)} cases "
@@ -379,7 +371,9 @@ class Probe:
             return
         for kind, samples, what in laws:
             error = 1 / (4 * self.plan.alarms)
-            test = SequentialTest(max(FLOOR, upper_bound(alone, len(noise.alone), error)))
+            test = judging.SequentialTest(
+                max(judging.FLOOR, judging.upper_bound(alone, len(noise.alone), error))
+            )
             far = [each for each in samples if each > noise.error]
             for each in samples:
                 test.add(hit=each > noise.error)
@@ -683,7 +677,7 @@ class Probe:
         Where slots are many, a fresh server gives each conversation its own; those that a used
         server had to replace meet again in one slot.
         """
-        most = plays_for(finding.hits / (finding.replays + 1))
+        most = judging.plays_for(finding.hits / (finding.replays + 1))
         for back in BEFORE if len(self.outcome.findings) == 1 else SIMULATED:
             before = self._before[-back:] if back else []
             whole = after(before, scenario, self.facts.words)

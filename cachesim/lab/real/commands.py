@@ -16,6 +16,7 @@ from rich.table import Table
 from cachesim.engines.llamacpp.family import FAMILY
 from cachesim.errors import OptionError, ScenarioError
 from cachesim.files import GGUF, Output
+from cachesim.lab.real import playing
 from cachesim.lab.real.hunt.report import commands
 from cachesim.lab.real.llama_cpp.calls import RealServerError
 from cachesim.lab.real.llama_cpp.compare import (
@@ -35,14 +36,6 @@ from cachesim.lab.real.llama_cpp.wheels import real_fit, real_newest
 from cachesim.lab.real.llama_cpp_python.commands import real_llama_cpp_python
 from cachesim.lab.real.marconi.commands import real_marconi
 from cachesim.lab.real.mlx_lm.commands import real_mlx_lm
-from cachesim.lab.real.playing import (
-    Stage,
-    comparing,
-    console,
-    show_overrides,
-    table_of_numbers,
-    watched,
-)
 from cachesim.lab.real.sglang.commands import real_sglang
 from cachesim.lab.real.transformers.commands import real_transformers
 from cachesim.lab.real.vectors.replay import replay
@@ -61,7 +54,7 @@ def real_gguf(
     spec = preset_of(preset, **changes)
     write = partial(write_adapter, spec, adapter) if adapter else partial(write_model, spec)
     Output.at(output, "--output", GGUF).fill(write)
-    console().print(f"{output}: {output.stat().st_size} bytes")
+    playing.console().print(f"{output}: {output.stat().st_size} bytes")
     return 0
 
 
@@ -79,7 +72,7 @@ def real_vectors(*files: Path) -> int:
     if not files:
         msg = "name at least one file, as in: cachesim real vectors tests/vectors/*.jsonl.gz"
         raise ScenarioError(msg)
-    out, all_equal = console(), True
+    out, all_equal = playing.console(), True
     for path in files:
         summary = replay(path)
         out.print(f"{path}: {summary}")
@@ -156,7 +149,7 @@ AS_IT_IS: Final = LlamaCppFlags()
 """Nothing is said: random workloads on the usual release."""
 
 
-@comparing
+@playing.comparing
 def real_llama_cpp(*, flags: LlamaCppFlags = AS_IT_IS) -> int:
     """Run random workloads, or a scenario, on a real llama.cpp server and on the simulator.
 
@@ -169,13 +162,13 @@ def real_llama_cpp(*, flags: LlamaCppFlags = AS_IT_IS) -> int:
     if flags.settings:
         release = flags.release or USUAL
         title = f"llama.cpp {release}: settings that differ from a server's start"
-        return show_overrides(title, overrides(release))
+        return playing.show_overrides(title, overrides(release))
     if flags.fit is not None:
         return real_fit(flags.fit, workloads=flags.workloads, seed=flags.seed)
     if flags.logs:
         return _real_logs(flags.release, seed=flags.seed, requests=flags.requests)
     if flags.scenario is not None:
-        return Stage(
+        return playing.Stage(
             family=FAMILY,
             environment_for=environment_for,
             play=play_scenario,
@@ -197,9 +190,9 @@ def _real_logs(release: str, *, seed: int, requests: int) -> int:
     for each in agreements(columns, seed=seed, requests=requests):
         table.add_row(*each.row())
         wrong += each.wrong
-    console().print(table)
+    playing.console().print(table)
     if wrong:
-        console().print(f"differing: {', '.join(wrong[:20])}")
+        playing.console().print(f"differing: {', '.join(wrong[:20])}")
     return 0
 
 
@@ -208,7 +201,7 @@ def _random(release: str, flags: LlamaCppFlags) -> int:
     unknown = [each for each in presets if each not in PRESETS]
     if unknown:
         raise OptionError(f"there is no preset {unknown[0]!r}; there are {', '.join(PRESETS)}")
-    out = console()
+    out = playing.console()
     wheel = as_release(release)
     environment_for(wheel).ready()
     tally, shown = Tally(title=title_of(release, flags.seed)), None
@@ -216,7 +209,7 @@ def _random(release: str, flags: LlamaCppFlags) -> int:
     with SideBySide(wheel) as pair:
         play: PlayDrawn = pair.play_arrival if flags.arrivals else pair.play_random
         play = pair.play_agents if flags.agents else play
-        for number in watched(range(flags.first, flags.first + flags.workloads)):
+        for number in playing.watched(range(flags.first, flags.first + flags.workloads)):
             try:
                 played = play(seed=flags.seed, number=number, presets=presets)
             except RealServerError as error:  # the simulated server did start
@@ -228,7 +221,7 @@ def _random(release: str, flags: LlamaCppFlags) -> int:
     out.print(tally.table())
     if not flags.arrivals:
         heads = ("workloads", "requests", "agreeing", "share")
-        table = table_of_numbers("by what a workload uses", "feature", *heads)
+        table = playing.table_of_numbers("by what a workload uses", "feature", *heads)
         counts = tally.features.counts
         for name in sorted(counts["workloads"]):
             numbers = [counts[head][name] for head in heads[:-1]]

@@ -15,17 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from cachesim.engines.words import counted
-from cachesim.lab.traces.reading import (
-    STORED,
-    Block,
-    Line,
-    batch_of,
-    event_of,
-    hash_of,
-    is_batch,
-    namespace_of,
-    text_lines,
-)
+from cachesim.lab.traces import reading
 from cachesim.typed import Json
 
 FINDINGS: Final[Mapping[str, str]] = {
@@ -65,8 +55,8 @@ class Finding:
 class _Tier:
     """The blocks that a rank holds in one medium, of one group of layers."""
 
-    held: dict[Block, Block | None] = field(default_factory=dict)  # with its parent
-    names: dict[Hashable, list[Block]] = field(default_factory=dict)  # by their hash alone
+    held: dict[reading.Block, reading.Block | None] = field(default_factory=dict)  # with its parent
+    names: dict[Hashable, list[reading.Block]] = field(default_factory=dict)  # by their hash alone
 
 
 @dataclass(slots=True)
@@ -85,7 +75,7 @@ class Audit:
     _held: int = 0
 
     @classmethod
-    def of(cls, lines: Iterable[Line]) -> "Audit":
+    def of(cls, lines: Iterable[reading.Line]) -> "Audit":
         """The audit of a stream's lines."""
         audit = cls()
         for value, place in lines:
@@ -99,13 +89,13 @@ class Audit:
         return not self.found
 
     def add(self, value: Json, place: str) -> None:
-        time, events, rank = batch_of(value, place)
+        time, events, rank = reading.batch_of(value, place)
         self.batches += 1
         self._order(value, time, rank, place)
         for event in events:
-            name, fields = event_of(event, place)
+            name, fields = reading.event_of(event, place)
             medium = str(fields.get("medium") or "GPU").upper()
-            if name == STORED:
+            if name == reading.STORED:
                 self._store(fields, rank, medium, place)
             elif name == REMOVED:
                 self._remove(fields, rank, medium, place)
@@ -127,13 +117,13 @@ class Audit:
 
     def _store(self, fields: dict[str, Any], rank: int, medium: str, place: str) -> None:
         tier = self._tiers.setdefault((rank, medium, fields.get("group_idx")), _Tier())
-        space = namespace_of(fields, rank, place)
+        space = reading.namespace_of(fields, rank, place)
         before = fields.get("parent_block_hash")
-        parent = None if before is None else (*space, hash_of(before, place))
+        parent = None if before is None else (*space, reading.hash_of(before, place))
         if parent is not None and parent not in tier.held:
             self._find("orphan", place, rank, block=str(before))
         for each in _hashes(fields):
-            block: Block = (*space, hash_of(each, place))
+            block: reading.Block = (*space, reading.hash_of(each, place))
             self.stored += 1
             if block in tier.held:
                 self._find("again", place, rank, block=str(each))
@@ -150,7 +140,7 @@ class Audit:
         tier = self._tiers.setdefault((rank, medium, fields.get("group_idx")), _Tier())
         for each in _hashes(fields):
             self.removed += 1
-            name = hash_of(each, place)
+            name = reading.hash_of(each, place)
             named = tier.names.get(name)
             if named is None:
                 self._find("unknown", place, rank, block=str(each))
@@ -158,7 +148,7 @@ class Audit:
             self._part(tier, named[0])
             self._held -= 1
 
-    def _part(self, tier: _Tier, block: Block) -> None:
+    def _part(self, tier: _Tier, block: reading.Block) -> None:
         del tier.held[block]
         named = tier.names[block[-1]]
         named.remove(block)
@@ -225,7 +215,7 @@ def _hashes(fields: Mapping[str, Any]) -> list[Any]:
 def is_events(path: Path) -> bool:
     """True for a file that begins with a batch of KV events."""
     try:
-        head = next(text_lines(path, str(path)), None) if path.is_file() else None
-        return head is not None and is_batch(json.loads(head[0]))
+        head = next(reading.text_lines(path, str(path)), None) if path.is_file() else None
+        return head is not None and reading.is_batch(json.loads(head[0]))
     except (ValueError, RecursionError):
         return False

@@ -6,20 +6,8 @@ from typing import Final, NamedTuple, TypeAlias
 
 import numpy as np
 
+from cachesim.engines.llamacpp.memory import blob
 from cachesim.engines.llamacpp.memory.batch import Splitter, Ubatch
-from cachesim.engines.llamacpp.memory.blob import (
-    MARKS,
-    CellList,
-    Field,
-    Header,
-    MisreadError,
-    Reader,
-    RowBlock,
-    RowBytes,
-    TruncatedError,
-    Word,
-    chunks_of,
-)
 from cachesim.engines.llamacpp.memory.cells import (
     MAX,
     NO_WINDOW,
@@ -209,7 +197,7 @@ class AttentionCache:
         self,
         rules: MemoryRules,
         shapes: Sequence[LayerShape],
-        sizes: Mapping[int, RowBytes],
+        sizes: Mapping[int, blob.RowBytes],
         *,
         n_seq_max: int,
         unified: bool,
@@ -232,11 +220,11 @@ class AttentionCache:
         self.can_shift = not sections
         self.ext = rules.ext_bytes if sections else 0  # bytes beside each saved cell
         self.streams = Streams(rules, n_seq_max=n_seq_max, unified=unified, size=cells, mask=mask)
-        self.kinds = {s.layer: MARKS if s.marks else element for s in self.shapes}
+        self.kinds = {s.layer: blob.MARKS if s.marks else element for s in self.shapes}
         self.rows = [Rows(shapes, cells) for _ in range(len(self.streams))]
         # V not transposed, the number of layers, and in later releases the rotations (none)
         size, count = self.rules.attention_header, len(self.layers)
-        self.header = Header((0, count) if size == 8 else (0, count, 0, 0), size)
+        self.header = blob.Header((0, count) if size == 8 else (0, count, 0, 0), size)
         self.blocks = [
             self._block(part, layer) for part in ("key", "value") for layer in self.layers
         ]
@@ -317,7 +305,7 @@ class AttentionCache:
         if not self.can_shift:
             where = "llama_kv_cache::update"
             raise UpstreamAbort(where, "the model's keys cannot be shifted")
-        if all(kind == MARKS for kind in self.kinds.values()):
+        if all(kind == blob.MARKS for kind in self.kinds.values()):
             # The base cache of a model whose every attention layer has a window.
             where = "llama_kv_cache::set_input_k_shift"
             raise UpstreamAbort(where, "no layer gave the shifts a buffer")
@@ -365,7 +353,7 @@ class AttentionCache:
 
     # --- state
 
-    def state_write(self, seq: int, *, partial: bool) -> list[Field]:
+    def state_write(self, seq: int, *, partial: bool) -> list[blob.Field]:
         """Follows `llama_kv_cache::state_write`: per stream cells, keys, values.
 
         Trap: pending updates are not applied first. After `seq_add` the blob has new positions with
@@ -374,11 +362,11 @@ class AttentionCache:
         """
         if seq != -1:
             self.streams.of(seq, "state_write")
-        fields: list[Field] = [Word(len(self.streams))]
+        fields: list[blob.Field] = [blob.Word(len(self.streams))]
         for stream, cells in enumerate(self.streams.cells):
             saved = self._saved_cells(stream, seq)
             count = len(saved)
-            fields.append(Word(count))
+            fields.append(blob.Word(count))
             if not count:
                 continue
             if seq == -1:
@@ -390,13 +378,13 @@ class AttentionCache:
                 # Trap: an id that the cache accepts but the blob cannot name leaves no ids at all.
                 ids = ((seq,) if seq < self.n_seq_max else (),) * count
             positions = cells.pos[saved]
-            fields += [CellList.of(positions, ids, self.ext), self.header]
-            rows, chunks = self.rows[stream], chunks_of(saved)
+            fields += [blob.CellList.of(positions, ids, self.ext), self.header]
+            rows, chunks = self.rows[stream], blob.chunks_of(saved)
             at = rows.places(saved)
             for part, layer, kind, size in self.blocks:
                 data = (rows.keys if part == "key" else rows.values)[layer][at]
                 data = data.copy() if isinstance(at, slice) else data
-                fields.append(RowBlock(kind, size, count, data, chunks))
+                fields.append(blob.RowBlock(kind, size, count, data, chunks))
         return fields
 
     def _saved_cells(self, stream: int, seq: int) -> Integers:
@@ -409,7 +397,7 @@ class AttentionCache:
             held = held[~self.mask.hides_each(cells.pos[held], cells.pos_max(seq))]
         return held
 
-    def state_read(self, reader: Reader, seq: int, *, partial: bool) -> None:
+    def state_read(self, reader: blob.Reader, seq: int, *, partial: bool) -> None:
         """Follows `llama_kv_cache::state_read`: restore one sequence, or (-1) everything.
 
         Traps: a blob without cells leaves the destination unchanged; any other failure has already
@@ -437,7 +425,7 @@ class AttentionCache:
                     self.seq_rm(seq, -1, -1)
                     raise BlobError("the state has more cells than the cache")
                 self.seq_rm(seq, -1, -1)
-                listed = reader.take(CellList)
+                listed = reader.take(blob.CellList)
                 if not listed.has_one_owner_each:
                     raise BlobError("a cell of the state does not have exactly one sequence")
                 ubatch = Ubatch(
@@ -453,7 +441,7 @@ class AttentionCache:
                 apply_ubatch(self.streams, slot, ubatch)
                 self._read_rows(reader, seq, stream, slot.cells[0])
 
-    def _read_whole_stream(self, reader: Reader, stream: int, count: int) -> None:
+    def _read_whole_stream(self, reader: blob.Reader, stream: int, count: int) -> None:
         """Fill a stream from cell 0 with the saved cells.
 
         Trap: in older releases every stream with content clears all of them first, so only the last
@@ -467,7 +455,7 @@ class AttentionCache:
             raise BlobError("the state has more cells than the cache")
         if not self.rules.restores_every_stream:
             self.clear(data=True)
-        listed = reader.take(CellList)
+        listed = reader.take(blob.CellList)
         for cell, (pos, ids) in enumerate(zip(listed.positions.tolist(), listed.ids, strict=True)):
             cells.place(cell, pos)
             for s in ids:
@@ -478,7 +466,9 @@ class AttentionCache:
         self.streams.heads[stream] = 0
         self._read_rows(reader, -1, stream, range(count))
 
-    def _read_rows(self, reader: Reader, seq: int, stream: int, cells: Integers | range) -> None:
+    def _read_rows(
+        self, reader: blob.Reader, seq: int, stream: int, cells: Integers | range
+    ) -> None:
         """Queue the rows after a header that must be equal.
 
         Trap: in older releases, if the bytes end here, the new cells stay, with the former content
@@ -488,7 +478,7 @@ class AttentionCache:
         """
         try:
             self._queue_rows(reader, stream, cells)
-        except TruncatedError:
+        except blob.TruncatedError:
             if self.rules.clears_failed_restore:
                 self._take_back(seq, stream, cells)
             raise
@@ -496,11 +486,13 @@ class AttentionCache:
             self._take_back(seq, stream, cells)
             raise
 
-    def _queue_rows(self, reader: Reader, stream: int, cells: Integers | range) -> None:
-        if reader.take(Header) != self.header:
-            raise MisreadError("the state has other layers, or lays out its values differently")
+    def _queue_rows(self, reader: blob.Reader, stream: int, cells: Integers | range) -> None:
+        if reader.take(blob.Header) != self.header:
+            raise blob.MisreadError(
+                "the state has other layers, or lays out its values differently"
+            )
         rows = self.rows[stream]
-        chunks = chunks_of(cells)
+        chunks = blob.chunks_of(cells)
         for part, layer, kind, size in self.blocks:
             data = reader.rows(kind, size, len(cells), chunks=chunks)
             put = rows.put_keys if part == "key" else rows.put_values

@@ -12,19 +12,8 @@ from typing import Final
 
 import numpy as np
 
+from cachesim.engines.llamacpp.memory import blob
 from cachesim.engines.llamacpp.memory.batch import Splitter, Ubatch
-from cachesim.engines.llamacpp.memory.blob import (
-    MARKS,
-    CellList,
-    Field,
-    Header,
-    MisreadError,
-    Reader,
-    RowBlock,
-    RowBytes,
-    TruncatedError,
-    Word,
-)
 from cachesim.engines.llamacpp.memory.cells import MAX, normalised
 from cachesim.engines.llamacpp.memory.module import Plan, UbatchStore
 from cachesim.engines.llamacpp.memory.recurrent_cells import (
@@ -51,7 +40,7 @@ class RecurrentMemory:
         self,
         rules: MemoryRules,
         shapes: Sequence[LayerShape],
-        sizes: Mapping[int, RowBytes],
+        sizes: Mapping[int, blob.RowBytes],
         *,
         n_seq_max: int,
         n_rs_seq: int = 0,
@@ -61,7 +50,7 @@ class RecurrentMemory:
         self.shapes = tuple(shapes)
         self.layers = tuple(shape.layer for shape in shapes)
         self.sizes = sizes
-        self.kinds = {s.layer: MARKS if s.marks else F32 for s in self.shapes}
+        self.kinds = {s.layer: blob.MARKS if s.marks else F32 for s in self.shapes}
         self.n_seq_max = n_seq_max
         self.n_layers = len(self.layers) if n_layers is None else n_layers
         self.size = max(1, n_seq_max)
@@ -69,7 +58,7 @@ class RecurrentMemory:
         self.cells = RecurrentCells(self.size)
         self.rs_idx = [0] * self.size
         self.planes = Planes(shapes, self.size, n_rs_seq + 1)
-        self.header = Header((0, self.n_layers), 8)  # not transposed; layers of the whole model
+        self.header = blob.Header((0, self.n_layers), 8)  # not transposed; of the whole model
         self.blocks = [self._block(layer, part) for part in ("r", "s") for layer in self.layers]
 
     def _block(self, layer: int, part: str) -> tuple[int, int, int, slice]:
@@ -278,7 +267,7 @@ class RecurrentMemory:
 
     # --- state
 
-    def state_write(self, seq: int, *, partial: bool) -> list[Field]:
+    def state_write(self, seq: int, *, partial: bool) -> list[blob.Field]:
         """The number of cells, their list, the layers' R rows, the layers' S rows.
 
         With a pending rollback the row is that of its plane and the position the rolled-back one:
@@ -298,10 +287,10 @@ class RecurrentMemory:
             ids = tuple(tuple(sorted(cells.seqs[c])) for c in chosen)
         positions = np.array([cells.pos[c] for c in chosen], dtype=np.int64)
         rows = [self._plane(seq, c) * self.size + c for c in chosen]
-        fields: list[Field] = [Word(count), CellList.of(positions, ids), self.header]
+        fields: list[blob.Field] = [blob.Word(count), blob.CellList.of(positions, ids), self.header]
         for layer, kind, size, part in self.blocks:
             data = self.planes.copy_of(layer, rows, part)
-            fields.append(RowBlock(kind, size, count, data))
+            fields.append(blob.RowBlock(kind, size, count, data))
         return fields
 
     def _plane(self, seq: int, cell: int) -> int:
@@ -313,7 +302,7 @@ class RecurrentMemory:
             raise UpstreamAbort(where, "sequences of one cell roll back differently")
         return depths.pop()
 
-    def state_read(self, reader: Reader, seq: int, *, partial: bool) -> None:
+    def state_read(self, reader: blob.Reader, seq: int, *, partial: bool) -> None:
         """Restore one sequence, or (-1) everything. Trap: a blob without cells does clear here.
 
         Upstream: `llama_memory_recurrent::state_read`.
@@ -329,7 +318,7 @@ class RecurrentMemory:
             else:
                 written += self._read_one(reader, seq, count)
             self._queue_rows(reader, written)
-        except TruncatedError:
+        except blob.TruncatedError:
             if self.rules.clears_failed_restore:
                 self._take_back(seq, written)
             raise
@@ -342,17 +331,17 @@ class RecurrentMemory:
             # Trap: the other planes are stale now, but a rollback is accepted.
             self.rs_idx[seq] = 0
 
-    def _read_one(self, reader: Reader, seq: int, count: int) -> list[int]:
+    def _read_one(self, reader: blob.Reader, seq: int, count: int) -> list[int]:
         """Restore one sequence into a cell of its own; return the written cells.
 
         Upstream: `llama_memory_recurrent::state_read_meta`.
         """
         self.seq_rm(seq, -1, -1)
-        listed = reader.take(CellList)
+        listed = reader.take(blob.CellList)
         if count == 0:
             return []
         if any(listed.ids):
-            raise MisreadError("the state is one of a whole memory")
+            raise blob.MisreadError("the state is one of a whole memory")
         ubatch = Ubatch(
             rows=tuple(range(count)),
             n_seqs=1,
@@ -368,12 +357,12 @@ class RecurrentMemory:
             self.cells.src[cell] = cell
         return written
 
-    def _read_whole(self, reader: Reader, count: int) -> list[int]:
+    def _read_whole(self, reader: blob.Reader, count: int) -> list[int]:
         """Restore cells 0 .. count-1 and the tails, by the saved ids.
 
         Upstream: `llama_memory_recurrent::state_read_meta`.
         """
-        listed = reader.take(CellList)
+        listed = reader.take(blob.CellList)
         if count > self.size:
             raise BlobError("the state has more cells than the memory")
         self.clear(data=True)
@@ -390,9 +379,9 @@ class RecurrentMemory:
             cells.src[cell] = cell
         return list(range(count))
 
-    def _queue_rows(self, reader: Reader, cells: list[int]) -> None:
-        if reader.take(Header) != self.header:
-            raise MisreadError("the state has other layers")
+    def _queue_rows(self, reader: blob.Reader, cells: list[int]) -> None:
+        if reader.take(blob.Header) != self.header:
+            raise blob.MisreadError("the state has other layers")
         where = slice(cells[0], cells[-1] + 1) if cells else slice(0, 0)
         for layer, kind, size, part in self.blocks:
             data = reader.rows(kind, size, len(cells), chunks=1)  # the cells are neighbours

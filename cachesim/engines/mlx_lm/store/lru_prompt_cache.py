@@ -8,7 +8,7 @@ from typing import ClassVar, Generic, TypeAlias, TypeVar
 
 from cachesim.engines.causes import Cause, Loss
 from cachesim.engines.events import Event
-from cachesim.engines.mlx_lm import causes
+from cachesim.engines.mlx_lm import causes, events
 from cachesim.engines.mlx_lm.caches.layer_cache import (
     UpstreamAttributeError,
     UpstreamIndexError,
@@ -21,15 +21,6 @@ from cachesim.engines.mlx_lm.caches.prompt_cache import (
     can_trim_prompt_cache,
     copy_prompt_cache,
     trim_prompt_cache,
-)
-from cachesim.engines.mlx_lm.events import (
-    PromptCacheChange,
-    PromptCacheConsumed,
-    PromptCacheEvicted,
-    PromptCacheInserted,
-    PromptCachePruned,
-    PromptCacheRefused,
-    PromptCacheReplaced,
 )
 from cachesim.engines.mlx_lm.rules import StoreRules
 from cachesim.units import Array, Count
@@ -512,7 +503,7 @@ class LRUPromptCache:
             self.trie.pop(model, key)
             self.order.remove(model, key)
             self._uncount(entry)
-            self._emit(PromptCacheConsumed, key, entry)
+            self._emit(events.PromptCacheConsumed, key, entry)
             return entry.prompt_cache
         entry.count -= 1
         return copy_prompt_cache(entry.prompt_cache)
@@ -550,7 +541,7 @@ class LRUPromptCache:
             self.order.remove(model, tokens)
         if held is not None and self.rules.same_key != "replaces":
             held.count += self.rules.same_key == "counts"
-            self._emit(PromptCacheRefused, tokens, held)
+            self._emit(events.PromptCacheRefused, tokens, held)
             return
         nbytes = sum(each.nbytes for each in prompt_cache) if self.rules.limits_bytes else 0
         entry = CacheEntry(prompt_cache=prompt_cache, nbytes=nbytes, cache_type=queue)
@@ -559,8 +550,8 @@ class LRUPromptCache:
         self._n_bytes_by_type[queue] += nbytes
         if held is not None:
             self._uncount(held)
-            self._emit(PromptCacheReplaced, tokens, held)
-        self._emit(PromptCacheInserted, tokens, entry)
+            self._emit(events.PromptCacheReplaced, tokens, held)
+        self._emit(events.PromptCacheInserted, tokens, entry)
 
     def _prune(self, model: Hashable, tokens: Key, prompt_cache: Sequence[LayerCache]) -> None:
         """Remove entries covered by a trimmable one: all proper prefixes, or those of the rule."""
@@ -579,13 +570,13 @@ class LRUPromptCache:
         for depth, entry in pruned:
             self.order.remove(model, tokens[:depth])
             self._uncount(entry)
-            self._emit(PromptCachePruned, tokens[:depth], entry)
+            self._emit(events.PromptCachePruned, tokens[:depth], entry)
 
     def _evict(self) -> None:
         model, tokens = self.order.pop()
         entry = self.trie.pop(model, tokens)
         self._uncount(entry)
-        self._emit(PromptCacheEvicted, tokens, entry)
+        self._emit(events.PromptCacheEvicted, tokens, entry)
 
     def trim_to(self, *, n_sequences: int | None = None, n_bytes: int | None = None) -> None:
         """Evict until both limits hold; negative ones mean 0. Follows `trim_to`."""
@@ -608,7 +599,7 @@ class LRUPromptCache:
         self._n_bytes -= entry.nbytes
         self._n_bytes_by_type[entry.cache_type] -= entry.nbytes
 
-    def _emit(self, event: type[PromptCacheChange], tokens: Key, entry: CacheEntry) -> None:
+    def _emit(self, event: type[events.PromptCacheChange], tokens: Key, entry: CacheEntry) -> None:
         self.on_event(
             event(
                 task=self.task,

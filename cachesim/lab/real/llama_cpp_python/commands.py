@@ -6,6 +6,7 @@ from typing import Final
 
 from cachesim.engines.llama_cpp_python.family import FAMILY
 from cachesim.engines.llama_cpp_python.rules import Rules
+from cachesim.lab.real import playing
 from cachesim.lab.real.environment import versions_of
 from cachesim.lab.real.fit import Played, judge_newest
 from cachesim.lab.real.llama_cpp_python.compare import (
@@ -16,17 +17,6 @@ from cachesim.lab.real.llama_cpp_python.compare import (
     draw,
     environment_for,
     play_scenario,
-)
-from cachesim.lab.real.playing import (
-    Agreement,
-    Override,
-    Stage,
-    comparing,
-    differing_defaults,
-    first_difference,
-    overrides_of,
-    show_overrides,
-    watched,
 )
 from cachesim.lab.real.worker_side import differences
 from cachesim.model.presets import preset
@@ -68,7 +58,7 @@ PRETENDED: Final = {
 """Settings without an argument: the package's, ours, why no result depends on it."""
 
 
-@comparing
+@playing.comparing
 def real_llama_cpp_python(
     *,
     release: str = "",
@@ -115,7 +105,7 @@ def real_llama_cpp_python(
 
     """
     if scenario is not None:
-        stage = Stage(
+        stage = playing.Stage(
             family=FAMILY, environment_for=environment_for, play=play_scenario, heads=HEADS
         )
         return stage.play_named(scenario, release)
@@ -127,18 +117,18 @@ def real_llama_cpp_python(
         release, version = release or FAMILY.real()[-1], ""
     if settings:
         title = f"llama-cpp-python {release}: settings that differ from an instance's defaults"
-        return show_overrides(title, overrides(release))
+        return playing.show_overrides(title, overrides(release))
     title = f"llama-cpp-python {version or release}, seed {seed}"
-    found, played = Agreement(title=title, kinds="preset"), list[Played[Rules]]()
+    found, played = playing.Agreement(title=title, kinds="preset"), list[Played[Rules]]()
     with RealInstances(release, version) as real:
         for name in model or DRAWN:
-            for number in watched(range(first, first + workloads)):
+            for number in playing.watched(range(first, first + workloads)):
                 drawn = draw(release, name, seed, number)
                 steps = real.play(drawn)
                 found.add(
                     name,
                     f"{number} of {name}",
-                    first_difference([e.real for e in steps], [e.simulated for e in steps]),
+                    playing.first_difference([e.real for e in steps], [e.simulated for e in steps]),
                     workloads=1,
                     calls=len(steps),
                     agreeing=sum(each.agrees for each in steps),
@@ -152,9 +142,9 @@ def real_llama_cpp_python(
     return judge_newest(FAMILY, version, release, status, played) if version else status
 
 
-def overrides(release: str) -> list[Override]:
+def overrides(release: str) -> list[playing.Override]:
     """Arguments that differ, and defaults of the simulator."""
     with RealInstances(release) as real:
         started, used = real.settings()
-    rows = (*differences(started, used), *differing_defaults(FAMILY, release, started))
-    return overrides_of(rows, OVERRIDES, PRETENDED)
+    rows = (*differences(started, used), *playing.differing_defaults(FAMILY, release, started))
+    return playing.overrides_of(rows, OVERRIDES, PRETENDED)

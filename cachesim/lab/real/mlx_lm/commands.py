@@ -9,6 +9,7 @@ from cyclopts import Parameter
 
 from cachesim.engines.mlx_lm.family import FAMILY, MlxRules
 from cachesim.errors import OptionError
+from cachesim.lab.real import playing
 from cachesim.lab.real.environment import versions_of
 from cachesim.lab.real.fit import Played, judge_newest
 from cachesim.lab.real.mlx_lm import vllm_mlx
@@ -19,15 +20,6 @@ from cachesim.lab.real.mlx_lm.scenarios import play_mlx_scenario
 from cachesim.lab.real.mlx_lm.server import Draw, compare_server, overrides
 from cachesim.lab.real.mlx_lm.server_workloads import draw_agents, draw_models, draw_workload
 from cachesim.lab.real.mlx_lm.vllm_mlx import RAPID_MLX, VLLM_MLX, compare_images, compare_vllm_mlx
-from cachesim.lab.real.playing import (
-    Agreement,
-    Stage,
-    comparing,
-    console,
-    named,
-    show_overrides,
-    table_of_numbers,
-)
 
 DIFFERING: Final = "settings that differ from a server's start"
 
@@ -104,7 +96,7 @@ AS_IT_IS: Final = MlxFlags()
 """Nothing is said: random operations and requests on the newest release."""
 
 
-@comparing
+@playing.comparing
 def real_mlx_lm(*, flags: MlxFlags = AS_IT_IS) -> int:
     """Run random operations on mlx-lm's own classes, and random requests on its own server.
 
@@ -113,7 +105,7 @@ def real_mlx_lm(*, flags: MlxFlags = AS_IT_IS) -> int:
     if flags.newest or flags.wheel:
         return _newest(flags)
     if flags.scenario is not None:
-        return Stage(
+        return playing.Stage(
             family=FAMILY,
             environment_for=environment_for,
             play=play_mlx_scenario,
@@ -124,13 +116,13 @@ def real_mlx_lm(*, flags: MlxFlags = AS_IT_IS) -> int:
     if flags.vllm_mlx or flags.rapid_mlx:
         wheel = VLLM_MLX if flags.vllm_mlx else RAPID_MLX
         if flags.settings:
-            return show_overrides(f"{wheel}: {DIFFERING}", vllm_mlx.overrides(wheel))
+            return playing.show_overrides(f"{wheel}: {DIFFERING}", vllm_mlx.overrides(wheel))
         return compare_vllm_mlx(flags.seed, flags.workloads, flags.first, wheel=wheel).show()
     flags = replace(flags, release=flags.release or FAMILY.real()[-1])
     environment_for(flags.release).ready()
     if flags.settings:
         title = f"mlx-lm {flags.release}: {DIFFERING}"
-        return show_overrides(title, overrides(flags.release))
+        return playing.show_overrides(title, overrides(flags.release))
     return _logits(flags) if flags.logits else _random(flags)
 
 
@@ -138,7 +130,7 @@ def _images(flags: MlxFlags) -> int:
     if not flags.vllm_mlx or flags.rapid_mlx:
         raise OptionError("images are compared on vllm-mlx's scheduler: write --vllm-mlx --images")
     if flags.settings:
-        return show_overrides(f"{VLLM_MLX}: {DIFFERING}", vllm_mlx.overrides_of_images())
+        return playing.show_overrides(f"{VLLM_MLX}: {DIFFERING}", vllm_mlx.overrides_of_images())
     return max(
         compare_images(
             flags.seed, flags.workloads, flags.first, wheel=wheel, drawing=drawing
@@ -151,7 +143,7 @@ def _logits(flags: MlxFlags) -> int:
     found = compare_mlx_logits(flags.release, seed=flags.seed)
     title = f"mlx-lm {flags.release}: logits with the same weights"
     heads = ("prompts", "largest distance", "batches", "wrong", "largest distance", "")
-    table = table_of_numbers(title, "family", *heads)
+    table = playing.table_of_numbers(title, "family", *heads)
     for each in found:
         table.add_row(
             each.family,
@@ -162,7 +154,7 @@ def _logits(flags: MlxFlags) -> int:
             f"{each.largest_in_batches:.1e}",
             "equal" if each.agrees else "DIFFERENT",
         )
-    console().print(table)
+    playing.console().print(table)
     return 0 if all(each.agrees for each in found) else 1
 
 
@@ -171,11 +163,11 @@ def _random(flags: MlxFlags, record: Callable[[Played[MlxRules]], None] = lambda
     classes = compare_classes(flags.release, flags.seed, sequences, record=record)
     draw: Draw = draw_agents if flags.agents else draw_workload
     if flags.feature:
-        draw = named("feature", flags.feature, FEATURES)
+        draw = playing.named("feature", flags.feature, FEATURES)
     served = compare_server(
         flags.release, flags.seed, flags.workloads, first=flags.first, draw=draw, record=record
     )
-    out = console()
+    out = playing.console()
     if classes.counts:
         out.print(classes.table())
     out.print(served.table())
@@ -194,7 +186,7 @@ def _newest(flags: MlxFlags) -> int:
     return judge_newest(FAMILY, version, release, status, played)
 
 
-def differences(classes: Agreement, served: Agreement) -> Iterator[str]:
+def differences(classes: playing.Agreement, served: playing.Agreement) -> Iterator[str]:
     """The first difference of each kind, and how to see it again."""
     if classes.difference is not None:
         sequence, found = classes.difference

@@ -17,17 +17,8 @@ from collections.abc import Callable, Sequence
 from itertools import zip_longest
 from pathlib import Path
 
+from cachesim.lab.real.mlx_lm import server_http
 from cachesim.lab.real.mlx_lm.players import queues_of
-from cachesim.lab.real.mlx_lm.server_http import (
-    FILLER,
-    PATIENCE,
-    Client,
-    Inbox,
-    RequestQueue,
-    Turns,
-    call_of,
-    number_of,
-)
 from cachesim.lab.real.mlx_lm.server_models import Folders, watch_calls
 from cachesim.lab.real.worker_side import Json, Real, answer_each, own_output
 
@@ -134,7 +125,7 @@ class Server:
         self.death: str | None = None
         self.current: Json = {}
         self.pending: list[PendingRequest] = []
-        self.turns = Turns()
+        self.turns = server_http.Turns()
         self.batch_scripts = BatchScripts(self.mx)
         self.current_script: Real = None
         self.watch: Real = None
@@ -161,7 +152,7 @@ class Server:
         sys.argv = ["mlx_lm.server", *arguments]
         self._thread = threading.Thread(target=self.module.main, daemon=True)
         self._thread.start()
-        if not self._ready.wait(PATIENCE):
+        if not self._ready.wait(server_http.PATIENCE):
             raise RuntimeError("the server does not start")
 
     def _called(self, rows: int, columns: int) -> None:
@@ -198,7 +189,7 @@ class Server:
         )
 
     def _pending_of(self, args: Real) -> PendingRequest:
-        return self.pending[number_of(args)]
+        return self.pending[server_http.number_of(args)]
 
     def _counted(self, kind: Real) -> Real:
         server = self
@@ -216,9 +207,9 @@ class Server:
     def _queue(self) -> Real:
         """The first queue is that of the generation thread, others are for one request each."""
         if self.gate is None:
-            self.gate = RequestQueue(self.turns)
+            self.gate = server_http.RequestQueue(self.turns)
             return self.gate
-        return Inbox()
+        return server_http.Inbox()
 
     def _store(self, kind: Real, *rest: Real) -> Real:
         size = self.options.get("prompt_cache_size", 10)
@@ -299,14 +290,14 @@ class Server:
         pending = [self._submit(request) for request in group]
         self._gather(pending, first)
         for each in pending:
-            ends = time.monotonic() + PATIENCE
+            ends = time.monotonic() + server_http.PATIENCE
             while each.client.is_alive() and time.monotonic() < ends:
                 if self.death is not None or self.gate.stuck:
                     each.client.join(0.05)
                     each.client.leave()
                 each.client.join(0.005)
         self.gate.idle = False  # wait until the thread is idle after the last answer
-        ends = time.monotonic() + PATIENCE
+        ends = time.monotonic() + server_http.PATIENCE
         while self.death is None and not self.gate.idle and time.monotonic() < ends:
             time.sleep(0.002)
         for each in pending:
@@ -321,8 +312,10 @@ class Server:
     def _submit(self, request: Json) -> PendingRequest:
         if "model" in request:
             request = request | {"folder": str(self.folders[request["model"]])}
-        path, body = call_of(request, len(self.pending), reports_tokens=self.reports_tokens)
-        client = Client(self.httpd.server_address[1], path, body)
+        path, body = server_http.call_of(
+            request, len(self.pending), reports_tokens=self.reports_tokens
+        )
+        client = server_http.Client(self.httpd.server_address[1], path, body)
         script = Script(self.mx, request["reply"])
         if "drafts" in request and self.most_drafts:
             script = DraftScript(self.mx, request, self.most_drafts)
@@ -333,7 +326,7 @@ class Server:
 
     def _gather(self, pending: Sequence[PendingRequest], first: int) -> None:
         """Wait until every request is in the server's queue or refused; then let them in."""
-        ends, order = time.monotonic() + PATIENCE, []
+        ends, order = time.monotonic() + server_http.PATIENCE, []
         for number, each in enumerate(pending, first):
             while number not in self.gate.arrived and each.client.is_alive():
                 if time.monotonic() > ends:
@@ -410,7 +403,7 @@ class Server:
         self.httpd.server_close()
         if self.death is None:
             self.generator.stop_and_join()
-        self._thread.join(PATIENCE)
+        self._thread.join(server_http.PATIENCE)
 
 
 class Script:
@@ -425,7 +418,7 @@ class Script:
         """The next token for one row of the batch; the logits are recorded."""
         at = len(self.rows)
         self.rows.append(logprobs[0].tolist())  # at once: arrays belong to their thread
-        token = self._tokens[at] if at < len(self._tokens) else FILLER
+        token = self._tokens[at] if at < len(self._tokens) else server_http.FILLER
         return self._mx.array([token], dtype=self._mx.uint32)
 
 
@@ -444,7 +437,7 @@ class DraftScript(Script):
             at = len(self._proposed)
             self._proposed.append(step[at] if at < len(step) else UNUSED_TOKEN)
             return self._mx.array(self._proposed[-1:], dtype=self._mx.uint32)
-        whole = self._tokens + [FILLER] * (self._limit + self._count + 1)
+        whole = self._tokens + [server_http.FILLER] * (self._limit + self._count + 1)
         tokens = whole[done : done + logprobs.shape[0]]
         equal = zip(tokens, self._proposed, strict=False)
         accepted = next((i for i, (a, b) in enumerate(equal) if a != b), len(self._proposed))

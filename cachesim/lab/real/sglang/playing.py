@@ -9,18 +9,10 @@ from typing import Any, Final
 
 import numpy as np
 
-from cachesim.engines.sglang import sessions
+from cachesim.engines.sglang import pools, sessions
 from cachesim.engines.sglang.build import Sizes, grid_of, make_tree
 from cachesim.engines.sglang.integrity import check_books
 from cachesim.engines.sglang.node import Node, as_key
-from cachesim.engines.sglang.pools import (
-    MOST_PRIORITY,
-    HostShape,
-    Storage,
-    StorageShape,
-    WindowPool,
-    host_size,
-)
 from cachesim.engines.sglang.request import Batch, Drafts, Limits, Req
 from cachesim.engines.sglang.rules import Rules
 from cachesim.engines.sglang.scheduler import Scheduler
@@ -44,7 +36,7 @@ class Player:
         self.keys: list[list[int]] = []
         self._count = 0
         self.evicted: list[list[Any]] = []
-        self.storage = Storage()
+        self.storage = pools.Storage()
         self._start()
 
     def _start(self) -> None:
@@ -139,7 +131,7 @@ class Player:
 
     def _priority(self, given: int | None) -> int:
         if given is None and self.config.get("prioritizes"):
-            return MOST_PRIORITY if self.config.get("low_first") else -MOST_PRIORITY - 1
+            return pools.MOST_PRIORITY if self.config.get("low_first") else -pools.MOST_PRIORITY - 1
         return given or 0
 
     def _add(self, wanted: Mapping[str, Any]) -> Req:
@@ -242,7 +234,7 @@ class Player:
             check_books(self.tree, (), sessions.streams(self.sessions))
         pool = self.tree.pool
         free = {"tokens": pool.available}
-        if isinstance(pool, WindowPool):
+        if isinstance(pool, pools.WindowPool):
             free["window_tokens"] = pool.windows.available
         if self.tree.states is not None:
             free["states"] = self.tree.states.available
@@ -292,18 +284,18 @@ def scheduling(config: Mapping[str, Any], rules: Rules) -> dict[str, Any]:
     }
 
 
-def _host(config: Mapping[str, Any]) -> HostShape | None:
+def _host(config: Mapping[str, Any]) -> pools.HostShape | None:
     wanted, page = config.get("host"), config.get("page", 1)
     if wanted is None:
         return None
     storage = wanted.get("storage")
-    return HostShape(
-        tokens=host_size(config["tokens"], wanted["ratio"], page),
-        window_tokens=host_size(config.get("window_tokens", 0), wanted["ratio"], page),
-        states=host_size(config.get("states", 0), wanted["ratio"], 1),
+    return pools.HostShape(
+        tokens=pools.host_size(config["tokens"], wanted["ratio"], page),
+        window_tokens=pools.host_size(config.get("window_tokens", 0), wanted["ratio"], page),
+        states=pools.host_size(config.get("states", 0), wanted["ratio"], 1),
         policy=wanted["policy"],
         lag=wanted.get("lag", 0),
-        storage=StorageShape(**storage) if storage is not None else None,
+        storage=pools.StorageShape(**storage) if storage is not None else None,
     )
 
 

@@ -17,18 +17,9 @@ import sys
 from pathlib import Path
 from typing import Any, Final
 
+from cachesim.lab.real import worker_side
 from cachesim.lab.real.sglang import hicache_worker, stand_ins
 from cachesim.lab.real.vllm.models import STARTED as HYBRIDS
-from cachesim.lab.real.worker_side import (
-    EmptyModules,
-    Json,
-    Real,
-    Stub,
-    answer_lines,
-    fitting,
-    folder_of,
-    own_output,
-)
 
 _LAYERS: Final = 4
 
@@ -77,7 +68,7 @@ def _is_missing(name: str) -> bool:
 
 
 def _importer() -> str:
-    frame: Real = sys._getframe(1)
+    frame: worker_side.Real = sys._getframe(1)
     while frame is not None:
         named = frame.f_globals.get("__name__", "")
         if not named.startswith(("importlib", "cachesim", "_frozen")):
@@ -88,12 +79,12 @@ def _importer() -> str:
 
 def install(root: Path) -> None:
     """Make `import sglang.srt.server_args` work from an unpacked wheel."""
-    torch: Real = importlib.import_module("torch")
-    transformers: Real = importlib.import_module("transformers")
+    torch: worker_side.Real = importlib.import_module("torch")
+    transformers: worker_side.Real = importlib.import_module("transformers")
     for name in ("AutoProcessor", "AutoTokenizer", "AutoConfig"):  # before anything is empty
         getattr(transformers, name)
     importlib.import_module("transformers.processing_utils")
-    images = Stub(register=lambda *_, **__: None)  # they need another package
+    images = worker_side.Stub(register=lambda *_, **__: None)  # they need another package
     vars(sys.modules["transformers"]).update(AutoImageProcessor=images)
     importlib.import_module("torch.utils.cpp_extension")
     torch.compile = stand_ins.compile_nothing
@@ -104,16 +95,16 @@ def install(root: Path) -> None:
         get_device_name=lambda *_: NAME,
         get_device_capability=lambda *_: CAPABILITY,
         mem_get_info=lambda *_: (MEMORY, MEMORY),
-        get_device_properties=lambda *_: Stub(
+        get_device_properties=lambda *_: worker_side.Stub(
             name=NAME, major=9, minor=0, total_memory=MEMORY, multi_processor_count=132
         ),
     )
     torch.version.cuda = "12.9"
     sys.modules["dill"] = pickle
     sys.path.insert(0, str(root))
-    sys.meta_path.insert(0, EmptyModules(_is_missing))
+    sys.meta_path.insert(0, worker_side.EmptyModules(_is_missing))
     stand_ins.name_chunk_size(root)
-    common: Real = importlib.import_module("sglang.srt.utils.common")
+    common: worker_side.Real = importlib.import_module("sglang.srt.utils.common")
     common.get_nvgpu_memory_capacity = lambda: MEMORY >> 20
 
 
@@ -155,13 +146,15 @@ class ConfigFactory:
 
     def __init__(self, root: Path) -> None:
         install(root)
-        self.arguments: Real = importlib.import_module("sglang.srt.server_args").ServerArgs
-        self._folder = folder_of(STARTED)
+        self.arguments: worker_side.Real = importlib.import_module(
+            "sglang.srt.server_args"
+        ).ServerArgs
+        self._folder = worker_side.folder_of(STARTED)
 
     def model(self, name: str) -> str:
         return str(Path(self._folder.name, name))
 
-    def flags(self, config: Json) -> dict[str, Real]:
+    def flags(self, config: worker_side.Json) -> dict[str, worker_side.Real]:
         given = {flag: config[name] for flag, name in FLAGS.items() if name in config}
         given["model_path"] = self.model(config["kind"])
         given["max_running_requests"] = config.get("requested", config.get("max_running"))
@@ -178,9 +171,9 @@ class ConfigFactory:
         given |= hicache_worker.flags(config.get("host"))
         return given
 
-    def resolved(self, config: Json) -> dict[str, Json]:
+    def resolved(self, config: worker_side.Json) -> dict[str, worker_side.Json]:
         """Every field of the configuration that a server would start with."""
-        args = fitting(self.arguments, **self.flags(config))
+        args = worker_side.fitting(self.arguments, **self.flags(config))
         if hasattr(args, "resolve_once"):
             args.resolve_once()
             found = args.resolved_dict()
@@ -197,18 +190,18 @@ class ConfigFactory:
             for name, value in plain.items()
         }
 
-    def _chunk_size(self, args: Real, config: Json) -> int | None:
+    def _chunk_size(self, args: worker_side.Real, config: worker_side.Json) -> int | None:
         if "mamba" not in config["kind"]:
             return None
         if hasattr(self.arguments, "mamba_cache_chunk_size"):
             return int(args.mamba_cache_chunk_size)
-        overrides: Real = importlib.import_module("sglang.srt.arg_groups.overrides")
+        overrides: worker_side.Real = importlib.import_module("sglang.srt.arg_groups.overrides")
         return int(overrides.mamba_cache_chunk_size(args))
 
 
 def main() -> None:
     """Answer flags until the input ends."""
-    answers = own_output()
+    answers = worker_side.own_output()
     logging.disable(logging.CRITICAL)
     start = ConfigFactory(Path(sys.argv[1]))
-    answer_lines(answers, start.resolved)
+    worker_side.answer_lines(answers, start.resolved)

@@ -22,15 +22,7 @@ from cachesim.engines.transformers.requests import FutureRequestState, RequestSt
 from cachesim.engines.transformers.scheduler import Scheduler
 from cachesim.engines.transformers.server import Processor
 from cachesim.errors import UpstreamAbort
-from cachesim.lab.real.playing import (
-    Agreement,
-    Override,
-    console,
-    differing_defaults,
-    first_difference,
-    overrides_of,
-    watched,
-)
+from cachesim.lab.real import playing
 from cachesim.lab.real.worker_process import JsonProcess
 from cachesim.typed import Json
 
@@ -83,27 +75,27 @@ def started(python: Path) -> JsonProcess:
     return JsonProcess("transformers", [str(python), "-W", "ignore", str(WORKER)])
 
 
-def overrides(python: Path, release: str, seed: int) -> list[Override]:
+def overrides(python: Path, release: str, seed: int) -> list[playing.Override]:
     """Fields whose values in drawn workloads or in the simulator differ from a server's."""
     rows: list[Sequence[str]] = []
     with started(python) as process:
         for number in range(12):
             answer = process.order({"settings": draw(seed, number)})
             rows += answer["rows"]
-    rows += differing_defaults(FAMILY, release, answer["defaults"])
-    return overrides_of(rows, OVERRIDES, PRETENDED)
+    rows += playing.differing_defaults(FAMILY, release, answer["defaults"])
+    return playing.overrides_of(rows, OVERRIDES, PRETENDED)
 
 
 def compare(python: Path, release: str, seed: int, workloads: int) -> int:
     """Compare workloads; the exit status."""
     title = f"transformers {release}: batches of its own scheduler and cache, seed {seed}"
-    agreement, seen = Agreement(title=title, kinds="layers"), Counter[str]()
+    agreement, seen = playing.Agreement(title=title, kinds="layers"), Counter[str]()
     with started(python) as process:
-        for number in watched(range(workloads)):
+        for number in playing.watched(range(workloads)):
             workload = draw(seed, number)
             real = process.order(workload)
             simulated = list(Played(workload, seen).results())
-            found = first_difference(real, json_of(simulated))
+            found = playing.first_difference(real, json_of(simulated))
             agreement.add(
                 "+".join(sorted({KINDS[each] for each in workload["layers"]})),
                 number,
@@ -114,7 +106,7 @@ def compare(python: Path, release: str, seed: int, workloads: int) -> int:
             )
     status = agreement.show()
     told = ", ".join(f"{seen[name]:,} {name}" for name in sorted(seen))
-    console().print(f"among them: {told}", markup=False)
+    playing.console().print(f"among them: {told}", markup=False)
     return status
 
 
@@ -272,12 +264,12 @@ ROWS: Final = ("reorder", "select", "repeat")
 def compare_layers(python: Path, release: str, seed: int, scripts: int) -> int:
     """Compare scripts; the exit status."""
     title = f"transformers {release}: layers of its own DynamicCache, seed {seed}"
-    agreement = Agreement(title=title, kinds="layers")
+    agreement = playing.Agreement(title=title, kinds="layers")
     with started(python) as process:
-        for number in watched(range(scripts)):
+        for number in playing.watched(range(scripts)):
             script = draw_layers(seed, number)
             real, simulated = process.order(script), layers_played(script, release)
-            found = first_difference(real, simulated)
+            found = playing.first_difference(real, simulated)
             agreement.add(
                 "+".join(sorted(set(script["kinds"]))) if len(script["kinds"]) == 1 else "several",
                 number,

@@ -14,15 +14,9 @@ from cachesim.engines.vllm.server import Vllm
 from cachesim.lab.real.environment import Environment
 from cachesim.lab.real.playing import Override, overrides_of
 from cachesim.lab.real.schedules import RealScheduler, events_of, grouped, wanted_of
+from cachesim.lab.real.vllm import workloads
 from cachesim.lab.real.vllm.playing import play
 from cachesim.lab.real.vllm.worker_settings import OVERRIDES, PRETENDED
-from cachesim.lab.real.vllm.workloads import (
-    draw,
-    draw_agents,
-    draw_async,
-    draw_compressed,
-    draw_loads,
-)
 from cachesim.play.session import ABORTED, Record, Session
 from cachesim.scenario.format import Scenario
 from cachesim.typed import of_kind
@@ -130,7 +124,7 @@ SCHEDULER: Final = RealScheduler(
     family=FAMILY,
     kept=re.compile(r"vllm/.*\.py"),
     worker="cachesim.lab.real.vllm.scheduler_worker",
-    draw=draw,
+    draw=workloads.draw,
     play=play,
     config_of=config_of,
     hurdles=hurdles,
@@ -141,25 +135,25 @@ SCHEDULER: Final = RealScheduler(
 )
 """It runs with its own Python files and a CPU's torch."""
 
-ASYNC: Final = replace(SCHEDULER, draw=draw_async)
+ASYNC: Final = replace(SCHEDULER, draw=workloads.draw_async)
 """The same, with asynchronous scheduling."""
 
-LOADS: Final = replace(SCHEDULER, draw=draw_loads)
+LOADS: Final = replace(SCHEDULER, draw=workloads.draw_loads)
 """The same, beside a store whose loads come steps later, or fail."""
 
-AGENTS: Final = replace(SCHEDULER, draw=draw_agents)
+AGENTS: Final = replace(SCHEDULER, draw=workloads.draw_agents)
 """The same, with the requests of coding agents."""
 
 
-COMPRESSED: Final = replace(SCHEDULER, draw=draw_compressed)
+COMPRESSED: Final = replace(SCHEDULER, draw=workloads.draw_compressed)
 """The same, with the layers of DeepSeek V4."""
 
 
 def overrides(release: str, seed: int, numbers: range) -> list[Override]:
     """Differences of drawn workloads' configurations from those of a server's start."""
     known = FAMILY.release(release)
-    drawn = [draw, draw_async, draw_agents, draw_loads]
-    drawn += [draw_compressed] if known.rules.lookup.mixed_blocks else []
+    drawn = [workloads.draw, workloads.draw_async, workloads.draw_agents, workloads.draw_loads]
+    drawn += [workloads.draw_compressed] if known.rules.lookup.mixed_blocks else []
     configs = [make(seed, number, known.rules)["config"] for number in numbers for make in drawn]
     with SCHEDULER.start(known.name) as real:
         answers = real.order({"settings": configs})["results"]

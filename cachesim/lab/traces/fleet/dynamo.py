@@ -16,15 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from cachesim.lab.traces.fleet.router import (
-    Arrival,
-    Dispatcher,
-    Replica,
-    Router,
-    RouterError,
-    in_range,
-    one_of,
-)
+from cachesim.lab.traces.fleet import router
 
 
 @dataclass(slots=True)
@@ -95,7 +87,7 @@ class Booked:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Dynamo(Router):
+class Dynamo(router.Router):
     """The replica with the lowest cost; of several one at random."""
 
     name: ClassVar[str] = "dynamo"
@@ -117,23 +109,23 @@ class Dynamo(Router):
             "decode_active_request_weight",
             "kv_event_lag_ms",
         ):
-            in_range(name, getattr(self, name), 0)
-        in_range("kv_event_loss", self.kv_event_loss, 0, 1)
+            router.in_range(name, getattr(self, name), 0)
+        router.in_range("kv_event_loss", self.kv_event_loss, 0, 1)
 
-    def start(self, replicas: Sequence[Replica]) -> "KvRouter":
+    def start(self, replicas: Sequence[router.Replica]) -> "KvRouter":
         units = {each.unit for each in replicas}
         if len(units) > 1:
             msg = f"router dynamo needs blocks of one size; these replicas have {sorted(units)}"
-            raise RouterError(msg)
+            raise router.RouterError(msg)
         return KvRouter(replicas, self)
 
 
-class KvRouter(Dispatcher):
+class KvRouter(router.Dispatcher):
     """The dispatcher of `Dynamo`."""
 
     needs_events = True
 
-    def __init__(self, replicas: Sequence[Replica], rules: Dynamo) -> None:
+    def __init__(self, replicas: Sequence[router.Replica], rules: Dynamo) -> None:
         super().__init__(replicas)
         self.rules = rules
         self.index = Index(rules.kv_event_lag_ms, [set() for _ in replicas])
@@ -141,26 +133,26 @@ class KvRouter(Dispatcher):
         self.rng = random.Random(rules.seed)
         self.losses = random.Random(rules.seed)
 
-    def choose(self, arrival: Arrival) -> int:
+    def choose(self, arrival: router.Arrival) -> int:
         """Follows `select_worker` and the booking after it; upstream draws among equal costs."""
-        chosen = one_of(self.cheapest(arrival), self.rng)
+        chosen = router.one_of(self.cheapest(arrival), self.rng)
         self.book(arrival, chosen)
         return chosen
 
-    def cheapest(self, arrival: Arrival) -> list[int]:
+    def cheapest(self, arrival: router.Arrival) -> list[int]:
         """The replicas with the lowest cost."""
         costs = self.costs(arrival)
         least = min(costs.values())
         return [number for number, cost in costs.items() if cost == least]
 
-    def book(self, arrival: Arrival, chosen: int) -> None:
+    def book(self, arrival: router.Arrival, chosen: int) -> None:
         """Count a request as active on its replica."""
         unit = self.replicas[chosen].unit
         keys = arrival.keys(unit)
         cached = self.index.overlap(chosen, keys) * unit
         self.booked[chosen].add(arrival.number, keys, len(arrival.prompt) - cached)
 
-    def costs(self, arrival: Arrival) -> dict[int, float]:
+    def costs(self, arrival: router.Arrival) -> dict[int, float]:
         """The cost of each replica. Follows `worker_logit`."""
         self.index.advance(arrival.time)
         rules, alive = self.rules, self.alive()
@@ -184,10 +176,10 @@ class KvRouter(Dispatcher):
             )
         return found
 
-    def prefilled(self, arrival: Arrival, replica: int) -> None:
+    def prefilled(self, arrival: router.Arrival, replica: int) -> None:
         self.booked[replica].prefill.pop(arrival.number, None)
 
-    def finished(self, arrival: Arrival, replica: int) -> None:
+    def finished(self, arrival: router.Arrival, replica: int) -> None:
         self.booked[replica].free(arrival.number)
 
     def stored(self, replica: int, keys: Sequence[int], time: float) -> None:

@@ -14,17 +14,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Final, Literal, TypeAlias, cast
 
+from cachesim.lab.traces.fleet import plain
 from cachesim.lab.traces.fleet.cache_aware import CacheAware
 from cachesim.lab.traces.fleet.dynamo import Dynamo
 from cachesim.lab.traces.fleet.gateway import Gateway
-from cachesim.lab.traces.fleet.plain import (
-    BoundedHash,
-    LeastLoaded,
-    Oracle,
-    Random,
-    RoundRobin,
-    Sticky,
-)
 from cachesim.lab.traces.fleet.router import Router, RouterError
 
 OTHERS: Final = re.compile(r"(\d{1,4})(?:-(\d{1,4}))?:(.+)")
@@ -117,15 +110,15 @@ def changes_of(texts: Sequence[str], replicas: int) -> tuple[Change, ...]:
 ROUTERS: Final[Mapping[str, type[Router]]] = {
     each.name: each
     for each in (
-        RoundRobin,
-        Random,
-        LeastLoaded,
-        Sticky,
-        BoundedHash,
+        plain.RoundRobin,
+        plain.Random,
+        plain.LeastLoaded,
+        plain.Sticky,
+        plain.BoundedHash,
         CacheAware,
         Dynamo,
         Gateway,
-        Oracle,
+        plain.Oracle,
     )
 }
 """All routers, by name."""
