@@ -40,13 +40,12 @@ def common(spec: ModelSpec) -> Arguments:
 
 def llama(spec: ModelSpec) -> Arguments:
     """Llama, rotating neighbours as GGUF files do."""
-    return common(spec) | {"model_type": "llama", "rope_traditional": spec.rope == "pairs"}
+    return common(spec) | {"rope_traditional": spec.rope == "pairs"}
 
 
 def gemma3(spec: ModelSpec) -> Arguments:
     """Gemma 3's text model."""
     return common(spec) | {
-        "model_type": "gemma3_text",
         "rope_local_base_freq": spec.rope_base,
         "query_pre_attn_scalar": spec.head_size,
         "sliding_window": spec.window,
@@ -74,7 +73,7 @@ def gemma3n(spec: ModelSpec) -> Arguments:
         "altup_active_idx": 0,
         "laurel_rank": 4,
     }
-    return {"model_type": "gemma3n", "text_config": common(spec) | own}
+    return {"text_config": common(spec) | own}
 
 
 def llama4(spec: ModelSpec) -> Arguments:
@@ -91,13 +90,12 @@ def llama4(spec: ModelSpec) -> Arguments:
         "rope_scaling": None,
         "use_qk_norm": False,
     }
-    return {"model_type": "llama4", "text_config": common(spec) | own}
+    return {"text_config": common(spec) | own}
 
 
 def qwen3_5(spec: ModelSpec) -> Arguments:
     """Qwen 3.5's text model."""
     return common(spec) | {
-        "model_type": "qwen3_5",
         "linear_num_value_heads": spec.state_heads,
         "linear_num_key_heads": spec.groups,
         "linear_key_head_dim": spec.state_size,
@@ -115,7 +113,6 @@ def qwen3_5(spec: ModelSpec) -> Arguments:
 def granite(spec: ModelSpec) -> Arguments:
     """Granite 4 hybrid, without experts."""
     return common(spec) | {
-        "model_type": "granitemoehybrid",
         "attention_bias": False,
         "embedding_multiplier": spec.embedding_scale,
         "attention_multiplier": spec.head_size**-0.5,
@@ -136,7 +133,6 @@ def granite(spec: ModelSpec) -> Arguments:
 def mamba2(spec: ModelSpec) -> Arguments:
     """Mamba-2."""
     return {
-        "model_type": "mamba2",
         "num_heads": spec.state_heads,
         "head_dim": spec.inner // spec.state_heads,
         "vocab_size": spec.vocabulary,
@@ -158,7 +154,6 @@ def mamba2(spec: ModelSpec) -> Arguments:
 def nemotron_h(spec: ModelSpec) -> Arguments:
     """Nemotron-H without its MLP blocks: attention knows no positions there."""
     return common(spec) | {
-        "model_type": "nemotron_h",
         "attention_bias": False,
         "mamba_num_heads": spec.state_heads,
         "mamba_head_dim": spec.inner // spec.state_heads,
@@ -178,7 +173,6 @@ def nemotron_h(spec: ModelSpec) -> Arguments:
 def qwen3_next(spec: ModelSpec) -> Arguments:
     """Qwen3-Next, without experts."""
     return qwen3_5(spec) | {
-        "model_type": "qwen3_next",
         "num_experts": 0,
         "num_experts_per_tok": 1,
         "decoder_sparse_step": 1,
@@ -192,7 +186,6 @@ def qwen3_next(spec: ModelSpec) -> Arguments:
 def lfm2(spec: ModelSpec) -> Arguments:
     """LFM2."""
     return common(spec) | {
-        "model_type": "lfm2",
         "norm_eps": spec.norm_epsilon,
         "conv_bias": False,
         "conv_L_cache": spec.conv_size,
@@ -210,7 +203,6 @@ def deepseek_v41(spec: ModelSpec) -> Arguments:
     ratios = [0 if kind == "window" else RATIO for kind in spec.layers]
     with_groups = [layer for layer, ratio in enumerate(ratios) if ratio]
     return common(spec) | {
-        "model_type": "deepseek_v41",
         "q_lora_rank": spec.head_size,
         "qk_rope_head_dim": spec.head_size // 2,
         "o_groups": 1,
@@ -232,7 +224,6 @@ def deepseek_v41(spec: ModelSpec) -> Arguments:
 def falcon_h1(spec: ModelSpec) -> Arguments:
     """Falcon-H1: a mixer and attention side by side in every layer, so it has half as many."""
     return common(spec) | {
-        "model_type": "falcon_h1",
         "num_hidden_layers": len(spec.layers) // 2,
         "mamba_d_conv": spec.conv_size,
         "mamba_d_head": spec.inner // spec.state_heads,
@@ -248,7 +239,6 @@ def falcon_h1(spec: ModelSpec) -> Arguments:
 def plamo2(spec: ModelSpec) -> Arguments:
     """PLaMo 2, where mixers and attention take turns."""
     return common(spec) | {
-        "model_type": "plamo2",
         "hidden_size_per_head": spec.head_size,
         "mamba_d_state": spec.state_size,
         "mamba_d_conv": spec.conv_size,
@@ -260,7 +250,6 @@ def plamo2(spec: ModelSpec) -> Arguments:
 def jamba(spec: ModelSpec) -> Arguments:
     """Jamba, without experts."""
     return common(spec) | {
-        "model_type": "jamba",
         "attn_layer_offset": 1,
         "attn_layer_period": 2,
         "expert_layer_offset": 0,
@@ -580,7 +569,8 @@ def order_of(spec: ModelSpec, weights: Path, ids: Sequence[int] = ()) -> dict[st
             rows = np.zeros((spec.vocabulary, spec.width), np.float32)
             rows[list(ids)] = drawn[name]
             drawn[name] = rows
-    order: dict[str, Any] = {"module": spec.family, "arguments": held.arguments(spec)}
+    arguments = {"model_type": spec.family} | held.arguments(spec)
+    order: dict[str, Any] = {"module": spec.family, "arguments": arguments}
     if held.tensors is None:
         return order
     tensors: dict[str, Any] = dict(held.tensors(spec, drawn))
