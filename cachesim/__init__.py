@@ -46,22 +46,7 @@ __getattr__ = lazily(__name__, HOMES)
 
 
 __all__ = [
-    "CachesimError",
-    "Engine",
-    "InputError",
-    "ModelSpec",
-    "Profile",
-    "Reply",
-    "Request",
-    "Run",
-    "Scenario",
-    "ScenarioError",
-    "Step",
-    "UpstreamAbort",
-    "load",
-    "preset",
-    "run",
-    "run_scenario",
-    "show",
-    "sweep",
-]
+    "CachesimError", "Engine", "InputError", "ModelSpec", "Profile", "Reply", "Request", "Run",
+    "Scenario", "ScenarioError", "Step", "UpstreamAbort", "load", "preset", "run",
+    "run_scenario", "show", "sweep",
+]  # fmt: skip

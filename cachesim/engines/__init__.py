@@ -45,15 +45,6 @@ for name, package in PACKAGES.items():
     FAMILIES.announce(name, f"{__name__}.{package}.family")
 
 __all__ = [
-    "FAMILIES",
-    "ByteStore",
-    "Cause",
-    "Engine",
-    "Event",
-    "Loss",
-    "Message",
-    "Profile",
-    "Reply",
-    "Request",
-    "Ticket",
-]
+    "FAMILIES", "ByteStore", "Cause", "Engine", "Event", "Loss", "Message", "Profile", "Reply",
+    "Request", "Ticket",
+]  # fmt: skip

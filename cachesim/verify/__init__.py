@@ -21,19 +21,6 @@ from cachesim.verify.oracle import Oracle, cold_logits
 from cachesim.verify.verdict import BOUND, Answer, Reuse, Verdict, WrongStep, judge
 
 __all__ = [
-    "BOUND",
-    "Answer",
-    "Divergence",
-    "Explanation",
-    "IdealCache",
-    "Oracle",
-    "Part",
-    "Reuse",
-    "Verdict",
-    "WrongStep",
-    "adds_up",
-    "cold_logits",
-    "explain",
-    "judge",
-    "sentence",
-]
+    "BOUND", "Answer", "Divergence", "Explanation", "IdealCache", "Oracle", "Part", "Reuse",
+    "Verdict", "WrongStep", "adds_up", "cold_logits", "explain", "judge", "sentence",
+]  # fmt: skip

@@ -21,17 +21,6 @@ from cachesim.lab.lessons.lesson import (
 from cachesim.lab.lessons.page import page
 
 __all__ = [
-    "ExecutedExercise",
-    "ExecutedLesson",
-    "ExecutedPart",
-    "Lesson",
-    "Mark",
-    "Question",
-    "execute",
-    "is_right",
-    "lesson",
-    "lessons",
-    "mark",
-    "page",
-    "questions",
-]
+    "ExecutedExercise", "ExecutedLesson", "ExecutedPart", "Lesson", "Mark", "Question",
+    "execute", "is_right", "lesson", "lessons", "mark", "page", "questions",
+]  # fmt: skip

@@ -47,19 +47,10 @@ def copy_prompt_cache(cache: Sequence[LayerCache]) -> list[LayerCache]:
 
 
 __all__ = [
-    "ArraysCache",
-    "BatchKVCache",
-    "BatchRotatingKVCache",
-    "CacheList",
-    "ChunkedKVCache",
-    "KVCache",
-    "LayerCache",
-    "QuantizedKVCache",
-    "RotatingKVCache",
-    "can_trim_prompt_cache",
-    "copy_prompt_cache",
-    "trim_prompt_cache",
-]
+    "ArraysCache", "BatchKVCache", "BatchRotatingKVCache", "CacheList", "ChunkedKVCache",
+    "KVCache", "LayerCache", "QuantizedKVCache", "RotatingKVCache", "can_trim_prompt_cache",
+    "copy_prompt_cache", "trim_prompt_cache",
+]  # fmt: skip
 
 
 # Prompt caches as bytes: upstream's save and load, in a container of cachesim's own.
