@@ -236,22 +236,9 @@ def _stdlib(data: bytes) -> Iterator[tuple[str, bytes]]:
 
 
 ENCODINGS: Final = [
-    "__init__",
-    "aliases",
-    "ascii",
-    "charmap",
-    "cp437",
-    "idna",
-    "latin_1",
-    "punycode",
-    "raw_unicode_escape",
-    "unicode_escape",
-    "utf_16",
-    "utf_32",
-    "utf_7",
-    "utf_8",
-    "utf_8_sig",
-]
+    "__init__", "aliases", "ascii", "charmap", "cp437", "idna", "latin_1", "punycode",
+    "raw_unicode_escape", "unicode_escape", "utf_16", "utf_32", "utf_7", "utf_8", "utf_8_sig",
+]  # fmt: skip
 """Encodings that are used: the others are tables of a megabyte."""
 
 

@@ -42,20 +42,11 @@ import make_lessons  # isort: skip
 
 LESSON: Final = "_generated/lessons/5-checkpoints.html"
 PAGES: Final = (
-    "index.html",
-    LESSON,
-    "_generated/lessons/11-server-log.html",
-    "_generated/causes.html",
-    "quickstart.html",
-    "install.html",
-    "gallery.html",
-    "measurements.html",
-    "_generated/releases.html",
-    "_generated/python.html",
-    "_generated/flags.html",
-    "howto/hybrid-reprocesses-everything.html",
-    "search.html",
-)
+    "index.html", LESSON, "_generated/lessons/11-server-log.html", "_generated/causes.html",
+    "quickstart.html", "install.html", "gallery.html", "measurements.html",
+    "_generated/releases.html", "_generated/python.html", "_generated/flags.html",
+    "howto/hybrid-reprocesses-everything.html", "search.html",
+)  # fmt: skip
 WIDER: Final = """() => [...document.querySelectorAll("article table")].flatMap((table, i) =>
     table.parentElement.scrollWidth > table.parentElement.clientWidth + 1 ? [i] : [])"""
 """The tables of a page that stick out of what holds them."""

@@ -297,23 +297,7 @@ def _bisect(place: Bench, _life: Life) -> None:
 
 
 TURNS: Final[tuple[Turn, ...]] = (
-    _text,
-    _page,
-    _trace,
-    _scenario,
-    _what_if,
-    _told,
-    _stdin,
-    _packed,
-    _excerpt,
-    _damaged,
-    _one_request,
-    _rotated,
-    _scenario_elsewhere,
-    _wrapped,
-    _scenario_compared,
-    _tune,
-    _tune_json,
-    _tune_page,
-    _bisect,
-)
+    _text, _page, _trace, _scenario, _what_if, _told, _stdin, _packed, _excerpt, _damaged,
+    _one_request, _rotated, _scenario_elsewhere, _wrapped, _scenario_compared, _tune, _tune_json,
+    _tune_page, _bisect,
+)  # fmt: skip

@@ -268,14 +268,6 @@ def _damaged(place: Bench) -> None:
 
 
 TURNS: Final[tuple[Callable[[Bench], None], ...]] = (
-    _text,
-    _page,
-    _trace,
-    _one_request,
-    _tune,
-    _stdin,
-    _scenario,
-    _damaged,
-    _tune_json,
+    _text, _page, _trace, _one_request, _tune, _stdin, _scenario, _damaged, _tune_json,
     _tune_page,
-)
+)  # fmt: skip

@@ -15,20 +15,8 @@ WHOLE: Final = (
     10**30,
 )  # fmt: skip
 REAL: Final = (
-    0.0,
-    -0.0,
-    0.1,
-    0.5,
-    0.99,
-    1.0,
-    1.5,
-    -1.0,
-    1e-9,
-    1e12,
-    1e308,
-    float("inf"),
-    float("nan"),
-)
+    0.0, -0.0, 0.1, 0.5, 0.99, 1.0, 1.5, -1.0, 1e-9, 1e12, 1e308, float("inf"), float("nan"),
+)  # fmt: skip
 WORDS: Final = (
     "", " ", "a", "S", "S S", "S a", "S[:5]", "S[5:2]", "S[:0]", "A.reply", "A.reply[1:]", ".reply",
     "none", "any", "same", "complete", "cancel", "user", "robot", "llama.cpp", "mlx-lm", "b9538",

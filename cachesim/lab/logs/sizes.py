@@ -22,18 +22,8 @@ VERSIONS: Final = (2, 3)
 STRING, ARRAY = 8, 9
 
 NUMBERS: Final[Mapping[int, str]] = {
-    0: "B",
-    1: "b",
-    2: "H",
-    3: "h",
-    4: "I",
-    5: "i",
-    6: "f",
-    7: "?",
-    10: "Q",
-    11: "q",
-    12: "d",
-}
+    0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d",
+}  # fmt: skip
 """Types of values, as `struct` names them."""
 
 MOST_KEYS: Final = 1 << 16

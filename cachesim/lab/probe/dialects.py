@@ -542,16 +542,9 @@ def _text_row(place: JsonObject) -> Row:
 
 
 DIALECTS: Final[tuple[type[Dialect], ...]] = (
-    LlamaServer,
-    SglangServer,
-    VllmServer,
-    MlxServer,
-    PythonServer,
-    TransformersServer,
-    OllamaServer,
-    LmStudioServer,
-    TextServer,
-)
+    LlamaServer, SglangServer, VllmServer, MlxServer, PythonServer, TransformersServer,
+    OllamaServer, LmStudioServer, TextServer,
+)  # fmt: skip
 
 
 def dialect_of(connection: Connection, words: tuple[str, ...], *, chat: bool) -> Dialect:

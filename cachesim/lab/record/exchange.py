@@ -33,17 +33,9 @@ DONE: Final = b"[DONE]"
 """End marker of OpenAI's streams; clients may disconnect after it."""
 
 NUMBERS: Final = (
-    b'"usage"',
-    b'"timings"',
-    b'"error"',
-    b'"prompt_progress"',
-    DONE,
-    b'"stop',
-    b'"eval_count"',
-    b'"meta_info"',
-    b'"chat.end"',
-    b'"finish_reason"',
-)
+    b'"usage"', b'"timings"', b'"error"', b'"prompt_progress"', DONE, b'"stop', b'"eval_count"',
+    b'"meta_info"', b'"chat.end"', b'"finish_reason"',
+)  # fmt: skip
 """Keys of the lines that are still parsed when the reply is long enough."""
 
 LAST: Final = frozenset(("message_stop", "response.completed", "response.incomplete"))
