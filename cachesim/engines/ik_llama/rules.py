@@ -39,7 +39,6 @@ class Rules:
     restore_is_checked: bool = False  # later release: pos_max must be the checkpoint's afterwards
     interval_starts_at: int = 0  # later release: -1
     interval_counts_tokens: bool = True  # later release compares positions instead
-    eviction: Literal["fifo", "variance"] = "fifo"  # #2020
     keeps_earliest: bool = False  # #1877: with a cap above 1 the second oldest is evicted
 
     # speculation
@@ -67,7 +66,6 @@ LATER: Final = Rules(
     restore_is_checked=True,
     interval_starts_at=-1,
     interval_counts_tokens=False,
-    eviction="variance",
     trims_companion_always=False,
     commit_keeps_pending_row=True,
 )

@@ -43,9 +43,6 @@ class TreeRules:
     copies_inner_windows: bool = True
     """#29204: the same of its window slots."""
 
-    refills_windows: bool = True
-    """Inserting over a node whose window is gone revives it with the request's own slots."""
-
     key_without_reply: bool = False
     """#24380: a finished request leaves its prompt as the key, with the state after its reply."""
 
@@ -90,9 +87,6 @@ class TreeRules:
     one_wait_per_request: bool = True
     """0.5.23: a request waits for the storage from its first check, as long as the pages that it
     asked for allow, and asks no more; before, each query has its own time, by the pages found."""
-
-    matches_without_window: bool = False
-    """Our own defect: a match does not look whether the window before its end is alive."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -157,8 +157,7 @@ class UnifiedTreeCore(Tree):
         return usable
 
     def _legal(self, alive: float, *, has_state: bool) -> bool:
-        window_fits = alive >= self.shape.window or self.rules.tree.matches_without_window
-        if self.has_windows and not window_fits:
+        if self.has_windows and alive < self.shape.window:
             return False
         return not self.has_states or has_state
 
@@ -541,7 +540,7 @@ class Insertion:
         `update_component_on_insert_overlap`.
         """
         tree, pool = self.tree, self.tree.windows
-        if pool is None or node.window or not tree.rules.tree.refills_windows:
+        if pool is None or node.window:
             return length
         start = max(self.total, self.gone)
         if start >= self.total + length:
