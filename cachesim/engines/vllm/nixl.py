@@ -77,6 +77,8 @@ class Nixl(Connector):
     lease: int = field(kw_only=True)  # steps; 0: heartbeats renew it
     rows: int = field(kw_only=True)  # of a ring, which a read brings
     prefills: dict[int, Prefill] = field(default_factory=dict)
+    delays: dict[int, int] = field(default_factory=dict)
+    """Turns that a request came later to this scheduler than to the prefill server."""
 
     @classmethod
     def of(
@@ -110,11 +112,13 @@ class Nixl(Connector):
         )
         made = next(each for each in self.ahead.scheduler.waiting if each.id == int(ticket))
         self.prefills[request.id] = Prefill(ticket=ticket, request=request, made=made)
+        self.delays[request.id] = -1  # may come with the first turn
 
     def advance(self) -> tuple[list[Prefill], list[Prefill]]:
         """Let the prefill server step: the requests that it is done with, and the ended leases."""
         busy, done, ended = self.busy, [], []
         for each in self.prefills.values():
+            self.delays[each.request.id] += each.blocks is None
             each.left -= each.blocks is not None and each.holds
             if each.blocks is not None and each.holds and not each.left:
                 self._free(each)
@@ -138,6 +142,7 @@ class Nixl(Connector):
             return False
         del self.prefills[request.id]
         if held.blocks is None:
+            del self.delays[request.id]
             self.ahead.cancel(held.ticket)
             return True
         self._free(held)

@@ -548,6 +548,12 @@ class VllmOptions:
                 f"option 'max_num_batched_tokens' is {budget}; vLLM does not start with fewer "
                 f"than max_num_seqs, which is {seqs}"
             )
+        ahead = self.drafts if self.use_eagle else 0
+        if budget <= ahead and not rules.scheduler.accepts_short_budgets:
+            raise OptionError(
+                f"option 'max_num_batched_tokens' is {budget}; this release does not start unless "
+                f"it is more than the {ahead} tokens of a draft"
+            )
         if self.max_num_scheduled_tokens > budget:
             raise OptionError(
                 f"option 'max_num_scheduled_tokens' is {self.max_num_scheduled_tokens}; a step has "

@@ -239,6 +239,10 @@ class SchedulerRules:
     """0.27: a step may have fewer tokens than a state's block; before, a server with such a
     `max_num_batched_tokens` does not start."""
 
+    accepts_short_budgets: bool = False
+    """Until 0.32: a step may have as few tokens as a drafter looks ahead; since 0.33 a server with
+    such a `max_num_batched_tokens` does not start."""
+
     lookahead_for_new: bool = True
     """0.23: a new request also reserves the drafter's look-ahead slots."""
 
@@ -399,6 +403,7 @@ RULES_0320 = replace(
         returns_cut_tokens=False,
         goes_on_without_itself=False,
         encoder_stops_ahead=True,
+        accepts_short_budgets=True,
     ),
     runner=replace(RULES_0330.runner, ring_regions="last-page"),
 )

@@ -298,6 +298,7 @@ class Agreement:
     kinds: str = "kind"  # the head of the kinds
     counts: dict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
     difference: tuple[Any, Difference] | None = None  # and what was run
+    reasons: Counter[str] = field(default_factory=Counter)  # why something was not compared
 
     @property
     def all_agree(self) -> bool:
@@ -328,6 +329,8 @@ class Agreement:
         """Print the table and the first difference; the exit status."""
         out = console()
         out.print(self.table())
+        for reason, number in self.reasons.most_common():
+            out.print(f"not compared, {number:,}: {reason}", markup=False)
         if self.difference is not None:
             played, difference = self.difference
             out.print(f"first difference, workload {played}, step {difference.step}:")

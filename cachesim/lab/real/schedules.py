@@ -43,6 +43,8 @@ Result = Mapping[str, Any]
 NOT_PLAYED: Final = "not run"
 """The entry of a step after the one in which the scheduler raised."""
 
+NOT_BESIDE: Final = " is not run beside the real scheduler: "
+
 R = TypeVar("R")
 E = TypeVar("E", bound=Event)
 
@@ -203,7 +205,7 @@ class RealScheduler(Generic[R]):
         """Run a scenario on the simulator; its steps, and the same requests as a workload."""
         why = next((why for why, stands in self.hurdles(scenario).items() if stands), None)
         if why is not None:
-            raise ScenarioError(f"{scenario.name} is not run beside the real scheduler: {why}")
+            raise not_beside(scenario.name, why)
         session = Session(scenario, Profile(self.family.name, release), arithmetic="ring")
         records, groups = list(session.run()), list(groups_of(scenario))
         steps = [self.group_of([records[index] for index in group], session) for group in groups]
@@ -252,8 +254,9 @@ class RealScheduler(Generic[R]):
                     client = Guided(profile, model, number, seed=seed, shape=DRAWN)
                     deque(client.run(), maxlen=0)
                     steps = self.play_scenario(client.scenario, profile.release, started=real)
-                except (InputError, UpstreamAbort):  # flags or steps that are not compared
+                except (InputError, UpstreamAbort) as error:  # flags or steps, or a start
                     found.add(model, "", None, workloads=1, not_compared=1, steps=0, agreeing=0)
+                    found.reasons[str(error).rpartition(NOT_BESIDE)[-1]] += 1
                     continue
                 first = next((each for each in steps if not each.agrees), None)
                 different = None
@@ -312,6 +315,11 @@ def step_played(
             str(len(real.get("evicted", ()))),
         ),
     )
+
+
+def not_beside(name: str, why: str) -> ScenarioError:
+    """The error of a scenario, or of a step of one, that is not compared."""
+    return ScenarioError(f"{name}{NOT_BESIDE}{why}")
 
 
 def is_scheduled(record: Record) -> bool:

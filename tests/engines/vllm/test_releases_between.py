@@ -22,6 +22,7 @@ ALIGN: Any = {"mamba_cache_mode": "align"}
 EAGLE: Any = {"speculative_method": "eagle"}
 STATES = GroupSpec(kind="mamba", block=16, speculative_blocks=2)
 SMALL: Any = {"block_size": 32, "window_block_size": 16}
+SHORT: Any = {"max_num_batched_tokens": 8, "max_num_seqs": 1}
 THREE = replace(preset("hybrid"), layers=("ssm", "attention", "window"), window=32)
 
 
@@ -142,6 +143,7 @@ def test_a_mark_that_is_named_goes_before_the_releases_own() -> None:
         ("0.33.0", "hybrid", {"prefix_cache_retention_interval": 24}, "multiple of 16"),
         ("0.26.0", "hybrid", ALIGN | {"max_num_batched_tokens": 8}, "takes 16 or more"),
         ("0.33.0", "dense", {"max_num_batched_tokens": 8, "max_num_seqs": 9}, "which is 9"),
+        ("0.33.0", "dense", EAGLE | SHORT | {"num_speculative_tokens": 8}, "more than the 8 tokens"),
         ("0.31.0", "hybrid", ALL_MODE | {"mamba_block_size": 8}, "are as large as attention's"),
         ("0.27.1", "hybrid", ALL_MODE | {"mamba_block_size": 32}, "at most as large"),
         ("0.33.0", "hybrid-mtp", EAGLE | {"drafter_block_size": 5}, "blocks of 5 and 16 tokens"),
@@ -174,6 +176,8 @@ def test_what_a_release_refuses_at_its_start_is_refused(
         ("0.26.0", "hybrid", {"max_num_batched_tokens": 8, "enable_prefix_caching": False}),
         ("0.33.0", "hybrid", EAGLE | {"drafter_block_size": 8}),
         ("0.27.1", "hybrid", EAGLE | {"drafter_block_size": 32}),
+        ("0.32.0", "dense", EAGLE | SHORT | {"num_speculative_tokens": 8}),
+        ("0.33.0", "dense", EAGLE | SHORT | {"num_speculative_tokens": 7}),
         ("0.33.0", "swa", EAGLE | SMALL | {"drafter_block_size": 8}),
     ],
 )

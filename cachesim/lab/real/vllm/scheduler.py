@@ -13,7 +13,14 @@ from cachesim.engines.vllm.nixl import Nixl
 from cachesim.engines.vllm.server import Vllm
 from cachesim.lab.real.environment import Environment
 from cachesim.lab.real.playing import Override, overrides_of
-from cachesim.lab.real.schedules import RealScheduler, events_of, grouped, wanted_of
+from cachesim.lab.real.schedules import (
+    RealScheduler,
+    events_of,
+    grouped,
+    is_scheduled,
+    not_beside,
+    wanted_of,
+)
 from cachesim.lab.real.vllm import workloads
 from cachesim.lab.real.vllm.playing import play
 from cachesim.lab.real.vllm.worker_settings import OVERRIDES, PRETENDED
@@ -93,7 +100,27 @@ def group_of(records: Sequence[Record], session: Session) -> list[dict[str, Any]
             more["leaves"] = connector.leaves if len(record.prompt) > 1 else 0
         return wanted_of(record, wanted) | more | (loads | {"stored": reach} if reach else {})
 
-    return grouped(records, requested, arrives="after", aborted="abort")
+    found = grouped(records, requested, arrives="after", aborted="abort")
+    return _delayed(found, records, connector) if isinstance(connector, Nixl) else found
+
+
+def _delayed(
+    found: list[dict[str, Any]], records: Sequence[Record], connector: Nixl
+) -> list[dict[str, Any]]:
+    """The requests of a group, each from the turn in which its prefill server is done with it."""
+    scheduled = [each for each in records if is_scheduled(each)]
+    for wanted, record in zip(found, scheduled, strict=True):
+        if record.step.do != "complete":
+            continue
+        delay = connector.delays.get(int(record.ticket or 0))
+        if delay is None:
+            raise not_beside(record.name, "a request is cancelled on its prefill server")
+        if delay:
+            wanted["after"] = wanted.get("after", 0) + delay
+    arrivals = [each.get("after", 0) for each in found]
+    if arrivals != sorted(arrivals):
+        raise not_beside(records[0].name, "requests leave the prefill server in another order")
+    return found
 
 
 def _proposals(record: Record, server: Vllm) -> list[int]:
