@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
-Images: TypeAlias = Literal["none", "some", "all"]
+Images: TypeAlias = Literal["none", "few", "some", "all"]
 """The requests that may have images: none, some, or none without one."""
 
 

@@ -254,6 +254,8 @@ class Guided(Client):
         self._guide, self._wide = guide, wide
         shape = _at_sizes(wide, shape, guide.sizes)
         draws_images = guide.images == "all" or (guide.images == "some" and wide.integer(0, 1))
+        if guide.images == "few":  # what is drawn besides stays as it is
+            draws_images = not Seeded(f"images {seed} {number}").integer(0, 3)
         if draws_images:  # a chat has none here
             shape = replace(shape, chats=False)
         if "window" in preset(model).layers and not (shape.window or draws.integer(0, 3)):
@@ -387,7 +389,7 @@ class Guided(Client):
             fields = wide.one_of(guide.fields)
             if fields.get("endpoint") != "infill":
                 step = replace(step, options={**step.options, **fields})
-            elif not step.messages:
+            elif not (step.messages or self._pictures):
                 end = step.ids[: wide.integer(0, LONGER)]
                 step = replace(step, options={**step.options, **fields}, suffix=end)
         if guide.stop_words and isinstance(step.reply, tuple) and not wide.integer(0, 11):

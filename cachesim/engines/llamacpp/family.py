@@ -690,14 +690,19 @@ TINY: Final = {
 
 
 def _guide(_rules: ServerRules, flags: Options) -> Guide:
-    """Infills, moved chunks, fields of a context shift; models of which one at a time is loaded."""
+    """Infills, moved chunks, fields of a context shift; images; models that are loaded in turn."""
     fields: list[dict[str, Any]] = [{"endpoint": "infill"}]
     if flags.cache_reuse:
         fields += [{"n_cache_reuse": each} for each in (0, 1, 4)]
     if flags.context_shift:
         fields += [{"n_keep": each} for each in (-1, 1, flags.n_ctx_slot - 1)]
         fields += [{"n_discard": each} for each in (1, 8)]
-    return Guide(fields=tuple(fields), models=({"models_max": 1}, {"models_max": 2}))
+    alone = flags.context_shift or flags.cache_reuse or flags.spec_type != "none"
+    return Guide(
+        fields=tuple(fields),
+        models=({"models_max": 1}, {"models_max": 2}),
+        images="none" if alone else "few",
+    )
 
 
 FAMILY: Final[Family[ServerRules, Options]] = Family(

@@ -7,6 +7,7 @@ from its events, and holds on every release and patch.
 from collections.abc import Iterator, Sequence
 from typing import Final
 
+from cachesim.engines.base import Reply
 from cachesim.engines.chat import FILL_MIDDLE, FILL_PREFIX, FILL_SUFFIX
 from cachesim.engines.llamacpp.events import (
     BatchDecoded,
@@ -29,7 +30,7 @@ from cachesim.engines.llamacpp.events import (
     TaskLaunched,
 )
 from cachesim.engines.llamacpp.memory.create import SeqRm
-from cachesim.engines.llamacpp.server import LlamaCpp
+from cachesim.engines.llamacpp.server import INVALID, LlamaCpp
 from cachesim.engines.seen import Breach, Seen
 from cachesim.engines.tokens import get_common_prefix
 from cachesim.units import Token, Tokens
@@ -39,6 +40,8 @@ LONG: Final = 80
 
 MESSAGES: Final = frozenset({"message_spans", "message_delimiters"})
 """Fields that name where messages begin: a batch may end there."""
+
+EXCEEDED: Final = "exceed_context_size_error"
 
 NEAR: Final = 1e-6
 """Difference of two shares, of which one has single precision."""
@@ -70,8 +73,19 @@ class LlamaLaws:
         found = None
         if seen.alone and not self._routes and seen.reply.slot is not None:
             found = next(self._broken(seen), None)
+        refused = None if self._routes else next(self._refused(seen.reply), None)
         self.begin_anew()
+        if refused is not None:
+            return Breach(kind="refusal", detail=refused)
         return None if found is None else Breach(kind="broken invariant", detail=found)
+
+    def _refused(self, reply: Reply) -> Iterator[str]:
+        """A prompt with tokens is not refused as an empty one, nor as too long where it fits."""
+        prompt, n_ctx = len(reply.prompt), self._engine.server.options.n_ctx_slot
+        if reply.error == INVALID and prompt:
+            yield f"a prompt of {prompt} tokens is refused: {reply.message}"
+        if reply.error == EXCEEDED and prompt < n_ctx:
+            yield f"a prompt of {prompt} tokens is refused in a slot of {n_ctx}"
 
     def _broken(self, seen: Seen) -> Iterator[str]:
         launched = [each for each in seen.events if isinstance(each, TaskLaunched)]
@@ -130,6 +144,10 @@ class LlamaLaws:
                 f"{reply.drafted} tokens are drafted, {reply.accepted} accepted, "
                 f"of {drafts} and {accepted}"
             )
+        room = flags.n_ctx_slot - prompt - 2  # at the first token, of which the next one is drafted
+        due = min(len(reply.generated) - 2, room, flags.spec_draft_n_max)
+        if self._engine.server.drafter is not None and due > 0 and not (drafts or shifts):
+            yield f"{len(reply.generated)} tokens are generated without a draft"
         if not drafts and decoded != (reply.processed or 0) + made:
             yield f"{decoded} tokens are decoded for {reply.processed} processed, {made} generated"
         for each in seen.events:

@@ -373,6 +373,32 @@ def test_a_draft_that_is_rolled_back_otherwise_is_found() -> None:
     assert there_is(breach).detail.endswith("tokens are rolled back by luck")
 
 
+def test_a_server_that_never_drafts_is_found() -> None:
+    engine = served("hybrid-mtp", spec_type="draft-mtp")
+    laws = LlamaLaws(engine)
+    engine.server.may_draft = False
+
+    breach = laws.broken(ask(engine, range(1, 120)))
+
+    assert "3 tokens are generated without a draft" == there_is(breach).detail
+
+
+@pytest.mark.parametrize(
+    ("error", "detail"),
+    [
+        ("invalid_request_error", "a prompt of 99 tokens is refused: empty"),
+        ("exceed_context_size_error", "a prompt of 99 tokens is refused in a slot of 4096"),
+    ],
+)
+def test_a_refusal_without_a_reason_is_found(error: str, detail: str) -> None:
+    engine = served()
+    seen = ask(engine, range(1, 100))
+
+    breach = there_is(LlamaLaws(engine).broken(replied(error=error, message="empty")(seen)))
+
+    assert ("refusal", detail) == (breach.kind, breach.detail)
+
+
 def _fills_an_idle_slot(engine: Router) -> None:
     engine.server.slots[2].prompt.tokens += as_tokens([5])
 

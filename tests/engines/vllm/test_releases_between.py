@@ -143,7 +143,7 @@ def test_a_mark_that_is_named_goes_before_the_releases_own() -> None:
         ("0.33.0", "hybrid", {"prefix_cache_retention_interval": 24}, "multiple of 16"),
         ("0.26.0", "hybrid", ALIGN | {"max_num_batched_tokens": 8}, "takes 16 or more"),
         ("0.33.0", "dense", {"max_num_batched_tokens": 8, "max_num_seqs": 9}, "which is 9"),
-        ("0.33.0", "dense", EAGLE | SHORT | {"num_speculative_tokens": 8}, "more than the 8 tokens"),
+        ("0.33.0", "dense", EAGLE | SHORT | {"num_speculative_tokens": 8}, "more than the 8"),
         ("0.31.0", "hybrid", ALL_MODE | {"mamba_block_size": 8}, "are as large as attention's"),
         ("0.27.1", "hybrid", ALL_MODE | {"mamba_block_size": 32}, "at most as large"),
         ("0.33.0", "hybrid-mtp", EAGLE | {"drafter_block_size": 5}, "blocks of 5 and 16 tokens"),
