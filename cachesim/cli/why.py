@@ -1,9 +1,11 @@
 """`cachesim why`: a server's log with every miss explained, and the alternatives."""
 
+import sys
 import time
 from collections.abc import Iterator, Sequence
+from io import BufferedReader
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, cast
 
 from cyclopts import Parameter
 from rich.text import Text
@@ -26,7 +28,7 @@ from cachesim.engines.tokens import Rope, Run
 from cachesim.errors import InputError
 from cachesim.files import Output
 from cachesim.lab.logs import tuning
-from cachesim.lab.logs.dump import Recorded
+from cachesim.lab.logs.dump import Recorded, is_dump
 from cachesim.lab.logs.extract import worst_of_recording, worst_scenario
 from cachesim.lab.logs.live import Live, report_of_dump
 from cachesim.lab.logs.model_memory import memory_of
@@ -235,21 +237,38 @@ MOST_AT_ONCE: Final = 1 << 24
 
 
 def _follow_command(files: Sequence[str], wanted: UserSettings) -> int:
-    """Print each request of a growing log when it has ended."""
-    if len(files) != 1 or files[0] in {"-", STDIN}:
-        raise InputError("--follow takes one file")
-    _, file = open_log(files[0])
+    """Print each request of a growing log when it has ended; standard input has an end."""
+    if len(files) != 1:
+        msg = f"--follow reads one log, not {len(files)}; write `cachesim why --follow server.log`"
+        raise InputError(msg)
     following = Following(wanted)
+    if files[0] in {"-", STDIN}:
+        while data := cast("BufferedReader", sys.stdin.buffer).read1(MOST_AT_ONCE):
+            _show_ended(following, data)
+        return AS_EXPECTED
+    _, file = open_log(files[0])
     with file:
+        data = file.read(MOST_AT_ONCE)
+        if is_dump(data):
+            msg = (
+                f"{files[0]}: has recorded requests, not a log; `cachesim record` explains them as "
+                "they arrive, and `cachesim why` without --follow afterwards"
+            )
+            raise InputError(msg)
         while True:
-            data = file.read(MOST_AT_ONCE)
-            for each in following.take(data):
-                if "inferred" in each:
-                    then = "From here on, this server's requests are replayed with these states."
-                    show(results(), f"{each['inferred']} {then}")
-                show(results(), request_text(each))
+            _show_ended(following, data)
             if not data:
                 time.sleep(POLL_SECONDS)
+            data = file.read(MOST_AT_ONCE)
+
+
+def _show_ended(following: Following, data: bytes) -> None:
+    """Print the requests that end in these bytes."""
+    for each in following.take(data):
+        if "inferred" in each:
+            then = "From here on, this server's requests are replayed with these states."
+            show(results(), f"{each['inferred']} {then}")
+        show(results(), request_text(each))
 
 
 # -- the search for settings -----------------------------------------------------------------------

@@ -134,7 +134,7 @@ def recorded_request(each: Mapping[str, Any]) -> RenderableType:
     if parting is not None:
         after = each["tokens_after"]
         about = "" if each["known"]["tokens_after"] == "computed" else "about "
-        known = "follow it" if each["cached"] is None else "after it are reprocessed"
+        known = "follow it" if each["cached"] is None else "after it are processed"
         cost = "" if after is None else f"; {about}{after:,} tokens {known}"
         table.add_row("parts", f"{parting['sentence']}{cost}")
         table.add_row("helps", parting["advice"])

@@ -162,6 +162,18 @@ def test_of_other_kinds_the_program_is_named(
     assert f"unpack it first, as `{program}` does" in complaint(capsys, [*WORDS, str(file)])
 
 
+def test_a_message_with_colours_is_a_list_of_bytes_to_journald() -> None:
+    log = LOG.read_bytes()
+    coloured = [b"\x1b[32m" + line + b"\x1b(B\x1b[m" for line in log.splitlines()]
+    journal = [json.dumps({"MESSAGE": list(line)}).encode() for line in coloured]
+
+    assert [each.text for each in lines_of(BytesIO(log))] == [
+        each.text for each in lines_of(BytesIO(b"\n".join(journal)))
+    ]
+    (no_bytes,) = lines_of(BytesIO(b'{"MESSAGE": [300, "slot"]}'))
+    assert no_bytes.slot is None
+
+
 def test_requests_to_any_http_server_are_no_lines_of_llama_server() -> None:
     line = b'::1 - - [28/Nov/2026:12:00:00 +0000] "POST /v1/chat/completions HTTP/1.1" 200 12\n'
     read = read_files([("nginx.log", BytesIO(3 * line))])

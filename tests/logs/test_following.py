@@ -3,7 +3,7 @@
 import gzip
 import json
 import re
-from io import BytesIO
+from io import BytesIO, TextIOWrapper
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +11,10 @@ import pytest
 
 from cachesim.lab.logs.player import Player
 from cachesim.lab.logs.whole import Following, UserSettings, read_files, replays_of, why
+from tests.fixtures import Capture, Patch, complaint, output
 
 DATA = Path(__file__).parent / "data"
+LOG = Path(__file__).parents[2] / "docs" / "examples" / "hybrid.log"
 
 
 def a_log() -> bytes:
@@ -103,3 +105,21 @@ def test_a_line_that_never_ends_is_not_kept() -> None:
     for _ in range(8):
         assert following.take(b"x" * (1 << 20)) == []
     assert len(following._rest) == 1 << 20
+
+
+def test_a_followed_pipe_is_explained_until_it_ends(capsys: Capture, monkeypatch: Patch) -> None:
+    monkeypatch.setattr("sys.stdin", TextIOWrapper(BytesIO(LOG.read_bytes())))
+
+    shown = output(capsys, ["why", "--follow", "-"])
+    assert [0, 1, 2, 3, 4] == [*map(int, re.findall(r"(?m)^request (\d+)", shown))]
+
+
+def test_what_cannot_be_followed_is_refused_with_the_command_that_reads_it(
+    capsys: Capture,
+) -> None:
+    assert "`cachesim record` explains them as they arrive" in complaint(
+        capsys, ["why", "--follow", str(LOG.with_name("recorded.jsonl"))]
+    )
+    assert "--follow reads one log, not 2" in complaint(
+        capsys, ["why", "--follow", "a.log", "b.log"]
+    )

@@ -1,5 +1,6 @@
 """llama-cpp-python's lines with `verbose=True`, recorded from the real 0.3.36."""
 
+import re
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -119,3 +120,17 @@ def test_a_state_that_resets_in_silence_has_an_unknown_prefix() -> None:
 
     assert ["unknown", "unknown"] == [each["known"]["common"] for each in found["requests"]]
     assert [] == found["places"]
+
+
+def test_the_decimal_mark_and_the_blanks_of_a_timing_do_not_matter() -> None:
+    log = LOADED + timed(33, 3) + hit(33, 2) + timed(2, 4)
+    wanted = read(log)["requests"]
+
+    assert wanted == read(re.sub(r"(\d)\.(\d\d) ms", r"\1,\2 ms", log))["requests"]
+    assert wanted == read(re.sub(r"  +", " ", log))["requests"]
+
+
+def test_a_call_whose_lines_are_missing_generates_no_negative_number() -> None:
+    (found,) = read(LOADED + hit(10, 30) + timed(1, 1))["requests"]
+
+    assert found["generated"] is None

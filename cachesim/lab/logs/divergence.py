@@ -221,7 +221,7 @@ REWRITES: Final = {
         Rewrite(
             "side-task",
             "a different system prompt, as side tasks have: {where}",
-            "Give side tasks a slot of their own (`--parallel`), or a smaller server.",
+            "Give side tasks a smaller server, or in llama-server a slot (`--parallel`).",
         ),
         Rewrite(
             "same-template",
@@ -232,7 +232,7 @@ REWRITES: Final = {
         Rewrite(
             "other-conversation",
             "a different conversation, from {where} on",
-            "Give each conversation a slot of its own (`--parallel`).",
+            "In llama-server, give each conversation a slot of its own (`--parallel`).",
         ),
     )
 }

@@ -72,15 +72,19 @@ def lengths_of(request: Observed) -> Lengths:
         if request.held_after is not None and request.generated is not None:
             gone = sum(discarded for _, discarded in request.shifts)
             whole = request.held_after + gone - max(0, request.generated - 1)
+    count = request.processed
+    if whole is not None and count is not None and count > whole:
+        # Lines are missing, and the two numbers are of two requests: the printed one is kept.
+        whole, count = (whole, None) if request.n_tokens is not None else (None, count)
     prompt = UNKNOWN
     if request.n_tokens is not None:
         prompt = printed(request.n_tokens)
     elif whole is not None:
         prompt = computed(whole)
-    cached = _cached(request, whole)
+    cached = _cached(request, whole, count)
     processed = UNKNOWN
-    if request.processed is not None:
-        processed = printed(request.processed)
+    if count is not None:
+        processed = printed(count)
     elif whole is not None and cached.value is not None:
         read: int | None = whole
         if request.cancelled:
@@ -131,16 +135,19 @@ def with_length_from_ratios(
     return lengths
 
 
-def _cached(request: Observed, whole: int | None) -> Known:
+def _cached(request: Observed, whole: int | None, processed: int | None) -> Known:
     if request.too_long:
         return UNKNOWN
     if request.refused_cut:
         return printed(0)
+    most = None if whole is None else whole - (processed or 0)
     if request.first_cut is not None and not request.started_before:
-        return printed(request.first_cut + (request.offset if request.first_cut else 0))
-    if whole is not None and request.processed is not None:
-        return computed(max(0, whole - request.processed))
-    if request.restored is not None:
+        kept = request.first_cut + (request.offset if request.first_cut else 0)
+        if most is None or kept <= most:  # else it is a later cut: the first one's line is missing
+            return printed(kept)
+    if whole is not None and processed is not None:
+        return computed(max(0, whole - processed))
+    if request.restored is not None and (most is None or request.restored <= most):
         less = 1 if whole is not None and request.restored == whole else 0
         return printed(request.restored - less)
     return computed(0) if request.forced else UNKNOWN
@@ -174,7 +181,7 @@ def common_with_holder(
         return computed(common)
     if request.restored is not None or request.forced or not verbose or whole is None:
         return UNKNOWN
-    cached = _cached(request, whole).value
+    cached = _cached(request, whole, request.processed).value
     if cached is None:
         return UNKNOWN
     return computed(whole if cached == whole - 1 and request.one_token else cached)

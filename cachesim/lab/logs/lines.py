@@ -21,7 +21,7 @@ LONGEST_LINE: Final = 1 << 16
 and reply; other lines are far shorter.
 """
 
-COLOUR: Final = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+COLOUR: Final = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b\(B|^\r")
 SLOT: Final = re.compile(r"\bslot +\S{1,40}: +id +(-?\d{1,6}) +\| +task +(-?\d{1,9}) +\| ?(.*)")
 OTHER: Final = re.compile(r"\b(srv|que|cmn) +(\S{1,40}): ?(.*)")
 KEYED: Final = re.compile(r"\[ *\S{1,60}\] ([^|]{1,200}) \|(.*)")
@@ -69,20 +69,26 @@ class Tally:
     lines: int = 0
     lengths: Counter[int] = field(default_factory=Counter)
     cut: Counter[int] = field(default_factory=Counter)
+    endings: dict[int, set[bytes]] = field(default_factory=dict)  # of lines that may be cut
     swaps: bool = False  # a router ended a model's server for another model
 
     def count(self, raw: bytes) -> None:
         text = raw.rstrip()
-        self.lengths[len(text)] += 1
-        self.cut[len(text)] += ENDS.search(text) is None
+        length = len(text)
+        self.lengths[length] += 1
+        if ENDS.search(text) is None:
+            self.cut[length] += 1
+            if length < WIDEST and len(self.endings.setdefault(length, set())) < KINDS:
+                self.endings[length].add(DIGITS.sub(b"0", text[-TAIL:]))
         self.swaps |= GIVEN_UP.search(text) is not None
 
     @property
     def wrapped_at(self) -> int:
         """The width at which a terminal wrapped the lines; 0 if none did."""
         longest = max(self.lengths, default=0)
-        times = self.cut[longest]
-        return longest if times >= MANY and times * 10 >= self.lines and longest < WIDEST else 0
+        times, kinds = self.cut[longest], len(self.endings.get(longest, ()))
+        many = times >= MANY and times * 10 >= self.lines and kinds == KINDS
+        return longest if many and longest < WIDEST else 0
 
 
 GIVEN_UP: Final = re.compile(rb" LRU name=|giving up its slot to a queued request")
@@ -91,6 +97,9 @@ GIVEN_UP: Final = re.compile(rb" LRU name=|giving up its slot to a queued reques
 MANY, WIDEST = 8, 400
 """Lines of one length, the longest of all, that indicate a wrapping terminal; its largest width."""
 
+KINDS, TAIL, DIGITS = 3, 8, re.compile(rb"\d+")
+"""Endings of these lines, in their last bytes: a terminal breaks messages of several kinds."""
+
 ENDS: Final = re.compile(rb"(?:tokens per second\)|tokens|generated\)|MiB\)?|ms|f_keep = [\d.-]+)$")
 """Ends of fixed-width messages, whose lines are equally long."""
 
@@ -98,7 +107,7 @@ ENDS: Final = re.compile(rb"(?:tokens per second\)|tokens|generated\)|MiB\)?|ms|
 OURS: Final = re.compile(
     rb"slot |srv |que |cmn |llama|eval time|build|print_info|general\.arch|model|verbosity|"
     rb"listening|draft|id_slot|rompt |Llama\.|Cache: |hit rate|cached-token|HTTP/1|httpd at|"
-    rb'msg="cache |completion_tokens'
+    rb'msg="cache |completion_tokens|"MESSAGE" ?: ?\['
 )
 """Patterns of the lines that are parsed; others are only counted."""
 
@@ -207,8 +216,18 @@ def unwrapped(text: str) -> str:
     if not text.startswith("{") or not any(key in text for key in ('"log"', '"MESSAGE"')):
         return text
     entry = _object(text)
-    message = entry.get("log", entry.get("MESSAGE"))
-    return unwrapped(message.rstrip("\r\n")) if isinstance(message, str) else text
+    message = _as_text(entry.get("log", entry.get("MESSAGE")))
+    return text if message is None else unwrapped(message.rstrip("\r\n"))
+
+
+def _as_text(message: object) -> str | None:
+    """A message; journald writes one with colours as a list of its bytes."""
+    if isinstance(message, list):
+        try:
+            return bytes(message).decode("utf-8", "replace")
+        except (TypeError, ValueError):
+            return None
+    return message if isinstance(message, str) else None
 
 
 def _from_json(text: str) -> str:

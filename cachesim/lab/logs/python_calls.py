@@ -25,6 +25,11 @@ SMALL: Final = "the window's cells may have been used again; `swa_full=True` avo
 """Risks of a cut on a sliding-window model; each has a scenario."""
 
 
+def milliseconds(fields: Fields) -> float:
+    """A time; the decimal mark is that of the process's locale."""
+    return float(fields["ms"].replace(",", "."))
+
+
 class Calls:
     """Calls of an instance, in the order of their lines."""
 
@@ -64,8 +69,8 @@ class Calls:
             case "py-prompt-time":
                 self._prompt_time(call, fields)
             case "py-reply-time":  # decode calls of one token; of a prompt of one, too
-                self._decoded += 0 if fields["ms"] == "0.00" else int(fields["tokens"])
-                call.reply_ms = float(fields["ms"])
+                self._decoded += 0 if not milliseconds(fields) else int(fields["tokens"])
+                call.reply_ms = milliseconds(fields)
                 if call.processed == 0 and call.first_cut == 0:
                     call.processed = 1
             case "py-end":
@@ -102,9 +107,9 @@ class Calls:
 
     def _prompt_time(self, call: Observed, fields: Fields) -> None:
         """Tokens of decode calls of more than one."""
-        count = 0 if fields["ms"] == "0.00" else int(fields["tokens"])
+        count = 0 if not milliseconds(fields) else int(fields["tokens"])
         self._decoded += count
-        call.prompt_ms = float(fields["ms"])
+        call.prompt_ms = milliseconds(fields)
         if call.refused_cut and call.shared == printed(count - 1):
             call.shared = bounded(count - 1, count - 1, count)  # it may have been the whole prompt
         if call.processed is not None:
@@ -129,4 +134,5 @@ class Calls:
             self.held = call.first_cut + self._decoded
             self._top = max(self._top, self.held)
             self._added = None if self._added is None else self._added + self._decoded
-            call.generated = self._decoded - call.processed + 1
+            generated = self._decoded - call.processed + 1
+            call.generated = generated if generated >= 0 else None  # lines are missing

@@ -35,7 +35,7 @@ from cachesim.lab.logs.observed import (
     SlotChoice,
     printed,
 )
-from cachesim.lab.logs.python_calls import Calls, Fields
+from cachesim.lab.logs.python_calls import Calls, Fields, milliseconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,10 +154,14 @@ KEYED_PATTERNS: Final = (
     ),
     _pattern("slot-opened", "new slot |", r"\bn_ctx_slot=(?P<n_ctx>\d+)"),
     _pattern(
-        "prompt-time", "prompt eval time ", r"= +(?P<ms>\d+\.\d+) ms / +(?P<tokens>\d+) tokens"
+        "prompt-time",
+        "prompt eval time ",
+        r"= +(?P<ms>\d+[.,]\d+) ms / +(?P<tokens>\d+) tokens",
     ),
     _pattern(
-        "reply-time", "generation eval time ", r"= +(?P<ms>\d+\.\d+) ms / +(?P<tokens>\d+) runs"
+        "reply-time",
+        "generation eval time ",
+        r"= +(?P<ms>\d+[.,]\d+) ms / +(?P<tokens>\d+) runs",
     ),
 )
 """Messages of ik_llama.cpp whose numbers are keys: `slot released | ... n_cache_tokens=40`."""
@@ -246,12 +250,12 @@ TIMING_PATTERNS: Final = (
     _pattern(
         "prompt-time",
         "prompt eval time =",
-        r"prompt eval time = +(?P<ms>\d+(?:\.\d+)?) ms / +(?P<tokens>\d+) tokens",
+        r"prompt eval time = +(?P<ms>\d+(?:[.,]\d+)?) ms / +(?P<tokens>\d+) tokens",
     ),
     _pattern(
         "reply-time",
         "eval time =",
-        r"eval time = +(?P<ms>\d+(?:\.\d+)?) ms / +(?P<tokens>\d+) tokens",
+        r"eval time = +(?P<ms>\d+(?:[.,]\d+)?) ms / +(?P<tokens>\d+) tokens",
     ),
 )
 """Lines of a timing block; releases of May name neither slot nor task."""
@@ -267,12 +271,10 @@ PYTHON_PATTERNS: Final = (
     _pattern(
         "py-prompt-time",
         ": prompt eval time =",
-        r"= +(?P<ms>\d+\.\d+) ms / +(?P<tokens>\d+) tokens",
+        r"= +(?P<ms>\d+[.,]\d+) ms / +(?P<tokens>\d+) tokens",
     ),
-    _pattern(
-        "py-reply-time", ":        eval time =", r"= +(?P<ms>\d+\.\d+) ms / +(?P<tokens>\d+) runs"
-    ),
-    _pattern("py-end", ":       total time =", r"(?P<all>total)"),
+    _pattern("py-reply-time", "eval time =", r"= +(?P<ms>\d+[.,]\d+) ms / +(?P<tokens>\d+) runs"),
+    _pattern("py-end", "total time =", r"(?P<all>total)"),
 )
 """Messages of llama-cpp-python with `verbose=True`, and llama.cpp's own counts after each call."""
 
@@ -443,9 +445,9 @@ def _update(server: ServerLog, request: Observed, name: str, fields: Fields) -> 
             if request.n_tokens is None:
                 request.n_tokens = request.done_at
         case "prompt-time" if not request.is_empty:
-            request.processed, request.prompt_ms = int(fields["tokens"]), float(fields["ms"])
+            request.processed, request.prompt_ms = int(fields["tokens"]), milliseconds(fields)
         case "reply-time" if not request.is_empty:
-            request.generated, request.reply_ms = int(fields["tokens"]), float(fields["ms"])
+            request.generated, request.reply_ms = int(fields["tokens"]), milliseconds(fields)
         case "shifted":
             request.shifts.append((int(fields["left"]), int(fields["discard"])))
             if fields.get("keep"):

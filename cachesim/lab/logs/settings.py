@@ -369,12 +369,16 @@ def _is_usual_ubatch(size: int) -> bool:
 def prompt_length(
     n_tokens: int | None, held_after: int | None, generated: int | None
 ) -> int | None:
-    """The prompt's tokens: as printed, or the slot's less the generated ones."""
+    """The prompt's tokens: as printed, or the slot's less the generated ones.
+
+    None if the slot's are fewer: lines are missing, and the two numbers are of two requests.
+    """
     if n_tokens is not None:
         return n_tokens
     if held_after is None or generated is None:
         return None
-    return held_after - max(0, generated - 1)
+    whole = held_after - max(0, generated - 1)
+    return whole if whole >= 0 else None
 
 
 def _threshold(log: ServerLog) -> dict[str, Setting]:

@@ -10,7 +10,7 @@ from cachesim.engines.tokens import Rope
 from cachesim.errors import InputError, OptionError, UpstreamAbort
 from cachesim.lab.logs.evidence import common_with_holder, lengths_of
 from cachesim.lab.logs.lines import Line, Tally, lines_of
-from cachesim.lab.logs.observed import Observed, ServerLog, computed
+from cachesim.lab.logs.observed import UNKNOWN, Observed, ServerLog, computed
 from cachesim.lab.logs.reading import Reader
 from cachesim.lab.logs.rebuild import TURN, Rebuilder
 from cachesim.lab.logs.replay import FRESH, Hints, Rebuilt, Replay, owner_of, place_of, text_of
@@ -316,9 +316,11 @@ def is_likelier(other: Replay, replay: Replay) -> bool:
 def as_printed(request: Observed) -> Rebuilt:
     """A request with the numbers of its own lines only."""
     lengths = lengths_of(request)
-    common = request.shared
+    common, whole = request.shared, lengths.prompt.value
     if common is None:
-        common = common_with_holder(request, lengths.prompt.value, 0, verbose=True)
+        common = common_with_holder(request, whole, 0, verbose=True)
+    if whole is not None and (common.value or 0) > whole:
+        common = UNKNOWN  # lines are missing, and the counts are of two requests
     if request.leaves_last and lengths.processed.value is not None:
         lengths = replace(lengths, processed=computed(lengths.processed.value))
     holder = f"slot {request.slot}" if request.slot >= 0 else "the instance"
