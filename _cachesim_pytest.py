@@ -9,6 +9,7 @@ load it without importing cachesim.
 """
 
 import re
+import shlex
 import sys
 from argparse import ArgumentTypeError
 from collections.abc import Callable, Iterator
@@ -330,5 +331,6 @@ class UnexpectedError(Exception):
             return proof_lines(scenario, profile, source, step)
 
         told = plain_text(one_scenario(scenario, [self.entry], width=80, proof=proof))
-        again = [f"to run it again: cachesim run {self.emitted}"] if self.emitted else []
+        path = str(self.emitted)
+        again = [f"to run it again: cachesim run {shlex.quote(path)}"] if self.emitted else []
         return "\n".join((*map(printable, self.entry.mismatches), "", told, *again))

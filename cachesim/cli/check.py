@@ -1,6 +1,7 @@
 """`cachesim check`: random workloads searched for wrong answers, or two profiles compared."""
 
 import json
+import shlex
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -13,7 +14,7 @@ from tempfile import TemporaryFile
 from typing import Annotated, Any, Final, TypeAlias
 
 from cyclopts import Parameter
-from rich.console import RenderableType
+from rich.console import Group, RenderableType
 from rich.text import Text
 
 from cachesim.cli import AS_EXPECTED, NOT_AS_EXPECTED, options
@@ -294,9 +295,9 @@ def _print_report(
         lines.append(f"  NOT EXERCISED, though required: {', '.join(missing)}")
         status = NOT_AS_EXPECTED
     if plan.told is None:
-        _print(plan.printed, *map(Text, lines))
+        _print(plan.printed, *map(_line, lines))
         return status
-    plan.printed.extend(map(Text, lines))
+    plan.printed.extend(map(_line, lines))
     plan.told.append(
         {
             "profile": str(report.profile),
@@ -312,6 +313,13 @@ def _print_report(
         }
     )
     return status
+
+
+def _line(line: str) -> RenderableType:
+    """A line; a command that is broken into lines does not run."""
+    if ": cachesim " in line:  # in a group: texts in a row would be joined
+        return Group(Text(line, no_wrap=True, overflow="ignore"))
+    return Text(line)
 
 
 def _print(printed: list[RenderableType], *parts: RenderableType) -> None:
@@ -336,7 +344,8 @@ def _emitted(found: Counterexample, profile: Profile, folder: Path | None) -> li
             path.write_text(text, encoding="utf-8")
     except OSError as error:  # the finding is worth more than the file
         return [f"  {path}: cannot be written: {error.strerror or error}; it reads", text]
-    lines = [f"  to run it again: cachesim run {path} --arithmetic {found.arithmetic}"]
+    again = shlex.join(["cachesim", "run", str(path), "--arithmetic", found.arithmetic])
+    lines = [f"  to run it again: {again}"]
     command = proof_command(scenario, profile, path)
     return [*lines, f"  on the real server: {command}"] if command else lines
 

@@ -133,7 +133,7 @@ class LiveCacheReport:
         return (
             f"{self.examples} examples, {self.stored} requests stored, {self.lookups} lookups, "
             f"{self.loaded.total()} loads, of which {self.continued} were continued; "
-            f"{self.restarts} restarts; tokens loaded (how often): {lengths}"
+            f"{self.restarts} restarts; tokens loaded (how often): {lengths or 'none'}"
         )
 
 

@@ -27,11 +27,15 @@ def story(found: Counterexample, profile: Profile) -> list[str]:
         if step.do != "complete":
             lines.append(f"    {_deed(step)}")
             continue
-        prompt = _tokens(step, scenario)
+        prompt = _tokens(step.prompt, scenario)
         text = _chat(step) if step.messages else f"a prompt of {counted(len(prompt), 'token')}"
         shown = [each for each in str(step.prompt).split() if each in scenario.images]
         text += f" with {counted(len(shown), 'image')} ({', '.join(shown)})" if shown else ""
         equal = max((get_common_prefix(prompt, other) for other in seen), default=0)
+        if step.suffix is not None:  # the server puts marks between, and the order is its own
+            behind = _tokens(step.suffix, scenario)
+            text += f" before a gap, {counted(len(behind), 'token')} after it"
+            equal = 0
         shared = f", {equal} as before" if equal else ""
         together = ", together with the one before" if step.with_previous else ""
         wishes = f", for slot {step.slot}" if step.slot >= 0 else ""
@@ -42,7 +46,8 @@ def story(found: Counterexample, profile: Profile) -> list[str]:
             f"    {step.name}: {text}{shared}, "
             f"{len(step.reply or ())} generated{wishes}{together}{mark}"
         )
-        seen.append(prompt + tuple(int(token) for token in step.reply or ()))
+        if step.suffix is None:
+            seen.append(prompt + tuple(int(token) for token in step.reply or ()))
     return lines
 
 
@@ -63,12 +68,12 @@ def _plain(value: Json) -> str:
     return value if isinstance(value, str) else toml_of(value)
 
 
-def _tokens(step: Step, scenario: Scenario) -> tuple[int, ...]:
-    """The prompt; images have numbers of their own, below 0."""
-    if not isinstance(step.prompt, str):
-        return step.ids
+def _tokens(written: str | tuple[int, ...] | None, scenario: Scenario) -> tuple[int, ...]:
+    """The tokens of a prompt or suffix; images have numbers of their own, below 0."""
+    if not isinstance(written, str):
+        return written or ()
     found: list[int] = []
-    for name in step.prompt.split():
+    for name in written.split():
         span = scenario.spans[name]
         if isinstance(span, int):
             first = -MOST_TOKENS * (1 + scenario.images.index(name))

@@ -1,8 +1,11 @@
 """`cachesim check` on the command line: what it takes, what it refuses, what it says."""
 
+import re
+import shlex
 from concurrent.futures import Executor
 from contextlib import AbstractContextManager
 from itertools import islice
+from pathlib import Path
 
 import pytest
 
@@ -47,6 +50,19 @@ def test_a_profile_and_a_model_given_twice_are_searched_once(capsys: Capture) ->
     twice = ["--model", "dense", "--model", "dense", "--examples", "3", *WITHOUT]
 
     assert output(capsys, ["check", SOUND, SOUND, *twice]).count(f"{SOUND}, dense: ") == 1
+
+
+def test_the_commands_of_a_finding_are_whole_lines_that_run(
+    capsys: Capture, tmp_path: Path
+) -> None:
+    folder = tmp_path / "a folder-with-a-name-that-no-terminal-of-80-columns-has-room-for"
+    words = ["check", "llama.cpp@b11549", "--emit", str(folder), "--jobs", "1"]
+
+    said = output(capsys, words, 1)
+    (again,) = re.findall(r"to run it again: cachesim (.*)", said)
+    assert "WRONG" in output(capsys, shlex.split(again), 1)
+    (real,) = re.findall(r"on the real server: cachesim (.*)", said)
+    assert shlex.split(again)[1] == shlex.split(real)[-1]
 
 
 @pytest.mark.thorough

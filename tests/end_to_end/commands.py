@@ -163,7 +163,7 @@ def run_searches() -> Result:
     result = Result()
     with folder_of(result, "search") as folder:
         words = "cachesim check llama.cpp@b9538 --model hybrid --seed 1 --emit ."
-        found = by_a_shell(words, folder, COLUMNS=WIDE)
+        found = by_a_shell(words, folder)
         again = re.findall(r"(?:to run it again|on the real server): (cachesim .*)", found.stdout)
         count(result, words, "search", "" if len(again) == 2 else found.stdout[-400:], folder)
         for line in again:

@@ -316,3 +316,16 @@ def test_a_drawn_server_is_one_that_a_file_can_hold() -> None:
         scenario = replace(client.scenario, step=step)
 
         assert scenario == loads(to_toml(scenario).encode(), name="drawn")
+
+
+def test_a_story_counts_what_stands_after_a_gap() -> None:
+    steps = (
+        Step(name="r0", prompt=(265, 266), reply=(270,)),
+        Step(name="r1", prompt=(265,), suffix=(420, 434, 405), reply=(271,)),
+    )
+    profile = Profile.parse("llama.cpp@b11549")
+    found = search(profile, "hybrid", examples=200).counterexample
+
+    assert found is not None
+    told = story(replace(found, scenario=replace(found.scenario, step=steps)), profile)
+    assert "r1: a prompt of 1 token before a gap, 3 tokens after it, 1 generated" in told[-1]
