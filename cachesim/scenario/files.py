@@ -86,6 +86,24 @@ def _has_lines(text: str) -> bool:
         return False
 
 
+LOG: Final = re.compile(r"\bslot +\w+: +id |prompt eval time =|Prompt processing progress: ")
+"""Words of a server's log, which is no scenario."""
+
+TWICE: Final = re.compile(r"overwrite a value|twice|already")
+"""Words of Python's errors about a key or a table that is there."""
+
+
+def _hint(text: str, error: str) -> str:
+    """What the author of a text that cannot be parsed may have meant."""
+    if _has_lines(text):
+        return LINES
+    if LOG.search(text):
+        return ". A server's log is explained by `cachesim why`"
+    if TWICE.search(error):
+        return ". A key is written once; the header of a repeated table is [[step]], not [step]"
+    return ""
+
+
 def content_of(text: str) -> Mapping[str, Any]:
     """The tables of a TOML or JSON text."""
     if is_json(text):
@@ -101,7 +119,7 @@ def _parsed(
     except RecursionError:
         msg = f"is nested too deeply for {language}"
     except ValueError as error:  # what both parsers raise, and Python for endless digits
-        msg = f"is not {language}: {error}{LINES if _has_lines(text) else ''}"
+        msg = f"is not {language}: {error}{_hint(text, str(error))}"
     else:
         return content
     raise ScenarioError(msg)

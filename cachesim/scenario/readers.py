@@ -226,10 +226,19 @@ class Each:
     def read(self, value: object) -> tuple[Any, ...]:
         """The items; an error names the first wrong one's place."""
         if not isinstance(value, list | tuple):
-            raise Wrong(f"must be a list, {found(value)}")
+            msg = f"must be a list, {found(value)}{self._as_one(value)}"
+            raise Wrong(msg)
         if len(value) > self.longest:
             raise Wrong(f"must hold at most {self.longest} items, found {len(value)}")
         return tuple(_each_read(enumerate(value), self.item).values())
+
+    def _as_one(self, value: object) -> str:
+        """The list of a single item, for an item that was written without brackets."""
+        try:
+            self.item.read(value)
+        except Wrong:
+            return ""
+        return f"; write [{short(value)}]"
 
     def schema(self) -> dict[str, Any]:
         return {"type": "array", "items": self.item.schema(), "maxItems": self.longest}

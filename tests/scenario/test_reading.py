@@ -6,6 +6,7 @@ import pytest
 
 from cachesim.errors import ScenarioError
 from cachesim.scenario import limits, scenario_of
+from cachesim.scenario.files import loads
 from tests.scenario.stories import story
 
 
@@ -83,6 +84,12 @@ def test_every_mistake_of_a_file_is_named_in_one_go() -> None:
         ({"class": "lost"}, "class: must be one of"),
         ({"step": []}, "step: missing"),
         ({"step": {"prompt": "S"}}, "step: must be a list of tables, found a table"),
+        ({"step": {"prompt": "S"}}, "; its header has two brackets"),
+        ({"engine": {"name": "fake", "profiles": "r1"}}, "found a string: 'r1'; write ['r1']"),
+        (
+            {"expect": [{"cached": 184}]},
+            "expect[0].cached: must be a list, found an integer: 184; ",
+        ),
         ({"spans": {"S": 0}}, "spans.S: must lie between 1"),
         ({"spans": {"S S": 3}}, "spans: has a name that cannot be one: 'S S'"),
         ({"model": {}}, "model: needs a preset or layers"),
@@ -109,6 +116,24 @@ def test_every_mistake_of_a_file_is_named_in_one_go() -> None:
 )
 def test_each_mistake_has_its_own_sentence(changes: dict[str, Any], expected: str) -> None:
     assert expected in "\n".join(problems(story(expect=[]) | changes))
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("[step]\n[step]", "the header of a repeated table is [[step]], not [step]"),
+        ("a = 1\na = 2", ". A key is written once"),
+        ("a = [", ""),
+        ("slot launch_slot_: id  0 | task 7 | processing", "is explained by `cachesim why`"),
+        ("prompt eval time = 1.00 ms / 7 tokens", "is explained by `cachesim why`"),
+    ],
+)
+def test_what_cannot_be_parsed_says_what_may_be_meant(text: str, expected: str) -> None:
+    with pytest.raises(ScenarioError, match="is not TOML: ") as refused:
+        loads(text.encode(), name="x.toml")
+
+    assert expected in str(refused.value)
+    assert bool(expected) == (". " in str(refused.value))
 
 
 def test_cycles_of_replies_are_refused() -> None:

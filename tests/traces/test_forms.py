@@ -354,6 +354,16 @@ def test_no_process_is_left_where_a_trace_is_wrong(tmp_path: Path, capsys: Captu
     assert "timestamp is -1" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("name", ["hybrid.log", "recorded.jsonl"])
+def test_of_a_log_or_a_recording_the_command_that_makes_a_trace_is_named(
+    name: str, capsys: Capture
+) -> None:
+    path = Path(__file__).parents[2] / "docs" / "examples" / name
+
+    said = complaint(capsys, ["compare", str(path), "-p", "bound"])
+    assert "`cachesim why FILE --trace TRACE` writes the requests of a log" in said
+
+
 def test_messages_of_standard_input_name_it(monkeypatch: Patch, capsys: Capture) -> None:
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"a,b\n")))
 

@@ -27,6 +27,7 @@ from cachesim.engines.tokens import LONGEST, Run
 from cachesim.engines.words import counted
 from cachesim.errors import InputError
 from cachesim.files import PARQUET, readable
+from cachesim.lab.logs.lines import OTHER, SLOT
 from cachesim.packed import HEAD_BYTES, unpacked
 from cachesim.typed import Json
 
@@ -527,12 +528,19 @@ def _opened(path: Path, name: str) -> BinaryIO:
     return unpacked(name, cast("BinaryIO", file), file.peek(HEAD_BYTES))
 
 
+FROM_LOG: Final = (
+    "`cachesim why FILE --trace TRACE` writes the requests of a log or a recording as a trace"
+)
+
+
 def json_of(line: str, place: str) -> Json:
     """The value of a line of JSON Lines."""
     try:
         return json.loads(line)
     except (ValueError, RecursionError):
-        msg = f"{place}: not JSON: {line.strip()[:60]!r}; write one object a line"
+        is_log = OTHER.search(line) is not None or SLOT.search(line) is not None
+        wanted = f"; {FROM_LOG}" if is_log else "; write one object a line"
+        msg = f"{place}: not JSON: {line.strip()[:60]!r}{wanted}"
         raise TraceError(msg) from None
 
 
@@ -547,10 +555,10 @@ def _read(line: object, place: str, *, seconds: bool = False) -> TraceRequest:
     value = _object(line, place)
     if "hash_ids" not in value:
         keys = ", ".join(list(value)[:6]) or "none"
-        raise TraceError(
-            f"{place}: no known form of a trace: write input_length, output_length and hash_ids, "
-            f"prompt_token_ids, or messages; the keys are {keys}"
-        )
+        wanted = "write input_length, output_length and hash_ids, prompt_token_ids, or messages"
+        wanted = FROM_LOG if "segments" in value or "request" in value else wanted
+        msg = f"{place}: no known form of a trace: {wanted}; the keys are {keys}"
+        raise TraceError(msg)
     blocks = value["hash_ids"]
     if not isinstance(blocks, list) or not blocks:
         raise TraceError(f"{place}: hash_ids must be a list of whole numbers, one for each block")
