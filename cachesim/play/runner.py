@@ -11,7 +11,7 @@ import numpy as np
 from cachesim.engines.family import Profile
 from cachesim.engines.held import Held
 from cachesim.engines.tokens import get_common_prefix
-from cachesim.engines.words import table_of
+from cachesim.engines.words import counted, table_of
 from cachesim.errors import ContractError, OutOfTimeError, ScenarioError
 from cachesim.model.arithmetic import ArithmeticName
 from cachesim.model.build import arithmetic_of
@@ -217,11 +217,17 @@ RIGHT = frozenset({"same", "rounding", "by-design", None})
 def mismatches(
     scenario: Scenario, profile: Profile, steps: Sequence[Step], *, verified: bool
 ) -> list[str]:
-    """Every expectation that was not met, and every unexpected failure."""
+    """Every expectation that was not met, and every unexpected failure.
+
+    Of steps for which no time was left nothing is known but that; they are the last ones.
+    """
     mine = [each for each in scenario.expect if _is_for(scenario, each, profile)]
     keys = ("cached", "processed", "error", "answer") if verified else KEYS_UNVERIFIED
     found = [line for each in mine for line in _unmet(each, steps, keys)]
     found += _unshown(scenario, profile, steps, verified=verified)
+    if late := [step.name for step in steps if step.error == TIMEOUT]:
+        more = f" and {counted(len(late) - 1, 'step')} after it" if len(late) > 1 else ""
+        found.append(f"{late[0]}{more}: not run, the time given was over")
     if not any(each.answer is not None for each in mine):
         found += [
             f"{step.name}: the answer is wrong, and no expectation says so"
@@ -250,6 +256,8 @@ def _unshown(
         if not seen.profile or full_profile(scenario.engine.name, seen.profile) != profile:
             continue
         step = steps[scenario.step_names.index(seen.step)]
+        if step.error == TIMEOUT:
+            continue
         values = {
             "cached": step.cached,
             "processed": step.processed,
@@ -280,8 +288,8 @@ def _went_wrong(step: Step) -> bool:
     A refused request is an answer, whether or not the scenario expects it.
     """
     if step.do in {"slot-save", "slot-restore", "slot-erase", "set-lora"}:
-        return step.error is not None
-    return step.error in {ABORTED, ENDLESS, NOT_RUN, TIMEOUT}
+        return step.error not in {None, TIMEOUT}
+    return step.error in {ABORTED, ENDLESS, NOT_RUN}
 
 
 def _is_for(scenario: Scenario, expect: Expect, profile: Profile) -> bool:
@@ -297,12 +305,13 @@ def _unmet(expect: Expect, steps: Sequence[Step], keys: Sequence[str]) -> Iterat
             continue
         for step, item in zip(steps, _per_step(wanted, steps, key), strict=True):
             found = getattr(step, key)
-            if item != "any" and found != (None if item in {"none", ""} else item):
+            known = step.error != TIMEOUT and item != "any"
+            if known and found != (None if item in {"none", ""} else item):
                 yield f"{step.name}: {key} is {_word(found)}, expected {_word(item)}"
     for step, item in zip(steps, expect.checkpoints or (), strict=False):
         held = tuple(each.n_tokens for each in step.checkpoints)
         wanted = () if item == "none" else item
-        if wanted not in ("any", held):
+        if step.error != TIMEOUT and wanted not in ("any", held):
             yield f"{step.name}: checkpoints are {list(held)}, expected {list(wanted)}"
 
 

@@ -105,7 +105,10 @@ def _side_by_side(runs: Sequence[Run]) -> Table:
 
 
 def _prompt(step: Step) -> str:
-    return str(step.prompt_tokens) if step.do == "complete" else step.do
+    """The prompt's tokens; a step that was not run has no count of them."""
+    if step.do != "complete":
+        return step.do
+    return "-" if step.finding.fate == "not-run" else str(step.prompt_tokens)
 
 
 def summary(runs: Sequence[Run]) -> RenderableType:

@@ -3,6 +3,7 @@
 import json
 import os
 import pty
+import re
 import subprocess
 import sys
 import time
@@ -21,7 +22,9 @@ from cachesim.engines.family import Profile
 from cachesim.errors import OutOfTimeError
 from cachesim.model.arithmetic import GrowingArray
 from cachesim.play import run
+from cachesim.report.consoles import plain_text
 from cachesim.report.html import page
+from cachesim.report.tables import side_by_side
 from cachesim.scenario import load
 from tests.fixtures import Capture, Patch, output
 
@@ -61,7 +64,8 @@ def test_a_run_stops_in_time_with_what_there_is(
         errors = [step["error"] for step in entry["steps"]]
         done = errors.index("timeout")
         assert [None] * done + ["timeout"] * (3 - done) == errors
-        assert "C: timeout, and no expectation says so" in entry["mismatches"]
+        first = "ABC"[done:][:1] + ("", " and 1 step after it", " and 2 steps after it")[2 - done]
+        assert [f"{first}: not run, the time given was over"] == entry["mismatches"]
 
 
 def test_a_time_limit_holds_though_its_first_exception_is_lost() -> None:
@@ -99,6 +103,8 @@ def test_steps_that_were_done_in_time_are_kept(detail: bool, tmp_path: Path) -> 
     assert ["same", None, None] == [step.answer for step in entry.steps]
     assert [None, "timeout", "timeout"] == [step.error for step in entry.steps]
     assert "Step B was not run: the time given was over." == entry.steps[1].finding.title
+    assert ["B and 1 step after it: not run, the time given was over"] == list(entry.mismatches)
+    assert re.findall(r"^[BC] +- ", plain_text(side_by_side([entry])), re.MULTILINE)
     if detail:
         whole = run(scenario, Profile.parse("llama.cpp@b9538"), detail=True)
         assert whole.steps[0].detail == entry.steps[0].detail
