@@ -2,7 +2,7 @@
 
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from io import BufferedReader
 from pathlib import Path
 from typing import Annotated, Any, Final, cast
@@ -103,7 +103,7 @@ class _Names:
             yield self._numbers.setdefault((life, text), len(self._numbers)), first, last
 
 
-SLOW: Final = 2_000
+SLOW: Final = 40
 """Number of requests from which a progress bar is shown."""
 
 POLL_SECONDS: Final = 1.0
@@ -228,8 +228,23 @@ def _numbered(found: dict[str, Any], numbers: Sequence[int], kind: str) -> Itera
 def _replayed(inputs: Sequence[InputFile], wanted: UserSettings) -> tuple[Read, list[Replay]]:
     read = read_files([(each.name, each.file) for each in inputs])
     requests = sum(len(each.requests) for each in read.servers)
-    with progress("replaying", read.tally.lines, "lines", shown=requests > SLOW) as move:
-        return read, replays_of(read, wanted, move)
+    lines = read.tally.lines
+    with progress("replaying", lines, "lines", shown=requests > SLOW) as move:
+        return read, replays_of(read, wanted, in_passes(move, lines))
+
+
+def in_passes(move: Callable[..., None], lines: int) -> Callable[[int], None]:
+    """Progress of a replay that goes over the lines of a log several times."""
+    last, number = 0, 1
+
+    def at(line: int) -> None:
+        nonlocal last, number
+        number += line < last
+        last = line
+        again = f", pass {number}" if number > 1 else ""
+        move(line, f"{line:,} of {lines:,} lines{again}")
+
+    return at
 
 
 MOST_AT_ONCE: Final = 1 << 24

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cachesim.cli.main import main
+from cachesim.cli.why import in_passes
 from cachesim.engines.family import Profile
 from cachesim.engines.tokens import Rope
 from cachesim.errors import InputError
@@ -322,3 +323,21 @@ def test_the_release_is_told_from_its_patches(profile: str, release: str) -> Non
 def test_a_scenario_is_tuned_on_a_release_without_a_patch(capsys: Capture) -> None:
     assert 0 == main(["why", "--tune", "llama.cpp-16382-no-checkpoints"])
     assert "2 requests replayed" in capsys.readouterr().out
+
+
+def test_a_copy_of_the_server_shares_what_never_changes() -> None:
+    player = Player("llama.cpp@b11549", preset("dense"), {})
+    twin = player.fork()
+
+    assert twin.engine.family is player.engine.family
+    assert twin.engine.server is not player.engine.server
+
+
+def test_the_progress_of_a_replay_names_its_passes() -> None:
+    (server,) = [each for each in servers_of("b11549-3") if each["preset"] == "recurrent"][:1]
+    log = re.sub(r"loading model '[^']*'", "loading model 'm.gguf'", server["log"])
+    read, told = read_files([("quiet.log", BytesIO(log.encode()))]), []
+
+    replays_of(read, UserSettings(), in_passes(lambda _, words: told.append(words), 900))
+    assert re.fullmatch(r"\d+ of 900 lines", told[0])
+    assert re.fullmatch(r"\d+ of 900 lines, pass [2-9]", told[-1])

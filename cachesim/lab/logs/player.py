@@ -100,8 +100,9 @@ class Player:
 
     def fork(self) -> "Player":
         """A copy of the server, for a trial."""
-        twin = copy(self)
-        twin.engine, twin.files = deepcopy((self.engine, self.files))
+        twin, family = copy(self), self.engine.family
+        shared = {id(family): family}  # never changes, and is larger than the server
+        twin.engine, twin.files = deepcopy((self.engine, self.files), shared)
         twin.tickets, twin.submitted = self.tickets.copy(), self.submitted.copy()
         twin.seen = self.seen.copy()
         return twin

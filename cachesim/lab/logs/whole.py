@@ -100,7 +100,7 @@ def _of_one_server(lines: Iterable[Line], name: str) -> Iterator[Line]:
 def replays_of(
     read: Read, user: UserSettings, progress: Callable[[int], None] | None = None
 ) -> list[Replay]:
-    """Replay parsed logs."""
+    """Replay parsed logs; `progress` takes lines, and is called for several passes over them."""
     if not read.servers:
         raise InputError(_nothing_in(read))
     replays = []
@@ -110,8 +110,9 @@ def replays_of(
         settings = _settings(server, user, user.profile)
         if settings.is_played:
             try:
-                replay = with_likeliest_model(rebuild(server, settings, progress=progress))
-                replays.append(_with_likeliest_release(replay, user))
+                replay = rebuild(server, settings, progress=progress)
+                replay = with_likeliest_model(replay, progress)
+                replays.append(_with_likeliest_release(replay, user, progress))
             except (OptionError, UpstreamAbort) as error:
                 given = " and ".join(
                     f"--set {name}={value}" for name, value in user.options.items()
@@ -237,7 +238,7 @@ LEAST_MORE: Final = 2
 """Requests that another model must reproduce in addition; one may come from an unusual client."""
 
 
-def with_likeliest_model(replay: Replay) -> Replay:
+def with_likeliest_model(replay: Replay, progress: Callable[[int], None] | None = None) -> Replay:
     """The replay, or one of a model with states, where a log without its layers is of one.
 
     slot      [ matched ............ )[ other text ........ )
@@ -250,11 +251,13 @@ def with_likeliest_model(replay: Replay) -> Replay:
     likely = with_states(replay)
     if likely is None:
         return replay
-    other = rebuild(replay.log, likely)
+    other = rebuild(replay.log, likely, progress=progress)
     return other if is_likelier(other, replay) else replay
 
 
-def _with_likeliest_release(replay: Replay, user: UserSettings) -> Replay:
+def _with_likeliest_release(
+    replay: Replay, user: UserSettings, progress: Callable[[int], None] | None
+) -> Replay:
     """The replay, or that of another release with such lines, which reproduces more of the log.
 
     Of releases that reproduce as much, the newest.
@@ -267,10 +270,10 @@ def _with_likeliest_release(replay: Replay, user: UserSettings) -> Replay:
         settings = _settings(replay.log, user, name)
         settings.release, settings.preset = Setting(name, "bounded"), own.preset
         settings.sizes = own.sizes
-        other = rebuild(replay.log, settings, passes=1)
+        other = rebuild(replay.log, settings, passes=1, progress=progress)
         best = max(best, other, key=lambda each: each.agreeing)
     if best is not replay:
-        best = rebuild(replay.log, best.settings)
+        best = rebuild(replay.log, best.settings, progress=progress)
     more = 1 if best.agreeing == len(best.comparable) else LEAST_MORE
     if best.agreeing < replay.agreeing + more:
         return replay
