@@ -194,7 +194,7 @@ def why_command(
             return AS_EXPECTED
         read, replays = _replayed(inputs, wanted)
     found = why_of(read, replays)
-    add_other_settings(found, replays, what_if or (), on_all_cores)
+    add_other_settings(found, replays, what_if or (), on_all_cores, on_other_servers)
     if smallest is not None:
         write(smallest, to_toml(worst_scenario(replays)))
     if requested is not None:
@@ -362,6 +362,11 @@ def _is_scenario(name: str) -> bool:
     return path.suffix == ".toml" or (
         not path.exists() and name in {each.stem for each in shipped_files()}
     )
+
+
+def on_other_servers(entries: Iterator[dict[str, Any]], servers: int) -> Iterator[dict[str, Any]]:
+    """Replays on other servers, with a progress line."""
+    return tracked(entries, servers, "replaying on others", "servers")
 
 
 def on_all_cores(trials: Sequence[tuning.Trial]) -> list[tuning.TrialResult]:

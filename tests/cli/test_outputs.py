@@ -180,3 +180,10 @@ def test_long_work_prints_lines_where_no_terminal_is(capsys: Capture, monkeypatc
             move(done)
 
     assert "replaying: 2 of 9 lines\nreplaying: 4 of 9 lines\n" == capsys.readouterr().err
+
+
+def test_replays_on_other_servers_show_their_progress(capsys: Capture, monkeypatch: Patch) -> None:
+    monkeypatch.setattr("cachesim.cli.outputs.INTERVAL", 0.0)
+
+    assert 0 == main(["why", LOG, "--worst", "0", "--what-if", "b11549", "--what-if", "b9093"])
+    assert "replaying on others: 1 of 3 servers\n" in capsys.readouterr().err

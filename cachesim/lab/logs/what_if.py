@@ -362,11 +362,22 @@ def swept(runs: Sequence[tuning.ServerRun], play: Plays = in_turn) -> list[tunin
     return first + play(tuning.together(first, runs))
 
 
+Entries: TypeAlias = Iterator[dict[str, Any]]
+Shown: TypeAlias = Callable[[Entries, int], Entries]
+"""Entries as they come, whose progress is shown, and how many there may be."""
+
+
+def as_they_come(entries: Entries, _: int) -> Entries:
+    """The entries, without progress."""
+    return entries
+
+
 def add_other_settings(
     found: dict[str, Any],
     replays: Sequence[Replay],
     what_if: Sequence[str] = (),
     play: Plays = in_turn,
+    shown: Shown = as_they_come,
 ) -> None:
     """Add replays on other servers: the requested ones, and the usual ones if that is fast."""
     played = [each for each in replays if each.settings.is_played]
@@ -377,9 +388,11 @@ def add_other_settings(
     if what_if and not played:
         raise InputError(f"--what-if: {found['servers'][0]['missing'][0]}")
     if what_if:
-        found["what_if"] = list(answers(played, requested(played[0].settings, what_if)))
+        asked = requested(played[0].settings, what_if)
+        found["what_if"] = list(shown(answers(played, asked), len(asked)))
     elif few and alike:
-        found["what_if"] = list(answers(played, usual(played[0].settings)))
+        asked = usual(played[0].settings)
+        found["what_if"] = list(shown(answers(played, asked), len(asked)))
     if few and alike:
         wanted = tuning.of_log(played, None)
         every = swept(wanted.runs, play)
