@@ -23,7 +23,10 @@ from cachesim.packed import unpacked
 from cachesim.report.consoles import notes, show
 from cachesim.scenario.shipped import STDIN
 
-HEAD: Final = 1 << 16
+HEAD: Final = 1 << 20
+"""Leading bytes of a log with its first request, after what a server prints at its start."""
+
+FIRST: Final = 1 << 16
 """Leading bytes by which logs and recorded requests are distinguished."""
 
 STANDARD_INPUT: Final = "standard input"
@@ -66,8 +69,12 @@ class InputFile:
     head: bytes
 
     @property
+    def is_recording(self) -> bool:
+        return is_dump(self.head[:FIRST])
+
+    @property
     def has_requests(self) -> bool:
-        return is_dump(self.head) or has_bodies(self.head)
+        return self.is_recording or has_bodies(self.head)
 
 
 class _RewoundStream(RawIOBase):
@@ -121,7 +128,7 @@ def _opened(name: str) -> Iterator[InputFile]:
 def requests_in(inputs: Sequence[InputFile]) -> list[Recorded]:
     """Recorded requests, if no input is a log."""
     logs = [each.name for each in inputs if not each.has_requests]
-    recorded = [each.name for each in inputs if is_dump(each.head)]
+    recorded = [each.name for each in inputs if each.is_recording]
     if logs and recorded:
         msg = f"{recorded[0]} has recorded requests, and {logs[0]} is a log; read one at a time"
         raise InputError(msg)

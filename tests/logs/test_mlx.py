@@ -136,3 +136,14 @@ def test_the_requests_of_a_debug_log_are_told_as_recorded_ones(
     requests = json.loads(output(capsys, ["why", str(file), "--format", "json"]))["requests"]
     assert [each["cached"] for each in requests] == [0, 16]
     assert "message 2" in requests[1]["parting"]["part"]
+
+
+def test_requests_behind_a_long_start_are_read(capsys: Capture, tmp_path: Path) -> None:
+    file = tmp_path / "mlx.log"
+    loading = at("DEBUG", 'https://huggingface.co:443 "HEAD /model/config.json HTTP/1.1" 200 0')
+    file.write_text(
+        3_000 * loading + STARTED + asked("one") + post() + progress("20/20") + replied(20, 0)
+    )
+
+    (request,) = json.loads(output(capsys, ["why", str(file), "--format", "json"]))["requests"]
+    assert 20 == request["prompt_tokens"]
