@@ -208,6 +208,16 @@ def test_an_engine_whose_code_cannot_be_loaded_is_named(package: Path) -> None:
         engine_contract(family)
 
 
+def from_a_worker(file: Path) -> Exception:
+    """An error as a pool of processes passes it on: the traceback is the text of its cause."""
+    error = KeyError(32)
+    error.__cause__ = Exception(
+        f'\n"""\nTraceback (most recent call last):\n  File "{program.__file__}", line 1, in run\n'
+        f'  File "{file}", line 7, in _serve\n    return states[at]\nKeyError: 32\n"""'
+    )
+    return error
+
+
 def test_an_error_of_an_engine_is_not_called_a_bug_of_cachesim(package: Path) -> None:
     server = package / "tried_engine" / "server.py"
     server.write_text(server.read_text().replace("at, states = ", "1 / 0; at, states = "))
@@ -218,6 +228,8 @@ def test_an_error_of_an_engine_is_not_called_a_bug_of_cachesim(package: Path) ->
             engine_contract(family)
         assert "bug in the engine tried-engine of tried_engine" in program.bug_of(raised.value)
         assert program.REPORT == program.bug_of(ValueError())
+        assert "bug in the engine tried-engine" in program.bug_of(from_a_worker(server))
+        assert program.REPORT == program.bug_of(from_a_worker(Path(program.__file__)))
     finally:
         del FAMILIES[family.name]
 

@@ -2,8 +2,10 @@
 
 import gc
 import os
+import re
 import signal
 import sys
+from pathlib import Path
 from traceback import walk_tb
 from types import FrameType
 from typing import Final
@@ -16,6 +18,9 @@ SELDOM: Final = (50_000, 20, 20)
 """Thresholds of the garbage collector: runs allocate many objects and few cycles, and Python's
 defaults took a seventh of their time.
 """
+
+FRAME: Final = re.compile(r'File "([^"]+)", line \d+, in ')
+"""A frame of a traceback, with its file."""
 
 LOADER: Final = "<frozen importlib._bootstrap>"
 """File name of Python's import frames."""
@@ -101,8 +106,13 @@ def bug_of(error: Exception) -> str:
     raised = ""
     for frame, _ in walk_tb(error.__traceback__):
         raised = str(frame.f_globals.get("__name__", ""))
+    files = FRAME.findall(str(error.__cause__ or ""))  # of a worker process: its traceback as text
     for name, family in FAMILIES.items():
-        if raised.startswith(f"{family.package}.") and not raised.startswith("cachesim."):
+        folders = getattr(sys.modules.get(family.package), "__path__", ())
+        inside = any(Path(each) in Path(files[-1]).parents for each in folders if files)
+        if family.package.startswith("cachesim."):
+            continue
+        if inside or raised.startswith(f"{family.package}."):
             return f"this is a bug in the engine {name} of {family.package}, not in cachesim"
     return REPORT
 
