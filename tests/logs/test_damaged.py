@@ -190,3 +190,12 @@ def test_of_a_scenario_the_command_that_runs_it_is_named() -> None:
         "llama.cpp-three-requests: is a scenario, not a log; "
         "cachesim run llama.cpp-three-requests explains its misses"
     ) == str(refused.value)
+
+
+def test_a_log_without_counts_has_no_total_of_prompt_tokens() -> None:
+    log = b"".join(
+        each for each in LOG.read_bytes().splitlines(keepends=True) if b"eval time" not in each
+    )
+    read = read_files([("uncounted.log", BytesIO(log))])
+
+    assert why(read, replays_of(read, UserSettings()))["totals"]["prompt_tokens"] is None

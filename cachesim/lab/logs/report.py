@@ -635,7 +635,7 @@ def _totals_of(requests: Sequence[Mapping[str, Any]]) -> dict[str, int | None]:
     known = any(each["replayed"]["played"] for each in others) or _has_any(others, "again")
     return {
         "requests": len(requests),
-        "prompt_tokens": whole if whole or _has_any(others, "prompt_tokens") else None,
+        "prompt_tokens": whole if whole or sure or not others else None,
         "cached": cached if _has_any(others, "cached") else None,
         "processed": processed if _has_any(others, "processed") else None,
         "unknown": unknown,
