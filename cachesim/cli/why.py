@@ -265,11 +265,10 @@ def _follow_command(files: Sequence[str], wanted: UserSettings) -> int:
     with file:
         data = file.read(MOST_AT_ONCE)
         if is_dump(data):
-            msg = (
+            raise InputError(
                 f"{files[0]}: has recorded requests, not a log; `cachesim record` explains them as "
                 "they arrive, and `cachesim why` without --follow afterwards"
             )
-            raise InputError(msg)
         while True:
             _show_ended(following, data)
             if not data:

@@ -93,8 +93,7 @@ def _structure_tables(annotation: object, converter: Converter) -> Callable[[Any
 
     def structure(value: object, _: object) -> tuple[Any, ...]:
         if not isinstance(value, list | tuple):
-            msg = f"must be a list of tables, {found(value)}; its header has two brackets"
-            raise Wrong(msg)
+            raise Wrong(f"must be a list of tables, {found(value)}; its header has two brackets")
         if len(value) > longest:
             raise Wrong(f"must hold at most {longest} tables, found {len(value)}")
         return tuple(default(value, tables))

@@ -226,8 +226,7 @@ class Each:
     def read(self, value: object) -> tuple[Any, ...]:
         """The items; an error names the first wrong one's place."""
         if not isinstance(value, list | tuple):
-            msg = f"must be a list, {found(value)}{self._as_one(value)}"
-            raise Wrong(msg)
+            raise Wrong(f"must be a list, {found(value)}{self._as_one(value)}")
         if len(value) > self.longest:
             raise Wrong(f"must hold at most {self.longest} items, found {len(value)}")
         return tuple(_each_read(enumerate(value), self.item).values())

@@ -540,8 +540,7 @@ def json_of(line: str, place: str) -> Json:
     except (ValueError, RecursionError):
         is_log = OTHER.search(line) is not None or SLOT.search(line) is not None
         wanted = f"; {FROM_LOG}" if is_log else "; write one object a line"
-        msg = f"{place}: not JSON: {line.strip()[:60]!r}{wanted}"
-        raise TraceError(msg) from None
+        raise TraceError(f"{place}: not JSON: {line.strip()[:60]!r}{wanted}") from None
 
 
 def _object(value: object, place: str) -> dict[str, Any]:
@@ -557,8 +556,7 @@ def _read(line: object, place: str, *, seconds: bool = False) -> TraceRequest:
         keys = ", ".join(list(value)[:6]) or "none"
         wanted = "write input_length, output_length and hash_ids, prompt_token_ids, or messages"
         wanted = FROM_LOG if "segments" in value or "request" in value else wanted
-        msg = f"{place}: no known form of a trace: {wanted}; the keys are {keys}"
-        raise TraceError(msg)
+        raise TraceError(f"{place}: no known form of a trace: {wanted}; the keys are {keys}")
     blocks = value["hash_ids"]
     if not isinstance(blocks, list) or not blocks:
         raise TraceError(f"{place}: hash_ids must be a list of whole numbers, one for each block")
