@@ -255,6 +255,7 @@ def test_workloads_of_a_guided_search_are_compared_model_by_model(
     assert 0 < compared
     assert (0 if differs else compared) == found.total("agreeing")
     assert differs != found.all_agree
+    assert found.total("not compared") == found.reasons.total()
 
 
 def test_where_the_workload_is_not_run_as_the_server_ran_it_the_replys_count_is_shown() -> None:
@@ -293,3 +294,44 @@ def test_a_prefill_server_is_read_once_and_a_failed_read_fails_as_a_whole(
     assert 2 == len(results[0]["requests"][0]["lookups"])
     assert [0] == [each.reply.cached for each in records if each.reply is not None]
     assert [0] == [each["cached"] for each in results[0]["requests"]]
+
+
+def prefilled_elsewhere(*more: Step, **options: Any) -> Scenario:
+    """A request of 24 tokens, of which a step of the prefill server takes 8, and others beside."""
+    server = Server(
+        name="vllm",
+        profiles=("0.33.0",),
+        options={"connector": "nixl", "max_num_batched_tokens": 8, "max_num_seqs": 8} | options,
+    )
+    first = Step(prompt=tuple(range(300, 324)), reply=(400,), name="first")
+    model = Model(preset="dense")
+    return Scenario(
+        format=FORMAT, name="elsewhere", model=model, engine=server, step=(first, *more)
+    )
+
+
+def test_requests_reach_the_scheduler_when_their_prefill_elsewhere_is_done() -> None:
+    beside = Step(prompt=tuple(range(340, 348)), reply=(400,), with_previous=True, turns=1)
+
+    _, workload = SCHEDULER.workload_of(prefilled_elsewhere(beside), "0.33.0")
+
+    [group] = workload["steps"]
+    assert [2, 3] == [each["after"] for each in group]
+
+
+@pytest.mark.parametrize(
+    ("step", "options", "why"),
+    [
+        (
+            Step(prompt=(340,), reply=(400,), with_previous=True, options={"priority": -1}),
+            {"scheduling_policy": "priority"},
+            "another order",
+        ),
+        (Step(do="cancel", of="first", with_previous=True), {}, "cancelled on its prefill"),
+    ],
+)
+def test_requests_whose_order_only_the_prefill_server_knows_are_not_compared(
+    step: Step, options: dict[str, Any], why: str
+) -> None:
+    with pytest.raises(ScenarioError, match=why):
+        SCHEDULER.workload_of(prefilled_elsewhere(step, **options), "0.33.0")
