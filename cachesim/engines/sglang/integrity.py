@@ -53,6 +53,11 @@ def check_books(tree: Tree, alive: Iterable[Req], streams: Iterable[Stream] = ()
     _rows(tree, running, [*held.values()])
     _host(tree)
     _locked_at_idle(tree, running)
+    if isinstance(tree, UnifiedRadixCache):
+        most = tree.retries.attempts
+        for req in held.values():
+            if not 0 <= req.reissues <= most:
+                _fail(f"request {req.id} has queried {req.reissues} times again, of {most} times")
 
 
 def _lists(tree: Tree) -> None:

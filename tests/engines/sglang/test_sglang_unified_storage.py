@@ -8,10 +8,14 @@ import pytest
 from cachesim.engines.family import Profile
 from cachesim.engines.sglang.family import FAMILY
 from cachesim.engines.sglang.request import Req
+from cachesim.engines.sglang.server import Sglang
 from cachesim.engines.sglang.storage_threads import Retries
+from cachesim.errors import ContractError
 from cachesim.lab.real.sglang.playing import play
 from cachesim.lab.real.sglang.workloads import KINDS, draw
+from cachesim.typed import of_kind, there_is
 from tests.engines.conversations import wrong
+from tests.engines.sglang.test_sglang_overlap import send, server
 from tests.engines.sglang.workloads import PRESETS, Workload
 
 NEWEST = FAMILY.release("0.5.23").rules
@@ -36,6 +40,18 @@ def test_who_has_asked_often_enough_asks_no_more() -> None:
 
     assert [[], [], []] == [retries.ready(queue) for _ in range(3)]
     assert {} == retries.pending
+
+
+@pytest.mark.parametrize("reissues", [-1, 9])
+def test_a_request_that_queried_more_often_than_allowed_is_found(reissues: int) -> None:
+    engine = of_kind(Sglang, server("0.5.23", model="hybrid"))
+    send(engine, [*range(100, 120)])
+    engine.step()
+    [job] = engine._jobs
+    there_is(job.req).reissues = reissues
+
+    with pytest.raises(ContractError, match=f"has queried {reissues} times again"):
+        engine.check_integrity()
 
 
 @pytest.mark.parametrize(
