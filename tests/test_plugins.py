@@ -14,11 +14,13 @@ import pytest
 from cachesim.cli import main as program
 from cachesim.cli.new import engine_package, write_package
 from cachesim.engines import FAMILIES
-from cachesim.engines.family import Families
+from cachesim.engines.family import Families, Profile
 from cachesim.engines.plugins import discover
 from cachesim.errors import InputError, ProfileError
 from cachesim.testing import engine_contract
 from cachesim.testing.laws import BrokenLawError
+from cachesim.testing.search import search
+from cachesim.typed import there_is
 
 ROOT = Path(__file__).parents[1]
 
@@ -232,6 +234,23 @@ def test_an_error_of_an_engine_is_not_called_a_bug_of_cachesim(package: Path) ->
         assert program.REPORT == program.bug_of(from_a_worker(Path(program.__file__)))
     finally:
         del FAMILIES[family.name]
+
+
+def test_an_exception_of_an_engine_is_a_finding_with_its_workload(package: Path) -> None:
+    server = package / "tried_engine" / "server.py"
+    server.write_text(server.read_text().replace("at, states = ", "1 / 0; at, states = "))
+    family = import_module("tried_engine.family").FAMILY
+    FAMILIES[family.name] = family
+    try:
+        found = search(Profile(family.name, family.names()[-1]), "dense", examples=5, seed=1)
+    finally:
+        del FAMILIES[family.name]
+
+    counterexample = there_is(found.counterexample)
+    detail = "ZeroDivisionError: division by zero, raised by tried_engine.server, line "
+    assert ("crash", 0) == (counterexample.finding.kind, counterexample.finding.step)
+    assert detail == counterexample.finding.detail.rstrip("0123456789")
+    assert 1 == len(counterexample.scenario.step)
 
 
 @pytest.mark.wheel

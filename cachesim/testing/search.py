@@ -5,12 +5,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain, count, islice
+from traceback import walk_tb
 from typing import Any, Final, TypeAlias, TypeVar
 
 from cachesim.engines.events import Event
 from cachesim.engines.family import Profile
 from cachesim.engines.words import counted
-from cachesim.errors import ContractError, InputError
+from cachesim.errors import CachesimError, ContractError, InputError
 from cachesim.model.arithmetic import ArithmeticName
 from cachesim.model.presets import preset
 from cachesim.play.session import Record, Session
@@ -327,9 +328,10 @@ def _judged(
     only: Kind | None,
 ) -> Trial:
     """The outcome of what a session runs."""
-    trial, options = Trial.of(session), session.scenario.engine.options
+    trial, options, done = Trial.of(session), session.scenario.engine.options, 0
     try:
         for record in records:
+            done = record.index + 1
             oracle = oracles.of(session.networks[record.step.model])
             finding = finding_of(record, oracle, trial, options)
             if finding is not None and only in {None, finding.kind}:
@@ -342,12 +344,30 @@ def _judged(
         if only in {None, "broken invariant"}:
             broken = Finding(kind="broken invariant", step=trial.requests, detail=str(error))
             trial.findings.insert(0, broken)
+    except Exception as error:
+        detail = _crash_of(error, session.family.package)
+        if not detail:
+            raise
+        if only in {None, "crash"}:
+            crash = Finding(kind="crash", step=done, detail=detail)
+            trial.findings.insert(0, crash)
     kinds: Counter[type[Event]] = Counter(map(type, session.engine.events))
     for kind, times in kinds.items():
         word = session.family.exercised.get(kind.name())
         if word is not None:
             trial.exercised[word] += times
     return trial
+
+
+def _crash_of(error: Exception, package: str) -> str:
+    """The message of an exception that the module of another package's engine raised."""
+    module, line = "", 0
+    for frame, number in walk_tb(error.__traceback__):
+        module, line = str(frame.f_globals.get("__name__", "")), number
+    if isinstance(error, CachesimError) or package.startswith("cachesim."):
+        return ""
+    own = module.startswith(f"{package}.")
+    return f"{type(error).__name__}: {error}, raised by {module}, line {line}" if own else ""
 
 
 def playable(scenario: Scenario, profile: Profile) -> bool:
