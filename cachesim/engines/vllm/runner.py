@@ -17,7 +17,7 @@ from typing import ClassVar, Final
 
 import numpy as np
 
-from cachesim.engines.vllm.block_pool import NULL, GroupSpec, cdiv
+from cachesim.engines.vllm.block_pool import NULL, GroupSpec, cacheable, cdiv
 from cachesim.engines.vllm.cells import Cells, through_ring
 from cachesim.engines.vllm.checkpoints import Exports, export_index
 from cachesim.engines.vllm.coordinator import KVCacheManager
@@ -416,7 +416,7 @@ class Runner:
     @property
     def _seed_unit(self) -> int:
         if self.rules.seeds_in_smallest_block and not self.v1:
-            return min(group.block for group in self.groups)
+            return min(group.block for group in cacheable(self.groups))
         return self._state.block
 
     def _move(self, held: CachedRequestState, running: int, bias: int, target: int) -> None:

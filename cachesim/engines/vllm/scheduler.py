@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Final, TypeAlias
 
 from cachesim.engines.images import Image
-from cachesim.engines.vllm.block_pool import cdiv
+from cachesim.engines.vllm.block_pool import cacheable, cdiv
 from cachesim.engines.vllm.checkpoints import checkpoint_position, is_exportable
 from cachesim.engines.vllm.coordinator import Hit, KVCacheManager
 from cachesim.engines.vllm.encoder import EncoderCache
@@ -578,7 +578,8 @@ class Splitter:
         exports = all(each.checkpoint_alignment for each in states)
         return cls(
             manager=manager,
-            size=min(each.block for each in manager.groups),  # `cache_config.block_size`
+            # `cache_config.block_size`: a ring, whose blocks have no ids, is left out.
+            size=min(each.block for each in cacheable(manager.groups)),
             budget=budget,
             use_eagle=use_eagle,
             partial_states=sizes.hash_block < sizes.scheduler_block

@@ -19,10 +19,12 @@ from cachesim.engines.vllm.events import (
     DraftsVerified,
 )
 from cachesim.engines.vllm.laws import VllmLaws
+from cachesim.engines.vllm.server import Vllm
 from cachesim.errors import ContractError
 from cachesim.model.presets import preset
-from cachesim.typed import there_is
+from cachesim.typed import of_kind, there_is
 from cachesim.units import as_tokens
+from tests.engines.asking import answer
 from tests.engines.seen_kit import found, seen_of
 
 PROFILES = [f"vllm@{release}" for release in family_of("vllm").names()]
@@ -43,6 +45,16 @@ def running(model: str = "hybrid-swa", **options: Any) -> Any:
         engine.step()
     engine.check_integrity()
     return engine
+
+
+def test_no_chunk_ends_for_the_block_of_a_ring() -> None:
+    """The engine core's block size is that of the groups whose blocks have ids."""
+    spec = replace(preset("hybrid-swa"), window=8, chunked=True)
+    engine = Engine.create("vllm@0.33.0", model=spec, options={"rings": True}, arithmetic="ring")
+    reply = answer(engine, range(265, 281), 1)
+
+    assert [(0, 16)] == [(e.start, e.end) for e in engine.events if isinstance(e, ChunkScheduled)]
+    assert None is VllmLaws(of_kind(Vllm, engine)).broken(seen_of(reply, engine.events))
 
 
 @pytest.mark.parametrize("profile", PROFILES)
