@@ -42,10 +42,13 @@ BEYOND: Final = {
 """Defects that no drawn workload can show, and the reason."""
 
 RARE: Final = {
+    "mlx-lm-1494-chunk-cut-short": "by earlier searches",
     "mlx-lm-omlx-3699-no-boundary-snapshot": "prompts beyond 4,096 tokens",
     "mlx-lm-turned-ring-hides-a-token": "three chats of certain lengths together",
     "sglang-34760-state-beyond-its-node": "two flags, prompts beyond both together",
+    "sglang-34870-pairs": "EAGLE beside windows",
     "sglang-35694-state-beyond-its-key": "drafts beside two flags",
+    "sglang-40680-state-not-written-back": "an inner state evicted under `write_back`",
     "sglang-39436-too-few-states": "six long prompts, few states",
     "sglang-state-of-an-earlier-match": "a match evicted while its request waits",
     "vllm-44409-taken-before-held": "a store beside a nearly full pool",
