@@ -203,14 +203,19 @@ class SglangLaws:
 
     def _observe(self) -> None:
         self._tree, self._problems = self._engine.tree, list[str]()
+        self._room, self._room_before = self._free_on_host(), 0
         self._evictions = Evictions(self._tree)
         scheduler = self._engine.scheduler
         self._notify, self._match = scheduler.on_retract, scheduler.on_match
         scheduler.on_retract, scheduler.on_match = self._retracted, self._matched
 
+    def _free_on_host(self) -> int:
+        return self._tree.host_free().get("host_tokens", 0)
+
     def broken(self, seen: Seen) -> Breach | None:
         """The first law that a request breaks."""
         self.begin_anew()
+        self._room_before, self._room = self._room, self._free_on_host()
         problems, self._problems = [*self._problems, *self._evictions.take()], []
         for detail in problems:
             return Breach(kind="broken invariant", detail=detail)
@@ -394,7 +399,7 @@ class SglangLaws:
                 continue
             missing = loss.before - loss.after
             least = max(storage.threshold, shape.page)
-            if missing >= least and host.tokens > 4 * len(seen.reply.prompt):
+            if missing >= least and self._room_before >= len(seen.reply.prompt):
                 yield f"{missing} tokens in the storage are not fetched"
 
     def _found(self, key: Integers) -> int:

@@ -253,3 +253,13 @@ def test_the_tree_after_a_flush_is_observed() -> None:
 
     assert played.server.tree is not played.tree
     assert played.server.tree.on_evict is not None
+
+
+def test_nothing_is_due_from_a_storage_where_the_host_was_full() -> None:
+    """Its tokens are on the device, too, and are not evicted for others."""
+    prompts = [range(265, 292), [*range(300, 500), *range(320, 364)], range(400, 433)]
+    options = HOST | STORAGE | {"max_total_tokens": 300, "hicache_ratio": 1.0}
+
+    played = Played(prompts=[*prompts, range(265, 293)], prefetch_threshold=2, **options)
+
+    assert (27, 14) == (played.seen.reply.equal, played.seen.reply.cached)
