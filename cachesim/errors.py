@@ -17,6 +17,7 @@
   + ContractError            cachesim broke its own promise: a bug, please report (exit status 3)
 """
 
+from traceback import walk_tb
 from typing import ClassVar
 
 
@@ -94,3 +95,18 @@ class OutOfTimeError(CachesimError):
 
 class ContractError(CachesimError):
     """An internal contract of cachesim is broken: please report this bug."""
+
+
+def raised_by(error: BaseException, package: str) -> str:
+    """The module and line of an engine's package that raised an exception, itself or in a library.
+
+    Empty if cachesim raised it, or if the engine is one of its own.
+    """
+    place = ""
+    for frame, line in walk_tb(error.__traceback__):
+        module = str(frame.f_globals.get("__name__", ""))
+        if module.startswith("cachesim."):
+            place = ""
+        elif module.startswith(f"{package}."):
+            place = f"{module}, line {line}"
+    return place

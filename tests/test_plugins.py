@@ -6,15 +6,17 @@ import subprocess
 import sys
 import sysconfig
 from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from cachesim.cli import main as program
 from cachesim.cli.new import engine_package, write_package
 from cachesim.engines import FAMILIES
-from cachesim.engines.family import Families, Profile
+from cachesim.engines.family import Families, Family, Profile
 from cachesim.engines.plugins import discover
 from cachesim.errors import InputError, ProfileError
 from cachesim.testing import engine_contract
@@ -220,37 +222,57 @@ def from_a_worker(file: Path) -> Exception:
     return error
 
 
-def test_an_error_of_an_engine_is_not_called_a_bug_of_cachesim(package: Path) -> None:
+@contextmanager
+def planted(package: Path, error: str) -> Iterator[Family[Any, Any]]:
+    """The written engine, known to all commands, with an expression that raises."""
     server = package / "tried_engine" / "server.py"
-    server.write_text(server.read_text().replace("at, states = ", "1 / 0; at, states = "))
-    family = import_module("tried_engine.family").FAMILY
+    server.write_text(server.read_text().replace("at, states = ", f"{error}; at, states = "))
+    family: Family[Any, Any] = import_module("tried_engine.family").FAMILY
     FAMILIES[family.name] = family
     try:
+        yield family
+    finally:
+        del FAMILIES[family.name]
+
+
+def test_an_error_of_an_engine_is_not_called_a_bug_of_cachesim(package: Path) -> None:
+    with planted(package, "1 / 0") as family:
         with pytest.raises(ZeroDivisionError) as raised:
             engine_contract(family)
         assert "bug in the engine tried-engine of tried_engine" in program.bug_of(raised.value)
         assert program.REPORT == program.bug_of(ValueError())
+        server = package / "tried_engine" / "server.py"
         assert "bug in the engine tried-engine" in program.bug_of(from_a_worker(server))
         assert program.REPORT == program.bug_of(from_a_worker(Path(program.__file__)))
-    finally:
-        del FAMILIES[family.name]
 
 
-def test_an_exception_of_an_engine_is_a_finding_with_its_workload(package: Path) -> None:
-    server = package / "tried_engine" / "server.py"
-    server.write_text(server.read_text().replace("at, states = ", "1 / 0; at, states = "))
-    family = import_module("tried_engine.family").FAMILY
-    FAMILIES[family.name] = family
-    try:
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        ("1 / 0", "ZeroDivisionError: division by zero"),
+        ("__import__('numpy').stack([])", "ValueError: need at least one array to stack"),
+    ],
+)
+def test_an_exception_of_an_engine_is_a_finding_with_its_workload(
+    package: Path, error: str, message: str
+) -> None:
+    """Raised by the engine's own code, or in a library that it calls."""
+    with planted(package, error) as family:
         found = search(Profile(family.name, family.names()[-1]), "dense", examples=5, seed=1)
-    finally:
-        del FAMILIES[family.name]
 
     counterexample = there_is(found.counterexample)
-    detail = "ZeroDivisionError: division by zero, raised by tried_engine.server, line "
+    detail = f"{message}, raised by tried_engine.server, line "
     assert ("crash", 0) == (counterexample.finding.kind, counterexample.finding.step)
     assert detail == counterexample.finding.detail.rstrip("0123456789")
     assert 1 == len(counterexample.scenario.step)
+
+
+def test_an_exception_of_cachesim_itself_ends_a_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    searching = import_module("cachesim.testing.search")
+    monkeypatch.setattr(searching, "finding_of", lambda *_: 1 / 0)
+
+    with pytest.raises(ZeroDivisionError):
+        search(Profile("llama.cpp", "b11549"), "dense", examples=1, seed=1)
 
 
 @pytest.mark.wheel

@@ -6,7 +6,6 @@ import re
 import signal
 import sys
 from pathlib import Path
-from traceback import walk_tb
 from types import FrameType
 from typing import Final
 
@@ -102,17 +101,15 @@ def name_broken_engines() -> None:
 def bug_of(error: Exception) -> str:
     """The owner of a bug: cachesim, or the engine whose module raised the exception."""
     from cachesim.engines.family import FAMILIES
+    from cachesim.errors import raised_by
 
-    raised = ""
-    for frame, _ in walk_tb(error.__traceback__):
-        raised = str(frame.f_globals.get("__name__", ""))
     files = FRAME.findall(str(error.__cause__ or ""))  # of a worker process: its traceback as text
     for name, family in FAMILIES.items():
         folders = getattr(sys.modules.get(family.package), "__path__", ())
         inside = any(Path(each) in Path(files[-1]).parents for each in folders if files)
         if family.package.startswith("cachesim."):
             continue
-        if inside or raised.startswith(f"{family.package}."):
+        if inside or raised_by(error, family.package):
             return f"this is a bug in the engine {name} of {family.package}, not in cachesim"
     return REPORT
 

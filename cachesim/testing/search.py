@@ -5,13 +5,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain, count, islice
-from traceback import walk_tb
 from typing import Any, Final, TypeAlias, TypeVar
 
 from cachesim.engines.events import Event
 from cachesim.engines.family import Profile
 from cachesim.engines.words import counted
-from cachesim.errors import CachesimError, ContractError, InputError
+from cachesim.errors import CachesimError, ContractError, InputError, raised_by
 from cachesim.model.arithmetic import ArithmeticName
 from cachesim.model.presets import preset
 from cachesim.play.session import Record, Session
@@ -345,29 +344,18 @@ def _judged(
             broken = Finding(kind="broken invariant", step=trial.requests, detail=str(error))
             trial.findings.insert(0, broken)
     except Exception as error:
-        detail = _crash_of(error, session.family.package)
-        if not detail:
+        place = raised_by(error, session.family.package)
+        if isinstance(error, CachesimError) or not place:
             raise
         if only in {None, "crash"}:
-            crash = Finding(kind="crash", step=done, detail=detail)
-            trial.findings.insert(0, crash)
+            detail = f"{type(error).__name__}: {error}, raised by {place}"
+            trial.findings.insert(0, Finding(kind="crash", step=done, detail=detail))
     kinds: Counter[type[Event]] = Counter(map(type, session.engine.events))
     for kind, times in kinds.items():
         word = session.family.exercised.get(kind.name())
         if word is not None:
             trial.exercised[word] += times
     return trial
-
-
-def _crash_of(error: Exception, package: str) -> str:
-    """The message of an exception that the module of another package's engine raised."""
-    module, line = "", 0
-    for frame, number in walk_tb(error.__traceback__):
-        module, line = str(frame.f_globals.get("__name__", "")), number
-    if isinstance(error, CachesimError) or package.startswith("cachesim."):
-        return ""
-    own = module.startswith(f"{package}.")
-    return f"{type(error).__name__}: {error}, raised by {module}, line {line}" if own else ""
 
 
 def playable(scenario: Scenario, profile: Profile) -> bool:

@@ -31,6 +31,7 @@ from cachesim.engines.llamacpp.events import (
 )
 from cachesim.engines.llamacpp.memory.create import SeqRm
 from cachesim.engines.llamacpp.server import INVALID, LlamaCpp
+from cachesim.engines.llamacpp.update_slots import EXCEEDED
 from cachesim.engines.seen import Breach, Seen
 from cachesim.engines.tokens import get_common_prefix
 from cachesim.units import Token, Tokens
@@ -40,8 +41,6 @@ LONG: Final = 80
 
 MESSAGES: Final = frozenset({"message_spans", "message_delimiters"})
 """Fields that name where messages begin: a batch may end there."""
-
-EXCEEDED: Final = "exceed_context_size_error"
 
 NEAR: Final = 1e-6
 """Difference of two shares, of which one has single precision."""

@@ -48,6 +48,7 @@ from cachesim.errors import UpstreamAbort, UpstreamEndless
 from cachesim.units import NO_POS, Count, Token
 
 SERVER_ERROR: Final = "server_error"
+EXCEEDED: Final = "exceed_context_size_error"
 
 EMPTY_TURNS: Final = 3
 """Maximum consecutive passes with nothing to decode; one more ends the process."""
@@ -431,7 +432,7 @@ def start_prompt(server: ServerContext, slot: Slot) -> bool:
             f"request ({task.n_tokens} tokens) exceeds the available context size "
             f"({slot.n_ctx} tokens), try increasing it"
         )
-        server.finish(slot, "error", "exceed_context_size_error", message)
+        server.finish(slot, "error", EXCEEDED, message)
         return False
     n_past = _common_prefix(server, slot, task)
     # The part of a common prefix that memory or a checkpoint can resume.
@@ -498,7 +499,7 @@ def _start_whole(server: ServerContext, slot: Slot, task: Task) -> bool:
             f"input ({task.n_tokens} tokens) is larger than the max context size "
             f"({slot.n_ctx} tokens). skipping"
         )
-        server.finish(slot, "error", "exceed_context_size_error", message)
+        server.finish(slot, "error", EXCEEDED, message)
         return False
     task.ledger.apply(causes.READ_WHOLE, 0, pooling=server.options.pooling)
     _commit(slot, 0)

@@ -390,7 +390,7 @@ class SglangLaws:
         """Tokens in the storage that a request waited for, and did not get."""
         shape, host = self._tree.shape, self._tree.shape.host
         storage = None if host is None else host.storage
-        if storage is None or host is None or storage.policy != "wait_complete":
+        if storage is None or storage.policy != "wait_complete":
             return
         if self._tree.has_windows or self._tree.has_states or req.extra_key is not None:
             return
