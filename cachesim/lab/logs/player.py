@@ -7,15 +7,21 @@ submit       turns, submit   turns until 3 answers       the player's
 from collections.abc import Mapping, Sequence
 from copy import copy, deepcopy
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, Final, cast
 
 from cachesim.engines.base import Engine, Reply, Request, Ticket
 from cachesim.engines.causes import Loss
 from cachesim.engines.events import Event
 from cachesim.engines.family import Profile
-from cachesim.engines.llamacpp.events import CheckpointCreated
+from cachesim.engines.llamacpp.events import (
+    CheckpointCreated,
+    CheckpointKept,
+    CheckpointRestored,
+)
 from cachesim.engines.llamacpp.family import FAMILY
 from cachesim.engines.llamacpp.server import LlamaCpp
+from cachesim.engines.llamacpp.slot import Checkpoint
 from cachesim.engines.tokens import Rope
 from cachesim.errors import UpstreamAbort
 from cachesim.lab.logs.slot_actions import SlotAction
@@ -80,6 +86,10 @@ class Replayed:
 FAILED: Final = Replayed(None, None, None, 0, "nothing", (), (), "aborted")
 
 
+OF_CHECKPOINTS: Final = (CheckpointCreated, CheckpointKept, CheckpointRestored)
+"""Events that are kept of a request; a search of the prompt cache has one for each entry."""
+
+
 class Player:
     """A server with its running requests."""
 
@@ -100,8 +110,13 @@ class Player:
 
     def fork(self) -> "Player":
         """A copy of the server, for a trial."""
-        twin, family = copy(self), self.engine.family
-        shared = {id(family): family}  # never changes, and is larger than the server
+        twin, server = copy(self), self.engine.server
+        memory = server.contexts.target.rules
+        frozen: list[object] = [self.engine.family, self.engine.profile, server.rules]
+        frozen += [server.options, memory]
+        if server.cache is not None and server.contexts.companion is None:
+            frozen += server.cache.entries  # only a companion's failed load changes one
+        shared = {id(each): each for each in frozen}
         twin.engine, twin.files = deepcopy((self.engine, self.files), shared)
         twin.tickets, twin.submitted = self.tickets.copy(), self.submitted.copy()
         twin.seen = self.seen.copy()
@@ -114,6 +129,24 @@ class Player:
     def held_bytes(self) -> int:
         """Bytes of prompt-cache entries and of the slots' checkpoints, by the server's count."""
         return self.engine.held_bytes()
+
+    def ends_of_reuse(self) -> set[int] | None:
+        """Numbers of tokens at which a saved state lets an idle server resume a prompt.
+
+        None where other numbers are possible too: chunks are moved, a companion has its own memory,
+        or a running request still fills its slot.
+        """
+        server = self.engine.server
+        if self.tickets or self.dead or server.may_draft or server.options.cache_reuse:
+            return None
+        held: list[Sequence[Checkpoint]] = [each.prompt.checkpoints for each in server.slots]
+        held += [each.checkpoints for each in (server.cache.entries if server.cache else ())]
+        return {
+            end
+            for each in chain.from_iterable(held)
+            for end in (each.n_tokens - 1, each.n_tokens, each.pos_min, each.pos_min + 1,
+                        each.pos_max, each.pos_max + 1)
+        }  # fmt: skip
 
     def erase(self, slot: int) -> None:
         """Erase an idle slot."""
@@ -189,7 +222,8 @@ class Player:
         ticket = self.tickets.pop(number)
         self.submitted.pop(number, None)
         reply = self.engine.reply(ticket)
-        events = tuple(self.engine.events[self.seen.pop(number) :])
+        made = self.engine.events[self.seen.pop(number) :]
+        events = [each for each in made if isinstance(each, OF_CHECKPOINTS)]
         if number in self.saved_after and reply is not None and reply.slot is not None:
             self.engine.slot_save(int(reply.slot), str(number))
             self.engine.take_in()

@@ -11,7 +11,7 @@ on a copy of the server, and the first whose answer is the log's is taken.
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
-from itertools import accumulate
+from itertools import accumulate, chain, islice
 from typing import Final, TypeAlias
 
 from cachesim.engines.llamacpp.events import CheckpointCreated
@@ -169,13 +169,21 @@ def _narrowed(bounds: Interval, exact: Known) -> Interval:
     return bounds.meet(Interval(low, high)) or bounds
 
 
-def likely(rope: Rope, whole: int, cached: int | None, bounds: Interval, *, one: bool) -> list[int]:
+def likely(
+    joints: Sequence[int],
+    held: int,
+    whole: int,
+    cached: int | None,
+    bounds: Interval,
+    *,
+    one: bool,
+) -> list[int]:
     """Lengths within bounds, sorted: ends of texts and cached lengths first."""
     likely = [whole] if one else []
-    likely += [len(rope)]
+    likely += [held]
     if cached is not None:
         likely += [cached, cached + 1]
-    likely += reversed(joints_of(rope))
+    likely += reversed(joints)
     likely += [bounds.near((bounds.low + bounds.high) // 2), bounds.low, bounds.high]
     return list(dict.fromkeys(each for each in likely if each in bounds))[:6]
 
@@ -324,6 +332,11 @@ def refute_turn(replay: Replay, rebuilt: Rebuilt) -> None:
             replay.found.no_turn.add(text)
 
 
+def _may_be_comparable(lengths: Lengths) -> bool:
+    """True if a request's reuse is in the log, or may follow from what is held."""
+    return lengths.cached.value is not None or lengths.prompt.how == "bounded"
+
+
 MOST_CANDIDATES: Final = 24
 """Most candidates tried for a request."""
 
@@ -358,25 +371,36 @@ class Rebuilder:
         self.progress = progress
         self._next = 0  # the moment to run next
         self._running: list[int] = []
+        self._goal = 0  # requests that have to agree, or the replay is given up
+        self._may_agree = 0  # requests that agree or are not replayed yet
 
-    def play(self) -> Replay:
-        """Replay every event in order."""
-        self.advance(whole=True)
+    def play(self, *, goal: int = 0, first: int | None = None) -> Replay:
+        """Replay every event in order, or those of the `first` requests.
+
+        Ends where fewer than `goal` requests can agree.
+        """
+        if goal:
+            self._goal = goal
+            lengths = map(self._lengths, self.log.requests[:first])
+            self._may_agree = sum(map(_may_be_comparable, lengths))
+        self.advance(whole=True, first=first)
         for number in self._running:
             self._finish(number)
         return self.replay
 
-    def advance(self, *, whole: bool = False) -> list[int]:
+    def advance(self, *, whole: bool = False, first: int | None = None) -> list[int]:
         """Continue the replay, and return the requests that ended.
 
         Unless the log is `whole`, up to the first request whose lines are still being written.
         """
         ended: list[int] = []
         while self._next < len(self.log.events):
+            if self._goal and self._may_agree < self._goal:
+                break
             event = self.log.events[self._next]
             if event.what == "launched":
                 request = self.log.requests[event.request]
-                if not (whole or request.ended):
+                if not (whole or request.ended) or event.request == first:
                     break
                 rebuilt = Rebuilt(request, self._lengths(request), is_verbose=self.verbose)
                 self.replay.requests.append(rebuilt)
@@ -409,6 +433,8 @@ class Rebuilder:
         rebuilt.replayed = self.player.run_until(number)
         if self.verbose and self.player.accepts_spans:
             refute_turn(self.replay, rebuilt)
+        if _may_be_comparable(rebuilt.lengths) and not rebuilt.agrees:
+            self._may_agree -= 1
         self.replay.order.append(("finish", number))
 
     def new_text(self, request: Observed, use: int, length: int) -> Rope:
@@ -471,7 +497,7 @@ class Rebuilder:
         if cached is None:
             return candidates[0]
         fallback: Candidate | None = None
-        for candidate in candidates:
+        for candidate in self._possible(candidates, cached):
             twin = self.player.fork()
             twin.launch(self._request_of(rebuilt, candidate, trial=True))
             result = twin.run_until(rebuilt.observed.number)
@@ -480,6 +506,21 @@ class Rebuilder:
             if fallback is None and result.cached == cached:
                 fallback = candidate
         return fallback or candidates[0]
+
+    def _possible(self, candidates: Sequence[Candidate], cached: int) -> Iterator[Candidate]:
+        """The candidates of which a server can reuse so many tokens: a copy of it is large.
+
+        Reuse ends where the prompt leaves what is held, before its last token, or at a saved state.
+        """
+        ends = self.player.ends_of_reuse()
+        if ends is None or cached == 0 or cached in ends:
+            yield from candidates
+            return
+        holders = list(chain(*self.player.held()))
+        for candidate in candidates:
+            last = len(candidate.prompt) - 1
+            if any(min(each.common(candidate.prompt), last) == cached for each in holders):
+                yield candidate
 
     def _request_of(
         self, rebuilt: Rebuilt, candidate: Candidate, *, trial: bool = False
@@ -565,11 +606,12 @@ class Rebuilder:
         elif rebuilt.lengths.cached.value == 0 and not (request.forced or request.checked):
             # or the request wanted nothing of the cache
             found += [(rope, name, bounds, False) for rope, name, bounds, _ in found]
-        candidates = list(self._spelt_out(rebuilt, found))
         least = float(self.settings.values.get("slot_prompt_similarity", 0.1))
-        candidates = [
-            each for each in candidates if matches_choice(request, each, held, least)
-        ] or candidates
+        spelt = self._spelt_out(rebuilt, found)
+        fitting = (each for each in spelt if matches_choice(request, each, held, least))
+        candidates = list(islice(fitting, MOST_CANDIDATES)) or list(
+            islice(self._spelt_out(rebuilt, found), MOST_CANDIDATES)
+        )
         if not candidates:
             prompt = self._filled(request, Rope(), Rope(), whole)
             if exact.value:  # something that the replay knows nothing of
@@ -577,7 +619,7 @@ class Rebuilder:
             candidates = [
                 Candidate(prompt, self._too_little(request, held, whole, least), "nothing")
             ]
-        return candidates[:MOST_CANDIDATES]
+        return candidates
 
     def _too_little(self, request: Observed, held: Rope, whole: int, least: float) -> Known:
         if self.verbose or request.choice != "age":
@@ -634,29 +676,33 @@ class Rebuilder:
         return prompt
 
     def _spelt_out(self, rebuilt: Rebuilt, found: Iterable[Possible]) -> Iterator[Candidate]:
+        """The candidates, likeliest first; few of very many are ever asked for."""
         whole = rebuilt.lengths.prompt.value or 0
         cached = rebuilt.lengths.cached.value
         seen: set[tuple[str, int, bool]] = set()
-        spelt: list[list[Candidate]] = []
-        for rope, name, bounds, cache_prompt in found:
-            candidates = []
-            for common in likely(rope, whole, cached, bounds, one=rebuilt.observed.one_token):
+        spelt: list[tuple[bool, int, Possible, int]] = []
+        for possible in found:
+            rope, name, bounds, cache_prompt = possible
+            joints = joints_of(rope)
+            lengths = likely(
+                joints, len(rope), whole, cached, bounds, one=rebuilt.observed.one_token
+            )
+            rank = 0
+            for common in lengths:
                 which = (name, common, cache_prompt) if common else ("nothing", 0, True)
-                if which in seen:
-                    continue
-                seen.add(which)
-                start = with_moved(rope[:common], rope, rebuilt.observed)
-                prompt = self._filled(rebuilt.observed, start, rope, whole)
-                known = bounded(common, bounds.low, bounds.high)
-                goes_on = 0 < common == len(rope)
-                at_joint = common in joints_of(rope)
-                holder = name if common else "nothing"
-                candidates.append(Candidate(prompt, known, holder, cache_prompt, goes_on, at_joint))
-            spelt.append(candidates)
-        by_rank = [
-            candidates[rank]
-            for rank in range(max(map(len, spelt), default=0))
-            for candidates in spelt
-            if rank < len(candidates)
-        ]
-        yield from sorted(by_rank, key=lambda candidate: not candidate.at_joint)
+                if which not in seen:
+                    seen.add(which)
+                    spelt.append((common not in joints, rank, possible, common))
+                    rank += 1
+        for not_at_joint, _, (rope, name, bounds, cache_prompt), common in sorted(
+            spelt, key=lambda each: each[:2]
+        ):
+            start = with_moved(rope[:common], rope, rebuilt.observed)
+            yield Candidate(
+                prompt=self._filled(rebuilt.observed, start, rope, whole),
+                common=bounded(common, bounds.low, bounds.high),
+                holder=name if common else "nothing",
+                cache_prompt=cache_prompt,
+                goes_on=0 < common == len(rope),
+                at_joint=not not_at_joint,
+            )

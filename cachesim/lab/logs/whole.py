@@ -195,6 +195,11 @@ def open_log(name: str) -> tuple[str, BinaryIO]:
 PASSES: Final = 4
 """Most passes over a log."""
 
+LONG, PASSES_OF_LONG, FIRST = 1_000, 1, 300
+"""Requests of a long log, the passes over it, and the requests of it with which another model
+or release is tried before it is replayed whole.
+"""
+
 BEFORE_END: Final = 4
 """Tokens between the last checkpoint of a prompt and its end."""
 
@@ -208,6 +213,8 @@ def rebuild(
 ) -> Replay:
     """Replay a log; repeat where a request determines an earlier one."""
     best = Rebuilder(log, settings, Hints(), progress).play()
+    if len(log.requests) > LONG:
+        passes = min(passes, PASSES_OF_LONG)
     for _ in range(passes - 1):
         no_turn = best.hints.no_turn | best.found.no_turn
         one = {
@@ -227,7 +234,7 @@ def rebuild(
             hints = replace(hints, files=best.hints.files | best.found.files)
         if hints == best.hints:
             break
-        again = Rebuilder(log, settings, hints, progress).play()
+        again = Rebuilder(log, settings, hints, progress).play(goal=best.agreeing)
         if again.agreeing < best.agreeing:
             break
         best = again
@@ -251,8 +258,18 @@ def with_likeliest_model(replay: Replay, progress: Callable[[int], None] | None 
     likely = with_states(replay)
     if likely is None:
         return replay
+    first = tried_with(replay)
+    if first is not None:
+        other = Rebuilder(replay.log, likely, Hints(), progress).play(first=first)
+        if other.as_sent <= replace(replay, requests=replay.requests[:first]).as_sent:
+            return replay
     other = rebuild(replay.log, likely, progress=progress)
     return other if is_likelier(other, replay) else replay
+
+
+def tried_with(replay: Replay) -> int | None:
+    """The number of requests with which another model or release is tried; None for all."""
+    return FIRST if len(replay.log.requests) > LONG else None
 
 
 def _with_likeliest_release(
@@ -265,15 +282,21 @@ def _with_likeliest_release(
     own = replay.settings
     if own.release.how != "bounded" or replay.agreeing == len(replay.comparable):
         return replay
-    best = replay
+    first = tried_with(replay)
+    best = replace(replay, requests=replay.requests[:first])
     for name in alike(str(own.release.value)):
         settings = _settings(replay.log, user, name)
         settings.release, settings.preset = Setting(name, "bounded"), own.preset
         settings.sizes = own.sizes
-        other = rebuild(replay.log, settings, passes=1, progress=progress)
-        best = max(best, other, key=lambda each: each.agreeing)
-    if best is not replay:
-        best = rebuild(replay.log, best.settings, progress=progress)
+        other = Rebuilder(replay.log, settings, Hints(), progress)
+        best = max(
+            best,
+            other.play(goal=best.agreeing + 1, first=first),
+            key=lambda each: each.agreeing,
+        )
+    if best.settings is own:
+        return replay
+    best = rebuild(replay.log, best.settings, progress=progress)
     more = 1 if best.agreeing == len(best.comparable) else LEAST_MORE
     if best.agreeing < replay.agreeing + more:
         return replay
