@@ -19,6 +19,7 @@ from typing import Final
 
 from cachesim.errors import InputError
 from cachesim.lab.logs.lines import BY_NAME, Line, style_in
+from cachesim.lab.logs.mixture import ADVICE, Mixture
 from cachesim.lab.logs.observed import (
     IK,
     LLAMA,
@@ -464,6 +465,8 @@ APART: Final = frozenset({LLAMA, IK, MLX, PYTHON, SGLANG})
 BACK: Final = 1.0
 """Largest difference between the clocks of a server's threads, in seconds."""
 
+ALL_IDLE: Final = "all slots are idle"
+
 
 class Reader:
     """Incremental parser of lines; `servers` are those found so far."""
@@ -489,6 +492,7 @@ class Reader:
         self._found: Fields | None = None  # what the next line of a slot has in common with it
         self._idle = False  # the parking lines that follow belong to idle slots
         self._calls = Calls(self.server)
+        self._mixture = Mixture()
 
     def take(self, lines: Iterable[Line]) -> "Reader":
         """Parse all lines."""
@@ -520,6 +524,8 @@ class Reader:
             self.server.styles.add(style)
         if message is not None and message[0] == "post" and self.server.engine != MLX:
             message = None  # any HTTP server prints such lines
+        if ALL_IDLE in line.body and line.component == "srv":
+            self._mixture.idle(self._at_work)
         if message is None and not facts:
             self.server.foreign |= {name for name, words in FOREIGN if words in line.text}
             return
@@ -529,6 +535,7 @@ class Reader:
         name, fields = message
         if line.component == "slot":
             self._slot_line(line, name, fields)
+            self._refuse_mixture(line)
         elif name.startswith("py-"):
             if self.server.engine == PYTHON:
                 self._calls.take(line.number, name, fields)
@@ -536,6 +543,19 @@ class Reader:
             _update(self.server, self._timed, name, fields)
         else:
             self._server_line(line, name, fields)
+
+    @property
+    def _at_work(self) -> list[tuple[int, int]]:
+        return [(slot, each.task) for slot, each in self._active.items()]
+
+    def _refuse_mixture(self, line: Line) -> None:
+        """Raise InputError if only two servers print these lines."""
+        if line.seconds is not None:
+            self._mixture.clock(line.seconds)
+        if self.server.engine == LLAMA and (proof := self._mixture.proof):
+            raise InputError(
+                f"{self.source}:{line.number}: lines of two servers are mixed: {proof}. {ADVICE}"
+            )
 
     def _leave(self, engine: str, line: int) -> None:
         """Begin another server at a line that only another engine prints.
@@ -566,6 +586,8 @@ class Reader:
 
     def _slot_line(self, line: Line, name: str, fields: Fields) -> None:
         slot = line.slot if line.slot is not None else -1
+        if line.task is not None and name != "launched":
+            self._mixture.line(slot, line.task, line.number)
         if name in CHOICES:
             choice = CHOICES[name]
             earlier = self._chosen.get(slot)
@@ -619,6 +641,8 @@ class Reader:
 
     def _launch(self, line: Line, slot: int, fields: Fields) -> None:
         server = self.server
+        if line.task is not None:
+            self._mixture.launch(slot, line.task, self._at_work)
         before = next((each for each in reversed(server.requests) if each.slot == slot), None)
         request = server.begin(line.number, slot, line.task)
         request.is_child, request.launched_at = fields.get("child") == "1", line.seconds
