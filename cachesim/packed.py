@@ -2,6 +2,7 @@
 
 import importlib
 import zlib
+from codecs import BOM_UTF16_BE, BOM_UTF16_LE, getincrementaldecoder
 from collections.abc import Mapping
 from importlib.util import find_spec
 from io import BufferedReader, RawIOBase
@@ -86,5 +87,38 @@ class _Unpacking(RawIOBase):
             part = self._inner.read(len(view))
         except self._wrong as error:
             raise InputError(f"{self._name}: is compressed, and cut or damaged: {error}") from None
+        view[: len(part)] = part
+        return len(part)
+
+
+def in_utf8(file: BinaryIO, head: bytes) -> BinaryIO:
+    """The file, converted if its head has the mark of UTF-16, as PowerShell writes it."""
+    if not head.startswith((BOM_UTF16_LE, BOM_UTF16_BE)):
+        return file
+    return cast("BinaryIO", BufferedReader(_Converting(file)))
+
+
+class _Converting(RawIOBase):
+    """UTF-16 as UTF-8."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file, self._decoder = file, getincrementaldecoder("utf-16")("replace")
+        self._rest = b""
+
+    def readable(self) -> bool:
+        return True
+
+    def close(self) -> None:
+        super().close()
+        self._file.close()
+
+    def readinto(self, buffer: object) -> int:
+        view = memoryview(cast("bytearray", buffer))
+        while not self._rest:
+            more = self._file.read(len(view))
+            self._rest = self._decoder.decode(more, not more).encode("utf-8", "replace")
+            if not more:
+                break
+        part, self._rest = self._rest[: len(view)], self._rest[len(view) :]
         view[: len(part)] = part
         return len(part)

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from io import BufferedReader, RawIOBase
 from typing import Annotated, BinaryIO, Final, TypeAlias, cast
 
@@ -19,7 +20,7 @@ from cachesim.errors import InputError
 from cachesim.lab.logs.dump import DumpReader, Recorded, is_dump
 from cachesim.lab.logs.mlx_debug import as_dump, has_bodies
 from cachesim.lab.logs.whole import UserSettings, open_log
-from cachesim.packed import unpacked
+from cachesim.packed import in_utf8, unpacked
 from cachesim.report.consoles import notes, show
 from cachesim.scenario.shipped import STDIN
 
@@ -113,15 +114,19 @@ def _peeked(stream: BinaryIO) -> tuple[bytes, BinaryIO]:
 def _opened(name: str) -> Iterator[InputFile]:
     if name in {"-", STDIN}:
         head, file = _peeked(cast("BinaryIO", sys.stdin.buffer))
-        inner = unpacked(STANDARD_INPUT, file, head)
-        if inner is not file:
-            head, file = _peeked(inner)
+        for convert in (partial(unpacked, STANDARD_INPUT), in_utf8):
+            inner = convert(file, head)
+            if inner is not file:
+                head, file = _peeked(inner)
         yield InputFile(STANDARD_INPUT, file, head)
         return
     _, file = open_log(name)
     with file:
         head = file.read(HEAD)
         file.seek(0)
+        inner = in_utf8(file, head)
+        if inner is not file:
+            head, file = _peeked(inner)
         yield InputFile(name, file, head)
 
 

@@ -108,13 +108,27 @@ def test_a_body_that_is_cut_is_left_out() -> None:
         "LINE\r",
         "docker",
         "journald",
+        "loki",
+        "google",
+        "google, structured",
+        "elastic",
+        "gcloud",
     ],
 )
 def test_requests_behind_a_prefix_of_a_supervisor_are_read(dress: str) -> None:
     log = STARTED + asked("one", "\t}") + post() + progress("64/107") + replied(196, 89)
 
     def dressed(line: str) -> str:
-        objects = {"docker": {"log": f"{line}\n"}, "journald": {"MESSAGE": line}}
+        objects: dict[str, Any] = {
+            "docker": {"log": f"{line}\n"},
+            "journald": {"MESSAGE": line},
+            "loki": {"labels": {"app": "mlx"}, "line": line, "timestamp": "2026-06-02T10:11:12Z"},
+            "google": {"insertId": "a1", "resource": {"type": "k8s"}, "textPayload": line},
+            "google, structured": {"jsonPayload": {"message": line, "pid": 7}},
+            "elastic": {"@timestamp": "2026-06-02T10:11:12Z", "message": line},
+        }
+        if dress == "gcloud":
+            return f'  {{\n    "textPayload": {json.dumps(line)},\n    "insertId": "a1"\n  }},'
         return json.dumps(objects[dress]) if dress in objects else dress.replace("LINE", line)
 
     text = "".join(f"{dressed(line)}\n" for line in log.splitlines())
@@ -122,6 +136,24 @@ def test_requests_behind_a_prefix_of_a_supervisor_are_read(dress: str) -> None:
     assert has_bodies(text.encode())
     assert entries(log) == entries(text)
     assert [107] == [processed for processed, _ in entries(text)]
+
+
+def test_a_whole_body_in_one_object_of_a_collector_is_read() -> None:
+    messages = (asked("one"), post(), progress("64/107"), replied(196, 89))
+    text = "".join(json.dumps({"textPayload": each.rstrip("\n")}) + "\n" for each in messages)
+
+    assert entries("".join(messages)) == entries(text)
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-be"])
+def test_requests_in_utf_16_are_read(encoding: str, capsys: Capture, tmp_path: Path) -> None:
+    file = tmp_path / "mlx.log"
+    log = STARTED + asked("ein Döner") + post() + progress("20/20") + replied(20, 0)
+    mark = "\ufeff" if encoding == "utf-16-be" else ""
+    file.write_bytes((mark + log.replace("\n", "\r\n")).encode(encoding))
+
+    (request,) = json.loads(output(capsys, ["why", str(file), "--format", "json"]))["requests"]
+    assert (20, 0) == (request["prompt_tokens"], request["cached"])
 
 
 def test_the_requests_of_a_debug_log_are_told_as_recorded_ones(

@@ -3,8 +3,9 @@ r"""Lines of a server's log: encodings, colours, and prefixes of supervisors.
     Jun 02 10:11:12 host llama-server[812]: 0.00.042.511 I slot launch_slot_: id  0 | task 7 | ...
     \------------ journald ------------/  \-- clock --/ level   function         message
 
-Docker writes one JSON object per line or a name and a bar, llama-swap and the router a port in
-brackets. All of that goes: a line begins where its component does.
+Docker writes one JSON object per line or a name and a bar, Loki and Google Cloud an object too,
+llama-swap and the router a port in brackets. All of that goes: a line begins where its component
+does.
 """
 
 import json
@@ -210,14 +211,32 @@ def _keyed(number: int, text: str, seconds: float | None) -> Line | None:
     )
 
 
+WRAPPED: Final = ("log", "MESSAGE", "message", "line", "textPayload", "jsonPayload")
+"""Keys of a line in the objects of Docker, journald, Elastic, Loki and Google Cloud."""
+
+LISTED: Final = re.compile(r' +"textPayload": (".*"),?$')
+"""A line of `gcloud logging read --format json`, which writes an object over many lines."""
+
+
 def unwrapped(text: str) -> str:
-    """A line without colours, and without the JSON object of Docker or journald around it."""
+    """A line without colours, and without the JSON object of a log collector around it."""
     text = COLOUR.sub("", text) if "\x1b" in text else text
-    if not text.startswith("{") or not any(key in text for key in ('"log"', '"MESSAGE"')):
+    listed = LISTED.match(text) if text.startswith(" ") else None
+    if listed is not None:
+        text = f'{{"textPayload": {listed[1]}}}'
+    if not text.startswith("{") or not any(f'"{key}"' in text for key in WRAPPED):
         return text
-    entry = _object(text)
-    message = _as_text(entry.get("log", entry.get("MESSAGE")))
+    message = _message_in(_object(text))
     return text if message is None else unwrapped(message.rstrip("\r\n"))
+
+
+def _message_in(entry: dict[str, object]) -> str | None:
+    for key in WRAPPED:
+        value = entry.get(key)
+        found = _message_in(value) if isinstance(value, dict) else _as_text(value)
+        if found is not None:
+            return found
+    return None
 
 
 def _as_text(message: object) -> str | None:

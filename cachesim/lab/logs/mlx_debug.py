@@ -15,6 +15,7 @@ Each line may have a supervisor's prefix. A body's lines begin with a tab, the l
 
 import json
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from io import BytesIO
 from typing import Any, BinaryIO, Final
@@ -67,12 +68,10 @@ def as_dump(file: BinaryIO) -> BinaryIO:
     """A log as recorded requests, one per line."""
     calls: list[Call] = []
     open_: list[Call] = []
-    while True:
-        raw = _line(file)
-        if not raw:
-            break
+    lines = _lines(file)
+    for raw in lines:
         if IN in raw or OUT in raw:
-            body = _body(file)
+            body = _body(lines)
             if body is None:
                 continue
             if IN in raw:
@@ -87,24 +86,31 @@ def as_dump(file: BinaryIO) -> BinaryIO:
     return BytesIO(b"".join(each.as_line() for each in calls))
 
 
-def _line(file: BinaryIO) -> bytes:
-    raw = file.readline(LONGEST_BODY)
-    if b"\x1b" in raw or raw.startswith(b"{"):
-        return unwrapped(raw.decode("utf-8", "replace").rstrip("\r\n")).encode() + b"\n"
-    return raw
+def _lines(file: BinaryIO) -> Iterator[bytes]:
+    """The lines; an object of a log collector may have several, as it may have a whole body."""
+    is_list = False  # of objects over many lines, of which one has the message
+    while raw := file.readline(LONGEST_BODY):
+        has_message = raw.startswith(b" ") and b'"textPayload"' in raw
+        is_list |= has_message
+        if is_list and not has_message:
+            continue
+        if has_message or b"\x1b" in raw or raw.startswith(b"{"):
+            text = unwrapped(raw.decode("utf-8", "replace").rstrip("\r\n"))
+            yield from (each.encode() + b"\n" for each in text.split("\n"))
+        else:
+            yield raw
 
 
-def _body(file: BinaryIO) -> dict[str, Any] | None:
+def _body(following: Iterator[bytes]) -> dict[str, Any] | None:
     lines, size = [b"{"], 0
-    while size < LONGEST_BODY:
-        raw = _line(file)
+    for raw in following:
         prefix, tab, rest = raw.partition(b"\t")
         lines.append(rest or raw)
         size += len(raw)
-        if not raw:
-            break
         if not tab and prefix.rstrip().endswith(b"}"):
             lines[-1] = b"}"
+            break
+        if size >= LONGEST_BODY:
             break
     try:
         body = json.loads(b"".join(lines))
