@@ -19,6 +19,7 @@ from datetime import datetime
 from typing import Any, BinaryIO, Final
 
 from cachesim.errors import InputError
+from cachesim.lab.logs.fields import check_fields
 from cachesim.lab.logs.segments import Segment, segments_of, usage_of, whole
 from cachesim.lab.logs.slot_actions import SlotAction, action_from, is_action
 from cachesim.typed import mapping
@@ -59,6 +60,7 @@ class Recorded:
     divergence: Mapping[str, Any] | None = None  # what the recorder saw, while it had the texts
     seen: tuple[int, int, int] | None = None  # begins like whom, characters, continues whom
     actions: tuple[SlotAction, ...] = ()  # what was done to slots since the request before it
+    source: str = ""  # the file of the line
 
     @property
     def characters(self) -> int:
@@ -125,6 +127,7 @@ class DumpReader:
             if is_action(entry):
                 self._actions.append(acted(entry, number=self._next, first=self._first))
                 return
+            check_fields(entry)
             recorded = recorded_from(
                 entry, line=line, number=self._next, first=self._first, keep=self._keep
             )
@@ -132,7 +135,7 @@ class DumpReader:
             raise InputError(f"{name}:{line}: {error}") from None
         if self._kept > MOST_KEPT:
             raise InputError(f"{name}: more than {MOST_KEPT >> 30} GiB of text; split the file")
-        self.requests.append(replace(recorded, actions=tuple(self._actions)))
+        self.requests.append(replace(recorded, source=name, actions=tuple(self._actions)))
         self._actions.clear()
 
     def _keep(self, segment: Segment) -> Segment:

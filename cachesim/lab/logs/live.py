@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from cachesim.engines.causes import Loss
+from cachesim.engines.family import Profile, family_of
 from cachesim.engines.words import counted
 from cachesim.errors import InputError
 from cachesim.lab.logs.divergence import (
@@ -28,7 +29,16 @@ from cachesim.lab.logs.player import FAILED, Replayed
 from cachesim.lab.logs.prompts import Prompt, Prompts
 from cachesim.lab.logs.remedies import remedy_of
 from cachesim.lab.logs.report import FORMAT
-from cachesim.lab.logs.rerun import Rerun, full_name, known, opened, options_in, others, profile_of
+from cachesim.lab.logs.rerun import (
+    Rerun,
+    field_of,
+    full_name,
+    known,
+    opened,
+    options_in,
+    others,
+    profile_of,
+)
 from cachesim.lab.logs.rerun import elsewhere as played_elsewhere
 from cachesim.lab.logs.segments import BLOCK
 from cachesim.lab.logs.settings import kind_of
@@ -385,10 +395,21 @@ class Live:
 
     def _open(self, request: Recorded) -> None:
         """Start the simulated server once its profile is known."""
+        try:
+            self._start(request)
+        except InputError as error:
+            name = "" if self.about.profile or self.about.options else field_of(request, str(error))
+            if not (name and request.source):
+                raise
+            raise InputError(f"{request.source}:{request.line}: field {name}: {error}") from None
+
+    def _start(self, request: Recorded) -> None:
         if self.profile is None:
             played = profile_of(request)
             if played is None:
                 return
+            named = Profile.parse(played.profile)
+            family_of(named.engine).rules(named)  # raises where there is none
             self.profile, self.profile_how = played.profile, played.how
         self.options = known(self.profile, options_in(request)) | dict(self.about.options)
         guess = kind_of(str(request.server.get("model") or request.model).rsplit("/", 1)[-1])

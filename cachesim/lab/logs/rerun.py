@@ -137,6 +137,20 @@ def options_in(request: Recorded) -> dict[str, Any]:
     return options | dict(mapping(facts.get("options")))
 
 
+def field_of(request: Recorded, problem: str) -> str:
+    """The field of a recorded server that a problem is about; empty if it is none."""
+    named = [each for each in options_in(request) if re.search(rf"\b{each}\b", problem)]
+    if len(named) == 1:
+        options = mapping(request.server.get("options"))
+        own = {"parallel": "slots", "ctx_size": "n_ctx"}
+        return (
+            f"server.{own[named[0]]}" if named[0] not in options else f"server.options.{named[0]}"
+        )
+    if named:
+        return "server.options"
+    return "server.profile" if isinstance(request.server.get("profile"), str) else ""
+
+
 def profile_of(request: Recorded) -> Played | None:
     """The profile of a server: the recorder's, or that of its fingerprint."""
     given = request.server.get("profile")
