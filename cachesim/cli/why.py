@@ -314,6 +314,7 @@ def tune_command(
         "small_network": tuned.sizes == ASSUMED,
         "sizes": tuned.sizes,
         "bytes_say": WHOSE.get(tuned.sizes, ""),
+        "left_out_says": tuned.left_out,
         "options": dict(run.options),
     } | tuning.summary(found, run)
     parts = tune_report(result)

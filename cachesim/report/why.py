@@ -69,6 +69,8 @@ def why_report(
         same = found["what_if"][0]["processed"] == found["totals"]["processed"]
         exact = same and not agreement["differing"]
         parts += [Text(), what_if(found["what_if"], exact=exact)]
+        if found["left_out_says"]:
+            parts.append(Text(found["left_out_says"], style="quiet"))
         if found["bytes_say"]:
             parts.append(Text(found["bytes_say"], style="quiet"))
         if wrong := wrong_in_words(found["what_if"]):
@@ -416,8 +418,8 @@ def tune_report(found: Mapping[str, Any]) -> list[RenderableType]:
     parts += [Text(), table]
     if len({each["processed"] for each in found["tried"]}) > 1:  # else one line of signs
         parts += [Text(), Picture(_Plot(found["tried"], own, best), _scatter(found))]
-    if found["bytes_say"]:
-        parts += [Text(), Text(found["bytes_say"], style="quiet")]
+    for words in filter(None, (found.get("left_out_says"), found["bytes_say"])):
+        parts += [Text(), Text(words, style="quiet")]
     if found["assumed"]:
         parts += [Text(), Text(f"assumed: {', '.join(found['assumed'])}", style="quiet")]
     return parts

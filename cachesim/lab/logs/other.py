@@ -5,12 +5,13 @@ taken: concurrent requests stay concurrent, sequential ones sequential.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from cachesim.engines.family import Profile
 from cachesim.engines.llamacpp.family import FAMILY
+from cachesim.engines.words import counted as in_words
 from cachesim.lab.logs.player import FAILED, Player, Replayed, ReplayRequest
 from cachesim.lab.logs.replay import Replay
 from cachesim.lab.logs.settings import Settings
@@ -25,11 +26,6 @@ class ServerResult:
     options: Mapping[str, Any]
     replayed: dict[int, Replayed] = field(default_factory=dict)
     peak_bytes: int = 0
-
-    @property
-    def read(self) -> int:
-        """Total of prefilled tokens."""
-        return sum(each.processed or 0 for n, each in self.replayed.items() if n >= 0)
 
 
 def options_for(release: str, values: Mapping[str, Any]) -> dict[str, Any]:
@@ -96,6 +92,8 @@ class Workload(Replayable):
 
     submitted: Mapping[int, ReplayRequest]
     order: tuple[tuple[str, int], ...]
+    uncounted: frozenset[int] = frozenset()
+    """Requests without processed tokens in the log: sums leave them out, as those of the log do."""
 
     @property
     def requests(self) -> int:
@@ -107,7 +105,11 @@ class Workload(Replayable):
         played = play_workload(self, self.profile, options)
         answers = [each for number, each in played.replayed.items() if number >= 0]
         return Outcome(
-            processed=played.read,
+            processed=sum(
+                each.processed or 0
+                for number, each in played.replayed.items()
+                if number >= 0 and number not in self.uncounted
+            ),
             peak_bytes=played.peak_bytes,
             failed=sum(each.cached is None for each in answers),
         )
@@ -122,7 +124,46 @@ def workload_of(replay: Replay, spec: ModelSpec | None = None) -> Workload:
         if each.submitted is not None
     }
     settings = replay.settings
-    return Workload(settings.profile, spec or settings.spec, submitted, tuple(replay.order))
+    return Workload(
+        settings.profile,
+        spec or settings.spec,
+        submitted,
+        tuple(replay.order),
+        frozenset(submitted.keys() - counted(replay)),
+    )
+
+
+def counted(replay: Replay) -> frozenset[int]:
+    """Requests whose tokens are summed: those replayed with processed tokens in the log.
+
+    All of them if the log has none, and its sums are unknown.
+    """
+    played = [each for each in replay.requests if each.submitted is not None]
+    known = [each for each in played if each.lengths.processed.value is not None]
+    return frozenset(each.observed.number for each in known or played)
+
+
+def left_out(replays: Sequence[Replay]) -> str:
+    """Sentence on the requests that sums over replays leave out; empty without any."""
+    every = [
+        (each, each.observed.number in counted(replay))
+        for replay in replays
+        for each in replay.requests
+        if not each.observed.too_long
+    ]
+    out = [each for each, is_counted in every if not is_counted]
+    unknown = sum(each.lengths.processed.value is None for each in out)
+    tokens = [n for each in out if (n := each.lengths.processed.value) is not None]
+    parts = []
+    if unknown:
+        parts.append(f"{in_words(unknown, 'request')} whose processed tokens the log does not have")
+    if tokens:
+        one = in_words(len(tokens), "request")
+        parts.append(
+            f"{one} of {in_words(sum(tokens), 'processed token')}, as the log does not have the "
+            "length of the prompt"
+        )
+    return f"The sums of replays leave out {' and '.join(parts)}." if parts else ""
 
 
 def play_workload(workload: Workload, profile: str, options: Mapping[str, Any]) -> ServerResult:

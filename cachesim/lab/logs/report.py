@@ -378,6 +378,7 @@ def report_of(
         "requests": requests,
         "what_if": [],
         "tuned": None,
+        "left_out_says": "",
         "bytes_say": next((words for how, words in WHOSE.items() if how in known), ""),
     }
 

@@ -14,7 +14,7 @@ from cachesim.engines.llamacpp.server import LlamaCpp
 from cachesim.errors import InputError
 from cachesim.lab.logs.dump import Recorded
 from cachesim.lab.logs.live import Live
-from cachesim.lab.logs.other import Outcome, Replayable, workload_of
+from cachesim.lab.logs.other import Outcome, Replayable, left_out, workload_of
 from cachesim.lab.logs.prompts import Prompt
 from cachesim.lab.logs.replay import Replay
 from cachesim.lab.logs.rerun import Rerun, known, options_in, spec_for, started
@@ -46,6 +46,7 @@ class Tuned:
     runs: tuple[ServerRun, ...]  # the one with the most requests first
     sizes: str
     assumed: tuple[str, ...] = ()
+    left_out: str = ""  # a sentence on requests whose tokens are not summed
 
     @property
     def requests(self) -> int:
@@ -113,7 +114,7 @@ def of_log(replays: Sequence[Replay], sizes: Sizes | None) -> Tuned:
         for each in replays:
             each.settings.sizes = sizes
     runs = (ServerRun(workload_of(each), each.settings.values) for each in longest_first)
-    return Tuned(tuple(runs), known_by, tuple(uncompared(replays)))
+    return Tuned(tuple(runs), known_by, tuple(uncompared(replays)), left_out(replays))
 
 
 def most_agree(replays: Sequence[Replay]) -> bool:

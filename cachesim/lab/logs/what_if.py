@@ -12,7 +12,9 @@ from cachesim.lab.logs.evidence import Interval
 from cachesim.lab.logs.other import (
     ServerResult,
     Workload,
+    counted,
     default_step,
+    left_out,
     options_for,
     play_workload,
     workload_of,
@@ -177,17 +179,12 @@ def entry(
 ) -> dict[str, Any]:
     """A row: prefilled tokens, requests with reuse, peak bytes."""
     hits = failed = 0
+    read = []
     for replay, others in zip(replays, played, strict=True):
-        answers = [others[0].replayed[n] for n in _numbers(replay)]
-        failed += sum(each.cached is None for each in answers)
-        hits += sum(bool(each.cached) for each in answers)
-    read = [
-        [
-            sum(other.replayed[number].processed or 0 for number in _numbers(replay))
-            for other in others
-        ]
-        for replay, others in zip(replays, played, strict=True)
-    ]
+        first, numbers = others[0].replayed, counted(replay)
+        failed += sum(first[n].cached is None for n in _numbers(replay))
+        hits += sum(bool(first[n].cached) for n in numbers)
+        read.append([sum(other.replayed[n].processed or 0 for n in numbers) for other in others])
     return {
         "name": question.name,
         "asked": question.is_requested,
@@ -387,6 +384,7 @@ def add_other_settings(
     alike = tuning.most_agree(played)
     if what_if and not played:
         raise InputError(f"--what-if: {found['servers'][0]['missing'][0]}")
+    found["left_out_says"] = left_out(played)
     if what_if:
         asked = requested(played[0].settings, what_if)
         found["what_if"] = list(shown(answers(played, asked), len(asked)))
