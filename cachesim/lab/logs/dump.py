@@ -127,10 +127,14 @@ class DumpReader:
             if is_action(entry):
                 self._actions.append(acted(entry, number=self._next, first=self._first))
                 return
-            check_fields(entry)
-            recorded = recorded_from(
-                entry, line=line, number=self._next, first=self._first, keep=self._keep
-            )
+            check_fields(entry, has_prompt=True)
+            try:
+                recorded = recorded_from(
+                    entry, line=line, number=self._next, first=self._first, keep=self._keep
+                )
+            except ValueError:
+                check_fields(entry, has_prompt=False)
+                raise
         except ValueError as error:
             raise InputError(f"{name}:{line}: {error}") from None
         if self._kept > MOST_KEPT:

@@ -20,23 +20,29 @@ SHOWN: Final = 40
 """Most characters of a value in an error."""
 
 
-def check_fields(entry: Mapping[str, Any]) -> None:
-    """Raise ValueError for the first wrong field of a line."""
-    for problem in _problems(entry):
+def check_fields(entry: Mapping[str, Any], *, has_prompt: bool) -> None:
+    """Raise ValueError for the first wrong field of a line.
+
+    Where a line has a prompt, others' recorders may give further fields any form; but no part of
+    the prompt may be lost.
+    """
+    for problem in _problems(entry, has_prompt=has_prompt):
         raise ValueError(problem)
 
 
-def _problems(entry: Mapping[str, Any]) -> Iterator[str]:
+def _problems(entry: Mapping[str, Any], *, has_prompt: bool) -> Iterator[str]:
     under = next((key for key in REQUESTS if isinstance(entry.get(key), dict)), "")
     request = mapping(entry.get(under)) if under else entry
     before = f"{under}." if under else ""
     for key in REQUESTS:
         value = entry.get(key)
-        if value is not None and not isinstance(value, dict):
+        if not has_prompt and value is not None and not isinstance(value, dict):
             yield f'field {key} is {_short(value)}; write an object like {{"messages": [...]}}'
     for name, form in LISTS.items():
         where, place = (before + name, request) if name != "segments" else (name, entry)
-        yield from _of_list(where, place.get(name), form)
+        value = place.get(name)
+        if isinstance(value, list) or not has_prompt:
+            yield from _of_list(where, value, form)
     messages = request.get("messages")
     for index, message in enumerate(messages if isinstance(messages, list) else ()):
         content = message.get("content")
@@ -46,11 +52,8 @@ def _problems(entry: Mapping[str, Any]) -> Iterator[str]:
                 'a list of parts like {"type": "text", "text": "..."}'
             )
     prompt = request.get("prompt")
-    if isinstance(prompt, bool | int | float):
+    if not has_prompt and isinstance(prompt, bool | int | float):
         yield f"field {before}prompt is {_short(prompt)}; write a text or a list of token ids"
-    server = entry.get("server")
-    if server is not None and not isinstance(server, dict):
-        yield f'field server is {_short(server)}; write an object like {{"profile": "b9538"}}'
 
 
 def _of_list(where: str, value: object, form: str) -> Iterator[str]:
