@@ -102,3 +102,12 @@ def test_real_logs_are_read_alone_and_one_after_the_other(
     kind: str, read: Callable[[str], list[str]]
 ) -> None:
     assert all(requests_read(each) for each in read(kind))
+
+
+def test_two_tasks_of_one_number_at_work_are_refused() -> None:
+    first, other = (launched(n) for n in (0, 7))
+    twins = [each.replace("id  0", "id  1") for each in (first, other)]
+    text = first + twins[0] + released(0) + other + twins[1] + released(7)
+
+    with pytest.raises(InputError, match="a task of this number was launched in another slot"):
+        requests_read(text)

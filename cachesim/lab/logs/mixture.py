@@ -93,7 +93,9 @@ class Mixture:
         if len(self.back) >= TASKS or (self.back and self._clock_swings >= CLOCK_SWINGS):
             (slot, task), line = next(iter(self.back.items()))
             by = self.overtaken[slot, task]
-            what = f"task {by} was launched" if by >= 0 else "all slots were idle"
+            what = f"task {by} was launched there" if by >= 0 else "all slots were idle"
+            if by == task:
+                what = "a task of this number was launched in another slot"
             return f"task {task} of slot {slot} goes on in line {line} after {what}"
         if self._clock_swings >= ALONE:
             return f"the clock of their slots went back and forth {self._clock_swings} times"
