@@ -271,12 +271,11 @@ class Session(Loop):
                 self.cancelled.add(ticket)
         elif step.do == "set-lora":
             if not isinstance(self.engine, Adapting):
-                text = f"{self.profile.engine} has no adapters"
-                raise ScenarioError(str(Problem(("step", record.index, "do"), text)))
+                raise wrong(record, f"{self.profile.engine} has no adapters", "do")
             try:
                 record.ticket = self.engine.set_lora(record.step.options.get("lora", ()))
             except InputError as error:
-                raise ScenarioError(str(Problem(("step", record.index), str(error)))) from None
+                raise wrong(record, str(error), "options", "lora") from None
         elif step.do in {"restart", "sleep"}:
             self._begin_anew(record)
         else:
@@ -299,7 +298,7 @@ class Session(Loop):
             if record.step.held is not None:
                 record.held = self.leave(record.ticket, record.step.held)
         except InputError as error:
-            raise ScenarioError(str(Problem(("step", record.index), str(error)))) from None
+            raise wrong(record, str(error)) from None
 
     def _is_one_of_several(self, record: Record, group: Sequence[Record]) -> bool:
         """True for one of several prompts of a call, on servers that treat lists as texts."""
@@ -352,21 +351,23 @@ class Session(Loop):
             else:
                 engine.sleep()
         except InputError as error:
-            raise ScenarioError(str(Problem(("step", record.index, "do"), str(error)))) from None
+            raise wrong(record, str(error), "do") from None
 
     def _slot_action(self, record: Record) -> None:
         step, engine = record.step, self.engine
         if not isinstance(engine, SlotActions):
-            text = f"{self.profile.engine} has no {step.do}"
-            raise ScenarioError(str(Problem(("step", record.index, "do"), text)))
+            raise wrong(record, f"{self.profile.engine} has no {step.do}", "do")
         slot, file = max(step.slot, 0), step.file or ""
         named: dict[str, Any] = {"model": step.model} if step.model else {}
-        if step.do == "slot-save":
-            record.ticket = engine.slot_save(slot, file, **named)
-        elif step.do == "slot-restore":
-            record.ticket = engine.slot_restore(slot, file, **named)
-        else:
-            record.ticket = engine.slot_erase(slot, **named)
+        try:
+            if step.do == "slot-save":
+                record.ticket = engine.slot_save(slot, file, **named)
+            elif step.do == "slot-restore":
+                record.ticket = engine.slot_restore(slot, file, **named)
+            else:
+                record.ticket = engine.slot_erase(slot, **named)
+        except InputError as error:
+            raise wrong(record, str(error), "do") from None
 
     def _collect(self, records: Sequence[Record]) -> None:
         new = self.new_events()
@@ -390,6 +391,13 @@ class Session(Loop):
             if several and isinstance(self.engine, SeveralReplies):
                 record.children = self.engine.replies(there_is(record.ticket))[1:]
         share_events(records, new)
+
+
+def wrong(record: Record, text: str, *key: str) -> ScenarioError:
+    """The error of a step, with its place and name."""
+    place, _, reason = str(Problem(("step", record.index, *key), text)).partition(": ")
+    named = f" ({record.step.name})" if record.step.name else ""
+    return ScenarioError(f"{place}{named}: {reason}")
 
 
 def turns_before(step: Step) -> int:

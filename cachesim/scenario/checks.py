@@ -374,6 +374,7 @@ def check(scenario: Scenario) -> Iterator[Problem]:
     if scenario.images and family is not None and not family.takes_images:
         yield Problem(("images",), f"have no place here: {family.name} takes text alone")
     yield from _steps(scenario)
+    yield from _fields(scenario)
     yield from _sizes(scenario)
     yield from promises(scenario)
 
@@ -519,6 +520,27 @@ def _steps(scenario: Scenario) -> Iterator[Problem]:
         yield from _cancel(scenario, index, group - {names[index]})
         yield from _references(scenario, index, names, group)
         yield from _pictures(scenario, index)
+
+
+def _fields(scenario: Scenario) -> Iterator[Problem]:
+    """Request fields that a listed profile lacks, or with values that it does not take."""
+    profiles = [
+        full_profile(scenario.engine.name, text)
+        for text in scenario.engine.profiles
+        if not wrong_profile(scenario.engine.name, text)
+    ]
+    for index, step in enumerate(scenario.step):
+        if step.do == "set-lora":
+            for key in step.options.keys() - {"lora"}:
+                text = "has no meaning for set-lora; write options = { lora = [...] }"
+                yield Problem(("step", index, "options", key), text)
+        for key, value in step.options.items() if step.do == "complete" else ():
+            for profile in (each for each in profiles if each.engine in FAMILIES):
+                try:
+                    family_of(profile.engine).read_fields(profile, {key: value})
+                except InputError as error:
+                    yield Problem(("step", index, "options", key), str(error))
+                    break
 
 
 def _pictures(scenario: Scenario, index: int) -> Iterator[Problem]:

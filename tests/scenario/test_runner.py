@@ -160,6 +160,30 @@ def test_a_server_without_slot_files_says_so() -> None:
         play(step=[{"do": "slot-save", "file": "a.bin"}], expect=[])
 
 
+@pytest.mark.parametrize(
+    ("engine", "step", "expected"),
+    [
+        ("mlx-lm@0.32.2", {"do": "slot-save", "file": "a"}, "do (save): mlx-lm has no slot-save"),
+        ("vllm@0.33.0", {"do": "slot-save", "file": "a"}, "do (save): vllm has no slots to save"),
+        ("vllm@0.33.0", {"do": "set-lora", "options": {}}, "do (save): vllm has no adapters"),
+        ("llama.cpp@b11549", {"do": "set-lora", "options": {"lora": 3}},
+         "options.lora (save): request field 'lora' is no list"),
+        ("llama.cpp@b11549", {"do": "restart", "options": {"parallel": 2}},
+         "do (save): llama.cpp restarts with its own flags"),
+    ],
+)  # fmt: skip
+def test_a_step_that_a_server_refuses_is_named(
+    engine: str, step: dict[str, Any], expected: str
+) -> None:
+    with pytest.raises(ScenarioError, match=re.escape(f"step[0].{expected}")):
+        play(
+            engine,
+            engine={"name": engine.partition("@")[0]},
+            expect=[],
+            step=[{"name": "save", **step}],
+        )
+
+
 def test_the_same_run_twice_gives_the_same_bytes() -> None:
     assert json.dumps(play()) == json.dumps(play())
 
