@@ -57,8 +57,9 @@ class Case:
         where = f"{self.played.scenario} on {self.played.profile}, step {self.step.name}"
         self.tally.claim(kind, bool(true), f"{where}: {what}")
 
-    def events(self, name: str) -> list[dict[str, Any]]:
-        return [each.as_dict() for each in self.record.events if each.name() == name]
+    def events(self, name: str, task: int | None = None) -> list[dict[str, Any]]:
+        named = [each for each in self.record.events if each.name() == name]
+        return [each.as_dict() for each in named if task is None or each.task == task]
 
 
 def check(played: Played, tally: Tally) -> None:
@@ -82,11 +83,12 @@ def check(played: Played, tally: Tally) -> None:
                     case.claim(
                         "cut", cut < whole and values["cut_max"] < values["pos_max"], sentence
                     )
-                case "checkpoint-checked" if values["refused"]:
-                    case.claim("refused", holds(values["numbers"]), sentence)
+                case "checkpoint-checked":
+                    _refusal(case, values, sentence)
                 case "depth-tested":
-                    refused = event.loudness() == "loss"
-                    case.claim("depth", holds(values["numbers"]) == refused, sentence)
+                    _depth(case, values, sentence)
+            if re.search(r"\bhere\b", sentence, re.IGNORECASE):
+                case.claim("outcome", _outcome(sentence), sentence)
         for fact in case.step.facts:
             _fact(case, fact)
         _account(case)
@@ -134,7 +136,8 @@ def holds(numbers: str) -> bool:
     """Whether `5 > 3 or 2 >= 2` is true."""
     node = ast.parse(numbers, mode="eval").body
     parts = node.values if isinstance(node, ast.BoolOp) else [node]
-    return any(_compares(each) for each in parts)
+    both = isinstance(node, ast.BoolOp) and isinstance(node.op, ast.And)
+    return (all if both else any)(_compares(each) for each in parts)
 
 
 def _compares(node: ast.expr) -> bool:
@@ -179,6 +182,49 @@ def invented(sentence: str, values: Mapping[str, Any]) -> list[str]:
 
 
 # --- events -----------------------------------------------------------------------------------
+
+
+def _outcome(sentence: str) -> bool:
+    """Whether a comparison is what its sentence says of it; no comparison is in other words."""
+    told = re.search(r"\. Rule: \w+ if .*\. Here (.*) is (true|false)$", sentence)
+    if told:
+        return holds(told[1]) == (told[2] == "true")
+    refused = re.search(r" is refused if .*; here (.*)$", sentence)
+    return refused is not None and holds(refused[1])
+
+
+def _depth(case: Case, values: Mapping[str, Any], sentence: str) -> None:
+    """The comparison of the raw numbers; checkpoints are looked for only where it is true."""
+    refused = values["pos_min"] >= values["threshold"]
+    said = f"Here {values['pos_min']} >= {values['threshold']} is {str(refused).lower()}"
+    case.claim("depth", sentence.endswith(said), sentence)
+    names = ("checkpoint-checked", "checkpoint-restored", "full-reprocessing")
+    looked = [each for name in names for each in case.events(name, values["task"])]
+    case.claim("depth", bool(looked) == refused, sentence)
+
+
+def _refusal(case: Case, values: Mapping[str, Any], sentence: str) -> None:
+    """A rule refuses what its own words say, and no checkpoint that its words fit qualifies."""
+    checked = case.events("checkpoint-checked", values["task"])
+    [n_past] = {each["n_past"] for each in case.events("depth-tested", values["task"])}
+    known = {
+        **{name: values[name] for name in ("pos_min", "pos_max", "n_tokens", "pos_next")},
+        "pos_end": values["pos_max"] + 1,
+        "pos_min_thold": values["threshold"],
+        "n_past": n_past,
+        "prefix_end": n_past,
+        "n_prompt": len(case.record.prompt),
+    }
+
+    def numbers(rule: str) -> str:
+        return re.sub(r"[a-z_]+", lambda name: str(known.get(name[0], name[0])), rule)
+
+    if values["refused"]:
+        case.claim("refused", values["numbers"] == numbers(values["refused"]), sentence)
+        case.claim("refused", holds(values["numbers"]), sentence)
+        return
+    for rule in {each["refused"] for each in checked} - {""}:
+        case.claim("refused", not holds(numbers(rule)), f"{sentence}, and refused if {rule}")
 
 
 def _rule(case: Case, values: Mapping[str, Any]) -> None:

@@ -20,6 +20,7 @@ from cachesim.engines.events import Event
 from cachesim.engines.family import FAMILIES, Profile
 from cachesim.engines.llamacpp import causes, checkpoints
 from cachesim.engines.llamacpp.checkpoints import ERASURES
+from cachesim.engines.llamacpp.events import DepthTested
 from cachesim.errors import InputError
 from cachesim.model.store import Lane
 from cachesim.play import runner, statements
@@ -240,6 +241,12 @@ def _sentence_of_another(patch: pytest.MonkeyPatch) -> None:
     assert original
 
 
+def _refused_though_deep_enough(patch: pytest.MonkeyPatch) -> None:
+    """A depth test is told as a refusal, also where memory is deep enough."""
+    told = property(lambda event: f"refused if {event.rule}, here {event.numbers}")
+    patch.setattr(DepthTested, "sentence", told)
+
+
 THREE, LOADED = "llama.cpp-three-requests", "llama.cpp-24143-load-consumes-entry"
 PADDED = "mlx-lm-1736-padding-in-the-state"
 
@@ -256,6 +263,8 @@ LIES: Final = (
     Lie("somebody else made the checkpoint", THREE, "made by", _first_maker),
     Lie("the next token there is the one here", THREE, "parting", _what_followed_anywhere),
     Lie("the threshold is one too high", THREE, "depth", _threshold_off_by_one),
+    Lie("memory that is deep enough is refused", "llama.cpp-24411-window-beyond", "depth",
+        _refused_though_deep_enough),
     Lie("what was kept shares one token more", THREE, "kept by",
         changed(statements, "checkpoint_facts", reworded("shares 0 tokens", "shares 1 tokens"))),
     Lie("an ideal cache reuses one token more", LOADED, "ideal",

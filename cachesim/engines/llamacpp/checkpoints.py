@@ -50,16 +50,15 @@ class Accept:
 FIX_POS_MIN: Final = Accept(  # [TAG_CHECKPOINTS_FIX_POS_MIN], #24411
     passes=lambda cur, p: not cur.pos_max > p.pos_next, refused_if="pos_max > pos_next"
 )
-THRESHOLD: Final = Accept(  # a checkpoint from position 0 always passes (#21510)
-    passes=lambda cur, p: cur.pos_min < p.pos_min_thold or cur.pos_min == 0,
-    refused_if="pos_min >= pos_min_thold",
-)
-BEFORE_21510: Final = Accept(  # Trap: with a threshold of 0 no checkpoint passes
+THRESHOLD: Final = Accept(  # Trap: before #21510 no checkpoint passes a threshold of 0
     passes=lambda cur, p: cur.pos_min < p.pos_min_thold, refused_if="pos_min >= pos_min_thold"
+)
+FROM_START: Final = Accept(  # #21510: `|| cur.pos_min == 0`, which matters at a threshold of 0
+    passes=lambda cur, _: cur.pos_min == 0, refused_if="pos_min > 0"
 )
 ONE_KEY_MORE: Final = Accept(
     passes=lambda cur, p: cur.pos_max <= p.pos_next - 1 or p.n_past < p.n_prompt,
-    refused_if="pos_max > pos_next - 1",
+    refused_if="pos_max > pos_next - 1 and n_past >= n_prompt",
 )
 INSIDE_PREFIX: Final = Accept(
     passes=lambda cur, p: cur.pos_end <= p.prefix_end, refused_if="pos_end > prefix_end"
@@ -132,11 +131,11 @@ def numbers_of(rule: str, cur: Checkpoint, prefix: Prefix) -> str:
     return in_numbers(rule, values)
 
 
-def accept_tests(rules: ReuseRules, *, exact: bool) -> tuple[Accept, ...]:
+def accept_tests(rules: ReuseRules, *, exact: bool, thold: int) -> tuple[Accept, ...]:
     """The tests that a checkpoint has to pass, in upstream's order."""
     tests = LIMITS[rules.search_limit] + (EXACT[rules.exact_search] if exact else (THRESHOLD,))
-    if not rules.start_passes:
-        tests = tuple(BEFORE_21510 if each is THRESHOLD else each for each in tests)
+    if rules.start_passes and thold == 0:
+        tests = tuple(FROM_START if each is THRESHOLD else each for each in tests)
     return (*tests, INSIDE_PREFIX) if rules.exact_search == "pos_end" else tests
 
 

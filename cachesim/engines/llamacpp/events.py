@@ -3,7 +3,7 @@
 from typing import Final
 
 from cachesim.engines.events import Event, Tone, event
-from cachesim.engines.words import filled
+from cachesim.engines.words import filled, of_one
 from cachesim.model.adapters import Strengths
 
 
@@ -78,8 +78,7 @@ class ChunkReused(Event):
 
 @event("plain")
 class DepthTested(Event):
-    """memory starts at position {pos_min}, {n_past} tokens match: refused if {rule}, here
-    {numbers}"""
+    """The position at which memory starts, compared with the threshold."""
 
     n_past: int
     slot_tokens: int
@@ -91,6 +90,14 @@ class DepthTested(Event):
 
     def loudness(self) -> Tone:
         return "loss" if self.pos_min >= self.threshold else "plain"
+
+    @property
+    def sentence(self) -> str:
+        refused = "true" if self.pos_min >= self.threshold else "false"
+        return of_one(
+            f"memory starts at position {self.pos_min}, {self.n_past} tokens match. "
+            f"Rule: refuse if {self.rule}. Here {self.numbers} is {refused}"
+        )
 
 
 @event("loss")

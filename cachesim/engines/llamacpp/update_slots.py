@@ -624,7 +624,8 @@ def _find_checkpoint(
     candidates = slot.prompt.checkpoints[::-1]
     if server.is_exact and server.rules.reuse.exact_search == "longest":
         candidates.sort(key=lambda each: -each.n_tokens)
-    tests = accept_tests(server.rules.reuse, exact=server.is_exact)
+    thold = prefix.pos_min_thold
+    tests = accept_tests(server.rules.reuse, exact=server.is_exact, thold=thold)
     for cur in candidates:
         failed = next((test.refused_if for test in tests if not test.passes(cur, prefix)), "")
         numbers = numbers_of(failed, cur, prefix)
@@ -633,7 +634,7 @@ def _find_checkpoint(
                 slot=slot.id,
                 task=task.id,
                 **cur.as_dict(),
-                threshold=prefix.pos_min_thold,
+                threshold=thold,
                 pos_next=prefix.pos_next,
                 refused=failed,
                 numbers=numbers,

@@ -11,7 +11,7 @@ import pytest
 from cachesim.engines.base import Engine, Request
 from cachesim.engines.causes import Candidates, Cause
 from cachesim.engines.family import Profile
-from cachesim.engines.llamacpp.checkpoints import BEFORE_21510, THRESHOLD, accept_tests
+from cachesim.engines.llamacpp.checkpoints import FROM_START, THRESHOLD, accept_tests
 from cachesim.engines.llamacpp.family import FAMILY
 from cachesim.engines.llamacpp.server import LlamaCpp
 from cachesim.errors import ContractError, InputError, OptionError, TokenError, UpstreamAbort
@@ -29,12 +29,12 @@ from tests.engines.llamacpp.play import Play, run
 
 def test_before_21510_a_checkpoint_from_position_0_passes_no_threshold_of_0() -> None:
     found = {
-        release: {THRESHOLD, BEFORE_21510}
-        & {*accept_tests(FAMILY.release(release).rules.reuse, exact=False)}
+        release: {THRESHOLD, FROM_START}
+        & {*accept_tests(FAMILY.release(release).rules.reuse, exact=False, thold=0)}
         for release in ("b8672", "b9093", "b11549")
     }
 
-    assert {"b8672": {BEFORE_21510}, "b9093": {THRESHOLD}, "b11549": {THRESHOLD}} == found
+    assert {"b8672": {THRESHOLD}, "b9093": {FROM_START}, "b11549": {FROM_START}} == found
 
 
 def named(name: str) -> Cause:
