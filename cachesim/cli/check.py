@@ -19,7 +19,7 @@ from rich.text import Text
 
 from cachesim.cli import AS_EXPECTED, NOT_AS_EXPECTED, options
 from cachesim.cli.jobs import crew, processes, processes_wanted, processors, setting
-from cachesim.cli.like import scenarios_like
+from cachesim.cli.like import OWN_LAYERS, nearest_preset, scenarios_like
 from cachesim.cli.outputs import page_at, progress, write_page
 from cachesim.engines.family import Profile
 from cachesim.engines.words import counted
@@ -185,6 +185,12 @@ class Plan:
         return WholeScope(
             profile=profile, model=self.model, requests=self.scope, fixed=self.shape.fixed
         )
+
+    @property
+    def called(self) -> str:
+        """Name of the model in a report."""
+        around = self.shape.around
+        return OWN_LAYERS if around and around[0].model.preset is None else self.model
 
     @property
     def how(self) -> dict[str, Any]:
@@ -484,15 +490,14 @@ def check_command(
             "--all": everything,
             "--require": require,
             "--dask": dask,
-            "--jobs": jobs,
+            "--arithmetic": arithmetic != "ring",
             "--format": format != "text",
         }
         options.refuse_beside("--prove", drawn | refused)
-        return _proven(
-            chosen, page, minutes, seed=seed, models=model or (), emit=emit or Path("hunt")
-        )
+        how: dict[str, Any] = {"seed": seed, "models": model or (), "emit": emit or Path("hunt")}
+        return _proven(chosen, page, minutes, jobs=processes_wanted(jobs) or processors(), **how)
     if scope is not None:
-        options.refuse_beside("--scope", drawn | {"--like": like, "--seed": seed})
+        options.refuse_beside("--scope", drawn | {"--like": like, "--seed": seed or None})
         examples = WITHOUT_END
     if examples is None:
         examples = EXAMPLES if minutes is None else WITHOUT_END
@@ -542,10 +547,15 @@ def _around(
     """Profiles, model and shape of a search around a file's requests, and what these are."""
     preset = (models or [_default_model(profiles)])[0]
     given = scenarios_like(like, preset, profiles, models[0] if models else None)
-    own = str(given.scenarios[0].model.preset)
-    if models not in (None, [own]):
-        raise InputError(f"--like {like}: its model is {own}; leave --model out")
-    return given.profiles, [own], replace(shape, around=given.scenarios), given.summary
+    model = given.scenarios[0].model
+    if models not in (None, [model.preset]):
+        raise InputError(f"--like {like}: it has {model.preset or OWN_LAYERS}; leave --model out")
+    return (
+        given.profiles,
+        [nearest_preset(model)],
+        replace(shape, around=given.scenarios),
+        given.summary,
+    )
 
 
 def _recalling(models: list[str] | None) -> list[str]:
@@ -572,18 +582,15 @@ def _proven(
     page: Output | None,
     minutes: float | None,
     *,
-    seed: int,
-    models: Sequence[str],
-    emit: Path,
+    jobs: int,
+    **how: Any,
 ) -> int:
     """Search releases, each wrong answer run on the real engine too; 1 if one is confirmed."""
     _refuse_no_profile(profiles)
     check_minutes(minutes)
     printed: list[RenderableType] = []
-    found = [
-        hunt(each, printed, minutes=minutes or 10, seed=seed, models=models, emit=emit)
-        for each in profiles
-    ]
+    with _pool(jobs) as hands:
+        found = [hunt(each, printed, hands, minutes=minutes or 10, **how) for each in profiles]
     write_page(page, "cachesim check --prove", [Heading("cachesim check --prove"), *printed])
     return max(found)
 
@@ -636,7 +643,7 @@ def _search(profile: Profile, plan: Plan, hands: Hands) -> int:
     pool, count = hands
     scope = plan.scope_of(profile)
     budget = Budget(plan.minutes)
-    with bar(f"{profile} {plan.model}", budget, plan.examples) as shown:
+    with bar(f"{profile} {plan.called}", budget, plan.examples) as shown:
 
         def going(report: Report) -> bool:
             report.rate = budget.rate(report.workloads)
@@ -650,6 +657,7 @@ def _search(profile: Profile, plan: Plan, hands: Hands) -> int:
             report = search_with(profile, plan.model, **plan.how, only=only, going=going)
         if report.counterexample is None:  # else time went into making it small
             report.rate = budget.rate(report.workloads)
+    report.model = plan.called
     return print_search(report, plan, scope)
 
 
@@ -665,7 +673,7 @@ def _survey(profile: Profile, plan: Plan, hands: Hands) -> int:
         shape = replace(plan.shape, incidents=bool(kinds), kinds=kinds, chats=prover.chats)
         plan = replace(plan, shape=shape)
     budget = Budget(plan.minutes)
-    with bar(f"{profile} {plan.model}", budget, plan.examples) as going:
+    with bar(f"{profile} {plan.called}", budget, plan.examples) as going:
         how = {**plan.how, "find": plan.find, "going": going}
         if scope is not None:
             found = scope.survey(plan.arithmetic, going, pool, 2 * count)
@@ -679,6 +687,7 @@ def _survey(profile: Profile, plan: Plan, hands: Hands) -> int:
         do = map if pool is None else pool.map
         smallest = list(do(shrunk, order, [found.first[each] for each in order]))
     small = dict(zip(order, smallest, strict=True))
+    found.report.model = plan.called
     proofs = {each: proof_of(small[each], profile) for each in order if plan.prove}
     return print_survey(found, small, plan, scope, proofs)
 
@@ -690,7 +699,12 @@ def _hands(plan: Plan) -> Iterator[Hands]:
         with crew(plan.dask) as found:
             yield found
         return
-    count = min(plan.jobs, -(-plan.examples // CHUNK))
+    with _pool(min(plan.jobs, -(-plan.examples // CHUNK))) as found:
+        yield found
+
+
+@contextmanager
+def _pool(count: int) -> Iterator[Hands]:
     if count == 1:
         yield None, 1
         return
@@ -712,6 +726,7 @@ def _compare(one: Profile, other: Profile, plan: Plan) -> int:
 def hunt(
     wanted: Profile,
     printed: list[RenderableType],
+    hands: Hands = (None, 1),
     *,
     minutes: float,
     seed: int,
@@ -730,9 +745,11 @@ def hunt(
                 number = len(reports) + 1
                 reports.append((finding, write(finding, wanted, emit, number, where)))
 
-        findings = hunt_by(wanted, seed=seed, models=models, going=going, report=write_report)
-    count = f"{counted(findings.workloads, 'workload')}, {counted(findings.requests, 'request')}"
-    title = f"{wanted}: {count}, {counted(round(budget.seconds), 'second')}"
+        pool, count = hands
+        how: dict[str, Any] = {"seed": seed, "models": models, "pool": pool, "ahead": count}
+        findings = hunt_by(wanted, going=going, report=write_report, **how)
+    done = f"{counted(findings.workloads, 'workload')}, {counted(findings.requests, 'request')}"
+    title = f"{wanted}: {done}, {counted(round(budget.seconds), 'second')}"
     table = FittingTable(title_style="", box=None)
     for head in ("cause", "workloads", f"seen on {where}", "evidence", "known as"):
         table.add_column(head, justify="right" if head == "workloads" else "left")

@@ -13,11 +13,15 @@ from cachesim.errors import InputError
 from cachesim.lab.logs.other import default_step, options_for
 from cachesim.lab.logs.settings import Settings
 from cachesim.lab.probe.shapes import Shapes
-from cachesim.scenario.checks import full_profile, misfits
+from cachesim.model.presets import PRESETS, preset
+from cachesim.scenario.checks import full_profile, misfits, spec_of
 from cachesim.scenario.format import FORMAT, Model, Scenario, Server
 
 SIZES: Final = (1_000, 16_000)
 """Longest prompts of a log's or trace's requests, which are scaled to them."""
+
+OWN_LAYERS: Final = "its own layers"
+"""Name of a model without a preset."""
 
 INFERRED: Final = ("assumed", "bounded")
 
@@ -45,6 +49,8 @@ def scenarios_like(
     if path.suffix == ".toml" or not path.is_file():
         given = only_scenario(name, "--like")
         summary = f"around {counted(len(given.step), 'step')} of {given.name}"
+        if given.model.preset is None:
+            summary += f", on {OWN_LAYERS}"
         return Given(scenarios=(given,), profiles=_fitting(given, profiles, name), summary=summary)
     shapes, base = Shapes.read(path, model), Scenario(format=FORMAT, name=path.stem)
     summary = f"around {counted(len(shapes.requests), 'request')} of {path.name}"
@@ -96,6 +102,12 @@ def _fitting(given: Scenario, profiles: Sequence[Profile], name: str) -> tuple[P
             raise InputError(msg)
         for problem in misfits(given, [str(profile)]):
             raise InputError(f"--like {name}: {problem}")
-    if given.model.preset is None:
-        raise InputError(f"--like {name}: its model has layers of its own; name a preset in it")
     return found
+
+
+def nearest_preset(model: Model) -> str:
+    """The model's preset, or one with the same kinds of layers, whose flags a search tries."""
+    if model.preset is not None:
+        return model.preset
+    kinds = set(spec_of(model).layers)
+    return min(PRESETS, key=lambda name: len(kinds ^ set(preset(name).layers)))

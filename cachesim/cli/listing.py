@@ -15,13 +15,15 @@ from rich.padding import Padding
 from rich.text import Text
 
 from cachesim.cli import AS_EXPECTED
-from cachesim.cli.options import Page, TextOrJson
+from cachesim.cli.options import Page, TextOrJson, refuse_beside
 from cachesim.cli.outputs import page_at, write_page
 from cachesim.errors import InputError
 from cachesim.files import Output
 from cachesim.report.consoles import results, show
 from cachesim.report.document import FittingTable, Heading, Picture
+from cachesim.scenario.files import content_of
 from cachesim.scenario.shipped import shipped_files
+from cachesim.typed import Json
 
 if TYPE_CHECKING:
     from cachesim.engines.family import Family, Patch, Release
@@ -240,14 +242,17 @@ def list_command(
         msg = f"{part!r} stands after {what!r}; write one name, or `cachesim list schema {part}`"
         raise InputError(msg)
     if flags:
+        refuse_beside("--flags", {"--symptom": symptom, "--raw": raw, "--format": format != "text"})
         from cachesim.cli.flags import flags_command
 
         return flags_command(what, page)
-    if what in LISTS or f"{what}s" in LISTS:
+    if raw:
+        refuse_beside("--raw", {"--symptom": symptom, "--format": format != "text"})
+    elif what in LISTS or f"{what}s" in LISTS:
         return _list(what, symptom=symptom, output=format, page=page)
     if symptom:
         raise InputError(f"--symptom searches scenarios, not {what!r}; leave the name out")
-    return show_command(what, raw=raw, page=page)
+    return show_command(what, raw=raw, output=format, page=page)
 
 
 def _schema(what: str) -> int:
@@ -274,10 +279,9 @@ def _list(what: str, *, symptom: str, output: str, page: Output | None) -> int:
     items = _with_symptom(symptom) if symptom else LISTS[name]()
     if symptom and not items:
         raise InputError(f"no shipped scenario sounds like {symptom!r}; `cachesim list` names all")
-    if output == "json":
-        sys.stdout.write(json.dumps([asdict(item) for item in items], indent=1) + "\n")
-        return AS_EXPECTED
     write_page(page, f"cachesim list {name}", [Heading(f"{len(items)} {name}"), _table(items)])
+    if output == "json":
+        return _as_json([asdict(item) for item in items])
     screen = results()
     lines = listed(items)
     if screen.is_terminal and symptom:  # what was reported is to be read whole
@@ -289,6 +293,11 @@ def _list(what: str, *, symptom: str, output: str, page: Output | None) -> int:
         for line in lines:
             line.truncate(screen.width, overflow="ellipsis")
     show(screen, Text("\n").join(lines), wrap=False)
+    return AS_EXPECTED
+
+
+def _as_json(value: Json) -> int:
+    sys.stdout.write(json.dumps(value, indent=1) + "\n")
     return AS_EXPECTED
 
 
@@ -317,13 +326,17 @@ def _table(items: Sequence[Item]) -> FittingTable:
     return table
 
 
-def show_command(name: str, *, raw: bool = False, page: Output | None = None) -> int:
+def show_command(
+    name: str, *, raw: bool = False, output: str = "text", page: Output | None = None
+) -> int:
     """Show whatever has that name; a shipped scenario as its file, byte by byte if raw."""
     file = next((path for path in shipped_files() if path.stem == name), None)
     if file is not None:
         text = file.read_text(encoding="utf-8")
         markup = f"<pre>{escape(text)}</pre>"
         write_page(page, file.stem, [Heading(file.stem), Picture("", markup)])
+        if output == "json":
+            return _as_json(content_of(text))
         screen = results()
         if raw:
             sys.stdout.write(text)
@@ -344,8 +357,10 @@ def show_command(name: str, *, raw: bool = False, page: Output | None = None) ->
         found = [item for item in items(name) if name in aliases(item)]
         if found:
             parts = [*map(shown, found)]
-            show(screen, *parts)
             write_page(page, f"cachesim list {name}", parts)
+            if output == "json":
+                return _as_json([asdict(item) for item in found])
+            show(screen, *parts)
             return AS_EXPECTED
     engine, _, release = name.partition("@")
     for family in families(name):

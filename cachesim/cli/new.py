@@ -2,6 +2,7 @@
 
 import re
 import sys
+from keyword import iskeyword
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -10,6 +11,7 @@ from rich.text import Text
 
 from cachesim.cli import AS_EXPECTED
 from cachesim.cli.inputs import given
+from cachesim.cli.options import refuse_beside
 from cachesim.errors import InputError
 from cachesim.files import Output
 from cachesim.report.consoles import notes, show
@@ -64,8 +66,11 @@ predict = 8
 """
 
 
+UNNAMED: Final = "my-scenario"
+
+
 def new_command(
-    name: Annotated[str, Parameter(help="The scenario's name.")] = "my-scenario",
+    name: Annotated[str, Parameter(help="The scenario's name.")] = UNNAMED,
     *,
     output: Annotated[
         Path | None,
@@ -86,12 +91,15 @@ def new_command(
 
     Example: cachesim new my-report -o my-report.toml
     """
+    template = {"--from": source, "--from-report": from_report}
     if engine is not None:
+        refuse_beside("--engine", {"NAME": name != UNNAMED, **template})
         sys.stdout.write(write_package(engine, output or Path(engine)))
         return AS_EXPECTED
     if not re.fullmatch(NAME_SHAPE, name):
         raise InputError(f"{name!r} cannot be a name: write letters, digits, '.', '_', '+' and '-'")
     if from_report is not None:
+        refuse_beside("--from-report", {"--from": source})
         text = drafted(from_report, name)
     else:
         text = TEMPLATE.format(name=name) if source is None else copied(source, name)
@@ -163,6 +171,8 @@ def engine_package(name: str) -> dict[str, str]:
         raise InputError(msg)
     if name in FAMILIES:
         raise InputError(f"--engine {name!r}: there is an engine of this name; write another one")
+    if iskeyword(module) or module in {*sys.stdlib_module_names, "cachesim", "tests"}:
+        raise InputError(f"--engine {name!r}: Python has this word already; write another name")
     files = {
         f"my_engine/{each.name}": each.read_text() for each in sorted(ENGINE_TEMPLATE.glob("*.py"))
     }

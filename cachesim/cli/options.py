@@ -13,7 +13,7 @@ from cachesim.model import ArithmeticName
 
 def refuse_beside(flag: str, others: Mapping[str, object]) -> None:
     """Raise InputError for an option that is given and has no meaning beside `flag`."""
-    for other in (other for other, value in others.items() if value):
+    for other in (o for o, value in others.items() if value or type(value) in {int, float}):
         raise InputError(f"{other} cannot be used with {flag}; leave one of the two out")
 
 

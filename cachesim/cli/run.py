@@ -18,7 +18,15 @@ from rich.text import Text
 
 from cachesim.cli import AS_EXPECTED, NOT_AS_EXPECTED
 from cachesim.cli.jobs import Job, how_many, jobs_of, processes_wanted, setting, workers
-from cachesim.cli.options import AnyFormat, Arithmetic, Jobs, Profiles, Seed, Settings
+from cachesim.cli.options import (
+    AnyFormat,
+    Arithmetic,
+    Jobs,
+    Profiles,
+    Seed,
+    Settings,
+    refuse_beside,
+)
 from cachesim.cli.outputs import output_at, progress
 from cachesim.engines.family import Profile, family_of
 from cachesim.errors import InputError, OutOfTimeError, ScenarioError
@@ -201,6 +209,13 @@ def run_command(
     for flag, given in (("--brief", brief), ("--explain", explain or step), ("--watch", watch)):
         if given and format != "text":
             raise InputError(f"{flag} prints text to read; leave it out with --format {format}")
+    if detail and format == "text":
+        raise InputError("--detail is a part of JSON: add --format json")
+    if brief:
+        refuse_beside("--brief", {"--explain": explain, "--step": step, "--watch": watch})
+    if watch:
+        further = {"--explain": explain, "--step": step, "--jobs": jobs, "--timeout": timeout}
+        refuse_beside("--watch", {**further, "--no-verify": not verify, "--report": report})
     deadline = Deadline.after(timeout)
     page = output_at(report, "--report", PAGE)
     processes = processes_wanted(jobs)

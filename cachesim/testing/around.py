@@ -63,7 +63,7 @@ class Around(Guided):
             given.without_promises(),
             kind=None,
             source=Source(),
-            name=f"{model}-around-{seed}-{number}",
+            name=f"{given.model.preset or 'layers'}-around-{seed}-{number}",
             about=f"Drawn for {profile} around {given.name}.",
             engine=Server(name=profile.engine, profiles=(release,), options=options),
             step=(),

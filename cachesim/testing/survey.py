@@ -485,7 +485,7 @@ def search_joined(
     def goes_on() -> bool:
         return report.counterexample is None and going(report)
 
-    for part in _in_order(tasks, pool, ahead, goes_on):
+    for part in in_order(tasks, pool, ahead, goes_on):
         report.join(part)
     return report
 
@@ -514,7 +514,7 @@ def survey_joined(
     going: Callable[[Report], bool],
 ) -> Survey:
     """The survey with several others, in their order."""
-    for part in _in_order(tasks, pool, ahead, lambda: going(found.report)):
+    for part in in_order(tasks, pool, ahead, lambda: going(found.report)):
         found.join(part)
     return found
 
@@ -524,9 +524,10 @@ def _chunks(play: Callable[..., T], examples: int) -> Iterator[Callable[[], T]]:
         yield partial(play, examples=min(CHUNK, examples - first), first=first)
 
 
-def _in_order(
+def in_order(
     tasks: Iterator[Callable[[], T]], pool: Executor, ahead: int, going: Callable[[], bool]
 ) -> Iterator[T]:
+    """The results of tasks in their order, with some of them in flight."""
     under_way: deque[Future[T]] = deque()
     while going():
         while len(under_way) <= ahead and (task := next(tasks, None)) is not None:

@@ -56,6 +56,22 @@ def test_a_cause_is_shown_for_every_engine_that_has_it(capsys: Capture) -> None:
     assert 1 == out.count("memory-depth")
 
 
+def test_one_item_is_json_where_that_is_asked_for(capsys: Capture) -> None:
+    for name in ("hybrid", "b11549", "erase-equal", "memory-depth"):
+        shown = json.loads(output(capsys, ["list", name, "--format", "json"]))
+        assert all(name in each["name"] for each in shown), name
+        assert shown
+    file = tomllib.loads(output(capsys, ["list", STALE, "--raw"]))
+    assert file == json.loads(output(capsys, ["list", STALE, "--format", "json"]))
+
+
+def test_a_page_is_written_beside_json(capsys: Capture, tmp_path: Path) -> None:
+    for number, what in enumerate(("engines", "hybrid", STALE)):
+        page = tmp_path / f"{number}.html"
+        output(capsys, ["list", what, "--format", "json", "--report", str(page)])
+        assert page.stat().st_size > 1_000
+
+
 def test_the_list_of_scenarios_says_what_the_files_say(capsys: Capture) -> None:
     entries = json.loads(output(capsys, ["list", "--format", "json"]))
     read = [load(path) for path in shipped_files()]

@@ -47,6 +47,45 @@ def helped(capsys: Capture, *words: str) -> dict[str, str]:
     return {option: text for names, text in lines for option in re.findall(r"--[a-z-]+", names)}
 
 
+@pytest.mark.parametrize(
+    ("words", "other", "flag"),
+    [
+        ("run X --watch --report x.html", "--report", "--watch"),
+        ("run X --watch --step C", "--step", "--watch"),
+        ("run X --watch --explain", "--explain", "--watch"),
+        ("run X --watch --jobs 2", "--jobs", "--watch"),
+        ("run X --watch --timeout 3", "--timeout", "--watch"),
+        ("run X --watch --no-verify", "--no-verify", "--watch"),
+        ("run X --brief --watch", "--watch", "--brief"),
+        ("run X --brief --step C", "--step", "--brief"),
+        ("list vllm --flags --format json", "--format", "--flags"),
+        ("list X --raw --format json", "--format", "--raw"),
+        ("new mine --engine mine", "NAME", "--engine"),
+        ("new --engine mine --from X", "--from", "--engine"),
+        ("new --from X --from-report x.md", "--from", "--from-report"),
+    ],
+)
+def test_an_option_without_a_meaning_beside_another_is_refused(
+    words: str, other: str, flag: str, capsys: Capture
+) -> None:
+    assert 2 == main(words.replace("X", "llama.cpp-three-requests").split())
+    assert f"{other} cannot be used with {flag}" in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("run llama.cpp-three-requests --detail", "--detail is a part of JSON: add --format json"),
+        ("list engines --raw", "no shipped scenario is called 'engines'"),
+        ("new --engine class", "Python has this word already"),
+        ("new --engine json", "Python has this word already"),
+    ],
+)
+def test_an_option_without_effect_is_refused(words: str, said: str, capsys: Capture) -> None:
+    assert 2 == main(words.split())
+    assert said in " ".join(capsys.readouterr().err.split())
+
+
 def test_an_option_means_the_same_in_every_command_that_has_it(
     capsys: Capture, monkeypatch: Patch
 ) -> None:

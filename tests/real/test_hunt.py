@@ -3,6 +3,7 @@
 import math
 import re
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
@@ -119,6 +120,14 @@ def test_a_cause_that_the_real_server_denies_is_tried_again_and_one_that_it_show
     assert all(on_the_wheel(each.scenario) for each in caught)
 
 
+def test_a_pool_searches_ahead_and_proves_the_same(caught: list[Counterexample]) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        findings = hunt(OCTOBER, models=("hybrid",), going=limited(10), pool=pool, ahead=2)
+
+    assert ["erase-equal"] == [each.cure for each in findings.proven]
+    assert findings.workloads > 2 == len(caught)
+
+
 def test_only_what_no_clock_decides_is_played_on_the_wheel() -> None:
     assert on_the_wheel(scenario(READING, ARRIVING))
     assert not on_the_wheel(scenario(READING, ARRIVING, batch_size=64))
@@ -228,7 +237,17 @@ def test_a_hunt_that_finds_nothing_counts_what_it_played(
     monkeypatch.setattr(check.time, "monotonic", lambda: next(clock) / 1000)
 
     assert 0 == main(
-        ["check", "--prove", "llama.cpp@b11549", "--minutes", "0.001", "--emit", str(tmp_path)]
+        [
+            "check",
+            "--prove",
+            "llama.cpp@b11549",
+            "--minutes",
+            "0.001",
+            "--emit",
+            str(tmp_path),
+            "--jobs",
+            "1",
+        ]
     )
     assert [] == caught
     assert re.search(

@@ -14,8 +14,8 @@ from cachesim.engines import Profile
 from cachesim.lab.real.hunt import proof
 from cachesim.lab.real.hunt.proof import ProofResult
 from cachesim.lab.real.llama_cpp.scenarios import PROVER
-from cachesim.scenario.files import loads, to_toml
-from cachesim.scenario.format import Scenario
+from cachesim.scenario.files import load, loads, to_toml
+from cachesim.scenario.format import Model, Scenario
 from cachesim.scenario.labels import CONFIRMED, SOURCE
 from cachesim.scenario.shipped import load_all
 from cachesim.testing.around import Around
@@ -245,12 +245,32 @@ def test_what_is_found_is_run_on_the_real_engine(
     assert seen == [(CONFIRMED, each) if fits else (SOURCE, NOT_RUN) for each in own]
 
 
+@pytest.mark.parametrize("layers", [("ssm", "attention"), ("attention",)])
+def test_a_search_around_a_model_with_layers_of_its_own_runs_these(
+    layers: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own = replace(given(THREE), name="own", model=Model(layers=layers)).without_promises()
+    (tmp_path / "own.toml").write_text(to_toml(own))
+    command = ["check", OCTOBER, "--like", str(tmp_path / "own.toml"), "--jobs", "1", "--examples"]
+
+    status = main([*command, "4", "--emit", str(tmp_path / "found")])
+
+    assert "llama.cpp@b11549, its own layers: " in capsys.readouterr().out
+    found = [load(each) for each in (tmp_path / "found").iterdir()]
+    assert [layers] * status == [each.model.layers for each in found]
+    assert 2 == main([*command, "4", "--model", "swa"])
+    assert "it has its own layers; leave --model out" in " ".join(capsys.readouterr().err.split())
+
+
 @pytest.mark.parametrize(
     ("words", "why"),
     [
         (["vllm@0.33.0", "--like", THREE], "its server is llama.cpp"),
         (["--like", "none.toml"], "none.toml"),
         (["--like", THREE, "--model", "dense"], "leave --model out"),
+        (["llama.cpp@b11549", "--prove", "--arithmetic", "float"], "--arithmetic cannot be used"),
+        (["llama.cpp@b11549", "--prove", "--examples", "0"], "--examples cannot be used with"),
+        (["llama.cpp@b11549", "--prove", "--jobs", "0"], "--jobs is 0; write a whole number"),
         (["--like", THREE, "--scope", "2"], "--like cannot be used with --scope"),
         (["--like", THREE, "--prove", "--find", "lost"], "--find cannot be used with --prove"),
         (["--like", "README.md"], "README.md"),

@@ -2,7 +2,9 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import count
 from typing import Any, Final
 
@@ -16,7 +18,16 @@ from cachesim.scenario.checks import full_profile
 from cachesim.scenario.format import Scenario, Source
 from cachesim.scenario.shipped import load_all, shipped_folder
 from cachesim.testing.search import Counterexample, Report, expected_of, play
-from cachesim.testing.survey import STATELESS, Cause, Sighting, Survey, causes, made_small, survey
+from cachesim.testing.survey import (
+    STATELESS,
+    Cause,
+    Sighting,
+    Survey,
+    causes,
+    in_order,
+    made_small,
+    survey,
+)
 from cachesim.testing.workloads import Shape, try_flags
 
 
@@ -117,15 +128,29 @@ def hunt(
     models: Sequence[str] = (),
     going: Callable[[Findings], bool],
     report: Callable[[ProvenFinding], None] = lambda _: None,
+    pool: Executor | None = None,
+    ahead: int = 0,
 ) -> Findings:
-    """Search a release while `going`; findings are proven on its real engine."""
+    """Search a release while `going`; findings are proven on its real engine.
+
+    A `pool` searches targets ahead of the proofs.
+    """
     prover = prover_of(profile, tuple(PRESETS))
     prover.ready(profile.release)
     playable = [each for each in models or prover.models if not _refused(profile, each, {})]
     known, findings = known_causes(profile), Findings()
-    for target, found in _seen(
-        profile, playable, prover, seed=seed, findings=findings, going=going
-    ):
+
+    def goes_on(_: Report | None = None) -> bool:
+        return going(findings)
+
+    tasks = _tasks(profile, playable, prover, seed=seed, findings=findings, going=goes_on)
+    surveys = (
+        (task(going=goes_on) for task in tasks)
+        if pool is None
+        else in_order(tasks, pool, ahead, goes_on)
+    )
+    for found in surveys:
+        target = found.report.profile
         findings.workloads += found.report.workloads
         findings.requests += found.report.requests
         findings.counts.update(found.counts)
@@ -142,16 +167,16 @@ def hunt(
     return findings
 
 
-def _seen(
+def _tasks(
     profile: Profile,
     models: Sequence[str],
     prover: Prover,
     *,
     seed: int,
     findings: Findings,
-    going: Callable[[Findings], bool],
-) -> Iterator[tuple[Profile, Survey]]:
-    """Rounds over all targets with the findings of each; arrivals in between.
+    going: Callable[[], bool],
+) -> Iterator[Callable[..., Survey]]:
+    """Searches in rounds over all targets; of arrivals in between.
 
     Workloads are drawn as a whole, and guided by the server's events in every second round.
 
@@ -159,7 +184,7 @@ def _seen(
     """
     for turn in count():
         for number, target in enumerate(targets(profile, models)):
-            if not going(findings):
+            if not going():
                 return
             if target.seeks in {each.cure for each in findings.proven} - {""} or _refused(
                 target.profile, target.model, target.flags
@@ -177,26 +202,31 @@ def _seen(
                 guided=turn % 2 == 1,
                 window=window if windowed else 0,
             )
-            yield (
+            yield partial(
+                survey,
                 target.profile,
-                survey(
-                    target.profile,
-                    target.model,
-                    examples=WORKLOADS,
-                    first=turn * WORKLOADS,
-                    seed=seed,
-                    shape=shape,
-                    going=lambda _: going(findings),
-                ),
+                target.model,
+                examples=WORKLOADS,
+                first=turn * WORKLOADS,
+                seed=seed,
+                shape=shape,
             )
             if family_of(profile.engine).has_slots and number % 3 == 0:
                 first = (turn * 1000 + number) * ARRIVALS
-                yield profile, _arrived(profile, models, seed, range(first, first + ARRIVALS))
+                yield partial(_arrived, profile, models, seed, range(first, first + ARRIVALS))
 
 
-def _arrived(profile: Profile, models: Sequence[str], seed: int, numbers: range) -> Survey:
+def _arrived(
+    profile: Profile,
+    models: Sequence[str],
+    seed: int,
+    numbers: range,
+    going: Callable[[Report], bool] = lambda _: True,
+) -> Survey:
     found = Survey(report=Report(profile=profile, model="arrivals"))
     for number in numbers if profile.engine == LLAMA_CPP.name else ():  # whose clock is known
+        if not going(found.report):
+            break
         draw = draw_arrival if number % 2 else draw_pinned
         drawn = draw(seed, number, release=profile.release, presets=tuple(models))
         steps = (replace(each, reply=REPLY[: each.predict]) for each in drawn.step)
