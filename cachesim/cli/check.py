@@ -147,6 +147,8 @@ class Plan:
             raise InputError(msg)
         for unknown in sorted(self.require - set(WORDS)):
             raise InputError(f"nothing is called {unknown!r}; --require takes {', '.join(WORDS)}")
+        if self.against is not None:
+            options.refuse_beside("--against", {"--require": self.require, "--emit": self.emit})
         check_minutes(self.minutes)
         processes_wanted(self.jobs)
         if self.emit is not None:
