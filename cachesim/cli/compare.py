@@ -15,7 +15,7 @@ from rich.text import Text
 
 from cachesim.cli import AS_EXPECTED, NOT_AS_EXPECTED, Format
 from cachesim.cli.app import announce
-from cachesim.cli.jobs import changed, jobs_of, only_scenario, setting
+from cachesim.cli.jobs import changed, jobs_for, only_scenario, only_source, setting
 from cachesim.cli.options import AnyFormat, Jobs, Page, Seed, Settings
 from cachesim.cli.outputs import output_at, page_at, print_report, tracked, write, write_page
 from cachesim.cli.replay import WHOLE, TraceFlags, replay
@@ -304,7 +304,8 @@ def diff(
     """Print the differences of both sides; 0 without any, else 1."""
     screen = results()
     servers = zip(sides, settings, strict=True)
-    jobs = [job for side, flags in servers for job in jobs_of([name], [side], seed, flags)]
+    read = [only_source(name, "compare")]
+    jobs = [job for side, flags in servers for job in jobs_for(read, [side], seed, flags)]
     runs = list(play(jobs, arithmetic, verify=True))
     if any(settings):
         runs = side_by_side([named(*each) for each in zip(runs, settings, strict=True)])

@@ -53,7 +53,17 @@ def jobs_of(
     if not names:
         msg = "name a scenario to run: a file, a folder, `-`, or one that `cachesim list` names"
         raise InputError(msg)
-    loaded = [(source, changed(each, seed, settings or {})) for source, each in load_all(names)]
+    return jobs_for(load_all(names), profiles, seed, settings)
+
+
+def jobs_for(
+    scenarios: Sequence[tuple[str, Scenario]],
+    profiles: Sequence[str],
+    seed: int | None,
+    settings: Mapping[str, Any] | None = None,
+) -> list[Job]:
+    """The jobs of scenarios that were read, each with its origin."""
+    loaded = [(source, changed(each, seed, settings or {})) for source, each in scenarios]
     if len(loaded) == 1 or not profiles:
         jobs = _requested(loaded, profiles, changed=bool(profiles or settings))
     else:
@@ -63,12 +73,17 @@ def jobs_of(
     return [replace(each, changed=True) for each in jobs]
 
 
-def only_scenario(name: str, use: str) -> Scenario:
-    """The scenario of that name; an error where a folder holds several."""
+def only_source(name: str, use: str) -> tuple[str, Scenario]:
+    """The scenario of that name with its origin; an error where a folder holds several."""
     loaded = load_all([name])
     if len(loaded) > 1:
         raise InputError(f"{name}: {use} takes one scenario, and these are {len(loaded)}")
-    return loaded[0][1]
+    return loaded[0]
+
+
+def only_scenario(name: str, use: str) -> Scenario:
+    """The scenario of that name; an error where a folder holds several."""
+    return only_source(name, use)[1]
 
 
 def changed(scenario: Scenario, seed: int | None, settings: Mapping[str, Any]) -> Scenario:

@@ -4,7 +4,7 @@ import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from stat import S_ISDIR, S_ISREG
+from stat import S_ISDIR, S_ISFIFO, S_ISREG
 from typing import TYPE_CHECKING, Final
 
 from cachesim.errors import ScenarioError
@@ -87,7 +87,7 @@ def sources(name: str) -> list[Source]:
             msg = f"{path}: a folder without scenarios; a scenario is a file that ends in .toml"
             raise ScenarioError(msg)
         return files
-    if S_ISREG(mode):
+    if S_ISREG(mode) or S_ISFIFO(mode):  # the latter: a shell's <(command)
         return [Source(name, path)]
     by_name = {each.stem: each for each in shipped_files()}
     stem = path.name.removesuffix(".toml")

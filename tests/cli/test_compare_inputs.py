@@ -1,12 +1,15 @@
 """`compare` takes a scenario or a trace; standard input has no suffix that tells them apart."""
 
 import io
+import os
 from pathlib import Path
+from threading import Thread
 
 import pytest
 
 from cachesim.cli.compare import is_trace
 from cachesim.cli.main import main
+from cachesim.scenario.shipped import shipped_file
 from tests.fixtures import Capture, Patch
 
 EVENTS = b'[0.0, [{"type": "BlockStored", "block_hashes": ["0"], "block_size": 16}]]\n'
@@ -32,6 +35,36 @@ def test_standard_input_is_a_trace_unless_it_begins_as_toml(
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(text)))
 
     assert expected == is_trace("-")
+
+
+def test_two_profiles_are_compared_on_a_scenario_from_standard_input(
+    monkeypatch: Patch, capsys: Capture
+) -> None:
+    text = shipped_file("llama.cpp-three-requests").read_bytes()
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(text)))
+
+    assert 1 == main(["compare", "-", "-p", "b11549", "-p", "b11549+erase-equal"])
+    assert "2 of 3 steps differ; the first is B" in capsys.readouterr().out
+
+
+def test_a_folder_of_several_scenarios_is_no_workload(tmp_path: Path, capsys: Capture) -> None:
+    for name in ("a", "b"):
+        text = shipped_file("llama.cpp-three-requests").read_bytes()
+        (tmp_path / f"{name}.toml").write_bytes(text)
+
+    assert 2 == main(["compare", str(tmp_path), "-p", "b11549", "-p", "b9538"])
+    assert "compare takes one scenario, and these are 2" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="the system has no named pipes")
+def test_a_scenario_may_come_from_a_pipe_with_a_name(tmp_path: Path, capsys: Capture) -> None:
+    pipe, text = tmp_path / "pipe", shipped_file("llama.cpp-three-requests").read_bytes()
+    os.mkfifo(pipe)
+    writer = Thread(target=pipe.write_bytes, args=(text,), daemon=True)
+    writer.start()
+
+    assert 0 == main(["run", str(pipe), "-p", "b11549", "--arithmetic", "ring"])
+    assert "1 run, 1 as expected" in capsys.readouterr().out
 
 
 def test_a_row_that_cannot_be_played_stands_beside_those_that_can(capsys: Capture) -> None:
