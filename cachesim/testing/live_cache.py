@@ -215,8 +215,9 @@ def _refuse_arguments(
     presets: Sequence[str], varied: Sequence[str], *, unit: int, limit: int | None, examples: int
 ) -> None:
     known = (*OF_REQUESTS, *OF_SERVERS)
-    if not presets:
-        msg = "presets is empty; write one or more, as presets=('dense',)"
+    if not presets or isinstance(presets, str):
+        is_what = repr(presets) if presets else "empty"
+        msg = f"presets is {is_what}; write one or more, as presets=('dense',)"
         raise InputError(msg)
     if isinstance(varied, str) or not {*varied} <= {*known}:
         msg = f"varied is {varied!r}; write a tuple of some of {', '.join(known)}"

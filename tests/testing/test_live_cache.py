@@ -81,6 +81,7 @@ def test_a_cache_that_never_loads_anything_fails_as_vacuous() -> None:
     ("argument", "text"),
     [
         ({"presets": ()}, "presets is empty"),
+        ({"presets": "dense"}, "presets is 'dense'; write one or more, as presets="),
         ({"varied": ("salts",)}, r"varied is \('salts',\); write a tuple of some of adapter"),
         ({"varied": "salt"}, "varied is 'salt'; write a tuple"),
         ({"unit": 0}, "unit is 0; write a whole number from 1"),
