@@ -149,7 +149,8 @@ def _recorded(plan: Plan, about: UserSettings, page: Output | None, *, quiet: bo
         show(notes(), Text(f"{requests} in {plan.output}: cachesim why {plan.output}"))
     else:
         show(notes(), Text("nothing was recorded"))
-    _name_counts("malformed requests, refused with status 400", faults.counts)
+    _name_counts("malformed requests, refused with status 400", faults.malformed)
+    _name_counts("errors of the recorder", faults.others)
     for proxy in parts:
         _name_counts("passed without a record (no known prompt in such a request)", proxy.skipped)
     for each in sessions:

@@ -3,6 +3,7 @@
 import asyncio
 import gzip
 import json
+import logging
 import socket
 import stat
 from io import BytesIO
@@ -14,6 +15,7 @@ import pytest
 from cachesim.errors import InputError
 from cachesim.lab.logs.live import report_of_dump
 from cachesim.lab.record.plan import check_no_circle, place_of, upstream_of
+from cachesim.lab.record.proxy import Faults
 from tests.dumps import read_dump
 from tests.record.kit import (
     CHAT,
@@ -166,6 +168,50 @@ async def test_a_client_that_leaves_before_the_answer_is_gone_too(tmp_path: Path
                 )
         await gone.wait()
         assert [True] == [each["cancelled"] for each in await taking.written(1)]
+
+
+@pytest.mark.parametrize("where", ["prepare", "write", "write_eof"])
+async def test_a_client_that_leaves_at_any_moment_is_no_fault_of_the_server(
+    where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("aiohttp", "asyncio"):
+        monkeypatch.setattr(logging.getLogger(name), "propagate", True)
+        monkeypatch.setattr(logging.getLogger(name), "handlers", [])
+    faults, real = Faults(), getattr(aiohttp.web.StreamResponse, where)
+
+    async def leaves(response: Any, *given: Any) -> None:
+        request = given[0] if where == "prepare" else response._req
+        request.transport.abort()
+        await real(response, *given)
+
+    monkeypatch.setattr(aiohttp.web.StreamResponse, where, leaves)
+    async with (
+        upstream(lambda call: call.send(STREAM, chunk(delta("one")), b"0\r\n\r\n")) as fake,
+        recorder(fake.url, tmp_path) as taking,
+    ):
+        async with aiohttp.ClientSession() as session:
+            with pytest.raises(aiohttp.ClientError):
+                await (await session.post(taking.url + CHAT, json=chat("hi", stream=True))).read()
+        (entry,) = await taking.written(1)
+    assert entry["cancelled"]
+    assert "error" not in entry
+    assert (200, [], []) == (entry["status"], [*faults.malformed], [*faults.others])
+
+
+async def test_a_request_whose_client_left_before_its_end_is_not_said_to_be_no_json(
+    tmp_path: Path,
+) -> None:
+    async with upstream(plainly(b"{}")) as fake, recorder(fake.url, tmp_path) as taking:
+        port = int(taking.url.rpartition(":")[2])
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"POST %s HTTP/1.1\r\nHost: x\r\n" % CHAT.encode())
+        writer.write(b"Content-Length: 500\r\n\r\n{")
+        while not taking.path.read_bytes():
+            await asyncio.sleep(0.05)
+            writer.close()
+        (entry,) = taking.entries
+    assert entry["cancelled"]
+    assert "the request was not forwarded whole" == entry["unread"]
 
 
 async def test_a_dead_server_is_a_clear_502(tmp_path: Path) -> None:

@@ -327,6 +327,7 @@ class Body:
     chunks: list[bytes] = field(default_factory=list)
     size: int = 0
     encoding: str = ""
+    ended: bool = False  # all of it was forwarded
 
     def add(self, chunk: bytes) -> None:
         """Add forwarded bytes."""

@@ -1,7 +1,8 @@
 """Plan of a recorder: address, upstream server, output, which is written line by line.
 
 A line goes out in one write, at the end of a file that only its owner can read. Where a write
-fails or is cut short, what it left is taken back, so that the file always ends with a whole line.
+fails or is cut short, what it left is taken back. Only a kill may cut the last line, as the kernel
+ends a write between two pages then; readers leave that line out, and print its number.
 """
 
 import ipaddress

@@ -30,6 +30,7 @@ from aiohttp import (
     TCPConnector,
     web,
 )
+from aiohttp.http_exceptions import HttpProcessingError
 from multidict import CIMultiDict, CIMultiDictProxy
 from yarl import URL
 
@@ -130,14 +131,17 @@ class Proxy:
                 path=request.path[:200],
                 client=_client_of(request),
                 began=time.time(),
-                body=Body(encoding=request.headers.get("Content-Encoding", "")),
+                body=Body(
+                    encoding=request.headers.get("Content-Encoding", ""),
+                    ended=not request.body_exists,
+                ),
                 answer=AnswerReader(),
                 action=action,
             )
         started = time.perf_counter()
         try:
             response = await self._pass(request, exchange, started)
-        except (asyncio.CancelledError, ClientLeftError):
+        except asyncio.CancelledError:
             if exchange is not None:
                 exchange.cancelled = True
             raise
@@ -177,13 +181,15 @@ class Proxy:
                 with _watched(answer):
                     async for chunk in answer.content.iter_any():
                         try:
-                            await _to_client(response, chunk)
+                            await response.write(chunk)
                         finally:  # whoever leaves now has been sent it all the same
                             if exchange is not None:
                                 exchange.add_chunk(chunk, time.perf_counter() - started)
                 await response.write_eof()
                 return response
-        except ClientError as error:
+        except (ClientError, ConnectionError) as error:
+            if request.transport is None or request.transport.is_closing():
+                raise asyncio.CancelledError from error  # the client disconnected
             why = _reason_of(error)
             if exchange is not None:
                 exchange.broken = why
@@ -214,18 +220,8 @@ async def _sent(request: web.Request, exchange: Exchange | None) -> AsyncIterato
         yield chunk
         if exchange is not None:
             exchange.body.add(chunk)
-
-
-class ClientLeftError(Exception):
-    """The client disconnected."""
-
-
-async def _to_client(response: web.StreamResponse, chunk: bytes) -> None:
-    """Forward bytes, once the client has received most of the earlier ones."""
-    try:
-        await response.write(chunk)
-    except ConnectionError as error:
-        raise ClientLeftError from error
+    if exchange is not None:
+        exchange.body.ended = True
 
 
 @contextmanager
@@ -277,7 +273,7 @@ def refusal(status: int, kind: str, why: str) -> web.Response:
     return web.Response(status=status, text=text, content_type="application/json")
 
 
-def _reason_of(error: ClientError) -> str:
+def _reason_of(error: Exception) -> str:
     if isinstance(error, ClientConnectionError):
         inner = getattr(error, "os_error", None)
         return str(getattr(inner, "strerror", None) or error or "the connection was closed")
@@ -311,7 +307,8 @@ class Faults(logging.Handler):
 
     def __init__(self) -> None:
         super().__init__()
-        self.counts: Counter[str] = Counter()
+        self.malformed: Counter[str] = Counter()  # requests
+        self.others: Counter[str] = Counter()
         for name in ("aiohttp", "asyncio"):
             logger = logging.getLogger(name)
             logger.propagate = False
@@ -321,7 +318,8 @@ class Faults(logging.Handler):
         """Count an error by its class; ignore other records."""
         kind = record.exc_info[0] if record.exc_info else None
         if kind is not None:
-            self.counts[kind.__name__] += 1
+            counts = self.malformed if issubclass(kind, HttpProcessingError) else self.others
+            counts[kind.__name__] += 1
 
 
 async def serve(plan: Plan, open_session: Open, listening: Callable[[str], None]) -> Faults:

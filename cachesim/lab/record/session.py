@@ -111,6 +111,8 @@ def request_in(exchange: Exchange) -> tuple[dict[str, Any], str]:
     body = exchange.body
     if not body.is_whole:
         return {}, f"the request is longer than {LONGEST_REQUEST >> 20} MiB"
+    if not body.ended:
+        return {}, "the request was not forwarded whole"
     data = b"".join(body.chunks)
     if body.encoding.strip().lower() in {"gzip", "x-gzip", "deflate"}:
         unpacker = zlib.decompressobj(wbits=ZLIB_OR_GZIP)
