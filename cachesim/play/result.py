@@ -193,7 +193,7 @@ class Step:
 
     name: Annotated[str, "The step's name."]
     do: Annotated[str, "What was done."]
-    prompt_tokens: Annotated[int, "How many tokens its prompt has."]
+    prompt_tokens: Annotated[int | None, "How many tokens its prompt has; null if it was not run."]
     cached: Annotated[int | None, "Tokens reused; null where there is no count."]
     processed: Annotated[int | None, "Prompt tokens processed; null where there is no count."]
     generated: Annotated[tuple[int, ...], "The reply's tokens."]
@@ -222,6 +222,11 @@ class Step:
         " and for patched releases.",
     ] = None
     detail: Annotated[StepDetail | None, "Written with --detail."] = None
+
+    @property
+    def size(self) -> int:
+        """How many tokens its prompt has; 0 if it was not run."""
+        return self.prompt_tokens or 0
 
     @property
     def lost(self) -> int:

@@ -567,7 +567,7 @@ def step_of(record: Record, evidence: Evidence) -> Step:
     return Step(
         name=record.name,
         do=record.step.do,
-        prompt_tokens=len(record.prompt),
+        prompt_tokens=None if record.error in {NOT_RUN, TIMEOUT} else len(record.prompt),
         cached=None if reply is None else as_json(reply.cached),
         processed=None if reply is None else as_json(reply.processed),
         generated=() if reply is None else tuple(int(token) for token in reply.generated),

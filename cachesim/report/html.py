@@ -93,7 +93,7 @@ def _row(step: Step) -> str:
     missed = str(step.lost) if step.reuse == "lost" else ""
     cells = (
         f'<th scope="row">{escape(step.name)}</th>',
-        f'<td class="n">{step.prompt_tokens}</td>',
+        f'<td class="n">{count(step.prompt_tokens)}</td>',
         f'<td class="n">{count(step.cached)}</td>',
         f"<td><code>{_ribbon_letters(step)}</code></td>",
         f"<td>{escape(answer)}</td>",

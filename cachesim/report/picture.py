@@ -210,7 +210,7 @@ def request(run: Run, index: int) -> Iterator[Row]:
     step, texts = run.steps[index], texts_of(run)
     if step.detail is None or not step.detail.prompt or step.cached is None:
         return
-    total, cached = step.prompt_tokens, min(step.cached, step.prompt_tokens)
+    total, cached = step.size, min(step.cached, step.size)
     explained = step.explanation
     equal = max(explained.equal if explained else 0, cached)
     own: Piece = {"step": index, "at": 0, "count": total}
@@ -649,7 +649,7 @@ MOST_WORDS: Final = 24
 
 def positions_of(run: Run) -> int:
     """Number of positions in the widest picture of a run."""
-    longest = [step.prompt_tokens + len(step.generated) for step in run.steps]
+    longest = [step.size + len(step.generated) for step in run.steps]
     for state in () if run.detail is None else run.detail.states:
         longest += [sum(map(size_of, slot.tokens)) for slot in state.slots]
         longest += [entry.n_tokens for entry in state.prompt_cache]

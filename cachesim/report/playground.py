@@ -247,7 +247,7 @@ def frames(run: Run, index: int) -> Iterator[Frame]:
     step = run.steps[index]
     if step.detail is None or run.detail is None:
         return
-    total, cached = step.prompt_tokens, min(step.cached or 0, step.prompt_tokens)
+    total, cached = step.size, min(step.cached or 0, step.size)
     equal = max(step.explanation.equal if step.explanation else 0, cached)
     arrival: Segments = ((0, total, "pending", f"{total} tokens"),)
     matched: Segments = ((0, equal, "shared", f"{equal} match"), (equal, total, "pending", ""))
@@ -302,7 +302,7 @@ def _state(run: Run, number: int) -> State | None:
 def _frame_rows(run: Run, index: int, segments: Segments, state: State | None) -> tuple[Row, ...]:
     """The prompt in these segments, above the server's memory."""
     texts = texts_of(run)
-    own = [{"step": index, "at": 0, "count": run.steps[index].prompt_tokens}]
+    own = [{"step": index, "at": 0, "count": run.steps[index].size}]
     bars = tuple(
         replace(texts.bar(start, piece, kind), text=words)
         for start, end, kind, words in segments
@@ -330,7 +330,7 @@ def _shown(step: Step) -> list[tuple[Event, int]]:
     if detail is None:
         return []
     pairs = list(zip(step.events, detail.at, strict=True))
-    prompt = step.prompt_tokens - (step.cached or 0)
+    prompt = step.size - (step.cached or 0)
     found: list[tuple[Event, int]] = []
     for event, number in pairs:
         progress = event.as_dict().get("n_tokens", 0) if event.name() == "batch-decoded" else None

@@ -14,7 +14,7 @@ from cachesim.play.result import Run, SlotCount, Step
 from cachesim.play.states import CellPart, Piece, TreeState, size_of
 from cachesim.report.document import facts
 from cachesim.report.picture import tree_rows
-from cachesim.report.tables import answer_text
+from cachesim.report.tables import answer_text, count
 from cachesim.report.texts import texts_of
 
 # -- token ribbons ---------------------------------------------------------------------------------
@@ -48,7 +48,7 @@ def prompt_parts(step: Step) -> list[tuple[str, int]]:
     """The letters of a prompt: reused, wrong content, reprocessed, new."""
     cached = step.cached or 0
     equal = max(step.explanation.equal if step.explanation else 0, cached)
-    new = step.prompt_tokens - equal
+    new = step.size - equal
     return [*reused_parts(step, cached), ("r", equal - cached), ("C", new)]
 
 
@@ -214,7 +214,8 @@ def step_before(run: Run, index: int) -> RenderableType:
     """Heading and prompt of a step."""
     step = run.steps[index]
     text = Text(f"{index + 1}. {step.name}", style="name")
-    heading = step.do if step.do != "complete" else f"a prompt of {step.prompt_tokens} tokens"
+    prompt = f"a prompt of {count(step.prompt_tokens)} tokens"
+    heading = step.do if step.do != "complete" else prompt
     return text.append(f"  {heading}", style="")
 
 

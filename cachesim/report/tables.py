@@ -108,7 +108,7 @@ def _prompt(step: Step) -> str:
     """The prompt's tokens; a step that was not run has no count of them."""
     if step.do != "complete":
         return step.do
-    return "-" if step.finding.fate == "not-run" else str(step.prompt_tokens)
+    return count(step.prompt_tokens)
 
 
 def summary(runs: Sequence[Run]) -> RenderableType:

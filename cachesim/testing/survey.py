@@ -397,7 +397,7 @@ def _is_loss(event: Event) -> bool:
 
 
 def _equal(step: Step) -> int:
-    return 0 if step.explanation is None else min(step.explanation.equal, step.prompt_tokens)
+    return 0 if step.explanation is None else min(step.explanation.equal, step.size)
 
 
 def _checkpoints(played: Run, index: int) -> Iterable[int]:

@@ -257,7 +257,7 @@ function told(result, moments) {
   byId("story").replaceChildren(drawing(result.story));
   byId("steps-out").replaceChildren(h("h2", {}, "Request by request"), ...result.steps.map((step) =>
     h("details", { open: step.fate === result.fate && step.fate !== "right" },
-      h("summary", {}, `${step.name}: ${step.prompt} tokens, ${step.error || `${step.cached} cached`}${step.answer ? `, answer ${step.answer === "same" ? "right" : step.answer}` : ""}${step.lost ? `, ${step.lost} lost` : ""}`),
+      h("summary", {}, `${step.name}: ${step.prompt ?? "-"} tokens, ${step.error || `${step.cached} cached`}${step.answer ? `, answer ${step.answer === "same" ? "right" : step.answer}` : ""}${step.lost ? `, ${step.lost} lost` : ""}`),
       h("dl", {}, step.facts.map(([word, sentence]) => [h("dt", {}, word), h("dd", {}, words(sentence))])),
       step.chain.length > 0 && h("ol", {}, step.chain.map(([word, name, sentence]) => h("li", {}, h("b", {}, word), ` request ${name}: ${words(sentence)}`))))));
   return player.load === moments ? null : (player.load = moments, player.begin(result.steps.map((each) => each.name), chosen));

@@ -133,6 +133,12 @@ def test_equal_parts_are_written_once() -> None:
     assert {"one": {"$": 0}, "other": {"$": 0}, "small": [1], "tiny": [1]} == whole["document"]
 
 
+def test_a_step_that_was_not_run_has_no_count_of_tokens() -> None:
+    text = page(runs_of("sglang-34870-pairs"))
+
+    assert '<td class="n">-</td><td class="n">-</td><td><code></code></td><td>not-run</td>' in text
+
+
 @pytest.mark.parametrize("name", JUDGED)
 def test_a_page_is_one_small_file_that_carries_the_runs_as_json_prints_them(name: str) -> None:
     runs = runs_of(name)

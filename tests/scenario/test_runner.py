@@ -93,6 +93,7 @@ def test_an_abort_ends_the_run_and_later_steps_say_so() -> None:
     run = play(step=steps, expect=[])
 
     assert [step["error"] for step in run["steps"]] == [None, "aborted", "not-run"]
+    assert [step["prompt_tokens"] for step in run["steps"]] == [1, 77, None]
     assert run["steps"][1]["message"] == "llama_decode: unlucky prompt"
     assert run["mismatches"] == [
         "2: aborted, and no expectation says so",

@@ -360,7 +360,7 @@ def _step(prompt: Prompt, reply: str) -> dict[str, Any]:
 def _answered(prompt: str, step: Played) -> Answered:
     return Answered(
         prompt=prompt,
-        tokens=step.prompt_tokens,
+        tokens=step.size,
         cached=step.cached or 0,
         processed=step.processed or 0,
         answer=step.answer or "",
