@@ -100,6 +100,7 @@ class Fake:
         self.dialect, self.model, self.fault = dialect, model, fault
         self.requests = 0
         self.erased = 0
+        self.key = ""  # that each request has to name
         self.bodies: list[Any] = []
         self.server = _Silent(("127.0.0.1", port), handler_of(self))
         self.server.daemon_threads = True
@@ -143,13 +144,23 @@ def handler_of(fake: Fake) -> type[BaseHTTPRequestHandler]:
             with suppress(OSError):  # the client is gone
                 self.wfile.write(data)
 
+        def denied(self) -> bool:
+            allowed = not fake.key or self.headers["Authorization"] == f"Bearer {fake.key}"
+            if not allowed:
+                self.say({"error": {"message": "Invalid API Key"}}, 401)
+            return not allowed
+
         def do_GET(self) -> None:
+            if self.denied():
+                return
             known = GETS[fake.dialect](fake)
             path = self.path.partition("?")[0]
             self.say(known[path]) if path in known else self.say({}, 404)
 
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"] or 0)) or "{}")
+            if self.denied():
+                return
             if "erase" in self.path or "reset" in self.path or "flush" in self.path:
                 fake.erased += 1
                 self.say({})
@@ -172,6 +183,8 @@ def handler_of(fake: Fake) -> type[BaseHTTPRequestHandler]:
                 self.close_connection = True
             elif done == "refuse":
                 self.say({"error": "generation thread died"}, 404)
+            elif done == "deny":
+                self.say({"error": {"message": "too many requests"}}, 429)
             elif done == "broken":
                 self.say({"error": "out of memory"}, 500)
             elif done == "nonsense":

@@ -232,6 +232,41 @@ def test_a_server_that_answers_no_more_is_a_finding(what: str) -> None:
     assert "the server answers no request any more: " in next(result.verdict())
 
 
+def test_a_server_that_allows_no_more_requests_is_not_accused() -> None:
+    def fault(_: Fake, number: int) -> str:
+        return "deny" if number >= 130 else ""
+
+    with fake("llama", PROFILES["llama"], fault=fault) as server:
+        result = probed(server.url)
+    assert result.right
+    assert "refused with status 429: too many requests" == result.outcome.ended
+
+
+@pytest.mark.parametrize("dialect", ["llama", "text"])
+def test_a_server_that_allows_no_request_is_not_accused(dialect: str) -> None:
+    with (
+        fake(dialect, PROFILES[dialect], fault=lambda *_: "deny") as server,
+        pytest.raises(InputError, match="refused with status 429: too many requests"),
+    ):
+        probed(server.url, cold=server.url)
+
+
+def test_a_key_is_sent_and_not_written(monkeypatch: Patch, tmp_path: Path) -> None:
+    monkeypatch.setenv("SERVER_KEY", "sk-secret")
+    with fake("llama", PROFILES["llama"], context=stale) as server:
+        server.key = "sk-secret"
+        with pytest.raises(InputError, match=r"status 401: Invalid API Key; add --key VARIABLE"):
+            probed(server.url)
+        result = probed(server.url, key="SERVER_KEY", emit=tmp_path)
+    assert not result.right
+    text = (tmp_path / "report.md").read_text()
+    assert '-H "Authorization: Bearer $SERVER_KEY"' in text
+    assert "sk-secret" not in "".join(each.read_text() for each in tmp_path.iterdir())
+    monkeypatch.setenv("SERVER_KEY", "")
+    with pytest.raises(InputError, match="--key SERVER_KEY: the environment has no key"):
+        probed(server.url, key="SERVER_KEY")
+
+
 @pytest.mark.sampled(5)
 @pytest.mark.parametrize("what", ["hang", "drop", "broken", "nonsense", "refuse"])
 def test_a_server_that_never_answers_is_not_said_to_have_answered(what: str) -> None:

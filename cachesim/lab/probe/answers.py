@@ -41,6 +41,7 @@ class Answer:
     rows: tuple[Row, ...] = ()
     error: str = ""
     fatal: bool = False  # no answer, or a broken one: not a refusal
+    denied: bool = False  # for want of a key, or by a rate limit
     slot: int | None = None
 
 

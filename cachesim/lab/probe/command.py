@@ -1,6 +1,7 @@
 """Run of a probe: settings checked, requests run, files written, servers left clean."""
 
 import math
+import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -73,6 +74,9 @@ class Settings:
     chat: Annotated[
         bool, Parameter(negative="", help="Send prompts as messages, where a server takes texts.")
     ] = False
+    key: Annotated[
+        str, Parameter(help="The environment variable that holds the server's API key.")
+    ] = ""
     seed: Annotated[int, Parameter(help="The seed of everything drawn at random.")] = 0
     may_erase: Annotated[
         bool, Parameter(negative="", help="Allow to empty the server's cache.")
@@ -121,6 +125,13 @@ class Settings:
             found.append(whole)
         return found[0], found[1]
 
+    def checked_key(self) -> str:
+        """The variable of --key, which has to be set to a value that a header may have."""
+        value = os.environ.get(self.key, "") if self.key else "-"
+        if not value or not value.isascii() or not value.isprintable():
+            raise InputError(f"--key {self.key}: the environment has no key of this name")
+        return self.key
+
     @staticmethod
     def _loopback(url: str) -> bool:
         return not url or is_loopback(urlsplit(url if "://" in url else f"//{url}").hostname or "")
@@ -154,7 +165,7 @@ def run(settings: Settings, progress: Callable[[str], None] = lambda _: None) ->
     meter = Meter(settings.limits())
     url, cold = settings.addresses()
     shapes = None if settings.like is None else Shapes.read(settings.like)
-    words = settings.listed_words()
+    words, key = settings.listed_words(), settings.checked_key()
     try:
         target = Target(
             meter,
@@ -164,6 +175,7 @@ def run(settings: Settings, progress: Callable[[str], None] = lambda _: None) ->
             may_erase=settings.may_erase,
             words=words,
             chat=settings.chat,
+            key=key,
         )
     except BudgetError as error:
         raise InputError(f"{error} before it was known how the server answers") from None

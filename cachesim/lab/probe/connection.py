@@ -2,6 +2,7 @@
 
 import http.client
 import json
+import os
 import socket
 import time
 from collections.abc import Iterator
@@ -13,7 +14,7 @@ from urllib.parse import urlsplit
 
 from cachesim.errors import CachesimError
 from cachesim.printable import printable
-from cachesim.typed import Json, JsonObject
+from cachesim.typed import Json, JsonObject, mapping
 
 LONGEST_ANSWER: Final = 64 << 20
 """Bytes of an answer that is read."""
@@ -28,7 +29,11 @@ class StatusError(FaultError):
 
 
 class BudgetError(CachesimError):
-    """The requests, tokens or minutes of the run are used up."""
+    """The requests, tokens or minutes of the run are used up, or the server allows no more."""
+
+
+DENIALS: Final = (401, 403, 429)
+"""Statuses of a key that is missing or wrong, and of a rate limit: no fault of the server."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,8 +91,10 @@ class Meter:
 class Connection:
     """Requests to one address, each on a connection of its own."""
 
-    def __init__(self, url: str, meter: Meter) -> None:
+    def __init__(self, url: str, meter: Meter, key: str = "") -> None:
         self.url = url
+        self.key = key  # the environment variable that holds it
+        self.denied = ""  # how a request was denied
         self.meter = meter
         self._parts = urlsplit(url)
         self._places = BoundedSemaphore(meter.limits.in_flight)
@@ -114,7 +121,10 @@ class Connection:
             data = response.read(LONGEST_ANSWER)
             if response.length:
                 raise http.client.IncompleteRead(data, response.length)
-        return response.status, _read(response.status, data, self.url)
+        found = _read(response.status, data, self.url)
+        if response.status in DENIALS:
+            self.denied = refusal(response.status, found)
+        return response.status, found
 
     def abandon(self, path: str, body: JsonObject, tokens: int, seconds: float) -> None:
         """Send a request, and disconnect before it is answered."""
@@ -139,6 +149,8 @@ class Connection:
         kind = http.client.HTTPSConnection if secure else http.client.HTTPConnection
         content = None if body is None else json.dumps(body)
         headers = {"Content-Type": "application/json", "Connection": "close"}
+        if self.key:
+            headers["Authorization"] = f"Bearer {os.environ[self.key]}"
         with self._places:
             link = kind(self._parts.hostname or "", self._parts.port, timeout=seconds)
             self._open.add(link)
@@ -150,6 +162,13 @@ class Connection:
             finally:
                 link.close()
                 self._open.discard(link)
+
+
+def refusal(status: int, found: Json) -> str:
+    """The sentence of an answer that is an error."""
+    error = mapping(found).get("error", mapping(found).get("message", found))
+    message = mapping(error).get("message", error)
+    return f"refused with status {status}: {printable(str(message))[:160]}"
 
 
 def fault_of(error: Exception, url: str, seconds: float) -> FaultError:

@@ -12,9 +12,9 @@ from typing import Any, ClassVar, Final
 
 from cachesim.errors import InputError
 from cachesim.lab.probe.answers import DISCONNECTED, Answer, Query, Row, Word
-from cachesim.lab.probe.connection import Connection, FaultError, StatusError
+from cachesim.lab.probe.connection import DENIALS, Connection, FaultError, StatusError, refusal
 from cachesim.printable import printable
-from cachesim.typed import Json, JsonObject, mapping
+from cachesim.typed import JsonObject, mapping
 
 TOP: Final = 20
 """Likeliest tokens that are compared at each place."""
@@ -98,7 +98,7 @@ class Dialect(ABC):
         except FaultError as fault:
             return Answer(error=str(fault), fatal=True)
         if status != 200 or not isinstance(found, dict) or "error" in found:
-            return Answer(error=f"refused with status {status}: {_message(found)}")
+            return Answer(error=refusal(status, found), denied=status in DENIALS)
         try:
             return self.read(found)
         except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
@@ -112,6 +112,8 @@ class Dialect(ABC):
         """The request as a line for a shell, for the server at $URL."""
         body = json.dumps({**self.body(query, cold=cold), **self.shown})
         head = "-H 'Content-Type: application/json'"
+        if self.connection.key:
+            head += f' -H "Authorization: Bearer ${self.connection.key}"'
         return f'curl -sw "\\n" "$URL{self.path}" {head} -d {shlex.quote(body)}'
 
     def _try(self, words: tuple[Word, ...], *, forces: bool = False) -> bool:
@@ -138,12 +140,6 @@ class Dialect(ABC):
             if not error:
                 return size
         raise InputError(f"no prompt of token ids is answered: {error}")
-
-
-def _message(found: Json) -> str:
-    error = mapping(found).get("error", mapping(found).get("message", found))
-    message = mapping(error).get("message", error)
-    return printable(str(message))[:160]
 
 
 def _finite(row: Mapping[Word, float | None]) -> Row:
@@ -564,6 +560,9 @@ def dialect_of(connection: Connection, words: tuple[str, ...], *, chat: bool) ->
                     "leave --chat out"
                 )
             return dialect
+    if connection.denied:
+        hint = "add --key VARIABLE if it requires an API key"
+        raise InputError(f"{connection.url}: {connection.denied}; {hint}")
     raise InputError(
         f"{connection.url} answers as no server that is known here: it has none of "
         "/props, /get_model_info, /version, /v1/completions and /v1/chat/completions"

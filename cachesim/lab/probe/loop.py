@@ -562,6 +562,8 @@ class Probe:
             return True
         process = self.target.process
         how = (fatal or refused)[0]
+        if any(each.denied for each in played.answers):
+            raise BudgetError(how)
         if process is not None and (status := process.death()) is not None:
             how = f"the process ended with status {status}{process.last_line()}"
         elif process is not None and process.last_line():

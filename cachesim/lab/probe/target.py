@@ -57,6 +57,7 @@ class Target:
         may_erase: bool = False,
         words: Sequence[str] = (),
         chat: bool = False,
+        key: str = "",
     ) -> None:
         self.record: Callable[[Query, Answer], None] = lambda *_: None
         self.process = ServerProcess(start) if start else None
@@ -66,7 +67,7 @@ class Target:
         self.sent: deque[list[Query]] = deque(maxlen=HISTORY)  # to the server under test
         self._connections: list[Connection] = []
         self._pool = ThreadPoolExecutor(meter.limits.in_flight)
-        self._meter, self._words, self._chat = meter, tuple(words), chat
+        self._meter, self._words, self._chat, self._key = meter, tuple(words), chat, key
         try:
             if self.process is not None:
                 self.process.start()
@@ -83,7 +84,7 @@ class Target:
             raise
 
     def _found(self, url: str) -> Dialect:
-        connection = Connection(url, self._meter)
+        connection = Connection(url, self._meter, self._key)
         self._connections.append(connection)
         return dialect_of(connection, self._words, chat=self._chat)
 
