@@ -1,6 +1,7 @@
 """Whole runs against small servers: what is wrong is found, what is right stays quiet."""
 
 import json
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -230,6 +231,22 @@ def test_a_server_that_answers_no_more_is_a_finding(what: str) -> None:
     assert result.outcome.finding is not None
     assert "no answer" == result.outcome.finding.kind
     assert "the server answers no request any more: " in next(result.verdict())
+
+
+def test_a_server_that_answers_again_after_a_restart_is_not_accused() -> None:
+    restarted = [0.0]
+
+    def fault(_: Fake, number: int) -> str:
+        if number == 130:
+            restarted[0] = time.monotonic() + 0.4
+        return "broken" if time.monotonic() < restarted[0] else ""
+
+    with fake("llama", PROFILES["llama"], fault=fault) as server:
+        result = probed(server.url, requests=300)
+    assert result.right
+    assert result.requests > 200
+    said = "the server answered no request for a time, then again: "
+    assert any(note.startswith(said) for note in result.outcome.notes)
 
 
 def test_a_server_that_allows_no_more_requests_is_not_accused() -> None:

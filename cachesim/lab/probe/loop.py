@@ -1,6 +1,7 @@
 """A whole run: identification by counts, calibration, search, replay, shrinking."""
 
 import math
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
@@ -557,13 +558,16 @@ class Probe:
             if each.error and not each.fatal and each.error != DISCONNECTED
         ]
         self.outcome.refused.update(refused)
-        answered = any(not each.error for each in played.answers)
+        answered, began = any(not each.error for each in played.answers), time.monotonic()
         if (not fatal and (answered or not refused)) or self.target.answers():
             return True
         process = self.target.process
         how = (fatal or refused)[0]
         if any(each.denied for each in played.answers):
             raise BudgetError(how)
+        if self.target.returns(began):
+            self.outcome.note(f"the server answered no request for a time, then again: {how}")
+            return False
         if process is not None and (status := process.death()) is not None:
             how = f"the process ended with status {status}{process.last_line()}"
         elif process is not None and process.last_line():

@@ -20,12 +20,15 @@ from typing import Final
 from cachesim.engines.family import family_of
 from cachesim.errors import InputError
 from cachesim.lab.probe.answers import Answer, Query
-from cachesim.lab.probe.connection import Connection, Meter
+from cachesim.lab.probe.connection import BudgetError, Connection, Meter
 from cachesim.lab.probe.dialects import Dialect, dialect_of
 from cachesim.printable import printable
 
 APART: Final = 0.002
 """Seconds between requests that are sent together, so that they arrive in their order."""
+
+PAUSE: Final = 1.0
+"""Seconds between requests to a server that does not answer."""
 
 HISTORY: Final = 512
 """Groups of requests that are remembered: one of them may have a part in a fault."""
@@ -180,6 +183,20 @@ class Target:
         words = self.dialect.facts.words
         queries = (Query(prompt=(words[at], words[-1 - at]), reply=words[:1]) for at in (0, 1))
         return any(not self.dialect.answer(each).error for each in queries)
+
+    def returns(self, since: float) -> bool:
+        """True if a server that is not ours answers again within the patience, as after a restart.
+
+        Time counts from `since`, so that one that hung for as long is not waited for again.
+        """
+        patience = self._meter.limits.patience
+        with suppress(BudgetError):
+            while self.process is None and time.monotonic() < since + patience:
+                time.sleep(min(PAUSE, patience / 4))
+                if self.answers():
+                    self.sent.clear()
+                    return True
+        return False
 
     def close(self) -> None:
         """Close connections, erase filled slots, and end the started processes."""
