@@ -5,13 +5,17 @@ from dataclasses import replace
 import pytest
 
 from cachesim.lab.probe import loop
-from cachesim.lab.probe.answers import Query
+from cachesim.lab.probe.answers import Answer, Query
 from cachesim.lab.probe.command import Settings, run
 from cachesim.lab.probe.connection import Limits, Meter
 from cachesim.lab.probe.dialects import _messages
-from cachesim.lab.probe.judging import plays_for
+from cachesim.lab.probe.judging import Judge, Noise, plays_for
+from cachesim.lab.probe.loop import Finding
 from cachesim.lab.probe.playing import after, one_at_a_time, query_of, without_repeats
+from cachesim.lab.probe.result import Result
 from cachesim.lab.probe.target import PORT, ServerProcess, Target
+from cachesim.scenario import loads
+from cachesim.scenario.files import to_toml
 from cachesim.scenario.format import FORMAT, Model, Scenario, Server, Step
 from cachesim.testing.survey import Cause
 from tests.fixtures import Patch
@@ -36,6 +40,42 @@ def test_a_client_that_leaves_does_so_from_a_fresh_start_too() -> None:
     steps = after([], WORKLOAD, ()).step
     assert ["complete", "cancel", "complete"] == [step.do for step in steps]
     assert [(300, 301), (), (300, 303)] == [step.ids for step in steps]
+
+
+def test_a_workload_after_others_is_a_scenario_that_can_be_read() -> None:
+    whole = after([[Query(prompt=(1, 2), reply=(3,), leaves=0.1)]], WORKLOAD, (1, 2, 3))
+    assert whole == loads(to_toml(whole).encode(), name=whole.name)
+
+
+def test_requests_that_were_sent_at_once_are_so_in_the_report() -> None:
+    steps = [
+        Step(name=n, prompt=(300, 301), reply=(302, 303), with_previous=n == "b") for n in "abc"
+    ]
+    rows = [{302: -0.1, 303: -3.0}, {303: -0.2, 302: -2.0}]
+    answer = Answer(tokens=(302, 303), rows=tuple(rows))
+    finding = Finding(
+        kind="answer",
+        sentence="off",
+        requests=3,
+        seconds=1.0,
+        scenario=replace(WORKLOAD, step=tuple(steps)),
+        queries=[Query(prompt=(300, 301), reply=(302, 303))] * 3,
+        answers=[answer] * 3,
+        wrong=0,
+        cold=replace(answer, rows=(rows[0], {303: -3.2, 302: -0.2})),
+    )
+    with fake("llama", "llama.cpp@b11549") as server:
+        meter = Meter(Limits())
+        target = Target(meter, server.url)
+        outcome = loop.Outcome(findings=[finding])
+        result = Result.of(target, outcome, Judge(Noise(), alpha=0.001), 1000)
+        lines = list(result._commands(finding, target))
+        target.close()
+    curls = [at for at, line in enumerate(lines) if line.startswith("curl ")]
+    assert [True, False, False] == [lines[at].endswith(" &") for at in curls]
+    assert ["wait", "# request 1 again, cold:"] == lines[curls[1] + 1 : curls[2]]
+    assert "The likeliest tokens at place 2 of its reply:" in lines
+    assert "| `303` | -0.200 | `302` | -0.200 |" in lines
 
 
 def test_requests_before_the_workload_are_steps_of_it() -> None:

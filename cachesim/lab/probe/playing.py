@@ -242,5 +242,5 @@ def after(sent: Sequence[Sequence[Query]], scenario: Scenario, words: Sequence[W
             if query.leaves:
                 steps.append(Step(do="cancel", turns=round(query.leaves / TURN)))
     steps += scenario.step
-    named = tuple(replace(step, name=f"r{at}", of="") for at, step in enumerate(steps))
+    named = tuple(replace(step, name=f"r{at}", of=None) for at, step in enumerate(steps))
     return replace(scenario, step=named)

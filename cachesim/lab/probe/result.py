@@ -7,8 +7,8 @@ from typing import Final
 
 from cachesim.engines.words import counted
 from cachesim.files import free_name
-from cachesim.lab.probe.answers import Answer, Query, Row
-from cachesim.lab.probe.judging import Judge
+from cachesim.lab.probe.answers import Answer, Query, Row, distance
+from cachesim.lab.probe.judging import MATERIAL, Judge
 from cachesim.lab.probe.loop import Finding, Outcome
 from cachesim.lab.probe.target import PORT, Target
 from cachesim.scenario.files import to_toml
@@ -225,9 +225,14 @@ class Result:
         yield "```sh"
         yield f"URL={self.url}"
         wrong = finding.queries[finding.wrong]
-        for query in finding.queries[: finding.wrong + 1]:
-            yield target.dialect.curl(query)
-        yield "# the last request again, cold:"
+        beside = _sent_beside(finding)
+        for at, query in enumerate(finding.queries):
+            if at > finding.wrong and at not in beside:
+                break
+            yield target.dialect.curl(query) + (" &" if at + 1 in beside else "")
+            if at in beside and at + 1 not in beside:
+                yield "wait"
+        yield f"# request {finding.wrong + 1} again, cold:"
         if target.dialect.cold_by:
             yield target.dialect.curl(wrong, cold=True)
         else:
@@ -236,11 +241,13 @@ class Result:
         yield "```"
         yield ""
         if finding.cold is not None:
-            yield "The likeliest first tokens of the last request:"
+            warm, cold = finding.answers[finding.wrong], finding.cold
+            place = _first_difference(warm, cold)
+            yield f"The likeliest tokens at place {place + 1} of its reply:"
             yield ""
             yield "| from cache | log probability | cold | log probability |"
             yield "|---|---:|---|---:|"
-            yield from _beside(finding.answers[finding.wrong], finding.cold)
+            yield from _beside(warm, cold, place)
             yield ""
 
     def as_json(self) -> JsonObject:
@@ -327,9 +334,25 @@ def _title(finding: Finding) -> str:
     }[finding.kind]
 
 
-def _beside(warm: Answer, cold: Answer) -> Iterator[str]:
+def _sent_beside(finding: Finding) -> frozenset[int]:
+    """Requests that were sent at once with the one before."""
+    steps = () if finding.scenario is None else finding.scenario.step
+    sent = [step.with_previous for step in steps if step.do == "complete"]
+    return frozenset(at for at, beside in enumerate(sent[: len(finding.queries)]) if beside)
+
+
+def _first_difference(warm: Answer, cold: Answer) -> int:
+    """The first place of the replies with another row of log probabilities; 0 without one."""
+    for at in range(len(warm.rows)):
+        one, other = (replace(each, rows=each.rows[: at + 1]) for each in (warm, cold))
+        if distance(one, other) > MATERIAL:
+            return at
+    return 0
+
+
+def _beside(warm: Answer, cold: Answer, place: int) -> Iterator[str]:
     def likeliest(answer: Answer) -> list[tuple[str, str]]:
-        row: Row = answer.rows[0] if answer.rows else {}
+        row: Row = answer.rows[place] if place < len(answer.rows) else {}
         ranked = sorted(row.items(), key=lambda each: -each[1])[:SHOWN]
         return [(f"`{token}`", f"{p:.3f}") for token, p in ranked]
 
