@@ -136,7 +136,7 @@ def _recorded(plan: Plan, about: UserSettings, page: Output | None, *, quiet: bo
         file.close()
         if not file.lines:
             plan.output.unlink(missing_ok=True)
-    if file.lines and (page is not None or not quiet):
+    if live.totals.requests and (page is not None or not quiet):
         report = dump_report(report_of_live(live, source=str(plan.output)), worst=0)
         if not quiet:
             show(results(), *report)

@@ -229,8 +229,9 @@ def test_what_passes_without_a_record_is_named_with_its_count(tmp_path: Path) ->
         connection.getresponse().read()
         connection.close()
         process.send_signal(signal.SIGINT)
-        _, notes = process.communicate(timeout=SECONDS)
+        out, notes = process.communicate(timeout=SECONDS)
 
+    assert not out  # nothing is said of no request
     said = " ".join(notes.split())
     assert "POST /v1/embeddings (2), POST /keys/* (1)" in said
     assert "recorded without a prompt: has no messages and no prompt" in said
