@@ -559,6 +559,7 @@ class Probe:
         ]
         self.outcome.refused.update(refused)
         answered, began = any(not each.error for each in played.answers), time.monotonic()
+        requests, seconds = self.meter.requests, self.meter.seconds
         if (not fatal and (answered or not refused)) or self.target.answers():
             return True
         process = self.target.process
@@ -575,6 +576,7 @@ class Probe:
         more = " any more" if self.target.dialect.answered else ""
         sentence = f"the server answers no request{more}: {how}"
         finding = self._found("no answer", sentence, scenario=scenario)
+        finding.requests, finding.seconds = requests, seconds  # before it was waited for
         finding.queries, finding.answers = played.queries, played.answers
         finding.wrong = len(played.queries) - 1
         if scenario is not None and self.target.restart():

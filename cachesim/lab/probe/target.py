@@ -27,7 +27,7 @@ from cachesim.printable import printable
 APART: Final = 0.002
 """Seconds between requests that are sent together, so that they arrive in their order."""
 
-PAUSE: Final = 1.0
+PAUSE: Final = 2.0
 """Seconds between requests to a server that does not answer."""
 
 HISTORY: Final = 512
@@ -180,9 +180,12 @@ class Target:
 
     def answers(self) -> bool:
         """True if one of two short requests is answered."""
+        return any(not each.error for each in self._short_answers())
+
+    def _short_answers(self) -> Iterator[Answer]:
         words = self.dialect.facts.words
-        queries = (Query(prompt=(words[at], words[-1 - at]), reply=words[:1]) for at in (0, 1))
-        return any(not self.dialect.answer(each).error for each in queries)
+        for at in (0, 1):
+            yield self.dialect.answer(Query(prompt=(words[at], words[-1 - at]), reply=words[:1]))
 
     def returns(self, since: float) -> bool:
         """True if a server that is not ours answers again within the patience, as after a restart.
@@ -193,9 +196,12 @@ class Target:
         with suppress(BudgetError):
             while self.process is None and time.monotonic() < since + patience:
                 time.sleep(min(PAUSE, patience / 4))
-                if self.answers():
+                found = list(self._short_answers())
+                if not all(each.error for each in found):
                     self.sent.clear()
                     return True
+                if not any(each.fatal for each in found):
+                    return False  # it is there, and refuses
         return False
 
     def close(self) -> None:
