@@ -193,7 +193,7 @@ class Step:
 
     name: Annotated[str, "The step's name."]
     do: Annotated[str, "What was done."]
-    prompt_tokens: Annotated[int | None, "How many tokens its prompt has; null if it was not run."]
+    prompt_tokens: Annotated[int | None, "Tokens of its prompt; null if it was not run."]
     cached: Annotated[int | None, "Tokens reused; null where there is no count."]
     processed: Annotated[int | None, "Prompt tokens processed; null where there is no count."]
     generated: Annotated[tuple[int, ...], "The reply's tokens."]

@@ -74,9 +74,7 @@ class Settings:
     chat: Annotated[
         bool, Parameter(negative="", help="Send prompts as messages, where a server takes texts.")
     ] = False
-    key: Annotated[
-        str, Parameter(help="The environment variable that holds the server's API key.")
-    ] = ""
+    key: Annotated[str, Parameter(help="The environment variable of the API key.")] = ""
     seed: Annotated[int, Parameter(help="The seed of everything drawn at random.")] = 0
     may_erase: Annotated[
         bool, Parameter(negative="", help="Allow to empty the server's cache.")
