@@ -176,7 +176,7 @@ class Engine(ABC):
         """The reply to a finished request, else None."""
 
     def longest(self) -> int | None:
-        """The most tokens of a prompt with its reply, if a longer reply is cut off there."""
+        """Maximum tokens of a prompt and its reply, if a longer reply is cut there."""
         return None
 
     @abstractmethod
@@ -209,7 +209,7 @@ class Engine(ABC):
         return Amounts()
 
     def pool_flags(self, memory: int) -> dict[str, int] | None:
-        """The flags that size the pools of a device with so much memory; None without a rule."""
+        """Flags that size the pools for a device's memory; None without a rule."""
         return None
 
     def peek(self, prompt: Tokens) -> Count | None:

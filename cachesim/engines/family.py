@@ -197,10 +197,10 @@ ACTS: Final[tuple[Act, ...]] = ("new", "again", "continue", "part")
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Scope:
-    """A tiny server and its requests, so few that all workloads of some of them are run.
+    """A tiny server and requests, few enough to run all workloads of them.
 
     The lengths are where the engine branches at these flags: a block, a window, the spacing of
-    checkpoints, give or take a token.
+    checkpoints, plus or minus a token.
     """
 
     lengths: tuple[int, ...]  # of prompts, and where later ones part from them
@@ -255,7 +255,7 @@ class Family(Generic[R, S]):
     """The unit of reuse under these flags, if a prompt sent again at once is always found; or 0.
     A law for models with full attention alone; a server whose policy is another declares none."""
     guide: Callable[[R, S], Guide] = lambda _rules, _flags: Guide()
-    """What a guided search draws beside flags, by the rules and flags of a server."""
+    """Draws of a guided search beside flags, by the rules and flags of a server."""
     laws: str = ""
     """`module:Class` of further laws, which a search checks request by request; see `seen`."""
     draft_flag: str = ""  # flag that names the drafter: searches then force drafts
@@ -628,7 +628,7 @@ def _example(text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """An engine at one release, with the patches laid over it in order."""
+    """An engine at one release, with its patches applied in order."""
 
     engine: str
     release: str

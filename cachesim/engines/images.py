@@ -1,4 +1,4 @@
-"""Images in a prompt: the tokens that stand for one, and their place in the engines' keys.
+"""Images in a prompt: their placeholder tokens, and their part in the engines' keys.
 
 A toy network has no image encoder: an image is a run of drawn tokens, and its embeddings are
 theirs. No engine compares these tokens. Each has a key of its own for them, as upstream does:
@@ -19,7 +19,7 @@ from cachesim.units import Count, Pos
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """An image of a prompt; its name stands for its hash."""
+    """An image of a prompt; its name serves as hash."""
 
     name: str
     start: Pos

@@ -44,5 +44,5 @@ class Laws(Protocol):
         ...
 
     def begin_anew(self) -> None:
-        """Read what the server holds: it was restarted, or changed by no request."""
+        """Read the server's content, after a restart or a change without a request."""
         ...

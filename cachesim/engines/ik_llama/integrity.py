@@ -1,4 +1,4 @@
-"""Agreement of ik_llama.cpp's cells, checkpoints and prompt cache, at any turn."""
+"""Consistency of ik_llama.cpp's cells, checkpoints and prompt cache."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -54,7 +54,7 @@ def check_companion(companion: Companion | None) -> None:
 
 
 def _cells(cells: Cells) -> None:
-    """Cells: a key is rotated to its position, but for a pending shift; a free one holds none."""
+    """Cells: keys are rotated to their positions but for pending shifts; free cells have none."""
     cells.check_integrity()
     free = cells.held == 0
     if (cells.born[free] != FREE).any() or (cells.shift[free] != 0).any():

@@ -49,7 +49,7 @@ class IkLaws:
         self.begin_anew()
 
     def begin_anew(self) -> None:
-        """Read what slots and prompt cache hold."""
+        """Read the content of slots and prompt cache."""
         self._used |= {
             each.slot: at
             for at, each in enumerate(self._engine.events)
@@ -104,7 +104,7 @@ class IkLaws:
     # -- the slot ----------------------------------------------------------------------------
 
     def _selected(self, seen: Seen, slot: Slot) -> Iterator[str]:
-        """The slot of the most similar list, else the one that is idle for longest."""
+        """The slot of the most similar list, else the one idle longest."""
         stripped, flags = self._engine.cache.stripped, self._options  # without reasoning
         prompt, lists = stripped(seen.reply.prompt), [*map(stripped, self._lists)]
         yield from self._without_reasoning(seen.reply.prompt, prompt)
@@ -123,7 +123,7 @@ class IkLaws:
             yield from self._parked(seen, event, lists[slot.id], prompt)
 
     def _without_reasoning(self, prompt: Sequence[Token], kept: Sequence[Token]) -> Iterator[str]:
-        """The text of what is compared has no closed block, where no token crosses a tag."""
+        """The compared text has no closed block, if no token crosses a tag."""
         cache = self._engine.cache
         if cache.tags is None:
             return
@@ -156,7 +156,7 @@ class IkLaws:
         yield from self._loaded(seen, held, prompt)
 
     def _loaded(self, seen: Seen, held: Sequence[Token], prompt: Sequence[Token]) -> Iterator[str]:
-        """The prompt cache: the most similar entry is loaded if it is more so than the list."""
+        """The prompt cache: the most similar entry is loaded if more similar than the list."""
         rules, cache, loaded = self._rules, self._engine.cache, of(PromptLoaded, seen)
         if self._cut or of(PromptLoadFailed, seen):  # prompts are compared as lists were shifted
             return
@@ -173,7 +173,7 @@ class IkLaws:
                 yield f"an entry with similarity {_alike(entry, prompt)} is left for {score}"
 
     def _listed(self, seen: Seen, slot: Slot) -> Iterator[str]:
-        """The list: what was kept, then the rest of the prompt, then the reply."""
+        """The list: the kept tokens, the rest of the prompt, the reply."""
         reply, drafts = seen.reply, bool(of(DraftVerified, seen))
         if reply.truncated:
             return
@@ -187,7 +187,7 @@ class IkLaws:
             yield f"slot {slot.id} lists {len(slot.cache_tokens)} tokens, not {at + len(new)}"
 
     def _held(self) -> Iterator[str]:
-        """The memory of each slot: a cell for each listed token, saved ones alike."""
+        """The memory of each slot: a cell for each listed token; saved lists too."""
         primary = self._engine.primary
         for slot in self._engine.slots:
             cells, count = primary.cells.of(SeqId(slot.id)), len(slot.cache_tokens)
@@ -208,7 +208,7 @@ class IkLaws:
     # -- truncation --------------------------------------------------------------------------
 
     def _shifted(self, seen: Seen, slot: Slot) -> Iterator[str]:
-        """Whole blocks leave a prompt until it fits; a full slot is shifted by the fields."""
+        """Whole blocks are dropped until a prompt fits; a full slot is shifted by the fields."""
         reply, room = seen.reply, slot.n_ctx
         given, total = seen.fields.get("n_discard", 0), len(reply.prompt)
         read, keep = there_is(reply.cached) + there_is(reply.processed), max(0, slot.n_keep)

@@ -23,7 +23,7 @@ _PYTHON: Final = (
     ("0.3.35", "4df29be4f", BEFORE, "an instance that holds exactly the prompt samples at once"),
     ("0.3.36", "0c1e57098", NEWEST, "a refused state leaves nothing of it in the memory"),
 )
-"""Each release: the llama.cpp commit that it vendors, its rules, what is new in it."""
+"""Each release: its vendored llama.cpp commit, its rules, its changes."""
 
 RELEASES: Final = tuple(
     Release(

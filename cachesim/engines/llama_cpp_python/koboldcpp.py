@@ -33,7 +33,7 @@ from cachesim.units import Array, Count, Token, Tokens
 NONE: Final = -1
 
 GENERATED: Final = 1024
-"""Tokens of a reply where the request does not say (`--defaultgenamt`)."""
+"""Default tokens of a reply (`--defaultgenamt`)."""
 
 FRAGMENTATION: Final = 128
 """Cells beyond `--contextsize`, of window layers too (`extra_context_handle_fragmentation`)."""
@@ -157,7 +157,7 @@ class KoboldCpp(CallServer):
     # -- before a prompt is evaluated ----------------------------------------------------------
 
     def _begin(self, one: Call, prompt: Tokens, predict: int) -> None:
-        """Cut the memory to what a prompt keeps of it."""
+        """Cut the memory to the part that a prompt reuses."""
         self._task, self._clock = one.ticket, self._clock + 1
         whole, ledger = list(prompt), self._read(one, prompt)
         if self.smartcache:
@@ -179,7 +179,7 @@ class KoboldCpp(CallServer):
         self._emit(events.PrefixMatched(task=one.ticket, **counts))
 
     def _read(self, one: Call, prompt: Tokens) -> Ledger:
-        """Open the ledger of the tokens that are left of a prompt."""
+        """Open the ledger of a prompt's remaining tokens."""
         one.truncated, one.prompt = len(prompt) < len(one.prompt), prompt
         return self._account(one)
 
@@ -210,7 +210,7 @@ class KoboldCpp(CallServer):
         return enough or self._shift(held, prompt, predict) is not None
 
     def _continue(self, prompt: list[Token], ledger: Ledger) -> None:
-        """Keep the states if the prompt contains all that is held, else nothing."""
+        """Keep the states if the prompt contains all held tokens, else nothing."""
         held = len(self.current)
         if contained(self.current, prompt):
             behind = self.context.seq_pos_max(SEQ) + 2 == held
@@ -228,7 +228,7 @@ class KoboldCpp(CallServer):
         """Shift the context, keep the prefix in common, refill small windows.
 
         Traps: small windows are refilled only where their lowest position is not below the rewind
-        (less 4), though a whole window before it is needed. Full-size windows are not looked at,
+        (less 4), though a whole window before it is needed. Full-size windows are not checked,
         though after a load or a shift llama.cpp searches for cells from the first one again, and
         takes those that the window hides.
         """
@@ -391,7 +391,7 @@ class KoboldCpp(CallServer):
         self._save(slot)
 
     def _oldest(self, excluded: int) -> int:
-        """The slot used longest ago, of equals the last (`get_oldest_slot`).
+        """The least recently used slot, of equals the last (`get_oldest_slot`).
 
         Trap: the slot for the newest prompt's own state is among them.
         """
@@ -429,7 +429,7 @@ class KoboldCpp(CallServer):
         return True
 
     def _perform(self, one: Call, what: str, name: str) -> None:
-        """Answer `save_state`, `load_state` or `clear_state`; what names no slot is the first.
+        """Answer `save_state`, `load_state` or `clear_state`; the default slot is the first.
 
         Trap: a cleared context stays as it is, only the slots become empty.
         """

@@ -1,4 +1,4 @@
-"""`Llama` as an engine: a completion after the other over one sequence (`llama.py`)."""
+"""`Llama` as an engine: one completion at a time over one sequence (`llama.py`)."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import replace
@@ -253,7 +253,7 @@ class LlamaCppPython(CallServer):
     # -- save_state and load_state -------------------------------------------------------------
 
     def _save(self, one: Call) -> State:
-        """Follows `save_state`: the whole memory, behind the name of its architecture."""
+        """Follows `save_state`: the whole memory, after the name of its architecture."""
         blob, architecture = self.context.state_write(-1), self._architecture
         state = State(
             input_ids=self.input_ids.copy(),

@@ -127,7 +127,7 @@ class RunnerCache:
 
             before   [ keep | discard | rest )        after   [ keep | rest )
 
-        Traps: the state of a moved checkpoint, as the live one, has seen the discarded tokens; and
+        Traps: the state of a moved checkpoint, as the live one, includes the discarded tokens; and
         a window spans keys of the first part that are gone (upstream's own TODO; here it has them).
         """
         self.end -= discard
@@ -477,7 +477,7 @@ class Ollama(MemoryServer[Sequence]):
         return True
 
     def _shares(self, slot: Slot, start: int) -> bool:
-        """Another slot has cells of this one from a position on."""
+        """True if another slot shares cells of this one from a position on."""
         streams = [cells for cache in self._caches() for cells in cache.streams.cells]
         return any(
             cells.seqs_among(cells.select(slot.id, start, self.options.n_ctx))

@@ -80,7 +80,7 @@ class Rules:
     """The last token of a prompt is compared too (#2306; was: left out, and always evaluated)."""
 
     server: RunnerRules | KoboldRules | None = None
-    """Another server decides what is reused: Ollama's own runner, or KoboldCpp."""
+    """Another server's reuse rules: Ollama's own runner, or KoboldCpp."""
 
 
 NEWEST: Final = Rules(

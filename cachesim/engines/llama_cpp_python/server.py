@@ -1,8 +1,8 @@
 """Servers with rules of their own over llama.cpp's memory.
 
-MemoryServer     makes the memory; says what its slots and saved states hold
-Ollama       slots that answer several requests in turn
-CallServer   one sequence, a call after the other
+MemoryServer     creates the memory; returns the content of slots and saved states
+Ollama       slots that serve several requests in turn
+CallServer   one sequence, one call at a time
 LlamaCppPython, KoboldCpp
 """
 
@@ -65,13 +65,13 @@ class MemoryServer(SlotlessEngine[Rules, Options, S]):
 
     @abstractmethod
     def _start(self) -> None:
-        """Make the memory; nothing is held."""
+        """Create the empty memory."""
 
     def longest(self) -> int:
         return self.options.n_ctx
 
     def _make_memory(self, **params: Any) -> None:
-        """Make the context with the parameters that the server gives it."""
+        """Create the context with the server's parameters."""
         options = self.options
         self.n_batch = min(options.n_ctx, options.n_batch)
         given = ContextParams(
@@ -94,7 +94,7 @@ class MemoryServer(SlotlessEngine[Rules, Options, S]):
             raise OptionError(msg)
 
     def _is_embedding(self, request: base.Request) -> bool:
-        """Check a request; True if it wants an embedding."""
+        """Check a request; True for an embedding."""
         embeds = self._fields(request).get("endpoint") == "embedding"
         if embeds and self.title:
             raise OptionError(f"{self.title} has no embedding here")
@@ -125,7 +125,7 @@ class MemoryServer(SlotlessEngine[Rules, Options, S]):
         self._start()
 
     def restart(self) -> None:
-        """Start again; what a server keeps on disk stays."""
+        """Restart; files on disk stay."""
         self._start()
 
     def remember(self, most: int) -> None:
@@ -172,7 +172,7 @@ class MemoryServer(SlotlessEngine[Rules, Options, S]):
 
 
 class CallError(Exception):
-    """An exception that the caller of the real package gets: its text, then its class."""
+    """An exception raised to the caller of the real package: its text, then its class."""
 
     def __init__(self, text: str, kind: str = "RuntimeError") -> None:
         super().__init__(text)
@@ -195,7 +195,7 @@ class Call(SampledJob):
 
 
 class CallServer(MemoryServer[Call]):
-    """A server of one sequence, as `Llama` is: a completion or an action after the other."""
+    """A server of one sequence, as `Llama` is: one completion or action at a time."""
 
     n_tokens: int = 0
     """Tokens held, as `Llama` counts them."""
@@ -270,7 +270,7 @@ class CallServer(MemoryServer[Call]):
         """Save, load or reset; make an embedding."""
 
     def _decode(self, one: Call, tokens: Sequence[Token], start: int, *, every: bool) -> None:
-        """Evaluate tokens behind `start`, with logits of every one or of the last."""
+        """Evaluate tokens after `start`, with logits of every one or of the last."""
         batch = Batch.of(tokens, start=start, outputs=True if every else None)
         code = self.context.decode(batch)
         if code != OK:

@@ -73,7 +73,7 @@ class StateCache:
         return self.entries
 
     def find(self, prompt: Sequence[Token]) -> Tokens | None:
-        """The first of the keys that share most with a prompt (`_find_longest_prefix_key`)."""
+        """The first key with the longest common prefix (`_find_longest_prefix_key`)."""
         longest, best = 0, None
         for key in self._keys():
             shared = get_common_prefix(key, prompt)

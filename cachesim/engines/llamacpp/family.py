@@ -517,7 +517,7 @@ WHEELS: Final = (
     ("b11063", "2026.9.11063", "2026-09-21", ""),
     ("b11549", "2026.10.11549", "2026-10-10", "b11434"),
 )
-"""Each release, oldest first: its wheel, the day it came out, the build whose code was read."""
+"""Each release, oldest first: its wheel, its date, the build whose code was read."""
 
 ALL: Final = tuple(name for name, *_ in WHEELS)
 HISTORY: Final = History(OLDEST, LANDED, ALL)

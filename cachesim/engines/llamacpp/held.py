@@ -32,7 +32,7 @@ from cachesim.errors import ContractError
 from cachesim.units import Integers
 
 TRIED: Final = 8
-"""The calls of a memory are tried on one of so many idle servers, as they take long."""
+"""The slow checks of memory calls run on one of this many idle servers."""
 
 
 def books(server: ServerContext) -> dict[str, Any]:

@@ -169,7 +169,7 @@ def _cells(cache: AttentionCache, seq: int) -> Part:
 
 
 def _same(found: Content, wanted: Content, seqs: Collection[int]) -> bool:
-    """True if these sequences have the wanted content, and no other one has any."""
+    """True if these sequences have the expected content, and all others none."""
     return all(
         part.equals(other) if seq in seqs else not part.positions.size
         for seq, parts in found.items()
@@ -246,7 +246,7 @@ def _positions(blob: Blob) -> list[Integers]:
 
 
 def _stored(blob: Blob) -> Blob:
-    """A state as it is read from a file; its failure is none of the user's."""
+    """A state read from a file; a failure is no user error."""
     try:
         return unpack(pack(blob))
     except BlobError as error:
@@ -464,7 +464,7 @@ def _freed(context: Context, call: Callable[[], object]) -> None:
 
 
 class Reference:
-    """Texts of a few sequences, and what their tokens leave if they are decoded one by one."""
+    """Texts of a few sequences, and the content after decoding them one by one."""
 
     def __init__(self, context: Context) -> None:
         self.context = context

@@ -103,9 +103,7 @@ class LlamaLaws:
         yield from self._lost(seen, children)
 
     def _chosen(self, seen: Seen) -> Iterator[str]:
-        """The slot with the longest common prefix above the threshold, else the one used longest
-        ago.
-        """
+        """The slot with the longest common prefix above the threshold, else by age."""
         prompt, threshold = seen.reply.prompt, self._engine.server.options.slot_prompt_similarity
         common = [get_common_prefix(text, prompt) for text in self._slots]
         parked = [get_common_prefix(text, prompt) for text in self._entries]

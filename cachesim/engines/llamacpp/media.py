@@ -46,7 +46,7 @@ def next_image(task: Task, n_tokens: int) -> int:
 
 
 def process_chunks(server: ServerContext, slot: Slot) -> bool | None:
-    """Decode the images that come next; None where one fails, and the request with it.
+    """Decode the next images; None if one fails, and the request with it.
 
     Upstream: `process_chunk`, at "check if we should process the image".
     """

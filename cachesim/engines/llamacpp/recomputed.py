@@ -1,4 +1,4 @@
-"""Decisions of a memory and of its batches, recomputed from what upstream defines.
+"""Decisions of a memory and of its batches, recomputed from upstream's definitions.
 
 cells      the first usable ones from the head on, once around; of two ubatches, other ones
 lanes      every cell that a token sees, in the order of positions
@@ -41,7 +41,7 @@ TEXTS: Final = (
 
 
 def unlike_definition(context: Context) -> Iterator[str]:
-    """Decisions of a memory that are not as upstream defines them; cells may change."""
+    """Decisions of a memory that differ from upstream's definitions; cells may change."""
     attention, recurrent = parts_of(context.memory)
     yield from _cut_otherwise()
     yield from _divided_otherwise()
@@ -171,7 +171,7 @@ def _cut_otherwise() -> Iterator[str]:
 
 
 def _wrong(split: Splitter, name: str, pieces: Sequence[Ubatch], most: int) -> str:
-    """What is wrong with the ubatches of a batch; empty if they are right."""
+    """The fault in the ubatches of a batch; empty if correct."""
     rows = [row for piece in pieces for row in piece.rows]
     if sorted(rows) != [*range(len(split))]:
         return f"the tokens are {rows}"

@@ -1,7 +1,7 @@
 """Laws of a server's calls, tried on a copy of an idle one.
 
 slot file   saved, erased and restored: the same tokens, checkpoints and content, of as many bytes
-replies     known ones at once leave and return what they do step by step
+replies     known ones at once: the same content and replies as step by step
 """
 
 from collections import deque
@@ -152,7 +152,7 @@ def _try_replies(server: ServerContext) -> None:
 def _replied(
     server: ServerContext, *, turns: int
 ) -> tuple[list[tuple[tuple[Token, ...], Reply, tuple[Part, ...]]], int]:
-    """What replies in the first slots of an emptied server leave and are, and their batches."""
+    """Replies of an emptied server's first slots, the content after them, and their batches."""
     tried = _on_its_own(server)
     tried.most_turns = turns
     for slot in tried.slots:

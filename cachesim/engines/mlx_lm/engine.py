@@ -117,7 +117,7 @@ class MlxLm(JobEngine[MlxRules, MlxOptions, Job]):
         )
 
     def restart(self) -> None:
-        """Start the server again; what is on disk stays (upstream: `_scan_existing_files`)."""
+        """Restart the server; files on disk stay (upstream: `_scan_existing_files`)."""
         old = self.server
         if old.rules.memory is not None:
             raise OptionError("the files that this server writes when it ends are not simulated")

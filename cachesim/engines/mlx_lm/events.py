@@ -9,7 +9,7 @@ from cachesim.units import Count, Tokens
 
 
 def _stored(what: str, length: int, held: Mapping[str, Tokens]) -> str:
-    """Something went under a key; `held` names the places whose tokens are not the key's."""
+    """A state under a key; `held` names the places whose tokens are not the key's."""
     stored = f"{what} is stored under a key of {length} tokens"
     if not held:
         return stored
@@ -19,7 +19,7 @@ def _stored(what: str, length: int, held: Mapping[str, Tokens]) -> str:
 
 @event("plain")
 class RequestAdmitted(Event):
-    """The prompt was looked up; what the server reports is decided here.
+    """The lookup of a prompt, which decides the reported counts.
 
     A report is not the work saved: `sound` says whether the state handed over is the one that the
     model has after the cached tokens (null where nothing was cached).
@@ -86,7 +86,7 @@ class PromptProgress(Event):
 
 @event("gain")
 class Insertion(Event):
-    """A state was handed to the store under a key.
+    """A state was inserted into the store under a key.
 
     `state_is_key` says whether every layer holds exactly the key's tokens; `held` says what the
     places hold where they do not.
@@ -176,7 +176,7 @@ class WorkerDied(Event):
 
 @event()
 class PromptCacheChange(Event):
-    """An entry came, went or was handed out."""
+    """An entry was added, removed or returned."""
 
     n_tokens: Count
     cache_type: str

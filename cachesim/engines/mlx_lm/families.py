@@ -44,7 +44,7 @@ class RecurrentRules:
     """Padding decays the state of earlier tokens in the chunked scan."""
 
     float32_state: bool = True
-    """The state is in float32 whatever the model's type is; the convolution's rows never are."""
+    """The state is in float32 for any model type; the convolution's rows never are."""
 
     sparse: bool = False
     """Every layer has one cache of the class's own, with a window and groups."""

@@ -73,7 +73,7 @@ class MlxLaws:
         self.begin_anew()
 
     def begin_anew(self) -> None:
-        """Read what the store holds."""
+        """Read the content of the store."""
         cache = self._engine.server.store.cache
         self._before = None
         self._keys = self._held()
@@ -115,7 +115,7 @@ class MlxLaws:
         return [key for _, key, _ in self._engine.server.store.cache.trie.items()]
 
     def _equal(self, seen: Seen, keys: Sequence[Sequence[int]]) -> Iterator[str]:
-        """The equal tokens of a reply are those of the key that shares most with the prompt."""
+        """The equal tokens of a reply: the prompt's longest common prefix with a key."""
         own, several = self._rules.server, len(self._engine.networks) > 1
         if isinstance(own.grid, DiskRules) or own.snapshots is not None or seen.images or several:
             return  # records on disk and snapshots are found under other keys
@@ -262,7 +262,7 @@ class MlxLaws:
     # -- the work ------------------------------------------------------------------------------
 
     def _work(self, seen: Seen) -> Iterator[str]:
-        """The tokens that the model is given, the progress of a prompt, the end of a reply."""
+        """The tokens fed to the model, the progress of a prompt, the end of a reply."""
         reply, events = seen.reply, seen.events
         told = (
             reply.generated[: len(seen.forced or ())] if STOPS in seen.fields else reply.generated
@@ -294,7 +294,7 @@ class MlxLaws:
             yield f"a prompt's progress ends at {done[-1][0]} of {done[-1][1]}"
 
     def _failed(self, seen: Seen) -> Breach | None:
-        """A request alone that fails by an error of no rule."""
+        """A lone request that fails by an error of no rule."""
         error = seen.reply.error or ""
         if not error.isidentifier() or error in REFUSED:
             return None

@@ -1,6 +1,6 @@
 """The answers of a server that quantises keys and values, computed again without its caches.
 
-A cold run cannot judge them: what a token attends to depends on the calls that fed it.
+A cold run cannot judge them: a token's keys depend on the calls that fed it.
 
     call      [ 0 ...... 8 )[ 8 ..... 16 )[ 16 )[ 17 )    attends to what those before it left
     written       exact         rounded    rounded ...    rounded once a call ends at the limit
@@ -44,7 +44,7 @@ class History:
         return History(self.tokens[:count], calls, self.rounds)
 
     def continued(self, tokens: Tokens, ends: Sequence[int], start: int) -> "History":
-        """The calls that follow; from `start` tokens on what is held is rounded."""
+        """The following calls; from `start` tokens on, stored rows are rounded."""
         calls, rounds = list(self.calls), self.rounds
         for end in ends:
             calls.append((end, rounds))
@@ -124,7 +124,7 @@ class _Rows:
         }
 
     def round_all(self) -> None:
-        """Round what is held."""
+        """Round the stored rows."""
         for layer, (keys, values) in self._rows.items():
             self._rows[layer] = rounded(keys), rounded(values)
 

@@ -157,7 +157,7 @@ class StoreRules:
     """#906 (0.31.0): `max_bytes`, a byte counter and `trim_to`."""
 
     keeps_one_beyond_bytes: bool = False
-    """Until #1019 the byte limit leaves one entry, whatever its size."""
+    """Until #1019 the byte limit leaves one entry of any size."""
 
     empty_query_is_exact: bool = False
     """Until #1078 (0.31.2) an empty query counted as an exact match, then was not found."""
@@ -337,9 +337,9 @@ class ServerRules:
     death of the thread in 0.32.0; refusal in 0.32.2."""
 
     batches_by: BatchesBy = "loaded"
-    """The model whose caches say if a request is batched: the one that is loaded as it comes. Until
-    #743 (0.30.4) the caches of every model loaded so far; from #842 (0.30.6) to 0.32.0 the one
-    it asks for, because it is loaded first."""
+    """The model whose caches decide if a request is batched: the one loaded at its arrival. Until
+    #743 (0.30.4) the caches of every model loaded so far; from #842 (0.30.6) to 0.32.0 the one it
+    asks for, because it is loaded first."""
 
     reads_images: bool = False  # since 0.32.1, one request after the other
     refuses_empty_prompts: bool = False  # 0.32.0: ValueError where an IndexError came

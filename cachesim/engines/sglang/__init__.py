@@ -3,7 +3,7 @@
 rules, profiles            the releases' and patches' differences, as data
 options                    the server's flags
 node, pools                nodes, lists of last use; slots for tokens, windows and states
-tree                       what every tree does
+tree                       methods of every tree
 radix                      one tree for each kind of model (0.5.9)
 unified_core, unified      one tree for all kinds (0.5.22): its nodes, and what requests leave in it
 hi_radix                   a host and a storage beside attention (0.5.9)

@@ -14,7 +14,7 @@ from cachesim.engines.sglang.unified import UnifiedRadixCache
 Kind: TypeAlias = Literal["full", "window", "mamba", "window-mamba"]
 
 CHUNK: Final = 64
-"""`FLA_CHUNK_SIZE`: what a linear-attention kernel takes at once."""
+"""`FLA_CHUNK_SIZE`: tokens of a linear-attention kernel's chunk."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

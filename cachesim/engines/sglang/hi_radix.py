@@ -1,9 +1,9 @@
 """The tree of models with full attention only, with a second tier. Follows `HiRadixCache` of 0.5.9.
 
-    root --[device, host]--> A --[host]--> B        the device gives leaves up, the host keeps them
+    root --[device, host]--> A --[host]--> B        the host keeps leaves that the device evicts
 
-A node goes to the host once it was walked over often enough, or when the device gives it up
-(`write_back`). Other models are refused: upstream's tree takes no pool but attention's.
+A node is copied to the host after enough hits, or at its eviction from the device (`write_back`).
+Other models are refused: upstream's tree takes attention's pool only.
 
     device  <-->  host  --backup-->  storage        once the copy to the host is done
                     ^---prefetch-------/            while a request waits
@@ -46,7 +46,7 @@ from cachesim.typed import there_is
 from cachesim.units import Integers
 
 SHARE: Final = 0.8
-"""Prefetches may occupy so much of what the host holds more than the device."""
+"""Share of the host's surplus over the device that prefetches may occupy."""
 
 
 class HiRadixCache(RadixCache):
@@ -137,7 +137,7 @@ class HiRadixCache(RadixCache):
         return node
 
     def insert(self, key: Integers, slots: Integers, extra: Hashable, priority: int = 0) -> int:
-        """Insert a key; return how many of its tokens the device held already. Follows `insert`.
+        """Insert a key; return the number of its tokens already on the device. Follows `insert`.
 
         A node that only the host has takes the request's slots, which have just been computed.
         """
@@ -179,7 +179,7 @@ class HiRadixCache(RadixCache):
             self._update_leaf(node.parent)
 
     def _walked_over(self, node: Node) -> None:
-        """Follows `_inc_hit_count`: a prompt that is half read counts for nothing."""
+        """Follows `_inc_hit_count`: a partly prefilled prompt does not count."""
         if self.tier.writes_back or self._half_read:
             return
         node.hits += 1
@@ -205,8 +205,8 @@ class HiRadixCache(RadixCache):
     def _update_host_leaf(self, node: Node) -> None:
         """Update the host's set of evictable leaves. Follows `_update_host_leaf_status`.
 
-        Trap: it is not asked of a node whose child leaves the device, so that with `write_back` a
-        node may go with its children still in the tree; when those go, an assertion fails.
+        Trap: it is not updated when a child leaves the device, so with `write_back` a node may be
+        deleted before its children; deleting those fails an assertion.
         """
         free = node.evicted and not node.locks[FULL]
         if free and not any(each.evicted for each in node.children.values()):
@@ -324,9 +324,9 @@ class HiRadixCache(RadixCache):
     def _demote(self, node: Node) -> int:
         """Evict a node from the device; the host keeps its copy. Follows `_evict_backuped`.
 
-        Trap: a parent that is taken twice in one eviction (as a leaf, and again when its last child
-        has gone) is written back the first time and given up the second; the end of the eviction
-        wants to give it up once more, and the slots are None by then.
+        Trap: a parent popped twice in one eviction (as a leaf, and again after its last child) is
+        first written back, then evicted; the end of the eviction evicts it again, when its slots
+        are None.
         """
         if node.evicted:
             where = "HiRadixCache._evict_backuped"
@@ -455,8 +455,8 @@ class HiRadixCache(RadixCache):
         """Query the storage for the tokens of a request that the tree lacks. Follows
         `prefetch_from_storage`.
 
-        Trap: the whole prompt is asked for, its last page too, and no match ends there. With full
-        attention the node above it serves; a window behind it would not be whole (#27291).
+        Trap: the whole prompt is queried, its last page too, where no match ends. With full
+        attention the node above it serves; a window after it would be incomplete (#27291).
         """
         if match.node is not self.root and match.node.host_full is None:
             return
@@ -522,8 +522,7 @@ class HiRadixCache(RadixCache):
     def _may_end(self, each: Prefetch) -> bool:
         """True where a prefetch may end. Follows `can_terminate_prefetch`.
 
-        Trap: what is on its way counts once the storage was asked; until then there is the base
-        alone.
+        Trap: pages in transit count after the query only; before, the base alone.
         """
         settings, pages = self.settings, len(each.keys)
         if settings.policy == "best_effort":

@@ -1,13 +1,13 @@
-r"""The unified tree's second tier: what is copied to the host, loaded back and dropped there.
+r"""The unified tree's second tier: copies to the host, loads and evictions.
 
     root --[device, host]--> A --[host]--> B --[host]--> C        evicted from the leaves upwards
                         \--[device]--> D                     not copied yet
 
-A node is copied when it was walked over often enough, those above it first; with `write_back` when
-the device gives it up. Copies are done by the next poll. A match resumes where every part is
-on the device or on the host; the rest is loaded before the chunk is formed: nodes, the last window,
-the state at the end. What only the host has goes when the host needs room, from the leaves; of a
-node with children states and windows go, and attention's slots stay.
+A node is copied after enough hits, its ancestors first; with `write_back` at its eviction. Copies
+are done by the next poll. A match resumes where every part is on the device or on the host; the
+rest is loaded before the chunk is formed: nodes, the last window, the state at the end. Nodes on
+the host alone are evicted for room, from the leaves; a node with children loses states and windows,
+and keeps attention's slots.
 
 Follows the parts of `UnifiedTreeCore`, its components and `UnifiedRadixCache` for HiCache.
 """
@@ -527,7 +527,7 @@ class HostTier:
                 covers.insert(covers.index(child), new)
 
     def let_leaf_go(self, node: Node, gone: list[int]) -> None:
-        """Evict a leaf from the device. Follows `evict_device_leaf` and what calls it."""
+        """Evict a leaf from the device. Follows `evict_device_leaf` and its callers."""
         if node.host_full is None:
             if not self.shape.writes_back:
                 self.tree.delete_leaf(node, gone)
@@ -541,7 +541,7 @@ class HostTier:
     def _demote(self, node: Node, gone: list[int]) -> None:
         """Evict a leaf from the device; the host keeps its copy. Follows `_demote`.
 
-        Trap: a copy that is held counts as used last now, not when it is let go of.
+        Trap: a locked copy becomes most recently used now, not at its unlock.
         """
         for part in (PART, STATE, FULL):
             self.tree.drop(node, part, gone)
@@ -684,7 +684,7 @@ class HostTier:
     def _wanted(self, node: Node) -> Wanted | None:
         """Nodes whose attention is loaded, nodes whose windows are loaded, and the state, if any.
 
-        Nothing where it is too little, or pinned by another load. Follows `build_load_back_spec`.
+        Empty if too little, or pinned by another load. Follows `build_load_back_spec`.
         """
         full = [each for each in node.path() if each.evicted][::-1]
         windows, covered = list[Node](), 0

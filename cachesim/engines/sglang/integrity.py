@@ -61,7 +61,7 @@ def check_books(tree: Tree, alive: Iterable[Req], streams: Iterable[Stream] = ()
 
 
 def _lists(tree: Tree) -> None:
-    """The lists of nodes by last use, and the set of leaves that may be evicted."""
+    """The LRU lists of nodes, and the set of evictable leaves."""
     nodes = [*tree.nodes()]
     members = {
         "full_lru": {node.id for node in nodes},
@@ -152,7 +152,7 @@ def _rows(tree: Tree, running: Sequence[Req], alive: Sequence[Req]) -> None:
 
 
 def _host_lists(tree: Tree) -> None:
-    """The host's lists of windows and states, and its leaves, that may be evicted."""
+    """The host's lists of windows and states, and its evictable leaves."""
     tier = getattr(tree, "tier", None)
     if not isinstance(tier, HostTier):
         return
@@ -172,7 +172,7 @@ def _host_lists(tree: Tree) -> None:
 def check_account(account: Account, tree: Tree) -> None:
     """Raise ContractError for a node, or a state, of which the account has no record.
 
-    Nodes that came out of a storage have none: another server may have written them.
+    Nodes fetched from a storage have none: another server may have written them.
     """
     if tree.stores:
         return

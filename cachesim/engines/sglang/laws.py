@@ -1,7 +1,7 @@
 """Laws of SGLang's scheduler and tree, which a search checks request by request.
 
-Evictions are compared with the tree before them; the other laws are for a request that nothing else
-was sent with. Each holds on every release and patch but where a rule of theirs is named here.
+Evictions are compared with the tree before them; the other laws are for a request sent alone. Each
+holds on every release and patch but where a rule of theirs is named here.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -95,7 +95,7 @@ class Evictions:
         return lambda: self._problems.extend(self._broken(wanted, before))
 
     def _leaves(self) -> list[Node]:
-        """Unlocked leaves, the first to be evicted first."""
+        """Unlocked leaves in order of eviction."""
         tree, lru = self._tree, getattr(self._tree, "full_lru", None)
         nodes = [*tree.nodes()] if lru is None else [*lru][::-1]
         found = [node for node in nodes if self._is_free_leaf(node)]
@@ -143,13 +143,13 @@ class Evictions:
 
     @staticmethod
     def _overtakes(gone: Sequence[bool], kept: Sequence[bool]) -> bool:
-        """True if a kept candidate stands before an evicted one."""
+        """True if a kept candidate precedes an evicted one."""
         return any(one and other for one, other in zip(gone, accumulate(kept, max), strict=True))
 
     # -- amount ------------------------------------------------------------------------------------
 
     def _amount(self, wanted: Evicting, before: Before) -> Iterator[str]:
-        """More than is wanted, or less while there are candidates.
+        """Eviction of more than wanted, or less while candidates remain.
 
         evicted    | node | node | node, the last |      without it, some part has too few
         wanted     |------------------>|
@@ -266,7 +266,7 @@ class SglangLaws:
     # -- chunks ------------------------------------------------------------------------------------
 
     def _chunks(self, seen: Seen, req: Req) -> Iterator[str]:
-        """Chunks that do not follow each other, or are shorter than fits."""
+        """Chunks that are not consecutive, or shorter than fits."""
         limit, pool = self._engine.scheduler.limits.chunk, self._tree.pool
         chunks = [each for each in seen.events if isinstance(each, events.ChunkScheduled)]
         if req.retractions or not chunks:
@@ -305,7 +305,7 @@ class SglangLaws:
     # -- the path of a request ---------------------------------------------------------------------
 
     def _path(self, seen: Seen, req: Req) -> Iterator[str]:
-        """The nodes of a finished request: used last, and with no more states than the cap."""
+        """The nodes of a finished request: most recently used, with no more states than the cap."""
         tree = self._tree
         if req.extra_key is not None or any(isinstance(each, RESTARTS) for each in seen.events):
             return
@@ -375,7 +375,7 @@ class SglangLaws:
     # -- reuse -------------------------------------------------------------------------------------
 
     def _lost(self, seen: Seen, req: Req) -> Iterator[str]:
-        """Tokens of a finished request that would not be found if they came again."""
+        """Tokens of a finished request that a repeated prompt would not match."""
         if req.extra_key is not None or any(
             isinstance(e, EVICTIONS + RESTARTS) for e in seen.events
         ):
@@ -387,7 +387,7 @@ class SglangLaws:
             yield f"{found} of {len(key)} tokens would be found of the {due} computed ones"
 
     def _unfetched(self, seen: Seen, req: Req) -> Iterator[str]:
-        """Tokens in the storage that a request waited for, and did not get."""
+        """Stored tokens that a request waited for, and did not receive."""
         shape, host = self._tree.shape, self._tree.shape.host
         storage = None if host is None else host.storage
         if storage is None or storage.policy != "wait_complete":
@@ -418,7 +418,7 @@ class SglangLaws:
         return usable
 
     def _due(self, seen: Seen) -> int:
-        """The computed tokens that a match is to find: all, or those up to a saved state."""
+        """The computed tokens that a match must find: all, or those up to a saved state."""
         tree, end = self._tree, len(seen.reply.prompt) + max(len(seen.reply.generated) - 1, 0)
         branches = any(
             isinstance(each, events.PrefixMatched) and each.branch for each in seen.events

@@ -1,4 +1,4 @@
-r"""Nodes of a radix tree, their keys, and the lists that say which was used last.
+r"""Nodes of a radix tree, their keys, and their LRU lists.
 
     root --[1 2 3 4]--> node --[5 6]--> node       an edge's tokens are in the node below it
                           \--[7 8 9]--> node        a child is found by its first page
@@ -38,7 +38,7 @@ def as_key(tokens: Integers, *, bigrams: bool) -> Integers:
 
 
 class Clock:
-    """Logical time: what upstream reads off a monotonic clock."""
+    """Logical time, in place of upstream's monotonic clock."""
 
     __slots__ = ("now",)
 

@@ -19,7 +19,7 @@ from cachesim.errors import OptionError
 from cachesim.model.spec import ModelSpec
 
 LONGEST: Final = 4096
-"""`context_length` where nothing is said."""
+"""Default `context_length`."""
 
 STATES_PER_RUNNING: Final = 3
 """`MAMBA_CACHE_SIZE_MAX_RUNNING_REQUESTS_RATIO`."""

@@ -1,7 +1,7 @@
 """Slots of attention tokens, windows and recurrent states, freed pages first in, first out.
 
 Follows `TokenToKVPoolAllocator`, `PagedTokenToKVPoolAllocator`, `SWATokenToKVPoolAllocator` and
-`MambaPool`. Slot 0 is nobody's: a window slot that was freed is found there.
+`MambaPool`. Slot 0 is reserved: freed window slots map to it.
 """
 
 import hashlib
@@ -45,7 +45,7 @@ class Ring:
         self.count += len(numbers)
 
     def numbers(self) -> Integers:
-        """All of them, the next one first."""
+        """All numbers, the next one first."""
         return self._read(self.count)
 
     def _read(self, count: int) -> Integers:
@@ -63,7 +63,7 @@ class Ring:
             self._data[: end - size] = numbers[size - at :]
 
     def _reach(self, more: int) -> None:
-        """Room for more numbers than there were: a page that was freed twice is there twice."""
+        """Room for more numbers than at the start: a page freed twice is listed twice."""
         if self.count + more > len(self._data):
             held = self._read(self.count)
             self._data = np.zeros(2 * (self.count + more), np.int64)
@@ -141,7 +141,7 @@ class TokenPool:
         self._group = []
 
     def end_group(self) -> None:
-        """Free the group's slots: pages that come twice count once."""
+        """Free the group's slots: repeated pages count once."""
         group, self._group = self._group, None
         if group:
             self.free(np.concatenate(group))
@@ -326,7 +326,7 @@ class Storage:
 
 @dataclass(slots=True)
 class Backup:
-    """A node's pages on their way to the storage, as they were when it was queued."""
+    """A node's pages in transit to the storage, as queued."""
 
     node: Node
     slots: Integers
@@ -335,7 +335,7 @@ class Backup:
 
 @dataclass(slots=True, eq=False)
 class Prefetch:
-    """A request's pages on their way to the host."""
+    """A request's pages in transit to the host."""
 
     request: int
     node: Node  # last_host_node
@@ -364,7 +364,7 @@ class DelayQueue(Generic[Each]):
         self.waiting.append((self.lag, each))
 
     def due(self) -> list[Each]:
-        """Operations that are done by this poll."""
+        """Operations completed by this poll."""
         ready = [each for polls, each in self.waiting if not polls]
         self.waiting = [(polls - 1, each) for polls, each in self.waiting if polls]
         return ready
@@ -394,7 +394,7 @@ Copy = Callable[[int, Integers, Integers], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostShape:
-    """Sizes of the host, and when nodes are copied there (`--hicache-*`)."""
+    """Sizes of the host, and its write policy (`--hicache-*`)."""
 
     tokens: int
     window_tokens: int = 0
@@ -449,7 +449,7 @@ class HostPool:
 
 @dataclass(slots=True)
 class Ack:
-    """Copies that were submitted together; `polls` is how often they are not done yet."""
+    """Copies that were submitted together; `polls`: the polls until completion."""
 
     nodes: list[int]
     polls: int = 0

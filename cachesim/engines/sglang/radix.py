@@ -52,7 +52,7 @@ class RadixCache(Tree):
         return new
 
     def insert(self, key: Integers, slots: Integers, extra: Hashable, priority: int = 0) -> int:
-        """Insert a key; return how many of its tokens the tree held already. Follows
+        """Insert a key; return the number of its tokens already in the tree. Follows
         `_insert_helper`.
         """
         page, node, now, total = self.shape.page, self.root, self.clock.tick(), 0
@@ -428,7 +428,7 @@ class MambaRadixCache(Tree):
         `_match_post_processor`.
 
         Trap: the limit of a prompt's length minus one divides the very node that has the state, so
-        with `no_buffer` a prompt that is sent again reuses nothing.
+        with `no_buffer` a repeated prompt reuses nothing.
         """
         if not len(key):
             return Match(joined([]), self.root)

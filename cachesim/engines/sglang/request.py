@@ -154,7 +154,7 @@ class Req:
         return np.concatenate((self.contents[start:end], self.tokens[self.num_prompt : end]))
 
     def append(self, run: Sequence[int]) -> bool:
-        """Append sampled tokens; True if they hold the last. Follows `update_finish_state`.
+        """Append sampled tokens; True if they include the last. Follows `update_finish_state`.
 
         Trap: a run may go beyond the last token, and of a request whose client is gone all counts.
         """
@@ -289,7 +289,7 @@ class Limits:
 
 
 class DecodeTrack(NamedTuple):
-    """A decode step of a request, as its result is processed after the next one is prepared."""
+    """A decode step of a request, whose result is processed after the next one is prepared."""
 
     at: int | None  # mamba_track_mask: the position of the tracked state
     slot: int  # mamba_track_buffer_indices
@@ -298,7 +298,7 @@ class DecodeTrack(NamedTuple):
 
     @classmethod
     def of(cls, req: Req, interval: int) -> "DecodeTrack":
-        """A step that is prepared."""
+        """A prepared step."""
         left = req.committed % interval
         at = None if left else req.committed
         return cls(at, req.next_track, req.decode_steps, left == interval - 1)
@@ -306,7 +306,7 @@ class DecodeTrack(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Batch:
-    """Requests that go through the network together."""
+    """Requests that run together."""
 
     reqs: list[Req]
     extend: bool = False
@@ -318,7 +318,7 @@ class Batch:
     interval: int = 0  # mamba_track_grid, of a decode
 
     def copy(self) -> "Batch":
-        """What processing the result needs, as it is now."""
+        """A snapshot for processing the result."""
         made = Batch([*self.reqs], self.extend, self.decoding, self.chunked)
         made.tokens, made.tracks, made.interval = self.tokens, self.tracks, self.interval
         return made
@@ -363,7 +363,7 @@ def plan_track(req: Req, grid: int) -> None:
 
 
 def end_of_tracking(req: Req, at: int) -> int:
-    """Up to where a branching point counts: the chunk's end, or one beyond a forced position.
+    """The limit of a branching point: the chunk's end, or one beyond a forced position.
 
     Trap: where pages are larger than the kernel's chunk, the position is forced and the end moves.
     """

@@ -1,7 +1,7 @@
 """Rules of SGLang's scheduler and trees at one release, as data.
 
-One field per difference, named after what it does. The logic never asks for a release: it asks for
-a rule. The defaults are those of the newest release.
+One field per difference, named after its effect. The logic reads rules, never the release. The
+defaults are those of the newest release.
 """
 
 from dataclasses import dataclass, field
@@ -29,16 +29,16 @@ class TreeRules:
 
     frees_by_a_stale_map: bool = False
     """#27586: a node that has lost its window keeps its entries in the map from tokens to window
-    slots; where it is revived, the slots that they name are freed, whoever has them now."""
+    slots; where it is revived, the slots that they name are freed, even if in use again."""
 
     states_for_every_chunk: bool = False
     """#39436, as proposed: the host has room for a state of every chunk that it has room for."""
 
     state_copies_go_too: bool = False
-    """#33713: a state that the device gives up goes from the host as well."""
+    """#33713: a state that the device evicts is evicted from the host as well."""
 
     copies_inner_states: bool = True
-    """#40680: with `write_back` an inner node's state goes to the host before it is evicted."""
+    """#40680: with `write_back` an inner node's state is copied to the host before its eviction."""
 
     copies_inner_windows: bool = True
     """#29204: the same of its window slots."""
@@ -62,16 +62,16 @@ class TreeRules:
     the tree are longer with `dcp_size`; a state then hangs on a node that ends before it."""
 
     windows_go_by_tokens: bool = False
-    """#34870: where a prefill lets windows go is counted in tokens, although the tree has pairs,
-    and one window is kept and no whole pages; the match after the insertion then refuses the leaf,
-    and what the tree has is freed as a duplicate."""
+    """#34870: a prefill frees windows by tokens, although the tree has pairs, and keeps one window
+    and no whole pages; the match after the insertion then refuses the leaf, and the tree's slots
+    are freed as duplicates."""
 
     inserts_gone_windows: bool = False
     """#31486: window slots that were freed count as alive when they are inserted."""
 
     fetches_last_page: bool = False
-    """#27291: the storage is asked for the whole prompt, where no match can end; a window that
-    comes for its last page is none for the page before."""
+    """#27291: the storage is queried for the whole prompt, where no match can end; a window fetched
+    for its last page does not fit the page before."""
 
     keeps_whole_pages: bool = True
     """0.5.23: of the window before a prompt's end whole pages are kept."""
@@ -85,8 +85,8 @@ class TreeRules:
     request is inserted over it; after, when the device gives them up."""
 
     one_wait_per_request: bool = True
-    """0.5.23: a request waits for the storage from its first check, as long as the pages that it
-    asked for allow, and asks no more; before, each query has its own time, by the pages found."""
+    """0.5.23: a request waits for the storage from its first check, as long as the queried pages
+    allow, and queries no more; before, each query has its own time, by the pages found."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,7 +111,7 @@ class SchedulerRules:
     slots, nor where the only request of an idle server does not fit."""
 
     checks_budget_before_each: bool = True
-    """0.5.23: the budget is looked at before each waiting request, not only after it."""
+    """0.5.23: the budget is checked before each waiting request, not only after it."""
 
     returns_unused_state: bool = True
     """0.5.22: a request that was matched and not admitted gives its state slot back."""
@@ -139,7 +139,7 @@ class SchedulerRules:
     """Tokens outside the window after which decode frees them; 0: once per window."""
 
     groups_prefill_frees: bool = True
-    """0.5.22: what a prefill frees is freed at its end."""
+    """0.5.22: slots freed by a prefill are freed at its end."""
 
     polls_every_pass: bool = True
     """0.5.22 polls the host's copies in every pass; before, when a prefill is formed."""
@@ -151,13 +151,14 @@ class SchedulerRules:
     """0.5.9 asserts that the host holds more than the device."""
 
     loads_before_it_fits: bool = False
-    """0.5.9 loads back from the host before it asks whether the chunk fits."""
+    """0.5.9 loads back from the host before it checks if the chunk fits."""
 
     aborts_last: bool = True
     """0.5.22: the last request that runs out of memory is aborted; 0.5.9 raises."""
 
     aborts_chunks: bool = True
-    """0.5.22: a prompt that is half read when its client goes ends there; before, it is read."""
+    """0.5.22: a partly prefilled prompt of a client that disconnects ends there; before, it is
+    prefilled."""
 
     mixes_what_fits: bool = True
     """0.5.22: who decodes sits out a prefill that leaves no memory; 0.5.9 may end there."""
@@ -180,15 +181,15 @@ class SchedulerRules:
     """0.5.22: the policy `lpm` counts matches on the host, and no prompt's last token."""
 
     requeues_all_preempted: bool = True
-    """0.5.22: what was preempted is queued again in any case; 0.5.9 forgets it where the request
-    that it made room for is not admitted, so that it never ends."""
+    """0.5.22: a preempted request is always queued again; 0.5.9 drops it if the request that it
+    made room for is not admitted, so that it never ends."""
 
     counts_retracted_tokens: bool = True
-    """0.5.22: what a preemption must free includes the tokens of a request that was retracted;
-    0.5.9 counts none until it is matched again."""
+    """0.5.22: the tokens that a preemption must free include those of a retracted request; 0.5.9
+    counts none until it is matched again."""
 
     keeps_previous_track: bool = True
-    """0.5.22: where the tracked state is beyond what is committed, the one before it is used."""
+    """0.5.22: where the tracked state is beyond the committed tokens, the one before it is used."""
 
     refreshes_waiting: int = 32
     """0.5.22: passes after which the matches of waiting requests count as used; 0: never."""
@@ -197,8 +198,8 @@ class SchedulerRules:
     """0.5.22: `max_running_requests` is at most half of the token slots."""
 
     keeps_reserve: bool = True
-    """0.5.22: what decodes keeps slots for two steps of drafts; 0.5.9 takes those of one step and
-    frees the rejected ones (as it does without `SGLANG_ENABLE_SPEC_V2`)."""
+    """0.5.22: decoding requests keep slots for two steps of drafts; 0.5.9 takes those of one step
+    and frees the rejected ones (as it does without `SGLANG_ENABLE_SPEC_V2`)."""
 
     sorts_drafting: bool = True
     """0.5.22: requests with drafts start over in the same order as others; in 0.5.9 the last one of

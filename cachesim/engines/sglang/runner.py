@@ -3,7 +3,7 @@
     states are copied or cleared -> every request in turn -> tracked states go into their slots
 
 Follows `ModelRunner.forward`, the deferred copies of `mamba_cow_src_indices`, and the tracking of
-the linear-attention backends. Four defects that were reported live here, behind rules.
+the linear-attention backends. Four reported defects are here, behind rules.
 """
 
 from collections.abc import Callable, Collection
@@ -287,8 +287,8 @@ class Runner:
         """Run a batch; return the tokens sampled for each request, [0] where its prompt is not
         complete.
 
-        What is sampled is written behind the tokens at once (`FutureMap`): the next batch may run
-        before the result is processed.
+        Sampled tokens are appended at once (`FutureMap`): the next batch may run before the result
+        is processed.
         """
         self.chunk_states = []
         late, self.pending = self.pending, []
@@ -373,8 +373,8 @@ class Runner:
     def _verify(self, req: Req, judge: Judge, *, alone: bool) -> list[int]:
         """Sample a token, and one after each draft that it equals; in a mixed step one `alone`.
 
-        Trap: drafts that are refused were computed too. Only the last slot of a streaming turn is
-        read, see `sglang-streaming-last-token`; it has no entry here, the draft's on a server.
+        Trap: refused drafts were computed too. Only the last slot of a streaming turn is read, see
+        `sglang-streaming-last-token`; it has no entry here, the draft's on a server.
         """
         run: list[int] = []
         drafts = () if alone else req.proposed

@@ -232,7 +232,7 @@ class Scheduler:
     def _mix(self, batch: Batch) -> None:
         """Join decoding requests to a prefill; 0.5.22 leaves them out where memory is short.
 
-        Follows `mix_with_running` and what is around it.
+        Follows `mix_with_running` and its caller.
         """
         running = self.running
         finishing = self._finishing_inflight(running)
@@ -457,7 +457,7 @@ class Scheduler:
         return (-req.priority if self.limits.low_first else req.priority, *by_length)
 
     def _start_over(self, req: Req, left: int) -> None:
-        """Free all that a request has. Follows `release_req`."""
+        """Free a request's memory. Follows `release_req`."""
         self._release(req, insert=False)
         self.room.make_room(left * RETRACT_STEPS)
         req.reset_for_retract()
@@ -584,9 +584,9 @@ class Scheduler:
     def abort(self, req: Req) -> None:
         """Abort a request. Follows `abort_request`.
 
-        What waits leaves the queue. What runs goes through the network once more, and is kept then
-        as if it had come to its end. 0.5.22 ends a prompt that is half read before its next chunk,
-        and keeps what the chunks before have left; 0.5.9 reads it to its end.
+        A waiting request leaves the queue. A running one runs once more, and is then kept as if
+        finished. 0.5.22 ends a partly prefilled prompt before its next chunk, and keeps the earlier
+        chunks; 0.5.9 prefills it to its end.
         """
         if self.rules.scheduler.aborts_chunks and self.chunked is req:
             self.pending_abort = req

@@ -64,7 +64,7 @@ def held(tree: Tree, contents: Contents, host: Contents, network: Network) -> He
     """Every node: cells of attention and of windows, and states with what they have folded in;
     the host's content as prompt-cache entries.
 
-    Owners are the locks: who uses a node now is a running request's business.
+    Owners are the locks; only running requests know their nodes.
     """
     marks = Marks.of(network)
     on_host = tuple(_host_entries(tree, host, network))
@@ -154,7 +154,7 @@ def amounts(tree: Tree, spec: ModelSpec) -> Amounts:
 def _host_entries(tree: Tree, host: Contents, network: Network) -> Iterator[EntryHeld]:
     """The longest prompts that the host holds whole, with the states on their paths.
 
-    What several share is counted with the first of them.
+    Shared tokens count with the first.
     """
     counted: set[int] = set()
     sizes = _sizes(network.spec, tree)

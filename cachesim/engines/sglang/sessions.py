@@ -112,7 +112,7 @@ class Session:
         `create_req`.
 
         Trap: to replace all of a session ends the server, which empties the dictionary that it
-        goes through.
+        iterates over.
         """
         if self.closes:
             return None
@@ -174,7 +174,7 @@ def _waits(stream: Stream) -> bool:
 
 
 def _check_turn(stream: Stream) -> None:
-    """Refuse what a release does to a turn under way that counts as over."""
+    """Refuse a running turn that a release counts as over."""
     if stream.turn is not None and not stream.turn.finished:
         raise OptionError(
             "a streaming session counts as idle while a turn of it runs (another was refused), and "
@@ -200,7 +200,7 @@ RECORD: Final = (
 
 
 def _give(source: Req, target: Req) -> None:
-    """Move a record; the source has an empty one then."""
+    """Move a record; the source keeps an empty one."""
     empty = Req(source.id, NO_SLOTS, 0, 0)
     for name in RECORD:
         setattr(target, name, getattr(source, name))

@@ -1,8 +1,8 @@
-"""The unified tree's storage threads: what they do with the host's memory and the storage.
+"""The unified tree's storage threads: their operations on host memory and storage.
 
     backup      windows and states of a node first, then attention, page by page
-    query       how much of a span is there, with the windows and the state that belong to it
-    transfer    attention batch by batch; where all of it came, windows and states
+    query       the stored part of a span, with its windows and state
+    transfer    attention batch by batch; after a complete one, windows and states
 
 Follows the thread functions of `HybridCacheController`, `HiCacheFile`, `PrefetchOperation`,
 `PoolTransfer`, `PrefetchAck` and `StoragePrefetchRetries`.
@@ -45,7 +45,7 @@ def drained(queue: list[T]) -> list[T]:
 class PartFetch:
     """The trailing pages of windows, or the state, that a fetch needs as well.
 
-    Until the hit is known `keys` only says how many there are.
+    Until the hit is known `keys` has the count only.
     """
 
     part: int
@@ -56,7 +56,7 @@ class PartFetch:
 
 @dataclass(slots=True, eq=False)
 class Fetch:
-    """A request's span of tokens on its way to the host (`PrefetchOperation`)."""
+    """A request's span of tokens in transit to the host (`PrefetchOperation`)."""
 
     request: int
     anchor: Node  # last_host_node
@@ -177,7 +177,7 @@ class Retries:
 
 @dataclass(slots=True)
 class NodeBackup:
-    """A node on its way to the storage, as it was when it was queued."""
+    """A node in transit to the storage, as queued."""
 
     node: Node
     held: HostHold
@@ -212,7 +212,7 @@ class Threads:
 
     @property
     def busy(self) -> bool:
-        """True while any operation or its news is under way."""
+        """True while an operation or its acknowledgement is pending."""
         lines = (self.backups.waiting, self.queries.waiting, self.transfers.waiting)
         return any((*lines, self.saved, self.found, self.untold, self.news))
 
@@ -250,7 +250,7 @@ class Threads:
         del self.untold[:count]
 
     def release(self, part: int, slots: Integers | None) -> None:
-        """Slots of the host that go back at a later poll (`append_host_mem_release`)."""
+        """Slots of the host that are freed at a later poll (`append_host_mem_release`)."""
         if slots is not None and len(slots):
             self.released.append((part, slots))
 

@@ -1,11 +1,11 @@
 """Methods of all radix trees, whatever their nodes carry.
 
     match      walk down; where the match ends inside an edge, divide the node there
-    insert     walk the same way, then hang the rest below
+    insert     walk the same way, then add the rest below
     lock       a running request holds its node and all above it
-    evict      what is not held, the oldest first
+    evict      unlocked nodes, the oldest first
 
-Follows `BasePrefixCache` and what its classes have in common.
+Follows `BasePrefixCache` and the common parts of its classes.
 """
 
 from abc import ABC, abstractmethod
@@ -192,7 +192,7 @@ class Tree(OneTier, ABC):
         self._begin()
 
     def _begin(self) -> None:
-        """Make the fields of a kind of tree."""
+        """Create the fields of a kind of tree."""
 
     # -- nodes -------------------------------------------------------------------------------------
 
@@ -306,7 +306,7 @@ class Tree(OneTier, ABC):
         """The longest usable prefix of a key."""
 
     def peek(self, key: Integers) -> int | None:
-        """The length that a match of a key without extra keys would give; None if it is unknown."""
+        """The match length of a key without extra keys; None if unknown."""
         return None
 
     def match_tokens(self, tokens: Integers, req: Req, *, copies: bool) -> Match:

@@ -1,13 +1,13 @@
 """The tree for every kind of model: insertion of requests, and a storage below the host.
 
-    arrival   ask for what the tree lacks         no memory is taken yet
-    a poll    the storage has so much of it       the host's slots are taken for that
-    a poll    it has come                         it hangs below the node that the match ended at
-    a pass    no hit, or no room on the host      asked again some passes later
+    arrival   query what the tree lacks           no memory is allocated yet
+    a poll    the stored length is known          the host's slots are allocated
+    a poll    the transfer is complete            inserted below the node of the match
+    a pass    no hit, or no room on the host      queried again some passes later
 
-Windows and states are stored beside their pages, and come whole or not at all. Trap: a hit is known
-by a poll, and what it fetches by the next one at the earliest; with `best_effort` a request that
-need not wait gets nothing. Follows `UnifiedRadixCache` of 0.5.23.
+Windows and states are stored beside their pages, and fetched whole or not at all. Trap: a hit is
+known by a poll, its pages by the next one at the earliest; with `best_effort` a request that need
+not wait gets none. Follows `UnifiedRadixCache` of 0.5.23.
 """
 
 from collections.abc import Hashable, Iterator, Sequence
@@ -352,7 +352,7 @@ class UnifiedRadixCache(UnifiedTreeCore):
         """Query the storage for the tokens of a request that the tree lacks. Follows
         `_prefetch_kvcache` and `prefetch_from_storage`.
 
-        What is known to be stored up to some end is not asked for, and not beyond it.
+        Tokens known to be stored up to some end are not queried, nor those beyond.
         """
         anchor, matched = match.best or match.node, match.length + match.on_host
         req.matched = matched
@@ -424,7 +424,7 @@ class UnifiedRadixCache(UnifiedTreeCore):
         """Take the results of the threads. Follows `check_hicache_events` and
         `_drain_storage_control_queues_impl`.
 
-        Slots that are given back by this poll are free after the next one.
+        Slots returned by this poll are free after the next one.
         """
         if self.host is None:
             return

@@ -1,8 +1,8 @@
 """The nodes of one tree for every kind of model. Follows `UnifiedTreeCore` and its components.
 
-A node has parts: attention's slots, the window's, a state. A match is legal where every part says
-so. Losing one part takes those of less worth on the same node with it (attention, window, state);
-a leaf goes with all its parts. A leaf may stay without a state.
+A node has parts: attention's slots, the window's, a state. A match may end where every part allows
+it. Evicting one part evicts the later ones on the same node (attention, window, state); a leaf is
+evicted with all its parts, and may be without a state.
 """
 
 import heapq
@@ -390,7 +390,7 @@ class UnifiedTreeCore(Tree):
     # -- states on one path ------------------------------------------------------------------------
 
     def cap_path_states(self, tail: Node) -> None:
-        """Limit the states on a path: the shallowest of those that are no fork go first.
+        """Limit the states on a path: evict the shallowest without a fork first.
 
         Follows `_evict_excess_path_states`.
         """

@@ -72,7 +72,7 @@ class RegularTrees:
         return leaves
 
     def delete_full_trees(self) -> list[int]:
-        """Give up the sectors without a block in use."""
+        """Free the sectors without a block in use."""
         full = [root for root, tree in self.trees.items() if len(tree) == self.per_tree]
         for root in full:
             del self.trees[root]
@@ -89,7 +89,7 @@ class CachePool:
         self.free = [RegularTrees(each) for each in blocks_per_sector]
 
     def allocate_sector(self, index: int) -> None:
-        """Give the last free sector to an allocator."""
+        """Assign the last free sector to an allocator."""
         self.free[index].add_tree(self.free_sectors.pop())
 
     def try_to_free_sectors(self) -> None:
@@ -168,7 +168,7 @@ class BlockLedger:
         return found
 
     def evict_cached_blocks(self) -> list[int]:
-        """Give up every hashed block without a reference."""
+        """Evict every hashed block without a reference."""
         evicted = list(self.cached)
         self.cached.clear()
         for block in evicted:
@@ -287,7 +287,7 @@ class CacheAllocator:
             self.emit(events.BlocksHashed(task=request, blocks=tuple(hashed), ends=tuple(ends)))
 
     def evict_cached_blocks(self) -> bool:
-        """Give up all hashed blocks without a reference; True if there were any."""
+        """Evict all hashed blocks without a reference; True if there were any."""
         evicted = self.ledger.evict_cached_blocks()
         if evicted:
             self.pool.free[self.index].add_leaves(evicted)
@@ -388,7 +388,7 @@ class PagedAttentionCache:
             each.free_blocks(request, no_cache=no_cache)
 
     def search_prefix_match(self, request: int, prompt: Sequence[int]) -> int:
-        """Begin a request with the longest prefix that is hashed; its tokens.
+        """Begin a request with the longest hashed prefix; return its tokens.
 
         Follows `search_prefix_match`; where blocks are shared there is one allocator.
         """
@@ -420,7 +420,7 @@ class PagedAttentionCache:
         full.mark_complete_blocks(state.id, state.initial + state.generated, count)
 
     def evict_cached_blocks(self) -> bool:
-        """Give up all hashed blocks without a reference; True if there were any."""
+        """Evict all hashed blocks without a reference; True if there were any."""
         evicted = [each.evict_cached_blocks() for each in self.allocators.values()]
         return any(evicted)
 

@@ -1,7 +1,6 @@
 """`DynamicCache`: the content of each kind of layer, and its crop, reorder and select.
 
-In place of keys there are the tokens that they are of, in place of a state a number that all its
-tokens went into:
+Keys are represented by their tokens, a state by a number folded from its tokens:
 
     row      the tokens of a sequence in a layer      [5, 7, 9]
     kernel   the last inputs of a convolution         [0, 5, 7, 9]
@@ -265,7 +264,7 @@ class Hybrid(Keys):
             part.reorder(order)
 
     def select(self, order: Sequence[int]) -> None:
-        """Trap: inherited from `DynamicLayer`, which knows keys alone."""
+        """Trap: inherited from `DynamicLayer`, which has keys alone."""
         self.keys.select(order)
 
     def repeat(self, count: int) -> None:
@@ -307,7 +306,7 @@ class DynamicCache:
         self.layers = [KINDS[kind](rules, window) for kind in kinds]
 
     def feed(self, new: Rows) -> list[Rows]:
-        """Append tokens to each layer; what each layer returns to its model."""
+        """Append tokens to each layer; return each layer's result."""
         return [layer.feed(new) for layer in self.layers]
 
     def call(self, name: str, *given: Json) -> None:

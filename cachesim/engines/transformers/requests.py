@@ -1,4 +1,4 @@
-"""Requests, and what a batch takes of them."""
+"""Requests, and their tokens in a batch."""
 
 from dataclasses import dataclass, field
 from enum import IntEnum

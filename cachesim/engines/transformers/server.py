@@ -83,7 +83,7 @@ class ChunkStore:
         self._cells: dict[str, Cells] = {}
 
     def attend(self, layer: int, keys: Array, values: Array) -> Lanes:
-        """Read what the rows see of the cache, then write the chunk."""
+        """Read the rows' visible cache, then write the chunk."""
         kind = self.pages.place[layer]
         cells = self._cells.get(kind)
         if cells is None:
@@ -200,7 +200,7 @@ class Processor:
     def update_batch(
         self, batch: Sequence[FutureRequestState], tokens: Sequence[int]
     ) -> list[RequestState]:
-        """Give each request its token; the finished ones. Follows `update_batch`."""
+        """Append each request's token; return the finished ones. Follows `update_batch`."""
         finished: list[RequestState] = []
         sampled = iter(tokens)
         for each in batch:

@@ -10,7 +10,7 @@ from cachesim.units import Count
 
 @event("plain")
 class CacheLookup(Event):
-    """the cache has {cached} tokens; the groups answered, in turn, {by_group}"""
+    """the cache has {cached} tokens; hits by group, in turn: {by_group}"""
 
     cached: Count
     by_group: tuple[tuple[str, int], ...]
@@ -38,7 +38,7 @@ class ChunkScheduled(ChunkEvent):
 
 @event("gain")
 class BlocksPublished(Event):
-    """{kind} blocks {blocks} can be hit from now on, at {ends} tokens"""
+    """{kind} blocks {blocks} are cached, at {ends} tokens"""
 
     group: int
     kind: str
@@ -48,14 +48,14 @@ class BlocksPublished(Event):
 
 @event("quiet")
 class StepWritten(Event):
-    """{chunks} chunks have run: what was published for them is written"""
+    """{chunks} chunks have run: their published blocks are written"""
 
     chunks: int
 
 
 @event("loss")
 class BlockEvicted(Event):
-    """{kind} block {block}, the last of {tokens} tokens, is evicted and loses its id"""
+    """{kind} block {block}, the last of {tokens} tokens, is evicted and loses its hash"""
 
     block: int
     group: int
@@ -77,7 +77,7 @@ class RequestPreempted(Event):
     """Blocks ran out: the request freed all of its blocks and will be recomputed.
 
     `unwritten` is the number of its blocks that this step published and will not write;
-    `taken_back` is True if they lost their ids.
+    `taken_back` is True if they lost their hashes.
     """
 
     unwritten: int = 0
@@ -88,7 +88,7 @@ class RequestPreempted(Event):
         lost = "blocks ran out: the request frees all of its blocks and starts over"
         if not self.unwritten:
             return lost
-        left = "lose their ids" if self.taken_back else "keep their ids until they are taken"
+        left = "lose their hashes" if self.taken_back else "keep their hashes until they are taken"
         return f"{lost}; {self.unwritten} published blocks will not be written: they {left}"
 
 
@@ -121,13 +121,13 @@ class RequestFinished(Event):
 
 @event("loss")
 class CacheReset(Event):
-    """All ids were removed, or none, because blocks were in use."""
+    """All hashes were removed, or none, because blocks were in use."""
 
     done: bool
 
     @property
     def sentence(self) -> str:
-        return "all ids are forgotten" if self.done else "blocks are in use: nothing is forgotten"
+        return "all hashes are removed" if self.done else "blocks are in use: no hash is removed"
 
 
 @event("gain")

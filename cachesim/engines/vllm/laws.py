@@ -1,7 +1,7 @@
 """Laws of vLLM's server, which a search checks request by request.
 
-Each is for a request that nothing else was sent with, and holds on every release and patch but
-where a rule of theirs is named here.
+Each is for a request sent alone, and holds on every release and patch but where a rule of theirs is
+named here.
 """
 
 import math
@@ -74,7 +74,7 @@ class VllmLaws:
     # -- chunks ------------------------------------------------------------------------------------
 
     def _chunks(self, seen: Seen) -> str | None:
-        """Chunks that do not follow each other; alone, also of fewer tokens than fit a step.
+        """Chunks that are not consecutive; alone, also of fewer tokens than fit a step.
 
         chunk          | prompt ... | t d1 d2 |         d2 is refused
         the next one                     | t' d1' d2' |
@@ -217,7 +217,7 @@ class VllmLaws:
     # -- hits --------------------------------------------------------------------------------------
 
     def _lost(self, seen: Seen, request: Request) -> Breach | None:
-        """The prompt, and the tokens of an answer, that would not be found if they came again."""
+        """Tokens of a prompt and its answer that a repeated prompt would not hit."""
         manager = self._engine.manager
         kinds = {each.kind for each in manager.groups}
         if not manager.enable_caching or (self._options.connector == "nixl" and kinds != {"full"}):
@@ -250,7 +250,7 @@ class VllmLaws:
         return None if found >= due else f"{found} of {due} stored tokens cached"
 
     def _due(self, seen: Seen, request: Request) -> Iterator[tuple[int, int]]:
-        """Numbers of computed tokens, and of those among them that are to be found again.
+        """Numbers of computed tokens, and of those that must be hit again.
 
         A state in mode `align` is one at the last whole block of a prompt; a prompt of whole blocks
         had its only one at its end until 0.31. Since 0.26 another is where attention's hit ended.

@@ -52,7 +52,7 @@ class Prefill:
 
 
 def ring_rows(runner: Runner) -> int:
-    """The whole rows of a ring that a read brings. Follows `register_kv_caches`.
+    """The whole rows of a ring that a read loads. Follows `register_kv_caches`.
 
     layers at one address | ring 32,768 bytes | attention 19,008, the last |    4 rows of 8
 
@@ -78,7 +78,7 @@ class Nixl(Connector):
     rows: int = field(kw_only=True)  # of a ring, which a read brings
     prefills: dict[int, Prefill] = field(default_factory=dict)
     delays: dict[int, int] = field(default_factory=dict)
-    """Turns that a request came later to this scheduler than to the prefill server."""
+    """Turns between a request's arrival at the prefill server and here."""
 
     @classmethod
     def of(
@@ -115,7 +115,7 @@ class Nixl(Connector):
         self.delays[request.id] = -1  # may come with the first turn
 
     def advance(self) -> tuple[list[Prefill], list[Prefill]]:
-        """Let the prefill server step: the requests that it is done with, and the ended leases."""
+        """Step the prefill server; return its finished requests and expired leases."""
         busy, done, ended = self.busy, [], []
         for each in self.prefills.values():
             self.delays[each.request.id] += each.blocks is None
@@ -166,7 +166,7 @@ class Nixl(Connector):
         self.prefills[request.id].asked = True
 
     def get_finished(self) -> Transfers:
-        """The reads that end with this step; one that fails brings nothing."""
+        """The reads that end with this step; a failed one loads nothing."""
         transfers = Connector.get_finished(self)
         for request in transfers.received:
             self._free(self.prefills.pop(request.id))

@@ -32,7 +32,7 @@ from cachesim.units import Token, Tokens
 ROOT: Final = -1
 
 Content: TypeAlias = tuple[Hashable, ...]
-"""The tokens of an id, and what else it covers."""
+"""The tokens of an id, and its extra keys."""
 
 IMAGE: Final = -1
 """The token of every image."""

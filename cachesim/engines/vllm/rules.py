@@ -223,13 +223,13 @@ class SchedulerRules:
     """0.32: the prefill of a prompt of whole blocks stops one block lower."""
 
     encoder_before_split: bool = False
-    """Until 0.27: what the encoder leaves of a chunk is cut to whole blocks (#51603)."""
+    """Until 0.27: a chunk shortened by the encoder is cut to whole blocks (#51603)."""
 
     encoder_stops_ahead: bool = False
     """Until 0.32: before an image without room a chunk ends a drafter's look-ahead early."""
 
     encoder_counts_places: bool = True
-    """0.31: an image that stands twice in a prompt is needed until its last place."""
+    """0.31: an image that occurs twice in a prompt is needed until its last place."""
 
     encoder_waits_for_tokens: bool = True
     """0.24: an image is needed until no token that is not known yet can be taken back, and until

@@ -640,7 +640,7 @@ LOADS: Final[dict[str, frozenset[str]]] = {
 
 @dataclass(slots=True)
 class Load:
-    """A load under way: the steps left, and the block that fails, if one does."""
+    """A pending load: its remaining steps, and its failing block, if any."""
 
     request: Request
     span: tuple[int, int]
@@ -653,7 +653,7 @@ class Connector:
     """The scheduler's and the worker's side in one (`KVConnectorBase_V1`)."""
 
     fails_whole: ClassVar[bool] = False
-    """Whether a failed load is reported by its request (`failed_recving`) in every model."""
+    """True if a failed load is reported by its request (`failed_recving`) in every model."""
 
     manager: KVCacheManager
     pages: Pages
@@ -739,8 +739,8 @@ class Connector:
                     self.pages.fill(group, table[index], content)
 
     def get_finished(self) -> Transfers:
-        """The loads that end with this step. One that fails brings nothing from its failed block
-        on; nothing at all beside groups that do not keep every block, whose tables have null ones.
+        """The loads that end with this step. A failed one loads nothing from its failed block on;
+        nothing at all beside groups that do not keep every block, whose tables have null ones.
         """
         for load in self.loading.values():
             load.steps -= 1

@@ -519,7 +519,7 @@ class Vllm(SlotlessEngine[Rules, VllmOptions, Job]):
         return True
 
     def _prefill_elsewhere(self, nixl: Nixl) -> bool:
-        """Let the prefill server step, and add what it is done with; True if nothing else is."""
+        """Step the prefill server, and add its finished requests; True if nothing else is."""
         done, ended = nixl.advance()
         for each in ended:
             self._emit(events.LeaseEnded(task=each.request.id))
@@ -683,7 +683,7 @@ class Vllm(SlotlessEngine[Rules, VllmOptions, Job]):
     # -- inspection --------------------------------------------------------------------------------
 
     def peek(self, prompt: Tokens) -> Count | None:
-        """The hit of `get_computed_blocks`; what a store would add is not known before it loads."""
+        """The hit of `get_computed_blocks`; a store's part is unknown before it loads."""
         if self.connector is not None:
             return None
         if not self.options.enable_prefix_caching:

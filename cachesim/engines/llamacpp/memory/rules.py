@@ -74,7 +74,7 @@ class MemoryRules:
     batch_ids_when_unified: int | None
     """Number of ids allowed in a batch with a unified cache; None: the number of sequences."""
     hashed_ids: bool
-    """A token's ids are kept in a hash set, so that the last one listed comes first."""
+    """A token's ids are kept in a hash set: the last listed is first."""
     advances_all_ids: bool
     """Generated positions advance every id of a token (later: the first one only)."""
     refuses_decreasing: bool

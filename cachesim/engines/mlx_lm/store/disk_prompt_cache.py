@@ -316,7 +316,7 @@ class DiskPromptCache(LRUPromptCache):
         return found
 
     def _take_hot(self, model: Hashable) -> tuple[Key, CacheEntry] | None:
-        """Follows `_take_hot_entry`: used or not, it leaves."""
+        """Follows `_take_hot_entry`: used or not, the entry is removed."""
         for owner, key, entry in self.trie.items():
             if owner == model:
                 self.trie.pop(model, key)
@@ -336,7 +336,7 @@ class DiskPromptCache(LRUPromptCache):
                 yield {**entry, "nbytes": each.nbytes, "trimmable": not state, **owner}
 
     def fetch(self, model: Hashable, tokens: Key) -> Fetched:
-        """The longer one of both. Follows `_restore_best_prefix`."""
+        """The longer of both matches. Follows `_restore_best_prefix`."""
         most, store, hot = len(tokens) - 1, self.store(model), self._take_hot(model)
         key, cache = ((), None) if hot is None else (hot[0], hot[1].prompt_cache)
         common = get_common_prefix(tokens, key)

@@ -27,7 +27,7 @@ from cachesim.engines.mlx_lm.store.lru_prompt_cache import UNLIMITED, Fetched, K
 from cachesim.units import Count
 
 CHUNK: Final = 2048
-"""Tokens of an append in prefill, whatever the request asks for (`prefillChunkSize`)."""
+"""Tokens of an append in prefill, independent of the request (`prefillChunkSize`)."""
 
 
 def _equal(a: Key, b: Key) -> int:
@@ -73,9 +73,9 @@ class LiveBuffer:
         self.checked = 0  # an append below this position has copied out what it overwrites
 
     def _take(self, key: Key, start: int = 0, *, user: bool = False) -> None:
-        """Keep what `key` has beyond other snapshots; split the one that it leaves midway.
+        """Snapshot the part of `key` beyond others; split the one where it diverges.
 
-        A node of a reply that has no further one below it grows, and is all taken anew.
+        A reply's leaf grows, and is copied again as a whole.
         """
         for each in list(self.snapshots):
             equal = _equal(each.key, key)
@@ -102,7 +102,7 @@ class LiveBuffer:
     def resume(self, tokens: Key, matched: int, used: int) -> int:
         """Rewind, restore the snapshots of another path, and append the first chunk.
 
-        Return how many rows of the buffer stayed as they were.
+        Return the number of unchanged rows of the buffer.
         """
         live = offset = min(_equal(self.key, tokens), matched)
         if offset < len(self.key):
@@ -141,7 +141,7 @@ class LiveBuffer:
 
 
 class GridPromptCache(LRUPromptCache):
-    """Copies of a prompt's caches by position; of a fetch the deepest one that may be used."""
+    """Copies of a prompt's caches by position; a fetch returns the deepest usable one."""
 
     def __init__(self, rules: StoreRules, grid: GridRules) -> None:
         own = replace(rules, consumes=False, prunes="never", same_key="replaces")

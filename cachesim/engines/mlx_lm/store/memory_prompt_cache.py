@@ -103,7 +103,7 @@ class MemoryPromptCache(LRUPromptCache):
     def _hit(
         self, model: Hashable, key: list[int], asked: list[int], equal: Count, *lost: Loss
     ) -> Fetched:
-        """A copy of an entry, cut where it parts from the prompt."""
+        """A copy of an entry, cut where it diverges from the prompt."""
         used = get_common_prefix(key, asked)
         self._used(model, key)
         cache = copy_prompt_cache(self.trie.get(model, key).prompt_cache)
@@ -176,7 +176,7 @@ class RapidPromptCache(MemoryPromptCache):
     def fetch(self, model: Hashable, tokens: Key) -> Fetched:
         """Follows `_fetch_locked`.
 
-        Trap: of the entries that cover the prompt only the longest is looked at. If it cannot be
+        Trap: of the entries that cover the prompt only the longest is considered. If it cannot be
         cut, a shorter one that covers the prompt is found only as the next among the sorted keys.
         """
         asked, keys = list(tokens), sorted(key for _, key, _ in self.trie.items())
@@ -209,7 +209,7 @@ class RapidPromptCache(MemoryPromptCache):
         equal: Count,
         frozen: list[list[int]],
     ) -> Fetched:
-        """A copy of an entry, cut where it parts from the prompt, and before the last token.
+        """A copy of an entry, cut where it diverges from the prompt, and before the last token.
 
         Follows `_trim_cache_offset` and `_resolve_exact_hit_tokens`. Trap: a window's layer that is
         cut back becomes one without a window.

@@ -72,7 +72,7 @@ class MllmPromptCache(MemoryPromptCache):
         return prompt, images
 
     def fetch(self, model: Hashable, tokens: Key) -> Fetched:
-        """Follows `_process_prompts`: the suffix is no part of what is looked up."""
+        """Follows `_process_prompts`: the suffix is not looked up."""
         asked, count = list(tokens), len(tokens) - self.suffix
         if PLACEHOLDER in asked and not self.mllm.reads_media:
             equal = Count(self.search(model, asked).common_prefix)
