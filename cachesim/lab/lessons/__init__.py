@@ -1,7 +1,7 @@
 """Executable lessons: prose and code in one file each, every number computed.
 
-`texts/` holds them, as Markdown. A block of Python is run, and what it prints stands below it;
-`{{ ... }}` in a sentence is computed too. The exercises at the end hold their own answers as code.
+`texts/` holds them, as Markdown. A block of Python is run, and its output shown below; `{{ ... }}`
+in a sentence is computed too. The exercises at the end hold their own answers as code.
 """
 
 from cachesim.lab.lessons.lesson import (

@@ -59,7 +59,7 @@ def real_gguf(
 
 
 def real_vectors(*files: Path) -> int:
-    """Replay recorded results of real engines, and say where the simulator first differs.
+    """Replay recorded results of real engines; print the simulator's first difference.
 
     Example: cachesim real vectors tests/vectors/*.jsonl.gz
 

@@ -142,7 +142,7 @@ def _alone(folder: Path) -> Iterator[None]:
 def _run(
     what: str, command: list[str], seconds: int, variables: Mapping[str, str] | None = None
 ) -> str:
-    """A command's output; an error says what it was for, with the last line that it printed."""
+    """A command's output; an error names its purpose and the last printed line."""
     with tempfile.TemporaryFile("w+") as output:
         try:
             subprocess.run(

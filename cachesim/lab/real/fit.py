@@ -322,8 +322,8 @@ def explain(
 ) -> tuple[Found, ...]:
     """Fit a release's rules to another version's results, and print the changed fields.
 
-    Fields are tried on a sample of the workloads that differ and of those that agree, then held
-    against all of them; what still differs is sampled again.
+    Fields are tried on a sample of the workloads that differ and of those that agree, then compared
+    on all; remaining differences are sampled again.
     """
     rules, found, exhausted = known[release], list[Found](), False
     beside, first = console(stderr=True), _agreeing(played, rules)
@@ -364,7 +364,7 @@ def explain(
 def judge_newest(
     family: Family[T, Any], version: str, release: str, status: int, played: Sequence[Played[T]]
 ) -> int:
-    """Say whether a version is as a release, and fit the rule fields of one that is not."""
+    """Compare a version with a release; fit the rule fields if it differs."""
     console().print(f"{family.name} {version} is {'as' if status == 0 else 'NOT as'} {release}")
     if status and played:
         explain(version, release, {each.name: each.rules for each in family.releases}, played)

@@ -1,6 +1,6 @@
 """Common parts of the commands of all real engines: the console, tables, running a scenario.
 
-Two runs are held beside each other: where they first differ, and how many agree, by kind.
+Two runs are compared: their first difference, and the number that agree, by kind.
 """
 
 import json
@@ -216,7 +216,7 @@ def overrides_of(
 def differing_defaults(
     family: Family[Any, Any], release: str, started: Mapping[str, str]
 ) -> list[tuple[str, str, str]]:
-    """Rows of the simulator's options whose default is not what a real server starts with."""
+    """Rows of the simulator's options whose default differs from a real server's."""
     defaults = {
         option.name: str(family.default(option, release))
         for option in family.declared

@@ -178,7 +178,7 @@ class Agents:
         return (replace(conversation, messages=(summary, *kept, self._user())),)
 
     def with_clock(self, conversation: Conversation) -> tuple[Conversation, ...]:
-        """A date in the system prompt is another one now: as many tokens, one of them new."""
+        """Another date in the system prompt: as many tokens, one of them new."""
         system = conversation.head[0] if conversation.head else ()
         if not system:
             return self.more_questions(conversation)

@@ -53,7 +53,7 @@ REFUSED: Final = frozenset({"BadRequestError", "ServiceUnavailable"})
 """Errors of requests that a server refuses before its scheduler gets them."""
 
 DRAWN: Final = Shape(incidents=True)
-"""Workloads with what a client or an operator does besides requests; schedulers have no chats."""
+"""Workloads with client and operator actions besides requests; schedulers have no chats."""
 
 NOT_RAISED: Final = frozenset({"stuck", "too many steps"})
 

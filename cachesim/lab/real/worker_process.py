@@ -1,4 +1,4 @@
-"""A release's own code in a process of its own: a workload goes in, what it did comes back."""
+"""A release's own code in a process of its own: a workload goes in, its results come back."""
 
 import json
 import os
@@ -91,7 +91,7 @@ class JsonProcess:
 
 
 class ModuleProcess(JsonProcess):
-    """A module's `main` in an interpreter that knows nothing of cachesim."""
+    """A module's `main` in an interpreter without cachesim."""
 
     def __init__(self, name: str, python: Path, module: str, *given: str) -> None:
         super().__init__(name, [str(python), "-I", "-c", START, str(ROOT), module, *given])

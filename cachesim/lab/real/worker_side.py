@@ -1,8 +1,8 @@
 """Shared parts of the workers in a release's own process, which may import nothing else.
 
-Small objects stand where the release expects somebody, lines of JSON come in and go out, and a
-stopwatch counts the processor time of some methods. An unpacked wheel brings its scheduler and not
-what that imports (kernels, web servers, the rest of the release): a finder puts stub modules there.
+Stub objects, lines of JSON in and out, and a stopwatch for the processor time of some methods. An
+unpacked wheel lacks imports of its scheduler (kernels, web servers, the rest of the release): a
+finder supplies stub modules.
 """
 
 import importlib.abc

@@ -2,5 +2,5 @@
 
 proof        the real engine's answer to a workload, for each engine that has one
 loop        search, shrink, prove, continue
-report      what was proven, as a report that can be posted
+report      proven findings, as reports to post
 """

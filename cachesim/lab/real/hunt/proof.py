@@ -85,7 +85,7 @@ def result_of(
     cached: int | None,
     seen: str,
 ) -> ProofResult:
-    """The result where every step agrees: a finding is confirmed by what its own kind says.
+    """The result where every step agrees: a finding is confirmed by the criterion of its kind.
 
     A wrong answer confirms no broken law: that takes the counts of reused or processed tokens.
     """

@@ -1,4 +1,4 @@
-"""A proven finding as a report that can be posted: what was asked, what came, what should have."""
+"""A proven finding as a report to post: requests, answers, expected answers."""
 
 import json
 import shlex
@@ -59,7 +59,7 @@ EXPECTED: Final = {
     "crash": ("an answer to every request", ENDS),
     "refusal": ("an answer to every request", FAILS),
 }
-"""By the kind of a finding, what should be, and what the requests show."""
+"""By the kind of a finding, the expected result, and the observed one."""
 LAW: Final = ("counts and contents that obey the engine's own rules", COUNTED)
 
 

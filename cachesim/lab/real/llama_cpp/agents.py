@@ -29,7 +29,7 @@ READING: Final = (2_100, 4_000)
 """Tokens of the long prompt that no cache knows: more than a batch of 2,048."""
 
 EARLIER: Final = (50, 800, 2_500, 3_000, 4_500)
-"""Lengths of the conversations before: shorter and longer than what is being read."""
+"""Lengths of the earlier conversations: shorter and longer than the prefilled prompt."""
 
 
 def draw_arrival(
@@ -92,7 +92,7 @@ def draw_pinned(
 
 
 def _arriving(prompt: Tokens, slot: int) -> Step:
-    """A request that arrives while the one before is read."""
+    """A request that arrives during the prefill of the one before."""
     return Step(name="arriving", prompt=prompt, predict=1, slot=slot, with_previous=True, turns=1)
 
 

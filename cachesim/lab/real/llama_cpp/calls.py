@@ -90,7 +90,7 @@ def call_for(group: Sequence[Step], *, probabilities: int = 0) -> JsonObject:
 
 
 OURS: Final = (AS_TEXT, "endpoint", "tools")
-"""Fields of a request that are said in other words over HTTP."""
+"""Fields of a request with other names over HTTP."""
 
 
 def _message(message: Turn, *, parts: bool) -> JsonObject:
@@ -123,7 +123,7 @@ def outcomes_of(group: Sequence[Step], answer: JsonObject) -> tuple[Outcome, ...
 
 
 def _outcome(reply: JsonObject) -> Outcome:
-    """An answer; a chat's reply is text, and keeps its slot to itself.
+    """An answer; a chat's reply is text, without a slot.
 
     Since June a reply that continues a message repeats that message.
     """

@@ -361,7 +361,7 @@ def _differing(
 
 
 LINES_SHOWN: Final = 200
-"""Of the real server's log: what a step of a few requests writes, with room."""
+"""Log characters of a step of a few requests, with room."""
 
 
 def show_difference(

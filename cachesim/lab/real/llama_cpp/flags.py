@@ -21,7 +21,7 @@ PRESETS: Final[Mapping[str, int]] = {
     "hybrid-swa": 0,
     "hybrid-mtp": 9294,
 }
-"""Preset -> the first build whose server loads such a model as what it is."""
+"""Preset -> the first build whose server loads such a model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,7 @@ PARAMETERS: Final[Mapping[str, str]] = {
     "sleep_idle_seconds": "sleep_idle_seconds",
     "models_max": "models_max",
 }
-"""Flag -> the wheel's parameter; older names, for older wheels, stand behind a bar."""
+"""Flag -> the wheel's parameter; older names, for older wheels, follow a bar."""
 
 SPECULATION: Final[Mapping[str, str]] = {
     "none": "NONE",

@@ -47,7 +47,7 @@ _ARRAY: Final = 9
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """A key's value, with the type that the format wants spelled out."""
+    """A key's value, with its explicit type."""
 
     kind: Kind
     value: Scalar | Sequence[Scalar]

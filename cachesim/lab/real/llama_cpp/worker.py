@@ -86,7 +86,7 @@ def end(server: Wheel) -> None:
 
 
 def held(address: str, slot: int, folder: Path) -> list[int]:
-    """The tokens that a slot holds, which is asked for a file of them."""
+    """The tokens of a slot, by saving it to a file."""
     file = folder / "held"
     body = {"filename": file.name}
     _call(address, {"path": f"/slots/{slot}?action=save", "body": body})
@@ -172,9 +172,9 @@ def _resolved(wheel: Wheel, value: Wheel) -> Wheel:
 
 
 def _mark(path: str) -> None:
-    """Show in the log where a call begins; the log is written behind our back, so let it catch up.
+    """Mark the start of a call in the log; the log is written asynchronously, so wait for it.
 
-    Without a log descriptor 2 is the null device and nobody waits.
+    Without a log descriptor 2 is the null device, and nothing waits.
     """
     if not os.path.samestat(os.fstat(2), Path(os.devnull).stat()):
         time.sleep(0.02)
@@ -221,7 +221,7 @@ OF_A_SERVER = "--slot-prompt-similarity"
 
 MOST_PROGRAMS = 32
 HEAD = object.__basicsize__
-"""Bytes of a Python object before what it holds."""
+"""Bytes of a Python object before its content."""
 
 
 def parsed(wheel: Wheel, arguments: list[str]) -> Wheel:

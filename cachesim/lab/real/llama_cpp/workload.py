@@ -75,8 +75,8 @@ def vocabulary_of(scenario: Scenario) -> Vocabulary:
 def resolved(scenario: Scenario, number: int, vocabulary: Vocabulary) -> Step:
     """A step with tokens and texts for the names of spans and replies.
 
-    `A.reply` is what was really replied. A reply of the step's own is forced on the real server,
-    which takes one for each call.
+    `A.reply` is the real reply. A reply of the step's own is forced on the real server, which takes
+    one for each call.
     """
     step = scenario.step[number]
     if why := hurdle(scenario, number):

@@ -68,7 +68,7 @@ OPTION_SETS: Final[tuple[Mapping[str, Any], ...]] = (
     {"embedding": True, "cache": "disk"},
     {"embedding": False, "swa_full": True, "cache": "ram"},
 )
-"""Arguments of an instance that is made anew; the rest is as before."""
+"""Changed arguments of a recreated instance."""
 
 TEXTS: Final = (0, 1, 40, 300)
 """Tokens to be embedded; 0: an empty list of texts, where llama_decode returns -1."""

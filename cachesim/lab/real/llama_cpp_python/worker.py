@@ -18,7 +18,7 @@ TYPES = {"f32": 0, "f16": 1}
 """Types of keys and values, as ggml numbers them."""
 
 APART = ("cache", "capacity_bytes", "max_ngram_size", "num_pred_tokens", "draft_model")
-"""Options that are no arguments of `Llama` as they stand."""
+"""Options that are no arguments of `Llama`."""
 
 OF_INSTANCE = {"verbose": False, "n_threads": 1, "n_threads_batch": 1}
 OF_CALL = {"temperature": 0.0}
@@ -152,14 +152,14 @@ def watching(llama: Real) -> Real:
         """`Llama` with notes."""
 
         def begin(self, reply: list[int] | None) -> None:
-            """Forget the notes of the call before; `reply` is taken instead of what is sampled."""
+            """Clear the record of the last call; `reply` replaces sampled tokens."""
             self.wanted = reply or []
             self.evaluated: list[int] = []
             self.sampled: list[int] = []
             self.rows: list[Real] = []
 
         def eval(self, tokens: Real) -> None:
-            """Note how many."""
+            """Record the number of tokens."""
             self.evaluated.append(len(tokens))
             super().eval(tokens)
 

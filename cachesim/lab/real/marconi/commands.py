@@ -21,9 +21,8 @@ NEEDED: Final = ("radix_cache_hybrid.py", "config_tuner.py", "utils.py")
 def real_marconi(*, artifact: Path, seed: int = 0, workloads: int = 100) -> int:
     """Run random sequences on the artifact's own tree and on the simulated one.
 
-    Hits, branching, the tuned weight and every node must be the same after each request.
-    The artifact is a folder of its repository (ruipeterpan/marconi), whose licence does not let
-    cachesim bring it.
+    Hits, branching, the tuned weight and every node must be the same after each request. The
+    artifact is a folder of its repository (ruipeterpan/marconi), whose licence forbids shipping it.
 
     Example: cachesim real marconi --artifact ../marconi --workloads 250
 

@@ -105,7 +105,7 @@ class TriePlayer(players.TriePlayer):
 
 
 def stored_in(root: Json, mark: str) -> list[tuple[str, list[int], Real]]:
-    """Model, key and value of all that a trie holds."""
+    """Model, key and value of each entry of a trie."""
     return [(model, *pair) for model, node in root.items() for pair in walk(node, mark)]
 
 

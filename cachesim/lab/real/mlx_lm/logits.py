@@ -1,8 +1,8 @@
 """The float network beside mlx-lm's own models: same weights, same tokens, the same logits.
 
-mlx-lm computes in float32 here; what is left is rounding. Prompts go in as pieces of random
-lengths, so its caches are in it too. Batches of unequal rests follow, padded as the release pads
-them: there the logits are the same where they are right and where they are wrong.
+mlx-lm computes in float32 here; the rest is rounding. Prompts go in as pieces of random lengths, so
+its caches are in it too. Batches of unequal rests follow, padded as the release pads them: there
+the logits are the same where they are right and where they are wrong.
 """
 
 import math
@@ -185,7 +185,7 @@ def _planted(random: Random, spec: ModelSpec, number: int, *, in_steps: bool) ->
     """Fresh batches and such with a past take turns; every third has rests of several steps.
 
     Not `in_steps`: before #1072 the lengths of a batch reach beyond a step's columns, and a chunked
-    scan that is told them reads any memory there.
+    scan that receives them reads any memory there.
     """
 
     def words(count: int) -> Tokens:

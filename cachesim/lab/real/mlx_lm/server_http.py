@@ -1,8 +1,8 @@
 """Clients of the real HTTP server, and the two queues of it that are watched.
 
-Runs in a release's environment. What would come down to chance is put in order here: requests
-that are sent together are admitted in their order, time is counted in turns of the generation
-thread, and a client that leaves is gone before the next thing for it is written.
+Runs in a release's environment. Races are serialised here: requests that are sent together are
+admitted in their order, time is counted in turns of the generation thread, and a client that leaves
+is gone before its next item is written.
 """
 
 import json
@@ -132,8 +132,8 @@ def number_of(args: Real) -> int:
 class Inbox(Queue):  # type: ignore[type-arg]
     """Queue of one request from the generation thread to the HTTP thread.
 
-    Both go in step: the next thing is put in when the HTTP thread is done with the last one, or
-    has ended, as it does when its client is gone.
+    Both go in step: the next item is added when the HTTP thread is done with the last one, or has
+    ended, as it does when its client is gone.
     """
 
     def __init__(self) -> None:

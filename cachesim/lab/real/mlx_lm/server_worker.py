@@ -1,10 +1,10 @@
 """Inside a real release's environment: workloads on mlx-lm's own server, over HTTP.
 
 One line of JSON in, one line out: a workload goes in (model, template, options, groups of requests
-with the tokens to say), what the server did comes out, in the form of the vector files. Everything
-is the release's own, from `main` and its flags over the loader, the handler of requests and the
-threads to the store; replaced are the sampler, which follows a script, and the queues
-between the threads, which put in order what would come down to chance (`server_http.py`).
+with the reply tokens), its results come out, in the form of the vector files. Everything is the
+release's own, from `main` and its flags over the loader, the handler of requests and the threads to
+the store; replaced are the sampler, which follows a script, and the queues between the threads,
+which serialise races (`server_http.py`).
 """
 
 import argparse
@@ -23,7 +23,7 @@ from cachesim.lab.real.mlx_lm.server_models import Folders, watch_calls
 from cachesim.lab.real.worker_side import Json, Real, answer_each, own_output
 
 VOCABULARY = 64
-"""Words, where a workload does not say otherwise."""
+"""Default number of words."""
 
 TOLERANCE = 1e-5
 """Largest deviation of a right state, relative to its largest value; wrong ones are far off."""
@@ -221,7 +221,7 @@ class Server:
         server = self
 
         class Listening(kind):  # type: ignore[misc]
-            """The release's own HTTP server; its port is noted."""
+            """The release's own HTTP server, with a recorded port."""
 
             daemon_threads = True
             block_on_close = False
@@ -467,7 +467,7 @@ class BatchScripts:
         scripts = self
 
         class Known(kind):  # type: ignore[misc]
-            """The release's own, with its rows written down."""
+            """The release's own, with recorded rows."""
 
             def insert(self, *args: Real, **more: Real) -> Real:
                 uids = super().insert(*args, **more)
@@ -519,7 +519,7 @@ class StoreWatch:
         return found
 
     def insert(self, model: Real, tokens: Real, cache: Real, **more: Real) -> None:
-        """The store's own insertion, described."""
+        """The store's own insertion, recorded."""
         key = list(tokens)
         self.busy = True
         cold = self.caches.make_prompt_cache(self.model)

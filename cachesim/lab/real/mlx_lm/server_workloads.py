@@ -244,7 +244,7 @@ def _drop(requests: Sequence[Request], *names: str) -> None:
 
 
 def _by_chance_alone(rules: ServerRules) -> tuple[str, ...]:
-    """Fields that come in time by chance where requests are served alone, without turns between."""
+    """Fields whose timing is a race where requests are served alone, without turns between."""
     return ("leaves_after", *(() if rules.stop_words_end_generation else ("stop_words",)))
 
 

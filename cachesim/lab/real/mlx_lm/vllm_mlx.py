@@ -37,7 +37,7 @@ from cachesim.typed import of_kind
 from cachesim.units import as_tokens
 
 RELEASE: Final = "0.31.3"
-"""Of mlx-lm, which the wheel asks for."""
+"""The version of mlx-lm that the wheel requires."""
 
 VLLM_MLX: Final = "vllm-mlx==0.6.0"
 RAPID_MLX: Final = "rapid-mlx==0.12.5"
@@ -415,7 +415,7 @@ def draw_whole(seed: int, number: int) -> Workload:
 
 
 class Fed:
-    """The simulated model, which notes what it is fed."""
+    """The simulated model, which records its input."""
 
     def __init__(self, model: Any) -> None:  # noqa: ANN401 - a model, or what notes of it
         self.model = model
@@ -462,7 +462,7 @@ def simulate_images(workload: Workload, wheel: str) -> list[dict[str, Any]]:
 
 
 ENGINES: Final = ((VLLM_MLX, draw_images), (BEFORE, draw_images), (VLLM_MLX, draw_whole))
-"""Wheels, and what is drawn for each engine that is compared."""
+"""Wheels, and the workloads of each compared engine."""
 
 
 def compare_images(

@@ -1,10 +1,10 @@
 """Inside mlx-lm's environment: workloads on a scheduler and prefix cache of vllm-mlx's kin.
 
-One line of JSON in, one line out: a model and requests go in, what each was given from the cache
-and what the cache then holds come out. The folder of the unpacked wheel is the program's argument.
-The replies are forced by logits processors; the limits of the cache are a workload's, all other
-settings those of the wheel's own `serve`. The statements on which they depend are those of its
-`serve_command`; the others, which download a model and open a port, are left out.
+One line of JSON in, one line out: a model and requests go in, the cached tokens of each and the
+cache's content come out. The folder of the unpacked wheel is the program's argument. The replies
+are forced by logits processors; the limits of the cache are a workload's, all other settings those
+of the wheel's own `serve`. The statements on which they depend are those of its `serve_command`;
+the others, which download a model and open a port, are left out.
 """
 
 import argparse
@@ -185,7 +185,7 @@ def renderer(tokenizer: Real, config: Real) -> Real:
 
 
 def rendered(chats: Real, wanted: Json) -> Json:
-    """A request with its prompt, and where the next turn parts from it."""
+    """A request with its prompt, and the next turn's divergence from it."""
     if "messages" not in wanted:
         return wanted
     messages = wanted["messages"]
@@ -230,7 +230,7 @@ def loaded(workload: Json, folders: Folders) -> tuple[str, Real, Real]:
 
 
 def given_by(scheduler: Real) -> list[int]:
-    """Run a scheduler until its requests are done; the tokens that they were given."""
+    """Run a scheduler until its requests are done; return their tokens."""
     given: list[int] = []
     while scheduler.has_requests():
         for output in scheduler.step().outputs:
@@ -282,7 +282,7 @@ def stand_in_for_images() -> None:
 
 
 class Language:
-    """A model of mlx-lm that notes what it is fed."""
+    """A model of mlx-lm that records its input."""
 
     def __init__(self, model: Real) -> None:
         self.model = model
@@ -303,7 +303,7 @@ class Language:
 
 
 class OutputLanguage(Language):
-    """The same for mlx-vlm, which asks for the logits of an output."""
+    """A recording model for mlx-vlm, which reads the logits of an output."""
 
     def answer(self, logits: Real) -> Real:
         module: Real = importlib.import_module("mlx_vlm.models.base")

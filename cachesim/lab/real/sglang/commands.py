@@ -39,9 +39,9 @@ def real_sglang(
 ) -> int:
     """Run random workloads on SGLang's own scheduler and on the simulated one.
 
-    Hits, chunks, branching points, retractions, what was evicted, every node of the tree and the
-    free slots must be the same. Only decisions are compared: no kernel runs. The configuration is
-    made of a workload's flags by the release's own `ServerArgs`; `--settings` prints what is not.
+    Hits, chunks, branching points, retractions, evictions, every node of the tree and the free
+    slots must be the same. Only decisions are compared: no kernel runs. The configuration is made
+    of a workload's flags by the release's own `ServerArgs`; `--settings` prints the exceptions.
 
     Example: cachesim real sglang --release 0.5.23 --workloads 1000
 

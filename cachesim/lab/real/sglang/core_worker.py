@@ -1,6 +1,6 @@
 """The release's own scheduler, pools and tree of one configuration, release by release.
 
-Runs in the worker, and is imported after the stand-ins: what it imports is the unpacked release's.
+Runs in the worker, and is imported after the stand-ins: its imports are the unpacked release's.
 """
 
 import hashlib
@@ -22,7 +22,7 @@ CHUNK: Final = 64
 
 
 PATCH: Final = 999_999
-"""The token that stands for a piece of any image; no text has it."""
+"""The token of any image's piece; no text has it."""
 
 RANKS: Final = tuple(
     f"{name}_rank"
@@ -78,7 +78,7 @@ Scheduler: Real = find("Scheduler", "managers.scheduler")
 
 
 class Attributes(Stub, Scheduler):  # type: ignore[misc] # the release's class: any
-    """The real scheduler's methods on attributes that are set here; what is not set is None.
+    """The real scheduler's methods on attributes that are set here; others are None.
 
     Its own `__init__` opens sockets and loads a model.
     """
@@ -183,7 +183,7 @@ class Core:
         )
 
     def _reserved(self) -> int:
-        """Places in a row beyond the context's, for what is reserved."""
+        """Reserved places in a row beyond the context's."""
         return int(find("get_req_to_token_extra_context_len", "mem_cache.allocation_sizing")())
 
     def _allocator(self) -> Real:
@@ -411,7 +411,7 @@ class Core:
         process(batch, self._result(batch, runs))
 
     def run_of(self, request: Real, wanted: Json, *, extends: bool) -> list[int]:
-        """The tokens that a request says in this step."""
+        """The tokens that a request generates in this step."""
         reply, done = read_row(wanted.get("reply", "")), len(request.output_ids)
         count = 1
         if self.drafts and not extends:

@@ -1,7 +1,7 @@
 """A round of speculative decoding on the real scheduler, without a drafter.
 
-The release's own code reserves slots, commits what was verified, and frees the rest; a workload
-says how many tokens each round accepts. Runs in the worker.
+The release's own code reserves slots, commits verified tokens, and frees the rest; a workload has
+the number that each round accepts. Runs in the worker.
 """
 
 import importlib
@@ -81,7 +81,7 @@ def verified(runs: list[list[int]], width: int, common: Json) -> Real:
 
 
 def advance(batch: Real, result: Real) -> None:
-    """Lengthen a batch's sequences by what was verified. Follows `run_batch`."""
+    """Lengthen a batch's sequences by the verified tokens. Follows `run_batch`."""
     batch.seq_lens = batch.seq_lens + result.accept_lens
     batch.seq_lens_cpu = batch.seq_lens.cpu()
     batch.seq_lens_sum = int(batch.seq_lens_cpu.sum())
@@ -122,8 +122,8 @@ def verified_while_drafted(
 ) -> Real:
     """Draft and verify; the requests have their tokens then. Follows 0.5.9's `EAGLEWorker`.
 
-    Slots are allocated meanwhile. Its own functions allocate, accept and free; a workload says what
-    the target would accept.
+    Slots are allocated meanwhile. Its own functions allocate, accept and free; a workload has the
+    accepted tokens.
     """
     torch, worker, info = (
         importlib.import_module(name)

@@ -1,8 +1,8 @@
 """The release's host tier without memory, and its storage with a dictionary for files.
 
-Sizes, free lists, queues, thresholds, prefetches and all that the tree decides are the release's
+Sizes, free lists, queues, thresholds, prefetches and all decisions of the tree are the release's
 own. Left out are buffers, kernels and threads: pools count slots, copies move nothing, and the
-threads' functions run when the scheduler polls. The compiled hash is written again, byte for byte.
+threads' functions run when the scheduler polls. The compiled hash is reimplemented, byte for byte.
 Runs in the worker.
 """
 
@@ -278,7 +278,7 @@ class Threads:
 
 
 def step_by_polls(tree: Real, wanted: Json) -> None:
-    """Whenever the tree polls or counts its queues, the threads' functions do what is due.
+    """Run the threads' due operations whenever the tree polls or counts its queues.
 
     Since 0.5.16 a transfer reports in pieces, of which at most `acks` are received in one poll.
     """

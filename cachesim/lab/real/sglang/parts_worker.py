@@ -140,7 +140,7 @@ class Sessions:
         return request
 
     def reap(self) -> None:
-        """Close what is due, as a server does once a second."""
+        """Close due sessions, as a server does once a second."""
         if self.controller is not None:
             for session in self.held.values():
                 if session.close_on_finish and self.controller._all_requests_finished(session):
@@ -149,7 +149,7 @@ class Sessions:
             self.controller.maybe_reap(self.passed)
 
     def _check_turn(self, session: Real) -> None:
-        """Stop where a turn under way counts as over, which the simulator refuses."""
+        """Stop where a running turn counts as over, which the simulator refuses."""
         turn = getattr(session, "turn", None)
         if turn is not None and not session._inflight and self.is_alive(turn):
             raise RuntimeError("a turn under way counts as over")

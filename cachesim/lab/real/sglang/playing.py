@@ -29,7 +29,7 @@ KEYS: Final = ("salt", "priority", "routing_key")
 
 
 class Player:
-    """A fresh scheduler, and what it does with one group of requests after another."""
+    """A fresh scheduler, and its results for one group of requests after another."""
 
     def __init__(self, config: Mapping[str, Any], rules: Rules) -> None:
         self.config, self.rules = config, rules
@@ -259,7 +259,7 @@ class Player:
 def overlap(config: Mapping[str, Any], rules: Rules) -> dict[str, Any]:
     """Limits of the schedule: whether it overlaps, and a request's slots for tracked states.
 
-    What was recorded without `serial` ran in the slots of a server with overlap, and without it.
+    Recordings without `serial` ran in the slots of a server with overlap, and without it.
     """
     serial, old = config.get("serial"), rules.scheduler.drafts_track_in_one_slot
     one = bool(config.get("drafts")) if old else bool(serial)

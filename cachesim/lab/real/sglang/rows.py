@@ -35,7 +35,7 @@ RUNNER: Final[RealScheduler[Rules]] = replace(
 """The scheduler with PyTorch and the tree core in Rust, and the model runner's preparation."""
 
 Row = list[Any]
-"""Request, start, end, length of the text read, whether it is the request's, what is tracked."""
+"""Request, start, end, length of the text read, whether it is the request's, the tracked state."""
 
 
 class Labels(Contents):
@@ -80,7 +80,7 @@ class Recorder(Runner):
         player.scheduler.on_chunk = self.stashing
 
     def record(self, batch: Batch) -> None:
-        """Run a batch, and note what each row read and tracked."""
+        """Run a batch, and record each row's read and tracked states."""
         first, self.labels.written = len(self.rows), []
         self.run(batch, self._token)
         for req, row in zip(batch.reqs, self.rows[first:], strict=True):

@@ -41,7 +41,7 @@ class Texts:
 
 
 class Rows(scheduler_worker.Playing):
-    """The real scheduler, and what its model runner reads and writes."""
+    """The real scheduler, and its model runner's reads and writes."""
 
     def __init__(self, core: Real, config: Json) -> None:
         self.texts = Texts()
@@ -162,7 +162,7 @@ class Rows(scheduler_worker.Playing):
 
 
 def play(core: Real, workload: Json) -> Json:
-    """The rows of every batch of a workload, and what the scheduler did."""
+    """The rows of every batch of a workload, and the scheduler's results."""
     playing = Rows(core, workload["config"])
     groups = play_groups(workload["steps"], playing.play)
     return {"rows": playing.batches, "groups": groups}

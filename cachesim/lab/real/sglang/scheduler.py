@@ -1,4 +1,4 @@
-"""SGLang's real scheduler: how it is started, and what a scenario asks of it."""
+"""SGLang's real scheduler: its start, and the requests of a scenario."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -322,7 +322,7 @@ AGENTS: Final = replace(SCHEDULER, draw=draw_agents)
 
 
 FEATURES: Final = {name: replace(SCHEDULER, draw=draw) for name, draw in BY_FEATURE.items()}
-"""The same, with what few servers use."""
+"""Workloads with rarely used options."""
 
 
 def with_rust(scheduler: RealScheduler[Rules]) -> RealScheduler[Rules]:

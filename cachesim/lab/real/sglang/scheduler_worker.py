@@ -1,9 +1,9 @@
 """With an unpacked wheel: workloads on SGLang's own scheduler, without a model.
 
 One line of JSON in, one line out: a workload goes in (configuration, groups of requests with the
-tokens to say), what the scheduler did comes out, in the form of the vector files. Scheduler,
-policy, batches, requests, pools, allocators and trees are the release's own; stand-ins are the
-configuration, the model, which says what the workload names, and callbacks that only receive.
+reply tokens), its results come out, in the form of the vector files. Scheduler, policy, batches,
+requests, pools, allocators and trees are the release's own; stand-ins are the configuration, the
+model, which says what the workload names, and callbacks that only receive.
 """
 
 import importlib
@@ -36,7 +36,7 @@ NEVER = 1 << 30
 
 
 class Playing:
-    """The real scheduler of one configuration, and what is written down of it."""
+    """The real scheduler of one configuration, and its recorded results."""
 
     def __init__(self, core: Real, config: Json) -> None:
         self.make, self.config = core, config
@@ -181,7 +181,7 @@ class Playing:
         self.core.launch(batch)
 
     def _process(self, wanted: dict[str, Json]) -> None:
-        """Process the first result of the queue, with the tokens that follow what came before."""
+        """Process the first result of the queue, with the requests' next tokens."""
         batch, _ = self.core.scheduler.result_queue.popleft()
         extends = batch.forward_mode.is_extend()
         runs = [self.core.run_of(each, wanted[each.rid], extends=extends) for each in batch.reqs]

@@ -1,10 +1,9 @@
 """The configuration of a server, by SGLang's own `ServerArgs` of a workload's flags.
 
 `ServerArgs` with a model's `config.json` and the flags that a workload names is resolved by the
-release's own code, as when a server starts on a machine with one GPU. What the scheduler is then
-given otherwise stands in `OVERRIDES`. Empty are kernels, quantizations and models, and the outside
-packages that only they need; the GPU only has a name, a size and a capability. Runs in a worker
-apart from the scheduler's.
+release's own code, as when a server starts on a machine with one GPU. `OVERRIDES` lists later
+changes. Kernels, quantizations, models, and the outside packages that only they need are empty; the
+GPU only has a name, a size and a capability. Runs in a worker apart from the scheduler's.
 """
 
 import dataclasses
@@ -60,7 +59,7 @@ CAPABILITY: Final = (9, 0)
 
 
 def _is_missing(name: str) -> bool:
-    """True for what the release itself imports; what PyTorch looks up is not there."""
+    """True for imports of the release itself, not for PyTorch's lookups."""
     top = name.partition(".")[0]
     if top == "sglang":
         return name.startswith(EMPTY)

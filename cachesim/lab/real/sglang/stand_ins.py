@@ -1,8 +1,8 @@
 """Imports the scheduler of an unpacked SGLang wheel without its heavy imports.
 
-Scheduler, batches, policies, pools, allocators, trees and settings are the release's own. What is
-not of them is empty: kernels, models, layers, web servers, and every package outside but PyTorch
-and msgspec. Runs in the worker, with PyTorch's CPU build.
+Scheduler, batches, policies, pools, allocators, trees and settings are the release's own. The rest
+is empty: kernels, models, layers, web servers, and every package outside but PyTorch and msgspec.
+Runs in the worker, with PyTorch's CPU build.
 """
 
 import importlib

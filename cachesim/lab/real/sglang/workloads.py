@@ -246,7 +246,7 @@ POLICIES: Final = ("write_through", "write_through", "write_through_selective", 
 
 
 def config_of(rng: Random, kind: str, longest: int, rules: Rules) -> dict[str, Any]:
-    """The server of a kind of workloads: what its layers keep, and its limits."""
+    """The server of a kind of workloads: the memory of its layers, and its limits."""
     unified = rules.tree.trees == "unified"
     model = _model(rng, kind, unified=unified)
     running = rng.choice((1, 2, 4, 8) if kind != "pressure" else (4, 8))
@@ -331,7 +331,7 @@ def policies(rules: Rules) -> tuple[str, ...]:
 
 
 def _states(rng: Random, strategy: str, running: int, *, few: bool) -> dict[str, Any]:
-    """Enough for those that run; little more where they are to be few."""
+    """Slots for running requests, and some more; few more if `few`."""
     most = running * (3 if strategy == "extra_buffer" else 1)
     room = rng.randint(2, 6) if few else rng.choice((20, 60))
     return {

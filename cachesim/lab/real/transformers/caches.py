@@ -1,4 +1,4 @@
-"""A release's own caches beside the simulated ones, by what they do with the same requests.
+"""A release's own caches beside the simulated ones, on the same requests.
 
 Of continuous batching, scheduler, cache and batch processor get the same requests, cancellations
 and replies. After each batch the requests in it, block tables, references, hashes, cached and free

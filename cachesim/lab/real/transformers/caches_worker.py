@@ -186,7 +186,7 @@ class Batches:
         self.inbox.put(state)
 
     def batch(self) -> Json:
-        """Run a batch; return what it did."""
+        """Run a batch; return its result."""
         try:
             ready = self.processor.prepare_next_batch()
         except RuntimeError as error:
@@ -260,7 +260,7 @@ METHODS = {
 
 
 class Layers:
-    """A cache, and what its models would compute of the tokens."""
+    """A cache, and its models' results for the tokens."""
 
     def __init__(self, order: Json) -> None:
         self.torch: Any = importlib.import_module("torch")

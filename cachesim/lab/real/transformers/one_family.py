@@ -11,7 +11,7 @@ from cachesim.lab.real.worker_process import WorkerError
 from cachesim.typed import Json
 
 PLAIN: Final = "llama"
-"""Family for comparison: what fails for it too is not a fault of the model."""
+"""Family for comparison: its own failures are no fault of the model."""
 
 
 class Outcome(NamedTuple):

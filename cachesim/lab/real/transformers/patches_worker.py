@@ -164,7 +164,7 @@ def whole_mask(mask: Real, count: int) -> Real:
 
 class _NoStream(nullcontext[None]):
     def wait_stream(self, _: Real) -> None:
-        """Nothing runs beside."""
+        """Do nothing: there is one stream."""
 
 
 def keep_streams_out() -> None:
@@ -200,7 +200,7 @@ def give_mtp(model: Real) -> bool:
 
 
 def assistant_of(model: Real) -> Real:
-    """A copy of a model that is right now and then."""
+    """A copy of a model that is right sometimes."""
     torch: Any = importlib.import_module("torch")
     helper = copy.deepcopy(model)
     for weight in helper.parameters():

@@ -47,7 +47,7 @@ def write_reports(
 
 
 def _causes(found: Found) -> Iterator[Subject]:
-    """A title and the results of each cause; what is not explained is one by family."""
+    """A title and the results of each cause; unexplained ones by family."""
     by_cause: dict[str, list[Cell]] = defaultdict(list)
     known: dict[str, Cause] = {}
     for cell in found.cells:

@@ -1,6 +1,6 @@
 """A scenario on a release's own scheduler, cache and batch processor, beside the simulated engine.
 
-What the session asks of the simulated server, call by call, is asked of the real classes too:
+Each call of the session to the simulated server goes to the real classes too:
 
     submit      a request in the queue
     step        a batch, whose tokens are the simulated reply's
@@ -32,7 +32,7 @@ FURTHER: Final = 20
 
 
 class Calls:
-    """Calls of a simulated server as steps of a workload, and what each batch did."""
+    """Calls of a simulated server as steps of a workload, and each batch's result."""
 
     def __init__(self, engine: Transformers) -> None:
         self.engine = engine

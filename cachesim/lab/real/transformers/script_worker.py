@@ -116,7 +116,7 @@ REMEDIES: dict[tuple[str, ...], tuple[str, ...]] = {
 
 
 class AbsentError(Exception):
-    """The release, or the model, does not have what a step calls."""
+    """The release, or the model, lacks the function of a step."""
 
 
 def tokens(seed: int, count: int, rows: int = 1) -> Real:
@@ -256,7 +256,7 @@ class Play:
         self.recording = True
 
     def do_crop(self, length: int) -> None:
-        """Of a negative length the last tokens go, else the first ones stay."""
+        """Crop: a negative length drops the last tokens, another keeps the first."""
         croppable = getattr(self.cache, "is_croppable", True)
         self.cache.crop(length)
         if not croppable:
@@ -285,7 +285,7 @@ class Play:
         self.widths = 0
 
     def do_fork(self) -> None:
-        """Feed a copy of the cache; what is fed to the original later must not show in it."""
+        """Feed a copy of the cache; later tokens of the original must not affect it."""
         original, rows, widths = self.cache, self.rows, self.widths
         self.cache = copy.deepcopy(original)
         self.do_feed(3)
@@ -726,7 +726,7 @@ def answer(order: dict[str, Any]) -> dict[str, Any]:
 
 
 def load() -> None:
-    """Import what only the release's environment has, and the modules beside this one."""
+    """Import packages of the release's environment, and the modules beside this one."""
     global torch, library, changes, parts, tiny
     torch, library, changes, parts, tiny = (
         importlib.import_module(name)
@@ -735,7 +735,7 @@ def load() -> None:
 
 
 def main() -> None:
-    """Answer orders until the input ends; what the library prints goes to standard error."""
+    """Answer orders until the input ends; the library's output goes to standard error."""
     out, sys.stdout = sys.stdout, sys.stderr
     load()
     auto: Any = importlib.import_module("transformers.models.auto.modeling_auto")

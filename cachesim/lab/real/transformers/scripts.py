@@ -134,7 +134,7 @@ NAMED: Final[Mapping[str, Callable[[Random], Script]]] = {
     **ROUNDED,
     "paged-offloaded": lambda rng: [["offloaded", *(rng.randint(11, 14) for _ in range(6))]],
 }
-"""Operations that are run where they are named: what they need is not in each environment.
+"""Operations that are run only by name: their packages are not in each environment.
 
 Offloading needs pinned memory, and thus an accelerator; here it is run without the pin.
 """

@@ -63,7 +63,7 @@ class CounterNetwork:
         return float(np.abs(one - other).max())
 
     def companion(self) -> None:
-        """There is none."""
+        """No companion."""
         return
 
 

@@ -48,10 +48,10 @@ from cachesim.verify.oracle import Oracle
 
 
 class ColdStates:
-    """Computes the state of a key afresh and holds stored states against it.
+    """Recomputed states of keys, compared with stored ones.
 
-    `within` is the tolerance, as a share of the largest number: where a chunk is counted
-    from a later position, what it leads to is the same but for the rounding of rotations.
+    `within` is the tolerance, as a share of the largest number: a chunk from a later position
+    differs by the rounding of rotations.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class ColdStates:
     def agree(self, key: Tokens, cache: PromptCache) -> list[bool | None]:
         """Layer by layer: the same tokens, at the same places, with the same numbers.
 
-        Layers of a draft model come last; nobody judges them.
+        Layers of a draft model are last, and not judged.
         """
         cold, held = leaves(self.state(key)), leaves(cache)
         found = [_agrees(*pair, len(key), self._within) for pair in zip(cold, held, strict=False)]
@@ -121,7 +121,7 @@ PRESETS: Final = {"attn": "dense", "swa": "swa", "hyb": "hybrid-delta"}
 """The models of the vectors, and the presets that have their caches."""
 
 FAMILIES: Final = {"hyb": "qwen3_next"}
-"""The classes of the recorded models, where they are not what the layers call for."""
+"""The classes of the recorded models, where they are not the layers' default."""
 
 FLOAT32: Final = 4
 VOCABULARY: Final = 64
@@ -226,7 +226,7 @@ class ServerPlayer:
     def play(
         self, requests: Sequence[Mapping[str, Any]], recorded: Sequence[Mapping[str, Any]]
     ) -> dict[str, Json]:
-        """Serve one group; the recording lends the tokens that were sampled."""
+        """Serve one group, with the sampled tokens of the recording."""
         self._inserted = []
         tickets = self._serve(requests, recorded)
         self.engine.check_integrity()
@@ -371,7 +371,7 @@ def under(release: str, rules: MlxRules) -> Family[MlxRules, MlxOptions]:
 
 
 def mismatch(line: Mapping[str, Any], rules: MlxRules | None = None) -> Difference | None:
-    """The first group that differs; None if everything recorded is run alike."""
+    """The first group that differs; None if all are equal."""
     player, family = ServerPlayer(line, rules), line["model"].get("family")
     before = 0
     for group, recorded in zip(line["steps"], line["results"], strict=True):

@@ -1,4 +1,4 @@
-"""Replays recorded results of real engines; each kind of file has a room of its own."""
+"""Replay of recorded results of real engines, with a module for each kind of file."""
 
 import gzip
 import importlib

@@ -68,7 +68,7 @@ def play(workload: Mapping[str, Any], arrivals: Arrivals = ()) -> Difference | N
 
 
 def ask(engine: Engine, step: Mapping[str, Any], *, early: bool = False) -> dict[str, Any]:
-    """A request; `early` leaves its slot unreleased for the next one to find."""
+    """A request; `early` leaves its slot unreleased for the next request."""
     request = Request(
         prompt=as_tokens(step["prompt"]),
         predict=step["predict"],

@@ -29,9 +29,9 @@ def real_vllm(
 ) -> int:
     """Run random workloads on vLLM's own scheduler and on the simulated one.
 
-    Hits, look-ups, chunks, preemptions, evicted blocks, what is cached and the free queue must be
-    the same, block by block. Only decisions are compared: no kernel runs. The configuration is made
-    of a workload's flags by the release's own `EngineArgs`; `--settings` prints what is not.
+    Hits, lookups, chunks, preemptions, evicted and cached blocks, and the free queue must be the
+    same, block by block. Only decisions are compared: no kernel runs. The configuration is made of
+    a workload's flags by the release's own `EngineArgs`; `--settings` prints the exceptions.
 
     Example: cachesim real vllm --release 0.33.0 --workloads 1000
 

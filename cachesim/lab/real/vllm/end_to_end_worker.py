@@ -2,7 +2,7 @@
 
 One JSON object as argument: a folder, a model's configuration, prompts by name. Lines of JSON out:
 the block size, then each prompt's answer as the cache gave it, then cold, then with what is cached
-spoiled, so that whoever reads can see that a wrong state would have shown.
+spoiled, to show that a wrong state would be visible.
 
 The package's own dummy weights are so small that a spoiled state hardly moves a logit; here they
 are scaled to what a trained model's are like.

@@ -14,7 +14,7 @@ Name = Any  # int or str
 Wanted = Mapping[str, Any]
 Entry = dict[str, Any]
 Spans = dict[Name, tuple[int, int]]
-"""Start and end of what each request computes in a step, by the request's name."""
+"""Start and end of each request's computed tokens in a step, by name."""
 
 WRONG_DRAFT: Final = 9_999_999
 """Proposed where the true continuation ends."""
@@ -42,7 +42,7 @@ class Loads:
     ) -> None:
         """Begin the load of a span of the first group's table, whose kind is given.
 
-        Only a group that keeps every block is told which one fails, and no prefill server tells it.
+        Only a group that keeps every block gets the failed one, and none from a prefill server.
         """
         reads = "leaves" in wanted
         if reads:
@@ -119,7 +119,7 @@ class Groups:
         return {"requests": entries, "evicted": self.evicted} | self.pool()
 
     def until_done(self, requests: dict[Name, Real], group: Sequence[Wanted]) -> str:
-        """Run a group to its end; why it has none, or nothing."""
+        """Run a group to its end; return the reason if it has none."""
         stuck = 0
         for turn in range(MOST_STEPS):
             while len(requests) < len(group) and group[len(requests)].get("after", 0) <= turn:

@@ -1,8 +1,8 @@
 """Imports the Python files of an unpacked vLLM wheel on a machine without a GPU.
 
-All of vLLM's own Python is the release's. Empty are its compiled extensions and the outside
-packages that only kernels, structured output or media need; the GPU is one that only has a name, a
-size and a capability. Runs in the worker.
+All of vLLM's own Python is the release's. Its compiled extensions are empty, and the outside
+packages that only kernels, structured output or media need; the GPU only has a name, a size and a
+capability. Runs in the worker.
 """
 
 import ast
@@ -115,16 +115,16 @@ class _Model:
         del vllm_config, prefix
 
     def forward(self, input_ids: Real, positions: Real, intermediate_tensors: Real = None) -> None:
-        """Nothing is computed."""
+        """Compute nothing."""
 
     def compute_logits(self, hidden_states: Real) -> None:
-        """Nothing is computed."""
+        """Compute nothing."""
 
     def embed_input_ids(self, input_ids: Real) -> None:
-        """Nothing is computed."""
+        """Compute nothing."""
 
     def make_empty_intermediate_tensors(self, *given: Real) -> None:
-        """Nothing is computed."""
+        """Compute nothing."""
 
     @classmethod
     def get_mamba_state_shape_from_config(cls, vllm_config: Real) -> Real:

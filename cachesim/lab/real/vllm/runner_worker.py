@@ -1,13 +1,13 @@
 """With an unpacked wheel: workloads on vLLM's own scheduler and model runner.
 
-One line of JSON in, one line out, as for the scheduler alone. What comes out is, step by step,
-which blocks every layer would read and write for each request, and which states are copied. Kernels
-run in Triton's interpreter.
+One line of JSON in, one line out, as for the scheduler alone. Results are, step by step, the blocks
+that every layer would read and write for each request, and the copied states. Kernels run in
+Triton's interpreter.
 
 Numbers stand in place of keys, values and states, so that a copy shows: block `b` of a recurrent
-state holds `b`; row `i` of its convolution window holds `b * ROWS + i`. What a kernel of the
-release has moved is found by comparing, then the numbers are put back. What the layers would read
-and write is in the metadata that the release's builders make.
+state holds `b`; row `i` of its convolution window holds `b * ROWS + i`. Moves by a kernel of the
+release are found by comparing, then undone. The layers' reads and writes are in the metadata of the
+release's builders.
 """
 
 import dataclasses
@@ -74,11 +74,11 @@ class Model:
         return dict.fromkeys(types, self.copies)
 
     def compute_logits(self, hidden: Real) -> Real:
-        """Nothing is computed."""
+        """Compute nothing."""
         return hidden
 
     def modules(self) -> list[Real]:
-        """Nothing that another model state would be chosen for."""
+        """No modules, so no other model state is chosen."""
         return []
 
 
@@ -364,7 +364,7 @@ class Copies:
 
     @classmethod
     def watch(cls, module: Real, marks: Marks) -> None:
-        """Have the copies of a module noted; releases until 0.25 have none."""
+        """Record the copies of a module; releases until 0.25 have none."""
         cls.marks = marks
         vars(importlib.import_module("vllm.v1.worker.mamba_utils"))[TILES] = 1
         copies = getattr(module, COPIES, None)
@@ -463,13 +463,13 @@ class RunnerV1:
         return Prepared(names, starts, ends, context.attn_metadata, context.slot_mapping, tables)
 
     def step(self, output: Real) -> Json:
-        """Prepare a scheduled step; what its rows read and write."""
+        """Prepare a scheduled step; return its rows' reads and writes."""
         self.output = output
         self.runner.execute_model(output)
         return self.rows
 
     def sampled(self, tokens: dict[str, list[int]], drafts: dict[str, int]) -> None:
-        """Hand over what was sampled for the step; rows that sample nothing have one to discard."""
+        """Pass the step's sampled tokens; rows without one get one to discard."""
         runner, torch = self.runner, self.torch
         state, runner.execute_model_state = runner.execute_model_state, None
         width = 1 + self.drafts if drafts else 1
@@ -601,7 +601,7 @@ class RunnerV2:
         return self.torch.zeros(1, 1)
 
     def step(self, output: Real) -> Json:
-        """Prepare a scheduled step; what its rows read and write."""
+        """Prepare a scheduled step; return its rows' reads and writes."""
         runner = self.runner
         runner.execute_model(output)
         state = runner.execute_model_state
@@ -616,7 +616,7 @@ class RunnerV2:
         return self.marks.rows(step)
 
     def sampled(self, tokens: dict[str, list[int]], drafts: dict[str, int]) -> None:
-        """Hand over what was sampled for the step, and what was rejected."""
+        """Pass the step's sampled tokens, and the rejected ones."""
         torch, batch, runner = self.torch, self.batch, self.runner
         runner.execute_model_state = None
         width = max(1, *(len(each) for each in tokens.values()))

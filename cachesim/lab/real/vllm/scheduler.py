@@ -77,8 +77,7 @@ def hurdles(scenario: Scenario) -> dict[str, bool]:
 def group_of(records: Sequence[Record], session: Session) -> list[dict[str, Any]]:
     """A group's steps in the notation of workloads.
 
-    What the store had of each request was found out by the simulated one; the real scheduler's is
-    told of it.
+    The simulated store determines each request's stored tokens; the real scheduler's receives them.
     """
     server = of_kind(Vllm, session.engine)
     connector = server.connector

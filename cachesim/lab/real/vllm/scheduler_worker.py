@@ -1,10 +1,10 @@
 """With an unpacked wheel: workloads on vLLM's own scheduler, without a model.
 
 One line of JSON in, one line out: a workload goes in (configuration, groups of requests with the
-tokens to say), what the scheduler did comes out, in the form of the vector files. Configuration,
-scheduler, cache manager, coordinators, managers, block pool, requests and hashing are the release's
-own; the model samples what the workload names. `{"settings": [...]}` with configurations brings
-what each configuration differs in from the one that a server would start with.
+reply tokens), its results come out, in the form of the vector files. Configuration, scheduler,
+cache manager, coordinators, managers, block pool, requests and hashing are the release's own; the
+model samples what the workload names. `{"settings": [...]}` with configurations brings what each
+configuration differs in from the one that a server would start with.
 """
 
 import importlib

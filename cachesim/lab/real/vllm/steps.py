@@ -1,4 +1,4 @@
-"""`cachesim real vllm --runner`: what every layer reads and writes, step by step.
+"""`cachesim real vllm --runner`: every layer's reads and writes, step by step.
 
 The release's own scheduler schedules drawn workloads, and its own model runner prepares each step:
 slots of keys and values, states that are read and written, copies of states before the network and

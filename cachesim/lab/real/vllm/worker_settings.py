@@ -2,7 +2,7 @@
 
 `EngineArgs` with a model's `config.json` and the flags that a workload names becomes a `VllmConfig`
 by the release's own code, as when a server starts; the external store that it may name is below.
-What is then changed is in `OVERRIDES`, and what is pretended in `PRETENDED`. Runs in the worker.
+Later changes are in `OVERRIDES`, pretended values in `PRETENDED`. Runs in the worker.
 """
 
 import dataclasses
@@ -28,7 +28,7 @@ FLAGS: Final = {
     "scheduler_reserve_full_isl": "reserve_full",
     "prefix_cache_retention_interval": "retention",
 }
-"""Flag of `EngineArgs` -> what a workload calls it."""
+"""Flag of `EngineArgs` -> its name in a workload."""
 
 OVERRIDES: Final = {
     "cache_config.num_gpu_blocks": (
@@ -58,7 +58,7 @@ OVERRIDES: Final = {
         "a size that is given stays; read before the scheduler starts, and never by it"
     ),
 }
-"""Fields of `VllmConfig` that differ from what vLLM makes of the flags -> why no result does."""
+"""Fields of `VllmConfig` that differ from vLLM's own -> why no result does."""
 
 PRETENDED: Final = {
     "platforms.current_platform": (
@@ -310,7 +310,7 @@ class Store(NoOp):
     request_finished = request_finished_all_groups
 
     def take_events(self, *_: Real) -> tuple[()]:
-        """Nothing is loaded behind the scheduler's back."""
+        """No events: the scheduler knows of every load."""
         return ()
 
     get_loaded_kv_cache_group_ids = take_events
