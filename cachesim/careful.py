@@ -1,4 +1,4 @@
-"""A console whose terminal cannot be steered by text of a scenario, a log or a server."""
+"""A console that escapes control sequences in text of scenarios, logs and servers."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass

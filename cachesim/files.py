@@ -28,7 +28,7 @@ ANYBODY: Final = 0o666
 
 @contextmanager
 def readable(name: object, kind: type[InputError] = InputError) -> Iterator[None]:
-    """Name a file that cannot be read in here, or is no text, in an error of this kind."""
+    """Convert a failed read or decoding of a file into an error of this kind."""
     try:
         yield
     except OSError as error:

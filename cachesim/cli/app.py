@@ -68,7 +68,7 @@ FORMER: Final[Mapping[str, tuple[str, ...]]] = {
     "show": ("list",),
     "schema": ("list", "schema"),
 }
-"""Former names of commands, and the words that stand for each now."""
+"""Former names of commands with their current words."""
 
 FORMER_OPTIONS: Final = {"--models": "--model"}
 """Former names of options, and the present one of each."""
@@ -216,7 +216,7 @@ def real_gguf(
 
 
 def renamed(words: Sequence[str]) -> list[str]:
-    """The arguments with present names; a former one is announced on standard error."""
+    """Arguments with current names; a former name is reported on standard error."""
     present = []
     for word in words:
         name, sign, value = word.partition("=")
@@ -231,7 +231,7 @@ def renamed(words: Sequence[str]) -> list[str]:
 
 
 def announce(former: str, now: str) -> None:
-    """Print the present name of a command that was called by its former one."""
+    """Print the current name of a command that was called by a former one."""
     sys.stderr.write(f"cachesim: `cachesim {former}` is now `cachesim {now}`\n")
 
 

@@ -44,9 +44,8 @@ def bisect_command(
 ) -> int:
     """Find the release that broke or fixed a scenario or a log.
 
-    The scenario is run on every release; of a log, the worst miss that `cachesim why` finds.
-    --profile, --model and --window are for logs, --seed for scenarios. The exit status is 1 if a
-    release is bad.
+    Runs the scenario, or a log's worst miss, on every release. --profile, --model and --window are
+    for logs, --seed for scenarios. The exit status is 1 if a release is bad.
 
     Example: cachesim bisect llama.cpp-24411-first-turn-again
     """

@@ -326,7 +326,7 @@ def diff(
 
 
 def named(run: Run, flags: Mapping[str, Any]) -> Run:
-    """A run whose profile names the flags of its side, and that is not compared yet."""
+    """A run whose profile names the flags of its side, not yet compared."""
     profile = ",".join([run.profile, *(f"{key}={value}" for key, value in flags.items())])
     steps = tuple(
         replace(step, facts=tuple(each for each in step.facts if each.word != BESIDE))

@@ -97,7 +97,7 @@ def _naming_profiles(flags: Hint, profiles: tuple[str, ...]) -> Hint:
 
 
 def _chosen(annotation: Hint, names: tuple[str, ...]) -> Hint:
-    """The annotation with the names as its type: of each where it is a list, None if optional."""
+    """The annotation with the names as type: of the items of a list; None if optional."""
     kind, *extras = get_args(annotation) or (annotation,)
     choice: Any = Literal[names]
     if any(get_origin(each) is list for each in (kind, *get_args(kind))):

@@ -199,7 +199,7 @@ def how_many(tasks: int, wanted: int | None = None) -> int:
 def processes(count: int) -> Iterator[Executor]:
     """A pool of local processes; an interrupt does not wait for them.
 
-    They begin at once: who shows a bar has a thread, and a process with threads does not fork well.
+    They start at once: a progress bar adds a thread, and a process with threads forks badly.
     """
     pool = pool_of(count, _end_silently_when_interrupted)
     try:
@@ -227,8 +227,8 @@ def cluster(where: str) -> Iterator[Executor]:
 def crew(where: str) -> Iterator[tuple[Executor, int]]:
     """The map function and the number of tasks that it runs at once.
 
-    Whoever has lost a worker gets its tasks from another one. All must run this very code: what
-    they find is kept as if it had been found here.
+    Tasks of a lost worker are run by another one. All workers must run the same code: their results
+    are stored like local ones.
     """
     try:
         from distributed import Client, LocalCluster

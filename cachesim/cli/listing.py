@@ -171,7 +171,7 @@ SHOWN: Final = re.compile(r"^\[(shows|model|chat|engine|spans|\[step)\b", re.MUL
 
 
 def _with_symptom(words: str) -> list[Item]:
-    """The scenarios whose reports sound like this."""
+    """Scenarios ranked by the similarity of their reports."""
     from cachesim.cli.symptoms import ranked
 
     items = [(_scenario(each), each.get("shows", {})) for each in ranked(words)]
@@ -329,7 +329,7 @@ def _table(items: Sequence[Item]) -> FittingTable:
 def show_command(
     name: str, *, raw: bool = False, output: str = "text", page: Output | None = None
 ) -> int:
-    """Show whatever has that name; a shipped scenario as its file, byte by byte if raw."""
+    """Show the item of a name; of a shipped scenario the file, unchanged if raw."""
     file = next((path for path in shipped_files() if path.stem == name), None)
     if file is not None:
         text = file.read_text(encoding="utf-8")

@@ -26,9 +26,9 @@ LOADER: Final = "<frozen importlib._bootstrap>"
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run a command line; the exit status says how it went.
+    """Run a command line; return the exit status.
 
-    Without arguments it is the program itself, and signals and closed files are its business.
+    Without arguments it also handles signals and closed files, as the program.
     """
     if arguments is not None:
         return guarded(arguments)
@@ -43,7 +43,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def interrupted(_: int, frame: FrameType | None) -> None:
-    """Handle Ctrl-C; during an import nothing is to be cleaned up."""
+    """Handle Ctrl-C; an import needs no cleanup."""
     while frame is not None:
         if frame.f_code.co_filename == LOADER:
             os.write(2, b"cachesim: interrupted\n")

@@ -111,7 +111,7 @@ def new_command(
 
 
 def drafted(report: str, name: str) -> str:
-    """A draft of a report's scenario; what the report does not say is printed."""
+    """A scenario drafted from a report; missing facts are printed."""
     from cachesim.lab.logs.from_report import MOST, draft_of
 
     with given([report], example="cachesim new --from-report thread.md") as (found,):
@@ -186,7 +186,7 @@ def engine_package(name: str) -> dict[str, str]:
 
 
 def write_package(name: str, folder: Path) -> str:
-    """Write the package into a folder without files; what to do next."""
+    """Write the package into an empty folder; return the next steps."""
     files = engine_package(name)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise InputError(f"{folder}: is there already; name another folder with --output")

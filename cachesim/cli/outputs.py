@@ -17,7 +17,7 @@ from cachesim.report.consoles import notes, results, show
 
 
 def output_at(path: Path | None, flag: str, kind: bytes = b"") -> Output | None:
-    """The file of a flag, if given; checked before any work is done for it."""
+    """The file of a flag, if given; checked before the work."""
     return None if path is None else Output.at(path, flag, kind)
 
 
@@ -70,7 +70,7 @@ def progress(
 ) -> Iterator[Callable[..., None]]:
     """A progress bar on standard error; a line each `INTERVAL` seconds if that is no terminal.
 
-    The bar takes the amount that is done, and words in place of "7 of 12 releases".
+    The bar takes the completed amount, and a text in place of "7 of 12 releases".
     """
     screen, printed = notes(), monotonic()
     columns = (

@@ -42,8 +42,8 @@ def sweep_command(
 ) -> int:
     """Replay traces on a grid of servers and flags.
 
-    Results are kept: an interrupted sweep resumes, and a plan that has grown runs only what is
-    new. The results do not depend on the number of processes or machines.
+    Results are stored: an interrupted sweep resumes, and an extended plan runs only new cells. The
+    results do not depend on the number of processes or machines.
 
     Example: cachesim sweep plan.toml --report sweep.html
     """

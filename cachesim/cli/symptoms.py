@@ -1,7 +1,7 @@
 """A text index of the shipped scenarios, for `cachesim list scenarios --symptom`.
 
 A scenario is found by its own words and by what the threads that it cites report (`threads.csv`
-beside the scenarios), so that a user's words meet a reporter's.
+beside the scenarios), so that a user's words match a reporter's.
 """
 
 import csv
@@ -70,7 +70,7 @@ WEIGHTS: Final[Mapping[str, float]] = {
     "source": 1,
     "played": 0.5,
 }
-"""Weight of a word by the part of a scenario in which it stands."""
+"""Weight of a word by its part of a scenario."""
 
 SATURATION: Final = 2.5
 """BM25's k1: how much a word that is repeated adds."""
@@ -79,14 +79,14 @@ LENGTH: Final = 0.6
 """BM25's b: how much a long text counts less."""
 
 PAIR: Final = 0.3
-"""Weight of two adjacent words: `prefix cache` says more than both alone."""
+"""Weight of a bigram: `prefix cache` is more specific than both words alone."""
 
 CLOSE: Final = 0.4
 """Part of the best score that a scenario has which is named too."""
 
 
 def ranked(words: str) -> list[Mapping[str, Any]]:
-    """The shipped scenarios that sound like a symptom, the closest first; scored by BM25."""
+    """The shipped scenarios that match a symptom, best first; scored by BM25."""
     said = _words(words)
     if not said:
         msg = f"no word to search for in {words!r}; describe what you see, as a user would"
@@ -115,7 +115,7 @@ def ranked(words: str) -> list[Mapping[str, Any]]:
 
 
 def terms(text: str) -> Iterator[str]:
-    """A text's words by stem and by meaning, and each two neighbours."""
+    """Stems and synonyms of a text's words, and its bigrams."""
     before = ""
     for word in _words(text):
         stem = word if word[0].isdigit() else word[:STEM]
@@ -152,7 +152,7 @@ def _index() -> tuple[list[dict[str, Any]], list[Mapping[str, float]]]:
 
 
 def _weighted(content: Mapping[str, Any], threads: Mapping[str, str]) -> Mapping[str, float]:
-    """Each word of a scenario with the weight of the places where it stands."""
+    """Words of a scenario, weighted by their place."""
     source, shows = content.get("source", {}), content.get("shows", {})
     engine, model = content["engine"], content["model"]
     seen = [value for part in ("before", "after") for value in shows.get(part, {}).values()]

@@ -54,7 +54,7 @@ from cachesim.typed import check_whole
 
 
 def trace_of_log(replays: Sequence[Replay]) -> str:
-    """The rebuilt requests in the order in which they began; a log's clock is left out."""
+    """Rebuilt requests in the order of their start, without the log's clock."""
     names = _Names()
     lines = []
     for life, replay in enumerate(replays):
@@ -89,7 +89,7 @@ def _all(lines: Sequence[str]) -> str:
 
 
 class _Names:
-    """Numbers of texts, from 0; lives of a server are separate."""
+    """Numbers of texts, from 0; starts of a server are separate."""
 
     def __init__(self) -> None:
         self._numbers: dict[tuple[int, int], int] = {}
@@ -252,7 +252,7 @@ MOST_AT_ONCE: Final = 1 << 24
 
 
 def _follow_command(files: Sequence[str], wanted: UserSettings) -> int:
-    """Print each request of a growing log when it has ended; standard input has an end."""
+    """Print each finished request of a growing log; standard input ends."""
     if len(files) != 1:
         msg = f"--follow reads one log, not {len(files)}; write `cachesim why --follow server.log`"
         raise InputError(msg)

@@ -304,7 +304,7 @@ class Head:
 
     @classmethod
     def read(cls, spec: ModelSpec, weights: Weights, *, mtp: bool) -> "Head":
-        """Prepare the tensors behind the last layer; an MTP head shares all but the norm."""
+        """Prepare the tensors after the last layer; an MTP head shares all but the norm."""
         norm = output_norm_name(spec)
         if mtp:
             norm = f"blk.{spec.mtp_layer}.nextn.shared_head_norm.weight"

@@ -281,7 +281,7 @@ class _Constructor:
         self.keep_scale(layer, slice(_BOUND, _VALUE), 1.0)
 
     def recall_by_attention(self, layer: int) -> None:
-        """Attend from `?` to the value whose bound name is the asked one, and copy that value.
+        """Attend from `?` to the value bound to the queried name, and copy that value.
 
         The score of a key: 2 for the name, 1 more for a value. Without a matching value the query
         attends to itself, where no value stands.
@@ -365,7 +365,7 @@ class _Constructor:
             out[halves, channels] = 1.0 / math.sqrt(inner / spec.groups / 2)
 
     def recall_by_delta(self, layer: int, *, tap: int) -> None:
-        """Write a value under its name as the key, and read with the asked name.
+        """Write a value under its name as the key, and read with the queried name.
 
         `tap`: the age of the name in the convolution, from 1: 2 where no layer has bound it.
         """

@@ -1,15 +1,15 @@
 """Matrix products whose rows do not depend on the rows beside them.
 
 A BLAS picks its kernel by the shape of a product, and kernels add in different orders: a row
-multiplied alone may differ in the last bit from the same row in a crowd. Here every product is
-cut into tiles of few agreed heights, rows of zeros filling the last one. Heights may be mixed
-where all of them give the same bits on the running machine, which `mixes` finds out once per
-shape and order of the weights in memory. A BLAS with kernels for small products (OpenBLAS with
-AVX-512) mixes for row-major weights, most others also for column-major ones.
-Where neither does, one height serves for all.
+multiplied alone may differ in the last bit from the same row in a batch. Here every product is cut
+into tiles of few agreed heights, rows of zeros filling the last one. Heights may be mixed where all
+of them give the same bits on the running machine, which `mixes` finds out once per shape and order
+of the weights in memory. A BLAS with kernels for small products (OpenBLAS with AVX-512) mixes for
+row-major weights, most others also for column-major ones. Where neither does, one height serves for
+all.
 
 Tiles stay below the size from which a BLAS wakes its threads: for products this small they cost
-more than they bring, and on a busy machine a hundred times more.
+more than they save, and on a busy machine a hundred times more.
 """
 
 from collections.abc import Callable
@@ -180,7 +180,7 @@ def alike(ladder: Ladder, inner: int, multiply: Callable[[Array], Array]) -> boo
 
 
 def noise(rows: int, columns: int) -> Array:
-    """Numbers without a pattern that a sum could hide behind: the same ones on every call."""
+    """Irregular numbers, the same on every call."""
     ticks = np.arange(1, rows * columns + 1, dtype=np.float64).reshape(rows, columns)
     return np.sin(ticks * ticks * 0.7390851332151607)
 

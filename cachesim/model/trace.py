@@ -33,7 +33,7 @@ from cachesim.units import Array, Integers, Pos, Token, Tokens
 NodeId: TypeAlias = int
 
 ROOT: Final[NodeId] = 0
-"""The history of no token at all; also what a fresh row and a fresh cell hold."""
+"""The history of no token; also the content of a fresh row and cell."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,7 @@ class Histories:
         return fresh
 
     def settle(self) -> None:
-        """After an interruption: a node that is only half written down is forgotten."""
+        """Drop a half-recorded node after an interruption."""
         whole = 1 + len(self._ids)
         del self._nodes[whole:], self._depths[whole:]
         self._cold.clear()
@@ -217,7 +217,7 @@ class Traced:
         return output
 
     def rotate(self, layer: int, keys: Array, shifts: Integers) -> Array:
-        """Rotation does not change whose key it is."""
+        """Rotate real keys only: a key's owner stays."""
         if layer in {shape.layer for shape in self._marks}:
             return keys
         return self._network.rotate(layer, keys, shifts)

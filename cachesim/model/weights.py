@@ -180,6 +180,6 @@ class _Drawer:
         return values.reshape(shape)
 
     def words(self, name: str, count: int) -> NDArray[np.uint64]:
-        """Raw words of the tensor's own stream: PCG64 promises them for ever."""
+        """Raw words of the tensor's own stream: PCG64 keeps them stable."""
         stream = np.random.PCG64([self.spec.seed, zlib.crc32(name.encode())])
         return np.asarray(stream.random_raw(count), dtype=np.uint64)

@@ -145,7 +145,7 @@ class Provenance:
     def spelled(self, tokens: Tokens) -> list[Piece]:
         """Tokens as pieces of texts, each the longest that some step has at that position.
 
-        Of steps that have it alike the first is named.
+        Of equal steps the first is named.
         """
         if tokens not in self._spelled:
             found: list[Piece] = []

@@ -1,7 +1,7 @@
 """A picture of memory for a terminal: a row of characters for each place.
 
-Short pictures may show a letter for each token. In others a character names the step that wrote
-what stands there, and where there are more tokens than columns one column stands for many.
+Short pictures may show a letter for each token. In others a character names the step that wrote the
+content; with more tokens than columns, a column covers several.
 """
 
 from collections.abc import Callable, Sequence
@@ -106,7 +106,7 @@ def legend(picture: Picture) -> list[str]:
 
 
 def _signs(picture: Picture) -> list[str]:
-    """Legend of the signs that stand for no step."""
+    """Legend of the signs without a step."""
     lines = ["= reused, ~ reprocessed, ^ wrong or missing"]
     if any(row.branch is not None for row in picture.rows):
         lines.append(

@@ -294,7 +294,7 @@ def what_if(rows: Sequence[Mapping[str, Any]], *, exact: bool) -> RenderableType
 def what_if_rows(rows: Sequence[Mapping[str, Any]], *, exact: bool) -> Iterator[tuple[str, ...]]:
     """A row for each server; the first is that of the log, or its replay where they differ.
 
-    Releases in a row that come to the same share one, unless the user named them.
+    Consecutive releases with equal results share one, unless the user named them.
     """
     cells = [(each["name"], *_cells(each, rows[0])) for each in rows]
     yield (f"{cells[0][0]} ({'the log' if exact else 'replayed'})", *cells[0][1:])

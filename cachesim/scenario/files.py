@@ -94,7 +94,7 @@ TWICE: Final = re.compile(r"overwrite a value|twice|already")
 
 
 def _hint(text: str, error: str) -> str:
-    """What the author of a text that cannot be parsed may have meant."""
+    """The likely intention of a text that cannot be parsed."""
     if _has_lines(text):
         return LINES
     if LOG.search(text):

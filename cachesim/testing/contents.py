@@ -27,11 +27,11 @@ from cachesim.units import Array, Token, Tokens
 DataType: TypeAlias = Literal["float16", "bfloat16", "float32", "float64"]
 
 PLACEHOLDER: Final = Token(3)
-"""The token in place of an image, whatever the image."""
+"""The token in place of any image."""
 
 WORDS: Final = 240
 FIRST: Final = 265
-"""Tokens that stand for what an image is embedded to."""
+"""Tokens in place of an image's embeddings."""
 
 UNSEEN: Final = 1000.0
 """The keys and values that a window layer has outside its window."""
@@ -64,7 +64,7 @@ class Server:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """The first tokens of a prompt, and what else their keys and values depend on."""
+    """The first tokens of a prompt, and the other inputs of their keys and values."""
 
     tokens: Tokens
     adapter: str = ""
@@ -132,7 +132,7 @@ def needed(server: Server, shape: LayerShape, count: int) -> int:
 
 
 class _Recording(PlainStore):
-    """Rounds what it keeps to a data type, as a server does, and remembers it."""
+    """A store that rounds to a data type, as a server does, and records the rows."""
 
     def __init__(self, network: Network, dtype: DataType, *, planes: int) -> None:
         super().__init__(network, planes=planes)

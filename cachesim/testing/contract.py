@@ -165,7 +165,7 @@ def _control(
 
 
 def _drawn(draws: Random) -> Plan:
-    """Prompts that continue, repeat, cut and part from each other."""
+    """Prompts that continue, repeat, cut and diverge from each other."""
     heads = [_words(draws, draws.randrange(20, 70), number) for number in range(2)]
     known: list[Tokens] = []
     groups = []

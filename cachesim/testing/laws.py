@@ -27,7 +27,7 @@ class BrokenLawError(AssertionError):
 
 
 class VacuousCheckError(AssertionError):
-    """A check that could not fail, as nothing it covers happened."""
+    """A check that could not fail: no case that it covers occurred."""
 
 
 class Story:

@@ -74,7 +74,7 @@ class LiveCache(Protocol):
 
 
 Foreign: TypeAlias = Any
-"""A cache, and what its calls return."""
+"""A cache, and the results of its calls."""
 
 Open: TypeAlias = Callable[[Server, Path], Foreign]
 """Opens a cache for a server; one that persists, or is shared, keeps its files in the folder."""
@@ -296,7 +296,7 @@ class _Player:
                 self._check(*promised)
 
     def end(self, only: int | None) -> None:
-        """Ask for recent requests and others like them; or for one of them `only`."""
+        """Query recent requests and variants of them; or one of them `only`."""
         recent = [request for _, request in self._stored[-2:]]
         closing: list[tuple[Server | None, int, Request]] = [
             (None, cache, each) for each in self._closing() for cache in list(self._open) or [0]

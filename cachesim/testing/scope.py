@@ -55,7 +55,7 @@ class _Sent:
 class WholeScope:
     """All workloads of up to some requests to the servers of an engine's scopes.
 
-    Several processes state what one does: workloads have an order, and so have their findings.
+    Several processes give the result of one: workloads and findings are ordered.
     """
 
     profile: Profile
@@ -249,7 +249,7 @@ def _prompts(scope: Scope, sent: tuple[_Sent, ...]) -> dict[tuple[Ids, int], Non
 
 
 def _ways(scope: Scope, step: Step, *, first: bool) -> Iterator[tuple[Step, ...]]:
-    """A request alone, with the one before, left by its client."""
+    """Variants of a request: alone, with the one before, left by its client."""
     together = (False, True) if "together" in scope.acts and not first else (False,)
     turns = scope.turns if "cancel" in scope.acts else ()
     for beside in together:

@@ -326,7 +326,7 @@ def _judged(
     stop_early: bool,
     only: Kind | None,
 ) -> Trial:
-    """The outcome of what a session runs."""
+    """The outcome of a session's run."""
     trial, options, done = Trial.of(session), session.scenario.engine.options, 0
     try:
         for record in records:

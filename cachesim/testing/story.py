@@ -1,4 +1,4 @@
-"""A workload in words: what its clients do, one line each."""
+"""A workload in words: its clients' actions, one line each."""
 
 from typing import Final
 

@@ -285,7 +285,7 @@ MOST_TRIPS: Final = 3
 MOST_MORE: Final = 60
 """Number of tokens of a long reply."""
 EDGES: Final = (1, 4, 5, 6, 32, 64)
-"""Lengths at which servers branch: what is left before the end, an ubatch."""
+"""Lengths at which servers branch: the rest before the end, an ubatch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

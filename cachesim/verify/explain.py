@@ -1,4 +1,4 @@
-"""The account of a miss, as data: what was equal, where it differed, which rules lowered it.
+"""The account of a miss, as data: the equal tokens, the divergence, the rules that lowered it.
 
     equal to the best thing in memory   --rule-->  ...  --rule-->   reused
             196                                0            96          96

@@ -65,4 +65,4 @@ class Server(SerialEngine[Rules, Options]):
         return {"slots": [], "prompt_cache": kept}
 
     def check_integrity(self) -> None:
-        """No second account could disagree."""
+        """Do nothing: there is no second count."""
