@@ -53,7 +53,7 @@ class Row:
 
     @property
     def key(self) -> tuple[str, str, int]:
-        """What one file holds once."""
+        """The key of a result in a file."""
         return self.defect, self.how, self.seed
 
     @property
@@ -132,7 +132,7 @@ def write(file: Path, rows: Iterable[Row]) -> None:
 
 
 def faster(rows: Sequence[Row], one: str, other: str) -> float | None:
-    """How many times faster one search is than another, in the median over defects.
+    """The speed of one search as a multiple of another's, in the median over defects.
 
     Each defect counts once, by the median of its seeds; one that the slower search never finds is
     endlessly faster, one that neither finds is left out.

@@ -70,7 +70,7 @@ class Core:
         return {}
 
     async def removed(self, order: dict[str, Any]) -> dict[str, Any]:
-        """Blocks are gone."""
+        """Publish removed blocks."""
         if order["blocks"]:
             hashes = [key & MASK for key in order["blocks"]]
             self.publish(order["replica"], [["BlockRemoved", hashes, "GPU"]])

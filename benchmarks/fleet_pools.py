@@ -111,7 +111,7 @@ BLOCKS: Final = 150
 
 
 def replicas(source: Source, real: Callable[[dict[str, Any]], list[dict[str, Any]]]) -> Table:
-    """What a simulated fleet reuses, and real schedulers that are sent the same requests."""
+    """Reuse of a simulated fleet, and of real schedulers with the same requests."""
     title = f"requests of {source.name} with equal reuse on real schedulers"
     table = Table(title=title, title_style="")
     for head in ("router", "replicas", "requests", "equal", "tokens reused"):

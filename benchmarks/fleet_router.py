@@ -1,4 +1,4 @@
-"""SGLang's router on loopback, with workers that answer when they are told to."""
+"""SGLang's router on loopback, with workers that answer on command."""
 
 import json
 import socket
@@ -77,7 +77,7 @@ class Loopback:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def send(self, number: int, text: str) -> int:
-        """Send a request; the worker that it comes to."""
+        """Send a request; return the worker that receives it."""
         self._arrived[number], self._released[number] = Future(), threading.Event()
         self._answers[number] = self._pool.submit(self._post, number, text)
         return self._at[self._arrived[number].result(PATIENCE)]

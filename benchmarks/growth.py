@@ -1,4 +1,4 @@
-"""How processor time grows with tokens, with slots and with requests, in each arithmetic.
+"""Growth of processor time with tokens, slots and requests, in each arithmetic.
 
     python -m benchmarks growth                     the tables
     python -m benchmarks.growth growth.json         and their numbers, for docs/make_growth.py
@@ -40,7 +40,7 @@ MODELS: Final[Mapping[str, ModelSpec]] = {
     "recurrent": preset("recurrent"),
     "hybrid": preset("hybrid"),
 }
-"""What the rows are called; the preset with windows has full attention in every other layer."""
+"""Names of the rows; the preset with windows has full attention in every other layer."""
 
 Play = Callable[[str, ArithmeticName, int], None]
 
@@ -56,7 +56,7 @@ class Row:
 
 
 def server(model: str, arithmetic: ArithmeticName, options: Mapping[str, Any]) -> Engine:
-    """A server with room for all that it is asked."""
+    """A server with room for all requests."""
     return Engine.create(PROFILE, model=MODELS[model], options=options, arithmetic=arithmetic)
 
 
@@ -66,7 +66,7 @@ def words(draws: Seeded, count: int) -> Tokens:
 
 
 def of_tokens(model: str, arithmetic: ArithmeticName, count: int) -> None:
-    """One prompt of so many tokens."""
+    """One prompt of that many tokens."""
     engine = server(model, arithmetic, {"ctx_size": count + 64})
     draws = Seeded(count)
     engine.submit(Request(prompt=words(draws, count), predict=1, reply=words(draws, 1)))
@@ -100,7 +100,7 @@ AXES: Final[Mapping[str, tuple[Play, tuple[str, ...], tuple[int, ...]]]] = {
     "slots": (of_slots, ("hybrid",), (1, 4, 16, 64)),
     "requests": (of_requests, ("hybrid",), (10, 100, 1_000, 10_000)),
 }
-"""What grows, how it is played, the models and the sizes."""
+"""The growing number, its run, the models and the sizes."""
 
 
 def measured(axis: str, model: str, arithmetic: ArithmeticName) -> Row:

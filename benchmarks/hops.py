@@ -1,4 +1,4 @@
-"""What stands beside a recorder when it is measured, each in a process of its own.
+"""The server and proxy beside a measured recorder, each in a process of its own.
 
 python -m benchmarks.hops server       answers at once; with `?much` it streams 2 GB
 python -m benchmarks.hops bare URL     aiohttp that passes on and does nothing else: the floor
@@ -45,7 +45,7 @@ async def server() -> None:
 
 
 async def _answers(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Answer what comes on one connection with short replies, or with a very long one."""
+    """Answer the requests of one connection with short replies, or with a very long one."""
     try:
         while True:
             head = await reader.readuntil(b"\r\n\r\n")

@@ -46,7 +46,7 @@ UBATCH: Final = 512
 REPEATS: Final = 5
 MANY: Final = 1_000_000
 TOKENS: Final = (*PREFILLS, *(DECODED for _ in AFTER))
-"""How many tokens each column of a turn computes."""
+"""Computed tokens of each column of a turn."""
 
 ARITHMETICS: Final[tuple[ArithmeticName, ...]] = ("float", "ring")
 RELEASES: Final[tuple[Release, ...]] = ("b9538", "b11549")
@@ -72,7 +72,7 @@ Turn: TypeAlias = Sequence[float]
 
 @dataclass(frozen=True, slots=True)
 class Speeds:
-    """What one side took for a preset, turn by turn."""
+    """Seconds of one side for a preset, turn by turn."""
 
     turns: Sequence[Turn]
 
@@ -84,12 +84,12 @@ class Speeds:
 
     @property
     def exponent(self) -> float:
-        """How prefill grows between the two longer prompts."""
+        """Growth of prefill between the two longer prompts."""
         shorter, longer = (count / self.rates[PREFILLS.index(count)] for count in PREFILLS[-2:])
         return math.log(longer / shorter) / math.log(PREFILLS[-1] / PREFILLS[-2])
 
     def beside(self, other: "Speeds") -> list[list[float]]:
-        """How many times the other's each figure is, turn by turn, column by column."""
+        """Each figure as a multiple of the other's, turn by turn, column by column."""
         return [
             [theirs / mine for mine, theirs in zip(*pair, strict=True)]
             for pair in zip(
@@ -138,7 +138,7 @@ def simulated(name: str, arithmetic: ArithmeticName) -> Side:
 
 
 def real_side(server: Played) -> Side:
-    """What is loaded on a running server."""
+    """The models that are loaded on a running server."""
     random = np.random.default_rng(0)
 
     def seconds(count: int, predict: int) -> float:
@@ -216,12 +216,12 @@ def speed_table(found: Mapping[str, Mapping[str, Speeds]], beside: str) -> Table
 
 
 def row(texts: Sequence[str], growth: str = "") -> list[str]:
-    """A row's cells: growth stands behind the prefills."""
+    """A row's cells: growth follows the prefills."""
     return [*texts[: len(PREFILLS)], growth, *texts[len(PREFILLS) :]]
 
 
 def small_table() -> Table:
-    """What a request costs on the tiny models that property tests live on; and a long ring run."""
+    """Cost of a request on the tiny models of property tests; and a long ring run."""
     table = Table(title="small and large", title_style="")
     for head in ("what", "", "milliseconds"):
         table.add_column(head, justify="right" if head == "milliseconds" else "left")

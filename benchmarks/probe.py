@@ -1,4 +1,4 @@
-"""`cachesim probe` on real servers: what it finds blind, and whether right servers stay quiet.
+"""`cachesim probe` on real servers: its blind findings, and its false alarms.
 
     python -m benchmarks probe                              two cells, one run each
     python -m benchmarks.probe play ROWS.jsonl --engine llama.cpp --release b11549
@@ -195,7 +195,7 @@ def _spread(values: Sequence[float]) -> str:
 
 
 def remaining(slots: int, seed: int = 0) -> Table:
-    """How many simulated servers explain the counts of one of them, by its model.
+    """The number of simulated servers that explain the counts of one of them, by its model.
 
     Those that have replied alike so far are a group, and get the same next workload, the one that a
     probe would send. Identified are all releases with default flags, and the newest with all flags.

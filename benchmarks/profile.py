@@ -1,4 +1,4 @@
-"""Where the time of a decoded token, of a prefill, of a search and of `make run` goes.
+"""The profile of a decoded token, a prefill, a search and `make run`.
 
 A row is a function of ours, with whatever NumPy and the standard library do for it. Rows stand in
 the order in which the functions are first called, so that two profiles can be laid side by side;
@@ -51,7 +51,7 @@ Work = Callable[[], object]
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """Something whose time is asked for."""
+    """A profiled subject."""
 
     title: str
     units: int  # how many of what the title names are done
@@ -89,7 +89,7 @@ def searching(arithmetic: ArithmeticName) -> Work:
 
 
 def some_scenarios() -> Work:
-    """A part of what `make run` plays, in one process: the files are read in that time too."""
+    """A part of the runs of `make run`, in one process: the files are read in that time too."""
 
     def play_some() -> None:
         files = sorted(map(str, SCENARIOS.rglob("*.toml")))[::EVERY]
@@ -117,7 +117,7 @@ def subjects() -> list[Subject]:
 
 
 def seconds(work: Work) -> float:
-    """How long it takes when nobody watches."""
+    """The time without a profiler."""
     begun = time.process_time()
     work()
     return time.process_time() - begun

@@ -1,4 +1,4 @@
-"""What the recorder costs: the time to the first byte with and without it, and memory.
+"""The recorder's cost: the time to the first byte with and without it, and memory.
 
     client ─────────────────────> server     direct
     client ──> bare hop ────────> server     the same HTTP library, and nothing but passing on
@@ -48,7 +48,7 @@ ROW: Final = "{:<28}{:>9}{:>16}{:>9}   {}"
 
 
 def run(out: Console) -> None:
-    """Print a row as soon as it is measured, and what 2 GB do to memory."""
+    """Print a row as soon as it is measured, and the memory after 2 GB."""
 
     def row(*cells: str) -> None:
         out.print(ROW.format(*cells, *[""] * (5 - len(cells))).rstrip(), soft_wrap=True)
@@ -93,7 +93,7 @@ def figures(values: Sequence[float]) -> tuple[str, str, str]:
 
 
 def difference(taken: Mapping[str, Sequence[float]], one: str, other: str) -> str:
-    """The median of the differences request by request, and where it lies in 95 of 100 draws.
+    """The median of the differences request by request, and its 95 % interval.
 
     The interval is that between two ranks of the sorted differences, without any assumption on
     how they are distributed.

@@ -41,7 +41,7 @@ PROFILES: Final = (
 MODELS: Final = ("hybrid", "dense", "swa", "recurrent", "hybrid-delta")
 
 COUNTS: Final[dict[ArithmeticName, int]] = {"ring": 64, "float": 32}
-"""How many workloads a run plays: enough for their differences to even out."""
+"""Workloads of a run: enough for their differences to even out."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,7 +36,7 @@ class Stopwatch:
 
     @property
     def lost(self) -> bool:
-        """As the server says."""
+        """True if the server is lost."""
         return self.server.lost
 
     def send(self, group: Sequence[Step]) -> tuple[Outcome, ...]:
@@ -61,7 +61,7 @@ class Measured:
         return f"{self.requests / self.seconds[side]:,.0f}"
 
     def ratio(self, side: str) -> str:
-        """How much longer a side took than the real server."""
+        """The time of a side as a multiple of the real server's."""
         return f"{self.seconds[side] / self.seconds['real']:.2f} x"
 
 

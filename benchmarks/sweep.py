@@ -58,7 +58,7 @@ PLAN: Final[dict[str, Any]] = {
 
 @dataclass
 class Way:
-    """One way to play the plan, and what came of it."""
+    """One way to run the plan, and its result."""
 
     name: str
     hands: Workers

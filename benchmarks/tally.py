@@ -1,4 +1,4 @@
-"""What each function of ours costs: its calls, its seconds, and the memory that it takes.
+"""The cost of each function of ours: its calls, its seconds, and its memory.
 
     ours ──► library ──► library        everything below is the cost of the function of ours that
       └────► ours                       stands nearest above it
@@ -24,7 +24,7 @@ HOME: Final = Path(cachesim.__file__).parent
 
 @dataclass(slots=True)
 class Account:
-    """What is charged to one function."""
+    """The cost charged to one function."""
 
     calls: int = 0
     spent: int = 0  # nanoseconds, or bytes
@@ -55,7 +55,7 @@ class Tally(ABC):
 
     @abstractmethod
     def spent(self) -> int:
-        """What was spent since it began."""
+        """The cost since its start."""
 
     def _note(self, frame: FrameType, event: str, _: object) -> None:
         self._stack[-1].spent += self.spent()
@@ -66,7 +66,7 @@ class Tally(ABC):
         self.begin()
 
     def _entered(self, code: CodeType) -> Account:
-        """The account of a function; what is not ours counts for whoever called it."""
+        """The account of a function; other code counts for its caller."""
         if code not in self._names:
             self._names[code] = name_of(code)
         name = self._names[code]
@@ -103,7 +103,7 @@ class Clock(Tally):
 
 
 class Memory(Tally):
-    """Charges bytes: how far memory rose above where it stood, whatever was given back since."""
+    """Charges bytes: the peak of memory above its level at the start."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -118,7 +118,7 @@ class Memory(Tally):
             tracemalloc.stop()
 
     def begin(self) -> None:
-        """Look at what is held."""
+        """Record the held bytes."""
         tracemalloc.reset_peak()
         self._held, _ = tracemalloc.get_traced_memory()
 

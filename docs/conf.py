@@ -1,4 +1,4 @@
-"""How Sphinx builds the site; `make docs` writes the generated pages first."""
+"""Configuration of Sphinx; `make docs` writes the generated pages first."""
 
 import importlib.metadata
 

@@ -55,7 +55,7 @@ def find(engine: str, wanted: set[str], seconds: float) -> Iterator[tuple[str, S
 
 
 def shows(cause: str, scenario: Scenario) -> bool:
-    """Whether a run loses tokens to a cause."""
+    """True if a run loses tokens to a cause."""
     return any(loss.rule == cause for loss in losses_of(scenario))
 
 

@@ -45,7 +45,7 @@ PARTS: Final[Mapping[str, Callable[[], str]]] = {
     "parts/home.inc": home.page,
     "parts/gallery.inc": gallery.page,
 }
-"""What pages are put together from."""
+"""Parts of pages."""
 
 
 def main() -> None:

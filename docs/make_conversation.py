@@ -38,7 +38,7 @@ def table(rows: Sequence[Row]) -> Iterator[str]:
 
 
 def sentences(rows: Sequence[Row]) -> Iterator[str]:
-    """What the page concludes; a sentence that the rows do not bear out raises."""
+    """The page's conclusions; one that the rows contradict raises."""
     bound, *_ = rows
     known = bound["cached"] + sum(bound["lost"].values())
     small = [
@@ -117,7 +117,7 @@ def _share(rate: float) -> str:
 
 
 def picture(rows: Sequence[Row]) -> str:
-    """What was computed before, as bars: reused, and lost by cause."""
+    """Tokens computed before, as bars: reused, and lost by cause."""
     totals: dict[str, int] = {}
     for row in rows:
         for cause, count in row["lost"].items():

@@ -25,7 +25,7 @@ TOGETHER: Final = {"sticky", "cache-aware", "gateway"}
 
 
 def kept(row: Row) -> dict[str, Any]:
-    """What the page needs of a row."""
+    """The page's values of a row."""
     fleet = row.get("fleet") or {}
     taken = {each: row[each] for each in ("trace", "profile", "prompt_tokens", "rate")}
     return taken | {each: fleet.get(each) for each in ("router", "elsewhere", "spread")}
@@ -55,7 +55,7 @@ def _cell(row: Row) -> str:
 
 
 def sentences(told: Row) -> Iterator[str]:
-    """What the page concludes; a sentence that the rows do not bear out raises."""
+    """The page's conclusions; one that the rows contradict raises."""
     bounds = [of_trace(told, begins, router=False)[0]["rate"] for begins in NAMES]
     yield (
         "Reused share of the prompts, and tokens computed again though another replica held them "

@@ -56,7 +56,7 @@ def main(site: Path, *, write: Writer | None = None, jobs: int | None = None) ->
 
 
 def _package() -> bytes:
-    """What every report is made by."""
+    """The sources that make every report."""
     root = Path(cachesim.__file__).parent
     parts = sorted(each for each in root.rglob("*") if each.suffix in {".py", ".js", ".css"})
     parts.append(Path(__file__).parent / "pages" / "gallery.py")

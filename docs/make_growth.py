@@ -93,7 +93,7 @@ def chart(axis: str, rows: Sequence[Row]) -> str:
 
 
 def sentences(told: Mapping[str, Any]) -> Iterator[str]:
-    """What the page concludes; a sentence that the cells do not bear out raises."""
+    """The page's conclusions; one that the cells contradict raises."""
     tokens, slots, requests = (of_axis(told, axis) for axis in UNITS)
     straight = [row for row in tokens if row["model"] != "attention"]
     square, *bent = (row for row in tokens if row not in straight)

@@ -61,7 +61,7 @@ LEFT_OUT: Final = ("cli", "testing")
 """Packages that a browser has no use for."""
 
 FOR_LOGS: Final = ("lab/logs", "lab/traces", "lab/record")
-"""What is loaded for the first log."""
+"""Modules that are loaded for the first log."""
 
 UNUSED_STDLIB: Final = frozenset(
     (  # noqa: SIM905 - a list of names reads better without quotes
@@ -103,7 +103,7 @@ OPENINGS: Final = (
     ("A window one key short", "llama.cpp-window-erodes-by-a-key", "b11549"),
     ("Two agents on one slot", "llama.cpp-22083-two-chats", "b11549"),
 )
-"""What the page opens with: a title, a scenario, the release it is shown on."""
+"""An example of the page: a title, a scenario, its release."""
 
 
 class MissingError(Exception):
@@ -164,7 +164,7 @@ def asked(**question: object) -> dict[str, Any]:
 
 
 def shipped(folder: Path) -> Iterator[dict[str, Any]]:
-    """Every shipped scenario: its file in a folder, and what a search looks at."""
+    """Every shipped scenario: its file in a folder, and its search terms."""
     folder.mkdir()
     for path in shipped_files():
         shutil.copyfile(path, folder / path.name)
@@ -177,7 +177,7 @@ def shipped(folder: Path) -> Iterator[dict[str, Any]]:
 
 
 def logs(folder: Path) -> Iterator[dict[str, str]]:
-    """The logs of the documentation: each in a folder, and what its button says."""
+    """The logs of the documentation: each in a folder, and the text of its button."""
     folder.mkdir()
     for name, (title, about) in LOGS.items():
         shutil.copyfile(DOCS / "examples" / name, folder / name)
@@ -225,7 +225,7 @@ def engine(folder: Path) -> Iterator[dict[str, Any]]:
 
 
 def _stdlib(data: bytes) -> Iterator[tuple[str, bytes]]:
-    """The standard library without what nothing imports."""
+    """The standard library without unused modules."""
     for name, content in _members(data):
         first, _, rest = name.partition("/")
         if first in UNUSED_STDLIB or (
@@ -292,7 +292,7 @@ def _member(packed: tarfile.TarFile, name: str) -> bytes:
 
 
 def _numpy(packed: bytes) -> Iterator[tuple[str, bytes]]:
-    """The package without its tests, stubs and what is not used of it."""
+    """The package without its tests, stubs and unused parts."""
     prefix = "lib/python3.11/site-packages/"
     with tarfile.open(fileobj=io.BytesIO(packed)) as inner:
         for each in inner:
@@ -353,7 +353,7 @@ def _wheel(name: str, wanted: str) -> bytes:
 
 
 def _fetched(name: str, wanted: str, command: list[str]) -> bytes:
-    """What a package manager brings, kept for the next build; refused if not what was pinned."""
+    """A fetched package, kept for the next build; refused unless its hash is the pinned one."""
     kept = _store() / name.replace("/", "-")
     if kept.is_file() and hashlib.sha256(kept.read_bytes()).hexdigest() == wanted:
         return kept.read_bytes()
@@ -373,7 +373,7 @@ def _fetched(name: str, wanted: str, command: list[str]) -> bytes:
 
 
 def _store() -> Path:
-    """Where fetched packages are kept."""
+    """Folder of fetched packages."""
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(base) / "cachesim" / "playground"
 

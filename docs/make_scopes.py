@@ -1,4 +1,4 @@
-"""Writes the table of small scopes from what `cachesim check --scope` printed, engine by engine.
+"""Writes the table of small scopes from the output of `cachesim check --scope`, engine by engine.
 
     cachesim check vllm@0.32.0 vllm@0.33.0 --scope 3 --all --jobs 1 --format json > vllm.json
     python docs/make_scopes.py vllm.json ...
@@ -26,7 +26,7 @@ SHORT: Final = {CONFIRMED: "confirmed", DERIVED: "derived", SOURCE: "source"}
 
 
 def line_of(search: Mapping[str, Json]) -> dict[str, Json]:
-    """What is kept of a search; one that is not whole has no line."""
+    """The row of a search; an incomplete one has none."""
     scope, profile = search["scope"], search["profile"]
     hold(fact=bool(scope and scope["whole"]), what=f"the scope of {profile} was run whole")
     return {

@@ -1,4 +1,4 @@
-"""Writes the figures of the page on a search's speed from what `benchmarks.search` measured.
+"""Writes the figures of the page on a search's speed from the output of `benchmarks.search`.
 
     python -m benchmarks.search search.json
     python docs/make_search_speed.py search.json
@@ -25,7 +25,7 @@ Row = Mapping[str, Any]
 
 
 def row_of(told: Mapping[str, Any], arithmetic: str) -> Row:
-    """What the goal is asked of."""
+    """The row that the goal applies to."""
     return next(
         row
         for row in told["rows"]
@@ -34,7 +34,7 @@ def row_of(told: Mapping[str, Any], arithmetic: str) -> Row:
 
 
 def sentences(told: Mapping[str, Any]) -> Iterator[str]:
-    """What the page concludes; a sentence that the turns do not bear out raises."""
+    """The page's conclusions; one that the turns contradict raises."""
     rates = {}
     for arithmetic, goal in GOALS.items():
         rates[arithmetic] = median(row_of(told, arithmetic)["searched"])

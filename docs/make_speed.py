@@ -1,4 +1,4 @@
-"""Writes the figures of the page on speed from what `benchmarks.model` measured.
+"""Writes the figures of the page on speed from the output of `benchmarks.model`.
 
     python -m benchmarks.model speed.json
     python docs/make_speed.py speed.json
@@ -32,7 +32,7 @@ EVEN: Final = 1.1
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One thing that was measured: seconds, preset by preset, turn by turn, on both sides."""
+    """One measurement: seconds, preset by preset, turn by turn, on both sides."""
 
     name: str
     tokens: int
@@ -40,7 +40,7 @@ class Column:
     theirs: Mapping[str, Sequence[float]]
 
     def times(self, preset: str) -> float:
-        """How many times llama.cpp's speed: by the median turns."""
+        """The multiple of llama.cpp's speed, by the median turns."""
         return median(self.theirs[preset]) / median(self.ours[preset])
 
     def spread(self, preset: str) -> tuple[float, float]:
@@ -70,7 +70,7 @@ def columns(told: Mapping[str, Any]) -> tuple[Column, Column, Column]:
 
 
 def sentences(told: Mapping[str, Any]) -> Iterator[str]:
-    """What the page concludes; a sentence that the turns do not bear out raises."""
+    """The page's conclusions; one that the turns contradict raises."""
     prefill, short, long = columns(told)
     presets = list(prefill.ours)
     least = min(presets, key=prefill.times)

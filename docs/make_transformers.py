@@ -128,7 +128,7 @@ def _causes_kept() -> Iterator[tuple[tuple[str, str], str, str]]:
 
 
 def courses_of_causes() -> dict[str, str]:
-    """The verdicts of what shows each cause, from release to release."""
+    """The verdicts of each cause's example, from release to release."""
     rows: dict[str, list[tuple[str, str]]] = defaultdict(list)
     for (family, operation), release, verdict in _causes_kept():
         rows[f"{family}, {operation}"].append((release.rpartition(".")[0], verdict))

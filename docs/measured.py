@@ -29,11 +29,11 @@ class Measured:
     picture: Callable[[Json], str] | None = None
 
     def numbers(self) -> Json:
-        """What was measured last."""
+        """The last measurement."""
         return json.loads(self._file("json").read_text(encoding="utf-8"))
 
     def is_current(self) -> bool:
-        """Whether page and picture are those of the numbers."""
+        """True if page and picture are those of the numbers."""
         told = self.numbers()
         drawn = self.picture is None or self._read("html") == self.picture(told)
         return drawn and PAGE.read_text(encoding="utf-8") == self._page(told)
@@ -76,7 +76,7 @@ def hold(*, fact: bool, what: str) -> None:
 
 
 class Bar(NamedTuple):
-    """What a bar says: its name, the median turn, and the least and the most of the turns."""
+    """A bar: its name, the median, least and most of the turns."""
 
     name: str
     value: float

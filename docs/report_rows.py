@@ -34,7 +34,7 @@ NEWEST_LAST: Final[Mapping[str, Sequence[str]]] = {
 def followed(
     row: Collected, scenario: Scenario | None, played: Sequence[dict[str, str]]
 ) -> Collected:
-    """A row with the columns that follow from its scenario and from what the real engines said."""
+    """A row with the columns that follow from its scenario and from the real engines' results."""
     if scenario is None:
         return replace(row, evidence="", checked="")
     engine = scenario.engine.name
@@ -68,7 +68,7 @@ def all_followed() -> list[Collected]:
 
 
 def write(rows: Sequence[Collected]) -> None:
-    """The table, in the order in which it stands."""
+    """Write the table, in its order."""
     with (DOCS / "reports.csv").open("w", newline="", encoding="utf-8") as table:
         names = [each.name for each in fields(Collected)]
         writer = csv.DictWriter(table, names, lineterminator="\n")
@@ -77,7 +77,7 @@ def write(rows: Sequence[Collected]) -> None:
 
 
 def numbers_of(row: Collected, scenario: Scenario) -> set[str]:
-    """The threads and pull requests that a row stands on."""
+    """The threads and pull requests of a row."""
     source, engine = scenario.source, scenario.engine
     patches = "+".join(engine.profiles).split("+")
     texts = (row.issue, source.issue, *source.also, source.note, scenario.about)
@@ -102,7 +102,7 @@ def touched(engine: str, notes: str) -> Iterator[tuple[str, Collected]]:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Write the columns, or print what to read again; 2 for wrong words."""
+    """Write the columns, or print the rows to read again; 2 for wrong words."""
     if list(arguments) == ["--accept"]:
         write(all_followed())
         return 0

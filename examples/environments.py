@@ -36,14 +36,14 @@ VLLM: Final = Environment(
     name="foreign-vllm-beside",
     requirements=(*PACKAGES.requirements, "hypothesis", "cattrs", "rich", "cyclopts"),
 )
-"""What vLLM's own Python imports."""
+"""Imports of vLLM's own Python."""
 
 
 BOTH: Final = Environment(
     name="foreign-lmcache-vllm",
     requirements=(*dict.fromkeys((*PACKAGES.requirements, *TORCH.requirements)),),
 )
-"""What LMCache and vLLM import, for LMCache's connector of vLLM."""
+"""Imports of LMCache and vLLM, for LMCache's connector of vLLM."""
 
 
 def wheel(project: str, version: str, package: str, packages: Environment = TORCH) -> UnpackedWheel:

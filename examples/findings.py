@@ -1,4 +1,4 @@
-"""Prints what holds and what was found, for one cache after another."""
+"""Prints the laws that hold and the findings, cache by cache."""
 
 import sys
 import time

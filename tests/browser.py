@@ -43,7 +43,7 @@ FOLD: Final = {"wide": 800, "phone": 844}
 """Pixels from the top that a reader sees without scrolling."""
 
 CHECKS: dict[str, tuple[str, Callable[[Any], None]]] = {}
-"""What a check says -> the page it looks at, and how."""
+"""The sentence of a check -> its page, and its function."""
 
 
 def check(words: str, page: str) -> Callable[[Callable[[Any], None]], Callable[[Any], None]]:
@@ -68,12 +68,12 @@ def holds(claim: object, what: str) -> None:
 
 
 def text(tab: Any, selector: str) -> str:
-    """What an element says."""
+    """The text of an element."""
     return " ".join(tab.locator(selector).first.inner_text().split())
 
 
 def place(tab: Any) -> str:
-    """Where the cursor stands."""
+    """The position of the cursor."""
     return text(tab, "#where")
 
 
@@ -348,7 +348,7 @@ def large() -> list[Run]:
 
 
 def write_pages(folder: Path) -> dict[str, Path]:
-    """The pages that are looked at."""
+    """Write the checked pages."""
     three = runs_of(THREE)
     pages = {
         **{name: three if name == THREE else runs_of(name) for name in FITTED},
@@ -364,7 +364,7 @@ def write_pages(folder: Path) -> dict[str, Path]:
 def new_tab(browser: Any, **options: Any) -> Any:
     """A page in a fresh profile, patient with a machine that installs packages meanwhile.
 
-    Without smooth scrolling: a click during its animation lands on what has moved there.
+    Without smooth scrolling: a click during its animation hits a moved element.
     """
     context = browser.new_context(reduced_motion="reduce", **options)
     context.set_default_timeout(SLOW)
@@ -373,7 +373,7 @@ def new_tab(browser: Any, **options: Any) -> Any:
 
 @contextmanager
 def opened(browser: Any, path: Path, **options: Any) -> Iterator[tuple[Any, list[str]]]:
-    """A page in a fresh profile; what it complains of or asks for gathers in the list."""
+    """A page in a fresh profile; its errors and fetches are added to the list."""
     tab = new_tab(browser, **options)
     trouble: list[str] = []
     tab.on("console", lambda message: trouble.append(f"console: {message.text}"))
@@ -448,7 +448,7 @@ def is_sampled(size: str, scheme: str) -> bool:
 
 
 def hidden(tab: Any, fold: int) -> list[str]:
-    """What should be on the first screen and is not."""
+    """Elements missing from the first screen."""
     low = {
         name: tab.evaluate(f"document.querySelector('{name}').getBoundingClientRect().{edge}")
         for name, edge in ((".sentence", "bottom"), ("#timeline", "bottom"), ("#picture", "top"))

@@ -86,7 +86,7 @@ def newest() -> str:
 
 
 def is_python(program: str | None) -> bool:
-    """Whether it starts: a version manager has names for interpreters that are not there."""
+    """True if it starts: a version manager also names missing interpreters."""
     if program is None:
         return False
     done = subprocess.run([program, "-c", ""], capture_output=True, check=False)

@@ -17,6 +17,6 @@ def output(capsys: Capture, words: Iterable[str], status: int = 0) -> str:
 
 
 def complaint(capsys: Capture, words: Iterable[str]) -> str:
-    """What wrong usage is told."""
+    """Error messages of wrong usage."""
     assert 2 == main([*words])
     return capsys.readouterr().err

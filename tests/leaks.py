@@ -99,7 +99,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What a rewritten scenario came to."""
+    """Result of a rewritten scenario."""
 
     word: str = OUTCOMES[0]
     reply: str = ""

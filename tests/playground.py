@@ -99,7 +99,7 @@ def built(folder: Path) -> bool:
 
 
 def printed() -> str:
-    """What the command line prints for three requests, in the arithmetic that is exact anywhere."""
+    """The command's output for three requests, in arithmetic that is exact anywhere."""
     more = ("--profile", "llama.cpp@b11549", "--arithmetic", "ring", "--format", "json")
     return cachesim("run", THREE, *more).strip()
 

@@ -36,7 +36,7 @@ REAL: Final[tuple[tuple[float, str, str, dict[str, Any], dict[str, Any]], ...]] 
     (0.2586, "sglang@0.5.23", "hybrid",
      {**PAGES, "max_total_tokens": 16000000, "max_mamba_cache_size": 60000}, {"first": 3000}),
 )  # fmt: skip
-"""What the real classes reused; SGLang's with replies of one token."""
+"""Reuse of the real classes; SGLang's with replies of one token."""
 
 MARCONI: Final = {"n": 4, "capacity_bytes": 6_144_655_360}
 
@@ -84,7 +84,7 @@ def column(path: Path) -> Iterator[Figure]:
 
 
 def rates(path: Path) -> Iterator[Figure]:
-    """What engines reuse."""
+    """Reuse of the engines."""
     for published, profile, model, options, reading in REAL:
         source = Source(name=str(path), scale=32, **reading)
         cell = Cell(source=source, profile=profile, model=model, options=tuple(options.items()))

@@ -128,7 +128,7 @@ class Tap:
 
 
 class Bytes(socket.socket):
-    """What was received, as `http.client` reads it."""
+    """The received answer, as parsed by `http.client`."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
@@ -144,7 +144,7 @@ def body_of(data: bytes) -> bytes:
 
 
 def whole(data: bytes) -> bool:
-    """Whether an answer's bytes are complete."""
+    """True if an answer's bytes are complete."""
     try:
         body_of(data)
     except (http.client.HTTPException, OSError, ValueError):
@@ -360,7 +360,7 @@ def many_clients(setup: Setup) -> Found:
 
 
 def cached_is_the_servers(setup: Setup) -> Found:
-    """What is written as reused is what the server reported, in every answer that it gave."""
+    """Recorded reuse equals the server's, in every answer."""
     compared = wrong = 0
     reported: dict[str, list[Any]] = {}
     for pipe in setup.tap.pipes:
@@ -472,7 +472,7 @@ PLANTED: Final[tuple[tuple[str, Json, Json], ...]] = (
     ("compacted", chat("w1", f"w2 {LONG}", "w3", "w4", "w5"),
      chat("This is a summary of the previous conversation: w300 w301.")),
 )  # fmt: skip
-"""What is planted: its name, a request, and the request that the client makes of it."""
+"""A planted rewrite: its name, a request, and the client's version of it."""
 
 
 def rewrites_are_named(setup: Setup) -> Found:

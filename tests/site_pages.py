@@ -227,7 +227,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def in_browser(site: Path, arguments: Sequence[str]) -> bool:
-    """Whether its pages are well in a browser, or there is none."""
+    """True if its pages pass in a browser, or without one."""
     found = browser_path()
     if importlib.util.find_spec("playwright") is None or found is None:
         sys.stdout.write("SKIPPED the site in a browser: no Chromium, or no playwright\n")

@@ -70,7 +70,7 @@ def nodes_of(path: Path) -> tuple[ast.AST, ...]:
 
 
 def broken(found: Callable[[Path], Iterable[Any]]) -> dict[str, list[Any]]:
-    """What breaks a rule, in each module where something does."""
+    """Broken rules, by module."""
     every = {str(path.relative_to(PACKAGE)): list(found(path)) for path in modules()}
     return {name: each for name, each in every.items() if each}
 

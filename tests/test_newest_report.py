@@ -22,7 +22,7 @@ block_tail  keep  2 of 2 requests
 
 
 def asked(folder: Path, found: str, already: str = "") -> list[str] | None:
-    """What `gh issue create` is asked for, if it is called."""
+    """The arguments of `gh issue create`, if it is called."""
     program = folder / "gh"
     program.write_text(GH)
     program.chmod(0o755)

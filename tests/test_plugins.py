@@ -55,7 +55,7 @@ model = "dense"
 
 
 def installed(folder: Path, module: str, text: str, name: str = "broken") -> None:
-    """What an installed package leaves behind: its module and its entry point."""
+    """Files of an installed package: its module and its entry point."""
     (folder / f"{module}.py").write_text(text)
     facts = folder / f"{module}-1.0.dist-info"
     facts.mkdir()

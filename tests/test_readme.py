@@ -1,4 +1,4 @@
-"""What the README shows is what the program prints."""
+"""The README's output is the program's."""
 
 import re
 import sys

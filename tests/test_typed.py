@@ -1,4 +1,4 @@
-"""What the type checker cannot see is looked at when the program runs."""
+"""Checks at run time of values beyond the type checker."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What upstream's tests of generation ask of `mlx_lm`, on a toy model.
+"""Queries of upstream's generation tests to `mlx_lm`, on a toy model.
 
 `tests.upstream_mlx_lm` runs them. The generators, the caches and the single path are the port's; a
 toy with its tokenizer takes the place of the model that those tests load from a hub.

@@ -242,7 +242,7 @@ class Store(LRUPromptCache):
 
 @dataclass(slots=True)
 class Outcome:
-    """What became of a release's tests."""
+    """Results of a release's tests."""
 
     passed: int = 0
     excused: dict[str, str] = field(default_factory=dict)

@@ -60,7 +60,7 @@ PLAYERS: Final[Mapping[str, Callable[..., Sequence[Any]]]] = {
     "sglang": lambda scenario, release, **_: SGLANG_SCHEDULER.play_scenario(scenario, release),
     "transformers": lambda scenario, release, **_: play_on_transformers(scenario, release),
 }
-"""How a scenario is played for real; `proves` is true where an answer is in question."""
+"""The run of a scenario on the real engine; `proves` is true to compare answers."""
 
 
 RUNNERS: Final[Mapping[str, Callable[[Scenario, str], Difference | None]]] = {
@@ -151,7 +151,7 @@ def play(name: str, scenario: Scenario, release: str) -> Played:
 
 
 def _runs_alike(scenario: Scenario, engine: str, release: str) -> bool:
-    """Whether the real model runner reads, writes and copies what the simulated one does."""
+    """True if the real model runner's reads, writes and copies equal the simulated one's."""
     try:
         return engine in RUNNERS and not RUNNERS[engine](scenario, release)
     except CachesimError:

@@ -46,7 +46,7 @@ class Conversation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """How far the answer after a conversation lies from the cold one."""
+    """Distance of the answer after a conversation from the cold one."""
 
     conversation: str
     release: str

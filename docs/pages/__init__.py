@@ -1,1 +1,1 @@
-"""What writes the generated pages of the documentation."""
+"""Writers of the generated pages of the documentation."""

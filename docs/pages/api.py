@@ -1,4 +1,4 @@
-"""The public Python interface: every name, its signature, what it says of itself, and examples."""
+"""The public Python interface: every name, its signature, its docstring, and examples."""
 
 import inspect
 import re

@@ -1,4 +1,4 @@
-"""Every cause of every engine: its sentence, what it means, and a workload that shows it."""
+"""Every cause of every engine: its sentence, its meaning, and a workload with it."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -41,7 +41,7 @@ def _cause(engine: str, cause: Cause) -> str:
 
 
 def _example(engine: str, cause: Cause) -> Iterator[str]:
-    """What the example prints of it."""
+    """The example's lines on the cause."""
     file = FOLDER / f"{engine}-{cause.id}.toml"
     if file.exists():
         yield f"> {example(file, cause.id)}"

@@ -1,4 +1,4 @@
-"""The reports that were collected: which scenario shows each, and what a second reader says."""
+"""The reports that were collected: each with its scenario, and the verdict of a second reader."""
 
 import csv
 from collections import Counter
@@ -21,14 +21,14 @@ READINGS: Final[Mapping[str, str]] = {
     "in part": "a second reader: in part",
     "unread": "not yet read by another",
 }
-"""What a reader who did not write the scenario found, beside the report."""
+"""The finding of a second reader, beside the report."""
 
 THREADS: Final[Mapping[str, str]] = {
     "found": "read in a stored copy",
     "not found": "searched for in vain",
     "": "not looked for",
 }
-"""Whether the thread itself was found again."""
+"""Results of a second search for the thread."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +46,7 @@ class Collected:
 
     @property
     def issue(self) -> str:
-        """Where it was reported."""
+        """The thread of the report."""
         return self.report.split(" ", maxsplit=1)[0]
 
 
@@ -65,7 +65,7 @@ def counts() -> dict[str, Counter[str]]:
 
 
 def readings() -> dict[str, list[Collected]]:
-    """What was read of each scenario."""
+    """The second reading of each scenario."""
     found: dict[str, list[Collected]] = {}
     for each in collected():
         if each.scenario:
@@ -74,7 +74,7 @@ def readings() -> dict[str, list[Collected]]:
 
 
 def wheels() -> dict[str, list[dict[str, str]]]:
-    """What the real servers said of each scenario, release by release (`docs/wheels.csv`)."""
+    """Results of the real servers for each scenario, by release (`docs/wheels.csv`)."""
     found: dict[str, list[dict[str, str]]] = {}
     path = DOCS / "wheels.csv"
     if path.is_file():

@@ -43,7 +43,7 @@ def _sections() -> Iterator[str]:
 
 
 def _help(words: tuple[str, ...]) -> str:
-    """What `--help` prints; nothing where the command is not installed."""
+    """The output of `--help`; nothing where the command is not installed."""
     printed = io.StringIO()
     before = os.environ.get("COLUMNS")
     os.environ["COLUMNS"] = "96"
@@ -59,7 +59,7 @@ def _help(words: tuple[str, ...]) -> str:
 
 
 def _without_repeats(text: str, shown: set[str]) -> str:
-    """Help whose options that stand on the page already, word by word, are named in one line."""
+    """Help in which options already on the page, word by word, are named in one line."""
     entries = re.split(r"\n(?= {1,4}(?:\*  )?-)", text)
     kept, named = entries[:1], []
     for each in entries[1:]:
@@ -76,7 +76,7 @@ def _without_repeats(text: str, shown: set[str]) -> str:
 
 
 def _plain(text: str) -> str:
-    """Help without the frames of its boxes and the list of exit statuses, which stands above."""
+    """Help without the frames of its boxes and the list of exit statuses, which is above."""
     kept = text.partition("Exit status:")[0]
     lines = [re.sub(r"^[│╭╰]─?|[─│╮╯ ]+$", "", each) for each in kept.splitlines()]
     return re.sub(r"\n{3,}", "\n\n", "\n".join(each for each in lines)).strip()

@@ -31,7 +31,7 @@ def _engines() -> Iterator[str]:
 
 
 def _is_event(one: Class, known: list[Class]) -> bool:
-    """Derived from Event, itself or through another; what is only derived from is none."""
+    """Derived from Event, itself or through another; a mere base class is none."""
     names = {each.name: each for each in known}
     if any(one.name in each.bases for each in known):
         return False

@@ -152,9 +152,9 @@ def from_report(scenario: Scenario) -> str:
 
 
 def first_bad_and_good(scenario: Scenario) -> tuple[str, str]:
-    """The first profile of the file that shows the report, and the one that does not any more.
+    """The first profile of the file with the defect, and the first one without.
 
-    A profile with the same expectation of the step shows it too; profiles stand oldest first.
+    A profile with the same expectation of the step shows it too; profiles are listed oldest first.
     """
     before, after = scenario.shows.before, scenario.shows.after
     step = scenario.step_names.index(before.step)

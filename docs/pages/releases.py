@@ -52,7 +52,7 @@ def _patches(family: Family[Any, Any]) -> str:
 
 
 def _linked(name: str, pull: int | None, engine: str) -> str:
-    """A patch, as a link to its proposal; another number than in its name stands beside it."""
+    """A patch, as a link to its proposal; another number than in its name follows it."""
     if not pull:
         return code(name)
     link = linked(f"#{pull}", engine)

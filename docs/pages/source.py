@@ -16,7 +16,7 @@ PACKAGE = Path(cachesim.__file__).parent
 
 
 def folders() -> dict[str, Path]:
-    """Where each engine lives."""
+    """Package of each engine."""
     specs = {name: find_spec(family.package) for name, family in FAMILIES.items()}
     return {
         name: Path(next(iter(spec.submodule_search_locations)))
@@ -27,7 +27,7 @@ def folders() -> dict[str, Path]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Field:
-    """One field of a dataclass, with what is said of it."""
+    """One field of a dataclass, with its description."""
 
     name: str
     kind: str
@@ -58,7 +58,7 @@ def classes(path: Path) -> Iterator[Class]:
 
 
 def _fields(node: ast.ClassDef, notes: dict[int, str]) -> Iterator[Field]:
-    """A field's comment stands behind it; or a string does, on the next line."""
+    """A field's comment follows it; or a string does, on the next line."""
     for index, each in enumerate(node.body):
         if not (isinstance(each, ast.AnnAssign) and isinstance(each.target, ast.Name)):
             continue
@@ -75,7 +75,7 @@ def _tree(path: Path) -> ast.Module:
 
 
 def _comments(path: Path) -> dict[int, str]:
-    """Comments that stand after code, by line."""
+    """Comments after code, by line."""
     found = {}
     with path.open("rb") as file:
         for token in tokenize.tokenize(file.readline):

@@ -17,7 +17,7 @@ def _row(cells: Sequence[str]) -> str:
 
 
 def shape(text: str) -> str:
-    """What a value may be, in few words."""
+    """The accepted values, in few words."""
     text = re.sub(r"^a whole number from (\S+ to \S+)(?: \((\w+)\))?", r"\1 \2", text)
     text = re.sub(r"(-?\d[\d.]*) to (-?\d[\d.]*)", r"\1..\2", text)
     return re.sub(r"^(?:one of|a|an) ", "", text).replace("true or false", "boolean")
@@ -35,7 +35,7 @@ def linked(text: str, engine: str) -> str:
 
 
 def plain(text: str) -> str:
-    """Prose from a docstring, with what Markdown would take for markup made harmless."""
+    """Prose from a docstring, with Markdown's markup escaped."""
     parts = re.split(r"(`[^`]*`)", " ".join(text.split()))
     return "".join(
         part if part.startswith("`") else re.sub(r"([*_\[\]<>])", r"\\\1", part) for part in parts

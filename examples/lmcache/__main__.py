@@ -1,4 +1,4 @@
-"""`python -m examples.lmcache`: what LMCache 0.5.6 holds, and what 0.5.0 did not."""
+"""`python -m examples.lmcache`: the laws that LMCache 0.5.6 keeps, and those that 0.5.0 broke."""
 
 from examples.environments import BOTH, inside, wheel
 

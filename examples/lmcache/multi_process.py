@@ -1,9 +1,9 @@
 """LMCache's daemon and its connectors of vLLM and SGLang behind the protocol.
 
 The daemon is a process of its own on the loopback; caches of a server are tensors on the CPU. For
-vLLM a real `Request` is tracked by the connector's own tracker, which says what is handed over:
-tokens, with values of its own in place of images, and the salt. SGLang 0.5.18 hands over tokens
-alone (`lookup_kv(token_ids, req.rid)`); 0.5.23 uses another connector, which takes names.
+vLLM a real `Request` is tracked by the connector's own tracker, which names the transferred tokens,
+with values of its own in place of images, and the salt. SGLang 0.5.18 hands over tokens alone
+(`lookup_kv(token_ids, req.rid)`); 0.5.23 uses another connector, which takes names.
 """
 
 import contextlib
@@ -62,7 +62,7 @@ def daemon() -> Iterator[None]:
 
 
 def address() -> str:
-    """Where the daemon listens."""
+    """Address of the daemon."""
     return f"tcp://127.0.0.1:{PORT[0]}"
 
 

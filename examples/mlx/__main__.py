@@ -1,4 +1,4 @@
-"""`python -m examples.mlx`: what the prefix caches of vllm-mlx and Rapid-MLX hold."""
+"""`python -m examples.mlx`: the laws that the prefix caches of vllm-mlx and Rapid-MLX keep."""
 
 from examples.environments import MLX, inside, wheel
 

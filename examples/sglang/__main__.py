@@ -1,4 +1,4 @@
-"""`python -m examples.sglang`: what the files of HiCache hold in 0.5.23, 0.5.18 and 0.5.9."""
+"""`python -m examples.sglang`: the laws that HiCache's files keep in 0.5.23, 0.5.18 and 0.5.9."""
 
 from examples.environments import inside, wheel
 

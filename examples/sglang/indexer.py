@@ -1,4 +1,4 @@
-"""What a page of HiCache's storage has of a sparse indexer's keys; runs beside an unpacked wheel.
+"""A sparse indexer's keys in a page of HiCache's storage; runs beside an unpacked wheel.
 
     host       keys and values of 64 tokens | the indexer's keys
     storage    keys and values              |                       SGLang 0.5.9 (sglang#27504)

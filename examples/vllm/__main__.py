@@ -1,4 +1,4 @@
-"""`python -m examples.vllm`: what vLLM's offloading managers and its connectors hold."""
+"""`python -m examples.vllm`: the laws that vLLM's offloading managers and connectors keep."""
 
 from examples.environments import VLLM, inside, wheel
 

@@ -65,7 +65,7 @@ class Keys:
 
 
 class Host(Keys):
-    """`CPUOffloadingManager`: it says which chunk of host memory a block is copied to."""
+    """`CPUOffloadingManager`: it returns the chunk of host memory that a block is copied to."""
 
     POLICY = "lru"
 
@@ -124,7 +124,7 @@ class Adaptive(Host):
 
 
 class Files(Keys):
-    """`FileMapper` and the file tier's reads and writes: what its threads call."""
+    """`FileMapper` and the file tier's reads and writes, as called by its threads."""
 
     def __init__(self, server: Server, place: Path) -> None:
         super().__init__(server, place)
@@ -162,7 +162,7 @@ class Files(Keys):
 
     @property
     def size(self) -> int:
-        """Bytes of a block, which the worker knows from its caches."""
+        """Bytes of a block, by the worker's caches."""
         word = {"float32": 4, "float64": 8}.get(self.server.dtype, 2)
         return word * sum(
             (1 if each.place == "recurrent" else BLOCK)

@@ -119,7 +119,7 @@ class Engine:
         return [each for each in self.shapes if each.place == place]
 
     def bytes(self, shape: Any) -> int:
-        """What a block of a layer takes."""
+        """Bytes of a layer's block."""
         return 4 * (int(shape.row) if shape.row else 2 * BLOCK * shape.key[0] * shape.key[1])
 
     def page(self, place: str, block: int) -> list[Any]:
@@ -142,7 +142,7 @@ class Engine:
                     page[token % BLOCK * attends] = rows[layer.layer][token]
 
     def loaded(self, name: str, count: int) -> Rows:
-        """What the blocks of a request hold of its first tokens."""
+        """The content of a request's blocks for its first tokens."""
         found = {}
         for place, blocks in zip(self.places, self.blocks(name), strict=True):
             pages = [self.page(place, each) for each in blocks[: count // BLOCK]]

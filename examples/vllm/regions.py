@@ -51,7 +51,7 @@ V4: Final = {
     "model_version": "deepseek_v4",
     "state_content_bytes": 584,
 }
-"""What DeepSeek-V4.1's attention hands to its specs on an H200, read in its source."""
+"""Arguments of DeepSeek-V4.1's attention specs on an H200, read in its source."""
 
 
 class RegionsKnownError(Exception):

@@ -1,4 +1,4 @@
-"""What each cause says of itself, held against the request, its events and its flags.
+"""Each cause's claim, compared with the request, its events and its flags.
 
 A cause without an entry here is not judged, and makes the checker fail.
 """
@@ -46,7 +46,7 @@ class Lost:
 
 
 def _span(lost: Lost, *, gone: bool = False) -> bool:
-    """From what was wanted to what was found, of which nothing is counted twice."""
+    """From wanted to found tokens, none counted twice."""
     named = (lost.detail["wanted"], lost.detail["found"])
     evicted = not gone or lost.happened("evict", earlier=True)
     return named == (lost.before, lost.after) and lost.after < lost.before and evicted
@@ -93,7 +93,7 @@ def _not_kept(lost: Lost) -> bool:
 
 
 def _at_work(lost: Lost) -> bool:
-    """The other request has these tokens, and came no later than this one."""
+    """The other request has these tokens, and arrived no later than this one."""
     others = [r for r in lost.played.records if r.ticket is not None]
     named = [r for r in others if int(r.ticket or 0) == lost.detail["request"]]
     held = [r.prompt + (() if r.reply is None else r.reply.generated) for r in named]
@@ -101,7 +101,7 @@ def _at_work(lost: Lost) -> bool:
 
 
 def _saved(lost: Lost) -> bool:
-    """So many tokens were saved, as some event of the run has it, or stand in some text."""
+    """That many tokens were saved, by an event of the run, or are in a text."""
     count = lost.detail["n_tokens"]
     told = any(each.get("n_tokens") == count for each in lost.events("", earlier=True))
     return told or any(len(text_of(each)) >= count for each in lost.played.records)
@@ -118,7 +118,7 @@ def _not_read(lost: Lost) -> bool:
 
 
 def _window(lost: Lost) -> bool:
-    """A window shows so many tokens and the one that looks."""
+    """A window shows that many tokens and the query."""
     return _span(lost) and lost.detail["window"] == lost.played.oracle.network.spec.window - 1
 
 
@@ -153,7 +153,7 @@ def _embedded(lost: Lost) -> bool:
 
 
 def _refused(lost: Lost) -> bool:
-    """What the request ended with is the error that its client got."""
+    """The request's error is the one that its client received."""
     step = lost.played.steps[lost.index]
     children = {each.error for each in lost.record.children}
     return lost.after == 0 and lost.detail["error"] in {step.error, *children}

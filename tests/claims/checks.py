@@ -24,7 +24,7 @@ NUMBER: Final = re.compile(r"(?<![\w.\-+])-?\d+(?:\.\d+)?(?:e[+-]?\d+)?(?![\w])"
 
 @dataclass(slots=True)
 class Tally:
-    """How many claims were looked at, and those that are not true."""
+    """The number of checked claims, and the false ones."""
 
     checked: int = 0
     false: list[str] = field(default_factory=list)
@@ -133,7 +133,7 @@ COMPARISONS: Final[Mapping[type[ast.cmpop], Callable[[int, int], bool]]] = {
 
 
 def holds(numbers: str) -> bool:
-    """Whether `5 > 3 or 2 >= 2` is true."""
+    """The truth of a text such as `5 > 3 or 2 >= 2`."""
     node = ast.parse(numbers, mode="eval").body
     parts = node.values if isinstance(node, ast.BoolOp) else [node]
     both = isinstance(node, ast.BoolOp) and isinstance(node.op, ast.And)
@@ -153,7 +153,7 @@ def _sum(node: ast.expr) -> int:
 
 
 def spoken(value: object) -> set[str]:
-    """The ways in which a value may stand in a sentence."""
+    """The forms of a value in a sentence."""
     if isinstance(value, bool) or value is None:
         return set()
     if isinstance(value, str):
@@ -228,7 +228,7 @@ def _refusal(case: Case, values: Mapping[str, Any], sentence: str) -> None:
 
 
 def _rule(case: Case, values: Mapping[str, Any]) -> None:
-    """The numbers are those of the rule's own names, as far as the event says them."""
+    """The numbers are those of the rule's own names, as far as the event has them."""
     names = re.findall(r"[a-z_]+", values["rule"].replace(" or ", " "))
     numbers = re.findall(r"-?\d+", re.sub(r"- 1\b", "", values["numbers"]))
     for name, number in zip(names, numbers, strict=False):
@@ -241,7 +241,7 @@ def _rule(case: Case, values: Mapping[str, Any]) -> None:
 
 
 def _matched(case: Case) -> Tokens | None:
-    """What the named holder held: only where no other request came in between."""
+    """The content of the named holder, if no other request came in between."""
     before = case.record.before
     if before is None or case.record.reply is None:
         return None
@@ -279,7 +279,7 @@ def _equal(case: Case, fact: Fact) -> None:
 
 
 def _parting(case: Case, text: str, equal: int, matched: Tokens | None) -> None:
-    """The token named, the part it lies in, and what stands there instead."""
+    """The named token, its part, and the token there instead."""
     prompt = case.record.prompt
     found = re.search(
         r"\. Token (\d+)(?: \(in (.*)\))? is (\d+) in the prompt, (\d+) in .*\.$", text
@@ -337,7 +337,7 @@ def _cause(case: Case, fact: Fact) -> None:
 
 
 def _cause_of(case: Case, rule: str, detail: Mapping[str, Any], before: int, after: int) -> None:
-    """What a cause says, against the events of the branch that it came from."""
+    """A cause's claim, against the events of its branch."""
     said = f"{rule} {dict(detail)} {before} to {after}"
     match rule:
         case "memory-depth" | "full-reprocessing":
@@ -404,7 +404,7 @@ def _choice_of(case: Case, rule: str, detail: Mapping[str, Any], after: int) -> 
 
 
 def _no_reuse(case: Case, rule: str, after: int) -> None:
-    """Causes of reusing nothing by order of somebody."""
+    """Causes of reusing nothing by request or flag."""
     match rule:
         case "server-reuses-nothing":
             off = case.played.flags.get("cache_prompt") is False
@@ -417,7 +417,7 @@ def _no_reuse(case: Case, rule: str, after: int) -> None:
 
 
 def _slot_claim(case: Case, rule: str, detail: Mapping[str, Any], after: int) -> None:
-    """What a cause says of one slot, against the tokens that the slot had."""
+    """A cause's claim on a slot, against the slot's tokens."""
     said = f"{rule} {dict(detail)} to {after}"
     held = dict(case.record.before or ()).get(f"slot {detail['slot']}", ())
     common = prefix(held, case.record.prompt)
@@ -441,8 +441,7 @@ def _ideal(case: Case, fact: Fact) -> None:
 def _due(case: Case) -> int:
     """The longest prefix that any earlier request computed, but for the last token.
 
-    By the same model, under the same adapters; where others were in force, what a slot holds may be
-    theirs.
+    By the same model, under the same adapters; under others, a slot's tokens may be theirs.
     """
     prompt, reply = case.record.prompt, case.record.reply
     before = [
@@ -579,7 +578,7 @@ def _leak(case: Case, fact: Fact) -> None:
 
 
 def _because(case: Case, fact: Fact) -> None:
-    """The wrong memory, cell by cell and token by token, against what the request has."""
+    """The wrong memory, cell by cell and token by token, against the request."""
     wrong = because(case.played, case.index, fact.sentence)
     case.claim("because", not wrong, f"{fact.sentence}: {wrong}")
 
@@ -650,7 +649,7 @@ def _said_by_server(case: Case, fact: Fact) -> None:
 
 
 def _account(case: Case) -> None:
-    """From what matched to what was reused, without a gap."""
+    """From matched to reused tokens, without a gap."""
     reply = case.record.reply
     if reply is None or reply.cached is None or case.step.explanation is None:
         return

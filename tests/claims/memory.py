@@ -1,4 +1,4 @@
-"""What a sentence says of a wrong memory, looked up in the raw cells and rows.
+"""Claims on a wrong memory, checked in the raw cells and rows.
 
 A claim is true if it holds for a token that the wrong answer was computed from, and whose place in
 the request is the one that the account names.
@@ -24,7 +24,7 @@ PLACES: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """One token of the request, and what it read in a place."""
+    """One token of the request, and its reads in a place."""
 
     watch: Watch
     birth: int
@@ -48,7 +48,7 @@ class Reading:
         return [each.token for each in self.cells if each.position == position and each.birth]
 
     def is_due(self, position: int, token: int) -> bool:
-        """Whether the request has a token at a position, and a cold run would attend to it."""
+        """True if the request has a token at a position, and a cold run would attend to it."""
         first = self.at - self.window + 1 if self.window else 0
         return max(0, first) <= position < len(self.text) and self.text[position] == token
 
@@ -182,7 +182,7 @@ ROWS: Final[Mapping[str, Check]] = {
 
 
 def because(played: Played, index: int, sentence: str) -> str:
-    """What is wrong with a sentence about a memory; nothing if it is true."""
+    """The error of a sentence on a memory; nothing if it is true."""
     named = re.match(r"(the recurrent state|attention|the window) of layer (\d+) (.*)$", sentence)
     if named is None:
         return "no sentence that is judged"
@@ -230,7 +230,7 @@ def readings(played: Played, index: int, place: str) -> Iterator[Reading]:
 
 
 def _is_of(played: Played, seen: Reading, whose: re.Match[str]) -> bool:
-    """Whether the token named comes from that part of that step."""
+    """True if the named token is from that part of that step."""
     maker = next(each for each in played.records if each.name == whose[1])
     for held in _named(seen):
         at = len(held) - 1
@@ -255,7 +255,7 @@ def _named(seen: Reading) -> Iterator[Tokens]:
 
 
 def text_of(record: Record) -> Tokens:
-    """What a request put into memory."""
+    """A request's content of the memory."""
     if record.reply is None or record.reply.error is not None:
         return ()
     return record.reply.prompt + record.reply.generated[:-1]

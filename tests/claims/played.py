@@ -39,7 +39,7 @@ class Played:
     beside: "tuple[Played, ...]" = ()  # the same scenario on other profiles
 
     def held_before(self, index: int) -> tuple[Tokens, ...]:
-        """What slots and parked conversations held when the group of a step came in."""
+        """The content of slots and prompt cache at the arrival of a step's group."""
         mine = self.records[index].snapshot
         earlier = [each for each in self.records[:index] if each.snapshot is not mine]
         return earlier[-1].holds if earlier else NOTHING

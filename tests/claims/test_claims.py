@@ -140,7 +140,7 @@ def test_every_cause_is_judged() -> None:
 
 
 class Lie(NamedTuple):
-    """Something false that would be said, where it shows, and which claim it breaks."""
+    """A falsehood: its sentence, its place, and the broken claim."""
 
     what: str
     scenario: str
@@ -185,7 +185,7 @@ def _released_rule(patch: pytest.MonkeyPatch) -> None:
 
 
 def _cut_one_token_further(patch: pytest.MonkeyPatch) -> None:
-    """A checkpoint is said to be cut to one token more than match."""
+    """A checkpoint is claimed to be cut to one token more than match."""
     made = checkpoints.CheckpointCut
 
     def told(*, cut_tokens: int, **fields: Any) -> Any:
@@ -195,7 +195,7 @@ def _cut_one_token_further(patch: pytest.MonkeyPatch) -> None:
 
 
 def _similar_although_off(patch: pytest.MonkeyPatch) -> None:
-    """A slot is said to share too little, where sharing was not looked at."""
+    """A slot is claimed to share too little, where no similarity was compared."""
     apply = Ledger.apply
 
     def told(self: Ledger, cause: Any, usable: int, **detail: Any) -> None:
@@ -222,7 +222,7 @@ def _first_maker(patch: pytest.MonkeyPatch) -> None:
 
 
 def _what_followed_anywhere(patch: pytest.MonkeyPatch) -> None:
-    """What followed in some other conversation is said to stand in this one."""
+    """A later token of another conversation is claimed for this one."""
     explain = import_module("cachesim.verify.explain")
     original = explain._divergence
 
@@ -390,7 +390,7 @@ MEMORIES: Final = {
     "llama.cpp-stale-neighbour": "then has folded in token",
     "llama.cpp-three-requests": "has folded in token",
 }
-"""What is said of cells and rows, in all its forms."""
+"""Sentences on cells and rows, in all forms."""
 
 
 @pytest.mark.sampled(3)

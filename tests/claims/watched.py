@@ -1,8 +1,8 @@
-"""Cells and rows as queries met them, written down while the network runs.
+"""Cells and rows as queries read them, recorded while the network runs.
 
 A birth is the number of a computed token, which the traced network lays into its cell; a mark in a
-row names the last token folded in. Nothing here knows of histories, strays or faults: what a
-sentence claims of a memory is looked up in these raw contents.
+row names the last token folded in. Nothing here uses histories, strays or faults: a sentence's
+claims on a memory are looked up in these raw contents.
 """
 
 from collections.abc import Iterator
@@ -31,7 +31,7 @@ class Cell:
 
 @dataclass(slots=True)
 class Computed:
-    """One computed token, and what it read."""
+    """One computed token, and its reads."""
 
     token: int
     lanes: dict[str, tuple[Lane, int]] = field(default_factory=dict)  # by place, with its row
@@ -54,7 +54,7 @@ class Watch:
         return high if high < FAR else int(own[0])
 
     def cells(self, birth: int, place: str) -> list[Cell]:
-        """What a token attended to in a place, by position; its own cell is left out."""
+        """The cells that a token attended to in a place, by position, without its own."""
         if place not in self.born[birth].lanes:
             return []
         lane, row = self.born[birth].lanes[place]
@@ -125,7 +125,7 @@ class Watched(Traced):
 
 
 class _Looking:
-    """A store that notes what it hands out, as it stands at that moment."""
+    """A store that records its returned content."""
 
     def __init__(self, store: Store, watch: Watch, first: int, places: dict[int, Any]) -> None:
         self._store, self._watch, self._first, self._places = store, watch, first, places

@@ -1,4 +1,4 @@
-"""`cachesim check` on the command line: what it takes, what it refuses, what it says."""
+"""`cachesim check` on the command line: arguments, refusals, output."""
 
 import re
 import shlex

@@ -1,4 +1,4 @@
-"""`compare` takes a scenario or a trace; standard input has no suffix that tells them apart."""
+"""`compare` takes a scenario or a trace; standard input has no suffix to distinguish them."""
 
 import io
 import os

@@ -1,4 +1,4 @@
-"""What is played: profiles of the right engine, other flags, so many processes, one page."""
+"""Jobs of `run`: profiles of the right engine, other flags, processes, one page."""
 
 import json
 import re

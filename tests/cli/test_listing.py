@@ -1,4 +1,4 @@
-"""`cachesim list` and `show`: a line for each thing, and files that are whole."""
+"""`cachesim list` and `show`: a line for each item, and complete files."""
 
 import csv
 import json
@@ -118,7 +118,7 @@ TABLE: Final = Path(__file__).with_name("symptoms.csv")
 """Queries in the words of threads, written before their ranking was looked at."""
 
 HELD_BACK: Final = 30
-"""How many of them, drawn at random, the weights were not chosen by."""
+"""Size of their random sample that did not choose the weights."""
 
 LATER: Final = Path(__file__).with_name("symptoms_blind.csv")
 """Queries written later, from other threads; no weight is chosen by them either."""

@@ -1,4 +1,4 @@
-"""The program as a whole: what each way out says, and its status."""
+"""The program as a whole: the message and status of each exit."""
 
 import io
 import json

@@ -1,4 +1,4 @@
-"""Files that commands write: what may be replaced, and what is left after a failure."""
+"""Files that commands write: replacement, and the state after a failure."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""A run ends when its time is over, says beforehand that it is long, and shows how far it is."""
+"""A run ends at its timeout, warns of a long duration, and shows its progress."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""The program as its own process: closed files, a full disk, an interrupt, what it loads."""
+"""The program as its own process: closed files, a full disk, an interrupt, its imports."""
 
 import os
 import pty
@@ -124,7 +124,7 @@ def test_an_interrupt_while_it_starts_is_130_in_one_line(delay: float) -> None:
 
 @pytest.mark.thorough
 def test_the_end_of_input_ends_watching() -> None:
-    """Ctrl-D at a terminal: enough was seen."""
+    """Ctrl-D at a terminal."""
     leader, follower = pty.openpty()
     run = subprocess.Popen(
         [sys.executable, "-m", "cachesim", "run", STALE, "--watch"],

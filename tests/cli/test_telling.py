@@ -1,4 +1,4 @@
-"""What `cachesim check` says of a workload that it found."""
+"""The report of `cachesim check` on a workload."""
 
 from dataclasses import replace
 from pathlib import Path

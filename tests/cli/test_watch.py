@@ -13,7 +13,7 @@ COMMAND = ["run", "llama.cpp-three-requests", "--watch", "-p", "b9538", "--arith
 
 
 class Terminal(io.StringIO):
-    """Standard input that is somebody typing."""
+    """Standard input with typed keys."""
 
     def isatty(self) -> bool:
         return True

@@ -1,4 +1,4 @@
-"""The page of the Python interface: its examples run, and it names what there is."""
+"""The page of the Python interface: its examples run, and it names every public name."""
 
 import re
 from typing import Any

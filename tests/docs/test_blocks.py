@@ -1,6 +1,6 @@
-"""Every block of code in the README and in the documentation is run, and prints what it shows.
+"""Every block of code in the README and in the documentation is run, with the output shown.
 
-    ```console    lines that begin with `$ cachesim` are run; what stands below them is compared,
+    ```console    lines that begin with `$ cachesim` are run; the text below them is compared,
                   without lines at `...`; CACHESIM_UPDATE_SNAPSHOTS=1 writes what was printed.
                   Where nothing is shown the ring's arithmetic will do, which is faster
     ```python     executed, block after block of one page; `mapping` is the page's last scenario
@@ -46,7 +46,7 @@ IN_ORDER: Final = "docs/quickstart.md"
 
 
 class Session(NamedTuple):
-    """A command, and what the page shows below it."""
+    """A command, and its output on the page."""
 
     page: str
     command: str
@@ -90,7 +90,7 @@ def is_shown(shown: str, printed: str) -> bool:
 
 
 def refreshed(session: Session, printed: str) -> None:
-    """Write what a command prints today into its page."""
+    """Write a command's current output into its page."""
     page = ROOT / session.page
     before = f"$ {session.command}\n{session.shown}\n"
     text = page.read_text(encoding="utf-8")

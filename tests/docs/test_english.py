@@ -47,7 +47,7 @@ BANNED: Final = {
     r"plays? (a|it|the|all|its|each|every|one|random|what|workloads)": "run, or replay",
 }
 EXAMPLE: Final = "Example: cachesim "
-"""What the help of each command has."""
+"""Start of the example in each command's help."""
 PATTERN: Final = re.compile(rf"(?<![-\w])({'|'.join(BANNED)})(?![-\w])", re.IGNORECASE)
 
 READ: Final = sorted(

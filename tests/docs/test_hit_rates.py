@@ -20,7 +20,7 @@ PROFILES = {
     "with #1006": ("0.31.1-main+1006",),
     "0.32.2": ("0.32.2",),
 }
-"""What the tables call a profile."""
+"""The tables' name of a profile."""
 
 
 def rows(heading: str) -> dict[str, tuple[str, ...]]:

@@ -1,4 +1,4 @@
-"""Pages that are written from numbers: each says what the numbers beside it say."""
+"""Pages written from numbers: each agrees with the numbers beside it."""
 
 from itertools import count
 from types import ModuleType

@@ -1,4 +1,4 @@
-"""The README's picture is what the run holds today, and fetches nothing."""
+"""The README's picture shows the current run, and fetches nothing."""
 
 import re
 

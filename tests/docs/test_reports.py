@@ -21,8 +21,9 @@ READ: Final = {
     "newer": {"agrees": 20, "in part": 7, "none": 14},
     "autumn": {"agrees": 32, "in part": 10, "none": 12},
 }
-"""How many a second reader agrees with, in part, and how many have no scenario; each standing is
-counted for itself, and a change that moves a report from one to another says so here."""
+"""The numbers of reports confirmed by a second reader, in part, and without a scenario; each
+standing is counted for itself, and a change that moves a report from one to another says so
+here."""
 
 
 def sources() -> dict[str, set[str]]:

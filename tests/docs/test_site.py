@@ -10,7 +10,7 @@ from tests.docs.test_words import BUILT_LATER
 
 
 class Page(HTMLParser):
-    """What a page makes the browser fetch, where it leads, and the places in it."""
+    """A page's fetched resources, links and anchors."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()

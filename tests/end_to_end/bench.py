@@ -1,4 +1,4 @@
-"""Cases and their results: a command line, the laws it must keep, what was counted, what failed."""
+"""Cases and their results: a command line, its laws, its counts, its failures."""
 
 import os
 import shutil
@@ -29,7 +29,7 @@ class Case:
 
     words: list[str]
     form: str = "text"
-    """What is asked for: text, json, or the option that names a file."""
+    """The output format: text, json, or the option that names a file."""
     statuses: frozenset[int] = frozenset({0})
     writes: tuple[str, ...] = ()
     stdin: bytes = b""
@@ -54,7 +54,7 @@ class Failure:
 
 @dataclass(slots=True)
 class Result:
-    """What a part has run."""
+    """The results of a part."""
 
     counts: Counter[tuple[str, str, str]] = field(default_factory=Counter)  # command, form, kind
     statuses: Counter[int] = field(default_factory=Counter)
@@ -113,12 +113,12 @@ class Bench:
             result.failures.append(self._kept(ran, problem))
 
     def fail(self, command: str, problem: str) -> None:
-        """Keep what no command line alone shows."""
+        """Record a failure of no single command line."""
         ran = Ran(words=(command,), status=0, out="", err="", seconds=0)
         self.result.failures.append(self._kept(ran, problem))
 
     def _kept(self, ran: Ran, problem: str) -> Failure:
-        """Keep the folder of a failure, with its command line and what it printed."""
+        """Keep the folder of a failure, with its command line and output."""
         FAILURES.mkdir(exist_ok=True)
         folder = Path(tempfile.mkdtemp(prefix=f"{self.kind.replace(' ', '-')}-", dir=FAILURES))
         shutil.copytree(self.folder, folder, dirs_exist_ok=True)

@@ -49,7 +49,7 @@ WIDE: Final = "400"
 """Columns: tables name their steps whole."""
 
 APART: Final = 0.02
-"""How far log probabilities of two sound servers with 16-bit keys never lie apart."""
+"""Limit of the distance of log probabilities on two sound servers with 16-bit keys."""
 
 PIECES: Final = 6
 
@@ -57,7 +57,7 @@ Wrong: TypeAlias = tuple[Path, Profile, int]
 """A scenario, a profile, and the step whose answer is wrong there."""
 
 PASTED: Final = 5
-"""How often the lines of a report are pasted whose requests have to overlap."""
+"""Tries of a report whose requests must overlap."""
 
 LATEST: Final = LLAMA_CPP.real()[-1]
 SOME: Final = ("b9093", "b9538", LATEST)
@@ -120,7 +120,7 @@ def wrong_answers(files: Sequence[Path]) -> Iterator[Wrong]:
 
 
 def run_proofs(files: Sequence[Path]) -> Result:
-    """What `run` prints behind `prove it`; the same step is wrong on the real engine."""
+    """The commands after `prove it`; the same step is wrong on the real engine."""
     result = Result()
     for file in files:
         with folder_of(result, "scenario") as folder:
@@ -211,7 +211,7 @@ def run_reports(files: Sequence[Path]) -> Result:
 
 
 def provable(scenario: Scenario, step: int) -> bool:
-    """Whether a real server can be asked the same, and says how likely its tokens were.
+    """True if a real server accepts the same, and returns its tokens' probabilities.
 
     A reply that the server chooses itself can be quoted by no line that is printed beforehand.
     """
@@ -259,7 +259,7 @@ def try_report(result: Result, lines: Sequence[str], release: str, seen: str, na
 
 
 def not_ended(shell: Shell) -> str:
-    """A crash is told, and every request was answered; nothing where one was not."""
+    """The failure if all requests were answered despite a reported crash; else nothing."""
     answers = [line for line in shell.out.splitlines() if line.startswith("{")]
     asked = len(answers) + shell.out.count("\n\n") + shell.out.startswith("\n")
     return f"all requests were answered:\n{shell.out[-400:]}" if len(answers) == asked else ""
@@ -288,7 +288,7 @@ def prompts_of(line: str) -> list[Any]:
 
 
 def likelihoods(answer: dict[str, Any]) -> list[dict[int, float]]:
-    """How likely the likeliest tokens were at each place, as logs."""
+    """Log probabilities of the likeliest tokens at each place."""
     rows = (each["top_logprobs"] for each in answer["completion_probabilities"])
     return [{int(each["id"]): float(each["logprob"]) for each in row} for row in rows]
 
@@ -326,7 +326,7 @@ OURS: Final = frozenset(
 
 
 def run_flags(release: str) -> Result:
-    """Every flag that a release is said to have, at every value that a search sets it to."""
+    """Every declared flag of a release, at every value that a search sets."""
     result = Result()
     lines = [*flags_of(release)]
     with folder_of(result, "flags") as folder:
@@ -348,7 +348,7 @@ def flags_of(release: str) -> Iterator[list[str]]:
 
 
 def parse(release: str, lines: Sequence[Sequence[str]]) -> list[bool]:
-    """What the parser of a release makes of command lines."""
+    """Command lines as parsed by a release."""
     done = subprocess.run(
         [environment_for(release).ready(), SERVER, "--parse-only"],
         input=json.dumps(lines), capture_output=True, text=True, check=True,

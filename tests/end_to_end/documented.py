@@ -33,7 +33,7 @@ PLACEHOLDERS: Final = (
     (r"(--from-report) thread\.md", r"\1 docs/examples/hybrid.log"),
     (r"\bFILE\.\.\.", "tests/vectors/mlx-caches.jsonl.gz"),
 )
-"""What stands for something of the reader's own."""
+"""Placeholders for the reader's own names."""
 
 REDUCED: Final = (
     (r"(real [\w.-]+ .*--workloads) \d+", r"\1 2"),
@@ -68,7 +68,7 @@ LEFT_OUT: Final[Mapping[str, str]] = {
     r"--logits": "tests.real_engines",
     r"learn 4 --check$": "waits for the reader's answers; its help has the line with answers",
 }
-"""What is not run here, and the reason or where it is run."""
+"""Commands that are not run here, with the reason or the place."""
 
 ANY_STATUS: Final = frozenset({0, 1})
 
@@ -145,7 +145,7 @@ def by_a_shell(line: str, folder: Path, **more: str) -> "subprocess.CompletedPro
 
 
 def wrong_with(line: str, done: "subprocess.CompletedProcess[str]") -> str:
-    """What a command did that no printed command may do; nothing where it ran."""
+    """The failure of a printed command; nothing if it ran."""
     if done.returncode not in ANY_STATUS or "Traceback" in done.stderr:
         return f"status {done.returncode}: {done.stderr.strip()[-400:]}"
     if not done.stdout and not re.search(r" > | -o | --output | --report ", line):

@@ -1,6 +1,6 @@
-"""Servers that speak other APIs: each answers in its own dialect, from one small prefix cache.
+"""Servers with other APIs: each answers in its own dialect, from one small prefix cache.
 
-What a server says of its cache is what the real ones say: vLLM and SGLang count cached tokens, bare
+The reported cache counts are those of the real servers: vLLM and SGLang count cached tokens, bare
 OpenAI-compatible servers count prompts alone or nothing, Ollama counts what it evaluated.
 """
 
@@ -64,7 +64,7 @@ Write = Callable[[Json, Counts], list[Json]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dialect:
-    """One API: where it is called, what is sent there, how it answers."""
+    """One API: its paths, its requests, its answers."""
 
     name: str
     path: str
@@ -319,7 +319,7 @@ DIALECTS: Final[tuple[Dialect, ...]] = (
 
 
 class Fake(ThreadingHTTPServer):
-    """A server of one dialect; it keeps what it counted."""
+    """A server of one dialect, with its counts."""
 
     daemon_threads = True
 

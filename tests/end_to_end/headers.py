@@ -78,7 +78,7 @@ def nested(depth: int) -> bytes:
 
 
 def damaged(data: bytes, rng: Random) -> Iterator[tuple[str, bytes]]:
-    """What becomes of files on disks and in downloads."""
+    """Damage of files on disks and in downloads."""
     yield "cut.gguf", data[: rng.randrange(1, len(data))]
     yield "head.gguf", data[: rng.choice((0, 1, 3, 4, 8, 16, 24))]
     at = rng.randrange(4, len(data))

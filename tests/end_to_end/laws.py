@@ -38,7 +38,7 @@ def broken(ran: Ran, *, statuses: Collection[int], form: str) -> Iterator[str]:
 
 
 def broken_by_output(out: str, form: str) -> Iterator[str]:
-    """Laws of what was printed."""
+    """Laws of the output."""
     if form in {"json", "jsonl"}:
         yield from _broken_json(out, lines=form == "jsonl")
         return
@@ -120,7 +120,7 @@ def broken_sums(found: Mapping[str, Any]) -> Iterator[str]:
 
 
 def counted(request: Mapping[str, Any], key: str) -> int:
-    """What of one request a total counts: of a prompt whose length is open, the known parts."""
+    """A request's part of a total: of a prompt of unknown length, the known parts."""
     if request.get("known", {}).get(key) in CERTAIN:
         return request[key] or 0
     return (request["cached"] or 0) + (request["processed"] or 0) if key == "prompt_tokens" else 0
@@ -133,7 +133,7 @@ def rules_of(request: Mapping[str, Any]) -> set[str]:
 
 
 def broken_by_truth(found: Mapping[str, Any], pairs: Any) -> Iterator[str]:
-    """Numbers of `why` that are called printed or computed, against what the server answered."""
+    """Numbers of `why` marked printed or computed, against the server's answers."""
     for answer, request in pairs:
         if request is None:
             continue

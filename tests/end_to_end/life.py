@@ -1,8 +1,8 @@
 """Lives of real llama.cpp servers: a server starts, answers some clients, and leaves its log.
 
 A life is drawn from a seed: model, flags, and 3 to 12 requests; some come two or three at once,
-some clients leave in the middle, some servers are started again. What the clients were answered is
-kept beside the log.
+some clients leave in the middle, some servers are started again. The clients' answers are kept
+beside the log.
 """
 
 import time
@@ -41,7 +41,7 @@ MESSAGES, EMBEDDINGS = "/v1/messages", "/v1/embeddings"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Life:
-    """A server's log, and what its clients read."""
+    """A server's log, and its clients' answers."""
 
     name: str
     release: str
@@ -59,7 +59,7 @@ class Life:
         return self.verbosity >= PRINTING
 
     def flags(self) -> list[str]:
-        """What its user knows of it, as options of `why`."""
+        """The user's settings, as options of `why`."""
         said = ["--profile", self.release, "--model", self.preset]
         if self.window:
             said += ["--window", str(self.window)]
@@ -70,7 +70,7 @@ class Life:
         return said
 
     def truth(self) -> dict[str, Any]:
-        """What is kept beside the log."""
+        """The record beside the log."""
         return {
             "name": self.name,
             "release": self.release,
@@ -129,7 +129,7 @@ class Asked(Protocol):
 
     @property
     def lost(self) -> bool:
-        """True when nothing sound can be asked of it any more."""
+        """True if its further answers are undefined."""
         ...
 
     def send(self, group: Sequence[Step]) -> tuple[Outcome, ...]:
@@ -269,7 +269,7 @@ class Lives(AbstractContextManager["Lives"]):
         )
 
     def _model(self, preset: str, window: int, number: int) -> Path:
-        """The model's file; its name says what the model is in two lives of four.
+        """The model's file; its name describes the model in two lives of four.
 
         Lives at one verbosity may be every second one, and have models of both names.
         """

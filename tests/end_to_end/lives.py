@@ -27,10 +27,10 @@ from tests.end_to_end.life import DEFAULT, PRINTING, Life, Lives, releases, shar
 from tests.end_to_end.program import Ran, load, run
 
 PROMPT, SLOT, CACHED = 100, 10, 1
-"""What one equal number is worth when answers are paired with a log's requests."""
+"""Weight of an equal number when answers are paired with a log's requests."""
 
 LOADS: Final = b"load_model: loading model '"
-"""What a server prints once, as it starts."""
+"""A line that a server prints once, at its start."""
 
 MANY: Final = 1000
 """More groups than one life has."""
@@ -75,7 +75,7 @@ def _placed(group: Sequence[Answer], requests: Sequence[Request]) -> tuple[int, 
 
 
 def worth(answer: Answer, request: Request | None) -> int:
-    """How well an answer fits a request of the log."""
+    """The fit of an answer to a request of the log."""
     if request is None:
         return -PROMPT if answer.was_launched else 0
     if answer.prompt is None:  # an embedding, for one, has no counts
@@ -90,7 +90,7 @@ def worth(answer: Answer, request: Request | None) -> int:
 
 @dataclass(slots=True)
 class Tally:
-    """How often the program's number was the server's."""
+    """Counts of the program's numbers that equal the server's."""
 
     counts: Counter[str] = field(default_factory=Counter)
     wrong: Counter[str] = field(default_factory=Counter)  # by kind of life

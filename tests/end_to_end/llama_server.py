@@ -30,7 +30,7 @@ PROGRAMS: Final = 40
 
 
 def place_of(parameters: Wheel) -> int:
-    """Where the C++ value lies in the Python object that holds it."""
+    """Offset of the C++ value in its Python object."""
     before = [getattr(parameters, name) for name in FIRST]
     for name, mark in zip(FIRST, MARKS, strict=True):
         setattr(parameters, name, mark)
@@ -41,7 +41,8 @@ def place_of(parameters: Wheel) -> int:
 
 
 def parser_of(wheel: Wheel) -> Callable[[list[str]], Wheel]:
-    """Words to a server's parameters, or None: what is wrong is written to standard error."""
+    """A parser of words into a server's parameters, or None; errors are written to standard
+    error."""
     (library,) = Path(wheel.__file__).parent.glob("*.so")
     parse = getattr(ctypes.CDLL(str(library)), PARSE)
     parse.restype = ctypes.c_bool

@@ -234,7 +234,7 @@ def _rotated(place: Bench, life: Life) -> None:
 
 
 def _excerpt(place: Bench, life: Life) -> None:
-    """What people paste: a few lines from the middle."""
+    """A pasted excerpt: a few lines from the middle."""
     rng = Random(life.name)
     lines = life.log.splitlines(keepends=True)
     at = rng.randrange(len(lines))

@@ -73,7 +73,7 @@ def of_ik(seed: int, count: int) -> Result:
 
 
 def ik_life(rng: Random, *, as_json: bool) -> tuple[bytes, tuple[Answer, ...]]:
-    """A server's lines, and what it answered."""
+    """A server's lines, and its answers."""
     slots = rng.choice((1, 1, 2, 3))
     options = {"parallel": slots, "ctx_size": 2048 * slots}
     engine = Engine.create(
@@ -196,7 +196,7 @@ def _wait(port: int) -> None:
 
 
 def mlx_life(python: Path, level: str, rng: Random) -> tuple[bytes, tuple[Answer, ...]]:
-    """A server's log, and what it answered."""
+    """A server's log, and its answers."""
     talker = Talker(rng, 300)
     answers: list[Answer] = []
     with TemporaryDirectory() as name:

@@ -36,7 +36,7 @@ COMMANDS: Final = ("app", "bisect", "compare", "record", "run", "why")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ran:
-    """What came of one command line."""
+    """Result of one command line."""
 
     words: tuple[str, ...]
     status: int
@@ -52,7 +52,7 @@ class Ran:
 
 
 def load() -> None:
-    """Import what the commands import, once, before anything is forked."""
+    """Import the commands' modules once, before any fork."""
     for name in COMMANDS:
         import_module(f"cachesim.cli.{name}")
 

@@ -1,7 +1,7 @@
 """Recordings through `cachesim record` in front of real servers and of every other dialect.
 
-Each recording is then read by `why` and `tune`, in every format, and held against what the servers
-had counted.
+Each recording is then read by `why` and `tune`, in every format, and compared with the servers'
+counts.
 """
 
 import gzip
@@ -44,7 +44,7 @@ REAL_SHARE: Final = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recording:
-    """What a recorder wrote, and what the server had counted."""
+    """A recorder's file, and the server's counts."""
 
     name: str
     kind: str
@@ -159,7 +159,7 @@ def _send_malformed(address: str, path: str) -> None:
 
 @contextmanager
 def recorder(place: Bench, upstream: str) -> Iterator[str]:
-    """`cachesim record` in front of a server; what it prints is held to the laws."""
+    """`cachesim record` in front of a server; its output must keep the laws."""
     words = ["record", "--upstream", upstream, "--listen", "127.0.0.1:0", "-o", FILE]
     running: Started = started(words, place.folder)
     line = running.first_line(b" passes on")

@@ -23,7 +23,7 @@ DAMAGED: Final = 30
 
 
 def tasks(settings: Settings) -> Iterator[Task]:
-    """Each engine's scenarios are a task, and so is what needs none."""
+    """A task for each engine's scenarios, and one for commands without any."""
     share = 1 if settings.whole else 3
     for engine in ENGINES:
         given = (engine, settings.seed, EACH // share)
@@ -184,7 +184,7 @@ def of_damaged(seed: int, count: int) -> Result:
 
 
 def of_words() -> Result:
-    """Command lines that no command takes: a word of what is wrong, and status 2."""
+    """Invalid command lines: an error message, and status 2."""
     result = Result()
     with bench("wrong words", result) as place:
         for line in (

@@ -22,7 +22,7 @@ PRINTED: Final = ("8080", "8081")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shell:
-    """What came of some lines."""
+    """Result of some lines."""
 
     status: int
     out: str
@@ -30,7 +30,7 @@ class Shell:
 
     @property
     def answers(self) -> list[dict[str, Any]]:
-        """What the calls were answered, a mapping each; of several prompts in one call, each."""
+        """The calls' answers, a mapping each; of several prompts in one call, each."""
         found: list[dict[str, Any]] = []
         for line in self.out.splitlines():
             if line.startswith(("{", "[")):
@@ -75,7 +75,7 @@ def with_children_ended(group: int) -> None:
 
 
 def is_taken(port: int) -> bool:
-    """Whether someone listens there."""
+    """True if a server listens there."""
     with socket.socket() as each:
         return each.connect_ex(("127.0.0.1", port)) == 0
 

@@ -1,4 +1,4 @@
-"""What the tests of printed commands notice, and that nothing printed is left out in silence."""
+"""Failures that the tests of printed commands detect; no printed command is skipped silently."""
 
 import json
 import re

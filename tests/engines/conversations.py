@@ -32,7 +32,7 @@ class Conversations:
         raise NotImplementedError
 
     def between(self) -> None:
-        """What happens after a group has been answered."""
+        """Actions after the answers to a group."""
 
     def fresh(self, count: int) -> Tokens:
         return as_tokens([self.rng.randrange(265, 512) for _ in range(count)])

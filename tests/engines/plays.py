@@ -134,7 +134,7 @@ class Play:
             self.told[number] = max(len(found), self.told.get(number, 0))
 
     def end(self) -> Iterator[str]:
-        """What the server holds, and what happened."""
+        """The server's content and events."""
         events = [{**each.as_dict(), "sentence": ""} for each in self.engine.events]
         yield f"holds {digest(self.engine.snapshot())}, {len(events)} events {digest(events)}"
 

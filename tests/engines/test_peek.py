@@ -1,4 +1,4 @@
-"""What an engine says that it would reuse is what it reuses, and asking changes nothing."""
+"""An engine's predicted reuse is its reuse, and the query changes nothing."""
 
 import random
 from typing import Any

@@ -24,7 +24,7 @@ OUR_FILES: Final = frozenset(
         "laws", "recomputed", "stored",
     }
 )  # fmt: skip
-"""What tools need, and what a server holds: no upstream file has a counterpart."""
+"""Modules for tools and for a server's content, without a counterpart upstream."""
 
 OURS: Final = frozenset(
     {

@@ -1,4 +1,4 @@
-"""How many tokens two lists share at their start: one function for all engines."""
+"""The common prefix of two lists of tokens: one function for all engines."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""What the fake server says that it did."""
+"""Events of the fake server."""
 
 from cachesim.engines.events import Event, event
 

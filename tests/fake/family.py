@@ -1,4 +1,4 @@
-"""What tools must know of the fake server."""
+"""Facts about the fake server for tools."""
 
 from dataclasses import dataclass, replace
 from typing import Final

@@ -1,4 +1,4 @@
-"""What a mutant may do: be played or be refused in words, in ten seconds, within a gigabyte."""
+"""Limits of a mutant: run or refused with a message, in ten seconds, within a gigabyte."""
 
 import resource
 import signal
@@ -22,7 +22,7 @@ PLAYED: Final = "played"
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of a mutant; `failure` is empty where all is well."""
+    """Result of a mutant; `failure` is empty without one."""
 
     word: str
     failure: str = ""

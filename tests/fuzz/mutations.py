@@ -147,7 +147,7 @@ TREE: Final = (_replace, _nudge, _nudge, _nudge, _drop, _double, _add, _add, _le
 
 
 GENTLE: Final = (_nudge, _nudge, _lend, _double, _drop)
-"""What often leaves an input that is right, and is played."""
+"""Mutations that often leave a valid input, which is run."""
 
 
 def damaged_text(text: str, chance: Chance) -> str:

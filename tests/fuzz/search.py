@@ -27,7 +27,7 @@ class Failure:
 
 @dataclass(slots=True)
 class Tally:
-    """How many mutants of each kind came to what."""
+    """The results of mutants by kind."""
 
     counts: Counter[tuple[str, str]] = field(default_factory=Counter)
     failures: list[Failure] = field(default_factory=list)

@@ -69,7 +69,7 @@ def test_there_are_twelve_and_their_files_are_numbered() -> None:
 
 
 def typed_in(text: str) -> bool:
-    """Whether a sentence holds a number that nobody computed."""
+    """True if a sentence holds a number that no code computed."""
     return re.search(r"\d", MAY_STAND.sub("", text)) is not None
 
 

@@ -10,7 +10,7 @@ from cachesim.typed import of_kind
 from tests.test_house import ROOT
 
 COUNTS = [0, 2639, 2869, 0, 3259]
-"""What the real server reused, request by request."""
+"""Reused tokens of the real server, request by request."""
 
 
 @pytest.mark.thorough

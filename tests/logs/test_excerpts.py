@@ -44,7 +44,7 @@ def digest(value: object) -> str:
 
 
 def rebuilt(replay: Replay) -> Iterator[object]:
-    """What was found of each prompt: its length, its turns, and where it leaves earlier ones."""
+    """Facts of each prompt: its length, its turns, and its divergence from earlier ones."""
     earlier: list[Any] = []
     for each in replay.requests:
         if each.submitted is not None:

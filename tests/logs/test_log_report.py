@@ -1,4 +1,4 @@
-"""What `why` and `tune` print: the text, the page, JSON by its schema, a scenario that runs."""
+"""Output of `why` and `tune`: the text, the page, JSON by its schema, a scenario that runs."""
 
 import contextlib
 import json
@@ -59,7 +59,7 @@ def output(capsys: Capture, *words: str) -> str:
 
 
 def fits(value: Any, schema: dict[str, Any]) -> bool:
-    """Whether a value has what the schema requires, and nothing of another kind."""
+    """True if a value conforms to the schema."""
     if "enum" in schema:
         return value in schema["enum"]
     kinds = schema.get("type", [])

@@ -214,7 +214,7 @@ def test_within_its_reach_a_first_token_matters_to_hybrid_swa_too() -> None:
 
 
 def influence(spec: ModelSpec, count: int) -> float:
-    """How much another first token changes the last logits, in parts of their scale."""
+    """Change of the last logits by another first token, relative to their scale."""
     tokens = prompt(count)
     one = logits(spec, tokens)[-1]
     other = logits(spec, [265 + (tokens[0] - 265 + 1) % 247, *tokens[1:]])[-1]

@@ -1,4 +1,4 @@
-"""How many examples a mutant takes until it is caught, and that without it none of them is.
+"""Examples until a mutant is caught, of which none fails without it.
 
 A crash of the changed code counts apart from a wrong answer or a wrong count: a suite that only
 sees the crash has not compared anything. The control is the same hunt with the mutant switched off.
@@ -54,7 +54,7 @@ def recorded(name: str) -> tuple[dict[str, Any], ...]:
 
 
 def caught(mutant: Mutant, *, thin: bool = False) -> Catch | None:
-    """What the hunt finds with the mutant; None: it got away.
+    """The finding with the mutant; None: it escaped.
 
     With `thin` workloads are played on one layer of each kind, as most of a search's are.
     """
@@ -63,7 +63,7 @@ def caught(mutant: Mutant, *, thin: bool = False) -> Catch | None:
 
 
 def control(mutant: Mutant, *, examples: int | None = None) -> Catch | None:
-    """What the same hunt finds without the mutant, which has to be nothing.
+    """The finding without the mutant, which must be none.
 
     Where a profile is the bug, the control is the profile that is cured of it. `examples` may be
     fewer than the hunt's own.

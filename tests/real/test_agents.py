@@ -39,7 +39,7 @@ LONGEST = 4000
 
 
 def played(seed: int, turns: int = 60) -> list[tuple[str, tuple[Conversation, ...]]]:
-    """How one user's agents go on, and what they ask."""
+    """Turns of one user's agents, and their requests."""
     rng = Random(seed)
     agents = Agents(rng, lambda count: [rng.randrange(10**6) for _ in range(count)], SIZES)
     found = []

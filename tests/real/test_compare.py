@@ -35,7 +35,7 @@ WORKLOAD = workload(
 
 
 def played() -> tuple[Outcome, ...]:
-    """What the simulator itself answers: a real server that agrees."""
+    """The simulator's own answers: a real server that agrees."""
     server = SimulatedServer(WORKLOAD)
     return tuple(outcome for step in WORKLOAD.step for outcome in server.send((step,)))
 

@@ -1,4 +1,4 @@
-"""What the MTP head's drafts should count, without a server."""
+"""Expected counts of the MTP head's drafts, without a server."""
 
 from pathlib import Path
 

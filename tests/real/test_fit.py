@@ -21,7 +21,7 @@ KNOWN = known_trials()
 
 
 def recorded(number: int, trial: Trial, *, release: str = "b9538") -> wheels.Recording:
-    """What a server with these rules would have answered."""
+    """The answers of a server with these rules."""
     setting = draw_setting(7, number, release=release, presets=PRESETS)
     asked, outcomes = grow(setting, wheels.server_under(setting, trial))
     return wheels.Recording(workload=asked, outcomes=outcomes)

@@ -21,7 +21,7 @@ from tests.fixtures import Capture
 
 
 def scheduled(scheduler: RealScheduler[Any], release: str, numbers: range) -> list[Played[Any]]:
-    """What a release's scheduler does, by the simulator, drawn for the newest release."""
+    """Results of a release's scheduler, by the simulator, drawn for the newest release."""
     newest, rules = scheduler.family.releases[-1].rules, scheduler.family.release(release).rules
     found = []
     for number in numbers:

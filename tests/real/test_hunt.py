@@ -60,7 +60,7 @@ def scenario(*steps: Step, **options: object) -> Scenario:
 
 @pytest.fixture(name="caught")
 def _caught(monkeypatch: Patch) -> list[Counterexample]:
-    """What was brought to the real server, which says no to the first and yes to the others."""
+    """Findings sent to the real server, which confirms all but the first."""
     brought: list[Counterexample] = []
 
     def prove(found: Counterexample, _: Profile) -> ProofResult:

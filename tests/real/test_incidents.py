@@ -1,4 +1,4 @@
-"""What users do beside conversations: drawn, sent over HTTP, and counted by what is used."""
+"""Actions of users beside conversations: drawn, sent over HTTP, and counted by feature."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator

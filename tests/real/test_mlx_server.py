@@ -1,4 +1,4 @@
-"""What is sent to the real mlx-lm: workloads, words, weights; without the real thing."""
+"""Input of the real mlx-lm: workloads, words, weights; without the package."""
 
 from collections import Counter
 from copy import deepcopy

@@ -84,7 +84,7 @@ for number, layer in enumerate(play.cache.layers):
         dict(script_worker.contents(cache.layers[number]))[name].zero_()
         print(script_worker.distance(logits(cache), cold, cold), name)
 """
-"""How far the next logits are off without one layer's keys, values or state."""
+"""Error of the next logits without one layer's keys, values or state."""
 
 
 @pytest.fixture
@@ -251,7 +251,7 @@ def test_a_model_of_ones_own_is_tested_by_pytest(tmp_path: Path) -> None:
 def test_a_causes_program_needs_the_library_and_torch_alone(
     worker: Worker, shown: tuple[str, str]
 ) -> None:
-    """What shows a cause, without the worker's patches, as the page says of the newest release."""
+    """Examples of a cause, without the worker's patches, as on the newest release's page."""
     family, operation = shown
     script = drawn(operation, family, 0)
     answer = worker.order({"family": family, "attention": "eager", "scripts": [script]})

@@ -101,7 +101,7 @@ WITHOUT: dict[str, dict[str, Any]] = {
     "streaming": {"streams": False},
     "drafts": {"drafts": None},
 }
-"""What a workload of a feature is without it."""
+"""A workload of a feature without it."""
 
 
 @pytest.mark.sampled(3)

@@ -1,4 +1,4 @@
-"""What the model runner reads, writes and copies in each step, by the simulated runner's rules."""
+"""Reads, writes and copies of the model runner in each step, by the simulated runner's rules."""
 
 from collections.abc import Mapping
 from dataclasses import replace

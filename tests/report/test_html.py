@@ -75,7 +75,7 @@ class Elements(HTMLParser):
 
 
 def unpacked(value: Any) -> Any:
-    """What the page's own script makes of packed data."""
+    """Packed data as unpacked by the page's own script."""
     pool: list[Any] = []
 
     def revived(each: Any) -> Any:

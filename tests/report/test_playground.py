@@ -1,4 +1,4 @@
-"""What the playground's page asks for, asked without a browser."""
+"""Queries of the playground's page, without a browser."""
 
 import json
 import re

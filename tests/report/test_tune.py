@@ -1,4 +1,4 @@
-"""What `tune` concludes follows from what was tried."""
+"""The conclusions of `tune` follow from its trials."""
 
 from typing import Any
 

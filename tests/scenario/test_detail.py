@@ -1,4 +1,4 @@
-"""What a server held after each event, and whose tokens it were."""
+"""A server's content after each event, with the owners of its tokens."""
 
 import json
 from typing import Any

@@ -1,4 +1,4 @@
-"""What is wrong with a file is said with its line, once, and without what only follows from it."""
+"""Errors of a file are reported with their line, once, and without those that follow."""
 
 from pathlib import Path
 

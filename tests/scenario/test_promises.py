@@ -1,4 +1,4 @@
-"""What a scenario says of its report is held against the run."""
+"""A scenario's numbers of its report are compared with the run."""
 
 import tomllib
 from typing import Any

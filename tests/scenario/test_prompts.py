@@ -1,4 +1,4 @@
-"""How prompts are put together from spans, replies, pieces and messages."""
+"""Prompts from spans, replies, pieces and messages."""
 
 import re
 

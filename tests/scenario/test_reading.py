@@ -1,4 +1,4 @@
-"""What is wrong with a scenario is said at once, with its place and the nearest right word."""
+"""All errors of a scenario are reported at once, with their place and the nearest right word."""
 
 from typing import Any
 

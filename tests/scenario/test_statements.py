@@ -1,4 +1,4 @@
-"""What is said of a step: how a wrong memory is worded, what a step came to, who had what."""
+"""Statements on a step: a wrong memory, the outcome, the owners of tokens."""
 
 from pathlib import Path
 

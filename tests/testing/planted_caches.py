@@ -126,7 +126,7 @@ class Unpinned(Blocks):
 
 
 class EvictedStays(Blocks):
-    """What a lookup has seen stays, evicted or not."""
+    """Blocks of a lookup stay, evicted or not."""
 
     def evict(self, request: Request) -> None:
         for key in list(self.chain(request))[1:]:

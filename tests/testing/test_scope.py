@@ -55,7 +55,7 @@ def model_of(engine: str) -> str:
 
 
 def renamed(steps: tuple[Step, ...]) -> list[Any]:
-    """What a workload does, its words numbered in the order in which they occur."""
+    """A workload's steps, its words numbered in order of occurrence."""
     names: dict[int, int] = {}
     return [
         (

@@ -46,7 +46,7 @@ from tests.fixtures import Patch
 
 @pytest.fixture(name="found", scope="module")
 def _found() -> Counterexample:
-    """What a search of the October release shows on a hybrid model."""
+    """Findings of a search of the October release on a hybrid model."""
     found = search(
         Profile.parse("llama.cpp@b11549"), "hybrid", first=170, examples=50
     ).counterexample

@@ -144,7 +144,7 @@ def test_windows_states_and_other_tiers_are_left_out(tmp_path: Path) -> None:
 
 
 def stream_of(count: int, seed: int) -> Iterator[list[Any]]:
-    """What a server without limits would publish of a made trace's whole blocks."""
+    """KV events of a server without limits for a made trace's whole blocks."""
     seen: set[int] = set()
     for number, each in enumerate(made_requests(count, seed)):
         whole = each.blocks[: each.length // UNIT]

@@ -1,4 +1,4 @@
-"""What one looks at: knees of a curve, what a release changed, what is held over the requests."""
+"""Results: knees of a curve, differences of releases, bytes held over the requests."""
 
 import json
 import re

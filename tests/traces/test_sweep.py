@@ -289,7 +289,7 @@ def test_replies_may_all_have_one_length() -> None:
 
 
 class Nesting(HTMLParser):
-    """Whether every tag is closed, and where marks and bars are put."""
+    """Check of closed tags, and the places of marks and bars."""
 
     def __init__(self) -> None:
         super().__init__()

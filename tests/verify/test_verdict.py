@@ -26,7 +26,7 @@ every_arithmetic = pytest.mark.parametrize("network", [FLOAT, RING], ids=["float
 
 
 def generate(network: Network, prompt: Tokens, count: int) -> tuple[Tokens, Array]:
-    """What a server without any cache would say."""
+    """The answer of a server without any cache."""
     tokens, rows = prompt, []
     for _ in range(count):
         rows.append(cold_logits(network, tokens)[-1])

@@ -22,7 +22,7 @@ class KoboldRules:
     """Differences of KoboldCpp's releases."""
 
     architectures: frozenset[str] = frozenset()
-    """Those that count as recurrent; empty: all with states (1.100)."""
+    """Architectures that count as recurrent; empty: all with states (1.100)."""
 
     replays_last: bool = True
     """A continued state first evaluates the token that was sampled last (1.100)."""
@@ -65,7 +65,7 @@ class Rules:
     """Rules of a release, one field per difference."""
 
     memory: MemoryRules
-    """Those of the vendored llama.cpp."""
+    """Rules of the vendored llama.cpp."""
 
     reset_clears_states: bool
     """`reset` clears a recurrent or hybrid memory (#2108; was: the number of tokens alone)."""

@@ -13,13 +13,13 @@ from cachesim.engines.tokens import get_common_prefix
 from cachesim.units import Array, Count, Integers, Token, Tokens
 
 DISK_BYTES: Final = 1 << 30
-"""`size_limit` of `diskcache.Cache`: it deletes what was stored first, whatever the capacity."""
+"""`size_limit` of `diskcache.Cache`: the oldest entry is deleted, at any capacity."""
 
 CULLED: Final = 10
 """The most entries that one store deletes for it."""
 
 DATABASE: Final = 32_768
-"""Bytes of an empty database: a capacity below evicts whatever is stored."""
+"""Bytes of an empty database: a smaller capacity evicts every entry."""
 
 LEAST_FILE: Final = 32_768
 """Bytes from which on an entry is a file of its own."""

@@ -49,7 +49,7 @@ LEAST_PERCENT: Final = (66, 50, 50, 50)
 """Minimum share of the most frequent next token, in percent (`draft_min_percent_lax`)."""
 
 MOST_DRAFTED: Final = 8
-"""Maximum tokens of a draft, whatever the flags (`n_draft`)."""
+"""Fixed maximum tokens of a draft (`n_draft`)."""
 
 STATIC: Final = 2
 """Minimum length of a text with a draft (`LLAMA_NGRAM_STATIC`)."""

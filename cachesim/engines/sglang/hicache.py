@@ -45,10 +45,10 @@ Spec = tuple[Integers, list[Node], int | None]
 """Parts of a node to copy: attention slots, nodes with windows, a state."""
 
 Wanted: TypeAlias = tuple[list[Node], list[Node], bool]
-"""Nodes whose attention is loaded, nodes whose windows are, and whether a state is."""
+"""Nodes whose attention is loaded, nodes whose windows are, and True if a state is."""
 
 Slots: TypeAlias = tuple[Integers, Integers, int | None]
-"""The same on the device."""
+"""Slots on the device for attention, windows and a state."""
 
 
 class DeviceTree(Protocol):

@@ -146,7 +146,7 @@ class LlamaCppFlags:
 
 
 AS_IT_IS: Final = LlamaCppFlags()
-"""Nothing is said: random workloads on the usual release."""
+"""The default: random workloads on the usual release."""
 
 
 @playing.comparing

@@ -110,7 +110,7 @@ class PlainCells:
 
 
 def plain_prefix(left: Sequence[str], right: Sequence[str], *, exact: bool) -> tuple[int, int]:
-    """How many tokens of each list are common, the tokens given as their texts.
+    """The number of common tokens in each list, the tokens given as their texts.
 
     A token is equal to another one where their texts are equal.
     """

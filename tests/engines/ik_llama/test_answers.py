@@ -1,4 +1,4 @@
-"""Whether answers from cache are the cold answers, release by release and patch by patch."""
+"""Answers from cache against cold answers, by release and patch."""
 
 import gzip
 import json

@@ -122,7 +122,7 @@ def server(shelf: Shelf, model: str = "hybrid-delta", patch: str = "", **options
 
 
 def saved(shelf: Shelf, model: str = "hybrid-delta") -> list[Token]:
-    """What a server held that has answered the prompt, and saved its slot."""
+    """The slot file of a server after the prompt."""
     first = server(shelf, model)
     answer(first, PROMPT, 4)
     first.slot_save(0, "a")

@@ -165,7 +165,7 @@ def test_a_failed_batch_stays_among_the_held_tokens() -> None:
 
 
 def test_a_failed_request_sent_again_may_continue_another_chats_state() -> None:
-    """Where its last token comes after all that the memory holds: by source, not run."""
+    """A last token after all tokens in memory: by source, not run."""
     engine = opened(OF_1_99, "hybrid")
     called(engine, *run(0, 20))
     other = [*run(0, 10), *run(50, 11)]

@@ -1,4 +1,4 @@
-"""Where Ollama's own runner resumes: windows, checkpoints of a hybrid; worked out by hand."""
+"""Resume points of Ollama's own runner: windows, checkpoints of a hybrid; computed by hand."""
 
 from collections.abc import Sequence
 

@@ -96,7 +96,7 @@ MEMORIES: Final = {
     "llama_memory_recurrent": "RecurrentMemory",
     "llama_memory_hybrid": "HybridMemory",
 }
-"""What `llama_model::create_memory` may return, and our class of it."""
+"""Results of `llama_model::create_memory`, and our class of each."""
 
 
 @pytest.mark.parametrize("upstream", MEMORIES)

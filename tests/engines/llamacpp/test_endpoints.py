@@ -1,4 +1,4 @@
-"""What shares the slots with completions: embeddings, documents, gaps; and what ends all."""
+"""Endpoints that share the slots with completions: embeddings, rerank, infill; and failures."""
 
 import csv
 from contextlib import nullcontext
@@ -153,7 +153,7 @@ def test_what_is_parked_has_the_bytes_that_the_wheel_counts(release: str) -> Non
 
 
 def room_for(release: str, model: str, types: str) -> int:
-    """How many tokens the prompt cache could hold, by what it holds after six requests."""
+    """The capacity of the prompt cache in tokens, by its content after six requests."""
     options: dict[str, object] = {"ctx_size": 8192, "batch_size": 256, "ubatch_size": 64}
     options |= {"cache_type_k": types, "cache_type_v": types}
     if model == "hybrid-mtp":

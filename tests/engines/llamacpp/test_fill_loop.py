@@ -1,4 +1,4 @@
-"""Where the filling of a batch breaks: the jump lands where upstream's loop stops."""
+"""The break of the loop that fills a batch: the jump lands where upstream's loop stops."""
 
 from types import SimpleNamespace
 from typing import Any

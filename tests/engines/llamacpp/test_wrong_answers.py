@@ -13,7 +13,7 @@ JUNE, OCTOBER = "llama.cpp@b9538", "llama.cpp@b11549"
 
 
 def difference(play: Play, reply: Reply) -> float:
-    """How far the reply's logits lie from a cold run over the same tokens."""
+    """Distance of the reply's logits from a cold run over the same tokens."""
     first = len(reply.prompt) - 1
     tokens = reply.prompt + reply.generated[:-1]
     rows = range(first, first + len(reply.generated))

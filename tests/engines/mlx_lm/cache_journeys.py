@@ -75,7 +75,7 @@ class Batch:
 
 @dataclass
 class Journey:
-    """What goes on at one time: some conversations alone, some prefilled, some decoded."""
+    """Concurrent conversations: some alone, some in prefill, some in decode."""
 
     network: Network
     rules: CacheRules
@@ -225,7 +225,7 @@ class Journey:
 
 
 def _has_turned(cache: PromptCache) -> bool:
-    """Whether a ring turned while one of its rows was padded: it would hide a token of that row."""
+    """True if a ring wrapped with a padded row, which would hide a token of that row."""
     return any(
         isinstance(layer, BatchRotatingKVCache)
         and layer.rotated

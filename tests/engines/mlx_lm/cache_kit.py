@@ -36,7 +36,7 @@ def user(count: int, first: int) -> Message:
 
 
 def said(template: str = "chatml") -> Message:
-    """What the client sends back of a reply."""
+    """The part of a reply that the client sends back."""
     first = 90 if template == "think" else 92
     return Message(role="assistant", content=text(3, first))
 
@@ -78,7 +78,7 @@ def rows(cache: Rows) -> list[int]:
 
 
 def used(cache: Rows) -> list[list[int]]:
-    """What attention may look at."""
+    """The keys that attention may read."""
     return tokens(cache.keys_and_values()[0])
 
 

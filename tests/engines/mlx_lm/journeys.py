@@ -29,7 +29,7 @@ class Answered:
 
 @dataclass(frozen=True, slots=True)
 class Journey:
-    """What a workload came to."""
+    """The result of a workload."""
 
     answers: tuple[Answered, ...]
     insertions: tuple[Insertion, ...]

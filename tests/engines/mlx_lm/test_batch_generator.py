@@ -72,7 +72,7 @@ class Bench:
         return response.uid, int(response.token), state
 
     def absorbed(self, cache: PromptCache) -> int:
-        """How many tokens a recurrent state has folded in."""
+        """The number of tokens that a recurrent state has folded in."""
         marks = next(
             layer
             for shape, layer in zip(self.network.shapes, cache, strict=True)

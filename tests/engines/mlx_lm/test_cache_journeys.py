@@ -106,7 +106,7 @@ def drawn(seed: int, count: int = 40) -> list[Step]:
 
 
 def outcomes(name: str, rules: CacheRules, journeys: int, enough: set[str]) -> set[str]:
-    """What random journeys ran into, until that is enough."""
+    """Cases that random journeys reached, until enough."""
     found: set[str] = set()
     for seed in range(journeys):
         if enough and enough <= found:

@@ -149,7 +149,7 @@ BYTES = {
     ("hybrid-swa", "lfm2"): {"0.31.1": [64, 8192], "0.32.2": [64, 8192]},
     ("dense", "llama"): {"0.31.1": [8192] * 2, "0.32.2": [8192] * 2},
 }
-"""What 18 tokens take in the real classes in bfloat16, layer by layer."""
+"""Bytes of 18 tokens in the real classes in bfloat16, layer by layer."""
 
 
 @pytest.mark.parametrize(("names", "expected"), BYTES.items(), ids=str)

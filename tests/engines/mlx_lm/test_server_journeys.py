@@ -137,7 +137,7 @@ def test_what_the_ledger_says_of_a_state_is_what_its_numbers_say(
 
 
 def found(release: str, family: str, count: int = 12) -> Counter[str]:
-    """How many requests were answered, and how many of them wrongly."""
+    """The number of answers, and of wrong ones."""
     tally: Counter[str] = Counter()
     for number in range(count):
         journey = play(drawn(release, family, number), provenance=False)

@@ -90,7 +90,7 @@ def test_drafts_change_no_answer(release: str, preset: str) -> None:
 def followed(
     release: str, options: dict[str, Any], predict: int, kept: int, drafts: Drafts
 ) -> tuple[int | None, bool]:
-    """What is reused of a drafted reply of a hybrid by who goes on from it, and whether rightly."""
+    """Reuse of a hybrid's drafted reply by its continuation, and the answer."""
     plain = server(release, "hybrid", speculative_algorithm=None, **options)
     engine = server(release, "hybrid", **options)
     reply = answer(plain, PROMPT, predict).generated

@@ -18,7 +18,7 @@ SMALL = {"kind": "full", "max_running": 8, "max_len": 4096, "ignore_eos": False}
 
 
 def played(release: str, config: dict[str, Any], *group: dict[str, Any]) -> dict[str, Any]:
-    """What a group of requests leaves behind."""
+    """The server's content after a group of requests."""
     asked = {"config": SMALL | {"mixes": True} | config, "steps": [group]}
     (told,) = play(asked, FAMILY.release(release).rules)
     return told

@@ -1,4 +1,4 @@
-"""Which requests SGLang's scheduler admits next, and which have to make room for them."""
+"""Requests that SGLang's scheduler admits next, and those that it preempts."""
 
 import random
 from typing import Any

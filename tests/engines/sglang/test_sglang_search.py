@@ -33,7 +33,7 @@ def _few_trials(monkeypatch: pytest.MonkeyPatch) -> None:
 def found_by_default(
     profile: str, model: str, seed: int = 0, only: Kind = "wrong answer"
 ) -> Counterexample:
-    """What `cachesim check PROFILE --model MODEL` finds of a kind, made as small as few trials
+    """The finding of a kind by `cachesim check PROFILE --model MODEL`, made as small as few trials
     make it. Crashes of the releases themselves would end many of these searches first.
     """
     report = search(

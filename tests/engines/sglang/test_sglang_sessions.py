@@ -45,8 +45,8 @@ def answer(engine: Engine, tokens: list[int], name: str = "", **asked: Any) -> R
 def test_a_request_continues_the_tokens_of_another(
     release: str, asked: dict[str, Any], prompt: list[int]
 ) -> None:
-    """What it has in common with it is cached, but for the last token, which has no slot; in 0.5.9
-    a step overlaps with the end, and computes it.
+    """The common prefix is cached but for the last token, which has no slot; in 0.5.9 a step
+    overlaps with the end, and computes it.
     """
     engine = server(release)
     answer(engine, FIRST, "r1")

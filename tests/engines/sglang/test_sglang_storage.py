@@ -32,7 +32,7 @@ def server(arithmetic: ArithmeticName = "counts", **options: Any) -> Sglang:
 
 
 def send(engine: Sglang, prompt: Tokens, key: str | None = None) -> tuple[int | None, list[str]]:
-    """What is reused of a prompt, and why not more; its reply is one token."""
+    """Reused tokens of a prompt, and the cause; its reply is one token."""
     options = {"extra_key": key} if key else {}
     reply = answer(engine, prompt, 1, reply=prompt[:1], options=options)
     lost = sum(each.before - each.after for each in reply.losses)

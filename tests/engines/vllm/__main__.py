@@ -1,4 +1,5 @@
-"""What is too long for the tests: `python -m tests.engines.vllm [defects | answers [REQUESTS]]`.
+"""Checks that are too long for the tests: `python -m tests.engines.vllm [defects | answers
+[REQUESTS]]`.
 
 `defects` prints how the search finds each known wrong answer, and that it finds nothing without it;
 `answers` plays random requests with every fix, exact words and floats in turn, and holds each
@@ -49,7 +50,7 @@ def defects(out: Console) -> int:
 
 
 def answers(out: Console, wanted: int) -> int:
-    """How many answers were the cold ones; 1 if any was not."""
+    """Print the number of cold answers; 1 if any was not."""
     counted: Counter[tuple[str, ArithmeticName]] = Counter()
     cached: Counter[tuple[str, ArithmeticName]] = Counter()
     wrong: list[int] = []

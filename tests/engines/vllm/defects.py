@@ -9,10 +9,10 @@ from cachesim.testing.search import Report, search
 from cachesim.testing.workloads import Shape
 
 FIXED: Final = "+43569+padded-first"
-"""What 0.33.0 needs so that no answer is wrong."""
+"""Patches of 0.33.0 without a wrong answer."""
 
 EARLIER: Final = "+39273+43569"
-"""What a release before 0.32 needs beside its own."""
+"""Further patches of a release before 0.32."""
 
 MOST_REQUESTS: Final = 4
 

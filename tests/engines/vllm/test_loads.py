@@ -152,7 +152,7 @@ def test_what_does_not_go_together_is_refused(
 
 
 def test_drawn_loads_wait_fail_and_are_read_on() -> None:
-    """What the comparison with the real scheduler covers."""
+    """Coverage of the comparison with the real scheduler."""
     rules = FAMILY.release("0.33.0").rules
     drawn = [draw_loads(1, number, rules) for number in range(10)]
 

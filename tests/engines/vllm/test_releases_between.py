@@ -1,4 +1,4 @@
-"""What changed between releases of vLLM: groups' marks, ids, freed blocks, refused settings."""
+"""Changes between releases of vLLM: groups' marks, ids, freed blocks, refused settings."""
 
 from dataclasses import replace
 from typing import Any
@@ -343,7 +343,7 @@ def test_only_a_hybrid_with_a_drafter_keeps_all_states_by_default_in_029(
 def test_a_state_beside_its_cached_tail_takes_one_block_since_0_31(
     release: str, preempted: list[int]
 ) -> None:
-    """What the real schedulers do with 9 blocks."""
+    """Results of the real schedulers with 9 blocks."""
     groups = [{"kind": "full", "block": 8}, {"kind": "mamba", "block": 8, "mode": "align"}]
     config = {"groups": groups, "blocks": 9, "hash_block": 2, "retention": 0}
     prompts = ("300-309", "400-409")

@@ -212,7 +212,7 @@ FIXES = {
     "0.32.0": "+43569",
     "0.33.0": "+43569",
 }
-"""What each release needs so that no answer is wrong."""
+"""Patches of each release without a wrong answer."""
 
 
 @pytest.mark.sampled(3)
@@ -233,7 +233,7 @@ WINDOW = {"kind": "window", "block": 4, "window": 4}
 
 
 def played(release: str, config: dict[str, Any], *group: dict[str, Any]) -> dict[str, Any]:
-    """What a group of requests leaves behind."""
+    """The server's content after a group of requests."""
     settings = {"max_seqs": 4, "overlaps": True, "reserve_full": False} | config
     (told,) = play({"config": settings, "steps": [group]}, FAMILY.release(release).rules)
     return told

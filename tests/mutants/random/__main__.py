@@ -89,7 +89,7 @@ def main() -> int:
 
 
 def _escaped(mutant: RandomMutant) -> str:
-    """How an escaped mutant is printed."""
+    """The line of an escaped mutant."""
     return (
         f"ESCAPED: {mutant.place} ({mutant.operator})\n"
         f"    {mutant.source}\n    {mutant.old} -> {mutant.new}"

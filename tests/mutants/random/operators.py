@@ -93,7 +93,7 @@ def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
 
 
 def _reports(statement: ast.stmt) -> bool:
-    """Whether a statement raises, documents, or only reports."""
+    """True if a statement raises, documents, or only reports."""
     if isinstance(statement, ast.Raise | ast.Assert | ast.Import | ast.ImportFrom | ast.Pass):
         return True
     if isinstance(statement, ast.If):
@@ -258,7 +258,7 @@ def _value(node: ast.expr) -> object:
 
 
 def _is_text(node: ast.expr) -> bool:
-    """Whether it cannot be a number: a text, a tuple, a list."""
+    """True if it cannot be a number: a text, a tuple, a list."""
     if isinstance(node, ast.Subscript):
         return isinstance(node.slice, ast.Slice)
     whole = isinstance(node, ast.Constant) and not isinstance(node.value, int)

@@ -121,7 +121,7 @@ class RandomMutant:
 
     @property
     def key(self) -> tuple[str, str, str, str, str]:
-        """What names it for as long as its line stays as it is."""
+        """An identity while its line is unchanged."""
         return self.function.file, self.function.qualname, self.source, self.old, self.new
 
     def rank(self, seed: int) -> bytes:

@@ -58,13 +58,13 @@ class Played:
 
     @property
     def holds(self) -> bool:
-        """Whether a mutant can be found by another answer."""
+        """True if a mutant can be found by another answer."""
         return self.answer is not False
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What found a mutant, with which example, how; no means: it escaped."""
+    """The means, example and way by which a mutant was found; without a means it escaped."""
 
     means: Means | None = None
     example: str = ""
@@ -110,7 +110,7 @@ def judge(
     jobs: int,
     share: float = SHARE,
 ) -> Iterator[tuple[int, Outcome]]:
-    """What becomes of each mutant, as they are done; one that ends its process is found."""
+    """The result of each mutant, as they finish; one that ends its process is found."""
     tasks = [
         partial(_judge, mutant, _chosen(number, examples, known, share))
         for number, mutant in enumerate(mutants)
@@ -185,7 +185,7 @@ def _hangs(_signal: int, _frame: FrameType | None) -> None:
 
 
 def children(tasks: Sequence[Callable[[], Any]], jobs: int) -> Iterator[tuple[int, Any]]:
-    """What each task returns in a child of its own; a text is how its process ended."""
+    """The result of each task in a child of its own; a text describes the end of its process."""
     running: dict[int, tuple[int, int]] = {}
     waiting = list(enumerate(tasks))[::-1]
     while waiting or running:

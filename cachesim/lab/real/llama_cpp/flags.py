@@ -116,7 +116,7 @@ ON_THE_LINE: Final = (
     "--no-warmup", "--fit", "off", "--gpu-layers", "0", "--device", "none", "--threads", "1",
     "--threads-http", "8",
 )  # fmt: skip
-"""The same for a router, whose children need a thread for each request that waits."""
+"""Arguments of a router, whose children need a thread for each waiting request."""
 
 
 def arguments(options: Mapping[str, Any]) -> list[str]:

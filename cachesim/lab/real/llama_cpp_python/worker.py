@@ -26,7 +26,7 @@ OF_CALL = {"temperature": 0.0}
 
 
 ROW = "llama_get_logits_ith"
-"""Where the process ends: the package's sampler asserts that its token has logits."""
+"""The place where the process ends: the package's sampler asserts that its token has logits."""
 
 
 def main() -> None:

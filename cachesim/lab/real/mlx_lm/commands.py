@@ -93,7 +93,7 @@ class MlxFlags:
 
 
 AS_IT_IS: Final = MlxFlags()
-"""Nothing is said: random operations and requests on the newest release."""
+"""The default: random operations and requests on the newest release."""
 
 
 @playing.comparing

@@ -100,7 +100,7 @@ SHORTENED: Final = {
         "it shortens a prompt before the scheduler gets it; a shortened prompt is not simulated",
     )
 }
-"""The same, of Rapid-MLX alone."""
+"""Overrides of Rapid-MLX alone."""
 
 
 def unpacked(wheel: str) -> UnpackedWheel:

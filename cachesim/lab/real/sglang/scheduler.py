@@ -271,7 +271,7 @@ SCHEDULER: Final = RealScheduler(
     shared=("evicted", "tree", "free"),
     configured=ConfiguredProcess,
 )
-"""It runs with its own files and a CPU's PyTorch."""
+"""The scheduler with its own files and a CPU's PyTorch."""
 
 
 def visible_of_rust(
@@ -302,7 +302,7 @@ OWN_KEYS: Final = ("salt", "lora")
 
 ROWS: Final = ("tree", "evicted")
 FIRST_COMPONENT: Final = 5
-"""Index of the first flag behind those of full attention."""
+"""Index of the first flag after those of full attention."""
 
 
 def _unordered(rows: list[list[Any]], *, hosted: bool, kept: bool) -> list[list[Any]]:
@@ -315,10 +315,10 @@ def _unordered(rows: list[list[Any]], *, hosted: bool, kept: bool) -> list[list[
 
 
 MIXED: Final = replace(SCHEDULER, draw=draw_mixed)
-"""The same, with `--enable-mixed-chunk`."""
+"""Workloads with `--enable-mixed-chunk`."""
 
 AGENTS: Final = replace(SCHEDULER, draw=draw_agents)
-"""The same, with the requests of coding agents."""
+"""Workloads of coding agents."""
 
 
 FEATURES: Final = {name: replace(SCHEDULER, draw=draw) for name, draw in BY_FEATURE.items()}

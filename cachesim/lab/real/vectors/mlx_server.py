@@ -138,7 +138,7 @@ CLOSE: Final = 1e-5
 """Largest accepted difference of a stored state from its key's own, as in `server_worker`."""
 
 PACKED: Final = 0.1
-"""The same where keys and values are packed: one between two steps is rounded up or down."""
+"""Accepted difference of packed keys and values: one between two steps is rounded up or down."""
 
 FIELDS: Final = tuple(each.name for each in FAMILY.fields)
 BY_SIZE: Final = ("nbytes",)

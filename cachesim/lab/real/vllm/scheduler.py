@@ -159,20 +159,20 @@ SCHEDULER: Final = RealScheduler(
     part="python",
     packages=PACKAGES,
 )
-"""It runs with its own Python files and a CPU's torch."""
+"""The scheduler with its own Python files and a CPU's torch."""
 
 ASYNC: Final = replace(SCHEDULER, draw=workloads.draw_async)
-"""The same, with asynchronous scheduling."""
+"""Workloads with asynchronous scheduling."""
 
 LOADS: Final = replace(SCHEDULER, draw=workloads.draw_loads)
-"""The same, beside a store whose loads come steps later, or fail."""
+"""Workloads beside a store whose loads arrive steps later, or fail."""
 
 AGENTS: Final = replace(SCHEDULER, draw=workloads.draw_agents)
-"""The same, with the requests of coding agents."""
+"""Workloads of coding agents."""
 
 
 COMPRESSED: Final = replace(SCHEDULER, draw=workloads.draw_compressed)
-"""The same, with the layers of DeepSeek V4."""
+"""Workloads with the layers of DeepSeek V4."""
 
 
 def overrides(release: str, seed: int, numbers: range) -> list[Override]:

@@ -113,7 +113,7 @@ class Bench:
         return [(ubatch.n_seqs, ubatch.n_seq_tokens) for ubatch, _ in self.context.reached]
 
     def mask(self, name: str, text: str, *, causal: bool = True) -> list[str]:
-        """Which cells tokens that are in the cache already would see, `1` or `.` per cell."""
+        """The cells that cached tokens would see, `1` or `.` per cell."""
         self.context.n_ubatch = 512
         batch = runs(text)
         assert batch.positions is not None

@@ -115,7 +115,7 @@ class Lab:
 
     @property
     def window_is_whole(self) -> bool:
-        """Whether every sequence's window still has what its next token looks at."""
+        """True if every sequence's window still has the keys of its next token."""
         memory = self.context.memory
         pair = memory.attention if isinstance(memory, HybridMemory) else memory
         if not isinstance(pair, WindowPair):

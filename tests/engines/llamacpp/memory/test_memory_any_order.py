@@ -141,7 +141,7 @@ def without_runs(player: MemoryPlayer, *, sections: bool) -> MemoryPlayer:
 
 
 def lanes(player: MemoryPlayer) -> list[tuple[list[int], ...]]:
-    """What the rows of the last ubatch look at in each cache."""
+    """The cells that the rows of the last ubatch read in each cache."""
     if not player.context.reached or player.context.cleanup:
         return []
     ubatch, _ = player.context.reached[-1]

@@ -1,4 +1,4 @@
-"""Which memory a model gets, and how large."""
+"""The memory of a model, and its size."""
 
 import numpy as np
 import pytest

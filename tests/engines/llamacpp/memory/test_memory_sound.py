@@ -49,7 +49,7 @@ class Sound:
         self.watch_planes(before)
 
     def watch_planes(self, before: list[int]) -> None:
-        """How far back the planes of each sequence reach after a decode."""
+        """The reach of each sequence's planes after a decode."""
         rows = self.lab.recurrent
         if rows is None:
             return

@@ -1,4 +1,4 @@
-"""How batches are cut, and the fields a batch may leave out."""
+"""Splits of batches, and the optional fields of a batch."""
 
 import pytest
 from hypothesis import given

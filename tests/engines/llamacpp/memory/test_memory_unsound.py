@@ -1,4 +1,4 @@
-"""Where upstream's memory goes wrong by its own rules, the oracle says so."""
+"""The oracle detects errors of upstream's memory by its own rules."""
 
 import numpy as np
 import pytest
