@@ -644,9 +644,9 @@ class Profile:
         engine, release = shape["engine"], shape["release"]
         family = FAMILIES.get(engine)
         named = () if family is None else (*family.names(), *(each.name for each in family.patches))
-        release, *patches = _apart(release, named)
+        release, *patches = _separated(release, named)
         for each in shape["patches"].split("+")[1:]:
-            patches += _apart(each, named)
+            patches += _separated(each, named)
         current = release if family is None else family.current_name(release)
         return cls(engine, current, tuple(patches))
 
@@ -659,7 +659,7 @@ class Profile:
         return "".join((f"{self.engine}@{self.release}", *signed))
 
 
-def _apart(text: str, named: Sequence[str]) -> list[str]:
+def _separated(text: str, named: Sequence[str]) -> list[str]:
     """Split a name from the reverted patches after it, which keep their signs: `b11549-28302`."""
     parts = _BACK.fullmatch(text)
     if parts is None or text in named:

@@ -414,7 +414,7 @@ def _entry(entry: EntryHeld, origins: Provenance) -> Entry:
         checkpoints=entry.checkpoints,
         bytes=entry.size,
         kind=entry.kind,
-        holds=_astray(entry.held, origins),
+        holds=_misplaced(entry.held, origins),
     )
 
 
@@ -438,7 +438,7 @@ def _node(node: NodeHeld, until: int, origins: Provenance) -> TreeNode:
         lacks=node.lacks,
         folded=_known(origins.folded(node.node, until)),
         window=node.window,
-        holds=_astray(node.held, origins),
+        holds=_misplaced(node.held, origins),
     )
 
 
@@ -456,7 +456,7 @@ def _in_a_row(pieces: Iterable[Piece]) -> Iterator[Piece]:
         yield last
 
 
-def _astray(held: Iterable[tuple[str, Tokens]], origins: Provenance) -> tuple[Misplaced, ...]:
+def _misplaced(held: Iterable[tuple[str, Tokens]], origins: Provenance) -> tuple[Misplaced, ...]:
     return tuple(
         Misplaced(place=place, tokens=tuple(origins.spelled(tokens))) for place, tokens in held
     )

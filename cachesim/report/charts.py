@@ -86,7 +86,7 @@ def line_chart(
     parts += [
         f'<text x="{place(at):.1f}" y="{under}" text-anchor="{anchors.get(at, "middle")}">'
         f"{at:,g}</text>"
-        for at in _apart(_some(numbers), place)
+        for at in _spaced(_some(numbers), place)
     ]
     parts.append(
         f'<text x="{(WIDTH + LEFT) / 2}" y="{HEIGHT - 6}" text-anchor="middle">{escape(x)}</text>'
@@ -227,7 +227,7 @@ NUMBER_WIDE: Final = 64
 """Space for a number below an axis, on a phone."""
 
 
-def _apart(numbers: Sequence[float], place: Callable[[float], float]) -> list[float]:
+def _spaced(numbers: Sequence[float], place: Callable[[float], float]) -> list[float]:
     """The first number, the last, and those between that do not touch another."""
     shown = list(numbers[:1])
     end = place(numbers[-1])

@@ -96,7 +96,7 @@ def tree_rows(texts: Texts, tree: TreeState) -> Iterator[Row]:
         path = found[::-1]
         own = sum(map(size_of, node.tokens))
         end = node.start + own
-        astray = tuple(_astray(texts, node, path))
+        astray = tuple(_misplaced(texts, node, path))
         follows = [each is not children[each.parent][-1] for each in path]
         passes = [each.start for each, more in zip(path, follows, strict=True) if more]
         mark: Mark = "saved" if node.saved else "lacks" if node.lacks else ""
@@ -168,7 +168,7 @@ def _bars(texts: Texts, node: TreeNode) -> Iterator[Bar]:
         start += size_of(piece)
 
 
-def _astray(
+def _misplaced(
     texts: Texts, node: TreeNode, path: Sequence[TreeNode]
 ) -> Iterator[tuple[str, tuple[Bar, ...]]]:
     way = [token for each in path for token in texts.spelled(each.tokens)]

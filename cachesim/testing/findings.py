@@ -139,7 +139,9 @@ def finding_of(
     if len(replies) < record.step.completions:
         detail = f"{len(replies)} of {record.step.completions} completions are returned"
         return Finding(kind="broken invariant", step=step, detail=detail)
-    unlike = next(filter(None, (_unlike(record, each, trial.longest) for each in replies)), None)
+    unlike = next(
+        filter(None, (_wrong_reply(record, each, trial.longest) for each in replies)), None
+    )
     if unlike is not None:
         return Finding(kind="broken invariant", step=step, detail=unlike)
     verdict = worst([judge(each, oracle) for each in replies])
@@ -153,7 +155,7 @@ def finding_of(
         spec = oracle.network.spec
         plain = not (spec.family or spec.mtp_depth)  # caches of some classes cannot be cut
         full = plain and set(spec.layers) == {"attention"}
-        return breach or (_not_found_again(record, before, trial) if full else None)
+        return breach or (_lost_reuse(record, before, trial) if full else None)
     trial.wrong += 1
     if leak is not None:
         return Finding(kind="leak", step=step, detail=str(leak))
@@ -194,7 +196,7 @@ def _uncounted(reply: Reply) -> str | None:
     return f"{cached} cached and {processed} processed of {n_tokens} tokens"
 
 
-def _unlike(record: Record, reply: Reply, longest: int | None) -> str | None:
+def _wrong_reply(record: Record, reply: Reply, longest: int | None) -> str | None:
     """A reply that is not the sampled one, or shorter or longer than it.
 
     The end of the sampled tokens ends a reply, but one that a stop word is to end.
@@ -215,7 +217,7 @@ def _unlike(record: Record, reply: Reply, longest: int | None) -> str | None:
     return None
 
 
-def _not_found_again(record: Record, before: Record | None, trial: Trial) -> Finding | None:
+def _lost_reuse(record: Record, before: Record | None, trial: Trial) -> Finding | None:
     """Too little reuse of the prompt that the same client sent right before.
 
         before   [ prompt ................ )

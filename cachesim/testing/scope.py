@@ -228,7 +228,7 @@ def _continued(
         prompt, reply = kept + fresh[:new], fresh[new:]
         step = Step(name=f"r{number}", prompt=prompt, reply=reply)
         then = (*sent, _Sent(prompt, prompt + reply))
-        for more in _ways(scope, step, first=not number):
+        for more in _variants(scope, step, first=not number):
             yield from _continued(scope, steps + more, then, words + len(fresh), left - 1)
 
 
@@ -248,7 +248,7 @@ def _prompts(scope: Scope, sent: tuple[_Sent, ...]) -> dict[tuple[Ids, int], Non
     return found
 
 
-def _ways(scope: Scope, step: Step, *, first: bool) -> Iterator[tuple[Step, ...]]:
+def _variants(scope: Scope, step: Step, *, first: bool) -> Iterator[tuple[Step, ...]]:
     """Variants of a request: alone, with the one before, left by its client."""
     together = (False, True) if "together" in scope.acts and not first else (False,)
     turns = scope.turns if "cancel" in scope.acts else ()

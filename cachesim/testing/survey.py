@@ -284,7 +284,7 @@ def cured_by(
 def _inherited(played: Run, index: int) -> bool:
     step = played.steps[index]
     before = [each for each in played.steps[:index] if each.slot == step.slot]
-    return bool(before) and before[-1].answer == "diverged" and not _brought(played, index)
+    return bool(before) and before[-1].answer == "diverged" and not _with_cause(played, index)
 
 
 def _marks(played: Run, scenario: Scenario, index: int) -> Iterator[str]:
@@ -298,13 +298,13 @@ def _marks(played: Run, scenario: Scenario, index: int) -> Iterator[str]:
         under = scenario.engine.options.get(adapters)
         yield ("memory computed under other adapters" if under else "no wrong memory") + " was read"
         if under:  # states are no part of it: what is wrong is wherever it comes from
-            yield from (each for each in _brought(played, index) if each == BRINGS["load"])
+            yield from (each for each in _with_cause(played, index) if each == BRINGS["load"])
             if any(_filled(each) for each in played.steps[:index]):
                 yield "a slot file was restored before"
             return
     else:
         yield f"the {PLACES.get(fault.place, fault.place)} {_nature(fault)}"
-    brought = _brought(played, index)
+    brought = _with_cause(played, index)
     yield from brought
     restored = (each.slot == step.slot for each in played.steps[:index] if _filled(each))
     if not brought and any(restored):
@@ -324,7 +324,7 @@ def _named_while_at_work(scenario: Scenario, index: int) -> bool:
     return False
 
 
-def _brought(played: Run, index: int) -> list[str]:
+def _with_cause(played: Run, index: int) -> list[str]:
     words = family_of(Profile.parse(played.profile).engine).exercised
     brought = {words.get(each.name(), "") for each in played.steps[index].events}
     return sorted(BRINGS[word] for word in brought & BRINGS.keys())

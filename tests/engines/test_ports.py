@@ -39,7 +39,7 @@ OURS: Final = frozenset(
         "_gather_of_one", "ChunkStore", "Pages", "Contents", "Visibility", "Marconi",
         "_VisibleCells", "_serve",
         # what a server holds, and whether its books agree
-        "held", "amounts", "check_books", "_astray", "_cells", "_own_cells",
+        "held", "amounts", "check_books", "_misplaced", "_cells", "_own_cells",
         "_host_entries", "_nodes", "_described", "_holding",
         # saved bytes as values
         "Blob", "_pack_field", "_fields", "_row_block", "_checkpoint",

@@ -112,7 +112,7 @@ class IkLaws:
             if event.by == "id" or len(prompt) >= slot.n_ctx:  # compared as it is cut
                 return
             least = np.float32(flags.slot_prompt_similarity)
-            alike = max((_alike(each, prompt) for each in lists), default=np.float32(0))
+            alike = max((_dice_ratio(each, prompt) for each in lists), default=np.float32(0))
             if event.by == "similarity":
                 if event.similarity < max(alike, least):
                     yield f"a slot with similarity {event.similarity} is chosen, not {alike}"
@@ -161,7 +161,7 @@ class IkLaws:
         if self._cut or of(PromptLoadFailed, seen):  # prompts are compared as lists were shifted
             return
         score = np.float32(loaded[0].similarity) if loaded else np.float32(1)
-        if score <= _alike(held, prompt) and loaded:
+        if score <= _dice_ratio(held, prompt) and loaded:
             yield f"an entry with similarity {score} is loaded"
         if rules.ram_rewindable_only or rules.n_min_is_a_prefix or not self._options.cache_ram:
             return
@@ -169,8 +169,8 @@ class IkLaws:
         score = score if loaded else similarity(held, prompt, cache.text_of)
         for entry in map(cache.stripped, (each.tokens for each in cache.entries)):
             kept = np.float32(get_common_prefix(entry, prompt)) / np.float32(len(entry) or 1)
-            if kept >= floor and _alike(entry, prompt) > score:
-                yield f"an entry with similarity {_alike(entry, prompt)} is left for {score}"
+            if kept >= floor and _dice_ratio(entry, prompt) > score:
+                yield f"an entry with similarity {_dice_ratio(entry, prompt)} is left for {score}"
 
     def _listed(self, seen: Seen, slot: Slot) -> Iterator[str]:
         """The list: the kept tokens, the rest of the prompt, the reply."""
@@ -345,7 +345,7 @@ def of(kind: type[Any], seen: Seen) -> list[Any]:
     return [each for each in seen.events if isinstance(each, kind)]
 
 
-def _alike(held: Sequence[Token], prompt: Sequence[Token]) -> np.float32:
+def _dice_ratio(held: Sequence[Token], prompt: Sequence[Token]) -> np.float32:
     """The Dice ratio of a list and a prompt, by tokens: at most that by text."""
     if not held:
         return np.float32(0)

@@ -44,15 +44,15 @@ def unlike_definition(context: Context) -> Iterator[str]:
     """Decisions of a memory that differ from upstream's definitions; cells may change."""
     attention, recurrent = parts_of(context.memory)
     yield from _cut_otherwise()
-    yield from _divided_otherwise()
+    yield from _wrong_pieces()
     yield from _drafted_otherwise()
     for cache in caches_of(attention).values():
         for seq in range(context.n_seq_max):
-            yield from _attended_otherwise(cache, seq)
+            yield from _wrong_lanes(cache, seq)
         for stream in range(len(cache.streams)):
             yield from _found_otherwise(cache, stream)
     if recurrent is not None:
-        yield from _begun_otherwise(recurrent.cells)
+        yield from _misplaced_states(recurrent.cells)
 
 
 # -- cells -----------------------------------------------------------------------------------------
@@ -96,7 +96,7 @@ def _found_otherwise(cache: AttentionCache, stream: int) -> Iterator[str]:
         yield f"five tokens are in the cells {taken}"
 
 
-def _begun_otherwise(cells: RecurrentCells) -> Iterator[str]:
+def _misplaced_states(cells: RecurrentCells) -> Iterator[str]:
     """Cells of a new state that are not the first empty one from the head on, once around."""
     seq, size = cells.size - 1, cells.size
     if cells.tail[seq] >= 0:
@@ -111,7 +111,7 @@ def _begun_otherwise(cells: RecurrentCells) -> Iterator[str]:
         cells.leave(seq)
 
 
-def _attended_otherwise(cache: AttentionCache, seq: int) -> Iterator[str]:
+def _wrong_lanes(cache: AttentionCache, seq: int) -> Iterator[str]:
     """Cells that the last token of a sequence does not see, or not in the order of positions."""
     stream = cache.streams.of(seq, "laws")
     cells = cache.streams.cells[stream]
@@ -166,11 +166,13 @@ def _cut_otherwise() -> Iterator[str]:
                 if name == "sequential" and split.coupled:
                     if pieces is not None:
                         yield "coupled sequences are cut one after the other"
-                elif pieces is None or (pieces and (why := _wrong(split, name, pieces, n))):
+                elif pieces is None or (
+                    pieces and (why := _wrong_ubatches(split, name, pieces, n))
+                ):
                     yield f"{seqs} in ubatches of {n}, {name}: {pieces and why}"
 
 
-def _wrong(split: Splitter, name: str, pieces: Sequence[Ubatch], most: int) -> str:
+def _wrong_ubatches(split: Splitter, name: str, pieces: Sequence[Ubatch], most: int) -> str:
     """The fault in the ubatches of a batch; empty if correct."""
     rows = [row for piece in pieces for row in piece.rows]
     if sorted(rows) != [*range(len(split))]:
@@ -217,7 +219,7 @@ def _of(values: Sequence[object], piece: Ubatch) -> tuple[object, ...]:
     return tuple(values[row] for row in piece.rows)
 
 
-def _divided_otherwise() -> Iterator[str]:
+def _wrong_pieces() -> Iterator[str]:
     """Pieces of a server's batch that are not, one after the other, the whole."""
     runs = [
         Run(seq, 3 * seq, [*map(Token, range(10 * seq, 10 * seq + n))], output=seq == 1, last=True)

@@ -48,7 +48,7 @@ def check_actions(server: ServerContext) -> None:
     if companion is None or is_settled(companion):
         for slot in server.slots[::-1]:
             if slot.prompt.tokens:
-                _try_file(_on_its_own(server), slot.id)
+                _try_file(_copy_of(server), slot.id)
                 break
     if arithmetic_of(target.network) == "ring" and not (
         server.may_draft or server.options.embedding
@@ -56,7 +56,7 @@ def check_actions(server: ServerContext) -> None:
         _try_replies(server)
 
 
-def _on_its_own(server: ServerContext) -> ServerContext:
+def _copy_of(server: ServerContext) -> ServerContext:
     """A server with memories and slots of its own."""
     tried, contexts = copy(server), server.contexts
     companion = contexts.companion
@@ -153,7 +153,7 @@ def _replied(
     server: ServerContext, *, turns: int
 ) -> tuple[list[tuple[tuple[Token, ...], Reply, tuple[Part, ...]]], int]:
     """Replies of an emptied server's first slots, the content after them, and their batches."""
-    tried = _on_its_own(server)
+    tried = _copy_of(server)
     tried.most_turns = turns
     for slot in tried.slots:
         tried.prompt_clear(slot)

@@ -34,7 +34,7 @@ def held(store: ServerStore, networks: Mapping[Any, Network]) -> Held:
                 checkpoints=0,
                 size=int(entry.nbytes),
                 kind=entry.cache_type,
-                held=_astray(networks[model], entry, as_tokens(tokens)),
+                held=_misplaced(networks[model], entry, as_tokens(tokens)),
             )
             for model, tokens, entry in store.cache.trie.items()
         ),
@@ -57,12 +57,14 @@ def _nodes(store: ServerStore, networks: Mapping[Any, Network]) -> Iterator[Node
             held=tuple(
                 place
                 for entry in each.values
-                for place in _astray(networks[each.model], entry, tokens)
+                for place in _misplaced(networks[each.model], entry, tokens)
             ),
         )
 
 
-def _astray(network: Network, entry: CacheEntry, tokens: Tokens) -> tuple[tuple[str, Tokens], ...]:
+def _misplaced(
+    network: Network, entry: CacheEntry, tokens: Tokens
+) -> tuple[tuple[str, Tokens], ...]:
     if has_images(tokens):  # their tokens are not in the key
         return ()
     return tuple(

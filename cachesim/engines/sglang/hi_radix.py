@@ -157,7 +157,7 @@ class HiRadixCache(RadixCache):
             if node.evicted:
                 self._restore(node, slots[:length])
             else:
-                self._walked_over(node)
+                self._count_hit(node)
                 total += length
             key, slots = key[length:], slots[length:]
         if len(key):
@@ -166,7 +166,7 @@ class HiRadixCache(RadixCache):
             self.evictable[FULL] += len(key)
             self._update_leaf(node)
             self._update_leaf(new)
-            self._walked_over(new)
+            self._count_hit(new)
         self.kept(length_of_key, len(key))
         return total
 
@@ -178,7 +178,7 @@ class HiRadixCache(RadixCache):
         if node.parent is not None:
             self._update_leaf(node.parent)
 
-    def _walked_over(self, node: Node) -> None:
+    def _count_hit(self, node: Node) -> None:
         """Follows `_inc_hit_count`: a partly prefilled prompt does not count."""
         if self.tier.writes_back or self._half_read:
             return

@@ -666,7 +666,7 @@ class HostTier:
         own = None
         if req.state is None and node.state is None and node.host_state is not None:
             own = req.state = tree.state_or_room("MambaComponent.prepare_load_back")
-        spec = self._wanted(node)
+        spec = self._load_spec(node)
         slots = self._slots_for(spec) if spec is not None else None
         tree.unlock(node, lock)
         if spec is None or slots is None:
@@ -681,7 +681,7 @@ class HostTier:
         self.loads.queued.append(node.id)
         return True
 
-    def _wanted(self, node: Node) -> Wanted | None:
+    def _load_spec(self, node: Node) -> Wanted | None:
         """Nodes whose attention is loaded, nodes whose windows are loaded, and the state, if any.
 
         Empty if too little, or pinned by another load. Follows `build_load_back_spec`.

@@ -229,7 +229,11 @@ class SglangLaws:
             return None
         for detail in (*self._chunks(seen, req), *self._rounds(seen, req), *self._path(seen, req)):
             return Breach(kind="broken invariant", detail=detail)
-        lost = (*self._unsaved(seen, req), *self._unfetched(seen, req), *self._lost(seen, req))
+        lost = (
+            *self._missing_state(seen, req),
+            *self._missing_fetches(seen, req),
+            *self._lost(seen, req),
+        )
         return Breach(kind="lost reuse", detail=lost[0]) if lost else None
 
     # -- the queue ---------------------------------------------------------------------------------
@@ -324,7 +328,7 @@ class SglangLaws:
         if isinstance(tree, UnifiedTreeCore | RadixCache):
             yield from self._prioritized(req, path, len(key))
         yield from self._capped(seen, path)
-        yield from self._uncopied(path)
+        yield from self._missing_copies(path)
 
     def _prioritized(self, req: Req, path: Sequence[Node], count: int) -> Iterator[str]:
         """Nodes of another priority than their request: its prompt stays longest."""
@@ -338,7 +342,7 @@ class SglangLaws:
             if node.priority < due or (own and node.priority != due):
                 yield f"a node has a priority of {node.priority}, due is {due}"
 
-    def _uncopied(self, path: Sequence[Node]) -> Iterator[str]:
+    def _missing_copies(self, path: Sequence[Node]) -> Iterator[str]:
         """Nodes that the host has room for, and no copy of."""
         tree, host = self._tree, self._tree.shape.host
         if host is None or host.policy != "write_through":
@@ -386,7 +390,7 @@ class SglangLaws:
         if found < len(key):
             yield f"{found} of {len(key)} tokens would be found of the {due} computed ones"
 
-    def _unfetched(self, seen: Seen, req: Req) -> Iterator[str]:
+    def _missing_fetches(self, seen: Seen, req: Req) -> Iterator[str]:
         """Stored tokens that a request waited for, and did not receive."""
         shape, host = self._tree.shape, self._tree.shape.host
         storage = None if host is None else host.storage
@@ -428,7 +432,7 @@ class SglangLaws:
         kept = (each.tokens for each in seen.events if isinstance(each, events.StateKept))
         return max(kept, default=0)
 
-    def _unsaved(self, seen: Seen, req: Req) -> Iterator[str]:
+    def _missing_state(self, seen: Seen, req: Req) -> Iterator[str]:
         """A state that is saved nowhere though the request passed a position for it.
 
         extra_buffer    [ chunk ...... |64 ...... |128 .. )[ chunk .. |64 .. )  reply |256

@@ -167,7 +167,7 @@ def _host_entries(tree: Tree, host: Contents, network: Network) -> Iterator[Entr
             checkpoints=sum(each.host_state is not None for each in path),
             size=sum(_bytes(each, sizes) for each in mine),
             kind="host",
-            held=tuple(_astray(network, host, path, tokens)),
+            held=tuple(_misplaced(network, host, path, tokens)),
         )
 
 
@@ -200,7 +200,7 @@ def _bytes(node: Node, sizes: tuple[int, int, int]) -> int:
     return size + (state if node.host_state is not None else 0)
 
 
-def _astray(
+def _misplaced(
     network: Network, host: Contents, path: Sequence[Node], tokens: Tokens
 ) -> Iterator[tuple[str, Tokens]]:
     """States on the host that have folded in other tokens than those on their path."""

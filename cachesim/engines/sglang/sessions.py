@@ -159,7 +159,7 @@ def reap(sessions: dict[str, Session], close: Callable[[Stream], None]) -> None:
     """Close the sessions whose requests are done. Follows `maybe_reap`."""
     for name, session in [*sessions.items()]:
         stream = session.stream
-        if not session.closes or (stream is not None and _waits(stream)):
+        if not session.closes or (stream is not None and _keeps_open(stream)):
             continue
         del sessions[name]
         if stream is not None:
@@ -167,7 +167,7 @@ def reap(sessions: dict[str, Session], close: Callable[[Stream], None]) -> None:
             close(stream)
 
 
-def _waits(stream: Stream) -> bool:
+def _keeps_open(stream: Stream) -> bool:
     """Trap: a last turn that ended without a reason, as for memory, keeps its session open."""
     last = stream.last
     return stream.inflight or (last is not None and (last.dropped or not last.finished))
@@ -199,7 +199,7 @@ RECORD: Final = (
 """Attributes of a request that belong to its record (`ReqKvInfo`)."""
 
 
-def _give(source: Req, target: Req) -> None:
+def _move_record(source: Req, target: Req) -> None:
     """Move a record; the source keeps an empty one."""
     empty = Req(source.id, NO_SLOTS, 0, 0)
     for name in RECORD:
@@ -226,7 +226,7 @@ def match(tree: Tree, req: Req, length: int) -> Match | None:
         req.stream = None
         return None
     if stream.holder is not req:
-        _give(stream.holder, req)
+        _move_record(stream.holder, req)
         stream.holder = req
     prefix = min(req.committed, length)
     if prefix < req.protected:
@@ -305,7 +305,7 @@ def keep_turn(tree: Tree, req: Req, *, aborted: bool) -> bool:
     target, page = req.num_tokens, tree.shape.page
     _cut(tree, req, target // page * page if req.window_evicted > target else target)
     record = Req(req.id, NO_SLOTS, 0, 0)
-    _give(req, record)
+    _move_record(req, record)
     record.committed = req.committed = min(target, record.allocated)
     req.window_branch = None
     stream.holder, stream.publishes = record, False
@@ -328,5 +328,5 @@ def release(tree: Tree, stream: Stream) -> bool:
     for state in (record.state, *(record.tracks or ())):
         if state is not None:
             tree.state_pool.free(state)
-    _give(Req(record.id, NO_SLOTS, 0, 0), record)
+    _move_record(Req(record.id, NO_SLOTS, 0, 0), record)
     return True

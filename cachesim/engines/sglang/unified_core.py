@@ -254,7 +254,7 @@ class UnifiedTreeCore(Tree):
                     if node not in self.leaves:
                         continue
                     parent = node.parent
-                    self._let_leaf_go(node, gone)
+                    self._evict_leaf(node, gone)
                     if parent is not None and parent in self.leaves:
                         heapq.heappush(heap, (self.first(parent), parent))
             elif gone[part] < count:
@@ -270,7 +270,7 @@ class UnifiedTreeCore(Tree):
         while node is not None and gone[part] < count and self._available(part) < target:
             following = lru.before(node)
             if node in self.leaves:
-                self._let_leaf_go(node, gone)
+                self._evict_leaf(node, gone)
             else:
                 if self.host is not None:
                     self.host.save_inner(part, node)
@@ -292,7 +292,7 @@ class UnifiedTreeCore(Tree):
         else:
             self.lost("window" if part == PART else "state", node)
 
-    def _let_leaf_go(self, node: Node, gone: list[int]) -> None:
+    def _evict_leaf(self, node: Node, gone: list[int]) -> None:
         if self.host is not None:
             self.host.let_leaf_go(node, gone)
         else:
@@ -460,7 +460,7 @@ class Insertion:
             else:
                 self._overlap(child, length)
             if self.total + length > self.inserted:
-                self._walked_over(child)
+                self._count_hit(child)
             self.node = child
             self.total += length
             self.key, self.slots = self.key[length:], self.slots[length:]
@@ -472,11 +472,11 @@ class Insertion:
         if tree.has_windows and self.node is not tree.root:
             tree.window_lru.use_path(tree.near(self.node))
         if fresh and self.total + len(self.node) > self.inserted:
-            self._walked_over(self.node)
+            self._count_hit(self.node)
         elif not fresh and tree.host is not None:
             tree.host.backup_more(self.node)
 
-    def _walked_over(self, node: Node) -> None:
+    def _count_hit(self, node: Node) -> None:
         """Follows `_inc_hit_count_and_check`. Trap: with `write_back` nothing is counted, so that
         `lfu` is `lru` there.
         """

@@ -182,7 +182,7 @@ class Nixl(Connector):
         """Prompt tokens of the prefill server. Follows `_get_remote_prefill_token_count`."""
         return request.num_prompt - (self.leaves if request.num_prompt > 1 else 0)
 
-    def _bring(
+    def _load_span(
         self, request: Request, span: tuple[int, int], tables: Sequence[Sequence[int]]
     ) -> None:
         """Read into the blocks without ids; of the other server's, the last ones.

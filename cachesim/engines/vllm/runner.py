@@ -722,9 +722,9 @@ class Connector:
         for chunk in step.chunks:
             span = self.promised.pop(chunk.request.id, None)
             if span is not None and chunk.fresh:
-                self._bring(chunk.request, span, chunk.blocks)
+                self._load_span(chunk.request, span, chunk.blocks)
 
-    def _bring(
+    def _load_span(
         self, request: Request, span: tuple[int, int], tables: Sequence[Sequence[int]]
     ) -> None:
         unit = self.manager.sizes.hash_block
@@ -760,7 +760,7 @@ class Connector:
                 at = blocks[min(load.fails, len(blocks) - 1)]
                 invalid.add(tables[0][at])
                 end = at * block
-            self._bring(load.request, (first, end), tables)
+            self._load_span(load.request, (first, end), tables)
         return Transfers(
             received=tuple(each.request for each in ended),
             failed=tuple(failed),

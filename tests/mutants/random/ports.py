@@ -51,10 +51,10 @@ DESCRIBES: Final = frozenset(
 
 SHOWS: Final = frozenset(
     [
-        "Account", "Computed", "Holding", "RowBytes", "States", "_as_kept", "_astray", "_bytes",
+        "Account", "Computed", "Holding", "RowBytes", "States", "_as_kept", "_misplaced", "_bytes",
         "_cells", "_checkpoint", "_deepest", "_described", "_fail", "_free", "_holding", "_host",
         "_is_left", "_locks", "_node", "_nodes", "_opened", "_own_cells", "_packed",
-        "_host_entries", "_host_paths", "_rows", "_seen_next", "_sizes", "_tokens", "_unpacked",
+        "_host_entries", "_host_paths", "_rows", "_visible_next", "_sizes", "_tokens", "_unpacked",
         "amounts", "check_books", "check_integrity", "check_reserve", "context_params", "described",
         "held", "held_by_host", "holdings", "is_sound", "last_proposal", "load_prompt_cache",
         "n_swa", "name_of", "nbytes_or_error", "open_prompt_cache", "open_server", "row_bytes",

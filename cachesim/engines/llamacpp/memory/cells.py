@@ -203,7 +203,7 @@ class Cells:
         word, bit = divmod(seq, _WORD)
         seqs, pos = int(self.bits[word, cell]), int(self.pos[cell])
         if seqs >> bit & 1:
-            self._twice(seq, pos)
+            self._count_duplicate(seq, pos)
             return
         self.bits[word, cell] = seqs | 1 << bit
         self.owners[cell] += 1
@@ -236,7 +236,7 @@ class Cells:
         word, bit = divmod(seq, _WORD)
         known = (self.bits[word, cells] >> np.uint64(bit) & np.uint64(1)).astype(np.bool_)
         for pos in self.pos[cells[known]]:
-            self._twice(seq, int(pos))
+            self._count_duplicate(seq, int(pos))
         fresh = cells[~known]
         self.bits[word, fresh] |= np.uint64(1 << bit)
         self.owners[fresh] += 1
@@ -312,7 +312,7 @@ class Cells:
         self.shift[cells] = 0
         self.used -= len(cells)
 
-    def _twice(self, seq: int, pos: int) -> None:
+    def _count_duplicate(self, seq: int, pos: int) -> None:
         """Count a sequence that is added to one of its own cells.
 
         Trap: releases that count positions count up by two, but the cell is removed once, so the

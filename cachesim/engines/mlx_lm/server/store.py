@@ -87,7 +87,7 @@ def _holding(
         return Holding(place=shape.place, sound=sound, tokens=tokens)
     count = len(key_nodes) - 1
     positions, nodes = _cells(network, layer)
-    needed = _seen_next(layer, count)
+    needed = _visible_next(layer, count)
     newest = slice(len(nodes) - needed, None)
     expected = np.arange(count - needed, count)
     sound = bool(
@@ -100,7 +100,7 @@ def _holding(
     return Holding(place=shape.place, sound=sound, tokens=tokens)
 
 
-def _seen_next(layer: LayerCache, count: int) -> int:
+def _visible_next(layer: LayerCache, count: int) -> int:
     if isinstance(layer, RotatingKVCache) or (isinstance(layer, SparseCache) and not layer.groups):
         return min(count, layer.max_size)
     return count % layer.chunk_size if isinstance(layer, ChunkedKVCache) else count

@@ -668,7 +668,7 @@ class ResponseGenerator:
     def step(self) -> bool:
         """An iteration; False if there was nothing to do. Follows `_generate`."""
         if self.dead is not None:
-            return self._turn_away()
+            return self._refuse_requests()
         try:
             return self._turn()
         except UpstreamRaise as error:
@@ -706,7 +706,7 @@ class ResponseGenerator:
             self.serving.emit(events.WorkerStuck(left_over=left_over))
             self.requests.extendleft(self._unprocessed)
             self._unprocessed.clear()
-            self._turn_away()
+            self._refuse_requests()
             return True
         if self._drain:
             self.batch, self._drain = None, False
@@ -754,7 +754,7 @@ class ResponseGenerator:
         job.finish_reason = reason
         self.serving.emit(events.RequestFinished(task=job.ticket, reason=reason))
 
-    def _turn_away(self) -> bool:
+    def _refuse_requests(self) -> bool:
         """Refuse requests to a dead worker, or leave them without an answer."""
         turned = bool(self.requests)
         refuses = self.rules.when_dead == "refused"

@@ -584,10 +584,10 @@ class StoreWatch:
             entry["state_is_key"] = None  # packed numbers are never the computed ones
         else:
             pairs = zip(_content(cold), _content(layer), strict=True)
-            entry["state_is_key"] = at_end and all(self._alike(*pair) for pair in pairs)
+            entry["state_is_key"] = at_end and all(self._is_equal(*pair) for pair in pairs)
         return entry
 
-    def _alike(self, one: Real, other: Real) -> bool:
+    def _is_equal(self, one: Real, other: Real) -> bool:
         if one is None or other is None:
             return one is other
         if one.shape != other.shape:

@@ -84,13 +84,13 @@ def _agrees(cold: LayerCache, layer: LayerCache, count: int, within: float) -> b
     if isinstance(layer, QuantizedKVCache):
         return None  # packed numbers are never the computed ones
     if isinstance(cold, ArraysCache) and isinstance(layer, ArraysCache):
-        return _alike(cold.cache, layer.cache, within)
+        return _is_equal(cold.cache, layer.cache, within)
     if getattr(layer, "offset", None) != count:
         return False
-    return _alike(rows(cold), rows(layer), within)
+    return _is_equal(rows(cold), rows(layer), within)
 
 
-def _alike(one: Sequence[Array | None], other: Sequence[Array | None], within: float) -> bool:
+def _is_equal(one: Sequence[Array | None], other: Sequence[Array | None], within: float) -> bool:
     return all(_same(*pair, within) for pair in zip(one, other, strict=True))
 
 

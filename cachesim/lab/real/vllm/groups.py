@@ -152,10 +152,10 @@ class Groups:
                     if len(self.under_way) < self.most_under_way:
                         continue
             if self.under_way:
-                self._come_back(*self.under_way.pop(0), requests)
+                self._take_results(*self.under_way.pop(0), requests)
         return "too many steps"
 
-    def _come_back(self, step: Real, spans: Spans, requests: Mapping[Name, Real]) -> None:
+    def _take_results(self, step: Real, spans: Spans, requests: Mapping[Name, Real]) -> None:
         """Take the tokens of a finished step, and the next drafts."""
         sampled, proposals = dict[Name, list[int]](), dict[Name, list[int]]()
         for name, (_, end) in spans.items():

@@ -194,7 +194,9 @@ class Marks:
                     if each["kind"] != "mamba"
                 },
                 "seen": {
-                    group: self._seen(each, step.tables[group][row], begin, step.ends[row])
+                    group: self._visible_blocks(
+                        each, step.tables[group][row], begin, step.ends[row]
+                    )
                     for group, each in enumerate(self.groups)
                     if each["kind"] != "mamba"
                 },
@@ -205,7 +207,7 @@ class Marks:
             }
         return rows
 
-    def _seen(self, group: Json, table: Real, begin: int, end: int) -> list[int]:
+    def _visible_blocks(self, group: Json, table: Real, begin: int, end: int) -> list[int]:
         """The blocks that a chunk's first token, or a later one, attends to."""
         size, low = group["block"], 0
         if group["kind"] == "window":
