@@ -141,7 +141,7 @@ def compare_command(
             page=page,
         )
     if wanted and rows:
-        msg = "--rows and --profile: both say what is compared; leave one out, or add with --row"
+        msg = "--rows and --profile: both name the rows; leave one out, or add with --row"
         raise InputError(msg)
     if flags and not wanted:
         msg = "--set is for the servers that --profile names; rows have flags of their own"
@@ -345,7 +345,7 @@ def first_difference(runs: Sequence[Run], differing: Sequence[int]) -> list[Rend
         Text(f"{len(differing)} of {len(steps)} steps differ; the first is {first}")
     ]
     if len({run.profile.partition("@")[0] for run in runs}) > 1:
-        return [*lines, Text("two engines decide each in its own words: outcomes alone compare")]
+        return [*lines, Text("two engines have different events: only outcomes are compared")]
     difference = _first_difference(runs[0], runs[1])
     if difference is None:
         return [*lines, Text("every decision is the same")]

@@ -39,7 +39,7 @@ def learn_command(
     """
     if number is None:
         if check:
-            raise InputError("say which lesson is to be marked, as in cachesim learn 4 --check")
+            raise InputError("name the lesson to mark, as in cachesim learn 4 --check")
         show(results(), terminal.contents(lessons()))
         return AS_EXPECTED
     if answers and not check:

@@ -239,7 +239,7 @@ def list_command(
     if what == SCHEMA:
         return _schema(part or "scenario")
     if part is not None:
-        msg = f"{part!r} stands after {what!r}; write one name, or `cachesim list schema {part}`"
+        msg = f"{part!r} follows {what!r}; write one name, or `cachesim list schema {part}`"
         raise InputError(msg)
     if flags:
         refuse_beside("--flags", {"--symptom": symptom, "--raw": raw, "--format": format != "text"})

@@ -63,18 +63,16 @@ CLAIMS: Final = frozenset[Fate]({"wrong", "aborted", "hung", "unanswered"})
 class Fact:
     """A statement on a step: a word, and the sentence behind it."""
 
-    word: Annotated[str, "What kind of statement it is: equal, rule, wrong, because, kept by, ..."]
+    word: Annotated[str, "The kind of statement: equal, rule, wrong, because, kept by, ..."]
     sentence: Annotated[str, "The statement."]
-    fields: Annotated[Mapping[str, Any], "The values that it is made of."] = field(
-        default_factory=dict
-    )
+    fields: Annotated[Mapping[str, Any], "The values in it."] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
     """The verdict on a step: its outcome, a title, and the place to look at."""
 
-    fate: Annotated[Fate, "What the step came to."]
+    fate: Annotated[Fate, "The outcome of the step."]
     title: Annotated[str, "The verdict in one sentence."]
     step: Annotated[int, "The step to look at, which may be an earlier one."]
     event: Annotated[int, "The event of that step to look at; -1 where it has none."]
@@ -87,26 +85,26 @@ class Culprit:
     layer: Annotated[int, "The first layer of that kind."]
     place: Annotated[str, "attention, window or recurrent."]
     read_by: Annotated[int, "The position of the token whose computation read it."]
-    position: Annotated[int, "The first position where what it holds is not what it should hold."]
-    holds: Annotated[int | None, "The token it holds there; null where it holds none."]
-    expected: Annotated[int | None, "The token that belongs there; null where none does."]
-    holds_tokens: Annotated[int, "How many tokens its history has."]
-    expected_tokens: Annotated[int, "How many tokens it should have."]
-    matches: Annotated[int, "How many leading tokens of its history are right."]
-    padding: Annotated[int, "How many of its tokens from there on are padding."]
-    comes_from: Annotated[str | None, "The step, and the part of it, that the token came from."]
+    position: Annotated[int, "The first position with a wrong token."]
+    holds: Annotated[int | None, "The token held there; null without one."]
+    expected: Annotated[int | None, "The right token there; null without one."]
+    holds_tokens: Annotated[int, "Tokens of its history."]
+    expected_tokens: Annotated[int, "Tokens of the right history."]
+    matches: Annotated[int, "Right leading tokens of its history."]
+    padding: Annotated[int, "Padding among its tokens from there on."]
+    comes_from: Annotated[str | None, "The step, and its part, that computed the token."]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Account:
     """Causes of tokens not reused, and of a wrong answer."""
 
-    equal: Annotated[int, "Tokens that match the best thing there was."]
+    equal: Annotated[int, "Tokens that match the best candidate."]
     equal_with: Annotated[str, "What that was."]
     parting: Annotated[Divergence | None, "The first token that does not match."]
-    ideal: Annotated[int, "What a cache with every state would have reused."]
-    lost: Annotated[int, "How many tokens fewer were reused than that."]
-    sentences: Annotated[tuple[str, ...], "What matched, and one sentence for each cause."]
+    ideal: Annotated[int, "Tokens that a cache with every state would have reused."]
+    lost: Annotated[int, "Tokens not reused of these."]
+    sentences: Annotated[tuple[str, ...], "The match, and one sentence for each cause."]
     wrong: Annotated[WrongStep | None, "The first generated token whose logits are not cold."]
     fault: Annotated[Culprit | None, "The first wrong memory that caused it."]
 
@@ -117,8 +115,8 @@ class Saved:
 
     pos_min: Annotated[int, "Its first position."]
     pos_max: Annotated[int, "Its last position."]
-    n_tokens: Annotated[int, "How many tokens it stands for."]
-    bytes: Annotated[int | None, "What it takes; null where the engine does not say."] = None
+    n_tokens: Annotated[int, "Tokens that it covers."]
+    bytes: Annotated[int | None, "Its size; null if the engine does not report it."] = None
 
     def __str__(self) -> str:
         return f"{self.n_tokens}[{self.pos_min}..{self.pos_max}]"
@@ -129,7 +127,7 @@ class SlotCount:
     """Token count of a slot."""
 
     id: Annotated[int, "Its number."]
-    n_tokens: Annotated[int, "How many tokens it has."]
+    n_tokens: Annotated[int, "Its tokens."]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,10 +153,10 @@ class LogitRow:
     """A generated token: logits of the server and of the cold run, with greedy samples."""
 
     index: Annotated[int, "Which generated token."]
-    token: Annotated[int, "The token that was taken."]
-    cached: Annotated[int, "What greedy sampling makes of the server's row."]
-    cold: Annotated[int, "What it makes of the cold row."]
-    difference: Annotated[float, "How far the rows are apart."]
+    token: Annotated[int, "The generated token."]
+    cached: Annotated[int, "The greedy token of the server's row."]
+    cold: Annotated[int, "The greedy token of the cold row."]
+    difference: Annotated[float, "The distance of the rows."]
     top: Annotated[tuple[TopLogit, ...], "The largest logits of both rows."]
 
 
@@ -167,7 +165,7 @@ class StepDetail:
     """Detail of `--detail`: the prompt, the state before, and the state after each event."""
 
     prompt: Annotated[tuple[int, ...], "The prompt's tokens."]
-    parts: Annotated[tuple[PromptPart, ...], "The named parts that it is made of."]
+    parts: Annotated[tuple[PromptPart, ...], "Its named parts."]
     before: Annotated[int, "The state before the step, by its number in the run; -1: not seen."]
     at: Annotated[tuple[int, ...], "The state after each event."]
     logits: Annotated[tuple[LogitRow, ...], "The first generated tokens, cached and cold."]
@@ -183,8 +181,8 @@ class RunDetail:
     model: Annotated[str, "The preset, or the layers."]
     options: Annotated[Mapping[str, Any], "The server's flags."]
     toml: Annotated[str, "The scenario as a file."]
-    words: Annotated[bool, "Whether the model recalls facts: its tokens are words."]
-    states: Annotated[tuple[State, ...], "Every moment unlike all before it."]
+    words: Annotated[bool, "True if the model recalls facts: its tokens are words."]
+    states: Annotated[tuple[State, ...], "The states, without repeats."]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -200,26 +198,26 @@ class Step:
     answer: Annotated[Answer | None, "The answer against a cold run; null if not compared."]
     max_difference: Annotated[float | None, "The largest difference of any logits."]
     reuse: Annotated[Reuse | None, "The reuse against an ideal cache."]
-    why: Annotated[tuple[Loss, ...], "The causes that changed how many tokens were usable."]
+    why: Annotated[tuple[Loss, ...], "The causes that changed the number of usable tokens."]
     slot: Annotated[int | None, "The slot that served it."]
-    truncated: Annotated[bool, "Whether tokens of its context were dropped."]
+    truncated: Annotated[bool, "True if tokens of its context were dropped."]
     checkpoints: Annotated[tuple[Saved, ...], "The slot's checkpoints after the step."]
     prompt_cache: Annotated[tuple[Mapping[str, Any], ...], "Prompt-cache entries after it."]
-    events: Annotated[tuple[Event, ...], "What happened, in order."]
-    error: Annotated[str | None, "The server's own word for a refusal."]
+    events: Annotated[tuple[Event, ...], "The events, in order."]
+    error: Annotated[str | None, "The server's own error."]
     message: Annotated[str, "The server's sentence."]
-    explanation: Annotated[Account | None, "Why not more was reused, and what was wrong."]
+    explanation: Annotated[Account | None, "The account of reuse, and the first error."]
     slots: Annotated[tuple[SlotCount, ...], "Every slot after the step."]
-    forced: Annotated[bool, "Whether the reply was given by the scenario."]
+    forced: Annotated[bool, "True if the scenario gave the reply."]
     finding: Annotated[Finding, "The verdict on the step."]
-    facts: Annotated[tuple[Fact, ...], "What is worth saying of it, in the order a reader asks."]
+    facts: Annotated[tuple[Fact, ...], "Its statements, in order of relevance."]
     drafted: Annotated[int | None, "Tokens a companion drafted, as the server counts."] = None
-    accepted: Annotated[int | None, "How many of them the server says were right."] = None
+    accepted: Annotated[int | None, "Accepted drafts, as the server counts."] = None
     companion: Annotated[int | None, "Tokens the slot has in its companion's memory."] = None
     evidence: Annotated[
         Evidence | None,
-        "How far it is confirmed that the release answers wrongly or ends; null where it does not,"
-        " and for patched releases.",
+        "The evidence that the release answers wrongly or ends; null if it does not, and for"
+        " patched releases.",
     ] = None
     detail: Annotated[StepDetail | None, "Written with --detail."] = None
 
@@ -246,10 +244,10 @@ class Run:
 
     scenario: Annotated[str, "The scenario's name."]
     profile: Annotated[str, "Engine, release and patches."]
-    as_expected: Annotated[bool, "Whether every expectation was met."]
+    as_expected: Annotated[bool, "True if every expectation was met."]
     steps: Annotated[tuple[Step, ...], "The steps, in order."]
     arithmetic: Annotated[ArithmeticName, "float or ring."]
-    mismatches: Annotated[tuple[str, ...], "What was not as expected."]
+    mismatches: Annotated[tuple[str, ...], "Expectations that were not met."]
     detail: Annotated[RunDetail | None, "Written with --detail."] = None
 
     def to_json(self, *, detail: bool = True) -> dict[str, Any]:
@@ -351,7 +349,7 @@ def _nested(kind: type) -> dict[str, Any]:
 def output_schema() -> dict[str, Any]:
     """The JSON Schema of the output of `cachesim run --format json`."""
     top = _closed(
-        "Every run, in the order asked for.",
+        "Every run, in the requested order.",
         {"format": {"const": 1}, "runs": {"type": "array", "items": _value(Run)}},
     )
     return schema_head("output", "cachesim output, format 1") | top
@@ -405,10 +403,10 @@ def _event() -> Schema:
         "event": {"type": "string", "examples": known},
         "slot": {"type": "integer", "description": "The slot, or -1."},
         "task": {"type": "integer", "description": "The task, or -1."},
-        "tone": {"enum": list(get_args(Tone)), "description": "What it means for the tokens."},
-        "sentence": {"type": "string", "description": "What happened, in words."},
+        "tone": {"enum": list(get_args(Tone)), "description": "Its effect on the tokens."},
+        "sentence": {"type": "string", "description": "The event in words."},
     }
-    return _closed("One thing that happened, with fields of its own.", properties)
+    return _closed("An event, with fields of its own.", properties)
 
 
 def _loss() -> Schema:
@@ -418,10 +416,10 @@ def _loss() -> Schema:
         "rule": {"type": "string", "examples": known, "description": "The cause."},
         "from": {"type": "integer", "description": "Usable tokens before."},
         "to": {"type": "integer", "description": "Usable tokens after."},
-        "detail": {"type": "object", "description": "The numbers of the test that was made."},
-        "sentence": {"type": "string", "description": "What happened, in words."},
+        "detail": {"type": "object", "description": "The numbers of the applied test."},
+        "sentence": {"type": "string", "description": "The event in words."},
     }
-    return _closed("One cause that changed how many tokens were usable.", properties)
+    return _closed("A cause that changed the number of usable tokens.", properties)
 
 
 SPECIAL: Final[Mapping[Any, Callable[[], Schema]]] = {Event: _event, Loss: _loss}

@@ -232,7 +232,7 @@ class CellPart:
 
     part: Annotated[str, "attention or window."]
     stream: Annotated[int, "Which stream."]
-    size: Annotated[int, "How many cells there are."]
+    size: Annotated[int, "The number of cells."]
     window: Annotated[int | None, "Positions that a window layer sees."]
     runs: Annotated[tuple[CellRun, ...], "The cells in use."]
     blocks: Annotated[tuple[BlockHeld, ...], "Blocks with their hashes, where there are any."] = ()
@@ -245,7 +245,7 @@ class RowState:
     row: Annotated[int, "Which row."]
     position: Annotated[int, "Where it stands."]
     slots: Annotated[tuple[int, ...], "Who sees it."]
-    tokens: Annotated[Pieces | None, "What it has folded in."]
+    tokens: Annotated[Pieces | None, "The tokens folded into it."]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -262,9 +262,9 @@ class CheckpointState:
 
     pos_min: Annotated[int, "Its first position."]
     pos_max: Annotated[int, "Its last position."]
-    n_tokens: Annotated[int, "How many tokens it stands for."]
+    n_tokens: Annotated[int, "Tokens that it covers."]
     made_by: Annotated[int | None, "The step that saved it, if known."]
-    row: Annotated[Pieces | None, "What its row has folded in."]
+    row: Annotated[Pieces | None, "The tokens folded into its row."]
     cells: Annotated[tuple[CellRun, ...], "The cells of its window."]
 
 
@@ -273,7 +273,7 @@ class SlotState:
     """A slot: its cached tokens and its checkpoints."""
 
     id: Annotated[int, "Its number."]
-    state: Annotated[str, "What it is doing."]
+    state: Annotated[str, "Its state of processing."]
     tokens: Annotated[Pieces, "The tokens it thinks it holds."]
     checkpoints: Annotated[tuple[CheckpointState, ...], "Its saved states."]
 
@@ -290,10 +290,10 @@ class Misplaced:
 class Entry:
     """A conversation in the prompt cache."""
 
-    n_tokens: Annotated[int, "How many tokens it has."]
+    n_tokens: Annotated[int, "Its tokens."]
     tokens: Annotated[Pieces, "The tokens."]
-    checkpoints: Annotated[int, "How many checkpoints are saved with it."]
-    bytes: Annotated[int, "How large it is."]
+    checkpoints: Annotated[int, "The number of its checkpoints."]
+    bytes: Annotated[int, "Its size."]
     kind: Annotated[str, "Its queue, where there are several."]
     holds: Annotated[tuple[Misplaced, ...], "Places whose state is not that of its tokens."]
 
@@ -305,12 +305,12 @@ class TreeNode:
     number: Annotated[int, "Its number."]
     parent: Annotated[int, "The number of its parent; 0 is the root."]
     start: Annotated[int, "The position of its first token."]
-    tokens: Annotated[Pieces, "Its own tokens, and who computed them."]
+    tokens: Annotated[Pieces, "Its own tokens, and their steps."]
     kept: Annotated[str, "here, host (only there), or gone."]
-    saved: Annotated[str, "What is saved at its end to resume from."]
-    lacks: Annotated[str, "What should be saved there, and is not."]
-    folded: Annotated[Pieces | None, "What its state has folded in, if known."]
-    window: Annotated[bool | None, "Whether its window is alive, if it has one of its own."]
+    saved: Annotated[str, "The content saved at its end to resume from."]
+    lacks: Annotated[str, "The content missing there."]
+    folded: Annotated[Pieces | None, "The tokens folded into its state, if known."]
+    window: Annotated[bool | None, "True if its window is alive; null without one of its own."]
     holds: Annotated[tuple[Misplaced, ...], "Places whose state is not that of its tokens."]
 
 
@@ -318,8 +318,8 @@ class TreeNode:
 class TreeState:
     """A tree of prefixes, parents before their children."""
 
-    name: Annotated[str, "What the engine calls it."]
-    of: Annotated[str, "memory, or entries: what it is the index of."]
+    name: Annotated[str, "The engine's name of it."]
+    of: Annotated[str, "The indexed content: memory, or entries."]
     nodes: Annotated[tuple[TreeNode, ...], "Its nodes, without the root."]
 
 

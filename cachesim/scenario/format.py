@@ -32,7 +32,7 @@ _word = Text(limits.NAME, WORD_SHAPE, "a word of letters, digits, '_' and '-'")
 _spans = Text(limits.TEXT)
 _ids = Ids()
 _count = Whole(0, 2**31 - 1)
-_skip = Text(8, "any|none", "a count, 'any' (not looked at) or 'none' (no count)")
+_skip = Text(8, "any|none", "a count, 'any' (not checked) or 'none' (no count)")
 _scalar = Either(
     (
         (bool, YesNo()),
@@ -83,10 +83,10 @@ class Source:
         tuple[str, ...], Each(Text(300), 32), "Other reports of the same, in the same form."
     ] = ()
     date: Annotated[
-        str, Text(10, r"\d{4}(-\d\d){0,2}", "a date such as 2026-05"), "When it was reported."
+        str, Text(10, r"\d{4}(-\d\d){0,2}", "a date such as 2026-05"), "The date of the report."
     ] = ""
-    upstream: Annotated[str, Text(300), "The release or commit the report is about."] = ""
-    note: Annotated[str, Text(2000), "What was scaled, disputed, or run on a real server."] = ""
+    upstream: Annotated[str, Text(300), "The release or commit of the report."] = ""
+    note: Annotated[str, Text(2000), "Notes: scaled or disputed numbers, real runs."] = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,11 +101,11 @@ class Seen:
     answer: Annotated[str | None, OneOf(ANSWERS[:4]), "The verdict on the answer."] = None
     error: Annotated[str | None, Text(limits.NAME), "The server's word for a refusal."] = None
     checkpoints: Annotated[int | None, _count, "Checkpoints of the slot after it."] = None
-    checkpoint_mib: Annotated[int | None, _count, "Whole MiB that these checkpoints take."] = None
+    checkpoint_mib: Annotated[int | None, _count, "Whole MiB of these checkpoints."] = None
     parked: Annotated[int | None, _count, "Conversations in the prompt cache after it."] = None
-    parked_mib: Annotated[int | None, _count, "Whole MiB that the prompt cache takes."] = None
+    parked_mib: Annotated[int | None, _count, "Whole MiB of the prompt cache."] = None
     drafted: Annotated[int | None, _count, "Drafted tokens, as the server counts them."] = None
-    accepted: Annotated[int | None, _count, "Those of them it says were right."] = None
+    accepted: Annotated[int | None, _count, "Accepted drafts, as the server counts them."] = None
     companion: Annotated[int | None, _count, "Tokens of the slot that its companion holds."] = None
 
 
@@ -113,11 +113,9 @@ class Seen:
 class Shows:
     """The report in a sentence and in numbers: observed and expected results."""
 
-    symptom: Annotated[str, Text(300), "What a user sees, in the words that users write."] = ""
-    before: Annotated[Seen, "The step that shows it."] = field(default_factory=Seen)
-    after: Annotated[Seen, "The same where it is fixed, if it is fixed anywhere."] = field(
-        default_factory=Seen
-    )
+    symptom: Annotated[str, Text(300), "The symptom, in users' words."] = ""
+    before: Annotated[Seen, "The step with the symptom."] = field(default_factory=Seen)
+    after: Annotated[Seen, "The same on a fixed profile, if any."] = field(default_factory=Seen)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,7 +128,7 @@ class Model:
         Each(OneOf(LAYER_KINDS), limits.LAYERS),
         "The layers from first to last, instead of a preset.",
     ] = None
-    seed: Annotated[int, Whole(0, 2**63 - 1), "What the weights and spans come from."] = 0
+    seed: Annotated[int, Whole(0, 2**63 - 1), "The seed of weights and spans."] = 0
     window: Annotated[int | None, Whole(1, limits.WINDOW), "Positions a window layer sees."] = None
     chunked: Annotated[
         bool | None, YesNo(), "Windows are chunks of `window` positions, as in Llama 4 (mlx-lm)."
@@ -155,7 +153,7 @@ class Model:
         "Bytes of a real model, for limits and evictions: `token` (all layers with full attention,"
         " per token), `window` (those with a window), `state` (all recurrent layers, once).",
     ] = field(default_factory=dict)
-    mtp_depth: Annotated[int | None, Whole(0, 4), "Layers that guess a further token."] = None
+    mtp_depth: Annotated[int | None, Whole(0, 4), "Layers that draft a further token."] = None
     family: Annotated[
         str | None, _word, "mlx-lm: the model class, where the layers call for several."
     ] = None
@@ -197,19 +195,19 @@ class Turn:
 class Step:
     """A request or action of a client."""
 
-    name: Annotated[str, _word, "Its name; the step's number where it is left out."] = ""
-    do: Annotated[str, OneOf(ACTIONS), "What is asked of the server."] = "complete"
+    name: Annotated[str, _word, "Its name; by default the step's number."] = ""
+    do: Annotated[str, OneOf(ACTIONS), "The action."] = "complete"
     prompt: Annotated[
         Prompt, _spans_or_ids, "Spans, `A.reply`, pieces such as `S[:50]`, or token ids."
     ] = None
-    messages: Annotated[tuple[Turn, ...], "A chat instead of a prompt."] = ()
+    messages: Annotated[tuple[Turn, ...], "A chat in place of a prompt."] = ()
     suffix: Annotated[
-        Prompt, _spans_or_ids, "Infill: what stands after the gap; `prompt` stands before it."
+        Prompt, _spans_or_ids, "Infill: the text after the gap; `prompt` is before it."
     ] = None
     query: Annotated[
         int, _count, "Rerank: tokens of the prompt that are the query; the rest is the document."
     ] = 0
-    model: Annotated[str, _word, "Which of `models` is asked; without it `[model]`."] = ""
+    model: Annotated[str, _word, "One of `models`; without it `[model]`."] = ""
     predict: Annotated[
         int | None,
         Whole(-1, limits.PREDICT),
@@ -222,9 +220,9 @@ class Step:
     drafts: Annotated[
         tuple[tuple[int, ...], ...] | None,
         Each(_ids, limits.PREDICT),
-        "What the companion proposes, one list per drafting step.",
+        "The companion's proposals, one list per drafting step.",
     ] = None
-    slot: Annotated[int, Whole(-1, limits.SLOTS - 1), "The slot asked for; -1: any."] = -1
+    slot: Annotated[int, Whole(-1, limits.SLOTS - 1), "The requested slot; -1: any."] = -1
     cache_prompt: Annotated[bool, YesNo(), "False: nothing is to be reused."] = True
     completions: Annotated[int, Whole(1, limits.COPIES), "Completions of the prompt."] = 1
     leaves: Annotated[
@@ -244,9 +242,9 @@ class Step:
     file: Annotated[
         str | None,
         Text(limits.NAME, FILE_SHAPE, "a plain file name"),
-        "Under which name a slot is saved or restored.",
+        "The file's name for saving or restoring a slot.",
     ] = None
-    of: Annotated[str | None, _word, "Which step a cancel ends; if not given, the one before."] = (
+    of: Annotated[str | None, _word, "The step that a cancel ends; by default the one before."] = (
         None
     )
     turns: Annotated[
@@ -293,15 +291,15 @@ class Scenario:
         str, Text(limits.NAME, NAME_SHAPE, "a name such as 'llama.cpp-24143'"), "Its name."
     ] = ""
     about: Annotated[str, Text(2000), "The story in one or two sentences."] = ""
-    kind: Annotated[str | None, OneOf(CLASSES), "What kind of defect it shows."] = None
-    source: Annotated[Source, "Where it was reported."] = field(default_factory=Source)
-    shows: Annotated[Shows, "What was reported, in numbers."] = field(default_factory=Shows)
+    kind: Annotated[str | None, OneOf(CLASSES), "The kind of defect."] = None
+    source: Annotated[Source, "The report."] = field(default_factory=Source)
+    shows: Annotated[Shows, "The reported numbers."] = field(default_factory=Shows)
     model: Annotated[Model, "Which network runs."] = field(default_factory=Model)
-    models: Annotated[
-        Mapping[str, Model], "Further models of the server, by the names that steps ask for."
-    ] = field(default_factory=dict)
+    models: Annotated[Mapping[str, Model], "Further models of the server, by name."] = field(
+        default_factory=dict
+    )
     engine: Annotated[Server, "Which server answers."] = field(default_factory=Server)
-    chat: Annotated[Chat, "How messages become tokens."] = field(default_factory=Chat)
+    chat: Annotated[Chat, "The chat template."] = field(default_factory=Chat)
     spans: Annotated[
         Mapping[str, int | str | tuple[int, ...]],
         Table(_span, limits.SPANS),
@@ -313,8 +311,8 @@ class Scenario:
         Each(_word, limits.SPANS),
         "Spans that are images: the server's keys have a hash of each and not its tokens.",
     ] = ()
-    step: Annotated[tuple[Step, ...], "What the clients do, in order."] = ()
-    expect: Annotated[tuple[Expect, ...], "What is expected, per profile."] = ()
+    step: Annotated[tuple[Step, ...], "The clients' actions, in order."] = ()
+    expect: Annotated[tuple[Expect, ...], "Expected values, per profile."] = ()
 
     def without_promises(self) -> "Scenario":
         """The scenario without its expectations, for other profiles or flags."""

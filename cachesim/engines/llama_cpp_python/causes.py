@@ -23,12 +23,12 @@ LESS_LOADED: Final = Cause(
 )
 STATE_BEHIND: Final = Cause(
     id="state-behind",
-    sentence="the prompt leaves the {held} held tokens, and a recurrent state cannot go back",
+    sentence="the prompt diverges within {held} held tokens, and a recurrent state cannot rewind",
     about="Releases 0.3.24 to 0.3.31 reset the instance unless the prompt continues what it holds.",
 )
 CUT_REFUSED: Final = Cause(
     id="cut-refused",
-    sentence="the memory refuses to be cut after {wanted} tokens",
+    sentence="memory cannot be cut after {wanted} tokens",
     about=(
         "Recurrent and hybrid memory holds its last state only. Evaluate what all prompts share, "
         "`save_state`, and load it before each."

@@ -21,7 +21,7 @@ class PromptHeld(Event):
 
 @event("loss")
 class CutRefused(Event):
-    """{n_tokens} tokens match, and the memory refuses to be cut there"""
+    """{n_tokens} tokens match, but the memory cannot be cut there"""
 
     n_tokens: Count
 
@@ -117,7 +117,7 @@ class PrefixShared(Event):
 
 @event("loss")
 class ContextShifted(Event):
-    """the context is full: {n_discard} tokens go, those behind the first {n_keep}"""
+    """the context is full: {n_discard} tokens are discarded after the first {n_keep}"""
 
     n_keep: Count
     n_discard: Count
@@ -125,14 +125,14 @@ class ContextShifted(Event):
 
 @event("loss")
 class ShiftRefused(Event):
-    """the context is full: {n_discard} tokens go, all the others are evaluated again"""
+    """the context is full: {n_discard} tokens are discarded, all others are evaluated again"""
 
     n_discard: Count
 
 
 @event("loss")
 class TokensErased(Event):
-    """{erased} tokens are erased at position {position}, and those behind them move there"""
+    """{erased} tokens are erased at position {position}, and later ones move there"""
 
     erased: Count
     position: int

@@ -199,7 +199,7 @@ CHECKPOINT_FALLBACK: Final = Cause(
 )
 LAST_TOKEN: Final = Cause(
     id="last-token",
-    sentence="all {n_tokens} tokens are there; the last one is reprocessed for its logits",
+    sentence="all {n_tokens} tokens match; the last one is reprocessed for its logits",
     about="Sampling needs the logits of the last token, so one token is always processed.",
 )
 SEQ_RM_REFUSED: Final = Cause(

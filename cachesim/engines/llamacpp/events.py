@@ -107,7 +107,7 @@ class FullReprocessing(Event):
 
 @event("plain")
 class OneTokenNeeded(Event):
-    """all {n_tokens} tokens are there; the last one is reprocessed"""
+    """all {n_tokens} tokens match; the last one is reprocessed"""
 
     n_past: int
     n_tokens: int
@@ -464,7 +464,7 @@ class IdleSlotSaved(Event):
 
 @event("loss")
 class AdaptersChanged(Event):
-    """slot {slot} is emptied of {n_tokens} tokens: the request brings adapters of its own"""
+    """slot {slot} is emptied of {n_tokens} tokens: the request has its own adapters"""
 
     n_tokens: int
     lora: Strengths
@@ -479,7 +479,7 @@ class AdaptersSet(Event):
 
 @event("loss")
 class ServerRestarted(Event):
-    """the server is started again: slots and prompt cache are empty, slot files stay"""
+    """the server is restarted: slots and prompt cache are empty, slot files stay"""
 
 
 @event("loss")
@@ -497,7 +497,7 @@ class ModelLoaded(Event):
 
 @event("loss")
 class ModelUnloaded(Event):
-    """the child server of {model} ends for {asked}: slots, checkpoints, prompt cache are gone"""
+    """the child server of {model} ends for {asked}: slots, checkpoints, prompt cache are lost"""
 
     model: str
     asked: str

@@ -39,13 +39,13 @@ class RequestAdmitted(Event):
     @property
     def sentence(self) -> str:
         found = f"{self.cached} of {self.prompt_tokens} tokens are found in the store"
-        astray = "; the state that comes with them is not that of these tokens"
+        astray = "; their state is not that of these tokens"
         return found + (astray if self.sound is False else "")
 
 
 @event("plain")
 class ModelLoaded(Event):
-    """model {model} is loaded in place of {before}; what is stored under that one's key stays"""
+    """model {model} is loaded in place of {before}; entries under its key stay"""
 
     model: str
     before: str
@@ -70,7 +70,7 @@ class PreparedAlready(Event):
 
 @event("quiet")
 class ModelCalled(Event):
-    """the model is given {rows} rows of {columns} tokens"""
+    """the model gets {rows} rows of {columns} tokens"""
 
     rows: int
     columns: int
@@ -140,7 +140,7 @@ class StoreTrimmed(Event):
 
 @event("plain")
 class RequestFinished(Event):
-    """the request has all its tokens ({reason})"""
+    """the request is finished ({reason})"""
 
     reason: str
 
@@ -210,7 +210,7 @@ class PromptCacheEvicted(PromptCacheChange):
 
 @event("loss")
 class PromptCacheConsumed(PromptCacheChange):
-    """the stored prompt of {n_tokens} tokens is handed out and leaves the store"""
+    """the stored prompt of {n_tokens} tokens is returned and removed from the store"""
 
 
 @event()

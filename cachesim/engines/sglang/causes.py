@@ -28,7 +28,7 @@ WHOLE_PAGES: Final = Cause(
 )
 NOT_KEPT: Final = Cause(
     id="not-kept",
-    sentence="what was computed after {kept} tokens was never put into the tree",
+    sentence="tokens computed after the first {kept} were never inserted into the tree",
     about=(
         "With `extra_buffer` a finished request keeps its tokens up to its last saved state and "
         "frees the rest; a request that was retracted or aborted keeps nothing."
@@ -45,8 +45,8 @@ ATTENTION_EVICTED: Final = Cause(
 WINDOW_GONE: Final = Cause(
     id="window-gone",
     sentence=(
-        "the window layers' last {window} tokens before {wanted} are not all there; "
-        "they are before {found}"
+        "the window layers' last {window} tokens before {wanted} are incomplete; "
+        "they are complete before {found}"
     ),
     about=(
         "A node keeps attention's slots when its window part is freed; a match may end only where "
@@ -83,9 +83,7 @@ NOT_LOADED: Final = Cause(
 )
 NOT_FETCHED: Final = Cause(
     id="not-fetched",
-    sentence=(
-        "the storage has {stored} of these tokens; the tree, with what was fetched, has {found}"
-    ),
+    sentence=("the storage has {stored} of these tokens; the tree, with fetched ones, has {found}"),
     about=(
         "A prefetch starts when a request arrives, for what the tree lacks at that time. There is "
         "none for fewer tokens than `prefetch_threshold`, none while prefetches hold their share "

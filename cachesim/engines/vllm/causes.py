@@ -82,7 +82,7 @@ LOOK_AHEAD_BLOCK: Final = Cause(
 )
 GRANTS_MORE: Final = Cause(
     id="grants-more",
-    sentence="the {kind} group grants {answer} tokens, more than it was asked for",
+    sentence="the {kind} group returns a hit of {answer} tokens, longer than requested",
     about=(
         "A recurrent group that looks one block ahead and drops nothing (#43559), or null blocks "
         "of chunked attention that count as present."

@@ -18,21 +18,21 @@ def _table(about: str, properties: dict[str, Any], required: list[str]) -> dict[
 
 
 def _request_of_a_log() -> dict[str, Any]:
-    how = {"enum": HOWS, "description": "How the number is known."}
+    how = {"enum": HOWS, "description": "The source of the number."}
     loss = _table(
-        "A cause that lowered the number, or won tokens back.",
+        "A cause that lowered the number, or regained tokens.",
         {
             "rule": {"type": "string"},
             "from": {"type": "integer"},
             "to": {"type": "integer"},
             "detail": {"type": "object"},
             "sentence": {"type": "string"},
-            "by": {"const": "the log", "description": "Read off the log, not off the replay."},
+            "by": {"const": "the log", "description": "From the log, not from the replay."},
         },
         ["rule", "from", "to", "sentence"],
     )
     replayed = _table(
-        "What the replay answers.",
+        "The replay's count.",
         {
             "cached": COUNT,
             "processed": COUNT,
@@ -89,14 +89,14 @@ def why_schema() -> dict[str, Any]:
             "totals": {"type": "object"},
             "places": {
                 "type": "array",
-                "description": "Where most of what was processed begins, if at one place.",
+                "description": "The start of most processed tokens, if at one place.",
             },
             "causes": {"type": "array"},
             "requests": {"type": "array", "items": _request_of_a_log()},
             "what_if": {"type": "array"},
             "tuned": {
                 "type": ["object", "null"],
-                "description": "What `cachesim why --tune` finds; null where nothing was tried.",
+                "description": "The result of `cachesim why --tune`; null if nothing was tried.",
             },
         },
         ["format", "servers", "agreement", "totals", "causes", "requests", "what_if"],
@@ -115,7 +115,7 @@ def _segments(about: str) -> dict[str, Any]:
             "hashes": {
                 "type": "array",
                 "items": {"type": "string"},
-                "description": "One for each 64 characters, a chain: each stands for all before.",
+                "description": "One for each 64 characters, a chain: each covers all before.",
             },
             "text": {"type": "string", "description": "Of a reply, where text is kept."},
         },
@@ -129,7 +129,7 @@ def requests_schema() -> dict[str, Any]:
     number = {"type": ["integer", "null"]}
     seconds = {"type": ["number", "null"], "minimum": 0}
     body = _table(
-        "One request and what came back.",
+        "One request and its answer.",
         {
             "format": {"const": FORMAT},
             "number": {"type": "integer", "description": "Counts from 0 in each file."},
@@ -142,7 +142,7 @@ def requests_schema() -> dict[str, Any]:
             "slot": {"type": "integer"},
             "action": {
                 "enum": list(ACTIONS),
-                "description": "What `/slots/N` did to the slot; then there is no prompt.",
+                "description": "The action of `/slots/N`; then there is no prompt.",
             },
             "file": {"type": "string", "description": "A hash of the slot file's name."},
             "moved": {"type": "integer", "description": "Tokens saved, restored or erased."},
@@ -157,7 +157,7 @@ def requests_schema() -> dict[str, Any]:
             "status": number,
             "bytes": {"type": "object"},
             "sampling": {"type": "object", "description": "Fields that matter for a cache."},
-            "server": {"type": "object", "description": "What is known of the server."},
+            "server": {"type": "object", "description": "The known settings of the server."},
             "fingerprint": {"type": "string", "description": "The server's `system_fingerprint`."},
             "tokens": _table(
                 "The prompt's tokens, if the server returned them.",
@@ -182,8 +182,7 @@ def requests_schema() -> dict[str, Any]:
                 "description": "The earlier requests that it was compared with.",
             },
             "parting": _table(
-                "Where it stops being the request that it continues, as seen while the text was "
-                "there.",
+                "Its divergence from the request that it continues, by the text.",
                 {
                     "kind": {"type": "string"},
                     "part": {"type": "string"},
@@ -193,8 +192,8 @@ def requests_schema() -> dict[str, Any]:
                 },
                 ["kind", "part", "character"],
             ),
-            "error": {"type": "string", "description": "The server's short word for it."},
-            "unread": {"type": "string", "description": "Why its prompt or answer was not read."},
+            "error": {"type": "string", "description": "The server's short name of it."},
+            "unread": {"type": "string", "description": "Why its prompt or answer is missing."},
         },
         [],
     )
