@@ -109,7 +109,7 @@ EXAMPLES: Final = 200
 """Number of workloads where neither a number nor a time is given."""
 
 LEAKED_EXAMPLES: Final = 1000
-"""The same for `--find leak`: most wrong answers of a drawn workload are no leak."""
+"""Workloads of `--find leak`: most wrong answers of a drawn workload are no leak."""
 
 WITHOUT_END: Final = 10**9
 

@@ -499,7 +499,7 @@ def _alike(place: Place) -> bool:
 
 
 def _same_json(one: str, other: str, *, inner: bool = False) -> bool:
-    """True if two texts are the same JSON; `inner`: texts inside it may be JSON too."""
+    """True if two texts are equal as JSON; `inner`: texts inside it may be JSON too."""
     try:
         mine, theirs = json.loads(one), json.loads(other)
     except (ValueError, RecursionError):

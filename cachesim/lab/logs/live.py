@@ -1,7 +1,8 @@
 """Recorded requests one by one: the common prefix with earlier ones, and the reason for
 reprocessing.
 
-The recorder feeds it while traffic flows, `cachesim why` feeds it a whole file; both say the same.
+The recorder feeds it while traffic flows, `cachesim why` feeds it a whole file; both print the
+same.
 
     request ──> the earlier one it continues ──> where it parts (the client's doing)
                         └──> rope ──> replay ──> the rule that lowered the number (the engine's)

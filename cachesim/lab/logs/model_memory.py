@@ -378,4 +378,4 @@ RULES: Final[Mapping[str, Rule]] = {
     "sliding_window_pattern": _pattern,
     "_sliding_window_pattern": _pattern,
 }
-"""Keys that say which layers keep what, and how."""
+"""Keys on the memory of layers, by layer."""

@@ -77,7 +77,7 @@ class Calls:
                 self._end(call)
 
     def _hit(self, call: Observed, fields: Fields) -> None:
-        """A prefix is kept, and the memory cut behind it."""
+        """A prefix is kept, and the memory cut after it."""
         n_tokens, rest = int(fields["n_tokens"]), int(fields["rest"])
         call.first_cut, call.processed = n_tokens, rest
         call.n_tokens = n_tokens + rest
@@ -91,7 +91,7 @@ class Calls:
     def _lacks_keys(self, n_tokens: int) -> str | None:
         """The reason why keys of the window may be missing before a cut; None where it has none.
 
-        Tokens behind a loaded state take the first cells, so those of the lowest positions.
+        Tokens after a loaded state take the first cells, so those of the lowest positions.
         """
         facts = self.server.facts
         window, cells = int(facts.get("n_swa", "0")), int(facts.get("swa-cells", "0"))

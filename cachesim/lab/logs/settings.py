@@ -240,8 +240,8 @@ LIMITED: Final = ("hybrid", "swa", *RECURRENT[1:])
 def _seen_of_memory(log: ServerLog, window: Setting) -> tuple[str, ...] | None:
     """The presets that a log's lines allow; None without lines about memory.
 
-    Only memory that cannot go back has checkpoints, and is re-processed in full; but b9294 is also
-    where memory reaches back to position 0 and one token is equal.
+    Only memory that cannot go back has checkpoints, and is re-processed in full; but b9294 also if
+    memory reaches back to position 0 and one token matches.
     """
     spans = [span for request in log.requests for span in request.spans]
     if any(low == high > 0 for low, high in spans):

@@ -361,7 +361,7 @@ def swept(runs: Sequence[tuning.ServerRun], play: Plays = in_turn) -> list[tunin
 
 Entries: TypeAlias = Iterator[dict[str, Any]]
 Shown: TypeAlias = Callable[[Entries, int], Entries]
-"""Entries as they come, whose progress is shown, and how many there may be."""
+"""Entries as they are replayed, with progress, and their maximum number."""
 
 
 def as_they_come(entries: Entries, _: int) -> Entries:

@@ -508,10 +508,10 @@ class Following:
 
         new bytes -> whole lines -> reader -> moments -> the same server -> finished requests
 
-    What a later request shows of an earlier one comes too late here: a request is run once.
-    Where a later line shows that the server was taken for another one (a flag, a level that prints
-    more), the log is run again from its start, once. So it is where recurrent states reproduce
-    more requests than full attention, of a model that the log does not name.
+    A later request's evidence on an earlier one is too late here: a request is run once. Where a
+    later line shows that the server was taken for another one (a flag, a level that prints more),
+    the log is run again from its start, once. So it is where recurrent states reproduce more
+    requests than full attention, of a model that the log does not name.
     """
 
     def __init__(self, user: UserSettings) -> None:

@@ -20,7 +20,7 @@ TOP: Final = 20
 """Likeliest tokens that are compared at each place."""
 
 TEXT_TOP: Final = (10, 5)
-"""The same of servers that allow fewer."""
+"""Likeliest tokens on servers that allow fewer."""
 
 WORDS: Final = 2000
 """Number of tokens that prompts are drawn from."""

@@ -19,8 +19,8 @@ MATERIAL: Final = 0.02
 """Smaller differences of a log probability mean nothing: keys in f16 alone make 0.009."""
 
 ERROR: Final = 0.25
-"""Rounding of reuse and of batches is believed up to this: what is further off is no measurement
-of rounding, unless two cold answers to one lone prompt are as far apart.
+"""Maximum accepted rounding of reuse and of batches: a larger distance is no measurement of
+rounding, unless two cold answers to one lone prompt are as far apart.
 """
 
 MARGIN: Final = 4.0

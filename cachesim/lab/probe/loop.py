@@ -60,7 +60,7 @@ BEFORE: Final = (0, 8, 64, HISTORY)
 """Groups of requests before the wrong workload that may have had a part in it."""
 
 SIMULATED: Final = BEFORE[:3]
-"""The same, for the simulated server that explains a wrong answer."""
+"""Groups of requests before a wrong answer, for the simulated server that explains it."""
 
 TRIALS: Final = 100
 """Simplifications that are tried on the live server."""
@@ -550,7 +550,7 @@ class Probe:
     # -- what else may be wrong --------------------------------------------------------------------
 
     def _check_alive(self, played: Played, scenario: Scenario | None) -> bool:
-        """False if the server answers no more; one of ours is started again."""
+        """False if the server no longer answers; one of ours is restarted."""
         fatal = [each.error for each in played.answers if each.fatal]
         refused = [
             each.error

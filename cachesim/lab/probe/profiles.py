@@ -277,7 +277,7 @@ class Guide:
     def __init__(
         self, candidates: Sequence[Candidate], tries: int, cured: Collection[str] = ()
     ) -> None:
-        """`cured` are patches of what was found already."""
+        """`cured` are patches of earlier findings."""
         self._candidates = candidates
         self._tries = tries
         self._cured = cured

@@ -107,7 +107,7 @@ class Result:
         yield from self.rest()
 
     def rest(self) -> Iterator[str]:
-        """The verdict of a right run, the bounds, and what else was seen."""
+        """The verdict of a right run, the bounds, and other observations."""
         out, sent = self.outcome, f"{counted(self.requests, 'request')}, {self.seconds:.1f} s"
         if out.finding is None:
             which = f"{out.reused} answers from cache, of {out.compared} compared,"

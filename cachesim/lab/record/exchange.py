@@ -196,9 +196,7 @@ def take(fields: AnswerFields, entry: Mapping[str, Any]) -> None:
 
 
 def _replace_text(fields: AnswerFields, text: str) -> None:
-    """SGLang's text: each event has the whole reply so far or, if the server is so configured, its
-    end.
-    """
+    """SGLang's text: each event has the whole reply so far or, by configuration, its end."""
     so_far = "".join(fields.text)
     fields.text[:] = [(text if text.startswith(so_far) else so_far + text)[:MOST_REPLY]]
     fields.characters = len(fields.text[0])

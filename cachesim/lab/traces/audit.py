@@ -1,4 +1,4 @@
-"""KV events, audited: what a router that reads them believes, and where that cannot be.
+"""KV events, audited: the blocks that a router tracks by them, and contradictions.
 
     stored a      stored b, after a   removed a              stored b, after a
     believes a    believes a, b       b without its parent   b was gone, or is computed twice

@@ -52,7 +52,7 @@ Reader: TypeAlias = Callable[[Iterator[Line]], Iterator[TraceRequest]]
 Opened: TypeAlias = tuple[int, Iterator[TraceRequest]]
 
 CHARACTERS: Final = 4
-"""Characters that stand for a token."""
+"""Characters of a token."""
 
 CHARACTERS_ASSUMED: Final = (
     f"the trace has texts: a token for every {CHARACTERS} characters is assumed, and one for a role"

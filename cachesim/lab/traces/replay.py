@@ -652,7 +652,7 @@ def _fed(request: TraceRequest) -> Sequence[tuple[int, int]]:
 
 
 def account(found: Replayed, request: PendingRequest, answer: Reply | None) -> None:
-    """Add a reply: known tokens are reused, lost to a rule, or no longer held.
+    """Add a reply: known tokens are reused, lost by a rule, or no longer held.
 
     |<---------------- known ---------------->|
     |<-- cached -->|<-- causes -->|<- not held ->|     equal: what the server found of it

@@ -1,4 +1,4 @@
-"""Routers that know nothing of what replicas hold, and one that knows all."""
+"""Routers without knowledge of the replicas' content, and one with all of it."""
 
 import random
 from bisect import bisect_left

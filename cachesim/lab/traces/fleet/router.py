@@ -1,4 +1,4 @@
-"""A router: its rules as a value, and what it decides from.
+"""A router: its rules as a value, and its inputs.
 
     request ──> router ──> replica 0 ──> events (blocks stored, removed) ──> router
                       └──> replica 1 ──> a finished prefill, a finished request ──> router
