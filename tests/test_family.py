@@ -125,7 +125,7 @@ def test_one_more_engine_runs_and_is_checked(capsys: Capture, tmp_path: Path) ->
 
 
 @pytest.mark.usefixtures("engine")
-def test_one_more_cause_is_told_by_all_who_tell_causes(
+def test_one_more_cause_is_in_every_report(
     monkeypatch: pytest.MonkeyPatch, capsys: Capture, tmp_path: Path
 ) -> None:
     """A value where the engine declares its causes, and the branch that applies it."""
