@@ -8,7 +8,7 @@ from cachesim.engines.vllm.block_pool import NULL, cdiv
 from cachesim.engines.vllm.coordinator import Coordinator, KVCacheManager, SpecGroup
 from cachesim.engines.vllm.encoder import EncoderCache
 from cachesim.engines.vllm.managers import Mamba, Manager
-from cachesim.engines.vllm.request import ENDED, Request, Step
+from cachesim.engines.vllm.request import ENDED, Chunk, Request
 from cachesim.engines.vllm.runner import NOBODY, Runner
 from cachesim.engines.vllm.scheduler import Scheduler
 from cachesim.errors import ContractError, UpstreamAbort
@@ -47,7 +47,10 @@ def check_books(manager: KVCacheManager, requests: Mapping[int, Request]) -> Non
 
 
 def check_requests(
-    scheduler: Scheduler, requests: Mapping[int, Request], pending: Step, elsewhere: Collection[int]
+    scheduler: Scheduler,
+    requests: Mapping[int, Request],
+    in_flight: Sequence[Chunk],
+    elsewhere: Collection[int],
 ) -> None:
     """Requests: each in one queue until it ends, its tokens computed but for the last one.
 
@@ -56,7 +59,7 @@ def check_requests(
     manager, chunks = scheduler.manager, Counter[int]()
     queued = (*scheduler.waiting, *scheduler.holding)
     places = Counter(request.id for request in (*queued, *scheduler.running))
-    for chunk in pending.chunks:
+    for chunk in in_flight:
         chunks[chunk.request.id] += chunk.count
     for number, request in requests.items():
         ended = request.status in ENDED
@@ -85,10 +88,10 @@ def check_requests(
             _fail(f"request {request.id} has computed {count} of {known} tokens")
 
 
-def check_tables(scheduler: Scheduler, runner: Runner, pending: Step) -> None:
+def check_tables(scheduler: Scheduler, runner: Runner, in_flight: Sequence[Chunk]) -> None:
     """Block tables of running requests: as long as their tokens, and those of the runner."""
     running = {request.id: request for request in scheduler.running}
-    scheduled = {chunk.request.id for chunk in pending.chunks}
+    scheduled = {chunk.request.id for chunk in in_flight}
     if not runner.held.keys() <= running.keys() | scheduled:
         _fail(f"the runner has the requests {[*runner.held]}, and {[*running]} run")
     for number, request in running.items():

@@ -155,7 +155,7 @@ class Nixl(Connector):
             return 0, False
         count = self._to_load(request) - local
         if count > 0:
-            self.reach[request.id] = local + count
+            self.reach[request.id] = [local + count]
             return count, True
         held.asked = True  # a full hit: the prefill server is notified at once
         self._free(held)

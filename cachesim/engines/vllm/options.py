@@ -200,7 +200,8 @@ class VllmOptions:
     )
     async_scheduling: bool = option(
         "--async-scheduling",
-        "whether a step is scheduled before the previous one has run: an abort may come in between",
+        "whether a step is scheduled before the previous one has run: an abort may come in between; "
+        "beside a drafter or a store a step is only scheduled when the previous one has run",
         default=False,
         tried=(False, True),
     )
@@ -322,6 +323,11 @@ class VllmOptions:
         """True if a drafter drops a hit's last block, as ids do not cover the next token."""
         return self.use_eagle and not self.hash_lookahead(rules)
 
+    @property
+    def overlaps(self) -> bool:
+        """True if a step is scheduled before the output of the previous one is known."""
+        return self.async_scheduling and not self.drafts and self.connector == "none"
+
     def limits(self, rules: Rules) -> Limits:
         """The scheduler's limits of a step."""
         return Limits(
@@ -334,6 +340,7 @@ class VllmOptions:
             lookahead=self.drafts if self.use_eagle else 0,
             use_eagle=self.drops_eagle_block(rules),
             by_priority=self.scheduling_policy == "priority",
+            overlaps=self.overlaps,
             recomputes=self.kv_load_failure_policy == "recompute",
         )
 

@@ -235,6 +235,10 @@ class SchedulerRules:
     """0.24: an image is needed until no token that is not known yet can be taken back, and until
     0.32 until a drafter's look-ahead is behind it."""
 
+    skips_unencoded: bool = True
+    """0.33: a waiting request whose next image the encoder has no room for lets later ones pass;
+    before, none of them is scheduled in that step."""
+
     accepts_small_budgets: bool = True
     """0.27: a step may have fewer tokens than a state's block; before, a server with such a
     `max_num_batched_tokens` does not start."""
@@ -404,6 +408,7 @@ RULES_0320 = replace(
         goes_on_without_itself=False,
         encoder_stops_ahead=True,
         accepts_short_budgets=True,
+        skips_unencoded=False,
     ),
     runner=replace(RULES_0330.runner, ring_regions="last-page"),
 )

@@ -663,7 +663,8 @@ class Connector:
     loading: dict[int, Load] = field(default_factory=dict)
     kept: dict[tuple[int, int], dict[int, tuple[Array, ...]]] = field(default_factory=dict)
     promised: dict[int, tuple[int, int]] = field(default_factory=dict)  # request -> [from, to)
-    reach: dict[int, int] = field(default_factory=dict)  # request -> end of its last promise
+    reach: dict[int, list[int]] = field(default_factory=dict)
+    """End of each promise to a request, 0 for none."""
 
     @classmethod
     def open(
@@ -683,6 +684,8 @@ class Connector:
         """
         size, unit = self.manager.sizes.scheduler_block, self.manager.sizes.hash_block
         holds = any(group.kind in self.loads for group in self.manager.groups)
+        reach = self.reach.setdefault(request.id, [])
+        reach.append(0)
         if local % size or not request.reads_cache or not holds:
             return 0, False
         most = (request.num_tokens - 1) // size * size
@@ -702,7 +705,7 @@ class Connector:
                 for at in _ends(group, local, position)
             ):
                 end = position
-        self.reach[request.id] = end if end > local else 0
+        reach[-1] = end if end > local else 0
         return end - local, end > local and self.steps > 0
 
     def promise(self, request: Request, local: int, tokens: int) -> None:

@@ -41,6 +41,7 @@ class _Turn:
     budget: int
     embeddings: int  # that the encoder may still make
     index: int = 0
+    unencoded: bool = False  # the encoder left no token of the last chunk
 
 
 class Scheduler:
@@ -188,7 +189,7 @@ class Scheduler:
 
     def _schedule_waiting(self, turn: "_Turn") -> None:
         limits, step, budget = self.limits, turn.step, turn.budget
-        skipped: list[Request] = []
+        skipped, requeued = list[Request](), list[Request]()
         while budget > 0 and len(self.running) < limits.max_seqs:
             queue = self.holding or self.waiting
             if not queue:
@@ -210,6 +211,9 @@ class Scheduler:
                 if padded and new and new != 1 + limits.drafts:
                     new, padded = 1, False
             if not new and not loads:
+                if turn.unencoded and self.rules.scheduler.skips_unencoded:
+                    (skipped if queue is self.holding else requeued).append(queue.popleft())
+                    continue
                 break
             blocks = self.manager.allocate_slots(
                 request,
@@ -253,6 +257,8 @@ class Scheduler:
             )
             step.chunks.append(chunk)
             budget -= new
+        self.waiting.extendleft(reversed(requeued))
+        self._sort_waiting()
         self.holding.extendleft(reversed(skipped))
         if limits.by_priority:
             self.holding = deque(sorted(self.holding, key=lambda each: each.rank))
@@ -268,8 +274,10 @@ class Scheduler:
         if self.splitter is not None and new:
             wanted, new = new, self.splitter.take(request, new, start, uncached)
             turn.step.cut_to_none |= wanted > new == 0
+        turn.unencoded = False
         if request.images and new and not first:
             new, images = self.encoder.take(request, new, start, turn.embeddings)
+            turn.unencoded = not new
         return new, images
 
     def _encode(self, request: Request, images: Sequence[Image], turn: "_Turn") -> None:

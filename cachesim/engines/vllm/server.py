@@ -357,7 +357,7 @@ class Vllm(SlotlessEngine[Rules, VllmOptions, Job]):
         self.drafter = Drafter(self.options)
         self.nixl = self._beside(requested) if options.connector == "nixl" else None
         self.connector = self.nixl or Connector.open(self.options, self.manager, self.runner)
-        self._pending: Step | None = None
+        self._in_flight = list[Step]()  # scheduled steps without output, the oldest first
         self._published: dict[int, int] = {}  # published blocks of the scheduled step, by request
         self._lost: set[int] = set()  # keys that were evicted
         self._most: int | None = None  # number of prefixes at which the records are cut
@@ -430,8 +430,7 @@ class Vllm(SlotlessEngine[Rules, VllmOptions, Job]):
 
     def forget(self, ticket: Ticket) -> None:
         request = self._jobs[ticket].request
-        scheduled = self._pending is not None and request is not None and self._pending.has(request)
-        if scheduled or (request is not None and request.id in self._loading):
+        if request is not None and (self._is_in_flight(request) or request.id in self._loading):
             self._events.clear()  # its step or its load is in flight
         else:
             super().forget(ticket)
@@ -442,16 +441,19 @@ class Vllm(SlotlessEngine[Rules, VllmOptions, Job]):
         if job.done or request is None:
             return
         elsewhere = self.nixl is not None and self.nixl.withdraw(request)
-        scheduled = self._pending is not None and self._pending.has(request)
+        scheduled = self._is_in_flight(request)
         skipped = scheduled and self.rules.runner.skips_aborted
-        if skipped and self._pending is not None:
-            self._pending.drop(request)
+        for step in self._in_flight if skipped else ():
+            step.drop(request)
         if not elsewhere:
             self.scheduler.abort(request)
         if skipped or not scheduled:
             self.runner.forget(request.id)
         job.end("cancelled")
         self._emit(events.RequestAborted(task=request.id, scheduled=scheduled, skipped=skipped))
+
+    def _is_in_flight(self, request: Request) -> bool:
+        return any(step.has(request) for step in self._in_flight)
 
     @property
     def _loading(self) -> Mapping[int, Load]:
@@ -472,17 +474,46 @@ class Vllm(SlotlessEngine[Rules, VllmOptions, Job]):
     # -- the loop ----------------------------------------------------------------------------------
 
     def step(self) -> bool:
-        if self._pending is not None:
-            self._execute(self._pending)
+        """Schedule a step and take the output of the oldest one.
+
+                                 turn 1        turn 2              turn 3
+            one at a time        A, output A   B, output B         C, output C
+            asynchronous         A             B, output A         C, output B
+            ... with a drafter   A             output A            B
+
+        Follows `step` and `step_with_batch_queue`.
+        """
+        overlaps = self.scheduler.limits.overlaps
+        if self._in_flight and not (overlaps and self.scheduler.busy):
+            self._take_output()
             return True
         if self.nixl is not None and self._prefill_elsewhere(self.nixl):
             return True
         if not self.scheduler.busy and not self._loading:
             return False
+        step = self._schedule()
+        if not (step.chunks or step.preempted or self._loading or self._in_flight):
+            self.idle += 1
+            if self.idle > MOST_IDLE:
+                where, why = "Scheduler.schedule", "a request waits for more blocks than there are"
+                if step.cut_to_none:
+                    why = "a chunk is cut to whole blocks, and a step has fewer tokens than one"
+                raise UpstreamEndless(where, why)
+            return True
+        self.idle = 0
+        if step.chunks or not overlaps:
+            self._in_flight.append(step)
+        first = bool(step.chunks) and len(self._in_flight) == 1
+        if self._in_flight and not (self.options.async_scheduling and (first or not overlaps)):
+            self._take_output()
+        return True
+
+    def _schedule(self) -> Step:
         self._published.clear()
         step = self.scheduler.schedule()
         for request in step.preempted:
-            self.runner.forget(request.id)
+            if not self._is_in_flight(request):
+                self.runner.forget(request.id)
             self._emit(
                 events.RequestPreempted(
                     task=request.id,
@@ -504,19 +535,7 @@ class Vllm(SlotlessEngine[Rules, VllmOptions, Job]):
                     drafts=len(chunk.drafts),
                 )
             )
-        if not step.chunks and not step.preempted and not self._loading:
-            self.idle += 1
-            if self.idle > MOST_IDLE:
-                where, why = "Scheduler.schedule", "a request waits for more blocks than there are"
-                if step.cut_to_none:
-                    why = "a chunk is cut to whole blocks, and a step has fewer tokens than one"
-                raise UpstreamEndless(where, why)
-            return True
-        self.idle = 0
-        self._pending = step
-        if not self.options.async_scheduling:
-            self._execute(step)
-        return True
+        return step
 
     def _prefill_elsewhere(self, nixl: Nixl) -> bool:
         """Step the prefill server, and add its finished requests; True if nothing else is."""
@@ -530,15 +549,16 @@ class Vllm(SlotlessEngine[Rules, VllmOptions, Job]):
             self.scheduler.add_request(each.request)
         return nixl.busy and not self.scheduler.busy and not self._loading
 
-    def _execute(self, step: Step) -> None:
-        self._pending = None
+    def _take_output(self) -> None:
+        """Run the oldest step in flight and process its output."""
+        step = self._in_flight.pop(0)
         if self.connector is not None:
             self.connector.load(step)
         sampled = self.runner.run(step, self._sample)
         if step.chunks or not self._loading:
             self._emit(events.StepWritten(chunks=len(step.chunks)))
         for chunk in step.chunks:
-            self.computed.learn(chunk.request, min(chunk.end, chunk.known))
+            self.computed.learn(chunk.request, min(chunk.end, chunk.request.num_tokens))
         transfers = NO_TRANSFERS if self.connector is None else self.connector.get_finished()
         loaded = {each: each.num_computed for each in transfers.received}
         finished = self.scheduler.update_from_output(step, sampled, transfers)
@@ -563,7 +583,7 @@ class Vllm(SlotlessEngine[Rules, VllmOptions, Job]):
                 job.turns += 1
                 self.scheduler.update_draft_token_ids(request, proposed)
         for request in (each.request for each in step.chunks):
-            if request.status == "aborted":
+            if request.status in {"aborted", "preempted"} and not self._is_in_flight(request):
                 self.runner.forget(request.id)
         for request in finished:
             self.runner.forget(request.id)
@@ -742,7 +762,8 @@ class Vllm(SlotlessEngine[Rules, VllmOptions, Job]):
         return {"num_gpu_blocks_override": int(memory // (page * most))}
 
     def check_integrity(self) -> None:
-        manager, scheduler, pending = self.manager, self.scheduler, self._pending or Step()
+        manager, scheduler = self.manager, self.scheduler
+        in_flight = [chunk for step in self._in_flight for chunk in step.chunks]
         live = {job.request.id: job.request for job in self._jobs if job.request}
         integrity.check_books(manager, live)
         elsewhere = {*self._loading}
@@ -751,8 +772,8 @@ class Vllm(SlotlessEngine[Rules, VllmOptions, Job]):
                 *self.nixl.prefills,
                 *(number for number in live if self._jobs[number].done),
             }
-        integrity.check_requests(scheduler, live, pending, elsewhere)
-        integrity.check_tables(scheduler, self.runner, pending)
+        integrity.check_requests(scheduler, live, in_flight, elsewhere)
+        integrity.check_tables(scheduler, self.runner, in_flight)
         integrity.check_encoder(scheduler.encoder, live)
         late = self.options.connector in LATE
         if not late:  # a loaded prompt's last token is computed again, perhaps behind a window

@@ -3,6 +3,8 @@ from typing import Any, Final
 import pytest
 
 from cachesim.engines.base import Engine, Request, Ticket
+from cachesim.engines.images import Image
+from cachesim.engines.vllm import events
 from cachesim.engines.vllm.family import FAMILY
 from cachesim.engines.vllm.server import Vllm
 from cachesim.errors import OptionError
@@ -11,7 +13,7 @@ from cachesim.model.adapters import adapted
 from cachesim.model.build import build
 from cachesim.model.presets import preset
 from cachesim.typed import of_kind, there_is
-from cachesim.units import Tokens, as_tokens
+from cachesim.units import Count, Pos, Tokens, as_tokens
 from tests.engines.asking import answer, cached, verdict
 from tests.engines.conversations import wrong
 from tests.engines.vllm.defects import DEFECTS, MOST_REQUESTS, Defect
@@ -80,6 +82,41 @@ def test_a_chunk_runs_though_its_request_is_aborted_and_others_read_it(
 
     reply = there_is(engine.reply(stays))
     assert (32, found) == (reply.cached, verdict(engine, reply))
+
+
+def test_a_step_is_scheduled_before_the_output_of_the_previous_one() -> None:
+    engine = server("0.33.0", "hybrid", async_scheduling=True, max_num_batched_tokens=16)
+    reply = answer(engine, text(300, 40), 3)
+
+    kinds = (events.ChunkScheduled, events.StepWritten)
+    shown = [
+        f"{each.start}-{each.end}" if isinstance(each, events.ChunkScheduled) else "written"
+        for each in engine.events
+        if isinstance(each, kinds)
+    ]
+    steps = ["0-16", "16-32", "written", "32-40", "written", "40-41", "written", "41-42"]
+    assert [*steps, "written", "written"] == shown
+    assert "same" == verdict(engine, reply)
+
+
+@pytest.mark.parametrize("more", [{"speculative_method": "eagle"}, {"connector": "store"}])
+def test_beside_a_drafter_or_a_store_a_step_waits_for_the_previous_one(more: dict[str, str]) -> None:
+    engine = of_kind(Vllm, server("0.33.0", "hybrid", async_scheduling=True, **more))
+    answer(engine, text(300, 40), 3)
+
+    assert not engine.options.overlaps
+
+
+def test_a_request_whose_image_waits_lets_others_pass_since_0_33() -> None:
+    for release, order in (("0.32.0", [0, 1, 2]), ("0.33.0", [0, 2, 1])):
+        engine = server(release, "dense", max_num_batched_tokens=12, max_num_seqs=3)
+        for at, (length, image) in enumerate(((8, 6), (20, 8), (4, 0))):
+            images = (Image(f"i{at}", Pos(0), Count(image)),) if image else ()
+            engine.submit(Request(prompt=text(300 + 30 * at, length), predict=1, images=images))
+        engine.run()
+
+        first = (each.task for each in engine.events if isinstance(each, events.ChunkScheduled))
+        assert order == [*dict.fromkeys(first)], release
 
 
 @pytest.mark.parametrize(

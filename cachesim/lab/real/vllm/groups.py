@@ -4,6 +4,7 @@ Requests of a group are added in order, together or after some turns, then the s
 all are done; tokens are forced, and drafts are the true continuation.
 """
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Final
 
@@ -100,6 +101,7 @@ class Groups:
         self.most_under_way = 2 if config.get("overlaps") else 1
         self.under_way: list[tuple[Real, Spans]] = []  # scheduled, and not yet come back
         self.loads = Loads()
+        self.queries = Counter[Name]()  # to the store, by request
         self.evicted: list[list[int]] = []
         self.results: dict[Name, Entry] = {}
         self.wanted: dict[Name, Wanted] = {}
@@ -154,6 +156,16 @@ class Groups:
             if self.under_way:
                 self._take_results(*self.under_way.pop(0), requests)
         return "too many steps"
+
+    def stored(self, name: Name) -> int:
+        """End of the tokens that the store has at the last query of a request.
+
+        A workload has one number, or one for each query.
+        """
+        found: int | Sequence[int] = self.wanted[name].get("stored", 0)
+        if isinstance(found, int):
+            return found
+        return found[min(self.queries[name], len(found)) - 1]
 
     def _take_results(self, step: Real, spans: Spans, requests: Mapping[Name, Real]) -> None:
         """Take the tokens of a finished step, and the next drafts."""

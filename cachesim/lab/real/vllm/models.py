@@ -57,7 +57,7 @@ MODELS: Final[dict[str, dict[str, Any]]] = {
 LONGEST: Final = 1 << 16
 """`max_model_len` of a scheduler whose workload names none."""
 
-_LONG: Final = {"max_position_embeddings": 1 << 20, "torch_dtype": "bfloat16"}
+_LONG: Final = {"max_position_embeddings": 1 << 22, "torch_dtype": "bfloat16"}
 
 COMPRESSED: Final[dict[str, Any]] = {
     "architectures": ["DeepseekV4ForCausalLM"],
@@ -83,7 +83,7 @@ COMPRESSED: Final[dict[str, Any]] = {
     "compress_ratios": [0, 0, *[4, 128] * 20, 4, 0],
     "rms_norm_eps": 1e-6,
     "vocab_size": 129280,
-    "max_position_embeddings": 1 << 20,
+    "max_position_embeddings": 1 << 22,
     "torch_dtype": "bfloat16",
 }
 """DeepSeek V4 Flash; the last ratio is its MTP layer's."""

@@ -81,7 +81,8 @@ class Player(Groups):
 
     def _stored(self, request: Request, local: int) -> Stored:
         size, wanted = self.manager.sizes.scheduler_block, self.wanted[request.id]
-        most: int = min(wanted.get("stored", 0), request.num_tokens - wanted.get("leaves", 1))
+        self.queries[request.id] += 1
+        most: int = min(self.stored(request.id), request.num_tokens - wanted.get("leaves", 1))
         found = max(0, (most if "leaves" in wanted else most // size * size) - local)
         if request.id in self.loads.asked:
             return 0, False

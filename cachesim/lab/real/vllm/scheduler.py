@@ -59,6 +59,7 @@ def config_of(server: Engine) -> dict[str, Any]:
         "caching": options.enable_prefix_caching,
         "store": engine.connector is not None,
         "recomputes": limits.recomputes,
+        "overlaps": limits.overlaps,
     }
 
 
@@ -66,7 +67,8 @@ def hurdles(scenario: Scenario) -> dict[str, bool]:
     """Reasons for which a scenario is not run on the real scheduler."""
     options = scenario.engine.options
     return {
-        "its steps are never left half done": bool(options.get("async_scheduling")),
+        "its steps overlap beside a drafter or a store, too": bool(options.get("async_scheduling"))
+        and any(options.get(name, "none") != "none" for name in ("speculative_method", "connector")),
         "it computes under no adapter": bool(options.get("lora")),
         "it has no prefill server whose lease ends": bool(options.get("kv_lease_steps")),
         "its layers have no rings": bool(options.get("rings")),
@@ -94,10 +96,10 @@ def group_of(records: Sequence[Record], session: Session) -> list[dict[str, Any]
         more: dict[str, Any] = {"propose": _proposals(record, server)} if searches else {}
         fails = options.get("failed_block")
         more |= {} if fails is None else {"fails": fails}
-        reach = 0 if record.ticket is None else stored.get(record.ticket, 0)
+        reach = [] if record.ticket is None else stored.get(record.ticket, [])
         if isinstance(connector, Nixl) and reach:
             more["leaves"] = connector.leaves if len(record.prompt) > 1 else 0
-        return wanted_of(record, wanted) | more | (loads | {"stored": reach} if reach else {})
+        return wanted_of(record, wanted) | more | (loads | {"stored": reach} if any(reach) else {})
 
     found = grouped(records, requested, arrives="after", aborted="abort")
     return _delayed(found, records, connector) if isinstance(connector, Nixl) else found

@@ -275,6 +275,7 @@ class Store(NoOp):
         wanted = server.wanted[request.request_id]
         if server.groups_apart:
             server.results[request.request_id]["lookups"].append([local])
+        server.queries[request.request_id] += 1
         if request.request_id in server.loads.asked:
             return 0, False
         found = max(0, self.reached(request) - local)
@@ -294,9 +295,10 @@ class Store(NoOp):
     def reached(self, request: Real) -> int:
         """End of the tokens that the store has of a request."""
         size, wanted = self.server.sizes[0], self.server.wanted[request.request_id]
+        stored = self.server.stored(request.request_id)
         if "leaves" in wanted:  # a prefill server's: not cut to whole blocks
-            return int(min(wanted["stored"], request.num_tokens - wanted["leaves"]))
-        return int(min(wanted.get("stored", 0), request.num_tokens - 1) // size * size)
+            return int(min(stored, request.num_tokens - wanted["leaves"]))
+        return int(min(stored, request.num_tokens - 1) // size * size)
 
     def request_finished_all_groups(self, request: Real, *_: Real) -> tuple[bool, None]:
         """True if the blocks of a request that ran to its end are still to be sent."""
