@@ -342,10 +342,10 @@ def test_a_replica_is_named_once() -> None:
 def test_a_router_that_loses_events_chooses_by_what_it_heard() -> None:
     most = {"num_gpu_blocks_override": 60}
     heard, deaf = (
-        play(cell(router=f"dynamo,kv_event_loss={loss}", options=most, turn=2, requests=400))
+        play(cell(router=f"dynamo,kv_event_loss={loss}", options=most, turn=2, requests=800))
         for loss in (0, 1)
     )
-    some = play(cell(router="dynamo,kv_event_loss=0.3", options=most, turn=2, requests=400))
+    some = play(cell(router="dynamo,kv_event_loss=0.3", options=most, turn=2, requests=800))
     assert deaf["cached"] < some["cached"] < heard["cached"]
 
 

@@ -83,7 +83,7 @@ def check_requests(
             _fail(f"request {request.id} waits with tokens {progress}, or with blocks")
     for request in scheduler.running:
         known, count = request.num_tokens, request.num_computed - request.in_flight
-        partly = request.is_prefill_chunk or request.in_flight or scheduler.limits.recomputes
+        partly = request.is_prefill_chunk or request.in_flight > 1 or scheduler.limits.recomputes
         if count >= known or (count < known - 1 and not partly):
             _fail(f"request {request.id} has computed {count} of {known} tokens")
 
@@ -98,11 +98,12 @@ def check_tables(scheduler: Scheduler, runner: Runner, in_flight: Sequence[Chunk
         for each in scheduler.manager.managers:
             table = each.tables.get(number, [])
             _check_table(each, request, table, scheduler)
-            if number in scheduled or not runner.computes:
+            if not runner.computes or (number in scheduled and number not in runner.held):
                 continue
             held = runner.held[number].tables[each.group]
             same = (own in {NULL, other} for own, other in zip(table, held, strict=False))
-            if len(table) != len(held) or not all(same):
+            more = len(table) - len(held)  # those of a step in flight
+            if more < 0 or (more and number not in scheduled) or not all(same):
                 _fail(f"request {number} has the blocks {table}, and in the runner {held}")
 
 
@@ -139,6 +140,8 @@ def _check_table(each: Manager, request: Request, table: list[int], scheduler: S
         return
     late = 0 if rules.scheduler.caches_after_drafts else limits.drafts
     known = max(0, min(end, request.num_tokens) - late)
+    if limits.overlaps:  # a token's id comes with the output of the step that computes it
+        known = min(known, max(end - request.in_flight, request.num_prompt))
     _check_published(each, request, table, known, scheduler.manager)
     least = max(0, each.num_skipped(max(0, end - limits.budget - 2 * more))) // size
     if NULL in table[nulls:] or not least <= nulls <= first:

@@ -200,9 +200,9 @@ class VllmOptions:
     )
     async_scheduling: bool = option(
         "--async-scheduling",
-        "whether a step is scheduled before the previous one has run: an abort may come in between; "
-        "beside a drafter or a store a step is only scheduled when the previous one has run",
-        default=False,
+        "whether a step is scheduled before the output of the previous one, between which an abort "
+        "may come; beside a drafter or a store it is not simulated, and changes nothing",
+        default=True,
         tried=(False, True),
     )
     speculative_method: str = option(
@@ -565,11 +565,6 @@ class VllmOptions:
             raise OptionError(
                 f"option 'max_num_scheduled_tokens' is {self.max_num_scheduled_tokens}; a step has "
                 f"room for max_num_batched_tokens, which is {budget}"
-            )
-        if self.connector in LATE and self.async_scheduling:
-            raise OptionError(
-                f"connector {self.connector!r} is not simulated beside async_scheduling, with "
-                "which blocks are freed a step later: leave one of them out"
             )
         if self.connector == "nixl" and (
             not rules.runner.ring_regions

@@ -235,6 +235,10 @@ class SchedulerRules:
     """0.24: an image is needed until no token that is not known yet can be taken back, and until
     0.32 until a drafter's look-ahead is behind it."""
 
+    encoder_frees_with_output: bool = True
+    """0.20: an image is given up with the output of the step that computes it; before, when that
+    step is scheduled."""
+
     skips_unencoded: bool = True
     """0.33: a waiting request whose next image the encoder has no room for lets later ones pass;
     before, none of them is scheduled in that step."""
@@ -548,5 +552,10 @@ RULES_0191 = replace(
         window_end_before_drop=True,
         mixed_blocks=False,
     ),
-    scheduler=replace(RULES_0202.scheduler, store_frees="known-tokens", window_admission_cap=False),
+    scheduler=replace(
+        RULES_0202.scheduler,
+        store_frees="known-tokens",
+        window_admission_cap=False,
+        encoder_frees_with_output=False,
+    ),
 )

@@ -141,6 +141,8 @@ class Scheduler:
             request.is_prefill_chunk = request.num_computed < known
             if not request.is_prefill_chunk:
                 self.prefills.discard(request)
+            if request.images and not self.rules.scheduler.encoder_frees_with_output:
+                self.encoder.free(request, request.num_computed)
             if self.limits.overlaps and not request.is_prefill_chunk:
                 request.placeholders += 1 + len(chunk.drafts)
                 request.spec_tokens = [PLACEHOLDER] * self.limits.drafts
@@ -415,7 +417,8 @@ class Scheduler:
             ahead = self.encoder.lookahead * self.rules.scheduler.encoder_stops_ahead
             late = self.rules.scheduler.encoder_waits_for_tokens
             waits = (request.placeholders + ahead) * late
-            if request.images and request.num_computed > waits:
+            frees = request.images and self.rules.scheduler.encoder_frees_with_output
+            if frees and request.num_computed > waits:
                 self.encoder.free(request, request.num_computed - waits)
             if tokens and self._append(request, tokens, is_stale=is_stale):
                 done.append(request)

@@ -328,7 +328,7 @@ class Vllm(SlotlessEngine[Rules, VllmOptions, Job]):
         groups = requested.groups(self.network.spec, self.rules)
         self.options = requested.fitted(groups, self.rules)
         options = self.options
-        batches = 1 + (options.async_scheduling and self.rules.scheduler.cap_counts_batches)
+        batches = 1 + (options.overlaps and self.rules.scheduler.cap_counts_batches)
         sparse = any(group.kind in {"window", "mamba"} for group in groups)
         self.manager = KVCacheManager(
             groups,
@@ -372,7 +372,8 @@ class Vllm(SlotlessEngine[Rules, VllmOptions, Job]):
 
     def _beside(self, options: VllmOptions) -> Nixl:
         """The connector to a prefill server with the same options."""
-        ahead, alone = copy(self), replace(options, connector="none")
+        ahead = copy(self)
+        alone = replace(options, connector="none", async_scheduling=False)
         ahead._open(self.rules, alone, None)  # noqa: SLF001 - our own class
         return Nixl.of(self.manager, self.runner, ahead, options)
 
@@ -479,12 +480,11 @@ class Vllm(SlotlessEngine[Rules, VllmOptions, Job]):
                                  turn 1        turn 2              turn 3
             one at a time        A, output A   B, output B         C, output C
             asynchronous         A             B, output A         C, output B
-            ... with a drafter   A             output A            B
 
         Follows `step` and `step_with_batch_queue`.
         """
         overlaps = self.scheduler.limits.overlaps
-        if self._in_flight and not (overlaps and self.scheduler.busy):
+        if self._in_flight and not self.scheduler.busy:
             self._take_output()
             return True
         if self.nixl is not None and self._prefill_elsewhere(self.nixl):
@@ -504,7 +504,7 @@ class Vllm(SlotlessEngine[Rules, VllmOptions, Job]):
         if step.chunks or not overlaps:
             self._in_flight.append(step)
         first = bool(step.chunks) and len(self._in_flight) == 1
-        if self._in_flight and not (self.options.async_scheduling and (first or not overlaps)):
+        if self._in_flight and not (overlaps and first):
             self._take_output()
         return True
 

@@ -139,7 +139,6 @@ def test_a_forgotten_request_leaves_its_load_to_end() -> None:
     ("options", "fields", "why"),
     [
         ({"connector": "store"}, {"failed_block": 0}, "'store-async'"),
-        ({"async_scheduling": True}, {}, "not simulated beside async_scheduling"),
         ({"kv_load_failure_policy": "retry"}, {}, "fail, recompute"),
         ({"profile": "vllm@0.32.0"}, {}, r"0\.33\.0"),  # that was not compared
     ],

@@ -178,10 +178,9 @@ def test_a_cancelled_request_frees_the_blocks_of_both_servers(steps: int) -> Non
     assert frees_all(engine)
 
 
-@pytest.mark.parametrize("more", [{"async_scheduling": True}, {"speculative_method": "ngram"}])
-def test_what_is_not_simulated_beside_it_is_refused(more: dict[str, Any]) -> None:
+def test_what_is_not_simulated_beside_it_is_refused() -> None:
     with pytest.raises(OptionError, match="'nixl' is not simulated beside"):
-        server(**more)
+        server(speculative_method="ngram")
 
 
 def compressor(release: str, **options: Any) -> Vllm:

@@ -4,7 +4,14 @@ from cachesim.engines.vllm.family import FAMILY
 from cachesim.errors import OptionError
 from cachesim.lab.real.playing import comparing, play_on_runner, show_overrides
 from cachesim.lab.real.vllm.end_to_end import end_to_end as play_end_to_end
-from cachesim.lab.real.vllm.scheduler import AGENTS, ASYNC, COMPRESSED, LOADS, SCHEDULER, overrides
+from cachesim.lab.real.vllm.scheduler import (
+    AGENTS,
+    COMPRESSED,
+    IN_TURN,
+    LOADS,
+    SCHEDULER,
+    overrides,
+)
 from cachesim.lab.real.vllm.steps import compare_steps, differs_in
 
 
@@ -16,7 +23,7 @@ def real_vllm(
     workloads: int = 100,
     first: int = 0,
     agents: bool = False,
-    async_scheduling: bool = False,
+    async_scheduling: bool = True,
     loads: bool = False,
     compressed: bool = False,
     guided: bool = False,
@@ -48,7 +55,8 @@ def real_vllm(
     agents
         Workloads of coding agents: long prompts, sub-agents, several users at once.
     async_scheduling
-        Workloads whose next step is scheduled before the last one's results, as by vLLM's default.
+        Schedule the next step before the last one's output, as a started server does; `--agents`,
+        `--loads` and `--compressed` draw it themselves.
     loads
         Workloads with the connector `store-async`, whose loads come steps later or fail.
     compressed
@@ -100,7 +108,7 @@ def real_vllm(
         (agents, AGENTS),
         (compressed, COMPRESSED),
         (loads, LOADS),
-        (async_scheduling, ASYNC),
+        (not async_scheduling, IN_TURN),
     )
     chosen = next((each for wanted, each in own_draws if wanted), SCHEDULER)
     return chosen.compare(own, seed, numbers).show()

@@ -67,8 +67,6 @@ def hurdles(scenario: Scenario) -> dict[str, bool]:
     """Reasons for which a scenario is not run on the real scheduler."""
     options = scenario.engine.options
     return {
-        "its steps overlap beside a drafter or a store, too": bool(options.get("async_scheduling"))
-        and any(options.get(name, "none") != "none" for name in ("speculative_method", "connector")),
         "it computes under no adapter": bool(options.get("lora")),
         "it has no prefill server whose lease ends": bool(options.get("kv_lease_steps")),
         "its layers have no rings": bool(options.get("rings")),
@@ -152,7 +150,7 @@ SCHEDULER: Final = RealScheduler(
     family=FAMILY,
     kept=re.compile(r"vllm/.*\.py"),
     worker="cachesim.lab.real.vllm.scheduler_worker",
-    draw=workloads.draw,
+    draw=workloads.draw_async,
     play=play,
     config_of=config_of,
     hurdles=hurdles,
@@ -163,8 +161,8 @@ SCHEDULER: Final = RealScheduler(
 )
 """The scheduler with its own Python files and a CPU's torch."""
 
-ASYNC: Final = replace(SCHEDULER, draw=workloads.draw_async)
-"""Workloads with asynchronous scheduling."""
+IN_TURN: Final = replace(SCHEDULER, draw=workloads.draw)
+"""Workloads with `--no-async-scheduling`."""
 
 LOADS: Final = replace(SCHEDULER, draw=workloads.draw_loads)
 """Workloads beside a store whose loads arrive steps later, or fail."""

@@ -54,11 +54,27 @@ OVERRIDES: Final = {
         "a flag since 0.28; before, the release sets it for drafters with slots of their own alone"
     ),
     "cache_config.prefix_match_unit": "it must divide the blocks, whose sizes are a workload's",
+    "scheduler_config.async_scheduling": (
+        "off in workloads of --no-async-scheduling, in a part of the agents' and of DeepSeek V4's, "
+        "and beside a store, where blocks are freed a step later; in scenarios beside a drafter, "
+        "too: the simulated server then schedules a step after the output of the previous one"
+    ),
+    **dict.fromkeys(
+        (
+            f"{config}.disable_nccl_for_dp_synchronization"
+            for config in (
+                "parallel_config",
+                "speculative_config.draft_parallel_config",
+                "speculative_config.target_parallel_config",
+            )
+        ),
+        "follows async_scheduling, and is read by servers with data-parallel ranks alone",
+    ),
     "cache_config.user_specified_block_size": (
         "a size that is given stays; read before the scheduler starts, and never by it"
     ),
 }
-"""Fields of `VllmConfig` that differ from vLLM's own -> why no result does."""
+"""Fields of `VllmConfig` that differ from vLLM's own -> the reason."""
 
 PRETENDED: Final = {
     "platforms.current_platform": (
@@ -168,7 +184,6 @@ class ConfigFactory:
             "max_model_len": LONGEST,
             "max_num_batched_tokens": 8192,
             "max_num_seqs": 16,
-            "async_scheduling": bool(config.get("overlaps")),
         }
         if config.get("compressed"):
             given |= {"model": self.model("compressed"), "skip_tokenizer_init": True}
@@ -204,7 +219,8 @@ class ConfigFactory:
 
     def used(self, config: Json) -> Real:
         """The configuration that the scheduler is given here."""
-        made = self.started(config)
+        flags = self.flags(config) | {"async_scheduling": bool(config.get("overlaps"))}
+        made = fitting(self.arguments, **flags).create_engine_config(self.context)
         states = [group for group in config["groups"] if group["kind"] == "mamba"]
         cache = made.cache_config
         cache.num_gpu_blocks = config["blocks"]

@@ -66,7 +66,7 @@ def overlapping(workload: dict[str, Any], rules: Rules) -> dict[str, Any]:
 
 
 def draw_async(seed: int, number: int, rules: Rules) -> dict[str, Any]:
-    """A workload whose next step is scheduled before the previous one has returned."""
+    """A workload with asynchronous scheduling, the default of a started server."""
     return overlapping(draw(seed, number, rules), rules)
 
 
