@@ -10,7 +10,7 @@ from functools import partial
 from itertools import count, groupby
 from pathlib import Path
 from types import FrameType
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 from cyclopts import Parameter
 from rich.console import Console
@@ -100,9 +100,18 @@ class Clock:
         try:
             yield
         finally:
-            signal.signal(signal.SIGALRM, signal.SIG_IGN)
+            _disarm(before)
+
+
+def _disarm(before: Callable[[int, FrameType | None], Any] | int | None) -> None:
+    """Stop the timer; a signal that arrives meanwhile is of a run that has ended."""
+    while True:
+        try:
             signal.setitimer(signal.ITIMER_REAL, 0)
             signal.signal(signal.SIGALRM, before)
+        except OutOfTimeError:
+            continue
+        return
 
 
 def _over(_: int, __: FrameType | None) -> None:

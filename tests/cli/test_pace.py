@@ -4,6 +4,7 @@ import json
 import os
 import pty
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -77,6 +78,23 @@ def test_a_time_limit_holds_though_its_first_exception_is_lost() -> None:
 
     with pytest.raises(OutOfTimeError):
         twice()
+
+
+def test_a_signal_that_arrives_at_the_end_of_a_run_leaves_no_timer(monkeypatch: Patch) -> None:
+    stop, late = signal.setitimer, [OutOfTimeError("the time given is over")]
+
+    def stop_late(which: int, seconds: float, *more: float) -> tuple[float, float]:
+        if not seconds and late:
+            raise late.pop()
+        return stop(which, seconds, *more)
+
+    monkeypatch.setattr(signal, "setitimer", stop_late)
+    before = signal.getsignal(signal.SIGALRM)
+    with Clock(Deadline.after(60), lambda: None).limit():
+        pass
+
+    assert (0.0, 0.0) == signal.getitimer(signal.ITIMER_REAL)
+    assert before == signal.getsignal(signal.SIGALRM)
 
 
 class OneStep:
