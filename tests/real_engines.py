@@ -314,6 +314,14 @@ def _decide_alike(release: str, *schedulers: tuple[RealScheduler[Any], int]) -> 
     return all(each.all_agree for each in found), f"{sum(n for _, n in schedulers)} workloads"
 
 
+def guided_workloads_agree(
+    scheduler: RealScheduler[Any], release: str, *, times: int = 1
+) -> tuple[bool, str]:
+    """Workloads of a guided search, of each model."""
+    found = scheduler.compare_guided(release, SEED, range(times))
+    return found.all_agree, f"{found.total('agreeing')} workloads"
+
+
 def compared(known: Sequence[str], closely: Sequence[str] = (), *, every: bool) -> list[str]:
     """The newest release, those looked at closely, and one of eight others; with `every`, all."""
     chosen = {known[-1], *closely, *known[:-1:ONE_OF]}
@@ -371,11 +379,21 @@ def checks(*, every: bool = False) -> Iterator[Check]:
             environment=VLLM_SCHEDULER.core_of(version),
             run=partial(vllm_scheduler_agrees, version, times=times),
         )
+        yield Check(
+            name=f"vllm {version}: guided workloads agree",
+            environment=VLLM_SCHEDULER.core_of(version),
+            run=partial(guided_workloads_agree, VLLM_SCHEDULER, version, times=times),
+        )
     for version in compared(SGLANG.real(), every=every):
         yield Check(
             name=f"sglang {version}: scheduler agrees",
             environment=SGLANG_SCHEDULER.core_of(version),
             run=partial(sglang_scheduler_agrees, version, times=times),
+        )
+        yield Check(
+            name=f"sglang {version}: guided workloads agree",
+            environment=SGLANG_SCHEDULER.core_of(version),
+            run=partial(guided_workloads_agree, SGLANG_SCHEDULER, version, times=times),
         )
     newest = SGLANG.real()[-1]
     yield Check(
