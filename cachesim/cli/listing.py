@@ -21,7 +21,6 @@ from cachesim.errors import InputError
 from cachesim.files import Output
 from cachesim.report.consoles import results, show
 from cachesim.report.document import FittingTable, Heading, Picture
-from cachesim.scenario.files import content_of
 from cachesim.scenario.shipped import shipped_files
 from cachesim.typed import Json
 
@@ -336,6 +335,8 @@ def show_command(
         markup = f"<pre>{escape(text)}</pre>"
         write_page(page, file.stem, [Heading(file.stem), Picture("", markup)])
         if output == "json":
+            from cachesim.scenario.files import content_of
+
             return _as_json(content_of(text))
         screen = results()
         if raw:

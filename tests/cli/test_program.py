@@ -100,7 +100,7 @@ def test_a_full_disk_is_said_once(words: str) -> None:
 
 
 @pytest.mark.sampled(3)
-@pytest.mark.parametrize("words", ["list", "--help", f"run {STALE} --watch --no-verify"])
+@pytest.mark.parametrize("words", ["list", "--help", f"run {STALE} --watch"])
 def test_a_reader_that_goes_is_no_error(words: str) -> None:
     done = shell(f"bash -c '{PROGRAM} {words} | head -1 >/dev/null; exit ${{PIPESTATUS[0]}}'")
 
