@@ -133,8 +133,10 @@ def _check_table(each: Manager, request: Request, table: list[int], scheduler: S
     nulls = next((i for i, block in enumerate(table) if block != NULL), len(table))
     if aligned:
         kept = len(table) - table.count(NULL)
-        # The last state and the running one; and those that refused drafts have passed.
-        most = own + 2 + limits.drafts // size + bool(each.spec.checkpoint_alignment)
+        # The last state; of each step the running one and an exported one; those that refused
+        # drafts have passed.
+        steps = 1 + limits.overlaps
+        most = own + 1 + steps * (1 + bool(each.spec.checkpoint_alignment)) + limits.drafts // size
         if NULL in table[len(table) - own - 1 :] or (rules.state.retires_all and kept > most):
             _fail(f"request {request.id} has the states {table}")
         return
@@ -143,7 +145,8 @@ def _check_table(each: Manager, request: Request, table: list[int], scheduler: S
     if limits.overlaps:  # a token's id comes with the output of the step that computes it
         known = min(known, max(end - request.in_flight, request.num_prompt))
     _check_published(each, request, table, known, scheduler.manager)
-    least = max(0, each.num_skipped(max(0, end - limits.budget - 2 * more))) // size
+    before = end - (1 + limits.overlaps) * limits.budget - 2 * more
+    least = max(0, each.num_skipped(max(0, before))) // size
     if NULL in table[nulls:] or not least <= nulls <= first:
         _fail(f"request {request.id} has {nulls} null blocks of {first} for {end} tokens")
 

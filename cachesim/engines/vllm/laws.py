@@ -146,18 +146,22 @@ class VllmLaws:
         chunk       |---------------------|                        no room for a and b
         """
         scheduler = self._engine.scheduler
-        encoder, budget = scheduler.encoder, scheduler.limits.budget
+        encoder, budget, rules = scheduler.encoder, scheduler.limits.budget, self._rules.scheduler
+        late = rules.encoder_waits_for_tokens and rules.encoder_stops_ahead
+        kept = encoder.lookahead * late  # tokens after an image for which it is kept
+        if scheduler.limits.overlaps:
+            kept += budget  # those of the step in flight
         for event in seen.events if seen.images and scheduler.splitter is None else ():
             if not isinstance(event, ChunkScheduled) or event.end >= request.num_prompt:
                 continue
             start, end = event.start, event.end
-            stops = {end, end + encoder.lookahead * self._rules.scheduler.encoder_stops_ahead}
+            stops = {end, end + encoder.lookahead * rules.encoder_stops_ahead}
             after = next((each for each in request.images if each.start in stops), None)
             if after is None and end != start + budget:
                 return f"a chunk from {start} on ends at {end}, before no image"
             if after is None or end == start + budget:
                 continue
-            needed = {e.name: e.count for e in request.images if start < e.end <= after.end}
+            needed = {e.name: e.count for e in request.images if start - kept < e.end <= after.end}
             if sum(needed.values()) <= encoder.size:
                 return f"a chunk ends at {end}, though the image at {after.start} has room"
         return None

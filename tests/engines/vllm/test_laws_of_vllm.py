@@ -23,7 +23,7 @@ from cachesim.engines.vllm.server import Vllm
 from cachesim.errors import ContractError
 from cachesim.model.presets import preset
 from cachesim.typed import of_kind, there_is
-from cachesim.units import as_tokens
+from cachesim.units import Count, Pos, as_tokens
 from tests.engines.asking import answer
 from tests.engines.seen_kit import found, seen_of
 
@@ -148,6 +148,29 @@ def test_states_of_more_refused_drafts_than_a_block_has_are_none_too_many() -> N
 
     while engine.step():
         engine.check_integrity()
+
+
+@pytest.mark.parametrize(("profile", "model"), [("0.33.0", "recurrent"), ("0.27.1", "swa")])
+def test_a_step_in_flight_keeps_blocks_of_its_states_and_windows(profile: str, model: str) -> None:
+    engine = Engine.create(f"vllm@{profile}", model=preset(model), options=BLOCKS)
+    engine.submit(Request(prompt=as_tokens(range(265, 400)), predict=4))
+
+    while engine.step():
+        engine.check_integrity()
+
+
+def test_an_image_that_is_kept_for_a_drafter_leaves_no_room_until_0_32() -> None:
+    options = BLOCKS | {"max_num_batched_tokens": 12, "speculative_method": "eagle"}
+    engine = Engine.create("vllm@0.31.0", model=preset("dense"), options=options)
+    images = Image("i", Pos(3), Count(9)), Image("j", Pos(20), Count(4))
+    ticket = engine.submit(Request(prompt=PROMPT, predict=1, images=images))
+    engine.run()
+
+    ends = [each.end for each in engine.events if isinstance(each, ChunkScheduled)]
+    assert [12, 19] == ends[:2]
+    reply = there_is(engine.reply(ticket))
+    seen = replace(seen_of(reply, engine.events), images=True)
+    assert None is VllmLaws(of_kind(Vllm, engine)).broken(seen)
 
 
 def test_a_whole_block_without_an_id_is_found() -> None:
