@@ -74,7 +74,7 @@ def test_a_task_that_goes_on_while_all_slots_are_idle_is_refused() -> None:
     idle = "srv  update_slots: all slots are idle\n"
     each = [launched(n) + idle + released(n) for n in (1, 5)]
 
-    with pytest.raises(InputError, match="task 1 of slot 0 goes on in line 3 after all slots"):
+    with pytest.raises(InputError, match="task 1 of slot 0 continues in line 3 after all slots"):
         requests_read("".join(each))
 
 

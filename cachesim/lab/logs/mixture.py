@@ -96,7 +96,7 @@ class Mixture:
             what = f"task {by} was launched there" if by >= 0 else "all slots were idle"
             if by == task:
                 what = "a task of this number was launched in another slot"
-            return f"task {task} of slot {slot} goes on in line {line} after {what}"
+            return f"task {task} of slot {slot} continues in line {line} after {what}"
         if self._clock_swings >= ALONE:
             return f"the clock of their slots went back and forth {self._clock_swings} times"
         if self.swings >= SWINGS:

@@ -177,7 +177,7 @@ def test_a_mutant_without_the_only_call_of_super_is_planted() -> None:
         each
         for each in candidates(vllm)
         if (each.function.qualname, each.new) == ("Vllm.forget", "return")
-        and each.source.startswith("if scheduled")
+        and each.source.startswith("if request is not None")
     )
     examples = [Example("laws", "of another function", counts)]
     known = {0: replace(control(examples, [forget], 1)[0], reached=frozenset({0}))}
