@@ -59,9 +59,9 @@ from cachesim.lab.real.transformers.environments import (
 )
 from cachesim.lab.real.vllm.scheduler import AGENTS as VLLM_AGENTS
 from cachesim.lab.real.vllm.scheduler import COMPRESSED as VLLM_COMPRESSED
-from cachesim.lab.real.vllm.scheduler import IN_TURN as VLLM_IN_TURN
 from cachesim.lab.real.vllm.scheduler import LOADS as VLLM_LOADS
 from cachesim.lab.real.vllm.scheduler import SCHEDULER as VLLM_SCHEDULER
+from cachesim.lab.real.vllm.scheduler import SYNCHRONOUS as VLLM_SYNCHRONOUS
 from cachesim.lab.real.vllm.steps import KERNELS
 from cachesim.scenario.shipped import load_all
 from tests.real_router import play_routed
@@ -280,7 +280,7 @@ def vllm_scheduler_agrees(release: str, *, times: int = 1) -> tuple[bool, str]:
     less = 1 if release in {VLLM.real()[0], VLLM.real()[-1]} else BETWEEN
     usual = (VLLM_SCHEDULER, times * SCHEDULED // less)
     more = times * AT_ONCE // less
-    others = [(VLLM_IN_TURN, more), (VLLM_AGENTS, more)]
+    others = [(VLLM_SYNCHRONOUS, more), (VLLM_AGENTS, more)]
     if release in VLLM.having(VLLM.option("connector"), "store-async"):
         others.append((VLLM_LOADS, more))
     if VLLM.release(release).rules.lookup.mixed_blocks:

@@ -200,8 +200,8 @@ class VllmOptions:
     )
     async_scheduling: bool = option(
         "--async-scheduling",
-        "whether a step is scheduled before the output of the previous one, between which an abort "
-        "may come; beside a drafter or a store it is not simulated, and changes nothing",
+        "whether a step is scheduled before the output of the previous one; not simulated beside a "
+        "drafter or a store, where it has no effect",
         default=True,
         tried=(False, True),
     )

@@ -4,7 +4,7 @@
     slot 0 | task 3 | processing task       server B: in A, task 7 would have been released before
     slot 0 | task 7 | stop processing       A goes on: two servers
 
-A server that is started again, and lines that are lost, do not look so: its tasks do not come back.
+After a restart or lost lines no task returns.
 """
 
 from collections.abc import Collection

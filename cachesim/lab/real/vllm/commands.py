@@ -7,9 +7,9 @@ from cachesim.lab.real.vllm.end_to_end import end_to_end as play_end_to_end
 from cachesim.lab.real.vllm.scheduler import (
     AGENTS,
     COMPRESSED,
-    IN_TURN,
     LOADS,
     SCHEDULER,
+    SYNCHRONOUS,
     overrides,
 )
 from cachesim.lab.real.vllm.steps import compare_steps, differs_in
@@ -108,7 +108,7 @@ def real_vllm(
         (agents, AGENTS),
         (compressed, COMPRESSED),
         (loads, LOADS),
-        (not async_scheduling, IN_TURN),
+        (not async_scheduling, SYNCHRONOUS),
     )
     chosen = next((each for wanted, each in own_draws if wanted), SCHEDULER)
     return chosen.compare(own, seed, numbers).show()

@@ -161,7 +161,7 @@ SCHEDULER: Final = RealScheduler(
 )
 """The scheduler with its own Python files and a CPU's torch."""
 
-IN_TURN: Final = replace(SCHEDULER, draw=workloads.draw)
+SYNCHRONOUS: Final = replace(SCHEDULER, draw=workloads.draw)
 """Workloads with `--no-async-scheduling`."""
 
 LOADS: Final = replace(SCHEDULER, draw=workloads.draw_loads)
