@@ -5,12 +5,14 @@ from typing import Any
 
 import pytest
 
+from cachesim.cli.main import main
 from cachesim.engines.base import Reply
 from cachesim.engines.family import Profile
 from cachesim.engines.vllm.family import FAMILY
-from cachesim.errors import ScenarioError
+from cachesim.errors import InputError, ScenarioError
 from cachesim.lab.real.playing import Agreement
 from cachesim.lab.real.schedules import RealScheduler, count, step_played, wanted_of
+from cachesim.lab.real.vllm import workloads
 from cachesim.lab.real.vllm.end_to_end import Played, apart, prompts, simulated
 from cachesim.lab.real.vllm.playing import play
 from cachesim.lab.real.vllm.scheduler import SCHEDULER, config_of, group_of
@@ -96,6 +98,24 @@ def test_what_the_release_itself_fails_on_is_not_compared() -> None:
     count(found, workload, [{"error": "AssertionError: no"}], [{"error": "out of blocks"}])
 
     assert (1, 0, True) == (found.total("raised"), found.total("requests"), found.all_agree)
+
+
+@pytest.mark.parametrize(
+    ("flags", "draws"),
+    [([], workloads.draw_async), (["--no-async-scheduling"], workloads.draw)],
+)
+def test_workloads_are_asynchronous_unless_a_flag_says_otherwise(
+    monkeypatch: pytest.MonkeyPatch, flags: list[str], draws: object
+) -> None:
+    drawn = list[object]()
+
+    def compare(self: RealScheduler[Any], *_: object) -> Agreement:
+        drawn.append(self.draw)
+        raise InputError("compared")
+
+    monkeypatch.setattr(RealScheduler, "compare", compare)
+    assert 2 == main(["real", "vllm", "--workloads", "1", *flags])
+    assert [draws] == drawn
 
 
 def test_only_python_files_of_the_core_are_unpacked() -> None:

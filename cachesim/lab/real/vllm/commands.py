@@ -23,7 +23,7 @@ def real_vllm(
     workloads: int = 100,
     first: int = 0,
     agents: bool = False,
-    async_scheduling: bool = True,
+    no_async_scheduling: bool = False,
     loads: bool = False,
     compressed: bool = False,
     guided: bool = False,
@@ -54,9 +54,9 @@ def real_vllm(
         The number of the first workload, to come back to one of a longer run.
     agents
         Workloads of coding agents: long prompts, sub-agents, several users at once.
-    async_scheduling
-        Schedule the next step before the last one's output, as a started server does; `--agents`,
-        `--loads` and `--compressed` draw it themselves.
+    no_async_scheduling
+        Schedule a step after the last one's output, not before it as a started server does;
+        `--agents`, `--loads` and `--compressed` draw it themselves.
     loads
         Workloads with the connector `store-async`, whose loads come steps later or fail.
     compressed
@@ -108,7 +108,7 @@ def real_vllm(
         (agents, AGENTS),
         (compressed, COMPRESSED),
         (loads, LOADS),
-        (not async_scheduling, SYNCHRONOUS),
+        (no_async_scheduling, SYNCHRONOUS),
     )
     chosen = next((each for wanted, each in own_draws if wanted), SCHEDULER)
     return chosen.compare(own, seed, numbers).show()
