@@ -2,13 +2,14 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from rich.text import Text
 
 from cachesim.cli import AS_EXPECTED
 from cachesim.cli.outputs import print_report, write_page
 from cachesim.engines.family import Family, family_of
+from cachesim.engines.fields import Class, Field
 from cachesim.engines.option import Option
 from cachesim.files import Output
 
@@ -36,6 +37,7 @@ def flags_command(name: str, page: Output | None = None) -> int:
     if family.fields:
         parts.append(Text("\nfields of a request, as options of a step", style="name"))
     parts += map(_entry, fields_of(family, one))
+    parts += _configuration(family)
     print_report(parts)
     write_page(page, f"flags of {what}", parts)
     return AS_EXPECTED
@@ -91,6 +93,35 @@ def _releases(family: Family[Any, Any], option: Option) -> str:
     if having[-1] == names[-1]:
         return f"since {having[0]}"
     return f"until {having[-1]}" if having[0] == names[0] else f"{having[0]} to {having[-1]}"
+
+
+def _configuration(family: Family[Any, Any]) -> Iterator[Text]:
+    """Every field of upstream's configuration, by what becomes of it here."""
+    rows = family.upstream_fields()
+    for kind, about in CLASSES.items():
+        group = [each for each in rows if each.kind == kind]
+        if group:
+            newest = f"{family.name}@{family.names()[-1]}"
+            title = f"\nfields of the configuration of {newest} that {about}: {len(group)}"
+            yield Text(title, style="name")
+        yield from map(_field, group)
+
+
+CLASSES: Final[dict[Class, str]] = {
+    "simulated": "are simulated",
+    "no influence": "have no influence on what is cached",
+    "not simulated": "are not simulated",
+}
+
+
+def _field(field: Field) -> Text:
+    text = Text(f"{field.owner}.{field.name}", style="name")
+    if field.flag:
+        text.append(f"  {field.flag}", style="quiet")
+    words = field.simulated or field.no_influence or field.differs
+    if words != field.name:
+        text.append(f"\n  {words}", style="")
+    return text
 
 
 def _entry(flag: Flag) -> Text:

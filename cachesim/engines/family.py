@@ -17,6 +17,7 @@ from functools import lru_cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Generic, Literal, TypeAlias, TypeVar, cast
 
+from cachesim.engines.fields import Field
 from cachesim.engines.guide import Guide
 from cachesim.engines.option import Option, options_by_name, options_of
 from cachesim.errors import OptionError, ProfileError, SpecError
@@ -264,6 +265,8 @@ class Family(Generic[R, S]):
     elsewhere: Mapping[str, str] = field(
         default_factory=dict
     )  # unsupported real flags, and the reason for each
+    configuration: str = ""
+    """The module with `FIELDS`, every field of the engine's own configuration; see `fields.py`."""
     reply_cost: tuple[float, float] = (0.0, 0.0)
     """Estimated seconds per token of a reply in any arithmetic, and further seconds for each token
     before it, for an engine that runs replies token by token."""
@@ -421,6 +424,12 @@ class Family(Generic[R, S]):
         """The server's options without internal ones."""
         return tuple(each for each in self.declared if not each.internal)
 
+    def upstream_fields(self) -> tuple[Field, ...]:
+        """Every field of the newest release's own configuration."""
+        if not self.configuration:
+            return ()
+        return tuple(importlib.import_module(self.configuration).FIELDS)
+
     def read(self, profile: "Profile", given: Mapping[str, Any]) -> S:
         """The options of a server: the given ones, checked, over the release's defaults."""
         made: Any = self.options
@@ -484,6 +493,9 @@ class Family(Generic[R, S]):
             near = did_you_mean(name.replace("-", "_").strip("_"), shown)
             hint = near or f"there are {', '.join(sorted(shown)) or 'none'}"
             msg = f"{self.name}@{profile.release} has no {what} {name!r}; {hint}"
+            field = self._upstream_field(name)
+            if field is not None:
+                msg = f"{what} {name!r} ({field.owner} of {self.name}) {field.advice}"
             if name in self.elsewhere:
                 msg = f"{what} {name!r} of {self.name}: {self.elsewhere[name]}; leave it out"
             raise OptionError(msg)
@@ -493,6 +505,16 @@ class Family(Generic[R, S]):
         if not self.has(option, profile, read):
             raise OptionError(f"{profile} has no {name} {read!r}; {self._where(option, read)}")
         return read
+
+    def _upstream_field(self, name: str) -> Field | None:
+        """The field under its name or flag; one that is not simulated before others."""
+        plain = name.lstrip("-").replace("-", "_")
+        alike = (
+            each
+            for each in self.upstream_fields()
+            if plain in {each.name, each.flag.lstrip("-").replace("-", "_")}
+        )
+        return min(alike, key=lambda each: not each.differs, default=None)
 
     def _where(self, option: Option, value: object = None) -> str:
         if option.patch:

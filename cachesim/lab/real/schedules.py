@@ -18,6 +18,7 @@ from cachesim.engines.family import Family, Profile
 from cachesim.engines.images import Image
 from cachesim.errors import InputError, ScenarioError, UpstreamAbort
 from cachesim.lab.real.environment import Environment, UnpackedWheel, package_of, versions_of
+from cachesim.lab.real.fields import judge_fields
 from cachesim.lab.real.fit import Played, judge_newest
 from cachesim.lab.real.playing import (
     Agreement,
@@ -179,7 +180,8 @@ class RealScheduler(Generic[R]):
         except WorkerError as error:
             console().print(str(error), markup=False)
             status = 1
-        return judge_newest(self.family, version, known, status, played)
+        status = judge_newest(self.family, version, known, status, played)
+        return max(status, judge_fields(self.family, version, self.core_of(known, version).folder))
 
     def _played(self, workload: Workload, real: list[dict[str, Any]]) -> Played[R]:
         def check(rules: R) -> Difference | None:

@@ -1,0 +1,106 @@
+"""The fields that a release itself declares, beside the table of those that are known here.
+
+They are read from the release's source, as the installed package has it: nothing of it is run.
+"""
+
+import ast
+from collections.abc import Iterator, Mapping
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from cachesim.engines.family import Family
+from cachesim.lab.real.playing import console
+
+
+def differing_fields(
+    family: Family[Any, Any], declared: Mapping[str, frozenset[str]]
+) -> tuple[str, ...]:
+    """A line for each field without a row, and for each row whose field is gone."""
+    rows = {(each.owner, each.name) for each in family.upstream_fields() if each.owner in declared}
+    there = {(owner, name) for owner, names in declared.items() for name in names}
+    table = family.configuration
+    return (
+        *(f"{owner}.{name} has no row in {table}" for owner, name in sorted(there - rows)),
+        *(f"{owner}.{name} is gone; its row is in {table}" for owner, name in sorted(rows - there)),
+    )
+
+
+def judge_fields(family: Family[Any, Any], version: str, root: Path) -> int:
+    """Say which fields of a version's configuration are unknown here; 1 if any is."""
+    if not family.configuration:
+        return 0
+    return judge_declared(family, version, fields_in(family, root))
+
+
+def judge_declared(
+    family: Family[Any, Any], version: str, declared: Mapping[str, frozenset[str]]
+) -> int:
+    """The same for fields that were read otherwise."""
+    lines, out = differing_fields(family, declared), console()
+    for line in lines:
+        out.print(f"{family.name} {version}: {line}", markup=False)
+    if not lines:
+        count = sum(map(len, declared.values()))
+        out.print(f"{family.name} {version}: all {count} fields of its configuration are known")
+    return int(bool(lines))
+
+
+def fields_in(family: Family[Any, Any], root: Path) -> dict[str, frozenset[str]]:
+    """The fields of each owner that the files below a folder declare."""
+    sources: Mapping[str, str] = import_module(family.configuration).SOURCES
+    return {owner: declared_in(root / file, owner) for owner, file in sources.items()}
+
+
+def declared_in(file: Path, owner: str) -> frozenset[str]:
+    """The fields of a class, the arguments that a function adds to a parser, or its parameters.
+
+    There are none where the file or the owner is not there: then each of its rows is gone.
+    """
+    if not file.is_file():
+        return frozenset()
+    found: ast.AST | None = ast.parse(file.read_text("utf-8"))
+    for part in owner.split("."):
+        found = _inside(found, part)
+    if isinstance(found, ast.ClassDef):
+        return frozenset(_of_class(found))
+    if isinstance(found, ast.FunctionDef):
+        return frozenset(_arguments(found)) or frozenset(_parameters(found))
+    return frozenset()
+
+
+def _inside(tree: ast.AST | None, name: str) -> ast.AST | None:
+    inside = getattr(tree, "body", ())
+    kinds = ast.ClassDef | ast.FunctionDef
+    return next((each for each in inside if isinstance(each, kinds) and each.name == name), None)
+
+
+def _of_class(found: ast.ClassDef) -> Iterator[str]:
+    """The annotated names of a class body, without constants of the class and private ones."""
+    for each in found.body:
+        if not isinstance(each, ast.AnnAssign) or not isinstance(each.target, ast.Name):
+            continue
+        if "ClassVar" not in ast.unparse(each.annotation) and not each.target.id.startswith("_"):
+            yield each.target.id
+
+
+def _arguments(found: ast.FunctionDef) -> Iterator[str]:
+    """The names under which a parser hands over what `add_argument` declares."""
+    for call in ast.walk(found):
+        if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Attribute):
+            continue
+        if call.func.attr != "add_argument":
+            continue
+        named = {each.arg: each.value for each in call.keywords}
+        flags = [str(each.value) for each in call.args if isinstance(each, ast.Constant)]
+        long = next((each for each in flags if each.startswith("--")), flags[0] if flags else "")
+        dest = named.get("dest")
+        name = str(dest.value) if isinstance(dest, ast.Constant) else long.lstrip("-")
+        yield name.replace("-", "_")
+
+
+def _parameters(found: ast.FunctionDef) -> Iterator[str]:
+    given = found.args
+    for each in (*given.posonlyargs, *given.args, *given.kwonlyargs):
+        if each.arg != "self":
+            yield each.arg

@@ -1,0 +1,90 @@
+"""The alarm for fields of a new release that no table knows, and for rows of fields that went."""
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from cachesim.engines import FAMILIES
+from cachesim.engines.family import Family
+from cachesim.engines.fields import fields_of
+from cachesim.lab.real.fields import declared_in, judge_fields
+from tests.fixtures import Capture, Patch
+
+SOURCE = '''
+class Config:
+    """What a server is configured by."""
+
+    size: int = 1
+    names: ClassVar[dict] = {}
+    _private: bool = False
+    pages: "Annotated[int, 2]"
+
+    def method(self, unrelated: int) -> None:
+        inside: int = 1
+
+
+def main():
+    parser.add_argument("--host", "-H", dest="address")
+    group.add_argument("-p", "--max-size", type=int)
+    parser.add_argument("model")
+
+
+class Llama:
+    def __init__(self, path: str, *, n_ctx: int = 512, **kwargs):
+        pass
+'''
+
+
+@pytest.fixture
+def family(monkeypatch: Patch, tmp_path: Path) -> Family[Any, Any]:
+    """An engine whose table knows two fields of a class."""
+    (tmp_path / "config.py").write_text(SOURCE)
+    module = ModuleType("fake_fields")
+    rows = fields_of("Config", no_influence={"for no reason": "size pages"})
+    vars(module).update(FIELDS=rows, SOURCES={"Config": "config.py"})
+    monkeypatch.setitem(sys.modules, "fake_fields", module)
+    return replace(FAMILIES["vllm"], configuration="fake_fields")
+
+
+@pytest.mark.parametrize(
+    ("owner", "names"),
+    [
+        ("Config", {"size", "pages"}),
+        ("main", {"address", "max_size", "model"}),
+        ("Llama.__init__", {"path", "n_ctx"}),
+        ("Other", set()),
+    ],
+)
+def test_fields_are_read_from_the_source(owner: str, names: set[str], tmp_path: Path) -> None:
+    (tmp_path / "config.py").write_text(SOURCE)
+    assert names == declared_in(tmp_path / "config.py", owner)
+    assert set() == declared_in(tmp_path / "none.py", owner)
+
+
+def test_a_release_whose_fields_are_known_passes(
+    family: Family[Any, Any], tmp_path: Path, capsys: Capture
+) -> None:
+    assert 0 == judge_fields(family, "9.9.9", tmp_path)
+    assert "vllm 9.9.9: all 2 fields of its configuration are known" in capsys.readouterr().out
+
+
+def test_a_planted_field_without_a_row_fails(
+    family: Family[Any, Any], tmp_path: Path, capsys: Capture
+) -> None:
+    planted = SOURCE.replace("    size: int = 1\n", "    size: int = 1\n    planted: bool = True\n")
+    (tmp_path / "config.py").write_text(planted)
+    assert 1 == judge_fields(family, "9.9.9", tmp_path)
+    assert "vllm 9.9.9: Config.planted has no row in fake_fields" in capsys.readouterr().out
+
+
+def test_a_row_whose_field_is_gone_fails(
+    family: Family[Any, Any], tmp_path: Path, capsys: Capture
+) -> None:
+    (tmp_path / "config.py").write_text(SOURCE.replace("    size: int = 1\n", ""))
+    assert 1 == judge_fields(family, "9.9.9", tmp_path)
+    said = "vllm 9.9.9: Config.size is gone; its row is in fake_fields"
+    assert said in " ".join(capsys.readouterr().out.split())
