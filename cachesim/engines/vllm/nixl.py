@@ -14,10 +14,11 @@ from typing import ClassVar, Protocol, TypeAlias
 from cachesim.engines import base
 from cachesim.engines.base import Ticket
 from cachesim.engines.vllm.block_pool import NULL, cdiv
+from cachesim.engines.vllm.connector import Connector
 from cachesim.engines.vllm.coordinator import KVCacheManager
 from cachesim.engines.vllm.options import RING, VllmOptions
 from cachesim.engines.vllm.request import Request, Transfers
-from cachesim.engines.vllm.runner import Connector, Runner
+from cachesim.engines.vllm.runner import Runner
 from cachesim.engines.vllm.scheduler import NOTHING_STORED, Scheduler
 
 Tables: TypeAlias = tuple[Sequence[int], ...]

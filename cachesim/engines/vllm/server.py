@@ -27,6 +27,7 @@ from cachesim.engines.held import (
 from cachesim.engines.job import SlotlessEngine
 from cachesim.engines.tokens import get_common_prefix
 from cachesim.engines.vllm import causes, events, integrity
+from cachesim.engines.vllm.connector import Connector, Load
 from cachesim.engines.vllm.coordinator import Coordinator, Hit, KVCacheManager, Published, SpecGroup
 from cachesim.engines.vllm.managers import LookUp
 from cachesim.engines.vllm.nixl import Nixl
@@ -42,7 +43,7 @@ from cachesim.engines.vllm.request import (
     Step,
 )
 from cachesim.engines.vllm.rules import Rules
-from cachesim.engines.vllm.runner import PLACES, Connector, Load, Runner
+from cachesim.engines.vllm.runner import PLACES, Runner
 from cachesim.engines.vllm.scheduler import Scheduler
 from cachesim.errors import OptionError, UpstreamEndless
 from cachesim.model.spec import RECURRENT_KINDS
