@@ -14,7 +14,7 @@ import pytest
 
 from cachesim.errors import InputError
 from cachesim.lab.logs.live import report_of_dump
-from cachesim.lab.record.plan import check_no_circle, place_of, upstream_of
+from cachesim.lab.record.plan import check_no_circle, is_loopback, place_of, upstream_of
 from cachesim.lab.record.proxy import Faults
 from tests.dumps import read_dump
 from tests.record.kit import (
@@ -664,3 +664,48 @@ def test_the_recorder_does_not_ask_itself() -> None:
     assert "http://127.0.0.1:8080/v" == upstream_of("127.0.0.1:8080/v/")
     with pytest.raises(InputError, match="is where the recorder itself listens"):
         check_no_circle("http://localhost:8081", "127.0.0.1", 8081)
+
+
+SPELLED = (
+    "0.0.0.0", "0", "127.1", "127.0.1", "2130706433", "0x7f000001", "0x7f.1", "0177.0.0.1",
+    "127.000.000.001", "[::ffff:127.0.0.1]", "[::ffff:7f00:1]", "[::1]", "[::]", "localhost",
+    "LOCALHOST", "ip6-localhost", "localhost.localdomain", "here.test",
+)  # fmt: skip
+"""Hosts at which a server of this machine is reached."""
+
+
+@pytest.mark.parametrize("host", SPELLED)
+@pytest.mark.parametrize("listening", ["127.0.0.1", "localhost", "0.0.0.0", "127.1"])
+def test_no_spelling_of_an_address_passes_for_another_machine(
+    host: str, listening: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = socket.getaddrinfo
+
+    def resolved(name: str, *more: Any, **how: Any) -> Any:
+        named = {"here.test", "ip6-localhost", "localhost.localdomain"}
+        return real("127.0.0.1" if name in named else name, *more, **how)
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolved)
+    with pytest.raises(InputError, match="is where the recorder itself listens"):
+        check_no_circle(f"http://{host}:8081/v1", listening, 8081)
+    check_no_circle(f"http://{host}:8080/v1", listening, 8081)
+
+
+def test_an_own_address_is_a_circle_if_the_recorder_listens_on_all() -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as link:
+        try:
+            link.connect(("192.0.2.1", 9))  # sends nothing
+        except OSError:
+            pytest.skip("this machine has no address but the loopback's")
+        own = link.getsockname()[0]
+    with pytest.raises(InputError, match="is where the recorder itself listens"):
+        check_no_circle(f"http://{own}:8081", "0.0.0.0", 8081)
+    check_no_circle(f"http://{own}:8081", "127.0.0.1", 8081)
+    check_no_circle("http://192.0.2.1:8081", "0.0.0.0", 8081)
+
+
+def test_an_address_is_local_in_every_spelling() -> None:
+    for host in ("127.1", "2130706433", "0x7f.1", "::ffff:127.0.0.1", "localhost", "::1"):
+        assert is_loopback(host)
+    for host in ("0.0.0.0", "10.0.0.1", "::", "::ffff:10.0.0.1", "example.test", ""):
+        assert not is_loopback(host)

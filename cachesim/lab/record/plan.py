@@ -8,10 +8,11 @@ ends a write between two pages then; readers leave that line out, and print its 
 import ipaddress
 import json
 import os
+import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 from urllib.parse import SplitResult, urlsplit
 
 from cachesim.errors import InputError
@@ -63,22 +64,72 @@ def place_of(text: str, *, public: bool) -> tuple[str, int]:
     return host, port
 
 
+Address: TypeAlias = ipaddress.IPv4Address | ipaddress.IPv6Address
+
+
 def is_loopback(host: str) -> bool:
     """True if an address is reachable from this machine only."""
-    if host.lower() in LOOPBACK:
-        return True
+    return host.lower() in LOOPBACK or any(each.is_loopback for each in spelled(host))
+
+
+def spelled(host: str) -> tuple[Address, ...]:
+    """The address that a text spells, whatever its spelling; none for a name.
+
+    Sockets take `127.1`, `2130706433`, `0x7f.1` and `0177.0.0.1` for 127.0.0.1, and so does
+    `[::ffff:127.0.0.1]` reach it.
+    """
+    bare = host.strip("[]").partition("%")[0]
+    address: Address
     try:
-        return ipaddress.ip_address(host).is_loopback
+        address = ipaddress.ip_address(bare)
     except ValueError:
+        try:
+            address = ipaddress.IPv4Address(socket.inet_aton(bare))
+        except (OSError, UnicodeError):
+            return ()
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    return (mapped or address,)
+
+
+def addresses_of(host: str) -> frozenset[Address]:
+    """All addresses that connections to a host may go to; none if its name is unknown."""
+    try:
+        found = socket.getaddrinfo(host.strip("[]"), None, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError):
+        return frozenset(spelled(host))
+    return frozenset(each for *_, place in found for each in spelled(str(place[0])))
+
+
+def is_here(address: Address) -> bool:
+    """True for an address of this machine: a socket can be bound to it."""
+    family = socket.AF_INET if address.version == 4 else socket.AF_INET6
+    try:
+        with socket.socket(family, socket.SOCK_STREAM) as trial:
+            trial.bind((str(address), 0))
+    except OSError:
         return False
+    return True
 
 
 def check_no_circle(upstream: str, host: str, port: int) -> None:
-    """Refuse to forward requests to the proxy itself."""
+    """Refuse to forward requests to the proxy itself, however the two addresses are spelled.
+
+    A proxy that listens on all addresses (0.0.0.0, ::) is reached at each one of this machine; a
+    connection to such an address goes to the loopback.
+    """
     parts = urlsplit(upstream)
     theirs = parts.port or (443 if parts.scheme == "https" else 80)
-    here = parts.hostname == host or (is_loopback(parts.hostname or "") and is_loopback(host))
-    if port and theirs == port and here:
+    if not port or theirs != port:
+        return
+    goals, places = addresses_of(parts.hostname or ""), addresses_of(host)
+    local = any(each.is_loopback or each.is_unspecified for each in places)
+    everywhere = any(each.is_unspecified for each in places)
+    if (
+        parts.hostname == host
+        or goals & places
+        or (local and any(goal.is_loopback or goal.is_unspecified for goal in goals))
+        or (everywhere and any(map(is_here, goals)))
+    ):
         msg = f"--upstream {upstream} is where the recorder itself listens; give --listen another"
         raise InputError(msg)
 
