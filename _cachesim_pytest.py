@@ -109,7 +109,10 @@ def cachesim_probe() -> "Callable[..., Result]":
     def probe(**flags: Any) -> "Result":
         from cachesim.lab.probe.command import Settings, run
 
-        return run(Settings(**flags)).result
+        result = run(Settings(**flags)).result
+        if result.missing:
+            pytest.fail(f"the probe tested nothing: {'; '.join(result.missing)}")
+        return result
 
     return probe
 

@@ -14,6 +14,7 @@
   + UpstreamAbort            the real process would have ended here; names the upstream assertion
     - UpstreamEndless        it would never end, and answer nobody
   + OutOfTimeError           the time that a caller gave is over
+  + UntestedError            nothing was tested that could have failed   (exit status 4)
   + ContractError            cachesim broke its own promise: a bug, please report (exit status 3)
 """
 
@@ -91,6 +92,10 @@ class UpstreamEndless(UpstreamAbort):
 
 class OutOfTimeError(CachesimError):
     """The caller's time limit is over; results until then are kept."""
+
+
+class UntestedError(CachesimError):
+    """Nothing was tested that could have failed; the message names what was missing."""
 
 
 class ContractError(CachesimError):

@@ -9,6 +9,9 @@ AS_EXPECTED: Final = 0
 NOT_AS_EXPECTED: Final = 1
 WRONG_USAGE: Final = 2
 BROKEN_CONTRACT: Final = 3
+UNTESTED: Final = 4
+"""Nothing failed, and nothing could have failed: what was to be tested was not there."""
+
 INTERRUPTED: Final = 130
 
 

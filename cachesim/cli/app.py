@@ -115,7 +115,8 @@ SETTINGS: Final[dict[str, Any]] = {
     "help_format": "plaintext",
     "error_formatter": _usage,
     "help_epilogue": "Exit status: 0 all as expected, 1 a check failed, such as a wrong answer that"
-    " no scenario expects, 2 wrong usage or a wrong file, 3 a bug in cachesim, 130 interrupted.",
+    " no scenario expects, 2 wrong usage or a wrong file, 3 a bug in cachesim, 4 nothing was tested"
+    " that could have failed, 130 interrupted.",
 }
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Final
 
-from cachesim.cli import BROKEN_CONTRACT, INTERRUPTED, WRONG_USAGE
+from cachesim.cli import BROKEN_CONTRACT, INTERRUPTED, UNTESTED, WRONG_USAGE
 
 REPORT: Final = "this is a bug in cachesim: please report it, with the command and the scenario"
 
@@ -116,7 +116,7 @@ def bug_of(error: Exception) -> str:
 
 def report_error(error: Exception) -> int:
     """Print an exception's message and return its status."""
-    from cachesim.errors import CachesimError, InputError, ScenarioError
+    from cachesim.errors import CachesimError, InputError, ScenarioError, UntestedError
 
     if isinstance(error, OSError) and error.filename is None:
         _give_up_output()
@@ -126,6 +126,9 @@ def report_error(error: Exception) -> int:
     if isinstance(error, InputError):
         complain(str(error))
         return WRONG_USAGE
+    if isinstance(error, UntestedError):
+        complain(str(error))
+        return UNTESTED
     circumstance = _circumstance(error)
     if circumstance:
         complain(circumstance)

@@ -14,7 +14,7 @@ from cyclopts import Parameter
 from rich.table import Table
 from rich.text import Text
 
-from cachesim.cli import AS_EXPECTED, NOT_AS_EXPECTED
+from cachesim.cli import AS_EXPECTED, NOT_AS_EXPECTED, UNTESTED
 from cachesim.cli.options import TextOrJson
 from cachesim.lab.probe.command import Finished, Settings, run
 from cachesim.lab.probe.result import HEADS
@@ -83,7 +83,9 @@ def probe_command(
         sys.stdout.write(json.dumps({**finished.result.as_json(), "files": files}, indent=1) + "\n")
     else:
         show(results(), *_parts(finished))
-    return AS_EXPECTED if finished.result.right else NOT_AS_EXPECTED
+    if not finished.result.right:
+        return NOT_AS_EXPECTED
+    return UNTESTED if finished.result.missing else AS_EXPECTED
 
 
 def _parts(finished: Finished) -> Iterator[Text | Table]:
@@ -101,5 +103,6 @@ def _parts(finished: Finished) -> Iterator[Text | Table]:
         if table.row_count:
             yield table
     for at, line in enumerate(result.rest()):
-        yield Text(line, style="right" if result.right and not at else "")
+        good = "wrong" if result.missing else "right"
+        yield Text(line, style=good if result.right and not at else "")
     yield from (Text(f"written: {each}") for each in finished.files)

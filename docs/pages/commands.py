@@ -23,6 +23,7 @@ terminals work. Options with the same words as above are only named.
 | 1 | an unexpected wrong answer, a failed check, or two sides differ |
 | 2 | wrong usage, or a wrong file |
 | 3 | cachesim broke a contract of its own: please report it |
+| 4 | nothing was tested that could have failed, because something was missing, which is named |
 | 130 | interrupted |
 """
 

@@ -10,7 +10,7 @@ from cachesim.lab.probe.command import Settings, run
 from cachesim.lab.probe.connection import Limits, Meter
 from cachesim.lab.probe.dialects import _messages
 from cachesim.lab.probe.judging import Judge, Noise, plays_for
-from cachesim.lab.probe.loop import Finding
+from cachesim.lab.probe.outcome import Finding, Outcome, Plan
 from cachesim.lab.probe.playing import after, one_at_a_time, query_of, without_repeats
 from cachesim.lab.probe.result import Result
 from cachesim.lab.probe.target import PORT, ServerProcess, Target
@@ -67,7 +67,7 @@ def test_requests_that_were_sent_at_once_are_so_in_the_report() -> None:
     with fake("llama", "llama.cpp@b11549") as server:
         meter = Meter(Limits())
         target = Target(meter, server.url)
-        outcome = loop.Outcome(findings=[finding])
+        outcome = Outcome(findings=[finding])
         result = Result.of(target, outcome, Judge(Noise(), alpha=0.001), 1000)
         lines = list(result._commands(finding, target))
         target.close()
@@ -153,11 +153,11 @@ def test_a_started_server_is_restarted_between_workloads_once_a_cause_is_known(
     meter = Meter(Limits())
     with fake("llama", "llama.cpp@b11549") as server:
         target = Target(meter, server.url)
-        probe = loop.Probe(target, meter, loop.Plan(), lambda _: None)
+        probe = loop.Probe(target, meter, Plan(), lambda _: None)
         target.process = ServerProcess(f"false {PORT}")
         if known:
             causes = frozenset({Cause("wrong answer", ("stale",))})
-            found = loop.Finding(kind="answer", sentence="", requests=1, seconds=1, causes=causes)
+            found = Finding(kind="answer", sentence="", requests=1, seconds=1, causes=causes)
             probe.outcome.findings.append(found)
         for _ in range(20):
             probe._empty()

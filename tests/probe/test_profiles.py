@@ -7,7 +7,9 @@ import pytest
 
 from cachesim.lab.probe.answers import Answer, Query
 from cachesim.lab.probe.command import Settings, run
-from cachesim.lab.probe.loop import Finding, Outcome, Probe
+from cachesim.lab.probe.connection import Limits, Meter
+from cachesim.lab.probe.loop import Probe
+from cachesim.lab.probe.outcome import Finding, Outcome
 from cachesim.lab.probe.profiles import Fingerprint, Guide
 from cachesim.scenario.format import FORMAT, Model, Scenario, Server, Step
 from tests.probe.fakes import fake
@@ -76,7 +78,7 @@ def test_a_cause_that_needs_a_flag_is_found() -> None:
         for at, prompt in enumerate((first, other, first))
     )
     probe: Any = Probe.__new__(Probe)
-    probe.outcome, probe._explaining = Outcome(), None
+    probe.outcome, probe._explaining, probe.meter = Outcome(), None, Meter(Limits())
     every = Fingerprint.of("llama.cpp", 1, 4096)
     every.left = [each for each in every.left if each.model in {"dense", "swa"}]
     probe.outcome.fingerprint = every

@@ -44,6 +44,15 @@ class Answer:
     denied: bool = False  # for want of a key, or by a rate limit
     slot: int | None = None
 
+    def checked(self) -> "Answer":
+        """The answer itself; TypeError where a server wrote a value of another kind."""
+        counts = (self.cached, self.prompt_tokens, self.slot)
+        words = [*self.tokens, *(token for row in self.rows for token in row)]
+        right = all(value is None or type(value) is int for value in counts)
+        if not right or not all(isinstance(word, int | str) for word in words):
+            raise TypeError("a count is no whole number, or a token neither a number nor a text")
+        return self
+
 
 def distance(one: Answer, other: Answer) -> float:
     """The largest difference of a likely log probability, as long as both replies are equal.

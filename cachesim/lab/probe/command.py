@@ -17,7 +17,8 @@ from cachesim.errors import InputError
 from cachesim.files import free_name
 from cachesim.lab.probe.answers import Answer, Query
 from cachesim.lab.probe.connection import BudgetError, Limits, Meter
-from cachesim.lab.probe.loop import Outcome, Plan, Probe
+from cachesim.lab.probe.loop import Probe
+from cachesim.lab.probe.outcome import Outcome, Plan
 from cachesim.lab.probe.result import Result, line_of
 from cachesim.lab.probe.shapes import Shapes
 from cachesim.lab.probe.target import Target

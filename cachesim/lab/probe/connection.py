@@ -1,6 +1,7 @@
 """HTTP with one server, bounded in requests, tokens, time and rate; each fault is one sentence."""
 
 import http.client
+import io
 import json
 import os
 import socket
@@ -9,15 +10,24 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from threading import BoundedSemaphore, Lock
-from typing import Final
+from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
 from cachesim.errors import CachesimError
 from cachesim.printable import printable
 from cachesim.typed import Json, JsonObject, mapping
 
-LONGEST_ANSWER: Final = 64 << 20
+if TYPE_CHECKING:
+    from _typeshed import WriteableBuffer
+
+LONGEST_ANSWER: Final = 16 << 20
 """Bytes of an answer that is read."""
+
+DEEPEST: Final = 64
+"""Nested lists and objects of an answer: those of the known servers have less than ten."""
+
+LAST_SECONDS: Final = 2.0
+"""Seconds after the end of a run for what it leaves behind, such as the conversations in slots."""
 
 
 class FaultError(CachesimError):
@@ -69,12 +79,30 @@ class Meter:
         """Requests that may still be sent."""
         return self.limits.requests - self.requests
 
+    @property
+    def ends(self) -> float:
+        """The end of the run, on the monotonic clock."""
+        return self.started + 60 * self.limits.minutes
+
+    def over(self) -> BudgetError:
+        """The error of a run whose minutes are over."""
+        return BudgetError(f"the {self.limits.minutes:g} minutes are over")
+
+    def check_time(self) -> None:
+        """Raise BudgetError once the minutes are over."""
+        if time.monotonic() > self.ends:
+            raise self.over()
+
+    def wait(self, seconds: float) -> None:
+        """Sleep, at most until the minutes are over."""
+        time.sleep(max(0.0, min(seconds, self.ends - time.monotonic() + 0.001)))
+        self.check_time()
+
     def take(self, tokens: int) -> None:
         """Count a request before it is sent, and wait for the rate limit."""
         with self._lock:
             limits = self.limits
-            if self.seconds > 60 * limits.minutes:
-                raise BudgetError(f"the {limits.minutes:g} minutes are over")
+            self.check_time()
             if self.requests >= limits.requests:
                 raise BudgetError(f"the {limits.requests} requests are used up")
             if self.tokens + tokens > limits.tokens:
@@ -85,7 +113,54 @@ class Meter:
             pause = max(0.0, self._next - now)
             if limits.rate:
                 self._next = max(now, self._next) + 1 / limits.rate
-        time.sleep(pause)
+        self.wait(pause)
+
+
+class _Timed(io.RawIOBase):
+    """What a socket receives until a moment, however often and however little a server sends.
+
+    http.client's own timeout starts anew with each byte, so that one byte every half second, or
+    `100 Continue` without an end, would hold a request for ever.
+    """
+
+    def __init__(self, inner: socket.socket, ends: float) -> None:
+        self._socket, self._ends = inner, ends
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: "WriteableBuffer", /) -> int:
+        self._socket.settimeout(left_until(self._ends))
+        return self._socket.recv_into(buffer)
+
+
+def left_until(ends: float) -> float:
+    """Seconds until a moment; TimeoutError after it."""
+    left = ends - time.monotonic()
+    if left <= 0:
+        raise TimeoutError
+    return left
+
+
+def answer_on(
+    link: http.client.HTTPConnection, method: str, ends: float
+) -> http.client.HTTPResponse:
+    """The head of the answer to a request that was sent; its body may take until then, too."""
+    response = link.response_class(link.sock, method=method)
+    response.fp.close()
+    response.fp = io.BufferedReader(_Timed(link.sock, ends))
+    response.begin()
+    return response
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """A request that may have changed the server's cache."""
+
+    path: str
+    content: str
+    beside: bool  # sent while the one before was being answered
+    leaves: float = 0.0  # seconds after which the client disconnected; 0: it stayed
 
 
 class Connection:
@@ -95,7 +170,9 @@ class Connection:
         self.url = url
         self.key = key  # the environment variable that holds it
         self.denied = ""  # how a request was denied
+        self.last = 0.0  # the moment until which what the run leaves behind is removed
         self.meter = meter
+        self.sent: list[Sent] = []  # since the server was started, or the run began
         self._parts = urlsplit(url)
         self._places = BoundedSemaphore(meter.limits.in_flight)
         self._open: set[http.client.HTTPConnection] = set()
@@ -116,8 +193,8 @@ class Connection:
         self, method: str, path: str, body: Json = None, *, seconds: float = 0
     ) -> tuple[int, Json]:
         """A request and its whole answer."""
-        with self._sent(method, path, body, seconds) as link:
-            response = link.getresponse()
+        with self._sent(method, path, body, seconds) as (link, ends):
+            response = answer_on(link, method, ends)
             data = response.read(LONGEST_ANSWER)
             if response.length:
                 raise http.client.IncompleteRead(data, response.length)
@@ -129,8 +206,8 @@ class Connection:
     def abandon(self, path: str, body: JsonObject, tokens: int, seconds: float) -> None:
         """Send a request, and disconnect before it is answered."""
         self.meter.take(tokens)
-        with self._sent("POST", path, body):
-            time.sleep(seconds)
+        with self._sent("POST", path, body, leaves=seconds):
+            self.meter.wait(seconds)
 
     def close(self) -> None:
         """Close all open connections."""
@@ -141,9 +218,12 @@ class Connection:
 
     @contextmanager
     def _sent(
-        self, method: str, path: str, body: Json, seconds: float = 0
-    ) -> Iterator[http.client.HTTPConnection]:
-        """A connection on which a request was sent; what goes wrong on it is a fault."""
+        self, method: str, path: str, body: Json, seconds: float = 0, *, leaves: float = 0.0
+    ) -> Iterator[tuple[http.client.HTTPConnection, float]]:
+        """A connection on which a request was sent, and the moment until which it may take.
+
+        What goes wrong on it is a fault; at the end of the run it is the end of the run.
+        """
         seconds = seconds or self.meter.limits.patience
         secure = self._parts.scheme == "https"
         kind = http.client.HTTPSConnection if secure else http.client.HTTPConnection
@@ -152,12 +232,22 @@ class Connection:
         if self.key:
             headers["Authorization"] = f"Bearer {os.environ[self.key]}"
         with self._places:
+            if not self.last:
+                self.meter.check_time()
+            ends = min(time.monotonic() + seconds, self.last or self.meter.ends)
             link = kind(self._parts.hostname or "", self._parts.port, timeout=seconds)
+            if method == "POST":
+                self.sent.append(Sent(path, content or "", bool(self._open), leaves))
             self._open.add(link)
             try:
+                link.timeout = left_until(ends)
+                link.connect()
+                link.sock.settimeout(left_until(ends))
                 link.request(method, f"{self._parts.path}{path}", content, headers)
-                yield link
+                yield link, ends
             except (OSError, http.client.HTTPException) as error:
+                if ends == self.meter.ends and isinstance(error, TimeoutError):
+                    raise self.meter.over() from None
                 raise fault_of(error, self.url, seconds) from None
             finally:
                 link.close()
@@ -187,9 +277,27 @@ def _read(status: int, data: bytes, url: str) -> Json:
         message = printable(data.decode("utf-8", "replace"))[:120]
         raise StatusError(f"{url} answered with status {status}: {message}")
     try:
-        return json.loads(data or b"null")
-    except ValueError:
-        if status != 200:
-            return None
-        message = printable(data.decode("utf-8", "replace"))[:60]
-        raise FaultError(f"{url} answered no JSON: {message}") from None
+        found = json.loads(data or b"null")
+        if not _is_deep(found):
+            return found
+    except (ValueError, RecursionError):
+        pass
+    if status != 200:
+        return None
+    message = printable(data.decode("utf-8", "replace"))[:60]
+    raise FaultError(f"{url} answered no JSON: {message}")
+
+
+def _is_deep(value: Json) -> bool:
+    """True for more nested lists and objects than any known server writes."""
+    level = [value]
+    for _ in range(DEEPEST):
+        level = [
+            inner
+            for each in level
+            if isinstance(each, list | dict)
+            for inner in (each.values() if isinstance(each, dict) else each)
+        ]
+        if not level:
+            return False
+    return True

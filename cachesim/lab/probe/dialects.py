@@ -14,6 +14,7 @@ from cachesim.errors import InputError
 from cachesim.lab.probe.answers import DISCONNECTED, Answer, Query, Row, Word
 from cachesim.lab.probe.connection import DENIALS, Connection, FaultError, StatusError, refusal
 from cachesim.printable import printable
+from cachesim.scenario.limits import SLOTS
 from cachesim.typed import JsonObject, mapping
 
 TOP: Final = 20
@@ -25,8 +26,20 @@ TEXT_TOP: Final = (10, 5)
 WORDS: Final = 2000
 """Number of tokens that prompts are drawn from."""
 
+MOST_WORDS, MOST_CONTEXT = 1 << 24, 1 << 30
+"""Larger numbers of a server's own are no vocabulary and no context."""
+
 VOCABULARIES: Final = (32_000, 512, 64)
 """Sizes that are tried where a server does not report its own."""
+
+
+DAMAGE: Final = (KeyError, IndexError, TypeError, ValueError, AttributeError, OverflowError)
+"""Errors of a reader that expects another form."""
+
+
+def number_in(value: object, most: int) -> int:
+    """A whole number that a server says of itself; 0 for anything else, and for a larger one."""
+    return value if type(value) is int and 0 < value <= most else 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,8 +113,8 @@ class Dialect(ABC):
         if status != 200 or not isinstance(found, dict) or "error" in found:
             return Answer(error=refusal(status, found), denied=status in DENIALS)
         try:
-            return self.read(found)
-        except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
+            return self.read(found).checked()
+        except DAMAGE as error:
             what = f"{self.connection.url}{self.path} answered in a form that is not known here"
             return Answer(error=f"{what}: {type(error).__name__} {error}", fatal=True)
 
@@ -111,10 +124,14 @@ class Dialect(ABC):
     def curl(self, query: Query, *, cold: bool = False) -> str:
         """The request as a line for a shell, for the server at $URL."""
         body = json.dumps({**self.body(query, cold=cold), **self.shown})
-        head = "-H 'Content-Type: application/json'"
-        if self.connection.key:
-            head += f' -H "Authorization: Bearer ${self.connection.key}"'
-        return f'curl -sw "\\n" "$URL{self.path}" {head} -d {shlex.quote(body)}'
+        return f'curl -sw "\\n" "$URL{self.path}" {self.head} -d {shlex.quote(body)}'
+
+    @property
+    def head(self) -> str:
+        """The headers of a request, for `curl`."""
+        key = self.connection.key
+        authorized = f' -H "Authorization: Bearer ${key}"' if key else ""
+        return f"-H 'Content-Type: application/json'{authorized}"
 
     def _try(self, words: tuple[Word, ...], *, forces: bool = False) -> bool:
         """Detect counts, probabilities and forced replies in an answer; True if successful."""
@@ -166,12 +183,12 @@ class LlamaServer(Dialect):
             return False
         models = mapping(self.connection.query("GET", "/v1/models"))
         meta = mapping(mapping(next(iter(models.get("data") or ()), None)).get("meta"))
-        vocabulary = int(meta.get("n_vocab") or 0)
+        vocabulary = number_in(meta.get("n_vocab"), MOST_WORDS)
         self.facts = Facts(
             version=printable(str(props.get("build_info", "")))[:60],
-            slots=(slots := int(props.get("total_slots") or 1)),
-            parallel=slots,
-            context=int(settings.get("n_ctx") or 0) or None,
+            slots=(slots := number_in(props.get("total_slots"), 16 * SLOTS) or 1),
+            parallel=min(slots, SLOTS),
+            context=number_in(settings.get("n_ctx"), MOST_CONTEXT) or None,
         )
         return self._try(self._words_of(vocabulary or self._vocabulary()), forces=True)
 
@@ -235,7 +252,7 @@ class VllmServer(Dialect):
         if version is None or not models:
             return False
         self.model = str(mapping(models[0]).get("id", ""))
-        context = int(mapping(models[0]).get("max_model_len") or 0) or None
+        context = number_in(mapping(models[0]).get("max_model_len"), MOST_CONTEXT) or None
         self.facts = Facts(version=printable(str(version))[:60], parallel=4, context=context)
         return self._try(self._words_of(self._vocabulary()))
 
@@ -291,10 +308,13 @@ class SglangServer(Dialect):
         if not isinstance(info, dict) or "model_path" not in info:
             return False
         about = mapping(self.connection.query("GET", "/get_server_info"))
-        context = int(about.get("context_length") or about.get("max_req_input_len") or 0)
+        context = about.get("context_length") or about.get("max_req_input_len")
         version = printable(str(about.get("version", "")))[:60]
-        self.facts = Facts(version=version, parallel=4, context=context or None)
-        return self._try(self._words_of(int(info.get("vocab_size") or 0) or self._vocabulary()))
+        self.facts = Facts(
+            version=version, parallel=4, context=number_in(context, MOST_CONTEXT) or None
+        )
+        vocabulary = number_in(info.get("vocab_size"), MOST_WORDS) or self._vocabulary()
+        return self._try(self._words_of(vocabulary))
 
     def body(self, query: Query, *, cold: bool) -> JsonObject:
         sampling = {"max_new_tokens": len(query.reply), "temperature": 0, "ignore_eos": True}
@@ -553,7 +573,13 @@ def dialect_of(connection: Connection, words: tuple[str, ...], *, chat: bool) ->
         raise InputError(str(fault)) from None
     for kind in DIALECTS:
         dialect = kind(connection, words, chat=chat)
-        if dialect.detect():
+        try:
+            detected = dialect.detect()
+        except InputError:
+            raise
+        except DAMAGE:  # another server answers at the same path, in a form of its own
+            continue
+        if detected:
             if chat and not isinstance(dialect, TextServer):
                 raise InputError(
                     f"{connection.url}: prompts of {dialect.name} are sent as token ids; "

@@ -4,17 +4,26 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from random import Random
 from statistics import median
-from typing import Final, Literal, TypeAlias
+from typing import Final
 
 from cachesim.engines.family import Profile, family_of
 from cachesim.engines.words import counted
-from cachesim.errors import InputError
+from cachesim.errors import InputError, UntestedError
 from cachesim.lab.probe import judging
 from cachesim.lab.probe.answers import DISCONNECTED, Answer, Query, Word, distance
-from cachesim.lab.probe.connection import BudgetError, Meter
+from cachesim.lab.probe.connection import LAST_SECONDS, BudgetError, Meter, Sent
+from cachesim.lab.probe.outcome import (
+    BATCH,
+    Finding,
+    FindingKind,
+    Outcome,
+    Plan,
+    Shown,
+    Suspicion,
+)
 from cachesim.lab.probe.playing import (
     Played,
     after,
@@ -29,14 +38,11 @@ from cachesim.lab.probe.playing import (
     words_for,
 )
 from cachesim.lab.probe.profiles import Candidate, Fingerprint, Guide
-from cachesim.lab.probe.shapes import Shapes
 from cachesim.lab.probe.target import HISTORY, Target
 from cachesim.scenario.format import Scenario
 from cachesim.testing.search import shrink
 from cachesim.testing.survey import Cause
 from cachesim.testing.workloads import EDGES, Seeded, Shape, draw_workload
-
-FindingKind: TypeAlias = Literal["answer", "reuse", "company", "no answer"]
 
 CONTEXT: Final = 4096
 """Tokens of one request, where a server does not report them."""
@@ -69,6 +75,9 @@ EXPLAINING: Final = 4
 """Simulated servers on which the cause is looked for; then one with each flag, until one shows it.
 """
 
+SIMULATING: Final = 2
+"""Simulated servers that are asked for a smaller workload where the time of the run is over."""
+
 LONG_REPLIES, LONG_TEXT = 8, 16
 """Most tokens of drawn replies where texts alone are compared, and of the reply in a replay: each
 token more may be another one.
@@ -91,97 +100,6 @@ PROOFS: Final = 5
 IN_A_ROW: Final = 3
 """Replays after a restart that all have to be wrong, where those of the whole workload were."""
 
-BATCH: Final = 8
-"""Replays of an undecided suspicion, after which as many requests search for another one."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
-    """The options of a run."""
-
-    seed: int = 0
-    alarms: float = 1000.0  # runs of a right server per false alarm
-    longest: int = 0  # tokens of a prompt that workloads are drawn with; 0: by the context
-    repeats: bool = True  # prompts may be sent twice, and may be one token
-    like: Shapes | None = None
-    shrinking: float = 60.0  # seconds after which the smallest workload so far is taken; 0: none
-    identifying: int = 40  # requests at most that identify the server before anything else
-    tries: int = 8  # drawn workloads of which the simulator chooses one; 1: it chooses none
-    failures: int = 1  # distinct findings that end the run
-
-
-@dataclass(slots=True, kw_only=True)
-class Finding:
-    """Something wrong, with its evidence."""
-
-    kind: FindingKind
-    sentence: str
-    requests: int
-    seconds: float
-    scenario: Scenario | None = None
-    evidence: float = 0.0  # e-value
-    hits: int = 0
-    replays: int = 0
-    distances: list[float] = field(default_factory=list)
-    queries: list[Query] = field(default_factory=list)  # of the smallest workload
-    answers: list[Answer] = field(default_factory=list)
-    wrong: int = -1  # which of them
-    cold: Answer | None = None
-    proofs: tuple[int, int] = (0, 0)  # wrong runs, and all runs, after a restart
-    mechanism: list[str] = field(default_factory=list)
-    fresh: bool = False  # wrong from a fresh start, if only a simulated one
-    server: Candidate | None = None  # a simulated one that shows it
-    causes: frozenset[Cause] = frozenset()  # in the simulated servers of the mechanism
-    repeats: int = 0  # later wrong answers of the same causes
-
-
-@dataclass(slots=True, kw_only=True)
-class Suspicion:
-    """An answer beyond the limit, and its replays so far."""
-
-    forms: list[tuple[Scenario, int]]  # workload and step, as it was sent and one at a time
-    played: Played
-    at: int  # of the answer
-    test: judging.SequentialTest
-    threshold: float
-    before: list[list[Query]]
-    hits: Counter[int] = field(default_factory=Counter)  # by form
-    seen: list[float] = field(default_factory=list)
-    resumes: int = 0  # number of requests
-
-    @property
-    def form(self) -> int:
-        """The form of the next replay: each in turn, then the one that was wrong more often."""
-        if self.test.replays < BATCH:
-            return self.test.replays % len(self.forms)
-        return max(range(len(self.forms)), key=self.hits.__getitem__)
-
-
-@dataclass(slots=True, kw_only=True)
-class Outcome:
-    """Results of a run, so far or at its end."""
-
-    workloads: int = 0
-    compared: int = 0
-    reused: int | None = 0  # of them answers from cache; None if a server reports no counts
-    suspicions: int = 0
-    refused: Counter[str] = field(default_factory=Counter)
-    notes: list[str] = field(default_factory=list)
-    findings: list[Finding] = field(default_factory=list)  # with distinct causes
-    proven_cold: bool = False  # a cold answer was that of a server that had just been started
-    ended: str = ""  # why
-    fingerprint: Fingerprint = field(default_factory=lambda: Fingerprint([]))
-
-    @property
-    def finding(self) -> Finding | None:
-        """The first finding."""
-        return self.findings[0] if self.findings else None
-
-    def note(self, sentence: str) -> None:
-        """Keep a sentence, once."""
-        if sentence not in self.notes:
-            self.notes.append(sentence)
-
 
 class Probe:
     """Run against a server."""
@@ -202,6 +120,11 @@ class Probe:
         self._fresh: list[Candidate] = []  # instead of a server that cannot be restarted
         self._explaining: Candidate | None = None  # it shows the causes of the findings
         self._plays = 1  # of a simplification, until it counts as right
+        self._calibrated: list[Sent] = []
+        self._plainest: dict[FindingKind, Query] = {}  # the last one that breaks a plain law
+        self._until = 0  # requests that the server was sent, with the last workload
+        self._last: Shown | None = None  # workload that was wrong from a fresh start
+        self._smallest: Shown | None = None  # of them, for the finding that is made smaller
         self._context = self.facts.context or CONTEXT
         most = plan.longest or min(LONGEST_LIKE, self._context // 2)
         self._like = [] if plan.like is None else list(plan.like.workloads(most))
@@ -243,7 +166,7 @@ class Probe:
         for sentence, times in (+ends).items():
             self.outcome.note(f"{sentence} ({counted(times, 'time')})")
         if not self.outcome.compared and self.outcome.finding is None:
-            raise InputError(self._nothing())
+            raise UntestedError(self._nothing())
         return self.outcome
 
     def _nothing(self) -> str:
@@ -299,7 +222,7 @@ class Probe:
         extensions quote the reply: a state that cannot be cut back is reused by these alone.
         """
         noise, target = self.judge.noise, self.target
-        company, reuse = list[float](), list[float]()
+        company, reuse, colds = list[float](), list[float](), list[Answer]()
         for number in range(SAMPLES):
             share = self.meter.seconds / (60 * self.meter.limits.minutes)
             if number >= FEWEST_SAMPLES and share > CALIBRATING:
@@ -324,14 +247,20 @@ class Probe:
                     self.outcome.refused[one.error or other.error] += 1
                 else:
                     samples.append(distance(one, other))
+                    if samples[-1] > judging.ERROR and samples is not noise.alone:
+                        self._plainest["reuse" if other is warm else "company"] = query
                     if other is warm:
                         self._count(warm)
+                        colds.append(one)
             self._check_alive(Played([query], [warm]), None)
             if self._over:
                 return
             self._watch(self.outcome)
         noise.company, noise.reuse = company, reuse
+        if len(colds) > 1:
+            self.outcome.apart = max(map(distance, colds, colds[1:]))
         self._before = list(target.sent)  # a start forgets it
+        self._calibrated = list(target.dialect.connection.sent)
         self._check_cold()
         self._check_plain_laws()
 
@@ -376,6 +305,13 @@ class Probe:
                 max(judging.FLOOR, judging.upper_bound(alone, len(noise.alone), error))
             )
             far = [each for each in samples if each > noise.error]
+            if kind == "reuse":
+                least = judging.SequentialTest(test.chance)
+                for _ in range(
+                    len(samples) if self.outcome.reused is None else self.outcome.reused
+                ):
+                    least.add(hit=True)
+                self.outcome.plain = least.value >= 4 * self.plan.alarms
             for each in samples:
                 test.add(hit=each > noise.error)
             if test.value >= 4 * self.plan.alarms:
@@ -385,6 +321,7 @@ class Probe:
                 )
                 finding = self._found(kind, sentence, evidence=test.value, distances=samples)
                 finding.hits, finding.replays = len(far), len(samples)
+                finding.sent, finding.asked = list(self._calibrated), self._plainest.get(kind)
                 self._prove(finding, replace(self._draw(together=False), step=()))
                 if self._over:
                     return
@@ -410,6 +347,8 @@ class Probe:
             self._empty()
             self._before = list(self.target.sent)
             played = play(self.target, scenario, words_for(self.facts.words, self._chance))
+            sent = self.target.dialect.connection.sent
+            self._until = len(sent)
             self.outcome.workloads += 1
             alive = self._check_alive(played, scenario)
             for _, query, answer in played.answered:
@@ -438,6 +377,8 @@ class Probe:
     def _compare(self, scenario: Scenario, played: Played) -> None:
         for at, far, _ in list(distances(self.target, played)):
             self._count(played.answers[at])
+            cached = played.answers[at].cached
+            self.outcome.searched += self.outcome.reused is None or bool(cached)
             number = played.steps[at]
             if not self.judge.add(far) or self._repeated(self._before, scenario, number):
                 continue
@@ -455,6 +396,8 @@ class Probe:
                 test=test,
                 threshold=threshold,
                 before=self._before,
+                sent=self.target.dialect.connection.sent,
+                until=self._until,
             )
             self._open.append(suspicion)
             found = len(self.outcome.findings)
@@ -513,6 +456,7 @@ class Probe:
         )
         finding.hits, finding.replays = test.hits, test.replays
         finding.queries, finding.answers, finding.wrong = played.queries, played.answers, at
+        finding.sent, finding.asked = suspicion.sent[: suspicion.until], query
         self._before = suspicion.before
         self._prove(finding, workload)
 
@@ -577,6 +521,8 @@ class Probe:
         sentence = f"the server answers no request{more}: {how}"
         finding = self._found("no answer", sentence, scenario=scenario)
         finding.requests, finding.seconds = requests, seconds  # before it was waited for
+        finding.sent = list(self.target.dialect.connection.sent)
+        finding.asked = played.queries[-1]
         finding.queries, finding.answers = played.queries, played.answers
         finding.wrong = len(played.queries) - 1
         if scenario is not None and self.target.restart():
@@ -600,6 +546,10 @@ class Probe:
         except BudgetError as error:
             proven = True
             self.outcome.ended = f"{error} while the workload was made smaller"
+            if self._smallest is not None:
+                self._take(finding, self._smallest)
+            elif self.target.process is None:
+                self._simulate(finding, scenario)
         self._explain(finding)
         same = (e for e in earlier if e.kind != "no answer" and finding.causes <= e.causes)
         first = next(same, None)
@@ -638,6 +588,7 @@ class Probe:
 
     def _simplify(self, finding: Finding, scenario: Scenario) -> bool:
         """The smallest workload that is wrong from a fresh start, and its proof; False without."""
+        self._smallest = None
         if not self.plan.shrinking:
             return True
         if self.target.process is None:
@@ -662,22 +613,55 @@ class Probe:
             if self.meter.seconds > ends or not affords:
                 return False
             if self._plays == 1:
-                return self._in_a_row(each)
-            return self._shows(each) and self._shows(each)  # once may be luck
+                held = self._in_a_row(each)
+            else:
+                held = self._shows(each) and self._shows(each)  # once may be luck
+            if held:
+                self._smallest = self._last
+            return held
 
-        best = (0, whole, list[tuple[Played, list[tuple[int, float, Answer]]]]())
+        best = Shown(whole, Played(), [], (0, plays))
         for each in (shrink(whole, holds, trials=TRIALS), whole):
             shown = [proof for proof in (self._fresh_play(each) for _ in range(plays)) if proof[1]]
-            best = max(best, (len(shown), each, shown), key=lambda one: one[0])
+            if len(shown) > best.proofs[0]:
+                best = Shown(each, *shown[0], (len(shown), plays))
             if len(shown) == plays:
                 break
-        _, finding.scenario, shown = best
-        finding.proofs = (len(shown), plays if self.target.process else 0)
-        if shown:
-            played, wrong = shown[0]
-            finding.queries, finding.answers = played.queries, played.answers
-            finding.wrong, _, finding.cold = wrong[-1]
+        self._take(finding, best)
         return True
+
+    def _take(self, finding: Finding, shown: Shown) -> None:
+        """Make a smaller workload that of the finding."""
+        finding.scenario = shown.scenario
+        finding.proofs = shown.proofs if self.target.process else (shown.proofs[0], 0)
+        if shown.wrong:
+            finding.queries, finding.answers = shown.played.queries, shown.played.answers
+            finding.wrong, _, finding.cold = shown.wrong[-1]
+
+    def _simulate(self, finding: Finding, scenario: Scenario) -> None:
+        """Where the time is over: a workload that is wrong from a simulated fresh start, if any."""
+        self._fresh = self.outcome.fingerprint.ranked[:SIMULATING]
+        for back in SIMULATED if self._fresh else ():
+            whole = after(self._before[-back:] if back else [], scenario, self.facts.words)
+            for each in (one_at_a_time(whole, self._slot), whole):
+                if self._closes or not self._simulated(each):
+                    continue
+                small = shrink(each, self._holds_simulated, trials=TRIALS)
+                named = words_for(self.facts.words, self._chance)
+                sent = [at for at, step in enumerate(small.step) if step.do == "complete"]
+                finding.scenario, finding.fresh = small, True
+                finding.queries = [query_of(small.step[at], named) for at in sent]
+                finding.answers = [Answer() for _ in sent]
+                finding.wrong = sent.index(max(self._simulated(small)))
+                return
+
+    def _holds_simulated(self, scenario: Scenario) -> bool:
+        return not self._closes and bool(self._simulated(scenario))
+
+    @property
+    def _closes(self) -> bool:
+        """True once the run has to end, with what it knows."""
+        return time.monotonic() > self.meter.ends + LAST_SECONDS
 
     def _from_fresh(self, finding: Finding, scenario: Scenario) -> Scenario | None:
         """A workload that is wrong from a fresh start: if possible, one request at a time.
@@ -692,17 +676,28 @@ class Probe:
             calm, self._plays = one_at_a_time(whole, self._slot), 1
             for each in (calm, whole) if calm != whole else (whole,):
                 if (not self._fresh or self._simulated(each)) and self._in_a_row(each):
+                    self._smallest = self._last
                     return each
             self._plays = most
             if most > 1 and self._shows(whole):
+                self._smallest = self._last
                 return whole
         return None
 
     def _in_a_row(self, scenario: Scenario) -> bool:
-        return all(self._fresh_play(scenario)[1] for _ in range(IN_A_ROW))
+        return all(self._is_wrong(scenario, at) for at in range(IN_A_ROW))
 
     def _shows(self, scenario: Scenario) -> bool:
-        return any(self._fresh_play(scenario)[1] for _ in range(self._plays))
+        return any(self._is_wrong(scenario, at) for at in range(self._plays))
+
+    def _is_wrong(self, scenario: Scenario, earlier: int) -> bool:
+        """One more play from a fresh start, after `earlier` of the same workload."""
+        played, wrong = self._fresh_play(scenario)
+        if wrong:
+            last = self._last
+            hits = last.proofs[0] if earlier and last and last.scenario is scenario else 0
+            self._last = Shown(scenario, played, wrong, (hits + 1, earlier + 1))
+        return bool(wrong)
 
     def _fresh_play(self, scenario: Scenario) -> tuple[Played, list[tuple[int, float, Answer]]]:
         self.target.restart()
@@ -728,7 +723,7 @@ class Probe:
         ranked = self.outcome.fingerprint.ranked
         flagged = {(each.model, each.flags): each for each in reversed(ranked)}
         for number, each in enumerate([*ranked[:EXPLAINING], *reversed(flagged.values())]):
-            if number >= EXPLAINING and found:
+            if (number >= EXPLAINING and found) or (number and self._closes):
                 break
             steps = each.causes(finding.scenario)
             for cause in sorted(frozenset[Cause]().union(*steps.values()) - known):

@@ -95,7 +95,7 @@ def play_with_leaver(target: Target, queries: Sequence[Query], chance: Random) -
         played.queries.append(query)
         slowest = max(slowest, time.monotonic() - began)
         if query.leaves:
-            time.sleep(SETTLED + 2 * slowest)
+            target.wait(SETTLED + 2 * slowest)
     return played
 
 

@@ -1,16 +1,24 @@
 """The verdict of a run: sentences, a report that can be posted, the scenario, JSON."""
 
+import json
+import shlex
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
+from cachesim.engines.family import Profile
 from cachesim.engines.words import counted
+from cachesim.errors import CachesimError
 from cachesim.files import free_name
 from cachesim.lab.probe.answers import Answer, Query, Row, distance
 from cachesim.lab.probe.judging import MATERIAL, Judge
-from cachesim.lab.probe.loop import Finding, Outcome
+from cachesim.lab.probe.outcome import Finding, Outcome
 from cachesim.lab.probe.target import PORT, Target
+from cachesim.model.arithmetic import ArithmeticName
+from cachesim.play.runner import run
+from cachesim.printable import printable
 from cachesim.scenario.files import to_toml
 from cachesim.scenario.format import Expect, Scenario
 from cachesim.typed import JsonObject
@@ -44,6 +52,39 @@ class Result:
     def right(self) -> bool:
         """True if nothing was wrong so far."""
         return self.outcome.finding is None
+
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """What a run without a finding lacked, so that it could not have found anything."""
+        out, limit = self.outcome, self.judge.noise.limit
+        if out.finding is not None:
+            return ()
+        lacks = []
+        if out.reused == 0:
+            lacks.append(
+                f"no answer came from cache: the server reports 0 cached tokens for each of "
+                f"{counted(out.compared, 'compared answer')}; its prompt cache is off, or keeps "
+                "nothing that such prompts can reuse"
+            )
+        elif not out.searched and not out.plain:
+            lacks.append(
+                f"the run ended before an answer from cache was searched ({out.ended}): after "
+                f"{counted(self.requests, 'request')} in {self.seconds:.0f} s, with "
+                f"{counted(out.compared, 'answer')} compared; allow more with --minutes or "
+                "--requests"
+            )
+        if lacks:
+            return tuple(lacks)  # the rest is measured on answers from cache
+        if out.apart <= limit:
+            lacks.append(
+                f"cold answers to different prompts differ by at most {out.apart:.2g}, and an "
+                f"answer is suspicious from {limit:.2g}: one of another conversation would pass"
+            )
+        if not self.judge.rarest():
+            lacks.append(
+                "rounding is beyond the limit so often that no replays could confirm a suspicion"
+            )
+        return tuple(lacks)
 
     @classmethod
     def of(cls, target: Target, outcome: Outcome, judge: Judge, alarms: float) -> "Result":
@@ -116,11 +157,15 @@ class Result:
             but = ""
             if out.suspicions:
                 but = f", except {out.suspicions} that replays did not confirm"
+            if missing := self.missing:
+                yield f"NOT TESTED: {'; '.join(missing)} ({sent})"
+                which = f"what was compared: {which}"
+            else:
+                which = f"right so far: {which}"
             yield (
-                f"right so far: {which} are the cold answers within "
-                f"{self.judge.noise.limit:.2g}{but} ({sent})"
+                f"{which} are the cold answers within {self.judge.noise.limit:.2g}{but} ({sent})"
             )
-            if power := out.compared if out.reused is None else out.reused:
+            if not missing and (power := out.compared if out.reused is None else out.reused):
                 least = max(1, round(power / UNSEEN))
                 replays = self.judge.rarest()
                 again = f", and confirmed if one of {replays} replays shows it" if replays else ""
@@ -173,13 +218,20 @@ class Result:
         for finding in self.outcome.findings:
             folder.mkdir(parents=True, exist_ok=True)
             scenario = self.scenario(finding)
-            path = None
+            path, command, sequence = None, "", None
             if scenario is not None:
+                command = command_of(scenario)
+            if scenario is not None and (command or _is_proven(finding)):
                 path = free_name(folder / f"{scenario.name}.toml")
                 path.write_text(to_toml(scenario), encoding="utf-8")
                 yield path
+            if finding.sent and not _is_proven(finding):
+                sequence = free_name(folder / "sequence.sh")
+                text = "\n".join(sequence_of(finding, target, sequence.name))
+                sequence.write_text(f"{text}\n", encoding="utf-8")
+                yield sequence
             report = free_name(folder / "report.md")
-            lines = "\n".join(self._report(finding, target, path))
+            lines = "\n".join(self._report(finding, target, path, command, sequence))
             report.write_text(f"{lines}\n", encoding="utf-8")
             yield report
 
@@ -199,15 +251,39 @@ class Result:
         about = f"Found on a live server, {self.name}: {finding.sentence}."
         return replace(one, about=about, expect=(Expect(answer="same"),))
 
-    def _report(self, finding: Finding, target: Target, scenario: Path | None) -> Iterator[str]:
+    def _report(
+        self,
+        finding: Finding,
+        target: Target,
+        scenario: Path | None,
+        command: str,
+        sequence: Path | None,
+    ) -> Iterator[str]:
         yield f"# {self.name}: {_title(finding)}"
         yield ""
         yield from (f"- {line}" for line in (*self.head(), *self.wrong(finding), *self.rest()))
         yield ""
         if finding.queries and finding.wrong >= 0:
             yield from self._commands(finding, target)
-        if scenario is not None:
-            yield f"The same requests as a scenario, beside this: `cachesim run {scenario.name}`."
+        if sequence is not None:
+            fresh = "seen with a simulated server, not with the real one"
+            shown = f"a fresh server shows the fault after these lines alone is {fresh}"
+            if not finding.fresh:
+                shown = "a fresh server shows the fault after these lines alone was not seen"
+            yield (
+                f"That {shown}. `{sequence.name}` holds all "
+                f"{counted(len(finding.sent), 'request')} that this server was sent up to the "
+                "wrong answer, in their order. For a server that has just been started: "
+                f"`URL={self.url} sh {sequence.name}`."
+            )
+            yield ""
+        if scenario is not None and command:
+            yield f"The same requests as a scenario, beside this: `{command}`, which fails."
+        elif scenario is not None:
+            yield (
+                f"The same requests as a scenario, beside this: `{scenario.name}`. No simulated "
+                "release answers them wrong, so that `cachesim run` of it passes."
+            )
 
     def _commands(self, finding: Finding, target: Target) -> Iterator[str]:
         yield "| " + " | ".join(HEADS) + " |"
@@ -258,6 +334,7 @@ class Result:
             "cold": self.how_cold,
             "cold_equals_fresh_start": self.outcome.proven_cold,
             "right": self.right,
+            "missing": list(self.missing),
             "requests": self.requests,
             "tokens": self.tokens,
             "seconds": round(self.seconds, 1),
@@ -280,6 +357,61 @@ class Result:
             "refused": dict(out.refused),
             "ended": out.ended or None,
         }
+
+
+def _is_proven(finding: Finding) -> bool:
+    """True if the requests of a finding were wrong on a server that had just been started."""
+    wrong, plays = finding.proofs
+    return bool(wrong and plays)
+
+
+def command_of(scenario: Scenario) -> str:
+    """The command that runs a scenario and fails; empty if it passes in every arithmetic."""
+    profile = Profile.parse(f"{scenario.engine.name}@{scenario.engine.profiles[0]}")
+    flags: dict[ArithmeticName, str] = {"float": "", "ring": " --arithmetic ring"}
+    for arithmetic, flag in flags.items():
+        with suppress(CachesimError):
+            if not run(scenario, profile, arithmetic=arithmetic).as_expected:
+                return f"cachesim run {scenario.name}.toml{flag}"
+    return ""
+
+
+SEQUENCE: Final = """\
+#!/bin/sh
+# {count} that one server was sent, up to an answer that is not the cold one:
+# {sentence}
+# Start a server with the same flags, then: URL={url} sh {name}
+# Printed is that answer{cold}.
+URL=${{URL:-{url}}}
+send() {{ curl -so /dev/null -m "${{3:-{patience:g}}}" "$URL$1" {head} -d "$2"; }}
+"""
+
+
+def sequence_of(finding: Finding, target: Target, name: str) -> Iterator[str]:
+    """A script of all requests up to the wrong answer; the last two of them print theirs."""
+    dialect = target.dialect
+    asked = "" if finding.asked is None else json.dumps(dialect.body(finding.asked, cold=False))
+    last = max((at for at, each in enumerate(finding.sent) if each.content == asked), default=-1)
+    yield SEQUENCE.format(
+        count=counted(len(finding.sent), "request"),
+        sentence=printable(finding.sentence),
+        url=target.url,
+        name=name,
+        cold=", and then the cold one" if dialect.cold_by else "",
+        patience=dialect.connection.meter.limits.patience,
+        head=dialect.head,
+    ).rstrip()
+    beside = [each.beside for each in finding.sent] + [False]
+    for at, each in enumerate(finding.sent):
+        line = f"send {shlex.quote(each.path)} {shlex.quote(each.content)}"
+        line += f" {each.leaves:g}" if each.leaves else ""
+        if at == last and finding.asked is not None:
+            line = dialect.curl(finding.asked)
+        yield f"{line} &" if beside[at + 1] else line
+        if beside[at] and not beside[at + 1]:
+            yield "wait"
+    if finding.asked is not None and dialect.cold_by:
+        yield dialect.curl(finding.asked, cold=True)
 
 
 def _finding_json(finding: Finding) -> JsonObject:

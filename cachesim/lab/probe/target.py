@@ -1,6 +1,7 @@
 """A server: warm requests, cold answers that are proven cold, resets and restarts."""
 
 import http.client
+import math
 import os
 import re
 import shlex
@@ -20,7 +21,13 @@ from typing import Final
 from cachesim.engines.family import family_of
 from cachesim.errors import InputError
 from cachesim.lab.probe.answers import Answer, Query
-from cachesim.lab.probe.connection import BudgetError, Connection, Meter
+from cachesim.lab.probe.connection import (
+    LAST_SECONDS,
+    BudgetError,
+    Connection,
+    Meter,
+    answer_on,
+)
 from cachesim.lab.probe.dialects import Dialect, dialect_of
 from cachesim.printable import printable
 
@@ -63,7 +70,7 @@ class Target:
         key: str = "",
     ) -> None:
         self.record: Callable[[Query, Answer], None] = lambda *_: None
-        self.process = ServerProcess(start) if start else None
+        self.process = ServerProcess(start, ends=meter.ends) if start else None
         self._cold_process: ServerProcess | None = None
         self._cold: Dialect | None = None
         self.faults: Counter[str] = Counter()  # sentences of exchanges without an answer
@@ -95,7 +102,7 @@ class Target:
         """A second process, which keeps no cache where a flag allows that."""
         if self.process is None or PORT not in start:
             raise InputError(NO_COLD.format(name=self.dialect.name))
-        self._cold_process = ServerProcess(start, self.dialect.cold_flags)
+        self._cold_process = ServerProcess(start, self.dialect.cold_flags, self._meter.ends)
         self._cold_process.start()
         self._cold = self._found(self._cold_process.url)
 
@@ -164,6 +171,10 @@ class Target:
         self.faults.update(each.error for each in answers if each.fatal)
         return answers
 
+    def wait(self, seconds: float) -> None:
+        """Let the server alone for a time, at most until the run ends."""
+        self._meter.wait(seconds)
+
     def erase(self) -> None:
         """Empty the cache as far as HTTP can, where that is allowed."""
         if self.may_erase:
@@ -176,6 +187,7 @@ class Target:
             return False
         self.process.start()
         self.sent.clear()
+        self.dialect.connection.sent = []
         return True
 
     def answers(self) -> bool:
@@ -195,7 +207,7 @@ class Target:
         patience = self._meter.limits.patience
         with suppress(BudgetError):
             while self.process is None and time.monotonic() < since + patience:
-                time.sleep(min(PAUSE, patience / 4))
+                self.wait(min(PAUSE, patience / 4))
                 found = list(self._short_answers())
                 if not all(each.error for each in found):
                     self.sent.clear()
@@ -213,6 +225,7 @@ class Target:
             if process is not None:
                 process.close()
         if self.process is None and self._connections and hasattr(self, "dialect"):
+            self.dialect.connection.last = time.monotonic() + LAST_SECONDS
             self.erase()
 
 
@@ -232,7 +245,7 @@ READY_SECONDS: Final = 300.0
 """A model may take minutes to load."""
 
 PATIENCE: Final = 10.0
-"""Seconds between SIGTERM and SIGKILL."""
+"""Seconds between SIGTERM and SIGKILL; fewer where the run is over."""
 
 GUARD: Final = (
     'trap "" HUP INT TERM; read -r _; kill -s TERM -- "-$0"; sleep 2; kill -s KILL -- "-$0"; '
@@ -246,7 +259,7 @@ of the program that holds it, SIGKILL included.
 MARK: Final = "CACHESIM_PROBE"
 """A variable of the server's environment; by its value a process that left the group is known."""
 
-KILLED: Final = f"the server did not end within {PATIENCE:g} seconds of SIGTERM, and was killed"
+KILLED: Final = "the server did not end after SIGTERM, and was killed"
 STRAYS: Final = "processes of the server that had left its group were killed"
 
 PORT_FLAG: Final = re.compile(r"(?:^|\s)--port[ =](\d+)\b")
@@ -256,7 +269,7 @@ PATHS: Final = ("/health", "/v1/models")
 class ServerProcess:
     """A process group, ended as a whole."""
 
-    def __init__(self, command: str, more: str = "") -> None:
+    def __init__(self, command: str, more: str = "", ends: float = math.inf) -> None:
         self.command = f"{command} {more}".strip()
         found = PORT_FLAG.search(self.command)
         if PORT not in self.command and found is None:
@@ -270,6 +283,7 @@ class ServerProcess:
         self._process: subprocess.Popen[bytes] | None = None
         self._guard: subprocess.Popen[bytes] | None = None
         self._began = self._ready = 0.0
+        self._ends = ends  # of the run, on the monotonic clock
         self._mark = f"{os.getpid()}-{id(self)}"
         self.told: Counter[str] = Counter()  # sentences of how it ended
 
@@ -326,7 +340,7 @@ class ServerProcess:
         self._wait()
 
     def _wait(self) -> None:
-        ends = time.monotonic() + READY_SECONDS
+        ends = min(time.monotonic() + READY_SECONDS, self._ends)
         while time.monotonic() < ends:
             if self.ended is not None:
                 msg = f"--start: the server ended with status {self.ended}{self.last_line()}"
@@ -336,6 +350,9 @@ class ServerProcess:
                 return
             time.sleep(0.02)
         self.end()
+        if ends == self._ends:
+            msg = f"the time is over, and nothing answers on port {self.port} yet"
+            raise BudgetError(msg)
         msg = f"--start: nothing answers on port {self.port} after {READY_SECONDS:g} seconds"
         raise InputError(msg)
 
@@ -362,7 +379,7 @@ class ServerProcess:
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(process.pid, sign)
             try:
-                process.wait(PATIENCE)
+                process.wait(min(PATIENCE, max(LAST_SECONDS, self._ends - time.monotonic())))
             except subprocess.TimeoutExpired:
                 self.told[KILLED] += 1
                 continue
@@ -404,10 +421,11 @@ def _listens(port: int) -> bool:
 
 def _answers(port: int, path: str) -> bool:
     """True for a server whose model is loaded: until then it refuses, or answers with 503."""
-    link = http.client.HTTPConnection("127.0.0.1", port, timeout=2)
+    seconds = 2.0
+    link = http.client.HTTPConnection("127.0.0.1", port, timeout=seconds)
     try:
         link.request("GET", path)
-        return link.getresponse().status == 200
+        return answer_on(link, "GET", time.monotonic() + seconds).status == 200
     except (OSError, http.client.HTTPException):
         return False
     finally:
