@@ -105,11 +105,17 @@ class Recording:
 
     @property
     def entries(self) -> list[dict[str, Any]]:
-        return [json.loads(line) for line in self.path.read_text().splitlines()]
+        lines = [json.loads(line) for line in self.path.read_text().splitlines()]
+        whole = {line["number"]: line for line in lines if "adds" not in line}
+        for line in lines:
+            whole[line["number"]] |= line.get("adds", {})
+        return list(whole.values())
 
     async def written(self, count: int) -> list[dict[str, Any]]:
         """The lines, as soon as there are so many."""
-        while self.path.read_bytes().count(b"\n") < count:
+        while len(self.entries) < count or not all(
+            "seen" in entry for entry in self.entries if entry.get("segments") or "request" in entry
+        ):
             await asyncio.sleep(0.02)
         return self.entries
 

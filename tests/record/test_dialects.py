@@ -228,7 +228,7 @@ async def test_a_prompt_that_is_not_in_the_request_is_named(
         recorder(server.url, tmp_path) as found,
         aiohttp.ClientSession() as client,
     ):
-        await client.post(f"{found.url}{path}", json=asked)
+        await (await client.post(f"{found.url}{path}", json=asked)).read()
         (entry,) = await found.written(1)
 
     assert why in entry["unread"]

@@ -5,9 +5,12 @@
 
     {"action": "erase", "slot": 0, "status": 200}
 
+    {"number": 1, "adds": {"seen": {...}, "tokens": {...}}}
+
 A line has the request itself, or, where nobody wants to keep text, a hash for each 64 characters of
 each of its parts; `cachesim record` writes both forms. `usage` and `timings` are as the server sent
-them; both may be missing. A line with an action is a call of llama-server's `/slots/N`.
+them; both may be missing. A line with an action is a call of llama-server's `/slots/N`. A line that
+adds to an earlier one has what `cachesim record` found after that one was written.
 """
 
 import json
@@ -24,7 +27,7 @@ from cachesim.lab.logs.segments import Segment, segments_of, usage_of, whole
 from cachesim.lab.logs.slot_actions import SlotAction, action_from, is_action
 from cachesim.typed import mapping
 
-KEYS: Final = ("request", "segments", "messages", "prompt", "action")
+KEYS: Final = ("request", "segments", "messages", "prompt", "action", "adds")
 """A line has one of these at least."""
 
 LONGEST_REQUEST: Final = 64 * 2**20
@@ -88,6 +91,7 @@ class DumpReader:
         self._known: dict[Segment, Segment] = {}
         self._kept = 0
         self._first = 0  # the number of a file's first request
+        self._places: dict[int, int] = {}  # of the requests of a file, by their numbers
         self._actions: list[SlotAction] = []  # since the last request
 
     def read(self, name: str, file: BinaryIO) -> None:
@@ -95,6 +99,7 @@ class DumpReader:
         number = 0
         first = len(self.requests)
         self._first = self._next
+        self._places.clear()
         while True:
             number += 1
             raw = file.readline(LONGEST_REQUEST + 1)
@@ -120,6 +125,9 @@ class DumpReader:
         return max(last, self.requests[-1].number if self.requests else -1) + 1
 
     def _add(self, name: str, line: int, entry: Mapping[str, Any]) -> None:
+        if "adds" in entry:
+            self._extend(entry)
+            return
         if entry.get("unread") and not entry.get("segments") and not entry.get("request"):
             self.unread[str(entry["unread"])[:100]] += 1
             return
@@ -139,8 +147,17 @@ class DumpReader:
             raise InputError(f"{name}:{line}: {error}") from None
         if self._kept > MOST_KEPT:
             raise InputError(f"{name}: more than {MOST_KEPT >> 30} GiB of text; split the file")
+        self._places[recorded.number] = len(self.requests)
         self.requests.append(replace(recorded, source=name, actions=tuple(self._actions)))
         self._actions.clear()
+
+    def _extend(self, entry: Mapping[str, Any]) -> None:
+        """What a recorder found after it had written a request's line."""
+        number = whole(entry.get("number"))
+        place = None if number is None else self._places.get(self._first + number)
+        if place is not None:
+            found = analysis_of(mapping(entry["adds"]), self._first)
+            self.requests[place] = replace(self.requests[place], **found)
 
     def _keep(self, segment: Segment) -> Segment:
         known = self._known.setdefault(segment, segment)
@@ -195,11 +212,12 @@ def recorded_from(
     in_order = own is not None and first + own >= number
     if own is not None and in_order:
         number = first + own
-    tokens = mapping(entry.get("tokens")) if in_order else {}
     sampling = mapping(entry.get("sampling")) or {
         key: request[key] for key in ("cache_prompt", "id_slot", "n") if key in request
     }
-    divergence = mapping(entry.get("parting"))
+    analysis = analysis_of(entry, first)
+    if not in_order:
+        analysis |= {"runs": (), "user_starts": (), "seen": None}
     return Recorded(
         number=number,
         line=line,
@@ -216,13 +234,21 @@ def recorded_from(
         seconds=_number(entry.get("seconds")),
         status=whole(entry.get("status")),
         fingerprint=str(entry.get("fingerprint") or "")[:200],
-        server=mapping(entry.get("server")),
         sampling=sampling,
-        runs=tuple(_runs(tokens.get("runs"), 2 * first)),
-        user_starts=tuple(sorted(_wholes(tokens.get("user_starts")))),
-        divergence=divergence or None,
-        seen=_seen(mapping(entry.get("seen")), first) if in_order else None,
+        **analysis,
     )
+
+
+def analysis_of(entry: Mapping[str, Any], first: int) -> dict[str, Any]:
+    """The fields of a request that a recorder adds to what was sent and answered."""
+    tokens = mapping(entry.get("tokens"))
+    return {
+        "server": mapping(entry.get("server")),
+        "runs": tuple(_runs(tokens.get("runs"), 2 * first)),
+        "user_starts": tuple(sorted(_wholes(tokens.get("user_starts")))),
+        "divergence": mapping(entry.get("parting")) or None,
+        "seen": _seen(mapping(entry.get("seen")), first),
+    }
 
 
 def _with_answer(entry: Mapping[str, Any]) -> tuple[Mapping[str, Any], Mapping[str, Any]]:

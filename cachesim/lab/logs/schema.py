@@ -192,6 +192,11 @@ def requests_schema() -> dict[str, Any]:
                 },
                 ["kind", "part", "character"],
             ),
+            "adds": {
+                "type": "object",
+                "description": "`server`, `tokens`, `seen` and `parting` of the earlier line of "
+                "this number, which was written before they were known.",
+            },
             "error": {"type": "string", "description": "The server's short name of it."},
             "unread": {"type": "string", "description": "Why its prompt or answer is missing."},
         },

@@ -10,14 +10,13 @@ Bytes are parsed after they were forwarded, and memory stays bounded however lon
 import json
 import re
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from cachesim.lab.logs.dump import LONGEST_REQUEST
 from cachesim.lab.logs.segments import is_last, texts_of, usage_of
 from cachesim.lab.logs.slot_actions import ACTIONS
-from cachesim.printable import printable
 from cachesim.typed import mapping
 
 MOST_REPLY: Final = 8 << 20
@@ -28,6 +27,8 @@ MOST_AT_ONCE: Final = 16 << 20
 
 BATCH: Final = 1 << 14
 """Bytes of a stream buffered before they are parsed."""
+
+LONGEST_PATH: Final = 200
 
 DONE: Final = b"[DONE]"
 """End marker of OpenAI's streams; clients may disconnect after it."""
@@ -100,18 +101,24 @@ class AnswerReader:
         elif encoding not in {"", "identity"}:
             self.unread = f"the answer is packed with {encoding[:20]!r}"
 
-    def feed(self, chunk: bytes) -> None:
-        """Parse bytes that were forwarded."""
+    def feed(self, chunk: bytes) -> bool:
+        """Hold bytes that were forwarded; True if there are enough to be parsed."""
         self.size += len(chunk)
         if self.unread:
-            return
+            return False
         self._held.append(chunk)
         self._held_size += len(chunk)
-        if self.is_stream and self._held_size >= BATCH:
-            self._read_stream()
-        elif self._held_size > MOST_AT_ONCE:
+        if self.is_stream:
+            return self._held_size >= BATCH
+        if self._held_size > MOST_AT_ONCE:
             self.unread = f"the answer is longer than {MOST_AT_ONCE >> 20} MiB"
             self._held.clear()
+        return False
+
+    def parse(self) -> None:
+        """Parse what is held of a stream; it may take long, and is no work for the event loop."""
+        if self.is_stream and not self.unread:
+            self._read_stream()
 
     def close(self) -> AnswerFields:
         """Parse the rest at the end."""
@@ -294,13 +301,31 @@ RECORDED: Final = (
 )
 """Ends of paths whose requests hold a prompt."""
 
-NAMELESS: Final = re.compile(r"[^/]{24,}")
-"""Parts of paths that may be keys or user ids."""
+NAMED: Final = frozenset(part for path in RECORDED for part in path.split("/") if part) | frozenset(
+    ("v0", "v1", "v2", "v3", "v4", "api", "openai", "anthropic", "latest", "extra", "slots")
+)
+"""Parts of paths that APIs have; any other one may be a key, a user's name or a machine's."""
+
+SHORT: Final = re.compile(r"\d{0,4}")
+"""A slot's number, or nothing between two slashes."""
+
+WORDS: Final = re.compile(r"v\d{1,2}|\d{1,4}|[a-z]{2,16}([_-][a-z]{2,16}){0,2}")
+"""Parts of paths that are shown on the terminal, where no file keeps them."""
+
+
+def path_kept(path: str) -> str:
+    """The path of a recorded request: parts that no API names are masked, as keys may stand there.
+
+    /sk-1234/v1/chat/completions      /*/v1/chat/completions
+    """
+    parts = path[:LONGEST_PATH].split("/")
+    return "/".join(part if part in NAMED or SHORT.fullmatch(part) else "*" for part in parts)
 
 
 def path_shown(path: str) -> str:
     """A printable path: without a query, and without parts that may be secret."""
-    return printable(NAMELESS.sub("*", path[:200]))
+    parts = path[:LONGEST_PATH].split("/")
+    return "/".join(part if WORDS.fullmatch(part) or not part else "*" for part in parts)
 
 
 SLOT: Final = re.compile(r"/slots/(\d{1,4})/?$")
@@ -345,7 +370,7 @@ class Exchange:
     """A request and its answer; times are seconds, `began` since 1970, the others since then."""
 
     number: int
-    path: str  # without what follows a question mark: keys may stand there
+    path: str  # without what may be a key
     client: str
     began: float
     body: Body
@@ -356,9 +381,10 @@ class Exchange:
     seconds: float | None = None
     cancelled: bool = False  # the client disconnected before the end of the answer
     broken: str = ""  # what went wrong between server and recorder
+    on_disk: Callable[[], object] | None = None  # called once its line is written
 
-    def add_chunk(self, chunk: bytes, seconds: float) -> None:
-        """Record a forwarded chunk of the answer."""
+    def add_chunk(self, chunk: bytes, seconds: float) -> bool:
+        """Record a forwarded chunk of the answer; True if there is enough to be parsed."""
         if self.first_byte is None:
             self.first_byte = seconds
-        self.answer.feed(chunk)
+        return self.answer.feed(chunk)

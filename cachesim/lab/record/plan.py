@@ -151,7 +151,7 @@ class RecordFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.lines = 0
+        self.lines = 0  # of requests; what is added to one later does not count
         self.problem = ""  # why writing has stopped
         self._size = 0
         try:
@@ -182,7 +182,7 @@ class RecordFile:
             self.close()
             return False
         self._size += len(line)
-        self.lines += 1
+        self.lines += "adds" not in entry
         return True
 
     def close(self) -> None:

@@ -1,8 +1,9 @@
 """The proxy: requests go to the server and answers come back unchanged.
 
-Nothing is held back: a chunk of a body is forwarded before it is parsed, a slow reader slows
-the server (`drain`), and a client that leaves closes the connection to the server. It listens
-until Ctrl-C or SIGTERM.
+A chunk of a body is forwarded before it is parsed; the end of an answer, once its line is on the
+disk. A stream is parsed in a thread, 16 KiB of each stream in turn, so that one with many small
+events slows nobody but its own client. A slow reader slows the server (`drain`), and a client that
+leaves closes the connection to the server. It listens until Ctrl-C or SIGTERM.
 """
 
 import asyncio
@@ -15,7 +16,9 @@ import sys
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
+from functools import partial
 from typing import Final, TypeAlias
 from weakref import WeakKeyDictionary
 
@@ -40,6 +43,7 @@ from cachesim.lab.record.exchange import (
     Body,
     Exchange,
     holds_prompt,
+    path_kept,
     path_shown,
     slot_action,
 )
@@ -80,6 +84,7 @@ class Proxy:
         self._session: ClientSession | None = None
         self._theirs: WeakKeyDictionary[web.StreamResponse, Mapping[str, str]] = WeakKeyDictionary()
         self.skipped: Counter[str] = Counter()  # requests that hold no known prompt, by path
+        self._parser = ThreadPoolExecutor(1, "parsing")
 
     def app(self) -> web.Application:
         """Web application of the recorder."""
@@ -113,6 +118,7 @@ class Proxy:
         """Close the connection to the server."""
         if self._session is not None:
             await self._session.close()
+        self._parser.shutdown(wait=False, cancel_futures=True)
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         """Forward a request and its answer."""
@@ -128,7 +134,7 @@ class Proxy:
         else:
             exchange = Exchange(
                 number=next(self._numbers),
-                path=request.path[:200],
+                path=path_kept(request.path),
                 client=_client_of(request),
                 began=time.time(),
                 body=Body(
@@ -141,12 +147,13 @@ class Proxy:
         started = time.perf_counter()
         try:
             response = await self._pass(request, exchange, started)
+            await self._written(exchange, started)
         except asyncio.CancelledError:
-            if exchange is not None:
+            if exchange is not None and exchange.seconds is None:
                 exchange.cancelled = True
             raise
         finally:
-            if exchange is not None:
+            if exchange is not None and exchange.seconds is None:
                 exchange.seconds = time.perf_counter() - started
                 self._take(exchange)
         while self._wait():  # the answer is out; the next request on this connection waits
@@ -179,12 +186,8 @@ class Proxy:
                     )
                 await response.prepare(request)
                 with _watched(answer):
-                    async for chunk in answer.content.iter_any():
-                        try:
-                            await response.write(chunk)
-                        finally:  # whoever leaves now has been sent it all the same
-                            if exchange is not None:
-                                exchange.add_chunk(chunk, time.perf_counter() - started)
+                    await self._pass_body(answer, response, exchange, started)
+                await self._written(exchange, started)
                 await response.write_eof()
                 return response
         except (ClientError, ConnectionError) as error:
@@ -200,6 +203,45 @@ class Proxy:
             if exchange is not None:
                 exchange.status = 502
             return refusal(502, "upstream_unreachable", f"{self._upstream}: {why}")
+
+    async def _pass_body(
+        self,
+        answer: ClientResponse,
+        response: web.StreamResponse,
+        exchange: Exchange | None,
+        started: float,
+    ) -> None:
+        """Forward an answer; the byte that its head announces as the last waits for the disk."""
+        left = answer.content_length
+        async for chunk in answer.content.iter_any():
+            left = None if left is None else left - len(chunk)
+            full = exchange is not None and exchange.add_chunk(chunk, time.perf_counter() - started)
+            if left == 0:
+                await self._written(exchange, started)
+            await response.write(chunk)
+            if full and exchange is not None:
+                await self._parsed(exchange)
+
+    async def _parsed(self, exchange: Exchange) -> None:
+        """Parse what is held of a stream, after those parts of other streams that wait already."""
+        loop = asyncio.get_running_loop()
+        parsing = loop.run_in_executor(self._parser, exchange.answer.parse)
+        try:
+            await asyncio.shield(parsing)
+        except asyncio.CancelledError:
+            await parsing  # whoever takes the exchange now parses its rest
+            raise
+
+    async def _written(self, exchange: Exchange | None, started: float) -> None:
+        """Hand a finished exchange over, once, and wait until its line is on the disk."""
+        if exchange is None or exchange.seconds is not None:
+            return
+        loop = asyncio.get_running_loop()
+        written = asyncio.Event()
+        exchange.on_disk = partial(loop.call_soon_threadsafe, written.set)
+        exchange.seconds = time.perf_counter() - started
+        self._take(exchange)
+        await written.wait()
 
     async def _only_theirs(self, _: web.Request, response: web.StreamResponse) -> None:
         """Remove headers that our HTTP client adds by itself."""

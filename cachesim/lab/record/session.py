@@ -1,9 +1,11 @@
 """Finished exchanges: a line in the file, a cause in the live view.
 
-    proxy (event loop) ── exchange ──> queue ──> session (one thread) ──> file, view
+    proxy (event loop) ── exchange ──> queue ──> recording (a thread) ──> file
+                                                     └──> analysis (a thread) ──> file, view
 
-The thread is given the processor for a moment at a time, so that answers that are passing never
-wait long for it; where it falls behind, clients wait after their answers, never before them.
+The end of an answer waits for its line. An analysis that takes longer than `ANALYSIS` does not hold
+the line up: what it finds becomes a further line, which adds to that one. Threads are given the
+processor for a moment at a time, so that answers that are passing never wait long for them.
 """
 
 import hashlib
@@ -13,8 +15,10 @@ import threading
 import zlib
 from collections import Counter
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
+from functools import partial
 from queue import SimpleQueue
 from typing import Any, Final
 
@@ -267,6 +271,9 @@ def short(value: object) -> str:
 MOST_WAITING: Final = 256 << 20
 """Most bytes of exchanges waiting to be written."""
 
+ANALYSIS: Final = 0.1
+"""Seconds for which a line waits for its analysis."""
+
 MOST_STORED: Final = 256
 """Most conversations of LM Studio that may be continued."""
 
@@ -286,6 +293,14 @@ class Row:
     cached: int | None = None
     again: int | None = None
     how: str = ""  # how `prompt` and `cached` are known; empty where there is no prompt
+
+
+@dataclass(frozen=True, slots=True)
+class Late:
+    """An analysis that its line did not wait for."""
+
+    number: int
+    analysis: Future[dict[str, Any]]
 
 
 class Session:
@@ -310,7 +325,9 @@ class Session:
         self.without_prompt: Counter[str] = Counter()  # requests, by why none could be read
         self._stored: dict[str, list[Any]] = {}  # messages, by the name of LM Studio's answer
         self._actions: list[SlotAction] = []  # since the last request with a prompt
-        self._queue: SimpleQueue[Exchange | None] = SimpleQueue()
+        self._queue: SimpleQueue[Exchange | Late | None] = SimpleQueue()
+        self._number = 0  # of the next request
+        self._analyst = ThreadPoolExecutor(1, "analysis")
         self._waiting = 0
         self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._work, name="recording", daemon=True)
@@ -330,24 +347,33 @@ class Session:
         """Write the remaining lines."""
         self._queue.put(None)
         self._thread.join()
+        self._analyst.shutdown()
+        self._queue.put(None)
+        self._work()  # what the last analyses found
         self._file.close()
 
     def _work(self) -> None:
-        while (exchange := self._queue.get()) is not None:
+        while (item := self._queue.get()) is not None:
+            if isinstance(item, Late):
+                self._add(item)
+                continue
             try:
-                self._write(exchange)
+                self._write(item)
             except Exception as error:  # noqa: BLE001 - requests are forwarded after any error
                 self._complain(  # its text may quote the prompt
-                    f"request {exchange.number} could not be recorded: {type(error).__name__}"
+                    f"request {item.number} could not be recorded: {type(error).__name__}"
                 )
+            if item.on_disk is not None:
+                item.on_disk()
             with self._lock:
-                self._waiting -= exchange.body.size
+                self._waiting -= item.body.size
 
     def _write(self, exchange: Exchange) -> None:
         fields = exchange.answer.close()
         exchange.cancelled = exchange.cancelled and not fields.ended
         request, problem = request_in(exchange)
-        exchange.number = self._file.lines
+        exchange.number = self._number
+        self._number += 1
         if exchange.action is not None:
             self._write_action(exchange, exchange.action, request)
             return
@@ -355,18 +381,46 @@ class Session:
         entry = entry_of(exchange, request, problem)
         reply = reply_of(fields)
         self._store(exchange, request, reply)
-        row: Row | None = None
+        analysis: Future[dict[str, Any]] | None = None
         if not problem:
             try:
-                entry, row = self._analysed(exchange, entry, request, reply)
+                with_own_texts(entry, request, reply)
+                actions = tuple(self._actions)
+                analysis = self._analyst.submit(
+                    self._analysed, exchange, dict(entry), request, reply, actions
+                )
+                self._actions.clear()
+                entry = with_texts(entry, request, reply, self._hasher)
             except ValueError as error:  # no prompt in it
                 entry["unread"] = str(error)[:100]
         if "segments" not in entry and "request" not in entry:
             entry["segments"] = []
             self.without_prompt[str(entry.get("unread"))] += 1
-        self._keep(entry)
-        if row is not None:
-            self._view(row)
+        if analysis is None:
+            self._keep(entry)
+            return
+        try:
+            entry |= analysis.result(ANALYSIS)
+        except TimeoutError:
+            self._keep(entry)
+            late = partial(Late, exchange.number)
+            analysis.add_done_callback(lambda found: self._queue.put(late(found)))
+        except Exception as error:  # noqa: BLE001 - the line is kept without it
+            self._keep(entry)
+            self._not_analysed(exchange.number, error)
+        else:
+            self._keep(entry)
+
+    def _add(self, late: "Late") -> None:
+        """Write what a line could not wait for."""
+        try:
+            self._keep({"format": 1, "number": late.number, "adds": late.analysis.result()})
+        except Exception as error:  # noqa: BLE001 - the line is kept without it
+            self._not_analysed(late.number, error)
+
+    def _not_analysed(self, number: int, error: Exception) -> None:
+        """Say that an analysis failed; its text may quote the prompt."""
+        self._complain(f"request {number} could not be analysed: {type(error).__name__}")
 
     def _write_action(
         self, exchange: Exchange, called: tuple[str, int], request: Mapping[str, Any]
@@ -376,7 +430,7 @@ class Session:
         action = acted(entry, number=exchange.number)
         self._actions.append(action)
         self._keep(entry)
-        self._view(row_of(exchange, action.sentence))
+        self._analyst.submit(self._view, row_of(exchange, action.sentence))
 
     def _whole(self, exchange: Exchange, request: dict[str, Any]) -> dict[str, Any]:
         if not is_lm_studio(exchange.path):
@@ -414,11 +468,15 @@ class Session:
         entry: dict[str, Any],
         request: dict[str, Any],
         reply: tuple[Any, ...],
-    ) -> tuple[dict[str, Any], Row]:
+        actions: tuple[SlotAction, ...],
+    ) -> dict[str, Any]:
+        """What the line says beside the request and its answer; the live view gets a row."""
         facts = {} if self._tokenizer is None else dict(self._tokenizer.properties())
         about = self.live.about
         given = {"profile": about.profile, "options": dict(about.options)}
-        entry["server"] = facts | {key: value for key, value in given.items() if value}
+        server = facts | {key: value for key, value in given.items() if value}
+        added: dict[str, Any] = {"server": server}
+        entry["server"] = server
         own = with_own_texts(entry, request, reply)
         tokens = (
             None
@@ -426,25 +484,24 @@ class Session:
             else self._tokenizer.tokens_of(exchange.path, request, own)
         )
         if tokens is not None:
-            entry["tokens"] = asdict(tokens)
+            added["tokens"] = asdict(tokens)
             own = replace(own, runs=tokens.runs, user_starts=tokens.user_starts)
-        found = self.live.add(replace(own, actions=tuple(self._actions)))
-        self._actions.clear()
-        entry["seen"] = {
+        found = self.live.add(replace(own, actions=actions))
+        added["seen"] = {
             "begins_like": found["begins_like"],
             "characters": found["equal_characters"],
             "continues": found["continues"],
         }
         if found["parting"] is not None:
-            entry["parting"] = {
+            added["parting"] = {
                 key: value
                 for key, value in found["parting"].items()
                 if self._hasher is None or key not in QUOTES
             }
-        entry = with_texts(entry, request, reply, self._hasher)
         row = row_of(exchange, found["why"])
         numbers = {"prompt": found["prompt_tokens"], "cached": own.cached, "again": found["again"]}
-        return entry, replace(row, how=found["how"], **numbers)
+        self._view(replace(row, how=found["how"], **numbers))
+        return added
 
 
 def row_of(exchange: Exchange, why: str) -> Row:
