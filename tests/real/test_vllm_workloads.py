@@ -144,9 +144,9 @@ def test_the_scheduler_alone_decides_as_the_whole_engine_does() -> None:
 
 
 def test_what_the_real_scheduler_is_not_led_through_is_refused() -> None:
-    [(_, scenario)] = load_all(["vllm-42125-adapter-under-its-old-name"])
+    [(_, scenario)] = load_all(["vllm-57661-ring-cut-off"])
 
-    with pytest.raises(ScenarioError, match="no adapter"):
+    with pytest.raises(ScenarioError, match="no rings"):
         SCHEDULER.play_scenario(scenario, "0.33.0")
 
 

@@ -283,7 +283,8 @@ FAMILY: Final[Family[Rules, SglangOptions]] = Family(
         request_field(
             "lora",
             "any",
-            "the adapter to answer with: a table with 'name', and 'path' among --lora-paths",
+            "the adapter to answer with: a table with 'name', and 'path' among --lora-paths; with "
+            "'weights' among them instead, any path, at which they are now",
         ),
         request_field(
             "session_params",

@@ -7,7 +7,7 @@ from typing import Any, Final
 import numpy as np
 
 from cachesim.engines import base
-from cachesim.engines.adapters import maybe_get_adapters
+from cachesim.engines.adapters import LoadedAdapters, maybe_get_adapters
 from cachesim.engines.base import Ticket
 from cachesim.engines.held import (
     ROOT,
@@ -284,8 +284,7 @@ class Sglang(SlotlessEngine[Rules, SglangOptions, Job]):
         self._overlaps = self.options.overlaps(self.rules, states=states)
         self._of_req: dict[int, Job] = {}
         self._idle = 0
-        self._loras: dict[str, tuple[str, str]] = {}  # by name: its file, its id
-        self._loaded = 0
+        self._loads = LoadedAdapters()
         self._sessions: dict[str, sessions.Session] = {}
         self.storage, self.shelf = Storage(), Contents(self.network, None)
         self._start()
@@ -427,20 +426,14 @@ class Sglang(SlotlessEngine[Rules, SglangOptions, Job]):
         stream: Stream | None = None,
         refused: bool = False,
     ) -> Req:
-        lora = maybe_get_adapters(fields, self.options.adapters)
-        # The id of an adapter, which each load makes anew (`LoRARef`).
-        path, name = self._loras.get(lora.name, ("", ""))
-        if lora.name and path != lora.path:
-            self._loaded += 1
-            name = f"{self._loaded:032x}"
-            self._loras[lora.name] = (lora.path, name)
+        lora = self._loads.loaded(maybe_get_adapters(fields, self.options.adapters))
         job.req = Req.make(
             int(job.ticket),
             np.array(job.prompt, np.int64),
             self._limit(request, room),
             extra_key=fields.get("extra_key"),
             priority=self.options.priority_of(fields.get("priority")),
-            lora_id=name,
+            lora_id=f"{lora.load:032x}" if lora.load else "",  # of a load (`LoRARef`)
             strengths=lora.strengths,
             routing_key=fields.get("routing_key", ""),
             images=request.images,

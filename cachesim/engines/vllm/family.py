@@ -268,8 +268,15 @@ FEW: Final = 32
 def _guided_corners() -> Iterator[Corner]:
     """Requests whose blocks have ids of their own, and loads that arrive late or in part."""
     yield Corner(fields={"cache_salt": ("a", "b")})
-    adapters = ({"name": "L", "path": "A"}, {"name": "M", "path": "B"})
-    yield Corner(flags={**SMALL, "lora": "A,B"}, fields={"lora": adapters})
+    adapters = (
+        {"name": "L", "path": "A"},
+        {"name": "L", "path": "B"},
+        {"name": "M", "path": "B"},
+        {"name": "M", "path": "B", "weights": "A"},
+    )
+    for most in (1, 2):
+        flags = {**SMALL, "lora": "A,B", "max_loras": most}
+        yield Corner(flags=flags, fields={"lora": adapters, "cache_salt": ("L",)}, crowd=True)
     store = {**SMALL, "connector": "store-async", "load_steps": 2}
     for policy in ("fail", "recompute"):
         failing = store | {"kv_load_failure_policy": policy}
@@ -325,7 +332,8 @@ FAMILY: Final[Family[rules.Rules, VllmOptions]] = Family(
         request_field(
             "lora",
             "any",
-            "the adapter to answer with: a table with 'name', and 'path' among --enable-lora",
+            "the adapter to answer with: a table with 'name', and 'path' among --enable-lora; with "
+            "'weights' among them instead, any path, at which they are now",
         ),
         request_field(
             "priority",

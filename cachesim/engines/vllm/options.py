@@ -27,6 +27,7 @@ MAX_NUM_SEQS: Final = 256
 MOST_BLOCKS: Final = 1 << 22
 MOST: Final = 1 << 20
 DEFAULT_BLOCK: Final = 16
+MOST_ADAPTERS: Final = 1 << 10
 RING: Final = 8
 """Rows of a ring without drafts (`CompressorStateCache`)."""
 
@@ -103,6 +104,15 @@ class VllmOptions:
         "the files of adapters that requests may bring, their names with commas between them",
         default="",
         may_be_silent=True,
+    )
+    max_loras: int = option(
+        "--max-loras",
+        "adapters that run at once; a request of another one waits, and later ones may pass it",
+        default=1,
+        low=1,
+        high=MOST_ADAPTERS,
+        unit="adapters",
+        needs="lora",
     )
     prefix_match_unit: int = option(
         "--prefix-match-unit",
@@ -342,6 +352,7 @@ class VllmOptions:
             by_priority=self.scheduling_policy == "priority",
             overlaps=self.overlaps,
             recomputes=self.kv_load_failure_policy == "recompute",
+            loras=self.max_loras if self.adapters else 0,
         )
 
     def groups(self, spec: ModelSpec, rules: Rules) -> tuple[GroupSpec, ...]:
@@ -561,6 +572,14 @@ class VllmOptions:
                 f"option 'max_num_batched_tokens' is {budget}; this release does not start unless "
                 f"it is more than the {ahead} tokens of a draft"
             )
+        if self.adapters and self.drafts:
+            most = budget // (1 + self.drafts)
+            if min(seqs, budget) > most:
+                raise OptionError(
+                    f"option 'max_num_seqs' is {seqs}; with adapters and a drafter vLLM does not "
+                    f"start unless a step has room for all of their drafts: write {most} or less, "
+                    "or a larger max_num_batched_tokens"
+                )
         if self.max_num_scheduled_tokens > budget:
             raise OptionError(
                 f"option 'max_num_scheduled_tokens' is {self.max_num_scheduled_tokens}; a step has "

@@ -2,11 +2,11 @@
 
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal, TypeAlias
+from typing import Final, Literal, TypeAlias
 
 from cachesim.engines import job
+from cachesim.engines.adapters import LoRARequest
 from cachesim.engines.images import Image, within
-from cachesim.model.adapters import Strengths
 from cachesim.units import Token, Tokens
 
 # Block ids: an id includes that of its parent, and so identifies a whole prefix.
@@ -38,6 +38,23 @@ IMAGE: Final = -1
 """The token of every image."""
 
 
+NO_ADAPTER: Final = LoRARequest()
+
+Keys: TypeAlias = tuple[Hashable, ...]
+"""Extra keys of an id."""
+
+
+def adapter_keys(lora: LoRARequest, *, path: bool) -> Keys:
+    """The keys that an adapter adds to each id of a request. Follows `_gen_lora_extra_hash_keys`.
+
+    Trap: without the path, the key is a bare text. A request with the adapter's name as its
+    `cache_salt` has the same key in its first block, and hits that of the adapter.
+    """
+    if not lora.name:
+        return ()
+    return (("lora", lora.name, lora.path),) if path else (lora.name,)
+
+
 def keyed(tokens: Content, images: Sequence[Image], start: int) -> Content:
     """The content of a block with images (`_gen_mm_extra_hash_keys`)."""
     row, end = list(tokens), start + len(tokens)
@@ -60,10 +77,10 @@ class Prefixes:
         self._numbers: dict[tuple[int, Content], int] = {}
         self._earlier: dict[tuple[int, Content], int] = {}
         self._given = 0
-        self._roots: dict[Any, int] = {None: ROOT}
+        self._roots: dict[Keys, int] = {(): ROOT}
 
-    def root(self, extra: object) -> int:
-        """The parent id of a first block, by `cache_salt` and adapter."""
+    def root(self, extra: Keys) -> int:
+        """The parent id of a first block, by adapter and `cache_salt`."""
         return self._roots.setdefault(extra, ROOT - len(self._roots))
 
     def extend(
@@ -72,8 +89,12 @@ class Prefixes:
         tokens: Sequence[int],
         root: int = ROOT,
         images: Sequence[Image] = (),
+        adapter: Keys = (),
     ) -> None:
-        """Append the ids of the new whole units of `tokens` to `hashes`."""
+        """Append the ids of the new whole units of `tokens` to `hashes`.
+
+        Follows `generate_block_hash_extra_keys`; the keys of the first block are in `root`.
+        """
         unit, numbers = self.unit, self._numbers
         known, give = numbers.get, hashes.append
         tokens = tuple(tokens) if isinstance(tokens, list) and not hashes else tokens
@@ -82,7 +103,9 @@ class Prefixes:
         ahead = self.lookahead
         for end in range(start + unit, len(tokens) + 1 - ahead, unit):
             content: Content = tuple(tokens[end - unit : end + ahead])  # no copy of a tuple
-            key = (parent, keyed(content, images, end - unit) if images else content)
+            if images:
+                content = keyed(content, images, end - unit)
+            key = (parent, content + adapter if adapter and end > unit else content)
             number = known(key)
             if number is None:
                 number = numbers[key] = self._number(key)
@@ -164,8 +187,9 @@ class Request:
     in_flight: int = 0  # tokens of steps without output yet
     placeholders: int = 0  # output tokens of those steps
     stale: int = 0  # tokens in flight from before a preemption
-    strengths: Strengths = ()  # of the adapters
+    lora: LoRARequest = NO_ADAPTER
     images: tuple[Image, ...] = ()  # mm_features
+    adapter: Keys = ()  # of its ids
 
     @classmethod
     def make(
@@ -175,8 +199,9 @@ class Request:
         prompt: Sequence[int],
         *,
         max_tokens: int,
-        extra: object = None,
-        strengths: Strengths = (),
+        salt: str | None = None,
+        lora: LoRARequest = NO_ADAPTER,
+        adapter: Keys = (),
         reads_cache: bool = True,
         priority: int = 0,
         images: tuple[Image, ...] = (),
@@ -188,13 +213,14 @@ class Request:
             tokens=list(prompt),
             num_prompt=len(prompt),
             max_tokens=max_tokens,
-            root=prefixes.root(extra),
+            root=prefixes.root((*adapter, *((salt,) if salt else ()))),
             reads_cache=reads_cache,
             priority=priority,
-            strengths=strengths,
+            lora=lora,
             images=images,
+            adapter=adapter,
         )
-        prefixes.extend(request.hashes, tuple(prompt), request.root, images)
+        prefixes.extend(request.hashes, tuple(prompt), request.root, images, adapter)
         return request
 
     @property
@@ -216,7 +242,7 @@ class Request:
         """Append a sampled token; it may complete the tokens of an id."""
         self.tokens.append(token)
         if (len(self.tokens) - self.prefixes.lookahead) % self.prefixes.unit == 0:
-            self.prefixes.extend(self.hashes, self.tokens, self.root, self.images)
+            self.prefixes.extend(self.hashes, self.tokens, self.root, self.images, self.adapter)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -304,6 +330,7 @@ class Limits:
     by_priority: bool = False  # policy
     overlaps: bool = False  # a step is scheduled before the previous one's output
     recomputes: bool = False  # kv_load_failure_policy
+    loras: int = 0  # max_loras; 0: no adapters
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

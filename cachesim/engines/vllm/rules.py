@@ -78,6 +78,10 @@ class LookupRules:
     """Until 0.19 a window's run had to end on the alignment before the look-ahead block was
     dropped; since #39450, after."""
 
+    adapter_path: bool = True
+    """0.31: an id covers the name and the path of a request's adapter; before, the name alone, so
+    that an adapter reloaded from another path hits the blocks of the old one (#42125)."""
+
     mixed_blocks: bool = True
     """0.20: groups may have different block sizes, as ids have a unit of their own."""
 
@@ -242,6 +246,14 @@ class SchedulerRules:
     skips_unencoded: bool = True
     """0.33: a waiting request whose next image the encoder has no room for lets later ones pass;
     before, none of them is scheduled in that step."""
+
+    counts_running_adapters: bool = True
+    """0.33: the adapters of all running requests count against `max_loras`; before, those of the
+    requests that have a chunk in the step."""
+
+    skips_into_own_queue: bool = False
+    """Until 0.30: a request that a step passes over waits in a queue of its own, which comes
+    before preempted ones; since 0.31 it keeps its place, unless it holds blocks."""
 
     accepts_small_budgets: bool = True
     """0.27: a step may have fewer tokens than a state's block; before, a server with such a
@@ -413,6 +425,7 @@ RULES_0320 = replace(
         encoder_stops_ahead=True,
         accepts_short_budgets=True,
         skips_unencoded=False,
+        counts_running_adapters=False,
     ),
     runner=replace(RULES_0330.runner, ring_regions="last-page"),
 )
@@ -436,8 +449,9 @@ RULES_0310 = replace(
 
 RULES_0300 = replace(
     RULES_0310,
-    lookup=replace(RULES_0310.lookup, marks="none"),
+    lookup=replace(RULES_0310.lookup, marks="none", adapter_path=False),
     state=replace(RULES_0310.state, tail="prompt-eagle", exact_need=False),
+    scheduler=replace(RULES_0310.scheduler, skips_into_own_queue=True),
     runner=replace(RULES_0310.runner, first_token_reads_block=True, takes_states_singly=False),
 )
 

@@ -446,7 +446,7 @@ class Runner:
     def _compute(self, chunk: Chunk) -> Array:
         adapters = adapted_in(self.network)
         if adapters is not None:
-            adapters.strengths = chunk.request.strengths
+            adapters.strengths = chunk.request.lora.strengths
         scan = self.scans.get(chunk.request.id)
         pieces = self._pieces(chunk)
         if scan is not None:

@@ -62,7 +62,8 @@ class Scheduler:
         self.external: Callable[[Request, int], Stored] | None = None
         self.on_external: Callable[[Request, int, int], None] | None = None
         self.delays_free: Callable[[Request], bool] | None = None
-        self.holding: deque[Request] = deque()  # waiting, with blocks (`kv_holding_waiting`)
+        # Waiting with blocks (`kv_holding_waiting`), or passed over (`skipped_waiting`).
+        self.holding: deque[Request] = deque()
         self.received: set[int] = set()
         self.failed: set[int] = set()
         self.prefills: set[Request] = set()  # `_inflight_prefills`
@@ -123,8 +124,9 @@ class Scheduler:
             )
             step.chunks.append(chunk)
         step.running = tuple(step.chunks)
+        loras = self._running_loras(step)
         if not step.preempted:
-            self._schedule_waiting(turn)
+            self._schedule_waiting(turn, loras)
         if self.external is not None and self.rules.scheduler.pins_tails:
             self.manager.pin_tails()
         step.copies = self.manager.take_copies()
@@ -189,16 +191,47 @@ class Scheduler:
             turn.index -= 1
         return victim
 
-    def _schedule_waiting(self, turn: "_Turn") -> None:
+    def _running_loras(self, step: Step) -> set[int]:
+        """The loads of adapters that run (`scheduled_loras`).
+
+        Trap: where only requests of this step count, one without a chunk lets another adapter in,
+        and its next chunk ends the engine core.
+        """
+        every = self.rules.scheduler.counts_running_adapters
+        running = self.running if every else [chunk.request for chunk in step.chunks]
+        loras = {each.lora.load for each in running if each.lora.load}
+        if len(loras) > self.limits.loras:
+            where = "Scheduler.schedule"
+            msg = "assert len(scheduled_loras) <= self.lora_config.max_loras"
+            raise UpstreamAbort(where, msg)
+        return loras
+
+    def _first_queue(self) -> deque[Request]:
+        """The queue that is served next. Follows `_select_waiting_queue_for_scheduling`."""
+        compared = self.rules.scheduler.skips_into_own_queue and self.limits.by_priority
+        if compared and self.holding and self.waiting:
+            return min(self.waiting, self.holding, key=lambda queue: queue[0].rank)
+        return self.holding or self.waiting
+
+    def _schedule_waiting(self, turn: "_Turn", loras: set[int]) -> None:
         limits, step, budget = self.limits, turn.step, turn.budget
         skipped, requeued = list[Request](), list[Request]()
+
+        def skip() -> None:
+            own = self.rules.scheduler.skips_into_own_queue
+            holds = request.num_computed > 0 or request.status == "loading"  # `_holds_kv_blocks`
+            (skipped if own or holds else requeued).append(queue.popleft())
+
         while budget > 0 and len(self.running) < limits.max_seqs:
-            queue = self.holding or self.waiting
+            queue = self._first_queue()
             if not queue:
                 break
             request = queue[0]
             if request.status == "loading" and not self._has_arrived(request):
-                skipped.append(queue.popleft())
+                skip()
+                continue
+            if request.lora.load and len(loras | {request.lora.load}) > limits.loras:
+                skip()
                 continue
             hit, (num_external, loads) = Hit(self.manager.nothing, 0), NOTHING_STORED
             if not request.num_computed:  # else its load has arrived
@@ -214,7 +247,7 @@ class Scheduler:
                     new, padded = 1, False
             if not new and not loads:
                 if turn.unencoded and self.rules.scheduler.skips_unencoded:
-                    (skipped if queue is self.holding else requeued).append(queue.popleft())
+                    skip()
                     continue
                 break
             blocks = self.manager.allocate_slots(
@@ -244,6 +277,7 @@ class Scheduler:
                 skipped.append(request)
                 continue
             self.running.append(request)
+            loras |= {request.lora.load} - {0}
             request.status = "running"
             if start + new < request.num_tokens:
                 self.prefills.add(request)

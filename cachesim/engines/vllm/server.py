@@ -10,7 +10,7 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 
 from cachesim.engines import base
-from cachesim.engines.adapters import maybe_get_adapters
+from cachesim.engines.adapters import LoadedAdapters, LoRARequest, maybe_get_adapters
 from cachesim.engines.base import Ticket
 from cachesim.engines.causes import Cause, Ledger
 from cachesim.engines.held import (
@@ -33,6 +33,7 @@ from cachesim.engines.vllm.managers import LookUp
 from cachesim.engines.vllm.nixl import Nixl
 from cachesim.engines.vllm.options import LATE, VllmOptions
 from cachesim.engines.vllm.request import (
+    NO_ADAPTER,
     NO_TRANSFERS,
     PLACEHOLDER,
     ROOT,
@@ -41,6 +42,7 @@ from cachesim.engines.vllm.request import (
     Prefixes,
     Request,
     Step,
+    adapter_keys,
 )
 from cachesim.engines.vllm.rules import Rules
 from cachesim.engines.vllm.runner import PLACES, Runner
@@ -48,16 +50,6 @@ from cachesim.engines.vllm.scheduler import Scheduler
 from cachesim.errors import OptionError, UpstreamEndless
 from cachesim.model.spec import RECURRENT_KINDS
 from cachesim.units import Array, Count, Tokens
-
-
-def keyed(salt: object, adapter: str) -> object:
-    """Extra keys of a request's block hashes. Follows `generate_block_hash_extra_keys`.
-
-    Trap: an adapter that is reloaded under its name has another file and the same name, and only
-    the name is part of the ids (`_gen_lora_extra_hash_keys`).
-    """
-    return (salt, adapter) if adapter else salt
-
 
 # Accounting of lost reuse: the rule that lowered the number, group by group.
 #
@@ -358,6 +350,7 @@ class Vllm(SlotlessEngine[Rules, VllmOptions, Job]):
         self.drafter = Drafter(self.options)
         self.nixl = self._beside(requested) if options.connector == "nixl" else None
         self.connector = self.nixl or Connector.open(self.options, self.manager, self.runner)
+        self._loads = LoadedAdapters()
         self._in_flight = list[Step]()  # scheduled steps without output, the oldest first
         self._published: dict[int, int] = {}  # published blocks of the scheduled step, by request
         self._lost: set[int] = set()  # keys that were evicted
@@ -383,7 +376,7 @@ class Vllm(SlotlessEngine[Rules, VllmOptions, Job]):
     def submit(self, request: base.Request) -> Ticket:
         self._check(request)
         fields = self._fields(request)
-        lora = maybe_get_adapters(fields, self.options.adapters)
+        lora = self._loads.loaded(maybe_get_adapters(fields, self.options.adapters))
         ticket = self._jobs.ticket()
         job = Job(
             ticket=ticket,
@@ -413,8 +406,9 @@ class Vllm(SlotlessEngine[Rules, VllmOptions, Job]):
             self.prefixes,
             request.prompt,
             max_tokens=self._limit(request, capacity),
-            extra=keyed(fields.get("cache_salt"), lora.name),
-            strengths=lora.strengths,
+            salt=fields.get("cache_salt"),
+            adapter=adapter_keys(lora, path=self.rules.lookup.adapter_path),
+            lora=lora,
             reads_cache=request.cache_prompt,
             priority=fields.get("priority") or 0,
             images=request.images,
@@ -426,6 +420,11 @@ class Vllm(SlotlessEngine[Rules, VllmOptions, Job]):
         else:
             self.scheduler.add_request(job.request)
         return ticket
+
+    def lora_of(self, ticket: Ticket) -> LoRARequest:
+        """The adapter of a request, with its load."""
+        request = self._jobs[ticket].request
+        return NO_ADAPTER if request is None else request.lora
 
     def longest(self) -> int:
         return self.options.max_model_len

@@ -9,8 +9,6 @@ from cachesim.engines.vllm.family import FAMILY
 from cachesim.engines.vllm.server import Vllm
 from cachesim.errors import OptionError
 from cachesim.lab.real.vllm.playing import play
-from cachesim.model.adapters import adapted
-from cachesim.model.build import build
 from cachesim.model.presets import preset
 from cachesim.typed import of_kind, there_is
 from cachesim.units import Count, Pos, Tokens, as_tokens
@@ -190,54 +188,6 @@ def test_a_chunk_at_whose_border_the_hit_ends_needs_nothing() -> None:
     replies = [answer(engine, text(300, 16 + at) + text(400 + 5 * at, 9), 1) for at in (0, 8)]
 
     assert [(16, "same"), (24, "same")] == [(e.cached, verdict(engine, e)) for e in replies]
-
-
-PROMPT = as_tokens(range(300, 370))
-
-
-def with_files(files: str = "v1, v2") -> Engine:
-    names = [each.strip() for each in files.split(",") if each.strip()]
-    network = adapted(build(preset("dense"), "ring"), names)
-    return Engine.create("vllm@0.30.0", model=network, options={"lora": files})
-
-
-@pytest.mark.parametrize(
-    ("second", "hit"),
-    [
-        ({"lora": {"name": "L", "path": "v1"}}, 64),
-        ({"lora": {"name": "L", "path": "v2"}}, 64),  # the name is all that is asked for
-        ({"lora": {"name": "L2", "path": "v1"}}, 0),
-        (None, 0),
-    ],
-)
-def test_blocks_are_found_again_by_the_name_of_an_adapter(second: Any, hit: int) -> None:
-    engine = with_files()
-    answer(engine, PROMPT, 1, options={"lora": {"name": "L", "path": "v1"}})
-
-    assert hit == answer(engine, PROMPT, 1, options=second).cached
-
-
-def test_each_request_is_computed_under_its_own_file() -> None:
-    one, other = (
-        answer(with_files(), PROMPT, 1, options={"lora": {"name": "L", "path": path}})
-        for path in ("v1", "v2")
-    )
-
-    assert one.logits.tolist() != other.logits.tolist()
-
-
-@pytest.mark.parametrize(
-    ("given", "problem"),
-    [
-        ("L", "is no adapter; write"),
-        ({"name": "L"}, "is no adapter; write"),
-        ({"name": "", "path": "v1"}, "the name is ''; write a text"),
-        ({"name": "L", "path": "v3"}, "there is no file 'v3'; there are v1, v2"),
-    ],
-)
-def test_an_adapter_that_cannot_be_had_is_refused(given: Any, problem: str) -> None:
-    with pytest.raises(OptionError, match=problem):
-        with_files().submit(Request(prompt=PROMPT, predict=1, options={"lora": given}))
 
 
 FIXES = {

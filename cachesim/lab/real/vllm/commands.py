@@ -5,6 +5,7 @@ from cachesim.errors import OptionError
 from cachesim.lab.real.playing import comparing, play_on_runner, show_overrides
 from cachesim.lab.real.vllm.end_to_end import end_to_end as play_end_to_end
 from cachesim.lab.real.vllm.scheduler import (
+    ADAPTERS,
     AGENTS,
     COMPRESSED,
     LOADS,
@@ -23,6 +24,7 @@ def real_vllm(
     workloads: int = 100,
     first: int = 0,
     agents: bool = False,
+    adapters: bool = False,
     no_async_scheduling: bool = False,
     loads: bool = False,
     compressed: bool = False,
@@ -54,9 +56,11 @@ def real_vllm(
         The number of the first workload, to come back to one of a longer run.
     agents
         Workloads of coding agents: long prompts, sub-agents, several users at once.
+    adapters
+        Workloads of requests with LoRA adapters, of which one to three run at once.
     no_async_scheduling
         Schedule a step after the last one's output, not before it as a started server does;
-        `--agents`, `--loads` and `--compressed` draw it themselves.
+        `--agents`, `--adapters`, `--loads` and `--compressed` draw it themselves.
     loads
         Workloads with the connector `store-async`, whose loads come steps later or fail.
     compressed
@@ -106,6 +110,7 @@ def real_vllm(
         return SCHEDULER.compare_guided(own, seed, numbers).show()
     own_draws = (
         (agents, AGENTS),
+        (adapters, ADAPTERS),
         (compressed, COMPRESSED),
         (loads, LOADS),
         (no_async_scheduling, SYNCHRONOUS),

@@ -3,9 +3,17 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from cachesim.engines.adapters import LoRARequest
 from cachesim.engines.vllm.block_pool import GroupSpec
 from cachesim.engines.vllm.coordinator import Hit, KVCacheManager
-from cachesim.engines.vllm.request import Limits, Prefixes, Request, Step, Transfers
+from cachesim.engines.vllm.request import (
+    Limits,
+    Prefixes,
+    Request,
+    Step,
+    Transfers,
+    adapter_keys,
+)
 from cachesim.engines.vllm.rules import Rules
 from cachesim.engines.vllm.scheduler import Scheduler, Stored
 from cachesim.errors import UpstreamAbort
@@ -55,6 +63,7 @@ class Player(Groups):
                 by_priority=config.get("policy") == "priority",
                 overlaps=overlaps,
                 recomputes=bool(config.get("recomputes")),
+                loras=config.get("loras", 0),
             ),
         )
         apart = config.get("store") and rules.scheduler.store_hit == "longest-group"
@@ -116,12 +125,16 @@ class Player(Groups):
             labels[number] = (request.id, (index + 1) * unit)
 
     def request(self, number: int, wanted: Wanted) -> Request:
+        name, path, load = wanted.get("lora", ("", "", 0))
+        lora = LoRARequest(name, path, load=load)
         made = self.known[number] = Request.make(
             number,
             self.prefixes,
             read_row(wanted["prompt"]),
             max_tokens=max(1, wanted["generate"]),
-            extra=wanted.get("salt"),
+            salt=wanted.get("salt"),
+            lora=lora,
+            adapter=adapter_keys(lora, path=self.manager.rules.lookup.adapter_path),
             priority=wanted.get("priority", 0),
             reads_cache="skips_cache" not in wanted,
             images=images_of(wanted),

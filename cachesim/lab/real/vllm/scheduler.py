@@ -60,6 +60,7 @@ def config_of(server: Engine) -> dict[str, Any]:
         "store": engine.connector is not None,
         "recomputes": limits.recomputes,
         "overlaps": limits.overlaps,
+        "loras": limits.loras,
     }
 
 
@@ -67,7 +68,6 @@ def hurdles(scenario: Scenario) -> dict[str, bool]:
     """Reasons for which a scenario is not run on the real scheduler."""
     options = scenario.engine.options
     return {
-        "it computes under no adapter": bool(options.get("lora")),
         "it has no prefill server whose lease ends": bool(options.get("kv_lease_steps")),
         "its layers have no rings": bool(options.get("rings")),
         "it marks a drafter's groups itself": options.get("eagle_groups", "auto") != "auto",
@@ -90,6 +90,8 @@ def group_of(records: Sequence[Record], session: Session) -> list[dict[str, Any]
         wanted: dict[str, Any] = {"accept": [each.accepted for each in verified]}
         wanted |= {"salt": options["cache_salt"]} if options.get("cache_salt") else {}
         wanted |= {"priority": options["priority"]} if options.get("priority") else {}
+        if record.ticket is not None and (lora := server.lora_of(record.ticket)).load:
+            wanted["lora"] = [lora.name, lora.path, lora.load]
         wanted |= {} if record.step.cache_prompt else {"skips_cache": True}
         more: dict[str, Any] = {"propose": _proposals(record, server)} if searches else {}
         fails = options.get("failed_block")
@@ -167,6 +169,9 @@ SYNCHRONOUS: Final = replace(SCHEDULER, draw=workloads.draw)
 LOADS: Final = replace(SCHEDULER, draw=workloads.draw_loads)
 """Workloads beside a store whose loads arrive steps later, or fail."""
 
+ADAPTERS: Final = replace(SCHEDULER, draw=workloads.draw_adapters)
+"""Workloads of requests with adapters."""
+
 AGENTS: Final = replace(SCHEDULER, draw=workloads.draw_agents)
 """Workloads of coding agents."""
 
@@ -179,6 +184,7 @@ def overrides(release: str, seed: int, numbers: range) -> list[Override]:
     """Differences of drawn workloads' configurations from those of a server's start."""
     known = FAMILY.release(release)
     drawn = [workloads.draw, workloads.draw_async, workloads.draw_agents, workloads.draw_loads]
+    drawn += [workloads.draw_adapters]
     drawn += [workloads.draw_compressed] if known.rules.lookup.mixed_blocks else []
     configs = [make(seed, number, known.rules)["config"] for number in numbers for make in drawn]
     with SCHEDULER.start(known.name) as real:

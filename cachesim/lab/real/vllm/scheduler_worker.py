@@ -63,7 +63,12 @@ class Release:
         self.images: Real = importlib.import_module("vllm.multimodal.inputs")
         self.encoders = importlib.import_module("vllm.v1.core.encoder_cache_manager")
         self.params = importlib.import_module("vllm.sampling_params").SamplingParams
+        self.adapter: Real = importlib.import_module("vllm.lora.request").LoRARequest
         self.environment: dict[str, Real] = vars(importlib.import_module("vllm.envs"))
+
+    def lora(self, name: str, path: str, number: int) -> Real:
+        """The adapter of a request, as its load by the server makes it."""
+        return self.adapter(lora_name=name, lora_path=path, lora_int_id=number)
 
 
 class Server(Groups):
@@ -190,6 +195,7 @@ class Server(Groups):
             ),
             pooling_params=None,
             cache_salt=wanted.get("salt"),
+            lora_request=self.release.lora(*wanted["lora"]) if "lora" in wanted else None,
             block_hasher=self.hasher,
             priority=wanted.get("priority", 0),
             arrival_time=float(number),

@@ -203,6 +203,8 @@ class ConfigFactory:
                 if not config.get("lookahead_hashes") and self._hashes_ahead:
                     wanted["disable_lookahead_block_hashes"] = True
             given["speculative_config"] = wanted
+        if config.get("loras"):
+            given |= {"enable_lora": True, "max_loras": config["loras"]}
         if config.get("store"):
             given["disable_hybrid_kv_cache_manager"] = False  # until 0.19 stores need the flag
             given["kv_transfer_config"] = self.transfer(

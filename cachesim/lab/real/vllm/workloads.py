@@ -70,6 +70,28 @@ def draw_async(seed: int, number: int, rules: Rules) -> dict[str, Any]:
     return overlapping(draw(seed, number, rules), rules)
 
 
+ADAPTERS: Final = (("a", "v1", 1), ("a", "v2", 2), ("b", "v1", 3), ("b", "v1", 4), ("c", "v3", 5))
+"""Name, path and number of a load: two paths under a name, and a file that is loaded again."""
+
+
+def draw_adapters(seed: int, number: int, rules: Rules) -> dict[str, Any]:
+    """A workload of requests with adapters, of which few run at once; some have a name as salt."""
+    rng = Random(f"vllm adapters {seed} {number}")
+    drawn = (draw if rng.random() < 0.3 else draw_async)(seed, number, rules)
+    config = drawn["config"]
+    config["loras"] = rng.choice((1, 1, 1, 2, 3))
+    if config.get("drafts"):  # else the server does not start
+        most = config["budget"] // (1 + config["drafts"])
+        config["max_seqs"] = min(config["max_seqs"], most)
+    for group in drawn["steps"]:
+        if rng.random() < 0.5 and not any("after" in wanted for wanted in group):
+            spread(rng, group, urgent=config.get("policy") == "priority")
+        for wanted in group:
+            if rng.random() < 0.7:
+                wanted["lora"] = rng.choice(ADAPTERS)
+    return drawn | {"id": f"adapters-{drawn['id']}"}
+
+
 def draw_loads(seed: int, number: int, rules: Rules) -> dict[str, Any]:
     """A workload beside a store whose loads come steps later, or fail, and which reads on.
 
