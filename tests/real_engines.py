@@ -49,10 +49,9 @@ from cachesim.lab.real.mlx_lm.vllm_mlx import ENGINES, RAPID_MLX, compare_images
 from cachesim.lab.real.mlx_lm.vllm_mlx import RELEASE as UNDER_VLLM_MLX
 from cachesim.lab.real.schedules import RealScheduler
 from cachesim.lab.real.sglang.scheduler import AGENTS as SGLANG_AGENTS
-from cachesim.lab.real.sglang.scheduler import FEATURES as SGLANG_FEATURES
 from cachesim.lab.real.sglang.scheduler import MIXED as SGLANG_MIXED
 from cachesim.lab.real.sglang.scheduler import SCHEDULER as SGLANG_SCHEDULER
-from cachesim.lab.real.sglang.scheduler import configuration_of, with_rust
+from cachesim.lab.real.sglang.scheduler import configuration_of, features_of, with_rust
 from cachesim.lab.real.transformers.environments import NEWEST as TRANSFORMERS
 from cachesim.lab.real.transformers.environments import (
     environment_for as transformers_environment_for,
@@ -283,7 +282,7 @@ def vllm_scheduler_agrees(release: str, *, times: int = 1) -> tuple[bool, str]:
     others = [(VLLM_SYNCHRONOUS, more), (VLLM_AGENTS, more)]
     if release in VLLM.having(VLLM.option("connector"), "store-async"):
         others.append((VLLM_LOADS, more))
-    if VLLM.release(release).rules.lookup.mixed_blocks:
+    if VLLM.release(release).rules.has_compressed:
         others.append((VLLM_COMPRESSED, more))
     return _decide_alike(release, usual, *others)
 
@@ -293,9 +292,7 @@ def sglang_scheduler_agrees(release: str, *, times: int = 1) -> tuple[bool, str]
     less = 1 if release in {SGLANG.real()[0], SGLANG.real()[-1]} else BETWEEN
     usual = (SGLANG_SCHEDULER, times * SCHEDULED // less)
     more = times * AT_ONCE // less
-    absent = {"streaming"} if release == SGLANG.real()[0] else set()
-    features = (each for name, each in SGLANG_FEATURES.items() if name not in absent)
-    others = (SGLANG_MIXED, SGLANG_AGENTS, *features)
+    others = (SGLANG_MIXED, SGLANG_AGENTS, *features_of(release).values())
     return _decide_alike(release, usual, *((each, more) for each in others))
 
 

@@ -436,7 +436,9 @@ class Family(Generic[R, S]):
         known = options_by_name(made)
         values = dict(_defaults(self, profile.release))
         for name, value in given.items():
-            values[name] = self._read_one(profile, known, name, value, "option")
+            values[name] = self._read_one(profile, known, name, value)
+        for name in given:
+            self._check_choice(profile, known[name], values[name], values)
         return self.options(**values)
 
     def read_fields(self, profile: "Profile", given: Mapping[str, Any]) -> dict[str, Any]:
@@ -444,10 +446,13 @@ class Family(Generic[R, S]):
         if not given:
             return {}
         known = {each.name: each for each in self.fields}
-        return {
+        values = {
             name: self._read_one(profile, known, name, value, "request field")
             for name, value in given.items()
         }
+        for name, value in values.items():
+            self._check_choice(profile, known[name], value, values)
+        return values
 
     def refuse_internal(self, profile: "Profile", given: Mapping[str, Any]) -> None:
         """Refuse internal options, with the error for an unknown name."""
@@ -485,7 +490,12 @@ class Family(Generic[R, S]):
         return self.current_name(profile.release) in self.having(option, value)
 
     def _read_one(
-        self, profile: "Profile", known: Mapping[str, Option], name: str, value: object, what: str
+        self,
+        profile: "Profile",
+        known: Mapping[str, Option],
+        name: str,
+        value: object,
+        what: str = "option",
     ) -> Value:
         option = known.get(name)
         if option is None:
@@ -501,10 +511,17 @@ class Family(Generic[R, S]):
             raise OptionError(msg)
         if not self.has(option, profile):
             raise OptionError(f"{profile} has no {what} {name!r}; {self._where(option)}")
-        read = option.read(value, what)
-        if not self.has(option, profile, read):
-            raise OptionError(f"{profile} has no {name} {read!r}; {self._where(option, read)}")
-        return read
+        return option.read(value, what)
+
+    def _check_choice(
+        self, profile: "Profile", option: Option, value: object, given: Mapping[str, Any]
+    ) -> None:
+        """Refuse a choice that the release does not have, beside the other values either."""
+        other, first = option.beside.get(str(value), ("", ""))
+        beside = bool(given.get(other)) and self.current_name(profile.release) in self.since(first)
+        if not (beside or self.has(option, profile, value)):
+            where = self._where(option, value)
+            raise OptionError(f"{profile} has no {option.name} {value!r}; {where}")
 
     def _upstream_field(self, name: str) -> Field | None:
         """The field under its name or flag; one that is not simulated before others."""
@@ -520,7 +537,9 @@ class Family(Generic[R, S]):
         if option.patch:
             fits = self.range_of(self.patch(option.patch).fits)
             return f"the patch +{option.patch} adds it, which fits {fits}"
-        return f"the releases that have it are {self.range_of(self.having(option, value))}"
+        where = f"the releases that have it are {self.range_of(self.having(option, value))}"
+        other, first = option.beside.get(str(value), ("", ""))
+        return f"{where}; beside {other}: {self.range_of(self.since(first))}" if other else where
 
     # -- the engine --------------------------------------------------------------------------------
 

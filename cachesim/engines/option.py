@@ -49,6 +49,8 @@ class Option:
     needs: str = ""  # the option without which it has no effect
     later: Mapping[str, Any] = field(default_factory=dict)  # release -> its default from there on
     arrived: Mapping[str, str] = field(default_factory=dict)  # choice -> its first release
+    # choice -> an option beside which it has an earlier first release, and that release
+    beside: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     tried: tuple[Any, ...] = ()  # values that a search tries, the default first
     rare: bool = False  # searches try it in late corners alone
     internal: bool = False  # set by programs, never by users

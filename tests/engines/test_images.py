@@ -165,7 +165,7 @@ def test_what_cannot_be_an_image_is_refused(
         ("+vllm-mlx", "name the patch vllm-mlx-mllm"),
         ("+rapid-mlx", "without a prefix cache"),
         ("+omlx", "oMLX and Ollama.s MLX runner are not simulated"),
-        ("", "by mlx-lm's own server since 0.32.1"),
+        ("", "this release reads no images"),
     ],
 )
 def test_images_are_refused_where_they_are_not_simulated(patch: str, refusal: str) -> None:

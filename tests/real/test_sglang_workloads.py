@@ -10,7 +10,7 @@ import pytest
 
 from cachesim.engines.family import Profile
 from cachesim.engines.sglang.family import FAMILY
-from cachesim.errors import OptionError, ScenarioError
+from cachesim.errors import ScenarioError
 from cachesim.lab.real.playing import Agreement
 from cachesim.lab.real.prompts import read_row
 from cachesim.lab.real.schedules import count
@@ -21,6 +21,7 @@ from cachesim.lab.real.sglang.scheduler import (
     FEATURES,
     SCHEDULER,
     config_of,
+    features_of,
     visible_of_rust,
     with_rust,
 )
@@ -104,14 +105,18 @@ WITHOUT: dict[str, dict[str, Any]] = {
 """A workload of a feature without it."""
 
 
+def test_streaming_sessions_are_a_feature_of_releases_that_have_the_option() -> None:
+    having = [release for release in FAMILY.names() if "streaming" in features_of(release)]
+
+    assert ["0.5.22", "0.5.23"] == having
+
+
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("release", FAMILY.names())
 @pytest.mark.parametrize("feature", FEATURES)
 def test_drawn_workloads_of_a_feature_depend_on_it(feature: str, release: str) -> None:
     rules = FAMILY.release(release).rules
-    if feature == "streaming" and rules.tree.trees != "unified":
-        with pytest.raises(OptionError, match=r"in SGLang 0\.5\.22 and later"):
-            FEATURES[feature].draw(0, 0, rules)
+    if feature not in features_of(release):
         return
     differing = 0
     for number in range(len(KINDS)):

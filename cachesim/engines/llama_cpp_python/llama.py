@@ -40,7 +40,7 @@ class LlamaCppPython(CallServer):
         """Follows `Llama.__init__`, and `set_cache`."""
         options = self.options
         if options.embedding and "conv" in self.network.spec.layers:
-            msg = "embedding has no rules here for LFM2: it has no logits then from 0.3.35 on"
+            msg = "embedding with LFM2 is not simulated: newer releases keep no logits then"
             raise OptionError(msg)
         sequences = min(options.n_ctx, options.n_batch, MAX_SEQ) if options.embedding else 1
         unified = options.embedding and self.rules.embeds_unified

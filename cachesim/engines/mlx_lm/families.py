@@ -70,6 +70,11 @@ class Until:
     fields: Mapping[str, Any]
 
 
+def _place(release: str, order: tuple[str, ...]) -> int:
+    """The place of a release in the order; one that is not in it is newer."""
+    return order.index(release) if release in order else len(order)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFamily:
     """A model class: its possible layers, and its rules in the newest and in older releases."""
@@ -85,11 +90,11 @@ class ModelFamily:
 
     def is_at(self, release: str, order: tuple[str, ...]) -> bool:
         """True if a release has the class."""
-        return not self.since or order.index(release) >= order.index(self.since)
+        return not self.since or _place(release, order) >= order.index(self.since)
 
     def rules_at(self, release: str, order: tuple[str, ...]) -> RecurrentRules:
         """The rules of a release."""
-        at = order.index(release)
+        at = _place(release, order)
         older = [each for each in self.until if at <= order.index(each.release)]
         rules = self.rules
         for each in older:

@@ -253,7 +253,8 @@ class VllmOptions:
         "options that prefills each request",
         default="none",
         choices=("none", "store", "store-async", "store-attention", "nixl"),
-        arrived={"store-async": "0.33.0", "nixl": "0.31.0"},
+        arrived={"store-async": "0.33.0", "nixl": "0.33.0"},
+        beside={"nixl": ("rings", "0.31.0")},
         tried=("none", "store"),
     )
     load_steps: int = option(
@@ -465,9 +466,10 @@ class VllmOptions:
             if given != only:
                 msg = f"{name!r} is {given}; layers of DeepSeek V4 have {only}: write {only}"
                 raise OptionError(msg)
-        if self.speculative_method == "eagle" or not rules.lookup.mixed_blocks:
-            msg = "DeepSeek V4 is in releases since 0.20, and drafts with its own head: write mtp"
-            raise OptionError(msg)
+        if not rules.has_compressed:
+            raise OptionError("this release has no layers of DeepSeek V4: name a later one")
+        if self.speculative_method == "eagle":
+            raise OptionError("DeepSeek V4 drafts with its own head: write mtp")
         groups = compressed_groups(spec, rules, drafts=self.use_eagle)
         self._check_groups(groups, rules)
         return groups
@@ -485,9 +487,10 @@ class VllmOptions:
         modes = {each.mode for each in groups if each.kind == "mamba"}
         fine = modes == {"align"} and rules.lookup.fine_beside_states
         if modes and self.enable_prefix_caching and not fine:
+            but = " but in mode 'align'" if rules.lookup.fine_beside_states else ""
             raise OptionError(
-                f"option 'window_block_size' is {size}; beside states only 0.28 and later start "
-                "with it, in mode 'align': leave it out"
+                f"option 'window_block_size' is {size}; beside states this release does not start "
+                f"with it{but}: leave it out"
             )
         if max(size, self.block_size) % min(size, self.block_size):
             raise OptionError(
@@ -509,7 +512,7 @@ class VllmOptions:
             why = f"of the blocks of {' and '.join(map(str, blocks))} tokens the smallest must "
             why += "divide the others"
         elif blocks[0] < max(aligned, default=0) and not rules.lookup.fine_beside_states:
-            why = "beside states in larger blocks only 0.28 and later start with it"
+            why = "beside states in larger blocks this release does not start with it"
         if size and why:
             raise OptionError(f"option 'drafter_block_size' is {size}; {why}: leave it out")
 
@@ -585,13 +588,6 @@ class VllmOptions:
                 f"option 'max_num_scheduled_tokens' is {self.max_num_scheduled_tokens}; a step has "
                 f"room for max_num_batched_tokens, which is {budget}"
             )
-        if self.connector == "nixl" and (
-            not rules.runner.ring_regions
-            if self.rings
-            else rules.runner.ring_regions != "whole-row"
-        ):
-            msg = "connector 'nixl' is simulated at 0.33.0, and beside option 'rings' since 0.31.0"
-            raise OptionError(msg)
         if self.connector == "nixl" and self.drafts:
             raise OptionError(
                 "connector 'nixl' is not simulated beside speculative_method: leave one of them out"

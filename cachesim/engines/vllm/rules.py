@@ -407,6 +407,8 @@ class Rules:
     scheduler: SchedulerRules = SchedulerRules()
     modes: tuple[str, ...] = ("align", "none")
     """0.32 removed `all`."""
+    has_compressed: bool = True
+    """0.20: has the layers of DeepSeek V4."""
 
 
 RULES_0330 = Rules()
@@ -572,4 +574,5 @@ RULES_0191 = replace(
         window_admission_cap=False,
         encoder_frees_with_output=False,
     ),
+    has_compressed=False,
 )

@@ -226,8 +226,8 @@ def test_a_prompt_of_any_length_holds_one_ring() -> None:
 @pytest.mark.parametrize(
     ("release", "options", "told"),
     [
-        ("0.31.0", {"rings": False, "block_size": 2}, "beside option 'rings'"),
-        ("0.32.0", {"rings": False, "block_size": 2}, "beside option 'rings'"),
+        ("0.31.0", {"rings": False, "block_size": 2}, "beside rings: 0.31.0"),
+        ("0.32.0", {"rings": False, "block_size": 2}, "beside rings: 0.31.0"),
         ("0.33.0", {"block_size": 5}, "divide block_size"),
         ("0.33.0", {"connector": "none", "speculative_method": "ngram"}, "without a drafter"),
     ],

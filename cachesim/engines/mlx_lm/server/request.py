@@ -392,7 +392,9 @@ def _check_images(request: Request, options: MlxOptions, rules: ServerRules) -> 
     ends_with_one = mllm and bool(request.images) and request.images[-1].end == len(request.prompt)
     if not request.images or own or (mllm and not ends_with_one):
         return
-    msg = "images are read by mlx-lm's own server since 0.32.1, without a draft model"
+    msg = "this release reads no images: name a later one of mlx-lm's own server"
+    if rules.reads_images and options.draft_model is not None:
+        msg = "images beside a draft model are not simulated: leave draft_model out"
     if isinstance(rules.memory, RapidRules):
         msg = "Rapid-MLX serves a model that reads images without a prefix cache: not simulated"
     elif ends_with_one:

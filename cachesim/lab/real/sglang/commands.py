@@ -9,9 +9,9 @@ from cachesim.lab.real.schedules import RealScheduler
 from cachesim.lab.real.sglang.rows import compare_rows, differs_in
 from cachesim.lab.real.sglang.scheduler import (
     AGENTS,
-    FEATURES,
     MIXED,
     SCHEDULER,
+    features_of,
     overrides,
     with_rust,
 )
@@ -97,7 +97,8 @@ def real_sglang(
     if settings:
         title = f"sglang {own}: settings that differ from a server's start"
         return show_overrides(title, overrides(own, seed, numbers))
-    usual = named("feature", feature, FEATURES) if feature else MIXED if mixed_chunk else SCHEDULER
+    usual = MIXED if mixed_chunk else SCHEDULER
+    usual = named("feature", feature, features_of(own)) if feature else usual
     return _played(AGENTS if agents else usual, tree_core).compare(own, seed, numbers).show()
 
 

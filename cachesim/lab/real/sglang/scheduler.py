@@ -324,6 +324,19 @@ AGENTS: Final = replace(SCHEDULER, draw=draw_agents)
 FEATURES: Final = {name: replace(SCHEDULER, draw=draw) for name, draw in BY_FEATURE.items()}
 """Workloads with rarely used options."""
 
+NEEDED: Final = {"streaming": "enable_streaming_session"}
+"""The option that a feature needs."""
+
+
+def features_of(release: str) -> dict[str, RealScheduler[Rules]]:
+    """The features that a release has."""
+    absent = {
+        name
+        for name, option in NEEDED.items()
+        if FAMILY.release(release).name not in FAMILY.having(FAMILY.option(option))
+    }
+    return {name: each for name, each in FEATURES.items() if name not in absent}
+
 
 def with_rust(scheduler: RealScheduler[Rules]) -> RealScheduler[Rules]:
     """A scheduler with the tree core in Rust, the servers' default from 0.5.19 on."""

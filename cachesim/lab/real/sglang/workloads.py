@@ -11,7 +11,6 @@ from typing import Any, Final
 
 from cachesim.engines.sglang.request import Drafts
 from cachesim.engines.sglang.rules import Rules
-from cachesim.errors import OptionError
 from cachesim.lab.real.prompts import REPLIES, AgentUsers, Row, Writer, read_row
 
 KINDS: Final = (
@@ -154,8 +153,6 @@ def draw_sessions(seed: int, number: int, rules: Rules) -> dict[str, Any]:
 
 def draw_streaming(seed: int, number: int, rules: Rules) -> dict[str, Any]:
     """A workload of streaming sessions: turns, with drafts too, that are refused and aborted."""
-    if rules.tree.trees != "unified":
-        raise OptionError("streaming sessions are in SGLang 0.5.22 and later: name such a release")
     rng = Random(f"sglang streaming {seed} {number}")
     base = draw_drafts if rng.random() < 0.4 else draw
     drawn, opened = base(seed, number, rules), 2
@@ -300,7 +297,8 @@ def _model(rng: Random, kind: str, *, unified: bool) -> str:
 def _host(rng: Random, kind: str, rules: Rules) -> dict[str, Any]:
     """A host that is larger than the device, or where a release takes it smaller."""
     unified = rules.tree.trees == "unified"
-    ratios = (0.2, 0.5, 1.0, 1.5, 2.0, 4.0) if unified else (1.0, 1.5, 2.0, 4.0)
+    smaller = (0.2, 0.5) if rules.scheduler.host_may_be_smaller else ()
+    ratios = (*smaller, 1.0, 1.5, 2.0, 4.0)
     host: dict[str, Any] = {
         "policy": "write_back" if kind == "host-back" else rng.choice(POLICIES),
         "ratio": rng.choice(ratios),

@@ -87,12 +87,7 @@ def real_vllm(
     """
     numbers = range(first, first + workloads)
     own = release or FAMILY.real()[-1]
-    having = FAMILY.having(FAMILY.option("connector"), "store-async")
-    if loads and own not in having:
-        msg = f"loads that come later are simulated for {', '.join(having)}: name one of them"
-        raise OptionError(msg)
-    if compressed and not FAMILY.release(own).rules.lookup.mixed_blocks:
-        raise OptionError("DeepSeek V4 is in releases since 0.20.2: name one of them")
+    _check(own, loads=loads, compressed=compressed)
     if runner and scenario is not None:
         return play_on_runner(FAMILY, scenario, release, differs_in)
     if runner:
@@ -117,3 +112,14 @@ def real_vllm(
     )
     chosen = next((each for wanted, each in own_draws if wanted), SCHEDULER)
     return chosen.compare(own, seed, numbers).show()
+
+
+def _check(release: str, *, loads: bool, compressed: bool) -> None:
+    """Refuse workloads of what a release does not have."""
+    having = FAMILY.having(FAMILY.option("connector"), "store-async")
+    if loads and release not in having:
+        msg = f"loads that come later are simulated for {', '.join(having)}: name one of them"
+        raise OptionError(msg)
+    having = tuple(each.name for each in FAMILY.releases if each.rules.has_compressed)
+    if compressed and release not in having:
+        raise OptionError(f"DeepSeek V4 is in {FAMILY.range_of(having)}: name one of them")

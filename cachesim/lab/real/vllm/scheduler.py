@@ -185,7 +185,7 @@ def overrides(release: str, seed: int, numbers: range) -> list[Override]:
     known = FAMILY.release(release)
     drawn = [workloads.draw, workloads.draw_async, workloads.draw_agents, workloads.draw_loads]
     drawn += [workloads.draw_adapters]
-    drawn += [workloads.draw_compressed] if known.rules.lookup.mixed_blocks else []
+    drawn += [workloads.draw_compressed] if known.rules.has_compressed else []
     configs = [make(seed, number, known.rules)["config"] for number in numbers for make in drawn]
     with SCHEDULER.start(known.name) as real:
         answers = real.order({"settings": configs})["results"]
