@@ -660,6 +660,7 @@ class Runs(Server):
         context.update(self.marks.context())
         made = RunnerV2 if getattr(self.settings, "use_v2_model_runner", False) else RunnerV1
         self.runner = made(self.settings, self._caches(config, specs), self.marks)
+        self.runner.runner.lora_config = None  # no weights are loaded
         self.steps: list[Json] = []
         self.schedules = self.scheduler.schedule
         self.scheduler.schedule = self._scheduled

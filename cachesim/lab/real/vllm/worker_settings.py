@@ -143,6 +143,11 @@ PRETENDED: Final = {
         "none: tokens and drafts are a workload's",
         "which tokens are accepted is all that states depend on",
     ),
+    "runner: lora_config": (
+        "as the scheduler's",
+        "None",
+        "weights of adapters change what is written, and not where",
+    ),
     "runner: GDNAttentionMetadataBuilder.supports_update_block_table": (
         "True on a GPU, since 0.32",
         "False",
