@@ -7,14 +7,19 @@ unexport PYTHONDONTWRITEBYTECODE
 NEWEST := llama.cpp mlx-lm vllm sglang transformers
 SITE   := "sphinx>=8.1" "myst-parser>=4" "furo>=2024.8.6"
 
-.PHONY: run test check pages sentences engines inputs packages programs users nightly hashes fuzz mutants wheels newest $(NEWEST:%=newest-%) bench docs clean help
+.PHONY: run test check pages sentences engines inputs lowest packages programs users nightly hashes fuzz mutants wheels newest $(NEWEST:%=newest-%) bench docs clean help
 
 help:            ## what there is
 	@grep -E '^[a-z]+: .*##' $(MAKEFILE_LIST) | sed 's/:.*##/ -/'
 
-run: $(VENV)/.run            ## every scenario on every profile it names, in exact ring arithmetic, counted by engine and class
+run: $(VENV)/.run            ## a wrong answer from a cache, then every scenario on every profile it names, in exact ring arithmetic
+	@$(BIN)/python -m examples.two_codes
 	@$(BIN)/cachesim run scenarios --arithmetic ring --brief
-	@echo "a line for each: $(BIN)/cachesim run scenarios --arithmetic ring"
+	@echo
+	@echo "Try next:"
+	@echo "  $(BIN)/cachesim run llama.cpp-two-codes     why that answer was wrong"
+	@echo "  $(BIN)/cachesim why docs/examples/hybrid.log   what a slow server's log says"
+	@echo "  $(BIN)/cachesim learn 1                     the first of the lessons"
 
 test: $(VENV)/.test          ## the tests
 	@$(BIN)/python -m pytest -n 2 --dist loadfile
@@ -23,7 +28,7 @@ check: $(VENV)/.check        ## lint, types, the page in a browser, scenarios in
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
-	@$(MAKE) --no-print-directory -j4 pages sentences engines inputs
+	@$(MAKE) --no-print-directory -j4 pages sentences engines inputs lowest
 	@$(BIN)/python -m tests.real_engines
 	@$(MAKE) --no-print-directory -j2 packages programs
 
@@ -50,6 +55,9 @@ programs:
 	@$(BIN)/python -m tests.real_recorder
 	@$(BIN)/python -m tests.commands
 	@$(BIN)/python -m tests.upstream_mlx_lm
+
+lowest: $(VENV)/.test        ## the quick tests with the lowest versions that pyproject.toml allows
+	@nice -n 10 $(BIN)/python -m tests.lowest
 
 users: $(VENV)/.check        ## every command and format on real input, and each command that output and docs print
 	@$(BIN)/python -m tests.end_to_end --all-commands --whole
@@ -108,7 +116,7 @@ $(VENV)/.run: pyproject.toml | $(VENV)/bin/python
 	@touch $@
 
 $(VENV)/.test: $(VENV)/.run
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check "pytest>=8.2" "pytest-xdist>=3.6" --editable ".[record]"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check "pytest>=8.2" "pytest-xdist>=3.6.1" --editable ".[record]"
 	@touch $@
 
 $(VENV)/.check: $(VENV)/.test

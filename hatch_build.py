@@ -6,18 +6,23 @@ from pathlib import Path
 
 from hatchling.metadata.plugin.interface import MetadataHookInterface
 
+FENCE = "```text\n"
+START = f"{FENCE}make run\n"
 TARGET = r"(?!https?:|#)([^)]*)"
 
 
 def long_description(readme: str, address: str, version: str) -> str:
     """The README for an index, which resolves no path of the tree.
 
-    With an address, pictures and links point at the tag of the version; without one, a picture is
-    left out and a link is its text.
+    With an address, pictures and links point at the tag of the version, and the start is a clone;
+    without one, a picture is left out and a link is its text.
     """
     picture, link = rf"!\[([^\]]*)\]\({TARGET}\)", rf"(?<!!)\[([^\]]+)\]\({TARGET}\)"
     if not address:
         return re.sub(link, r"\1", re.sub(picture + r"\n+", "", readme))
+    readme = readme.replace(
+        START, f"{FENCE}git clone {address}\ncd {Path(address).name}\nmake run\n", 1
+    )
     readme = re.sub(picture, rf"![\1]({address}/raw/v{version}/\2)", readme)
     return re.sub(link, rf"[\1]({address}/blob/v{version}/\2)", readme)
 

@@ -81,7 +81,16 @@ def test_with_an_address_every_link_and_picture_of_it_is_absolute(
     assert len(POINTED.findall(README)) == len(POINTED.findall(text))
     assert [] == [each for each in POINTED.findall(text) if not each.startswith("https://")]
     assert "](https://example.org/c/raw/v0.1.0/docs/images/two-codes.svg)" in text
+    assert "git clone https://example.org/c\ncd c\nmake run\nmake test" in text
     assert "[CONTRIBUTING.md](https://example.org/c/blob/v0.1.0/CONTRIBUTING.md) explains" in text
+
+
+def test_the_start_of_the_readme_is_the_two_targets_and_names_no_place_to_fill_in() -> None:
+    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
+    commands = [line for page in pages for line in page.read_text().splitlines() if "git" in line]
+
+    assert "```text\nmake run\nmake test\n```" in README.split("\n## ")[1]
+    assert [] == [line for line in commands if re.search(r"\b(clone|git\+)\s*[A-Z]{4,}", line)]
 
 
 def test_the_extras_of_the_install_page_are_those_of_the_package() -> None:

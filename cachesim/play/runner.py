@@ -40,6 +40,7 @@ from cachesim.scenario.checks import full_profile, scenario_of
 from cachesim.scenario.files import to_toml
 from cachesim.scenario.format import Expect, Scenario
 from cachesim.scenario.labels import label_of
+from cachesim.scenario.shipped import sources
 from cachesim.units import Array, Count, Token, Tokens
 from cachesim.verify.explain import Explanation, IdealCache, explain
 from cachesim.verify.oracle import Oracle
@@ -610,20 +611,27 @@ def _slot_of(record: Record) -> Mapping[str, Any]:
 
 
 def run_scenario(
-    mapping: Mapping[str, Any],
+    mapping: Mapping[str, Any] | str,
     *,
     profile: str | None = None,
     arithmetic: ArithmeticName = "float",
     verify: bool = True,
     detail: bool = False,
 ) -> Run:
-    """Run a scenario given as a mapping.
+    """Run a scenario: a mapping, or the name of a shipped scenario or of a file.
 
-    `profile` overrides what the mapping lists; without it the mapping names exactly one.
+    `profile` overrides what the scenario lists; without it the scenario names exactly one.
     """
-    scenario = scenario_of(mapping)
+    scenario = _named(mapping) if isinstance(mapping, str) else scenario_of(mapping)
     wanted = chosen(scenario, profile)
     return run(scenario, wanted, arithmetic=arithmetic, verify=verify, detail=detail)
+
+
+def _named(name: str) -> Scenario:
+    scenarios = [source.load() for source in sources(name)]
+    if len(scenarios) != 1:
+        raise ScenarioError(f"{name}: a folder of {len(scenarios)} scenarios; name one of them")
+    return scenarios[0]
 
 
 def chosen(scenario: Scenario, profile: str | None) -> Profile:

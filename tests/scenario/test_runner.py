@@ -3,6 +3,7 @@
 import json
 import re
 import tomllib
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -260,3 +261,15 @@ def test_a_wrong_answer_that_is_expected_is_traced_at_once_and_told_alike(
 
     assert expected == traced
     assert whole.to_json()["steps"] == run.to_json()["steps"]
+
+
+def test_a_scenario_is_run_by_its_name_or_its_file_and_a_folder_is_refused(tmp_path: Path) -> None:
+    file = shipped_file("llama.cpp-three-requests")
+    asked = {"profile": "b11549", "arithmetic": "ring"}
+
+    named, given = run_scenario(file.stem, **asked), run_scenario(str(file), **asked)
+    assert named.to_json() == given.to_json()
+    (tmp_path / "one.toml").write_text(file.read_text())
+    (tmp_path / "two.toml").write_text(file.read_text())
+    with pytest.raises(ScenarioError, match="a folder of 2 scenarios; name one of them"):
+        run_scenario(str(tmp_path), **asked)
