@@ -123,7 +123,9 @@ class Proxy:
     async def handle(self, request: web.Request) -> web.StreamResponse:
         """Forward a request and its answer."""
         if request.headers.get("Upgrade", "").lower() == "websocket":
-            return refusal(501, "websocket_refused", "the recorder passes no WebSockets")
+            refused = refusal(501, "websocket_refused", "the recorder passes no WebSockets")
+            refused.force_close()  # whether what follows is HTTP again is not for us to guess
+            return refused
         exchange = None
         action = slot_action(request.method, request.path, request.query)
         if action is None and not holds_prompt(request.method, request.path):
