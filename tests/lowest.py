@@ -9,14 +9,18 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from cachesim.lab.real.environment import Environment
 
 ROOT = Path(__file__).parents[1]
-QUICK = ("tests/cli", "tests/report", "tests/scenario", "tests/record")
-"""Every command, every page, every reader, and the proxy, which is what the libraries are for."""
+QUICK = (
+    "tests/cli", "tests/report", "tests/scenario", "tests/record",
+    "tests/traces/test_cluster.py", "tests/traces/test_other_forms.py",
+)  # fmt: skip
+"""Every command, page and reader, the proxy, and what uses the extras."""
 
 
 def lowest(requirements: Sequence[str]) -> tuple[str, ...]:
@@ -25,12 +29,12 @@ def lowest(requirements: Sequence[str]) -> tuple[str, ...]:
 
 
 def wanted(settings: Mapping[str, Any]) -> tuple[str, ...]:
-    """What the program, its recorder and its tests need, each at its lowest version."""
+    """What the program, its extras and its tests need, each at its lowest version."""
     project = settings["project"]
     return lowest(
         [
             *project["dependencies"],
-            *project["optional-dependencies"]["record"],
+            *chain.from_iterable(project["optional-dependencies"].values()),
             *settings["dependency-groups"]["test"],
         ]
     )
