@@ -46,7 +46,7 @@ PIECES: Final = re.compile(r"[\w-]+"), re.compile(r"\w+")
 ESCAPES: Final = str.maketrans({"\n": "\\n", "\r": "\\r", "\t": "\\t"})
 """Escapes of line breaks in a sentence."""
 REMINDER: Final = re.compile(
-    r"\s*<(system-reminder|system_reminder|reminder|environment_details|environment_context)\b.*?</\1>\s*",
+    r"(?:(?<!\s)\s+)?<(system-reminder|system_reminder|reminder|environment_details|environment_context)\b.*?</\1>\s*",
     re.DOTALL,
 )
 SUMMARY: Final = re.compile(

@@ -8,6 +8,7 @@ author can be asked; nothing is made up without a word about it.
 
 import json
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from io import BytesIO
@@ -22,6 +23,7 @@ from cachesim.lab.logs.whole import UserSettings, read_files, replays_of
 from cachesim.play import run
 from cachesim.scenario import full_profile, loads
 from cachesim.scenario.files import to_toml
+from cachesim.typed import mapping
 
 MOST: Final = 4 << 20
 """Bytes of a report."""
@@ -33,40 +35,53 @@ UNKNOWN_PROMPT: Final = 1000
 UNKNOWN_REST: Final = 40
 """Tokens written where a report gives no number."""
 
-NUMBER: Final = r"(\d{1,3}(?:,\d{3})+|\d+)"
+# A search tries a pattern at each character. So no part of one may go on without a bound: a line of
+# 70,000 characters would be read 70,000 times (tests/logs/test_patterns.py).
 
-SHARED: Final = r"(?P<shared>\d{1,3}(?:,\d{3})+|\d+)"
+DIGITS: Final = r"\d{1,3}(?:,\d{3}){1,4}|\d{1,15}"
+NUMBER: Final = rf"({DIGITS})"
+
+SHARED: Final = rf"(?P<shared>{DIGITS})"
 SHAPES: Final = (
-    rf"shared={SHARED} entry_len=(?P<held>\d+) requested_len=(?P<whole>\d+)",
-    rf"n_past = {SHARED}, slot\.prompt\.tokens\.size\(\) = (?P<held>\d+)",
-    rf"total=(?P<whole>\d+) matched={SHARED} cached=(?P<cached>[1-9]\d*) left=",
+    rf"shared={SHARED} entry_len=(?P<held>\d{{1,15}}) requested_len=(?P<whole>\d{{1,15}})",
+    rf"n_past = {SHARED}, slot\.prompt\.tokens\.size\(\) = (?P<held>\d{{1,15}})",
+    rf"total=(?P<whole>\d{{1,15}}) matched={SHARED} cached=(?P<cached>[1-9]\d{{0,14}}) left=",
 )
 """Common prefix of two prompts, beside other counts, as servers log it."""
 
 REUSED: Final = (
-    rf"\b{NUMBER}\s*(?:/|of|out of)\s*{NUMBER}[^.\n]{{0,24}}?(?:cached|tokens|hit|reused)"
+    rf"\b{NUMBER}\s{{0,8}}(?:/|of|out of)\s{{0,8}}{NUMBER}"
+    r"[^.\n]{0,24}?(?:cached|tokens|hit|reused)"
 )
 """Reused tokens of a prompt."""
 
 WHOLE: Final = (
     rf"task\.n_tokens = {NUMBER}",
-    rf"prompt_tokens[\"'`:= ]+{NUMBER}",
+    rf"prompt_tokens[\"'`:= ]{{1,12}}{NUMBER}",
     rf"\b{NUMBER}[- ]tokens?[- ](?:prompt|request|conversation)",
     rf"prompt (?:of|with) {NUMBER} tokens",
 )
 BUILD: Final = r"\bb(\d{4,5})\b|\bbuild:? (\d{4,5})\b|\bversion: (\d{4,5})\b"
-VERSION: Final = r"\bv?(\d+\.\d+\.\d+)"
+VERSION: Final = r"\bv?(\d{1,6}\.\d{1,6}\.\d{1,6})"
 """Form of a release: a build number, or three numbers."""
 
-COMMAND: Final = r"[^\n`]*\b(?:server|llama-cli|serve|--model|-m)\b[^\n`\\]*(?:\\\n[^\n`\\]*)*"
-"""A command line of a server, over continued lines."""
+LINE_END: Final = r"`|(?<!\\)\n"
+COMMAND: Final = r"\b(?:server|llama-cli|serve|--model|-m)\b"
+"""What makes a line, with those that continue it, the command of a server."""
+
+SPECULATION: Final = r"--speculative-config\s{1,8}'?(\{[^}]{0,500}\})"
+NAME: Final = r"[A-Za-z][\w.-]{0,100}"
+ISSUES: Final = (
+    r"github\.com/([\w.-]{1,39}/[\w.-]{1,100})/(?:issues|pull)/(\d{1,9})\b(?!#)",
+    r"\b([\w.-]{1,39}/[\w.-]{1,100})(?: · (?:issue|pull request) )?#(\d{1,9})\b",
+)
 
 LIMITS: Final = ("ctx_size", "max_model_len", "n_ctx")
 """Options with the maximum tokens of a conversation."""
 
-CACHED: Final = rf"(?<![a-z])cached[_ ]?tokens?(?:[\"'`:= ]| is | was )+{NUMBER}"
+CACHED: Final = rf"(?<![a-z])cached[_ ]?tokens?(?:[\"'`:= ]| is | was ){{1,12}}{NUMBER}"
 
-RESTORED: Final = r"cached_tokens=(\d+) uncached_tokens=(\d+)"
+RESTORED: Final = r"cached_tokens=(\d{1,15}) uncached_tokens=(\d{1,15})"
 """Reused tokens and the others but the last, as LM Studio logs them."""
 
 FULL: Final = r"full prompt re-?processing|\bMISS\b"
@@ -144,6 +159,7 @@ def _from_words(name: str, text: str) -> Draft:
     if counts.cached is None:
         missing.append("how many tokens were reused (`cached_tokens`, `cache_n`)")
     options = dict(_flags(family, server.release, text))
+    refused = set[str]()
     while True:
         server = replace(server, options=options)
         try:
@@ -156,10 +172,11 @@ def _from_words(name: str, text: str) -> Draft:
                 raise
             dropped = next((each for each in options if each in str(error)), [*options][-1])
             value = options.pop(dropped)
+            refused.add(dropped)
             missing.append(f"whether {dropped} is {value!r}; left out, as refused: {_first(error)}")
             continue
         limit = next((each.name for each in family.declared if each.name in LIMITS), "")
-        if last.error is None or not limit or limit in options:
+        if last.error is None or not limit or limit in options or limit in refused:
             break
         options[limit] = 2 * max(counts.whole or 0, counts.held or 0, UNKNOWN_PROMPT)
         missing.append(f"{limit}, the maximum tokens; {options[limit]} is assumed")
@@ -175,25 +192,25 @@ def _first(error: CachesimError) -> str:
 
 def issue_in(text: str) -> str:
     """The thread that a report is, as owner/repository#1; empty if it does not say."""
-    found = re.search(
-        r"github\.com/([\w.-]+/[\w.-]+)/(?:issues|pull)/(\d+)\b(?!#)", text
-    ) or re.search(r"\b([\w.-]+/[\w.-]+)(?: · (?:issue|pull request) )?#(\d+)\b", text)
+    found = next(filter(None, (re.search(shape, text) for shape in ISSUES)), None)
     return f"{found[1]}#{found[2]}" if found else ""
 
 
 def _family(text: str, missing: list[str]) -> Family[Any, Any]:
     """The server that a report names most often."""
     low = text.lower()
-    words = re.findall(r"[a-z]+", low)
+    words = Counter(re.findall(r"[a-z]+", low))
 
     def score(family: Family[Any, Any]) -> float:
         own = set(family.vocabulary.split())
         program = family.program.split("/")[-1].split(" ")[0].lower()
         names = {family.repository.lower(), family.name, program, family.name.replace("-", "_")}
         named = sum(
-            len(re.findall(rf"(?<![\w.]){re.escape(each)}\b", low)) for each in names if each
+            len(re.findall(rf"(?<![\w.]){re.escape(each)}\b", low))
+            for each in names
+            if each and each in low
         )
-        return 10 * named + sum(word in own for word in words)
+        return 10 * named + sum(words[word] for word in own)
 
     best = max(FAMILIES.values(), key=score)
     if not score(best):
@@ -223,16 +240,20 @@ def _release(family: Family[Any, Any], text: str, missing: list[str]) -> str:
 
 
 def _version(text: str) -> tuple[int, ...]:
-    return tuple(map(int, re.findall(r"\d+", text)))
+    return tuple(map(int, re.findall(r"\d{1,6}", text)))
 
 
 def _preset(text: str, missing: list[str]) -> str:
     """The preset with the memory of the model that a report names."""
-    named = [kind_of(each) for each in re.findall(r"[A-Za-z][\w.-]*\d[\w.-]*", text)]
-    kinds = [each for each in named if each not in {None, "dense"}]
+    words = Counter(re.findall(NAME, text))
+    named = Counter[str | None]()
+    for word, times in words.items():
+        if any(map(str.isdigit, word)):
+            named[kind_of(word)] += times
+    kinds = {kind: times for kind, times in named.items() if kind not in {None, "dense"}}
     low = text.lower()
     if kinds:
-        preset = max(set(kinds), key=kinds.count) or ""
+        preset = max(kinds, key=kinds.__getitem__) or ""
     elif re.search(r"\b(hybrid|mamba|gdn|deltanet|recurrent|ssm)", low):
         preset = "hybrid"
     elif re.search(r"sliding.window|\bswa\b", low):
@@ -284,12 +305,13 @@ def _number(text: str) -> int:
 
 def _flags(family: Family[Any, Any], release: str, text: str) -> Iterator[tuple[str, Any]]:
     """Flags of the server that a report gives and that have an effect on its cache."""
-    speculation = re.search(r"--speculative-config\s+'?(\{.*?\})", text, re.DOTALL)
+    speculation = re.search(SPECULATION, text)
     try:
         drafter = json.loads(speculation[1]) if speculation else {}
-    except ValueError:
+    except (ValueError, RecursionError):
         drafter = {}
-    commands = "\n".join(re.findall(COMMAND, text))
+    drafter = mapping(drafter)
+    commands = "\n".join(each for each in re.split(LINE_END, text) if re.search(COMMAND, each))
     for each in family.declared:
         if not each.flag or release not in family.having(each):
             continue
@@ -310,6 +332,8 @@ def _flags(family: Family[Any, Any], release: str, text: str) -> Iterator[tuple[
 
 def _argument(flag: str, commands: str, text: str) -> re.Match[str] | None:
     """A flag and what follows it; a short one is read in command lines alone."""
+    if flag not in text:
+        return None
     shape = rf"(?<![\w-]){re.escape(flag)}(?![\w.-])(?:[= ]+([^\s`'\"\\]+))?"
     return re.search(shape, text if flag.startswith("--") else commands)
 

@@ -49,7 +49,15 @@ class Pattern:
 
 
 def _pattern(name: str, words: str, shape: str) -> Pattern:
-    return Pattern(name, words, re.compile(shape))
+    return Pattern(name, words, re.compile(bounded(shape)))
+
+
+def bounded(shape: str) -> str:
+    """The shape with bounds for numbers and words: a search begins at each character of a line."""
+    bounds = {r"\d+": r"\d{1,18}", r"\w+": r"\w{1,80}", r"\S*": r"\S{0,300}", r"\S+": r"\S{1,300}"}
+    for free, bound in bounds.items():
+        shape = shape.replace(free, bound)
+    return shape
 
 
 _W: Final = r"(?P<pos_min>-?\d+), pos_max = (?P<pos_max>-?\d+), n_tokens = (?P<n_tokens>\d+)"
@@ -241,7 +249,7 @@ SERVER_PATTERNS: Final = (
     _pattern(
         "too-long",
         "exceeds the available context size",
-        r"(?:task id = (?P<task>\d+), .*)?"
+        r"(?:task id = (?P<task>\d+), .{0,200})?"
         r"request \((?P<n_tokens>\d+) tokens\) exceeds the available context size \((?P<n_ctx>\d+)",
     ),
 )
@@ -313,7 +321,7 @@ RESTART: Final = frozenset({"build", "loading"})
 """Facts that occur once in a run of a server."""
 
 FACTS: Final = tuple(
-    (name, words, re.compile(shape))
+    (name, words, re.compile(bounded(shape)))
     for name, words, shape in (
         ("build", "build", r"(?:build_info: b|build: |build = |\bbuild=)(?P<value>\d+)"),
         ("loading", "loading model '", r"loading model '(?P<value>[^']*)'"),
@@ -322,7 +330,7 @@ FACTS: Final = tuple(
         ("commit", "build info |", r"commit=\"?(?P<value>[0-9a-f]{7,40})"),
         ("n_ctx_slot", "n_ctx_slot", r"initializing.*n_ctx_slot = (?P<value>\d+)"),
         ("kv_unified", "kv_unified", r"kv_unified\s+= '?(?P<value>true|false)"),
-        ("model-file", "loaded meta data with", r"tensors from (?P<value>.+) \(version"),
+        ("model-file", "loaded meta data with", r"tensors from (?P<value>.{1,500}) \(version"),
         ("swa-cells", "creating     SWA KV cache", r"size = (?P<value>\d+) cells"),
         ("n_ctx", "n_ctx ", r"llama_context: n_ctx\s+= (?P<value>\d+)"),
         ("n_batch", "n_batch", r"llama_context: n_batch\s+= (?P<value>\d+)"),

@@ -106,7 +106,7 @@ def _numbered_run(run: Run) -> Tokens:
 
 
 LLAMA_BUILD: Final = re.compile(r"b(\d{3,6})-[0-9a-f]{5,}")
-MLX_VERSION: Final = re.compile(r"(\d+\.\d+\.\d+)-\d+\.\d+")
+MLX_VERSION: Final = re.compile(r"(\d{1,6}\.\d{1,6}\.\d{1,6})-\d{1,6}\.\d")
 
 LONGEST_BY_TOKEN: Final = 200_000
 """Most tokens of a workload on engines that are replayed token by token."""

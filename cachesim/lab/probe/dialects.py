@@ -349,7 +349,7 @@ class SglangServer(Dialect):
 WORD: Final = re.compile(r"[A-Za-z0-9]+")
 SEEDS: Final = ("the", "a w1 b 2", "once upon a time", "w3 w5")
 ENOUGH_WORDS: Final = 40
-MLX: Final = re.compile(r"(\d+\.\d+\.\d+\S*?)-\d+\.\d+\.\d+")
+MLX: Final = re.compile(r"(\d{1,6}\.\d{1,6}\.\d{1,6}\S{0,40}?)-\d{1,6}\.\d{1,6}\.\d")
 
 
 class TextServer(Dialect):

@@ -395,9 +395,11 @@ def read_sglang_log(lines: Iterable[tuple[str, str]]) -> Iterator[TraceRequest]:
     return read_tokens((json_of(text[at.end() :], place), place) for at, text, place in found if at)
 
 
-ASKED: Final = re.compile(r"Request (\S+) details: prompt: .*prompt_token_ids: \[([\d, ]*)\]")
+ASKED: Final = re.compile(
+    r".{0,300}?Request (\S{1,300}) details: prompt: .*prompt_token_ids: \[([\d, ]*)\]"
+)
 ANSWERED: Final = re.compile(
-    r"Generated response (\S+)( \(streaming delta\))?.* details: output_token_ids: "
+    r".{0,300}?Generated response (\S{1,300})( \(streaming delta\))?.* details: output_token_ids: "
     r"(?:\[([\d, ]*)\]|None)"
 )
 """Lines of vLLM's log with `--enable-log-requests` and the level DEBUG."""
@@ -424,9 +426,9 @@ def read_vllm_log(lines: Iterable[tuple[str, str]]) -> Iterator[TraceRequest]:
         return next((each for each in parts if each.rpartition("-")[0] == name), None)
 
     for text, _ in lines:
-        if found := ASKED.search(text):
+        if found := ASKED.match(text):
             waiting[found[1]] = [int(each) for each in found[2].split(",") if each.strip()], None
-        elif (found := ANSWERED.search(text)) and (name := received(found[1])):
+        elif (found := ANSWERED.match(text)) and (name := received(found[1])):
             reply = deltas.setdefault(name, [])
             reply += [int(each) for each in (found[3] or "").split(",") if each.strip()]
             if not found[2]:

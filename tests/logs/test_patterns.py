@@ -1,0 +1,165 @@
+"""Patterns that read what users and servers wrote take a time that grows with the text alone.
+
+A pattern that goes on without a bound and then fails is tried again at each character: a line of
+70,000 characters is read 70,000 times. Each part of each pattern is pumped here.
+"""
+
+import re
+import time
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+from pkgutil import walk_packages
+from re import _constants as kinds
+from re import _parser
+from typing import Any
+
+import pytest
+
+import cachesim
+from cachesim.lab.logs import from_report
+
+SHORT, LONG = 1_000, 16_000
+"""Characters of a text: 16 times as many may take 16 times as long, never 256 times."""
+
+ENOUGH = 0.04
+"""Seconds of processor time below which nothing is measured; a linear pattern takes 0.5 ms."""
+
+REPEATS = (kinds.MAX_REPEAT, kinds.MIN_REPEAT, kinds.POSSESSIVE_REPEAT)
+LEFT_OUT = ("cachesim.lab.real", "cachesim.lab.lessons", "cachesim.cli.template")
+"""Modules that read what this program wrote itself, or that run in other environments."""
+
+
+def sample(parsed: Any) -> str:
+    """A text that a part of a pattern matches, roughly."""
+    text = ""
+    for kind, value in parsed:
+        if kind is kinds.LITERAL:
+            text += chr(value)
+        elif kind is kinds.NOT_LITERAL:
+            text += "x" if value != ord("x") else "y"
+        elif kind is kinds.ANY:
+            text += "x"
+        elif kind is kinds.IN:
+            text += one_of(value)
+        elif kind in REPEATS:
+            text += sample(value[2]) * max(1, value[0])
+        elif kind is kinds.SUBPATTERN:
+            text += sample(value[-1])
+        elif kind is kinds.BRANCH:
+            text += sample(value[1][0])
+    return text
+
+
+def one_of(choices: Any) -> str:
+    """A character of a set."""
+    shape = re.compile("[" + "".join(map(spelled, choices)) + "]")
+    candidates = "a1 x-./:=A_\t{[\"'`|,\n" + "".join(map(chr, range(33, 127)))
+    return next((each for each in candidates if shape.fullmatch(each)), "")
+
+
+def spelled(choice: tuple[Any, Any]) -> str:
+    kind, value = choice
+    if kind is kinds.NEGATE:
+        return "^"
+    if kind is kinds.RANGE:
+        return "-".join(re.escape(chr(each)) for each in value)
+    if kind is kinds.CATEGORY:
+        name = str(value).rpartition("_")[2].lower()
+        letter = {"digit": "d", "space": "s", "word": "w"}[name]
+        return "\\" + (letter.upper() if "NOT" in str(value) else letter)
+    return re.escape(chr(value))
+
+
+def pumps(parsed: Any, before: str = "") -> Iterator[tuple[str, str]]:
+    """What stands before a part that repeats without a bound, and one turn of it."""
+    for at, (kind, value) in enumerate(parsed):
+        lead = before + sample(parsed[:at])
+        if kind in REPEATS:
+            if value[1] is kinds.MAXREPEAT or value[1] > SHORT:
+                yield lead, sample(value[2])
+            yield from pumps(value[2], lead)
+        elif kind is kinds.SUBPATTERN:
+            yield from pumps(value[-1], lead)
+        elif kind is kinds.BRANCH:
+            for branch in value[1]:
+                yield from pumps(branch, lead)
+
+
+def texts(pattern: re.Pattern[Any], size: int) -> Iterator[Any]:
+    """Texts that a part of the pattern matches for long, while the whole one fails at the end."""
+    shape = pattern.pattern
+    parsed = _parser.parse(shape, pattern.flags & ~re.DEBUG)
+    for lead, turn in pumps(parsed):
+        for one in {turn, lead + turn}:
+            text = lead + one * (size // max(1, len(one))) + "\0" if one else ""
+            yield text.encode("latin-1", "replace") if isinstance(shape, bytes) else text
+
+
+def seconds(pattern: re.Pattern[Any], text: Any, *, searched: bool) -> float:
+    began = time.process_time()
+    if searched:
+        pattern.search(text)
+    else:
+        pattern.match(text)
+    return time.process_time() - began
+
+
+SOURCES = "".join(
+    path.read_text(encoding="utf-8") for path in Path(cachesim.__path__[0]).rglob("*.py")
+)
+
+
+def is_searched(name: str) -> bool:
+    """True for a pattern that is tried at each character, not at the start of a text alone."""
+    calls = re.findall(rf"\b{name}\.(\w+)", SOURCES)
+    return not calls or not set(calls) <= {"match", "fullmatch"}
+
+
+def inside(value: Any) -> Iterator[re.Pattern[Any]]:
+    """The patterns of a table."""
+    if isinstance(value, re.Pattern):
+        yield value
+    elif isinstance(value, tuple):
+        for each in value:
+            yield from inside(each)
+    elif hasattr(value, "shape"):
+        yield from inside(value.shape)
+
+
+def patterns() -> Iterator[Any]:
+    """All patterns of the program's modules, and those that are written as texts."""
+    for found in walk_packages(cachesim.__path__, "cachesim."):
+        if found.name.startswith(LEFT_OUT) or found.name.endswith(("__main__", "_worker")):
+            continue
+        try:
+            names = vars(import_module(found.name))
+        except ImportError:  # an extra
+            continue
+        for name, value in names.items():
+            for at, each in enumerate(inside(value)):
+                yield pytest.param(each, is_searched(name), id=f"{found.name}.{name}[{at}]")
+    for name, value in vars(from_report).items():
+        if name.isupper():
+            for at, shape in enumerate(value if isinstance(value, tuple) else (value,)):
+                if isinstance(shape, str):
+                    yield pytest.param(
+                        re.compile(shape, re.IGNORECASE), True, id=f"from_report.{name}[{at}]"
+                    )
+
+
+@pytest.mark.parametrize(("pattern", "searched"), list(patterns()))
+def test_a_pattern_takes_a_time_that_grows_with_the_text_alone(
+    pattern: re.Pattern[Any], *, searched: bool
+) -> None:
+    for short, long in zip(texts(pattern, SHORT), texts(pattern, LONG), strict=True):
+        taken = seconds(pattern, long, searched=searched)
+        if taken > ENOUGH:
+            least = min(seconds(pattern, short, searched=searched) for _ in range(3))
+            assert taken < 64 * max(1e-4, least)
+
+
+@pytest.mark.parametrize("shape", [r"\w+;", r"[^\n]*\bserver\b"])
+def test_a_pattern_that_grows_faster_is_found(shape: str) -> None:
+    with pytest.raises(AssertionError):
+        test_a_pattern_takes_a_time_that_grows_with_the_text_alone(re.compile(shape), searched=True)
