@@ -10,7 +10,15 @@ arrays nor an engine.
 
 import importlib
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import (
+    Callable,
+    Collection,
+    Iterable,
+    Iterator,
+    Mapping,
+    MutableMapping,
+    Sequence,
+)
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from functools import lru_cache
@@ -248,6 +256,9 @@ class Family(Generic[R, S]):
     plays_chunks: bool = False  # a layer's window may be the chunk of a token
     plays_compressed: bool = False  # windows may be those of DeepSeek V4's compressors
     groups_layers: bool = False  # the number of layers of each kind decides how a pool is shared
+    by_device: Callable[[R, S, Collection[str], int], Mapping[str, int]] = lambda *_: {}
+    """Flag -> value that a server chooses by its machine (option `device`), for those that are not
+    among the given names; so many tokens are simulated as one."""
     interrupts: bool = False  # publishes blocks before it writes them: searches abort requests
     records_provenance: str = ""  # option that disables its record of state contents
     drafting: Mapping[str, Any] = field(default_factory=dict)  # options that enable an MTP head
@@ -439,7 +450,24 @@ class Family(Generic[R, S]):
             values[name] = self._read_one(profile, known, name, value)
         for name in given:
             self._check_choice(profile, known[name], values[name], values)
-        return self.options(**values)
+        options: Any = self.options(**values)
+        chosen = self.by_device(self.rules(profile), options, given.keys(), 1)
+        return replace(options, **chosen) if chosen else options
+
+    def chosen(
+        self, profile: "Profile", given: Mapping[str, Any], *, scale: int = 1
+    ) -> Mapping[str, int]:
+        """The flags that a server with the given ones chooses by its machine."""
+        return self.by_device(self.rules(profile), self.read(profile, given), given.keys(), scale)
+
+    def chosen_words(self, profile: "Profile", given: Mapping[str, Any]) -> str:
+        """The flags that the server chooses by its machine, in words; "" if it chooses none."""
+        chosen = self.chosen(profile, given)
+        if not chosen:
+            return ""
+        flags = " and ".join(f"{self.option(name).flag} {each}" for name, each in chosen.items())
+        device = given.get("device", self.option("device").default)
+        return f"{flags}, as a server chooses with device {device!r}"
 
     def read_fields(self, profile: "Profile", given: Mapping[str, Any]) -> dict[str, Any]:
         """The further fields of a request, checked."""

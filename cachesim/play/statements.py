@@ -10,9 +10,11 @@ from itertools import groupby
 from typing import Any, Final
 
 from cachesim.engines.base import NO_ANSWER
+from cachesim.engines.family import Profile, family_of
 from cachesim.model.recall import show_word
 from cachesim.play.result import Account, Culprit, Fact, Fate, Finding, Run, Step
-from cachesim.play.session import ABORTED, CANCELLED, ENDLESS, NOT_RUN, TIMEOUT, Record
+from cachesim.play.session import ABORTED, CANCELLED, ENDLESS, NOT_RUN, TIMEOUT, Record, groups_of
+from cachesim.scenario.format import Scenario
 from cachesim.units import Tokens
 from cachesim.verify.verdict import Leak
 
@@ -42,6 +44,32 @@ class Past:
         made = [each for each in self.records if each.ticket is not None]
         made = [each for each in made if int(each.ticket or 0) <= made_by]
         return max(made, key=lambda each: int(each.ticket or 0)).name if made else None
+
+
+def machine_statement(scenario: Scenario, run: Run) -> str:
+    """The flags that the server chose by its machine, if those of another one may matter here.
+
+    They do not where all steps that are sent together fit into one step of the smallest machine.
+    """
+    profile, given = Profile.parse(run.profile), scenario.engine.options
+    family = family_of(profile.engine)
+    chosen = family.chosen(profile, given)
+    if not chosen:
+        return ""
+    others = [
+        family.chosen(profile, {**given, "device": each})
+        for each in family.option("device").choices
+    ]
+    most = {"tokens": 0, "requests": 0}
+    for group in groups_of(scenario):
+        steps = [run.steps[index] for index in group]
+        tokens = sum((each.prompt_tokens or 0) + len(each.generated) for each in steps)
+        most["tokens"] = max(most["tokens"], tokens)
+        most["requests"] = max(most["requests"], len(steps))
+    least = {name: min(each.get(name, value) for each in others) for name, value in chosen.items()}
+    if all(most.get(family.option(name).unit, 0) <= value for name, value in least.items()):
+        return ""
+    return f"{profile}: {family.chosen_words(profile, given)}; engine option device names another"
 
 
 # --- the first wrong token of an answer ----------------------------------------------------------

@@ -15,6 +15,7 @@ from rich.text import Text
 
 from cachesim.engines.words import counted
 from cachesim.play.result import Fate, Run, Step
+from cachesim.play.statements import machine_statement
 from cachesim.report.document import FittingTable, facts
 from cachesim.scenario.format import Scenario
 from cachesim.scenario.labels import LABELS, Evidence, weakest
@@ -295,6 +296,8 @@ def heading(scenario: Scenario, runs: Sequence[Run]) -> RenderableType:
     ]
     if scenario.about:
         lines.append(Text(scenario.story))
+    said = dict.fromkeys(machine_statement(scenario, run) for run in runs)
+    lines += [Text(each, style="quiet") for each in said if each]
     return Group(*lines)
 
 

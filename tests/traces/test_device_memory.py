@@ -71,7 +71,7 @@ def test_what_is_held_fits_into_the_memory(profile: str, model: str, sizes: Size
 
     held = [each for kind, each in found["held"].items() if kind in {"attention", "states"}]
     assert memory / 10 < max(map(sum, zip(*held, strict=True))) <= memory
-    (note,) = found["notes"]
+    note = found["notes"][0]
     assert note.startswith(f"{profile}: memory = 4,000,000,000 bytes is ")
     assert note.endswith("as simulated, by --sizes x")
 

@@ -6,7 +6,7 @@ from typing import Final
 
 from cachesim.engines.family import ACTS, STATES, Corner, Family, Patch, Scope, laying, tagged
 from cachesim.engines.option import request_field
-from cachesim.engines.sglang.options import SglangOptions
+from cachesim.engines.sglang.options import SglangOptions, by_device
 from cachesim.engines.sglang.rules import RULES_0522, RULES_0523, RULES_059, Rules
 
 _release = partial(tagged, package="sglang")
@@ -276,6 +276,7 @@ FAMILY: Final[Family[Rules, SglangOptions]] = Family(
     releases=RELEASES,
     patches=PATCHES,
     options=SglangOptions,
+    by_device=by_device,
     fields=(
         request_field(
             "extra_key", "text", "separates this request's prefixes from those of other keys"

@@ -1,8 +1,10 @@
 """The flags of `sglang.launch_server` that decide what is cached, under upstream's names."""
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Final, get_args
 
+from cachesim.engines.device import DEVICES, device_option
 from cachesim.engines.option import listed, option
 from cachesim.engines.sglang.build import Kind, Sizes
 from cachesim.engines.sglang.pools import (
@@ -59,9 +61,11 @@ class SglangOptions:
     context_length: int = option(
         "--context-length", "maximum tokens of a request", default=LONGEST, low=2, unit="tokens"
     )
+    device: str = device_option("chunked_prefill_size", "cpu")
     chunked_prefill_size: int = option(
         "--chunked-prefill-size",
-        "maximum tokens per prefill chunk; -1: prompts are not split",
+        "maximum tokens per prefill chunk, by `device` where it is left out; -1: prompts are not "
+        "split",
         default=8192,
         low=-1,
         unit="tokens",
@@ -571,3 +575,21 @@ class SglangOptions:
             return "extra_buffer" in given
         wanted = not self.disable_overlap_schedule or self.page_size > 1
         return wanted and rules.scheduler.auto_is_extra_buffer
+
+
+def by_device(
+    rules: Rules, options: SglangOptions, given: Collection[str], scale: int
+) -> dict[str, int]:
+    """The flag that is left to the server, by its machine. Follows `handle_gpu_memory_settings`.
+
+    `--cuda-graph-max-bs` pads batches only, and `--mem-fraction-static` sizes the pools, which
+    `max_total_tokens` names here.
+    """
+    if "chunked_prefill_size" in given:
+        return {}
+    gib = DEVICES[options.device].gib
+    middle = 4096 if rules.scheduler.longer_chunks_from_20_gib else 2048
+    tiers = ((20, 2048), (35, middle), (60, 4096), (160, 8192))
+    size = next((size for below, size in tiers if gib < below), 16384)
+    page = options.tree_page if scale > 1 else 1
+    return {"chunked_prefill_size": max(size // scale // page * page, page)}

@@ -150,6 +150,9 @@ class SchedulerRules:
     host_may_be_smaller: bool = True
     """0.5.9 asserts that the host holds more than the device."""
 
+    longer_chunks_from_20_gib: bool = True
+    """0.5.22: devices of 20 to 35 GB prefill 4,096 tokens at once by default; before, 2,048."""
+
     loads_before_it_fits: bool = False
     """0.5.9 loads back from the host before it checks if the chunk fits."""
 
@@ -309,6 +312,7 @@ RULES_059 = Rules(
         polls_every_pass=False,
         host_takes_all_models=False,
         host_may_be_smaller=False,
+        longer_chunks_from_20_gib=False,
         loads_before_it_fits=True,
         aborts_last=False,
         aborts_chunks=False,

@@ -8,7 +8,7 @@ from cachesim.engines.family import ACTS, STATES, Corner, Family, Patch, Scope, 
 from cachesim.engines.guide import Guide
 from cachesim.engines.option import request_field
 from cachesim.engines.vllm import rules
-from cachesim.engines.vllm.options import DENSE, MOST_BLOCKS, VllmOptions
+from cachesim.engines.vllm.options import DENSE, MOST_BLOCKS, VllmOptions, by_device
 
 _release = partial(tagged, package="vllm")
 
@@ -359,6 +359,7 @@ FAMILY: Final[Family[rules.Rules, VllmOptions]] = Family(
     plays_chunks=True,
     plays_compressed=True,
     groups_layers=True,
+    by_device=by_device,
     interrupts=True,
     draft_flag="speculative_method",
     corners=(

@@ -1,10 +1,11 @@
 """The flags of `vllm serve` that affect the cache, under upstream's names."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, get_args
 
+from cachesim.engines.device import DEVICES, device_option
 from cachesim.engines.option import listed, option
 from cachesim.engines.vllm.block_pool import GroupSpec, Sizes, StateMode, cdiv, kv_cache_groups
 from cachesim.engines.vllm.request import Limits
@@ -21,12 +22,14 @@ UNSET: Final = -2
 LONGEST: Final = 4096
 """Default of `max_model_len` with a large pool."""
 
-MAX_NUM_SEQS: Final = 256
-"""Default of `max_num_seqs`; `EngineArgs` lowers it to `max_num_batched_tokens`."""
+BATCHED: Final = 8192
+MAX_NUM_SEQS: Final = 1024
+"""Defaults on an H100; `EngineArgs` lowers `max_num_seqs` to `max_num_batched_tokens`."""
 
 MOST_BLOCKS: Final = 1 << 22
 MOST: Final = 1 << 20
 DEFAULT_BLOCK: Final = 16
+CPU_BLOCK: Final = 128
 MOST_ADAPTERS: Final = 1 << 10
 RING: Final = 8
 """Rows of a ring without drafts (`CompressorStateCache`)."""
@@ -45,7 +48,9 @@ LATE: Final = frozenset({"store-async", "nixl"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VllmOptions:
-    """Options of a server, with upstream's defaults except for a small pool."""
+    """Options of a server, with upstream's defaults on an H100, except for a small pool."""
+
+    device: str = device_option("max_num_batched_tokens and max_num_seqs; a `cpu` block_size, too")
 
     block_size: int = option(
         "--block-size",
@@ -141,8 +146,8 @@ class VllmOptions:
     )
     max_num_batched_tokens: int = option(
         "--max-num-batched-tokens",
-        "maximum tokens per step",
-        default=8192,
+        "maximum tokens per step; by `device` where it is left out",
+        default=BATCHED,
         low=1,
         high=MOST,
         unit="tokens",
@@ -158,12 +163,12 @@ class VllmOptions:
     )
     max_num_seqs: int = option(
         "--max-num-seqs",
-        "maximum requests that run at once",
+        "maximum requests that run at once; by `device` where it is left out",
         default=MAX_NUM_SEQS,
         low=1,
         high=MOST,
         unit="requests",
-        tried=(256, 1),
+        tried=(MAX_NUM_SEQS, 1),
     )
     enable_prefix_caching: bool = option(
         "--enable-prefix-caching", "whether prefixes are cached", default=True
@@ -688,6 +693,43 @@ class VllmOptions:
         marks = rules.lookup.marks
         own = marks == "drafter" or (marks == "mtp" and self.speculative_method == "mtp")
         return "drafter" if own else "all"
+
+
+def batch_defaults(device: str, rules: Rules) -> tuple[int, int]:
+    """`max_num_batched_tokens` and `max_num_seqs` of an OpenAI server.
+
+    Follows `get_batch_defaults`, of one device (`world_size` 1).
+    """
+    gib = DEVICES[device].gib
+    if device == "cpu":
+        return 2048, 128
+    if gib >= 160 and rules.scheduler.larger_devices:
+        return 16384, 1024
+    small = device == "a100" or (device == "gb10" and rules.scheduler.small_gb10)
+    return (BATCHED, MAX_NUM_SEQS) if gib >= 70 and not small else (2048, 256)
+
+
+def by_device(
+    rules: Rules, options: VllmOptions, given: Collection[str], scale: int
+) -> dict[str, int]:
+    """The flags that are left to the server, by its machine.
+
+    Follows `_set_default_max_num_seqs_and_batched_tokens_args`, and a CPU's
+    `check_and_update_config`.
+    """
+    chosen: dict[str, int] = {}
+    tokens, seqs = batch_defaults(options.device, rules)
+    seqs = options.max_num_seqs if "max_num_seqs" in given else seqs
+    if "max_num_batched_tokens" in given:
+        tokens = options.max_num_batched_tokens
+    else:
+        most = options.max_model_len if options.max_model_len > 0 else LONGEST
+        tokens = chosen["max_num_batched_tokens"] = min(max(tokens // scale, 1), seqs * most)
+    if "max_num_seqs" not in given:
+        chosen["max_num_seqs"] = min(seqs, tokens)
+    if options.device == "cpu" and "block_size" not in given:
+        chosen["block_size"] = CPU_BLOCK
+    return chosen
 
 
 def compressed_groups(spec: ModelSpec, rules: Rules, *, drafts: bool) -> tuple[GroupSpec, ...]:

@@ -255,6 +255,12 @@ class SchedulerRules:
     """Until 0.30: a request that a step passes over waits in a queue of its own, which comes
     before preempted ones; since 0.31 it keeps its place, unless it holds blocks."""
 
+    larger_devices: bool = True
+    """0.28: devices of 160 GB and more have defaults of their own; before, those of 70 GB."""
+
+    small_gb10: bool = True
+    """0.33: a GB10 has the defaults of devices below 70 GB."""
+
     accepts_small_budgets: bool = True
     """0.27: a step may have fewer tokens than a state's block; before, a server with such a
     `max_num_batched_tokens` does not start."""
@@ -428,6 +434,7 @@ RULES_0320 = replace(
         accepts_short_budgets=True,
         skips_unencoded=False,
         counts_running_adapters=False,
+        small_gb10=False,
     ),
     runner=replace(RULES_0330.runner, ring_regions="last-page"),
 )
@@ -487,6 +494,7 @@ RULES_0271 = replace(
     ),
     scheduler=replace(
         RULES_0280.scheduler,
+        larger_devices=False,
         steps_back_by_place=False,
         store_hit="attention",
         encoder_before_split=True,

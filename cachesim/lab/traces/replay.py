@@ -323,6 +323,7 @@ class Cell:
         has = {each.name for each in family.table()}
         longest = {name: value for name, value in LONGEST.items() if name in has}
         options = {**longest, **self.own, **self.pools(), **quiet}
+        options |= family.chosen(profile, options, scale=self.scale)
         model = self.spec()
         if vocabulary is not None:
             model = replace(model, vocabulary=vocabulary)
@@ -370,6 +371,11 @@ class Cell:
             return spec
         scale = self.source.scaling(self.source.open()[0])
         return self.measured.over(spec, scale, Profile.parse(self.profile).engine)
+
+    @property
+    def scale(self) -> int:
+        """Tokens of the trace that are replayed as one."""
+        return self.source.scaling(self.source.open()[0])
 
     def longest(self) -> int:
         """Replayed tokens of a request at most by the model's config; 0 if not known."""
@@ -718,6 +724,7 @@ def limit_notes(cell: Cell, found: Replayed) -> Iterator[str]:
     if cell.profile == BOUND:
         return
     yield from _pool_note(cell)
+    yield from _device_note(cell)
     most, by = cell.longest(), cell.measured.by if cell.measured else ""
     if not found.refused or not most:
         return
@@ -736,6 +743,14 @@ def _pool_note(cell: Cell) -> Iterator[str]:
         flags = " and ".join(f"{name} = {value:,}" for name, value in found.items())
         memory, by = memory_in(dict(cell.options)), cell.measured.by if cell.measured else ""
         yield f"{cell.profile}: memory = {memory:,} bytes is {flags}, as simulated, by {by}"
+
+
+def _device_note(cell: Cell) -> Iterator[str]:
+    profile = Profile.parse(cell.profile)
+    words = family_of(profile.engine).chosen_words(profile, cell.own)
+    if words:
+        scaled = "" if cell.scale == 1 else f"; tokens are scaled down {cell.scale}:1"
+        yield f"{cell.profile}: {words}{scaled}; --set names another"
 
 
 def row_of(cell: Cell, outcome: Mapping[str, Any]) -> dict[str, Any]:
