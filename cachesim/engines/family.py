@@ -450,9 +450,9 @@ class Family(Generic[R, S]):
             values[name] = self._read_one(profile, known, name, value)
         for name in given:
             self._check_choice(profile, known[name], values[name], values)
-        options: Any = self.options(**values)
-        chosen = self.by_device(self.rules(profile), options, given.keys(), 1)
-        return replace(options, **chosen) if chosen else options
+        options = self.options(**values)
+        values |= self.by_device(self.rules(profile), options, given.keys(), 1)
+        return self.options(**values)
 
     def chosen(
         self, profile: "Profile", given: Mapping[str, Any], *, scale: int = 1
