@@ -1,9 +1,11 @@
 """`cachesim list ENGINE --flags`: a server's flags, from the table that parses them."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
+from rich.console import RenderableType
+from rich.padding import Padding
 from rich.text import Text
 
 from cachesim.cli import AS_EXPECTED
@@ -32,7 +34,9 @@ def flags_command(name: str, page: Output | None = None) -> int:
     family = family_of(engine)
     one = family.release(release).name if release else ""
     what = f"{family.name}@{one}" if one else family.name
-    parts = [Text(f"flags of {what}, as options of a scenario's server", style="name")]
+    parts: list[RenderableType] = [
+        Text(f"flags of {what}, as options of a scenario's server", style="name")
+    ]
     parts += map(_entry, flags_of(family, one))
     if family.fields:
         parts.append(Text("\nfields of a request, as options of a step", style="name"))
@@ -95,16 +99,17 @@ def _releases(family: Family[Any, Any], option: Option) -> str:
     return f"until {having[-1]}" if having[0] == names[0] else f"{having[0]} to {having[-1]}"
 
 
-def _configuration(family: Family[Any, Any]) -> Iterator[Text]:
-    """Every field of upstream's configuration, by what becomes of it here."""
-    rows = family.upstream_fields()
+def _configuration(family: Family[Any, Any]) -> Iterator[RenderableType]:
+    """Every field of upstream's configuration, by what becomes of it here, and the reason."""
+    newest = f"{family.name}@{family.names()[-1]}"
     for kind, about in CLASSES.items():
-        group = [each for each in rows if each.kind == kind]
-        if group:
-            newest = f"{family.name}@{family.names()[-1]}"
-            title = f"\nfields of the configuration of {newest} that {about}: {len(group)}"
+        rows = [each for each in family.upstream_fields() if each.kind == kind]
+        if rows:
+            title = f"\nfields of the configuration of {newest} that {about}: {len(rows)}"
             yield Text(title, style="name")
-        yield from map(_field, group)
+        for text, names in _by_text(rows).items():
+            yield Text(f"\n{text}", style="")
+            yield Padding(Text(" ".join(names), style="quiet"), (0, 0, 0, 2))
 
 
 CLASSES: Final[dict[Class, str]] = {
@@ -114,14 +119,17 @@ CLASSES: Final[dict[Class, str]] = {
 }
 
 
-def _field(field: Field) -> Text:
-    text = Text(f"{field.owner}.{field.name}", style="name")
-    if field.flag:
-        text.append(f"  {field.flag}", style="quiet")
-    words = field.simulated or field.no_influence or field.differs
-    if words != field.name:
-        text.append(f"\n  {words}", style="")
-    return text
+def _by_text(rows: Iterable[Field]) -> dict[str, list[str]]:
+    """The flags, or the names of fields without one, for which a text holds."""
+    found = dict[str, list[str]]()
+    for each in rows:
+        text = each.no_influence or each.differs
+        if each.simulated:
+            text = (
+                "under their own names" if each.simulated == each.name else f"as {each.simulated}"
+            )
+        found.setdefault(f"{each.owner}: {text}", []).append(each.flag or each.name)
+    return found
 
 
 def _entry(flag: Flag) -> Text:

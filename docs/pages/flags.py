@@ -15,6 +15,10 @@ What a scenario may write under `[engine.options]`, and a step under `options`, 
 server's flag. `cachesim list ENGINE --flags` prints the same, `cachesim list ENGINE@RELEASE
 --flags` what one release has. Ranges are of whole numbers. Where no release is named, all have the
 option. Of two names the second is the flag; a single name is both, with `--` and dashes as a flag.
+
+A field of the real server's own configuration that is no option here is refused, with the reason:
+it has no influence on what is cached, or it is not simulated. `cachesim list ENGINE --flags` names
+every one of them.
 """
 
 

@@ -89,6 +89,8 @@ def test_a_field_that_is_no_option_is_refused_with_the_reason(
 def test_the_table_is_printed_after_the_options(capsys: Capture) -> None:
     assert 0 == main(["list", f"sglang@{FAMILIES['sglang'].names()[-1]}", "--flags"])
     text = " ".join(capsys.readouterr().out.split())
-    assert "that are simulated: 2 FakeConfig.page_size --page-size" in text
-    assert "FakeConfig.shards --num-shards blocks would be shared by ranks" in text
-    assert text.index("chunked_prefill_size") < text.index("FakeConfig.page_size")
+    assert "that are simulated: 2 FakeConfig: under their own names --page-size" in text
+    assert "FakeConfig: as max_total_tokens --pool" in text
+    assert "FakeConfig: it only names the log --log-level log_name" in text
+    assert "FakeConfig: blocks would be shared by ranks --num-shards" in text
+    assert text.index("chunked_prefill_size") < text.index("FakeConfig")

@@ -48,7 +48,7 @@ def asked(monkeypatch: Patch) -> list[tuple[str, str]]:
 
     monkeypatch.setattr(RealScheduler, "compare", compare)
     monkeypatch.setattr(schedules, "versions_of", lambda _: LOOKED_UP)
-    monkeypatch.setattr(schedules, "judge_fields", lambda *_: 0)
+    monkeypatch.setattr(RealScheduler, "judge_fields", lambda *_: 0)
     return found
 
 

@@ -99,9 +99,10 @@ class Account:
 
     def learn(self, req: Req) -> None:
         """Add a request's computed tokens."""
-        self.computed.learn(req.tokens[: req.committed], req.extra_key, req.id)
+        computed = max(req.committed, req.stripped)
+        self.computed.learn(req.tokens[:computed], req.extra_key, req.id)
         if req.contents is not None:
-            self.with_images.learn(req.read(0, req.committed), req.extra_key, req.id)
+            self.with_images.learn(req.read(0, computed), req.extra_key, req.id)
 
     def _images(self, ledger: Ledger, req: Req) -> Ledger:
         """A ledger from the contents in common, where ids of images change with other images."""

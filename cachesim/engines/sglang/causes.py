@@ -31,7 +31,8 @@ NOT_KEPT: Final = Cause(
     sentence="tokens computed after the first {kept} were never inserted into the tree",
     about=(
         "With `extra_buffer` a finished request keeps its tokens up to its last saved state and "
-        "frees the rest; a request that was retracted or aborted keeps nothing."
+        "frees the rest; a request that was retracted or aborted keeps nothing. With "
+        "`strip_thinking_cache` a reply with reasoning is freed, its answer too."
     ),
 )
 ATTENTION_EVICTED: Final = Cause(

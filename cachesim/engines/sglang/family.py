@@ -240,6 +240,10 @@ def _guided_corners() -> Iterator[Corner]:
         )
     tight |= {"enable_priority_scheduling": True, "retraction_policy": "priority"}
     yield Corner(flags=tight, fields=some, window=8, crowd=True, replies=128, long_replies=True)
+    thinking = {"strip_thinking_cache": True}
+    for flags in (small, few, tight | {"max_mamba_cache_size": 16}):
+        says = {"require_reasoning": (True, True, False)}
+        yield Corner(flags=flags | thinking, fields=says, window=8, replies=12, steps=14)
     short = {"schedule_policy": "shortest-prefill-first", "chunked_prefill_size": 32}
     for page in (1, 4):
         yield Corner(flags=few | short | {"page_size": page}, window=8, crowd=True, edges=BEYOND)
@@ -273,6 +277,7 @@ FAMILY: Final[Family[Rules, SglangOptions]] = Family(
     takes_images=True,
     package=__package__,
     engine=f"{__package__}.server:Sglang",
+    configuration=f"{__package__}.fields",
     releases=RELEASES,
     patches=PATCHES,
     options=SglangOptions,
@@ -296,6 +301,13 @@ FAMILY: Final[Family[Rules, SglangOptions]] = Family(
         request_field("rid", "text", "the name of this request in its session"),
         request_field(
             "routing_key", "text", "under the policy `routing-key`: requests of one key go together"
+        ),
+        request_field(
+            "require_reasoning",
+            "yes or no",
+            "the reply begins with reasoning, as the chat template of a reasoning model asks; with "
+            "--strip-thinking-cache nothing of such a reply is kept. By default so under a "
+            "`reasoning_parser`",
         ),
         request_field(
             "priority",

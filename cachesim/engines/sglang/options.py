@@ -78,6 +78,25 @@ class SglangOptions:
         low=1,
         unit="tokens",
     )
+    prefill_max_requests: int | None = option(
+        "--prefill-max-requests",
+        "maximum requests of a prefill; no limit if left out",
+        default=None,
+        kind="whole number",
+        may_be_silent=True,
+        low=1,
+        high=4096,
+        rare=True,
+    )
+    schedule_conservativeness: float = option(
+        "--schedule-conservativeness",
+        "share of the tokens that running requests may still generate for which room is kept, as a "
+        "factor of 0.7",
+        default=1.0,
+        low=0.0,
+        high=1000.0,
+        rare=True,
+    )
     max_running_requests: int = option(
         "--max-running-requests",
         "maximum requests that run at once",
@@ -290,6 +309,21 @@ class SglangOptions:
         rare=True,
     )
 
+    strip_thinking_cache: bool = option(
+        "--strip-thinking-cache",
+        "of a reply with reasoning (`require_reasoning`) nothing is kept: not its answer either",
+        default=False,
+        since="0.5.22",
+        rare=True,
+    )
+    reasoning_parser: str = option(
+        "--reasoning-parser",
+        "parser of the model's reasoning: with one, requests are chats whose replies reason, "
+        "unless they say `require_reasoning = false`",
+        default="none",
+        kind="text",
+        rare=True,
+    )
     strict_mem_check_during_idle: bool = option(
         "SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_IDLE",
         "a pool whose counts do not add up when idle ends the server (upstream's default); off "

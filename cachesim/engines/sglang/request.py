@@ -53,6 +53,7 @@ class Req:
     extra_key: Hashable = None
     priority: int = 0
     in_session: bool = False
+    strips: bool = False  # strip_thinking_cache, of a request that reasons
     stream: "Stream | None" = None  # its streaming session
     lora_id: str = ""
     strengths: Strengths = ()  # of the adapters
@@ -81,6 +82,7 @@ class Req:
     inserted: int = 0  # cache_inserted_len
     is_chunked: int = 0
     committed: int = 0  # kv_committed_len
+    stripped: int = 0  # the same, before a reply with reasoning was dropped
     allocated: int = 0  # kv_allocated_len: with what is reserved for drafts
     drafts: tuple[Tokens, ...] | None = None  # proposals of each round
     rounds: int = 0  # spec_verify_ct
@@ -180,10 +182,26 @@ class Req:
 
     @property
     def owned(self) -> int:
-        """Tokens that a finished request may leave. Follows `owned_kv_len`."""
+        """Tokens that a finished request may leave. Follows `owned_kv_len`.
+
+        Each token counts as reasoning until it ends, so a request that reasons and has generated
+        one has `reasoning_tokens`.
+        """
+        if self.strips and self.num_output:
+            return min(self.committed, self.num_prompt)
+        return self._until_the_last
+
+    @property
+    def _until_the_last(self) -> int:
         if self.finished_len is None:
             return self.committed
         return min(self.committed, self.num_prompt + self.finished_len)
+
+    def drop_beyond_the_last(self) -> None:
+        """Commit what the tree may have of a finished request."""
+        if self.strips:
+            self.stripped = self._until_the_last
+        self.committed = self.owned
 
     def write(self, start: int, slots: Integers) -> None:
         self.row[start : start + len(slots)] = slots
@@ -273,6 +291,8 @@ class Limits:
     max_running: int = 8
     max_len: int = 4096
     interval: int = 256  # mamba_track_interval
+    most_prefill: int | None = None  # prefill_max_requests
+    conservativeness: float = 1.0  # schedule_conservativeness
     ignores_eos: bool = False
     mixes: bool = False  # enable_mixed_chunk
     loras: int = 0  # max_loras_per_batch; 0: no adapters

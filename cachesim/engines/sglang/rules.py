@@ -219,6 +219,10 @@ class SchedulerRules:
     leaves_no_later_state: bool = True
     """0.5.23, `no_buffer`: nothing is inserted of a request whose state includes such tokens."""
 
+    resets_beside_a_queue: bool = False
+    """0.5.9: each pass without a batch resets the ratio of new tokens, not that of an idle server
+    alone."""
+
     drafts_need_buffer: bool = False
     """0.5.9: with drafts and `no_buffer` there is no radix cache."""
 
@@ -333,6 +337,7 @@ RULES_059 = Rules(
         tracks_whole_runs=False,
         drops_beyond_the_last=False,
         leaves_no_later_state=False,
+        resets_beside_a_queue=True,
         pads_images_apart=False,
         reserves_states_for_the_queue=False,
         drafts_track_in_one_slot=True,

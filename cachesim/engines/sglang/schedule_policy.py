@@ -36,6 +36,7 @@ class Adder:
     input_left: int  # rem_input_tokens
     chunk_left: int | None  # rem_chunk_tokens
     ignores_eos: bool = False
+    most: int | None = None  # prefill_max_requests
     mixed: int = 0  # tokens of those that decode beside the prefill
     one_chunked: bool = False  # has_chunked_req, where the policy tracks one chunked request
     taken: list[Req] = field(default_factory=list)
@@ -156,6 +157,8 @@ class Adder:
 
     def add(self, req: Req) -> Verdict:
         """Admit a waiting request, whole or cut to the rest of the chunk. Follows `add_one_req`."""
+        if self.most is not None and len(self.taken) >= self.most:
+            return "other"
         new = min(max(req.max_new_tokens - req.num_output, 0), CLIP)
         extend = req.num_tokens - req.prefix
         total = extend + new + self.page_extra

@@ -60,7 +60,7 @@ class Scheduler:
     result_queue: deque[Batch] = field(default_factory=deque)  # run, and not processed
     chunked: Req | None = None
     pending_abort: Req | None = None  # _pending_chunked_abort_req
-    ratio: float = FIRST_RATIO
+    ratio: float = field(init=False)  # new_token_ratio
     room: Allocation = field(init=False)
     policy: SchedulePolicy = field(init=False)
     processed: int = 0  # processed_tokens_counter
@@ -76,9 +76,23 @@ class Scheduler:
 
     def __post_init__(self) -> None:
         limits = self.limits
+        self.ratio = self._first_ratio
         self.room = Allocation(self.tree, self.pool, self.rules, limits.drafts, limits.track_slots)
         counts = self.rules.scheduler.counts_host_matches
         self.policy = SchedulePolicy(self.tree, self.limits, counts_host=counts)
+
+    @property
+    def _first_ratio(self) -> float:
+        """Follows `NewTokenRatioTracker.from_config`."""
+        return min(FIRST_RATIO * self.limits.conservativeness, 1.0)
+
+    def idle(self) -> None:
+        """A pass without a batch, and results to process: the ratio is the first one again.
+
+        Follows `on_idle`; in 0.5.9 `self_check_during_idle`, whatever waits.
+        """
+        if self.rules.scheduler.resets_beside_a_queue or not self.busy:
+            self.ratio = self._first_ratio
 
     @property
     def busy(self) -> bool:
@@ -197,6 +211,7 @@ class Scheduler:
             chunk_left=self.limits.chunk if self.limits.chunk > 0 else None,
             ignores_eos=self.limits.ignores_eos,
             mixed=len(running.reqs) if self.limits.mixes else 0,
+            most=self.limits.most_prefill,
         )
         if self.chunked is not None:
             most = self.policy.chunk_limit(self.chunked, self.waiting, adder.chunk_left or 0)
@@ -387,8 +402,9 @@ class Scheduler:
         if not fits:
             self._retract(batch)
         else:
-            least = FIRST_RATIO * LEAST_FACTOR
-            self.ratio = max(self.ratio - (FIRST_RATIO - least) / DECAY_STEPS, least)
+            first = self._first_ratio
+            least = min(first * LEAST_FACTOR, 1.0)
+            self.ratio = max(self.ratio - (first - least) / DECAY_STEPS, least)
         if len(batch.reqs) < before:
             batch.is_full = False
         if not batch.reqs:
@@ -504,7 +520,7 @@ class Scheduler:
             if batch.tracks and not batch.extend:
                 self._track(req, batch.tracks[number])
             if is_done:
-                self._release(req, insert=self._may_insert(req), aborted=req.to_finish)
+                self._release(req, insert=self._may_insert(req, batch), aborted=req.to_finish)
                 done.append(req)
             elif drafting and batch.extend and req in batch.decoding:
                 req.committed += 1  # a mixed step is without drafts; trap: of the last none counts
@@ -554,11 +570,17 @@ class Scheduler:
             else:
                 req.tracked = at
 
-    def _may_insert(self, req: Req) -> bool:
+    def _may_insert(self, req: Req, batch: Batch) -> bool:
         """False for a state of more tokens than its key. Follows
         `_mamba_can_cache_finished_req`.
+
+        Only a verified run is looked at. A reply that `strip_thinking_cache` drops is in the state
+        too, but its node, at the end of the prompt, has a state already.
         """
-        if not self.rules.scheduler.leaves_no_later_state or not self.tree.has_states:
+        verified = self.limits.drafts is not None and not batch.extend
+        if not self.rules.scheduler.leaves_no_later_state or not verified:
+            return True
+        if not self.tree.has_states:
             return True
         return self.tree.shape.extra_buffer or req.owned == req.committed
 
@@ -572,7 +594,7 @@ class Scheduler:
         if sessions.keep_turn(self.tree, req, aborted=aborted):
             return
         if self.rules.scheduler.drops_beyond_the_last:
-            req.committed = req.owned
+            req.drop_beyond_the_last()
         self.tree.cache_finished(req, insert=insert)
         self.room.free_reserve(req, req.committed)
         req.has_row = False

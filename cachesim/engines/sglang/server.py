@@ -302,6 +302,8 @@ class Sglang(SlotlessEngine[Rules, SglangOptions, Job]):
             Limits(
                 chunk=options.chunked_prefill_size,
                 max_prefill=options.max_prefill_tokens,
+                most_prefill=options.prefill_max_requests,
+                conservativeness=options.schedule_conservativeness,
                 max_running=options.running(
                     self.rules, tokens=self.sizes.tokens, states=self.tree.states is not None
                 ),
@@ -443,6 +445,8 @@ class Sglang(SlotlessEngine[Rules, SglangOptions, Job]):
         if request.drafts is not None:
             job.req.drafts = tuple(each[: self._most_drafts] for each in request.drafts)
         job.req.stream, job.req.to_finish = stream, refused
+        reasons = fields.get("require_reasoning", self.options.reasoning_parser != "none")
+        job.req.strips = self.options.strip_thinking_cache and reasons
         self._of_req[int(job.ticket)] = job
         self.scheduler.add(job.req)
         return job.req
@@ -510,6 +514,7 @@ class Sglang(SlotlessEngine[Rules, SglangOptions, Job]):
     def step(self) -> bool:
         sessions.reap(self._sessions, self.scheduler.close)
         if not self.scheduler.busy:
+            self.scheduler.idle()
             return False
         scheduler, last = self.scheduler, self.scheduler.last
         batch = scheduler.next_batch()
@@ -523,6 +528,8 @@ class Sglang(SlotlessEngine[Rules, SglangOptions, Job]):
         if batch is not None or (taken and scheduler.busy):
             self._idle = 0
             return True
+        if not taken:
+            scheduler.idle()
         self._idle = 0 if any(self.tree.held_by_host()) else self._idle + 1
         if self._idle > MOST_IDLE and scheduler.busy:
             where = f"Scheduler.event_loop_{'overlap' if scheduler.limits.overlaps else 'normal'}"
@@ -563,6 +570,8 @@ class Sglang(SlotlessEngine[Rules, SglangOptions, Job]):
         if not busy and any(not self._of_req[req.id].done for req in self.scheduler.forgotten):
             where = "Scheduler._get_new_batch_prefill_raw"
             raise UpstreamEndless(where, "a request was preempted and is in no queue")
+        if not busy:
+            self.scheduler.idle()
         if not busy and self.options.strict_mem_check_during_idle:
             self._check_pools()
         return busy

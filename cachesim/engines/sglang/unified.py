@@ -186,6 +186,12 @@ class UnifiedRadixCache(UnifiedTreeCore):
         if not self.rules.tree.holds_what_it_inserts:
             node = self.match(key, req.extra_key).node
         slots = self.slots_to(node)
+        if req.protected > len(slots) + self.shape.page - 1:
+            # Of a retracted request its reply was inserted, too, before it is stripped.
+            raise UpstreamAbort(
+                "UnifiedRadixCache.checkpoint_into_tree",
+                "assert: the request's protected prefix is longer than what it inserts",
+            )
         req.write(req.protected, slots[req.protected :])
         if req.last_node is not None:
             self.unlock(req.last_node, req.lock)

@@ -18,7 +18,7 @@ from cachesim.engines.family import Family, Profile
 from cachesim.engines.images import Image
 from cachesim.errors import InputError, ScenarioError, UpstreamAbort
 from cachesim.lab.real.environment import Environment, UnpackedWheel, package_of, versions_of
-from cachesim.lab.real.fields import judge_fields
+from cachesim.lab.real.fields import judge_declared, judge_fields
 from cachesim.lab.real.fit import Played, judge_newest
 from cachesim.lab.real.playing import (
     Agreement,
@@ -122,6 +122,8 @@ class RealScheduler(Generic[R]):
     part: str = "scheduler"  # of the wheel, by which its folder is named
     packages: Environment | None = None  # what all releases import
     configured: Callable[[WorkerProcess, UnpackedWheel], WorkerProcess] | None = None
+    declared: Callable[[UnpackedWheel], Mapping[str, frozenset[str]]] | None = None
+    """The fields of its configuration, where its own code has to be asked for them."""
 
     def core_of(self, release: str, version: str = "") -> UnpackedWheel:
         """The folder that holds the scheduler of a release, or of another version in its place."""
@@ -181,7 +183,14 @@ class RealScheduler(Generic[R]):
             console().print(str(error), markup=False)
             status = 1
         status = judge_newest(self.family, version, known, status, played)
-        return max(status, judge_fields(self.family, version, self.core_of(known, version).folder))
+        return max(status, self.judge_fields(known, version))
+
+    def judge_fields(self, known: str, version: str) -> int:
+        """Compare the fields of a version's configuration with the table of them."""
+        core = self.core_of(known, version)
+        if self.declared is None:
+            return judge_fields(self.family, version, core.folder)
+        return judge_declared(self.family, version, self.declared(core))
 
     def _played(self, workload: Workload, real: list[dict[str, Any]]) -> Played[R]:
         def check(rules: R) -> Difference | None:

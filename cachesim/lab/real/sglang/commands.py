@@ -62,7 +62,8 @@ def real_sglang(
     mixed_chunk
         Workloads with `--enable-mixed-chunk`; some of the agents' are so in any case.
     feature
-        Workloads of one feature: priorities, policies, adapters, sessions, streaming, drafts.
+        Workloads of one feature: priorities, policies, adapters, sessions, streaming, drafts,
+        thinking, limits.
     tree_core
         The tree core in Python, or that in Rust, the default of servers from 0.5.19 on.
     guided

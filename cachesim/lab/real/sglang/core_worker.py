@@ -21,6 +21,9 @@ CHUNK: Final = 64
 """Chunk size of a linear-attention kernel."""
 
 
+THINK_END: Final = 999_998
+"""The token that ends a model's reasoning; no text has it."""
+
 PATCH: Final = 999_999
 """The token of any image's piece; no text has it."""
 
@@ -253,6 +256,7 @@ class Core:
             hf_text_config=Stub(mamba_chunk_size=CHUNK),
             is_multimodal=False,
             model_impl="auto",
+            think_end_ids=[THINK_END],
         )
         return {
             "server_args": self.args,
@@ -314,6 +318,7 @@ class Core:
             "routing_key": wanted.get("routing_key"),
             "lora_id": wanted.get("lora"),
             "priority": wanted.get("priority"),
+            "require_reasoning": wanted.get("thinks", False),
         }
         if "session" in wanted:
             return self._continued(prompt, wanted, named)
@@ -504,6 +509,10 @@ class OnePerKind(Core):
     def plan(self) -> Real:
         return self.scheduler.get_next_batch_to_run()
 
+    def idle(self) -> None:
+        """What `self_check_during_idle` does beside its checks."""
+        self.scheduler.new_token_ratio = self.scheduler.init_new_token_ratio
+
     def launch(self, batch: Real) -> None:
         if self.config.get("mixes"):  # what a prefill mixes in is fed again
             torch: Real = importlib.import_module("torch")
@@ -689,6 +698,13 @@ class Unified(Core):
         if self.kind == "window":
             return request.swa_branching_seqlen
         return request.mamba_branching_seqlen
+
+    def idle(self) -> None:
+        """What `on_idle` does beside its checks, if no request is there."""
+        scheduler = self.scheduler
+        waits = scheduler.waiting_queue or scheduler.chunked_req or scheduler.result_queue
+        if not waits and scheduler.running_batch.is_empty() and not scheduler.last_batch:
+            scheduler.new_token_ratio_tracker.reset()
 
     def plan(self) -> Real:
         scheduler = self.scheduler

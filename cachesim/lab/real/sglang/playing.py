@@ -66,6 +66,8 @@ class Player:
             Limits(
                 chunk=config.get("chunk", 8192),
                 max_prefill=config.get("max_prefill", 16384),
+                most_prefill=config.get("most_prefill"),
+                conservativeness=config.get("conservativeness", 1.0),
                 max_running=config.get("max_running", 8),
                 max_len=config.get("max_len", 4096),
                 interval=config.get("interval", 256),
@@ -160,6 +162,7 @@ class Player:
         )
         self._count += 1
         req.stream, req.to_finish = stream, refused
+        req.strips = bool(self.config.get("strips") and wanted.get("thinks"))
         self.scheduler.add(req)
         if "session" in wanted:
             req.in_session = True
@@ -208,6 +211,8 @@ class Player:
                 first = scheduler.result_queue[0]
                 scheduler.take([self._run(r, wanted[r.id], first) for r in first.reqs])
             elif batch is None:
+                if self.config.get("resets"):  # recordings without it had no idle pass
+                    scheduler.idle()
                 none = not coming and not self.scheduler.waiting
                 if none and all(req.finished for req in reqs.values()):
                     return self._result(results, reqs)

@@ -20,7 +20,7 @@ from cachesim.lab.real.schedules import RealScheduler, events_of, grouped, wante
 from cachesim.lab.real.sglang.playing import play
 from cachesim.lab.real.sglang.workloads import BY_FEATURE, draw, draw_agents, draw_mixed
 from cachesim.lab.real.vllm.scheduler import PACKAGES
-from cachesim.lab.real.worker_process import WorkerProcess
+from cachesim.lab.real.worker_process import WorkerError, WorkerProcess
 from cachesim.play.session import CANCELLED, Record, Session
 from cachesim.scenario.format import Scenario
 from cachesim.typed import Json, of_kind
@@ -145,6 +145,18 @@ def configuration_of(core: UnpackedWheel) -> UnpackedWheel:
     return replace(core, name=name, kept=KEPT, packages=PACKAGES)
 
 
+def declared(core: UnpackedWheel) -> dict[str, frozenset[str]]:
+    """The fields of a release's `ServerArgs`, as its own code declares them."""
+    wheel = configuration_of(core)
+    wheel.ready()
+    name = f"{core.name}, its configuration"
+    with WorkerProcess(name, wheel.python, WORKER, str(wheel.folder)) as process:
+        answer = process.order({"names": True})
+    if "raised" in answer:
+        raise WorkerError(answer["raised"])
+    return {"ServerArgs": frozenset(answer["results"])}
+
+
 def overrides_in(configs: list[Json], process: WorkerProcess) -> list[Override]:
     """Differences of workloads' configurations from those of a server's start."""
     rows: list[Sequence[str]] = []
@@ -176,6 +188,9 @@ def config_of(server: Engine) -> dict[str, Any]:
         "eagle": limits.drafts is not None,
         "chunk": limits.chunk,
         "max_prefill": limits.max_prefill,
+        "most_prefill": limits.most_prefill,
+        "conservativeness": limits.conservativeness,
+        "resets": True,
         "max_running": limits.max_running,
         "requested": engine.options.max_running_requests,
         "max_len": limits.max_len,
@@ -187,6 +202,8 @@ def config_of(server: Engine) -> dict[str, Any]:
         config["drafts"] = asdict(limits.drafts)
     if engine.options.enable_streaming_session:
         config["streams"] = True
+    if engine.options.strip_thinking_cache:
+        config["strips"] = True
     if limits.loras:
         config["loras"] = limits.loras
     if limits.policy != "fcfs":
@@ -222,12 +239,14 @@ def config_of(server: Engine) -> dict[str, Any]:
 
 def group_of(records: Sequence[Record], session: Session) -> list[dict[str, Any]]:
     """A group's steps in the notation of workloads."""
-    longest = of_kind(Sglang, session.engine).longest()
+    engine = of_kind(Sglang, session.engine)
+    longest, reasons = engine.longest(), engine.options.reasoning_parser != "none"
 
     def requested(record: Record) -> dict[str, Any]:
         asked = record.step.options
         more: dict[str, Any] = {name: asked.get(name) for name in ("priority", "routing_key")}
         more["salt"] = asked.get("extra_key")
+        more["thinks"] = asked.get("require_reasoning", reasons)
         if FIELD in asked:
             if record.error == "BadRequestError":
                 msg = f"{record.name} is not run beside the real scheduler: its session refuses it"
@@ -270,6 +289,7 @@ SCHEDULER: Final = RealScheduler(
     group_of=group_of,
     shared=("evicted", "tree", "free"),
     configured=ConfiguredProcess,
+    declared=declared,
 )
 """The scheduler with its own files and a CPU's PyTorch."""
 

@@ -146,6 +146,8 @@ class Playing:
             if last is not None if self.core.overlaps else batch is not None:
                 self._process(wanted)
             elif batch is None:
+                if self.config.get("resets"):
+                    self.core.idle()
                 ended = all(
                     # aborted for lack of memory a request never runs, and is not finished
                     request.finished()

@@ -129,6 +129,9 @@ FLAGS: Final = {
     "disable_priority_preemption": "keeps_running",
     "retraction_policy": "retraction",
     "context_length": "max_len",
+    "strip_thinking_cache": "strips",
+    "prefill_max_requests": "most_prefill",
+    "schedule_conservativeness": "conservativeness",
 }
 """Flag of `ServerArgs` -> its name in a workload."""
 
@@ -170,6 +173,17 @@ class ConfigFactory:
         given |= hicache_worker.flags(config.get("host"))
         return given
 
+    def answer(self, wanted: worker_side.Json) -> worker_side.Json:
+        """The names of all fields, or the configuration of a workload's flags."""
+        return self.names() if "names" in wanted else self.resolved(wanted)
+
+    def names(self) -> list[str]:
+        """The fields that the release declares."""
+        return sorted(
+            getattr(self.arguments, "__struct_fields__", None)
+            or [each.name for each in dataclasses.fields(self.arguments)]
+        )
+
     def resolved(self, config: worker_side.Json) -> dict[str, worker_side.Json]:
         """Every field of the configuration that a server would start with."""
         args = worker_side.fitting(self.arguments, **self.flags(config))
@@ -203,4 +217,4 @@ def main() -> None:
     answers = worker_side.own_output()
     logging.disable(logging.CRITICAL)
     start = ConfigFactory(Path(sys.argv[1]))
-    worker_side.answer_lines(answers, start.resolved)
+    worker_side.answer_lines(answers, start.answer)

@@ -34,7 +34,7 @@ def draw(seed: int, number: int, rules: Rules) -> dict[str, Any]:
     elif stored:  # more than one piece of a transfer has
         longest = max(longest, 200)
     config = config_of(rng, kind, longest, rules)
-    config["serial"] = is_serial(seed, number)
+    config |= {"serial": is_serial(seed, number), "resets": True}
     if scarce:
         _shrink(rng, config, longest)
     writer = _Writer(rng, math.lcm(config["page"], rng.choice((1, 16, GRID))), longest)
@@ -52,7 +52,18 @@ def draw(seed: int, number: int, rules: Rules) -> dict[str, Any]:
         steps.append(writer.group(together, incident))
         if stored and rng.random() < 0.3:
             steps.append([{"reset": True}])
+    thinking = Random(f"sglang reasons {seed} {number}")
+    if rules.tree.trees == "unified" and thinking.random() < 0.1:
+        _strip(thinking, config, steps)
     return {"id": f"{kind}-{number}", "config": config, "steps": steps}
+
+
+def _strip(rng: Random, config: dict[str, Any], steps: Sequence[Sequence[dict[str, Any]]]) -> None:
+    """Let most requests reason, of whose replies nothing is kept."""
+    config["strips"] = True
+    for wanted in itertools.chain.from_iterable(steps):
+        if "prompt" in wanted and rng.random() < 0.7:
+            wanted["thinks"] = True
 
 
 def is_serial(seed: int, number: int) -> bool:
@@ -210,6 +221,27 @@ def draw_drafts(seed: int, number: int, rules: Rules) -> dict[str, Any]:
         if "prompt" in wanted:
             wanted["accepts"] = [rng.randint(1, tokens + 1) for _ in range(rng.randint(1, 6))]
     return drawn | {"id": f"drafts-{drawn['id']}", "steps": steps_of}
+
+
+def draw_limits(seed: int, number: int, rules: Rules) -> dict[str, Any]:
+    """A workload with limits of a prefill, of requests that come while others run."""
+    drawn, rng = draw(seed, number, rules), Random(f"sglang limits {seed} {number}")
+    drawn["config"] |= {
+        "most_prefill": rng.choice((None, 1, 2, 3)),
+        "conservativeness": rng.choice((0.0, 0.3, 0.7, 1.0, 1.3, 2.0)),
+    }
+    return drawn | {"id": f"limits-{drawn['id']}", "steps": together(rng, drawn["steps"])}
+
+
+def draw_thinking(seed: int, number: int, rules: Rules) -> dict[str, Any]:
+    """A workload of requests of which most reason, and leave nothing of their replies."""
+    if rules.tree.trees != "unified":
+        raise OptionError("--strip-thinking-cache is in SGLang 0.5.22 and later: name one of these")
+    rng = Random(f"sglang thinking {seed} {number}")
+    base = rng.choice((draw, draw, draw, draw_drafts, draw_sessions, draw_streaming))
+    drawn = base(seed, number, rules)
+    _strip(rng, drawn["config"], drawn["steps"])
+    return drawn | {"id": f"thinking-{drawn['id']}"}
 
 
 def together(rng: Random, steps: list[list[dict[str, Any]]]) -> list[list[dict[str, Any]]]:
@@ -410,6 +442,8 @@ BY_FEATURE: Final = {
     "sessions": draw_sessions,
     "streaming": draw_streaming,
     "drafts": draw_drafts,
+    "thinking": draw_thinking,
+    "limits": draw_limits,
 }
 
 LONGEST: Final = (2000, 4000, 8000)
@@ -421,7 +455,7 @@ def draw_agents(seed: int, number: int, rules: Rules) -> dict[str, Any]:
     kind = KINDS[number % len(KINDS)]
     longest = rng.choice(LONGEST)
     config = config_of(rng, kind, longest, rules)
-    config["serial"] = is_serial(seed, number)
+    config |= {"serial": is_serial(seed, number), "resets": True}
     config["max_len"] = longest + max(REPLIES) + 10
     page = config["page"]
     config["chunk"] = -(-rng.choice((128, 512, 2048, 8192)) // page) * page
