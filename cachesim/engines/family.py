@@ -273,9 +273,6 @@ class Family(Generic[R, S]):
     draft_flag: str = ""  # flag that names the drafter: searches then force drafts
     adapter_flag: str = ""  # flag that names adapters; requests have a field with strengths
     asks: Mapping[str, Any] = field(default_factory=dict)  # request fields that searches set
-    elsewhere: Mapping[str, str] = field(
-        default_factory=dict
-    )  # unsupported real flags, and the reason for each
     configuration: str = ""
     """The module with `FIELDS`, every field of the engine's own configuration; see `fields.py`."""
     reply_cost: tuple[float, float] = (0.0, 0.0)
@@ -532,10 +529,8 @@ class Family(Generic[R, S]):
             hint = near or f"there are {', '.join(sorted(shown)) or 'none'}"
             msg = f"{self.name}@{profile.release} has no {what} {name!r}; {hint}"
             field = self._upstream_field(name)
-            if field is not None:
+            if field is not None and not any(repr(each) in near for each in field.options):
                 msg = f"{what} {name!r} ({field.owner} of {self.name}) {field.advice}"
-            if name in self.elsewhere:
-                msg = f"{what} {name!r} of {self.name}: {self.elsewhere[name]}; leave it out"
             raise OptionError(msg)
         if not self.has(option, profile):
             raise OptionError(f"{profile} has no {what} {name!r}; {self._where(option)}")

@@ -50,7 +50,7 @@ class Field:
             return f"is called {' and '.join(map(repr, self.options))} here"
         if self.no_influence:
             return f"has no influence on what is cached ({self.no_influence}); leave it out"
-        return f"is not simulated: {self.differs}; leave it out to simulate a server without it"
+        return f"is not simulated: {self.differs}; leave it out"
 
 
 def fields_of(
@@ -67,7 +67,8 @@ def fields_of(
 
     `simulated` has the names that are those of our options, `renamed` others with our options.
     `no_influence` and `differs` have a text, and the names it holds for. A flag is the name with
-    dashes, unless `flags` has another, or the name is one of `flagless`.
+    dashes, unless `flags` has another, or the name is one of `flagless`; `*` are all that `flags`
+    does not have.
     """
 
     def rows() -> Iterator[Field]:
@@ -82,8 +83,8 @@ def fields_of(
                 yield Field(owner, name, flag_of(name), differs=text)
 
     def flag_of(name: str) -> str:
-        if name in flagless.split():
-            return ""
-        return (flags or {}).get(name, f"--{name.replace('_', '-')}")
+        if name in (flags or {}):
+            return (flags or {})[name]
+        return "" if {name, "*"} & {*flagless.split()} else f"--{name.replace('_', '-')}"
 
     return tuple(sorted(rows(), key=lambda each: each.name))

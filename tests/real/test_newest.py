@@ -1,10 +1,12 @@
 """The alarm: which wheel is the newest, and what is said of it."""
 
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 import pytest
 
+from cachesim.engines.llamacpp.fields import FIELDS
 from cachesim.errors import ProfileError
 from cachesim.lab.real.commands import LlamaCppFlags, real_llama_cpp
 from cachesim.lab.real.environment import EnvironmentUnavailableError, read_versions
@@ -103,6 +105,8 @@ class Pair:
 
 
 class Ready:
+    site = Path()
+
     def ready(self) -> None: ...
 
 
@@ -112,8 +116,12 @@ def pair(registry: str, monkeypatch: Patch) -> type[Pair]:
     played = type("Played", (Pair,), {})
     monkeypatch.setattr(wheels, "SideBySide", played)
     monkeypatch.setattr(wheels, "environment_for", lambda *_: Ready())
+    monkeypatch.setattr(wheels, "declared", lambda *_: KNOWN)
     monkeypatch.setattr(compare, "real_log_of", lambda *_, **__: ["the log"])
     return played
+
+
+KNOWN = {"common_params": frozenset(each.name for each in FIELDS)}
 
 
 @pytest.mark.usefixtures("pair")
@@ -124,6 +132,18 @@ def test_nothing_new_is_said_with_the_release_it_is_as(capsys: Capture) -> None:
         "b12000 (xllamacpp 2026.11.12000) is as b11549: all 3 requests agree"
         in capsys.readouterr().out
     )
+
+
+@pytest.mark.usefixtures("pair")
+def test_a_field_that_nobody_knows_rings_though_all_requests_agree(
+    monkeypatch: Patch, capsys: Capture
+) -> None:
+    planted = {"common_params": KNOWN["common_params"] | {"planted"}}
+    monkeypatch.setattr(wheels, "declared", lambda *_: planted)
+
+    assert 1 == real_llama_cpp(flags=LlamaCppFlags(newest=True, workloads=3))
+
+    assert "common_params.planted has no row in" in capsys.readouterr().out
 
 
 @pytest.mark.thorough
@@ -195,14 +215,12 @@ def test_another_version_stands_in_for_a_release_and_goes_again() -> None:
     assert own == environment_for("0.32.2")
 
 
+@pytest.mark.parametrize("unknown", [0, 1])
 @pytest.mark.parametrize(("status", "said"), [(0, "is as 0.32.2"), (1, "is NOT as 0.32.2")])
 def test_the_newest_version_is_held_against_the_newest_release(
-    status: int, said: str, monkeypatch: Patch, capsys: Capture
+    status: int, said: str, unknown: int, monkeypatch: Patch, capsys: Capture
 ) -> None:
     asked = []
-
-    class Ready:
-        def ready(self) -> None: ...
 
     def played(flags: commands.MlxFlags, _record: object) -> int:
         asked.append((flags.release, environment_for("0.32.2").requirements[-1]))
@@ -211,8 +229,9 @@ def test_the_newest_version_is_held_against_the_newest_release(
     monkeypatch.setattr(commands, "versions_of", lambda _: ("0.34.0", "0.32.2"))
     monkeypatch.setattr(commands, "environment_for", lambda _: Ready())
     monkeypatch.setattr(commands, "_random", played)
+    monkeypatch.setattr(commands, "judge_fields", lambda *_: unknown)
 
-    assert status == commands.real_mlx_lm(flags=commands.MlxFlags(newest=True))
+    assert max(status, unknown) == commands.real_mlx_lm(flags=commands.MlxFlags(newest=True))
 
     assert [("0.32.2", "mlx-lm==0.34.0")] == asked
     assert f"mlx-lm 0.34.0 {said}" in capsys.readouterr().out

@@ -33,6 +33,13 @@ def main():
     parser.add_argument("model")
 
 
+class Generation:
+    def __init__(self, **kwargs):
+        self.first = kwargs.pop("first", None)
+        self.second = kwargs.pop("second", None)
+        self._hash = kwargs.pop("_hash", None)
+
+
 class Llama:
     def __init__(self, path: str, *, n_ctx: int = 512, **kwargs):
         pass
@@ -45,7 +52,7 @@ def family(monkeypatch: Patch, tmp_path: Path) -> Family[Any, Any]:
     (tmp_path / "config.py").write_text(SOURCE)
     module = ModuleType("fake_fields")
     rows = fields_of("Config", no_influence={"for no reason": "size pages"})
-    vars(module).update(FIELDS=rows, SOURCES={"Config": "config.py"})
+    vars(module).update(FIELDS=rows, SOURCES={"Config": "config.py:Config"})
     monkeypatch.setitem(sys.modules, "fake_fields", module)
     return replace(FAMILIES["vllm"], configuration="fake_fields")
 
@@ -56,6 +63,7 @@ def family(monkeypatch: Patch, tmp_path: Path) -> Family[Any, Any]:
         ("Config", {"size", "pages"}),
         ("main", {"address", "max_size", "model"}),
         ("Llama.__init__", {"path", "n_ctx"}),
+        ("Generation.__init__", {"first", "second"}),
         ("Other", set()),
     ],
 )

@@ -95,6 +95,7 @@ FAMILY: Final[Family[Rules, Options]] = Family(
     about="llama.cpp's Python binding: one sequence per instance, caches of whole states",
     repository="abetlen/llama-cpp-python",
     package=__package__,
+    configuration=f"{__package__}.fields",
     engine=f"{__package__}.servers:start",
     releases=RELEASES,
     patches=PATCHES,

@@ -712,6 +712,7 @@ FAMILY: Final[Family[ServerRules, Options]] = Family(
     takes_images=True,
     vocabulary="llama slots slot npast keep checkpoint checkpoints forcing gguf swa rnn",
     package=__package__,
+    configuration=f"{__package__}.fields",
     engine=f"{__package__}.router:Router",
     laws=f"{__package__}.laws:LlamaLaws",
     guide=_guide,

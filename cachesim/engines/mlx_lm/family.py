@@ -639,20 +639,6 @@ PATCHES: Final[tuple[Patch[MlxRules], ...]] = (
 )
 """Numbered patches are pull requests at ml-explore/mlx-lm; a dot numbers one of its commits."""
 
-
-_SAMPLING: Final = "sampling changes nothing that is stored, and is greedy here"
-_PLACE: Final = "it is about the machine, not about what is stored"
-_MODEL: Final = "the model of the scenario stands in its place"
-ELSEWHERE: Final = {
-    **dict.fromkeys(("temp", "temperature", "top_p", "top_k", "min_p", "logit_bias"), _SAMPLING),
-    **dict.fromkeys(("host", "port", "log_level", "allowed_origins", "pipeline"), _PLACE),
-    **dict.fromkeys(("model", "adapter_path", "trust_remote_code"), _MODEL),
-    "chat_template_args": "say it with each request: chat_template_kwargs",
-    "max_kv_size": "mlx_lm.server has no such flag: only mlx_lm.generate, which stores nothing",
-    "use_default_chat_template": "name a template with chat_template",
-}
-"""Unsupported flags and fields of the real server, and the reason for each."""
-
 FAMILY: Final[Family[MlxRules, MlxOptions]] = Family(
     name="mlx-lm",
     about="mlx_lm.server: prompt trie, cache classes per layer, batches",
@@ -662,6 +648,7 @@ FAMILY: Final[Family[MlxRules, MlxOptions]] = Family(
     takes_images=True,
     vocabulary="mlx lru arrays batch rotating chunked deep granite gemma trim metal",
     package=__package__,
+    configuration=f"{__package__}.fields",
     engine=f"{__package__}.engine:MlxLm",
     releases=RELEASES,
     patches=PATCHES,
@@ -694,7 +681,6 @@ FAMILY: Final[Family[MlxRules, MlxOptions]] = Family(
         {"prompt_concurrency": 2, "prefill_step_size": 8},
         {"prompt_concurrency": 2, "prefill_step_size": 4},
     ),
-    elsewhere=ELSEWHERE,
     corners=(Corner(), Corner(window=16, layers=frozenset({"window"}), replies=24, crowd=True)),
     scopes=(
         Scope(

@@ -62,6 +62,7 @@ FAMILY: Final[Family[Rules, TransformersOptions]] = Family(
     about="Hugging Face Transformers, continuous batching: hashed blocks, all evicted at once",
     repository="huggingface/transformers",
     package=__package__,
+    configuration=f"{__package__}.fields",
     engine=f"{__package__}.server:Transformers",
     releases=RELEASES,
     patches=PATCHES,

@@ -52,6 +52,11 @@ class Environment:
         """The interpreter to start the engine with."""
         return self.folder / "bin" / "python"
 
+    @property
+    def site(self) -> Path:
+        """The folder with the files of its packages."""
+        return next(self.folder.glob("lib/python*/site-packages"), self.folder)
+
     def is_ready(self) -> bool:
         """True if the interpreter and every required package are installed."""
         return self.python.exists() and all(self._holds(each) for each in self.requirements)

@@ -4,12 +4,14 @@ They are read from the release's source, as the installed package has it: nothin
 """
 
 import ast
+import re
 from collections.abc import Iterator, Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from cachesim.engines.family import Family
+from cachesim.lab.real.environment import UnpackedWheel
 from cachesim.lab.real.playing import console
 
 
@@ -24,6 +26,18 @@ def differing_fields(
         *(f"{owner}.{name} has no row in {table}" for owner, name in sorted(there - rows)),
         *(f"{owner}.{name} is gone; its row is in {table}" for owner, name in sorted(rows - there)),
     )
+
+
+def judge_wheel(family: Family[Any, Any], version: str) -> int:
+    """The same as `judge_fields`, of a wheel's files alone: nothing is installed."""
+    files = {place.partition(":")[0] for place in _sources(family).values()}
+    wheel = UnpackedWheel(
+        name=f"{family.name}-{version}-fields",
+        requirements=(f"{family.name}=={version}",),
+        kept=re.compile("|".join(map(re.escape, sorted(files)))),
+    )
+    wheel.ready()
+    return judge_fields(family, version, wheel.folder)
 
 
 def judge_fields(family: Family[Any, Any], version: str, root: Path) -> int:
@@ -48,12 +62,21 @@ def judge_declared(
 
 def fields_in(family: Family[Any, Any], root: Path) -> dict[str, frozenset[str]]:
     """The fields of each owner that the files below a folder declare."""
-    sources: Mapping[str, str] = import_module(family.configuration).SOURCES
-    return {owner: declared_in(root / file, owner) for owner, file in sources.items()}
+    found = {}
+    for owner, place in _sources(family).items():
+        file, _, name = place.partition(":")
+        found[owner] = declared_in(root / file, name or owner)
+    return found
+
+
+def _sources(family: Family[Any, Any]) -> Mapping[str, str]:
+    found: Mapping[str, str] = import_module(family.configuration).SOURCES
+    return found
 
 
 def declared_in(file: Path, owner: str) -> frozenset[str]:
-    """The fields of a class, the arguments that a function adds to a parser, or its parameters.
+    """The fields of a class, the arguments that a function adds to a parser or takes out of its
+    keywords, or its parameters.
 
     There are none where the file or the owner is not there: then each of its rows is gone.
     """
@@ -65,7 +88,10 @@ def declared_in(file: Path, owner: str) -> frozenset[str]:
     if isinstance(found, ast.ClassDef):
         return frozenset(_of_class(found))
     if isinstance(found, ast.FunctionDef):
-        return frozenset(_arguments(found)) or frozenset(_parameters(found))
+        for read in (_arguments, _popped, _parameters):
+            names = frozenset(read(found))
+            if names:
+                return names
     return frozenset()
 
 
@@ -97,6 +123,15 @@ def _arguments(found: ast.FunctionDef) -> Iterator[str]:
         dest = named.get("dest")
         name = str(dest.value) if isinstance(dest, ast.Constant) else long.lstrip("-")
         yield name.replace("-", "_")
+
+
+def _popped(found: ast.FunctionDef) -> Iterator[str]:
+    """The names that a function takes out of `kwargs`; a private one is no field."""
+    for call in ast.walk(found):
+        if isinstance(call, ast.Call) and ast.unparse(call.func) == "kwargs.pop":
+            name = call.args[0]
+            if isinstance(name, ast.Constant) and not str(name.value).startswith("_"):
+                yield str(name.value)
 
 
 def _parameters(found: ast.FunctionDef) -> Iterator[str]:

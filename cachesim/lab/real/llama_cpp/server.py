@@ -517,8 +517,15 @@ def overrides(name: str) -> list[Override]:
     return overrides_of((*rows, *_of_simulator(release, found["started"])), OVERRIDES)
 
 
-def _configurations(release: str, values: JsonObject) -> dict[str, dict[str, str]]:
-    python = environment_for(release).ready()
+def declared(release: str, version: str) -> dict[str, frozenset[str]]:
+    """The fields of `common_params`, nested ones included, of a version of the wheel."""
+    return {"common_params": frozenset(_configurations(release, {}, version)["started"])}
+
+
+def _configurations(
+    release: str, values: JsonObject, version: str = ""
+) -> dict[str, dict[str, str]]:
+    python = environment_for(release, version).ready()
     clean = {name: value for name, value in os.environ.items() if not name.startswith("LLAMA_")}
     done = subprocess.run(
         [str(python), worker_script.__file__],

@@ -30,6 +30,7 @@ from cachesim.engines.llamacpp.family import FAMILY
 from cachesim.engines.words import counted
 from cachesim.errors import ProfileError
 from cachesim.lab.real.environment import environments_folder, versions_of
+from cachesim.lab.real.fields import judge_declared
 from cachesim.lab.real.fit import (
     CONTRADICTIONS,
     Change,
@@ -49,7 +50,7 @@ from cachesim.lab.real.llama_cpp.compare import (
     show_difference,
     title_of,
 )
-from cachesim.lab.real.llama_cpp.server import as_release, environment_for
+from cachesim.lab.real.llama_cpp.server import as_release, declared, environment_for
 from cachesim.lab.real.llama_cpp.simulated import SimulatedServer, Trial, known_trials
 from cachesim.lab.real.llama_cpp.workload import Outcome, Release
 from cachesim.lab.real.llama_cpp.workloads import Setting, draw_setting, grow
@@ -376,10 +377,11 @@ def real_newest(wheel: str, *, release: str = "", workloads: int, seed: int) -> 
     if tally.counts:
         out.print(tally.table())
     requests, agreeing = tally.total("requests"), tally.total("agreeing")
+    unknown = judge_declared(FAMILY, found.version, declared(release, found.version))
     if shown is None:
         if not unstarted:
             out.print(f"{found} is as {release}: all {requests:,} requests agree")
-        return int(bool(unstarted))
+        return max(unknown, int(bool(unstarted)))
     out.print(f"{found} is NOT as {release}: {requests - agreeing:,} of {requests:,} requests")
     show_difference(out, shown, profile=release, version=found.version)
     explain(found.release, release, known_trials(), recorded)

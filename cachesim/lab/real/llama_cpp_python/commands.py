@@ -8,6 +8,7 @@ from cachesim.engines.llama_cpp_python.family import FAMILY
 from cachesim.engines.llama_cpp_python.rules import Rules
 from cachesim.lab.real import playing
 from cachesim.lab.real.environment import versions_of
+from cachesim.lab.real.fields import judge_fields
 from cachesim.lab.real.fit import Played, judge_newest
 from cachesim.lab.real.llama_cpp_python.compare import (
     DRAWN,
@@ -139,7 +140,10 @@ def real_llama_cpp_python(
                 size = sum(each.prompt_tokens for each in steps)
                 played.append(Played(kind=name, requests=len(steps), size=size, check=check))
     status = found.show()
-    return judge_newest(FAMILY, version, release, status, played) if version else status
+    if not version:
+        return status
+    status = judge_newest(FAMILY, version, release, status, played)
+    return max(status, judge_fields(FAMILY, version, environment_for(release, version).site))
 
 
 def overrides(release: str) -> list[playing.Override]:

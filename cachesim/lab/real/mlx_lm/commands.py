@@ -11,6 +11,7 @@ from cachesim.engines.mlx_lm.family import FAMILY, MlxRules
 from cachesim.errors import OptionError
 from cachesim.lab.real import playing
 from cachesim.lab.real.environment import versions_of
+from cachesim.lab.real.fields import judge_fields
 from cachesim.lab.real.fit import Played, judge_newest
 from cachesim.lab.real.mlx_lm import vllm_mlx
 from cachesim.lab.real.mlx_lm.classes import compare_classes
@@ -183,7 +184,8 @@ def _newest(flags: MlxFlags) -> int:
     with played_by(release, version):
         environment_for(release).ready()
         status = _random(replace(flags, release=release), played.append)
-    return judge_newest(FAMILY, version, release, status, played)
+        unknown = judge_fields(FAMILY, version, environment_for(release).site)
+    return max(unknown, judge_newest(FAMILY, version, release, status, played))
 
 
 def differences(classes: playing.Agreement, served: playing.Agreement) -> Iterator[str]:

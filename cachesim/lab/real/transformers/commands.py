@@ -17,6 +17,7 @@ from cachesim.engines.transformers.family import FAMILY
 from cachesim.errors import OptionError
 from cachesim.files import Output
 from cachesim.lab.real.environment import Environment, package_of, versions_of
+from cachesim.lab.real.fields import judge_wheel
 from cachesim.lab.real.playing import comparing, console, show_overrides, watched
 from cachesim.lab.real.transformers.caches import compare, compare_layers, overrides
 from cachesim.lab.real.transformers.causes import SHOWN
@@ -125,9 +126,10 @@ def real_transformers(
     check_names(operation, attention)
     if newest:
         [found_there, *_] = versions_of("transformers")
+        unknown = judge_wheel(FAMILY, found_there)
         if found_there == NEWEST:
             console().print(f"transformers {NEWEST} is the newest release")
-            return 0
+            return unknown
         release = (NEWEST, found_there)
     if changed is not None:
         release = release or (changed.release,)
@@ -144,7 +146,7 @@ def real_transformers(
     if changed is not None:
         return int(is_worse(*releases))
     if newest:
-        return int(changes)
+        return max(unknown, int(changes))
     return int(any(each.verdict == "wrong" for found in releases for each in found.cells))
 
 
