@@ -219,6 +219,9 @@ class SchedulerRules:
     leaves_no_later_state: bool = True
     """0.5.23, `no_buffer`: nothing is inserted of a request whose state includes such tokens."""
 
+    strips_reasoning: bool = True
+    """0.5.22: what a finished request leaves may end with its prompt (`strip_thinking_cache`)."""
+
     resets_beside_a_queue: bool = False
     """0.5.9: each pass without a batch resets the ratio of new tokens, not that of an idle server
     alone."""
@@ -337,6 +340,7 @@ RULES_059 = Rules(
         tracks_whole_runs=False,
         drops_beyond_the_last=False,
         leaves_no_later_state=False,
+        strips_reasoning=False,
         resets_beside_a_queue=True,
         pads_images_apart=False,
         reserves_states_for_the_queue=False,

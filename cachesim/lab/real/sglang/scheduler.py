@@ -344,7 +344,10 @@ AGENTS: Final = replace(SCHEDULER, draw=draw_agents)
 FEATURES: Final = {name: replace(SCHEDULER, draw=draw) for name, draw in BY_FEATURE.items()}
 """Workloads with rarely used options."""
 
-NEEDED: Final = {"streaming": "enable_streaming_session"}
+NEEDED: Final = {
+    "streaming": "enable_streaming_session",
+    "thinking": "strip_thinking_cache",
+}
 """The option that a feature needs."""
 
 

@@ -53,7 +53,7 @@ def draw(seed: int, number: int, rules: Rules) -> dict[str, Any]:
         if stored and rng.random() < 0.3:
             steps.append([{"reset": True}])
     thinking = Random(f"sglang reasons {seed} {number}")
-    if rules.tree.trees == "unified" and thinking.random() < 0.1:
+    if rules.scheduler.strips_reasoning and thinking.random() < 0.1:
         _strip(thinking, config, steps)
     return {"id": f"{kind}-{number}", "config": config, "steps": steps}
 
@@ -235,8 +235,6 @@ def draw_limits(seed: int, number: int, rules: Rules) -> dict[str, Any]:
 
 def draw_thinking(seed: int, number: int, rules: Rules) -> dict[str, Any]:
     """A workload of requests of which most reason, and leave nothing of their replies."""
-    if rules.tree.trees != "unified":
-        raise OptionError("--strip-thinking-cache is in SGLang 0.5.22 and later: name one of these")
     rng = Random(f"sglang thinking {seed} {number}")
     base = rng.choice((draw, draw, draw, draw_drafts, draw_sessions, draw_streaming))
     drawn = base(seed, number, rules)
