@@ -63,7 +63,7 @@ def _each(family: Family[Any, Any], table: tuple[Option, ...], release: str) -> 
         if not release or release in family.having(option):
             yield Flag(
                 name=option.name,
-                upstream=option.flag,
+                upstream=family.flag_at(option, release),
                 value=option.shape,
                 default=_default(family, option, release),
                 releases=_releases(family, option),

@@ -68,6 +68,7 @@ class Reply:
     drafted: Count | None = None  # number of draft tokens, as the server counts them
     accepted: Count | None = None  # number of accepted ones among them, as the server counts them
     approximated: str | None = None  # why the server's values are approximate by design
+    cut: Tokens | None = None  # what the server left of a prompt too long for its context
 
     @property
     def written(self) -> Tokens:

@@ -496,6 +496,11 @@ class Family(Generic[R, S]):
                 value = option.later[since]
         return value
 
+    def flag_at(self, option: Option, release: str) -> str:
+        """The flag as a release spells it; as the newest does without one."""
+        last, former = option.until_then
+        return former if release and last and release in self.since(last=last) else option.flag
+
     def having(self, option: Option, value: object = None) -> tuple[str, ...]:
         """The releases that have an option, or this choice of it, oldest first."""
         if option.patch:

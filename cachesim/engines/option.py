@@ -35,6 +35,7 @@ class Option:
     name: str
     flag: str = ""  # as upstream spells it
     until_then: tuple[str, str] = ("", "")  # the last release with another spelling, and it
+    spelled: Mapping[Any, str] = field(default_factory=dict)  # value -> its words, with {flag}
     switches_off: bool = True  # yes or no: has a `--no-...` form
     about: str = ""
     kind: Kind

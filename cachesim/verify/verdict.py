@@ -5,7 +5,8 @@ The answer, against a cold run of the same tokens, row by row:
     same        every row has the cold row's bits
     rounding    float rows are off by less than `BOUND` of their largest logit. Arithmetic here is
                 invariant to cuts and layout, so this does not occur; if it does, suspect a layer
-    by-design   rows differ, and the server reported that it keeps values of another context
+    by-design   rows differ, and the server reported that it keeps values of another context, or
+                that it cut the prompt: they are those of the rest
     diverged    rows differ
 
 The reuse, against the due reuse: that of an ideal cache, unless a scenario sets another.
@@ -27,6 +28,7 @@ from cachesim.errors import ContractError
 from cachesim.model.arithmetic import Network
 from cachesim.model.recall import leaked_from, text_of
 from cachesim.model.trace import Fault, Traced
+from cachesim.typed import there_is
 from cachesim.units import Array, Count, Token
 from cachesim.verify.oracle import Oracle
 
@@ -76,6 +78,8 @@ def judge(
     differences = _differences(oracle.network, reply.logits, cold)
     largest = max(differences, default=0.0)
     answer = _answer(reply, cold, differences)
+    if answer == "diverged" and reply.cut is not None and _is_of_the_rest(reply, oracle):
+        answer = "by-design"
     wrong = _first_wrong(oracle.network, reply.logits, cold, differences) if largest else None
     fault = None
     if wrong is not None and trace is not None:
@@ -88,6 +92,13 @@ def judge(
         wrong=wrong,
         fault=fault,
     )
+
+
+def _is_of_the_rest(reply: Reply, oracle: Oracle) -> bool:
+    """True if a cut prompt is answered as what is left of it: the server says `truncated`."""
+    cold = oracle.logits(there_is(reply.cut), reply.generated, reply.strengths)
+    differences = _differences(oracle.network, reply.logits, cold)
+    return _answer(reply, cold, differences) != "diverged"
 
 
 def worst(verdicts: Sequence[Verdict | None]) -> Verdict | None:

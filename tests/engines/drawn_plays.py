@@ -65,7 +65,7 @@ def ik_llama(rng: Random) -> dict[str, Any]:
     release = profile(rng, "ik_llama.cpp")
     model = rng.choice((*PRESETS, "dense", "hybrid-mtp"))
     window = {"window": rng.choice((4, 32))} if "swa" in model else {}
-    context = rng.choice((48, 96, 200, 400, 800))
+    context = rng.choice((256, 256, 512, 768))
     drafting = rng.random() < 0.45
     kinds = ("strict_tail", *("window",) * release.startswith("8337e4cd3"))
     kinds += ("attn",) * 3 if model == "hybrid-mtp" else ()

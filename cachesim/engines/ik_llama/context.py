@@ -449,18 +449,22 @@ class Context:
         if self.recurrent:
             where, why = "llama_state_seq_set_data", "the allocated cell must carry the sequence id"
             raise UpstreamAbort(where, why)
+        if not state.positions:  # Trap: the check reads the first cell of a run that has none
+            where = "llama_data_read::read_kv_cache_meta"
+            raise UpstreamAbort(
+                where, "GGML_ASSERT(kv_self.cells[kv_self.head].pos == batch.pos[0])"
+            )
         count = len(state.positions)
-        if count:
-            start = self.cells.find_slot(count)
-            if start is None:
-                return False
-            positions: Integers = np.array(state.positions, dtype=np.int64)
-            self.cells.place(start, positions, [seq] * count)
-            self.cells.born[start : start + count] = state.born
-            for kept, data in ((state.keys, self.keys), (state.values, self.values)):
-                for layer, rows in (kept or {}).items():
-                    data[layer][start : start + count] = rows
-            self.cells.head = start + count if start + count < self.cells.size else 0
+        start = self.cells.find_slot(count)
+        if start is None:
+            return False
+        positions: Integers = np.array(state.positions, dtype=np.int64)
+        self.cells.place(start, positions, [seq] * count)
+        self.cells.born[start : start + count] = state.born
+        for kept, data in ((state.keys, self.keys), (state.values, self.values)):
+            for layer, rows in (kept or {}).items():
+                data[layer][start : start + count] = rows
+        self.cells.head = start + count if start + count < self.cells.size else 0
         for layer, row in state.rows.items():
             self.rows[layer][seq] = row
         return True

@@ -88,6 +88,13 @@ PATCHES: Final[tuple[Patch[Rules], ...]] = (
         lay=laying(restores_when_accepted=False),
     ),
     Patch(
+        pull=2358,
+        about="tokens of a draft are counted one by one; before, a reply ended short of n_predict",
+        fits=ALL,
+        lay=laying(counts_whole_drafts=False),
+        cures="a reply with drafts has fewer tokens than n_predict, and the slot keeps the others",
+    ),
+    Patch(
         pull=2459,
         about="a context shift shortens the token list of requests without cache_prompt too",
         fits=ALL,
@@ -99,7 +106,7 @@ PATCHES: Final[tuple[Patch[Rules], ...]] = (
 
 def _guide(_rules: Rules, flags: Options) -> Guide:
     """Fields of a context shift, near the context too; clients that leave within a batch."""
-    room = flags.ctx_size // flags.parallel
+    room = flags.n_ctx_slot
     keeps = (-1, 0, 1, room // 2, room - 1, room)
     return Guide(
         fields=(
@@ -137,7 +144,7 @@ FAMILY: Final[Family[Rules, Options]] = Family(
     corners=(
         Corner(),
         Corner(),
-        Corner(flags={"ctx_size": 128}, replies=60),
+        Corner(flags={"ctx_size": 256}, replies=60),
         *(
             Corner(flags={"companion": each, "draft_max": 3, "parallel": 1}, replies=12)
             for each in ("attn", "window", "strict_tail")

@@ -12,11 +12,12 @@ Companion: TypeAlias = Literal["none", "attn", "strict_tail", "window"]
 RollbackMode: TypeAlias = Literal["auto", "per-step", "gpu-fallback", "cpu"]
 Eviction: TypeAlias = Literal["fifo", "variance"]
 
+SEED: Final = "d2da6da05"
 LATER: Final = "8337e4cd3"
 MOST_CELLS: Final = 1 << 20
 
-LEAST_OF_A_SLOT: Final = 4
-"""Minimum context of a slot: a shift keeps `min(n_keep, n_ctx - 4)` tokens (`context_shift`)."""
+CONTEXT_STEP: Final = 256
+"""The context is padded to a multiple of this, with flash attention by default (`get_padding`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +30,8 @@ class Options:
     ctx_size: int = like(
         parent.Options,
         "ctx_size",
-        about="total context, shared equally by the slots",
+        about="total context, rounded up to a multiple of 256, then shared equally by the slots",
+        low=1,
         high=MOST_CELLS,
         tried=(4096, 1024),
     )
@@ -37,23 +39,30 @@ class Options:
     ubatch_size: int = like(
         parent.Options, "ubatch_size", about="maximum tokens per ubatch", low=1, high=MOST_CELLS
     )
-    ctx_checkpoints: int = like(parent.Options, "ctx_checkpoints", flag="--ctx-checkpoints")
+    ctx_checkpoints: int = like(
+        parent.Options,
+        "ctx_checkpoints",
+        flag="-ctx-ckpt, --ctx-checkpoints",
+        until_then=(SEED, "--ctx-checkpoints"),
+    )
     ctx_checkpoints_interval: int = option(
-        "--ctx-checkpoints-interval",
+        "-ctx-ckpt-i, --ctx-checkpoints-interval",
         "tokens between checkpoints; 0: none by distance",
+        until_then=(SEED, "--ctx-checkpoints-interval"),
         default=512,
         unit="tokens",
         tried=(512, 64, 16),
     )
     ctx_checkpoints_tolerance: int = option(
-        "--ctx-checkpoints-tolerance",
+        "-ctx-ckpt-t, --ctx-checkpoints-tolerance",
         "a checkpoint is made this many tokens before a prompt's end; 0: at its end",
+        until_then=(SEED, "--ctx-checkpoints-tolerance"),
         default=5,
         unit="tokens",
         tried=(5, 8, 1, 0),
     )
     ctx_checkpoints_eviction: Eviction = option(
-        "--ctx-checkpoints-eviction",
+        "-ctx-ckpt-e, --ctx-checkpoints-eviction",
         "which checkpoint is evicted: the oldest, or the one whose loss leaves the rest best "
         "spread",
         default="fifo",
@@ -66,7 +75,7 @@ class Options:
     )
     cache_ram: int = like(parent.Options, "cache_ram", tried=(8192, 1, 0))
     cache_ram_similarity: float = option(
-        "--cache-ram-similarity",
+        "-crs, --cache-ram-similarity",
         "a slot that would keep less than this share is saved to the prompt cache first",
         default=0.5,
         low=0,
@@ -74,7 +83,7 @@ class Options:
         tried=(0.5, 0.2, 0.8),
     )
     cache_ram_n_min: int = option(
-        "--cache-ram-n-min",
+        "-cram-n-min, --cache-ram-n-min",
         "fewest tokens worth parking; -1 parks nothing (it is compared as unsigned)",
         default=0,
         low=-1,
@@ -92,23 +101,31 @@ class Options:
         "what is skipped when token lists are compared: auto, none, or BEGIN,END",
         default="auto",
     )
-    context_shift: bool = like(parent.Options, "context_shift", default=True, tried=())
+    context_shift: bool = like(
+        parent.Options,
+        "context_shift",
+        default=True,
+        tried=(),
+        spelled={True: "{flag} on", False: "--no-context-shift"},
+    )
     recurrent_ckpt_mode: RollbackMode = option(
-        "--recurrent-ckpt-mode",
+        "--spec-ckpt-mode",
         "how recurrent states are rolled back after a draft",
+        until_then=(SEED, "--recurrent-ckpt-mode"),
         default="auto",
         choices=get_args(RollbackMode),
     )
-    companion: Companion = option(  # the memory model of the MTP companion; none: no -mtp
-        "-mtp",
-        "memory of the companion that drafts; none: no drafts",
+    companion: Companion = option(  # the memory model of the MTP companion
+        "--spec-type mtp",
+        "memory of the companion that drafts; none: no drafts; strict_tail: none that a server has",
+        until_then=(SEED, "-mtp"),
+        spelled={"attn": "{flag}", "window": "{flag} --swa-compress"},
         default="none",
         choices=get_args(Companion),
         arrived={"window": LATER},
     )
     companion_window: int = option(
-        "--swa-compress",
-        "window of the companion, if its memory is a window",
+        about="window of the companion, if its memory is a window: of the model, not a flag",
         default=128,
         low=1,
         high=MOST_CELLS,
@@ -116,18 +133,25 @@ class Options:
         since=LATER,
     )
     draft_max: int = option(
-        "--draft-max", "maximum tokens of a draft", default=16, low=0, high=1024
+        "--spec-type mtp:n_max",
+        "maximum tokens of a draft",
+        until_then=(SEED, "--draft, --draft-max"),
+        default=16,
+        low=0,
+        high=1024,
     )
     draft_min: int = option(
-        "--draft-min",
+        "--spec-type mtp:n_min",
         "minimum tokens of a draft; a shorter one is not used",
+        until_then=(SEED, "--draft-min"),
         default=0,
         low=0,
         high=1024,
     )
     draft_p_min: float = option(
-        "--draft-p-min",
-        "minimum probability: a draft ends before a token below it",
+        "--spec-type mtp:p_min",
+        "minimum probability: a draft ends before a token below it, but has at least one",
+        until_then=(SEED, "--draft-p-min"),
         default=0.75,
         low=0,
         high=1,
@@ -140,12 +164,6 @@ class Options:
     )
 
     def __post_init__(self) -> None:
-        if self.ctx_size < LEAST_OF_A_SLOT * self.parallel:
-            raise OptionError(
-                f"ctx_size is {self.ctx_size}, {self.ctx_size // self.parallel} for each of "
-                f"{self.parallel} slots; a slot with less than {LEAST_OF_A_SLOT} keeps a negative "
-                "number of tokens at a context shift, and reads outside its list"
-            )
         if self.companion != "none" and self.parallel > 1:
             raise OptionError(
                 "a companion works with parallel = 1 only: the server refuses -mtp with more slots"
@@ -155,6 +173,16 @@ class Options:
                 f"reasoning_tokens is {self.reasoning_tokens!r}, two empty tags, which the search "
                 'for blocks would match forever; write "<think>,</think>", "auto" or "none"'
             )
+
+    @property
+    def n_ctx(self) -> int:
+        """The whole context: `--ctx-size` is rounded up before the slots share it."""
+        return -(-self.ctx_size // CONTEXT_STEP) * CONTEXT_STEP
+
+    @property
+    def n_ctx_slot(self) -> int:
+        """The context of one slot."""
+        return self.n_ctx // self.parallel
 
     @property
     def tags(self) -> tuple[str, str] | None:

@@ -135,12 +135,14 @@ class Selection:
         slot.cache_tokens = list(slot.cached_prompt.tokens)
         slot.n_kept_prompt = slot.cached_prompt.n_kept_prompt
         slot.n_discarded_prompt = slot.cached_prompt.n_discarded_prompt
+        slot.approximate = slot.cached_prompt.approximate
 
     @staticmethod
     def _copy(slot: Slot) -> None:
         slot.cached_prompt.tokens = list(slot.cache_tokens)
         slot.cached_prompt.n_kept_prompt = slot.n_kept_prompt
         slot.cached_prompt.n_discarded_prompt = slot.n_discarded_prompt
+        slot.cached_prompt.approximate = slot.approximate
 
     def _save(self, slot: Slot) -> None:
         """Copy the slot's conversation into the cache (`prompt_save`, alloc)."""
@@ -156,6 +158,7 @@ class Selection:
             tokens=list(prompt.tokens),
             n_kept_prompt=prompt.n_kept_prompt,
             n_discarded_prompt=prompt.n_discarded_prompt,
+            approximate=prompt.approximate,
             checkpoints=list(prompt.checkpoints),
             state=self._primary.save(seq, partial=False),
             pos_min=self._primary.cells.seq_pos_min(seq),
@@ -199,6 +202,7 @@ class Selection:
             tokens=entry.tokens,
             n_kept_prompt=entry.n_kept_prompt,
             n_discarded_prompt=entry.n_discarded_prompt,
+            approximate=entry.approximate,
             checkpoints=entry.checkpoints,
         )
         self._record.append(
@@ -266,6 +270,9 @@ class Preparation:
         else:
             self.apply_checkpoint(slot)
             self._leave_one(slot)
+        slot.shifted = slot.approximate is not None and slot.n_past > slot.approximate
+        if not slot.shifted:
+            slot.approximate = None  # nothing of it is left
         slot.n_prompt_tokens_cache = slot.n_past_prompt
         slot.n_prompt_tokens_processed = 0
         slot.prepared = True

@@ -44,6 +44,8 @@ class Rules:
     # speculation
     restores_recurrent: bool = True  # #1669: rejected drafts are also removed from recurrent states
 
+    counts_whole_drafts: bool = True  # #2358: the tokens of a draft are counted as they are sent
+
     restores_when_accepted: bool = True  # #1754: a draft accepted as a whole advances the state
 
     # disconnects
@@ -52,7 +54,9 @@ class Rules:
     # companion
     companion_reset: CompanionReset = "everything"  # #1889
     trims_companion_always: bool = True  # later release: only after a trim of the primary
+    purge_keeps_pending_row: bool = False  # later release: the row at M stays beside a follow-up
     commit_keeps_pending_row: bool = False  # later release: commit begins at M + 1
+    warmup_failure_ends_drafts: bool = False  # later release: no drafts after a refused prompt part
 
 
 SEED_ERA: Final = Rules()
@@ -67,5 +71,7 @@ LATER: Final = Rules(
     interval_starts_at=-1,
     interval_counts_tokens=False,
     trims_companion_always=False,
+    purge_keeps_pending_row=True,
     commit_keeps_pending_row=True,
+    warmup_failure_ends_drafts=True,
 )

@@ -23,6 +23,7 @@ from cachesim.engines.ik_llama.slot import (
     SavedSlot,
     Slot,
     State,
+    common_prefix,
     decode,
     discard,
     encode,
@@ -172,12 +173,12 @@ class IkLlama(Engine):
         self._next_ticket = 0
         self.primary = Context(
             self.network,
-            n_ctx=opts.ctx_size,
+            n_ctx=opts.n_ctx,
             n_ubatch=min(opts.ubatch_size, opts.batch_size),
             n_seq_max=opts.parallel,
         )
         self.companion = self._companion()
-        per_slot = Count(opts.ctx_size // opts.parallel)
+        per_slot = Count(opts.n_ctx_slot)
         self.slots = [Slot(id=SlotId(i), n_ctx=per_slot) for i in range(opts.parallel)]
         limit = None if opts.cache_ram < 0 else opts.cache_ram << 20
         self.cache = PromptCache(limit=limit, text_of=text_of, tags=opts.tags)
@@ -203,7 +204,7 @@ class IkLlama(Engine):
                 f"option 'companion' is 'attn', but model {self.network.spec.name!r} has no MTP "
                 "head; use a model with mtp_depth 1, such as hybrid-mtp"
             )
-        return AttentionCompanion(head, n_ctx=opts.ctx_size, n_ubatch=opts.ubatch_size)
+        return AttentionCompanion(head, n_ctx=opts.n_ctx, n_ubatch=opts.ubatch_size)
 
     # -- interface ---------------------------------------------------------------------------
 
@@ -284,14 +285,15 @@ class IkLlama(Engine):
                 slot.state, slot.command = State.IDLE, Command.NONE
                 self._clock += 1
                 slot.t_last_used = self._clock
-                self.record(
-                    events.SlotReleased(
-                        slot=slot.id,
-                        task=slot.id_task,
-                        n_tokens=len(slot.cache_tokens),
-                        truncated=slot.truncated,
+                if slot.ticket is not None:  # None: never used, released by `_release_all`
+                    self.record(
+                        events.SlotReleased(
+                            slot=slot.id,
+                            task=slot.ticket,
+                            n_tokens=len(slot.cache_tokens),
+                            truncated=slot.truncated,
+                        )
                     )
-                )
                 self._queue.extend(self._deferred)
                 self._deferred.clear()
         if all(slot.available for slot in self.slots):
@@ -384,11 +386,14 @@ class IkLlama(Engine):
         keep = len(slot.prompt_tokens) if slot.n_keep < 0 else slot.n_keep
         keep = min(keep, slot.n_ctx - 4)
         drop = (slot.running.options or {}).get("n_discard", 0) or (slot.n_past - keep) // 2
-        self._discard(slot, keep, drop, end=slot.n_past)
-        slot.n_past -= drop
+        kept, from_cache = self._in_cache(slot, keep, drop)
+        self._discard(slot, kept, from_cache, end=slot.n_past)
+        slot.n_past -= from_cache
         slot.n_kept_prompt, slot.n_discarded_prompt = keep, slot.n_discarded_prompt + drop
         slot.truncated = True
-        slot.shifted = self._drops_tokens(slot)
+        slot.shifted = self._drops_tokens(slot)  # else an error of the release, not by design
+        if slot.shifted:
+            slot.approximate = kept if slot.approximate is None else min(kept, slot.approximate)
         self.record(
             events.ContextShifted(
                 slot=slot.id, task=slot.id_task, n_keep=keep, n_discard=drop, n_past=slot.n_past
@@ -434,6 +439,7 @@ class IkLlama(Engine):
             self.primary.cells.seq_rm(SeqId(slot.id), -1, -1)
             self._clear_companion()
             slot.cache_tokens.clear()
+            slot.shifted, slot.approximate = False, None
             slot.n_past = slot.n_past_prompt = slot.n_past_offset = 0
             slot.n_kept_prompt = slot.n_discarded_prompt = 0
             slot.n_prompt_tokens_cache = 0
@@ -469,7 +475,7 @@ class IkLlama(Engine):
                 if self.rules.releases_refused:
                     slot.state = State.PROCESSING
                 message = "the request exceeds the available context size"
-                self.finish(slot, "exceed_context_size_error", message)
+                self.finish(slot, "server_error", message)
                 slot.n_past = slot.n_past_prompt = 0
                 return False
         else:
@@ -480,8 +486,14 @@ class IkLlama(Engine):
     def _truncate(self, slot: Slot) -> None:
         """Drop whole blocks after n_keep until the prompt fits (`context_shift_prompt`).
 
-        The same block is removed from the slot's memory, but `n_past` is 0 at this point, so the
-        cells after it are not moved: token list and memory disagree from here on.
+        The memory loses one block (`context_shift_find_n_tokens`), however many the prompt loses:
+
+            slot     [128 ................ 325)            it was shifted by 128
+            prompt   [0 ............................ 426)  loses three blocks of 64
+            kept             [192 ........ 325)            the slot loses one: the two agree again
+
+        Trap: `n_past` is 0 at this point, so the cells after the block are not moved: the token
+        list and the memory disagree from here on.
         """
         keep = max(0, slot.n_keep)
         block = (slot.running.options or {}).get("n_discard", 0) or (slot.n_ctx - keep) // 2
@@ -491,12 +503,26 @@ class IkLlama(Engine):
         dropped = 0
         while len(slot.prompt_tokens) - dropped >= slot.n_ctx:
             dropped += block
-        from_cache = min(dropped, max(len(slot.cache_tokens) - keep, 0))
+        kept, from_cache = self._in_cache(slot, keep, block)
+        from_cache = min(from_cache, max(len(slot.cache_tokens) - kept, 0))
         if from_cache > 0:
-            self._discard(slot, keep, from_cache, end=0)
+            self._discard(slot, kept, from_cache, end=0)
         slot.n_kept_prompt, slot.n_discarded_prompt = keep, dropped
         slot.prompt_tokens = list(discard(slot.prompt_tokens, keep, dropped))
         slot.ledger.apply(causes.PROMPT_TRUNCATED, min(slot.ledger.usable, keep), dropped=dropped)
+
+    def _in_cache(self, slot: Slot, keep: int, count: int) -> tuple[int, int]:
+        """A range of the prompt, in tokens of the slot's list (`context_shift_find_n_tokens`).
+
+        The two differ where the same text has other token boundaries.
+        """
+        start, end = (
+            common_prefix(slot.prompt_tokens[:n], slot.cache_tokens, self.cache.text_of)
+            for n in (keep, keep + count)
+        )
+        kept = start.right - (start.left - keep)
+        found = end.right - start.right - (end.left - (keep + count))
+        return keep if kept < 0 else kept, count if found < 0 else found
 
     def _discard(self, slot: Slot, keep: int, count: int, *, end: int) -> None:
         """Remove [keep, keep + count), move the rest down (`discard_n_kv_and_cache_tokens`).
@@ -537,19 +563,13 @@ class IkLlama(Engine):
                     held = self.primary.cells.seq_pos_max(SeqId(slot.id)) + 1
                     del slot.cache_tokens[held:]
                     slot.n_past = len(slot.cache_tokens)
-                    if slot.ticket is not None and not slot.available:
-                        slot.state = State.PROCESSING
-                        self.finish(slot, GONE, "the client disconnected")
+                self._release_all(GONE, "the client disconnected")
                 return
             if decoded.code:
                 for entry in view[: decoded.placed]:
                     self.slots[entry.seq].stray += 1  # decoded again, into further cells
-                if n_batch == 1:
-                    for slot in self.slots:
-                        if slot.ticket is not None and not slot.available:
-                            slot.state = State.PROCESSING  # token lists stay (an oddity)
-                            message = "the context has no room for the batch"
-                            self.finish(slot, "server_error", message)
+                if n_batch == 1:  # token lists stay (an oddity)
+                    self._release_all("server_error", "the context has no room for the batch")
                     return
                 n_batch //= 2
                 self.record(events.BatchRetried(n_batch=n_batch))
@@ -557,9 +577,27 @@ class IkLlama(Engine):
             self._handle(view, first, decoded)
             first += len(view)
 
+    def _release_all(self, error: str, message: str) -> None:
+        """Release every slot after a failed decode, idle ones too.
+
+        Trap: idle slots become the most recently used, in the order of their numbers, so the next
+        request without a similar slot goes to slot 0.
+        """
+        for slot in self.slots:
+            idle = slot.available
+            slot.state = State.PROCESSING
+            if idle:
+                slot.command = Command.RELEASE
+            else:
+                self.finish(slot, error, message)
+
     def _handle(self, view: list[BatchToken], first: int, decoded: Decoded) -> None:
-        reading = any(slot.prefilling or slot.n_decoded == 0 for slot in self.slots)
-        self.speculation.feed(view, decoded, reading=reading)
+        reading = any(
+            slot.prefilling or slot.n_decoded == 0 for slot in self.slots if not slot.warmup_failed
+        )
+        fed = self.speculation.feed(view, decoded, reading=reading)
+        if not fed and self.rules.warmup_failure_ends_drafts:
+            self.slots[0].warmup_failed = True  # a companion serves one slot
         for slot in self.slots:
             if slot.prefilling:
                 self.checkpointing.after_prefill(slot)
@@ -567,7 +605,7 @@ class IkLlama(Engine):
             at = slot.i_batch - first
             if not 0 <= at < len(view):
                 continue
-            if slot.drafted:
+            if slot.drafting:
                 slot.stray += max(0, at + len(slot.drafted) + 1 - len(view))
                 kept, rows = self.speculation.accept(slot, decoded, at)
                 slot.i_batch = -1
@@ -581,8 +619,20 @@ class IkLlama(Engine):
                 self._emit(slot, token, logits)
 
     def _emit_all(self, slot: Slot, tokens: list[Token], rows: list[Array]) -> None:
+        """Process the accepted tokens of a draft (`speculative_decoding_accept`).
+
+        Trap: until #2358 all of them are counted before the first one is sent. If that reaches
+        `n_predict`, the reply ends with the first, and the slot keeps the others:
+
+            n_predict 16   12 tokens sent, then a draft of three is accepted: four more
+            counted        12 + 4 = 16, the limit, before token 13 is sent
+            reply          13 tokens; 14 and 15 stay in the slot's list, 16 is the sampled token
+        """
+        if self.rules.counts_whole_drafts:
+            slot.n_decoded += len(tokens)
         for token, row in zip(tokens, rows, strict=True):
-            slot.n_decoded += 1
+            if not self.rules.counts_whole_drafts:
+                slot.n_decoded += 1
             self._emit(slot, token, row)
             if slot.command is Command.RELEASE:
                 return
@@ -605,6 +655,7 @@ class IkLlama(Engine):
             tokens=tuple(slot.cache_tokens),
             state=self.primary.save(SeqId(slot.id), partial=False),
             checkpoints=tuple(slot.checkpoints),
+            approximate=slot.approximate,
         )
         self._place().put(name, encode(saved))
         self._note("save", slot, name, ticket)
@@ -621,7 +672,7 @@ class IkLlama(Engine):
             return _done(slot, error="invalid_request_error", message=str(error))
         if not has_room:
             return _done(slot, error="invalid_request_error", message="no room for the state")
-        slot.cache_tokens = list(saved.tokens)
+        slot.cache_tokens, slot.approximate = list(saved.tokens), saved.approximate
         slot.checkpoints[:] = saved.checkpoints
         self._note("restore", slot, name, ticket)
         return _done(slot)
@@ -629,6 +680,7 @@ class IkLlama(Engine):
     def _erase(self, slot: Slot, ticket: Ticket) -> Reply:
         self.primary.cells.seq_rm(SeqId(slot.id), -1, -1)
         slot.cache_tokens.clear()
+        slot.approximate = None
         slot.checkpoints.clear()
         self._note("erase", slot, "", ticket)
         return _done(slot)

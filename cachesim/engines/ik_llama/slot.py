@@ -224,6 +224,7 @@ class CachedPrompt:
     tokens: list[Token] = field(default_factory=list)
     n_kept_prompt: int = 0
     n_discarded_prompt: int = 0
+    approximate: int | None = None
     checkpoints: list[Checkpoint] = field(default_factory=list)
 
 
@@ -262,9 +263,13 @@ class Slot:
     generated: list[Token] = field(default_factory=list)
     logits: list[Array] = field(default_factory=list)
     truncated: bool = False
-    shifted: bool = False
+    shifted: bool = False  # the reply depends on values of a longer context
+    approximate: int | None = None  # listed tokens from here on have such values
     drafted: list[Token] = field(default_factory=list)
+    drafting: bool = False  # the step is verified as a draft, an empty one too (`i_batch_dft`)
+    warmup_failed: bool = False  # the companion refused a part of the prompt: no drafts
     follow_up: Token | None = None  # the draft of the last commit
+    follow_up_probability: float = 1.0
     draft_step: int = 0
     ledger: Ledger = field(default_factory=Ledger)
 
@@ -297,6 +302,11 @@ class Slot:
         """True while the slot prefills its prompt."""
         return self.state is State.IDLE and self.command is Command.LOAD_PROMPT
 
+    @property
+    def prompt_was_cut(self) -> bool:
+        """True if the request's prompt did not fit (`context_shift_prompt`)."""
+        return self.truncated and len(self.prompt_tokens) < len(self.running.prompt)
+
     def reset(self, interval_starts_at: int) -> None:
         """Reset the fields of the last request, not the conversation (`server_slot::reset`)."""
         self.prompt_tokens = []
@@ -311,6 +321,7 @@ class Slot:
         self.generated, self.logits = [], []
         self.truncated = self.shifted = False
         self.drafted = []
+        self.drafting = self.warmup_failed = False
         self.follow_up = None
         self.draft_step = 0
 
@@ -332,6 +343,7 @@ class Slot:
             error=error,
             message=message,
             approximated="context-shift" if self.shifted else None,
+            cut=tuple(self.prompt_tokens) if self.prompt_was_cut else None,
         )
 
 
@@ -342,6 +354,7 @@ class PromptEntry:
     tokens: list[Token]
     n_kept_prompt: int
     n_discarded_prompt: int
+    approximate: int | None
     checkpoints: list[Checkpoint]
     state: SequenceState
     pos_min: Pos
@@ -412,6 +425,7 @@ class SavedSlot:
     tokens: tuple[Token, ...]
     state: SequenceState
     checkpoints: tuple[Checkpoint, ...]
+    approximate: int | None = None
 
 
 def encode(saved: SavedSlot) -> bytes:
@@ -419,6 +433,7 @@ def encode(saved: SavedSlot) -> bytes:
     elements: list[bytes] = []
     text = {
         "tokens": list(saved.tokens),
+        "approximate": saved.approximate,
         "state": _describe(saved.state, elements),
         "checkpoints": [
             {
@@ -442,6 +457,7 @@ def _read(text: dict[str, Any], rest: "_Elements") -> SavedSlot:
     state = rest.state(text["state"])
     return SavedSlot(
         tokens=tuple(tokens_of(text["tokens"])),
+        approximate=None if text["approximate"] is None else whole(text["approximate"]),
         state=state,
         checkpoints=tuple(_checkpoint(each, rest) for each in text["checkpoints"]),
     )

@@ -211,10 +211,13 @@ class Speculation:
 
     # -- feeding -----------------------------------------------------------------------------
 
-    def feed(self, view: list[BatchToken], decoded: Decoded, *, reading: bool) -> None:
-        """Decode a prompt batch with the companion (`mtp_update_kv_cache`), no reply token."""
+    def feed(self, view: list[BatchToken], decoded: Decoded, *, reading: bool) -> bool:
+        """Decode a prompt batch with the companion (`mtp_update_kv_cache`), no reply token.
+
+        False if the companion refuses it.
+        """
         if self._companion is None or not reading:
-            return
+            return True
         first = view[0].pos
         if self._companion.tail >= first:
             self._companion.seq_rm(first, -1)
@@ -224,6 +227,7 @@ class Speculation:
         fed = self._companion.decode([entry.token for entry in view], first, rows)
         self._note(fed, first, len(view))
         self._row = decoded.hidden[len(view) - 1]
+        return fed.taken
 
     def _note(self, fed: CompanionDecode, position: int, tokens: int) -> None:
         if not fed.taken:
@@ -234,20 +238,25 @@ class Speculation:
     def draft(self, slot: Slot) -> list[Token]:
         """Propose tokens after the pending one (`common_speculative_draft`); trim the companion."""
         capacity = slot.n_ctx - len(slot.cache_tokens) - 2
-        predict = slot.running.predict
+        predict, most = slot.running.predict, self._options.draft_max
         left = capacity if predict < 0 else predict - slot.n_decoded - 1
-        limit = min(self._options.draft_max, capacity, left)
-        if self._companion is None or limit <= 0:
+        limit, least = min(most, capacity, left), min(most, self._options.draft_min)
+        slot.drafting = False
+        if self._companion is None or slot.warmup_failed or limit < max(least, 1):
             return []
         m = len(slot.cache_tokens)
         pending = 0 if slot.follow_up is None else 1
-        drafts = self._forced(slot, limit)
-        if drafts is None:
-            drafts = self._propose(slot, m, limit)
-        decodes = len(drafts) - pending
+        forced = self._forced(slot, limit)
+        if forced is None:  # as many as the flag allows are drafted, and cut afterwards
+            drafts, decodes = self._propose(slot, m, most)
+        else:
+            drafts, decodes = forced, len(forced) - pending
+        drafts = drafts[:limit]
         if decodes > 0:
-            self._companion.seq_rm(m + 1 - pending, m + decodes + 2)
-        if len(drafts) < self._options.draft_min:
+            begin = m + 1 if self._rules.purge_keeps_pending_row else m + 1 - pending
+            self._companion.seq_rm(begin, m + decodes + 2)
+        slot.drafting = len(drafts) >= least
+        if not slot.drafting:
             drafts = []
         slot.draft_step += 1
         if drafts and not self._per_step:
@@ -278,21 +287,32 @@ class Speculation:
             fed = self._head.decode([token], Pos(first + offset), [row])
             row = fed.hidden if fed.hidden is not None else row
 
-    def _propose(self, slot: Slot, m: int, limit: int) -> list[Token]:
+    def _propose(self, slot: Slot, m: int, most: int) -> tuple[list[Token], int]:
+        """Drafts of the MTP head, and the number of its decodes (`mtp_speculative_gen_draft`).
+
+        The first draft is used whatever its probability (an oddity); one below `p_min` is the last.
+        """
         if self._row is None:
-            return []
-        drafts = [] if slot.follow_up is None else [slot.follow_up]
+            return [], 0
+        p_min, drafts, decodes = self._options.draft_p_min, [], 0
+        if slot.follow_up is not None:
+            drafts = [slot.follow_up]
+            most = 1 if slot.follow_up_probability < p_min else most
         token, position, row = (drafts or [slot.sampled])[-1], m + len(drafts), self._row
-        while len(drafts) < limit:
+        while len(drafts) < most:
             fed = self._head.decode([token], Pos(position), [row])
+            decodes += 1
             if fed.logits is None or fed.hidden is None:
                 break
-            if _confidence(fed.logits) < self._options.draft_p_min:
+            unsure = _confidence(fed.logits) < p_min
+            if unsure and drafts:
                 break
             token, row = self._primary.network.sample(fed.logits), fed.hidden
             drafts.append(token)
             position += 1
-        return drafts
+            if unsure:
+                break
+        return drafts, decodes
 
     # -- verification ------------------------------------------------------------------------
 
@@ -322,7 +342,9 @@ class Speculation:
         del slot.cache_tokens[m + 1 + accepted :]
         slot.n_past = len(slot.cache_tokens)
         hidden = [decoded.hidden[at + i] for i in range(accepted + 1)]
-        self._commit(slot, m, kept, hidden)
+        decodes_again = self._primary.hybrid and not self._per_step and accepted < len(drafted)
+        keeps = self._rules.commit_keeps_pending_row and not decodes_again
+        self._commit(slot, m + 1 if keeps else m, kept, hidden)
         slot.drafted = []
         return kept, rows
 
@@ -344,9 +366,8 @@ class Speculation:
         else:
             self._primary.cells.seq_rm(seq, m + accepted + 1, -1)
 
-    def _commit(self, slot: Slot, m: int, kept: list[Token], hidden: list[Array]) -> None:
+    def _commit(self, slot: Slot, base: int, kept: list[Token], hidden: list[Array]) -> None:
         """Decode the accepted tokens with the companion; its last row gives the next draft."""
-        base = m + 1 if self._rules.commit_keeps_pending_row else m
         self._head.seq_rm(base, -1)
         fed = self._head.decode(kept, Pos(base), hidden)
         self._note(fed, base, len(kept))
@@ -355,6 +376,7 @@ class Speculation:
             slot.follow_up = (
                 slot.sampled if fed.logits is None else self._primary.network.sample(fed.logits)
             )
+            slot.follow_up_probability = 1.0 if fed.logits is None else _confidence(fed.logits)
         self._row = hidden[-1]
         self._record.append(
             events.DraftVerified(

@@ -444,12 +444,13 @@ def flag_of(family: Family[Any, Any], name: str, value: object, release: str) ->
     Without a release it is spelled as the newest does.
     """
     option = family.option(name)
-    flag = option.flag.split(", ")[-1]
-    last, former = option.until_then
-    if release and last and release in family.since(last=last):
-        flag = former
+    flag = family.flag_at(option, release).split(", ")[-1]
     if not flag or option.internal:
         return ""
+    if option.spelled:
+        return option.spelled.get(value, "").format(flag=flag)
+    if ":" in flag:  # a key of a flag's value
+        return f"{flag}={value}"
     if not flag.startswith("-"):  # an argument of a Python class
         return f"{flag}={value}"
     if isinstance(value, bool):

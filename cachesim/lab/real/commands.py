@@ -76,6 +76,8 @@ def real_vectors(*files: Path) -> int:
     for path in files:
         summary = replay(path)
         out.print(f"{path}: {summary}")
+        for name, race in summary.races:
+            out.print(f"  {name}: {race.order}", markup=False, highlight=False)
         if summary.first is not None:
             where, difference = summary.first
             out.print(f"first difference: {where}", markup=False)

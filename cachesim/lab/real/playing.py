@@ -264,6 +264,13 @@ class Difference:
             yield "  ..."
 
 
+@dataclass(frozen=True, slots=True)
+class Race:
+    """A run that is equal to the real one if its requests arrive in another order."""
+
+    order: str  # in words
+
+
 def _short(value: Json) -> str:
     text = json.dumps(value, default=str)
     return text if len(text) <= MOST_CHARACTERS else f"{text[:MOST_CHARACTERS]}..."

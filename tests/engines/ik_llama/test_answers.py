@@ -16,10 +16,12 @@ from cachesim.engines.ik_llama import slot as matching
 from cachesim.engines.ik_llama.server import IkLlama
 from cachesim.engines.ik_llama.slot import Slot, common_prefix, texts, without_reasoning
 from cachesim.engines.tokens import LONGEST, Rope
-from cachesim.errors import OptionError
+from cachesim.errors import UpstreamAbort
 from cachesim.lab.real.vectors.servers import mismatch, play
 from cachesim.model.build import build
 from cachesim.model.presets import preset
+from cachesim.play.session import SlotFiles
+from cachesim.typed import of_kind
 from cachesim.units import Token, Tokens, as_tokens
 from tests.engines.asking import is_cold
 from tests.engines.ik_llama.worked_kit import BIG, SEED_ERA, Played, Steps, run_of
@@ -27,20 +29,76 @@ from tests.engines.ik_llama.worked_kit import BIG, SEED_ERA, Played, Steps, run_
 a = run_of(19000, 1400)
 
 
-def test_a_slot_too_small_to_shift_is_refused() -> None:
-    """A shift would keep -2 of 2 tokens: the token list grew by half with each token."""
-    with pytest.raises(OptionError, match="4 keeps a negative number of tokens"):
-        Played("dense", ctx_size=7, parallel=2)
+def test_the_context_is_rounded_up_before_the_slots_share_it() -> None:
+    """A server with -c 128 processes a prompt of 150 tokens as a whole; 256 are cut to 128."""
+    small = Played("dense", ctx_size=128)
 
-    assert [4, 4] == [each.n_ctx for each in Played("dense", ctx_size=8, parallel=2).server.slots]
+    assert 150 == small.reply(run_of(300, 150)).processed
+    assert 128 == small.reply(run_of(2000, 256)).processed
+    shared = Played("dense", ctx_size=7, parallel=3).server.slots
+    assert [85, 85, 85] == [each.n_ctx for each in shared]
 
 
-FILE = Path(__file__).parents[2] / "vectors" / "server-ik-d2da6da05.jsonl.gz"
+def test_a_cut_prompt_costs_the_slot_one_block_however_many_it_loses() -> None:
+    """As on a real server: 133 tokens of the reply are found behind three lost blocks."""
+    server = Played("dense", ctx_size=256, cache_ram=0)
+    first, reply, more = run_of(300, 236), run_of(2000, 90), run_of(5000, 100)
+    fields = {"n_discard": 64}
+
+    server.reply(first, reply, options=fields)
+    again = server.reply(first + reply + more, options=fields)
+
+    assert (133, 101) == (again.cached, again.processed)
+
+
+@pytest.mark.parametrize(("patch", "sent", "reused"), [("", 13, 95), ("+2358", 16, 115)])
+def test_a_reply_ends_before_the_last_draft_is_sent_until_2358(
+    patch: str, sent: int, reused: int
+) -> None:
+    """The slot keeps tokens that no client has seen: the next turn goes back to a checkpoint."""
+    server = Played("hybrid-mtp", f"ik_llama.cpp@8337e4cd3{patch}", companion="attn", draft_max=3)
+    prompt, reply = run_of(300, 100), run_of(2000, 16)
+    drafts = (*((),) * 11, reply[12:15])
+
+    first = server.reply(prompt, reply, drafts=drafts, predict=16)
+    again = server.reply(prompt + first.generated + run_of(5000, 40))
+
+    assert (sent, reused) == (len(first.generated), again.cached)
+
+
+@pytest.mark.parametrize("model", ["dense", "hybrid-delta"])
+@pytest.mark.parametrize("release", ["d2da6da05", "8337e4cd3"])
+def test_restoring_the_file_of_an_empty_slot_ends_the_server(model: str, release: str) -> None:
+    network = build(preset(model, vocabulary=BIG), "ring")
+    profile = f"ik_llama.cpp@{release}"
+    server = of_kind(IkLlama, Engine.create(profile, model=network, store=SlotFiles()))
+    server.slot_save(0, "empty")
+
+    with pytest.raises(UpstreamAbort, match=r"kv_self\.cells"):
+        server.slot_restore(0, "empty")
+
+
+def test_after_a_failed_decode_idle_slots_count_as_used() -> None:
+    """All slots are released, in the order of their numbers: slot 0 is idle for longest again."""
+    server = Played("dense", ctx_size=256, parallel=3, context_shift=False, cache_ram=0)
+    for slot, start in enumerate((300, 2000, 4000)):
+        server.reply(run_of(start, 60), slot=slot)
+    server.reply(run_of(300, 60), slot=0)  # slot 1 is idle for longest
+    refused = server.reply(run_of(6000, 200), slot=1)
+
+    assert ("server_error", 0) == (refused.error, server.reply(run_of(8000, 20)).slot)
+
+
+VECTORS = Path(__file__).parents[2] / "vectors"
+FILES = sorted(VECTORS.glob("server-ik-*.jsonl.gz"))
 
 
 def workloads() -> list[dict[str, Any]]:
-    with gzip.open(FILE, "rt") as lines:
-        return [json.loads(line) for line in lines]
+    found = []
+    for file in FILES:
+        with gzip.open(file, "rt") as lines:
+            found += [json.loads(line) for line in lines]
+    return found
 
 
 @pytest.mark.sampled(3)
@@ -50,12 +108,11 @@ def test_every_request_agrees_with_the_real_server(workload: dict[str, Any]) -> 
 
 
 @pytest.mark.thorough
-@pytest.mark.thorough
 def test_with_one_slot_no_order_of_arrival_is_needed() -> None:
     alone = [each for each in workloads() if each["options"]["parallel"] == 1]
 
-    assert 125 == len(alone)
-    assert [] == [each["id"] for each in alone if play(each, ()) is not None]
+    assert 211 == len(alone)
+    assert [] == [each["id"] for each in alone if play(each)[1] is not None]
 
 
 FIRST = run_of(300, 96)

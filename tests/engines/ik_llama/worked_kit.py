@@ -24,6 +24,7 @@ def run_of(start: int, count: int) -> Tokens:
 
 
 A = run_of(300, 1000)
+ONE = run_of(7000, 1)
 G = run_of(4000, 2000)  # what the first request samples
 
 
@@ -41,6 +42,10 @@ class Played:
         """Cached and processed tokens of one request."""
         found = self.full(prompt, reply, drafts)
         return found.cached, found.processed
+
+    def reply(self, prompt: Tokens, reply: Tokens = ONE, **fields: Any) -> Reply:
+        """The reply to one request."""
+        return answer(self.server, prompt, reply=reply, **fields)
 
     def full(
         self, prompt: Tokens, reply: Tokens, drafts: tuple[Tokens, ...] | None = None

@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 from cachesim.engines.sglang.family import FAMILY as SGLANG
 from cachesim.engines.vllm.family import FAMILY as VLLM
 from cachesim.errors import ProfileError, ScenarioError, UpstreamAbort
-from cachesim.lab.real.playing import Difference
+from cachesim.lab.real.playing import Difference, Race
 from cachesim.lab.real.sglang.playing import Player as SglangPlayer
 from cachesim.lab.real.vllm.playing import Player as VllmPlayer
 from cachesim.lab.real.vllm.steps import Runs, difference
@@ -26,7 +26,7 @@ Line: TypeAlias = Mapping[str, Any]
 MALFORMED: Final = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 """Exceptions in the replay of a line that no real engine recorded."""
 
-Check: TypeAlias = Callable[[Line], Difference | None]
+Check: TypeAlias = Callable[[Line], Difference | Race | None]
 
 
 class Kind(NamedTuple):
@@ -36,6 +36,7 @@ class Kind(NamedTuple):
     module: str  # beside this package; has a function `mismatch(line)`
     operations: str  # the key under which a line lists them
     fits: Callable[[Line], bool]
+    function: str = "mismatch"
 
 
 def _keys(*names: str) -> Callable[[Line], bool]:
@@ -56,7 +57,7 @@ KINDS: Final = (
     Kind("vLLM scheduler", "vectors.replay", "steps", _config("groups")),
     Kind("SGLang scheduler", "vectors.replay", "steps", _config("kind")),
     Kind("mlx-lm server", "vectors.mlx_server", "steps", _keys("version", "steps")),
-    Kind("ik_llama.cpp server", "vectors.servers", "steps", _profile("ik_llama.cpp")),
+    Kind("ik_llama.cpp server", "vectors.servers", "steps", _profile("ik_llama.cpp"), "judged"),
     Kind("llama.cpp server", "vectors.servers", "steps", _profile("llama.cpp")),
 )
 """The kinds of files there are; the first that fits a file's first line is taken."""
@@ -71,11 +72,13 @@ class Summary:
     operations: int
     operations_equal: int
     first: tuple[str, Difference] | None  # and the operation
+    races: tuple[tuple[str, Race], ...] = ()  # equal in another order of arrival, by id
 
     def __str__(self) -> str:
+        races = f"; {len(self.races)} in another order of arrival" if self.races else ""
         return (
             f"{self.sequences_equal} of {self.sequences} sequences, "
-            f"{self.operations_equal} of {self.operations} operations equal"
+            f"{self.operations_equal} of {self.operations} operations equal{races}"
         )
 
 
@@ -83,10 +86,14 @@ def replay(path: Path) -> Summary:
     """Replay every sequence of a file."""
     sequences = sequences_equal = operations = operations_equal = 0
     first: tuple[str, Difference] | None = None
+    races: list[tuple[str, Race]] = []
     kind: Kind | None = None
     for number, line in enumerate(lines_of(path), 1):
         kind = kind or kind_of(line, path)
-        ops, found = played(line, path, number, kind=kind)
+        ops, verdict = played(line, path, number, kind=kind)
+        found = None if isinstance(verdict, Race) else verdict
+        if isinstance(verdict, Race):
+            races.append((str(line["id"]), verdict))
         sequences += 1
         operations += len(ops)
         operations_equal += len(ops) if found is None else found.step
@@ -102,15 +109,17 @@ def replay(path: Path) -> Summary:
         operations=operations,
         operations_equal=operations_equal,
         first=first,
+        races=tuple(races),
     )
 
 
 def played(
     line: Line, path: Path, number: int, *, kind: Kind | None = None
-) -> tuple[list[Line], Difference | None]:
+) -> tuple[list[Line], Difference | Race | None]:
     """The operations of a line, and the first that differs; a line that is none is refused."""
     kind = kind or kind_of(line, path)
-    check: Check = importlib.import_module(f"cachesim.lab.real.{kind.module}").mismatch
+    module = importlib.import_module(f"cachesim.lab.real.{kind.module}")
+    check: Check = getattr(module, kind.function)
     listed = line.get(kind.operations)
     if not isinstance(listed, list):
         raise ScenarioError(f"{path}:{number}: {kind.operations!r} must be a list of operations")
