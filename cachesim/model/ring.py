@@ -29,7 +29,7 @@ from cachesim.errors import ContractError
 from cachesim.model.arithmetic import LayerShape, Network, Output, Place
 from cachesim.model.network import check
 from cachesim.model.spec import RECURRENT_KINDS, LayerKind, ModelSpec
-from cachesim.model.store import Ending, Lane, Padding, Store, Ubatch
+from cachesim.model.store import Ending, Lane, Lanes, Padding, Store, Ubatch
 from cachesim.units import Array, Integers, Token
 
 Words: TypeAlias = NDArray[np.uint64]
@@ -106,6 +106,12 @@ class Powers:
         product: Words = self._low[exponents & _LOWER] * self._high[exponents >> _DIGIT]
         return product
 
+    def of(self, exponent: int) -> int:
+        """base^exponent, as a plain integer."""
+        low: int = self._low.item(exponent & (1 << DIGIT) - 1)
+        high: int = self._high.item(exponent >> DIGIT)
+        return low * high & MASK
+
 
 @lru_cache(maxsize=8)
 def powers(base: int) -> Powers:
@@ -145,13 +151,28 @@ class PrefixSums:
 class Pass:
     """The pass of a ubatch through the layers, and their shared data."""
 
-    def __init__(self, ubatch: Ubatch, store: Store, powers: Powers | None) -> None:
+    __slots__ = ("_back", "_sums", "_there", "powers", "store", "ubatch")
+
+    def __init__(self, ubatch: Ubatch, store: Store, powers: Powers) -> None:
         """`powers`: those of g, used to rotate keys."""
-        self.ubatch, self.store = ubatch, store
-        self.turns: tuple[Words, Words] | None = None
-        if powers is not None:  # g^position turns a row's key, g^-position what its query sees
-            self.turns = powers(ubatch.positions), powers(-ubatch.positions)
+        self.ubatch, self.store, self.powers = ubatch, store, powers
+        self._there: Words | None = None
+        self._back: Words | None = None
         self._sums: dict[tuple[int, int, int], PrefixSums] = {}
+
+    @property
+    def there(self) -> Words:
+        """g^position of each row, which turns its key."""
+        if self._there is None:
+            self._there = self.powers(self.ubatch.positions)
+        return self._there
+
+    @property
+    def back(self) -> Words:
+        """g^-position of each row, which turns what its query sees."""
+        if self._back is None:
+            self._back = self.powers(-self.ubatch.positions)
+        return self._back
 
     def sums(self, lane: Lane) -> PrefixSums:
         """The prefix sums of a lane, or those of an earlier lane with the same arrays."""
@@ -171,6 +192,10 @@ class Layer(Protocol):
         """The rows' words (T,) plus the layer's output."""
         ...
 
+    def of_some(self, hidden: Words, run: Pass, rows: list[int]) -> Words:
+        """The same of a few rows (n,), where the others have no reader: in the last layer."""
+        ...
+
 
 class Attention:
     """out[i] = sum over visible j of q[i] k[j] v[j] g^(p[j] - p[i]), with odd q, k and v."""
@@ -184,28 +209,52 @@ class Attention:
     def __call__(self, hidden: Words, run: Pass) -> Words:
         """Store keys and values (T, 1), and sum the visible ones of each row."""
         if len(hidden) == 1:
-            return self._one(hidden.item(), run)
+            return self.of_some(hidden, run, [0])
         queries, keys, values = mix(hidden + self._salts) | _ONE
-        if self._turns and run.turns is not None:
-            keys, queries = keys * run.turns[0], queries * run.turns[1]
+        if self._turns:
+            keys, queries = keys * run.there, queries * run.back
         seen = np.empty(len(keys), np.uint64)
         for lane in run.store.attend(self.shape.layer, keys[:, None], values[:, None]):
             seen[lane.rows] = run.sums(lane).sums(lane.keys[:, 0], lane.values[:, 0])
         return mix(hidden + queries * seen)
 
-    def _one(self, word: int, run: Pass) -> Words:
-        """The layer on a single row, in plain integers with a third of the calls."""
-        query, key, value = (_mixed(word + salt) | 1 for salt in self._numbers)
-        if self._turns and run.turns is not None:
-            key, query = key * run.turns[0].item() & MASK, query * run.turns[1].item()
-        lane = run.store.attend(
-            self.shape.layer, np.array([[key]], np.uint64), np.array([[value]], np.uint64)
-        )[0]
-        inside = lane.positions <= lane.high
-        if lane.low.item() > 0:
-            inside &= lane.positions >= lane.low
-        seen = int(lane.keys[:, 0][inside].dot(lane.values[:, 0][inside]))
-        return np.array([_mixed(word + query * seen)], np.uint64)
+    def of_some(self, hidden: Words, run: Pass, rows: list[int]) -> Words:
+        """Store all keys and values, but sum for a few rows only, in plain integers."""
+        positions, (of_query, of_key, of_value) = run.ubatch.positions, self._numbers
+        if len(hidden) == 1:
+            word = hidden.item()
+            key, value = _mixed(word + of_key) | 1, _mixed(word + of_value) | 1
+            if self._turns:
+                key = key * run.powers.of(positions.item()) & MASK
+            keys, values = np.array([[key]], np.uint64), np.array([[value]], np.uint64)
+        else:
+            keys, values = (mix(hidden + self._salts[1:]) | _ONE)[:, :, None]
+            if self._turns:
+                keys = keys * run.there[:, None]
+        lanes, found = run.store.attend(self.shape.layer, keys, values), []
+        for row in rows:
+            lane, at = _place_of(row, lanes)
+            query = _mixed(hidden.item(row) + of_query) | 1
+            if self._turns:
+                query *= run.powers.of(-positions.item(row))
+            found.append(_mixed(hidden.item(row) + query * _seen(lane, at)))
+        return np.array(found, np.uint64)
+
+
+def _place_of(row: int, lanes: Lanes) -> tuple[Lane, int]:
+    """The lane with a row, and the row's place in it."""
+    if len(lanes) == 1 and lanes[0].rows.item(row) == row:  # the rows of one sequence, in order
+        return lanes[0], row
+    places = ((lane, np.flatnonzero(lane.rows == row)) for lane in lanes)
+    return next((lane, at.item()) for lane, at in places if at.size)
+
+
+def _seen(lane: Lane, at: int) -> int:
+    """The sum of key times value over the cells that a lane's row sees."""
+    inside = lane.positions <= lane.high.item(at)
+    if lane.low.item(at) > 0:
+        inside &= lane.positions >= lane.low.item(at)
+    return int(lane.keys[:, 0][inside].dot(lane.values[:, 0][inside]))
 
 
 class Recurrent:
@@ -240,6 +289,10 @@ class Recurrent:
             added, kept = self._fold(inputs, before, store.planes)
         store.keep_states(self.shape.layer, kept)
         return mix(hidden + added.reshape(-1))
+
+    def of_some(self, hidden: Words, run: Pass, rows: list[int]) -> Words:
+        """All tokens are folded, so all rows are there."""
+        return self(hidden, run)[rows]
 
     def _fold(self, inputs: Words, before: Words, planes: int) -> tuple[Words, Words]:
         past = np.concatenate([before[:, : self._past], inputs], axis=1)
@@ -386,8 +439,6 @@ class RingNetwork(WordNetwork):
         numbers = range(count, count + spec.mtp_depth) if mtp else range(count)
         self._powers = powers(1 if spec.rope == "none" else BASE)
         self._layers = [_layer(spec, number) for number in numbers]
-        attention = (n for n in numbers if spec.kind(n) not in RECURRENT_KINDS)
-        self._turns = any(map(spec.turns, attention))
         ids = np.arange(spec.vocabulary, dtype=np.uint64)
         self._shapes = tuple(layer.shape for layer in self._layers)
         self._tokens = mix(mix(ids + salt(spec.seed, f"tokens{flavour}")))
@@ -396,10 +447,16 @@ class RingNetwork(WordNetwork):
     def run(self, ubatch: Ubatch, store: Store) -> Output:
         """Run one ubatch through all layers."""
         check(ubatch, self._spec)
-        words, run = self._enter(ubatch), Pass(ubatch, store, self._powers if self._turns else None)
-        for layer in self._layers:
+        words, run = self._enter(ubatch), Pass(ubatch, store, self._powers)
+        *body, last = self._layers
+        for layer in body:
             words = layer(words, run)
-        wanted = words if ubatch.outputs is None else words[ubatch.outputs]
+        outputs = ubatch.outputs
+        if outputs is not None and len(outputs) <= FEW and not self._spec.mtp_depth:
+            wanted = last.of_some(words, run, outputs.tolist())
+            return Output(mix(wanted + self._head)[:, None])
+        words = last(words, run)
+        wanted = words if outputs is None else words[outputs]
         hidden = words[:, None] if self._spec.mtp_depth else None
         return Output(mix(wanted + self._head)[:, None], hidden)
 

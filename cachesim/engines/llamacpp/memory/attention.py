@@ -124,13 +124,15 @@ def plan_lanes(streams: Streams, ubatch: Ubatch) -> list[LanePlan]:
     """A lane per primary sequence of the ubatch, as in `set_input_kq_mask`. Trap: only the primary
     id of a row counts.
     """
-    at = np.array(ubatch.positions, dtype=np.int64)
-    primary = np.array([ids[0] for ids in ubatch.seqs])
+    at, first = np.array(ubatch.positions, dtype=np.int64), ubatch.seqs[0]
+    groups = {first[0]: np.arange(len(at))}
+    if ubatch.seqs.count(first) < len(at):
+        primary = np.array([ids[0] for ids in ubatch.seqs])
+        groups = {seq: np.flatnonzero(primary == seq) for seq in dict.fromkeys(primary.tolist())}
     plans = []
-    for seq in dict.fromkeys(primary.tolist()):
-        rows = np.flatnonzero(primary == seq)
+    for seq, rows in groups.items():
         stream = streams.of(seq, "set_input_kq_mask")
-        low, high = streams.mask.interval(at[rows])
+        low, high = streams.mask.interval(at[rows] if len(groups) > 1 else at)
         ends = int(np.minimum.reduce(low)), int(np.maximum.reduce(high))
         positions, picked = _lay_out(streams.cells[stream], seq, *ends)
         plans.append(LanePlan(stream, Frame(rows, positions, low, high), picked))
@@ -146,11 +148,16 @@ def _lay_out(cells: Cells, seq: int, low: int, high: int) -> tuple[Integers, sli
     found = cells.select(seq, low, high + 1)
     held = cells.pos[found]
     distance = held - found
-    if held.size and not np.count_nonzero(distance != distance[0]):
-        base = int(held[0]) // BLOCK * BLOCK
-        positions = np.full((int(held[-1]) // BLOCK + 1) * BLOCK - base, ABSENT, dtype=np.int64)
-        positions[held - base] = held
-        start = base - int(distance[0]) + MARGIN
+    if held.size and (distance == distance[0]).all():
+        least, most, cell = held.item(0), held.item(-1), found.item(0)
+        base = least // BLOCK * BLOCK
+        positions = np.arange(base, (most // BLOCK + 1) * BLOCK)
+        if most - least + 1 == len(held):
+            positions[: least - base] = positions[most + 1 - base :] = ABSENT
+        else:
+            positions.fill(ABSENT)
+            positions[held - base] = held
+        start = base - least + cell + MARGIN
         return positions, slice(start, start + len(positions))
     order = held.argsort(kind="stable")
     found, held = found[order], held[order]

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import compress
 from typing import Final, Literal, TypeAlias
 
 import numpy as np
@@ -299,10 +300,14 @@ class Context:
             self.reached.append((ubatch, store))
             if code is not None:
                 return self._give_up(ubatch, code)
-            outputs = [i for i, row in enumerate(ubatch.rows) if wanted[row]]
+            rows = ubatch.rows
+            if len(rows) == n_tokens and isinstance(rows, range):  # the whole batch in its order
+                outputs = list(compress(rows, wanted))
+            else:
+                outputs = [i for i, row in enumerate(rows) if wanted[row]]
             output = self.network.run(network_ubatch(ubatch, tokens, outputs, batch.hidden), store)
             for i, logits in zip(outputs, output.logits, strict=True):
-                self._logits[ubatch.rows[i]] = logits
+                self._logits[rows[i]] = logits
             if output.hidden is not None:
                 self._hidden.update(zip(ubatch.rows, output.hidden, strict=True))
         return OK
