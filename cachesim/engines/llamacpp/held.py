@@ -31,7 +31,7 @@ from cachesim.engines.llamacpp.stored import check_actions
 from cachesim.errors import ContractError
 from cachesim.units import Integers
 
-TRIED: Final = 8
+TRIED: Final = 64
 """The slow checks of memory calls run on one of this many idle servers."""
 
 
