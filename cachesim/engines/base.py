@@ -229,6 +229,9 @@ class Engine(ABC):
         """Batch at most `most` decode steps of forced replies into one."""
         del most  # no batching by default
 
+    def leave_out_comparisons(self) -> None:  # noqa: B027 - most servers have none
+        """Leave out events of single comparisons, which grow with what a server holds."""
+
     def remember(self, most: int) -> None:
         """Limit the record of computed tokens to about the last `most` sequences."""
         del most  # most servers keep no such record

@@ -4,6 +4,7 @@ Each engine has a module `causes` with one `Cause` per branch that lowers the nu
 tokens. The branch passes its cause and the numbers of its test to `Ledger.apply`.
 """
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final
@@ -132,11 +133,15 @@ class Candidates:
     cause.
     """
 
-    __slots__ = ("_common", "ledger")
+    __slots__ = ("_common", "_holders", "ledger")
 
     def __init__(self, common: Mapping[object, tuple[str, Count]]) -> None:
-        """`common` maps a holder to its name and its number of tokens in common with the prompt."""
-        self._common = {holder: count for holder, (_, count) in common.items()}
+        """`common` maps a holder to its name and its number of tokens in common with the prompt.
+
+        Those without any may be left out.
+        """
+        self._common = {holder: count for holder, (_, count) in common.items() if count}
+        self._holders = Counter(self._common.values())  # number of holders by tokens in common
         name, equal = max(common.values(), key=lambda each: each[1], default=("nothing", Count(0)))
         self.ledger = Ledger(equal, name if equal > 0 else "nothing")
 
@@ -146,12 +151,31 @@ class Candidates:
 
     def rule_out(self, holder: object, cause: Cause, **detail: Any) -> None:
         """Eliminate a holder for a cause."""
-        if self._common.pop(holder, 0) >= self.ledger.usable > 0:
-            self.ledger.apply(cause, max(self._common.values(), default=0), **detail)
+        if self._take(holder) >= self.ledger.usable > 0:
+            self.ledger.apply(cause, max(self._holders, default=0), **detail)
+
+    def drop(self, holder: object) -> bool:
+        """Eliminate a holder that is not the best; False for the best one, which needs a cause."""
+        if self.common(holder) >= self.ledger.usable > 0:
+            return False
+        self._take(holder)
+        return True
+
+    def _take(self, holder: object) -> Count:
+        count = self._common.pop(holder, Count(0))
+        if count:
+            self._holders[count] -= 1
+            if not self._holders[count]:
+                del self._holders[count]
+        return count
 
     def transfer(self, holder: object, other: object) -> None:
         """Move the content of another holder to a holder."""
-        self._common[holder] = self._common.pop(other, Count(0))
+        self._take(holder)
+        count = self._take(other)
+        if count:
+            self._common[holder] = count
+            self._holders[count] += 1
 
     def settle_on(self, holder: object, cause: Cause, **detail: Any) -> None:
         """Eliminate all other holders for one cause."""

@@ -54,11 +54,13 @@ class Entry:
     state: SavedState
     checkpoints: tuple[Checkpoint, ...]
     approximate: Approximation | None
+    first: Token | None = field(init=False)
     n_tokens: Count = field(init=False)
     size: int = field(init=False)  # bytes of the blobs and of all checkpoints
 
     def __post_init__(self) -> None:
         self.n_tokens = Count(len(self.tokens))  # no token is ever added
+        self.first = self.tokens[0] if self.tokens else None
         self.size = self.state.size + sum(each.size for each in self.checkpoints)
 
     def empty(self) -> None:
@@ -72,12 +74,23 @@ class Entry:
 class Swap:
     """A query of the cache: the slot, and the candidates of the waiting request.
 
-    There is no request when idle slots are saved.
+    There is no request when idle slots are saved. With `brief` there are no events of entries of
+    which less than a quarter is kept.
     """
 
     slot: SeqId
     emit: Callable[[Event], None]
     candidates: Candidates | None = None
+    brief: bool = False
+
+    def common(self, entry: Entry, prompt: Sequence[Token]) -> Count:
+        """Tokens that an entry has in common with the request's prompt."""
+        known = 0 if self.candidates is None else self.candidates.common(entry)
+        return Count(known) if known else get_common_prefix(entry.tokens, prompt)
+
+    def drop(self, entry: Entry) -> bool:
+        """Eliminate an entry unless it is the best candidate."""
+        return self.candidates is None or self.candidates.drop(entry)
 
     def rule_out(self, entry: Entry, cause: Cause, **detail: Any) -> None:
         """Eliminate an entry for a cause."""
@@ -97,23 +110,38 @@ class PromptCache:
         self.limit_size = limit_size
         self.limit_tokens = limit_tokens
         self.entries: list[Entry] = []
+        self.size = 0  # bytes of all entries
+        self.n_tokens = 0  # and their tokens
 
-    @property
-    def size(self) -> int:
-        """Bytes of all entries."""
-        return sum(entry.size for entry in self.entries)
+    def add(self, entry: Entry) -> None:
+        """Append an entry, as the newest."""
+        self.entries.append(entry)
+        self.size += entry.size
+        self.n_tokens += entry.n_tokens
 
-    @property
-    def n_tokens(self) -> int:
-        """Tokens of all entries."""
-        return sum(entry.n_tokens for entry in self.entries)
+    def remove(self, entry: Entry) -> None:
+        """Take an entry out."""
+        self.entries.remove(entry)
+        self.size -= entry.size
+        self.n_tokens -= entry.n_tokens
+
+    def empty(self, entry: Entry) -> None:
+        """Remove an entry's target blob after a failed load."""
+        self.size -= entry.size
+        entry.empty()
+        self.size += entry.size
+
+    def alike(self, tokens: Sequence[Token]) -> list[Entry]:
+        """The entries that begin with the same token, oldest first: others share none at all."""
+        first = tokens[0] if tokens else None
+        return [each for each in self.entries if each.first == first]
 
     def contains(self, tokens: Sequence[Token]) -> bool:
         """True if a prompt equals an entry or is a prefix of one."""
         length = len(tokens)
         return any(
             get_common_prefix(each.tokens, tokens) == length
-            for each in self.entries
+            for each in self.alike(tokens)
             if each.n_tokens >= length  # a shorter one cannot contain it
         )
 
@@ -132,19 +160,17 @@ class PromptCache:
             while self.entries and self.size + entry.size > self.limit_size:
                 oldest = self._drop_oldest(swap, "room", self.limit_size)
                 swap.rule_out(oldest, causes.CACHE_MAKING_ROOM, size=oldest.size)
-        self.entries.append(entry)
+        self.add(entry)
         return True
 
     def _drop_prefixes_of(self, tokens: Sequence[Token], swap: Swap) -> None:
-        kept, length = [], len(tokens)
-        for entry in self.entries:
+        length = len(tokens)
+        for entry in self.alike(tokens):
             fits = entry.n_tokens <= length
             if fits and get_common_prefix(entry.tokens, tokens) == entry.n_tokens:
                 swap.emit(events.CacheEntryObsolete(slot=swap.slot, n_tokens=entry.n_tokens))
                 swap.rule_out(entry, causes.CACHE_OBSOLETE_ENTRY)
-            else:
-                kept.append(entry)
-        self.entries = kept
+                self.remove(entry)
 
     def find(self, held: Sequence[Token], prompt: Sequence[Token], swap: Swap) -> Entry | None:
         """The entry that exceeds the slot's own tokens in both ratios (upstream: the head of
@@ -160,8 +186,10 @@ class PromptCache:
             events.CacheSearchBegun(slot=swap.slot, f_keep=shown(best_keep), f_sim=shown(best_sim))
         )
         best: Entry | None = None
-        for entry in self.entries:
-            lcp = get_common_prefix(entry.tokens, prompt)
+        for entry in self.alike(prompt) if swap.brief else self.entries:
+            lcp = swap.common(entry, prompt)
+            if swap.brief and 5 * lcp < entry.n_tokens and swap.drop(entry):
+                continue  # less than a quarter, however the ratio is rounded
             keep, sim = ratio(lcp, entry.n_tokens), ratio(lcp, len(prompt))
             ratios = {"f_keep": shown(keep), "f_sim": shown(sim)}
             swap.emit(
@@ -199,7 +227,8 @@ class PromptCache:
             self._drop_oldest(swap, "tokens", estimate)
 
     def _drop_oldest(self, swap: Swap, reason: str, limit: int) -> Entry:
-        entry = self.entries.pop(0)
+        entry = self.entries[0]
+        self.remove(entry)
         swap.emit(
             events.CacheEntryDropped(
                 slot=swap.slot, reason=reason, n_tokens=entry.n_tokens, size=entry.size, limit=limit

@@ -33,7 +33,7 @@ def update_prompt_cache(
     if server.cache is None:
         return
     server.emit(events.PromptCacheUpdateBegun(slot=slot.id))
-    swap = Swap(slot.id, server.emit, candidates)
+    swap = Swap(slot.id, server.emit, candidates, server.brief)
     prompt_save(server, server.cache, slot, swap)
     if not prompt_load(server, server.cache, slot, prompt, swap):
         server.prompt_clear(slot)
@@ -85,14 +85,14 @@ def prompt_load(
             events.CacheLoadFailed(slot=slot.id, part="companion", size=state.companion_size)
         )
         if cache.rules.load_consumes:
-            entry.empty()
+            cache.empty(entry)
         swap.rule_out(entry, causes.CACHE_LOAD_FAILED)
         return False
     slot.prompt.tokens = entry.tokens[:]
     slot.prompt.checkpoints = list(entry.checkpoints)
     slot.prompt.approximate = entry.approximate
     if cache.rules.load_consumes:
-        cache.entries.remove(entry)
+        cache.remove(entry)
     server.emit(
         events.CacheEntryLoaded(
             slot=slot.id,
@@ -190,9 +190,11 @@ def candidates_of(server: ServerContext, task: Task) -> Candidates:
     common: dict[object, tuple[str, Count]] = {}
     for slot in server.slots:
         common[slot] = (f"slot {slot.id}", get_common_prefix(slot.prompt.tokens, task.tokens))
+    first = task.tokens[0] if task.tokens else None
     for index, entry in enumerate(server.cache.entries if server.cache else ()):
-        name = f"prompt cache entry {index}"
-        common[entry] = (name, get_common_prefix(entry.tokens, task.tokens))
+        if entry.first == first:  # others have nothing in common
+            name = f"prompt cache entry {index}"
+            common[entry] = (name, get_common_prefix(entry.tokens, task.tokens))
     ended = server.ended
     if ended is None:
         return Candidates(common)

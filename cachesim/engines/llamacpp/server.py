@@ -395,6 +395,7 @@ class LlamaCpp(Engine):
         old.emit(event)
         new = open_server(old.rules, old.network, old.options)
         new.events, new.replies, new.next_task = old.events, old.replies, old.next_task
+        new.brief = old.brief
         self._server = new
 
     def step(self) -> bool:
@@ -505,6 +506,9 @@ class LlamaCpp(Engine):
 
     def limit_turns(self, most: int) -> None:
         self._server.most_turns = most
+
+    def leave_out_comparisons(self) -> None:
+        self._server.brief = True
 
     def check_integrity(self) -> None:
         check_integrity(self._server)

@@ -72,6 +72,7 @@ class ServerContext:
     n_empty_consecutive: int = 0
     given_up: list[Ticket] = field(default_factory=list)  # calls whose reply was an error
     next_task: int = 0
+    brief: bool = False  # without events of prompt-cache entries that share nothing with a prompt
     most_turns: int = field(init=False)  # maximum decode steps run as one
     n_batch: int = field(init=False)  # the options', stored for speed
     n_ubatch: int = field(init=False)

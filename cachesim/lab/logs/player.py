@@ -99,6 +99,7 @@ class Player:
             profile, model=spec, options=dict(options), arithmetic="counts", store=self.files
         )
         self.engine = of_kind(LlamaCpp, engine)  # the profile says so
+        engine.leave_out_comparisons()
         self.accepts_spans = accepts_spans(profile)
         placement = self.engine.server.rules.checkpoints
         self.saves_every_turn = placement.spacing_waived_for_last_user
