@@ -1,6 +1,7 @@
 """The alarm for fields of a new release that no table knows, and for rows of fields that went."""
 
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -11,7 +12,9 @@ import pytest
 from cachesim.engines import FAMILIES
 from cachesim.engines.family import Family
 from cachesim.engines.fields import fields_of
-from cachesim.lab.real.fields import declared_in, judge_fields
+from cachesim.lab.real.fields import declared_in, differing_fields, judge_fields, judge_wheel
+from cachesim.lab.real.llama_cpp import server as llama_cpp
+from cachesim.lab.real.sglang import scheduler as sglang
 from tests.fixtures import Capture, Patch
 
 SOURCE = '''
@@ -96,3 +99,33 @@ def test_a_row_whose_field_is_gone_fails(
     assert 1 == judge_fields(family, "9.9.9", tmp_path)
     said = "vllm 9.9.9: Config.size is gone; its row is in fake_fields"
     assert said in " ".join(capsys.readouterr().out.split())
+
+
+# The releases themselves: every field has a row, and every row a field.
+
+
+def of_llama_cpp() -> dict[str, frozenset[str]]:
+    return llama_cpp.declared(FAMILIES["llama.cpp"].real()[-1], "")
+
+
+def of_sglang() -> dict[str, frozenset[str]]:
+    return sglang.declared(sglang.SCHEDULER.core_of(FAMILIES["sglang"].real()[-1]))
+
+
+@pytest.mark.wheel
+@pytest.mark.parametrize(("engine", "read"), [("llama.cpp", of_llama_cpp), ("sglang", of_sglang)])
+def test_the_table_of_the_newest_release_is_complete(
+    engine: str, read: Callable[[], dict[str, frozenset[str]]]
+) -> None:
+    declared = read()
+    assert () == differing_fields(FAMILIES[engine], declared)
+    planted = {owner: names | {"planted"} for owner, names in declared.items()}
+    assert [f"{owner}.planted" for owner in planted] == [
+        line.split()[0] for line in differing_fields(FAMILIES[engine], planted)
+    ]
+
+
+@pytest.mark.wheel
+@pytest.mark.parametrize("engine", ["mlx-lm", "transformers"])
+def test_the_table_of_the_newest_wheel_is_complete(engine: str) -> None:
+    assert 0 == judge_wheel(FAMILIES[engine], FAMILIES[engine].real()[-1])

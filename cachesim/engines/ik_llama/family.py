@@ -124,6 +124,7 @@ FAMILY: Final[Family[Rules, Options]] = Family(
     repository="ikawrakow/ik_llama.cpp",
     vocabulary="ik",
     package=__package__,
+    configuration=f"{__package__}.fields",
     engine=f"{__package__}.server:IkLlama",
     laws=f"{__package__}.laws:IkLaws",
     guide=_guide,
