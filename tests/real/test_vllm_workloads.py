@@ -328,7 +328,7 @@ def test_requests_reach_the_scheduler_when_their_prefill_elsewhere_is_done() -> 
     _, workload = SCHEDULER.workload_of(prefilled_elsewhere(beside), "0.33.0")
 
     [group] = workload["steps"]
-    assert [2, 3] == [each["after"] for each in group]
+    assert [3, 4] == [each["after"] for each in group]
 
 
 @pytest.mark.parametrize(

@@ -50,6 +50,7 @@ class Connector:
     pages: Pages
     loads: frozenset[str]
     steps: int = 0  # of a load; 0: before the step of its promise runs
+    steps_ahead: int = 0  # steps in flight, whose outputs come before that of a promise's step
     failing: dict[int, int] = field(default_factory=dict)  # request -> block of its first load
     loading: dict[int, Load] = field(default_factory=dict)
     kept: dict[tuple[int, int], dict[int, tuple[Array, ...]]] = field(default_factory=dict)
@@ -109,7 +110,7 @@ class Connector:
             self.promised[request.id] = span
             return
         fails = self.failing.pop(request.id, None)
-        self.loading[request.id] = Load(request, span, self.steps, fails)
+        self.loading[request.id] = Load(request, span, self.steps + self.steps_ahead, fails)
 
     def load(self, step: Step) -> None:
         """Load the promised blocks of a step's requests, before it runs."""
@@ -162,8 +163,16 @@ class Connector:
         )
 
     def save(self, request: Request) -> None:
-        """Store the cached blocks of a finished request's prefix."""
+        """Store the cached blocks of a finished request's prefix, but for those that a step in
+        flight will write to.
+        """
         pool, unit = self.manager.pool, self.manager.sizes.hash_block
+        unwritten = {
+            (group, block)
+            for published in self.manager.unwritten.values()
+            for group, blocks in published
+            for block in blocks
+        }
         for group, spec in enumerate(self.manager.groups):
             for index in range(len(request.hashes) * unit // spec.block):
                 number = request.hashes[(index + 1) * spec.block // unit - 1]
@@ -171,6 +180,8 @@ class Connector:
                 state = spec.kind == "mamba" and spec.mode == "align"
                 if block is None and state and self.manager.rules.state.stores_null_block:
                     block = NULL
+                if (group, block) in unwritten:
+                    continue
                 if block is not None and (number, group) not in self.kept:
                     self.kept[number, group] = self.pages.content(group, block)
 

@@ -480,14 +480,25 @@ class KVCacheManager:
 
     def free(self, request: Request) -> None:
         """Free a request's blocks; a rule decides if unwritten ones keep their ids (#43569)."""
+        self._withdraw_unwritten(request)
+        self.pool.free_blocks(self.pins.pop(request.id, ()))
+        for manager in self.managers:
+            manager.free(request)
+
+    def pop_blocks_for_free(self, request: Request) -> list[int]:
+        """Remove a request; return its blocks, to be freed later, the last one first."""
+        self._withdraw_unwritten(request)
+        blocks = list(self.pins.pop(request.id, ()))
+        for manager in self.managers:
+            blocks += manager.pop_blocks_for_free(request)
+        return blocks
+
+    def _withdraw_unwritten(self, request: Request) -> None:
         unwritten = self.unwritten.pop(request.id, ())
         if self.rules.scheduler.withdraws_unwritten:
             for _, blocks in unwritten:
                 for block in blocks:
                     self.pool.evict(block)
-        self.pool.free_blocks(self.pins.pop(request.id, ()))
-        for manager in self.managers:
-            manager.free(request)
 
     def pin_tails(self) -> None:
         """Reference the blocks with moved last states. Follows `take_partial_tail_offloads`."""

@@ -73,6 +73,15 @@ PATCHES: Final[tuple[Patch[rules.Rules], ...]] = (
         lay=laying(scheduler={"holds_before_taking": True}),
     ),
     Patch(
+        name="47728",
+        pull=47728,
+        about="blocks leave a window by the tokens whose outputs are known, not by those in flight",
+        fits=ALL[: ALL.index("0.26.0")],
+        landed="0.26.0",
+        lay=laying(scheduler={"frees_settled": True}),
+        cures="a window's blocks are freed before a step in flight refuses its drafts",
+    ),
+    Patch(
         name="32802",
         pull=32802,
         about="the look-ahead block is dropped once, not in every round",

@@ -1,7 +1,7 @@
 """Agreement of vLLM's requests, queues, block tables, pool and lookups."""
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import chain, product
 
 from cachesim.engines.vllm.block_pool import NULL, cdiv
@@ -14,8 +14,10 @@ from cachesim.engines.vllm.scheduler import Scheduler
 from cachesim.errors import ContractError, UpstreamAbort
 
 
-def check_books(manager: KVCacheManager, requests: Mapping[int, Request]) -> None:
-    """Raise ContractError at the first inconsistency."""
+def check_books(
+    manager: KVCacheManager, requests: Mapping[int, Request], deferred: Iterable[Sequence[int]]
+) -> None:
+    """Raise ContractError at the first inconsistency; `deferred`: blocks that are freed later."""
     pool = manager.pool
     holders: Counter[int] = Counter()  # `get` is faster for blocks without any
     for each in manager.managers:
@@ -27,8 +29,8 @@ def check_books(manager: KVCacheManager, requests: Mapping[int, Request]) -> Non
             if ids - {each.group}:
                 _fail(f"group {each.group} holds blocks with ids of the groups {ids}")
         _is_left(requests, each.num_cached, each.partial_hits)
-    for pinned in manager.pins.values():
-        holders.update(pinned)
+    for others in (*manager.pins.values(), *deferred):
+        holders.update(block for block in others if block != NULL)
     _is_left(requests, manager.pins, manager.unwritten)
     for block in range(1, pool.size):
         references, count = pool.ref[block], holders.get(block, 0)
@@ -136,7 +138,8 @@ def _check_table(each: Manager, request: Request, table: list[int], scheduler: S
         # The last state; of each step the running one and an exported one; those that refused
         # drafts have passed.
         steps = 1 + limits.overlaps
-        most = own + 1 + steps * (1 + bool(each.spec.checkpoint_alignment)) + limits.drafts // size
+        exported = bool(each.spec.checkpoint_alignment)
+        most = own + 1 + steps * (1 + exported) + steps * limits.drafts // size
         if NULL in table[len(table) - own - 1 :] or (rules.state.retires_all and kept > most):
             _fail(f"request {request.id} has the states {table}")
         return

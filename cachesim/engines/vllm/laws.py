@@ -99,7 +99,8 @@ class VllmLaws:
             pads = fresh and self._rules.scheduler.padding == "resumed"
             pads &= 0 < event.start == count - 1
             fresh = False
-            if self._options.use_eagle if decodes else pads and self._has_room(event.start):
+            fills = self._options.use_eagle or limits.overlaps  # a drafter proposes all drafts
+            if fills if decodes else pads and self._has_room(event.start):
                 wanted += limits.drafts
             room = min(wanted, limits.budget, limits.max_model_len - event.start - 1)
             if seen.alone and whole and size < room:
@@ -172,22 +173,32 @@ class VllmLaws:
         """N-grams: what followed the latest earlier pair of tokens like the last one is drafted.
 
         known       x y a b ... x y c d ... x y       drafts  c d ...
+
+        A step that is scheduled before the output of the last one has places for all drafts, and
+        begins as many tokens earlier as that one's drafts are refused.
         """
         if self._options.speculative_method != "ngram" or job.drafts is not None:
             return None
         limits, count = self._engine.scheduler.limits, len(seen.reply.prompt)
-        tokens, drafts = list[int](seen.reply.prompt + seen.reply.generated), list[int]()
-        known = count
+        if limits.overlaps and any(isinstance(each, RequestPreempted) for each in seen.events):
+            return None  # what is refused of a step in flight is not taken back then
+        tokens = list[int](seen.reply.prompt + seen.reply.generated)
+        under_way, refused = list[tuple[int, int]](), 0
         for event in seen.events:
-            if isinstance(event, ChunkScheduled) and event.start >= count:
-                known = event.start + 1
-                pairs = [*pairwise(tokens[:known])]
-                after = [at + 2 for at, pair in enumerate(pairs[:-1]) if pair == pairs[-1]]
-                room = min(limits.drafts, limits.budget - 1, limits.max_model_len - known - 1)
-                drafts = tokens[after[-1] : known][:room] if after else []
-                if event.drafts != len(drafts):
-                    return f"{event.drafts} drafts after {known} tokens, of {len(drafts)}"
-            if isinstance(event, DraftsVerified) and event.proposed == len(drafts):
+            if isinstance(event, ChunkScheduled) and (event.start >= count or event.drafts):
+                found = _after_latest(tokens[: event.start + 1])
+                room = min(limits.budget - 1, limits.max_model_len - event.start - 2)
+                wanted = min(len(found), limits.drafts, room)
+                decodes = event.start >= count and not limits.overlaps
+                if decodes and event.drafts != wanted:
+                    return f"{event.drafts} drafts after {event.start + 1} tokens, of {wanted}"
+                if event.drafts:
+                    under_way.append((event.start, refused))
+            if isinstance(event, DraftsVerified) and under_way:
+                start, before = under_way.pop(0)
+                known = start - (refused - before) + 1
+                refused += event.proposed - event.accepted
+                drafts = _after_latest(tokens[:known])[: event.proposed] if start >= count else []
                 equal = map(eq, drafts, tokens[known:-1])
                 if event.accepted != (wanted := sum(takewhile(bool, equal))):
                     return f"{event.accepted} drafts accepted after {known} tokens, of {wanted}"
@@ -295,3 +306,10 @@ class VllmLaws:
         for at in range(step, end, step):
             if at - less > first:  # before a hit, ids of windows and states may have gone
                 yield at + 1, at - less
+
+
+def _after_latest(tokens: list[int]) -> list[int]:
+    """What followed the latest earlier pair of tokens like the last one."""
+    pairs = [*pairwise(tokens)]
+    after = [at + 2 for at, pair in enumerate(pairs[:-1]) if pair == pairs[-1]]
+    return tokens[after[-1] :] if after else []

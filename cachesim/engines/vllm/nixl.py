@@ -33,6 +33,8 @@ class PrefillServer(Protocol):
     scheduler: Scheduler
     idle: int
 
+    @property
+    def in_flight(self) -> bool: ...
     def submit(self, request: base.Request) -> Ticket: ...
     def step(self) -> bool: ...
     def forget(self, ticket: Ticket) -> None: ...
@@ -91,12 +93,14 @@ class Nixl(Connector):
 
     def __post_init__(self) -> None:
         self.ahead.scheduler.external = lambda *_: NOTHING_STORED
+        self.ahead.scheduler.requires_delivery = True
         self.ahead.scheduler.delays_free = lambda request: request.status == "finished"
 
     @property
     def busy(self) -> bool:
-        """True if a request is still on the prefill server."""
-        return any(each.blocks is None for each in self.prefills.values())
+        """True if a request, or a step without one, is still on the prefill server."""
+        waits = any(each.blocks is None for each in self.prefills.values())
+        return waits or self.ahead.in_flight
 
     @property
     def leaves(self) -> int:

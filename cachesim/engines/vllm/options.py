@@ -215,8 +215,8 @@ class VllmOptions:
     )
     async_scheduling: bool = option(
         "--async-scheduling",
-        "whether a step is scheduled before the output of the previous one; not simulated beside a "
-        "drafter or a store, where it has no effect",
+        "whether a step is scheduled before the output of the previous one; until 0.32 never "
+        "beside n-grams",
         default=True,
         tried=(False, True),
     )
@@ -339,10 +339,10 @@ class VllmOptions:
         """True if a drafter drops a hit's last block, as ids do not cover the next token."""
         return self.use_eagle and not self.hash_lookahead(rules)
 
-    @property
-    def overlaps(self) -> bool:
+    def overlaps(self, rules: Rules) -> bool:
         """True if a step is scheduled before the output of the previous one is known."""
-        return self.async_scheduling and not self.drafts and self.connector == "none"
+        supported = self.speculative_method != "ngram" or rules.scheduler.overlaps_ngrams
+        return self.async_scheduling and supported
 
     def limits(self, rules: Rules) -> Limits:
         """The scheduler's limits of a step."""
@@ -356,7 +356,7 @@ class VllmOptions:
             lookahead=self.drafts if self.use_eagle else 0,
             use_eagle=self.drops_eagle_block(rules),
             by_priority=self.scheduling_policy == "priority",
-            overlaps=self.overlaps,
+            overlaps=self.overlaps(rules),
             recomputes=self.kv_load_failure_policy == "recompute",
             loras=self.max_loras if self.adapters else 0,
         )

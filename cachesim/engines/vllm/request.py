@@ -187,6 +187,9 @@ class Request:
     in_flight: int = 0  # tokens of steps without output yet
     placeholders: int = 0  # output tokens of those steps
     stale: int = 0  # tokens in flight from before a preemption
+    refused: int = 0  # drafts that were taken back so far
+    last_step: int = 0  # number of the last step with a chunk (`last_sched_seq`)
+    dropped: bool = False  # what is stale does not count (`drop_stale_output`)
     lora: LoRARequest = NO_ADAPTER
     images: tuple[Image, ...] = ()  # mm_features
     adapter: Keys = ()  # of its ids
@@ -252,6 +255,7 @@ class Job(job.Job):
     request: Request | None
     drafts: tuple[Tokens, ...] | None
     turns: int = 0  # drafting steps so far
+    proposed: list[int] = field(default_factory=list)  # the last drafts
 
     @property
     def generated(self) -> Tokens:
@@ -275,6 +279,7 @@ class Chunk:
     blocks: tuple[list[int], ...] = ()  # all of a fresh request, the new ones of a running one
     fresh: bool = False  # the first chunk after waiting
     known: int = 0  # tokens of the request when the step was scheduled, without drafts
+    refused: int = 0  # drafts of the request that had been taken back by then
 
     @property
     def end(self) -> int:

@@ -322,7 +322,15 @@ class SchedulerRules:
     """#44409 (0.24): reference every group's hit before any group allocates blocks."""
 
     overlaps_ngrams: bool = True
-    """0.33: asynchronous scheduling supports n-grams; before, a server with both does not start."""
+    """0.33: asynchronous scheduling is on beside n-grams; before, it is off unless a flag asks for
+    it, with which the server does not start."""
+
+    frees_behind_steps: bool = True
+    """0.24: beside a store, blocks that a step in flight may write to are freed with its output."""
+
+    spares_unsettled: bool = True
+    """0.30: a request whose blocks would be freed only with the output of a step in flight is not
+    preempted; before, it was, for blocks that the step did not get."""
 
     cap_counts_batches: bool = True
     """0.26: `window_admission_cap` counts the tokens of all batches in flight; before, of one."""
@@ -468,7 +476,7 @@ RULES_0290 = replace(
     RULES_0300,
     retention=replace(RULES_0300.retention, boundaries="prompt-end"),
     state=replace(RULES_0300.state, tail="prompt", retires_all=False),
-    scheduler=replace(RULES_0300.scheduler, padding="beside-running"),
+    scheduler=replace(RULES_0300.scheduler, padding="beside-running", spares_unsettled=False),
     runner=replace(RULES_0300.runner, model_runner_v1="n-grams", padded_tail_decodes=False),
 )
 
@@ -542,6 +550,7 @@ RULES_0230 = replace(
         encoder_waits_for_tokens=False,
         store_hit="agreed",
         holds_before_taking=False,
+        frees_behind_steps=False,
     ),
 )
 

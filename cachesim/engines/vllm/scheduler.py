@@ -64,6 +64,9 @@ class Scheduler:
         self.delays_free: Callable[[Request], bool] | None = None
         # Waiting with blocks (`kv_holding_waiting`), or passed over (`skipped_waiting`).
         self.holding: deque[Request] = deque()
+        self.scheduled = self.processed = 0  # steps so far (`sched_step_seq`)
+        self.deferred = deque[tuple[int, list[int]]]()  # freed with the output of a step
+        self.requires_delivery = False  # `requires_kv_delivery` of the connector
         self.received: set[int] = set()
         self.failed: set[int] = set()
         self.prefills: set[Request] = set()  # `_inflight_prefills`
@@ -108,7 +111,8 @@ class Scheduler:
                 continue
             blocks = self._allocate_or_preempt(request, new, turn)
             if blocks is None:
-                if limits.by_priority and self.rules.scheduler.goes_on_without_itself:
+                itself = limits.by_priority and request.status == "preempted"
+                if itself and self.rules.scheduler.goes_on_without_itself:
                     continue
                 break
             self._encode(request, images, turn)
@@ -120,7 +124,13 @@ class Scheduler:
                 drafts = tuple(request.spec_tokens[: max(count, 0)])
                 request.spec_tokens = []
             chunk = Chunk(
-                request, request.num_computed, new, drafts, blocks, known=request.num_tokens
+                request,
+                request.num_computed,
+                new,
+                drafts,
+                blocks,
+                known=request.num_tokens,
+                refused=request.refused,
             )
             step.chunks.append(chunk)
         step.running = tuple(step.chunks)
@@ -131,14 +141,19 @@ class Scheduler:
             self.manager.pin_tails()
         step.copies = self.manager.take_copies()
         if step.copies:
-            ends = (block for _, *pair in step.copies for block in pair)
-            self.manager.pool.free_blocks(ends)
+            ends = [block for _, *pair in step.copies for block in pair]
+            if self.frees_late:  # the copies run with the next step
+                self.deferred.append((self.scheduled + 1, ends[::-1]))
+            else:
+                self.manager.pool.free_blocks(ends)
+        self.scheduled += bool(step.chunks)
         for chunk in step.chunks:
             # Count a chunk as computed, and with overlapping steps its output as generated. Follows
             # `_update_after_schedule`, also that of `AsyncScheduler`.
             request = chunk.request
             request.num_computed += chunk.count
             request.in_flight += chunk.count
+            request.last_step = self.scheduled
             known = request.num_tokens + request.placeholders
             request.is_prefill_chunk = request.num_computed < known
             if not request.is_prefill_chunk:
@@ -158,13 +173,17 @@ class Scheduler:
             blocks = self.manager.allocate_slots(request, new, num_lookahead=self.limits.lookahead)
             if blocks is not None:
                 return blocks
+            spares = self.rules.scheduler.spares_unsettled
+            if spares and not self._is_settled(self._lowest()):
+                return None
             victim = self._victim(turn)
-            self.manager.free(victim)
+            self._free_blocks(victim)
             self.encoder.free(victim)
             self.prefills.discard(victim)
             victim.status = "preempted"
             victim.num_computed = 0
             victim.spec_tokens = []
+            victim.dropped = self.requires_delivery or (victim.dropped and victim.stale > 0)
             victim.stale = victim.in_flight  # before 0.28 tracked differently, with the same effect
             victim.placeholders = 0
             victim.preemptions += 1
@@ -174,15 +193,20 @@ class Scheduler:
             if victim is request:
                 return None
 
+    def _lowest(self) -> Request:
+        """The last arrival, or the lowest priority, of the running requests."""
+        ranks = self.limits.by_priority
+        return max(self.running, key=lambda each: each.rank) if ranks else self.running[-1]
+
     def _victim(self, turn: "_Turn") -> Request:
-        """The running request to preempt: the last arrival, or the lowest priority.
+        """The running request to preempt.
 
         Under priorities it may have a chunk in this step. The chunk is removed and never runs; the
         ids of its blocks stay (#57580).
         """
         if not self.limits.by_priority:
             return self.running.pop()
-        victim = max(self.running, key=lambda each: each.rank)
+        victim = self._lowest()
         place = self.running.index(victim)
         del self.running[place]
         withdrawn = turn.step.drop(victim)
@@ -433,6 +457,9 @@ class Scheduler:
         Follows `update_from_output`.
         """
         done = []
+        self.processed += bool(step.chunks)
+        while self.deferred and self.deferred[0][0] <= self.processed:
+            self.manager.pool.free_blocks(reversed(self.deferred.popleft()[1]))
         failed = self._failed_loads(transfers, {each.request: each.count for each in step.chunks})
         for chunk, tokens in zip(step.chunks, sampled, strict=True):
             request = chunk.request
@@ -440,12 +467,14 @@ class Scheduler:
             request.in_flight -= chunk.count
             is_stale = request.stale > 0
             request.stale -= chunk.count if is_stale else 0
-            if request in failed or request.status in ENDED:
+            drops = is_stale and request.dropped
+            if request in failed or request.status in ENDED or drops:
                 continue
             if chunk.drafts and tokens and not is_stale:
                 rejected = len(chunk.drafts) - (len(tokens) - 1)
                 if request.num_computed > 0:
                     request.num_computed -= rejected
+                    request.refused += rejected
                 if request.placeholders > 0:
                     request.placeholders -= rejected
             ahead = self.encoder.lookahead * self.rules.scheduler.encoder_stops_ahead
@@ -466,9 +495,9 @@ class Scheduler:
             if request.status == "loading":
                 self.received.add(request.id)
             else:
-                self.manager.free(request)
+                self._free_blocks(request)
         for request in transfers.sent:
-            self.manager.free(request)
+            self._free_blocks(request)
         return done
 
     # -- failed loads ------------------------------------------------------------------------------
@@ -571,13 +600,41 @@ class Scheduler:
         self.prefills.discard(request)
         self.encoder.free(request)
         if self.external is not None:
-            known = self.rules.scheduler.store_frees == "known-tokens"
+            rules = self.rules.scheduler
+            known = rules.store_frees == "known-tokens"
             count = request.num_tokens if known else request.num_computed
-            self.manager.remove_skipped_blocks(request, count)
+            unsettled = request.in_flight if rules.frees_settled else 0
+            self.manager.remove_skipped_blocks(request, max(0, count - unsettled))
         if self.delays_free is not None:
             delays |= self.delays_free(request)
         if not delays:
+            self._free_blocks(request)
+
+    @property
+    def frees_late(self) -> bool:
+        """True if blocks that a step in flight may write to wait for its output.
+
+        A store may write to a freed block at once. Follows `defer_block_free`.
+        """
+        overlaps = self.limits.overlaps and self.external is not None
+        return overlaps and self.rules.scheduler.frees_behind_steps
+
+    def _is_settled(self, request: Request) -> bool:
+        """True if no step in flight delays the freeing of a request's blocks.
+
+        Follows `_request_blocks_can_be_freed`.
+        """
+        return not self.frees_late or request.last_step <= self.processed
+
+    def _free_blocks(self, request: Request) -> None:
+        """Free a request's blocks, perhaps with the output of a step in flight.
+
+        Follows `_free_request_blocks`.
+        """
+        if self._is_settled(request):
             self.manager.free(request)
+        elif blocks := self.manager.pop_blocks_for_free(request):
+            self.deferred.append((self.scheduled, blocks))
 
     def update_draft_token_ids(self, request: Request, drafts: Sequence[int]) -> None:
         """Set a request's drafts for the next step; none during prefill."""

@@ -2,37 +2,25 @@
 
 from collections import Counter
 from collections.abc import Mapping
-from collections.abc import Set as AbstractSet
 from copy import copy
 from dataclasses import dataclass, replace
-from typing import Any, Final, TypeAlias
-
-import numpy as np
+from typing import Any, Final
 
 from cachesim.engines import base
 from cachesim.engines.adapters import LoadedAdapters, LoRARequest, maybe_get_adapters
 from cachesim.engines.base import Ticket
-from cachesim.engines.causes import Cause, Ledger
-from cachesim.engines.held import (
-    UNKNOWN,
-    Amounts,
-    BlockHeld,
-    CellsHeld,
-    Held,
-    Marks,
-    RowHeld,
-    runs_of,
-    sizes_of,
-)
+from cachesim.engines.causes import Ledger
+from cachesim.engines.held import Amounts, Held, sizes_of
 from cachesim.engines.job import SlotlessEngine
-from cachesim.engines.tokens import get_common_prefix
 from cachesim.engines.vllm import causes, events, integrity
+from cachesim.engines.vllm.account import Account, Computed
 from cachesim.engines.vllm.connector import Connector, Load
-from cachesim.engines.vllm.coordinator import Coordinator, Hit, KVCacheManager, Published, SpecGroup
-from cachesim.engines.vllm.managers import LookUp
+from cachesim.engines.vllm.coordinator import Hit, KVCacheManager, Published
+from cachesim.engines.vllm.held import amounts, held
 from cachesim.engines.vllm.nixl import Nixl
 from cachesim.engines.vllm.options import LATE, VllmOptions
 from cachesim.engines.vllm.request import (
+    ENDED,
     NO_ADAPTER,
     NO_TRANSFERS,
     PLACEHOLDER,
@@ -45,146 +33,11 @@ from cachesim.engines.vllm.request import (
     adapter_keys,
 )
 from cachesim.engines.vllm.rules import Rules
-from cachesim.engines.vllm.runner import PLACES, Runner
+from cachesim.engines.vllm.runner import Runner
 from cachesim.engines.vllm.scheduler import Scheduler
 from cachesim.errors import OptionError, UpstreamEndless
 from cachesim.model.spec import RECURRENT_KINDS
 from cachesim.units import Array, Count, Tokens
-
-# Accounting of lost reuse: the rule that lowered the number, group by group.
-#
-#     computed before   -last token->  -whole blocks->  full attention  -> look-ahead
-#                       -> window -> state -> common hit -> store
-#
-# The numbers are the lookup's own: the hit of each kind of group in the first round.
-
-NOTHING: Final = "nothing"
-
-ATTENTION: Final = (causes.ATTENTION_MISSING, causes.ATTENTION_EVICTED)
-MISSES: Final[Mapping[str, tuple[Cause, Cause]]] = {
-    "full": ATTENTION,
-    "chunked": ATTENTION,
-    "window": (causes.WINDOW_MISSING, causes.WINDOW_EVICTED),
-    "mamba": (causes.STATE_MISSING, causes.STATE_EVICTED),
-}
-"""Causes of a group's shorter hit: never cached, or evicted."""
-
-
-Tails: TypeAlias = dict[tuple[int, int], list[tuple[tuple[int, ...], int]]]
-"""Parts of units and the requests that computed them, by preceding prefix and first token."""
-
-
-class Computed:
-    """All computed sequences, by hash unit."""
-
-    def __init__(self, unit: int) -> None:
-        self.unit = unit
-        self._whole: dict[int, int] = {}  # prefix -> the request that first computed it
-        self._tails: Tails = {}
-        self._earlier: Tails = {}
-
-    def learn(self, request: Request, count: int) -> None:
-        """Add the computed tokens `[0, count)` of a request."""
-        unit = self.unit
-        parent = request.root
-        for index in range(min(count // unit, len(request.hashes))):
-            number = request.hashes[index]
-            if number not in self._whole:
-                self._whole[number] = request.id
-                self._remember(request, parent, index * unit, (index + 1) * unit)
-            parent = number
-        if count % unit:
-            self._remember(request, parent, count // unit * unit, count)
-
-    def _remember(self, request: Request, parent: int, start: int, end: int) -> None:
-        tail = tuple(request.tokens[start:end])
-        known = self._tails.setdefault((parent, tail[0]), [])
-        if not any(each[: len(tail)] == tail for each, _ in known):
-            known.append((tail, request.id))
-
-    def cut(self, left: AbstractSet[int]) -> None:
-        """Keep only the prefixes `left`, and the parts of units added since the previous cut."""
-        self._whole = {number: by for number, by in self._whole.items() if number in left}
-        self._earlier, self._tails = self._tails, {}
-
-    def equal(self, request: Request) -> tuple[int, str]:
-        """Number of leading tokens that were computed before, and the request that did."""
-        unit, parent, count, by = self.unit, request.root, 0, -1
-        for number in request.hashes:
-            if number not in self._whole:
-                break
-            parent, count, by = number, count + unit, self._whole[number]
-        rest = request.tokens[count : count + unit]
-        if rest:
-            best = 0
-            for tails in (self._earlier, self._tails):
-                for tail, who in tails.get((parent, rest[0]), ()):
-                    shared = get_common_prefix(tail, rest)
-                    if shared > best:
-                        best, by = shared, who
-            count += best
-        return count, f"request {by}" if count else NOTHING
-
-
-@dataclass(frozen=True, slots=True)
-class Account:
-    """The accounting of a request's lookup; `lost` holds the evicted keys."""
-
-    ledger: Ledger
-    request: Request
-    coordinator: Coordinator
-    lost: AbstractSet[int]
-
-    def of(self, hit: Hit) -> None:
-        """Apply the causes between the computed tokens and the hit."""
-        ledger, coordinator = self.ledger, self.coordinator
-        known = self.request.num_tokens
-        if not hit.by_group:  # no lookup
-            ledger.apply(causes.CACHE_NOT_READ, 0)
-            return
-        if ledger.equal > known - 1:
-            ledger.apply(causes.LAST_TOKEN, known - 1, prompt_tokens=known)
-        grain = self._grain
-        ledger.apply(causes.WHOLE_BLOCKS, ledger.usable // grain * grain, block=grain)
-        groups = list(zip(coordinator.spec_groups, hit.by_group, strict=False))
-        for group, answer in groups:
-            self._group(group, answer)
-        if hit.length > ledger.usable:
-            ledger.apply(causes.STATE_FORGIVEN, hit.length, answer=hit.length)
-        elif hit.length < ledger.usable:
-            answers = {group.spec.kind: answer for group, answer in groups}
-            ledger.apply(causes.GROUPS_DISAGREE, hit.length, answers=answers)
-
-    @property
-    def _grain(self) -> int:
-        coordinator = self.coordinator
-        single = len(coordinator.managers) == 1
-        return coordinator.scheduler_block if single else coordinator.alignment
-
-    def _group(self, group: SpecGroup, answer: int) -> None:
-        usable, spec = self.ledger.usable, group.spec
-        if answer > usable:
-            self.ledger.apply(
-                causes.GRANTS_MORE, answer, kind=spec.kind, block=spec.block, answer=answer
-            )
-            return
-        served = answer
-        if answer < usable and group.use_eagle and spec.kind != "mamba":
-            hashes, grain = self.request.hashes, self._grain
-            query = LookUp(hashes, usable, group.ids, drop_eagle_block=False, alignment=grain)
-            _, without = group.manager.find(query)
-            served = max(answer, min(without, usable))
-        if served < usable:
-            groups, unit = self.coordinator.pool.groups, self.coordinator.hash_block
-            numbers = self.request.hashes[served // unit : usable // unit]
-            evicted = any(number * groups + i in self.lost for number in numbers for i in group.ids)
-            cause = MISSES[spec.kind][evicted]
-            self.ledger.apply(cause, served, wanted=usable, found=served, block=spec.block)
-        if answer < served:
-            self.ledger.apply(
-                causes.LOOK_AHEAD_BLOCK, answer, kind=spec.kind, block=served - answer
-            )
-
 
 NGRAM: Final = 2
 """Length of an n-gram that has to repeat (`prompt_lookup_min`)."""
@@ -228,82 +81,8 @@ def _lookup(tokens: list[int], count: int) -> list[int]:
     return []
 
 
-def held(manager: KVCacheManager, runner: Runner, prefixes: Prefixes) -> Held:
-    """Every cached block: cells of attention, and states with the mark of their last token.
-
-    The id of a block gives its prefix. The owner of a state is 1 if the block is referenced.
-    """
-    pool, pages = manager.pool, runner.pages
-    marks, parents = Marks.of(runner.network), prefixes.parents()
-    by_group: dict[int, list[int]] = {i: [] for i in range(len(manager.groups))}
-    for block, key in enumerate(pool.key):
-        if key is not None:
-            by_group[key % pool.groups].append(block)
-    cells, rows = [], []
-    for i, group in enumerate(manager.groups):
-        place = PLACES[group.kind]
-        layer = marks.layers.get(place)
-        if layer is not None and pages.group_of[layer] != i:  # the marks are in another group
-            layer = None
-        blocks = [block for block in by_group[i] if block < pages.blocks]
-        if place == "recurrent":
-            rows += [
-                RowHeld(
-                    row=block,
-                    position=pool.key_tokens[block] - 1,
-                    owners=1 if pool.ref[block] else 0,
-                    node=UNKNOWN if layer is None else int(pages.state(layer, block)[0]),
-                )
-                for block in blocks
-            ]
-            continue
-        size = group.block
-        numbers: list[int] = []
-        positions: list[int] = []
-        chain = []
-        for block in blocks:
-            first = (pool.key_tokens[block] - 1) // size * size
-            count = pool.key_tokens[block] - first
-            numbers += range(block * size, block * size + count)
-            positions += range(first, first + count)
-            number = (pool.key[block] or 0) // pool.groups
-            parent = number
-            for _ in range(-(-count // prefixes.unit)):
-                parent = parents.get(parent, ROOT)
-            chain.append(BlockHeld(block, block * size, first, count, number, parent))
-        at = np.array(numbers, np.int64)
-        births = marks.births(pages.keys, place, at) if len(at) and layer is not None else None
-        cells.append(
-            CellsHeld(
-                part=place,
-                stream=sum(PLACES[each.kind] == place for each in manager.groups[:i]),
-                size=pool.size * size,
-                window=group.window or None,
-                runs=runs_of(at, np.array(positions, np.int64), np.ones_like(at), births),
-                blocks=tuple(chain),
-            )
-        )
-    return Held(cells=tuple(cells), rows=tuple(rows))
-
-
-def amounts(manager: KVCacheManager) -> Amounts:
-    """Cached blocks in tokens, and states.
-
-    A group is weighted by its share of the layers of its kind.
-    """
-    pool, groups = manager.pool, manager.groups
-    keys = np.fromiter(pool.cached, np.int64, len(pool.cached)) % pool.groups
-    found, layers = Counter[str](), Counter[str]()
-    for group, blocks in zip(groups, np.bincount(keys, minlength=len(groups)), strict=True):
-        place = PLACES[group.kind]
-        layers[place] += len(group.layers)
-        size = 1 if place == "recurrent" else group.block
-        found[place] += int(blocks) * size * len(group.layers)
-    shares = {place: found[place] // max(layers[place], 1) for place in PLACES.values()}
-    return Amounts(
-        attention=shares["attention"], window=shares["window"], states=shares["recurrent"]
-    )
-
+FREED: Final = ENDED | {"preempted"}
+"""Requests whose chunks in flight run without effect."""
 
 MOST_IDLE: Final = 3
 """Consecutive steps without a chunk after which waiting requests can make no progress."""
@@ -321,7 +100,7 @@ class Vllm(SlotlessEngine[Rules, VllmOptions, Job]):
         groups = requested.groups(self.network.spec, self.rules)
         self.options = requested.fitted(groups, self.rules)
         options = self.options
-        batches = 1 + (options.overlaps and self.rules.scheduler.cap_counts_batches)
+        batches = 1 + (options.overlaps(self.rules) and self.rules.scheduler.cap_counts_batches)
         sparse = any(group.kind in {"window", "mamba"} for group in groups)
         self.manager = KVCacheManager(
             groups,
@@ -353,11 +132,13 @@ class Vllm(SlotlessEngine[Rules, VllmOptions, Job]):
         self._loads = LoadedAdapters()
         self._in_flight = list[Step]()  # scheduled steps without output, the oldest first
         self._published: dict[int, int] = {}  # published blocks of the scheduled step, by request
+        self._released = set[Ticket]()  # tickets that are forgotten after the steps in flight
         self._lost: set[int] = set()  # keys that were evicted
         self._most: int | None = None  # number of prefixes at which the records are cut
         self.idle = 0
         self.scheduler.on_lookup = self._looked_up
         self.scheduler.on_deferred = self._deferred
+        self.scheduler.requires_delivery = self.nixl is not None
         if self.connector is not None:
             self.scheduler.external = self.connector.find
             self.scheduler.on_external = self._from_store
@@ -367,7 +148,7 @@ class Vllm(SlotlessEngine[Rules, VllmOptions, Job]):
     def _beside(self, options: VllmOptions) -> Nixl:
         """The connector to a prefill server with the same options."""
         ahead = copy(self)
-        alone = replace(options, connector="none", async_scheduling=False)
+        alone = replace(options, connector="none")
         ahead._open(self.rules, alone, None)  # noqa: SLF001 - our own class
         return Nixl.of(self.manager, self.runner, ahead, options)
 
@@ -430,11 +211,16 @@ class Vllm(SlotlessEngine[Rules, VllmOptions, Job]):
         return self.options.max_model_len
 
     def forget(self, ticket: Ticket) -> None:
-        request = self._jobs[ticket].request
-        if request is not None and (self._is_in_flight(request) or request.id in self._loading):
-            self._events.clear()  # its step or its load is in flight
+        if self._is_pending(ticket):
+            self._events.clear()
+            self._released.add(ticket)
         else:
             super().forget(ticket)
+
+    def _is_pending(self, ticket: Ticket) -> bool:
+        """True if a step or a load of the request is in flight."""
+        request = self._jobs[ticket].request
+        return request is not None and (self._is_in_flight(request) or ticket in self._loading)
 
     def cancel(self, ticket: Ticket) -> None:
         job = self._jobs[ticket]
@@ -452,6 +238,11 @@ class Vllm(SlotlessEngine[Rules, VllmOptions, Job]):
             self.runner.forget(request.id)
         job.end("cancelled")
         self._emit(events.RequestAborted(task=request.id, scheduled=scheduled, skipped=skipped))
+
+    @property
+    def in_flight(self) -> bool:
+        """True if a scheduled step has no output yet."""
+        return bool(self._in_flight)
 
     def _is_in_flight(self, request: Request) -> bool:
         return any(step.has(request) for step in self._in_flight)
@@ -484,7 +275,7 @@ class Vllm(SlotlessEngine[Rules, VllmOptions, Job]):
         Follows `step` and `step_with_batch_queue`.
         """
         overlaps = self.scheduler.limits.overlaps
-        if self._in_flight and not self.scheduler.busy:
+        if self._in_flight and not self.scheduler.busy and not self._loading:
             self._take_output()
             return True
         if self.nixl is not None and self._prefill_elsewhere(self.nixl):
@@ -501,15 +292,18 @@ class Vllm(SlotlessEngine[Rules, VllmOptions, Job]):
                 raise UpstreamEndless(where, why)
             return True
         self.idle = 0
-        if step.chunks or not overlaps:
+        if step.chunks or self._loading or not overlaps:
             self._in_flight.append(step)
-        first = bool(step.chunks) and len(self._in_flight) == 1
+        goes_on = bool(step.chunks) or (bool(self._loading) and self.scheduler.busy)
+        first = goes_on and len(self._in_flight) == 1
         if self._in_flight and not (overlaps and first):
             self._take_output()
         return True
 
     def _schedule(self) -> Step:
         self._published.clear()
+        if self.connector is not None:
+            self.connector.steps_ahead = len(self._in_flight)
         step = self.scheduler.schedule()
         for request in step.preempted:
             if not self._is_in_flight(request):
@@ -552,6 +346,8 @@ class Vllm(SlotlessEngine[Rules, VllmOptions, Job]):
     def _take_output(self) -> None:
         """Run the oldest step in flight and process its output."""
         step = self._in_flight.pop(0)
+        if self.scheduler.limits.overlaps and self.options.drafts:
+            step.chunks = [self._settled(chunk) for chunk in step.chunks]
         if self.connector is not None:
             self.connector.load(step)
         sampled = self.runner.run(step, self._sample)
@@ -561,6 +357,7 @@ class Vllm(SlotlessEngine[Rules, VllmOptions, Job]):
             self.computed.learn(chunk.request, min(chunk.end, chunk.request.num_tokens))
         transfers = NO_TRANSFERS if self.connector is None else self.connector.get_finished()
         loaded = {each: each.num_computed for each in transfers.received}
+        ended = {each.request.id for each in step.chunks if each.request.status in ENDED}
         finished = self.scheduler.update_from_output(step, sampled, transfers)
         for request, before in loaded.items():
             valid = request.num_computed
@@ -571,22 +368,24 @@ class Vllm(SlotlessEngine[Rules, VllmOptions, Job]):
                 self._emit(events.LoadArrived(task=request.id, tokens=Count(before)))
         for chunk, tokens in zip(step.chunks, sampled, strict=True):
             request = chunk.request
-            if chunk.drafts and tokens:
+            if chunk.drafts and tokens and request.id not in ended:
                 self._emit(
                     events.DraftsVerified(
                         task=request.id, proposed=len(chunk.drafts), accepted=len(tokens) - 1
                     )
                 )
-            if tokens and request.status == "running":
+            if tokens and request.status not in ENDED:
                 job = self._jobs[request.id]
-                proposed = self.drafter.propose(request, job.forced, job.drafts, job.turns)
+                job.proposed = self.drafter.propose(request, job.forced, job.drafts, job.turns)
                 job.turns += 1
-                self.scheduler.update_draft_token_ids(request, proposed)
+                if not self.scheduler.limits.overlaps:
+                    self.scheduler.update_draft_token_ids(request, job.proposed)
         for request in (each.request for each in step.chunks):
-            if request.status in {"aborted", "preempted"} and not self._is_in_flight(request):
+            if request.status in FREED and not self._is_in_flight(request):
                 self.runner.forget(request.id)
         for request in finished:
-            self.runner.forget(request.id)
+            if not self._is_in_flight(request):
+                self.runner.forget(request.id)
             if request.status == "error":
                 self._jobs[request.id].end("InternalServerError", "a load from the store failed")
                 continue
@@ -594,6 +393,26 @@ class Vllm(SlotlessEngine[Rules, VllmOptions, Job]):
                 self.connector.save(request)
             self._jobs[request.id].done = True
             self._emit(events.RequestFinished(task=request.id, generated=Count(request.num_output)))
+        for ticket in [*self._released]:
+            if not self._is_pending(ticket):
+                self._released.remove(ticket)
+                self._jobs.forget(ticket)
+
+    def _settled(self, chunk: Chunk) -> Chunk:
+        """A chunk as its step runs: from the last accepted token on, with the drafts after it.
+
+        step n       | t d1 d2 |                      d2 is refused
+        step n + 1             | .  .  . |            as scheduled, before the output of step n
+                            | t' e1 e2 |              as it runs
+
+        Follows `prepare_inputs` of the runner, whose counts and drafts stay on the device.
+        """
+        if chunk.fresh:  # padded, or without drafts
+            return chunk
+        proposed, count = self._jobs[chunk.request.id].proposed, len(chunk.drafts)
+        drafts = (proposed + [PLACEHOLDER] * count)[:count]
+        start = chunk.start - (chunk.request.refused - chunk.refused)
+        return replace(chunk, start=start, drafts=tuple(drafts))
 
     def _sample(self, chunk: Chunk, logits: Array) -> list[int]:
         """Greedy or forced tokens, up to the first rejected draft."""
@@ -765,7 +584,7 @@ class Vllm(SlotlessEngine[Rules, VllmOptions, Job]):
         manager, scheduler = self.manager, self.scheduler
         in_flight = [chunk for step in self._in_flight for chunk in step.chunks]
         live = {job.request.id: job.request for job in self._jobs if job.request}
-        integrity.check_books(manager, live)
+        integrity.check_books(manager, live, [blocks for _, blocks in scheduler.deferred])
         elsewhere = {*self._loading}
         if self.nixl is not None:  # one that left may have been on the prefill server alone
             elsewhere |= {

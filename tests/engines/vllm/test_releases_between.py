@@ -235,7 +235,8 @@ def test_beside_a_store_one_release_holds_the_last_state_of_each_group(
     release: str, connector: str, held: int
 ) -> None:
     """Its scheduler was seen to keep those blocks out of the free queue until the request ends."""
-    options = {"connector": connector, "block_size": 32, "prefix_match_unit": 8}
+    options: dict[str, Any] = {"connector": connector, "async_scheduling": False}
+    options |= {"block_size": 32, "prefix_match_unit": 8}
     model = preset("hybrid")
     engine: Any = base.Engine.create(
         f"vllm@{release}", model=model, options=options, arithmetic="ring"

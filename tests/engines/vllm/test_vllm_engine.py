@@ -97,12 +97,31 @@ def test_a_step_is_scheduled_before_the_output_of_the_previous_one() -> None:
     assert "same" == verdict(engine, reply)
 
 
-@pytest.mark.parametrize("more", [{"speculative_method": "eagle"}, {"connector": "store"}])
-def test_beside_a_drafter_or_a_store_a_step_waits_for_the_last_one(more: dict[str, str]) -> None:
-    engine = of_kind(Vllm, server("0.33.0", "hybrid", **more))
-    answer(engine, text(300, 40), 3)
+@pytest.mark.parametrize("release", FAMILY.real())
+def test_beside_n_grams_a_step_waits_for_the_last_one_until_0_32(release: str) -> None:
+    methods = ("none", "eagle", "mtp", "ngram")
+    servers = [of_kind(Vllm, server(release, "dense", speculative_method=m)) for m in methods]
 
-    assert not engine.options.overlaps
+    expected = [True, True, True, release == "0.33.0"]
+    assert expected == [each.scheduler.limits.overlaps for each in servers]
+
+
+def test_a_step_beside_drafts_is_scheduled_as_if_all_were_accepted() -> None:
+    """The step after a prompt, the next one, and those that know what it refused."""
+    engine = server("0.33.0", "dense", speculative_method="eagle")
+    reply = text(400, 9)
+    refused = as_tokens([7, 7])
+    drafts = (reply[1:3], refused, reply[5:6] + refused[:1])
+    asked = Request(prompt=text(300, 20), predict=9, reply=reply, drafts=drafts)
+    ticket = engine.submit(asked)
+    engine.run()
+
+    shown = [each for each in engine.events if isinstance(each, events.ChunkScheduled)]
+    chunks = [(each.start, each.end) for each in shown]
+    verified = [e.accepted for e in engine.events if isinstance(e, events.DraftsVerified)]
+    assert [(0, 20), (20, 23), (23, 26), (26, 29), (27, 30)] == chunks[:5]
+    assert [2, 0, 1] == verified[:3]
+    assert "same" == verdict(engine, there_is(engine.reply(ticket)))
 
 
 def test_a_request_whose_image_waits_lets_others_pass_since_0_33() -> None:
@@ -128,7 +147,8 @@ def test_a_request_whose_image_waits_lets_others_pass_since_0_33() -> None:
 def test_a_prefill_chunk_as_long_as_a_decode_spoils_a_request_that_nothing_is_drafted_for(
     profile: str, model: str, found: str
 ) -> None:
-    engine = server(profile, model, speculative_method="ngram", num_speculative_tokens=2)
+    options = {"speculative_method": "ngram", "num_speculative_tokens": 2}
+    engine = server(profile, model, **options, async_scheduling=False)
     reply = text(400, 8)
     drafted = engine.submit(
         Request(prompt=text(300, 20), predict=8, reply=reply, drafts=(reply[1:3],))

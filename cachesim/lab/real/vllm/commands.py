@@ -59,8 +59,8 @@ def real_vllm(
     adapters
         Workloads of requests with LoRA adapters, of which one to three run at once.
     no_async_scheduling
-        Schedule a step after the last one's output, not before it as a started server does;
-        `--agents`, `--adapters`, `--loads` and `--compressed` draw it themselves.
+        Start the servers with `--no-async-scheduling`: a step is scheduled after the last one's
+        output. `--agents`, `--loads` and `--compressed` give the flag to some of theirs.
     loads
         Workloads with the connector `store-async`, whose loads come steps later or fail.
     compressed

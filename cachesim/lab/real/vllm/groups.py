@@ -31,10 +31,11 @@ class Loads:
     """
 
     def __init__(self) -> None:
+        self.ahead = 0  # steps in flight, whose outputs come before that of the next one
         self.loading: dict[Name, int] = {}  # steps left
         self.sending: dict[Name, int] = {}
         self.failed: set[Name] = set()  # failed by request
-        self.invalid: dict[Name, int] = {}  # a block that fails, by request
+        self.invalid: dict[Name, tuple[int, int]] = {}  # a block that fails, and steps left
         self.asked: set[Name] = set()  # whose one read of a prefill server is over or under way
         self._fails: set[Name] = set()
 
@@ -49,22 +50,25 @@ class Loads:
         if reads:
             self.asked.add(name)
         if "loads" in wanted:
-            self.loading[name] = wanted["loads"]
+            self.loading[name] = wanted["loads"] + self.ahead
         if "fails" not in wanted or name in self._fails:
             return
         self._fails.add(name)  # the store has less the next time
         if len(tables) > 1 or kind != "full" or reads:
             self.failed.add(name)
         else:
-            self.invalid[name] = tables[0][span[wanted["fails"] % len(span)]]
+            block = tables[0][span[wanted["fails"] % len(span)]]
+            self.invalid[name] = block, self.loading.get(name, 1 + self.ahead)
 
     def next(self) -> tuple[list[Name], list[Name], list[Name], set[int]]:
         """Received, sent and failed requests, and invalid blocks, at the end of a step."""
         received, sent = self._ended(self.loading), self._ended(self.sending)
         failed = [each for each in received if each in self.failed]
-        now = [each for each in self.invalid if each not in self.loading]
         self.failed -= set(failed)
-        return received, sent, failed, {self.invalid.pop(each) for each in now}
+        self.invalid = {name: (block, left - 1) for name, (block, left) in self.invalid.items()}
+        now = {block for block, left in self.invalid.values() if left <= 0}
+        self.invalid = {name: each for name, each in self.invalid.items() if each[1] > 0}
+        return received, sent, failed, now
 
     @staticmethod
     def _ended(left: dict[Name, int]) -> list[Name]:
@@ -143,6 +147,7 @@ class Groups:
                     return ""
                 continue
             if busy:
+                self.loads.ahead = len(self.under_way)
                 step, spans = self.schedule(requests)
                 stuck = 0 if spans or self.under_way or moving else stuck + 1
                 if stuck > 3:

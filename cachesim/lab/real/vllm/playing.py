@@ -71,6 +71,7 @@ class Player(Groups):
         self.junctions = rules.retention.keeps_junction and not (apart and several)
         self.prefixes = Prefixes(self.manager.sizes.hash_block, ahead)
         self.scheduler.on_lookup = self._looked_up
+        self.scheduler.requires_delivery = bool(config.get("delivers"))
         if config.get("store"):
             self.scheduler.external = self._stored
             self.scheduler.on_external = self._load

@@ -58,9 +58,11 @@ def config_of(server: Engine) -> dict[str, Any]:
         "drafts": limits.drafts,
         "caching": options.enable_prefix_caching,
         "store": engine.connector is not None,
+        "delivers": engine.scheduler.requires_delivery,
         "recomputes": limits.recomputes,
         "overlaps": limits.overlaps,
         "loras": limits.loras,
+        "synchronous": not options.async_scheduling,
     }
 
 
@@ -84,6 +86,7 @@ def group_of(records: Sequence[Record], session: Session) -> list[dict[str, Any]
     stored = {} if connector is None else connector.reach
     loads = {"loads": connector.steps} if connector is not None and connector.steps else {}
     searches = server.options.speculative_method == "ngram"
+    searches &= not server.scheduler.limits.overlaps  # else a step has places for all drafts
 
     def requested(record: Record) -> dict[str, Any]:
         options, verified = record.step.options, events_of(record, DraftsVerified)

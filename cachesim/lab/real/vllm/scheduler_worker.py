@@ -84,11 +84,13 @@ class Server(Groups):
         release.utils.init_none_hash(release.sha256)
         release.store.server = self
         self.settings = release.start.used(config)
+        overlaps = self.settings.scheduler_config.async_scheduling
+        self.most_under_way = 2 if overlaps else 1
         self.caches, self.sizes = release.caches.of(self.settings, config)
         self.unit = self.sizes[1]
         block, unit = self.sizes
         self.scheduler = fitting(
-            self.release.overlapping if config.get("overlaps") else self.release.scheduler,
+            self.release.overlapping if overlaps else self.release.scheduler,
             vllm_config=self.settings,
             kv_cache_config=self.caches,
             structured_output_manager=Stub(

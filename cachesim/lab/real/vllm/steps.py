@@ -27,7 +27,7 @@ from cachesim.lab.real.vllm.groups import Entry
 from cachesim.lab.real.vllm.models import LONGEST
 from cachesim.lab.real.vllm.playing import Player, play
 from cachesim.lab.real.vllm.scheduler import SCHEDULER
-from cachesim.lab.real.vllm.workloads import draw, speculative
+from cachesim.lab.real.vllm.workloads import draft, draw
 from cachesim.lab.real.worker_process import WorkerProcess
 from cachesim.lab.real.worker_side import Stub
 from cachesim.model.arithmetic import Network
@@ -56,7 +56,7 @@ def draw_steps(seed: int, number: int, rules: Rules) -> Entry:
     rng = Random(f"vllm runner {seed} {number}")
     config = workload["config"]
     if not config.get("drafts") and rng.random() < 0.5:
-        _draft(rng, workload, rules)
+        draft(rng, workload, rules)
     for wanted in (each for group in workload["steps"] for each in group):
         if config.get("drafts") and rng.random() < 0.5:
             wanted["propose"] = [rng.randint(0, config["drafts"]) for _ in range(3)]
@@ -86,19 +86,6 @@ def _choose_mode(rng: Random, workload: Entry, rules: Rules, *, fine: bool) -> N
         group["mode"] = mode
         if mode == "none":
             group["block"] = LONGEST  # a state for the whole of a request
-
-
-def _draft(rng: Random, workload: Entry, rules: Rules) -> None:
-    """Give the workload's server a drafter: an MTP head or EAGLE, or n-grams."""
-    config, drafts, eagle = workload["config"], rng.choice((1, 2, 3)), rng.random() < 0.7
-    kinds = {each["kind"] for each in config["groups"]}
-    if len(config["groups"]) > len(kinds) > 2:  # the drafter's layer would change the groups
-        eagle = False
-    config |= {"drafts": drafts, "eagle": eagle, "lookahead_hashes": True}
-    config["groups"] = speculative(config["groups"], drafts, rules, eagle=eagle)
-    config["blocks"] += len(config["groups"]) * (drafts + 1)
-    for wanted in (each for group in workload["steps"] for each in group):
-        wanted["accept"] = [rng.randint(0, drafts) for _ in range(3)]
 
 
 def runs_on_v1(config: Mapping[str, Any], rules: Rules) -> bool:

@@ -54,22 +54,6 @@ OVERRIDES: Final = {
         "a flag since 0.28; before, the release sets it for drafters with slots of their own alone"
     ),
     "cache_config.prefix_match_unit": "it must divide the blocks, whose sizes are a workload's",
-    "scheduler_config.async_scheduling": (
-        "off in workloads of --no-async-scheduling, in a part of the agents' and of DeepSeek V4's, "
-        "and beside a store, where blocks are freed a step later; in scenarios beside a drafter, "
-        "too: the simulated server then schedules a step after the output of the previous one"
-    ),
-    **dict.fromkeys(
-        (
-            f"{config}.disable_nccl_for_dp_synchronization"
-            for config in (
-                "parallel_config",
-                "speculative_config.draft_parallel_config",
-                "speculative_config.target_parallel_config",
-            )
-        ),
-        "follows async_scheduling, and is read by servers with data-parallel ranks alone",
-    ),
     "cache_config.user_specified_block_size": (
         "a size that is given stays; read before the scheduler starts, and never by it"
     ),
@@ -194,6 +178,7 @@ class ConfigFactory:
             given |= {"model": self.model("compressed"), "skip_tokenizer_init": True}
             given |= {"kv_cache_dtype": "fp8"}  # others are refused until 0.28
         given |= {flag: config[name] for flag, name in FLAGS.items() if name in config}
+        given |= {"async_scheduling": False} if config.get("synchronous") else {}
         if states and states[0].get("mode", "align") != "none" and config.get("caching", True):
             given |= {"enable_prefix_caching": True, "mamba_cache_mode": states[0].get("mode")}
         if config.get("drafts"):
@@ -226,8 +211,7 @@ class ConfigFactory:
 
     def used(self, config: Json) -> Real:
         """The configuration that the scheduler is given here."""
-        flags = self.flags(config) | {"async_scheduling": bool(config.get("overlaps"))}
-        made = fitting(self.arguments, **flags).create_engine_config(self.context)
+        made = self.started(config)
         states = [group for group in config["groups"] if group["kind"] == "mamba"]
         cache = made.cache_config
         cache.num_gpu_blocks = config["blocks"]
@@ -284,13 +268,17 @@ CONNECTOR: Final = "WorkloadStore"
 class Store(NoOp):
     """The scheduler's half of a KV connector; the workload has its number of stored tokens."""
 
-    requires_kv_delivery = False
     supports_divergent_local_hybrid_hits = False
 
     server: Real = None  # whose workload is run
 
     def __init__(self, vllm_config: Real, role: Real, kv_cache_config: Real) -> None:
         del vllm_config, role, kv_cache_config
+
+    @property
+    def requires_kv_delivery(self) -> bool:
+        """True for a connector that hands blocks over, as to a decode server."""
+        return bool(self.server.config.get("delivers"))
 
     def get_num_new_matched_tokens(self, request: Real, local: int) -> tuple[int, bool]:
         """Tokens beyond the local hit, and whether they are loaded in later steps."""

@@ -17,6 +17,8 @@ KINDS: Final = (
     "full", "window", "mamba", "mamba-fine", "three", "chunked", "alone", "eagle", "ngram",
     "pressure", "priority", "arrivals", "store",
 )  # fmt: skip
+TIGHT: Final = ("pressure", "priority")
+"""Kinds of workloads with few blocks."""
 
 
 def draw(seed: int, number: int, rules: Rules) -> dict[str, Any]:
@@ -29,7 +31,7 @@ def draw(seed: int, number: int, rules: Rules) -> dict[str, Any]:
     scheduled = Random(f"vllm scheduled {seed} {number}")
     if scheduled.random() < 0.1:
         config["scheduled"] = scheduled.randint(1, config["budget"])
-    tight = kind in {"pressure", "priority"}
+    tight = kind in TIGHT
     longest = rng.choice((40, 90) if tight else (40, 90, 200, 400))
     writer = _Writer(rng, math.lcm(*(each["block"] for each in config["groups"])), longest)
     if tight:
@@ -49,25 +51,46 @@ def draw(seed: int, number: int, rules: Rules) -> dict[str, Any]:
     else:
         config["blocks"] = smallest(config, 2 * longest + 60) * rng.choice((2, 8))
     _choose_layers(Random(f"vllm layers {seed} {number}"), config, rules)
+    config["synchronous"] = True
     return {"id": f"{kind}-{number}", "config": config, "steps": steps}
 
 
 def overlapping(workload: dict[str, Any], rules: Rules) -> dict[str, Any]:
-    """The workload with asynchronous scheduling; a store beside it would free blocks late.
-
-    As it is where the release does not start with both.
+    """The workload on a server as it starts: with asynchronous scheduling, where the release has
+    it beside the drafter.
     """
     config = workload["config"]
-    if config.get("drafts") and not config["eagle"] and not rules.scheduler.overlaps_ngrams:
-        return workload
-    config.pop("store", None)
-    config["overlaps"] = True
-    return workload | {"id": f"async-{workload['id']}"}
+    del config["synchronous"]
+    searches = config.get("drafts") and not config["eagle"]
+    config["overlaps"] = bool(not searches or rules.scheduler.overlaps_ngrams)
+    return workload | {"id": f"async-{workload['id']}" if config["overlaps"] else workload["id"]}
+
+
+DRAFTED: Final = frozenset({"window", "mamba", "mamba-fine", "three", "arrivals", *TIGHT})
+"""Kinds of workloads of which half have a drafter too."""
 
 
 def draw_async(seed: int, number: int, rules: Rules) -> dict[str, Any]:
-    """A workload with asynchronous scheduling, the default of a started server."""
-    return overlapping(draw(seed, number, rules), rules)
+    """A workload on a server as it starts, half of them with a drafter."""
+    workload = draw(seed, number, rules)
+    rng = Random(f"vllm drafts {seed} {number}")
+    if KINDS[number % len(KINDS)] in DRAFTED and rng.random() < 0.5:
+        draft(rng, workload, rules)
+        workload["id"] = f"drafts-{workload['id']}"
+    return overlapping(workload, rules)
+
+
+def draft(rng: Random, workload: dict[str, Any], rules: Rules) -> None:
+    """Give the workload's server a drafter: an MTP head or EAGLE, or n-grams."""
+    config, drafts, eagle = workload["config"], rng.choice((1, 2, 3)), rng.random() < 0.7
+    kinds = {each["kind"] for each in config["groups"]}
+    if len(config["groups"]) > len(kinds) > 2:  # the drafter's layer would change the groups
+        eagle = False
+    config |= {"drafts": drafts, "eagle": eagle, "lookahead_hashes": True}
+    config["groups"] = speculative(config["groups"], drafts, rules, eagle=eagle)
+    config["blocks"] += len(config["groups"]) * (drafts + 1)
+    for wanted in (each for group in workload["steps"] for each in group):
+        wanted["accept"] = [rng.randint(0, drafts) for _ in range(3)]
 
 
 ADAPTERS: Final = (("a", "v1", 1), ("a", "v2", 2), ("b", "v1", 3), ("b", "v1", 4), ("c", "v3", 5))
@@ -104,6 +127,7 @@ def draw_loads(seed: int, number: int, rules: Rules) -> dict[str, Any]:
         config["groups"] = [{"kind": "full", "block": rng.choice((4, 8, 16))}]
         config.pop("retention", None)
     config |= {"lookahead_hashes": False} if kind == "eagle" else {}
+    config |= {"delivers": Random(f"vllm delivers {seed} {number}").random() < 0.5}
     longest = rng.choice((40, 90, 200))
     writer = _Writer(rng, math.lcm(*(each["block"] for each in config["groups"])), longest)
     by_request = len(config["groups"]) > 1
@@ -129,14 +153,16 @@ def draw_loads(seed: int, number: int, rules: Rules) -> dict[str, Any]:
     config["blocks"] = room + rng.randint(0, room)
     config["max_seqs"] = max(config["max_seqs"], rng.choice((1, 4, 16)))
     _choose_layers(Random(f"vllm layers {seed} {number}"), config, rules)
-    return {"id": f"loads-{kind}-{number}", "config": config, "steps": steps}
+    config["synchronous"] = True
+    drawn = {"id": f"loads-{kind}-{number}", "config": config, "steps": steps}
+    return drawn if rng.random() < 0.3 else overlapping(drawn, rules)
 
 
 def draw_compressed(seed: int, number: int, rules: Rules) -> dict[str, Any]:
     """A workload of DeepSeek V4, with or without its MTP head."""
     rng = Random(f"vllm compressed {seed} {number}")
     kind = ("full", "eagle", "pressure", "priority", "arrivals")[number % 5]
-    tight = kind in {"pressure", "priority"}
+    tight = kind in TIGHT
     longest = rng.choice((300, 700) if tight else (300, 700, 1600, 3000))
     drafts = rng.choice((1, 2, 3)) if kind == "eagle" or rng.random() < 0.2 else 0
     model = preset("swa", compressed=True, window=COMPRESSED_WINDOW)
@@ -168,8 +194,9 @@ def draw_compressed(seed: int, number: int, rules: Rules) -> dict[str, Any]:
         steps.append(group)
     room = smallest(config, max(writer.largest, 256) if tight else 2 * longest + 60)
     config["blocks"] = room + rng.randint(0, room // 8) if tight else room * rng.choice((2, 6))
+    config["synchronous"] = True
     drawn = {"id": f"compressed-{kind}-{number}", "config": config, "steps": steps}
-    return overlapping(drawn, rules) if rng.random() < 0.3 else drawn
+    return drawn if rng.random() < 0.3 else overlapping(drawn, rules)
 
 
 def spread(rng: Random, group: list[dict[str, Any]], *, urgent: bool) -> None:
@@ -339,12 +366,13 @@ def draw_agents(seed: int, number: int, rules: Rules) -> dict[str, Any]:
     if rng.random() < 0.1:  # a reply may reach the end
         config["max_len"] = longest + 20
     steps = _AgentWorkload(rng, config, kind, longest).steps()
-    tight = kind in {"pressure", "priority"} or rng.random() < 0.5
+    tight = kind in TIGHT or rng.random() < 0.5
     room = smallest(config, longest + max(REPLIES))
     config["blocks"] = room + rng.randint(0, room // 8) if tight else room * rng.choice((2, 6))
     _choose_layers(Random(f"vllm layers {seed} {number}"), config, rules)
+    config["synchronous"] = True
     drawn = {"id": f"agents-{kind}-{number}", "config": config, "steps": steps}
-    return overlapping(drawn, rules) if rng.random() < 0.3 else drawn
+    return drawn if rng.random() < 0.3 else overlapping(drawn, rules)
 
 
 class _AgentWorkload(AgentUsers):
