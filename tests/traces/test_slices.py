@@ -2,14 +2,14 @@
 
 import hashlib
 import json
-import pickle
 import random
 import signal
 import subprocess
 import sys
 import time
-import zlib
-from collections.abc import Callable, Sequence
+import zipfile
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from itertools import chain, islice
 from pathlib import Path
@@ -35,6 +35,7 @@ from tests.fixtures import Capture, Patch, complaint
 from tests.traces.test_sweep import Here
 
 ALL = 80
+DAMAGED = "cut or damaged, or no state of a replay by this version; delete it"
 
 SERVERS: list[tuple[str, str, dict[str, Any]]] = [
     ("vllm@0.33.0", "hybrid", {"num_gpu_blocks_override": 200}),
@@ -188,15 +189,48 @@ def again(folder: Path, played: Cell) -> str:
 def test_a_file_that_is_cut_or_changed_is_refused(tmp_path: Path) -> None:
     file, draw = kept(tmp_path, cell()), random.Random(7)
     whole = file.read_bytes()
-    start = whole.index(b"\n")
+    data = range(100, whole.index(b"PK\x01\x02"))  # behind are names and sizes
     for _ in range(30):
-        at = draw.randrange(start, len(whole))
+        at = draw.choice(data)
         for bytes_ in (whole[:at], whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :]):
             file.write_bytes(bytes_)
-            assert "cut or damaged, or no state of a replay; delete it" in again(tmp_path, cell())
+            assert DAMAGED in again(tmp_path, cell())
     for bytes_ in (b"", b"\n", b"[]\n", b"{}\n", b"\xff\xfe", b"PK\x03\x04"):
         file.write_bytes(bytes_)
-        assert "cut or damaged, or no state of a replay; delete it" in again(tmp_path, cell())
+        assert DAMAGED in again(tmp_path, cell())
+
+
+def test_a_changed_byte_of_the_directory_is_refused_or_changes_nothing(tmp_path: Path) -> None:
+    expected = play(cell())
+    file = kept(tmp_path, cell())
+    whole = file.read_bytes()
+    for at in range(whole.index(b"PK\x01\x02"), len(whole), 3):
+        file.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+        with suppress(InputError):
+            assert isinstance(States(folder=tmp_path, every=30).load(cell()), Run)
+    file.write_bytes(whole)
+    assert expected == play(cell(), seams=States(folder=tmp_path, every=1000))
+
+
+def test_a_state_of_the_form_before_is_refused(tmp_path: Path) -> None:
+    """It was a pickle behind a line of JSON."""
+    file = kept(tmp_path, cell())
+    file.write_bytes(json.dumps({"format": 1, "sha256": "0"}).encode() + b"\ncos\nsystem\n.")
+    assert DAMAGED in again(tmp_path, cell())
+
+
+@pytest.mark.parametrize("name", ["head.json", "nodes.json", "arrays"])
+def test_a_part_that_unpacks_to_more_than_its_bound_is_refused(
+    name: str, tmp_path: Path, monkeypatch: Patch
+) -> None:
+    monkeypatch.setattr(slices, "MOST_BYTES", 1 << 20)
+    file = kept(tmp_path, cell())
+    with zipfile.ZipFile(file) as packed:
+        parts = {each: packed.read(each) for each in packed.namelist()}
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as packed:
+        for each, data in parts.items():
+            packed.writestr(each, bytes(50 << 20) if each == name else data)
+    assert f"{name} unpacks to more than" in again(tmp_path, cell())
 
 
 def test_the_state_of_other_options_is_refused(tmp_path: Path) -> None:
@@ -232,22 +266,49 @@ def test_a_state_behind_the_end_is_refused(tmp_path: Path) -> None:
     assert "the state after 30 requests, and --first is 20" in again(tmp_path, first(cell(), 20))
 
 
-class Evil:
-    """A pickle that would run a command."""
+RUN = ["object", "cachesim.lab.traces.replay", "Run", [], []]
+HOSTILE: list[Any] = [
+    {},
+    [],
+    {"root": 5, "nodes": []},
+    {"root": [0], "nodes": []},
+    {"root": [-1], "nodes": [["list", []]]},
+    {"root": [0], "nodes": [["list", []]]},
+    {"root": [0], "nodes": [["tuple", [[0]]]]},
+    {"root": [0], "nodes": [["class", "builtins", "eval", []]]},
+    {"root": [0], "nodes": [["class", "os", "system", []]]},
+    {"root": [0], "nodes": [["function", "os", "system", []]]},
+    {"root": [0], "nodes": [["function", "cachesim.lab.traces.slices", "zipfile", []]]},
+    {"root": [0], "nodes": [["function", "cachesim.cli.main", "main", []]]},
+    {"root": [0], "nodes": [["object", "subprocess", "Popen", ["args"], ["id"]]]},
+    {"root": [0], "nodes": [["object", "cachesim.lab.traces.graph", "Path", [], []]]},
+    {"root": [0], "nodes": [[*RUN[:3], ["__class__"], [5]]]},
+    {"root": [1], "nodes": [RUN, ["method", "__getattribute__", [[0]]]]},
+    {"root": [1], "nodes": [RUN, ["method", "__reduce__", [[0]]]]},
+    {"root": [1], "nodes": [["random", [[1]]], ["method", "seed", [[0]]]]},
+    {"root": [0], "nodes": [["array", "O", [1], 0, []]]},
+    {"root": [0], "nodes": [["array", "<i8", [1 << 60], 0, []]]},
+    {"root": [0], "nodes": [["array", "<i8", [1], -8, []]]},
+    {"root": [0], "nodes": [["array", "V0", [1 << 60], 0, []]]},
+    {"root": [0], "nodes": [["number", "O", "AAAAAAAAAAA=", []]]},
+    {"root": [0], "nodes": [["generator", {"bit_generator": "os"}, []]]},
+    {"root": [0], "nodes": [["network", "float", [[1]]], ["list", []]]},
+    {"root": [0], "nodes": [["defaultdict", [[1]]], ["function", "os", "getcwd", []]]},
+    {"root": [0], "nodes": [["deque", [-5]]]},
+    {"root": [0], "nodes": [["no such tag", []]]},
+]  # fmt: skip
 
-    def __reduce__(self) -> tuple[Callable[..., Any], tuple[str]]:
-        return eval, ("open('/dev/null')",)
 
-
-@pytest.mark.parametrize(
-    "body", [pickle.dumps(Evil(), 5), pickle.dumps(Path("x")), pickle.dumps([1]) * 2]
-)
-def test_other_objects_than_those_of_a_replay_are_refused(body: bytes, tmp_path: Path) -> None:
-    file = kept(tmp_path, cell())
-    head = json.loads(file.read_bytes().splitlines()[0])
-    packed = zlib.compress(body)
-    head["sha256"] = hashlib.sha256(packed).hexdigest()
-    file.write_bytes(json.dumps(head).encode() + b"\n" + packed)
+@pytest.mark.parametrize("table", HOSTILE, ids=lambda table: str(table)[:80])
+def test_other_objects_than_those_of_a_replay_are_refused(table: Any, tmp_path: Path) -> None:
+    """With a right digest, as whoever writes such a file computes one."""
+    file, nodes = kept(tmp_path, cell()), json.dumps(table).encode()
+    with zipfile.ZipFile(file) as packed:
+        head = json.loads(packed.read("head.json"))
+    head["sha256"] = hashlib.sha256(nodes).hexdigest()
+    with zipfile.ZipFile(file, "w") as packed:
+        for name, data in (("head.json", json.dumps(head)), ("nodes.json", nodes), ("arrays", b"")):
+            packed.writestr(name, data)
     assert "no state of a replay" in again(tmp_path, cell())
 
 

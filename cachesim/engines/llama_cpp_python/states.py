@@ -1,7 +1,6 @@
 """Saved states of an instance, and the caches that keep them (`llama_cache.py`)."""
 
-import pickle
-import pickletools
+import struct
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -127,8 +126,37 @@ class DiskCache(StateCache):
         return evicted + super()._evict()
 
 
+FRAME: Final = 1 << 16
+"""Bytes after which a new frame of a stored key begins."""
+
+
 def _stored(key: Tokens) -> bytes:
-    return pickletools.optimize(pickle.dumps(tuple(map(int, key)), pickle.HIGHEST_PROTOCOL))
+    """The bytes by which a disk cache sorts its keys: those of a pickled tuple, optimized.
+
+    A tuple of up to three numbers ends with a code of its own, a longer one begins with a mark.
+    """
+    short = {0: b")", 1: b"\x85", 2: b"\x86", 3: b"\x87"}
+    numbers = [_stored_number(int(token)) for token in key]
+    tail = short.get(len(numbers), b"t")
+    codes = [*([] if len(numbers) in short else [b"("]), *numbers, tail, b"."]
+    whole, frame = b"\x80\x05", b""
+    for code in codes:
+        if len(frame) >= FRAME:
+            whole, frame = whole + _framed(frame), b""
+        frame += code
+    return whole + _framed(frame)
+
+
+def _framed(codes: bytes) -> bytes:
+    return b"\x95" + struct.pack("<Q", len(codes)) + codes if len(codes) >= 4 else codes
+
+
+def _stored_number(number: int) -> bytes:
+    if 0 <= number < 1 << 8:
+        return b"K" + number.to_bytes(1, "little")
+    if 0 <= number < 1 << 16:
+        return b"M" + number.to_bytes(2, "little")
+    return b"J" + number.to_bytes(4, "little", signed=True)
 
 
 def lookup(tokens: Integers, most_ngram: int, most: int) -> list[Token]:
