@@ -1,7 +1,8 @@
 """The pytest plug-in: scenario files are tests, and cache operations on a Transformers model.
 
-Any TOML file below a folder that pytest is pointed at, and that looks like a scenario (it has a
-`format`, an `engine` and a `[[step]]`), becomes one test per profile. With `--cachesim-profile`
+Any TOML file below a folder that pytest is pointed at, and that has the form of a scenario (three
+of its keys), becomes one test per profile; one with a mistake, or that is no TOML beside scenarios,
+is a test that fails. With `--cachesim-profile`
 scenarios of other engines are left out. With `--cachesim-budget` a search on each of these profiles
 is a test. With `--cachesim-transformers` each cache operation on a tiny model of the family is a
 test. The module lies outside the package so that pytest can
@@ -11,10 +12,12 @@ load it without importing cachesim.
 import re
 import shlex
 import sys
+import tomllib
 from argparse import ArgumentTypeError
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import replace
+from functools import cache
 from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,12 +30,13 @@ if TYPE_CHECKING:
     from cachesim.play.result import Run
     from cachesim.scenario import Scenario
 
-MARKS = (
-    re.compile(r"^\s*format\s*=\s*\d", re.MULTILINE),
-    re.compile(r"^\s*\[\[\s*step\s*\]\]", re.MULTILINE),
-    re.compile(r"^\s*(\[\s*engine\b|engine\b.*=)", re.MULTILINE),
+KEYS = frozenset(
+    {"format", "model", "engine", "chat", "spans", "images", "step", "expect", "shows"}
 )
-"""What every scenario has; a file of something else seldom has all of it."""
+"""Keys of scenarios; one of some length has four of them or more, and with a mistake three."""
+
+MARK = re.compile(r"^\s*\[{0,2}\s*(\w+?)s?\b\s*(?:\]|\.|=)", re.MULTILINE)
+"""A key at the beginning of a line."""
 
 LARGEST = 4 * 2**20
 
@@ -158,18 +162,32 @@ def _refuse_unknown(text: str) -> None:
 
 
 def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> "ScenarioFile | None":
-    """Take a TOML file that looks like a scenario."""
+    """Take a TOML file with the form of a scenario, and one that is no TOML beside scenarios."""
     if file_path.suffix != ".toml":
         return None
+    form = _form_of(file_path)
+    if form is None and any(map(_form_of, sorted(file_path.parent.glob("*.toml")))):
+        form = True
+    return ScenarioFile.from_parent(parent, path=file_path) if form else None
+
+
+@cache
+def _form_of(path: Path) -> bool | None:
+    """True for a file with the form of a scenario, right or wrong; None for one that is no TOML."""
     try:
-        if file_path.stat().st_size > LARGEST:
-            return None
-        text = file_path.read_text(encoding="utf-8", errors="replace")
+        with path.open("rb") as file:
+            text = file.read(LARGEST + 1).decode("utf-8", errors="replace")
     except OSError:  # a dangling link, a file that is somebody else's
-        return None
-    if not all(mark.search(text) for mark in MARKS):
-        return None
-    return ScenarioFile.from_parent(parent, path=file_path)
+        return False
+    try:
+        keys = tomllib.loads(text).keys()
+    except (tomllib.TOMLDecodeError, RecursionError):
+        return True if len(_known(MARK.findall(text))) > 2 else None
+    return len(_known(keys)) > 2
+
+
+def _known(keys: Iterable[str]) -> frozenset[str]:
+    return KEYS & {each for key in keys for each in (key, key.removesuffix("s"), f"{key}s")}
 
 
 class ScenarioFile(pytest.File):

@@ -98,7 +98,7 @@ def test_scenarios_of_other_engines_are_left_out(tmp_path: Path) -> None:
 
 @pytest.mark.thorough
 def test_files_of_an_unrelated_project_stop_nothing(tmp_path: Path) -> None:
-    """Whatever cannot be read, or only looks like a scenario from afar, is not ours."""
+    """What has the form of a scenario and is none fails; whatever else there is does not."""
     (tmp_path / "dangling.toml").symlink_to("nowhere.toml")
     (tmp_path / "loop.toml").symlink_to("loop.toml")
     (tmp_path / "binary.toml").write_bytes(b"\xff\xfe\x00[[step]]\nformat = 1\n")
@@ -106,13 +106,42 @@ def test_files_of_an_unrelated_project_stop_nothing(tmp_path: Path) -> None:
     (tmp_path / "named.toml").mkdir()
     (tmp_path / "large.toml").write_bytes(SCENARIO.encode() + b"#" * 5_000_000)
     (tmp_path / "broken.toml").write_text('format = 1\n[engine]\n[[step]]\n"""')
+    (tmp_path / "pyproject.toml").write_text("[project]\nname = 'of somebody else'\n")
     (tmp_path / "test_own.py").write_text("def test_own():\n    pass\n")
 
     done = collected(tmp_path)
 
     assert "test_own.py::test_own PASSED" in done.stdout
-    assert "broken.toml::scenario FAILED" in done.stdout
-    assert "1 failed, 1 passed" in done.stdout
+    for name in ("binary", "broken", "large"):
+        assert f"{name}.toml::scenario FAILED" in done.stdout
+    assert "3 failed, 1 passed" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("broken", "why"),
+    [
+        (SCENARIO.replace("[[step]]", "[[steps]]"), "steps"),
+        (SCENARIO.replace("[[step]]", "[[setp]]"), "setp"),
+        (SCENARIO.replace('[engine]\nname = "llama.cpp"', '[engine]\nname = "llama.cpp'), "line 7"),
+        (SCENARIO.replace("[engine]", "[engin]"), "engin"),
+        ("a [ b", "TOML"),
+    ],
+    ids=["steps", "setp", "string-not-closed", "engin", "no-toml"],
+)
+def test_a_file_with_a_mistake_beside_scenarios_is_a_test_that_fails(
+    broken: str, why: str, tmp_path: Path
+) -> None:
+    (tmp_path / "chat.toml").write_text(SCENARIO)
+    (tmp_path / "broken.toml").write_text(broken)
+
+    done = collected(tmp_path, "--collect-only")
+    run = collected(tmp_path, "--cachesim-profile=llama.cpp@b9538")
+
+    assert "broken.toml" in done.stdout
+    assert 1 == run.returncode
+    assert "broken.toml::scenario FAILED" in run.stdout
+    assert why in run.stdout
+    assert "1 failed, 1 passed" in run.stdout
 
 
 def test_a_family_without_transformers_is_one_failure_with_the_reason(tmp_path: Path) -> None:
