@@ -413,6 +413,9 @@ class Scheduler:
         return batch
 
     def _prepare_for_decode(self, batch: Batch) -> None:
+        if not all(req.has_row for req in batch.reqs):
+            # Two turns of a streaming session at once, of which one was aborted.
+            raise UpstreamAbort("release_kv_cache", "assert: a turn of a session holds no row")
         batch.extend = False
         self.room.let_windows_go(batch.reqs)
         drafts = self.limits.drafts
