@@ -45,6 +45,20 @@ from cachesim.scenario.shipped import shipped_files
 from cachesim.units import as_tokens
 from tests.dumps import read_dump
 from tests.fuzz.mutations import Chance, damaged_bytes, damaged_text, damaged_tree
+from tests.fuzz.of_models import (
+    configs,
+    damage_config,
+    damage_header,
+    damage_report,
+    damage_state,
+    headers,
+    play_config,
+    play_header,
+    play_report,
+    play_state,
+    reports,
+    states,
+)
 from tests.fuzz.of_traces import damage_plan, damage_trace, plans, play_plan, play_trace, traces
 
 ROOT: Final = Path(__file__).parents[2]
@@ -400,7 +414,7 @@ KINDS: Final[Mapping[str, Kind]] = {
     for each in (
         Kind(
             name="scenario",
-            share=40,
+            share=34,
             seeds=seeds_of_scenarios,
             damage=damage_scenario,
             play=play_scenario,
@@ -419,6 +433,10 @@ KINDS: Final[Mapping[str, Kind]] = {
         ),
         Kind(name="trace", share=4, seeds=traces, damage=damage_trace, play=play_trace),
         Kind(name="plan", share=1, seeds=plans, damage=damage_plan, play=play_plan),
+        Kind(name="sizes", share=2, seeds=configs, damage=damage_config, play=play_config),
+        Kind(name="gguf", share=2, seeds=headers, damage=damage_header, play=play_header),
+        Kind(name="state", share=1, seeds=states, damage=damage_state, play=play_state),
+        Kind(name="report", share=1, seeds=reports, damage=damage_report, play=play_report),
         Kind(name="answer", share=8, seeds=answers, damage=damage_file, play=play_answer),
     )
 }

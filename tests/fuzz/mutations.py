@@ -9,6 +9,9 @@ Chance: TypeAlias = random.Random
 Spot: TypeAlias = tuple[Any, Any]
 """A table or list, and the key or index of one value in it."""
 
+SLIGHTLY: Final = 0.7
+"""Share of the mutants with one number changed, which are valid as a rule."""
+
 WHOLE: Final = (
     0, 1, -1, 2, 3, 5, 7, 8, 15, 16, 17, 31, 32, 33, 63, 64, 65, 100, 127, 128, 129, 255, 256, 257,
     300, 511, 512, 513, 1000, 4096, 65535, 65536, 2**31 - 1, 2**31, -(2**31), 2**63 - 1, 2**63,
@@ -41,6 +44,21 @@ def damaged_tree(tree: Any, chance: Chance, *, others: Sequence[Any], keys: Sequ
         holder, key = chance.choice(spots)
         chance.choice(GENTLE if gentle else TREE)(holder, key, chance, others, keys)
     return changed
+
+
+def slight(tree: Any, chance: Chance) -> Any:
+    """A copy with one number that is a little larger or smaller: most readers accept it."""
+    changed = copy.deepcopy(tree)
+    spots = [(holder, key) for holder, key in spots_of(changed) if _is_number(holder[key])]
+    if spots:
+        holder, key = chance.choice(spots)
+        value = holder[key]
+        holder[key] = chance.choice((value + 1, max(value - 1, 1), 2 * value, value))
+    return changed
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
 
 
 def spots_of(tree: Any) -> Iterator[Spot]:

@@ -410,3 +410,19 @@ def test_tune_ends_with_status_2(data: bytes, tmp_path: Path, capsys: Capture) -
 
     assert 2 == main(["why", "--tune", LOG, "--gguf", str(file)])
     assert f"--gguf {file}" in " ".join(capsys.readouterr().err.split()).replace("\n", "")
+
+
+BESIDE = (["x"], {"a": 1}, None, 5, True, "no such layer")
+
+
+@pytest.mark.parametrize(
+    "listed",
+    [["x"], {"a": 1}, 5, True, "no such layer", *(["full_attention", each] for each in BESIDE)],
+    ids=repr,
+)
+def test_layers_of_no_known_type_are_refused(listed: object) -> None:
+    """Whatever JSON stands in place of a layer's name, or of the list of them."""
+    config = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
+    value = {**config, "model_type": "llama", "layer_types": listed}
+    with pytest.raises(InputError, match=r"not counted|layers' types"):
+        memory_of_config(value, "config.json")

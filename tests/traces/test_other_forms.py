@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from cachesim.cli.main import main
+from cachesim.errors import InputError
 from cachesim.lab.traces.forms import Texts, open_form
 from cachesim.lab.traces.reading import TraceError, TraceRequest
 from cachesim.lab.traces.replay import Cell, play
@@ -214,6 +215,16 @@ def test_sglangs_log_has_times_and_batches_around_its_requests(tmp_path: Path) -
         path.write_text(text)
 
         assert [(3, 2, False)] == [(e.length, e.output, e.silent) for e in requests(path)]
+
+
+@pytest.mark.parametrize("number", ["9" * 5000, "1 2", "9" * 19])
+def test_a_token_id_of_vllms_log_that_cannot_be_is_refused(number: str, tmp_path: Path) -> None:
+    path = tmp_path / "server.log"
+    path.write_text(
+        f"INFO Request cmpl-0 details: prompt: 'x', prompt_token_ids: [1, {number}], x: None.\n"
+    )
+    with pytest.raises(InputError, match=r"server.log:1: .* is no token id|no request in it"):
+        requests(path)
 
 
 def test_vllms_log_has_the_token_ids(tmp_path: Path) -> None:

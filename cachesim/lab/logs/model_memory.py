@@ -250,6 +250,8 @@ class _Config:
 
     def _kinds(self) -> list[Kind]:
         listed = self._get("layers_block_type", "hybrid_override_pattern", "layer_types")
+        if not isinstance(listed, list | str | None):
+            self._refuse(f"the layers' types are {str(listed)[:40]!r}; write a list of their names")
         layers = len(listed) if isinstance(listed, list) else self.number("num_hidden_layers", 0)
         layers = layers or len(listed or ())
         if not 0 < layers <= 1024:
@@ -257,9 +259,9 @@ class _Config:
         if isinstance(listed, str) and listed in NAMES:  # a family of one kind
             return [NAMES[listed]] * layers
         if listed:
-            unknown = next((each for each in listed if each not in NAMES), None)
-            if unknown is not None:
-                self._refuse(f"a layer of type {str(unknown)[:40]!r} is not counted")
+            for each in listed:
+                if not isinstance(each, str) or each not in NAMES:
+                    self._refuse(f"a layer of type {str(each)[:40]!r} is not counted")
             return [self._windowed(NAMES[each]) for each in listed]
         for key, rule in RULES.items():
             value = self._get(key)

@@ -425,12 +425,12 @@ def read_vllm_log(lines: Iterable[tuple[str, str]]) -> Iterator[TraceRequest]:
             return name if waiting[name][1] is None else None
         return next((each for each in parts if each.rpartition("-")[0] == name), None)
 
-    for text, _ in lines:
+    for text, place in lines:
         if found := ASKED.match(text):
-            waiting[found[1]] = [int(each) for each in found[2].split(",") if each.strip()], None
+            waiting[found[1]] = _ids_in(found[2], place), None
         elif (found := ANSWERED.match(text)) and (name := received(found[1])):
             reply = deltas.setdefault(name, [])
-            reply += [int(each) for each in (found[3] or "").split(",") if each.strip()]
+            reply += _ids_in(found[3] or "", place)
             if not found[2]:
                 waiting[name] = waiting[name][0], deltas.pop(name)
         while waiting and (first := next(iter(waiting.values())))[1] is not None:
@@ -440,6 +440,17 @@ def read_vllm_log(lines: Iterable[tuple[str, str]]) -> Iterator[TraceRequest]:
     yield from (
         of(prompt, reply or deltas.get(name)) for name, (prompt, reply) in waiting.items() if prompt
     )
+
+
+def _ids_in(text: str, place: str) -> list[int]:
+    """Token ids between commas; no tokenizer has one of more than 18 digits."""
+    found = [each for each in map(str.strip, text.split(",")) if each]
+    wrong = next(
+        (each for each in found if not (each.isascii() and each.isdigit()) or len(each) > 18), None
+    )
+    if wrong is not None:
+        raise TraceError(f"{place}: {wrong[:20]!r} is no token id; write whole numbers")
+    return list(map(int, found))
 
 
 def _of_tokens(
