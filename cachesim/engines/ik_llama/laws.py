@@ -315,7 +315,9 @@ class IkLaws:
         returned = 1 + sum(each.accepted + 1 for each in events)
         if not events or returned < len(seen.reply.generated):
             return
-        end += self._rules.commit_keeps_pending_row
+        last, by_step = events[-1], flags.recurrent_ckpt_mode in {"auto", "per-step"}
+        again = self._engine.primary.hybrid and not by_step and last.accepted < last.drafted
+        end += self._rules.commit_keeps_pending_row and not again
         if not events[-1].companion_tail == companion.tail == end:
             yield f"the companion ends at {companion.tail}, the slot's list at {end}"
 
@@ -328,12 +330,13 @@ class IkLaws:
         reply, predict = request.reply or (), request.predict
         if request.drafts is None or not 0 <= predict <= len(reply) or self._moved:
             return None
-        done, steps = 1, iter(request.drafts if flags.companion != "none" else ())
-        while done < predict:
-            room = min(flags.draft_max, predict - done - 1, slot.n_ctx - (prompt + done - 1) - 2)
-            drafts = next(steps, ())[:room] if room > 0 else ()
+        done, steps, most = 1, iter(request.drafts), flags.draft_max
+        least = min(most, flags.draft_min)
+        while done < predict and flags.companion != "none" and not slot.warmup_failed:
+            room = min(most, predict - done - 1, slot.n_ctx - (prompt + done - 1) - 2)
+            drafts = next(steps, ())[:room] if room >= max(least, 1) else ()
             accepted = get_common_prefix(drafts, reply[done:])
-            if drafts and len(drafts) >= flags.draft_min:
+            if room >= max(least, 1) and len(drafts) >= least:  # verified, even an empty one
                 found.append((len(drafts), int(accepted)))
                 done += accepted
             done += 1

@@ -240,6 +240,6 @@ def _random(release: str, flags: LlamaCppFlags) -> int:
 
 
 __all__ = [
-    "real_gguf", "real_ik_llama_cpp", "real_llama_cpp", "real_llama_cpp_python", "real_marconi", "real_mlx_lm",
-    "real_sglang", "real_transformers", "real_vllm",
+    "real_gguf", "real_ik_llama_cpp", "real_llama_cpp", "real_llama_cpp_python", "real_marconi",
+    "real_mlx_lm", "real_sglang", "real_transformers", "real_vllm",
 ]  # fmt: skip

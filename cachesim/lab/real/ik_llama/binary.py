@@ -8,12 +8,11 @@ import subprocess
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final
+from typing import Any, Final, Self
 
 from cachesim.engines.ik_llama.family import FAMILY
 from cachesim.errors import CachesimError, OptionError
@@ -90,20 +89,21 @@ class Server:
     process: "subprocess.Popen[bytes] | None" = None
     port: int = 0
 
-    def __enter__(self) -> "Server":
+    def __enter__(self) -> Self:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             self.port = free.getsockname()[1]
         line = [
             str(self.binary.resolve()), "-m", str(self.model), "--host", "127.0.0.1", "--port",
-            str(self.port), "-t", "1", "-tb", "1", "--slot-save-path", f"{self.folder}/", *self.words,
+            str(self.port), "-t", "1", "-tb", "1", "--slot-save-path", f"{self.folder}/",
+            *self.words,
         ]  # fmt: skip
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(line, stdout=log, stderr=subprocess.STDOUT)
         until = time.monotonic() + SECONDS_TO_START
         while time.monotonic() < until and not self.lost:
             try:
-                urllib.request.urlopen(f"{self._address}/health", timeout=2).close()
+                urllib.request.urlopen(f"{self._address}/health", timeout=2).close()  # noqa: S310 (http)
             except OSError:
                 time.sleep(0.05)
             else:
@@ -168,8 +168,9 @@ class Server:
 
     def _post(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
         head = {"Content-Type": "application/json"}
-        request = urllib.request.Request(f"{self._address}{path}", json.dumps(body).encode(), head)
-        with urllib.request.urlopen(request, timeout=SECONDS_FOR_ONE_CALL) as answer:
+        data, where = json.dumps(body).encode(), f"{self._address}{path}"
+        request = urllib.request.Request(where, data, head)  # noqa: S310 (http)
+        with urllib.request.urlopen(request, timeout=SECONDS_FOR_ONE_CALL) as answer:  # noqa: S310
             found: dict[str, Any] = json.load(answer)
         return found
 
@@ -199,12 +200,3 @@ def _row(entry: Mapping[str, Any]) -> dict[Token, float]:
         if text is not None:
             found[Token(int(text[1]))] = log
     return found
-
-
-@contextmanager
-def serving(
-    binary: Path, model: Path, words: list[str], folder: Path, probabilities: int = 0
-) -> Iterator[Server]:
-    """A fresh server, for a `with` block."""
-    with Server(binary, model, words, folder, probabilities) as server:
-        yield server

@@ -16,23 +16,22 @@ from cachesim.lab.real import playing
 from cachesim.lab.real.ik_llama.binary import (
     LOADS,
     BinaryError,
+    Server,
     arguments,
     exact_spec,
-    serving,
 )
 from cachesim.lab.real.llama_cpp.gguf import write_model
 from cachesim.lab.real.llama_cpp.scenarios import divergence_of
-from cachesim.lab.real.llama_cpp.server import resolved, vocabulary_of
-from cachesim.lab.real.llama_cpp.workload import CRASH, Outcome
+from cachesim.lab.real.llama_cpp.workload import CRASH, Outcome, resolved, vocabulary_of
 from cachesim.lab.real.vectors.servers import explained
 from cachesim.model.spec import ModelSpec
-from cachesim.scenario.shipped import load_all
 from cachesim.scenario.checks import full_profile, spec_of
 from cachesim.scenario.format import Scenario, Step
+from cachesim.scenario.shipped import load_all
 from cachesim.units import as_tokens
 
 ROUNDING: Final = 1e-2
-"""Limit of differences of log probabilities: a right server is below 2e-3, a wrong one above 0.1."""
+"""Limit of differences of log probabilities: right replies stay below 2e-3."""
 
 PROBE: Final = as_tokens(range(300, 360))
 """Prompt with which a model is tried on a fresh server."""
@@ -115,13 +114,15 @@ def _played(scenario: Scenario, binary: Path, release: str, record: Path | None)
 
 def refuse_contradiction(binary: Path, model: Path, folder: Path, spec: ModelSpec) -> None:
     """Refuse a model for which reading a token and decoding it give different answers."""
-    with serving(binary, model, [], folder, probabilities=8) as server:
+    with Server(binary, model, [], folder, probabilities=8) as server:
         decoded = server.send(Step(name="decoded", prompt=PROBE, predict=3))
         prompt = PROBE + decoded.reply[:1]
         read = server.send(Step(name="read", prompt=prompt, predict=1, cache_prompt=False))
     if not decoded.top[1:] or not read.top:
         raise BinaryError(f"{binary} replies without probabilities: is it a llama-server?")
-    apart, _ = divergence_of(replace(read, reply=()), replace(decoded, reply=(), top=decoded.top[1:]))
+    apart, _ = divergence_of(
+        replace(read, reply=()), replace(decoded, reply=(), top=decoded.top[1:])
+    )
     if apart > ROUNDING:
         raise BinaryError(
             f"{spec.name}: a fresh server reads a token and decodes it with log probabilities "
@@ -134,7 +135,7 @@ def _warm(
     scenario: Scenario, binary: Path, model: Path, words: list[str], folder: Path
 ) -> tuple[list[Step], list[Outcome]]:
     vocabulary, steps, outcomes = vocabulary_of(scenario), [], []
-    with serving(binary, model, words, folder, probabilities=8) as server:
+    with Server(binary, model, words, folder, probabilities=8) as server:
         for number in range(len(scenario.step)):
             step = resolved(scenario, number, vocabulary)
             if step.with_previous or step.messages or step.leaves:
@@ -149,7 +150,7 @@ def _warm(
 
 
 def _cold(step: Step, binary: Path, model: Path, words: list[str], folder: Path) -> Outcome:
-    with serving(binary, model, words, folder, probabilities=8) as server:
+    with Server(binary, model, words, folder, probabilities=8) as server:
         return server.send(replace(step, slot=-1, cache_prompt=True))
 
 
@@ -158,7 +159,8 @@ def line_of(
 ) -> dict[str, Any]:
     """The requests and real answers as a line of a vector file."""
     spec = exact_spec(spec_of(scenario.model))
-    given, expected = [], []
+    given: list[dict[str, Any]] = []
+    expected: list[dict[str, Any]] = []
     for step, outcome in zip(steps, outcomes, strict=True):
         entry: dict[str, Any] = {"name": step.name}
         if step.do != "complete":
@@ -179,7 +181,11 @@ def line_of(
         if outcome.error is not None:
             expected.append({"error": outcome.error})
             continue
-        shown = {"processed": outcome.processed, "generated": len(outcome.reply), "slot": outcome.slot}
+        shown = {
+            "processed": outcome.processed,
+            "generated": len(outcome.reply),
+            "slot": outcome.slot,
+        }
         expected.append(shown if outcome.cached is None else {"cached": outcome.cached, **shown})
     model = {"preset": scenario.model.preset, "state_size": spec.state_size, "inner": spec.inner}
     return {

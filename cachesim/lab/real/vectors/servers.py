@@ -129,9 +129,7 @@ def play(workload: Mapping[str, Any], arrivals: Arrivals = ()) -> tuple[int, Dif
     model = workload["model"]
     spec = preset(model["preset"], **{k: v for k, v in model.items() if k != "preset"})
     network, options = build(spec, "ring"), workload["options"]
-    engine = Engine.create(
-        workload["profile"], model=network, options=options, store=SlotFiles()
-    )
+    engine = Engine.create(workload["profile"], model=network, options=options, store=SlotFiles())
     pairs = zip(groups_of(workload["steps"]), groups_of(workload["expected"]), strict=True)
     done = 0
     for number, (group, expected) in enumerate(pairs):
@@ -179,7 +177,7 @@ def _submitted(engine: Engine, step: Mapping[str, Any]) -> Ticket:
     if "do" not in step:
         return engine.submit(_request(step))
     if not isinstance(engine, SlotActions):
-        raise ValueError(f"{step['do']}: this server has no slot files")
+        raise TypeError(f"{step['do']}: this server has no slot files")
     match step["do"]:
         case "slot-save":
             return engine.slot_save(step["slot"], step["file"])
