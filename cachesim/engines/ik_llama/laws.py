@@ -272,7 +272,7 @@ class IkLaws:
         stops = [stop] if cached < stop else []
         ends = [*stops]
         for start, until in pairwise((cached, *stops, prompt)):
-            ends += range(start + flags.batch_size, until, flags.batch_size)
+            ends += range(start + flags.n_batch, until, flags.n_batch)
         found, last, ahead = [], begin, int(self._rules.interval_counts_tokens)
         interval = flags.ctx_checkpoints_interval
         for at in sorted({*ends, *range(prompt, end + 1)}):
@@ -291,7 +291,11 @@ class IkLaws:
         """Drafts: limits, and the companion's memory after the last of them."""
         events, flags = of(DraftVerified, seen), self._options
         for each in events:
-            if not max(each.accepted, flags.draft_min) <= each.drafted <= flags.draft_max:
+            if (
+                not max(each.accepted, min(flags.draft_min, flags.draft_max))
+                <= each.drafted
+                <= flags.draft_max
+            ):
                 yield f"{each.accepted} of {each.drafted} drafts are accepted"
         found = [(each.drafted, each.accepted) for each in events]
         wanted = self._verified(slot, len(seen.reply.prompt)) if not seen.reply.truncated else None
