@@ -103,7 +103,7 @@ class Server:
         until = time.monotonic() + SECONDS_TO_START
         while time.monotonic() < until and not self.lost:
             try:
-                urllib.request.urlopen(f"{self._address}/health", timeout=2).close()  # noqa: S310 (http)
+                urllib.request.urlopen(f"{self._address}/health", timeout=2).close()  # noqa: S310 - http
             except OSError:
                 time.sleep(0.05)
             else:
@@ -169,8 +169,8 @@ class Server:
     def _post(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
         head = {"Content-Type": "application/json"}
         data, where = json.dumps(body).encode(), f"{self._address}{path}"
-        request = urllib.request.Request(where, data, head)  # noqa: S310 (http)
-        with urllib.request.urlopen(request, timeout=SECONDS_FOR_ONE_CALL) as answer:  # noqa: S310
+        request = urllib.request.Request(where, data, head)  # noqa: S310 - http
+        with urllib.request.urlopen(request, timeout=SECONDS_FOR_ONE_CALL) as answer:  # noqa: S310 - http
             found: dict[str, Any] = json.load(answer)
         return found
 
