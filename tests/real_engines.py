@@ -59,6 +59,7 @@ from cachesim.lab.real.transformers.environments import (
 from cachesim.lab.real.vllm.scheduler import AGENTS as VLLM_AGENTS
 from cachesim.lab.real.vllm.scheduler import COMPRESSED as VLLM_COMPRESSED
 from cachesim.lab.real.vllm.scheduler import LOADS as VLLM_LOADS
+from cachesim.lab.real.vllm.scheduler import OFFLOADING as VLLM_OFFLOADING
 from cachesim.lab.real.vllm.scheduler import SCHEDULER as VLLM_SCHEDULER
 from cachesim.lab.real.vllm.scheduler import SYNCHRONOUS as VLLM_SYNCHRONOUS
 from cachesim.lab.real.vllm.steps import KERNELS
@@ -282,6 +283,8 @@ def vllm_scheduler_agrees(release: str, *, times: int = 1) -> tuple[bool, str]:
     others = [(VLLM_SYNCHRONOUS, more), (VLLM_AGENTS, more)]
     if release in VLLM.having(VLLM.option("connector"), "store-async"):
         others.append((VLLM_LOADS, more))
+    if release in VLLM.having(VLLM.option("kv_offloading_size")):
+        others.append((VLLM_OFFLOADING, more))
     if VLLM.release(release).rules.has_compressed:
         others.append((VLLM_COMPRESSED, more))
     return _decide_alike(release, usual, *others)

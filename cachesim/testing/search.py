@@ -13,7 +13,6 @@ from cachesim.engines.words import counted
 from cachesim.errors import CachesimError, ContractError, InputError, raised_by
 from cachesim.model.arithmetic import ArithmeticName
 from cachesim.model.presets import preset
-from cachesim.play.loop import FOREVER, LONGEST_TURN, PER_TOKEN, EndlessError, bounded
 from cachesim.play.session import Record, Session
 from cachesim.scenario.checks import COMPANIONS, spec_of
 from cachesim.scenario.format import Expect, Scenario, Step
@@ -333,18 +332,13 @@ def _judged(
         for record in records:
             done = record.index + 1
             oracle = oracles.of(session.networks[record.step.model])
-            with bounded(LONGEST_TURN + PER_TOKEN * len(record.prompt)):
-                finding = finding_of(record, oracle, trial, options)
+            finding = finding_of(record, oracle, trial, options)
             if finding is not None and only in {None, finding.kind}:
                 trial.findings.append(finding)
                 if stop_early:
                     break
         if not session.ended:  # an assertion ends a function before its bookkeeping
-            with bounded(LONGEST_TURN):
-                session.engine.check_integrity()
-    except EndlessError as endless:
-        if only in {None, "crash"}:
-            trial.findings.insert(0, Finding(kind="crash", step=done, detail=str(endless)))
+            session.engine.check_integrity()
     except ContractError as error:
         if only in {None, "broken invariant"}:
             broken = Finding(kind="broken invariant", step=trial.requests, detail=str(error))
@@ -545,11 +539,6 @@ def trial_of(
     return played()
 
 
-def trials_for(finding: Finding, most: int) -> int:
-    """Simplifications tried of a workload: none where each try would compute to its bound."""
-    return 0 if finding.detail == FOREVER else most
-
-
 def reduced(
     number: int,
     scenario: Scenario,
@@ -568,7 +557,7 @@ def reduced(
             return False
         return finding.same_kind(trial.finding)
 
-    smallest = shrink(scenario, shows, trials=trials_for(finding, TRIALS))
+    smallest = shrink(scenario, shows)
     whole = play(smallest, profile, arithmetic=arithmetic, stop_early=False, only=only)
     shown = whole.finding or finding
     about = f"Found by search on {profile}: {shown.detail.rstrip('.')}."

@@ -38,7 +38,6 @@ from cachesim.testing.search import (
     search,
     shrink,
     trials,
-    trials_for,
 )
 from cachesim.testing.workloads import DEFAULT, Shape
 from cachesim.verify.oracle import Oracles
@@ -437,9 +436,7 @@ def made_small(
         except InputError:  # what was simplified no longer fits together
             return False
 
-    seen = Finding(kind=cause.kind, step=sighting.step, detail=sighting.detail)
-    most = trials_for(seen, trials or TRIALS)
-    smallest = shrink(sighting.scenario, shows, trials=most)
+    smallest = shrink(sighting.scenario, shows, trials=trials or TRIALS)
     trial = _played(smallest, profile, arithmetic, oracles, find)
     step, detail = causes(smallest, profile, arithmetic, find, trial=trial)[cause]
     plain = Finding(kind=cause.kind, step=step, detail=detail)

@@ -196,6 +196,7 @@ CAUSES: Final[Mapping[str, Callable[[Lost], bool]]] = {
     "f-keep": lambda lost: lost.detail["f_keep"] >= 0.5 - 1e-6,
     "false-match": lambda lost: lost.after == lost.detail["answer"],
     "fed-again": lambda lost: _nothing(lost) and lost.before <= lost.detail["n_tokens"],
+    "from-host": lambda lost: lost.after - lost.before == lost.detail["tokens"],
     "from-store": lambda lost: lost.after - lost.before == lost.detail["tokens"],
     "full-reprocessing": _nothing,
     "full-reset": lambda lost: lost.happened("full-reset") and lost.after == 0,

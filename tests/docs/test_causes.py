@@ -18,6 +18,7 @@ UNSEEN: Final = frozenset(
         "llama.cpp-slot-cleared",
         "mlx-lm-trimmed-too-little",
         "vllm-attention-missing",
+        "vllm-from-host",
         "vllm-from-store",
         "vllm-load-failed",  # what is lost was gained from the store
         "vllm-state-forgiven",

@@ -111,6 +111,14 @@ FROM_STORE: Final = Cause(
     fields=("tokens",),
 )
 
+FROM_HOST: Final = Cause(
+    id="from-host",
+    sentence="the host has {tokens} more tokens, which are loaded",
+    about="With `kv_offloading_size` the blocks of prompts are copied to the host, and loaded when"
+    " the pool no longer has them.",
+    fields=("tokens",),
+)
+
 LOAD_FAILED: Final = Cause(
     id="load-failed",
     sentence="the load from the store failed: {valid} tokens of the prompt are valid",

@@ -68,6 +68,16 @@ class Connector:
         steps = options.load_steps if options.connector == "store-async" else 0
         return cls(manager, runner.pages, LOADS[options.connector], steps)
 
+    @property
+    def in_transit(self) -> bool:
+        """True while a transfer has not ended, so that steps go on."""
+        return bool(self.loading)
+
+    @property
+    def held(self) -> set[int]:
+        """The prefixes whose blocks are stored."""
+        return {number for number, _ in self.kept}
+
     def find(self, request: Request, local: int) -> tuple[int, bool]:
         """Number of stored tokens beyond the hit, in whole scheduler blocks.
 

@@ -508,6 +508,19 @@ class KVCacheManager:
                 self.pins.setdefault(request, []).append(block)
             manager.tails = []
 
+    def take_state_blocks(self) -> dict[int, list[tuple[int, int, int]]]:
+        """Group, block and end of the states cached since the last step, by request.
+
+        Follows `take_boundary_state_offloads`.
+        """
+        taken: dict[int, list[tuple[int, int, int]]] = {}
+        for manager in self.managers:
+            for request, block, end in manager.offers or ():
+                taken.setdefault(request, []).append((manager.group, block, end))
+            if manager.offers:
+                manager.offers = []
+        return taken
+
     def written(self, request: Request) -> None:
         """Mark a request's published blocks as written."""
         self.unwritten.pop(request.id, None)

@@ -154,3 +154,34 @@ class PrefilledElsewhere(Event):
 @event("warn")
 class LeaseEnded(Event):
     """the prefill server frees the request's blocks, which have not been read"""
+
+
+@event("plain")
+class BlocksOffloaded(Event):
+    """{chunks} chunks of blocks are copied to the host"""
+
+    chunks: int
+
+
+@event("loss")
+class HostEvicted(Event):
+    """{chunks} chunks are evicted from the host"""
+
+    chunks: int
+
+
+@event("warn")
+class HostFull(Event):
+    """chunks are not copied to the host: those in use leave too few places"""
+
+
+@event("warn")
+class RequestAskedLater(Event):
+    """the request waits: a copy to or from the host has not ended"""
+
+
+@event("gain")
+class LoadedFromHost(Event):
+    """{tokens} tokens are loaded, with those from the host; the request no longer waits for them"""
+
+    tokens: Count

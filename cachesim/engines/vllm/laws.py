@@ -83,7 +83,7 @@ class VllmLaws:
         count, at, fresh, loads = len(seen.reply.prompt), 0, True, False
         for event in seen.events:
             if isinstance(event, CacheLookup):
-                at, loads = event.cached, self._options.connector != "none"
+                at, loads = event.cached, self._options.has_connector
             if isinstance(event, DraftsVerified):
                 at -= event.proposed - event.accepted
             if not isinstance(event, ChunkScheduled):
@@ -281,7 +281,7 @@ class VllmLaws:
         )
         sizes, exact = {each.block for each in groups}, rules.scheduler.prompt_stop != "floor"
         drops = len(sizes) == 1 and rules.retention.boundaries != "prompt-end"
-        stored = self._options.connector != "none"  # windows, without a drafter's block
+        stored = self._options.has_connector  # windows, without a drafter's block
         if "none" in modes or (marked and (stored or not drops)):
             return
         small = self._engine.scheduler.limits.budget < block

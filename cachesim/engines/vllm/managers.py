@@ -10,14 +10,13 @@ from typing import NamedTuple, TypeAlias
 
 from cachesim.engines.vllm.block_pool import NULL, BlockPool, GroupSpec, cdiv
 from cachesim.engines.vllm.checkpoints import Exports, checkpoint_position, export_index
+from cachesim.engines.vllm.masks import Mask, Reach, state_mask, window_mask
 from cachesim.engines.vllm.request import Request
 from cachesim.engines.vllm.rules import Rules
 from cachesim.errors import UpstreamAbort
 
 Found: TypeAlias = tuple[list[list[int]], int]
 """The blocks of a hit, one list per group, and its length in tokens."""
-
-Mask: TypeAlias = list[bool] | None
 
 
 class LookUp(NamedTuple):
@@ -79,6 +78,7 @@ class Manager:
         self.partial_hits: dict[int, tuple[int, int]] = {}
         self.copies: list[tuple[int, int]] = []  # source block, private copy
         self.tails: list[tuple[int, int]] = []  # request, the block its last state was moved to
+        self.offers: list[tuple[int, int, int]] | None = None  # request, block of a state, its end
         self.open()
 
     def open(self) -> None:
@@ -405,23 +405,15 @@ class SlidingWindow(Manager):
         if alignment % size or (alignment == size and not exact):
             return None
         eagle = self.use_eagle and exact
-        needed = self.needed(use_eagle=eagle)
-        shift = int(eagle)
-        mask = [False] * (end - start)
-        segment = alignment if retention is None else retention
-        if segment:
-            per_segment = segment // size
-            if needed >= per_segment:
-                return None
-            for i in range(start, end):
-                if i >= shift and (i - shift) % per_segment >= per_segment - needed:
-                    mask[i - start] = True
-        if retention is not None:
-            for boundary in boundaries:
-                stop = boundary // alignment * alignment // size + shift
-                for i in range(max(start, stop - needed), min(end, stop)):
-                    mask[i - start] = True
-        return mask
+        reach = Reach(
+            start=start,
+            end=end,
+            block=size,
+            alignment=alignment,
+            retention=retention,
+            boundaries=boundaries,
+        )
+        return window_mask(reach, self.needed(use_eagle=eagle), int(eagle))
 
 
 class ChunkedLocalAttention(Manager):
@@ -531,22 +523,17 @@ class Mamba(Manager):
     # -- ids ---------------------------------------------------------------------------------------
 
     def mask(self, start: int, end: int, retention: int | None, boundaries: Sequence[int]) -> Mask:
-        if retention is None or not self.rules.retention.thins_states:
+        if not self.rules.retention.thins_states:
             return None
-        size, alignment = self.block_size, self.alignment
-        mask = [False] * (end - start)
-        if retention:
-            per_segment = retention // size
-            if per_segment <= 1:
-                return None
-            first = (start + per_segment) // per_segment * per_segment - 1
-            for i in range(first - start, len(mask), per_segment):
-                mask[i] = True
-        for boundary in boundaries:
-            block = boundary // alignment * alignment // size - 1
-            if start <= block < end:
-                mask[block - start] = True
-        return mask
+        reach = Reach(
+            start=start,
+            end=end,
+            block=self.block_size,
+            alignment=self.alignment,
+            retention=retention,
+            boundaries=boundaries,
+        )
+        return state_mask(reach)
 
     def cache_blocks(
         self, request: Request, num_tokens: int, retention: int | None, boundaries: Sequence[int]
@@ -567,6 +554,8 @@ class Mamba(Manager):
                 held = self.pool.key[block]
                 if held is not None:
                     self.cached_this_step.add(held)
+                    if self.aligned and self.offers is not None:
+                        self.offers.append((request.id, block, self.pool.key_tokens[block]))
         return done
 
     def _cache_tail(
@@ -764,6 +753,8 @@ class Mamba(Manager):
         self.exports.pop(request.id, None)
         self.producers.discard(request.id)
         self.tails = [each for each in self.tails if each[0] != request.id]
+        if self.offers:
+            self.offers = [each for each in self.offers if each[0] != request.id]
         return super().pop_blocks_for_free(request)
 
     def remove_skipped_blocks(self, request: Request, num_computed: int) -> None:

@@ -8,6 +8,7 @@ from typing import Final, get_args
 from cachesim.engines.device import DEVICES, device_option
 from cachesim.engines.option import listed, option
 from cachesim.engines.vllm.block_pool import GroupSpec, Sizes, StateMode, cdiv, kv_cache_groups
+from cachesim.engines.vllm.offload_options import OffloadOptions
 from cachesim.engines.vllm.request import Limits
 from cachesim.engines.vllm.rules import Rules
 from cachesim.errors import OptionError
@@ -47,7 +48,7 @@ LATE: Final = frozenset({"store-async", "nixl"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class VllmOptions:
+class VllmOptions(OffloadOptions):
     """Options of a server, with upstream's defaults on an H100, except for a small pool."""
 
     device: str = device_option("max_num_batched_tokens and max_num_seqs; a `cpu` block_size, too")
@@ -298,6 +299,16 @@ class VllmOptions:
         return listed(self.lora)
 
     @property
+    def has_connector(self) -> bool:
+        """True if blocks are stored outside of the pool (`kv_transfer_config`)."""
+        return self.connector != "none" or self.offloads
+
+    @property
+    def loads_late(self) -> bool:
+        """True if loads arrive in later steps."""
+        return self.connector in LATE or self.offloads
+
+    @property
     def use_eagle(self) -> bool:
         """True if a drafter reads the target's hidden states."""
         return self.speculative_method in {"eagle", "mtp"}
@@ -315,7 +326,7 @@ class VllmOptions:
 
     def hash_lookahead(self, rules: Rules) -> int:
         """Tokens after a block that its id covers. Follows `num_hash_lookahead_tokens`."""
-        legacy = self.disable_lookahead_block_hashes or self.connector != "none"
+        legacy = self.disable_lookahead_block_hashes or self.has_connector
         used = self.use_eagle and self.enable_prefix_caching and not legacy
         return int(used and rules.lookup.lookahead_hashes)
 
@@ -439,6 +450,7 @@ class VllmOptions:
                 "(vllm-project/vllm#39809): write align"
             )
         self._check_retention(groups, rules)
+        self._check_offloading(groups, rules)
         self._check_states(groups, rules)
         self._check_windows(groups, rules)
         unit, block = self.prefix_match_unit, groups[0].block
@@ -447,13 +459,26 @@ class VllmOptions:
             raise OptionError(
                 f"option 'prefix_match_unit' is {unit}; it must divide the blocks of {sizes} tokens"
             )
-        used = self.enable_prefix_caching or self.connector != "none"
+        used = self.enable_prefix_caching or self.has_connector
         single = len(groups) == 1 and unit not in {0, block} and used
         if single and rules.lookup.refuses_idle_unit:
             raise OptionError(
                 f"option 'prefix_match_unit' is {unit}; with a single group hits are multiples of "
                 f"its blocks of {block} tokens: leave it out, or write {block}"
             )
+
+    def _check_offloading(self, groups: Sequence[GroupSpec], rules: Rules) -> None:
+        sizes = Sizes.of(
+            groups, self.prefix_match_unit or None, by_size=rules.lookup.coarse_ids_by_size
+        )
+        others = {
+            "connector": self.connector != "none",
+            "speculative_method": self.drafts > 0,
+            "layers of DeepSeek V4": any(group.block == COMPRESSED_BLOCK for group in groups),
+            "rings": self.rings,
+        }
+        beside = next((name for name, used in others.items() if used), "")
+        self.check_offloading(groups, beside, sizes.hash_block, self.retention)
 
     def _compressed(self, spec: ModelSpec, rules: Rules) -> tuple[GroupSpec, ...]:
         """The groups of DeepSeek V4, whose sizes are its classes' own."""

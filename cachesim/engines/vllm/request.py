@@ -299,6 +299,41 @@ class Chunk:
         return (known + drafts)[-count:]
 
 
+@dataclass(frozen=True, slots=True)
+class Copied:
+    """Blocks of a group in the order of a request, and the slots of the chunks they are in."""
+
+    group: int
+    blocks: tuple[int, ...]
+    first: int  # index of the first block in the request
+    slots: tuple[int, ...]
+
+
+@dataclass(slots=True, kw_only=True)
+class TransferJob:
+    """A load or a store (`TransferJob`, `TransferJobStatus`)."""
+
+    number: int
+    request: Request
+    keys: Sequence[tuple[int, int]]
+    stores: bool
+    copied: tuple[Copied, ...]
+    fenced: Sequence[int] = ()  # source blocks that may be taken again while the request runs
+    deferred: Sequence[int] = ()  # and those that may be once it is done
+
+
+@dataclass(frozen=True, slots=True)
+class Jobs:
+    """The jobs of a step (`OffloadingConnectorMetadata`)."""
+
+    loads: tuple[TransferJob, ...] = ()
+    stores: tuple[TransferJob, ...] = ()
+    flushed: frozenset[int] = frozenset()  # those that end before the step runs
+
+
+NO_JOBS: Final = Jobs()
+
+
 @dataclass(slots=True)
 class Step:
     """Chunks, copies and preemptions of a step, for the runner."""
@@ -308,6 +343,7 @@ class Step:
     preempted: list[Request] = field(default_factory=list)
     running: tuple[Chunk, ...] = ()  # chunks of requests that were already running
     cut_to_none: bool = False  # a chunk of fewer tokens than a block was cut to whole blocks
+    jobs: Jobs = NO_JOBS  # of native offloading
 
     def has(self, request: Request) -> bool:
         """True if the step has a chunk of the request."""

@@ -21,6 +21,7 @@ Tail: TypeAlias = Literal["none", "prompt", "prompt-eagle", "prompt-drafter", "c
 StateBlocks: TypeAlias = Literal["equal", "not-larger"]
 UnhashedFirst: TypeAlias = Literal["never", "windows", "always"]
 Marks: TypeAlias = Literal["none", "mtp", "drafter"]
+Recency: TypeAlias = Literal["touched", "request", "position"]
 WindowMask: TypeAlias = Literal["none", "without-drafter", "with-drafter"]
 
 
@@ -409,6 +410,26 @@ class RunnerRules:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class OffloadRules:
+    """Rules of chunks on the host."""
+
+    recency: Recency = "position"
+    """0.33: until a request is done, its chunks have one rank together, by position; in 0.31 and
+    0.32 each has the rank of its store. Before, a look-up, a store and the end of a copy decide."""
+
+    offers_again: bool = True
+    """0.33: a request that is looked up offers its chunks from the first on; before, from the
+    first that it had not offered, so that a preempted one stores nothing twice."""
+
+    needs_whole_chunks: bool = True
+    """0.33: a chunk with a null block that a hit can need is not stored; before, a part of its
+    slot kept what it held."""
+
+    aligns_all_mode: bool = False
+    """Until 0.31 a load of states in mode `all` ended at whole chunks, too, not only in `align`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
     """Rules of a release."""
 
@@ -419,6 +440,7 @@ class Rules:
     retention: RetentionRules = RetentionRules()
     state: StateRules = StateRules()
     scheduler: SchedulerRules = SchedulerRules()
+    offload: OffloadRules = OffloadRules()
     modes: tuple[str, ...] = ("align", "none")
     """0.32 removed `all`."""
     has_compressed: bool = True
@@ -445,6 +467,7 @@ RULES_0320 = replace(
         small_gb10=False,
     ),
     runner=replace(RULES_0330.runner, ring_regions="last-page"),
+    offload=OffloadRules(recency="request", offers_again=False, needs_whole_chunks=False),
 )
 
 RULES_0310 = replace(
@@ -461,6 +484,7 @@ RULES_0310 = replace(
         model_runner_v1="n-grams-and-all",
         seeds_in_smallest_block=True,
     ),
+    offload=replace(RULES_0320.offload, aligns_all_mode=True),
     modes=("align", "all", "none"),
 )
 
@@ -470,6 +494,7 @@ RULES_0300 = replace(
     state=replace(RULES_0310.state, tail="prompt-eagle", exact_need=False),
     scheduler=replace(RULES_0310.scheduler, skips_into_own_queue=True),
     runner=replace(RULES_0310.runner, first_token_reads_block=True, takes_states_singly=False),
+    offload=replace(RULES_0310.offload, recency="touched"),
 )
 
 RULES_0290 = replace(

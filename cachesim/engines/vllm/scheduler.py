@@ -10,10 +10,10 @@ from dataclasses import dataclass, replace
 from typing import Final, TypeAlias
 
 from cachesim.engines.images import Image
-from cachesim.engines.vllm.block_pool import cacheable, cdiv
-from cachesim.engines.vllm.checkpoints import checkpoint_position, is_exportable
+from cachesim.engines.vllm.block_pool import cdiv
 from cachesim.engines.vllm.coordinator import Hit, KVCacheManager
 from cachesim.engines.vllm.encoder import EncoderCache
+from cachesim.engines.vllm.offloading import OffloadingScheduler
 from cachesim.engines.vllm.request import (
     ENDED,
     NO_TRANSFERS,
@@ -25,10 +25,13 @@ from cachesim.engines.vllm.request import (
     Step,
     Transfers,
 )
+from cachesim.engines.vllm.splitter import Splitter
 from cachesim.errors import UpstreamAbort
 
-Stored: TypeAlias = tuple[int, bool]
-"""Tokens that a store has beyond a hit, and whether they are loaded in later steps."""
+Stored: TypeAlias = tuple[int | None, bool]
+"""Tokens that a store has beyond a hit, None to be asked again, and whether they are loaded in
+later steps.
+"""
 
 NOTHING_STORED: Final[Stored] = (0, False)
 
@@ -67,6 +70,7 @@ class Scheduler:
         self.scheduled = self.processed = 0  # steps so far (`sched_step_seq`)
         self.deferred = deque[tuple[int, list[int]]]()  # freed with the output of a step
         self.requires_delivery = False  # `requires_kv_delivery` of the connector
+        self.offloading: OffloadingScheduler | None = None
         self.received: set[int] = set()
         self.failed: set[int] = set()
         self.prefills: set[Request] = set()  # `_inflight_prefills`
@@ -82,6 +86,14 @@ class Scheduler:
         self.encoder.fit(request.images)
         self.waiting.append(request)
         self._sort_waiting()
+        if self.offloading is not None:
+            self.offloading.on_new_request(request)
+
+    def offload_to(self, offloading: OffloadingScheduler) -> None:
+        """Store blocks on the host, and ask it about requests."""
+        self.offloading = offloading
+        self.external = offloading.get_num_new_matched_tokens
+        self.delays_free = offloading.request_finished
 
     def _sort_waiting(self) -> None:
         if self.limits.by_priority:
@@ -146,6 +158,8 @@ class Scheduler:
                 self.deferred.append((self.scheduled + 1, ends[::-1]))
             else:
                 self.manager.pool.free_blocks(ends)
+        if self.offloading is not None:
+            step.jobs = self.offloading.build_connector_meta(step)
         self.scheduled += bool(step.chunks)
         for chunk in step.chunks:
             # Count a chunk as computed, and with overlapping steps its output as generated. Follows
@@ -260,6 +274,9 @@ class Scheduler:
             hit, (num_external, loads) = Hit(self.manager.nothing, 0), NOTHING_STORED
             if not request.num_computed:  # else its load has arrived
                 hit, (num_external, loads) = self._prefix_hit(request)
+            if num_external is None:  # a copy to or from the host has not ended
+                skip()
+                continue
             start = request.num_computed + hit.length + num_external
             new, padded = (0, False) if loads else self._count(request, start, step, budget)
             images: Sequence[Image] = ()
@@ -291,6 +308,8 @@ class Scheduler:
                     self.on_deferred(request, hit)
                 break
             self._encode(request, images, turn)
+            if self.offloading is not None:
+                self.offloading.update_state_after_alloc(request, num_external)
             if num_external and self.on_external is not None:
                 self.on_external(request, hit.length, num_external)
             queue.popleft()
@@ -408,6 +427,8 @@ class Scheduler:
         size = manager.sizes.scheduler_block
         tail = hit.length % size if rules.store_hit in {"attention", "whole-blocks"} else 0
         found, loads = self.external(request, hit.length - tail)
+        if found is None:
+            return hit, (None, False)
         if diverged and found <= tail:  # no state at the end of attention's hit
             hit = manager.get_computed_blocks(request)
             self._looked_up(request, hit)
@@ -656,131 +677,3 @@ class Scheduler:
         self.failed.discard(request.id)
         request.status = status
         self._free(request, delays=delays)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Splitter:
-    """`need_mamba_block_aligned_split`, for the recurrent group."""
-
-    manager: KVCacheManager
-    size: int  # tokens of the smallest block of all groups
-    budget: int
-    use_eagle: bool
-    partial_states: bool  # states at hash boundaries inside a block
-    alignment: int  # of states exported inside a chunk; 0: none are
-
-    @classmethod
-    def of(cls, manager: KVCacheManager, *, budget: int, use_eagle: bool) -> "Splitter | None":
-        """The splitter for a model with states at chunk ends, else None."""
-        mamba = next((each for each in manager.groups if each.kind == "mamba"), None)
-        if mamba is None or mamba.mode != "align":
-            return None
-        sizes = manager.sizes
-        states = [each for each in manager.groups if each.kind == "mamba"]
-        exports = all(each.checkpoint_alignment for each in states)
-        return cls(
-            manager=manager,
-            # `cache_config.block_size`: a ring, whose blocks have no ids, is left out.
-            size=min(each.block for each in cacheable(manager.groups)),
-            budget=budget,
-            use_eagle=use_eagle,
-            partial_states=sizes.hash_block < sizes.scheduler_block
-            and manager.coordinator.partial_hits,
-            alignment=mamba.checkpoint_alignment if exports else 0,
-        )
-
-    def check_external(self, num_external: int) -> None:
-        """End the engine core in releases without states from a store."""
-        if num_external and not self.manager.rules.scheduler.splits_after_store:
-            where = "Scheduler._mamba_block_aligned_split"
-            raise UpstreamAbort(where, "External KV connector is not verified yet")
-
-    def take(self, request: Request, new: int, start: int, uncached: int) -> int:
-        """Number of tokens in the next chunk of a recurrent model's prefill.
-
-            start        block      block   junction     last boundary   prompt end
-              |------------|----------|--------|--------------|-------------|
-                 a chunk leaves a state at its end, so chunks end at the wanted positions, but the
-                 last chunk not at its last boundary where its layers export the state there
-
-        Follows `_mamba_block_aligned_split`.
-        """
-        end_of_prefill = max(request.num_prompt, request.num_tokens - 1)
-        if start >= end_of_prefill:
-            return new
-        if self.manager.rules.scheduler.chunk_split in {"stops", "early-stops"}:
-            size = self.size
-            end = start + new
-            exports = end >= end_of_prefill and self._exports(start, end, end_of_prefill)
-            last = 0 if exports else self._last_boundary(request)
-            early = self.manager.rules.scheduler.chunk_split == "early-stops"
-            if early:  # may be empty: a budget below a block makes no progress
-                end = end // size * size if end < last else end
-            elif end < end_of_prefill:
-                aligned = end // size * size
-                if aligned > start or size <= self.budget:
-                    end = aligned
-            tail = self._tail_boundary(request) if self.partial_states and not exports else 0
-            junction = request.shared_prefix_boundary
-            boundary = (start // size + 1) * size
-            stops = (
-                boundary if start % size and not exports and (not early or boundary <= last) else 0,
-                last,
-                tail if last < tail < request.num_prompt else 0,
-                start + (junction - start) // size * size if start < junction < end else 0,
-                self._next_of_interval(start),
-            )
-            end = min((stop for stop in stops if start < stop < end), default=end)
-            return max(end - start, 0)
-        size = self.size
-        last = self._last_boundary(request)
-        after = start + new
-        if after < last:
-            new = new // size * size
-        elif start < last < after:
-            new = last - start
-        if self.manager.rules.scheduler.chunk_split == "uncached-prefix" and size <= uncached < new:
-            new = uncached // size * size
-        return new
-
-    def _exports(self, start: int, end: int, end_of_prefill: int) -> bool:
-        """True if a prefill's last chunk exports its reusable state (`use_internal_checkpoint`)."""
-        sizes = self.manager.sizes
-        unit = sizes.hash_block if self.partial_states else sizes.scheduler_block
-        return is_exportable(
-            (start, end),
-            self._checkpoint(end_of_prefill, unit),
-            unit=sizes.hash_block,
-            block=self.size,
-            alignment=self.alignment,
-        )
-
-    def _checkpoint(self, num_tokens: int, unit: int) -> int:
-        return checkpoint_position(
-            num_tokens,
-            unit,
-            drop_eagle_block=self.use_eagle,
-            hash_lookahead=self.manager.pool.hash_lookahead,
-        )
-
-    def _last_boundary(self, request: Request) -> int:
-        size, eagle = self.size, self.use_eagle
-        if self.manager.rules.scheduler.prompt_stop == "below-the-end":
-            return self._checkpoint(request.num_tokens, size)
-        last = request.num_tokens - request.num_tokens % size
-        return max(last - size, 0) if eagle else last
-
-    def _tail_boundary(self, request: Request) -> int:
-        unit, eagle = self.manager.sizes.hash_block, self.use_eagle
-        rule = self.manager.rules.state.tail
-        if rule == "checkpoint":
-            return self._checkpoint(request.num_prompt, unit)
-        boundary = request.num_prompt // unit * unit
-        return max(boundary - unit, 0) if eagle and rule.startswith("prompt-") else boundary
-
-    def _next_of_interval(self, start: int) -> int:
-        """The next multiple of the retention interval, or 0 if chunks do not end there."""
-        interval = self.manager.coordinator.retention
-        if not (interval and self.manager.rules.scheduler.stops_at_interval):
-            return 0
-        return (start // interval + 1) * interval

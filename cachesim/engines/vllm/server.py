@@ -18,6 +18,8 @@ from cachesim.engines.vllm.connector import Connector, Load
 from cachesim.engines.vllm.coordinator import Hit, KVCacheManager, Published
 from cachesim.engines.vllm.held import amounts, held
 from cachesim.engines.vllm.nixl import Nixl
+from cachesim.engines.vllm.offload_connector import Offloading
+from cachesim.engines.vllm.offloading import OffloadingScheduler
 from cachesim.engines.vllm.options import LATE, VllmOptions
 from cachesim.engines.vllm.request import (
     ENDED,
@@ -115,7 +117,7 @@ class Vllm(SlotlessEngine[Rules, VllmOptions, Job]):
             max_model_len=options.max_model_len,
         )
         self.scheduler = Scheduler(self.manager, self.options.limits(self.rules))
-        self.scheduler.passes_block_tables = self.computes or self.options.connector != "none"
+        self.scheduler.passes_block_tables = self.computes or options.has_connector
         self.runner = Runner(
             self.network, groups, self.rules.runner, computes=self.scheduler.passes_block_tables
         )
@@ -128,7 +130,14 @@ class Vllm(SlotlessEngine[Rules, VllmOptions, Job]):
         self.computed = Computed(self.manager.sizes.hash_block)
         self.drafter = Drafter(self.options)
         self.nixl = self._beside(requested) if options.connector == "nixl" else None
-        self.connector = self.nixl or Connector.open(self.options, self.manager, self.runner)
+        self.offloading = (
+            Offloading.beside(self.manager, self.runner, options, self.rules.offload)
+            if options.offloads
+            else None
+        )
+        self.connector = (
+            self.nixl or self.offloading or Connector.open(options, self.manager, self.runner)
+        )
         self._loads = LoadedAdapters()
         self._in_flight = list[Step]()  # scheduled steps without output, the oldest first
         self._published: dict[int, int] = {}  # published blocks of the scheduled step, by request
@@ -141,6 +150,8 @@ class Vllm(SlotlessEngine[Rules, VllmOptions, Job]):
         self.scheduler.requires_delivery = self.nixl is not None
         if self.connector is not None:
             self.scheduler.external = self.connector.find
+            if self.offloading is not None:
+                self.scheduler.offload_to(self.offloading.side)
             self.scheduler.on_external = self._from_store
         self.manager.pool.on_evict = self._evicted
         self.manager.on_published = self._was_published
@@ -251,6 +262,10 @@ class Vllm(SlotlessEngine[Rules, VllmOptions, Job]):
     def _loading(self) -> Mapping[int, Load]:
         return self.connector.loading if self.connector is not None else {}
 
+    @property
+    def _transfers(self) -> bool:
+        return self.connector is not None and self.connector.in_transit
+
     def reset_prefix_cache(self) -> bool:
         """Remove all ids, as `POST /reset_prefix_cache` does; False while blocks are in use."""
         done = self.manager.reset_prefix_cache()
@@ -275,15 +290,15 @@ class Vllm(SlotlessEngine[Rules, VllmOptions, Job]):
         Follows `step` and `step_with_batch_queue`.
         """
         overlaps = self.scheduler.limits.overlaps
-        if self._in_flight and not self.scheduler.busy and not self._loading:
+        if self._in_flight and not self.scheduler.busy and not self._transfers:
             self._take_output()
             return True
         if self.nixl is not None and self._prefill_elsewhere(self.nixl):
             return True
-        if not self.scheduler.busy and not self._loading:
+        if not self.scheduler.busy and not self._transfers:
             return False
         step = self._schedule()
-        if not (step.chunks or step.preempted or self._loading or self._in_flight):
+        if not (step.chunks or step.preempted or self._transfers or self._in_flight):
             self.idle += 1
             if self.idle > MOST_IDLE:
                 where, why = "Scheduler.schedule", "a request waits for more blocks than there are"
@@ -292,9 +307,10 @@ class Vllm(SlotlessEngine[Rules, VllmOptions, Job]):
                 raise UpstreamEndless(where, why)
             return True
         self.idle = 0
-        if step.chunks or self._loading or not overlaps:
+        if step.chunks or self._transfers or not overlaps:
             self._in_flight.append(step)
-        goes_on = bool(step.chunks) or (bool(self._loading) and self.scheduler.busy)
+        waits = bool(self._loading) and self.scheduler.busy and self.offloading is None
+        goes_on = bool(step.chunks) or waits
         first = goes_on and len(self._in_flight) == 1
         if self._in_flight and not (overlaps and first):
             self._take_output()
@@ -317,6 +333,8 @@ class Vllm(SlotlessEngine[Rules, VllmOptions, Job]):
             )
         for group, source, target in step.copies:
             self._emit(events.BlockCopied(group=group, source=source, target=target))
+        if self.offloading is not None:
+            self._offloaded(step, self.offloading.side)
         for chunk in step.chunks:
             job = self._jobs[chunk.request.id]
             if job.cached is None:
@@ -330,6 +348,19 @@ class Vllm(SlotlessEngine[Rules, VllmOptions, Job]):
                 )
             )
         return step
+
+    def _offloaded(self, step: Step, side: OffloadingScheduler) -> None:
+        """Events of a step's copies to the host."""
+        for request in side.asked_later:
+            self._emit(events.RequestAskedLater(task=request.id))
+        for request in side.refused:
+            self._emit(events.HostFull(task=request.id))
+        for job in step.jobs.stores:
+            self._emit(events.BlocksOffloaded(task=job.request.id, chunks=len(job.keys)))
+        if side.evicted:
+            self._emit(events.HostEvicted(chunks=len(side.evicted)))
+        for done in (side.asked_later, side.refused, side.evicted):
+            done.clear()
 
     def _prefill_elsewhere(self, nixl: Nixl) -> bool:
         """Step the prefill server, and add its finished requests; True if nothing else is."""
@@ -351,7 +382,7 @@ class Vllm(SlotlessEngine[Rules, VllmOptions, Job]):
         if self.connector is not None:
             self.connector.load(step)
         sampled = self.runner.run(step, self._sample)
-        if step.chunks or not self._loading:
+        if step.chunks or not self._transfers:
             self._emit(events.StepWritten(chunks=len(step.chunks)))
         for chunk in step.chunks:
             self.computed.learn(chunk.request, min(chunk.end, chunk.request.num_tokens))
@@ -364,6 +395,8 @@ class Vllm(SlotlessEngine[Rules, VllmOptions, Job]):
             if request.status == "error" or valid < before:
                 self._emit(events.LoadFailed(task=request.id, valid=Count(valid)))
                 self._jobs[request.id].ledger.apply(causes.LOAD_FAILED, valid, valid=valid)
+            elif self.offloading is not None:
+                self._emit(events.LoadedFromHost(task=request.id, tokens=Count(before)))
             else:
                 self._emit(events.LoadArrived(task=request.id, tokens=Count(before)))
         for chunk, tokens in zip(step.chunks, sampled, strict=True):
@@ -445,7 +478,7 @@ class Vllm(SlotlessEngine[Rules, VllmOptions, Job]):
         groups = len(self.manager.groups)
         held = {key // groups for key in self.manager.pool.cached}
         if self.connector is not None:
-            held |= {number for number, _ in self.connector.kept}
+            held |= self.connector.held
         for job in self._jobs:
             if job.request is not None:
                 held.update(job.request.hashes)
@@ -477,7 +510,8 @@ class Vllm(SlotlessEngine[Rules, VllmOptions, Job]):
         if self.connector is not None:
             self.connector.promise(request, local, tokens)
         if job.cached is None:
-            job.ledger.apply(causes.FROM_STORE, local + tokens, tokens=tokens)
+            cause = causes.FROM_STORE if self.offloading is None else causes.FROM_HOST
+            job.ledger.apply(cause, local + tokens, tokens=tokens)
             if local + tokens == (known := request.num_tokens):
                 job.ledger.apply(causes.LAST_TOKEN, known - 1, prompt_tokens=known)
 
@@ -594,7 +628,7 @@ class Vllm(SlotlessEngine[Rules, VllmOptions, Job]):
         integrity.check_requests(scheduler, live, in_flight, elsewhere)
         integrity.check_tables(scheduler, self.runner, in_flight)
         integrity.check_encoder(scheduler.encoder, live)
-        late = self.options.connector in LATE
+        late = self.options.loads_late
         if not late:  # a loaded prompt's last token is computed again, perhaps behind a window
             integrity.check_null_block(self.runner)
         removed = self.rules.scheduler.withdraws_unwritten or late

@@ -9,6 +9,7 @@ from cachesim.lab.real.vllm.scheduler import (
     AGENTS,
     COMPRESSED,
     LOADS,
+    OFFLOADING,
     SCHEDULER,
     SYNCHRONOUS,
     overrides,
@@ -27,6 +28,7 @@ def real_vllm(
     adapters: bool = False,
     no_async_scheduling: bool = False,
     loads: bool = False,
+    offloading: bool = False,
     compressed: bool = False,
     guided: bool = False,
     scenario: str | None = None,
@@ -63,6 +65,8 @@ def real_vllm(
         output. `--agents`, `--loads` and `--compressed` give the flag to some of theirs.
     loads
         Workloads with the connector `store-async`, whose loads come steps later or fail.
+    offloading
+        Workloads with blocks on the host, by the release's own connector and policies.
     compressed
         Workloads of DeepSeek V4, whose layers' specs its own classes of caches make.
     guided
@@ -87,7 +91,7 @@ def real_vllm(
     """
     numbers = range(first, first + workloads)
     own = release or FAMILY.real()[-1]
-    _check(own, loads=loads, compressed=compressed)
+    _check(own, loads=loads, compressed=compressed, offloading=offloading)
     if runner and scenario is not None:
         return play_on_runner(FAMILY, scenario, release, differs_in)
     if runner:
@@ -108,17 +112,22 @@ def real_vllm(
         (adapters, ADAPTERS),
         (compressed, COMPRESSED),
         (loads, LOADS),
+        (offloading, OFFLOADING),
         (no_async_scheduling, SYNCHRONOUS),
     )
     chosen = next((each for wanted, each in own_draws if wanted), SCHEDULER)
     return chosen.compare(own, seed, numbers).show()
 
 
-def _check(release: str, *, loads: bool, compressed: bool) -> None:
+def _check(release: str, *, loads: bool, compressed: bool, offloading: bool) -> None:
     """Refuse workloads of what a release does not have."""
     having = FAMILY.having(FAMILY.option("connector"), "store-async")
     if loads and release not in having:
         msg = f"loads that come later are simulated for {', '.join(having)}: name one of them"
+        raise OptionError(msg)
+    having = FAMILY.having(FAMILY.option("kv_offloading_size"))
+    if offloading and release not in having:
+        msg = f"kv_offloading_size is simulated for {', '.join(having)}: name one of them"
         raise OptionError(msg)
     having = tuple(each.name for each in FAMILY.releases if each.rules.has_compressed)
     if compressed and release not in having:

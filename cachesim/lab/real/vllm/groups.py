@@ -80,6 +80,42 @@ class Loads:
         return ended
 
 
+class HostCopies:
+    """Copies to and from the host: the part of a worker that reports when they have ended.
+
+    A load begins with its step, a store with the next one; each takes `steps`. One that is waited
+    for ends at once.
+    """
+
+    def __init__(self, steps: int) -> None:
+        self.steps = steps
+        self.later: list[int] = []  # stores that the next step begins
+        self.under_way: dict[int, int] = {}  # steps left
+        self.loads: dict[int, Name] = {}
+
+    @property
+    def busy(self) -> bool:
+        """True while a copy has not ended."""
+        return bool(self.later or self.under_way)
+
+    def begin(self, loads: Mapping[int, Name], stores: Sequence[int], flushed: set[int]) -> None:
+        """Begin what a step brings."""
+        now = [each for each in stores if each in flushed]
+        self.under_way |= dict.fromkeys((*self.later, *now, *loads), self.steps)
+        self.under_way |= {each: 1 for each in self.under_way if each in flushed}
+        self.loads |= loads
+        self.later = [each for each in stores if each not in flushed]
+
+    def next(self) -> tuple[list[int], list[Name]]:
+        """The copies that end with this step, and the requests whose loads do."""
+        for each in self.under_way:
+            self.under_way[each] -= 1
+        ended = [each for each, left in self.under_way.items() if not left]
+        for each in ended:
+            del self.under_way[each]
+        return ended, [self.loads.pop(each) for each in ended if each in self.loads]
+
+
 class Groups:
     """A fresh scheduler, and the results of one group of requests after another."""
 
@@ -99,12 +135,18 @@ class Groups:
     hand_over: Callable[[Real, Mapping[Name, list[int]]], None]  # the tokens of a step
     propose: Callable[[Mapping[Name, Real], Mapping[Name, list[int]]], None]
     pool: Callable[[], Entry]  # cached blocks and the free queue
+    host: Callable[[], Entry]  # chunks on the host, and those evicted from it
+    begin_copies: Callable[[Real], None]  # those to and from the host that a step brings
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         self.drafts: int = config.get("drafts", 0)
         self.most_under_way = 2 if config.get("overlaps") else 1
         self.under_way: list[tuple[Real, Spans]] = []  # scheduled, and not yet come back
         self.loads = Loads()
+        offload = config.get("offload")
+        self.copies = HostCopies(offload["steps"]) if offload else None
+        self.jobs: list[list[Any]] = []  # copies of a group of requests
+        self.host_evicted: list[list[int]] = []
         self.queries = Counter[Name]()  # to the store, by request
         self.evicted: list[list[int]] = []
         self.results: dict[Name, Entry] = {}
@@ -116,13 +158,15 @@ class Groups:
         if "reset" in group[0]:
             return {"reset": self.reset()}
         self.evicted, self.results, self.wanted = [], {}, {}
+        self.jobs, self.host_evicted = [], []
         requests: dict[Name, Real] = {}
         problem = self.until_done(requests, group)
         if problem:
             return {"error": problem}
         self.scheduler.schedule()  # flushes what the last step left
         entries = [self._entry(name, each) for name, each in requests.items()]
-        return {"requests": entries, "evicted": self.evicted} | self.pool()
+        played = {"requests": entries, "evicted": self.evicted} | self.pool()
+        return played | ({"jobs": self.jobs, **self.host()} if self.copies else {})
 
     def until_done(self, requests: dict[Name, Real], group: Sequence[Wanted]) -> str:
         """Run a group to its end; return the reason if it has none."""
@@ -140,7 +184,8 @@ class Groups:
             for name, request in requests.items():
                 if self.wanted[name].get("abort") == turn:
                     self.abort(request)
-            moving = bool(self.loads.loading or self.loads.sending)
+            copies = self.copies
+            moving = bool(self.loads.loading or self.loads.sending or (copies and copies.busy))
             busy = self.busy() or moving
             if not busy and not self.under_way:
                 if len(requests) == len(group):
@@ -154,9 +199,10 @@ class Groups:
                     return "stuck"
                 for name, span in spans.items():
                     self.results[name]["chunks"].append([*span])
-                if spans or self.loads.loading or self.loads.sending:
+                if spans or copies or self.loads.loading or self.loads.sending:
                     self.under_way.append((step, spans))
-                    if len(self.under_way) < self.most_under_way:
+                    executed = spans or not copies  # an empty step's output is taken at once
+                    if executed and len(self.under_way) < self.most_under_way:
                         continue
             if self.under_way:
                 self._take_results(*self.under_way.pop(0), requests)
@@ -174,6 +220,8 @@ class Groups:
 
     def _take_results(self, step: Real, spans: Spans, requests: Mapping[Name, Real]) -> None:
         """Take the tokens of a finished step, and the next drafts."""
+        if self.copies is not None:
+            self.begin_copies(step)
         sampled, proposals = dict[Name, list[int]](), dict[Name, list[int]]()
         for name, (_, end) in spans.items():
             sampled[name] = []

@@ -6,6 +6,8 @@ from typing import Any
 from cachesim.engines.adapters import LoRARequest
 from cachesim.engines.vllm.block_pool import GroupSpec
 from cachesim.engines.vllm.coordinator import Hit, KVCacheManager
+from cachesim.engines.vllm.host import HostCache
+from cachesim.engines.vllm.offloading import OffloadingScheduler
 from cachesim.engines.vllm.request import (
     Limits,
     Prefixes,
@@ -34,7 +36,7 @@ class Player(Groups):
         budget = config.get("budget", 8192)
         overlaps = bool(config.get("overlaps"))
         batches = 1 + (overlaps and rules.scheduler.cap_counts_batches)
-        legacy = config.get("store") or not config.get("lookahead_hashes")
+        legacy = config.get("store") or config.get("offload") or not config.get("lookahead_hashes")
         ahead = int(eagle and rules.lookup.lookahead_hashes and not legacy)
         max_model_len = config.get("max_len", 1 << 16)
         self.manager = KVCacheManager(
@@ -72,6 +74,19 @@ class Player(Groups):
         self.prefixes = Prefixes(self.manager.sizes.hash_block, ahead)
         self.scheduler.on_lookup = self._looked_up
         self.scheduler.requires_delivery = bool(config.get("delivers"))
+        self.offloading: OffloadingScheduler | None = None
+        if offload := config.get("offload"):
+            self.offloading = OffloadingScheduler(
+                self.manager,
+                HostCache(
+                    offload["chunks"], offload["policy"], offload["threshold"], rules.offload
+                ),
+                rules.offload,
+                factor=offload["factor"],
+                prompt_only=offload["prompt_only"],
+            )
+            self.scheduler.offload_to(self.offloading)
+            self.scheduler.passes_block_tables = True
         if config.get("store"):
             self.scheduler.external = self._stored
             self.scheduler.on_external = self._load
@@ -143,7 +158,35 @@ class Player(Groups):
         return made
 
     def busy(self) -> bool:
-        return bool(self.scheduler.busy)
+        side = self.offloading
+        return self.scheduler.busy or (side is not None and side.busy)
+
+    def begin_copies(self, step: Step) -> None:
+        for job in (*step.jobs.loads, *step.jobs.stores):
+            blocks = [block for each in job.copied for block in each.blocks]
+            slots = [slot for each in job.copied for slot in each.slots]
+            spans = [
+                [each.group, each.first, len(each.blocks)] for each in job.copied if each.blocks
+            ]
+            flushed = job.number in step.jobs.flushed
+            entry = [job.number, job.stores, job.request.id, blocks, spans, slots, flushed]
+            self.jobs.append(entry)
+        if self.copies is not None:
+            self.copies.begin(
+                {job.number: job.request.id for job in step.jobs.loads},
+                [job.number for job in step.jobs.stores],
+                {*step.jobs.flushed},
+            )
+
+    def host(self) -> dict[str, Any]:
+        side = self.offloading
+        if side is None:
+            return {}
+        evicted = [[group, *self.labels[number]] for number, group in side.evicted]
+        side.evicted.clear()
+        slots = side.host.policy.slots()
+        held = [[slot.number, slot.readers, key[1], *self.labels[key[0]]] for key, slot in slots]
+        return {"host": sorted(held), "host_evicted": evicted}
 
     def schedule(self, requests: Mapping[int, Request]) -> tuple[Step, Spans]:
         step = self.scheduler.schedule()
@@ -154,6 +197,9 @@ class Player(Groups):
 
     def hand_over(self, step: Step, sampled: Mapping[int, list[int]]) -> None:
         *names, invalid = self.loads.next()
+        if self.offloading is not None and self.copies is not None:
+            ended, names[0] = self.copies.next()
+            self.offloading.update_connector_output(ended)
         received, sent, failed = (tuple(self.known[n] for n in each) for each in names)
         transfers = Transfers(
             received=received, sent=sent, failed=failed, invalid=frozenset(invalid)

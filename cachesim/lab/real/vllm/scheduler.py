@@ -9,7 +9,9 @@ from typing import Any, Final
 from cachesim.engines.base import Engine
 from cachesim.engines.vllm.events import ChunkScheduled, DraftsVerified
 from cachesim.engines.vllm.family import FAMILY
+from cachesim.engines.vllm.host import Arc
 from cachesim.engines.vllm.nixl import Nixl
+from cachesim.engines.vllm.offload_connector import Offloading
 from cachesim.engines.vllm.server import Vllm
 from cachesim.lab.real.environment import Environment
 from cachesim.lab.real.playing import Override, overrides_of
@@ -57,12 +59,26 @@ def config_of(server: Engine) -> dict[str, Any]:
         "lookahead_hashes": not options.disable_lookahead_block_hashes,
         "drafts": limits.drafts,
         "caching": options.enable_prefix_caching,
-        "store": engine.connector is not None,
+        "store": engine.connector is not None and engine.offloading is None,
         "delivers": engine.scheduler.requires_delivery,
+        **({} if engine.offloading is None else {"offload": offload_of(engine.offloading)}),
         "recomputes": limits.recomputes,
         "overlaps": limits.overlaps,
         "loras": limits.loras,
         "synchronous": not options.async_scheduling,
+    }
+
+
+def offload_of(connector: Offloading) -> dict[str, Any]:
+    """The host, as a workload names it."""
+    side = connector.side
+    return {
+        "chunks": side.host.chunks,
+        "factor": side.factor,
+        "policy": "arc" if isinstance(side.host.policy, Arc) else "lru",
+        "threshold": side.host.threshold,
+        "prompt_only": side.prompt_only,
+        "steps": connector.steps,
     }
 
 
@@ -178,6 +194,8 @@ ADAPTERS: Final = replace(SCHEDULER, draw=workloads.draw_adapters)
 AGENTS: Final = replace(SCHEDULER, draw=workloads.draw_agents)
 """Workloads of coding agents."""
 
+OFFLOADING: Final = replace(SCHEDULER, draw=workloads.draw_offload)
+"""Workloads with blocks on the host, by the release's own `OffloadingConnector`."""
 
 COMPRESSED: Final = replace(SCHEDULER, draw=workloads.draw_compressed)
 """Workloads with the layers of DeepSeek V4."""

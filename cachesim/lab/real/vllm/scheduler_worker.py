@@ -9,6 +9,7 @@ configuration differs in from the one that a server would start with.
 
 import importlib
 import inspect
+import itertools
 import logging
 import sys
 import time
@@ -20,7 +21,12 @@ from cachesim.lab.real.prompts import read_row, spell
 from cachesim.lab.real.vllm.caches_worker import Caches
 from cachesim.lab.real.vllm.groups import Groups, Spans
 from cachesim.lab.real.vllm.release_worker import install
-from cachesim.lab.real.vllm.worker_settings import ConfigFactory, connector
+from cachesim.lab.real.vllm.worker_settings import (
+    ConfigFactory,
+    connector,
+    size_host,
+    worker_metadata,
+)
 from cachesim.lab.real.worker_side import (
     Json,
     Real,
@@ -64,6 +70,7 @@ class Release:
         self.encoders = importlib.import_module("vllm.v1.core.encoder_cache_manager")
         self.params = importlib.import_module("vllm.sampling_params").SamplingParams
         self.adapter: Real = importlib.import_module("vllm.lora.request").LoRARequest
+        self.offloaded = worker_metadata()
         self.environment: dict[str, Real] = vars(importlib.import_module("vllm.envs"))
 
     def lora(self, name: str, path: str, number: int) -> Real:
@@ -87,6 +94,8 @@ class Server(Groups):
         overlaps = self.settings.scheduler_config.async_scheduling
         self.most_under_way = 2 if overlaps else 1
         self.caches, self.sizes = release.caches.of(self.settings, config)
+        if config.get("offload"):
+            size_host(self.settings, self.caches, config["offload"])
         self.unit = self.sizes[1]
         block, unit = self.sizes
         self.scheduler = fitting(
@@ -118,6 +127,9 @@ class Server(Groups):
         self.manager = self.scheduler.kv_cache_manager
         self.reset = self.manager.reset_prefix_cache
         self.busy = self.scheduler.has_unfinished_requests
+        if self.copies is not None:
+            self.busy = self.scheduler.has_requests
+            self._watch_host()
         self.blocks = self.manager.block_pool
         self.groups_apart = self._has_lookup_per_group(config)
         self.labels: dict[bytes, tuple[int, int]] = {}
@@ -253,6 +265,14 @@ class Server(Groups):
 
         Lists, since the order of a set of names differs between processes.
         """
+        if self.copies is not None:
+            ended, received = self.copies.next()
+            done = self.release.offloaded(completed_jobs=dict.fromkeys(ended, 1))
+            return fitting(
+                self.release.outputs.KVConnectorOutput,
+                finished_recving=received,
+                kv_connector_worker_meta=done,
+            )
         received, sent, failed, invalid = self.loads.next()
         if not (received or sent or invalid):
             return None
@@ -263,6 +283,69 @@ class Server(Groups):
             failed_recving=failed,
             invalid_block_ids=invalid,
         )
+
+    def _watch_host(self) -> None:
+        """Record what the host evicts. Requests that end between two steps come in their order of
+        arrival, and the keys of a job in that of its chunks: upstream has sets of names and of
+        bytes, whose order differs between processes.
+        """
+        side = self.scheduler.connector.connector_scheduler
+        manager, build = side.manager, side.build_connector_meta
+        store, load = manager.prepare_store, manager.prepare_load
+        order, count = dict[Real, int](), itertools.count()
+
+        def prepare_store(keys: Real, *rest: Real) -> Real:
+            answer = store(keys, *rest)
+            if answer is not None:
+                self.host_evicted += [self._host_label(each) for each in answer.evicted_keys]
+                order.update(zip(answer.keys_to_store, count, strict=False))
+            return answer
+
+        def prepare_load(keys: Real, *rest: Real) -> Real:
+            order.update(zip(keys, count, strict=False))
+            return load(keys, *rest)
+
+        def in_order(complete: Real) -> Real:
+            return lambda keys, *rest: complete(sorted(keys, key=order.__getitem__), *rest)
+
+        def build_connector_meta(output: Real) -> Real:
+            ended = output.finished_req_ids
+            output.finished_req_ids = sorted(ended, key=int)
+            meta = build(output)
+            output.finished_req_ids = ended
+            return meta
+
+        manager.prepare_store, manager.prepare_load = prepare_store, prepare_load
+        manager.complete_store = in_order(manager.complete_store)
+        manager.complete_load = in_order(manager.complete_load)
+        side.build_connector_meta = build_connector_meta
+
+    def _host_label(self, key: bytes) -> list[int]:
+        group, value = int.from_bytes(key[-4:], "big"), bytes(key[:-4])
+        return [group, *self.labels.get(value[-DIGEST:], (-1, -1))]
+
+    def begin_copies(self, step: Real) -> None:
+        meta = step.kv_connector_metadata
+        for number, job in (meta.load_jobs | meta.store_jobs).items():
+            stores = number in meta.store_jobs
+            gpu, host = (job.src_spec, job.dst_spec) if stores else (job.dst_spec, job.src_spec)
+            groups = zip(gpu.block_indices, gpu.group_sizes, strict=True)
+            spans = [[i, int(first), int(size)] for i, (first, size) in enumerate(groups) if size]
+            blocks, slots = [*map(int, gpu.block_ids)], [*map(int, host.block_ids)]
+            flushed = number in (meta.jobs_to_flush or ())
+            name = int(job.req_id)
+            self.jobs.append([number, stores, name, blocks, spans, slots, flushed])
+        if self.copies is not None:
+            loads = {number: job.req_id for number, job in meta.load_jobs.items()}
+            self.copies.begin(loads, [*meta.store_jobs], set(meta.jobs_to_flush or ()))
+
+    def host(self) -> Json:
+        policy = self.scheduler.connector.connector_scheduler.manager._policy
+        held = policy.chunks if hasattr(policy, "chunks") else {**policy.t1, **policy.t2}
+        slots = [
+            [slot.chunk_id, slot.ref_cnt, *self._host_label(key)] for key, slot in held.items()
+        ]
+        return {"host": sorted(slots), "host_evicted": self.host_evicted}
 
     def propose(self, requests: Mapping[str, Real], proposals: Mapping[str, list[int]]) -> None:
         alive = [name for name in proposals if not requests[name].is_finished()]

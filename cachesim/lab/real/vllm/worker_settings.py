@@ -8,6 +8,7 @@ Later changes are in `OVERRIDES`, pretended values in `PRETENDED`. Runs in the w
 import dataclasses
 import enum
 import importlib
+import mmap
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -203,6 +204,17 @@ class ConfigFactory:
                 kv_role="kv_both",
                 **({"kv_load_failure_policy": "recompute"} if config.get("recomputes") else {}),
             )
+        if config.get("offload"):
+            given |= {"disable_hybrid_kv_cache_manager": False, "kv_offloading_size": 1.0}
+            offload = config["offload"]
+            given["kv_transfer_config"] = self.transfer(
+                kv_connector_extra_config={
+                    "blocks_per_chunk": offload["factor"],
+                    "eviction_policy": offload["policy"],
+                    "store_threshold": offload["threshold"],
+                    "offload_prompt_only": offload["prompt_only"],
+                }
+            )
         return given
 
     def started(self, config: Json) -> Real:
@@ -333,6 +345,26 @@ class Store(NoOp):
         return False
 
     has_pending_push_work = register_finished_partial_tail = has_pending_block_frees
+
+
+OFFLOADING: Final = "vllm.distributed.kv_transfer.kv_connector.v1.offloading"
+
+
+def size_host(settings: Real, caches: Real, offload: Json) -> None:
+    """Set the bytes that hold as many chunks as a workload names, by the release's own sizes."""
+    made = importlib.import_module(f"{OFFLOADING}.config").build_offloading_config(settings, caches)
+    chunk = made.worker_kv_bytes_per_block * offload["factor"]
+    page = mmap.PAGESIZE
+    size = -(-chunk // page) * page * offload["chunks"]
+    settings.kv_transfer_config.kv_connector_extra_config["cpu_bytes_to_use"] = size
+
+
+def worker_metadata() -> Real:
+    """The class of what a worker reports, None in releases whose offloading is not compared."""
+    try:
+        return importlib.import_module(f"{OFFLOADING}.common").OffloadingWorkerMetadata
+    except (ImportError, AttributeError):
+        return None
 
 
 def connector() -> type[Store]:

@@ -158,6 +158,43 @@ def draw_loads(seed: int, number: int, rules: Rules) -> dict[str, Any]:
     return drawn if rng.random() < 0.3 else overlapping(drawn, rules)
 
 
+def draw_offload(seed: int, number: int, rules: Rules) -> dict[str, Any]:
+    """A workload whose blocks are stored on the host and come back from there."""
+    rng = Random(f"vllm offload {seed} {number}")
+    kind = ("dense", "window", "pressure", "priority", "arrivals", "mamba", "three")[number % 7]
+    drawn_kind = {"dense": "full", "arrivals": "priority"}.get(kind, kind)
+    config = config_of(rng, drawn_kind, rules)
+    if kind == "arrivals":
+        del config["policy"]
+    longest = rng.choice((40, 90, 200))
+    writer = _Writer(rng, math.lcm(*(each["block"] for each in config["groups"])), longest)
+    steps = []
+    for _ in range(rng.randint(4, 12)):
+        group = [writer.request(0) for _ in range(rng.choice((1, 1, 2, 3, 5)))]
+        if kind in {"priority", "arrivals"}:
+            spread(rng, group, urgent=kind == "priority")
+        steps.append(group)
+    tight = kind in {"priority", "pressure"}
+    room = smallest(config, writer.largest if tight else longest + 60)
+    config["blocks"] = room + rng.randint(0, room // 2)
+    config["max_seqs"] = max(config["max_seqs"], rng.choice((1, 4, 16)))
+    factor = rng.choice((1, 1, 1, 2, 3))
+    if config.get("retention"):  # a release starts with whole chunks alone
+        config["retention"] *= factor
+    config["offload"] = {
+        "chunks": rng.choice((1, 3, 8, 20, 20, 60, 300)),
+        "factor": factor,
+        "policy": rng.choice(("lru", "lru", "arc")),
+        "threshold": rng.choice((0, 0, 0, 2, 3)),
+        "prompt_only": rng.random() < 0.6,
+        "steps": rng.choice((1, 1, 2, 4)),
+    }
+    _choose_layers(Random(f"vllm layers {seed} {number}"), config, rules)
+    config["synchronous"] = True
+    drawn = {"id": f"offload-{kind}-{number}", "config": config, "steps": steps}
+    return drawn if rng.random() < 0.3 else overlapping(drawn, rules)
+
+
 def draw_compressed(seed: int, number: int, rules: Rules) -> dict[str, Any]:
     """A workload of DeepSeek V4, with or without its MTP head."""
     rng = Random(f"vllm compressed {seed} {number}")

@@ -46,7 +46,6 @@ from cachesim.lab.traces.replay import (
     limit_notes,
     play_run,
 )
-from cachesim.play.loop import EndlessError
 from cachesim.typed import Json, there_is
 
 MOST_SESSIONS: Final = 1 << 16
@@ -116,7 +115,7 @@ class FleetLoop:
         server.now = now
         try:
             busy = server.loop.turn()
-        except (UpstreamAbort, EndlessError) as abort:
+        except UpstreamAbort as abort:
             yield from self._kill(server, str(abort))
             return
         for ticket in [*server.inside]:

@@ -1,1 +1,0 @@
-"""ik_llama.cpp: a server binary that someone has built, beside the simulator."""
