@@ -68,6 +68,9 @@ class Reply:
     drafted: Count | None = None  # number of draft tokens, as the server counts them
     accepted: Count | None = None  # number of accepted ones among them, as the server counts them
     approximated: str | None = None  # why the server's values are approximate by design
+    unsent: Count = Count(
+        0
+    )  # tokens of its last draft that the server counts, and keeps (ik #2358)
     cut: Tokens | None = None  # what the server left of a prompt too long for its context
 
     @property

@@ -1,15 +1,55 @@
 """The loop of any server: submit requests, take turns, cancel, collect events."""
 
-from collections.abc import Callable
-from typing import Protocol, runtime_checkable
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Final, Protocol, runtime_checkable
 
 from cachesim.engines.base import Engine, Reply, Request, Ticket
 from cachesim.engines.events import Event
 from cachesim.errors import OptionError
 
+LONGEST_TURN: Final = 20.0
+"""Processor seconds of a turn, or of a group of requests, beside those for its tokens."""
+
+PER_TOKEN: Final = 0.01
+"""Processor seconds for each token of the prompts; float arithmetic takes up to 0.003."""
+
+
+FOREVER: Final = "the server computes without an end"
+"""The message of a turn that takes more time than its bound."""
+
 
 class EndlessError(Exception):
-    """A server that never becomes idle."""
+    """A server that never becomes idle, or whose turn never ends."""
+
+
+@contextmanager
+def bounded(seconds: float) -> Iterator[None]:
+    """Raise EndlessError in a block that takes more processor time; the outermost bound counts.
+
+    A loop of a server that never ends is interrupted by a signal, which only a main thread gets: a
+    server in another thread, or in a browser, has no bound.
+    """
+    try:
+        before = signal.signal(signal.SIGVTALRM, _over)
+    except (AttributeError, ValueError):  # no such signal, or no main thread
+        yield
+        return
+    if before is _over:
+        yield
+        return
+    signal.setitimer(signal.ITIMER_VIRTUAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        signal.signal(signal.SIGVTALRM, before)
+
+
+def _over(_: int, __: FrameType | None) -> None:
+    raise EndlessError(FOREVER)
 
 
 @runtime_checkable
@@ -34,8 +74,9 @@ class Loop:
         """Take a turn; False if the server is idle."""
         self.turns += 1
         if self.most is not None and self.turns > self.most:
-            raise EndlessError
-        return self.engine.step()
+            raise EndlessError(f"still busy after {self.most} turns of the loop")
+        with bounded(LONGEST_TURN):
+            return self.engine.step()
 
     def drain(self, until: Callable[[], bool] | None = None) -> None:
         """Take turns until a condition holds or the server is idle."""

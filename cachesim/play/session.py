@@ -17,7 +17,7 @@ from cachesim.model.build import build
 from cachesim.model.presets import one_of_each
 from cachesim.model.spec import ModelSpec
 from cachesim.model.trace import Traced
-from cachesim.play.loop import EndlessError, Loop
+from cachesim.play.loop import LONGEST_TURN, PER_TOKEN, EndlessError, Loop, bounded
 from cachesim.scenario import limits
 from cachesim.scenario.checks import DEFAULT_PREDICT, Problem, spec_of
 from cachesim.scenario.format import Scenario, Step
@@ -47,6 +47,9 @@ AS_TEXT: Final = "prompt_string"
 
 CHECKED: Final = 16
 """Turns of the loop between two checks of a judged server's invariants."""
+
+ENDLESS_REPLY: Final = 4096
+"""Tokens assumed of a reply that ends with the context, for the time that it may take."""
 
 CANCELLED: Final = "cancelled"
 """The error of a cancelled request."""
@@ -227,20 +230,31 @@ class Session(Loop):
 
     def _play(self, records: Sequence[Record]) -> bool:
         """Submit a group to the server; True if the server ended."""
+        tokens = sum(self._tokens_of(record.step) for record in records)
         try:
-            for record in records:
-                self._begin(record, records)
-            self.drain()
+            with bounded(LONGEST_TURN + PER_TOKEN * tokens):
+                for record in records:
+                    self._begin(record, records)
+                self.drain()
         except UpstreamEndless as endless:
             return self._never_ends(records, f"{endless.where}: {endless.why}")
         except UpstreamAbort as abort:
             for record in records:
                 record.error, record.message = ABORTED, f"{abort.where}: {abort.why}"
             return True
-        except EndlessError:
-            message = f"still busy after {limits.TURNS} turns of the loop"
-            return self._never_ends(records, message)
+        except EndlessError as endless:
+            return self._never_ends(records, str(endless))
         return False
+
+    def _tokens_of(self, step: Step) -> int:
+        """Tokens of a step, about, and rather too many: of its prompt and its own replies."""
+        spans, prompt = self.vocabulary.spans, step.prompt or ()
+        length = len(prompt) + sum(len(words.content) for words in step.messages)
+        if spans:
+            words = len(prompt.split()) if isinstance(prompt, str) else 0
+            length += max(words, len(step.messages)) * max(map(len, spans.values()))
+        predict = len(step.reply or ()) if step.predict is None else step.predict
+        return length + step.completions * (predict if predict >= 0 else ENDLESS_REPLY)
 
     def _never_ends(self, records: Sequence[Record], message: str) -> bool:
         for record in records:

@@ -208,8 +208,8 @@ def _wrong_reply(record: Record, reply: Reply, longest: int | None) -> str | Non
     if tokens[: len(sampled)] != sampled[: len(tokens)]:
         return f"{list(tokens)} is returned for the sampled tokens {list(sampled)}"
     limit = len(sampled) if step.predict is None or step.predict < 0 else step.predict
-    wanted = min(limit, len(sampled))
-    most = limit if step.options else wanted
+    wanted = min(limit, len(sampled)) - reply.unsent
+    most = limit if step.options else wanted + reply.unsent
     ends = reply.truncated or record.left or step.leaves is not None or bool(step.options)
     room = longest is None or len(reply.prompt) + wanted < longest
     if len(tokens) > most or (len(tokens) < wanted and room and not ends):

@@ -13,6 +13,7 @@ from cachesim.engines.words import counted
 from cachesim.errors import CachesimError, ContractError, InputError, raised_by
 from cachesim.model.arithmetic import ArithmeticName
 from cachesim.model.presets import preset
+from cachesim.play.loop import FOREVER, LONGEST_TURN, PER_TOKEN, EndlessError, bounded
 from cachesim.play.session import Record, Session
 from cachesim.scenario.checks import COMPANIONS, spec_of
 from cachesim.scenario.format import Expect, Scenario, Step
@@ -332,13 +333,18 @@ def _judged(
         for record in records:
             done = record.index + 1
             oracle = oracles.of(session.networks[record.step.model])
-            finding = finding_of(record, oracle, trial, options)
+            with bounded(LONGEST_TURN + PER_TOKEN * len(record.prompt)):
+                finding = finding_of(record, oracle, trial, options)
             if finding is not None and only in {None, finding.kind}:
                 trial.findings.append(finding)
                 if stop_early:
                     break
         if not session.ended:  # an assertion ends a function before its bookkeeping
-            session.engine.check_integrity()
+            with bounded(LONGEST_TURN):
+                session.engine.check_integrity()
+    except EndlessError as endless:
+        if only in {None, "crash"}:
+            trial.findings.insert(0, Finding(kind="crash", step=done, detail=str(endless)))
     except ContractError as error:
         if only in {None, "broken invariant"}:
             broken = Finding(kind="broken invariant", step=trial.requests, detail=str(error))
@@ -539,6 +545,11 @@ def trial_of(
     return played()
 
 
+def trials_for(finding: Finding, most: int) -> int:
+    """Simplifications tried of a workload: none where each try would compute to its bound."""
+    return 0 if finding.detail == FOREVER else most
+
+
 def reduced(
     number: int,
     scenario: Scenario,
@@ -557,7 +568,7 @@ def reduced(
             return False
         return finding.same_kind(trial.finding)
 
-    smallest = shrink(scenario, shows)
+    smallest = shrink(scenario, shows, trials=trials_for(finding, TRIALS))
     whole = play(smallest, profile, arithmetic=arithmetic, stop_early=False, only=only)
     shown = whole.finding or finding
     about = f"Found by search on {profile}: {shown.detail.rstrip('.')}."

@@ -38,6 +38,7 @@ from cachesim.testing.search import (
     search,
     shrink,
     trials,
+    trials_for,
 )
 from cachesim.testing.workloads import DEFAULT, Shape
 from cachesim.verify.oracle import Oracles
@@ -436,7 +437,9 @@ def made_small(
         except InputError:  # what was simplified no longer fits together
             return False
 
-    smallest = shrink(sighting.scenario, shows, trials=trials or TRIALS)
+    seen = Finding(kind=cause.kind, step=sighting.step, detail=sighting.detail)
+    most = trials_for(seen, trials or TRIALS)
+    smallest = shrink(sighting.scenario, shows, trials=most)
     trial = _played(smallest, profile, arithmetic, oracles, find)
     step, detail = causes(smallest, profile, arithmetic, find, trial=trial)[cause]
     plain = Finding(kind=cause.kind, step=step, detail=detail)

@@ -12,15 +12,22 @@ from cachesim.engines.base import Reply, Ticket
 from cachesim.engines.facts import events_of
 from cachesim.engines.family import Family
 from cachesim.engines.ik_llama.slot import Slot
+from cachesim.engines.llamacpp import prompt_cache
 from cachesim.engines.llamacpp.memory.recurrent_cells import Planes
 from cachesim.engines.llamacpp.server import LlamaCpp
 from cachesim.engines.mlx_lm.store.lru_prompt_cache import LRUPromptCache
 from cachesim.engines.mlx_lm.store.memory_prompt_cache import miss
 from cachesim.engines.sglang.server import Sglang
+from cachesim.engines.vllm.coordinator import Coordinator
+from cachesim.engines.vllm.server import Vllm
 from cachesim.errors import SpecError
+from cachesim.lab.traces.replay import Cell
+from cachesim.lab.traces.replay import play as replay
+from cachesim.lab.traces.source import Source
 from cachesim.model.presets import PRESETS
 from cachesim.model.spec import ModelSpec
-from cachesim.play import run
+from cachesim.play import loop, run, run_scenario
+from cachesim.play import session as sessions
 from cachesim.play.session import Session
 from cachesim.scenario import loads
 from cachesim.scenario.checks import check
@@ -452,3 +459,58 @@ def test_a_reply_that_is_not_the_sampled_one_is_found(
     scenario = DISCONNECT.partition("[[step]]")[0] + f'[[step]]\nname = "a"\n{prompt}'
 
     assert detail == broken_law(scenario)
+
+
+@pytest.fixture
+def short_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (loop, sessions, import_module("cachesim.testing.search")):
+        monkeypatch.setattr(module, "LONGEST_TURN", 0.3)
+        monkeypatch.setattr(module, "PER_TOKEN", 0.0, raising=False)
+
+
+def _never(*_: object) -> None:
+    while True:
+        pass
+
+
+@pytest.mark.usefixtures("short_turns")
+@pytest.mark.parametrize(
+    ("profile", "owner", "name"),
+    [
+        ("vllm@0.33.0", Coordinator, "find_longest_cache_hit"),
+        ("llama.cpp@b11549", prompt_cache.PromptCache, "contains"),
+        ("vllm@0.33.0", Vllm, "check_integrity"),
+    ],
+)
+def test_a_port_that_loops_for_ever_is_a_finding(
+    profile: str, owner: type, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(owner, name, _never)
+
+    report = search(Profile.parse(profile), "dense", examples=4)
+
+    assert report.counterexample is not None
+    assert "crash" == report.counterexample.finding.kind
+    assert loop.FOREVER == report.counterexample.finding.detail
+
+
+@pytest.mark.usefixtures("short_turns")
+def test_a_run_and_a_trace_of_a_port_that_loops_for_ever_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Coordinator, "find_longest_cache_hit", _never)
+    chat = {
+        "format": 1,
+        "name": "chat",
+        "model": {"preset": "dense"},
+        "engine": {"name": "vllm", "profiles": ["0.33.0"]},
+        "spans": {"S": 40},
+        "step": [{"prompt": "S", "predict": 1}, {"prompt": "S", "predict": 1}],
+    }
+
+    played = run_scenario(chat, arithmetic="ring")
+    replayed = replay(Cell(source=Source(name="made:3"), profile="vllm@0.33.0", model="dense"))
+
+    assert not played.as_expected
+    assert loop.FOREVER in played.steps[0].message
+    assert loop.FOREVER in replayed["ended"]

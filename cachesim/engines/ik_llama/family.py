@@ -165,7 +165,7 @@ FAMILY: Final[Family[Rules, Options]] = Family(
             reply=5,
         ),
         Scope(
-            flags={"ctx_size": 256, "batch_size": 8, "ubatch_size": 4, "parallel": 2},
+            flags={"ctx_size": 256, "batch_size": 16, "ubatch_size": 4, "parallel": 2},
             lengths=(1, 4, 5),
             acts=(*ACTS, "together"),
         ),

@@ -272,7 +272,7 @@ class IkLaws:
         stops = [stop] if cached < stop else []
         ends = [*stops]
         for start, until in pairwise((cached, *stops, prompt)):
-            ends += range(start + flags.batch_size, until, flags.batch_size)
+            ends += range(start + flags.n_batch, until, flags.n_batch)
         found, last, ahead = [], begin, int(self._rules.interval_counts_tokens)
         interval = flags.ctx_checkpoints_interval
         for at in sorted({*ends, *range(prompt, end + 1)}):
@@ -291,7 +291,11 @@ class IkLaws:
         """Drafts: limits, and the companion's memory after the last of them."""
         events, flags = of(DraftVerified, seen), self._options
         for each in events:
-            if not max(each.accepted, flags.draft_min) <= each.drafted <= flags.draft_max:
+            if (
+                not max(each.accepted, min(flags.draft_min, flags.draft_max))
+                <= each.drafted
+                <= flags.draft_max
+            ):
                 yield f"{each.accepted} of {each.drafted} drafts are accepted"
         found = [(each.drafted, each.accepted) for each in events]
         wanted = self._verified(slot, len(seen.reply.prompt)) if not seen.reply.truncated else None
@@ -315,7 +319,9 @@ class IkLaws:
         returned = 1 + sum(each.accepted + 1 for each in events)
         if not events or returned < len(seen.reply.generated):
             return
-        end += self._rules.commit_keeps_pending_row
+        last, by_step = events[-1], flags.recurrent_ckpt_mode in {"auto", "per-step"}
+        again = self._engine.primary.hybrid and not by_step and last.accepted < last.drafted
+        end += self._rules.commit_keeps_pending_row and not again
         if not events[-1].companion_tail == companion.tail == end:
             yield f"the companion ends at {companion.tail}, the slot's list at {end}"
 
@@ -328,12 +334,13 @@ class IkLaws:
         reply, predict = request.reply or (), request.predict
         if request.drafts is None or not 0 <= predict <= len(reply) or self._moved:
             return None
-        done, steps = 1, iter(request.drafts if flags.companion != "none" else ())
-        while done < predict:
-            room = min(flags.draft_max, predict - done - 1, slot.n_ctx - (prompt + done - 1) - 2)
-            drafts = next(steps, ())[:room] if room > 0 else ()
+        done, steps, most = 1, iter(request.drafts), flags.draft_max
+        least = min(most, flags.draft_min)
+        while done < predict and flags.companion != "none" and not slot.warmup_failed:
+            room = min(most, predict - done - 1, slot.n_ctx - (prompt + done - 1) - 2)
+            drafts = next(steps, ())[:room] if room >= max(least, 1) else ()
             accepted = get_common_prefix(drafts, reply[done:])
-            if drafts and len(drafts) >= flags.draft_min:
+            if room >= max(least, 1) and len(drafts) >= least:  # verified, even an empty one
                 found.append((len(drafts), int(accepted)))
                 done += accepted
             done += 1

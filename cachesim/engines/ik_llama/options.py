@@ -20,6 +20,10 @@ CONTEXT_STEP: Final = 256
 """The context is padded to a multiple of this, with flash attention by default (`get_padding`)."""
 
 
+LEAST_BATCH: Final = 16
+"""A smaller `--batch-size` is raised to this (`GGML_KQ_MASK_PAD`)."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
     """Options of a server."""
@@ -35,7 +39,12 @@ class Options:
         high=MOST_CELLS,
         tried=(4096, 1024),
     )
-    batch_size: int = like(parent.Options, "batch_size", high=MOST_CELLS)
+    batch_size: int = like(
+        parent.Options,
+        "batch_size",
+        about="maximum tokens per decode call; at least 16",
+        high=MOST_CELLS,
+    )
     ubatch_size: int = like(
         parent.Options, "ubatch_size", about="maximum tokens per ubatch", low=1, high=MOST_CELLS
     )
@@ -178,6 +187,11 @@ class Options:
     def n_ctx(self) -> int:
         """The whole context: `--ctx-size` is rounded up before the slots share it."""
         return -(-self.ctx_size // CONTEXT_STEP) * CONTEXT_STEP
+
+    @property
+    def n_batch(self) -> int:
+        """Tokens of a batch: at most the context, at least the padding of an attention mask."""
+        return max(LEAST_BATCH, min(self.batch_size, self.n_ctx))
 
     @property
     def n_ctx_slot(self) -> int:

@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, Final
 
 from cachesim.engines.base import ByteStore, Engine, Reply, Request, Ticket
 from cachesim.engines.causes import Ledger
@@ -39,6 +39,9 @@ from cachesim.engines.ik_llama.speculative import (
 from cachesim.engines.tokens import as_rope, get_common_prefix
 from cachesim.errors import BlobError, OptionError, TokenError
 from cachesim.units import Array, Count, Pos, SeqId, SlotId, Token
+
+UNUSED: Final = Ticket(-1)
+"""The task of a slot that had none, and is released with the others (`_release_all`)."""
 
 
 class Checkpointing:
@@ -174,7 +177,7 @@ class IkLlama(Engine):
         self.primary = Context(
             self.network,
             n_ctx=opts.n_ctx,
-            n_ubatch=min(opts.ubatch_size, opts.batch_size),
+            n_ubatch=min(opts.ubatch_size, opts.n_batch),
             n_seq_max=opts.parallel,
         )
         self.companion = self._companion()
@@ -285,15 +288,14 @@ class IkLlama(Engine):
                 slot.state, slot.command = State.IDLE, Command.NONE
                 self._clock += 1
                 slot.t_last_used = self._clock
-                if slot.ticket is not None:  # None: never used, released by `_release_all`
-                    self.record(
-                        events.SlotReleased(
-                            slot=slot.id,
-                            task=slot.ticket,
-                            n_tokens=len(slot.cache_tokens),
-                            truncated=slot.truncated,
-                        )
+                self.record(
+                    events.SlotReleased(
+                        slot=slot.id,
+                        task=UNUSED if slot.ticket is None else slot.ticket,
+                        n_tokens=len(slot.cache_tokens),
+                        truncated=slot.truncated,
                     )
+                )
                 self._queue.extend(self._deferred)
                 self._deferred.clear()
         if all(slot.available for slot in self.slots):
@@ -447,7 +449,7 @@ class IkLlama(Engine):
             who = "companion" if primary else "primary"
             slot.ledger.apply(causes.FULL_RESET, 0, p0=p0, who=who)
             self.record(events.FullReset(slot=slot.id, task=slot.id_task, p0=p0))
-        n_batch = self.options.batch_size
+        n_batch = self.options.n_batch
         prompt, checkpointing = slot.prompt_tokens, self.checkpointing
         start = slot.n_past_prompt
         end = max(start, min(len(prompt), start + n_batch - len(self._batch)))
@@ -552,7 +554,7 @@ class IkLlama(Engine):
 
     def _process(self) -> None:
         """Decode the batch, halved as often as there is no room (`process_batch_tokens`)."""
-        n_batch, first = self.options.batch_size, 0
+        n_batch, first = self.options.n_batch, 0
         while first < len(self._batch):
             view = self._batch[first : first + n_batch]
             drafted = any(slot.drafted for slot in self.slots)

@@ -343,6 +343,7 @@ class Slot:
             error=error,
             message=message,
             approximated="context-shift" if self.shifted else None,
+            unsent=Count(max(0, self.n_decoded - len(self.generated))),
             cut=tuple(self.prompt_tokens) if self.prompt_was_cut else None,
         )
 

@@ -18,6 +18,7 @@ from cachesim.errors import OptionError, ScenarioError
 from cachesim.files import GGUF, Output
 from cachesim.lab.real import playing
 from cachesim.lab.real.hunt.report import commands
+from cachesim.lab.real.ik_llama.commands import real_ik_llama_cpp
 from cachesim.lab.real.llama_cpp.calls import RealServerError
 from cachesim.lab.real.llama_cpp.compare import (
     PlayDrawn,
@@ -239,6 +240,6 @@ def _random(release: str, flags: LlamaCppFlags) -> int:
 
 
 __all__ = [
-    "real_gguf", "real_llama_cpp", "real_llama_cpp_python", "real_marconi", "real_mlx_lm",
-    "real_sglang", "real_transformers", "real_vllm",
+    "real_gguf", "real_ik_llama_cpp", "real_llama_cpp", "real_llama_cpp_python", "real_marconi",
+    "real_mlx_lm", "real_sglang", "real_transformers", "real_vllm",
 ]  # fmt: skip

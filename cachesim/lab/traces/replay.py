@@ -39,7 +39,7 @@ from cachesim.lab.traces.source import MADE, Source
 from cachesim.model.arithmetic import ArithmeticName
 from cachesim.model.presets import PRESETS, preset
 from cachesim.model.spec import RECURRENT_KINDS, ModelSpec, Sizes
-from cachesim.play.loop import Loop
+from cachesim.play.loop import EndlessError, Loop
 from cachesim.units import Tokens
 from cachesim.verify.explain import lost_below
 
@@ -196,7 +196,7 @@ class Serving:
             ticket = engine.submit(request.as_request())
             try:
                 self.loop.drain()
-            except UpstreamAbort as abort:
+            except (UpstreamAbort, EndlessError) as abort:
                 self.ended = True
                 yield Served(request, None, str(abort))
                 return
@@ -218,7 +218,7 @@ class Serving:
                 return
             try:
                 busy = self.loop.turn()
-            except UpstreamAbort as abort:
+            except (UpstreamAbort, EndlessError) as abort:
                 self.ended = True
                 yield from (Served(each, None, str(abort)) for each in inside.values())
                 return

@@ -40,6 +40,7 @@ class Played:
         model: str,
         *prompts: Sequence[int],
         drafts: tuple[tuple[int, ...], ...] = ((502, 503), (505, 507)),
+        reply: tuple[int, ...] = tuple(range(501, 507)),
         **options: Any,
     ) -> None:
         flags = {"ctx_size": 512, "batch_size": 64, "ctx_checkpoints_interval": 16, **options}
@@ -52,7 +53,7 @@ class Played:
                 Step(
                     name=f"r{number}",
                     prompt=tuple(each),
-                    reply=tuple(range(501, 507)),
+                    reply=reply,
                     drafts=drafts if "companion" in options else None,
                 )
                 for number, each in enumerate(prompts)
@@ -235,8 +236,9 @@ def test_an_entry_of_the_prompt_cache_is_checked() -> None:
 
 def test_a_rollback_of_a_draft_longer_than_a_batch_leaves_no_account_to_check() -> None:
     """An oddity of upstream's: the position of the cell is below 0, though a slot owns it."""
-    options = {"companion": "attn", "draft_max": 4, "batch_size": 2}
-    server = Played("hybrid-mtp", PROMPT[:1], drafts=((503, 504, 505, 506),), **options).server
+    options = {"companion": "attn", "draft_max": 20, "batch_size": 16}
+    drafts, reply = (tuple(range(480, 500)),), tuple(range(440, 470))
+    server = Played("hybrid-mtp", PROMPT[:1], drafts=drafts, reply=reply, **options).server
 
     assert server.primary.cells.pos.min() < -1
     server.check_integrity()

@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from cachesim.engines.family import FAMILIES, Profile
+from cachesim.engines.ik_llama.family import FAMILY as IK
 from cachesim.errors import InputError
+from cachesim.lab.real.ik_llama.binary import LOADS
 from cachesim.lab.real.playing import Difference, StepPlayed, differing
 from cachesim.scenario.checks import full_profile
 from cachesim.scenario.format import Scenario, Step
@@ -155,6 +157,23 @@ def real_prover(engine: str) -> Prover | None:
     return prover
 
 
+BINARY: Final = "llama-server"
+"""The server binary in a printed command: ik_llama.cpp has no package, so it is built by hand."""
+
+
+def plays_on_a_binary(scenario: Scenario) -> bool:
+    """True if `cachesim real ik_llama.cpp` plays a scenario: plain requests, a model that loads."""
+    return (
+        scenario.engine.name == IK.name
+        and scenario.model.preset in LOADS
+        and scenario.engine.options.get("companion", "none") in {"none", "attn"}
+        and not any(
+            each.with_previous or each.messages or each.leaves or each.drafts
+            for each in scenario.step
+        )
+    )
+
+
 def proof_command(
     scenario: Scenario, profile: Profile, source: str | Path, step: int | None = None
 ) -> str:
@@ -163,6 +182,9 @@ def proof_command(
     Real schedulers run without a model: they prove counts, and never an answer. `step` is the one
     whose answer is wrong, where it is one.
     """
+    if profile.engine == IK.name and not profile.patches and plays_on_a_binary(scenario):
+        words = ["--binary", BINARY, "--scenario", str(source), "--release", profile.release]
+        return shlex.join(["cachesim", "real", profile.engine, *words])
     if profile.patches or profile.release not in FAMILIES[profile.engine].real():
         return ""
     if scenario.engine.name != profile.engine:

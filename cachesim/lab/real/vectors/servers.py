@@ -19,6 +19,7 @@ from cachesim.lab.real.playing import Difference, Race
 from cachesim.model.build import build
 from cachesim.model.presets import preset
 from cachesim.play.loop import Loop
+from cachesim.play.session import SlotActions, SlotFiles
 from cachesim.units import Tokens, as_tokens
 
 PATIENCE: Final = 400
@@ -26,6 +27,10 @@ PATIENCE: Final = 400
 
 UNSENT: Final = 264
 """A token in place of those that a server kept for itself; the recorded models never sample it."""
+
+
+ENDED: Final = "ended"
+"""The error of a request after which the process was gone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,7 +129,7 @@ def play(workload: Mapping[str, Any], arrivals: Arrivals = ()) -> tuple[int, Dif
     model = workload["model"]
     spec = preset(model["preset"], **{k: v for k, v in model.items() if k != "preset"})
     network, options = build(spec, "ring"), workload["options"]
-    engine = Engine.create(workload["profile"], model=network, options=options)
+    engine = Engine.create(workload["profile"], model=network, options=options, store=SlotFiles())
     pairs = zip(groups_of(workload["steps"]), groups_of(workload["expected"]), strict=True)
     done = 0
     for number, (group, expected) in enumerate(pairs):
@@ -164,7 +169,23 @@ def _request(step: Mapping[str, Any]) -> Request:
         drafts=drafts,
         slot=step.get("slot", -1),
         cache_prompt=step.get("cache_prompt", True),
+        options=step.get("options"),
     )
+
+
+def _submitted(engine: Engine, step: Mapping[str, Any]) -> Ticket:
+    if "do" not in step:
+        return engine.submit(_request(step))
+    if not isinstance(engine, SlotActions):
+        raise TypeError(f"{step['do']}: this server has no slot files")
+    match step["do"]:
+        case "slot-save":
+            return engine.slot_save(step["slot"], step["file"])
+        case "slot-restore":
+            return engine.slot_restore(step["slot"], step["file"])
+        case "slot-erase":
+            return engine.slot_erase(step["slot"])
+    raise ValueError(f"do = {step['do']!r}: write slot-save, slot-restore or slot-erase")
 
 
 def ask(engine: Engine, group: list[Mapping[str, Any]], arrival: Arrival) -> list[dict[str, Any]]:
@@ -174,13 +195,13 @@ def ask(engine: Engine, group: list[Mapping[str, Any]], arrival: Arrival) -> lis
         for number in arrival.order:
             if tickets and arrival.apart:
                 loop.turn()
-            tickets[number] = engine.submit(_request(group[number]))
+            tickets[number] = _submitted(engine, group[number])
         loop.drain(until=lambda: all(engine.reply(each) is not None for each in tickets.values()))
         if not arrival.left_early:
             loop.drain()
             engine.check_integrity()
-    except UpstreamAbort as abort:
-        return [{"error": str(abort)} for _ in group]
+    except UpstreamAbort:
+        return [{"error": ENDED} for _ in group]
     return [_shown(engine, tickets[number]) for number in range(len(group))]
 
 

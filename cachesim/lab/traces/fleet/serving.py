@@ -46,6 +46,7 @@ from cachesim.lab.traces.replay import (
     limit_notes,
     play_run,
 )
+from cachesim.play.loop import EndlessError
 from cachesim.typed import Json, there_is
 
 MOST_SESSIONS: Final = 1 << 16
@@ -115,7 +116,7 @@ class FleetLoop:
         server.now = now
         try:
             busy = server.loop.turn()
-        except UpstreamAbort as abort:
+        except (UpstreamAbort, EndlessError) as abort:
             yield from self._kill(server, str(abort))
             return
         for ticket in [*server.inside]:

@@ -1,0 +1,1 @@
+"""ik_llama.cpp: a server binary that someone has built, beside the simulator."""

@@ -1,0 +1,202 @@
+"""A running server of ik_llama.cpp, from a binary: its command line, its calls, its answers."""
+
+import json
+import math
+import re
+import socket
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Self
+
+from cachesim.engines.ik_llama.family import FAMILY
+from cachesim.errors import CachesimError, OptionError
+from cachesim.lab.logs.settings import flag_of
+from cachesim.lab.real.llama_cpp.calls import PLAIN_WORD
+from cachesim.lab.real.llama_cpp.workload import CRASH, Outcome
+from cachesim.model.spec import ModelSpec
+from cachesim.scenario.format import Step
+from cachesim.units import Token, as_tokens
+
+SECONDS_TO_START: Final = 60.0
+SECONDS_FOR_ONE_CALL: Final = 300.0
+
+STATE: Final = 64
+"""Size of a recurrent state for which the server has a fused kernel (`iqk_fused_delta_net`).
+
+It has kernels for 64 and 128. With any other size a fresh server computes one answer where it reads
+a token in a prompt, and another where it decodes the token, so no reply can be compared.
+"""
+
+SWA_LAYERS: Final = ("window",) * 5 + ("attention",)
+"""Layers of a window model that the server loads: a whole period of its family."""
+
+LOADS: Final = ("dense", "swa", "hybrid-delta", "hybrid-mtp", "recall-hybrid-delta")
+"""Presets that the server loads, in the sizes of `exact_spec`; no Mamba-2, no other hybrid."""
+
+DRAFTS: Final = {"draft_max": "n_max", "draft_min": "n_min", "draft_p_min": "p_min"}
+
+
+class BinaryError(CachesimError):
+    """The binary is no server of ik_llama.cpp, does not start, or contradicts itself."""
+
+
+def exact_spec(spec: ModelSpec) -> ModelSpec:
+    """The network in sizes that the server loads, and computes alike in prompt and reply."""
+    if "delta" in spec.layers and spec.state_size not in {64, 128}:
+        return replace(spec, state_size=STATE, inner=STATE * spec.state_heads)
+    if "window" in spec.layers and len(spec.layers) != len(SWA_LAYERS):
+        return replace(spec, layers=SWA_LAYERS)
+    return spec
+
+
+def arguments(options: Mapping[str, Any], release: str) -> list[str]:
+    """The options of a scenario as the command line of a commit."""
+    given, words = dict(options), []
+    companion = given.pop("companion", "none")
+    if companion == "strict_tail":
+        raise OptionError("companion = 'strict_tail' is a what-if: no server has such a companion")
+    given.pop("companion_window", None)  # the model's
+    drafts = {key: given.pop(name) for name, key in DRAFTS.items() if name in given}
+    if companion != "none":
+        words += flag_of(FAMILY, "companion", companion, release).split()
+        if "--spec-type" in words and drafts:
+            stage = ",".join(f"{key}={value}" for key, value in drafts.items())
+            words[words.index("--spec-type") + 1] += f":{stage}"
+        else:
+            for name, key in DRAFTS.items():
+                if key in drafts:
+                    words += flag_of(FAMILY, name, drafts[key], release).split()
+    for name, value in given.items():
+        words += flag_of(FAMILY, name, value, release).split()
+    return words
+
+
+@dataclass(slots=True)
+class Server:
+    """A server process; `with` ends it."""
+
+    binary: Path
+    model: Path
+    words: list[str]
+    folder: Path  # for slot files and the log
+    probabilities: int = 0
+    process: "subprocess.Popen[bytes] | None" = None
+    port: int = 0
+
+    def __enter__(self) -> Self:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port = free.getsockname()[1]
+        line = [
+            str(self.binary.resolve()), "-m", str(self.model), "--host", "127.0.0.1", "--port",
+            str(self.port), "-t", "1", "-tb", "1", "--slot-save-path", f"{self.folder}/",
+            *self.words,
+        ]  # fmt: skip
+        with self.log.open("wb") as log:
+            self.process = subprocess.Popen(line, stdout=log, stderr=subprocess.STDOUT)
+        until = time.monotonic() + SECONDS_TO_START
+        while time.monotonic() < until and not self.lost:
+            try:
+                urllib.request.urlopen(f"{self._address}/health", timeout=2).close()  # noqa: S310 - http
+            except OSError:
+                time.sleep(0.05)
+            else:
+                return self
+        self._end()
+        last = self.log.read_text(errors="replace").strip().splitlines()[-3:]
+        raise BinaryError(f"{self.binary} does not start with {' '.join(line[1:])}: {last}")
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._end()
+
+    def _end(self) -> None:
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()
+
+    @property
+    def log(self) -> Path:
+        return self.folder / f"server-{self.port}.log"
+
+    @property
+    def _address(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def lost(self) -> bool:
+        """True if the process has ended."""
+        return self.process is None or self.process.poll() is not None
+
+    def send(self, step: Step) -> Outcome:
+        """One step's outcome; `drafted` counts tokens of the reply that were never sent."""
+        if step.do == "complete":
+            path, body = "/completion", self._body(step)
+        else:
+            path = f"/slots/{step.slot}?action={step.do.removeprefix('slot-')}"
+            body = {"filename": step.file} if step.file else {}
+        try:
+            answer = self._post(path, body)
+        except urllib.error.HTTPError as error:
+            kind = json.load(error).get("error", {}).get("type", "server_error")
+            return Outcome(error=str(kind))
+        except OSError:
+            time.sleep(0.3)
+            return Outcome(error=CRASH if self.lost else "no answer")
+        return self._outcome(step, answer) if step.do == "complete" else Outcome(slot=step.slot)
+
+    def _body(self, step: Step) -> dict[str, Any]:
+        body = {
+            "prompt": list(step.ids), "n_predict": step.predict, "temperature": 0,
+            "ignore_eos": True, "cache_prompt": step.cache_prompt, **step.options,
+        }  # fmt: skip
+        if step.slot >= 0:
+            body["id_slot"] = step.slot
+        if self.probabilities:
+            body["n_probs"] = self.probabilities
+        return body
+
+    def _post(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        head = {"Content-Type": "application/json"}
+        data, where = json.dumps(body).encode(), f"{self._address}{path}"
+        request = urllib.request.Request(where, data, head)  # noqa: S310 - http
+        with urllib.request.urlopen(request, timeout=SECONDS_FOR_ONE_CALL) as answer:  # noqa: S310 - http
+            found: dict[str, Any] = json.load(answer)
+        return found
+
+    @staticmethod
+    def _outcome(step: Step, answer: Mapping[str, Any]) -> Outcome:
+        timings, truncated = answer["timings"], bool(answer.get("truncated"))
+        reply = as_tokens([int(each) for each in PLAIN_WORD.findall(answer["content"])])
+        processed = timings["prompt_n"]
+        return Outcome(
+            cached=None if truncated else len(step.ids) - processed,  # it reports what it processed
+            processed=processed,
+            reply=reply,
+            slot=answer["id_slot"],
+            truncated=truncated,
+            drafted=max(0, timings["predicted_n"] - len(reply)),
+            top=tuple(_row(each) for each in answer.get("completion_probabilities", ())),
+        )
+
+
+def _row(entry: Mapping[str, Any]) -> dict[Token, float]:
+    """The likeliest tokens of a row, by logarithm; texts of other tokens are left out."""
+    found = {}
+    for each in entry.get("probs") or entry.get("top_logprobs") or ():
+        text = re.fullmatch(r"\[(\d+)\]", each.get("tok_str", each.get("token", "")))
+        given = each.get("prob")
+        log = each.get("logprob", -math.inf) if given is None else math.log(max(given, 1e-30))
+        if text is not None:
+            found[Token(int(text[1]))] = log
+    return found

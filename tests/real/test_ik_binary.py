@@ -1,0 +1,85 @@
+"""A scenario on a server binary of ik_llama.cpp: its command line, its model, its refusals."""
+
+import stat
+import sys
+from pathlib import Path
+
+import pytest
+
+from cachesim.errors import OptionError, ScenarioError
+from cachesim.lab.real.hunt.proof import proof_command
+from cachesim.lab.real.ik_llama.binary import BinaryError, arguments, exact_spec
+from cachesim.lab.real.ik_llama.commands import line_of, real_ik_llama_cpp
+from cachesim.lab.real.llama_cpp.workload import Outcome
+from cachesim.lab.real.vectors.servers import judged
+from cachesim.model.presets import preset
+from cachesim.scenario import full_profile
+from cachesim.scenario.format import Scenario, Step
+from cachesim.scenario.shipped import load_all
+from cachesim.units import as_tokens
+
+SCENARIO = "ik_llama.cpp-2105-one-token-then-again"
+DRAFTS = {"companion": "attn", "draft_max": 3, "draft_p_min": 0.0, "context_shift": False}
+
+
+def shipped(name: str) -> Scenario:
+    return load_all([name])[0][1]
+
+
+@pytest.mark.parametrize(
+    ("release", "line"),
+    [
+        ("d2da6da05", "-mtp --draft-max 3 --draft-p-min 0.0 --no-context-shift"),
+        ("8337e4cd3", "--spec-type mtp:n_max=3,p_min=0.0 --no-context-shift"),
+    ],
+)
+def test_drafts_are_asked_for_in_the_words_of_the_commit(release: str, line: str) -> None:
+    assert line.split() == arguments(DRAFTS, release)
+
+
+def test_a_companion_that_no_server_has_is_refused() -> None:
+    with pytest.raises(OptionError, match="a what-if"):
+        arguments({"companion": "strict_tail"}, "8337e4cd3")
+
+
+def test_models_are_written_in_sizes_that_the_server_computes_exactly() -> None:
+    delta, window = exact_spec(preset("hybrid-mtp")), exact_spec(preset("swa"))
+
+    assert (64, 64 * delta.state_heads) == (delta.state_size, delta.inner)
+    assert (6, "attention") == (len(window.layers), window.layers[-1])
+    assert preset("dense") == exact_spec(preset("dense"))
+
+
+def test_a_binary_that_does_not_start_is_named_with_its_last_lines(tmp_path: Path) -> None:
+    binary = tmp_path / "llama-server"
+    binary.write_text(f"#!{sys.executable}\nprint('unknown argument: -tb')\n")
+    binary.chmod(binary.stat().st_mode | stat.S_IXUSR)
+
+    with pytest.raises(BinaryError, match="unknown argument: -tb"):
+        real_ik_llama_cpp(binary=binary, scenario=SCENARIO)
+    with pytest.raises(ScenarioError, match="is no file"):
+        real_ik_llama_cpp(binary=tmp_path / "none", scenario=SCENARIO)
+
+
+def test_what_was_played_is_replayed_from_the_line_that_is_recorded() -> None:
+    scenario = shipped(SCENARIO)
+    a = as_tokens(range(300, 450))
+    steps = [Step(name="A", prompt=a, predict=1), Step(name="again", prompt=a, predict=2)]
+    first = Outcome(cached=0, processed=150, reply=as_tokens([301]), slot=0)
+    second = Outcome(cached=145, processed=5, reply=as_tokens([302, 303]), slot=0)
+
+    right = line_of(scenario, "8337e4cd3", steps, [first, second])
+    wrong = line_of(scenario, "8337e4cd3", steps, [first, first])
+
+    assert judged(right) is None
+    assert judged(wrong) is not None
+
+
+def test_the_command_is_printed_where_the_binary_can_play_the_scenario() -> None:
+    scenario = shipped(SCENARIO)
+    what_if = shipped("ik_llama.cpp-1889-reset-site")
+    profile = full_profile("ik_llama.cpp", "8337e4cd3")
+
+    options = f"--binary llama-server --scenario {SCENARIO} --release 8337e4cd3"
+    assert f"cachesim real ik_llama.cpp {options}" == proof_command(scenario, profile, SCENARIO)
+    assert not proof_command(what_if, full_profile("ik_llama.cpp", "d2da6da05"), "x")
