@@ -11,7 +11,7 @@ from cachesim.engines import FAMILIES
 from cachesim.engines.base import Engine
 from cachesim.engines.family import Family, register
 from cachesim.engines.option import Option
-from cachesim.engines.vllm.options import COMPRESSED_WINDOW
+from cachesim.engines.vllm.groups import COMPRESSED_WINDOW
 from cachesim.errors import OptionError, SpecError
 from cachesim.model.build import build
 from cachesim.model.presets import preset

@@ -129,3 +129,23 @@ def test_the_table_of_the_newest_release_is_complete(
 @pytest.mark.parametrize("engine", ["mlx-lm", "transformers"])
 def test_the_table_of_the_newest_wheel_is_complete(engine: str) -> None:
     assert 0 == judge_wheel(FAMILIES[engine], FAMILIES[engine].real()[-1])
+
+
+PLANTED = """
+class SchedulerConfig:
+    policy: str = "fcfs"
+    forgets_everything: bool = False
+"""
+
+
+def test_a_planted_field_of_vllm_has_no_row(tmp_path: Path, capsys: Capture) -> None:
+    family = FAMILIES["vllm"]
+    file = tmp_path / "vllm" / "config" / "scheduler.py"
+    file.parent.mkdir(parents=True)
+    file.write_text(PLANTED)
+
+    assert 1 == judge_fields(family, "0.34.0", tmp_path)
+    out = capsys.readouterr().out
+    assert "vllm 0.34.0: SchedulerConfig.forgets_everything has no row in" in out
+    assert "SchedulerConfig.policy " not in out
+    assert "SchedulerConfig.watermark is gone" in out

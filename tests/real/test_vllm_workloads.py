@@ -16,7 +16,7 @@ from cachesim.lab.real.vllm import workloads
 from cachesim.lab.real.vllm.end_to_end import Played, apart, prompts, simulated
 from cachesim.lab.real.vllm.playing import play
 from cachesim.lab.real.vllm.scheduler import SCHEDULER, config_of, group_of
-from cachesim.lab.real.vllm.workloads import KINDS, draw
+from cachesim.lab.real.vllm.workloads import FURTHER, KINDS, draw, draw_async
 from cachesim.play.session import Record, Session
 from cachesim.scenario.format import FORMAT, Model, Scenario, Server, Step
 from cachesim.scenario.shipped import load_all
@@ -29,6 +29,47 @@ def test_every_kind_of_group_is_drawn() -> None:
     drawn = {draw(0, number, NEWEST)["id"].rpartition("-")[0] for number in range(len(KINDS))}
 
     assert set(KINDS) == drawn
+
+
+@pytest.mark.parametrize("option", sorted(set(FURTHER) - {"disable_hybrid_kv_cache_manager"}))
+def test_workloads_with_an_option_show_it(option: str) -> None:
+    """The comparison would find a scheduler that ignores it."""
+    drawn = [draw_async(0, number, NEWEST, option=option) for number in range(26)]
+
+    shown = 0
+    for workload in drawn:
+        plain = workload | {"config": workload["config"] | {"further": {}}}
+        shown += play(workload, NEWEST) != play(plain, NEWEST)
+
+    assert shown >= 5, option
+
+
+def test_without_the_hybrid_manager_attention_is_one_group_that_keeps_all() -> None:
+    """A window's group would give up blocks, and a hit need only the last ones."""
+    drawn = [
+        draw(0, number, NEWEST, option="disable_hybrid_kv_cache_manager")["config"]["groups"]
+        for number in range(10)
+    ]
+
+    assert all([group["kind"] for group in groups] == ["full"] for groups in drawn)
+    assert {"window", "chunk"} == {key for [group] in drawn for key in group} & {"window", "chunk"}
+
+
+def test_a_release_gets_the_options_that_it_has() -> None:
+    drawn = {
+        release: {
+            name
+            for number in range(800)
+            for name in draw(0, number, FAMILY.release(release).rules)["config"]["further"]
+        }
+        for release in ("0.23.0", "0.28.0", "0.33.0")
+    }
+
+    every = {"long_prefill_token_threshold", "disable_hybrid_kv_cache_manager"}
+    assert drawn["0.23.0"] == every
+    assert "watermark" in drawn["0.28.0"]
+    assert "max_num_active_seqs" not in drawn["0.28.0"]
+    assert set(FURTHER) <= drawn["0.33.0"]
 
 
 @pytest.mark.parametrize("release", FAMILY.names())
@@ -63,7 +104,7 @@ def test_the_drafter_marks_other_groups_than_attention_where_the_release_does(
         bool(group.get("eagle"))
         for config in drawn
         for group in config["groups"]
-        if group["kind"] != "full"
+        if group["kind"] != "full" and not config["further"].get("disable_eagle_block_drop")
     }
 
     assert marked == found

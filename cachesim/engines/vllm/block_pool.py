@@ -27,8 +27,8 @@ class GroupSpec:
 
     kind: GroupKind
     block: int
-    window: int = 0  # tokens that a token attends to, itself included
-    chunk: int = 0  # attention_chunk_size
+    window: int = 0  # tokens that a token attends to, itself included; of `full`, in some layers
+    chunk: int = 0  # attention_chunk_size, likewise
     mode: StateMode = "align"
     speculative_blocks: int = 0
     checkpoint_alignment: int = 0  # of states exported inside a prefill chunk; 0: none are

@@ -19,12 +19,14 @@ class Cells(NamedTuple):
     frame: Frame  # ABSENT at the positions of null blocks, before the window
 
     @classmethod
-    def of(cls, spec: GroupSpec, table: Sequence[int], start: int, count: int) -> "Cells":
-        """The cells of a chunk of `count` tokens."""
+    def of(
+        cls, spec: GroupSpec, table: Sequence[int], start: int, count: int, *, local: bool = False
+    ) -> "Cells":
+        """The cells of a chunk of `count` tokens; `local`: of a layer with a window or chunks."""
         size, end = spec.block, start + count
         blocks = np.array(table[: cdiv(end, size)], np.int64)
-        chunked = spec.kind == "chunked"
-        frame = Frame.of_run(start, end, spec.chunk or spec.window, chunked=chunked)
+        seen = spec.chunk or spec.window if local or spec.kind != "full" else 0
+        frame = Frame.of_run(start, end, seen, chunked=spec.chunk > 0)
         positions, first = frame.positions, int(frame.positions[0])
         inside = np.minimum(positions, end - 1)
         owners = blocks[inside // size]

@@ -289,6 +289,7 @@ class KVCacheManager:
         enable_caching: bool = True,
         use_eagle: bool = False,
         hash_lookahead: int = 0,
+        shared_prefix_checkpoint: bool = False,
         most_in_flight: int = 1 << 30,
         max_model_len: int = 1 << 30,
     ) -> None:
@@ -317,6 +318,11 @@ class KVCacheManager:
             max_model_len=max_model_len,
         )
         self.managers = self.coordinator.managers
+        # Whether a prefill ends at a junction inside a block, whose state is then cached.
+        shares = shared_prefix_checkpoint and self.coordinator.marked
+        self.shared_prefix_checkpoint = shares and self.coordinator.partial_hits
+        for each in self.coordinator.mamba:
+            each.shared_prefix_checkpoint = self.shared_prefix_checkpoint
         self.on_published: Callable[[Request, Published], None] | None = None
         self.nothing: tuple[list[int], ...] = tuple([] for _ in groups)
         self.pins: dict[int, list[int]] = {}  # by request: blocks referenced for a store to read
@@ -340,6 +346,7 @@ class KVCacheManager:
         full_sequence_must_fit: bool = False,
         delay_cache_blocks: bool = False,
         reserved_blocks: int = 0,
+        watermark_blocks: int = 0,
     ) -> tuple[list[int], ...] | None:
         """Allocate blocks for a chunk, after its hit; None without enough free blocks.
 
@@ -354,7 +361,7 @@ class KVCacheManager:
             whole = min(request.num_tokens, self.max_model_len)
             end = self._prefill_end(request)
             need = managers.Need(whole, whole, total, num_local, admission=True, prefill_end=end)
-            if self._needed(request, found, need) > self.pool.num_free:
+            if self._needed(request, found, need) + watermark_blocks > self.pool.num_free:
                 return None
         num_main = total + num_new
         num_slots = min(num_main + num_lookahead, self.max_model_len)
@@ -363,7 +370,8 @@ class KVCacheManager:
         self.remove_skipped_blocks(request, max(0, total - unsettled))
         computed, end = num_local + num_external, self._prefill_end(request)
         need = managers.Need(num_slots, num_main, computed, num_local, prefill_end=end)
-        if self._needed(request, found, need) > self.pool.num_free - reserved_blocks:
+        left = self.pool.num_free - reserved_blocks - watermark_blocks
+        if self._needed(request, found, need) > left:
             return None
         if (hit is not None and any(hit)) or num_external > 0:
             self._hold(request, found, num_local, num_external)

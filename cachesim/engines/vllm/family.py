@@ -331,6 +331,7 @@ FAMILY: Final[Family[rules.Rules, VllmOptions]] = Family(
     package=__package__,
     engine=f"{__package__}.server:Vllm",
     laws=f"{__package__}.laws:VllmLaws",
+    configuration=f"{__package__}.fields",
     releases=RELEASES,
     patches=PATCHES,
     options=VllmOptions,

@@ -69,7 +69,7 @@ def held(manager: KVCacheManager, runner: Runner, prefixes: Prefixes) -> Held:
                 part=place,
                 stream=sum(PLACES[each.kind] == place for each in manager.groups[:i]),
                 size=pool.size * size,
-                window=group.window or None,
+                window=group.window if group.kind == "window" else None,
                 runs=runs_of(at, np.array(positions, np.int64), np.ones_like(at), births),
                 blocks=tuple(chain),
             )

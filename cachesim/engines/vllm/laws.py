@@ -102,10 +102,24 @@ class VllmLaws:
             fills = self._options.use_eagle or limits.overlaps  # a drafter proposes all drafts
             if fills if decodes else pads and self._has_room(event.start):
                 wanted += limits.drafts
-            room = min(wanted, limits.budget, limits.max_model_len - event.start - 1)
+            room = min(wanted, self._least, limits.max_model_len - event.start - 1)
             if seen.alone and whole and size < room:
                 return f"a chunk of {size} tokens from {event.start} on, of {room}"
         return None
+
+    @property
+    def _least(self) -> int:
+        """Tokens of a request that a step surely has room for, where the request is alone."""
+        limits, spares = self._engine.scheduler.limits, self._rules.scheduler
+        if spares.threshold_spares_the_only_one or not limits.threshold:
+            return limits.budget
+        return min(limits.budget, limits.threshold)
+
+    @property
+    def _longest(self) -> tuple[int, ...]:
+        """Tokens of the longest chunks: those of a step, or of a request beside others."""
+        limits = self._engine.scheduler.limits
+        return limits.budget, min(limits.budget, limits.threshold or limits.budget)
 
     def _has_room(self, start: int) -> bool:
         """True if a request that resumes with one token may be padded with drafts."""
@@ -121,7 +135,7 @@ class VllmLaws:
         ends                      ^     ^     ^     ^           the last blocks' may be inside, too
         """
         scheduler, splitter = self._engine.scheduler, self._engine.scheduler.splitter
-        if splitter is None or seen.images:
+        if splitter is None or seen.images or scheduler.limits.adaptive:
             return None
         count, size, junction = len(seen.reply.prompt), splitter.size, 0
         manager, rules = splitter.manager, self._rules.scheduler
@@ -132,8 +146,9 @@ class VllmLaws:
             if not isinstance(event, ChunkScheduled) or event.end >= count:
                 continue
             start, end = event.start, event.end
-            full = min(count, start + scheduler.limits.budget)
-            ends = {full, full // size * size, (start // size + bool(start % size)) * size}
+            ends = {(start // size + bool(start % size)) * size}
+            for full in (min(count, start + most) for most in self._longest):
+                ends |= {full, full // size * size}
             wanted = junction - size < end <= junction or end >= count - 2 * size
             wanted |= bool(grid and end % grid == 0)
             if end not in ends and (end % manager.sizes.hash_block or not wanted):
@@ -152,15 +167,18 @@ class VllmLaws:
         kept = encoder.lookahead * late  # tokens after an image for which it is kept
         if scheduler.limits.overlaps:
             kept += budget  # those of the step in flight
+        if scheduler.limits.adaptive:
+            return None
         for event in seen.events if seen.images and scheduler.splitter is None else ():
             if not isinstance(event, ChunkScheduled) or event.end >= request.num_prompt:
                 continue
             start, end = event.start, event.end
             stops = {end, end + encoder.lookahead * rules.encoder_stops_ahead}
             after = next((each for each in request.images if each.start in stops), None)
-            if after is None and end != start + budget:
+            full = end - start in self._longest
+            if after is None and not full:
                 return f"a chunk from {start} on ends at {end}, before no image"
-            if after is None or end == start + budget:
+            if after is None or full:
                 continue
             needed = {e.name: e.count for e in request.images if start - kept < e.end <= after.end}
             if sum(needed.values()) <= encoder.size:
@@ -284,7 +302,7 @@ class VllmLaws:
         stored = self._options.has_connector  # windows, without a drafter's block
         if "none" in modes or (marked and (stored or not drops)):
             return
-        small = self._engine.scheduler.limits.budget < block
+        small = min(self._longest) < block
         if "align" in modes and (len(sizes) > 1 or small or not (exact or count % block)):
             return
         less = block if marked else 0

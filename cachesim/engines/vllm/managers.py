@@ -482,6 +482,7 @@ class Mamba(Manager):
     def open(self) -> None:
         self.speculative = self.spec.speculative_blocks
         self.drop_eagle_checkpoint = False
+        self.shared_prefix_checkpoint = False  # also cache the state at a junction
         self.cached_this_step: set[int] = set()  # keys
         self.last_state: dict[int, int] = {}
         self.allocated: set[int] = set()
@@ -586,10 +587,15 @@ class Mamba(Manager):
         unit, size, rule = self.pool.hash_block, self.block_size, self.rules.state.tail
         if num_tokens <= 0 or num_tokens % unit:
             return False
+        if rule != "checkpoint" and (size == unit or num_tokens % size == 0):
+            return False
+        # A decode mutates its state in place: only a chunk of the prompt leaves one at a junction.
+        of_prompt = request.num_computed < num_tokens <= request.num_prompt
+        junction = self.shared_prefix_checkpoint and num_tokens == request.shared_prefix_boundary
+        if junction and of_prompt:
+            return True
         if rule == "checkpoint":
             return num_tokens == self._checkpoint(request.num_prompt, unit)
-        if size == unit or num_tokens % size == 0:
-            return False
         boundary = request.num_prompt // unit * unit
         if self.use_eagle if rule == "prompt-eagle" else self.drop_eagle_checkpoint:
             boundary = max(boundary - unit, 0)

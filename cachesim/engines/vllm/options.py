@@ -1,5 +1,6 @@
 """The flags of `vllm serve` that affect the cache, under upstream's names."""
 
+import json
 import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
@@ -8,11 +9,19 @@ from typing import Final, get_args
 from cachesim.engines.device import DEVICES, device_option
 from cachesim.engines.option import listed, option
 from cachesim.engines.vllm.block_pool import GroupSpec, Sizes, StateMode, cdiv, kv_cache_groups
+from cachesim.engines.vllm.groups import (
+    COMPRESSED_BLOCK,
+    COMPRESSED_WINDOW,
+    check_drafter,
+    check_groups,
+    compressed_groups,
+    promoted,
+)
 from cachesim.engines.vllm.offload_options import OffloadOptions
 from cachesim.engines.vllm.request import Limits
 from cachesim.engines.vllm.rules import Rules
 from cachesim.errors import OptionError
-from cachesim.model.spec import COMPRESSOR_WINDOW, ModelSpec
+from cachesim.model.spec import ModelSpec
 
 DENSE: Final = -1
 """`prefix_cache_retention_interval` is None: every block and every state keeps its id."""
@@ -37,11 +46,6 @@ RING: Final = 8
 
 FLASHINFER_ALIGNMENT: Final = 64
 """Tokens of a chunk of FlashInfer's gated-delta kernel, between which it emits states."""
-
-COMPRESSED_BLOCK: Final = 256
-"""Tokens in a block of DeepSeek V4's keys, the only size that its backends take."""
-
-COMPRESSED_WINDOW: Final = 128
 
 LATE: Final = frozenset({"store-async", "nixl"})
 """Connectors whose loads arrive in later steps."""
@@ -128,6 +132,12 @@ class VllmOptions(OffloadOptions):
         unit="tokens",
         since="0.26.0",
     )
+    disable_hybrid_kv_cache_manager: bool = option(
+        "--disable-hybrid-kv-cache-manager",
+        "whether layers with windows or chunks keep every block, in one group with full attention",
+        default=False,
+        tried=(False, True),
+    )
     num_gpu_blocks_override: int = option(
         "--num-gpu-blocks-override",
         "number of blocks in the pool, including the null block",
@@ -171,6 +181,51 @@ class VllmOptions(OffloadOptions):
         unit="requests",
         tried=(MAX_NUM_SEQS, 1),
     )
+    max_num_active_seqs: int = option(
+        "--max-num-active-seqs",
+        "maximum requests that run at once, where the runner has room for max_num_seqs; 0: those",
+        default=0,
+        high=MOST,
+        unit="requests",
+        since="0.31.0",
+        tried=(0, 1),
+    )
+    long_prefill_token_threshold: int = option(
+        "--long-prefill-token-threshold",
+        "maximum tokens of a request per step, beside others; 0: all that the step has room for."
+        " Until 0.30 also of a request that is alone",
+        default=0,
+        high=MOST,
+        unit="tokens",
+        tried=(0, 16, 8),
+    )
+    long_prefill_token_threshold_adaptive: bool = option(
+        "--long-prefill-token-threshold-adaptive",
+        "whether a request's share of max_num_batched_tokens is its threshold, where that is more",
+        default=False,
+        since="0.31.0",
+        needs="long_prefill_token_threshold",
+    )
+    prefill_schedule_interval: int = option(
+        "--prefill-schedule-interval",
+        "steps between two that have prefills, while others generate and no request queues up;"
+        " until 0.32 without effect on a server without data-parallel ranks",
+        default=1,
+        low=1,
+        high=1000,
+        unit="steps",
+        since="0.24.0",
+        tried=(1, 3),
+    )
+    watermark: float = option(
+        "--watermark",
+        "share of the pool's blocks that a request leaves free when it is admitted beside others",
+        default=0.0,
+        low=0.0,
+        high=0.99,
+        since="0.24.0",
+        tried=(0.0, 0.25),
+    )
     enable_prefix_caching: bool = option(
         "--enable-prefix-caching", "whether prefixes are cached", default=True
     )
@@ -180,6 +235,16 @@ class VllmOptions(OffloadOptions):
         "with none the server chooses, if it caches prefixes",
         default="none",
         choices=get_args(StateMode),
+    )
+    enable_mamba_shared_prefix_checkpoint: bool = option(
+        "--enable-mamba-shared-prefix-checkpoint",
+        "whether a prefill also ends, and leaves a state, at the junction: where attention still"
+        " matches the prompt and no state does. Only beside EAGLE or MTP, and with a"
+        " prefix_match_unit that is smaller than a state's block",
+        default=False,
+        since="0.30.0",
+        until_then=("0.30.0", "--enable-mamba-fine-grained-prefix-cache"),
+        tried=(False, True),
     )
     gdn_prefill_backend: str = option(
         "--gdn-prefill-backend",
@@ -236,12 +301,29 @@ class VllmOptions(OffloadOptions):
         high=64,
         unit="tokens",
     )
+    num_speculative_tokens_per_batch_size: str = option(
+        "--speculative-config.num-speculative-tokens-per-batch-size",
+        "numbers of tokens proposed by the number of requests in a step, at most"
+        " num_speculative_tokens: ranges as upstream writes them, as [[1, 4, 3], [5, 16, 1]] for 3"
+        " in steps of 1 to 4 requests and 1 in larger ones",
+        default="",
+        since="0.24.0",
+        needs="speculative_method",
+    )
     disable_lookahead_block_hashes: bool = option(
         "--speculative-config.disable-lookahead-block-hashes",
         "whether ids of blocks leave out the token after the block, which EAGLE and MTP heads read;"
         " a hit's last block is then dropped for them",
         default=False,
         since="0.33.0",
+        tried=(False, True),
+    )
+    disable_eagle_block_drop: bool = option(
+        "--speculative-config.disable-eagle-block-drop",
+        "whether a hit keeps the last block, whose last entry EAGLE and MTP heads computed from the"
+        " token after it, and ids leave that token out",
+        default=False,
+        since="0.30.0",
         tried=(False, True),
     )
     eagle_groups: str = option(
@@ -319,6 +401,37 @@ class VllmOptions(OffloadOptions):
         return 0 if self.speculative_method == "none" else self.num_speculative_tokens
 
     @property
+    def drafts_by_size(self) -> tuple[int, ...]:
+        """Drafts in steps of one request, of two and so on; the last number holds for all larger.
+
+        Follows `build_dynamic_sd_schedule_lookup`.
+        """
+        found: list[int] = []
+        for first, last, drafts in self._ranges() if self.drafts else ():
+            found += found[-1:] * (first - 1 - len(found))
+            found += [min(drafts, self.drafts)] * (last - len(found))
+        return tuple(found)
+
+    def _ranges(self) -> list[tuple[int, int, int]]:
+        """The ranges of `num_speculative_tokens_per_batch_size`, sorted and checked."""
+        text = self.num_speculative_tokens_per_batch_size
+        if not text:
+            return []
+        try:
+            ranges = sorted((int(a), int(b), int(c)) for a, b, c in json.loads(text))
+        except (ValueError, TypeError, RecursionError):
+            ranges = []
+        ends = [0, *(last for _, last, _ in ranges)]
+        pairs = zip(ends, ranges, strict=False)
+        fit = all(end < first <= last and drafts >= 0 for end, (first, last, drafts) in pairs)
+        if not fit or not ranges or ranges[0][0] != 1 or ends[-1] > MOST:
+            raise OptionError(
+                f"option 'num_speculative_tokens_per_batch_size' is {text[:60]!r}; write ranges "
+                "that begin at 1 and do not overlap, as [[1, 4, 3], [5, 16, 1]]"
+            )
+        return ranges
+
+    @property
     def retention(self) -> int | None:
         """The retention interval, or None for dense."""
         interval = self.prefix_cache_retention_interval
@@ -327,6 +440,7 @@ class VllmOptions(OffloadOptions):
     def hash_lookahead(self, rules: Rules) -> int:
         """Tokens after a block that its id covers. Follows `num_hash_lookahead_tokens`."""
         legacy = self.disable_lookahead_block_hashes or self.has_connector
+        legacy |= self.disable_eagle_block_drop
         used = self.use_eagle and self.enable_prefix_caching and not legacy
         return int(used and rules.lookup.lookahead_hashes)
 
@@ -348,7 +462,8 @@ class VllmOptions(OffloadOptions):
 
     def drops_eagle_block(self, rules: Rules) -> bool:
         """True if a drafter drops a hit's last block, as ids do not cover the next token."""
-        return self.use_eagle and not self.hash_lookahead(rules)
+        drops = self.use_eagle and not self.disable_eagle_block_drop
+        return drops and not self.hash_lookahead(rules)
 
     def overlaps(self, rules: Rules) -> bool:
         """True if a step is scheduled before the output of the previous one is known."""
@@ -360,16 +475,26 @@ class VllmOptions(OffloadOptions):
         return Limits(
             budget=self.max_num_scheduled_tokens or self.max_num_batched_tokens,
             batched=self.max_num_batched_tokens,
-            max_seqs=min(self.max_num_seqs, self.max_num_batched_tokens),  # as `EngineArgs`
+            # as `EngineArgs`
+            max_seqs=min(
+                self.max_num_active_seqs or MOST, self.max_num_seqs, self.max_num_batched_tokens
+            ),
             max_model_len=self.max_model_len,
             reserve_full=self.scheduler_reserve_full_isl,
             drafts=self.drafts,
+            drafts_by_size=self.drafts_by_size,
             lookahead=self.drafts if self.use_eagle else 0,
             use_eagle=self.drops_eagle_block(rules),
             by_priority=self.scheduling_policy == "priority",
             overlaps=self.overlaps(rules),
             recomputes=self.kv_load_failure_policy == "recompute",
             loras=self.max_loras if self.adapters else 0,
+            threshold=self.long_prefill_token_threshold,
+            adaptive=self.long_prefill_token_threshold_adaptive,
+            watermark=self.watermark,
+            prefill_interval=self.prefill_schedule_interval
+            if rules.scheduler.prefill_interval_of_one_rank
+            else 1,
         )
 
     def groups(self, spec: ModelSpec, rules: Rules) -> tuple[GroupSpec, ...]:
@@ -390,10 +515,13 @@ class VllmOptions(OffloadOptions):
         if self.use_eagle and attention:  # with the target's heads
             block = self.drafter_block_size or attention[0].block
             layers.append(replace(attention[0], block=block))
-            self._check_drafter(layers, rules)
-        groups = kv_cache_groups(layers)
-        self._check_groups(groups, rules)
-        marked = self._marked(rules) if len(layers) > drafter else "all" if self.use_eagle else ""
+            check_drafter(self, layers, rules)
+        groups = promoted(layers) if self.disable_hybrid_kv_cache_manager else ()
+        groups = groups or kv_cache_groups(layers)
+        check_groups(self, groups, rules)
+        self._check_offloading(groups, rules)
+        marked = self._marked(rules)
+        marked = "all" if marked and len(layers) == drafter else marked
         return tuple(
             replace(
                 each,
@@ -442,31 +570,6 @@ class VllmOptions(OffloadOptions):
         unit = self.prefix_match_unit
         return math.lcm(unit, FLASHINFER_ALIGNMENT) if unit else block
 
-    def _check_groups(self, groups: Sequence[GroupSpec], rules: Rules) -> None:
-        everywhere = any(group.mode == "all" for group in groups)
-        if everywhere and self.drafts and not rules.runner.drafts_in_all_mode:
-            raise OptionError(
-                "this release ends at its start with a drafter and mamba_cache_mode 'all' "
-                "(vllm-project/vllm#39809): write align"
-            )
-        self._check_retention(groups, rules)
-        self._check_offloading(groups, rules)
-        self._check_states(groups, rules)
-        self._check_windows(groups, rules)
-        unit, block = self.prefix_match_unit, groups[0].block
-        if unit and any(each.block % unit for each in groups):
-            sizes = " and ".join(map(str, sorted({each.block for each in groups})))
-            raise OptionError(
-                f"option 'prefix_match_unit' is {unit}; it must divide the blocks of {sizes} tokens"
-            )
-        used = self.enable_prefix_caching or self.has_connector
-        single = len(groups) == 1 and unit not in {0, block} and used
-        if single and rules.lookup.refuses_idle_unit:
-            raise OptionError(
-                f"option 'prefix_match_unit' is {unit}; with a single group hits are multiples of "
-                f"its blocks of {block} tokens: leave it out, or write {block}"
-            )
-
     def _check_offloading(self, groups: Sequence[GroupSpec], rules: Rules) -> None:
         sizes = Sizes.of(
             groups, self.prefix_match_unit or None, by_size=rules.lookup.coarse_ids_by_size
@@ -491,6 +594,7 @@ class VllmOptions(OffloadOptions):
             "drafter_block_size": (self.drafter_block_size, 0),
             "connector": (self.connector, "none"),
             "eagle_groups": (self.eagle_groups, "auto"),
+            "disable_hybrid_kv_cache_manager": (self.disable_hybrid_kv_cache_manager, False),
         }
         for name, (given, only) in wanted.items():
             if given != only:
@@ -500,96 +604,11 @@ class VllmOptions(OffloadOptions):
             raise OptionError("this release has no layers of DeepSeek V4: name a later one")
         if self.speculative_method == "eagle":
             raise OptionError("DeepSeek V4 drafts with its own head: write mtp")
-        groups = compressed_groups(spec, rules, drafts=self.use_eagle)
-        self._check_groups(groups, rules)
+        marks = self.use_eagle and not self.disable_eagle_block_drop
+        groups = compressed_groups(spec, rules, drafts=marks)
+        check_groups(self, groups, rules)
+        self._check_offloading(groups, rules)
         return groups
-
-    def _check_windows(self, groups: Sequence[GroupSpec], rules: Rules) -> None:
-        """Follows `unify_kv_cache_spec_page_size`: the smaller pages hold a multiple of tokens."""
-        size, kinds = self.window_block_size, {each.kind for each in groups}
-        if not size:
-            return
-        if not {"full", "window"} <= kinds:
-            raise OptionError(
-                f"option 'window_block_size' is {size}; it is for models with full attention and "
-                "windows: leave it out"
-            )
-        modes = {each.mode for each in groups if each.kind == "mamba"}
-        fine = modes == {"align"} and rules.lookup.fine_beside_states
-        if modes and self.enable_prefix_caching and not fine:
-            but = " but in mode 'align'" if rules.lookup.fine_beside_states else ""
-            raise OptionError(
-                f"option 'window_block_size' is {size}; beside states this release does not start "
-                f"with it{but}: leave it out"
-            )
-        if max(size, self.block_size) % min(size, self.block_size):
-            raise OptionError(
-                f"option 'window_block_size' is {size}; it and block_size, which is "
-                f"{self.block_size}, must divide one another"
-            )
-
-    def _check_drafter(self, layers: Sequence[GroupSpec], rules: Rules) -> None:
-        """Follows `get_kv_cache_groups`: layers that attend alike are one group; in other models
-        the blocks of smaller pages are a multiple of the largest page's.
-        """
-        size, kinds = self.drafter_block_size, {each.kind for each in layers}
-        blocks = sorted({each.block for each in layers if each.kind != "mamba"})
-        aligned = [each.block for each in layers if each.kind == "mamba" and each.mode == "align"]
-        why = ""
-        if len(kinds) == 1 < len(blocks):
-            why = "where all layers attend alike, the drafter's is in their group, of equal blocks"
-        elif any(each % blocks[0] for each in blocks):
-            why = f"of the blocks of {' and '.join(map(str, blocks))} tokens the smallest must "
-            why += "divide the others"
-        elif blocks[0] < max(aligned, default=0) and not rules.lookup.fine_beside_states:
-            why = "beside states in larger blocks this release does not start with it"
-        if size and why:
-            raise OptionError(f"option 'drafter_block_size' is {size}; {why}: leave it out")
-
-    def _check_states(self, groups: Sequence[GroupSpec], rules: Rules) -> None:
-        aligned = [each.block for each in groups if each.kind == "mamba" and each.mode == "align"]
-        states = max(aligned, default=0)
-        if self.max_num_batched_tokens < states and not rules.scheduler.accepts_small_budgets:
-            raise OptionError(
-                f"option 'max_num_batched_tokens' is {self.max_num_batched_tokens}; with states in "
-                f"blocks of {states} tokens this release takes {states} or more"
-            )
-        kept = [each.block for each in groups if each.kind == "mamba" and each.mode == "all"]
-        others = [each.block for each in groups if each.kind != "mamba"]
-        if kept and others and kept[0] != others[0] and not rules.lookup.mixed_blocks:
-            raise OptionError(
-                f"option 'mamba_block_size' is {kept[0]}; in this release all groups have blocks "
-                f"of one size: leave it out, or write {others[0]}"
-            )
-        equal = rules.lookup.all_mode_blocks == "equal"
-        if kept and others and (kept[0] > min(others) or (equal and kept[0] != others[0])):
-            limit = "" if equal else "at most "
-            raise OptionError(
-                f"option 'mamba_block_size' is {kept[0]}; with mamba_cache_mode 'all' this release "
-                f"ends at its start unless states' blocks are {limit}as large as attention's of "
-                f"{others[0]} tokens: leave it out"
-            )
-
-    def _check_retention(self, groups: Sequence[GroupSpec], rules: Rules) -> None:
-        """Follows `_validate_prefix_cache_retention_interval`."""
-        interval = self.retention
-        if interval is None or not rules.retention.interval:
-            return
-        thinned = ("window", "mamba") if rules.retention.thins_states else ("window",)
-        if not any(group.kind in thinned for group in groups):
-            if interval or not rules.retention.accepts_idle_zero:
-                raise OptionError(
-                    f"option 'prefix_cache_retention_interval' is {interval}; this release refuses "
-                    f"it for a model without groups that it thins ({', '.join(thinned)}): leave it "
-                    "out"
-                )
-            return
-        block = Sizes.of(groups).scheduler_block
-        if interval % block:
-            raise OptionError(
-                f"option 'prefix_cache_retention_interval' is {interval}; it must be a multiple of "
-                f"{block} tokens, in which all groups' blocks end"
-            )
 
     def check(self, rules: Rules) -> None:
         """Refuse incompatible options."""
@@ -617,6 +636,19 @@ class VllmOptions(OffloadOptions):
             raise OptionError(
                 f"option 'max_num_scheduled_tokens' is {self.max_num_scheduled_tokens}; a step has "
                 f"room for max_num_batched_tokens, which is {budget}"
+            )
+        if self.max_num_active_seqs > min(seqs, budget):
+            raise OptionError(
+                f"option 'max_num_active_seqs' is {self.max_num_active_seqs}; it is at most "
+                f"max_num_seqs, which is {min(seqs, budget)}"
+            )
+        threshold = self.long_prefill_token_threshold
+        pads = not self.drafts_by_size
+        if pads and 0 < threshold <= self.drafts and rules.scheduler.padding != "never":
+            raise OptionError(
+                f"option 'long_prefill_token_threshold' is {threshold}; a request with one token "
+                f"to compute is padded to {1 + self.drafts}, and the engine core ends where a "
+                f"threshold cuts that: write {1 + self.drafts} or more"
             )
         if self.connector == "nixl" and self.drafts:
             raise OptionError(
@@ -711,7 +743,7 @@ class VllmOptions(OffloadOptions):
 
     def _marked(self, rules: Rules) -> str:
         """The groups marked as the drafter's: all, those of a kind, or the one with its layer."""
-        if not self.use_eagle:
+        if not self.use_eagle or self.disable_eagle_block_drop:
             return ""
         if self.eagle_groups != "auto":
             return self.eagle_groups
@@ -755,35 +787,3 @@ def by_device(
     if options.device == "cpu" and "block_size" not in given:
         chosen["block_size"] = CPU_BLOCK
     return chosen
-
-
-def compressed_groups(spec: ModelSpec, rules: Rules, *, drafts: bool) -> tuple[GroupSpec, ...]:
-    """The groups of DeepSeek V4 Flash, with the layers that stand for theirs.
-
-    every layer        a window of 128                            in two groups, half and half
-    of ratio 4 or 128  keys of so many tokens; of 4 an indexer's  in one
-    of ratio 4         states of two compressors                  in one, with a window of 8
-    of ratio 128       states of a compressor                     in one, with a window of 128
-
-    No layer stands for the last: a hit ends where no group of 128 tokens is open. Pro's first layer
-    is one of those, and its last two groups are in the other order. Follows the specs of
-    `deepseek_v4`, and `_get_packed_kv_cache_groups`.
-    """
-    windows, states = spec.window_layers[::2], spec.window_layers[1::2]
-    halves = tuple(
-        GroupSpec(
-            kind="window",
-            block=64,
-            window=COMPRESSED_WINDOW,
-            eagle=drafts and half == 1,  # of the MTP head, the 44th layer
-            layers=windows[half::2],
-        )
-        for half in range(2)
-    )
-    keys = GroupSpec(kind="full", block=COMPRESSED_BLOCK, layers=spec.attention_layers)
-    first = (*halves, keys) if rules.lookup.groups_in_layer_order else (keys, *halves)
-    return (
-        *first,
-        GroupSpec(kind="window", block=4, window=COMPRESSOR_WINDOW, layers=states),
-        GroupSpec(kind="window", block=8, window=COMPRESSED_WINDOW),
-    )

@@ -342,6 +342,7 @@ class Step:
     copies: list[tuple[int, int, int]] = field(default_factory=list)  # group, source, target
     preempted: list[Request] = field(default_factory=list)
     running: tuple[Chunk, ...] = ()  # chunks of requests that were already running
+    proposes: int = 0  # drafts of each request after it (`num_spec_tokens_to_schedule`)
     cut_to_none: bool = False  # a chunk of fewer tokens than a block was cut to whole blocks
     jobs: Jobs = NO_JOBS  # of native offloading
 
@@ -366,12 +367,17 @@ class Limits:
     max_model_len: int = 1 << 16
     reserve_full: bool = True  # scheduler_reserve_full_isl
     drafts: int = 0  # num_speculative_tokens
+    drafts_by_size: tuple[int, ...] = ()  # by the number of requests in a step; none: `drafts`
     lookahead: int = 0
     use_eagle: bool = False  # the last block of hits is dropped for a drafter
     by_priority: bool = False  # policy
     overlaps: bool = False  # a step is scheduled before the previous one's output
     recomputes: bool = False  # kv_load_failure_policy
     loras: int = 0  # max_loras; 0: no adapters
+    threshold: int = 0  # long_prefill_token_threshold; 0: none
+    adaptive: bool = False  # long_prefill_token_threshold_adaptive
+    watermark: float = 0.0
+    prefill_interval: int = 1  # prefill_schedule_interval
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -264,7 +264,15 @@ class SchedulerRules:
 
     accepts_small_budgets: bool = True
     """0.27: a step may have fewer tokens than a state's block; before, a server with such a
-    `max_num_batched_tokens` does not start."""
+    `max_num_batched_tokens` or `long_prefill_token_threshold` does not start."""
+
+    threshold_spares_the_only_one: bool = True
+    """0.31: `long_prefill_token_threshold` does not cut the chunks of a request that is alone;
+    before, it cut those, too."""
+
+    prefill_interval_of_one_rank: bool = True
+    """0.33: `prefill_schedule_interval` holds on a server without data-parallel ranks; before, it
+    had no effect there."""
 
     accepts_short_budgets: bool = False
     """Until 0.32: a step may have as few tokens as a drafter looks ahead; since 0.33 a server with
@@ -465,6 +473,7 @@ RULES_0320 = replace(
         skips_unencoded=False,
         counts_running_adapters=False,
         small_gb10=False,
+        prefill_interval_of_one_rank=False,
     ),
     runner=replace(RULES_0330.runner, ring_regions="last-page"),
     offload=OffloadRules(recency="request", offers_again=False, needs_whole_chunks=False),
@@ -492,7 +501,9 @@ RULES_0300 = replace(
     RULES_0310,
     lookup=replace(RULES_0310.lookup, marks="none", adapter_path=False),
     state=replace(RULES_0310.state, tail="prompt-eagle", exact_need=False),
-    scheduler=replace(RULES_0310.scheduler, skips_into_own_queue=True),
+    scheduler=replace(
+        RULES_0310.scheduler, skips_into_own_queue=True, threshold_spares_the_only_one=False
+    ),
     runner=replace(RULES_0310.runner, first_token_reads_block=True, takes_states_singly=False),
     offload=replace(RULES_0310.offload, recency="touched"),
 )

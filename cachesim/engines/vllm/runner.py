@@ -56,7 +56,9 @@ class Pages:
         self.groups = tuple(groups)
         by_layer = {layer: i for i, group in enumerate(groups) for layer in group.layers}
         by_place = {PLACES[group.kind]: i for i, group in reversed([*enumerate(groups)])}
+        by_place.setdefault("window", by_place.get("attention", 0))
         self.group_of: dict[int, int] = {}
+        self.local: set[int] = set()  # layers with a window or chunks in a group of full attention
         self.shapes: dict[int, LayerShape] = {}
         self.keys: dict[int, Array] = {}
         self._values: dict[int, Array] = {}
@@ -67,6 +69,8 @@ class Pages:
             group = by_layer.get(shape.layer, by_place[shape.place])  # mark layers have none
             self.shapes[shape.layer] = shape
             self.group_of[shape.layer] = group
+            if shape.place == "window" and groups[group].kind == "full":
+                self.local.add(shape.layer)
             if shape.place == "recurrent":
                 self._states[shape.layer] = np.zeros((0, shape.row), shape.dtype)
             else:
@@ -167,7 +171,7 @@ class ChunkStore:
         self._tables = tables
         self._start = start
         self._count = count
-        self._cells: dict[int, Cells] = {}
+        self._cells: dict[tuple[int, bool], Cells] = {}
         self.initial: dict[int, int | None] = {}  # by group: block of the initial state
         self.targets: dict[int, tuple[int, ...]] = {}  # blocks for the states after the last tokens
 
@@ -180,10 +184,12 @@ class ChunkStore:
             self.pages.take(group, np.array([block]))
             held = self.pages.cells(layer)
             return (through_ring(spec, block, held, (keys, values), self._start),)
-        found = self._cells.get(group)
+        local = layer in self.pages.local
+        found = self._cells.get((group, local))
         if found is None:
             table = self._tables[group]
-            found = self._cells[group] = Cells.of(spec, table, self._start, self._count)
+            found = Cells.of(spec, table, self._start, self._count, local=local)
+            self._cells[group, local] = found
             self.pages.take(group, found.blocks)
         held_keys, held_values = self.pages.cells(layer)
         held_keys[found.written] = keys

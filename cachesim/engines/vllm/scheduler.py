@@ -6,7 +6,7 @@ blocks the last request is preempted, and recomputed later from its cached prefi
 
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Final, TypeAlias
 
 from cachesim.engines.images import Image
@@ -37,12 +37,46 @@ NOTHING_STORED: Final[Stored] = (0, False)
 
 
 @dataclass(slots=True)
+class Cadence:
+    """The steps with prefills: of `prefill_schedule_interval` steps one, unless requests queue up.
+
+        step        1        2        3        4        interval 3
+        prefill     a        -        -        b        decodes of others run in every step
+
+    Follows `local_prefill_interval`, `last_prefill_step` and `prefill_capacity_bound`.
+    """
+
+    interval: int
+    bound: bool = False  # the last step with prefills left requests behind
+    executed: int = 0
+    last: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.last = -self.interval
+
+    def defers(self, running: Iterable[Request]) -> bool:
+        """True if a step is for decodes alone."""
+        if self.interval == 1 or self.bound or self.executed + 1 - self.last >= self.interval:
+            return False
+        return any(not each.is_prefill_chunk for each in running)
+
+    def count(self, step: Step, *, prefills: bool) -> None:
+        """Count a step that has tokens; the interval begins with one that has prefills."""
+        self.executed += bool(step.chunks)
+        if prefills:
+            self.last = self.executed
+
+
+@dataclass(slots=True)
 class _Turn:
     """Progress of the loop over the running requests."""
 
     step: Step
     budget: int
     embeddings: int  # that the encoder may still make
+    threshold: int = 0  # tokens of the longest chunk; 0: no bound
+    defers: bool = False  # no prefill in this step
+    prefills: bool = False  # the step has a part of a prefill
     index: int = 0
     unencoded: bool = False  # the encoder left no token of the last chunk
 
@@ -56,7 +90,8 @@ class Scheduler:
         self.rules = manager.rules
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
-        self.splitter = Splitter.of(manager, budget=limits.budget, use_eagle=limits.use_eagle)
+        longest = min(limits.budget, limits.threshold or limits.budget)
+        self.splitter = Splitter.of(manager, budget=longest, use_eagle=limits.use_eagle)
         ahead = int(limits.lookahead > 0)
         self.encoder = EncoderCache(limits.batched or limits.budget, ahead, self.rules.scheduler)
         self.passes_block_tables = False  # pass block tables to the runner
@@ -71,10 +106,13 @@ class Scheduler:
         self.deferred = deque[tuple[int, list[int]]]()  # freed with the output of a step
         self.requires_delivery = False  # `requires_kv_delivery` of the connector
         self.offloading: OffloadingScheduler | None = None
+        self.passed_over = set[int]()  # by later requests (`deferred_waiting`)
         self.received: set[int] = set()
         self.failed: set[int] = set()
         self.prefills: set[Request] = set()  # `_inflight_prefills`
         self.uncached = 0  # of the last lookup (`num_uncached_common_prefix_tokens`)
+        self.watermark_blocks = int(limits.watermark * manager.pool.size)
+        self.cadence = Cadence(limits.prefill_interval)
 
     @property
     def busy(self) -> bool:
@@ -106,7 +144,13 @@ class Scheduler:
         self.manager.new_step_starts()
         step = Step()
         limits = self.limits
-        turn = _Turn(step, budget=limits.budget, embeddings=self.encoder.size)
+        turn = _Turn(
+            step,
+            budget=limits.budget,
+            embeddings=self.encoder.size,
+            threshold=self._threshold(),
+            defers=self.cadence.defers(self.running),
+        )
         while turn.index < len(self.running) and turn.budget > 0:
             request = self.running[turn.index]
             # A request that surely ends with its tokens in flight takes no further step.
@@ -114,9 +158,13 @@ class Scheduler:
             if request.placeholders > 0 and least >= request.num_prompt + request.max_tokens:
                 turn.index += 1
                 continue
+            if turn.defers and request.is_prefill_chunk:
+                turn.index += 1
+                continue
             known = request.num_tokens + request.placeholders
             new = known + len(request.spec_tokens) - request.num_computed
-            new = min(new, turn.budget, limits.max_model_len - request.num_computed - 1)
+            new = min(new, turn.threshold or new, turn.budget)
+            new = min(new, limits.max_model_len - request.num_computed - 1)
             new, images = self._cut(request, new, request.num_computed, 0, turn)
             if new == 0:
                 turn.index += 1
@@ -128,6 +176,7 @@ class Scheduler:
                     continue
                 break
             self._encode(request, images, turn)
+            turn.prefills |= request.is_prefill_chunk
             turn.index += 1
             turn.budget -= new
             drafts: tuple[int, ...] = ()
@@ -149,6 +198,7 @@ class Scheduler:
         loras = self._running_loras(step)
         if not step.preempted:
             self._schedule_waiting(turn, loras)
+        self.cadence.count(step, prefills=turn.prefills)
         if self.external is not None and self.rules.scheduler.pins_tails:
             self.manager.pin_tails()
         step.copies = self.manager.take_copies()
@@ -161,6 +211,7 @@ class Scheduler:
         if self.offloading is not None:
             step.jobs = self.offloading.build_connector_meta(step)
         self.scheduled += bool(step.chunks)
+        step.proposes = self._proposes(step)
         for chunk in step.chunks:
             # Count a chunk as computed, and with overlapping steps its output as generated. Follows
             # `_update_after_schedule`, also that of `AsyncScheduler`.
@@ -176,8 +227,15 @@ class Scheduler:
                 self.encoder.free(request, request.num_computed)
             if self.limits.overlaps and not request.is_prefill_chunk:
                 request.placeholders += 1 + len(chunk.drafts)
-                request.spec_tokens = [PLACEHOLDER] * self.limits.drafts
+                request.spec_tokens = [PLACEHOLDER] * step.proposes
         return step
+
+    def _proposes(self, step: Step) -> int:
+        """Drafts that are proposed after a step (`dynamic_sd_lookup`)."""
+        by_size = self.limits.drafts_by_size
+        if not by_size or not step.chunks:
+            return self.limits.drafts
+        return by_size[min(len(step.chunks), len(by_size)) - 1]
 
     def _allocate_or_preempt(
         self, request: Request, new: int, turn: "_Turn"
@@ -278,7 +336,9 @@ class Scheduler:
                 skip()
                 continue
             start = request.num_computed + hit.length + num_external
-            new, padded = (0, False) if loads else self._count(request, start, step, budget)
+            if turn.defers and not loads and start < request.num_tokens - 1:
+                break
+            new, padded = (0, False) if loads else self._count(request, start, turn, budget)
             images: Sequence[Image] = ()
             if not loads and new:
                 if self.splitter is not None:
@@ -301,6 +361,7 @@ class Scheduler:
                 full_sequence_must_fit=limits.reserve_full,
                 delay_cache_blocks=loads,
                 reserved_blocks=self._reserved_blocks() if loads else 0,
+                watermark_blocks=self.watermark_blocks if self.running else 0,
             )
             if blocks is None:
                 self.encoder.free(request)
@@ -321,6 +382,8 @@ class Scheduler:
                 continue
             self.running.append(request)
             loras |= {request.lora.load} - {0}
+            self.passed_over.discard(request.id)
+            turn.prefills |= start < request.num_tokens - 1
             request.status = "running"
             if start + new < request.num_tokens:
                 self.prefills.add(request)
@@ -341,6 +404,9 @@ class Scheduler:
         self.holding.extendleft(reversed(skipped))
         if limits.by_priority:
             self.holding = deque(sorted(self.holding, key=lambda each: each.rank))
+        self.passed_over |= {each.id for each in (*requeued, *skipped)}
+        if not turn.defers:
+            self.cadence.bound = len(self.waiting) + len(self.holding) > len(self.passed_over)
 
     def _cut(
         self, request: Request, new: int, start: int, uncached: int, turn: "_Turn"
@@ -363,13 +429,25 @@ class Scheduler:
         self.encoder.allocate(request, images)
         turn.embeddings -= sum(each.count for each in images)
 
-    def _count(self, request: Request, start: int, step: Step, budget: int) -> tuple[int, bool]:
+    def _count(self, request: Request, start: int, turn: "_Turn", budget: int) -> tuple[int, bool]:
         """Tokens to compute of a waiting request, 0 if it has to wait; and if it is padded."""
         new = request.num_tokens - start
-        padded = self._pads(new, start, step)
+        padded = self._pads(new, start, turn.step)
         if padded is None or (padded and 1 + self.limits.drafts > budget):
             return 0, False
-        return min(1 + self.limits.drafts if padded else new, budget), padded
+        new = 1 + self.limits.drafts if padded else new
+        return min(new, turn.threshold or new, budget), padded
+
+    def _threshold(self) -> int:
+        """Tokens of the longest chunk, 0 for no bound (`long_prefill_token_threshold`)."""
+        limits = self.limits
+        requests = len(self.running) + len(self.waiting) + len(self.holding)
+        if not limits.threshold:
+            return 0
+        if requests <= 1 and self.rules.scheduler.threshold_spares_the_only_one:
+            return 0
+        share = (limits.batched or limits.budget) // max(requests, 1) if limits.adaptive else 0
+        return max(limits.threshold, share)
 
     def _has_arrived(self, request: Request) -> bool:
         """Give the blocks of a load their ids once it has ended; False before.
@@ -451,7 +529,7 @@ class Scheduler:
         With it all requests of a decoding step have one shape.
         """
         rule, limits = self.rules.scheduler.padding, self.limits
-        if new != 1 or not limits.drafts or rule == "never":
+        if new != 1 or not limits.drafts or limits.drafts_by_size or rule == "never":
             return False
         decoding = step.running
         if any(chunk.request.is_prefill_chunk for chunk in decoding):
@@ -619,6 +697,7 @@ class Scheduler:
         Follows `_free_request` and `_connector_finished`.
         """
         self.prefills.discard(request)
+        self.passed_over.discard(request.id)
         self.encoder.free(request)
         if self.external is not None:
             rules = self.rules.scheduler

@@ -113,6 +113,7 @@ class Vllm(SlotlessEngine[Rules, VllmOptions, Job]):
             enable_caching=options.enable_prefix_caching,
             use_eagle=options.drops_eagle_block(self.rules),
             hash_lookahead=options.hash_lookahead(self.rules),
+            shared_prefix_checkpoint=options.enable_mamba_shared_prefix_checkpoint,
             most_in_flight=batches * options.max_num_batched_tokens,
             max_model_len=options.max_model_len,
         )
@@ -409,7 +410,8 @@ class Vllm(SlotlessEngine[Rules, VllmOptions, Job]):
                 )
             if tokens and request.status not in ENDED:
                 job = self._jobs[request.id]
-                job.proposed = self.drafter.propose(request, job.forced, job.drafts, job.turns)
+                proposed = self.drafter.propose(request, job.forced, job.drafts, job.turns)
+                job.proposed = proposed[: step.proposes]
                 job.turns += 1
                 if not self.scheduler.limits.overlaps:
                     self.scheduler.update_draft_token_ids(request, job.proposed)

@@ -73,12 +73,15 @@ class Splitter:
                     end = aligned
             tail = self._tail_boundary(request) if self.partial_states and not exports else 0
             junction = request.shared_prefix_boundary
+            inside = self.partial_states and self.manager.shared_prefix_checkpoint
+            exact = inside and junction <= request.num_prompt
+            floored = junction if exact else start + (junction - start) // size * size
             boundary = (start // size + 1) * size
             stops = (
                 boundary if start % size and not exports and (not early or boundary <= last) else 0,
                 last,
                 tail if last < tail < request.num_prompt else 0,
-                start + (junction - start) // size * size if start < junction < end else 0,
+                floored if start < junction < end else 0,
                 self._next_of_interval(start),
             )
             end = min((stop for stop in stops if start < stop < end), default=end)

@@ -15,6 +15,7 @@ import tempfile
 import time
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -45,8 +46,13 @@ class NoOp(Stub):
 
 def fitting(made: Real, **values: Real) -> Real:
     """Call with the arguments that this release accepts."""
-    known = set(inspect.signature(made).parameters)
+    known = _parameters(made)
     return made(**{name: value for name, value in values.items() if name in known})
+
+
+@lru_cache(maxsize=64)
+def _parameters(made: Real) -> frozenset[str]:
+    return frozenset(inspect.signature(made).parameters)
 
 
 def folder_of(models: Mapping[str, Json]) -> "tempfile.TemporaryDirectory[str]":

@@ -11,7 +11,7 @@ from cachesim.engines.vllm.coordinator import KVCacheManager
 from cachesim.engines.vllm.family import FAMILY
 from cachesim.engines.vllm.options import VllmOptions
 from cachesim.engines.vllm.request import Prefixes, Request
-from cachesim.engines.vllm.scheduler import Splitter
+from cachesim.engines.vllm.splitter import Splitter
 from cachesim.errors import OptionError, UpstreamAbort
 from cachesim.lab.real.vllm import playing
 from cachesim.model.presets import preset

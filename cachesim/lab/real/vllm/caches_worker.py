@@ -47,7 +47,8 @@ class Caches:
         made = self.core._initialize_kv_caches(engine, settings)
         groups = made.kv_cache_groups
         marks = [getattr(group, "is_eagle_group", False) for group in groups]  # since 0.20
-        all_ = bool(config.get("eagle")) and not any(marks)  # as the coordinator takes it
+        drops = not config.get("further", {}).get("disable_eagle_block_drop")
+        all_ = bool(config.get("eagle")) and drops and not any(marks)  # as the coordinator does
         found = [
             (*self._described(group.kv_cache_spec), mark or all_)
             for group, mark in zip(groups, marks, strict=True)
@@ -73,6 +74,7 @@ class Caches:
         heads = most // block
         in_turn = [group for group in groups for _ in range(LAYERS)]
         layers = [groups[number] for number in config["layers"]] if "layers" in config else in_turn
+        layers = [_before_promotion(*each) for each in enumerate(layers)]
         found = {
             f"{layer}.{group['kind']}": self.spec(
                 group,
@@ -140,7 +142,19 @@ def _described(group: Json) -> tuple[Json, ...]:
     if kind == "mamba":
         more: tuple[Json, ...] = (group.get("mode", "align"), group.get("speculative_blocks", 0))
         return ("mamba", group["block"], *more)
+    if kind == "full":
+        return (kind, group["block"])
     return (kind, group["block"], *(group[each] for each in ("window", "chunk") if group.get(each)))
+
+
+def _before_promotion(layer: int, group: Json) -> Json:
+    """A layer's own group, where the engine core then makes one group of both kinds of layers."""
+    local = {name: value for name in ("window", "chunk") if (value := group.get(name))}
+    if group["kind"] != "full" or not local:
+        return group
+    plain = {name: value for name, value in group.items() if name not in local}
+    kind = "window" if "window" in local else "chunked"
+    return plain if layer % 2 == 0 else plain | local | {"kind": kind}
 
 
 def layouts_of(backends: list[Real]) -> list[str]:

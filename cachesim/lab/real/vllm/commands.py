@@ -13,6 +13,7 @@ from cachesim.lab.real.vllm.scheduler import (
     SCHEDULER,
     SYNCHRONOUS,
     overrides,
+    with_option,
 )
 from cachesim.lab.real.vllm.steps import compare_steps, differs_in
 
@@ -31,6 +32,7 @@ def real_vllm(
     offloading: bool = False,
     compressed: bool = False,
     guided: bool = False,
+    option: str = "",
     scenario: str | None = None,
     end_to_end: bool = False,
     runner: bool = False,
@@ -71,6 +73,8 @@ def real_vllm(
         Workloads of DeepSeek V4, whose layers' specs its own classes of caches make.
     guided
         Workloads of a guided search, as many of each model.
+    option
+        An option to set in every workload, as watermark; else one in three has any of them.
     scenario
         A scenario to run instead, on every release that it names or on `--release` alone: a file,
         a folder, or the name of a shipped one. With `--runner` on the model runner.
@@ -107,15 +111,10 @@ def real_vllm(
         return SCHEDULER.play_named(scenario, release)
     if guided:
         return SCHEDULER.compare_guided(own, seed, numbers).show()
-    own_draws = (
-        (agents, AGENTS),
-        (adapters, ADAPTERS),
-        (compressed, COMPRESSED),
-        (loads, LOADS),
-        (offloading, OFFLOADING),
-        (no_async_scheduling, SYNCHRONOUS),
-    )
+    draws = (agents, AGENTS), (adapters, ADAPTERS), (compressed, COMPRESSED), (loads, LOADS)
+    own_draws = *draws, (offloading, OFFLOADING), (no_async_scheduling, SYNCHRONOUS)
     chosen = next((each for wanted, each in own_draws if wanted), SCHEDULER)
+    chosen = with_option(chosen, option, own) if option else chosen
     return chosen.compare(own, seed, numbers).show()
 
 

@@ -132,6 +132,7 @@ class Groups:
     busy: Callable[[], bool]
     schedule: Callable[[Mapping[Name, Real]], tuple[Real, Spans]]
     drafted: Callable[[Real, Name], int]  # drafts that a step verifies for a request
+    proposes: Callable[[Real], int]  # drafts of each request after a step
     hand_over: Callable[[Real, Mapping[Name, list[int]]], None]  # the tokens of a step
     propose: Callable[[Mapping[Name, Real], Mapping[Name, list[int]]], None]
     pool: Callable[[], Entry]  # cached blocks and the free queue
@@ -238,7 +239,7 @@ class Groups:
                 done += len(sampled[name])
                 counts = wanted.get("propose") or [self.drafts]
                 proposal = reply[done : done + self.drafts] + [WRONG_DRAFT] * self.drafts
-                proposals[name] = proposal[: counts[done % len(counts)]]
+                proposals[name] = proposal[: counts[done % len(counts)]][: self.proposes(step)]
         self.hand_over(step, sampled)
         if self.drafts and self.most_under_way == 1:
             self.propose(requests, proposals)

@@ -1,6 +1,7 @@
 """Groups of requests on the simulated scheduler, in the form of the real one's vectors."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from cachesim.engines.adapters import LoRARequest
@@ -8,8 +9,8 @@ from cachesim.engines.vllm.block_pool import GroupSpec
 from cachesim.engines.vllm.coordinator import Hit, KVCacheManager
 from cachesim.engines.vllm.host import HostCache
 from cachesim.engines.vllm.offloading import OffloadingScheduler
+from cachesim.engines.vllm.options import MOST, VllmOptions
 from cachesim.engines.vllm.request import (
-    Limits,
     Prefixes,
     Request,
     Step,
@@ -36,8 +37,16 @@ class Player(Groups):
         budget = config.get("budget", 8192)
         overlaps = bool(config.get("overlaps"))
         batches = 1 + (overlaps and rules.scheduler.cap_counts_batches)
+        method = "eagle" if eagle else "ngram" if self.drafts else "none"
+        drafting: dict[str, Any] = {
+            "speculative_method": method,
+            "num_speculative_tokens": self.drafts or 1,
+        }
+        options = VllmOptions(**drafting, **config.get("further", {}))
         legacy = config.get("store") or config.get("offload") or not config.get("lookahead_hashes")
+        legacy = legacy or options.disable_eagle_block_drop
         ahead = int(eagle and rules.lookup.lookahead_hashes and not legacy)
+        drops = eagle and not ahead and not options.disable_eagle_block_drop
         max_model_len = config.get("max_len", 1 << 16)
         self.manager = KVCacheManager(
             [GroupSpec(**each) for each in config["groups"]],
@@ -46,22 +55,24 @@ class Player(Groups):
             unit=config.get("hash_block"),
             retention=config.get("retention") if rules.retention.interval else None,
             enable_caching=config.get("caching", True),
-            use_eagle=eagle and not ahead,
+            use_eagle=drops,
             hash_lookahead=ahead,
+            shared_prefix_checkpoint=options.enable_mamba_shared_prefix_checkpoint,
             most_in_flight=batches * budget,
             max_model_len=max_model_len,
         )
         self.scheduler = Scheduler(
             self.manager,
-            Limits(
+            replace(
+                options.limits(rules),
                 budget=config.get("scheduled") or budget,
                 batched=budget,
-                max_seqs=config.get("max_seqs", 16),
+                max_seqs=min(options.max_num_active_seqs or MOST, config.get("max_seqs", 16)),
                 max_model_len=max_model_len,
                 reserve_full=config.get("reserve_full", True),
                 drafts=self.drafts,
                 lookahead=self.drafts if eagle else 0,
-                use_eagle=eagle and not ahead,
+                use_eagle=drops,
                 by_priority=config.get("policy") == "priority",
                 overlaps=overlaps,
                 recomputes=bool(config.get("recomputes")),
@@ -194,6 +205,9 @@ class Player(Groups):
 
     def drafted(self, step: Step, name: int) -> int:
         return next(len(each.drafts) for each in step.chunks if each.request.id == name)
+
+    def proposes(self, step: Step) -> int:
+        return step.proposes
 
     def hand_over(self, step: Step, sampled: Mapping[int, list[int]]) -> None:
         *names, invalid = self.loads.next()

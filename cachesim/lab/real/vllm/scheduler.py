@@ -4,6 +4,7 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from typing import Any, Final
 
 from cachesim.engines.base import Engine
@@ -12,7 +13,10 @@ from cachesim.engines.vllm.family import FAMILY
 from cachesim.engines.vllm.host import Arc
 from cachesim.engines.vllm.nixl import Nixl
 from cachesim.engines.vllm.offload_connector import Offloading
+from cachesim.engines.vllm.options import VllmOptions
+from cachesim.engines.vllm.rules import Rules
 from cachesim.engines.vllm.server import Vllm
+from cachesim.errors import OptionError
 from cachesim.lab.real.environment import Environment
 from cachesim.lab.real.playing import Override, overrides_of
 from cachesim.lab.real.schedules import (
@@ -25,10 +29,12 @@ from cachesim.lab.real.schedules import (
 )
 from cachesim.lab.real.vllm import workloads
 from cachesim.lab.real.vllm.playing import play
-from cachesim.lab.real.vllm.worker_settings import OVERRIDES, PRETENDED
+from cachesim.lab.real.vllm.worker_settings import FURTHER, OF_DRAFTS, OVERRIDES, PRETENDED
 from cachesim.play.session import ABORTED, Record, Session
 from cachesim.scenario.format import Scenario
 from cachesim.typed import of_kind
+
+DEFAULTS: Final = VllmOptions()
 
 
 def config_of(server: Engine) -> dict[str, Any]:
@@ -49,7 +55,12 @@ def config_of(server: Engine) -> dict[str, Any]:
         "retention": manager.coordinator.retention,
         "budget": options.max_num_batched_tokens,
         "scheduled": options.max_num_scheduled_tokens or None,
-        "max_seqs": limits.max_seqs,
+        "max_seqs": min(options.max_num_seqs, options.max_num_batched_tokens),
+        "further": {
+            name: getattr(options, name)
+            for name in (*FURTHER, *OF_DRAFTS)
+            if getattr(options, name) != getattr(DEFAULTS, name)
+        },
         "max_len": limits.max_model_len,
         "reserve_full": limits.reserve_full,
         "policy": options.scheduling_policy,
@@ -184,6 +195,19 @@ SCHEDULER: Final = RealScheduler(
 
 SYNCHRONOUS: Final = replace(SCHEDULER, draw=workloads.draw)
 """Workloads with `--no-async-scheduling`."""
+
+
+def with_option(chosen: RealScheduler[Rules], option: str, release: str) -> RealScheduler[Rules]:
+    """The same, with an option set in every workload."""
+    known = workloads.options_of(FAMILY.release(release).rules)
+    if chosen not in (SCHEDULER, SYNCHRONOUS) or option not in known:
+        raise OptionError(
+            f"--option is {option!r}, beside --no-async-scheduling at most; for {release} write "
+            f"one of {', '.join(known)}"
+        )
+    draw = workloads.draw if chosen is SYNCHRONOUS else workloads.draw_async
+    return replace(chosen, draw=partial(draw, option=option))
+
 
 LOADS: Final = replace(SCHEDULER, draw=workloads.draw_loads)
 """Workloads beside a store whose loads arrive steps later, or fail."""

@@ -247,6 +247,9 @@ class Server(Groups):
     def drafted(self, step: Real, name: str) -> int:
         return len(step.scheduled_spec_decode_tokens.get(name, []))
 
+    def proposes(self, step: Real) -> int:
+        return int(getattr(step, "num_spec_tokens_to_schedule", self.drafts))  # since 0.24
+
     def hand_over(self, step: Real, sampled: Mapping[str, list[int]]) -> None:
         runner = fitting(
             self.release.outputs.ModelRunnerOutput,

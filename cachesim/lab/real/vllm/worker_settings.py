@@ -8,6 +8,7 @@ Later changes are in `OVERRIDES`, pretended values in `PRETENDED`. Runs in the w
 import dataclasses
 import enum
 import importlib
+import json
 import mmap
 import sys
 from collections.abc import Iterator
@@ -30,6 +31,23 @@ FLAGS: Final = {
     "prefix_cache_retention_interval": "retention",
 }
 """Flag of `EngineArgs` -> its name in a workload."""
+
+FURTHER: Final = (
+    "disable_hybrid_kv_cache_manager",
+    "enable_mamba_shared_prefix_checkpoint",
+    "long_prefill_token_threshold",
+    "long_prefill_token_threshold_adaptive",
+    "max_num_active_seqs",
+    "prefill_schedule_interval",
+    "watermark",
+)
+"""Flags of `EngineArgs` that a workload's `further` names as upstream does."""
+
+FORMER: Final = {"enable_mamba_fine_grained_prefix_cache": "enable_mamba_shared_prefix_checkpoint"}
+"""Former names of flags; a release has one or the other."""
+
+OF_DRAFTS: Final = ("disable_eagle_block_drop", "num_speculative_tokens_per_batch_size")
+"""Those of its `--speculative-config`."""
 
 OVERRIDES: Final = {
     "cache_config.num_gpu_blocks": (
@@ -169,6 +187,7 @@ class ConfigFactory:
 
     def flags(self, config: Json) -> dict[str, Real]:
         states = [group for group in config["groups"] if group["kind"] == "mamba"]
+        further = config.get("further", {})
         given: dict[str, Real] = {
             "model": self.model("hybrid" if states else "dense"),
             "max_model_len": LONGEST,
@@ -193,9 +212,14 @@ class ConfigFactory:
                     given["model"] = self.model("mtp")
                 if not config.get("lookahead_hashes") and self._hashes_ahead:
                     wanted["disable_lookahead_block_hashes"] = True
+            wanted |= {name: further[name] for name in OF_DRAFTS if name in further}
+            ranges = "num_speculative_tokens_per_batch_size"
+            wanted |= {ranges: json.loads(further[ranges])} if ranges in further else {}
             given["speculative_config"] = wanted
         if config.get("loras"):
             given |= {"enable_lora": True, "max_loras": config["loras"]}
+        given |= {name: further[name] for name in FURTHER if name in further}
+        given |= {old: further[new] for old, new in FORMER.items() if new in further}
         if config.get("store"):
             given["disable_hybrid_kv_cache_manager"] = False  # until 0.19 stores need the flag
             given["kv_transfer_config"] = self.transfer(

@@ -4,11 +4,13 @@ Every new token is one that no earlier text has, unless it is copied.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from random import Random
 from typing import Any, Final
 
-from cachesim.engines.vllm.options import COMPRESSED_WINDOW, compressed_groups
+from cachesim.engines.vllm.family import FAMILY
+from cachesim.engines.vllm.groups import COMPRESSED_WINDOW, compressed_groups
 from cachesim.engines.vllm.rules import Rules
 from cachesim.lab.real.prompts import REPLIES, AgentUsers, Row, Writer
 from cachesim.model.presets import preset
@@ -21,19 +23,43 @@ TIGHT: Final = ("pressure", "priority")
 """Kinds of workloads with few blocks."""
 
 
-def draw(seed: int, number: int, rules: Rules) -> dict[str, Any]:
-    """Draw a workload; the same seed and number ask the same of every release that can."""
+CROWDED: Final = ("pressure", "priority", "arrivals")
+
+FURTHER: Final[Mapping[str, tuple[str, ...]]] = {
+    "long_prefill_token_threshold": KINDS,
+    "max_num_active_seqs": (*KINDS, *CROWDED),
+    "prefill_schedule_interval": (*CROWDED, *KINDS),
+    "watermark": CROWDED,
+    "disable_eagle_block_drop": ("eagle",),
+    "disable_hybrid_kv_cache_manager": ("window", "chunked"),
+    "num_speculative_tokens_per_batch_size": ("eagle", "ngram"),
+    "enable_mamba_shared_prefix_checkpoint": ("eagle",),
+}
+"""Options that few servers set -> the kinds of workloads in which they show."""
+
+
+def draw(seed: int, number: int, rules: Rules, *, option: str = "") -> dict[str, Any]:
+    """Draw a workload; the same seed and number ask the same of every release that can.
+
+    A named option is set in every workload, else one of all in a third of them.
+    """
     rng = Random(f"vllm {seed} {number}")
-    kind = KINDS[number % len(KINDS)]
+    kinds = FURTHER.get(option, KINDS)
+    kind = kinds[number % len(kinds)]
     config = config_of(rng, kind, rules)
-    if kind in {"eagle", "ngram"} and rules.lookup.partial_hits:
+    if option == "enable_mamba_shared_prefix_checkpoint":
+        _hash_finely(rng, config, rules, always=True)
+    elif kind in {"eagle", "ngram"} and rules.lookup.partial_hits:
         _hash_finely(Random(f"vllm fine {seed} {number}"), config, rules)
     scheduled = Random(f"vllm scheduled {seed} {number}")
     if scheduled.random() < 0.1:
         config["scheduled"] = scheduled.randint(1, config["budget"])
     tight = kind in TIGHT
     longest = rng.choice((40, 90) if tight else (40, 90, 200, 400))
-    writer = _Writer(rng, math.lcm(*(each["block"] for each in config["groups"])), longest)
+    unit = math.lcm(*(each["block"] for each in config["groups"]))
+    writer = _Writer(rng, unit, longest)
+    if option == "enable_mamba_shared_prefix_checkpoint":
+        writer = _Siblings(rng, config["hash_block"], longest)
     if tight:
         writer.replies = (5, 20, 40, 40)
     steps = []
@@ -52,6 +78,7 @@ def draw(seed: int, number: int, rules: Rules) -> dict[str, Any]:
         config["blocks"] = smallest(config, 2 * longest + 60) * rng.choice((2, 8))
     _choose_layers(Random(f"vllm layers {seed} {number}"), config, rules)
     config["synchronous"] = True
+    _set_further(Random(f"vllm further {seed} {number}"), config, rules, kind, option)
     return {"id": f"{kind}-{number}", "config": config, "steps": steps}
 
 
@@ -70,11 +97,11 @@ DRAFTED: Final = frozenset({"window", "mamba", "mamba-fine", "three", "arrivals"
 """Kinds of workloads of which half have a drafter too."""
 
 
-def draw_async(seed: int, number: int, rules: Rules) -> dict[str, Any]:
+def draw_async(seed: int, number: int, rules: Rules, *, option: str = "") -> dict[str, Any]:
     """A workload on a server as it starts, half of them with a drafter."""
-    workload = draw(seed, number, rules)
+    workload = draw(seed, number, rules, option=option)
     rng = Random(f"vllm drafts {seed} {number}")
-    if KINDS[number % len(KINDS)] in DRAFTED and rng.random() < 0.5:
+    if workload["id"].rpartition("-")[0] in DRAFTED and rng.random() < 0.5:
         draft(rng, workload, rules)
         workload["id"] = f"drafts-{workload['id']}"
     return overlapping(workload, rules)
@@ -89,6 +116,7 @@ def draft(rng: Random, workload: dict[str, Any], rules: Rules) -> None:
     config |= {"drafts": drafts, "eagle": eagle, "lookahead_hashes": True}
     config["groups"] = speculative(config["groups"], drafts, rules, eagle=eagle)
     config["blocks"] += len(config["groups"]) * (drafts + 1)
+    fit_further(config, rules)
     for wanted in (each for group in workload["steps"] for each in group):
         wanted["accept"] = [rng.randint(0, drafts) for _ in range(3)]
 
@@ -106,6 +134,7 @@ def draw_adapters(seed: int, number: int, rules: Rules) -> dict[str, Any]:
     if config.get("drafts"):  # else the server does not start
         most = config["budget"] // (1 + config["drafts"])
         config["max_seqs"] = min(config["max_seqs"], most)
+        fit_further(config, rules)
     for group in drawn["steps"]:
         if rng.random() < 0.5 and not any("after" in wanted for wanted in group):
             spread(rng, group, urgent=config.get("policy") == "priority")
@@ -303,10 +332,23 @@ def config_of(rng: Random, kind: str, rules: Rules) -> dict[str, Any]:
     return config
 
 
-def _hash_finely(rng: Random, config: dict[str, Any], rules: Rules) -> None:
-    """Hashes of a part of each block, for servers that verify drafts with groups of two kinds."""
+def _hash_finely(
+    rng: Random, config: dict[str, Any], rules: Rules, *, always: bool = False
+) -> None:
+    """Hashes of a part of each block, for servers that verify drafts with groups of two kinds.
+
+    `always`: attention and states.
+    """
+    if always:
+        block, drafts = config["groups"][0]["block"], config["drafts"]
+        kinds = (
+            {"kind": "full", "block": block},
+            {"kind": "mamba", "block": block, "mode": "align"},
+        )
+        config["groups"] = speculative(kinds, drafts, rules, eagle=True)
+        config["retention"] = rng.choice((None, 0, 0, block, 4 * block))
     groups, unit = config["groups"], config["groups"][0]["block"]
-    if any(each["kind"] != "full" for each in groups) and rng.random() < 0.5:
+    if always or (any(each["kind"] != "full" for each in groups) and rng.random() < 0.5):
         config["hash_block"] = unit
         times = rng.choice((2, 4))
         config["groups"] = [each | {"block": times * unit} for each in groups]
@@ -314,6 +356,67 @@ def _hash_finely(rng: Random, config: dict[str, Any], rules: Rules) -> None:
             config["budget"] = max(config["budget"], times * unit)
         if config.get("retention"):
             config["retention"] *= times
+
+
+LOCAL: Final = ("window", "chunk")
+
+
+def options_of(rules: Rules) -> tuple[str, ...]:
+    """Those of `FURTHER` that a release with these rules has."""
+    names = {each.name for each in FAMILY.releases if each.rules == rules}
+    return tuple(option for option in FURTHER if names & set(FAMILY.having(FAMILY.option(option))))
+
+
+def _set_further(rng: Random, config: dict[str, Any], rules: Rules, kind: str, option: str) -> None:
+    """Set the named option, or in a third of the servers any that fits."""
+    drafts, groups = config.get("drafts", 0), config["groups"]
+    known = options_of(rules)
+    if not option and rng.random() < 1 / 3:
+        option = rng.choice([each for each in known if kind in FURTHER[each]])
+    further: dict[str, Any] = config.setdefault("further", {})
+    if option == "long_prefill_token_threshold":
+        further[option] = rng.choice((1, 4, 7, 16, 24, 40, 64))
+        if "max_num_active_seqs" in known and rng.random() < 0.3:
+            further["long_prefill_token_threshold_adaptive"] = True
+    elif option == "max_num_active_seqs":
+        config["max_seqs"] = max(config["max_seqs"], 2)
+        further[option] = rng.randint(1, config["max_seqs"])
+    elif option == "prefill_schedule_interval":
+        further[option] = rng.choice((2, 3, 5))
+    elif option == "disable_eagle_block_drop" and config.get("eagle"):
+        further[option] = True
+        config["groups"] = [each | {"eagle": False} for each in groups]
+    elif option == "num_speculative_tokens_per_batch_size" and drafts:
+        ends = sorted(rng.sample(range(1, 8), rng.randint(1, 3)))
+        starts = [1, *(end + rng.choice((1, 1, 2)) for end in ends[:-1])]
+        ranges = [[a, max(a, b), rng.randint(0, drafts)] for a, b in zip(starts, ends, strict=True)]
+        apart = all(before[1] < after[0] for before, after in pairwise(ranges))
+        further[option] = str(ranges if apart else ranges[:1])
+    elif option == "disable_hybrid_kv_cache_manager":
+        further[option] = True
+        local = {key: value for each in groups for key, value in each.items() if key in LOCAL}
+        config["groups"] = [{"kind": "full", "block": groups[0]["block"]} | local]
+        config.pop("retention", None)
+    elif option == "enable_mamba_shared_prefix_checkpoint" and config.get("eagle"):
+        further[option] = True
+        config["lookahead_hashes"] = rng.random() < 0.2  # hits then seldom end inside a block
+    elif option == "watermark":
+        further[option] = rng.choice((0.02, 0.1, 0.25, 0.5, 0.9))
+    fit_further(config, rules)
+
+
+def fit_further(config: dict[str, Any], rules: Rules) -> None:
+    """Raise or lower numbers with which the server would not start."""
+    further, drafts = config["further"], config.get("drafts", 0)
+    least = 1 + drafts if drafts and rules.scheduler.padding != "never" else 1
+    if not rules.scheduler.accepts_small_budgets:
+        states = [each["block"] for each in config["groups"] if each["kind"] == "mamba"]
+        least = max(least, *states, 1)
+    if "long_prefill_token_threshold" in further:
+        threshold = further["long_prefill_token_threshold"]
+        further["long_prefill_token_threshold"] = max(threshold, least)
+    if "max_num_active_seqs" in further:
+        further["max_num_active_seqs"] = min(further["max_num_active_seqs"], config["max_seqs"])
 
 
 def _choose_layers(rng: Random, config: dict[str, Any], rules: Rules) -> None:
@@ -384,6 +487,20 @@ class _Writer(Writer):
         if drafts:
             wanted["accept"] = [rng.randint(0, drafts) for _ in range(3)]
         return wanted
+
+
+class _Siblings(_Writer):
+    """Many prompts begin with one stem, and go on differently."""
+
+    def __init__(self, rng: Random, unit: int, longest: int) -> None:
+        super().__init__(rng, unit, longest)
+        self._stem = self.fresh(self.length())
+
+    def prompt(self) -> list[int]:
+        """The stem with more after it, or any other prompt."""
+        if self.rng.random() < 0.3:
+            return super().prompt()
+        return self._stem + self.fresh(self.rng.randint(1, self.longest))
 
 
 LONGEST: Final = (1500, 4000, 8000)
