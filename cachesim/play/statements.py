@@ -51,6 +51,8 @@ def machine_statement(scenario: Scenario, run: Run) -> str:
 
     They do not where all steps that are sent together fit into one step of the smallest machine.
     """
+    if "," in run.profile:  # a row of `compare` with flags of its own, which it names
+        return ""
     profile, given = Profile.parse(run.profile), scenario.engine.options
     family = family_of(profile.engine)
     chosen = family.chosen(profile, given)

@@ -101,6 +101,8 @@ WITHOUT: dict[str, dict[str, Any]] = {
     "sessions": {},
     "streaming": {"streams": False},
     "drafts": {"drafts": None},
+    "thinking": {"strips": False},
+    "limits": {"most_prefill": None, "conservativeness": 1.0},
 }
 """A workload of a feature without it."""
 
@@ -129,7 +131,8 @@ def test_drawn_workloads_of_a_feature_depend_on_it(feature: str, release: str) -
             plain["steps"] = steps
         differing += play(drawn, rules) != play(plain, rules)
 
-    assert differing >= len(KINDS) // 4
+    # Limits of a prefill act only where several prompts wait at once.
+    assert differing >= len(KINDS) // (8 if feature == "limits" else 4)
 
 
 def test_a_prompt_whose_client_goes_while_it_is_read_ends_there_since_0523() -> None:

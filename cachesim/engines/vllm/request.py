@@ -1,7 +1,7 @@
 """Requests, the ids of their blocks, and steps. Follows `vllm/v1/request.py`."""
 
 from collections.abc import Hashable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final, Literal, TypeAlias
 
 from cachesim.engines import job
@@ -285,6 +285,23 @@ class Chunk:
     def end(self) -> int:
         """Position after the last token."""
         return self.start + self.count
+
+    def settled(self, proposed: Sequence[int]) -> "Chunk":
+        """The chunk as its step runs: from the last accepted token on, with the drafts after it.
+
+        step n       | t d1 d2 |                      d2 is refused
+        step n + 1             | .  .  . |            as scheduled, before the output of step n
+                            | t' e1 e2 |              as it runs
+
+        Follows `prepare_inputs` of the runner, whose counts and drafts stay on the device.
+        """
+        if self.fresh:  # padded, or without drafts
+            return self
+        count = len(self.drafts)
+        drafts = (*proposed, *[PLACEHOLDER] * count)[:count]
+        return replace(
+            self, start=self.start - (self.request.refused - self.refused), drafts=drafts
+        )
 
     @property
     def tokens(self) -> list[int]:

@@ -379,7 +379,9 @@ class Vllm(SlotlessEngine[Rules, VllmOptions, Job]):
         """Run the oldest step in flight and process its output."""
         step = self._in_flight.pop(0)
         if self.scheduler.limits.overlaps and self.options.drafts:
-            step.chunks = [self._settled(chunk) for chunk in step.chunks]
+            step.chunks = [
+                each.settled(self._jobs[each.request.id].proposed) for each in step.chunks
+            ]
         if self.connector is not None:
             self.connector.load(step)
         sampled = self.runner.run(step, self._sample)
@@ -432,22 +434,6 @@ class Vllm(SlotlessEngine[Rules, VllmOptions, Job]):
             if not self._is_pending(ticket):
                 self._released.remove(ticket)
                 self._jobs.forget(ticket)
-
-    def _settled(self, chunk: Chunk) -> Chunk:
-        """A chunk as its step runs: from the last accepted token on, with the drafts after it.
-
-        step n       | t d1 d2 |                      d2 is refused
-        step n + 1             | .  .  . |            as scheduled, before the output of step n
-                            | t' e1 e2 |              as it runs
-
-        Follows `prepare_inputs` of the runner, whose counts and drafts stay on the device.
-        """
-        if chunk.fresh:  # padded, or without drafts
-            return chunk
-        proposed, count = self._jobs[chunk.request.id].proposed, len(chunk.drafts)
-        drafts = (proposed + [PLACEHOLDER] * count)[:count]
-        start = chunk.start - (chunk.request.refused - chunk.refused)
-        return replace(chunk, start=start, drafts=tuple(drafts))
 
     def _sample(self, chunk: Chunk, logits: Array) -> list[int]:
         """Greedy or forced tokens, up to the first rejected draft."""

@@ -177,7 +177,7 @@ def test_a_window_is_admitted_with_what_a_step_may_add(tokens: int, blocks: int)
     assert blocks == windows("vllm@0.33.0", 33, **options).admission_cap
 
 
-@pytest.mark.parametrize(("tokens", "most"), [(8192, 256), (256, 256), (255, 255), (5, 5)])
+@pytest.mark.parametrize(("tokens", "most"), [(8192, 1024), (1024, 1024), (255, 255), (5, 5)])
 def test_requests_at_once_are_at_most_the_tokens_of_a_step(tokens: int, most: int) -> None:
     options = FAMILY.read(Profile("vllm", "0.33.0"), {"max_num_batched_tokens": tokens})
 

@@ -183,6 +183,7 @@ class Runs(Player):
     def hand_over(self, step: Step, sampled: Mapping[int, list[int]]) -> None:
         for gone in step.preempted:
             self.runner.forget(gone.id)
+        step.chunks = [chunk.settled(chunk.drafts) for chunk in step.chunks]
         self.runner.run(step, lambda chunk, _: sampled[chunk.request.id])
         self.steps.append(self.runner.entry(step.copies))
         super().hand_over(step, sampled)
