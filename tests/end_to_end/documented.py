@@ -23,6 +23,8 @@ SECONDS: Final = 600
 
 PLACEHOLDERS: Final = (
     (r"(cachesim run) NAME\b", r"\1 llama.cpp-three-requests"),
+    (r"(list) ENGINE\[?@RELEASE\]?", r"\1 vllm@0.33.0"),
+    (r"(list) ENGINE\b", r"\1 vllm"),
     (r"(new --engine) NAME\b", r"\1 acme-cache"),
     (r"--release NAME\b", "--release b9538 --workloads 2"),
     (r"(mlx-lm --scenario) NAME\b", r"\1 mlx-lm-1908-tokens-lost"),
@@ -31,7 +33,7 @@ PLACEHOLDERS: Final = (
     (r"(real llama\.cpp --release) R\b", r"\1 b9538"),
     (r"--release R\b", "--release 0.31.3"),
     (r"(--from-report) thread\.md", r"\1 docs/examples/hybrid.log"),
-    (r"\bFILE\.\.\.", "tests/vectors/mlx-caches.jsonl.gz"),
+    (r"\bFILE(\.\.\.)?(?=$| )", "tests/vectors/mlx-caches.jsonl.gz"),
 )
 """Placeholders for the reader's own names."""
 
@@ -58,6 +60,7 @@ LEFT_OUT: Final[Mapping[str, str]] = {
     r"--end-to-end": "installs 3.5 GB",
     r"^cachesim record ": "passes requests on until it is ended; tests.real_recorder",
     r"^cachesim probe ": "needs a server; tests/probe",
+    r"real ik_llama\.cpp.* --binary": "needs a server that somebody has built",
     r"my-change": "stands for the reader's own patch",
     r"--traces FOLDER|conversation_trace\.jsonl": "needs the published trace",
     r"plan\.toml": "needs the reader's own plan",

@@ -33,7 +33,7 @@ OURS: Final = frozenset(
         "candidates_of",
         # the toy network behind the memory, and the stores that it sees
         "network_ubatch", "_draft_network", "Drafter", "AttentionCompanion", "texts",
-        "check_tokens",
+        "check_tokens", "check_groups", "_check_states", "_stored",
         "Forward", "_Call", "CachedRows", "RecurrentRows", "as_visible", "blank_batch", "family_of",
         "_landed", "MemoryServer",
         "_gather_of_one", "ChunkStore", "Pages", "Contents", "Visibility", "Marconi",

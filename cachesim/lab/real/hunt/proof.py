@@ -8,9 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from cachesim.engines.family import FAMILIES, Profile
-from cachesim.engines.ik_llama.family import FAMILY as IK
 from cachesim.errors import InputError
-from cachesim.lab.real.ik_llama.binary import LOADS
 from cachesim.lab.real.playing import Difference, StepPlayed, differing
 from cachesim.scenario.checks import full_profile
 from cachesim.scenario.format import Scenario, Step
@@ -163,9 +161,12 @@ BINARY: Final = "llama-server"
 
 def plays_on_a_binary(scenario: Scenario) -> bool:
     """True if `cachesim real ik_llama.cpp` plays a scenario: plain requests, a model that loads."""
+    if scenario.engine.name != "ik_llama.cpp":
+        return False
+    from cachesim.lab.real.ik_llama.binary import LOADS  # noqa: PLC0415 (another engine's program)
+
     return (
-        scenario.engine.name == IK.name
-        and scenario.model.preset in LOADS
+        scenario.model.preset in LOADS
         and scenario.engine.options.get("companion", "none") in {"none", "attn"}
         and not any(
             each.with_previous or each.messages or each.leaves or each.drafts
@@ -182,7 +183,7 @@ def proof_command(
     Real schedulers run without a model: they prove counts, and never an answer. `step` is the one
     whose answer is wrong, where it is one.
     """
-    if profile.engine == IK.name and not profile.patches and plays_on_a_binary(scenario):
+    if profile.engine == "ik_llama.cpp" and not profile.patches and plays_on_a_binary(scenario):
         words = ["--binary", BINARY, "--scenario", str(source), "--release", profile.release]
         return shlex.join(["cachesim", "real", profile.engine, *words])
     if profile.patches or profile.release not in FAMILIES[profile.engine].real():
