@@ -163,7 +163,7 @@ def plays_on_a_binary(scenario: Scenario) -> bool:
     """True if `cachesim real ik_llama.cpp` plays a scenario: plain requests, a model that loads."""
     if scenario.engine.name != "ik_llama.cpp":
         return False
-    from cachesim.lab.real.ik_llama.binary import LOADS  # noqa: PLC0415 (another engine's program)
+    from cachesim.lab.real.ik_llama.binary import LOADS  # noqa: PLC0415 - its engine
 
     return (
         scenario.model.preset in LOADS
