@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from cachesim.engines.family import Profile
+from cachesim.testing.findings import Kind
 from cachesim.testing.search import Report, search
 from cachesim.testing.workloads import Shape
 
@@ -30,10 +31,10 @@ class Defect:
     model: str = "hybrid"
     flags: Mapping[str, Any] = field(default_factory=dict)  # of every server of the search
 
-    def hunt(self, profile: str = "", *, examples: int = 400) -> Report:
+    def hunt(self, profile: str = "", *, examples: int = 400, only: Kind | None = None) -> Report:
         shape = Shape(fixed=dict(self.flags), longest=100 if self.flags else 200)
         named = Profile.parse(f"vllm@{profile or self.profile}")
-        return search(named, self.model, examples=examples, shape=shape)
+        return search(named, self.model, examples=examples, shape=shape, only=only)
 
 
 DEFECTS: Final = (
