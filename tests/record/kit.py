@@ -105,7 +105,9 @@ class Recording:
 
     @property
     def entries(self) -> list[dict[str, Any]]:
-        lines = [json.loads(line) for line in self.path.read_text().splitlines()]
+        text = self.path.read_text()
+        # A long line is written in parts: the end of the file may be half of one.
+        lines = [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
         whole = {line["number"]: line for line in lines if "adds" not in line}
         for line in lines:
             whole[line["number"]] |= line.get("adds", {})

@@ -50,7 +50,7 @@ FIELDS: Final[tuple[Field, ...]] = (
             "another path decodes batches without a prompt, with a table of this length": (
                 "max_blocks_per_request"
             ),
-            "a request that memory is taken from goes on from a copy on the host": (
+            "a request that memory is taken from resumes from a copy on the host": (
                 "cpu_offload_space cpu_offload_space_safety_threshold"
             ),
             "a request beyond it waits outside the server": "max_queue_size",

@@ -20,6 +20,13 @@ MOST_REQUESTS = 4
 
 QUIET = ("dcp_size=1", "max_total_tokens=20000", "speculative_algorithm=none")
 
+KNOWN_ENDS = (
+    "the session already has a slot",
+    "Can not alloc mamba cache",
+    "a request waits for more memory than there is beside open sessions",
+)
+"""How 0.5.23 ends some drawn workloads: its own scheduler ends there, too."""
+
 TRIALS = 120
 """Simplifications that are enough for that; a check tries more, for shorter prompts."""
 
@@ -105,9 +112,9 @@ def test_nothing_is_found_beside_the_known_defects(
     """
     tried = trials(Profile.parse(f"sglang@{release}"), model, shape=shape_for(settings))
 
-    found = [each for _, _, trial in islice(tried, EXAMPLES) for each in trial.findings]
+    findings = [each for _, _, trial in islice(tried, EXAMPLES) for each in trial.findings]
 
-    assert [] == found
+    assert [] == [each for each in findings if not each.detail.endswith(KNOWN_ENDS)]
 
 
 def test_a_page_more_than_the_pool_is_never_admitted() -> None:

@@ -176,8 +176,8 @@ def test_a_mutant_without_the_only_call_of_super_is_planted() -> None:
     forget = next(
         each
         for each in candidates(vllm)
-        if (each.function.qualname, each.new) == ("Vllm.forget", "return")
-        and each.source.startswith("if request is not None")
+        if (each.function.qualname, each.new) == ("Vllm.forget", "pass")
+        and each.source.startswith("super()")
     )
     examples = [Example("laws", "of another function", counts)]
     known = {0: replace(control(examples, [forget], 1)[0], reached=frozenset({0}))}

@@ -139,7 +139,7 @@ def _warm(
         for number in range(len(scenario.step)):
             step = resolved(scenario, number, vocabulary)
             if step.with_previous or step.messages or step.leaves:
-                raise ScenarioError(f"{step.name}: plain requests alone are played on a binary")
+                raise ScenarioError(f"{step.name}: a binary answers plain requests alone")
             outcome = server.send(step)
             vocabulary.replies[step.name] = outcome.reply
             steps.append(step)
