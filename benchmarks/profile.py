@@ -28,7 +28,8 @@ from cachesim.engines.family import Profile
 from cachesim.lab.real.llama_cpp.logits import drawn_prompt
 from cachesim.model.arithmetic import ArithmeticName
 from cachesim.model.presets import preset
-from cachesim.testing.search import play, workloads
+from cachesim.play.findings import play
+from cachesim.testing.search import workloads
 
 SERVER: Final = "llama.cpp@b9538"
 PRESETS: Final = ("dense", "hybrid", "hybrid-delta")

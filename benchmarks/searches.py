@@ -22,11 +22,11 @@ from hypothesis import strategies as st
 
 from benchmarks.defects import SHAPE, Defect
 from cachesim.errors import ContractError, InputError
+from cachesim.play.findings import Trial, finding_of
 from cachesim.play.result import Run, Step
 from cachesim.play.runner import Verifier, step_of
 from cachesim.play.session import Record, Session
 from cachesim.scenario.format import Scenario
-from cachesim.testing.findings import Trial, finding_of
 from cachesim.testing.guided import Guided
 from cachesim.testing.scope import WholeScope
 from cachesim.testing.search import workloads

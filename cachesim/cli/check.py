@@ -32,15 +32,21 @@ from cachesim.lab.real.hunt.report import write
 from cachesim.lab.real.playing import comparing
 from cachesim.model.arithmetic import ArithmeticName
 from cachesim.model.presets import ALL_PRESETS, PRESETS, RECALL
+from cachesim.play.findings import EXERCISED, play
 from cachesim.report.consoles import results, show
 from cachesim.report.document import FittingTable, Heading
 from cachesim.scenario.files import to_toml
-from cachesim.scenario.format import Scenario
+from cachesim.scenario.format import Kind, Scenario
 from cachesim.scenario.labels import label_of_release
 from cachesim.testing.facts import with_texts
-from cachesim.testing.findings import EXERCISED, Kind
 from cachesim.testing.scope import WholeScope, described
-from cachesim.testing.search import Comparison, Counterexample, Report, compare, play, search
+from cachesim.testing.search import (
+    Comparison,
+    Counterexample,
+    Report,
+    compare,
+    search,
+)
 from cachesim.testing.story import story
 from cachesim.testing.survey import (
     CHUNK,

@@ -17,6 +17,7 @@ from cachesim.model.arithmetic import ArithmeticName
 from cachesim.model.build import arithmetic_of
 from cachesim.model.recall import show_word
 from cachesim.model.trace import Fault, Traced
+from cachesim.play.findings import play
 from cachesim.play.result import (
     CLAIMS,
     Account,
@@ -244,6 +245,34 @@ def mismatches(
     return found
 
 
+def _found(
+    scenario: Scenario,
+    profile: Profile,
+    steps: Sequence[Step],
+    arithmetic: ArithmeticName,
+    pace: "Pace | None",
+) -> Iterator[str]:
+    """What `check` finds in a workload, of the kinds that its expectations exclude.
+
+    Some laws are of exact numbers alone, so ring arithmetic is tried beside the run's own.
+    """
+    mine = [each for each in scenario.expect if _is_for(scenario, each, profile)]
+    kinds = dict.fromkeys(each.finding for each in mine if each.finding is not None)
+    for kind in kinds:
+        for numbers in dict.fromkeys((arithmetic, "ring")):
+            if numbers == "counts":
+                continue
+            try:
+                with pace.limit() if pace else nullcontext():
+                    trial = play(scenario, profile, arithmetic=numbers, only=kind)
+            except OutOfTimeError:
+                break  # the steps that were not run are reported
+            if trial.finding is not None:
+                at = steps[min(trial.finding.step, len(steps) - 1)].name
+                yield f"{at}: {kind}: {trial.finding.detail}"
+                break
+
+
 def expects_wrong(scenario: Scenario, profile: Profile) -> bool:
     """True if a scenario expects a diverged answer of a profile."""
     mine = (each.answer for each in scenario.expect if _is_for(scenario, each, profile))
@@ -309,6 +338,9 @@ def _unmet(expect: Expect, steps: Sequence[Step], keys: Sequence[str]) -> Iterat
             known = step.error != TIMEOUT and item != "any"
             if known and found != (None if item in {"none", ""} else item):
                 yield f"{step.name}: {key} is {_word(found)}, expected {_word(item)}"
+    for step, least in zip(steps, expect.least or (), strict=False):
+        if step.error != TIMEOUT and isinstance(least, int) and (step.cached or 0) < least:
+            yield f"{step.name}: cached is {_word(step.cached)}, expected {least} or more"
     for step, item in zip(steps, expect.checkpoints or (), strict=False):
         held = tuple(each.n_tokens for each in step.checkpoints)
         wanted = () if item == "none" else item
@@ -508,7 +540,8 @@ def run(
         again = run_steps(session, oracle, pace=pace)
         steps = steps if again[-1].error == TIMEOUT else again
     judged = verify and arithmetic != "counts"
-    unmet = tuple(mismatches(scenario, profile, steps, verified=judged))
+    found = _found(scenario, profile, steps, arithmetic, pace)
+    unmet = (*mismatches(scenario, profile, steps, verified=judged), *found)
     done = Run(
         scenario=scenario.name,
         profile=str(profile),

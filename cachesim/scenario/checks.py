@@ -729,7 +729,7 @@ def promises(scenario: Scenario) -> Iterator[Problem]:
         if expect.profile is not None:
             yield from _listed(scenario, expect.profile, (*path, "profile"))
         steps = len(scenario.step)
-        for key in ("cached", "processed", "answer", "error", "checkpoints"):
+        for key in ("cached", "least", "processed", "answer", "error", "checkpoints"):
             value = getattr(expect, key)
             if isinstance(value, tuple) and len(value) != steps:
                 text = f"has {len(value)} items for {steps} steps; write one per step"

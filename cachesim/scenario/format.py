@@ -7,7 +7,7 @@ consistency of the parts.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, Final, TypeAlias, get_args
+from typing import Annotated, Any, Final, Literal, TypeAlias, get_args
 
 from cachesim.engines.chat import TEMPLATES
 from cachesim.model.spec import LayerKind
@@ -68,6 +68,11 @@ _span = Either(
     ((int, Whole(1, limits.PROMPT_TOKENS)), (str, _spans), ((list, tuple), _ids)),
     "a length, a text or a list of token ids",
 )
+
+Kind: TypeAlias = Literal[
+    "wrong answer", "leak", "broken invariant", "crash", "refusal", "lost reuse"
+]
+"""Kinds of findings of a search."""
 
 Prompt: TypeAlias = str | tuple[int, ...] | None
 Counts: TypeAlias = tuple[int | str | None, ...] | None
@@ -275,6 +280,12 @@ class Expect:
     processed: Annotated[Counts, Each(_count_or_skip, limits.STEPS), "Processed tokens."] = None
     answer: Annotated[Words, _per_step_word, "The verdict on the answer."] = None
     error: Annotated[Words, _per_step_error, "The server's word for a refusal, or 'none'."] = None
+    least: Annotated[Counts, Each(_count_or_skip, limits.STEPS), "Fewest cached tokens."] = None
+    finding: Annotated[
+        Kind | None,
+        OneOf(get_args(Kind)),
+        "What `cachesim check` must not find in this workload.",
+    ] = None
     checkpoints: Annotated[
         tuple[tuple[int, ...] | str, ...] | None,
         _per_step_counts,

@@ -7,19 +7,18 @@ from functools import partial
 from itertools import chain, count, islice
 from typing import Any, Final, TypeAlias, TypeVar
 
-from cachesim.engines.events import Event
 from cachesim.engines.family import Profile
 from cachesim.engines.words import counted
-from cachesim.errors import CachesimError, ContractError, InputError, raised_by
+from cachesim.errors import InputError
 from cachesim.model.arithmetic import ArithmeticName
 from cachesim.model.presets import preset
-from cachesim.play.loop import FOREVER, LONGEST_TURN, PER_TOKEN, EndlessError, bounded
-from cachesim.play.session import Record, Session
+from cachesim.play.findings import Finding, Trial, judge_session, play
+from cachesim.play.loop import FOREVER
+from cachesim.play.session import Session
 from cachesim.scenario.checks import COMPANIONS, spec_of
-from cachesim.scenario.format import Expect, Scenario, Step
+from cachesim.scenario.format import Expect, Kind, Scenario, Step
 from cachesim.testing.around import Around
 from cachesim.testing.facts import neighbours, with_facts
-from cachesim.testing.findings import Finding, Kind, Trial, finding_of
 from cachesim.testing.guided import Guided
 from cachesim.testing.workloads import (
     DEFAULT,
@@ -299,71 +298,6 @@ def _with_steps(scenario: Scenario, steps: tuple[Step, ...]) -> Scenario:
     return replace(scenario, step=steps)
 
 
-def play(
-    scenario: Scenario,
-    profile: Profile,
-    *,
-    arithmetic: ArithmeticName = "ring",
-    stop_early: bool = True,
-    oracles: Oracles | None = None,
-    thin: bool = False,
-    only: Kind | None = None,
-) -> Trial:
-    """Run a workload; by default its first failure ends it, with `only` that of one kind.
-
-    Runs of workloads that are much alike may share `oracles`: cold answers are computed once.
-    With `thin` the network has one layer of each kind that the model has.
-    """
-    session = Session(scenario, profile, arithmetic=arithmetic, reads_state=False, thin=thin)
-    oracles = oracles or Oracles()
-    return _judged(session, session.run(), oracles, stop_early=stop_early, only=only)
-
-
-def _judged(
-    session: Session,
-    records: Iterable[Record],
-    oracles: Oracles,
-    *,
-    stop_early: bool,
-    only: Kind | None,
-) -> Trial:
-    """The outcome of a session's run."""
-    trial, options, done = Trial.of(session), session.scenario.engine.options, 0
-    try:
-        for record in records:
-            done = record.index + 1
-            oracle = oracles.of(session.networks[record.step.model])
-            with bounded(LONGEST_TURN + PER_TOKEN * len(record.prompt)):
-                finding = finding_of(record, oracle, trial, options)
-            if finding is not None and only in {None, finding.kind}:
-                trial.findings.append(finding)
-                if stop_early:
-                    break
-        if not session.ended:  # an assertion ends a function before its bookkeeping
-            with bounded(LONGEST_TURN):
-                session.engine.check_integrity()
-    except EndlessError as endless:
-        if only in {None, "crash"}:
-            trial.findings.insert(0, Finding(kind="crash", step=done, detail=str(endless)))
-    except ContractError as error:
-        if only in {None, "broken invariant"}:
-            broken = Finding(kind="broken invariant", step=trial.requests, detail=str(error))
-            trial.findings.insert(0, broken)
-    except Exception as error:
-        place = raised_by(error, session.family.package)
-        if isinstance(error, CachesimError) or not place:
-            raise
-        if only in {None, "crash"}:
-            detail = f"{type(error).__name__}: {error}, raised by {place}"
-            trial.findings.insert(0, Finding(kind="crash", step=done, detail=detail))
-    kinds: Counter[type[Event]] = Counter(map(type, session.engine.events))
-    for kind, times in kinds.items():
-        word = session.family.exercised.get(kind.name())
-        if word is not None:
-            trial.exercised[word] += times
-    return trial
-
-
 def playable(scenario: Scenario, profile: Profile) -> bool:
     """True if a profile accepts a scenario (a simplified one may not fit its options)."""
     try:
@@ -499,7 +433,9 @@ def trials(
             begin = Around if shape.around else Guided
             client = begin(profile, model, number, seed=seed, shape=shape, arithmetic=arithmetic)
             records = chain.from_iterable(client.run())
-            trial = _judged(client.session, records, oracles, stop_early=stop_early, only=only)
+            trial = judge_session(
+                client.session, records, oracles, stop_early=stop_early, only=only
+            )
             if trial.findings and client.thin:
                 trial = play(client.scenario, profile, oracles=oracles, **how)
             yield number, client.scenario, trial
@@ -575,23 +511,20 @@ def reduced(
     return Counterexample(
         number=number,
         finding=shown,
-        scenario=replace(smallest, about=about, expect=expected_of(smallest, shown)),
+        scenario=replace(smallest, about=about, expect=expected_of(shown)),
         arithmetic=arithmetic,
     )
 
 
-def expected_of(scenario: Scenario, finding: Finding) -> tuple[Expect, ...]:
-    """Expectations of a counterexample, which fail until the defect is fixed."""
-    error = None
-    if finding.kind in {"crash", "refusal"}:
-        steps = range(len(scenario.step))
-        error = tuple("none" if step == finding.step else "any" for step in steps)
-    cached = None
-    if finding.due:
-        cached = tuple(
-            finding.due if n == finding.step else "any" for n in range(len(scenario.step))
-        )
-    return (Expect(answer="same", error=error, cached=cached),)
+def expected_of(finding: Finding) -> tuple[Expect, ...]:
+    """The expectation of a counterexample, which fails until the defect is fixed.
+
+    Other kinds of defects of the same workload are left to files of their own.
+    """
+    kind = finding.kind
+    answer = None if kind in {"wrong answer", "leak"} else "any"
+    error = None if kind in {"crash", "refusal"} else "any"
+    return (Expect(finding=kind, answer=answer, error=error),)
 
 
 # Two profiles on the same workloads: which reuses more, and which answers wrong.

@@ -5,8 +5,8 @@ from pathlib import Path
 
 from cachesim.cli.check import Plan, print_search
 from cachesim.engines import Profile
+from cachesim.play.findings import Finding
 from cachesim.scenario.format import FORMAT, Model, Scenario, Server, Step
-from cachesim.testing.findings import Finding
 from cachesim.testing.search import Counterexample, Report
 from cachesim.testing.workloads import Shape
 from tests.fixtures import Capture, Patch

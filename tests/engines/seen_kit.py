@@ -9,9 +9,8 @@ from cachesim.engines.events import Event
 from cachesim.engines.family import Profile
 from cachesim.engines.seen import Seen
 from cachesim.errors import InputError
-from cachesim.testing.findings import Finding
+from cachesim.play.findings import Finding, play
 from cachesim.testing.guided import Guided
-from cachesim.testing.search import play
 from cachesim.testing.workloads import Shape
 
 SHAPE = Shape(incidents=True, chats=True, guided=True)

@@ -16,7 +16,8 @@ from cachesim.engines import Profile
 from cachesim.errors import CachesimError, InputError, UpstreamAbort
 from cachesim.lab.real.mlx_lm import classes
 from cachesim.lab.real.vectors import mlx_server, servers
-from cachesim.testing.search import play, workloads
+from cachesim.play.findings import play
+from cachesim.testing.search import workloads
 from cachesim.testing.workloads import Shape
 from tests.mutants.switches import Mutant
 

@@ -33,12 +33,12 @@ from cachesim.lab.real.llama_cpp.workload import CRASH, Outcome
 from cachesim.lab.real.llama_cpp_python import compare as llama_cpp_python
 from cachesim.lab.real.mlx_lm import scenarios as mlx_lm
 from cachesim.lab.real.playing import Difference, StepPlayed
+from cachesim.play.findings import Finding, play
 from cachesim.scenario.files import load
 from cachesim.scenario.format import FORMAT, Model, Scenario, Server, Step
 from cachesim.scenario.labels import CONFIRMED, DERIVED, SOURCE
 from cachesim.scenario.shipped import shipped_file
-from cachesim.testing.findings import Finding
-from cachesim.testing.search import Counterexample, Report, play
+from cachesim.testing.search import Counterexample, Report
 from cachesim.testing.survey import Cause, Sighting, Survey, causes
 from cachesim.units import Token, as_tokens
 from tests.fixtures import Capture, Patch

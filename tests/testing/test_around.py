@@ -14,13 +14,14 @@ from cachesim.engines import Profile
 from cachesim.lab.real.hunt import proof
 from cachesim.lab.real.hunt.proof import ProofResult
 from cachesim.lab.real.llama_cpp.scenarios import PROVER
+from cachesim.play.findings import play
 from cachesim.scenario.files import load, loads, to_toml
 from cachesim.scenario.format import Model, Scenario
 from cachesim.scenario.labels import CONFIRMED, SOURCE
 from cachesim.scenario.shipped import load_all
 from cachesim.testing.around import Around
 from cachesim.testing.guided import MOST
-from cachesim.testing.search import Counterexample, play, trials
+from cachesim.testing.search import Counterexample, trials
 from cachesim.testing.workloads import Shape
 
 LOG = "docs/examples/hybrid.log"

@@ -1,10 +1,10 @@
 """The search finds known defects without being told where to look, and makes them small."""
 
 from dataclasses import replace
-from importlib import import_module
 from itertools import islice
 from typing import Any, Final
 
+import numpy as np
 import pytest
 
 from cachesim.engines import FAMILIES, Profile
@@ -14,31 +14,31 @@ from cachesim.engines.family import Family
 from cachesim.engines.ik_llama.slot import Slot
 from cachesim.engines.llamacpp import prompt_cache
 from cachesim.engines.llamacpp.memory.recurrent_cells import Planes
+from cachesim.engines.llamacpp.router import Router
 from cachesim.engines.llamacpp.server import LlamaCpp
 from cachesim.engines.mlx_lm.store.lru_prompt_cache import LRUPromptCache
 from cachesim.engines.mlx_lm.store.memory_prompt_cache import miss
 from cachesim.engines.sglang.server import Sglang
 from cachesim.engines.vllm.coordinator import Coordinator
 from cachesim.engines.vllm.server import Vllm
-from cachesim.errors import SpecError
+from cachesim.errors import ContractError, SpecError
 from cachesim.lab.traces.replay import Cell
 from cachesim.lab.traces.replay import play as replay
 from cachesim.lab.traces.source import Source
 from cachesim.model.presets import PRESETS
 from cachesim.model.spec import ModelSpec
-from cachesim.play import loop, run, run_scenario
+from cachesim.play import findings, loop, run, run_scenario
 from cachesim.play import session as sessions
+from cachesim.play.findings import ANSWERED, EXERCISED, NO_REPLY, Finding, Trial, play
 from cachesim.play.session import Session
 from cachesim.scenario import loads
 from cachesim.scenario.checks import check
 from cachesim.scenario.files import load, to_toml
 from cachesim.scenario.format import Expect, Model, Scenario, Server, Step
-from cachesim.testing.findings import ANSWERED, EXERCISED, NO_REPLY, Finding, Trial
 from cachesim.testing.search import (
     Counterexample,
     compare,
     expected_of,
-    play,
     search,
     shrink,
     simpler,
@@ -217,7 +217,7 @@ def test_what_shows_on_one_layer_of_each_kind_alone_is_not_told(monkeypatch: Pat
     def played(*_: Any, thin: bool = False, **__: Any) -> Trial:
         return Trial(findings=[finding] if thin else [])
 
-    monkeypatch.setattr(import_module("cachesim.testing.search"), "play", played)
+    monkeypatch.setattr(findings, "play", played)
     profile = Profile.parse("llama.cpp@b11549")
     scenario = next(workloads(profile, "hybrid"))
 
@@ -371,7 +371,7 @@ def test_a_prompt_that_is_sent_again_at_once_and_not_found_is_a_finding(
     detail = f"0 of {due} tokens cached that the request before wrote"
     findings = play(scenario, profile).findings
     assert [("lost reuse", 1, detail)] == [(e.kind, e.step, e.detail) for e in findings]
-    assert (Expect(answer="same", cached=("any", due)),) == expected_of(scenario, findings[0])
+    assert (Expect(finding="lost reuse", answer="any", error="any"),) == expected_of(findings[0])
 
 
 def test_a_small_cache_may_have_evicted_the_prompt_that_was_sent_right_before() -> None:
@@ -463,7 +463,7 @@ def test_a_reply_that_is_not_the_sampled_one_is_found(
 
 @pytest.fixture
 def short_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (loop, sessions, import_module("cachesim.testing.search")):
+    for module in (loop, sessions, findings):
         monkeypatch.setattr(module, "LONGEST_TURN", 0.3)
         monkeypatch.setattr(module, "PER_TOKEN", 0.0, raising=False)
 
@@ -514,3 +514,50 @@ def test_a_run_and_a_trace_of_a_port_that_loops_for_ever_end(
     assert not played.as_expected
     assert loop.FOREVER in played.steps[0].message
     assert loop.FOREVER in replayed["ended"]
+
+
+def test_an_emitted_file_fails_while_its_defect_is_there() -> None:
+    broken = Profile.parse("llama.cpp@b9538")
+    found = search(broken, "hybrid", examples=400).counterexample
+    assert found is not None
+    assert "wrong answer" == found.finding.kind
+    emitted = loads(to_toml(found.scenario).encode(), name="emitted")
+
+    with_it = run(emitted, broken)
+    without = run(emitted, Profile.parse("llama.cpp@b11549+erase-equal"))
+
+    assert not with_it.as_expected
+    assert () == without.mismatches
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "kind"),
+    [
+        (Planes, "copy_of", "broken invariant"),
+        (Router, "check_integrity", "broken invariant"),
+    ],
+)
+def test_an_emitted_file_of_a_broken_law_fails_until_the_port_is_mended(
+    owner: type, name: str, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    profile = Profile.parse("llama.cpp@b11549+erase-equal")
+    original = getattr(owner, name)
+
+    def changed(self: Any, *given: Any, **more: Any) -> Any:
+        result = original(self, *given, **more)
+        if name == "check_integrity" and len(self.server.replies) > 1:
+            raise ContractError("a slot is counted twice")
+        return result * 0 if isinstance(result, np.ndarray) else result
+
+    with monkeypatch.context() as planted:
+        planted.setattr(owner, name, changed)
+        found = search(profile, "hybrid", examples=60).counterexample
+        assert found is not None
+        emitted = loads(to_toml(found.scenario).encode(), name="emitted")
+        with_it = run(emitted, profile)
+    without = run(emitted, profile)
+
+    assert found.finding.kind in {kind, "wrong answer"}
+    assert [each.finding for each in emitted.expect] == [found.finding.kind]
+    assert not with_it.as_expected
+    assert () == without.mismatches

@@ -19,8 +19,8 @@ from cachesim.errors import CachesimError
 from cachesim.lab.probe.answers import Answer, Query, Word
 from cachesim.model.build import build
 from cachesim.model.presets import preset
+from cachesim.play.findings import play
 from cachesim.scenario.format import Scenario
-from cachesim.testing.search import play
 from cachesim.testing.survey import Cause, causes_by_step
 from cachesim.units import as_tokens
 from cachesim.verify.oracle import Oracles

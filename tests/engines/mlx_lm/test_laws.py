@@ -35,9 +35,9 @@ from cachesim.engines.mlx_lm.rules import CacheRules
 from cachesim.engines.mlx_lm.store.disk_prompt_cache import DiskPromptCache
 from cachesim.engines.seen import Breach, Seen
 from cachesim.errors import InputError
+from cachesim.play.findings import play
 from cachesim.play.session import Session
 from cachesim.scenario.format import FORMAT, Chat, Model, Scenario, Server, Step, Turn
-from cachesim.testing.search import play
 from cachesim.typed import of_kind, there_is
 from cachesim.units import Count
 from tests.engines import seen_kit as kit

@@ -11,9 +11,14 @@ import pytest
 
 from cachesim.cli.check import EXAMPLES, shape_for
 from cachesim.engines import Profile
-from cachesim.scenario.format import Model, Scenario, Server, Step
-from cachesim.testing.findings import Kind
-from cachesim.testing.search import Counterexample, play, search, shrink, trials
+from cachesim.play.findings import play
+from cachesim.scenario.format import Kind, Model, Scenario, Server, Step
+from cachesim.testing.search import (
+    Counterexample,
+    search,
+    shrink,
+    trials,
+)
 from cachesim.testing.workloads import Seeded, corners, draw_corner
 
 MOST_REQUESTS = 4

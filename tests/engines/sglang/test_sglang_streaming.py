@@ -9,8 +9,8 @@ from cachesim.engines import Profile
 from cachesim.engines.base import Engine, Reply, Request, Ticket
 from cachesim.engines.sglang.family import FAMILY
 from cachesim.errors import OptionError, UpstreamAbort, UpstreamEndless
+from cachesim.play.findings import play
 from cachesim.scenario.format import Model, Scenario, Server, Step
-from cachesim.testing.search import play
 from cachesim.typed import there_is
 from cachesim.units import as_tokens
 from tests.engines.sglang.workloads import server as opened

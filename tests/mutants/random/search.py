@@ -34,10 +34,9 @@ from benchmarks.defects import SHAPE
 from cachesim.engines.family import FAMILIES, Family, Profile, family_of
 from cachesim.errors import ContractError, InputError
 from cachesim.model.presets import PRESETS
+from cachesim.play.findings import Trial, finding_of, play
 from cachesim.scenario.format import Scenario
-from cachesim.testing.findings import Trial, finding_of
 from cachesim.testing.guided import Guided
-from cachesim.testing.search import play
 from cachesim.verify.oracle import Oracles
 from tests.mutants.random import ports
 from tests.mutants.random.equivalent import EQUIVALENT

@@ -14,10 +14,11 @@ from cachesim.errors import InputError
 from cachesim.lab.real.hunt.proof import ProofResult, Prover, prover_of
 from cachesim.lab.real.llama_cpp.agents import draw_arrival, draw_pinned
 from cachesim.model.presets import PRESETS, preset
+from cachesim.play.findings import play
 from cachesim.scenario.checks import full_profile
 from cachesim.scenario.format import Scenario, Source
 from cachesim.scenario.shipped import load_all, shipped_folder
-from cachesim.testing.search import Counterexample, Report, expected_of, play
+from cachesim.testing.search import Counterexample, Report, expected_of
 from cachesim.testing.survey import (
     STATELESS,
     Cause,
@@ -256,7 +257,7 @@ def _reduced(
         about=f"{cause}. {small.finding.detail.rstrip('.')}.",
         source=Source(upstream=profile.release, note="found by search"),
         engine=replace(small.scenario.engine, profiles=(profile.release,)),
-        expect=expected_of(small.scenario, small.finding),
+        expect=expected_of(small.finding),
     )
     small = replace(small, scenario=scenario)
     return ProvenFinding(

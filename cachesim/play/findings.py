@@ -1,20 +1,22 @@
-"""The failures of a step that a search reports: wrong answers, crashes, laws that are broken."""
+"""What `check` finds in a workload: wrong answers, crashes, laws that are broken."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Final
 
 from cachesim.engines.base import Reply
+from cachesim.engines.events import Event
+from cachesim.engines.family import Profile
 from cachesim.engines.seen import Laws, Seen
+from cachesim.errors import CachesimError, ContractError, raised_by
+from cachesim.model.arithmetic import ArithmeticName
+from cachesim.play.loop import LONGEST_TURN, PER_TOKEN, EndlessError, bounded
 from cachesim.play.session import ABORTED, CANCELLED, ENDLESS, WORKER_GONE, Record, Session
+from cachesim.scenario.format import Kind, Scenario
 from cachesim.units import Tokens, as_tokens
-from cachesim.verify.oracle import Oracle
+from cachesim.verify.oracle import Oracle, Oracles
 from cachesim.verify.verdict import judge, leak_of, worst
-
-Kind: TypeAlias = Literal[
-    "wrong answer", "leak", "broken invariant", "crash", "refusal", "lost reuse"
-]
 
 EXERCISED: Final = (
     "restore",
@@ -264,3 +266,68 @@ def _broken_batch(
     if options.get("kv_unified") or len(reply.prompt) + more + 1 >= room:
         return None
     return Finding(kind="refusal", step=record.index, detail=reply.message)
+
+
+def play(
+    scenario: Scenario,
+    profile: Profile,
+    *,
+    arithmetic: ArithmeticName = "ring",
+    stop_early: bool = True,
+    oracles: Oracles | None = None,
+    thin: bool = False,
+    only: Kind | None = None,
+) -> Trial:
+    """Run a workload; by default its first failure ends it, with `only` that of one kind.
+
+    Runs of workloads that are much alike may share `oracles`: cold answers are computed once.
+    With `thin` the network has one layer of each kind that the model has.
+    """
+    session = Session(scenario, profile, arithmetic=arithmetic, reads_state=False, thin=thin)
+    oracles = oracles or Oracles()
+    return judge_session(session, session.run(), oracles, stop_early=stop_early, only=only)
+
+
+def judge_session(
+    session: Session,
+    records: Iterable[Record],
+    oracles: Oracles,
+    *,
+    stop_early: bool,
+    only: Kind | None,
+) -> Trial:
+    """The outcome of a session's run."""
+    trial, options, done = Trial.of(session), session.scenario.engine.options, 0
+    try:
+        for record in records:
+            done = record.index + 1
+            oracle = oracles.of(session.networks[record.step.model])
+            with bounded(LONGEST_TURN + PER_TOKEN * len(record.prompt)):
+                finding = finding_of(record, oracle, trial, options)
+            if finding is not None and only in {None, finding.kind}:
+                trial.findings.append(finding)
+                if stop_early:
+                    break
+        if not session.ended:  # an assertion ends a function before its bookkeeping
+            with bounded(LONGEST_TURN):
+                session.engine.check_integrity()
+    except EndlessError as endless:
+        if only in {None, "crash"}:
+            trial.findings.insert(0, Finding(kind="crash", step=done, detail=str(endless)))
+    except ContractError as error:
+        if only in {None, "broken invariant"}:
+            broken = Finding(kind="broken invariant", step=trial.requests, detail=str(error))
+            trial.findings.insert(0, broken)
+    except Exception as error:
+        place = raised_by(error, session.family.package)
+        if isinstance(error, CachesimError) or not place:
+            raise
+        if only in {None, "crash"}:
+            detail = f"{type(error).__name__}: {error}, raised by {place}"
+            trial.findings.insert(0, Finding(kind="crash", step=done, detail=detail))
+    kinds: Counter[type[Event]] = Counter(map(type, session.engine.events))
+    for kind, times in kinds.items():
+        word = session.family.exercised.get(kind.name())
+        if word is not None:
+            trial.exercised[word] += times
+    return trial
