@@ -288,6 +288,13 @@ def play(
     return judge_session(session, session.run(), oracles, stop_early=stop_early, only=only)
 
 
+def is_of_port(error: Exception, package: str) -> bool:
+    """True for an exception that is a finding: a port's broken contract, or its crash."""
+    if isinstance(error, CachesimError):
+        return isinstance(error, ContractError)
+    return bool(raised_by(error, package))
+
+
 def judge_session(
     session: Session,
     records: Iterable[Record],
@@ -319,10 +326,11 @@ def judge_session(
             broken = Finding(kind="broken invariant", step=trial.requests, detail=str(error))
             trial.findings.insert(0, broken)
     except Exception as error:
-        place = raised_by(error, session.family.package)
-        if isinstance(error, CachesimError) or not place:
+        package = session.family.package
+        if not is_of_port(error, package):
             raise
         if only in {None, "crash"}:
+            place = raised_by(error, package)
             detail = f"{type(error).__name__}: {error}, raised by {place}"
             trial.findings.insert(0, Finding(kind="crash", step=done, detail=detail))
     kinds: Counter[type[Event]] = Counter(map(type, session.engine.events))

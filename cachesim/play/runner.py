@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from itertools import islice
+from itertools import islice, product
 from typing import Any, Final, Protocol
 
 import numpy as np
@@ -17,7 +17,7 @@ from cachesim.model.arithmetic import ArithmeticName
 from cachesim.model.build import arithmetic_of
 from cachesim.model.recall import show_word
 from cachesim.model.trace import Fault, Traced
-from cachesim.play.findings import play
+from cachesim.play.findings import is_of_port, play
 from cachesim.play.result import (
     CLAIMS,
     Account,
@@ -39,7 +39,7 @@ from cachesim.play.statements import with_statements
 from cachesim.play.states import Provenance, states_of
 from cachesim.scenario.checks import full_profile, scenario_of
 from cachesim.scenario.files import to_toml
-from cachesim.scenario.format import Expect, Scenario
+from cachesim.scenario.format import Expect, Kind, Scenario
 from cachesim.scenario.labels import label_of
 from cachesim.scenario.shipped import sources
 from cachesim.units import Array, Count, Token, Tokens
@@ -245,32 +245,36 @@ def mismatches(
     return found
 
 
-def _found(
+def excluded(scenario: Scenario, profile: Profile) -> list[Kind]:
+    """The kinds of findings that a scenario's expectations exclude."""
+    mine = (each.finding for each in scenario.expect if _is_for(scenario, each, profile))
+    return list(dict.fromkeys(kind for kind in mine if kind is not None))
+
+
+def _findings(
     scenario: Scenario,
     profile: Profile,
     steps: Sequence[Step],
     arithmetic: ArithmeticName,
     pace: "Pace | None",
 ) -> Iterator[str]:
-    """What `check` finds in a workload, of the kinds that its expectations exclude.
+    """What `check` finds in a workload, of the kinds that are excluded.
 
     Some laws are of exact numbers alone, so ring arithmetic is tried beside the run's own.
     """
-    mine = [each for each in scenario.expect if _is_for(scenario, each, profile)]
-    kinds = dict.fromkeys(each.finding for each in mine if each.finding is not None)
-    for kind in kinds:
-        for numbers in dict.fromkeys((arithmetic, "ring")):
-            if numbers == "counts":
-                continue
-            try:
-                with pace.limit() if pace else nullcontext():
-                    trial = play(scenario, profile, arithmetic=numbers, only=kind)
-            except OutOfTimeError:
-                break  # the steps that were not run are reported
-            if trial.finding is not None:
-                at = steps[min(trial.finding.step, len(steps) - 1)].name
-                yield f"{at}: {kind}: {trial.finding.detail}"
-                break
+    numbers: Sequence[ArithmeticName] = (
+        ("ring",) if arithmetic == "counts" else (arithmetic, "ring")
+    )
+    for kind, each in product(excluded(scenario, profile), dict.fromkeys(numbers)):
+        try:
+            with pace.limit() if pace else nullcontext():
+                finding = play(scenario, profile, arithmetic=each, only=kind).finding
+        except OutOfTimeError:
+            return  # `mismatches` tells it
+        if finding is not None:
+            at = steps[min(finding.step, len(steps) - 1)].name
+            yield f"{at}: {kind}: {finding.detail}"
+            return
 
 
 def expects_wrong(scenario: Scenario, profile: Profile) -> bool:
@@ -540,8 +544,10 @@ def run(
         again = run_steps(session, oracle, pace=pace)
         steps = steps if again[-1].error == TIMEOUT else again
     judged = verify and arithmetic != "counts"
-    found = _found(scenario, profile, steps, arithmetic, pace)
-    unmet = (*mismatches(scenario, profile, steps, verified=judged), *found)
+    unmet = (
+        *mismatches(scenario, profile, steps, verified=judged),
+        *_findings(scenario, profile, steps, arithmetic, pace),
+    )
     done = Run(
         scenario=scenario.name,
         profile=str(profile),
@@ -565,6 +571,8 @@ def run_steps(
 ) -> tuple[Step, ...]:
     """The steps of a session in order; those that timed out are marked."""
     verifier = Verifier(session, oracle) if verify else None
+    scenario, profile = session.scenario, session.profile
+    left = TIMEOUT, "the time given was over"
     # One list: an interruption comes between any two lines.
     done: list[tuple[Step, Record, Leak | None]] = []
 
@@ -582,11 +590,14 @@ def run_steps(
                     pace.step_done()
     except OutOfTimeError:
         pass
-    for record in session.undone(len(done)):
+    except Exception as error:
+        if not excluded(scenario, profile) or not is_of_port(error, session.family.package):
+            raise
+        left = NOT_RUN, f"{type(error).__name__}: {error}"
+    for record in session.undone(len(done), *left):
         add(record, Evidence())
     leaks = [leak for _, _, leak in done] if session.recalls else None
     steps = with_statements([step for step, *_ in done], [record for _, record, _ in done], leaks)
-    scenario, profile = session.scenario, session.profile
     return tuple(
         replace(step, evidence=label_of(scenario, profile, step.name))
         if step.finding.fate in CLAIMS

@@ -212,11 +212,11 @@ class Session(Loop):
         self._collect(records)
         return records
 
-    def undone(self, done: int) -> Iterator[Record]:
-        """The records of all but the finished steps: timed out."""
+    def undone(self, done: int, error: str, message: str) -> Iterator[Record]:
+        """The records of all but the finished steps, with one error."""
         for index in range(done, len(self.scenario.step)):
             record = self._record(index)
-            record.error, record.message = TIMEOUT, "the time given was over"
+            record.error, record.message = error, message
             yield record
 
     def _record(self, index: int) -> Record:

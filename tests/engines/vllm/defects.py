@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from cachesim.engines.family import Profile
-from cachesim.testing.findings import Kind
+from cachesim.scenario.format import Kind
 from cachesim.testing.search import Report, search
 from cachesim.testing.workloads import Shape
 
