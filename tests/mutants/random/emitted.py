@@ -1,8 +1,13 @@
 """Files that `cachesim check --emit` writes of random mutants: each fails with it, and not without.
 
-python -m tests.mutants.random.emitted 40        so many mutants of each port
+    python -m tests.mutants.random.emitted vllm --count 40 --seed 1
+
+Workloads are drawn in which the engine does not fail by itself. If it fails without the mutant on
+the smallest one that was found, the file proves nothing: it is counted apart.
 """
 
+import argparse
+import builtins
 import gc
 import sys
 import time
@@ -11,7 +16,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import count
+from itertools import islice
 from typing import Final
 
 from rich.console import Console
@@ -24,113 +29,150 @@ from cachesim.model.presets import PRESETS
 from cachesim.play.findings import play
 from cachesim.play.runner import run
 from cachesim.scenario.files import loads, to_toml
-from cachesim.scenario.format import Kind
-from cachesim.testing.guided import Guided
-from cachesim.testing.search import search
+from cachesim.scenario.format import Kind, Scenario
+from cachesim.testing.search import search, workloads
 from tests.mutants.random import ports
-from tests.mutants.random.ports import PORTS, RandomMutant
-from tests.mutants.random.session import HangError, children, limited
+from tests.mutants.random.ports import PORTS, Port, RandomMutant
+from tests.mutants.random.session import PROBE, HangError, children, limited
+
+ENGINES: Final = {name: (port,) for name, port in PORTS.items()} | {
+    "llama-cpp-python": (Port("llama-cpp-python", "llama_cpp_python"), PORTS["llama.cpp"]),
+    "transformers": (Port("transformers", "transformers"),),
+}
+"""The ports whose mutants an engine is searched with; marconi computes no answers."""
+
+DRAWN: Final = 6
+"""Workloads of each model."""
 
 ARITHMETICS: Final[tuple[ArithmeticName, ...]] = ("float", "ring")
-GUIDED: Final = replace(SHAPE, guided=True)
-
-SECONDS: Final = 20.0
+SECONDS: Final = 15.0
 """Processor seconds of the searches for one mutant."""
 
-SEEDS: Final = 3
-"""Findings of one mutant at most, each of another seed."""
+MOST: Final = 4
+"""Findings of one mutant, each of another workload."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sound:
+    """A workload in which an engine does not fail, and the mutants whose lines it reaches."""
+
+    model: str
+    scenario: Scenario
+    reached: frozenset[int]
+    seconds: float
 
 
 @dataclass(frozen=True, slots=True)
 class Emitted:
-    """A file, and whether it runs as expected in each arithmetic, with the mutant."""
+    """A file, and the arithmetics in which it runs as expected, with the mutant."""
 
-    profile: str
     kind: Kind
     text: str
-    holds: tuple[bool, ...]
+    holds: tuple[ArithmeticName, ...]
 
 
-def holds(text: str, profile: str) -> tuple[bool, ...]:
-    """True for each arithmetic in which a file runs as expected on a profile."""
+def holds(text: str, profile: Profile) -> tuple[ArithmeticName, ...]:
+    """The arithmetics in which a file runs as expected."""
     scenario, found = loads(text.encode(), name="emitted"), []
     for arithmetic in ARITHMETICS:
-        try:
-            entry = run(scenario, Profile.parse(profile), arithmetic=arithmetic)
-            found.append(entry.as_expected)
-        except Exception:  # noqa: BLE001 - whatever a mutant raises ends the command
-            found.append(False)
+        with suppress(Exception):  # whatever a mutant raises ends the command
+            if run(scenario, profile, arithmetic=arithmetic).as_expected:
+                found.append(arithmetic)
     return tuple(found)
 
 
-def models_of(profile: Profile) -> list[str]:
-    """The presets that a profile takes."""
+def sound(profile: Profile, mutants: Sequence[RandomMutant], seed: int) -> list[Sound]:
+    """Workloads in which an engine does not fail, the quickest first; this process has probes."""
+    reached: set[int] = set()
+    setattr(builtins, PROBE, lambda *numbers: reached.update(numbers))
+    ports.probe(list(mutants), PROBE)
     found = []
     for model in PRESETS:
-        with suppress(InputError):
-            Guided(profile, model, 0, shape=SHAPE)
-            found.append(model)
-    return found
+        with suppress(InputError):  # of a model that the engine does not take
+            for scenario in islice(workloads(profile, model, seed=seed, shape=SHAPE), DRAWN):
+                reached.clear()
+                began = time.process_time()
+                if play(scenario, profile).finding is None:
+                    taken = time.process_time() - began
+                    found.append(Sound(model, scenario, frozenset(reached), taken))
+    return sorted(found, key=lambda each: each.seconds)
 
 
-def emitted(profile: Profile, models: Sequence[str], mutant: RandomMutant) -> list[Emitted]:
+def emitted(profile: Profile, mutant: RandomMutant, among: Sequence[Sound]) -> list[Emitted]:
     """The files of a mutant, which is planted in this process."""
     ports.plant(mutant)
     found: list[Emitted] = []
     end = time.process_time() + SECONDS
-    for turn in count():
+    for each in among:
         left = end - time.process_time()
-        if left <= 0 or len(found) == SEEDS:
+        if left <= 0 or len(found) == MOST:
             break
-        seed, at = divmod(turn, len(models))
-        with suppress(HangError, Exception), limited(left + 10):
-            report = search(profile, models[at], examples=12, seed=seed, shape=GUIDED)
-            example = report.counterexample
-            if example is not None:
+        with suppress(HangError, Exception), limited(left + SECONDS):
+            report = search(profile, each.model, among=[(0, each.scenario)])
+            if (example := report.counterexample) is not None:
                 text = to_toml(example.scenario)
-                kind, told = example.finding.kind, holds(text, str(profile))
-                found.append(Emitted(str(profile), kind, text, told))
+                found.append(Emitted(example.finding.kind, text, holds(text, profile)))
     return found
 
 
-def is_own(text: str, kind: Kind, profile: str) -> bool:
-    """True without that kind of finding where nothing is planted."""
-    scenario = replace(loads(text.encode(), name="emitted"), expect=())
-    return all(
-        play(scenario, Profile.parse(profile), arithmetic=each, only=kind).finding is None
+def fails_anyway(file: Emitted, profile: Profile) -> bool:
+    """True for a file whose kind of finding is there where nothing is planted."""
+    scenario = replace(loads(file.text.encode(), name="emitted"), expect=())
+    return any(
+        play(scenario, profile, arithmetic=each, only=file.kind).finding is not None
         for each in ARITHMETICS
     )
 
 
-def main(number: int, names: Sequence[str]) -> int:
-    """Print the counts by port and kind; 1 if a file holds with its mutant, or fails without it."""
+def main() -> int:
+    """Print the counts by engine and kind; 1 if a file holds with its mutant, or fails without."""
+    parser = argparse.ArgumentParser(prog="python -m tests.mutants.random.emitted")
+    parser.add_argument("--count", type=int, default=20, help="mutants of each engine")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("engines", nargs="*", choices=[*ENGINES, []])
+    given = parser.parse_args()
     screen = Console(highlight=False, markup=False, soft_wrap=True)
-    wrong, counts = 0, Counter[tuple[str, str]]()
-    for name in names or PORTS:
-        port = PORTS[name]
+    counts = Counter[tuple[str, str, str]]()
+    for name in given.engines or ENGINES:
         profile = Profile.parse(f"{name}@{family_of(name).names()[-1]}")
-        mutants, models = ports.draw(port, number, 0), models_of(profile)
-        ports.load(port)
+        mutants: list[RandomMutant] = []
+        for port in ENGINES[name]:
+            ports.load(port)
+            mutants += ports.draw(port, given.count // len(ENGINES[name]), given.seed)
         gc.freeze()
-        tasks = [partial(emitted, profile, models, each) for each in mutants]
-        for at, result in children(tasks, 2):
-            for each in () if isinstance(result, str) else result:
-                if not is_own(each.text, each.kind, each.profile):
-                    continue
-                counts[name, each.kind] += 1
-                bad = [f"with it: {each.holds}"] if any(each.holds) else []
-                plain = holds(each.text, each.profile)
-                bad += [] if all(plain) else [f"without it: {plain}"]
-                if bad:
-                    wrong += 1
-                    screen.print(
-                        mutants[at].place, mutants[at].new, each.kind, bad, each.text, sep="\n"
-                    )
-    for (name, kind), times in sorted(counts.items()):
-        screen.print(f"{name:18} {kind:18} {times}")
-    screen.print(f"{sum(counts.values())} files, {wrong} wrong")
-    return int(wrong > 0)
+        ((_, among),) = children([partial(sound, profile, mutants, given.seed)], 1)
+        tasks = [
+            partial(emitted, profile, each, [some for some in among if at in some.reached])
+            for at, each in enumerate(mutants)
+        ]
+        for at, result in children(tasks, given.jobs):
+            for file in () if isinstance(result, str) else result:
+                told = judged(file, profile)
+                counts[name, file.kind, told] += 1
+                screen.print(f"{name:18} {file.kind:18} {told}")
+                if told not in {RIGHT, ANYWAY}:
+                    screen.print(mutants[at].place, mutants[at].new, file.text, sep="\n")
+    screen.print()
+    for (name, kind, told), times in sorted(counts.items()):
+        screen.print(f"{name:18} {kind:18} {times:4} {told}")
+    return int(any(told not in {RIGHT, ANYWAY} for _, _, told in counts))
+
+
+RIGHT: Final = "fails with it, passes without it"
+ANYWAY: Final = "fails without it, too: proves nothing"
+
+
+def judged(file: Emitted, profile: Profile) -> str:
+    """What a file does with its mutant and without it."""
+    if fails_anyway(file, profile):
+        return ANYWAY
+    if file.holds:
+        return f"PASSES WITH IT in {', '.join(file.holds)}"
+    plain = holds(file.text, profile)
+    failed = [each for each in ARITHMETICS if each not in plain]
+    return f"FAILS WITHOUT IT in {', '.join(failed)}" if failed else RIGHT
 
 
 if __name__ == "__main__":
-    sys.exit(main(int(sys.argv[1]) if sys.argv[1:] else 20, sys.argv[2:]))
+    sys.exit(main())

@@ -136,8 +136,12 @@ class RandomMutant:
 
 
 @cache
+def tree_of(file: Path) -> ast.Module:
+    return ast.parse(file.read_text())
+
+
 def trees(port: Port) -> dict[Path, ast.Module]:
-    return {file: ast.parse(file.read_text()) for file in port.files}
+    return {file: tree_of(file) for file in port.files}
 
 
 def functions(port: Port) -> Iterator[Function]:
@@ -263,7 +267,7 @@ def _recompile(changed: Iterable[Function], edits: Iterable[ast.NodeTransformer]
     edits = list(edits)
     for file, inside in by_file.items():
         path = ENGINES / file
-        tree = next(trees_of[path] for port in PORTS.values() if path in (trees_of := trees(port)))
+        tree = tree_of(path)
         before = _codes(compile(path.read_text(), str(path), "exec"))
         for function in inside:
             for edit in edits:
