@@ -9,6 +9,9 @@ held against a cold one: `confirmed` lists the steps in which the real one is wr
 The table is kept in `docs/wheels.csv`, from which every report has its evidence labels; a scenario
 that plays the same as then is not played again, unless `--all` asks for it. A night's work: some
 seconds for each line.
+
+ik_llama.cpp has no package: `ik_llama.cpp@8337e4cd3=PATH` names a server that you have built from
+that commit. Rows of releases without a server here stay while their scenarios play the same.
 """
 
 import csv
@@ -25,8 +28,10 @@ from rich.console import Console
 
 from cachesim.engines import FAMILIES
 from cachesim.engines.family import Profile
+from cachesim.engines.ik_llama.family import FAMILY as IK_LLAMA
 from cachesim.errors import CachesimError
 from cachesim.lab.lessons import execute, kit, lessons
+from cachesim.lab.real.ik_llama.commands import play_scenario as play_on_ik_llama
 from cachesim.lab.real.llama_cpp.scenarios import play_scenario as play_on_llama_cpp
 from cachesim.lab.real.llama_cpp.workload import SILENT
 from cachesim.lab.real.llama_cpp_python.compare import play_scenario as play_on_binding
@@ -52,7 +57,13 @@ PATIENCE: Final = 240.0
 OUT: Final = Console(highlight=False, soft_wrap=True)
 
 
+BINARIES: Final[dict[str, Path]] = {}
+"""Servers of ik_llama.cpp that someone has built, by commit."""
+
 PLAYERS: Final[Mapping[str, Callable[..., Sequence[Any]]]] = {
+    "ik_llama.cpp": lambda scenario, release, **_: play_on_ik_llama(
+        scenario, BINARIES[release], release
+    )[0],
     "llama.cpp": partial(play_on_llama_cpp, patience=PATIENCE),
     "llama-cpp-python": play_on_binding,
     "mlx-lm": lambda scenario, release, **_: play_mlx_scenario(scenario, release),
@@ -88,7 +99,7 @@ def wanted() -> Iterator[tuple[str, Scenario, str]]:
     for file in shipped_files():
         scenario = load(file)
         engine = scenario.engine
-        real = FAMILIES[engine.name].real() if engine.name in PLAYERS else ()
+        real = FAMILIES[engine.name].real() if engine.name != IK_LLAMA.name else IK_LLAMA.names()
         yield from ((file.stem, scenario, each) for each in engine.profiles if each in real)
     yield from of_lessons()
 
@@ -182,19 +193,25 @@ def write(rows: Sequence[Played]) -> None:
 
 def main(arguments: Sequence[str]) -> int:
     """Play what is not known yet; 1 if a real server differs anywhere, 2 for a wrong word."""
-    unknown = [each for each in arguments if each not in {"--all", *PLAYERS}]
+    built = {each.partition("=")[0]: each.partition("=")[2] for each in arguments if "=" in each}
+    known_words = {"--all", *PLAYERS, *(f"{IK_LLAMA.name}@{each}" for each in IK_LLAMA.names())}
+    words = [each.partition("=")[0] for each in arguments]
+    unknown = [each for each in words if each not in known_words]
     if unknown:
-        OUT.print(f"unknown: {' '.join(unknown)}; there are --all, {', '.join(PLAYERS)}")
+        OUT.print(f"unknown: {' '.join(unknown)}; there are {', '.join(sorted(known_words))}")
         return 2
+    BINARIES.update({each.partition("@")[2]: Path(path) for each, path in built.items()})
     anew = "--all" in arguments
-    engines = [each for each in arguments if not each.startswith("--")] or [*PLAYERS]
+    engines = list(dict.fromkeys(each.partition("@")[0] for each in words if each != "--all"))
+    engines = engines or [*PLAYERS]
     before, rows = known(), dict[tuple[str, str], Played]()
     left = []
     for name, scenario, release in wanted():
         engine, old = scenario.engine.name, before.get((name, release))
-        if old is not None and old.file == digest(scenario) and not (anew and engine in engines):
+        here = engine in engines and (engine != IK_LLAMA.name or release in BINARIES)
+        if old is not None and old.file == digest(scenario) and not (anew and here):
             rows[name, release] = old
-        elif engine in engines:
+        elif here:
             left.append((name, scenario, release))
     with ThreadPoolExecutor(2) as pool:
         for done in pool.map(lambda each: play(*each), left):

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from cachesim.errors import SpecError
+from cachesim.lab.real.ik_llama.deepseek4 import write_predictor, write_target
 from cachesim.lab.real.llama_cpp import gguf
 from cachesim.lab.real.llama_cpp.logits import (
     Agreement,
@@ -235,3 +236,25 @@ def test_ggml_takes_gelu_from_a_table_and_the_rest_as_it_is() -> None:
 def outcome(reply: list[int], *tops: dict[int, float]) -> Outcome:
     named = ({Token(token): each for token, each in top.items()} for top in tops)
     return Outcome(reply=as_tokens(reply), top=tuple(named))
+
+
+def test_the_toy_of_deepseek_4_has_three_layers_and_its_predictor_the_fourth(
+    tmp_path: Path,
+) -> None:
+    files = tmp_path / "target", tmp_path / "predictor"
+    write_target(files[0], 512, 128)
+    write_predictor(files[1], 512, 128)
+
+    (keys, target), (more, predictor) = (read(io.BytesIO(each.read_bytes())) for each in files)
+    layers = [
+        {each.split(".")[1] for each in tensors if each.startswith("blk.")}
+        for tensors in (target, predictor)
+    ]
+
+    assert [{"0", "1", "2"}, {"3"}] == layers
+    for name, values in {
+        "block_count": [3, 4],
+        "nextn_predict_layers": [None, 1],
+        "attention.compress_ratios": [[0, 4, 128], [0, 4, 128, 0]],
+    }.items():
+        assert values == [each.get(f"deepseek4.{name}") for each in (keys, more)]

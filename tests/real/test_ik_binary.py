@@ -2,15 +2,18 @@
 
 import stat
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from cachesim.engines.chat import FIRST_BYTE
 from cachesim.errors import OptionError, ScenarioError
 from cachesim.lab.real.hunt.proof import proof_command
-from cachesim.lab.real.ik_llama.binary import BinaryError, arguments, exact_spec
-from cachesim.lab.real.ik_llama.commands import line_of, real_ik_llama_cpp
+from cachesim.lab.real.ik_llama.binary import BinaryError, Server, arguments, exact_spec
+from cachesim.lab.real.ik_llama.commands import line_of, real_ik_llama_cpp, without_goodbyes
 from cachesim.lab.real.llama_cpp.workload import Outcome
+from cachesim.lab.real.playing import Race
 from cachesim.lab.real.vectors.servers import judged
 from cachesim.model.presets import preset
 from cachesim.scenario import full_profile
@@ -68,11 +71,54 @@ def test_what_was_played_is_replayed_from_the_line_that_is_recorded() -> None:
     first = Outcome(cached=0, processed=150, reply=as_tokens([301]), slot=0)
     second = Outcome(cached=145, processed=5, reply=as_tokens([302, 303]), slot=0)
 
-    right = line_of(scenario, "8337e4cd3", steps, [first, second])
-    wrong = line_of(scenario, "8337e4cd3", steps, [first, first])
+    groups = [[each] for each in steps]
+    right = line_of(scenario, "8337e4cd3", groups, [first, second])
+    wrong = line_of(scenario, "8337e4cd3", groups, [first, first])
 
     assert judged(right) is None
     assert judged(wrong) is not None
+
+
+def test_requests_that_are_sent_together_are_one_entry_and_may_arrive_in_any_order() -> None:
+    scenario = shipped(SCENARIO)
+    a, b = (as_tokens(range(start, start + 100)) for start in (300, 400))
+    steps = [Step(name=name, prompt=prompt, predict=1) for name, prompt in (("A", a), ("b", b))]
+    replies = [Outcome(cached=0, processed=100, reply=as_tokens([301]), slot=0)] * 2
+    again = Step(name="again", prompt=a, predict=1)
+    last = Outcome(cached=95, processed=5, reply=as_tokens([301]), slot=0)
+
+    line = line_of(scenario, "8337e4cd3", [steps, [again]], [*replies, last])
+
+    assert ["A", "b"] == [each["name"] for each in line["steps"][0]]
+    found = judged({**line, "options": {"cache_ram": 0}})
+    assert isinstance(found, Race)
+    assert "order 2, 1" in found.order
+
+
+def test_a_reply_is_forced_by_a_grammar_of_its_text_without_bytes_that_spell_it() -> None:
+    server = Server(Path("llama-server"), Path("m.gguf"), [], Path())
+    space = FIRST_BYTE + ord(" ")
+    step = Step(name="A", prompt=as_tokens([300]), reply=as_tokens([408, space]), predict=2)
+
+    body = server.body(replace(step, options={"before_first_idle": True}))
+
+    assert 'root ::= "[408] "' == body["grammar"]
+    assert {*range(FIRST_BYTE, FIRST_BYTE + 256)} - {space} == {
+        each for each, _ in body["logit_bias"]
+    }
+    assert not {"before_first_idle", "id_slot"} & {*body}
+    assert "grammar" not in server.body(replace(step, reply=None))
+
+
+def test_a_client_that_leaves_after_its_reply_is_one_like_all_others() -> None:
+    late, early = (
+        shipped("ik_llama.cpp-1673-stop-flag-stays"),
+        shipped("ik_llama.cpp-1889-c2-companion-behind"),
+    )
+
+    assert ["A", "B", "A-again"] == [e.name for e in without_goodbyes(late, "8337e4cd3").step]
+    with pytest.raises(ScenarioError, match="leaves before the reply"):
+        without_goodbyes(early, "d2da6da05")
 
 
 def test_the_command_is_printed_where_the_binary_can_play_the_scenario() -> None:

@@ -470,8 +470,11 @@ class Context:
         return True
 
     def clear(self) -> None:
-        """Free all cells (`llama_kv_cache_clear`)."""
+        """Free all cells, and zero what they held (`llama_kv_cache_clear`)."""
         self.cells.clear()
+        for data in (self.keys, self.values, self.rows):
+            for rows in data.values():
+                rows[...] = 0
 
 
 class SequenceView:

@@ -185,6 +185,15 @@ class ContextShifted(Event):
     n_keep: int
     n_discard: int
     n_past: int
+    removed: int  # of the slot's tokens: another number where a prompt is shorter than n_keep
+
+
+@event("loss")
+class MemoryCleared(Event):
+    """the server is idle for the first time and empties its memory; slot {slot} still lists
+    {n_tokens} tokens"""
+
+    n_tokens: int
 
 
 @event("plain")

@@ -146,10 +146,7 @@ FAMILY: Final[Family[Rules, Options]] = Family(
         Corner(),
         Corner(),
         Corner(flags={"ctx_size": 256}, replies=60),
-        *(
-            Corner(flags={"companion": each, "draft_max": 3, "parallel": 1}, replies=12)
-            for each in ("attn", "window", "strict_tail")
-        ),
+        Corner(flags={"companion": "attn", "draft_max": 3, "parallel": 1}, replies=12),
     ),
     scopes=(
         Scope(  # prompts have checkpoints from 64 tokens on

@@ -223,7 +223,7 @@ class IkLaws:
                 yield f"{read} of {total} tokens are read, {wanted} fit"
         for event in of(ContextShifted, seen):
             keep = min(read if slot.n_keep < 0 else slot.n_keep, room - 4)
-            before = event.n_past + event.n_discard
+            before = event.n_past + event.removed
             if event.n_keep != keep or event.n_discard != (given or (before - keep) // 2):
                 yield f"a shift keeps {event.n_keep} of {before} tokens, drops {event.n_discard}"
             if before < room - 1:

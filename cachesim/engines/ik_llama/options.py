@@ -226,5 +226,6 @@ FIELDS: Final = (
         unit="tokens",
     ),
     request_field("cancel_after_ubatches", "whole number", low=0, high=MOST, internal=True),
+    request_field("before_first_idle", "yes or no", default=False, internal=True),
 )
-"""Further fields of a request; the last one simulates a client that disconnects."""
+"""Further fields of a request; the last two simulate when its client leaves, or comes."""

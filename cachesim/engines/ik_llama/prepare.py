@@ -25,6 +25,7 @@ from cachesim.engines.ik_llama.slot import (
     kept_fraction,
     similarity,
 )
+from cachesim.errors import UpstreamAbort
 from cachesim.units import Count, SeqId, Tokens
 
 
@@ -93,6 +94,9 @@ class Selection:
     def _kept(self, slot: Slot, prompt: Tokens) -> np.float32:
         held, wanted = self._cache.stripped(slot.cache_tokens), self._cache.stripped(prompt)
         if slot.n_discarded_prompt > 0 and len(wanted) >= slot.n_ctx:
+            if held and slot.n_keep < 0:  # Trap: in a shift, -1 keeps the prompt; here it ends
+                where = "server_tokens::get_cached_tokens_similarity"
+                raise UpstreamAbort(where, "GGML_ASSERT(n_keep >= 0 && n_discard >= 0)")
             wanted = discard(wanted, slot.n_keep, slot.n_discarded_prompt)
         return kept_fraction(held, wanted, self._cache.text_of)
 

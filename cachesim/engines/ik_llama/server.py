@@ -37,7 +37,7 @@ from cachesim.engines.ik_llama.speculative import (
     WindowCompanion,
 )
 from cachesim.engines.tokens import as_rope, get_common_prefix
-from cachesim.errors import BlobError, OptionError, TokenError
+from cachesim.errors import BlobError, OptionError, TokenError, UpstreamAbort
 from cachesim.units import Array, Count, Pos, SeqId, SlotId, Token
 
 UNUSED: Final = Ticket(-1)
@@ -174,6 +174,7 @@ class IkLlama(Engine):
         self._deferred: deque[tuple[Ticket, Request]] = deque()
         self._clock = 0
         self._next_ticket = 0
+        self._clean_kv_cache: bool | None = None  # None: no task yet, and not idle either
         self.primary = Context(
             self.network,
             n_ctx=opts.n_ctx,
@@ -299,6 +300,7 @@ class IkLlama(Engine):
                 self._queue.extend(self._deferred)
                 self._deferred.clear()
         if all(slot.available for slot in self.slots):
+            self._idle_at_first()
             return bool(self._queue)
         self._batch = []
         for slot in self._generating():
@@ -313,6 +315,23 @@ class IkLlama(Engine):
         if self._batch:
             self._process()
         return True
+
+    def _idle_at_first(self) -> None:
+        """Empty the memory, the first time that all slots are idle (`slots_idle`).
+
+        Trap: the token lists stay. Usually there are none, as a server is idle before its first
+        request. A client whose connection has waited for the model to load may be faster.
+        """
+        if self._clean_kv_cache:
+            self.primary.clear()
+            self._clear_companion()
+            for slot in self.slots:
+                if slot.cache_tokens:
+                    n_tokens = len(slot.cache_tokens)
+                    self.record(
+                        events.MemoryCleared(slot=slot.id, task=slot.id_task, n_tokens=n_tokens)
+                    )
+        self._clean_kv_cache = False
 
     # -- tasks -------------------------------------------------------------------------------
 
@@ -348,6 +367,8 @@ class IkLlama(Engine):
         options = request.options or {}
         slot.n_keep = options.get("n_keep", slot.n_keep)
         self.primary.ubatches_left = options.get("cancel_after_ubatches")
+        if self._clean_kv_cache is None:
+            self._clean_kv_cache = options.get("before_first_idle", False)
         slot.command = Command.LOAD_PROMPT
         self.checkpointing.launched()
 
@@ -398,7 +419,12 @@ class IkLlama(Engine):
             slot.approximate = kept if slot.approximate is None else min(kept, slot.approximate)
         self.record(
             events.ContextShifted(
-                slot=slot.id, task=slot.id_task, n_keep=keep, n_discard=drop, n_past=slot.n_past
+                slot=slot.id,
+                task=slot.id_task,
+                n_keep=keep,
+                n_discard=drop,
+                n_past=slot.n_past,
+                removed=from_cache,
             )
         )
 
@@ -470,6 +496,9 @@ class IkLlama(Engine):
         if len(slot.prompt_tokens) >= slot.n_ctx:
             if self._shifts:
                 self._truncate(slot)
+                if len(slot.prompt_tokens) >= slot.n_ctx:  # Trap: n_keep leaves nothing to drop
+                    where = "server_context::batch_pending_prompt"
+                    raise UpstreamAbort(where, "GGML_ASSERT(slot.n_prompt_tokens < slot.n_ctx)")
             else:
                 # Trap: the slot is not released. Its prefill continues from position 0, without
                 # `apply_checkpoint`: checkpoints of the former prompt stay.

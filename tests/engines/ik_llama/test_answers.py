@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from cachesim.engines import Engine, Request
 from cachesim.engines.chat import FIRST_BYTE
 from cachesim.engines.ik_llama import slot as matching
+from cachesim.engines.ik_llama.events import ContextShifted
 from cachesim.engines.ik_llama.server import IkLlama
 from cachesim.engines.ik_llama.slot import Slot, common_prefix, texts, without_reasoning
 from cachesim.engines.tokens import LONGEST, Rope
@@ -87,6 +88,32 @@ def test_after_a_failed_decode_idle_slots_count_as_used() -> None:
     refused = server.reply(run_of(6000, 200), slot=1)
 
     assert ("server_error", 0) == (refused.error, server.reply(run_of(8000, 20)).slot)
+
+
+@pytest.mark.parametrize("early", [False, True])
+def test_a_server_empties_its_memory_when_it_is_first_idle_but_no_list(early: bool) -> None:
+    server = Played("hybrid-delta", "ik_llama.cpp@8337e4cd3")
+    server.server.submit(
+        Request(prompt=a[:80], reply=a[500:501], options={"before_first_idle": early})
+    )
+    server.server.run()
+
+    last = server.full(a[:80] + a[500:510], run_of(4000, 2))
+
+    assert (80, not early) == (last.cached, is_cold(server.server, last))
+
+
+def test_a_shift_by_text_loses_the_tokens_that_the_slot_has() -> None:
+    """A prompt that is shorter than n_keep: the block is counted from the prompt's end."""
+    server = Played("dense", "ik_llama.cpp@8337e4cd3", ctx_size=256, parallel=2)
+    request = Request(prompt=a[:72], reply=run_of(4000, 57), slot=0, options={"n_keep": 127})
+    server.server.submit(request)
+    server.server.run()
+
+    [shifted] = [each for each in server.server.events if isinstance(each, ContextShifted)]
+    assert (124, 1, 53, 74) == (
+        shifted.n_keep, shifted.n_discard, shifted.removed, shifted.n_past,
+    )  # fmt: skip
 
 
 VECTORS = Path(__file__).parents[2] / "vectors"

@@ -105,7 +105,7 @@ def loaded_entry(played: Played) -> None:
 
 Change = Callable[[Played], None]
 SAVED = events.PromptSaved(n_tokens=9, size=9, checkpoints=0)
-SHIFTED = events.ContextShifted(n_keep=0, n_discard=9, n_past=20)
+SHIFTED = events.ContextShifted(n_keep=0, n_discard=9, n_past=20, removed=9)
 REFUSED = events.CheckpointRefused(pos_min=5, pos_max=5, thold=9)
 RESET = events.CheckpointReset(n_past=10, pos_min=3, thold=9)
 NO_ROOM = events.CompanionRefused(position=0, tokens=9)

@@ -9,16 +9,20 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Any, Final, Self
 
+from cachesim.engines.chat import BYTES, FIRST_BYTE
 from cachesim.engines.ik_llama.family import FAMILY
+from cachesim.engines.ik_llama.options import FIELDS
 from cachesim.errors import CachesimError, OptionError
 from cachesim.lab.logs.settings import flag_of
-from cachesim.lab.real.llama_cpp.calls import PLAIN_WORD
+from cachesim.lab.real.llama_cpp.gguf import word
 from cachesim.lab.real.llama_cpp.workload import CRASH, Outcome
+from cachesim.model import recall
+from cachesim.model.presets import preset
 from cachesim.model.spec import ModelSpec
 from cachesim.scenario.format import Step
 from cachesim.units import Token, as_tokens
@@ -36,8 +40,35 @@ a token in a prompt, and another where it decodes the token, so no reply can be 
 SWA_LAYERS: Final = ("window",) * 5 + ("attention",)
 """Layers of a window model that the server loads: a whole period of its family."""
 
+IDLE: Final = "all slots are idle"
+"""The log's line after which a request may come.
+
+The first time that a server is idle, it empties its whole cache (`slots_idle`, `clean_kv_cache`),
+but no slot's list of tokens. A request that arrives before, at once after `/health`, leaves a list
+without cells, and the next request reuses what is not there: a wrong answer (`first-request`).
+"""
+
+LAUNCHED: Final = "slot is processing task"
+
 LOADS: Final = ("dense", "swa", "hybrid-delta", "hybrid-mtp", "recall-hybrid-delta")
 """Presets that the server loads, in the sizes of `exact_spec`; no Mamba-2, no other hybrid."""
+
+BYTE_TOKENS: Final = range(FIRST_BYTE, FIRST_BYTE + BYTES)
+
+
+def _text(token: int, texts: Mapping[int, str] = MappingProxyType({})) -> str:
+    """A token's text in a reply; a byte is one character."""
+    return chr(token - FIRST_BYTE) if token in BYTE_TOKENS else word(token, texts)
+
+
+TOKENS: Final = {
+    **{_text(token, recall.TEXTS): Token(token) for token in recall.TEXTS},
+    **{_text(token): Token(token) for token in range(FIRST_BYTE, preset("dense").vocabulary)},
+}
+"""The token of a text, of words that are numbered and of words that recall facts."""
+
+OURS: Final = frozenset(each.name for each in FIELDS if each.internal)
+"""Fields of a request that say when it comes or leaves; no server knows them."""
 
 DRAFTS: Final = {"draft_max": "n_max", "draft_min": "n_min", "draft_p_min": "p_min"}
 
@@ -86,6 +117,8 @@ class Server:
     words: list[str]
     folder: Path  # for slot files and the log
     probabilities: int = 0
+    texts: Mapping[int, str] = field(default_factory=dict)  # of a model that recalls facts
+    early: bool = False  # a request comes before the server is idle for the first time
     process: "subprocess.Popen[bytes] | None" = None
     port: int = 0
 
@@ -99,15 +132,24 @@ class Server:
             *self.words,
         ]  # fmt: skip
         with self.log.open("wb") as log:
-            self.process = subprocess.Popen(line, stdout=log, stderr=subprocess.STDOUT)
+            self.process = subprocess.Popen(
+                line, stdout=log, stderr=subprocess.STDOUT, cwd=self.folder
+            )
         until = time.monotonic() + SECONDS_TO_START
+        while self.early and time.monotonic() < until and not self.lost:
+            with socket.socket() as client:  # a connection waits until the model is loaded
+                if client.connect_ex(("127.0.0.1", self.port)) == 0:
+                    return self
+            time.sleep(0.01)
         while time.monotonic() < until and not self.lost:
             try:
                 urllib.request.urlopen(f"{self._address}/health", timeout=2).close()  # noqa: S310 - http
             except OSError:
                 time.sleep(0.05)
-            else:
+                continue
+            if IDLE in self.log.read_text(errors="replace"):
                 return self
+            time.sleep(0.01)
         self._end()
         last = self.log.read_text(errors="replace").strip().splitlines()[-3:]
         raise BinaryError(f"{self.binary} does not start with {' '.join(line[1:])}: {last}")
@@ -138,10 +180,15 @@ class Server:
         """True if the process has ended."""
         return self.process is None or self.process.poll() is not None
 
+    @property
+    def came_early(self) -> bool:
+        """True if the first request was launched before the server was idle."""
+        return IDLE not in self.log.read_text(errors="replace").partition(LAUNCHED)[0]
+
     def send(self, step: Step) -> Outcome:
         """One step's outcome; `drafted` counts tokens of the reply that were never sent."""
         if step.do == "complete":
-            path, body = "/completion", self._body(step)
+            path, body = "/completion", self.body(step)
         else:
             path = f"/slots/{step.slot}?action={step.do.removeprefix('slot-')}"
             body = {"filename": step.file} if step.file else {}
@@ -155,13 +202,19 @@ class Server:
             return Outcome(error=CRASH if self.lost else "no answer")
         return self._outcome(step, answer) if step.do == "complete" else Outcome(slot=step.slot)
 
-    def _body(self, step: Step) -> dict[str, Any]:
+    def body(self, step: Step) -> dict[str, Any]:
         body = {
             "prompt": list(step.ids), "n_predict": step.predict, "temperature": 0,
-            "ignore_eos": True, "cache_prompt": step.cache_prompt, **step.options,
+            "ignore_eos": True, "cache_prompt": step.cache_prompt,
+            **{name: value for name, value in step.options.items() if name not in OURS},
         }  # fmt: skip
         if step.slot >= 0:
             body["id_slot"] = step.slot
+        if step.forced and isinstance(step.reply, tuple):
+            # A grammar that allows this text, without the bytes that would spell it too.
+            literal = json.dumps("".join(_text(each, self.texts) for each in step.reply))
+            body["grammar"] = f"root ::= {literal}"
+            body["logit_bias"] = [[each, False] for each in BYTE_TOKENS if each not in step.reply]
         if self.probabilities:
             body["n_probs"] = self.probabilities
         return body
@@ -177,7 +230,9 @@ class Server:
     @staticmethod
     def _outcome(step: Step, answer: Mapping[str, Any]) -> Outcome:
         timings, truncated = answer["timings"], bool(answer.get("truncated"))
-        reply = as_tokens([int(each) for each in PLAIN_WORD.findall(answer["content"])])
+        rows = answer.get("completion_probabilities", ())
+        written = [each["content"] for each in rows] or re.findall(r"\[\d+\]", answer["content"])
+        reply = as_tokens([TOKENS[each] for each in written])
         processed = timings["prompt_n"]
         return Outcome(
             cached=None if truncated else len(step.ids) - processed,  # it reports what it processed
@@ -186,7 +241,7 @@ class Server:
             slot=answer["id_slot"],
             truncated=truncated,
             drafted=max(0, timings["predicted_n"] - len(reply)),
-            top=tuple(_row(each) for each in answer.get("completion_probabilities", ())),
+            top=tuple(map(_row, rows)),
         )
 
 
@@ -194,9 +249,9 @@ def _row(entry: Mapping[str, Any]) -> dict[Token, float]:
     """The likeliest tokens of a row, by logarithm; texts of other tokens are left out."""
     found = {}
     for each in entry.get("probs") or entry.get("top_logprobs") or ():
-        text = re.fullmatch(r"\[(\d+)\]", each.get("tok_str", each.get("token", "")))
+        token = TOKENS.get(each.get("tok_str", each.get("token", "")))
         given = each.get("prob")
         log = each.get("logprob", -math.inf) if given is None else math.log(max(given, 1e-30))
-        if text is not None:
-            found[Token(int(text[1]))] = log
+        if token is not None:
+            found[token] = log
     return found

@@ -2,15 +2,19 @@
 
 import gzip
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final
 
 from rich.table import Table
 
+from cachesim.engines.family import Profile
 from cachesim.engines.ik_llama.family import FAMILY
+from cachesim.engines.ik_llama.slot import GONE
 from cachesim.errors import OptionError, ScenarioError
 from cachesim.lab.real import playing
 from cachesim.lab.real.ik_llama.binary import (
@@ -20,21 +24,35 @@ from cachesim.lab.real.ik_llama.binary import (
     arguments,
     exact_spec,
 )
+from cachesim.lab.real.ik_llama.deepseek4 import write_predictor, write_target
 from cachesim.lab.real.llama_cpp.gguf import write_model
 from cachesim.lab.real.llama_cpp.scenarios import divergence_of
-from cachesim.lab.real.llama_cpp.workload import CRASH, Outcome, resolved, vocabulary_of
-from cachesim.lab.real.vectors.servers import explained
+from cachesim.lab.real.llama_cpp.workload import (
+    CRASH,
+    Outcome,
+    in_one_call,
+    resolved,
+    vocabulary_of,
+)
+from cachesim.lab.real.vectors.servers import ENDED, judged
+from cachesim.model import recall
 from cachesim.model.spec import ModelSpec
+from cachesim.play import run
 from cachesim.scenario.checks import full_profile, spec_of
 from cachesim.scenario.format import Scenario, Step
 from cachesim.scenario.shipped import load_all
 from cachesim.units import as_tokens
 
-ROUNDING: Final = 1e-2
-"""Limit of differences of log probabilities: right replies stay below 2e-3."""
+ROUNDING: Final = 5e-2
+"""Limit of differences of log probabilities: right replies stay below 2e-2."""
 
 PROBE: Final = as_tokens(range(300, 360))
 """Prompt with which a model is tried on a fresh server."""
+
+STARTS: Final = 60
+"""How often a server is started for a request that comes before it is idle."""
+
+CONTEXT, WINDOW = (FAMILY.option(each).default for each in ("ctx_size", "companion_window"))
 
 ALIKE: Final = ("ctx_size", "batch_size", "ubatch_size", "parallel")
 """Options that the cold server shares with the warm one."""
@@ -80,36 +98,99 @@ def _release_of(scenario: Scenario) -> str:
 
 
 def _played(scenario: Scenario, binary: Path, release: str, record: Path | None) -> bool:
+    steps, line = play_scenario(scenario, binary, release)
+    if record is not None:
+        with gzip.open(record, "at", encoding="utf-8") as out:
+            out.write(json.dumps(line) + "\n")
+    found = judged(line)
+    title = f"{scenario.name} on {FAMILY.name} {release}, {binary.name}"
+    playing.console().print(_table(title, steps))
+    if isinstance(found, playing.Race):
+        playing.console().print(f"as simulated in another order of arrival: {found.order}")
+    if isinstance(found, playing.Difference):
+        playing.console().print(f"the simulator differs in step {found.step}:", markup=False)
+        for text in found.lines():
+            playing.console().print(text, markup=False)
+    return not isinstance(found, playing.Difference)
+
+
+def play_scenario(
+    scenario: Scenario, binary: Path, release: str
+) -> tuple[tuple[playing.StepPlayed, ...], dict[str, Any]]:
+    """Run a scenario on the real server; its steps, and the line of a vector file."""
     if scenario.model.preset not in LOADS:
         raise OptionError(
             f"{FAMILY.name} loads no {scenario.model.preset!r}; it loads {', '.join(LOADS)}"
         )
+    scenario = without_goodbyes(scenario, release)
     spec = exact_spec(spec_of(scenario.model))
-    words = arguments(scenario.engine.options, release)
-    kept = {k: v for k, v in scenario.engine.options.items() if k in ALIKE}
+    options = {"ctx_size": CONTEXT, **scenario.engine.options}  # the server's: the model's own
+    words = arguments(options, release)
+    kept = {k: v for k, v in options.items() if k in ALIKE}
     with TemporaryDirectory(prefix="cachesim-ik-") as name:
         folder = Path(name)
         model = folder / "model.gguf"
-        write_model(spec, model)
-        refuse_contradiction(binary, model, folder, spec)
-        steps, outcomes = _warm(scenario, binary, model, words, folder)
-        cold_words = arguments(kept, release)
+        if scenario.engine.options.get("companion") == "window":
+            window = scenario.engine.options.get("companion_window", WINDOW)
+            predictor = folder / "predictor.gguf"
+            write_target(model, spec.vocabulary, window)
+            write_predictor(predictor, spec.vocabulary, window)
+            words += ["-md", str(predictor)]
+        else:
+            write_model(spec, model)
+            refuse_contradiction(binary, model, folder, spec)
+        texts = recall.TEXTS if spec.recall else {}
+        start = partial(Server, binary, model, folder=folder, probabilities=8, texts=texts)
+        groups, outcomes = _warm(scenario, partial(start, words=words))
+        cold_start = partial(start, words=arguments(kept, release))
+        steps = [each for group in groups for each in group]
         cold = [
-            _cold(each, binary, model, cold_words, folder) if outcome.top else None
+            _cold(each, cold_start) if outcome.top else None
             for each, outcome in zip(steps, outcomes, strict=True)
         ]
-    line = line_of(scenario, release, steps, outcomes)
-    if record is not None:
-        with gzip.open(record, "at", encoding="utf-8") as out:
-            out.write(json.dumps(line) + "\n")
-    difference, _ = explained(line)
-    title = f"{scenario.name} on {FAMILY.name} {release}, {binary.name}"
-    playing.console().print(_table(title, steps, outcomes, cold))
-    if difference is not None:
-        playing.console().print(f"the simulator differs in step {difference.step}:", markup=False)
-        for text in difference.lines():
-            playing.console().print(text, markup=False)
-    return difference is None
+    line = line_of(scenario, release, groups, outcomes)
+    found = judged(line)
+    at = found.step if isinstance(found, playing.Difference) else len(steps)
+    return tuple(
+        _step_played(*each, agrees=number != at)
+        for number, each in enumerate(zip(steps, outcomes, cold, strict=True))
+    ), line
+
+
+def without_goodbyes(scenario: Scenario, release: str) -> Scenario:
+    """A scenario without clients that leave after their reply: here, every client does."""
+    leaving = (
+        "cancel_after_ubatches" in each.options or each.do == "cancel" for each in scenario.step
+    )
+    if not any(leaving):
+        return scenario
+    for step in run(scenario, Profile(FAMILY.name, release), arithmetic="ring").steps:
+        if step.error == GONE:
+            raise ScenarioError(f"{step.name}: its client leaves before the reply, as a clock says")
+    return replace(scenario, step=tuple(each for each in scenario.step if each.do != "cancel"))
+
+
+def _step_played(
+    step: Step, outcome: Outcome, cold: Outcome | None, *, agrees: bool
+) -> playing.StepPlayed:
+    ended, proven = outcome.error == CRASH, cold is not None and bool(cold.top)
+    apart, token = divergence_of(outcome, cold) if proven and cold else (0.0, 0)
+    wrong = apart > ROUNDING
+    verdict = f"WRONG {apart:.2g}, token {token + 1}" if wrong else f"same {apart:.0g}"
+    counts = (_count(outcome.cached), _count(outcome.processed))
+    return playing.StepPlayed(
+        name=step.name,
+        prompt_tokens=len(step.ids) if step.do == "complete" else 0,
+        real=outcome,
+        simulated=outcome,
+        agrees=agrees,
+        confirmed=agrees if ended else wrong if proven else None,
+        cells=(
+            *(counts if outcome.error is None else (outcome.error, "-")),
+            str(len(outcome.reply) or ""),
+            verdict if proven else "",
+        ),
+    )
 
 
 def refuse_contradiction(binary: Path, model: Path, folder: Path, spec: ModelSpec) -> None:
@@ -132,61 +213,64 @@ def refuse_contradiction(binary: Path, model: Path, folder: Path, spec: ModelSpe
 
 
 def _warm(
-    scenario: Scenario, binary: Path, model: Path, words: list[str], folder: Path
-) -> tuple[list[Step], list[Outcome]]:
-    vocabulary, steps, outcomes = vocabulary_of(scenario), [], []
-    with Server(binary, model, words, folder, probabilities=8) as server:
-        for number in range(len(scenario.step)):
-            step = resolved(scenario, number, vocabulary)
-            if step.with_previous or step.messages or step.leaves:
-                raise ScenarioError(f"{step.name}: a binary answers plain requests alone")
-            outcome = server.send(step)
-            vocabulary.replies[step.name] = outcome.reply
-            steps.append(step)
-            outcomes.append(outcome)
-            if server.lost:
-                break
-    return steps, outcomes
+    scenario: Scenario, start: Callable[..., Server]
+) -> tuple[list[list[Step]], list[Outcome]]:
+    """The steps, in the groups that are sent together, and their outcomes."""
+    early = any(each.options.get("before_first_idle") for each in scenario.step)
+    apart = replace(scenario, step=tuple(map(_alone, scenario.step)))
+    for _ in range(STARTS if early else 1):
+        vocabulary, groups, outcomes = vocabulary_of(scenario), list[list[Step]](), list[Outcome]()
+        with start(early=early) as server:
+            for numbers in in_one_call(scenario):
+                group = [_plain(resolved(apart, each, vocabulary)) for each in numbers]
+                with ThreadPoolExecutor(len(group)) as clients:
+                    answers = list(clients.map(server.send, group))
+                for step, outcome in zip(group, answers, strict=True):
+                    vocabulary.replies[step.name] = outcome.reply
+                groups.append(group)
+                outcomes += answers
+                if server.lost or early > server.came_early:
+                    break
+            if early == server.came_early:
+                return groups, outcomes
+    raise BinaryError(
+        f"{scenario.name}: in {STARTS} starts the server was idle before the first request each "
+        "time; on a busier machine it may not be"
+    )
 
 
-def _cold(step: Step, binary: Path, model: Path, words: list[str], folder: Path) -> Outcome:
-    with Server(binary, model, words, folder, probabilities=8) as server:
+def _alone(step: Step) -> Step:
+    """A step without what no request can ask for: the companion drafts as it likes."""
+    return replace(step, drafts=None, with_previous=False)
+
+
+def _plain(step: Step) -> Step:
+    if step.messages or step.leaves:
+        raise ScenarioError(f"{step.name}: a binary answers plain requests whose clients stay")
+    return step
+
+
+def _cold(step: Step, start: Callable[..., Server]) -> Outcome:
+    with start() as server:
         return server.send(replace(step, slot=-1, cache_prompt=True))
 
 
 def line_of(
-    scenario: Scenario, release: str, steps: Sequence[Step], outcomes: Sequence[Outcome]
+    scenario: Scenario,
+    release: str,
+    groups: Sequence[Sequence[Step]],
+    outcomes: Sequence[Outcome],
 ) -> dict[str, Any]:
     """The requests and real answers as a line of a vector file."""
-    spec = exact_spec(spec_of(scenario.model))
-    given: list[dict[str, Any]] = []
-    expected: list[dict[str, Any]] = []
-    for step, outcome in zip(steps, outcomes, strict=True):
-        entry: dict[str, Any] = {"name": step.name}
-        if step.do != "complete":
-            given.append({**entry, "do": step.do, "slot": step.slot, "file": step.file})
-            expected.append({"error": "ended"} if outcome.error == CRASH else {})
-            continue
-        entry |= {"prompt": list(step.ids), "predict": step.predict}
-        if outcome.error is None:
-            counted = len(outcome.reply) + outcome.drafted
-            entry |= {"reply": list(outcome.reply), "counted": counted}
-        if step.slot >= 0:
-            entry["slot"] = step.slot
-        if not step.cache_prompt:
-            entry["cache_prompt"] = False
-        if step.options:
-            entry["options"] = dict(step.options)
-        given.append(entry)
-        if outcome.error is not None:
-            expected.append({"error": outcome.error})
-            continue
-        shown = {
-            "processed": outcome.processed,
-            "generated": len(outcome.reply),
-            "slot": outcome.slot,
-        }
-        expected.append(shown if outcome.cached is None else {"cached": outcome.cached, **shown})
+    spec, rest = exact_spec(spec_of(scenario.model)), iter(outcomes)
+    steps = [[(step, next(rest)) for step in group] for group in groups]
+    given, expected = (
+        [
+            row[0] if len(row) == 1 else row
+            for row in ([part(*each) for each in one] for one in steps)
+        ]
+        for part in (_sent, _seen)
+    )
     model = {"preset": scenario.model.preset, "state_size": spec.state_size, "inner": spec.inner}
     return {
         "id": scenario.name,
@@ -198,26 +282,39 @@ def line_of(
     }
 
 
-def _table(
-    title: str, steps: Sequence[Step], outcomes: Sequence[Outcome], cold: Sequence[Outcome | None]
-) -> Table:
+def _sent(step: Step, outcome: Outcome) -> dict[str, Any]:
+    entry: dict[str, Any] = {"name": step.name}
+    if step.do != "complete":
+        return {**entry, "do": step.do, "slot": step.slot, "file": step.file}
+    entry |= {"prompt": list(step.ids), "predict": step.predict}
+    if outcome.error is None:
+        counted = len(outcome.reply) + outcome.drafted
+        entry |= {"reply": list(outcome.reply), "counted": counted}
+    if step.slot >= 0:
+        entry["slot"] = step.slot
+    if not step.cache_prompt:
+        entry["cache_prompt"] = False
+    if step.options:
+        entry["options"] = dict(step.options)
+    return entry
+
+
+def _seen(step: Step, outcome: Outcome) -> dict[str, Any]:
+    if outcome.error is not None:
+        return {"error": ENDED if outcome.error == CRASH else outcome.error}
+    if step.do != "complete":
+        return {}
+    shown = {"processed": outcome.processed, "generated": len(outcome.reply), "slot": outcome.slot}
+    return shown if outcome.cached is None else {"cached": outcome.cached, **shown}
+
+
+def _table(title: str, steps: Sequence[playing.StepPlayed]) -> Table:
     table = Table(title=title, title_style="", box=None, padding=(0, 0, 0, 2))
     for head in ("step", "prompt", "cached", "processed", "reply", "beside a fresh server"):
         table.add_column(head, justify="left" if head == "step" else "right")
-    for step, outcome, alone in zip(steps, outcomes, cold, strict=True):
-        prompt = str(len(step.ids)) if step.do == "complete" else ""
-        cells = (prompt, *(_count(n) for n in (outcome.cached, outcome.processed)))
-        if outcome.error is not None:
-            cells = (prompt, outcome.error, "-")
-        table.add_row(step.name, *cells, str(len(outcome.reply) or ""), _verdict(outcome, alone))
+    for step in steps:
+        table.add_row(step.name, str(step.prompt_tokens or ""), *step.cells)
     return table
-
-
-def _verdict(outcome: Outcome, alone: Outcome | None) -> str:
-    if alone is None or not alone.top:
-        return ""
-    apart, token = divergence_of(outcome, alone)
-    return f"WRONG {apart:.2g}, token {token + 1}" if apart > ROUNDING else f"same {apart:.0g}"
 
 
 def _count(value: int | None) -> str:

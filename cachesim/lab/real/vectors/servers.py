@@ -4,7 +4,8 @@ ik_llama.cpp answers a request before it releases the slot. A client that sends 
 once sometimes arrives in between, and then finds the slot still taken: with two slots another one
 is chosen. Requests that are sent together arrive in any order, before or after the first of them is
 in a batch. The files do not say when a request arrived, so a replay looks for an order of arrival
-under which every request agrees; with one slot there is nothing to choose.
+under which every request agrees; with one slot, and one request at a time, there is nothing to
+choose.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -81,7 +82,8 @@ def explained(workload: Mapping[str, Any]) -> tuple[Difference | None, Arrivals]
     groups = groups_of(workload["steps"])
     at, furthest = play(workload)
     ends_late = str(workload["profile"]).startswith("ik_llama.cpp")
-    if furthest is None or not ends_late or workload["options"].get("parallel", 1) == 1:
+    one_way = workload["options"].get("parallel", 1) == 1 and all(len(g) == 1 for g in groups)
+    if furthest is None or not ends_late or one_way:
         return furthest, ()
     tried, pending = 0, list(_further(groups, at, ()))
     while pending and tried < PATIENCE:
