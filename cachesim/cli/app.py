@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import is_dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Literal
 
 from cyclopts import (
     App,
@@ -205,13 +205,17 @@ def real_gguf(
         int, Parameter(help="The model's sliding window; 0: that of the preset.")
     ] = 0,
     adapter: Annotated[str, Parameter(help="Write this adapter of it instead, for --lora.")] = "",
+    engine: Annotated[
+        Literal["llama.cpp", "ik_llama.cpp"],
+        Parameter(help="Whose server; ik_llama.cpp loads and computes exactly other sizes."),
+    ] = "llama.cpp",
 ) -> int:
     """Write the network of a preset as a GGUF file that the real server loads.
 
     Example: cachesim real gguf hybrid -o hybrid.gguf
     """
     written = _real_commands().real_gguf(
-        preset, output=output, seed=seed, window=window, adapter=adapter
+        preset, output=output, seed=seed, window=window, adapter=adapter, engine=engine
     )
     return int(written)
 

@@ -4,6 +4,7 @@ import json
 import re
 import sys
 import tomllib
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from html import escape
@@ -53,8 +54,26 @@ def families(thing: str = "") -> "Iterable[Family[Any, Any]]":
 def engines(thing: str = "") -> list[Item]:
     """The known engines."""
     return [
-        Item(name=each.name, about=each.about, upstream=each.repository) for each in families(thing)
+        Item(
+            name=each.name,
+            about=each.about,
+            upstream=each.repository,
+            facts=tuple(_loads(each)),
+        )
+        for each in families(thing)
     ]
+
+
+def _loads(family: "Family[Any, Any]") -> Iterator[str]:
+    from cachesim.model.presets import ABOUT
+
+    if family.loads:
+        named = defaultdict[str, list[str]](list)
+        for name, how in family.loads.items():
+            named[how].append(name)
+        parts = (f"{' and '.join(names)} {how}".strip() for how, names in named.items())
+        yield f"its real server loads: {', '.join(parts)}"
+        yield f"it does not load: {', '.join(each for each in ABOUT if each not in family.loads)}"
 
 
 def releases(thing: str = "") -> list[Item]:

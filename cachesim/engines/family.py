@@ -241,6 +241,8 @@ class Family(Generic[R, S]):
     patches: tuple[Patch[R], ...] = ()
     fields: tuple[Option, ...] = ()  # further fields of its requests
     kin: tuple[str, ...] = ()  # engines that this one is built on
+    loads: Mapping[str, str] = field(default_factory=dict)
+    """Presets that its real server loads, and in which sizes; empty: not restricted."""
 
     has_slots: bool = True  # requests may name a slot
     may_decline: bool = True  # requests may disable reuse (`cache_prompt`)

@@ -43,6 +43,7 @@ class Model:
         self.reuses = 0
         self.weights = 0
         self.shift = 0.0  # of all log probabilities
+        self.decodes_apart = False  # tokens are decoded by other kernels than prompts
         self.previous: Tokens = (1, 2, 3)  # the request before
 
     def reply(self, prompt: Tokens, reply: Tokens, predict: int, **how: Any) -> Any:
@@ -63,8 +64,10 @@ class Model:
             used = self.context(prompt, cached, self) if cached else prompt
             self.previous = prompt
             self.shift = self.shift if cached else 0.0
+            other = (1,) if self.decodes_apart else ()
             rows = [
-                self.logits(used + tuple(tokens[:at]), self.noise) + self.shift
+                self.logits(used + tuple(tokens[:at]) + (other if at else ()), self.noise)
+                + self.shift
                 for at in range(predict)
             ]
             return cached, tokens, rows

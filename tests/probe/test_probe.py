@@ -47,6 +47,15 @@ def probed(url: str, **more: object) -> Result:
     return run(Settings(url=url, **{**settings, **more})).result
 
 
+def test_a_model_that_is_decoded_and_read_by_different_kernels_is_refused() -> None:
+    with fake("llama", PROFILES["llama"]) as server:
+        server.model.decodes_apart = True
+        with pytest.raises(
+            InputError, match=r"in a prompt than in a reply: .* states of 64 or 128"
+        ):
+            probed(server.url)
+
+
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("dialect", ["llama", "vllm", "sglang"])
 @pytest.mark.parametrize("noise", [slow(0.0), 2e-2])

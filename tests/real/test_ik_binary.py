@@ -51,6 +51,9 @@ def test_models_are_written_in_sizes_that_the_server_computes_exactly() -> None:
     assert (64, 64 * delta.state_heads) == (delta.state_size, delta.inner)
     assert (6, "attention") == (len(window.layers), window.layers[-1])
     assert preset("dense") == exact_spec(preset("dense"))
+    for name in ("recurrent", "hybrid", "hybrid-swa"):
+        with pytest.raises(OptionError, match=f"loads no '{name}'"):
+            exact_spec(preset(name))
 
 
 def test_a_binary_that_does_not_start_is_named_with_its_last_lines(tmp_path: Path) -> None:
@@ -126,6 +129,7 @@ def test_the_command_is_printed_where_the_binary_can_play_the_scenario() -> None
     what_if = shipped("ik_llama.cpp-1889-reset-site")
     profile = full_profile("ik_llama.cpp", "8337e4cd3")
 
-    options = f"--binary llama-server --scenario {SCENARIO} --release 8337e4cd3"
+    binary = "YOUR-LLAMA-SERVER-OF-8337e4cd3"
+    options = f"--binary {binary} --scenario {SCENARIO} --release 8337e4cd3"
     assert f"cachesim real ik_llama.cpp {options}" == proof_command(scenario, profile, SCENARIO)
     assert not proof_command(what_if, full_profile("ik_llama.cpp", "d2da6da05"), "x")

@@ -133,6 +133,14 @@ FAMILY: Final[Family[Rules, Options]] = Family(
     options=Options,
     fields=FIELDS,
     kin=("llama.cpp",),
+    loads={
+        **dict.fromkeys(("dense", "recall-dense"), ""),
+        **dict.fromkeys(("swa", "recall-swa"), "with six layers"),
+        **dict.fromkeys(
+            ("hybrid-delta", "hybrid-mtp", "recall-hybrid-delta", "recall-hybrid-mtp"),
+            "with states of 64 or 128",
+        ),
+    },
     finds_again=lambda flags: int(
         flags.companion == "none" and (flags.parallel == 1 or flags.slot_prompt_similarity > 0)
     ),

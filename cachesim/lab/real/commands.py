@@ -8,16 +8,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from cyclopts import Parameter
 from rich.table import Table
 
+from cachesim.engines.ik_llama.family import FAMILY as IK_LLAMA
 from cachesim.engines.llamacpp.family import FAMILY
 from cachesim.errors import OptionError, ScenarioError
 from cachesim.files import GGUF, Output
 from cachesim.lab.real import playing
 from cachesim.lab.real.hunt.report import commands
+from cachesim.lab.real.ik_llama.binary import exact_spec
 from cachesim.lab.real.ik_llama.commands import real_ik_llama_cpp
 from cachesim.lab.real.llama_cpp.calls import RealServerError
 from cachesim.lab.real.llama_cpp.compare import (
@@ -48,11 +50,22 @@ USUAL: Final = "b9538"
 
 
 def real_gguf(
-    preset: str, *, output: Path, seed: int = 0, window: int = 0, adapter: str = ""
+    preset: str,
+    *,
+    output: Path,
+    seed: int = 0,
+    window: int = 0,
+    adapter: str = "",
+    engine: Literal["llama.cpp", "ik_llama.cpp"] = "llama.cpp",
 ) -> int:
-    """Write the network of a preset, or an adapter of it, as a file that the real server loads."""
+    """Write the network of a preset, or an adapter of it, as a file that the real server loads.
+
+    For ik_llama.cpp it has other sizes: those that its server loads and computes exactly.
+    """
     changes: dict[str, Any] = {"seed": seed} | ({"window": window} if window else {})
     spec = preset_of(preset, **changes)
+    if engine == IK_LLAMA.name:
+        spec = exact_spec(spec)
     write = partial(write_adapter, spec, adapter) if adapter else partial(write_model, spec)
     Output.at(output, "--output", GGUF).fill(write)
     playing.console().print(f"{output}: {output.stat().st_size} bytes")

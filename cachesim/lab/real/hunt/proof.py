@@ -155,21 +155,19 @@ def real_prover(engine: str) -> Prover | None:
     return prover
 
 
-BINARY: Final = "llama-server"
-"""The server binary in a printed command: ik_llama.cpp has no package, so it is built by hand."""
+BINARY: Final = "YOUR-LLAMA-SERVER-OF-{release}"
+"""A path in a printed command: ik_llama.cpp has no package, so its server is built by hand."""
 
 
 def plays_on_a_binary(scenario: Scenario) -> bool:
     """True if `cachesim real ik_llama.cpp` plays a scenario: plain requests, a model that loads."""
     if scenario.engine.name != "ik_llama.cpp":
         return False
-    from cachesim.lab.real.ik_llama.binary import LOADS  # noqa: PLC0415 - its engine
-
     return (
-        scenario.model.preset in LOADS
-        and scenario.engine.options.get("companion", "none") in {"none", "attn"}
+        scenario.model.preset in FAMILIES[scenario.engine.name].loads
+        and scenario.engine.options.get("companion", "none") != "strict_tail"
         and not any(
-            each.with_previous or each.messages or each.leaves or each.drafts
+            each.messages or each.leaves or each.drafts or "cancel_after_ubatches" in each.options
             for each in scenario.step
         )
     )
@@ -184,7 +182,14 @@ def proof_command(
     whose answer is wrong, where it is one.
     """
     if profile.engine == "ik_llama.cpp" and not profile.patches and plays_on_a_binary(scenario):
-        words = ["--binary", BINARY, "--scenario", str(source), "--release", profile.release]
+        words = [
+            "--binary",
+            f"{BINARY}-{profile.release}",
+            "--scenario",
+            str(source),
+            "--release",
+            profile.release,
+        ]
         return shlex.join(["cachesim", "real", profile.engine, *words])
     if profile.patches or profile.release not in FAMILIES[profile.engine].real():
         return ""

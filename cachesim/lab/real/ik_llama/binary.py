@@ -50,9 +50,6 @@ without cells, and the next request reuses what is not there: a wrong answer (`f
 
 LAUNCHED: Final = "slot is processing task"
 
-LOADS: Final = ("dense", "swa", "hybrid-delta", "hybrid-mtp", "recall-hybrid-delta")
-"""Presets that the server loads, in the sizes of `exact_spec`; no Mamba-2, no other hybrid."""
-
 BYTE_TOKENS: Final = range(FIRST_BYTE, FIRST_BYTE + BYTES)
 
 
@@ -79,6 +76,10 @@ class BinaryError(CachesimError):
 
 def exact_spec(spec: ModelSpec) -> ModelSpec:
     """The network in sizes that the server loads, and computes alike in prompt and reply."""
+    if set(spec.layers) & {"ssm", "conv"}:
+        raise OptionError(
+            f"{FAMILY.name} loads no {spec.name!r}; it loads {', '.join(FAMILY.loads)}"
+        )
     if "delta" in spec.layers and spec.state_size not in {64, 128}:
         return replace(spec, state_size=STATE, inner=STATE * spec.state_heads)
     if "window" in spec.layers and len(spec.layers) != len(SWA_LAYERS):

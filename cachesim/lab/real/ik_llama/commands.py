@@ -15,10 +15,9 @@ from rich.table import Table
 from cachesim.engines.family import Profile
 from cachesim.engines.ik_llama.family import FAMILY
 from cachesim.engines.ik_llama.slot import GONE
-from cachesim.errors import OptionError, ScenarioError
+from cachesim.errors import ScenarioError
 from cachesim.lab.real import playing
 from cachesim.lab.real.ik_llama.binary import (
-    LOADS,
     BinaryError,
     Server,
     arguments,
@@ -118,10 +117,6 @@ def play_scenario(
     scenario: Scenario, binary: Path, release: str
 ) -> tuple[tuple[playing.StepPlayed, ...], dict[str, Any]]:
     """Run a scenario on the real server; its steps, and the line of a vector file."""
-    if scenario.model.preset not in LOADS:
-        raise OptionError(
-            f"{FAMILY.name} loads no {scenario.model.preset!r}; it loads {', '.join(LOADS)}"
-        )
     scenario = without_goodbyes(scenario, release)
     spec = exact_spec(spec_of(scenario.model))
     options = {"ctx_size": CONTEXT, **scenario.engine.options}  # the server's: the model's own
