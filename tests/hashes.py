@@ -28,6 +28,7 @@ from cachesim.model.presets import PRESETS
 from cachesim.play import run
 from cachesim.play.result import Run
 from cachesim.scenario import full_profile, load
+from cachesim.scenario.labels import ALIKE
 from cachesim.scenario.shipped import shipped_files
 from cachesim.testing.search import workloads
 from cachesim.testing.workloads import Shape
@@ -73,6 +74,8 @@ def decisions(value: object) -> object:
         return {key: decisions(each) for key, each in value.items() if key != "word"}
     if isinstance(value, list):
         return [decisions(each) for each in value]
+    if value == ALIKE:  # of a table that grows: a right answer is what it was without the label
+        return None
     return "" if isinstance(value, str) and " " in value else value
 
 

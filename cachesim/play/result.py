@@ -216,8 +216,8 @@ class Step:
     companion: Annotated[int | None, "Tokens the slot has in its companion's memory."] = None
     evidence: Annotated[
         Evidence | None,
-        "The evidence that the release answers wrongly or ends; null if it does not, and for"
-        " patched releases.",
+        "The evidence that the release answers wrongly or ends, or that a right answer the scenario"
+        " shows is as on the real engine; null otherwise, and for patched releases.",
     ] = None
     detail: Annotated[StepDetail | None, "Written with --detail."] = None
 

@@ -40,7 +40,7 @@ from cachesim.play.states import Provenance, states_of
 from cachesim.scenario.checks import full_profile, scenario_of
 from cachesim.scenario.files import to_toml
 from cachesim.scenario.format import Expect, Kind, Scenario
-from cachesim.scenario.labels import label_of
+from cachesim.scenario.labels import label_of, label_of_right
 from cachesim.scenario.shipped import sources
 from cachesim.units import Array, Count, Token, Tokens
 from cachesim.verify.explain import Explanation, IdealCache, explain
@@ -599,9 +599,12 @@ def run_steps(
     leaks = [leak for _, _, leak in done] if session.recalls else None
     steps = with_statements([step for step, *_ in done], [record for _, record, _ in done], leaks)
     return tuple(
-        replace(step, evidence=label_of(scenario, profile, step.name))
-        if step.finding.fate in CLAIMS
-        else step
+        replace(
+            step,
+            evidence=(label_of if step.finding.fate in CLAIMS else label_of_right)(
+                scenario, profile, step.name
+            ),
+        )
         for step in steps
     )
 

@@ -20,7 +20,10 @@ from cachesim.scenario.shipped import shipped_folder
 from cachesim.typed import Json
 
 Evidence: TypeAlias = Literal[
-    "confirmed on the real engine", "derived from its runner's metadata", "source only, not run"
+    "confirmed on the real engine",
+    "derived from its runner's metadata",
+    "source only, not run",
+    "as on the real engine",
 ]
 
 CONFIRMED: Final[Evidence] = "confirmed on the real engine"
@@ -32,8 +35,11 @@ DERIVED: Final[Evidence] = "derived from its runner's metadata"
 SOURCE: Final[Evidence] = "source only, not run"
 """Follows from the release's source; nothing of it was run."""
 
+ALIKE: Final[Evidence] = "as on the real engine"
+"""The answer is right, and what the scenario shows is what the real engine did."""
+
 LABELS: Final = (CONFIRMED, DERIVED, SOURCE)
-"""Strongest first."""
+"""Of wrong answers, strongest first."""
 
 TABLE: Final = "wheels.csv"
 
@@ -56,8 +62,17 @@ def label_of(scenario: Scenario, profile: Profile, step: str) -> Evidence | None
 
 
 def weakest(labels: Iterable[Evidence | None]) -> Evidence | None:
-    """The weakest label of several claims."""
-    return max(filter(None, labels), key=LABELS.index, default=None)
+    """The weakest label of several wrong answers."""
+    return max((each for each in labels if each in LABELS), key=LABELS.index, default=None)
+
+
+def label_of_right(scenario: Scenario, profile: Profile, step: str) -> Evidence | None:
+    """The label of a right answer: where the scenario shows it, and a real engine agreed."""
+    if profile.engine != scenario.engine.name or profile.patches:
+        return None
+    if step not in {scenario.shows.before.step, scenario.shows.after.step}:
+        return None
+    return ALIKE if (digest(scenario), profile.release) in _agreeing() else None
 
 
 def digest(scenario: Scenario) -> str:
@@ -92,16 +107,27 @@ def table(name: str = TABLE) -> Path | None:
 
 
 @cache
-def _confirmed() -> Mapping[tuple[str, str], Mapping[str, Evidence]]:
+def _rows() -> tuple[Mapping[str, str], ...]:
     path = table()
     if path is None:
-        return {}
+        return ()
     with path.open(newline="", encoding="utf-8") as rows:
-        return {
-            (each["file"], each["release"]): {
-                **dict.fromkeys(each["derived"].split(), DERIVED),
-                **dict.fromkeys(each["confirmed"].split(), CONFIRMED),
-            }
-            for each in csv.DictReader(rows)
-            if each["confirmed"] or each["derived"]
+        return tuple(csv.DictReader(rows))
+
+
+@cache
+def _agreeing() -> frozenset[tuple[str, str]]:
+    """Scenarios, by digest, and releases on which every step was as on the real engine."""
+    return frozenset((e["file"], e["release"]) for e in _rows() if e["result"] == "agrees")
+
+
+@cache
+def _confirmed() -> Mapping[tuple[str, str], Mapping[str, Evidence]]:
+    return {
+        (each["file"], each["release"]): {
+            **dict.fromkeys(each["derived"].split(), DERIVED),
+            **dict.fromkeys(each["confirmed"].split(), CONFIRMED),
         }
+        for each in _rows()
+        if each["confirmed"] or each["derived"]
+    }

@@ -10,12 +10,14 @@ from cachesim.cli.main import main
 from cachesim.engines.family import Profile
 from cachesim.scenario import Scenario, load
 from cachesim.scenario.labels import (
+    ALIKE,
     CONFIRMED,
     DERIVED,
     SOURCE,
     digest,
     label_of,
     label_of_release,
+    label_of_right,
     table,
     weakest,
 )
@@ -43,6 +45,18 @@ def test_what_was_not_played_is_source_only() -> None:
     assert SOURCE == label_of(three(), Profile("llama.cpp", "b9713"), "C")
     assert SOURCE == label_of(three(), RELEASE, "B")
     assert SOURCE == label_of(three(), Profile("vllm", "0.33.0"), "C")
+
+
+def test_a_right_answer_that_a_scenario_shows_is_as_on_the_real_engine() -> None:
+    rewind = load(shipped_file("ik_llama.cpp-1889-later-rewind"))
+    release = Profile("ik_llama.cpp", "8337e4cd3")
+    other = replace(rewind, engine=replace(rewind.engine, options={"companion": "attn"}))
+
+    assert ALIKE == label_of_right(rewind, release, "rewind")
+    assert label_of_right(rewind, release, "X") is None  # the scenario shows nothing of it
+    assert label_of_right(rewind, Profile("ik_llama.cpp", "8337e4cd3", ("1889",)), "rewind") is None
+    assert label_of_right(other, release, "rewind") is None
+    assert weakest([ALIKE]) is None
 
 
 def test_a_patched_release_has_no_label() -> None:

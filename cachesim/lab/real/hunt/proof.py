@@ -182,14 +182,8 @@ def proof_command(
     whose answer is wrong, where it is one.
     """
     if profile.engine == "ik_llama.cpp" and not profile.patches and plays_on_a_binary(scenario):
-        words = [
-            "--binary",
-            f"{BINARY}-{profile.release}",
-            "--scenario",
-            str(source),
-            "--release",
-            profile.release,
-        ]
+        words = ["--binary", BINARY.format(release=profile.release), "--scenario", str(source)]
+        words += ["--release", profile.release]
         return shlex.join(["cachesim", "real", profile.engine, *words])
     if profile.patches or profile.release not in FAMILIES[profile.engine].real():
         return ""
