@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import is_dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final
 
 from cyclopts import (
     App,
@@ -206,9 +206,8 @@ def real_gguf(
     ] = 0,
     adapter: Annotated[str, Parameter(help="Write this adapter of it instead, for --lora.")] = "",
     engine: Annotated[
-        Literal["llama.cpp", "ik_llama.cpp"],
-        Parameter(help="Whose server; ik_llama.cpp loads and computes exactly other sizes."),
-    ] = "llama.cpp",
+        str, Parameter(help="The engine whose server is to load it; some need other sizes.")
+    ] = "",
 ) -> int:
     """Write the network of a preset as a GGUF file that the real server loads.
 

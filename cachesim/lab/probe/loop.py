@@ -33,6 +33,7 @@ from cachesim.lab.probe.playing import (
     play,
     play_with_leaver,
     query_of,
+    refuse_other_decoding,
     up_to,
     without_repeats,
     words_for,
@@ -264,7 +265,8 @@ class Probe:
         self._before = list(target.sent)  # a start forgets it
         self._calibrated = list(target.dialect.connection.sent)
         self._check_cold()
-        self._check_decoding(whole[:STARTS])
+        if self.facts.probabilities:
+            refuse_other_decoding(target, whole[:STARTS], noise.error)
         self._check_plain_laws()
 
     def _check_cold(self) -> None:
@@ -287,34 +289,6 @@ class Probe:
             raise InputError(
                 f"{target.url}: a cold answer ({target.how_cold}) is not that of a server that has "
                 f"just been started: off by {min(far):.2g} in {len(far)} of {len(far)} cases"
-            )
-
-    def _check_decoding(self, whole: list[tuple[Query, Answer]]) -> None:
-        """Refuse a model whose tokens have other probabilities in a prompt than in a reply.
-
-            whole    prompt | t0 t1 t2 t3 t4 t5      t3 to t5 are decoded one by one
-            half     prompt + t0 t1 t2 | t3 t4 t5    the first three are read in the prompt
-
-        A cache holds decoded tokens, a cold prompt is read: they differ without any reuse.
-        """
-        far = list[float]()
-        for query, one in whole if self.facts.probabilities else ():
-            half = len(one.tokens) // 2
-            said = query.prompt + one.tokens[:half]
-            read = self.target.cold(replace(query, prompt=said, reply=query.reply[half:]))
-            if read.error or not half:
-                return
-            far.append(distance(replace(one, tokens=one.tokens[half:], rows=one.rows[half:]), read))
-            if far[-1] <= self.judge.noise.error:
-                return
-        if far:
-            raise InputError(
-                f"{self.target.url}: without any reuse, tokens have other probabilities in a "
-                f"prompt than in a reply: off by {min(far):.2g} or more in {len(far)} of "
-                f"{len(far)} cases. The server's kernels for prompts and for single tokens "
-                "disagree on this model, so "
-                "no answer from cache can be judged: try another quantisation or backend, or "
-                "another model (ik_llama.cpp needs recurrent states of 64 or 128)"
             )
 
     def _check_plain_laws(self) -> None:

@@ -7,6 +7,7 @@ from random import Random
 from typing import Final
 
 from cachesim.engines.tokens import get_common_prefix
+from cachesim.errors import InputError
 from cachesim.lab.probe.answers import Answer, Query, Word, distance
 from cachesim.lab.probe.target import Target
 from cachesim.scenario.format import Scenario, Step
@@ -244,3 +245,33 @@ def after(sent: Sequence[Sequence[Query]], scenario: Scenario, words: Sequence[W
     steps += scenario.step
     named = tuple(replace(step, name=f"r{at}", of=None) for at, step in enumerate(steps))
     return replace(scenario, step=named)
+
+
+def refuse_other_decoding(
+    target: Target, whole: Sequence[tuple[Query, Answer]], error: float
+) -> None:
+    """Refuse a model whose tokens have other probabilities in a prompt than in a reply.
+
+        whole    prompt | t0 t1 t2 t3 t4 t5      t3 to t5 are decoded one by one
+        half     prompt + t0 t1 t2 | t3 t4 t5    the first three are read in the prompt
+
+    A cache holds decoded tokens, a cold prompt is read: they differ without any reuse.
+    """
+    far = list[float]()
+    for query, one in whole:
+        half = len(one.tokens) // 2
+        said = query.prompt + one.tokens[:half]
+        read = target.cold(replace(query, prompt=said, reply=query.reply[half:]))
+        if read.error or not half:
+            return
+        far.append(distance(replace(one, tokens=one.tokens[half:], rows=one.rows[half:]), read))
+        if far[-1] <= error:
+            return
+    if far:
+        raise InputError(
+            f"{target.url}: without any reuse, tokens have other probabilities in a prompt than in "
+            f"a reply: off by {min(far):.2g} or more in {len(far)} of {len(far)} cases. The "
+            "server's kernels for prompts and for single tokens disagree on this model, so no "
+            "answer from cache can be judged: try another quantisation or backend, or another "
+            "model (ik_llama.cpp needs recurrent states of 64 or 128)"
+        )

@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 from cyclopts import Parameter
 from rich.table import Table
 
-from cachesim.engines.ik_llama.family import FAMILY as IK_LLAMA
+from cachesim.engines.family import family_of
 from cachesim.engines.llamacpp.family import FAMILY
 from cachesim.errors import OptionError, ScenarioError
 from cachesim.files import GGUF, Output
@@ -56,15 +56,15 @@ def real_gguf(
     seed: int = 0,
     window: int = 0,
     adapter: str = "",
-    engine: Literal["llama.cpp", "ik_llama.cpp"] = "llama.cpp",
+    engine: str = "",
 ) -> int:
     """Write the network of a preset, or an adapter of it, as a file that the real server loads.
 
-    For ik_llama.cpp it has other sizes: those that its server loads and computes exactly.
+    An engine whose server loads some presets alone has sizes that it computes exactly.
     """
     changes: dict[str, Any] = {"seed": seed} | ({"window": window} if window else {})
     spec = preset_of(preset, **changes)
-    if engine == IK_LLAMA.name:
+    if engine and family_of(engine).loads:
         spec = exact_spec(spec)
     write = partial(write_adapter, spec, adapter) if adapter else partial(write_model, spec)
     Output.at(output, "--output", GGUF).fill(write)
