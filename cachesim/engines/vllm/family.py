@@ -317,6 +317,30 @@ def _guided_corners() -> Iterator[Corner]:
     yield Corner(flags=windows | interval, layers=frozenset({"window"}))
 
 
+def _further_corners() -> Iterator[Corner]:
+    """Options that few servers set, where they show: beside others, with drafts, with windows."""
+    yield Corner(flags={**SMALL, "watermark": 0.25}, crowd=True)
+    yield Corner(flags={**SMALL, "long_prefill_token_threshold": 8}, crowd=True)
+    yield Corner(flags={**SMALL, "prefill_schedule_interval": 3}, crowd=True, replies=12)
+    yield Corner(flags={**SMALL, "max_num_active_seqs": 2}, crowd=True)
+    windows = frozenset({"window"})
+    yield Corner(flags={**SMALL, "disable_hybrid_kv_cache_manager": True}, layers=windows)
+    heads = {"block_size": 8, "speculative_method": "eagle", "num_speculative_tokens": 2}
+    yield Corner(flags=heads | {"disable_eagle_block_drop": True}, replies=12)
+    yield Corner(
+        flags=heads
+        | {
+            "prefix_match_unit": 2,
+            "disable_lookahead_block_hashes": True,
+            "enable_mamba_shared_prefix_checkpoint": True,
+        },
+        layers=STATES,
+    )
+    grams = {**SMALL, "speculative_method": "ngram", "num_speculative_tokens": 3}
+    ranges = {"num_speculative_tokens_per_batch_size": "[[1, 1, 3], [2, 8, 1]]"}
+    yield Corner(flags=grams | ranges, crowd=True, replies=12)
+
+
 def _guide(_rules: rules.Rules, flags: VllmOptions) -> Guide:
     """Images where a step has few tokens: the encoder then has room for one or two of them."""
     return Guide(images="some" if flags.max_num_batched_tokens <= FEW else "none")
@@ -394,7 +418,7 @@ FAMILY: Final[Family[rules.Rules, VllmOptions]] = Family(
             }
         ),
     ),
-    guided_corners=tuple(_guided_corners()),
+    guided_corners=(*_guided_corners(), *_further_corners()),
     guide=_guide,
     chunked_flags={"rings": True},
     further_layers=(("delta", "attention", "window"), ("ssm", "window", "attention")),
