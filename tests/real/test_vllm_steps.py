@@ -326,3 +326,12 @@ def test_the_steps_of_a_scenario_are_played_on_the_real_runner(capsys: Capture) 
     words = ["--runner", "--scenario", "vllm-one-token-prompt-padded", "--release", "0.33.0"]
 
     assert "on vllm 0.33.0: reads, writes and copies" in output(capsys, ["real", "vllm", *words])
+
+
+@pytest.mark.wheel
+def test_a_step_without_a_chunk_runs_after_the_steps_that_were_scheduled_before_it() -> None:
+    """At once, it would take its requests out of the batch of a step that has chunks of them."""
+    skip_without_runner("0.19.1")
+    scenario = load(shipped_file("vllm-42125-adapter-under-its-old-name"))
+
+    assert not differs_in(scenario, "0.19.1")

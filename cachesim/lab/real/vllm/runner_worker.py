@@ -662,14 +662,21 @@ class Runs(Server):
         self.runner = made(self.settings, self._caches(config, specs), self.marks)
         self.runner.runner.lora_config = None  # no weights are loaded
         self.steps: list[Json] = []
+        self.late = list[tuple[int, Real]]()  # empty steps, and how many steps run before each
         self.schedules = self.scheduler.schedule
         self.scheduler.schedule = self._scheduled
 
     def _scheduled(self) -> Real:
         output = self.schedules()
         if not output.total_num_scheduled_tokens:
-            self.runner.runner.execute_model(output)
+            self.late.append((len(self.under_way), output))
+            self._run_empty()
         return output
+
+    def _run_empty(self) -> None:
+        """Empty steps in their turn: one that overtakes takes requests out of the next batch."""
+        while self.late and not self.late[0][0]:
+            self.runner.runner.execute_model(self.late.pop(0)[1])
 
     def _caches(self, config: Json, specs: list[Real]) -> Real:
         interface = self.release.caches.interface
@@ -709,6 +716,11 @@ class Runs(Server):
         return done if "requests" not in done else {"steps": self.steps}
 
     def hand_over(self, step: Real, sampled: Mapping[str, list[int]]) -> None:
+        self._hand_over(step, sampled)
+        self.late = [(before - 1, output) for before, output in self.late]
+        self._run_empty()
+
+    def _hand_over(self, step: Real, sampled: Mapping[str, list[int]]) -> None:
         if not step.num_scheduled_tokens:  # all requests wait for a load
             self.steps.append({"rows": {}, "copies": {}})
             super().hand_over(step, sampled)
