@@ -7,8 +7,8 @@ simulator says, `differs` where it does not, `cannot` with the reason where the 
 handed such requests. Where the simulator's answer is wrong, or its server ends, the real answer is
 held against a cold one: `confirmed` lists the steps in which the real one is wrong, or ends, too.
 The table is kept in `docs/wheels.csv`, from which every report has its evidence labels; a scenario
-that plays the same as then is not played again, unless `--all` asks for it. A night's work: some
-seconds for each line.
+that plays the same as then is not played again, unless `--all` or its own name asks for it. A
+night's work: some seconds for each line.
 
 ik_llama.cpp has no package: `ik_llama.cpp@8337e4cd3=PATH` names a server that you have built from
 that commit. Rows of releases without a server here stay while their scenarios play the same.
@@ -196,20 +196,23 @@ def main(arguments: Sequence[str]) -> int:
     built = {each.partition("=")[0]: each.partition("=")[2] for each in arguments if "=" in each}
     known_words = {"--all", *PLAYERS, *(f"{IK_LLAMA.name}@{each}" for each in IK_LLAMA.names())}
     words = [each.partition("=")[0] for each in arguments]
-    unknown = [each for each in words if each not in known_words]
+    names = {each.stem for each in shipped_files()} & {*words}
+    unknown = [each for each in words if each not in known_words | names]
     if unknown:
         OUT.print(f"unknown: {' '.join(unknown)}; there are {', '.join(sorted(known_words))}")
         return 2
     BINARIES.update({each.partition("@")[2]: Path(path) for each, path in built.items()})
     anew = "--all" in arguments
-    engines = list(dict.fromkeys(each.partition("@")[0] for each in words if each != "--all"))
-    engines = engines or [*PLAYERS]
+    engines = {each.partition("@")[0] for each in words if each not in {"--all", *names}}
+    engines = engines or ({*PLAYERS} if not names else set())
     before, rows = known(), dict[tuple[str, str], Played]()
     left = []
     for name, scenario, release in wanted():
         engine, old = scenario.engine.name, before.get((name, release))
-        here = engine in engines and (engine != IK_LLAMA.name or release in BINARIES)
-        if old is not None and old.file == digest(scenario) and not (anew and here):
+        here = engine in engines or name in names
+        here &= engine != IK_LLAMA.name or release in BINARIES
+        again = here and (anew or name in names)
+        if old is not None and old.file == digest(scenario) and not again:
             rows[name, release] = old
         elif here:
             left.append((name, scenario, release))
