@@ -156,6 +156,15 @@ PATCHES: Final[tuple[Patch[rules.Rules], ...]] = (
         cures="a prompt of one token is padded with drafts: its state includes refused ones",
     ),
     Patch(
+        name="cuts-at-states",
+        about="a chunk that begins inside a states' block stops at the block's end",
+        fits=SINCE_0280,
+        lay=laying(
+            scheduler={"cuts_in_smallest_block": False, "passes_boundary_if_exporting": False}
+        ),
+        cures="a chunk passes the end of a states' block, whose id then stands for an older state",
+    ),
+    Patch(
         name="51565",
         pull=51565,
         about="a first chunk of one token is a prefill",

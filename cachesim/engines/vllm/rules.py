@@ -220,6 +220,14 @@ class SchedulerRules:
     """Ends of the prefill chunks of a recurrent model: the last boundary; in 0.24 and 0.25 also the
     uncached common prefix (#37898); since 0.26 a list of stops."""
 
+    cuts_in_smallest_block: bool = True
+    """Prefills are cut in the smallest block of all groups, so that a chunk may pass the end of a
+    state's larger block: in every release, see `vllm-state-of-half-a-block`."""
+
+    passes_boundary_if_exporting: bool = True
+    """0.32: a chunk that begins inside a block and exports a state does not stop at the block's
+    end: see `vllm-state-passed-by-an-export`."""
+
     keeps_junction_of_last: bool = False
     """0.24 and 0.25: the coordinator holds the uncached common prefix of its last lookup, at which
     a request that skips the lookup is cut, too."""

@@ -14,7 +14,7 @@ class Splitter:
     """`need_mamba_block_aligned_split`, for the recurrent group."""
 
     manager: KVCacheManager
-    size: int  # tokens of the smallest block of all groups
+    size: int  # tokens of the blocks at whose ends chunks end
     budget: int
     use_eagle: bool
     partial_states: bool  # states at hash boundaries inside a block
@@ -29,10 +29,11 @@ class Splitter:
         sizes = manager.sizes
         states = [each for each in manager.groups if each.kind == "mamba"]
         exports = all(each.checkpoint_alignment for each in states)
+        # `cache_config.block_size`: a ring, whose blocks have no ids, is left out.
+        smallest = min(each.block for each in cacheable(manager.groups))
         return cls(
             manager=manager,
-            # `cache_config.block_size`: a ring, whose blocks have no ids, is left out.
-            size=min(each.block for each in cacheable(manager.groups)),
+            size=smallest if manager.rules.scheduler.cuts_in_smallest_block else mamba.block,
             budget=budget,
             use_eagle=use_eagle,
             partial_states=sizes.hash_block < sizes.scheduler_block
@@ -77,8 +78,9 @@ class Splitter:
             exact = inside and junction <= request.num_prompt
             floored = junction if exact else start + (junction - start) // size * size
             boundary = (start // size + 1) * size
+            passes = exports and self.manager.rules.scheduler.passes_boundary_if_exporting
             stops = (
-                boundary if start % size and not exports and (not early or boundary <= last) else 0,
+                boundary if start % size and not passes and (not early or boundary <= last) else 0,
                 last,
                 tail if last < tail < request.num_prompt else 0,
                 floored if start < junction < end else 0,

@@ -9,7 +9,7 @@ from cachesim.scenario.format import Kind
 from cachesim.testing.search import Report, search
 from cachesim.testing.workloads import Shape
 
-FIXED: Final = "+43569+padded-first"
+FIXED: Final = "+43569+padded-first+cuts-at-states"
 """Patches of 0.33.0 without a wrong answer."""
 
 EARLIER: Final = "+39273+43569"
@@ -70,9 +70,13 @@ DEFECTS: Final = (
     ),
     Defect(
         about="a state's entry in the wrong unit (#55600)",
-        profile=f"0.30.0{EARLIER}",
-        cured=f"0.30.0{EARLIER}+55601",
+        profile=f"0.30.0{EARLIER}+cuts-at-states",
+        cured=f"0.30.0{EARLIER}+55601+cuts-at-states",
         flags=MIXED,
+    ),
+    Defect(
+        about="a chunk passes the end of a state's block", profile="0.33.0+43569+padded-first",
+        cured=f"0.33.0{FIXED}", flags=MIXED,
     ),
     Defect(
         about="the same, put back", profile=f"0.33.0{FIXED}+no-55601", cured=f"0.33.0{FIXED}",
