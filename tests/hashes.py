@@ -69,9 +69,10 @@ def kept() -> dict[str, str]:
 
 
 def decisions(value: object) -> object:
-    """A run's JSON without its sentences, which snapshots hold."""
+    """A run's JSON without its sentences, which snapshots hold, and its machine, a given."""
     if isinstance(value, dict):
-        return {key: decisions(each) for key, each in value.items() if key != "word"}
+        left = value.keys() - {"word", "device"}
+        return {key: decisions(each) for key, each in value.items() if key in left}
     if isinstance(value, list):
         return [decisions(each) for each in value]
     if value == ALIKE:  # of a table that grows: a right answer is what it was without the label

@@ -459,6 +459,12 @@ class Family(Generic[R, S]):
         """The flags that a server with the given ones chooses by its machine."""
         return self.by_device(self.rules(profile), self.read(profile, given), given.keys(), scale)
 
+    def device_of(self, profile: "Profile", given: Mapping[str, Any]) -> str | None:
+        """The machine by which a server with these flags chooses others; None if it does not."""
+        if not self.chosen(profile, given):
+            return None
+        return str(given.get("device", self.option("device").default))
+
     def chosen_words(self, profile: "Profile", given: Mapping[str, Any]) -> str:
         """The flags that the server chooses by its machine, in words; "" if it chooses none."""
         chosen = self.chosen(profile, given)

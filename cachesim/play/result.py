@@ -248,6 +248,7 @@ class Run:
     steps: Annotated[tuple[Step, ...], "The steps, in order."]
     arithmetic: Annotated[ArithmeticName, "float or ring."]
     mismatches: Annotated[tuple[str, ...], "Expectations that were not met."]
+    device: Annotated[str | None, "The machine by which the server chose flags, if it did."] = None
     detail: Annotated[RunDetail | None, "Written with --detail."] = None
 
     def to_json(self, *, detail: bool = True) -> dict[str, Any]:

@@ -555,6 +555,7 @@ def run(
         steps=steps,
         arithmetic=arithmetic,
         mismatches=unmet,
+        device=session.family.device_of(profile, scenario.engine.options),
     )
     if watcher is None:
         return done
