@@ -394,7 +394,7 @@ def _value(kind: Annotation) -> Schema:
 def _dataclass(kind: Annotation) -> Schema:
     hints = get_type_hints(kind, include_extras=True)
     properties = {each.name: _value(hints[each.name]) for each in fields(kind)}
-    optional = ("detail",) if "detail" in properties else ()
+    optional = tuple(name for name in ("detail", "device") if name in properties)
     return _closed((kind.__doc__ or "").split("\n")[0], properties, optional)
 
 
