@@ -4,6 +4,7 @@ import gzip
 import json
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -15,7 +16,7 @@ from rich.table import Table
 from cachesim.engines.family import Profile
 from cachesim.engines.ik_llama.family import FAMILY
 from cachesim.engines.ik_llama.slot import GONE
-from cachesim.errors import ScenarioError
+from cachesim.errors import OptionError, ScenarioError
 from cachesim.lab.real import playing
 from cachesim.lab.real.ik_llama.binary import (
     BinaryError,
@@ -59,7 +60,12 @@ ALIKE: Final = ("ctx_size", "batch_size", "ubatch_size", "parallel")
 
 @playing.comparing
 def real_ik_llama_cpp(
-    *, binary: Path, scenario: str, release: str = "", record: Path | None = None
+    *,
+    binary: Path,
+    scenario: str,
+    release: str = "",
+    record: Path | None = None,
+    keep: Path | None = None,
 ) -> int:
     """Run a scenario on a server binary of ik_llama.cpp, and on the simulator.
 
@@ -73,18 +79,25 @@ def real_ik_llama_cpp(
     binary
         A llama-server that you have built from the commit.
     scenario
-        A scenario: a file, or the name of a shipped one.
+        A scenario: a file, a folder, or the name of a shipped one.
     release
         The commit of the binary; by default the newest of the scenario's.
     record
         A file to which the requests and the real answers are added, for `cachesim real vectors`.
+    keep
+        A folder for the model's files and the server's logs, which are removed otherwise.
 
     """
     if not binary.is_file():
         raise ScenarioError(f"{binary} is no file: name a llama-server built from ik_llama.cpp")
-    equal = True
-    for _, one in load_all([scenario]):
-        equal = _played(one, binary, release or _release_of(one), record) and equal
+    equal, found = True, load_all([scenario])
+    for _, one in found:
+        try:
+            equal = _played(one, binary, release or _release_of(one), record, keep) and equal
+        except (OptionError, ScenarioError) as error:
+            if len(found) == 1:
+                raise
+            playing.console().print(f"{one.name}: not played: {error}", markup=False)
     return 0 if equal else 1
 
 
@@ -96,8 +109,10 @@ def _release_of(scenario: Scenario) -> str:
     return max(own, key=FAMILY.names().index)
 
 
-def _played(scenario: Scenario, binary: Path, release: str, record: Path | None) -> bool:
-    steps, line = play_scenario(scenario, binary, release)
+def _played(
+    scenario: Scenario, binary: Path, release: str, record: Path | None, keep: Path | None
+) -> bool:
+    steps, line = play_scenario(scenario, binary, release, keep)
     if record is not None:
         with gzip.open(record, "at", encoding="utf-8") as out:
             out.write(json.dumps(line) + "\n")
@@ -114,7 +129,7 @@ def _played(scenario: Scenario, binary: Path, release: str, record: Path | None)
 
 
 def play_scenario(
-    scenario: Scenario, binary: Path, release: str
+    scenario: Scenario, binary: Path, release: str, keep: Path | None = None
 ) -> tuple[tuple[playing.StepPlayed, ...], dict[str, Any]]:
     """Run a scenario on the real server; its steps, and the line of a vector file."""
     scenario = without_goodbyes(scenario, release)
@@ -122,8 +137,10 @@ def play_scenario(
     options = {"ctx_size": CONTEXT, **scenario.engine.options}  # the server's: the model's own
     words = arguments(options, release)
     kept = {k: v for k, v in options.items() if k in ALIKE}
-    with TemporaryDirectory(prefix="cachesim-ik-") as name:
-        folder = Path(name)
+    if keep is not None:
+        keep.mkdir(parents=True, exist_ok=True)
+    with nullcontext(keep) if keep else TemporaryDirectory(prefix="cachesim-ik-") as name:
+        folder = Path(name).resolve()
         model = folder / "model.gguf"
         if scenario.engine.options.get("companion") == "window":
             window = scenario.engine.options.get("companion_window", WINDOW)
