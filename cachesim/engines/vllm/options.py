@@ -282,7 +282,7 @@ class VllmOptions(OffloadOptions):
     async_scheduling: bool = option(
         "--async-scheduling",
         "whether a step is scheduled before the output of the previous one; until 0.32 never "
-        "beside n-grams",
+        "beside n-grams, with which a real server that is told to does not start",
         default=True,
         tried=(False, True),
     )
@@ -722,7 +722,8 @@ class VllmOptions(OffloadOptions):
         """Chunked local attention; the refusals are assertions upstream."""
         if self.use_eagle:
             raise OptionError(
-                "chunked attention cannot be combined with a drafter: write speculative_method none"
+                "chunked attention is not simulated beside a drafter, with which the server turns "
+                "its hybrid manager off: write speculative_method none"
             )
         if self.rings:
             if self.block_size % spec.window or spec.window > RING or self.drafts:

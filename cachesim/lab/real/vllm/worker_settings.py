@@ -105,11 +105,6 @@ PRETENDED: Final = {
         "its caches alone, of the release's own classes, with the sizes of Flash's configuration",
         "groups follow from specs; blocks of 256 tokens and FP8 are what its attention takes",
     ),
-    "KVCacheConfig, groups of chunks": (
-        "full attention",
-        "chunks, as with VLLM_ALLOW_CHUNKED_LOCAL_ATTN_WITH_HYBRID_KV_CACHE=1",
-        "the variable changes no other group",
-    ),
     "MambaSpec, num_prefill_checkpoint_blocks": (
         "1 for Mamba-2 since 0.32, for gated-delta layers on FlashInfer since 0.33",
         "as those of a scenario's layers; drawn workloads have either, or 0 as other layers do",
@@ -124,6 +119,11 @@ PRETENDED: Final = {
         "a connector's class",
         "a store that has what a workload says",
         "the scheduler asks it the same questions; workloads with `store` alone have one",
+    ),
+    "OffloadingConnector, sets": (
+        "an order that differs between processes",
+        "requests that end by number, keys of an ended job as they were offered",
+        "the order decides only which of them is evicted first",
     ),
     "Scheduler, log_stats": ("True", "False", "what is counted for metrics decides nothing"),
     "runner: device": (
