@@ -2,6 +2,7 @@
 
     python -m benchmarks growth                     the tables
     python -m benchmarks.growth growth.json         and their numbers, for docs/make_growth.py
+    python -m benchmarks.growth                     only traces: fails where cost grows too fast
 
 Each cell is played once by llama-server, after a short one has warmed it up. A cell that would take
 longer than its limit, if it grows on as it did so far, is left out.
@@ -13,6 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from math import log
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,6 +22,8 @@ from rich.console import Console
 from rich.table import Table
 
 from cachesim.engines import Engine, Request
+from cachesim.lab.traces.replay import Cell, play
+from cachesim.lab.traces.source import Source
 from cachesim.model.arithmetic import ArithmeticName
 from cachesim.model.presets import preset
 from cachesim.model.spec import ModelSpec
@@ -142,8 +146,46 @@ def table(axis: str, found: Sequence[Row]) -> Table:
     return drawn
 
 
-def run(out: Console, *, file: Path | None = None) -> None:
-    """The three tables, and their numbers where a file is named."""
+ENGINES: Final = (
+    "llama.cpp@b11549", "ik_llama.cpp@8337e4cd3", "llama-cpp-python@0.3.36", "mlx-lm@0.32.2",
+    "vllm@0.33.0", "sglang@0.5.23", "transformers@5.24.0",
+)  # fmt: skip
+"""Servers that replay a made trace. Marconi tunes a weight once it is full, on 21 replays."""
+
+FEW, MANY, MOST = 1_000, 4_000, 5.0
+"""Requests of a made trace, and by how much more time those many may take than the few."""
+
+
+def replays(profile: str) -> tuple[float, float]:
+    """Processor seconds of few requests and of many."""
+    found = []
+    for requests in (FEW, MANY):
+        cell = Cell(source=Source(name=f"made:{requests}"), profile=profile, model="dense")
+        begun = time.process_time()
+        play(cell)
+        found.append(time.process_time() - begun)
+    return found[0], found[1]
+
+
+def run_replays(out: Console) -> int:
+    """The table of traces; 1 if an engine's cost grows faster than it may."""
+    drawn = Table(title="seconds of a made trace, by requests", title_style="")
+    for head in ("server", f"{FEW:,}", f"{MANY:,}", "times", "power"):
+        drawn.add_column(head)
+    steep = 0
+    for profile in ENGINES:
+        few, many = replays(profile)
+        steep += many / few > MOST
+        power = log(many / few) / log(MANY / FEW)
+        drawn.add_row(profile, f"{few:.2f}", f"{many:.2f}", f"{many / few:.2f}", f"{power:.2f}")
+    out.print(drawn)
+    if steep:
+        out.print(f"{steep} servers take more than {MOST:g} times as long for {MANY:,} requests")
+    return int(steep > 0)
+
+
+def run(out: Console, *, file: Path | None = None) -> int:
+    """The tables, and the numbers of the first three where a file is named; 1 as `run_replays`."""
     found = list(rows())
     for axis in AXES:
         out.print(table(axis, [row for row in found if row.axis == axis]))
@@ -153,7 +195,9 @@ def run(out: Console, *, file: Path | None = None) -> None:
         told = {"profile": PROFILE, "limit": LIMIT, "load": round(load, 1),
                 "processors": os.cpu_count(), "rows": [asdict(row) for row in found]}  # fmt: skip
         file.write_text(json.dumps(told, indent=2) + "\n", encoding="utf-8")
+    return run_replays(out)
 
 
 if __name__ == "__main__":
-    run(Console(width=120, highlight=False), file=Path(sys.argv[1]) if sys.argv[1:] else None)
+    screen = Console(width=120, highlight=False)
+    sys.exit(run(screen, file=Path(sys.argv[1])) if sys.argv[1:] else run_replays(screen))

@@ -1,0 +1,152 @@
+"""Workloads of a search and replays of a trace at another commit and here, alternately.
+
+    python -m benchmarks against COMMIT      fails where this tree has less than 0.9 times the speed
+
+The workloads are drawn here and written as scenarios, so both commits judge the same ones. Time is
+the processor's own, the least of all turns. Scenarios that the other commit refuses are left out.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Final
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.search import MODELS, PROFILES, SIX
+from cachesim.engines.family import Profile
+from cachesim.scenario.files import to_toml
+from cachesim.testing.search import workloads
+
+ROOT: Final = Path(__file__).parents[1]
+LEAST: Final = 0.9
+TURNS: Final = 3
+COUNT: Final = 24
+"""Workloads of each row."""
+
+TRACE: Final = "a trace of 500 requests"
+
+WORKER: Final = """
+import importlib, json, pathlib, sys, time
+
+def one(*places):
+    for place in places:
+        module, _, name = place.partition(":")
+        try:
+            importlib.import_module(module)
+            return getattr(sys.modules[module], name)
+        except (ImportError, AttributeError):
+            continue
+    raise SystemExit(f"none of {places} is there")
+
+kind, text, folder, arithmetic = sys.argv[1:5]
+if kind == "trace":
+    from cachesim.lab.traces.replay import Cell, play
+    from cachesim.lab.traces.source import Source
+    work = [lambda: play(Cell(source=Source(name="made:500"), profile=text, model="dense"))]
+else:
+    load = one("cachesim.scenario.files:load")
+    trial = one("cachesim.testing.search:trial_of", "cachesim.testing.search:look")
+    profile = one("cachesim.engines.family:Profile", "cachesim.engines.profile:Profile").parse(text)
+    work = []
+    for number, path in enumerate(sorted(pathlib.Path(folder).glob("*.toml"))):
+        try:
+            scenario = load(path)
+            trial(number, scenario, profile, arithmetic=arithmetic)
+        except Exception:
+            continue
+        work.append(lambda n=number, s=scenario: trial(n, s, profile, arithmetic=arithmetic))
+best = None
+for _ in range(3):
+    begun = time.process_time()
+    for each in work:
+        each()
+    spent = time.process_time() - begun
+    best = spent if best is None else min(best, spent)
+print(json.dumps([len(work), best]))
+"""
+
+
+def rows() -> Iterator[tuple[str, str, str, str]]:
+    """Kind, profile, model and arithmetic of each comparison."""
+    pairs = [(PROFILES[0], model) for model in MODELS]
+    for profile, model in [*pairs, *((each, MODELS[0]) for each in PROFILES[1:])]:
+        for arithmetic in ("ring", "float"):
+            yield "search", profile, model, arithmetic
+    for profile in PROFILES[:1] + PROFILES[2:5]:
+        yield "trace", profile.partition("+")[0], TRACE, "counts"
+
+
+def seconds(tree: Path, row: Sequence[str], folder: Path) -> tuple[int, float] | None:
+    """The number of workloads that a tree accepts, and its processor seconds; None if it fails."""
+    kind, profile, _, arithmetic = row
+    done = subprocess.run(
+        [sys.executable, "-c", WORKER, kind, profile, str(folder), arithmetic],
+        cwd=tree,
+        env={**os.environ, "PYTHONPATH": str(tree)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode:
+        return None
+    count, spent = json.loads(done.stdout.splitlines()[-1])
+    return count, spent
+
+
+def compared(other: Path, row: Sequence[str], folder: Path) -> tuple[int, float, float] | None:
+    """Workloads, and the least seconds of the other tree and of this one, in turns."""
+    if row[0] == "search":
+        drawn = workloads(Profile.parse(row[1]), row[2], shape=SIX)
+        for number, scenario in enumerate(islice(drawn, COUNT)):
+            path = folder / f"{number:03}.toml"
+            path.write_text(to_toml(scenario), encoding="utf-8")
+    turns = [(seconds(other, row, folder), seconds(ROOT, row, folder)) for _ in range(TURNS)]
+    theirs = [one for one, _ in turns if one is not None]
+    ours = [two for _, two in turns if two is not None]
+    if not (theirs and ours) or theirs[0][0] != ours[0][0]:
+        return None
+    return ours[0][0], min(each for _, each in theirs), min(each for _, each in ours)
+
+
+def run(out: Console, commit: str) -> int:
+    """Print the table; 1 if a row is slower than it may be."""
+    git = ["git", "-C", str(ROOT)]
+    name = subprocess.run(
+        [*git, "rev-parse", "--short", f"{commit}^{{commit}}"],
+        capture_output=True, text=True, check=False,
+    ).stdout.strip()  # fmt: skip
+    if not name:
+        out.print(f"there is no commit {commit!r} in this repository")
+        return 2
+    table = Table(title=f"this tree against {name}, processor seconds", title_style="")
+    for head in ("profile", "model", "arithmetic", "workloads", name, "here", "speed"):
+        table.add_column(head)
+    slower = 0
+    with TemporaryDirectory() as place:
+        other = Path(place) / "tree"
+        subprocess.run([*git, "worktree", "add", "-q", "--detach", str(other), name], check=True)
+        try:
+            for number, row in enumerate(rows()):
+                folder = Path(place) / str(number)
+                folder.mkdir()
+                found = compared(other, row, folder)
+                if found is None:
+                    table.add_row(*row[1:], "-", "-", "-", "not comparable")
+                    continue
+                count, theirs, ours = found
+                slower += theirs / ours < LEAST
+                speed = f"{theirs / ours:.2f}"
+                table.add_row(*row[1:], str(count), f"{theirs:.3f}", f"{ours:.3f}", speed)
+        finally:
+            subprocess.run([*git, "worktree", "remove", "--force", str(other)], check=True)
+    out.print(table)
+    if slower:
+        out.print(f"{slower} rows have less than {LEAST} times the speed of {name}")
+    return int(slower > 0)
