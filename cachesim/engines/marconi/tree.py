@@ -7,15 +7,17 @@ The branching request computes the state; the next one with the same prefix reus
 """
 
 import heapq
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final
+
+import numpy as np
 
 from cachesim.engines.marconi.family import Rules
 from cachesim.engines.marconi.options import MarconiOptions
 from cachesim.engines.tokens import get_common_prefix
 from cachesim.errors import ContractError
-from cachesim.units import Tokens
+from cachesim.units import Array, Tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,12 +55,13 @@ class Costs:
         return self.options.num_ssm_layers * (d * n * 2 + (2 * d + 2 * n) * 4 * 2)
 
 
-def normalised(values: Sequence[float]) -> list[float]:
+def normalised(values: Array) -> Array:
     """Values scaled to 0 to 1; all 1 if they are equal."""
-    low, high = min(values, default=0.0), max(values, default=0.0)
-    if len(values) < 2 or low == high:
-        return [1.0] * len(values)
-    return [(value - low) / (high - low) for value in values]
+    low, high = values.min(), values.max()
+    if low == high:
+        return np.ones(len(values))
+    scaled: Array = (values - low) / (high - low)
+    return scaled
 
 
 WEIGHTS: Final = tuple(step / 10 for step in range(21))
@@ -129,6 +132,7 @@ class Tree:
         self.tokens = 0
         self.policy = options.policy
         self.weight = options.eff_weight
+        self._worth: dict[tuple[int, int], float] = {}
         self.hits: list[tuple[int, int]] = []  # requested tokens, reused tokens
         self.window: list[tuple[Tokens, Tokens]] = []  # requests that the weight is tuned on
         self.bootstrap: int | None = None
@@ -286,11 +290,12 @@ class Tree:
             # may evict more or less than `wanted`.
             freed = 0
             while freed < wanted and self.nodes:
-                candidates = [node for node in self.all() if len(node.children) < 2]
-                worth = normalised([self._saved_per_byte(node) for node in candidates])
-                recent = normalised([1 / (self.time - node.last_access) for node in candidates])
-                scores = [self.weight * a + b for a, b in zip(worth, recent, strict=True)]
-                node = candidates[scores.index(min(scores))]
+                ends = [(node, end) for node, end in self.ends() if len(node.children) < 2]
+                candidates = [node for node, _ in ends]
+                worth = normalised(np.array([self.worth(end, len(node.key)) for node, end in ends]))
+                used = np.array([node.last_access for node in candidates])
+                scores = self.weight * worth + normalised(1 / (self.time - used))
+                node = candidates[int(scores.argmin())]
                 freed += self.costs.state_bytes()
                 if node.children:
                     if self.on_merged is not None:
@@ -309,20 +314,31 @@ class Tree:
 
     def all(self) -> Iterator[Node]:
         """All nodes but the root, depth first."""
-        stack = list(reversed(self.root.children.values()))
-        while stack:
-            node = stack.pop()
-            yield node
-            stack.extend(reversed(node.children.values()))
+        return (node for node, _ in self.ends())
 
-    def _saved_per_byte(self, node: Node) -> float:
-        """FLOPs saved beyond the parent's, per byte of the node's prefix.
+    def ends(self) -> Iterator[tuple[Node, int]]:
+        """The same, each with its depth."""
+        stack = [(node, len(node.key)) for node in reversed(self.root.children.values())]
+        while stack:
+            node, end = stack.pop()
+            yield node, end
+            if node.children:
+                below = reversed(node.children.values())
+                stack.extend([(each, end + len(each.key)) for each in below])
+
+    def worth(self, whole: int, own: int) -> float:
+        """FLOPs that a node of `own` tokens saves beyond its parent, per byte of its prefix.
 
         Trap: the artifact subtracts the attention FLOPs of the parent's tokens from the MLP FLOPs.
         """
-        costs, whole = self.costs, node.depth()
-        above = whole - len(node.key)
-        saved = costs.recurrent(len(node.key)) + costs.attention(whole) - costs.attention(above)
+        known = self._worth.get((whole, own))
+        if known is None:
+            known = self._worth[whole, own] = self._saved_per_byte(whole, whole - own)
+        return known
+
+    def _saved_per_byte(self, whole: int, above: int) -> float:
+        costs = self.costs
+        saved = costs.recurrent(whole - above) + costs.attention(whole) - costs.attention(above)
         less = costs.mlp(above)
         if self.rules.mlp_less_attention:
             layers = self.options.num_attn_layers or 1
