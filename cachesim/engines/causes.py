@@ -4,8 +4,7 @@ Each engine has a module `causes` with one `Cause` per branch that lowers the nu
 tokens. The branch passes its cause and the numbers of its test to `Ledger.apply`.
 """
 
-from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final
 
@@ -133,17 +132,24 @@ class Candidates:
     cause.
     """
 
-    __slots__ = ("_common", "_holders", "ledger")
+    __slots__ = ("_best", "_common", "ledger")
 
-    def __init__(self, common: Mapping[object, tuple[str, Count]]) -> None:
-        """`common` maps a holder to its name and its number of tokens in common with the prompt.
+    def __init__(self, common: Mapping[object, Count], name: Callable[[Any], str]) -> None:
+        """`common` maps a holder to its number of tokens in common with the prompt.
 
-        Those without any may be left out.
+        Those without any may be left out. `name` names the best one, the first of equals.
         """
-        self._common = {holder: count for holder, (_, count) in common.items() if count}
-        self._holders = Counter(self._common.values())  # number of holders by tokens in common
-        name, equal = max(common.values(), key=lambda each: each[1], default=("nothing", Count(0)))
-        self.ledger = Ledger(equal, name if equal > 0 else "nothing")
+        self._common = {holder: count for holder, count in common.items() if count}
+        best = max(self._common, key=self._common.__getitem__, default=None)
+        if best is None:
+            self.ledger = Ledger()
+        else:
+            self.ledger = Ledger(self._common[best], name(best))
+        self._best = self._holders()
+
+    def _holders(self) -> int:
+        """Number of holders that have as many tokens as the best one."""
+        return list(self._common.values()).count(self.ledger.usable)
 
     def common(self, holder: object) -> Count:
         """Number of tokens that a holder has in common with the prompt; 0 once it is ruled out."""
@@ -151,22 +157,28 @@ class Candidates:
 
     def rule_out(self, holder: object, cause: Cause, **detail: Any) -> None:
         """Eliminate a holder for a cause."""
-        if self._take(holder) >= self.ledger.usable > 0:
-            self.ledger.apply(cause, max(self._holders, default=0), **detail)
+        if self._take(holder) and not self._best:
+            self.ledger.apply(cause, max(self._common.values(), default=0), **detail)
+            self._best = self._holders()
 
     def drop(self, holder: object) -> bool:
-        """Eliminate a holder that is not the best; False for the best one, which needs a cause."""
-        if self.common(holder) >= self.ledger.usable > 0:
-            return False
-        self._take(holder)
+        """Eliminate a holder that needs no cause, as another one has as many tokens."""
+        if self._common.get(holder) == self.ledger.usable:
+            if self._best == 1:
+                return False
+            self._best -= 1
+        self._common.pop(holder, None)
         return True
+
+    def keep(self, *holders: object) -> None:
+        """Eliminate all others, none of which has more tokens, so that they need no cause."""
+        self._common = {each: self._common[each] for each in holders if each in self._common}
+        self._best = self._holders()
 
     def _take(self, holder: object) -> Count:
         count = self._common.pop(holder, Count(0))
-        if count:
-            self._holders[count] -= 1
-            if not self._holders[count]:
-                del self._holders[count]
+        if count and count == self.ledger.usable:
+            self._best -= 1
         return count
 
     def transfer(self, holder: object, other: object) -> None:
@@ -175,9 +187,12 @@ class Candidates:
         count = self._take(other)
         if count:
             self._common[holder] = count
-            self._holders[count] += 1
+            self._best += count == self.ledger.usable
 
     def settle_on(self, holder: object, cause: Cause, **detail: Any) -> None:
         """Eliminate all other holders for one cause."""
         for other in [each for each in self._common if each is not holder]:
+            if self.common(holder) == self.ledger.usable:
+                break  # the others have no more
             self.rule_out(other, cause, **detail)
+        self.keep(holder)

@@ -1,12 +1,13 @@
 """The prompt cache: whole conversations in host memory (`--cache-ram`)."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from math import isnan
 from typing import Any, Final
 
 import numpy as np
 
+from cachesim.engines.beginnings import Beginnings
 from cachesim.engines.causes import Candidates, Cause
 from cachesim.engines.events import Event
 from cachesim.engines.llamacpp import causes, events
@@ -54,13 +55,12 @@ class Entry:
     state: SavedState
     checkpoints: tuple[Checkpoint, ...]
     approximate: Approximation | None
-    first: Token | None = field(init=False)
     n_tokens: Count = field(init=False)
+    number: int = 0  # of all that were stored
     size: int = field(init=False)  # bytes of the blobs and of all checkpoints
 
     def __post_init__(self) -> None:
         self.n_tokens = Count(len(self.tokens))  # no token is ever added
-        self.first = self.tokens[0] if self.tokens else None
         self.size = self.state.size + sum(each.size for each in self.checkpoints)
 
     def empty(self) -> None:
@@ -74,8 +74,8 @@ class Entry:
 class Swap:
     """A query of the cache: the slot, and the candidates of the waiting request.
 
-    There is no request when idle slots are saved. With `brief` there are no events of entries of
-    which less than a quarter is kept.
+    There is no request when idle slots are saved. With `brief` there are no events of compared
+    entries.
     """
 
     slot: SeqId
@@ -87,10 +87,6 @@ class Swap:
         """Tokens that an entry has in common with the request's prompt."""
         known = 0 if self.candidates is None else self.candidates.common(entry)
         return Count(known) if known else get_common_prefix(entry.tokens, prompt)
-
-    def drop(self, entry: Entry) -> bool:
-        """Eliminate an entry unless it is the best candidate."""
-        return self.candidates is None or self.candidates.drop(entry)
 
     def rule_out(self, entry: Entry, cause: Cause, **detail: Any) -> None:
         """Eliminate an entry for a cause."""
@@ -112,18 +108,24 @@ class PromptCache:
         self.entries: list[Entry] = []
         self.size = 0  # bytes of all entries
         self.n_tokens = 0  # and their tokens
+        self._stored = 0
+        self._beginnings: Beginnings[Entry] = Beginnings()
 
     def add(self, entry: Entry) -> None:
         """Append an entry, as the newest."""
+        self._stored += 1
+        entry.number = self._stored
         self.entries.append(entry)
         self.size += entry.size
         self.n_tokens += entry.n_tokens
+        self._beginnings.add(entry)
 
     def remove(self, entry: Entry) -> None:
         """Take an entry out."""
         self.entries.remove(entry)
         self.size -= entry.size
         self.n_tokens -= entry.n_tokens
+        self._beginnings.remove(entry)
 
     def empty(self, entry: Entry) -> None:
         """Remove an entry's target blob after a failed load."""
@@ -131,19 +133,17 @@ class PromptCache:
         entry.empty()
         self.size += entry.size
 
-    def alike(self, tokens: Sequence[Token]) -> list[Entry]:
-        """The entries that begin with the same token, oldest first: others share none at all."""
-        first = tokens[0] if tokens else None
-        return [each for each in self.entries if each.first == first]
+    def common(self, tokens: Sequence[Token]) -> dict[Entry, Count]:
+        """The entries with tokens in common, oldest first, and how many these are."""
+        found: dict[Entry, Count] = {}
+        for count, entries in self._beginnings.shared(tokens)[1:]:
+            found.update(dict.fromkeys(entries, count))
+        return found
 
     def contains(self, tokens: Sequence[Token]) -> bool:
         """True if a prompt equals an entry or is a prefix of one."""
-        length = len(tokens)
-        return any(
-            get_common_prefix(each.tokens, tokens) == length
-            for each in self.alike(tokens)
-            if each.n_tokens >= length  # a shorter one cannot contain it
-        )
+        count, entries = self._beginnings.shared(tokens)[-1]
+        return count == len(tokens) and bool(entries)
 
     def alloc(self, entry: Entry, swap: Swap) -> bool:
         """Append an entry unless another one contains it (upstream: `alloc`); False if not."""
@@ -164,13 +164,11 @@ class PromptCache:
         return True
 
     def _drop_prefixes_of(self, tokens: Sequence[Token], swap: Swap) -> None:
-        length = len(tokens)
-        for entry in self.alike(tokens):
-            fits = entry.n_tokens <= length
-            if fits and get_common_prefix(entry.tokens, tokens) == entry.n_tokens:
-                swap.emit(events.CacheEntryObsolete(slot=swap.slot, n_tokens=entry.n_tokens))
-                swap.rule_out(entry, causes.CACHE_OBSOLETE_ENTRY)
-                self.remove(entry)
+        common = self.common(tokens)
+        for entry in [each for each, count in common.items() if count == each.n_tokens]:
+            swap.emit(events.CacheEntryObsolete(slot=swap.slot, n_tokens=entry.n_tokens))
+            swap.rule_out(entry, causes.CACHE_OBSOLETE_ENTRY)
+            self.remove(entry)
 
     def find(self, held: Sequence[Token], prompt: Sequence[Token], swap: Swap) -> Entry | None:
         """The entry that exceeds the slot's own tokens in both ratios (upstream: the head of
@@ -186,31 +184,52 @@ class PromptCache:
             events.CacheSearchBegun(slot=swap.slot, f_keep=shown(best_keep), f_sim=shown(best_sim))
         )
         best: Entry | None = None
-        for entry in self.alike(prompt) if swap.brief else self.entries:
+        waiting = self._waiting(prompt, lcp, swap)
+        while (entry := next(waiting, None)) is not None:
             lcp = swap.common(entry, prompt)
-            if swap.brief and 5 * lcp < entry.n_tokens and swap.drop(entry):
-                continue  # less than a quarter, however the ratio is rounded
             keep, sim = ratio(lcp, entry.n_tokens), ratio(lcp, len(prompt))
             ratios = {"f_keep": shown(keep), "f_sim": shown(sim)}
-            swap.emit(
-                events.CacheEntryCompared(
-                    slot=swap.slot,
-                    n_tokens=entry.n_tokens,
-                    lcp=lcp,
-                    f_keep=ratios["f_keep"],
-                    f_sim=ratios["f_sim"],
+            if not swap.brief:
+                swap.emit(
+                    events.CacheEntryCompared(
+                        slot=swap.slot,
+                        n_tokens=entry.n_tokens,
+                        lcp=lcp,
+                        f_keep=ratios["f_keep"],
+                        f_sim=ratios["f_sim"],
+                    )
                 )
-            )
             if keep < QUARTER:
                 swap.rule_out(entry, causes.CACHE_KEEP, f_keep=ratios["f_keep"], below=0.25)
             elif self._beats(keep, sim, best_keep, best_sim):
                 if best is not None:
                     swap.rule_out(best, causes.CACHE_BETTER_ENTRY, **ratios)
                 best, best_keep, best_sim = entry, keep, sim
+                if swap.brief:
+                    waiting = self._waiting(prompt, lcp, swap, entry)
             else:
                 bests = {"best_keep": shown(best_keep), "best_sim": shown(best_sim)}
                 swap.rule_out(entry, causes.CACHE_NOT_BETTER, **ratios, **bests)
         return best
+
+    def _waiting(
+        self, prompt: Sequence[Token], lcp: Count, swap: Swap, last: Entry | None = None
+    ) -> Iterator[Entry]:
+        """All entries; in brief those after the last one that can change the outcome.
+
+        Upstream: the loop of `load`. Those share more tokens than the slot or the best entry so
+        far. Where less than a quarter of one is kept, only the last of the best has a cause.
+        """
+        candidates = swap.candidates
+        if not swap.brief or candidates is None:
+            yield from self.entries
+            return
+        more = (entries for count, entries in self._beginnings.shared(prompt) if count > lcp)
+        for entry in next(more, {}):
+            if last is not None and entry.number <= last.number:
+                continue
+            if 5 * candidates.common(entry) >= entry.n_tokens or not candidates.drop(entry):
+                yield entry
 
     def _beats(self, keep: Float32, sim: Float32, best_keep: Float32, best_sim: Float32) -> bool:
         if self.rules.best_by_reuse:

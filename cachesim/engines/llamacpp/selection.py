@@ -73,6 +73,8 @@ def prompt_load(
     False if a blob did not load: the entry stays, and the slot's memory is already empty.
     """
     entry = cache.find(slot.prompt.tokens, prompt, swap)
+    if swap.brief and swap.candidates is not None:
+        swap.candidates.keep(slot, entry)
     if entry is None:
         return True
     state = entry.state
@@ -187,23 +189,26 @@ class Choice:
 
 def candidates_of(server: ServerContext, task: Task) -> Candidates:
     """The number of tokens that each slot and entry shares with a new prompt."""
-    common: dict[object, tuple[str, Count]] = {}
-    for slot in server.slots:
-        common[slot] = (f"slot {slot.id}", get_common_prefix(slot.prompt.tokens, task.tokens))
-    first = task.tokens[0] if task.tokens else None
-    for index, entry in enumerate(server.cache.entries if server.cache else ()):
-        if entry.first == first:  # others have nothing in common
-            name = f"prompt cache entry {index}"
-            common[entry] = (name, get_common_prefix(entry.tokens, task.tokens))
-    ended = server.ended
-    if ended is None:
-        return Candidates(common)
-    name = f"what {ended.model} held before it was unloaded"
-    for index, tokens in enumerate(ended.held):
-        common[index] = (name, get_common_prefix(tokens, task.tokens))
-    candidates = Candidates(common)
-    for index in range(len(ended.held)):
-        candidates.rule_out(index, causes.MODEL_UNLOADED, model=ended.model, asked=ended.asked)
+    ended, cache = server.ended, server.cache
+    common: dict[object, Count] = {
+        slot: get_common_prefix(slot.prompt.tokens, task.tokens) for slot in server.slots
+    }
+    if cache is not None:
+        common.update(cache.common(task.tokens).items())
+    for index, tokens in enumerate(() if ended is None else ended.held):
+        common[index] = get_common_prefix(tokens, task.tokens)
+
+    def name(holder: Slot | Entry | int) -> str:
+        if isinstance(holder, Slot):
+            return f"slot {holder.id}"
+        if isinstance(holder, Entry) and cache is not None:
+            return f"prompt cache entry {cache.entries.index(holder)}"
+        return f"what {ended.model if ended else None} held before it was unloaded"
+
+    candidates = Candidates(common, name)
+    if ended is not None:
+        for index in range(len(ended.held)):
+            candidates.rule_out(index, causes.MODEL_UNLOADED, model=ended.model, asked=ended.asked)
     return candidates
 
 

@@ -42,14 +42,11 @@ def named(name: str) -> Cause:
 
 
 def test_a_race_ends_with_the_losses_of_those_that_were_best() -> None:
-    one, other, third = object(), object(), object()
-    candidates = Candidates(
-        {one: ("one", Count(5)), other: ("other", Count(9)), third: ("third", Count(2))}
-    )
-    assert (candidates.ledger.equal, candidates.ledger.equal_with) == (9, "other")
-    candidates.rule_out(third, named("never the best"))
-    candidates.rule_out(other, named("too old"))
-    candidates.settle_on(one, named("unseen"))
+    candidates = Candidates({"one": Count(5), "other": Count(9), "third": Count(2)}, str.upper)
+    assert (candidates.ledger.equal, candidates.ledger.equal_with) == (9, "OTHER")
+    candidates.rule_out("third", named("never the best"))
+    candidates.rule_out("other", named("too old"))
+    candidates.settle_on("one", named("unseen"))
     assert [(loss.rule, loss.before, loss.after) for loss in candidates.ledger.losses] == [
         ("too old", 9, 5)
     ]
