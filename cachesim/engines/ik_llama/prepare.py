@@ -21,6 +21,7 @@ from cachesim.engines.ik_llama.slot import (
     Slot,
     TextOf,
     common_prefix,
+    dice,
     discard,
     kept_fraction,
     similarity,
@@ -117,22 +118,28 @@ class Selection:
         score = np.float32(0)
         if slot.cached_prompt.tokens:
             score = self._cache.similarity(slot.cached_prompt, prompt)
-        best, best_prefix = -1, 0
-        for index, entry in enumerate(self._cache.entries):
-            if not self._admitted(entry, prompt):
+        best: PromptEntry | None = None
+        best_prefix = 0
+        for entry, equal in self._cache.compared(prompt):
+            if equal:
+                prefix, whole, length = equal, equal, len(entry.tokens)
+                candidate = dice(equal, length + len(prompt))
+            else:
+                prefix = self._cache.match(entry, prompt).left
+                whole = common_prefix(entry.tokens, prompt, self._cache.text_of).left
+                length = len(self._cache.stripped(entry.tokens))
+                candidate = self._cache.similarity(entry, prompt)
+            if not self._admitted(entry, prefix, length, whole):
                 continue
-            candidate = self._cache.similarity(entry, prompt)
-            prefix = self._cache.match(entry, prompt).left
-            longer = self._rules.ram_ties_to_longer_prefix and best >= 0
+            longer = self._rules.ram_ties_to_longer_prefix and best is not None
             if candidate > score or (longer and candidate == score and prefix > best_prefix):
-                best, score, best_prefix = index, candidate, prefix
+                best, score, best_prefix = entry, candidate, prefix
         if self._cache.tags is None and not self._rules.clones_token_lists:
             # The scan emptied every list, also the slot's and the best entry's (an oddity).
-            for entry in self._cache.entries:
-                entry.tokens = []
+            self._cache.empty_lists()
             slot.list_moved_out = bool(slot.cached_prompt.tokens)
             slot.cached_prompt.tokens = []
-        if best >= 0:
+        if best is not None:
             self._take(slot, best, score)
         for entry in self._cache.update():
             self._record.append(events.PromptEvicted(n_tokens=len(entry.tokens), size=entry.size))
@@ -168,7 +175,7 @@ class Selection:
             pos_min=self._primary.cells.seq_pos_min(seq),
             length=Count(len(prompt.tokens)),
         )
-        self._cache.entries.append(entry)
+        self._cache.add(entry)
         self._record.append(
             events.PromptSaved(
                 slot=slot.id,
@@ -178,9 +185,9 @@ class Selection:
             )
         )
 
-    def _admitted(self, entry: PromptEntry, prompt: Tokens) -> bool:
-        rules, match = self._rules, self._cache.match(entry, prompt).left
-        length = len(self._cache.stripped(entry.tokens))
+    def _admitted(self, entry: PromptEntry, match: int, length: int, whole: int) -> bool:
+        """By the match and the length without reasoning, and the whole match with it."""
+        rules = self._rules
         floor = np.float32(self._options.cache_ram_similarity)
         if rules.ram_floor and (length == 0 or np.float32(match) / np.float32(length) < floor):
             return False
@@ -188,20 +195,19 @@ class Selection:
             return False
         if rules.ram_reuse_n_min and match < self._options.cache_ram_reuse_n_min:
             return False
-        prefix = common_prefix(entry.tokens, prompt, self._cache.text_of).left
-        rewindable = entry.pos_min <= prefix or any(
-            checkpoint.pos_max <= prefix for checkpoint in entry.checkpoints
+        rewindable = entry.pos_min <= whole or any(
+            checkpoint.pos_max <= whole for checkpoint in entry.checkpoints
         )
         return rewindable or not rules.ram_rewindable_only
 
-    def _take(self, slot: Slot, index: int, score: np.float32) -> None:
-        entry = self._cache.entries[index]
+    def _take(self, slot: Slot, entry: PromptEntry, score: np.float32) -> None:
+        index = self._cache.entries.index(entry)
         if not self._primary.restore(SeqId(slot.id), entry.state):
             self._record.append(
                 events.PromptLoadFailed(slot=slot.id, entry=index, n_tokens=entry.length)
             )
             return
-        del self._cache.entries[index]
+        self._cache.remove(entry)
         slot.cached_prompt = CachedPrompt(
             tokens=entry.tokens,
             n_kept_prompt=entry.n_kept_prompt,

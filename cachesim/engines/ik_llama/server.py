@@ -339,11 +339,14 @@ class IkLlama(Engine):
         """Choose a slot and launch (`process_single_task`)."""
         best, where = Count(0), "nothing"
         held = [(f"slot {slot.id}", slot.cache_tokens) for slot in self.slots]
-        held += [(f"prompt cache entry {i}", e.tokens) for i, e in enumerate(self.cache.entries)]
         for name, tokens in held:
             equal = get_common_prefix(tokens, request.prompt)
             if equal > best:
                 best, where = equal, name
+        common = self.cache.common(request.prompt)
+        entry = max(common, key=common.__getitem__, default=None)
+        if entry is not None and common[entry] > best:
+            best, where = common[entry], f"prompt cache entry {self.cache.entries.index(entry)}"
         ledger = Ledger(best, where)
         if request.slot >= 0:
             named = self.slots[request.slot % len(self.slots)]

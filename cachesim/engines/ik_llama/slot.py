@@ -2,7 +2,7 @@
 
 import math
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import cache
@@ -13,6 +13,7 @@ import numpy as np
 
 from cachesim.engines import slot_file
 from cachesim.engines.base import Reply, Request, Ticket
+from cachesim.engines.beginnings import Beginnings
 from cachesim.engines.causes import Ledger
 from cachesim.engines.chat import BYTES, FIRST_BYTE, ByteTokenizer
 from cachesim.engines.ik_llama.context import Checkpoint, SequenceState
@@ -118,11 +119,12 @@ def discard(tokens: Sequence[Token], keep: int, count: int) -> Sequence[Token]:
 
 def similarity(left: Sequence[Token], right: Sequence[Token], text_of: TextOf) -> np.float32:
     """The Dice ratio of two lists, from the right-hand count (`get_tokens_similarity`)."""
-    total = len(left) + len(right)
-    if total == 0:
-        return np.float32(0)
-    shared = common_prefix(left, right, text_of).right
-    return np.float32(2 * shared) / np.float32(total)
+    return dice(common_prefix(left, right, text_of).right, len(left) + len(right))
+
+
+def dice(shared: int, total: int) -> np.float32:
+    """Twice the shared tokens by those of both lists."""
+    return np.float32(2 * shared) / np.float32(total) if total else np.float32(0)
 
 
 def kept_fraction(entry: Sequence[Token], prompt: Sequence[Token], text_of: TextOf) -> np.float32:
@@ -348,7 +350,7 @@ class Slot:
         )
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True, eq=False, kw_only=True)
 class PromptEntry:
     """A prompt-cache entry: a conversation's full state and a copy of its checkpoint list."""
 
@@ -360,11 +362,11 @@ class PromptEntry:
     state: SequenceState
     pos_min: Pos
     length: Count  # number of tokens when saved; a lookup may empty the list (an oddity)
+    number: int = 0  # of all that were saved
+    size: int = field(init=False)  # bytes of the state and all checkpoints
 
-    @property
-    def size(self) -> int:
-        """Bytes of the state and all checkpoints."""
-        return self.state.size + sum(checkpoint.size for checkpoint in self.checkpoints)
+    def __post_init__(self) -> None:
+        self.size = self.state.size + sum(checkpoint.size for checkpoint in self.checkpoints)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -375,24 +377,72 @@ class PromptCache:
     text_of: TextOf
     tags: tuple[str, str] | None
     entries: list[PromptEntry] = field(default_factory=list)
+    size: int = 0  # bytes of all entries
+    _saved: int = 0
+    _beginnings: Beginnings[PromptEntry] = field(default_factory=Beginnings)
+    _by_text: dict[PromptEntry, None] = field(default_factory=dict)  # tokens do not decide alone
 
-    @property
-    def size(self) -> int:
-        """Bytes of all entries."""
-        return sum(entry.size for entry in self.entries)
+    def add(self, entry: PromptEntry) -> None:
+        """Append an entry, as the newest."""
+        self._saved += 1
+        entry.number = self._saved
+        self.entries.append(entry)
+        self.size += entry.size
+        self._beginnings.add(entry)
+        if entry.n_discarded_prompt or not self._plain(entry.tokens):
+            self._by_text[entry] = None
+
+    def remove(self, entry: PromptEntry) -> None:
+        """Take an entry out."""
+        self.entries.remove(entry)
+        self.size -= entry.size
+        self._beginnings.remove(entry)
+        self._by_text.pop(entry, None)
+
+    def empty_lists(self) -> None:
+        """Empty the token lists of all entries."""
+        self._beginnings = Beginnings()
+        for entry in self.entries:
+            entry.tokens = []
+            self._beginnings.add(entry)
+            self._by_text[entry] = None
+
+    def _plain(self, tokens: Sequence[Token]) -> bool:
+        """True if texts match where tokens do: those of unknown tokens are numerals, none of which
+        begins with another one.
+        """
+        tags = self.tags is not None and {*self.tags[0]} <= NUMERALS
+        return bool(tokens) and not tags and _all_unknown(tokens)
+
+    def common(self, tokens: Sequence[Token]) -> dict[PromptEntry, Count]:
+        """The entries with equal tokens at the beginning, and how many, oldest first."""
+        found: dict[PromptEntry, Count] = {}
+        for count, entries in self._beginnings.shared(tokens)[1:]:
+            found.update(dict.fromkeys(entries, count))
+        return found
+
+    def compared(self, tokens: Sequence[Token]) -> Iterator[tuple[PromptEntry, Count | None]]:
+        """The entries that may match, oldest first, and the match where it is one of tokens."""
+        if not self._plain(tokens):
+            yield from [(entry, None) for entry in self.entries]
+            return
+        found: dict[PromptEntry, Count | None] = {**self.common(tokens)}
+        if self._by_text:
+            found.update(dict.fromkeys(self._by_text))
+            found = {each: found[each] for each in sorted(found, key=lambda each: each.number)}
+        yield from found.items()
 
     def room_for(self, prompt: CachedPrompt) -> bool:
         """Drop entries that the new one contains; False if an entry contains it (`alloc`)."""
         tokens = discard(prompt.tokens, prompt.n_kept_prompt, prompt.n_discarded_prompt)
-        kept: list[PromptEntry] = []
-        for index, entry in enumerate(self.entries):
-            match = common_prefix(entry.tokens, tokens, self.text_of)
+        for entry, equal in self.compared(tokens):
+            match = (
+                Match(equal, equal) if equal else common_prefix(entry.tokens, tokens, self.text_of)
+            )
             if match.right == len(tokens):
-                self.entries = [*kept, *self.entries[index:]]
                 return False
-            if match.left != len(entry.tokens):
-                kept.append(entry)
-        self.entries = kept
+            if match.left == len(entry.tokens):
+                self.remove(entry)
         return True
 
     def match(self, entry: PromptEntry, prompt: Sequence[Token]) -> Match:
@@ -412,7 +462,8 @@ class PromptCache:
         """Drop and return the oldest entries while several exceed the limit."""
         dropped: list[PromptEntry] = []
         while self.limit is not None and len(self.entries) > 1 and self.size > self.limit:
-            dropped.append(self.entries.pop(0))
+            dropped.append(self.entries[0])
+            self.remove(self.entries[0])
         return dropped
 
 
