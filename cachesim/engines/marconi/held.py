@@ -21,7 +21,7 @@ from cachesim.model.arithmetic import Network, Place
 def held(tree: Tree, network: Network) -> Held:
     """The tokens of every node, and the state at its end."""
     marks = Marks.of(network)
-    nodes = [(node, node.depth()) for node in tree.all() if node.content is not None]
+    nodes = [(node, node.end) for node in tree.all() if node.content is not None]
     places = {shape.place for shape in network.shapes}
     cells = [_cells(place, nodes, marks) for place in ("attention", "window") if place in places]
     layer = marks.layers.get("recurrent")

@@ -219,9 +219,9 @@ class Marconi(SerialEngine[Rules, MarconiOptions]):
         leaf, branch = self.tree.insert(asked, tokens, int(job.ticket))
         if branch is not None:
             self._fill_branch(branch, states)
-            self._emit(events.BranchSaved(task=int(job.ticket), tokens=Count(branch.depth())))
+            self._emit(events.BranchSaved(task=int(job.ticket), tokens=Count(branch.end)))
         if leaf.content is None and leaf is not self.tree.root:
-            end = leaf.depth()
+            end = leaf.end
             start = end - len(leaf.key)
             leaf.content = memory.content(start, end, states.get(end) or memory.saved())
             self._emit(events.SequenceKept(task=int(job.ticket), tokens=Count(end)))
@@ -233,7 +233,7 @@ class Marconi(SerialEngine[Rules, MarconiOptions]):
         pass.
         """
         [lower] = [node for node in branch.children.values() if node.content is not None][:1]
-        end = branch.depth()
+        end = branch.end
         whole: Content = lower.content
         upper, lower.content = whole.parted(len(branch.key))
         upper.state = states[end] if end in states else self._second_pass(branch)
@@ -270,14 +270,14 @@ class Marconi(SerialEngine[Rules, MarconiOptions]):
 
     def _deleted(self, node: Node) -> None:
         own = Count(len(node.key))
-        self._emit(events.NodeEvicted(tokens=Count(node.depth()), own=own))
+        self._emit(events.NodeEvicted(tokens=Count(node.end), own=own))
 
     def _merged(self, node: Node) -> None:
         """Prepend an inner node's keys to its child's before the merge."""
         [child] = node.children.values()
         if node.content is not None and child.content is not None:
             child.content = node.content.before(child.content)
-        self._emit(events.StateEvicted(tokens=Count(node.depth())))
+        self._emit(events.StateEvicted(tokens=Count(node.end)))
 
     # -- inspection --------------------------------------------------------------------------------
 
@@ -285,7 +285,7 @@ class Marconi(SerialEngine[Rules, MarconiOptions]):
         return {
             "slots": [],
             "prompt_cache": [],
-            "nodes": [{"n_tokens": node.depth(), "own": len(node.key)} for node in self.tree.all()],
+            "nodes": [{"n_tokens": node.end, "own": len(node.key)} for node in self.tree.all()],
             "bytes": self.tree.size,
             "weight": self.tree.weight,
         }

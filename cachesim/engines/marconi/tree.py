@@ -86,6 +86,8 @@ class Node:
     content: Any = None
     by: int = -1
     number: int = 0
+    end: int = 0  # tokens from the root to the node's end
+    place: int = -1  # among the nodes that may be evicted
 
     def __lt__(self, other: "Node") -> bool:
         return self.last_access < other.last_access
@@ -99,9 +101,20 @@ class Node:
             node = node.parent
         return found[::-1]
 
-    def depth(self) -> int:
-        """Number of tokens from the root to the node's end."""
-        return sum(len(node.key) for node in self.path())
+    def last(self) -> "Node":
+        """The last node below, depth first."""
+        node = self
+        while node.children:
+            node = next(reversed(node.children.values()))
+        return node
+
+    def order(self) -> list[int]:
+        """What sorts nodes depth first: the places of the nodes on the path among others."""
+        found, node = [], self
+        while node.parent is not None:
+            found.append(list(node.parent.children).index(node.key[0]))
+            node = node.parent
+        return found[::-1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +146,9 @@ class Tree:
         self.policy = options.policy
         self.weight = options.eff_weight
         self._worth: dict[tuple[int, int], float] = {}
+        # Nodes with at most one child, as the weighed policies compare them all for each eviction.
+        self._candidates: list[Node] = []
+        self._numbers = np.zeros((2, 64))  # worth and last access of each
         self.hits: list[tuple[int, int]] = []  # requested tokens, reused tokens
         self.window: list[tuple[Tokens, Tokens]] = []  # requests that the weight is tuned on
         self.bootstrap: int | None = None
@@ -179,6 +195,7 @@ class Tree:
             node = child
         if self.policy != "lru" and nodes:
             nodes[-1].last_access = self.time
+            self._weigh(nodes[-1])
         return Match(tuple(nodes), agreed, sum(len(each.key) for each in nodes))
 
     # -- insert ------------------------------------------------------------------------------------
@@ -214,6 +231,8 @@ class Tree:
             if child is None:
                 leaf = self._new(rest, node, by)
                 node.children[rest[0]] = leaf
+                self._weigh(leaf)
+                self._weigh(node)
                 self.nodes += 1
                 self.tokens += len(rest)
                 return leaf, branch
@@ -224,7 +243,8 @@ class Tree:
 
     def _new(self, key: Tokens, parent: Node | None, by: int) -> Node:
         self.made += 1
-        return Node(key, parent, last_access=self.time, by=by, number=self.made)
+        end = len(key) + (parent.end if parent is not None else 0)
+        return Node(key, parent, last_access=self.time, by=by, number=self.made, end=end)
 
     def _divide(self, child: Node, length: int, by: int) -> Node:
         upper = self._new(child.key[:length], child.parent, by)
@@ -232,6 +252,8 @@ class Tree:
         if child.parent is not None:
             child.parent.children[child.key[0]] = upper
         child.parent, child.key = upper, child.key[length:]
+        self._weigh(upper)
+        self._weigh(child)
         self.nodes += 1
         return upper
 
@@ -290,12 +312,7 @@ class Tree:
             # may evict more or less than `wanted`.
             freed = 0
             while freed < wanted and self.nodes:
-                ends = [(node, end) for node, end in self.ends() if len(node.children) < 2]
-                candidates = [node for node, _ in ends]
-                worth = normalised(np.array([self.worth(end, len(node.key)) for node, end in ends]))
-                used = np.array([node.last_access for node in candidates])
-                scores = self.weight * worth + normalised(1 / (self.time - used))
-                node = candidates[int(scores.argmin())]
+                node, last = self._least_worth(), self.root.last()
                 freed += self.costs.state_bytes()
                 if node.children:
                     if self.on_merged is not None:
@@ -306,25 +323,51 @@ class Tree:
                     child.last_access = max(node.last_access, child.last_access)
                     if node.parent is not None:
                         node.parent.children[child.key[0]] = child
+                    self._leave_out(node)
+                    self._weigh(child)
                     self.nodes -= 1
                     continue
-                counted = candidates[-1] if self.rules.bytes_of_last_candidate else node
+                counted = last if self.rules.bytes_of_last_candidate else node
                 freed += self.costs.keys_bytes(len(counted.key))
                 self._delete(node)
 
+    def _least_worth(self) -> Node:
+        """The candidate with the lowest score, the first of equals (`evict_v2`)."""
+        worth, used = self._numbers[:, : len(self._candidates)]
+        scores = self.weight * normalised(worth) + normalised(1 / (self.time - used))
+        equal = [self._candidates[at] for at in np.flatnonzero(scores == scores.min())]
+        return equal[0] if len(equal) == 1 else min(equal, key=Node.order)
+
+    def _weigh(self, node: Node) -> None:
+        """Note a node that may be evicted, as it is now."""
+        if self.policy == "lru" or node is self.root:
+            return
+        if len(node.children) > 1:
+            self._leave_out(node)
+            return
+        if node.place < 0:
+            node.place = len(self._candidates)
+            self._candidates.append(node)
+            if node.place == self._numbers.shape[1]:
+                self._numbers = np.concatenate((self._numbers, self._numbers), axis=1)
+        self._numbers[:, node.place] = self.worth(node.end, len(node.key)), node.last_access
+
+    def _leave_out(self, node: Node) -> None:
+        """Take a node out of those that may be evicted; the last one takes its place."""
+        last = self._candidates.pop() if node.place >= 0 else node
+        if last is not node:
+            self._candidates[node.place] = last
+            self._numbers[:, node.place] = self._numbers[:, last.place]
+            last.place = node.place
+        node.place = -1
+
     def all(self) -> Iterator[Node]:
         """All nodes but the root, depth first."""
-        return (node for node, _ in self.ends())
-
-    def ends(self) -> Iterator[tuple[Node, int]]:
-        """The same, each with its depth."""
-        stack = [(node, len(node.key)) for node in reversed(self.root.children.values())]
+        stack = [*reversed(self.root.children.values())]
         while stack:
-            node, end = stack.pop()
-            yield node, end
-            if node.children:
-                below = reversed(node.children.values())
-                stack.extend([(each, end + len(each.key)) for each in below])
+            node = stack.pop()
+            yield node
+            stack.extend(reversed(node.children.values()))
 
     def worth(self, whole: int, own: int) -> float:
         """FLOPs that a node of `own` tokens saves beyond its parent, per byte of its prefix.
@@ -349,6 +392,8 @@ class Tree:
     def _delete(self, node: Node) -> None:
         if node.parent is not None:
             del node.parent.children[node.key[0]]
+            self._weigh(node.parent)
+        self._leave_out(node)
         self.nodes -= 1
         self.tokens -= len(node.key)
         if self.on_deleted is not None:

@@ -65,7 +65,7 @@ def test_an_inner_node_loses_its_state_and_not_its_tokens() -> None:
     tree.insert(short, short)
     tree.insert(long, long)
     merged: list[int] = []
-    tree.on_merged = lambda node: merged.append(node.depth())
+    tree.on_merged = lambda node: merged.append(node.end)
 
     tree.evict(1)
 
