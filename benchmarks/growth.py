@@ -148,9 +148,9 @@ def table(axis: str, found: Sequence[Row]) -> Table:
 
 ENGINES: Final = (
     "llama.cpp@b11549", "ik_llama.cpp@8337e4cd3", "llama-cpp-python@0.3.36", "mlx-lm@0.32.2",
-    "vllm@0.33.0", "sglang@0.5.23", "transformers@5.24.0",
+    "vllm@0.33.0", "sglang@0.5.23", "transformers@5.24.0", "marconi@paper",
 )  # fmt: skip
-"""Servers that replay a made trace. Marconi tunes a weight once it is full, on 21 replays."""
+"""Servers that replay a made trace."""
 
 FEW, MANY, MOST = 1_000, 4_000, 5.0
 """Requests of a made trace, and by how much more time those many may take than the few."""
