@@ -4,6 +4,7 @@ A pattern that goes on without a bound and then fails is tried again at each cha
 70,000 characters is read 70,000 times. Each part of each pattern is pumped here.
 """
 
+import ast
 import re
 import time
 from collections.abc import Iterator
@@ -17,12 +18,12 @@ from typing import Any
 import pytest
 
 import cachesim
-from cachesim.lab.logs import from_report
+from cachesim.lab.logs import from_report, settings
 
 SHORT, LONG = 1_000, 16_000
 """Characters of a text: 16 times as many may take 16 times as long, never 256 times."""
 
-ENOUGH = 0.04
+ENOUGH = 0.01
 """Seconds of processor time below which nothing is measured; a linear pattern takes 0.5 ms."""
 
 REPEATS = (kinds.MAX_REPEAT, kinds.MIN_REPEAT, kinds.POSSESSIVE_REPEAT)
@@ -146,17 +147,49 @@ def patterns() -> Iterator[Any]:
                     yield pytest.param(
                         re.compile(shape, re.IGNORECASE), True, id=f"from_report.{name}[{at}]"
                     )
+    for kind, shape in settings.ARCHITECTURES:
+        yield pytest.param(re.compile(shape), True, id=f"settings.ARCHITECTURES[{kind}]")
 
 
-@pytest.mark.parametrize(("pattern", "searched"), list(patterns()))
+def inline() -> Iterator[Any]:
+    """The patterns that are written where they are used; what is put into one is a letter."""
+    for path in sorted(Path(cachesim.__path__[0]).rglob("*.py")):
+        module = ".".join(
+            ("cachesim", *path.relative_to(cachesim.__path__[0]).with_suffix("").parts)
+        )
+        if module.startswith(LEFT_OUT):
+            continue
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            match node:
+                case ast.Call(
+                    func=ast.Attribute(value=ast.Name(id="re"), attr=name),
+                    args=[ast.Constant() | ast.JoinedStr() as shape, *_],
+                ) if name not in {"escape", "compile"}:
+                    parts = shape.values if isinstance(shape, ast.JoinedStr) else [shape]
+                    text = "".join(
+                        each.value if isinstance(each, ast.Constant) else "x" for each in parts
+                    )
+                    searched = name not in {"match", "fullmatch"}
+                    yield pytest.param(re.compile(text), searched, id=f"{module}:{node.lineno}")
+
+
+@pytest.mark.parametrize(("pattern", "searched"), [*patterns(), *inline()])
 def test_a_pattern_takes_a_time_that_grows_with_the_text_alone(
     pattern: re.Pattern[Any], *, searched: bool
 ) -> None:
     for short, long in zip(texts(pattern, SHORT), texts(pattern, LONG), strict=True):
-        taken = seconds(pattern, long, searched=searched)
-        if taken > ENOUGH:
-            least = min(seconds(pattern, short, searched=searched) for _ in range(3))
+        if seconds(pattern, long, searched=searched) > ENOUGH:
+            taken, least = (
+                min(seconds(pattern, text, searched=searched) for _ in range(3))
+                for text in (long, short)
+            )
             assert taken < 64 * max(1e-4, least)
+
+
+def test_patterns_that_are_written_where_they_are_used_are_among_them() -> None:
+    modules = {each.id.partition(":")[0] for each in inline()}
+
+    assert {"cachesim.lab.logs.from_report", "cachesim.lab.probe.target"} <= modules
 
 
 @pytest.mark.parametrize("shape", [r"\w+;", r"[^\n]*\bserver\b"])

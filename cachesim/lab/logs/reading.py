@@ -218,7 +218,7 @@ SERVER_PATTERNS: Final = (
     _pattern(
         "slot-kept",
         "======== Prompt cache: cache size",
-        rf"cache size: (?P<held>\d+),.* f_keep: (?P<keep>{_R})",
+        rf"cache size: (?P<held>\d+),.{{0,400}} f_keep: (?P<keep>{_R})",
     ),
     _pattern(
         "progress-of-one", "Prompt processing progress: ", r"progress: (?P<done>\d+)/(?P<whole>\d+)"
@@ -227,7 +227,7 @@ SERVER_PATTERNS: Final = (
     _pattern(
         "lookup",
         'msg="cache ',
-        r'"cache (?:hit|miss)".* total=(?P<n_tokens>\d+) matched=(?P<matched>\d+) '
+        r'"cache (?:hit|miss)".{0,400} total=(?P<n_tokens>\d+) matched=(?P<matched>\d+) '
         r"cached=(?P<cached>\d+) left=(?P<left>\d+)",
     ),
     _pattern(
@@ -328,7 +328,7 @@ FACTS: Final = tuple(
         ("command", "llama-server", r"(?P<value>\S*llama-server(?:\.exe)?\s+-.*)"),
         ("slots", "n_slots", r"n_slots ?= ?(?P<value>\d+)"),
         ("commit", "build info |", r"commit=\"?(?P<value>[0-9a-f]{7,40})"),
-        ("n_ctx_slot", "n_ctx_slot", r"initializing.*n_ctx_slot = (?P<value>\d+)"),
+        ("n_ctx_slot", "n_ctx_slot", r"initializing.{0,400}n_ctx_slot = (?P<value>\d+)"),
         ("kv_unified", "kv_unified", r"kv_unified\s+= '?(?P<value>true|false)"),
         ("model-file", "loaded meta data with", r"tensors from (?P<value>.{1,500}) \(version"),
         ("swa-cells", "creating     SWA KV cache", r"size = (?P<value>\d+) cells"),
