@@ -1,8 +1,9 @@
 """A file that `check --emit` writes fails until its defect is fixed."""
 
-from collections.abc import Iterator
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import Any, Final, get_args
 
 import numpy as np
@@ -21,11 +22,11 @@ from cachesim.errors import ContractError, UpstreamAbort
 from cachesim.model.arithmetic import ArithmeticName
 from cachesim.play import findings, loop, run
 from cachesim.play import session as sessions
-from cachesim.play.findings import Finding
+from cachesim.play.findings import Finding, play
 from cachesim.play.result import Run
 from cachesim.scenario.files import loads, to_toml
 from cachesim.scenario.format import Kind
-from cachesim.testing.search import search
+from cachesim.testing.search import Numbered, search, workloads
 from cachesim.testing.workloads import Shape
 from cachesim.typed import there_is
 from cachesim.units import Count
@@ -162,13 +163,20 @@ def _short_turns(monkeypatch: Patch) -> Iterator[None]:
     del FAMILIES[FAKE.name]
 
 
-def _shown(planted: Planted, examples: int) -> tuple[Finding, Run, Run]:
-    """What a search finds; a run of the file that it writes with the defect, and one without."""
-    broken = Profile.parse(planted.profile)
+@contextmanager
+def _there(planted: Planted) -> Iterator[Profile]:
+    """With the defect in place."""
     with ExitStack() as stack:
         for each in planted.swaps:
             stack.enter_context(each.on())
-        only = "leak" if planted.kind == "leak" else None
+        yield Profile.parse(planted.profile)
+
+
+def _shown(
+    planted: Planted, examples: int | None = None, among: Sequence[Numbered] | None = None
+) -> tuple[Finding, Run, Run]:
+    """What a search finds; a run of the file that it writes with the defect, and one without."""
+    with _there(planted) as broken:
         report = search(
             broken,
             planted.model,
@@ -176,12 +184,28 @@ def _shown(planted: Planted, examples: int) -> tuple[Finding, Run, Run]:
             seed=planted.seed,
             arithmetic=planted.arithmetic,
             shape=planted.shape,
-            only=only,
+            among=among,
+            only="leak" if planted.kind == "leak" else None,
         )
         example = there_is(report.counterexample)
         file = loads(to_toml(example.scenario).encode(), name="emitted")
         with_it = run(file, broken)
-    return example.finding, with_it, run(file, Profile.parse(planted.fixed or planted.profile))
+    return example.finding, with_it, run(file, _fixed(planted))
+
+
+def _fixed(planted: Planted) -> Profile:
+    return Profile.parse(planted.fixed or planted.profile)
+
+
+def _failing(planted: Planted, examples: int) -> Numbered:
+    """The first workload that fails with the defect alone: a release may have others, too."""
+    drawn = workloads(Profile.parse(planted.profile), planted.model, shape=planted.shape)
+    for number, scenario in enumerate(islice(drawn, examples)):
+        with _there(planted) as broken:
+            fails = play(scenario, broken).finding is not None
+        if fails and play(scenario, _fixed(planted)).finding is None:
+            return number, scenario
+    raise ContractError(f"no workload of {examples} fails")
 
 
 @pytest.mark.parametrize(
@@ -218,7 +242,7 @@ def test_the_file_of_a_mutant_fails_until_it_is_taken_back(mutant: Mutant) -> No
         swaps=mutant.swaps,
         shape=Shape(**mutant.shape),
     )
-    _, with_it, without = _shown(planted, examples=mutant.patience)
+    _, with_it, without = _shown(planted, among=[_failing(planted, mutant.patience)])
 
     assert not with_it.as_expected
     assert () == without.mismatches

@@ -45,10 +45,10 @@ DRAWN: Final = 6
 """Workloads of each model."""
 
 ARITHMETICS: Final[tuple[ArithmeticName, ...]] = ("float", "ring")
-SECONDS: Final = 15.0
+SECONDS: Final = 5.0
 """Processor seconds of the searches for one mutant."""
 
-MOST: Final = 4
+MOST: Final = 8
 """Findings of one mutant, each of another workload."""
 
 
