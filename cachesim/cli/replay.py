@@ -25,7 +25,7 @@ from cachesim.lab.traces.fleet.fleet import ROUTERS, Fleet
 from cachesim.lab.traces.fleet.serving import record_events
 from cachesim.lab.traces.playing import check, play
 from cachesim.lab.traces.reading import Clock
-from cachesim.lab.traces.replay import BOUND, Cell, Measured, Seams, row_of
+from cachesim.lab.traces.replay import BOUND, Cell, Measured, Seams, require_answers, row_of
 from cachesim.lab.traces.slices import states_at
 from cachesim.lab.traces.source import Source
 from cachesim.lab.traces.sweep import count_parts, open_store, play_cells
@@ -216,6 +216,8 @@ def replay(
         row["verified"] = asdict(each)
     print_report(parts, found, format=format, indent=2)
     whole = not any(row["ended"] for row in found)
+    if whole:
+        require_answers(found)
     return AS_EXPECTED if whole and all(each.right for each in held) else NOT_AS_EXPECTED
 
 

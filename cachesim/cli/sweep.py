@@ -15,7 +15,7 @@ from cachesim.cli.outputs import output_at, page_at, print_report, progress, wri
 from cachesim.errors import InputError
 from cachesim.files import PARQUET, TABLE, Output
 from cachesim.lab.traces.plan import read_plan
-from cachesim.lab.traces.replay import row_of
+from cachesim.lab.traces.replay import require_answers, row_of
 from cachesim.lab.traces.slices import states_at
 from cachesim.lab.traces.sweep import Workers, count_parts, flat, open_store, play_cells
 from cachesim.report.consoles import notes, show
@@ -73,6 +73,7 @@ def sweep_command(
         write_parquet(columns, found)
     write_page(page, plan.name, parts)
     show(notes(), Text(f"results: {path}"))
+    require_answers(found)
     return AS_EXPECTED
 
 

@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from cachesim.cli.main import main
+from cachesim.cli import UNTESTED
+from cachesim.cli.main import main, report_error
+from cachesim.errors import UntestedError
 from cachesim.lab.real.environment import EnvironmentUnavailableError
 from cachesim.lab.real.playing import console, not_compared
 from cachesim.printable import STEERING, printable
@@ -81,11 +83,13 @@ def test_nor_in_an_error(text: str, tmp_path: Path, capsys: Capture) -> None:
 
 def test_nor_where_real_engines_are_spoken_of(capsys: Capture) -> None:
     console().print("pip said \x1b[2J", "[red]", ":smile:")
-    not_compared(EnvironmentUnavailableError("pip said \x1b]0;owned"))
+    with pytest.raises(UntestedError) as missing:
+        not_compared(EnvironmentUnavailableError("pip said \x1b]0;owned"))
+    assert UNTESTED == report_error(missing.value)
 
     printed = capsys.readouterr()
     assert "pip said \\x1b[2J [red] :smile:\n" == printed.out
-    assert "NOT COMPARED: pip said \\x1b]0;owned\n" == printed.err
+    assert "cachesim: NOT COMPARED: pip said \\x1b]0;owned\n" == printed.err
 
 
 def test_colour_is_still_there(tmp_path: Path, capsys: Capture, monkeypatch: Patch) -> None:

@@ -1,5 +1,6 @@
 """The comparison itself: what counts as a difference, and how it is counted."""
 
+from collections import Counter
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -7,7 +8,7 @@ from typing import Any, Self
 
 import pytest
 
-from cachesim.errors import ScenarioError
+from cachesim.errors import ScenarioError, UntestedError
 from cachesim.lab.real.llama_cpp import scenarios
 from cachesim.lab.real.llama_cpp.calls import NotStartedError
 from cachesim.lab.real.llama_cpp.compare import Played, SideBySide, Tally, first_difference
@@ -73,6 +74,18 @@ def test_a_crash_that_the_simulator_does_not_see_is_a_difference() -> None:
 
 def test_what_was_not_played_is_not_compared() -> None:
     assert first_difference(WORKLOAD, played()[:1]) is None
+
+
+@pytest.mark.parametrize(
+    ("reasons", "why"),
+    [({}, "no workload was run on both"), ({"it ends in prefill": 3}, "it ends in prefill")],
+)
+def test_a_comparison_of_nothing_has_tested_nothing(reasons: dict[str, int], why: str) -> None:
+    tally = Tally(reasons=Counter(reasons))
+    tally.add("dense", "workload", None, workloads=1, requests=0, agreeing=0)
+
+    with pytest.raises(UntestedError, match=f"NOT COMPARED: {why}"):
+        tally.show()
 
 
 def test_requests_behind_a_difference_do_not_count_as_agreeing() -> None:

@@ -2,6 +2,7 @@
 
 import csv
 import io
+import json
 import os
 import re
 import signal
@@ -15,6 +16,8 @@ from typing import Any, Final
 import pytest
 
 import cachesim
+from cachesim.cli import UNTESTED
+from cachesim.cli.main import main
 from cachesim.errors import InputError
 from cachesim.lab.traces import sweep as sweeping
 from cachesim.lab.traces.plan import plan_of
@@ -336,6 +339,35 @@ def test_the_table_for_a_notebook_has_a_column_for_each_flag_and_cause() -> None
 
 def test_from_python_a_sweep_is_a_list_of_flat_rows() -> None:
     assert [flat(each) for each in rows()] == cachesim.sweep(SMALL)
+
+
+LONG: Final = {"input_length": 32_000, "output_length": 3, "hash_ids": [*range(63)]}
+
+REFUSING: Final = """
+format = 1
+[[trace]]
+file = "long.jsonl"
+[[server]]
+profile = "bound"
+[[server]]
+profile = "llama.cpp@b11549"
+model = "dense"
+set = {ctx_size = 256}
+"""
+
+
+def test_servers_that_refuse_everything_have_tested_nothing(
+    tmp_path: Path, monkeypatch: Patch, capsys: Capture
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("long.jsonl").write_text(json.dumps({"timestamp": 0, **LONG}) + "\n")
+    Path("plan.toml").write_text(REFUSING)
+    compared = ["compare", "long.jsonl", "-p", "llama.cpp@b11549", "--model", "dense"]
+
+    assert UNTESTED == main([*compared, "--set", "ctx_size=256"])
+    assert "every server refused every request; llama.cpp@b11549" in capsys.readouterr().err
+    assert UNTESTED == main(["sweep", "plan.toml", "--jobs", "1"])
+    assert 0 == main(compared)
 
 
 def test_the_page_draws_a_line_for_each_server_and_the_bound() -> None:

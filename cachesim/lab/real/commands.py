@@ -1,7 +1,7 @@
 """`cachesim real ...`: results of the real engines beside those of the simulator.
 
 Plain functions that print to stdout, complain to stderr and return an exit status: 0 all agree,
-1 something differs, 2 wrong use.
+1 something differs, 2 wrong use, 4 nothing was compared.
 """
 
 from collections.abc import Sequence
@@ -90,6 +90,8 @@ def real_vectors(*files: Path) -> int:
     for path in files:
         summary = replay(path)
         out.print(f"{path}: {summary}")
+        if not summary.operations:
+            playing.not_compared(f"{path} has no recorded operation")
         for name, race in summary.races:
             out.print(f"  {name}: {race.order}", markup=False, highlight=False)
         if summary.first is not None:
@@ -249,6 +251,7 @@ def _random(release: str, flags: LlamaCppFlags) -> int:
         out.print(each, markup=False)
     if shown is not None:
         show_difference(out, shown)
+    tally.require()
     return 0 if tally.all_agree and not unstarted else 1
 
 

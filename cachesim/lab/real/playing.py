@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import wraps
 from itertools import islice, zip_longest
 from types import MappingProxyType
-from typing import Any, Final, ParamSpec, TypeVar
+from typing import Any, Final, NoReturn, ParamSpec, TypeVar
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -20,7 +20,7 @@ from rich.table import Table
 
 from cachesim.careful import CarefulConsole
 from cachesim.engines.family import Family
-from cachesim.errors import OptionError, ScenarioError
+from cachesim.errors import OptionError, ScenarioError, UntestedError
 from cachesim.lab.real.environment import Environment, EnvironmentUnavailableError, package_of
 from cachesim.model.recall import leaked_from, text_of
 from cachesim.scenario.checks import full_profile
@@ -86,7 +86,7 @@ class Stage:
             try:
                 self.environment_for(release).ready()
             except EnvironmentUnavailableError as error:
-                return not_compared(error)
+                not_compared(error)
             steps = self.play(scenario, release)
             console().print(self._table(scenario.name, release, steps))
             out, wrong = console(), None
@@ -142,21 +142,20 @@ def named(what: str, name: str, known: Mapping[str, T]) -> T:
     return known[name]
 
 
-def not_compared(error: EnvironmentUnavailableError) -> int:
-    """Report a missing real engine; the exit status."""
-    console(stderr=True).print(f"NOT COMPARED: {error}")
-    return 1
+def not_compared(why: object) -> NoReturn:
+    """End a command that compared nothing."""
+    raise UntestedError(f"NOT COMPARED: {why}")
 
 
 def comparing(command: Callable[P, int]) -> Callable[P, int]:
-    """A command that reports a missing real engine as an error."""
+    """A command that compares nothing where a real engine is missing."""
 
     @wraps(command)
     def or_not(*args: P.args, **kwargs: P.kwargs) -> int:
         try:
             return command(*args, **kwargs)
         except EnvironmentUnavailableError as error:
-            return not_compared(error)
+            not_compared(error)
 
     return or_not
 
@@ -312,6 +311,12 @@ class Agreement:
         """True when nothing differs, and something was run."""
         return self.difference is None and any(each.total() for each in self.counts.values())
 
+    def require(self) -> None:
+        """End the command if nothing was compared."""
+        compared = any(self.total(each) for each in ("agreeing", "requests"))
+        if self.difference is None and not compared:
+            not_compared(next(iter(self.reasons), "no workload was run on both"))
+
     def add(self, kind: str, played: object, difference: Difference | None, **numbers: int) -> None:
         """Count something that was run, and keep it if it is the first that differs."""
         for column, number in numbers.items():
@@ -343,6 +348,7 @@ class Agreement:
             out.print(f"first difference, workload {played}, step {difference.step}:")
             for line in difference.lines():
                 out.print(line, markup=False)
+        self.require()
         return 0 if self.all_agree else 1
 
 

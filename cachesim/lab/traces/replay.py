@@ -20,7 +20,7 @@ from cachesim.engines.base import Engine, Reply, Request, Ticket
 from cachesim.engines.family import Profile, family_of
 from cachesim.engines.tokens import Rope
 from cachesim.engines.words import counted
-from cachesim.errors import InputError, ProfileError, SpecError, UpstreamAbort
+from cachesim.errors import InputError, ProfileError, SpecError, UntestedError, UpstreamAbort
 from cachesim.lab.logs.model_memory import Memory, memory_of
 from cachesim.lab.logs.sizes import sizes_of_gguf
 from cachesim.lab.traces.fleet.fleet import Fleet
@@ -752,6 +752,14 @@ def _device_note(cell: Cell) -> Iterator[str]:
     if words:
         scaled = "" if cell.scale == 1 else f"; tokens are scaled down {cell.scale}:1"
         yield f"{cell.profile}: {words}{scaled}; --set names another"
+
+
+def require_answers(rows: Iterable[Mapping[str, Any]]) -> None:
+    """Raise UntestedError if every server refused every request."""
+    servers = [row for row in rows if row["profile"] != BOUND]
+    if servers and all(row["requests"] and row["refused"] == row["requests"] for row in servers):
+        why = next((f"; {row['notes'][0]}" for row in servers if row["notes"]), "")
+        raise UntestedError(f"nothing was replayed: every server refused every request{why}")
 
 
 def row_of(cell: Cell, outcome: Mapping[str, Any]) -> dict[str, Any]:

@@ -175,7 +175,9 @@ def _random(flags: MlxFlags, record: Callable[[Played[MlxRules]], None] = lambda
     for line in differences(classes, served):
         out.print(line, markup=False)
     agree = classes.difference is None and served.difference is None
-    return 0 if agree and (classes.all_agree or served.all_agree) else 1
+    if agree and not classes.total("agreeing"):
+        served.require()
+    return 0 if agree else 1
 
 
 def _newest(flags: MlxFlags) -> int:
