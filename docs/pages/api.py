@@ -102,7 +102,11 @@ def _entry(where: str, name: str, value: object) -> Iterator[str]:
     if is_dataclass(value) and name in PRINTED:
         yield "Its fields are those of the [JSON output](json-output.md)."
     elif is_dataclass(value):
-        yield table(("field", "content"), list(_fields(value)))
+        described = dict(_fields(value))
+        if all(described.values()):
+            yield table(("field", "content"), list(described.items()))
+        else:
+            yield f"Its fields: {', '.join(described)}."
     elif isinstance(value, type):
         yield from _methods(value)
     if name in EXAMPLES:
@@ -117,30 +121,11 @@ def _summary(value: object) -> str:
 def _fields(kind: type) -> Iterator[tuple[str, str]]:
     hints = get_type_hints(kind, include_extras=True)
     for each in fields(kind):
-        hint, about = hints[each.name], ""
-        if get_origin(hint) is Annotated:
-            hint, *notes = get_args(hint)
+        about = ""
+        if get_origin(hints[each.name]) is Annotated:
+            notes = get_args(hints[each.name])[1:]
             about = next((note for note in notes if isinstance(note, str)), "")
-        yield code(each.name), plain(about) or code(_named(hint))
-
-
-def _named(hint: object) -> str:
-    """A type without the modules that its parts come from."""
-    text = hint.__name__ if isinstance(hint, type) and not get_args(hint) else str(hint)
-    words = text.replace("typing.", "").replace("|", "or")
-    return "".join(part.rpartition(".")[2] or part for part in _pieces(words))
-
-
-def _pieces(text: str) -> Iterator[str]:
-    word = ""
-    for letter in text:
-        if letter.isalnum() or letter in "._":
-            word += letter
-            continue
-        yield word
-        yield letter
-        word = ""
-    yield word
+        yield code(each.name), plain(about)
 
 
 def _signature(name: str, value: Callable[..., object]) -> str:

@@ -6,16 +6,16 @@ import re
 from collections.abc import Iterator
 from contextlib import redirect_stdout
 
-from cachesim.cli.app import COMMANDS, real_functions
+from cachesim.cli.app import COMMANDS
 from cachesim.cli.main import main
-from cachesim.lab.real import commands as real_commands
 
 INTRODUCTION = """\
 # Commands
 
 `cachesim COMMAND --help` prints what stands here. `python -m cachesim` is the same program.
 Results go to standard output, everything else to standard error; `NO_COLOR`, pipes and narrow
-terminals work. Options with the same words as above are only named.
+terminals work. Options with the same words as above are only named. `cachesim real ENGINE --help`
+prints what each comparison with a real engine can do.
 
 | status | meaning |
 |---|---|
@@ -29,21 +29,19 @@ terminals work. Options with the same words as above are only named.
 
 
 def page() -> str:
-    """All commands, one after the other."""
+    """All commands, one after the other; those of `real` print their own help."""
     return "\n\n".join([INTRODUCTION, *_sections()]) + "\n"
 
 
 def _sections() -> Iterator[str]:
     shown: set[str] = set()
-    known = real_functions(real_commands)
-    real = [("real", name) for name in known if name not in {"vectors", "marconi"}]
-    for words in [*((name,) for name in COMMANDS), *real]:
-        text = _without_repeats(_help(words), shown)
+    for name in COMMANDS:
+        text = _without_repeats(help_of(name), shown)
         if text:
-            yield f"## cachesim {' '.join(words)}\n\n```text\n{text}\n```"
+            yield f"## cachesim {name}\n\n```text\n{text}\n```"
 
 
-def _help(words: tuple[str, ...]) -> str:
+def help_of(*words: str) -> str:
     """The output of `--help`; nothing where the command is not installed."""
     printed = io.StringIO()
     before = os.environ.get("COLUMNS")

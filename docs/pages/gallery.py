@@ -89,8 +89,9 @@ def _outcome(step: Step) -> str:
     """The numbers of the step that shows the report."""
     if step.error:
         return f"ends: {code(step.error)}"
-    words = f"{step.cached or 0:,}/{step.prompt_tokens:,} reused"
-    return words + (", <b>wrong answer</b>" if step.answer == "diverged" else "")
+    if step.answer == "diverged":
+        return "<b>wrong answer</b>"
+    return f"{step.cached or 0:,}/{step.prompt_tokens:,} reused"
 
 
 def bars(steps: Sequence[Step], shown: Step) -> str:

@@ -5,14 +5,15 @@ from collections.abc import Sequence
 from typing import Any
 
 from cachesim.engines import FAMILIES
-from cachesim.engines.family import Family
+from cachesim.engines.family import Family, Release
 from pages.tables import code, linked, plain, table
 
 INTRODUCTION = """\
 # Releases and patches
 
 A profile names an engine at one release, with patches in order: `llama.cpp@b11549+24143`. A patch
-without a link is our own. What is in every release can only be removed: `-5420`.
+without a link is our own. What is in every release can only be removed: `-5420`. The package that
+`cachesim real` runs is named where its version is not the release's.
 """
 
 
@@ -27,16 +28,24 @@ def page() -> str:
 def _releases(family: Family[Any, Any]) -> str:
     rows = [
         (
-            code(f"{family.name}@{each.name}"),
+            code(each.name),
             each.date,
             re.sub(r"^wheel of [\d-]+(; )?", "", plain(each.about)),
             ", ".join(map(code, each.aliases)),
-            "" if each.package is None else code(f"{each.package.name}=={each.package.version}"),
+            _package(each),
         )
         for each in family.releases
     ]
-    titles = ("profile", "date", "what it is", "other names", "real package")
+    titles = ("release", "date", "what it is", "other names", "package")
     return table(titles, rows)
+
+
+def _package(release: Release[Any]) -> str:
+    """The package that runs the release, or why none is named."""
+    package = release.package
+    if package is None:
+        return "none"
+    return "" if package.version == release.name else code(f"{package.name}=={package.version}")
 
 
 def _patches(family: Family[Any, Any]) -> str:

@@ -21,7 +21,9 @@ from typing import Any, Final, NamedTuple
 import pytest
 from pages import commands as command_pages
 
+from cachesim.cli.app import COMMANDS, real_functions
 from cachesim.cli.main import main
+from cachesim.lab.real import commands as real
 from cachesim.play import run
 from cachesim.scenario import full_profile, scenario_of
 from tests.fixtures import Capture, Patch
@@ -203,9 +205,7 @@ def test_the_report_of_the_guide_shows_what_the_guide_expects() -> None:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_commands_in_a_sentence_have_the_options_they_name(page: Path) -> None:
     text = BLOCK.sub("", page.read_text(encoding="utf-8"))
-    sections = dict(
-        re.findall(r"^## cachesim ([\w. -]+)\n(.*?)^```$", commands(), re.DOTALL | re.MULTILINE)
-    )
+    sections = commands()
     for command in re.findall(r"`cachesim ([^`]+)`", text):
         words = command.split()
         names = [name for name in (" ".join(words[:2]), words[0]) if name in sections]
@@ -215,8 +215,10 @@ def test_commands_in_a_sentence_have_the_options_they_name(page: Path) -> None:
 
 
 @cache
-def commands() -> str:
-    return command_pages.page()
+def commands() -> dict[str, str]:
+    """The help of each command, those of `real` included."""
+    lines = [(name,) for name in COMMANDS] + [("real", name) for name in real_functions(real)]
+    return {" ".join(words): command_pages.help_of(*words) for words in lines}
 
 
 def test_blocks_are_found() -> None:

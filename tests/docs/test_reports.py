@@ -126,7 +126,7 @@ def thread(report: Collected) -> str:
 def test_a_card_has_picture_symptom_releases_label_and_links() -> None:
     text = card(load(shipped_file("llama.cpp-three-requests")), [])
 
-    assert "1/40 reused, <b>wrong answer</b>" in text
+    assert "<br><b>wrong answer</b><br>" in text
     assert "<code>b9538</code>, not <code>b11549+erase-equal</code>" in text
     assert "<code><b>llama.cpp</b>-three-requests</code>" in text
     assert "<br>confirmed</p>" in text

@@ -123,6 +123,10 @@ def words_of_sources(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     return {name: Words(rendered(name, known)).count for name in known if name.endswith(".md")}
 
 
+def test_the_sources_have_at_most_eighty_thousand_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert sum(words_of_sources(monkeypatch).values()) <= LIMIT
+
+
 def test_the_built_site_has_at_most_eighty_thousand_words(site: Path) -> None:
     assert words_of_site(site) <= LIMIT
 
