@@ -18,6 +18,7 @@ BYTES: Final = 2**30
 
 REFUSED: Final = "refused"
 PLAYED: Final = "played"
+READ: Final = "read"  # accepted, and not played: too long, or nothing in it
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,13 +44,13 @@ def limit_memory() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (mapped + BYTES, resource.RLIM_INFINITY))
 
 
-def guarded(play: Callable[[Any], None], mutant: Any) -> Outcome:
+def guarded(play: Callable[[Any], str | None], mutant: Any) -> Outcome:
     before = signal.signal(signal.SIGPROF, _too_slow)
     asleep = signal.signal(signal.SIGALRM, _too_slow)
     signal.setitimer(signal.ITIMER_PROF, SECONDS)  # of its own: other processes do not count
     signal.setitimer(signal.ITIMER_REAL, ASLEEP)
     try:
-        play(mutant)
+        word = play(mutant)
     except InputError as error:
         return Outcome(REFUSED, "" if str(error).strip() else "refused without a word")
     except TooSlowError:
@@ -63,4 +64,4 @@ def guarded(play: Callable[[Any], None], mutant: Any) -> Outcome:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGPROF, before)
         signal.signal(signal.SIGALRM, asleep)
-    return Outcome(PLAYED)
+    return Outcome(word or PLAYED)

@@ -20,7 +20,7 @@ from cachesim.engines.base import Engine, Request
 from cachesim.engines.ik_llama.options import Options as IkOptions
 from cachesim.engines.llamacpp.options import Options
 from cachesim.engines.mlx_lm.options import MlxOptions
-from cachesim.errors import UpstreamAbort
+from cachesim.errors import InputError, UpstreamAbort
 from cachesim.lab.logs.dump import is_dump
 from cachesim.lab.logs.live import Live, report_of_dump, report_of_live
 from cachesim.lab.logs.report import worst as worst_of
@@ -44,7 +44,16 @@ from cachesim.scenario.format import Expect, Model, Scenario, Step
 from cachesim.scenario.shipped import shipped_files
 from cachesim.units import as_tokens
 from tests.dumps import read_dump
-from tests.fuzz.mutations import Chance, damaged_bytes, damaged_text, damaged_tree
+from tests.fuzz.guard import READ
+from tests.fuzz.mutations import (
+    OFTEN,
+    SLIGHTLY,
+    Chance,
+    damaged_bytes,
+    damaged_text,
+    damaged_tree,
+    varied,
+)
 from tests.fuzz.of_models import (
     configs,
     damage_config,
@@ -59,7 +68,15 @@ from tests.fuzz.of_models import (
     reports,
     states,
 )
-from tests.fuzz.of_traces import damage_plan, damage_trace, plans, play_plan, play_trace, traces
+from tests.fuzz.of_traces import (
+    damage_plan,
+    damage_trace,
+    plans,
+    play_plan,
+    play_trace,
+    toml,
+    traces,
+)
 
 ROOT: Final = Path(__file__).parents[2]
 AFFORDABLE: Final = 3_000
@@ -75,7 +92,7 @@ class Kind:
     share: int  # of a hundred mutants
     seeds: Callable[[], Sequence[Any]]
     damage: Callable[[Any, Chance], Any]
-    play: Callable[[Any], None]
+    play: Callable[[Any], str | None]  # `READ` of what is not played
 
 
 @cache
@@ -98,15 +115,39 @@ def seeds_of_scenarios() -> tuple[dict[str, Any], ...]:
 
 
 def damage_scenario(seed: Any, chance: Chance) -> tuple[Any, int]:
+    if chance.random() < SLIGHTLY:
+        return varied_scenario(seed, chance), chance.randrange(10**9)
     tree = damaged_tree(seed, chance, others=seeds_of_scenarios(), keys=option_names())
     return tree, chance.randrange(10**9)
 
 
-def play_scenario(mutant: tuple[Any, int]) -> None:
+def varied_scenario(seed: Mapping[str, Any], chance: Chance) -> dict[str, Any]:
+    """Another scenario of the same keys: other lengths, options, prompts, steps.
+
+    What is expected of other steps is left out; a step that is repeated has no name.
+    """
+    tree: dict[str, Any] = varied(dict(seed), chance)
+    steps = [each for each in tree.get("step", ()) if isinstance(each, dict)]
+    if steps and chance.random() < OFTEN:
+        step = chance.choice(steps)
+        for key in ("prompt", "messages"):
+            if isinstance(words := step.get(key), str):
+                step[key] = " ".join(varied(words.split(), chance)) or words
+    names = [each.get("name") for each in steps]
+    if names != [each.get("name") for each in seed.get("step", ())]:
+        tree.pop("expect", None)
+        tree.pop("shows", None)
+    for at, step in enumerate(steps):
+        if step.get("name") in names[:at]:
+            step.pop("name", None)
+    return tree
+
+
+def play_scenario(mutant: tuple[Any, int]) -> str | None:
     content, dice = mutant
     scenario = scenario_of(content)
     if not scenario.engine.profiles or weight(scenario) > (MOSTLY if dice % 8 else AFFORDABLE):
-        return
+        return READ
     listed = scenario.engine.profiles
     profile = full_profile(scenario.engine.name, listed[dice % len(listed)])
     arithmetic = "float" if dice % 100 < 2 else "ring"
@@ -119,6 +160,7 @@ def play_scenario(mutant: tuple[Any, int]) -> None:
         plain_text(story(entry))
     if detail:
         page([entry])
+    return None
 
 
 PIECE: Final = re.compile(r"\{([^{}\[]+)")
@@ -153,11 +195,20 @@ def damage_file(seed: str, chance: Chance) -> bytes:
     return damaged_text(seed, chance).encode(errors="surrogatepass")
 
 
-def play_file(mutant: bytes) -> None:
+def damage_toml(seed: str, chance: Chance) -> bytes:
+    """Another scenario as a file, or a damaged text."""
+    if chance.random() < SLIGHTLY:
+        return toml(varied_scenario(tomllib.loads(seed), chance)).encode()
+    return damage_file(seed, chance)
+
+
+def play_file(mutant: bytes) -> str | None:
     scenario = loads(mutant, name="mutant.toml")
-    if scenario.engine.profiles and weight(scenario) <= AFFORDABLE // 4:
-        profile = full_profile(scenario.engine.name, scenario.engine.profiles[0])
-        run(scenario, profile, arithmetic="ring")
+    if not scenario.engine.profiles or weight(scenario) > AFFORDABLE // 4:
+        return READ
+    profile = full_profile(scenario.engine.name, scenario.engine.profiles[0])
+    run(scenario, profile, arithmetic="ring")
+    return None
 
 
 OPERATIONS: Final = 8
@@ -192,6 +243,8 @@ def vector_keys() -> tuple[str, ...]:
 
 
 def damage_vector(seed: Any, chance: Chance) -> Any:
+    if chance.random() < SLIGHTLY:
+        return varied(seed, chance)
     return damaged_tree(seed, chance, others=vector_lines(), keys=vector_keys())
 
 
@@ -282,10 +335,12 @@ def workloads() -> tuple[dict[str, Any], ...]:
 
 
 def damage_workload(seed: Any, chance: Chance) -> Any:
+    if chance.random() < SLIGHTLY:
+        return varied(seed, chance)
     return damaged_tree(seed, chance, others=workloads(), keys=vector_keys())
 
 
-def play_workload(mutant: Any) -> None:
+def play_workload(mutant: Any) -> str | None:
     """Requests as a scenario, the way that a search writes what it found."""
     listed = mutant.get("steps")
     steps = [_own_keys(each) for each in listed] if isinstance(listed, list) else listed
@@ -300,7 +355,7 @@ def play_workload(mutant: Any) -> None:
         },
         "step": steps,
     }
-    play_scenario((content, zlib.crc32(repr(content).encode())))
+    return play_scenario((content, zlib.crc32(repr(content).encode())))
 
 
 def _own_keys(step: Any) -> Any:
@@ -324,13 +379,32 @@ def logs() -> tuple[str, ...]:
 def damage_log(seed: str, chance: Chance) -> bytes:
     """Lines lost, doubled and moved; characters and numbers changed."""
     lines = seed.splitlines()
+    if chance.random() < SLIGHTLY:
+        return varied_log(lines, chance)
     for _ in range(chance.choice((0, 1, 3))):
         at, other = chance.randrange(len(lines)), chance.randrange(len(lines))
         lines[at] = chance.choice(("", lines[other], lines[at] * 2, lines[at][: other % 80]))
     return damage_file("\n".join(lines), chance)
 
 
-def play_log(mutant: bytes) -> None:
+NUMBER: Final = re.compile(r"\d+")
+
+
+def varied_log(lines: Sequence[str], chance: Chance) -> bytes:
+    """A log with other numbers, lines that are lost, doubled or exchanged, another end."""
+    lines = varied(list(lines), chance)
+    for _ in range(chance.choice((0, 1, 5))):
+        at = chance.randrange(len(lines))
+        numbers = list(NUMBER.finditer(lines[at]))
+        if numbers:
+            chosen = chance.choice(numbers)
+            other = str(varied([int(chosen[0])], chance)[0])
+            lines[at] = lines[at][: chosen.start()] + other + lines[at][chosen.end() :]
+    end = len(lines) if chance.random() < OFTEN else chance.randrange(len(lines)) + 1
+    return chance.choice(("\n", "\n", "\r\n")).join(lines[:end]).encode()
+
+
+def play_log(mutant: bytes) -> str | None:
     """As `why` does."""
     read = read_files([("mutant.log", BytesIO(mutant))])
     requests = sum(len(each.requests) for each in read.servers)
@@ -339,6 +413,7 @@ def play_log(mutant: bytes) -> None:
     json.dumps(found)
     if requests % 4 == 0:
         plain_text(*why_report(found, worst=worst_of(found["requests"], 3)))
+    return None if requests else READ
 
 
 @cache
@@ -365,7 +440,10 @@ def recordings() -> tuple[dict[str, Any], ...]:
 def damage_recording(seed: Any, chance: Chance) -> bytes:
     keys = ("messages", "content", "role", "tools", "usage", "timings", "prompt", "segments")
     keys += ("tokens", "runs", "user_starts", "seen", "parting", "reply", "server", "hashes")
-    tree = damaged_tree(seed, chance, others=recordings(), keys=keys)
+    if chance.random() < SLIGHTLY:
+        tree = varied(seed, chance)
+    else:
+        tree = damaged_tree(seed, chance, others=recordings(), keys=keys)
     listed = tree.get("lines") if isinstance(tree, dict) else tree
     lines = listed if isinstance(listed, list) else [listed]
     text = "\n".join(json.dumps(each) for each in lines)
@@ -373,9 +451,9 @@ def damage_recording(seed: Any, chance: Chance) -> bytes:
 
 
 def play_recording(mutant: bytes) -> None:
-    """As `why` does with recorded requests."""
+    """As `why` does with recorded requests; it reads what is none as a log."""
     if not is_dump(mutant[: 1 << 16]):
-        return
+        raise InputError("no recorded requests")
     requests = read_dump("mutant.jsonl", BytesIO(mutant))
     if len(mutant) % 40 == 0:  # other engines too
         found = report_of_dump(requests, source="mutant.jsonl")
@@ -419,7 +497,7 @@ KINDS: Final[Mapping[str, Kind]] = {
             damage=damage_scenario,
             play=play_scenario,
         ),
-        Kind(name="file", share=18, seeds=scenario_texts, damage=damage_file, play=play_file),
+        Kind(name="file", share=18, seeds=scenario_texts, damage=damage_toml, play=play_file),
         Kind(name="vector", share=15, seeds=vector_lines, damage=damage_vector, play=play_vector),
         Kind(name="slot", share=5, seeds=slot_files, damage=damage_slot, play=play_slot),
         Kind(name="workload", share=5, seeds=workloads, damage=damage_workload, play=play_workload),

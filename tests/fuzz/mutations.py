@@ -10,7 +10,9 @@ Spot: TypeAlias = tuple[Any, Any]
 """A table or list, and the key or index of one value in it."""
 
 SLIGHTLY: Final = 0.7
-"""Share of the mutants with one number changed, which are valid as a rule."""
+"""Share of the mutants that are valid as a rule."""
+
+OFTEN: Final = 0.5
 
 WHOLE: Final = (
     0, 1, -1, 2, 3, 5, 7, 8, 15, 16, 17, 31, 32, 33, 63, 64, 65, 100, 127, 128, 129, 255, 256, 257,
@@ -46,19 +48,59 @@ def damaged_tree(tree: Any, chance: Chance, *, others: Sequence[Any], keys: Sequ
     return changed
 
 
-def slight(tree: Any, chance: Chance) -> Any:
-    """A copy with one number that is a little larger or smaller: most readers accept it."""
+def varied(tree: Any, chance: Chance) -> Any:
+    """A copy with a few values changed as far as its format allows: most readers accept it.
+
+    Numbers become a little larger or smaller, parts of lists are repeated, left out or exchanged,
+    keys change their order, and values of one name their places.
+    """
     changed = copy.deepcopy(tree)
-    spots = [(holder, key) for holder, key in spots_of(changed) if _is_number(holder[key])]
-    if spots:
-        holder, key = chance.choice(spots)
-        value = holder[key]
-        holder[key] = chance.choice((value + 1, max(value - 1, 1), 2 * value, value))
+    for _ in range(chance.choice((1, 1, 2, 3))):
+        spots = list(spots_of(changed))
+        numbers = [spot for spot in spots if _is_number(spot[0][spot[1]])]
+        if numbers and chance.random() < SLIGHTLY:
+            _vary_number(*chance.choice(numbers), chance)
+        elif spots:
+            holder, key = chance.choice(spots)
+            if isinstance(holder, list):
+                _vary_list(holder, chance)
+            else:
+                _vary_table(holder, key, chance, spots)
     return changed
 
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value > 0
+
+
+def _vary_number(holder: Any, key: Any, chance: Chance) -> None:
+    value = holder[key]
+    holder[key] = chance.choice((value + 1, max(value - 1, 1), 2 * value, max(value // 2, 1)))
+
+
+def _vary_list(items: list[Any], chance: Chance) -> None:
+    one, other = chance.randrange(len(items)), chance.randrange(len(items))
+    match chance.randrange(3):
+        case 0:
+            items[one], items[other] = items[other], items[one]
+        case 1 if len(items) > 1:
+            del items[one]
+        case _:
+            items.insert(other, copy.deepcopy(items[one]))
+
+
+def _vary_table(table: dict[Any, Any], key: Any, chance: Chance, spots: Sequence[Spot]) -> None:
+    value = table[key]
+    alike = [
+        (holder, place)
+        for holder, place in spots
+        if place == key and holder is not table and type(holder[place]) is type(value)
+    ]
+    if alike and chance.random() < SLIGHTLY:
+        holder, place = chance.choice(alike)
+        table[key], holder[place] = holder[place], value
+    else:  # the last key
+        table[key] = table.pop(key)
 
 
 def spots_of(tree: Any) -> Iterator[Spot]:

@@ -22,7 +22,7 @@ from tests.fuzz.mutations import (
     damaged_bytes,
     damaged_text,
     damaged_tree,
-    slight,
+    varied,
 )
 
 ROOT: Final = Path(__file__).parents[2]
@@ -37,7 +37,7 @@ def configs() -> tuple[dict[str, Any], ...]:
 
 def damage_config(seed: Any, chance: Chance) -> Any:
     if chance.random() < SLIGHTLY:
-        return slight(seed, chance)
+        return varied(seed, chance)
     keys = tuple(sorted({key for each in configs() for key in each}))
     return damaged_tree(seed, chance, others=configs(), keys=keys)
 
@@ -62,7 +62,7 @@ def damage_header(seed: bytes, chance: Chance) -> Any:
     """Bytes, or the keys of a header, one of which is another number."""
     if chance.random() < SLIGHTLY:
         keys = model_keys(preset(chance.choice(MODELS)))
-        return slight({name: each.value for name, each in keys.items()}, chance)
+        return varied({name: each.value for name, each in keys.items()}, chance)
     return damaged_bytes(seed, chance)
 
 
@@ -92,7 +92,7 @@ def states() -> tuple[dict[str, Any], ...]:
 
 def damage_state(seed: Any, chance: Chance) -> Any:
     if chance.random() < SLIGHTLY:
-        return {**seed, "table": slight(seed["table"], chance)}
+        return {**seed, "table": varied(seed["table"], chance)}
     return damaged_tree(seed, chance, others=states(), keys=("root", "nodes"))
 
 
@@ -101,7 +101,7 @@ def play_state(mutant: Any) -> None:
     try:
         arrays = bytes(mutant["arrays"])
     except (TypeError, ValueError, KeyError):
-        return
+        raise graph.InputError("no bytes") from None
     try:
         graph.read(json.dumps(mutant.get("table")).encode(), arrays)
     except graph.DamagedError as error:

@@ -15,13 +15,14 @@ from cachesim.lab.traces.replay import BOUND, Cell, play, row_of
 from cachesim.lab.traces.source import Source
 from cachesim.report.consoles import plain_text
 from cachesim.report.sweep import sweep_report
+from tests.fuzz.guard import READ
 from tests.fuzz.mutations import (
     SLIGHTLY,
     Chance,
     damaged_bytes,
     damaged_text,
     damaged_tree,
-    slight,
+    varied,
 )
 
 ROOT: Final = Path(__file__).parents[2]
@@ -105,18 +106,21 @@ def traces() -> tuple[dict[str, Any], ...]:
 def damage_trace(seed: Any, chance: Chance) -> bytes:
     keys = ("timestamp", "input_length", "output_length", "hash_ids", "prompt", "reply", "ts")
     keys += ("events", "type", "group_idx", "kv_cache_spec_kind", *FIELDS)
-    tree = damaged_tree(seed, chance, others=traces(), keys=keys)
+    gentle = chance.random() < SLIGHTLY
+    tree = (
+        varied(seed, chance) if gentle else damaged_tree(seed, chance, others=traces(), keys=keys)
+    )
     found = tree.get("lines") if isinstance(tree, dict) else tree
     lines = found if isinstance(found, list) else [found]
     text = "\n".join(json.dumps(each) for each in lines)
-    if chance.random() < 0.05:
+    if not gentle and chance.random() < 0.1:
         return damaged_bytes(text.encode(), chance)
-    if chance.random() < 0.2:
+    if not gentle and chance.random() < 0.4:
         text = damaged_text(text, chance)
     return text.encode(errors="surrogatepass")
 
 
-def play_trace(mutant: bytes) -> None:
+def play_trace(mutant: bytes) -> str | None:
     """As `replay` does, on one server; the mutant chooses which, and whether time counts."""
     dice = zlib.crc32(mutant)
     profile, model, options = SERVERS[dice % len(SERVERS)]
@@ -125,11 +129,12 @@ def play_trace(mutant: bytes) -> None:
     try:
         source = Source(name=str(path), first=PLAYED, turn=dice % 3 * 40)
         if sum(each.length + each.output for each in source.open()[1]) > AFFORDABLE:
-            return
+            return READ
         cell = Cell(source=source, profile=profile, model=model, options=options)
         plain_text(*sweep_report([row_of(cell, play(cell))]))
     finally:
         path.unlink()
+    return None
 
 
 @cache
@@ -158,7 +163,7 @@ def plans() -> tuple[dict[str, Any], ...]:
 def damage_plan(seed: Any, chance: Chance) -> bytes:
     names = (*TRACE_KEYS, *SERVER_KEYS, *(name for _, _, flags in SERVERS for name, _ in flags))
     if chance.random() < SLIGHTLY:
-        return toml(slight(seed, chance)).encode()
+        return toml(varied(seed, chance)).encode()
     tree = damaged_tree(seed, chance, others=plans(), keys=tuple(sorted(names)))
     text = toml(tree) if isinstance(tree, dict) else repr(tree)
     if chance.random() < 0.05:
@@ -168,7 +173,7 @@ def damage_plan(seed: Any, chance: Chance) -> bytes:
     return text.encode(errors="surrogatepass")
 
 
-def play_plan(mutant: bytes) -> None:
+def play_plan(mutant: bytes) -> str | None:
     """As `sweep` does: the plan is read, every cell checked; one with few requests is played."""
     path = Path(gettempdir(), f"cachesim-mutant-{os.getpid()}.toml")
     path.write_bytes(mutant)
@@ -177,10 +182,12 @@ def play_plan(mutant: bytes) -> None:
     try:
         cells = read_plan(path)
         cell = cells[zlib.crc32(mutant) % len(cells)]
-        if cell.source.name.startswith("made:") and cell.source.first == FEW:
-            plain_text(*sweep_report([row_of(cell, play(cell))]))
+        if not cell.source.name.startswith("made:") or cell.source.first != FEW:
+            return READ
+        plain_text(*sweep_report([row_of(cell, play(cell))]))
     finally:
         path.unlink()
+    return None
 
 
 def toml(tree: dict[Any, Any]) -> str:
