@@ -88,6 +88,7 @@ class IkLaws:
             or slot.stray
             or (reply.truncated and len(reply.prompt) >= slot.n_ctx)
             or (ContextShifted in kinds and not listed)
+            or any(each.removed != each.n_discard for each in of(ContextShifted, seen))
             or (DraftVerified in kinds and primary.hybrid)
         )
 

@@ -402,6 +402,9 @@ class IkLlama(Engine):
         [0, keep)              stays
         [keep, keep + drop)    removed
         [keep + drop, n_past)  moved down by `drop`
+
+        Trap: if the prompt is shorter than `keep`, the block reaches from its end over the slot's:
+        the memory loses the tokens after `keep`, the list none of them.
         """
         if slot.n_past < slot.n_ctx - 1:
             return

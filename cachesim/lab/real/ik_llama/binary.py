@@ -9,6 +9,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType, TracebackType
@@ -29,6 +30,7 @@ from cachesim.units import Token, as_tokens
 
 SECONDS_TO_START: Final = 60.0
 SECONDS_FOR_ONE_CALL: Final = 300.0
+SECONDS_FOR_AN_ACTION, TRIES = 10.0, 3
 
 STATE: Final = 64
 """Size of a recurrent state for which the server has a fused kernel (`iqk_fused_delta_net`).
@@ -194,7 +196,7 @@ class Server:
             path = f"/slots/{step.slot}?action={step.do.removeprefix('slot-')}"
             body = {"filename": step.file} if step.file else {}
         try:
-            answer = self._post(path, body)
+            answer = self._post(path, body) if step.do == "complete" else self._act(path, body)
         except urllib.error.HTTPError as error:
             kind = json.load(error).get("error", {}).get("type", "server_error")
             return Outcome(error=str(kind))
@@ -220,11 +222,24 @@ class Server:
             body["n_probs"] = self.probabilities
         return body
 
-    def _post(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
+    def _act(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        """A slot action, which may be repeated.
+
+        The server queues it before its thread waits for the result. If the action is done by then,
+        the result is dropped, and the thread waits without end.
+        """
+        for _ in range(TRIES):
+            with suppress(TimeoutError):
+                return self._post(path, body, SECONDS_FOR_AN_ACTION)
+        return self._post(path, body)
+
+    def _post(
+        self, path: str, body: Mapping[str, Any], seconds: float = SECONDS_FOR_ONE_CALL
+    ) -> dict[str, Any]:
         head = {"Content-Type": "application/json"}
         data, where = json.dumps(body).encode(), f"{self._address}{path}"
         request = urllib.request.Request(where, data, head)  # noqa: S310 - http
-        with urllib.request.urlopen(request, timeout=SECONDS_FOR_ONE_CALL) as answer:  # noqa: S310 - http
+        with urllib.request.urlopen(request, timeout=seconds) as answer:  # noqa: S310 - http
             found: dict[str, Any] = json.load(answer)
         return found
 
