@@ -43,7 +43,7 @@ from cachesim.scenario.format import Scenario, Step
 from cachesim.scenario.shipped import load_all
 from cachesim.units import as_tokens
 
-ROUNDING: Final = 5e-2
+ROUNDING: Final = 3e-2
 """Limit of differences of log probabilities: right replies stay below 2e-2."""
 
 PROBE: Final = as_tokens(range(300, 360))
