@@ -388,3 +388,20 @@ def test_requests_whose_order_only_the_prefill_server_knows_are_not_compared(
 ) -> None:
     with pytest.raises(ScenarioError, match=why):
         SCHEDULER.workload_of(prefilled_elsewhere(step, **options), "0.33.0")
+
+
+@pytest.mark.wheel
+def test_a_server_with_a_store_keeps_its_hybrid_manager_off() -> None:
+    if not SCHEDULER.core_of("0.33.0").is_ready():
+        pytest.skip("vllm 0.33.0 is not unpacked here")
+    flags = {"block_size": 4, "disable_hybrid_kv_cache_manager": True, "connector": "store"}
+    scenario = Scenario(
+        format=FORMAT,
+        name="store",
+        about="A store beside windows without groups of their own.",
+        model=Model(preset="swa"),
+        engine=Server(name="vllm", profiles=("0.33.0",), options=flags),
+        step=tuple(Step(name=each, prompt=(*range(300, 309),), predict=2) for each in "ab"),
+    )
+
+    assert all(each.agrees for each in SCHEDULER.play_scenario(scenario, "0.33.0"))

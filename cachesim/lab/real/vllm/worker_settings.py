@@ -221,7 +221,7 @@ class ConfigFactory:
         given |= {name: further[name] for name in FURTHER if name in further}
         given |= {old: further[new] for old, new in FORMER.items() if new in further}
         if config.get("store"):
-            given["disable_hybrid_kv_cache_manager"] = False  # until 0.19 stores need the flag
+            given.setdefault("disable_hybrid_kv_cache_manager", False)  # stores need it until 0.19
             given["kv_transfer_config"] = self.transfer(
                 kv_connector=CONNECTOR,
                 kv_connector_module_path=STORE,
@@ -229,7 +229,7 @@ class ConfigFactory:
                 **({"kv_load_failure_policy": "recompute"} if config.get("recomputes") else {}),
             )
         if config.get("offload"):
-            given |= {"disable_hybrid_kv_cache_manager": False, "kv_offloading_size": 1.0}
+            given = {"disable_hybrid_kv_cache_manager": False} | given | {"kv_offloading_size": 1.0}
             offload = config["offload"]
             given["kv_transfer_config"] = self.transfer(
                 kv_connector_extra_config={
