@@ -67,7 +67,7 @@ nightly: $(VENV)/.check      ## each real engine, the same on a thousand new log
 	@$(BIN)/python -m pytest -n 2 -rs -m "wheel or thorough"
 	@$(BIN)/python -m tests.end_to_end --seed $$(date +%Y%m%d) --logs 1040 --every 1 --recordings 200 --all-commands --whole
 	@$(BIN)/python -m benchmarks against $$(git rev-list -1 --before="1 day ago" HEAD)
-	@$(BIN)/python -m benchmarks.growth
+	@$(BIN)/python -m benchmarks.growth traces
 	@$(BIN)/python -m tests.end_to_end.lives --seed $$(date +%Y%m%d) --lives 1500
 	@$(BIN)/python -m tests.claims
 	@$(BIN)/python -m tests.browser --every

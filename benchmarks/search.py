@@ -7,6 +7,7 @@ The median turn counts. Time is the processor's own, so that a busy machine coun
 """
 
 import json
+import os
 import platform
 import sys
 import time
@@ -89,7 +90,8 @@ def told(found: Sequence[Rates]) -> dict[str, Any]:
         | {side: [round(rate, 1) for rate in getattr(each, side)] for side in ("whole", "searched")}
         for each in found
     ]
-    return {"python": platform.python_version(), "numpy": np.__version__, "rows": rows}
+    load = {"load": round(os.getloadavg()[0], 1), "processors": os.cpu_count()}
+    return {"python": platform.python_version(), "numpy": np.__version__, **load, "rows": rows}
 
 
 def run(out: Console, *, file: Path | None = None) -> None:

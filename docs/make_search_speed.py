@@ -12,12 +12,11 @@ from collections.abc import Iterator, Mapping
 from statistics import median
 from typing import Any, Final
 
-from measured import Bar, Measured, bars, hold
+from measured import Bar, Measured, bars
 
 from cachesim.report.charts import STYLE
 
-GOALS: Final = {"ring": 300, "float": 60}
-"""Workloads a second of llama.cpp on hybrid."""
+ARITHMETICS: Final = ("ring", "float")
 
 SERVER, MODEL = "llama.cpp@b11549+erase-equal", "hybrid"
 
@@ -25,7 +24,7 @@ Row = Mapping[str, Any]
 
 
 def row_of(told: Mapping[str, Any], arithmetic: str) -> Row:
-    """The row that the goal applies to."""
+    """The row of the first server."""
     return next(
         row
         for row in told["rows"]
@@ -35,13 +34,7 @@ def row_of(told: Mapping[str, Any], arithmetic: str) -> Row:
 
 def sentences(told: Mapping[str, Any]) -> Iterator[str]:
     """The page's conclusions; one that the turns contradict raises."""
-    rates = {}
-    for arithmetic, goal in GOALS.items():
-        rates[arithmetic] = median(row_of(told, arithmetic)["searched"])
-        hold(
-            fact=rates[arithmetic] >= goal,
-            what=f"a search in {arithmetic} judges {goal} workloads a second of hybrid",
-        )
+    rates = {each: median(row_of(told, each)["searched"]) for each in ARITHMETICS}
     yield (
         f"On hybrid, llama.cpp's workloads are judged at {rates['ring']:.0f} a second in ring and"
         f" {rates['float']:.0f} in float."
@@ -52,7 +45,7 @@ def sentences(told: Mapping[str, Any]) -> Iterator[str]:
             for row in told["rows"]
             if row["arithmetic"] == arithmetic
         ]
-        for arithmetic in GOALS
+        for arithmetic in ARITHMETICS
     }
     ring, float_ = (f"{min(each):.2f} to {max(each):.2f} times" for each in gains.values())
     yield f"Leaving layers out makes a search {ring} as fast in ring, and {float_} in float."
@@ -61,7 +54,7 @@ def sentences(told: Mapping[str, Any]) -> Iterator[str]:
 def picture(told: Mapping[str, Any]) -> str:
     """For each arithmetic a bar for each profile and model."""
     plots = []
-    for arithmetic, goal in GOALS.items():
+    for arithmetic in ARITHMETICS:
         title = f"{arithmetic}: workloads of six requests a second"
         rows = []
         for row in told["rows"]:
@@ -70,16 +63,15 @@ def picture(told: Mapping[str, Any]) -> str:
                 low, high = min(row["searched"]), max(row["searched"])
                 name = f"{row['profile']}, {row['model']}"
                 rows.append(Bar(name, rate, low, high, f"{rate:.0f}"))
-        plots.append(bars(title, rows, goal))
+        plots.append(bars(title, rows))
     return "\n".join((f"<style>{STYLE}</style>", *plots, ""))
 
 
 def written(told: Mapping[str, Any]) -> str:
     """The part of the page that is written here."""
     turns = len(told["rows"][0]["searched"])
-    measured = (
-        f"Measured with Python {told['python']} and NumPy {told['numpy']}, {turns} turns each."
-    )
+    load = f", beside a load of {told['load']:g}" if "load" in told else ""
+    measured = f"Python {told['python']}, NumPy {told['numpy']}, {turns} turns each{load}."
     lines = [measured, "", *(f"- {each}" for each in sentences(told))]
     return "\n".join(lines)
 

@@ -4,6 +4,7 @@ The text of a maker is between two marks of the page; the rest of the page is by
 """
 
 import json
+import subprocess
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -17,6 +18,8 @@ FOLDER: Final = Path(__file__).parent / "measurements"
 PAGE: Final = FOLDER.with_suffix(".md")
 """The page that has all measurements."""
 END: Final = "<!-- end -->"
+COMMITS: Final = FOLDER / "commits.json"
+"""The commit at which each measurement was made."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +51,10 @@ class Measured:
     def keep(self, told: Json) -> None:
         """Write the numbers, the page and the picture."""
         self._file("json").write_text(json.dumps(told, indent=2) + "\n", encoding="utf-8")
+        at = ["git", "-C", str(FOLDER), "rev-parse", "--short=8", "HEAD"]
+        head = subprocess.run(at, capture_output=True, text=True, check=True).stdout.strip()
+        known = commits() | {self.name: head}
+        COMMITS.write_text(json.dumps(known, indent=1, sort_keys=True) + "\n", encoding="utf-8")
         self.draw()
 
     def draw(self) -> None:
@@ -60,13 +67,20 @@ class Measured:
     def _page(self, told: Json) -> str:
         begin = f"<!-- written by docs/{self.maker} -->"
         before, rest = PAGE.read_text(encoding="utf-8").split(begin)
-        return f"{before}{begin}\n\n{self.written(told)}\n\n{END}{rest.split(END, 1)[1]}"
+        made = f"Measured at `{commits()[self.name]}`."
+        return f"{before}{begin}\n\n{made}\n\n{self.written(told)}\n\n{END}{rest.split(END, 1)[1]}"
 
     def _read(self, kind: str) -> str:
         return self._file(kind).read_text(encoding="utf-8")
 
     def _file(self, kind: str) -> Path:
         return FOLDER / f"{self.name}.{kind}"
+
+
+def commits() -> dict[str, str]:
+    """The commit of each measurement, by its name."""
+    known: dict[str, str] = json.loads(COMMITS.read_text(encoding="utf-8"))
+    return known
 
 
 def hold(*, fact: bool, what: str) -> None:
@@ -85,9 +99,9 @@ class Bar(NamedTuple):
     shown: str
 
 
-def bars(title: str, rows: Sequence[Bar], line: float) -> str:
+def bars(title: str, rows: Sequence[Bar], line: float | None = None) -> str:
     """A bar for each row, a whisker from the least turn to the most, a dashed line at one value."""
-    most = max(line, *(row.high for row in rows))
+    most = max(line or 0.0, *(row.high for row in rows))
     parts = [f"<title>{escape(title)}</title>"]
 
     def place(value: float) -> float:
@@ -104,7 +118,7 @@ def bars(title: str, rows: Sequence[Bar], line: float) -> str:
             f'<text x="{place(row.high) + 6:.1f}" y="{up + BAR_AT + 11}">{row.shown}</text>',
         ]
     height = ROW * len(rows)
-    parts.append(
-        f'<path d="M{place(line):.1f} 0V{height}" stroke="currentColor" stroke-dasharray="4 4"/>'
-    )
+    if line is not None:
+        at = f"M{place(line):.1f} 0V{height}"
+        parts.append(f'<path d="{at}" stroke="currentColor" stroke-dasharray="4 4"/>')
     return f"<figure><figcaption>{escape(title)}</figcaption>{svg_of(parts, height)}</figure>"
