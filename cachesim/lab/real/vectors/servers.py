@@ -23,8 +23,8 @@ from cachesim.play.loop import Loop
 from cachesim.play.session import SlotActions, SlotFiles
 from cachesim.units import Tokens, as_tokens
 
-PATIENCE: Final = 400
-"""Orders of arrival that are tried for one workload."""
+PATIENCE: Final = 60
+"""Orders of arrival that are tried for one workload; no recorded one took more than seven."""
 
 UNSENT: Final = 264
 """A token in place of those that a server kept for itself; the recorded models never sample it."""
