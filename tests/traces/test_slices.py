@@ -77,6 +77,12 @@ def in_slices(played: Cell, seams: Sequence[int], folder: Path) -> dict[str, Any
     return play(played, seams=states)
 
 
+@pytest.mark.parametrize("server", SERVERS)
+def test_every_engine_goes_on_from_its_state(server: Any, tmp_path: Path) -> None:
+    played = first(cell(server), 30)
+    assert play(played) == in_slices(played, [20], tmp_path)
+
+
 @pytest.mark.sampled(5)
 @pytest.mark.parametrize("fleet", [None, Fleet.of(3, "cache-aware")])
 @pytest.mark.parametrize("turn", [0, 40])

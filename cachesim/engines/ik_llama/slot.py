@@ -186,18 +186,23 @@ def _blocks(text: str, opening: str, closing: str) -> list[tuple[int, int]]:
         at = end
 
 
-class _Texts(dict[Token, str]):
+@dataclass(frozen=True, slots=True)
+class Texts:
     """The texts of the known tokens; an unknown token's text is its number."""
 
-    def __missing__(self, token: Token) -> str:
-        return f"[{token}]"
+    known: dict[Token, str]
+
+    def of(self, token: Token) -> str:
+        """The text of a token."""
+        text = self.known.get(token)
+        return f"[{token}]" if text is None else text
 
 
 @cache
 def texts(chat_template: str) -> TextOf:
     """Token texts under a chat template; a byte is one character, an unknown token its number."""
     of_bytes = {Token(FIRST_BYTE + byte): chr(byte) for byte in range(BYTES)}
-    return _Texts(of_bytes | ByteTokenizer(chat_template).texts).__getitem__
+    return Texts(of_bytes | ByteTokenizer(chat_template).texts).of
 
 
 GONE: Final = "cancelled"

@@ -152,7 +152,9 @@ class Writer:
             return ["network", arithmetic_of(network)], [network.spec], True
         if isinstance(value, FunctionType):
             return ["function", *_place_of(value)], [], True
-        if isinstance(value, MethodType | BuiltinMethodType):
+        if isinstance(value, BuiltinMethodType):  # a reader could not tell whose it is
+            raise TypeError(f"{value!r} cannot be kept in a state")
+        if isinstance(value, MethodType):
             return ["method", value.__name__], [value.__self__], True
         if isinstance(value, type):
             return ["class", *_named(value)], [], True
