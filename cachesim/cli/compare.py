@@ -30,7 +30,7 @@ from cachesim.play.result import Run, Step
 from cachesim.play.statements import BESIDE, side_by_side
 from cachesim.report.compared import comparison
 from cachesim.report.compared import plot as picture_of
-from cachesim.report.consoles import results
+from cachesim.report.consoles import notes, results, show
 from cachesim.report.document import FittingTable
 from cachesim.report.story import MOST_CHECKPOINTS, event_lines
 from cachesim.report.tables import broken, one_scenario
@@ -150,7 +150,10 @@ def compare_command(
     engine = scenario.engine.name
     chosen = tuple(
         replace(
-            each, profile=str(full_profile(engine, each.profile)), options={**flags, **each.options}
+            each,
+            profile=str(full_profile(engine, each.profile)),
+            options={**flags, **each.options},
+            as_written=True,
         )
         for each in wanted
     ) or rows_of(rows or "engines")
@@ -241,6 +244,7 @@ def _table(
     refused = [f"{each.name}: {each.problem}" for each in found if each.problem]
     if refused and len(refused) == len(found):
         raise ScenarioError(*refused)
+    _tell_of_flags(scenario, rows)
     if picture is not None:
         write(picture, picture_of(scenario.name, found))
     parts = comparison(scenario.name, found)
@@ -252,6 +256,16 @@ def _table(
         values = {"format": 1, "workload": scenario.name, "rows": entries}
         print_report(parts, values, format=format, indent=2)
     return NOT_AS_EXPECTED if any(each.wrong for each in found) else AS_EXPECTED
+
+
+def _tell_of_flags(scenario: Scenario, rows: Sequence[Row]) -> None:
+    """Say which rows are without the scenario's flags."""
+    without = [row.name for row in rows if not row.keeps_flags(scenario)]
+    if scenario.engine.options and without:
+        flags, engine = ", ".join(scenario.engine.options), scenario.engine.name
+        named = ", ".join(without[:3]) + (f" and {len(without) - 3} more" if without[3:] else "")
+        line = f"the scenario's flags ({flags}) are {engine}'s: not set on {named}"
+        show(notes(), Text(line))
 
 
 def rows_of(rows: str) -> tuple[Row, ...]:

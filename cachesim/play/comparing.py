@@ -40,12 +40,22 @@ REFUSED: Final = "refused"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """A policy: an engine at a release, with options; `model` replaces the workload's."""
+    """A server: an engine at a release, with options; `model` replaces the workload's.
+
+    The flags, slots and request fields of a scenario are those of its own engine. `as_written`:
+    they are kept on any engine, which refuses those that it does not have.
+    """
 
     name: str
     profile: str
     options: Mapping[str, Any] = field(default_factory=dict)
     model: Model | None = None
+    as_written: bool = False
+
+    def keeps_flags(self, scenario: Scenario) -> bool:
+        """True if the scenario's flags are this server's too; a row with a model has its own."""
+        own = Profile.parse(self.profile).engine == scenario.engine.name
+        return self.as_written or (own and self.model is None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,18 +161,7 @@ def _play(
     scenario: Scenario, row: Row, arithmetic: ArithmeticName, *, verify: bool
 ) -> _Played | Compared:
     profile = Profile.parse(row.profile)
-    server = Server(
-        name=profile.engine, profiles=(str(profile).partition("@")[2],), options=dict(row.options)
-    )
-    family = FAMILIES[profile.engine]
-    unknown = MESSAGES - {each.name for each in family.fields if family.has(each, profile)}
-    steps = tuple(
-        replace(step, slot=-1, options={n: v for n, v in step.options.items() if n not in unknown})
-        for step in scenario.step
-    )
-    changed = replace(
-        scenario, engine=server, model=row.model or scenario.model, expect=(), step=steps
-    )
+    changed = served_by(scenario, row)
     try:
         session = Session(changed, profile, arithmetic=arithmetic, reads_state=False)
         return _run(row.name, session, verify=verify and arithmetic != "counts")
@@ -170,6 +169,29 @@ def _play(
         return Compared(name=row.name, problem=error.problems[0])
     except CachesimError as error:
         return Compared(name=row.name, problem=str(error))
+
+
+def served_by(scenario: Scenario, row: Row) -> Scenario:
+    """The scenario with the row's server and model instead of its own."""
+    profile = Profile.parse(row.profile)
+    keeps, model, steps = row.keeps_flags(scenario), scenario.model, scenario.step
+    if row.model is not None:  # the tokens of the prompts are drawn by seed and vocabulary
+        model = replace(row.model, seed=model.seed, vocabulary=model.vocabulary)
+    if not keeps:
+        family = FAMILIES[profile.engine]
+        unknown = MESSAGES - {each.name for each in family.fields if family.has(each, profile)}
+        steps = tuple(
+            replace(
+                step, slot=-1, options={n: v for n, v in step.options.items() if n not in unknown}
+            )
+            for step in steps
+        )
+    server = Server(
+        name=profile.engine,
+        profiles=(str(profile).partition("@")[2],),
+        options={**(scenario.engine.options if keeps else {}), **row.options},
+    )
+    return replace(scenario, engine=server, model=model, step=steps, expect=())
 
 
 def _run(name: str, session: Session, *, verify: bool) -> _Played:

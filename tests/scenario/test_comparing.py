@@ -15,11 +15,21 @@ from cachesim.engines import FAMILIES
 from cachesim.engines.base import Reply
 from cachesim.engines.causes import Cause, Loss
 from cachesim.errors import ScenarioError
-from cachesim.play.comparing import BOUND, REFUSED, Row, compare, newest, policies, read
-from cachesim.scenario import limits
+from cachesim.play import run
+from cachesim.play.comparing import (
+    BOUND,
+    REFUSED,
+    Row,
+    compare,
+    newest,
+    policies,
+    read,
+    served_by,
+)
+from cachesim.scenario import full_profile, limits
 from cachesim.scenario.files import load
 from cachesim.scenario.format import Model
-from cachesim.scenario.shipped import shipped_file
+from cachesim.scenario.shipped import shipped_file, shipped_files
 from cachesim.units import Count
 from cachesim.verify.explain import lost_below
 from tests.fixtures import Capture, Patch, output
@@ -222,3 +232,69 @@ def test_another_field_of_a_request_is_refused_where_a_server_has_none() -> None
     (found,) = compare(replace(TRACE, step=steps), (Row(name="it", profile="sglang@0.5.23"),))
 
     assert "has no request field 'cache_salt'" in found.problem
+
+
+@pytest.mark.sampled(20)
+@pytest.mark.parametrize("name", [path.stem for path in shipped_files()])
+def test_a_scenario_is_compared_as_it_is_run(name: str) -> None:
+    scenario = load(shipped_file(name))
+    profiles = [full_profile(scenario.engine.name, each) for each in scenario.engine.profiles[:3]]
+    rows = [Row(name=str(each), profile=str(each), as_written=True) for each in profiles]
+    compared = list(compare(scenario, rows, arithmetic="counts"))[-len(rows) :]
+
+    for profile, row in zip(profiles, compared, strict=True):
+        played = run(scenario, profile, arithmetic="counts", verify=False)
+        answered = [
+            None if step.error else step.cached
+            for step, asked in zip(played.steps, scenario.step, strict=True)
+            if asked.do == "complete"
+        ]
+
+        assert "" == row.problem
+        assert answered == list(row.cached)
+
+
+RESET: Final = ["compare", "ik_llama.cpp-1889-reset-site", "--arithmetic", "counts"]
+REFUSING: Final = ["-p", "d2da6da05", "-p", "d2da6da05+1889"]
+
+
+def test_three_profiles_keep_the_flags_of_the_scenario_as_two_do(capsys: Capture) -> None:
+    assert 1 == main([*RESET, *REFUSING, "--format", "json"])
+    runs = json.loads(capsys.readouterr().out)["runs"]
+    two = [[step["cached"] for step in each["steps"]] for each in runs]
+    third = ["-p", "d2da6da05+1888"]
+    told = json.loads(output(capsys, [*RESET, *REFUSING, *third, "--format", "json"]))
+
+    assert [[0, 0, 410], [0, 395, 410]] == two
+    assert [*two, [0, 0, 410]] == [each["cached"] for each in told["rows"][1:]]
+
+
+def test_a_flag_of_the_command_replaces_that_of_the_scenario(capsys: Capture) -> None:
+    words = [*RESET, *REFUSING, "-p", "d2da6da05,companion=attn", "--format", "json"]
+    told = json.loads(output(capsys, words))
+
+    assert [0, 395, 395] == [each["cached"][1] for each in told["rows"][1:]]
+
+
+def test_another_engine_refuses_flags_that_it_does_not_have(capsys: Capture) -> None:
+    shown = output(capsys, [*RESET, *REFUSING, "-p", "llama.cpp@b9538", "--format", "json"])
+
+    assert "has no option 'companion'" in json.loads(shown)["rows"][-1]["problem"]
+
+
+def test_rows_without_the_flags_of_the_scenario_are_named(capsys: Capture) -> None:
+    assert 0 == main([*RESET, *REFUSING, "--row", "llama.cpp@b9538"])
+
+    noted = " ".join(capsys.readouterr().err.split())
+    flags = "the scenario's flags (companion, draft_max) are ik_llama.cpp's"
+    assert f"{flags}: not set on llama.cpp@b9538" == noted
+
+
+def test_a_row_with_a_model_is_sent_the_same_prompts() -> None:
+    seeded = replace(TRACE, model=replace(TRACE.model, preset="hybrid", seed=7))
+    kept = Row(name="a", profile="vllm@0.33.0")
+    named = replace(kept, model=HYBRID)
+    _, *rows = compare(seeded, (kept, named), arithmetic="counts")
+
+    assert rows[0].cached == rows[1].cached
+    assert 7 == served_by(seeded, named).model.seed
