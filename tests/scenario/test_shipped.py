@@ -1,13 +1,12 @@
 """The scenarios that are shipped: every one is right, sourced, and as it expects to be."""
 
-import re
 from functools import cache
 from pathlib import Path
 
 import pytest
 
 from cachesim.engines.family import Profile
-from cachesim.play import run, scenario_schema
+from cachesim.play import run
 from cachesim.play.result import CLAIMS
 from cachesim.scenario import full_profile, limits, load
 from cachesim.scenario.labels import LABELS, label_of_release
@@ -82,22 +81,9 @@ def test_a_scenario_is_called_what_finds_it_again(tmp_path: Path) -> None:
         assert [(called, scenario)] == load_all([called])
 
 
-# The page on the scenario file names every key and the limits that hold.
+# The page on the scenario file names the limits that hold.
 
 PAGE = (Path(__file__).parents[2] / "docs" / "scenario-format.md").read_text()
-
-
-def keys(schema: dict[str, dict[str, dict[str, object]]]) -> set[str]:
-    found: set[str] = set()
-    for name, each in schema.get("properties", {}).items():
-        found |= {name} | keys(each) | keys(each.get("items", {}))  # type: ignore[arg-type]
-    return found
-
-
-def test_every_key_of_the_format_is_on_the_page() -> None:
-    named = set(re.findall(r"[a-z_]+", " ".join(re.findall(r"`[^`]+`", PAGE))))
-
-    assert keys(scenario_schema()) - named == set()
 
 
 def test_the_limits_on_the_page_are_those_that_hold() -> None:
