@@ -448,10 +448,9 @@ class Traced:
                 position, node, int(nodes[i + 1]) if node and i + 1 < len(nodes) else ROOT
             )
         lowest, first = int(positions[0]), int(nodes[0])
-        if self.histories.depth(first, place) == 1:
-            return None
         if lowest == 0:
-            return StrayCell(Pos(0), first)
+            return None if self.histories.depth(first, place) == 1 else StrayCell(Pos(0), first)
+        # A line may begin with a first token above the bottom: whatever was below it is gone.
         return StrayCell(Pos(lowest - 1), ROOT) if lowest > bottom else None
 
 

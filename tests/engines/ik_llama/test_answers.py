@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cachesim import run_scenario
 from cachesim.engines import Engine, Request
 from cachesim.engines.chat import FIRST_BYTE
 from cachesim.engines.ik_llama import slot as matching
@@ -101,6 +102,22 @@ def test_a_server_empties_its_memory_when_it_is_first_idle_but_no_list(early: bo
     last = server.full(a[:80] + a[500:510], run_of(4000, 2))
 
     assert (80, not early) == (last.cached, is_cold(server.server, last))
+
+
+def test_what_the_server_emptied_is_named_also_a_turn_later() -> None:
+    run = run_scenario(
+        "ik_llama.cpp-first-request-at-start",
+        profile="ik_llama.cpp@8337e4cd3",
+        arithmetic="ring",
+    )
+    named = [
+        (fact.fields["position"], fact.fields["holds"])
+        for step in run.steps
+        for fact in step.facts
+        if fact.word == "because"
+    ]
+
+    assert [(199, None), (199, None)] == named
 
 
 def test_a_shift_by_text_loses_the_tokens_that_the_slot_has() -> None:
