@@ -166,7 +166,10 @@ def _play(
         session = Session(changed, profile, arithmetic=arithmetic, reads_state=False)
         return _run(row.name, session, verify=verify and arithmetic != "counts")
     except ScenarioError as error:
-        return Compared(name=row.name, problem=error.problems[0])
+        problem = error.problems[0]
+        if row.as_written and profile.engine != scenario.engine.name:
+            problem = f"{problem.partition(';')[0]}; --row {row.name}: with flags of its own"
+        return Compared(name=row.name, problem=problem)
     except CachesimError as error:
         return Compared(name=row.name, problem=str(error))
 

@@ -279,7 +279,10 @@ def test_a_flag_of_the_command_replaces_that_of_the_scenario(capsys: Capture) ->
 def test_another_engine_refuses_flags_that_it_does_not_have(capsys: Capture) -> None:
     shown = output(capsys, [*RESET, *REFUSING, "-p", "llama.cpp@b9538", "--format", "json"])
 
-    assert "has no option 'companion'" in json.loads(shown)["rows"][-1]["problem"]
+    assert (
+        "engine.options: llama.cpp@b9538 has no option 'companion'; "
+        "--row llama.cpp@b9538: with flags of its own"
+    ) == json.loads(shown)["rows"][-1]["problem"]
 
 
 def test_rows_without_the_flags_of_the_scenario_are_named(capsys: Capture) -> None:
