@@ -97,7 +97,7 @@ def real_ik_llama_cpp(
         except (OptionError, ScenarioError) as error:
             if len(found) == 1:
                 raise
-            playing.console().print(f"{one.name}: not played: {error}", markup=False)
+            playing.console().print(f"{one.name}: not run: {error}", markup=False)
     return 0 if equal else 1
 
 
