@@ -166,7 +166,7 @@ def test_one_more_key_of_a_step_is_read_where_steps_are_played() -> None:
 @pytest.mark.thorough
 @pytest.mark.usefixtures("engine")
 def test_one_more_engine_stands_in_the_documentation(page: Callable[[str], set[str]]) -> None:
-    assert {"## fake", "`fake@r2`"} <= page("releases:page")
+    assert {"## fake", "`r2`"} <= page("releases:page")
     assert {"`keeps`", "`hurry`"} <= page("flags:page")
     assert "`request-served`" in page("events:page")
 

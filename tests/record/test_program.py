@@ -74,9 +74,10 @@ def ask(port: int, text: str) -> int:
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=SECONDS)
     with_text = json.dumps(chat(text)).encode()
     connection.request("POST", CHAT, with_text, {"Content-Type": "application/json"})
-    status = connection.getresponse().status
+    response = connection.getresponse()
+    response.read()
     connection.close()
-    return status
+    return response.status
 
 
 @pytest.mark.thorough

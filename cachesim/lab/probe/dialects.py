@@ -69,6 +69,7 @@ class Dialect(ABC):
     paged: ClassVar[str] = ""  # the engine whose flag names the size of a page, if no answer does
     unloads: ClassVar[bool] = False  # `erase` leaves nothing
     shown: ClassVar[Mapping[str, Any]] = {}  # fields by which a person sees less
+    by_ids: ClassVar[bool] = True  # a prompt is token ids: a reply can be sent on as it was
     path: str
 
     def __init__(
@@ -360,6 +361,7 @@ class TextServer(Dialect):
 
     name = "OpenAI completions"
     path = "/v1/completions"
+    by_ids = False  # its texts become other tokens beside others, or messages
 
     def __init__(
         self, connection: Connection, words: tuple[str, ...] = (), *, chat: bool = False

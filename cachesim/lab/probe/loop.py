@@ -265,7 +265,7 @@ class Probe:
         self._before = list(target.sent)  # a start forgets it
         self._calibrated = list(target.dialect.connection.sent)
         self._check_cold()
-        if self.facts.probabilities:
+        if self.facts.probabilities and target.dialect.by_ids:
             refuse_other_decoding(target, whole[:STARTS], noise.error)
         self._check_plain_laws()
 
