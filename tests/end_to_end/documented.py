@@ -41,6 +41,7 @@ REDUCED: Final = (
     (r"(real [\w.-]+ .*--workloads) \d+", r"\1 2"),
     (r"(real (?:llama\.cpp|mlx-lm|vllm|sglang))$", r"\1 --workloads 2"),
     (r"(--agents|--arrivals)$", r"\1 --workloads 1"),
+    (r"(real llama\.cpp --logs .*--requests) \d+", r"\1 26"),
     (r"(real transformers) (--output)", r"\1 --family llama \2"),
     (r"(real (?:vllm|sglang) --(?:settings|runner).*)$", r"\1 --workloads 3"),
     (r"(--prove .*--minutes) \d+", r"\1 0.1"),
