@@ -268,8 +268,8 @@ def test_an_exception_of_an_engine_is_a_finding_with_its_workload(
 
 
 def test_an_exception_of_cachesim_itself_ends_a_search(monkeypatch: pytest.MonkeyPatch) -> None:
-    searching = import_module("cachesim.testing.search")
-    monkeypatch.setattr(searching, "finding_of", lambda *_: 1 / 0)
+    findings = import_module("cachesim.play.findings")
+    monkeypatch.setattr(findings, "finding_of", lambda *_: 1 / 0)
 
     with pytest.raises(ZeroDivisionError):
         search(Profile("llama.cpp", "b11549"), "dense", examples=1, seed=1)

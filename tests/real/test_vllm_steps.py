@@ -9,6 +9,7 @@ import pytest
 from cachesim.engines.family import Profile
 from cachesim.engines.vllm.family import FAMILY
 from cachesim.engines.vllm.rules import RunnerRules
+from cachesim.errors import UntestedError
 from cachesim.lab.real.playing import Agreement
 from cachesim.lab.real.vllm.scheduler import PACKAGES, SCHEDULER
 from cachesim.lab.real.vllm.steps import (
@@ -261,7 +262,8 @@ def test_every_mode_of_a_release_is_drawn_with_drafts_and_without() -> None:
 
 def test_what_was_not_played_does_not_agree(capsys: Capture) -> None:
     found = Agreement()
-    assert 1 == found.show()
+    with pytest.raises(UntestedError, match="no workload was run on both"):
+        found.show()
 
     steps = [{"steps": steps_of(DRAFTLESS, "0.33.0")}]
     count(found, DRAFTLESS, steps, steps)
@@ -278,7 +280,8 @@ def test_a_workload_on_which_both_raise_is_no_difference_and_does_not_agree() ->
     found, ended = Agreement(), [{"error": "AssertionError: 12 < 13"}]
     count(found, DRAFTLESS, ended, [{"error": "the real process aborts here"}])
 
-    assert 0 == found.show()
+    with pytest.raises(UntestedError, match="no workload was run on both"):
+        found.show()
     assert (0, 1) == (found.total("agreeing"), found.total("raised"))
 
 
