@@ -17,7 +17,9 @@ from cachesim.lab.real.environment import Environment
 
 ROOT = Path(__file__).parents[1]
 QUICK = (
-    "tests/cli", "tests/report", "tests/scenario", "tests/record",
+    "tests/cli", "tests/report", "tests/record",
+    "tests/scenario/test_reading.py", "tests/scenario/test_schema.py",
+    "tests/scenario/test_prompts.py", "tests/scenario/test_runner.py",
     "tests/traces/test_cluster.py", "tests/traces/test_other_forms.py",
 )  # fmt: skip
 """Every command, page and reader, the proxy, and what uses the extras."""

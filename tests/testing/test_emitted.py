@@ -232,6 +232,7 @@ BY_ANSWERS: Final = {each.name: each for each in ALL if each.caught_by == "answe
 
 
 @pytest.mark.thorough
+@pytest.mark.nightly
 @pytest.mark.parametrize("mutant", BY_ANSWERS.values(), ids=BY_ANSWERS)
 def test_the_file_of_a_mutant_fails_until_it_is_taken_back(mutant: Mutant) -> None:
     planted = Planted(
