@@ -131,6 +131,7 @@ class Options:
         spelled={"attn": "{flag}", "window": "{flag} --swa-compress"},
         default="none",
         choices=get_args(Companion),
+        tried=("none", "attn"),  # a window is DeepSeek 4's alone, which no search draws
         arrived={"window": LATER},
     )
     companion_window: int = option(
