@@ -167,7 +167,7 @@ class Marconi(SerialEngine[Rules, MarconiOptions]):
         return self.options.leaves_last_token
 
     def _serve(self, job: Job) -> None:
-        prompt = job.prompt
+        job.prompt = prompt = tuple(job.prompt)  # keys are cut and compared: a rope's are slow
         query = prompt[:-1] if self._right else prompt
         match = self.tree.look_up(query)
         job.cached = Count(match.reusable)
