@@ -25,10 +25,6 @@ class EndlessError(Exception):
     """A server that never becomes idle, or whose turn never ends."""
 
 
-_BOUNDS: Final[list[float]] = []
-"""The bound that counts now, if there is one: a signal is set once for all turns within it."""
-
-
 @contextmanager
 def bounded(seconds: float) -> Iterator[None]:
     """Raise EndlessError in a block that takes more processor time; the outermost bound counts.
@@ -36,22 +32,21 @@ def bounded(seconds: float) -> Iterator[None]:
     A loop of a server that never ends is interrupted by a signal, which only a main thread gets: a
     server in another thread, or in a browser, has no bound.
     """
-    if _BOUNDS:
+    # A browser's Python has the signal and no timer; Windows has neither.
+    if not hasattr(signal, "setitimer") or signal.getitimer(signal.ITIMER_VIRTUAL)[0]:
         yield
         return
     try:
         before = signal.signal(signal.SIGVTALRM, _over)
-    except (AttributeError, ValueError):  # no such signal, or no main thread
+    except ValueError:  # no main thread
         yield
         return
-    _BOUNDS.append(seconds)
     signal.setitimer(signal.ITIMER_VIRTUAL, seconds)
     try:
         yield
     finally:
         signal.setitimer(signal.ITIMER_VIRTUAL, 0)
         signal.signal(signal.SIGVTALRM, before)
-        _BOUNDS.clear()
 
 
 def _over(_: int, __: FrameType | None) -> None:

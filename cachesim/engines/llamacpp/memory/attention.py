@@ -151,7 +151,7 @@ def _lay_out(cells: Cells, seq: int, low: int, high: int) -> tuple[Integers, sli
     if held.size and (distance == distance[0]).all():
         least, most, cell = held.item(0), held.item(-1), found.item(0)
         base = least // BLOCK * BLOCK
-        positions = np.arange(base, (most // BLOCK + 1) * BLOCK)
+        positions = np.arange(base, (most // BLOCK + 1) * BLOCK, dtype=np.int64)
         if most - least + 1 == len(held):
             positions[: least - base] = positions[most + 1 - base :] = ABSENT
         else:
