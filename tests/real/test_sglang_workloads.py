@@ -349,12 +349,18 @@ def test_results_are_compared_as_far_as_the_core_in_rust_shows_them() -> None:
     assert [[1, 8, 4, 1, 1, 1, 1]] == visible_of_rust(hosted, groups)[0]["evicted"]
 
 
-def test_nodes_of_the_core_in_rust_are_read_by_their_ids(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ids 1 (the root), 3 and 7 are in use; pages of two tokens, hashed as text."""
+@pytest.mark.parametrize("pairs", [False, True], ids=("tokens", "pairs"))
+def test_nodes_of_the_core_in_rust_are_read_by_their_ids(
+    pairs: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ids 1 (the root), 3 and 7 are in use; pages of two tokens or pairs, hashed as text.
+
+    A drafter's core has pairs of tokens as keys, so the unknown text of node 9 is of pairs, too.
+    """
 
     def hashes(text: list[int], seed: str | None, page: int, bigrams: bool) -> list[str]:
-        assert not bigrams
-        return [f"{seed}:{list(text[: at + page])}" for at in range(0, len(text), page)]
+        assert bigrams is pairs
+        return [f"{seed}:{list(text[: at + page])}" for at in range(0, len(text) - pairs, page)]
 
     class Core:
         enable_storage = False
@@ -380,15 +386,17 @@ def test_nodes_of_the_core_in_rust_are_read_by_their_ids(monkeypatch: pytest.Mon
     utils = SimpleNamespace(storage_namespace_seed=lambda key, _: key)
     monkeypatch.setitem(sys.modules, "sglang.srt.mem_cache.rust_tree_core.extension", extension)
     monkeypatch.setitem(sys.modules, "sglang.srt.mem_cache.utils", utils)
-    nodes = RustNodes(Core(), page=2, bigrams=False, kinds=[MAMBA], host=False)
+    nodes = RustNodes(Core(), page=2, bigrams=pairs, kinds=[MAMBA], host=False)
     nodes.learn([10, 11, 12, 13, 14], None)
+    keys = ((10, 11), (11, 12), (12, 13), (13, 14)) if pairs else (10, 11, 12, 13)
 
-    assert [((10, 11), 2, [1]), ((10, 11, 12, 13), 2, [0])] == nodes.walk()
+    assert [(keys[:2], 2, [1]), (keys, 2, [0])] == nodes.walk()
 
     Core.paths[9] = (4, 6)
     del Core.paths[3]
+    unknown = ((-1, -1) if pairs else -1,) * 6
 
-    assert [((-1,) * 6, 2, [0]), ((10, 11, 12, 13), 2, [0])] == nodes.walk()
+    assert [(unknown, 2, [0]), (keys, 2, [0])] == nodes.walk()
 
 
 @pytest.mark.parametrize(

@@ -87,8 +87,8 @@ class RustNodes:
                 yield node, last.path_start, last.path_end
 
     def _tokens(self, number: int, length: int) -> tuple[Real, ...]:
-        if number < 0:
-            return (-1,) * length
+        if number < 0:  # as long, and of the form of the others, among which it is sorted
+            return ((-1, -1) if self.bigrams else -1,) * length
         text = self._known[number]
         if self.bigrams:
             return tuple(pairwise(text))[:length]
