@@ -5,14 +5,28 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Final, NamedTuple, TypeAlias
 
+import numpy as np
+
 from cachesim.errors import UpstreamAbort
-from cachesim.units import Array
+from cachesim.units import Array, Integers
 
 Ids: TypeAlias = tuple[int, ...]
 """The sequences of one token; the first one is the primary id."""
 
 MAX_SEQUENCES: Final = 256
 """Upstream's LLAMA_MAX_SEQ."""
+
+
+def as_integers(numbers: Sequence[int]) -> Integers:
+    """Numbers as an array; a range is not walked."""
+    if isinstance(numbers, range):
+        return np.arange(numbers.start, numbers.stop, numbers.step, dtype=np.int64)
+    return np.array(numbers, dtype=np.int64)
+
+
+def is_run(positions: Sequence[int]) -> bool:
+    """True for positions that follow one another by their form."""
+    return isinstance(positions, range) and positions.step == 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,7 @@ from typing import Final, Literal, TypeAlias
 
 import numpy as np
 
-from cachesim.engines.llamacpp.memory.batch import Batch, Ids, Splitter, Ubatch
+from cachesim.engines.llamacpp.memory.batch import Batch, Ids, Splitter, Ubatch, as_integers, is_run
 from cachesim.engines.llamacpp.memory.blob import READ_DEVICE, Blob, Reader
 from cachesim.engines.llamacpp.memory.module import Memory, UbatchStore
 from cachesim.engines.llamacpp.memory.rules import MemoryRules
@@ -85,13 +85,15 @@ class BatchAllocr:
         """The consistency checks, in upstream's order; an empty text if all hold."""
         if not self.rules.checks_positions:
             return ""
-        by_seq: dict[int, list[int]] = {}
+        by_seq: dict[int, Sequence[int]] = {}
         if len(distinct) == 1:
-            by_seq = {s: list(positions) for s in seqs[0]}
+            by_seq = dict.fromkeys(seqs[0], positions)
         else:
+            lists: dict[int, list[int]] = {}
             for pos, ids in zip(positions, seqs, strict=True):
                 for s in ids:
-                    by_seq.setdefault(s, []).append(pos)
+                    lists.setdefault(s, []).append(pos)
+            by_seq = {**lists}
         return (
             (not_ahead if self.sections else not_consecutive)(by_seq, memory)
             or diverged(distinct, memory)
@@ -106,23 +108,23 @@ def outputs_of(batch: Batch) -> tuple[bool, ...]:
     return batch.outputs or (False,) * (len(batch) - 1) + (True,)
 
 
-def not_consecutive(by_seq: dict[int, list[int]], memory: Memory) -> str:
+def not_consecutive(by_seq: dict[int, Sequence[int]], memory: Memory) -> str:
     """Refusal of a sequence that does not continue the memory, without gaps.
 
     Traps: a sequence without positions may start anywhere; repeated positions are accepted and use
     two cells; gaps in memory are invisible, since only `pos_max` is checked.
     """
     for s, positions in sorted(by_seq.items()):
-        low, high = min(positions), max(positions)
-        last = memory.seq_pos_max(s)
+        run, last = is_run(positions), memory.seq_pos_max(s)
+        low = positions[0] if run else min(positions)
         if last >= 0 and low != last + 1:
             return f"sequence {s} has last position {last} and the batch starts at {low}"
-        if high - low + 1 > len(set(positions)):
+        if not run and max(positions) - low + 1 > len(set(positions)):
             return f"sequence {s} positions are not continuous"
     return ""
 
 
-def not_ahead(by_seq: dict[int, list[int]], memory: Memory) -> str:
+def not_ahead(by_seq: dict[int, Sequence[int]], memory: Memory) -> str:
     """Refusal of positions of several sections (M-RoPE) not after the last one."""
     for s in sorted(by_seq):
         last = memory.seq_pos_max(s)
@@ -142,10 +144,10 @@ def diverged(distinct: set[Ids], memory: Memory) -> str:
     return ""
 
 
-def decreasing(by_seq: dict[int, list[int]]) -> str:
+def decreasing(by_seq: dict[int, Sequence[int]]) -> str:
     """Refusal of a sequence with decreasing positions, in batch order."""
     for s, positions in by_seq.items():
-        if positions != sorted(positions):
+        if not is_run(positions) and list(positions) != sorted(positions):
             return f"sequence {s} positions are decreasing"
     return ""
 
@@ -455,10 +457,10 @@ def network_ubatch(
     """A ubatch for the network: tokens and positions, no ids."""
     rows: slice | Array = slice(0, len(ubatch.rows))
     if not isinstance(ubatch.rows, range):
-        rows = np.array(ubatch.rows, dtype=np.int64)
+        rows = as_integers(ubatch.rows)
     return network_side.Ubatch(
         tokens=tokens[rows],
-        positions=np.array(ubatch.positions, dtype=np.int64),
+        positions=as_integers(ubatch.positions),
         sets=ubatch.n_seqs,
         outputs=np.array(outputs, dtype=np.int64),
         hidden=None if hidden is None else hidden[rows],
