@@ -7,7 +7,7 @@ from typing import Final, NamedTuple, TypeAlias
 import numpy as np
 
 from cachesim.engines.llamacpp.memory import blob
-from cachesim.engines.llamacpp.memory.batch import Splitter, Ubatch
+from cachesim.engines.llamacpp.memory.batch import Splitter, Ubatch, as_integers, is_run
 from cachesim.engines.llamacpp.memory.cells import (
     MAX,
     NO_WINDOW,
@@ -22,7 +22,7 @@ from cachesim.engines.llamacpp.memory.cells import (
 from cachesim.engines.llamacpp.memory.module import Plan, UbatchStore
 from cachesim.engines.llamacpp.memory.rules import MemoryRules
 from cachesim.errors import BlobError, UpstreamAbort
-from cachesim.model.arithmetic import LayerShape
+from cachesim.model.arithmetic import LayerShape, rows_from
 from cachesim.model.store import ABSENT, BLOCK, Frame, Lane, Lanes, grown
 from cachesim.units import Array, Integers
 
@@ -124,8 +124,8 @@ def plan_lanes(streams: Streams, ubatch: Ubatch) -> list[LanePlan]:
     """A lane per primary sequence of the ubatch, as in `set_input_kq_mask`. Trap: only the primary
     id of a row counts.
     """
-    at, first = np.array(ubatch.positions, dtype=np.int64), ubatch.seqs[0]
-    groups = {first[0]: np.arange(len(at))}
+    at, first = as_integers(ubatch.positions), ubatch.seqs[0]
+    groups = {first[0]: rows_from(0, len(at))}
     if ubatch.seqs.count(first) < len(at):
         primary = np.array([ids[0] for ids in ubatch.seqs])
         groups = {seq: np.flatnonzero(primary == seq) for seq in dict.fromkeys(primary.tolist())}
@@ -133,7 +133,10 @@ def plan_lanes(streams: Streams, ubatch: Ubatch) -> list[LanePlan]:
     for seq, rows in groups.items():
         stream = streams.of(seq, "set_input_kq_mask")
         low, high = streams.mask.interval(at[rows] if len(groups) > 1 else at)
-        ends = int(np.minimum.reduce(low)), int(np.maximum.reduce(high))
+        if is_run(ubatch.positions) and len(groups) == 1:
+            ends = low.item(0), high.item(-1)
+        else:
+            ends = int(np.minimum.reduce(low)), int(np.maximum.reduce(high))
         positions, picked = _lay_out(streams.cells[stream], seq, *ends)
         plans.append(LanePlan(stream, Frame(rows, positions, low, high), picked))
     return plans
@@ -145,19 +148,23 @@ def _lay_out(cells: Cells, seq: int, low: int, high: int) -> tuple[Integers, sli
     Empty blocks are left out: they would only add zeros. Cells with a repeated position follow in
     blocks of their own, in cell order.
     """
+    least, most, ahead = cells.span(seq)
+    least, most = max(low, least), min(high, most)
+    if ahead is not None and least <= most:
+        base = least // BLOCK * BLOCK
+        positions = np.arange(base, (most // BLOCK + 1) * BLOCK, dtype=np.int64)
+        positions[: least - base] = positions[most + 1 - base :] = ABSENT
+        start = base + ahead + MARGIN
+        return positions, slice(start, start + len(positions))
     found = cells.select(seq, low, high + 1)
     held = cells.pos[found]
     distance = held - found
     if held.size and (distance == distance[0]).all():
-        least, most, cell = held.item(0), held.item(-1), found.item(0)
+        least, most = held.item(0), held.item(-1)
         base = least // BLOCK * BLOCK
-        positions = np.arange(base, (most // BLOCK + 1) * BLOCK, dtype=np.int64)
-        if most - least + 1 == len(held):
-            positions[: least - base] = positions[most + 1 - base :] = ABSENT
-        else:
-            positions.fill(ABSENT)
-            positions[held - base] = held
-        start = base - least + cell + MARGIN
+        positions = np.full((most // BLOCK + 1) * BLOCK - base, ABSENT, dtype=np.int64)
+        positions[held - base] = held
+        start = base - distance.item(0) + MARGIN
         return positions, slice(start, start + len(positions))
     order = held.argsort(kind="stable")
     found, held = found[order], held[order]

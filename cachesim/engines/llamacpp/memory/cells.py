@@ -80,6 +80,15 @@ NO_WINDOW: Final = WindowMask()
 
 
 EMPTY: Final = -1
+
+Span: TypeAlias = tuple[int, int, int | None]
+"""The lowest and the highest position of a sequence, EMPTY without any; and where it is in a row,
+each cell minus its position.
+
+    cell        7    8    9   10        0 to 3, 7 ahead
+    position    0    1    2    3
+"""
+
 _WORD: Final = 64
 _LEAST: Final = 512  # initial size of the arrays
 
@@ -97,7 +106,7 @@ class Cells:
         self.bits: Array = np.zeros((1, least), dtype=np.uint64)
         self.has_shift = False
         self.used = 0
-        self.ends: dict[int, tuple[int, int]] = {}  # lowest and highest position, where known
+        self.spans: dict[int, Span] = {}  # of sequences, where known
         self.phantoms: dict[int, Counter[int]] = {}
 
     def reset(self) -> None:
@@ -108,7 +117,7 @@ class Cells:
         self.bits.fill(0)
         self.has_shift = False
         self.used = 0
-        self.ends.clear()
+        self.spans.clear()
         self.phantoms.clear()
 
     def cover(self, count: int) -> None:
@@ -154,9 +163,12 @@ class Cells:
 
     def select(self, seq: int, p0: int, p1: int) -> Integers:
         """The cells of the sequence with positions in [p0, p1), in index order."""
-        low, high = self._ends(seq)
+        low, high, ahead = self.span(seq)
         if p0 >= p1 or p0 > high or p1 <= low:
             return np.zeros(0, dtype=np.int64)
+        if ahead is not None:
+            first, end = max(p0, low) + ahead, min(p1, high + 1) + ahead
+            return np.arange(first, end, dtype=np.int64)
         cells = self.of(seq)
         if p0 <= low and high < p1:
             return cells
@@ -166,29 +178,47 @@ class Cells:
 
     def pos_min(self, seq: int) -> int:
         """Lowest position of the sequence, -1 if none."""
-        low, ghosts = self._ends(seq)[0], self.phantoms.get(seq)
+        low, ghosts = self.span(seq)[0], self.phantoms.get(seq)
         if not ghosts:
             return low
         return min(ghosts) if low < 0 else min(low, *ghosts)
 
     def pos_max(self, seq: int) -> int:
         """Highest position of the sequence, -1 if none."""
-        high, ghosts = self._ends(seq)[1], self.phantoms.get(seq)
+        high, ghosts = self.span(seq)[1], self.phantoms.get(seq)
         return max(high, *ghosts) if ghosts else high
 
-    def _ends(self, seq: int) -> tuple[int, int]:
-        known = self.ends.get(seq)
+    def span(self, seq: int) -> Span:
+        """The ends of a sequence, and how far its cells are ahead of its positions."""
+        known = self.spans.get(seq)
         if known is None:
-            held = self.pos[self.of(seq)]
-            known = (int(held.min()), int(held.max())) if held.size else (EMPTY, EMPTY)
-            self.ends[seq] = known
+            known = self.spans[seq] = self._span(seq)
         return known
 
-    def _widen_ends(self, seq: int, low: int, high: int) -> None:
-        known = self.ends.get(seq)
-        if known is not None:
-            least = known[0] if known[0] >= 0 else low
-            self.ends[seq] = min(least, low), max(known[1], high)
+    def _span(self, seq: int) -> Span:
+        cells = self.of(seq)
+        if not cells.size:
+            return EMPTY, EMPTY, None
+        held = self.pos[cells]
+        low, high, count = int(held.min()), int(held.max()), len(held)
+        ahead = cells.item(0) - low
+        in_a_row = high - low == count - 1 == cells.item(-1) - cells.item(0)
+        if in_a_row and not np.count_nonzero(cells - held != ahead):
+            return low, high, ahead
+        return low, high, None
+
+    def _widen_span(self, seq: int, cell: int | None, low: int, high: int) -> None:
+        """Add positions from a cell on; None for cells that are not in a row."""
+        known = self.spans.get(seq)
+        if known is None:
+            return
+        least, most, ahead = known
+        if most < 0:
+            self.spans[seq] = low, high, None if cell is None else cell - low
+        elif cell is not None and low == most + 1 and cell - low == ahead:
+            self.spans[seq] = least, high, ahead
+        else:
+            self.spans[seq] = min(least, low), max(most, high), None
 
     # --- changing single cells
 
@@ -207,7 +237,7 @@ class Cells:
             return
         self.bits[word, cell] = seqs | 1 << bit
         self.owners[cell] += 1
-        self._widen_ends(seq, pos, pos)
+        self._widen_span(seq, cell, pos, pos)
 
     # --- changing many cells
 
@@ -217,16 +247,16 @@ class Cells:
         where: slice | Integers
         if isinstance(cells, range):
             self.cover(cells.stop)
-            where = slice(cells.start, cells.stop)
+            first, where = cells.start, slice(cells.start, cells.stop)
         else:
-            where = cells
+            first, where = None, cells
         word, bit = divmod(seq, _WORD)
         last = pos + len(cells) - 1
         self.pos[where] = np.arange(pos, last + 1)
         self.bits[word, where] = 1 << bit
         self.owners[where] = 1
         self.used += len(cells)
-        self._widen_ends(seq, pos, last)
+        self._widen_span(seq, first, pos, last)
 
     def share(self, cells: Integers, seq: int) -> None:
         """Add a sequence to many cells; its own cells count twice (old releases)."""
@@ -240,7 +270,7 @@ class Cells:
         fresh = cells[~known]
         self.bits[word, fresh] |= np.uint64(1 << bit)
         self.owners[fresh] += 1
-        self.ends.pop(seq, None)
+        self.spans.pop(seq, None)
 
     def release(self, cells: Integers, seq: int) -> Integers:
         """Remove a sequence from some of its cells; return the emptied cells."""
@@ -249,7 +279,7 @@ class Cells:
         word, bit = divmod(seq, _WORD)
         self.bits[word, cells] &= ~np.uint64(1 << bit)
         self.owners[cells] -= 1
-        self.ends.pop(seq, None)
+        self.spans.pop(seq, None)
         freed: Integers = cells[self.owners[cells] == 0]
         self._vacate(freed)
         return freed
@@ -263,20 +293,20 @@ class Cells:
         self.owners[cells] = _bit_counts(bits)
         self.used += len(cells)
         for seq in self.seqs_among(cells):
-            self.ends.pop(seq, None)
+            self.spans.pop(seq, None)
 
     def wipe(self, cells: Integers) -> None:
         """Empty many cells, whatever their sequences."""
         if cells.size:
             for seq in self.seqs_among(cells):
-                self.ends.pop(seq, None)
+                self.spans.pop(seq, None)
             self._vacate(cells)
 
     def keep(self, seq: int) -> Integers:
         """Remove all other sequences from all cells; return the emptied cells."""
         mine = self.members(seq)
         emptied = np.flatnonzero((self.owners > 0) & ~mine)
-        self.ends.clear()
+        self.spans.clear()
         word, bit = divmod(seq, _WORD)
         self.bits[:, mine] = 0
         if word < len(self.bits):
@@ -290,7 +320,7 @@ class Cells:
         if not cells.size:
             return cells
         for seq in self.seqs_among(cells):
-            self.ends.pop(seq, None)
+            self.spans.pop(seq, None)
         self.pos[cells] = moved
         self.shift[cells] += shifts
         self.has_shift = True
@@ -337,10 +367,10 @@ class Cells:
             raise ContractError("an empty cell has sequences or a shift")
         if not self.has_shift and np.count_nonzero(self.shift):
             raise ContractError("a shift is pending but not flagged")
-        for seq, ends in self.ends.items():
-            held = self.pos[self.members(seq)]
-            if ends != ((held.min(), held.max()) if held.size else (EMPTY, EMPTY)):
-                raise ContractError(f"sequence {seq} is not at {ends[0]}..{ends[1]}")
+        for seq, span in self.spans.items():
+            low, high, ahead = self._span(seq)
+            if span[:2] != (low, high) or span[2] not in {ahead, None}:
+                raise ContractError(f"sequence {seq} is not at {span[0]}..{span[1]}")
 
 
 def _set_bits(words: Array) -> list[int]:

@@ -249,9 +249,12 @@ def test_a_wrong_book_is_noticed() -> None:
         cells.pos[1] = 7
 
     def ends(cells: Cells) -> None:
-        cells.ends[0] = (0, 2)
+        cells.spans[0] = (0, 2, None)
 
-    for damage in (used, owners, ghost, shift, moved, ends):
+    def row(cells: Cells) -> None:
+        cells.spans[0] = (0, 1, 3)
+
+    for damage in (used, owners, ghost, shift, moved, ends, row):
         streams = filled()
         damage(streams.cells[0])
         with pytest.raises(ContractError):
