@@ -150,6 +150,12 @@ class RecurrentCells:
         sets = [ubatch.set_ids(k) for k in range(n_seqs)]
         if self.head > self.used + 2 * n_seqs:
             self.head = 0
+        if n_seqs == 1 and (cell := self._own_cell(sets[0])) != NONE:
+            # The branches below, where they neither move a cell nor give one.
+            self.pos[cell], self.src0[cell] = ubatch.last_position(0), cell
+            self.rs_z, self.head, self.n = NONE, cell, 1
+            self.used = sum(map(bool, self.seqs))
+            return True
         if not self._uncouple(sets):
             return False
         low, high = self._give_cells([ids[0] for ids in sets])
@@ -173,6 +179,14 @@ class RecurrentCells:
         self.head, self.n = low, high - low + 1
         self.used = sum(map(bool, self.seqs))
         return self.n >= n_seqs
+
+    def _own_cell(self, ids: Ids) -> int:
+        """The cell of a single sequence that shares it with no other, with its own source."""
+        if len(ids) > 1 or not 0 <= ids[0] < self.size:
+            return NONE
+        cell = self.tail[ids[0]]
+        own = cell >= 0 and self.seqs[cell] == {*ids} and self.src[cell] == cell
+        return cell if own else NONE
 
     def _uncouple(self, sets: list[Ids]) -> bool:
         """Remove secondary ids from their cells, as they will share the primary one's."""
