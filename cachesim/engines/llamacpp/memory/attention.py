@@ -117,7 +117,9 @@ class LanePlan(NamedTuple):
         return int(self.picked.max(initial=MARGIN)) - MARGIN
 
     def pick(self, buffers: Rows, layer: int) -> Lane:
-        return self.frame.lane(buffers.keys[layer][self.picked], buffers.values[layer][self.picked])
+        keys, values = buffers.keys[layer], buffers.values[layer]
+        rows, positions, low, high = self.frame
+        return Lane(rows, keys[self.picked], values[self.picked], positions, low, high)
 
 
 def plan_lanes(streams: Streams, ubatch: Ubatch) -> list[LanePlan]:

@@ -116,13 +116,18 @@ class Splitter:
     """
 
     def __init__(
-        self, positions: Sequence[int], seqs: tuple[Ids, ...], outputs: tuple[bool, ...]
+        self,
+        positions: Sequence[int],
+        seqs: tuple[Ids, ...],
+        outputs: tuple[bool, ...],
+        distinct: set[Ids] | None = None,
     ) -> None:
+        """`distinct`: the different ones among `seqs`, where they are known."""
         self.positions = positions
         self.seqs = seqs
         self.outputs = outputs
-        self.distinct = set(seqs)
-        self.coupled = max(map(len, self.distinct)) > 1
+        self.distinct = set(seqs) if distinct is None else distinct
+        self.coupled = any(len(ids) > 1 for ids in self.distinct)
         self._sets: list[frozenset[int]] = []
         self.reset()
 

@@ -262,7 +262,7 @@ class Reader:
 
 def chunks_of(cells: Integers | range) -> int:
     """Number of runs of consecutive cells."""
-    if isinstance(cells, range):
+    if isinstance(cells, range) or len(cells) == cells[-1] - cells[0] + 1:
         return 1
     return 1 + int(np.count_nonzero(cells[1:] - cells[:-1] != 1))
 

@@ -220,6 +220,15 @@ class Cells:
         else:
             self.spans[seq] = min(least, low), max(most, high), None
 
+    def _cut_span(self, seq: int, cells: Integers) -> None:
+        """Keep what is known of a sequence only if the cells it loses are the end of its row."""
+        low, high, ahead = self.spans.pop(seq, (EMPTY, EMPTY, None))
+        if ahead is None:
+            return
+        first = cells.item(0) - ahead
+        if len(cells) == high + 1 - first:
+            self.spans[seq] = (low, first - 1, ahead) if low < first else (EMPTY, EMPTY, None)
+
     # --- changing single cells
 
     def place(self, cell: int, pos: int) -> None:
@@ -279,7 +288,7 @@ class Cells:
         word, bit = divmod(seq, _WORD)
         self.bits[word, cells] &= ~np.uint64(1 << bit)
         self.owners[cells] -= 1
-        self.spans.pop(seq, None)
+        self._cut_span(seq, cells)
         freed: Integers = cells[self.owners[cells] == 0]
         self._vacate(freed)
         return freed
@@ -384,7 +393,7 @@ def _set_bits(words: Array) -> list[int]:
 
 
 def _bit_counts(bits: Array) -> Integers:
-    seen = np.flatnonzero(bits.any(axis=0))  # most cells are empty
+    seen = np.bitwise_or.reduce(bits, axis=0).nonzero()[0]  # most cells are empty
     octets = np.ascontiguousarray(bits[:, seen].T).view(np.uint8)
     counts = np.zeros(bits.shape[1], np.int64)
     counts[seen] = np.unpackbits(octets, axis=1).sum(axis=1)
@@ -707,7 +716,7 @@ def prepare(streams: Streams, ubatches: list[Ubatch]) -> list[SlotInfo] | None:
         slot = find_slot(streams, ubatches[0])
         if slot is None:
             return None
-        if all(isinstance(found, range) for found in slot.cells):  # only the heads would change
+        if {*map(type, slot.cells)} == {range}:  # only the heads would change
             _put_back_heads(streams, slot, tuple(streams.heads))
             return [slot]
     slots: list[SlotInfo] = []

@@ -64,7 +64,7 @@ class BatchAllocr:
         reason = self.refusal(positions, seqs, distinct, memory)
         if reason:
             return Refusal(reason=reason)
-        return Splitter(positions, seqs, outputs_of(batch))
+        return Splitter(positions, seqs, outputs_of(batch), distinct)
 
     def continued(self, seqs: Iterable[Ids], memory: Memory) -> tuple[int, ...]:
         """Positions for a batch without any: each sequence continues after its last one."""
@@ -85,6 +85,9 @@ class BatchAllocr:
         """The consistency checks, in upstream's order; an empty text if all hold."""
         if not self.rules.checks_positions:
             return ""
+        continues = not_ahead if self.sections else not_consecutive
+        if len(distinct) == 1 == len(seqs[0]) and is_run(positions):
+            return continues({seqs[0][0]: positions}, memory)  # the others hold for a single run
         by_seq: dict[int, Sequence[int]] = {}
         if len(distinct) == 1:
             by_seq = dict.fromkeys(seqs[0], positions)
@@ -95,7 +98,7 @@ class BatchAllocr:
                     lists.setdefault(s, []).append(pos)
             by_seq = {**lists}
         return (
-            (not_ahead if self.sections else not_consecutive)(by_seq, memory)
+            continues(by_seq, memory)
             or diverged(distinct, memory)
             # Upstream's check of incompatible sequence sets is here. It intersects, for each
             # id, sets that all contain the id, so it never fires: {0,1} then {1,2} is accepted.
@@ -147,7 +150,7 @@ def diverged(distinct: set[Ids], memory: Memory) -> str:
 def decreasing(by_seq: dict[int, Sequence[int]]) -> str:
     """Refusal of a sequence with decreasing positions, in batch order."""
     for s, positions in by_seq.items():
-        if not is_run(positions) and list(positions) != sorted(positions):
+        if list(positions) != sorted(positions):
             return f"sequence {s} positions are decreasing"
     return ""
 

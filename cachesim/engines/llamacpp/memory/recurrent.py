@@ -225,7 +225,8 @@ class RecurrentMemory:
         The cells of a single ubatch (None) are only searched in `apply`.
         """
         if len(ubatches) == 1:
-            return [None] if all(0 <= seq < self.size for seq in ubatches[0].ids) else None
+            ids = ubatches[0].ids
+            return [None] if ids[0] >= 0 and ids[-1] < self.size else None
         before, found = self.cells.held(), list[Found | None]()
         for ubatch in ubatches:
             self.cells.change_copies()
