@@ -143,7 +143,7 @@ def _pieces(run: Advance, n_ubatch: int) -> list[Ubatch]:
 def pass_over_replies(server: ServerContext) -> None:
     """Steps that only append known tokens, run at once."""
     target = server.contexts.target
-    if server.may_draft or server.queue:
+    if server.most_turns < 2 or server.may_draft or server.queue:
         return
     busy = [slot for slot in server.slots if slot.is_processing]
     turns = min((_turns(server, slot) for slot in busy), default=0)

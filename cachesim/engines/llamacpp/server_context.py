@@ -94,7 +94,10 @@ class ServerContext:
     @property
     def is_busy(self) -> bool:
         """True while a slot is processing."""
-        return any(slot.state is not SlotState.IDLE for slot in self.slots)
+        for slot in self.slots:  # noqa: SIM110 - a generator takes longer than the states
+            if slot.state is not SlotState.IDLE:
+                return True
+        return False
 
     @property
     def no_logits(self) -> Array:
