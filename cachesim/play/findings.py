@@ -11,7 +11,7 @@ from cachesim.engines.family import Profile
 from cachesim.engines.seen import Laws, Seen
 from cachesim.errors import CachesimError, ContractError, raised_by
 from cachesim.model.arithmetic import ArithmeticName
-from cachesim.play.loop import LONGEST_TURN, PER_TOKEN, EndlessError, bounded
+from cachesim.play.loop import LONGEST_TURN, PER_TOKEN, EndlessError, bounded, handled
 from cachesim.play.session import ABORTED, CANCELLED, ENDLESS, WORKER_GONE, Record, Session
 from cachesim.scenario.format import Kind, Scenario
 from cachesim.units import Tokens, as_tokens
@@ -306,18 +306,19 @@ def judge_session(
     """The outcome of a session's run."""
     trial, options, done = Trial.of(session), session.scenario.engine.options, 0
     try:
-        for record in records:
-            done = record.index + 1
-            oracle = oracles.of(session.networks[record.step.model])
-            with bounded(LONGEST_TURN + PER_TOKEN * len(record.prompt)):
-                finding = finding_of(record, oracle, trial, options)
-            if finding is not None and only in {None, finding.kind}:
-                trial.findings.append(finding)
-                if stop_early:
-                    break
-        if not session.ended:  # an assertion ends a function before its bookkeeping
-            with bounded(LONGEST_TURN):
-                session.engine.check_integrity()
+        with handled():
+            for record in records:
+                done = record.index + 1
+                oracle = oracles.of(session.networks[record.step.model])
+                with bounded(LONGEST_TURN + PER_TOKEN * len(record.prompt)):
+                    finding = finding_of(record, oracle, trial, options)
+                if finding is not None and only in {None, finding.kind}:
+                    trial.findings.append(finding)
+                    if stop_early:
+                        break
+            if not session.ended:  # an assertion ends a function before its bookkeeping
+                with bounded(LONGEST_TURN):
+                    session.engine.check_integrity()
     except EndlessError as endless:
         if only in {None, "crash"}:
             trial.findings.insert(0, Finding(kind="crash", step=done, detail=str(endless)))

@@ -3,6 +3,7 @@
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from threading import get_ident
 from types import FrameType
 from typing import Final, Protocol, runtime_checkable
 
@@ -25,15 +26,21 @@ class EndlessError(Exception):
     """A server that never becomes idle, or whose turn never ends."""
 
 
-@contextmanager
-def bounded(seconds: float) -> Iterator[None]:
-    """Raise EndlessError in a block that takes more processor time; the outermost bound counts.
+class _Timer:
+    """The process's timer of blocks: it has one, and the outermost block uses it."""
 
-    A loop of a server that never ends is interrupted by a signal, which only a main thread gets: a
-    server in another thread, or in a browser, has no bound.
-    """
+    runs = False
+    thread: int | None = None  # that handles its signal
+
+
+_TIMER: Final = _Timer()
+
+
+@contextmanager
+def handled() -> Iterator[None]:
+    """Handle the timer's signal once for all `bounded` blocks inside, which takes its time."""
     # A browser's Python has the signal and no timer; Windows has neither.
-    if not hasattr(signal, "setitimer") or signal.getitimer(signal.ITIMER_VIRTUAL)[0]:
+    if _TIMER.thread is not None or not hasattr(signal, "setitimer"):
         yield
         return
     try:
@@ -41,15 +48,39 @@ def bounded(seconds: float) -> Iterator[None]:
     except ValueError:  # no main thread
         yield
         return
-    signal.setitimer(signal.ITIMER_VIRTUAL, seconds)
+    _TIMER.thread = get_ident()
     try:
         yield
     finally:
-        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        _TIMER.thread = None
         signal.signal(signal.SIGVTALRM, before)
 
 
+@contextmanager
+def bounded(seconds: float) -> Iterator[None]:
+    """Raise EndlessError in a block that takes more processor time; the outermost bound counts.
+
+    A loop of a server that never ends is interrupted by a signal, which only a main thread gets: a
+    server in another thread, or in a browser, has no bound.
+    """
+    if _TIMER.runs:
+        yield
+        return
+    with handled():
+        if _TIMER.thread != get_ident():
+            yield
+            return
+        _TIMER.runs = True
+        signal.setitimer(signal.ITIMER_VIRTUAL, seconds)
+        try:
+            yield
+        finally:
+            signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+            _TIMER.runs = False
+
+
 def _over(_: int, __: FrameType | None) -> None:
+    _TIMER.runs = False
     raise EndlessError(FOREVER)
 
 
@@ -76,6 +107,8 @@ class Loop:
         self.turns += 1
         if self.most is not None and self.turns > self.most:
             raise EndlessError(f"still busy after {self.most} turns of the loop")
+        if _TIMER.runs:
+            return self.engine.step()
         with bounded(LONGEST_TURN):
             return self.engine.step()
 
