@@ -1,14 +1,15 @@
 """A finished request as the laws of its engine read it, and a broken law."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal, Protocol, TypeAlias
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol, TypeAlias, TypeVar
 
 from cachesim.engines.base import Reply
 from cachesim.engines.events import Event
 from cachesim.units import Tokens
 
 Kind: TypeAlias = Literal["broken invariant", "refusal", "lost reuse"]
+E = TypeVar("E", bound=Event)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +26,15 @@ class Seen:
     layers: frozenset[str]
     plain: bool  # a model of no special class
     chat: bool = False
+    _by_class: dict[type[Event], list[Any]] = field(default_factory=dict, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        for event in self.events:
+            self._by_class.setdefault(type(event), []).append(event)
+
+    def of(self, kind: type[E]) -> Sequence[E]:
+        """The events of a class, in order; laws ask for many classes of the same few events."""
+        return self._by_class.get(kind, ())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

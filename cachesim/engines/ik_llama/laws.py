@@ -3,7 +3,6 @@
 import re
 from collections.abc import Iterator, Sequence
 from itertools import accumulate, pairwise
-from typing import Any
 
 import numpy as np
 
@@ -62,7 +61,7 @@ class IkLaws:
         """The first law that a request breaks."""
         self._agrees = self._agrees and self._still_agrees(seen)
         self._moved = self._moved or any(
-            each.n_past != each.n_past_prompt for each in of(PrefixMatched, seen)
+            each.n_past != each.n_past_prompt for each in seen.of(PrefixMatched)
         )
         self._cut = self._cut or seen.reply.truncated
         broken: Iterator[str] = iter(())
@@ -88,7 +87,7 @@ class IkLaws:
             or slot.stray
             or (reply.truncated and len(reply.prompt) >= slot.n_ctx)
             or (ContextShifted in kinds and not listed)
-            or any(each.removed != each.n_discard for each in of(ContextShifted, seen))
+            or any(each.removed != each.n_discard for each in seen.of(ContextShifted))
             or (DraftVerified in kinds and primary.hybrid)
         )
 
@@ -109,7 +108,7 @@ class IkLaws:
         stripped, flags = self._engine.cache.stripped, self._options  # without reasoning
         prompt, lists = stripped(seen.reply.prompt), [*map(stripped, self._lists)]
         yield from self._without_reasoning(seen.reply.prompt, prompt)
-        for event in of(SlotSelected, seen):
+        for event in seen.of(SlotSelected):
             if event.by == "id" or len(prompt) >= slot.n_ctx:  # compared as it is cut
                 return
             least = np.float32(flags.slot_prompt_similarity)
@@ -146,11 +145,11 @@ class IkLaws:
             yield f"{chosen.f_keep} of a list would be kept, of which {kept} is equal"
         low = self._lists[chosen.slot] and chosen.f_keep < np.float32(flags.cache_ram_similarity)
         long = 0 <= flags.cache_ram_n_min <= len(held)
-        saved, known = of(PromptSaved, seen), of(PromptAlreadyCached, seen)
+        saved, known = seen.of(PromptSaved), seen.of(PromptAlreadyCached)
         if bool(low and long and flags.cache_ram != 0) != (len(saved) + len(known) == 1):
             yield f"a list of which {chosen.f_keep} would be kept is saved {len(saved)} times"
-        after = self._entries + len(saved) - len(of(PromptLoaded, seen))
-        after -= len(of(PromptEvicted, seen))
+        after = self._entries + len(saved) - len(seen.of(PromptLoaded))
+        after -= len(seen.of(PromptEvicted))
         now = len(cache.entries)
         if now > after or (now < after and not saved):
             yield f"{now} entries are in the prompt cache, not {after}"
@@ -158,8 +157,8 @@ class IkLaws:
 
     def _loaded(self, seen: Seen, held: Sequence[Token], prompt: Sequence[Token]) -> Iterator[str]:
         """The prompt cache: the most similar entry is loaded if more similar than the list."""
-        rules, cache, loaded = self._rules, self._engine.cache, of(PromptLoaded, seen)
-        if self._cut or of(PromptLoadFailed, seen):  # prompts are compared as lists were shifted
+        rules, cache, loaded = self._rules, self._engine.cache, seen.of(PromptLoaded)
+        if self._cut or seen.of(PromptLoadFailed):  # prompts are compared as lists were shifted
             return
         score = np.float32(loaded[0].similarity) if loaded else np.float32(1)
         if score <= _dice_ratio(held, prompt) and loaded:
@@ -175,11 +174,11 @@ class IkLaws:
 
     def _listed(self, seen: Seen, slot: Slot) -> Iterator[str]:
         """The list: the kept tokens, the rest of the prompt, the reply."""
-        reply, drafts = seen.reply, bool(of(DraftVerified, seen))
+        reply, drafts = seen.reply, bool(seen.of(DraftVerified))
         if reply.truncated:
             return
         new = list(reply.written[there_is(reply.cached) :])
-        at = 0 if of(FullReset, seen) else of(SequenceTrimmed, seen)[0].p0
+        at = 0 if seen.of(FullReset) else seen.of(SequenceTrimmed)[0].p0
         if not self._moved and at != reply.cached:
             yield f"{reply.cached} tokens are cached, the slot is cut at {at}"
         if slot.cache_tokens[at:][: len(new)] != new:
@@ -222,7 +221,7 @@ class IkLaws:
             wanted = total - dropped if keep + dropped < total else total
             if read != wanted:
                 yield f"{read} of {total} tokens are read, {wanted} fit"
-        for event in of(ContextShifted, seen):
+        for event in seen.of(ContextShifted):
             keep = min(read if slot.n_keep < 0 else slot.n_keep, room - 4)
             before = event.n_past + event.removed
             if event.n_keep != keep or event.n_discard != (given or (before - keep) // 2):
@@ -233,27 +232,27 @@ class IkLaws:
     # -- checkpoints -------------------------------------------------------------------------
 
     def _resumed(self, seen: Seen) -> Iterator[str]:
-        for event in of(CheckpointRefused, seen):
+        for event in seen.of(CheckpointRefused):
             if event.pos_max < event.thold:
                 yield f"a checkpoint at {event.pos_max} is refused, below {event.thold}"
-        for event in of(CheckpointReset, seen):
-            if event.pos_min < event.thold:
-                yield f"a memory from {event.pos_min} on is reset, below {event.thold}"
+        for reset in seen.of(CheckpointReset):
+            if reset.pos_min < reset.thold:
+                yield f"a memory from {reset.pos_min} on is reset, below {reset.thold}"
 
     def _checkpointed(self, seen: Seen, slot: Slot) -> Iterator[str]:
         """Checkpoints: at the places that follow from flags and lengths."""
         primary, reply = self._engine.primary, seen.reply
-        if of(DraftVerified, seen) or self._moved or not reply.generated:
+        if seen.of(DraftVerified) or self._moved or not reply.generated:
             return
-        made = [each.n_tokens for each in of(CheckpointCreated, seen)]
+        made = [each.n_tokens for each in seen.of(CheckpointCreated)]
         if not (primary.hybrid or primary.recurrent) or not self._options.ctx_checkpoints:
             if made:
                 yield f"checkpoints are saved of {made} tokens"
             return
-        old = [each.n_tokens for each in slot.checkpoints if each.made_by != slot.id_task]
-        old += [each.n_tokens for each in of(CheckpointErased, seen) if not each.rule]
+        old = [int(each.n_tokens) for each in slot.checkpoints if each.made_by != slot.id_task]
+        old += [each.n_tokens for each in seen.of(CheckpointErased) if not each.rule]
         newest = max({*old} - {*made}, default=0)
-        restored = of(CheckpointRestored, seen)
+        restored = seen.of(CheckpointRestored)
         begin = self._rules.interval_starts_at
         if restored and self._rules.restore_moves_interval:
             begin = restored[0].pos_max
@@ -290,7 +289,7 @@ class IkLaws:
 
     def _drafted(self, seen: Seen, slot: Slot) -> Iterator[str]:
         """Drafts: limits, and the companion's memory after the last of them."""
-        events, flags = of(DraftVerified, seen), self._options
+        events, flags = seen.of(DraftVerified), self._options
         for each in events:
             if (
                 not max(each.accepted, min(flags.draft_min, flags.draft_max))
@@ -308,7 +307,7 @@ class IkLaws:
             positions = cells.pos[cells.of(SEQ)]
             if len(np.unique(positions)) < len(positions):
                 yield "the companion has two cells of one position"
-        end, refused = len(slot.cache_tokens) - 1, of(CompanionRefused, seen)
+        end, refused = len(slot.cache_tokens) - 1, seen.of(CompanionRefused)
         if any(each.position == 0 for each in refused) and not isinstance(
             companion, AttentionCompanion
         ):
@@ -346,11 +345,6 @@ class IkLaws:
                 done += accepted
             done += 1
         return found
-
-
-def of(kind: type[Any], seen: Seen) -> list[Any]:
-    """The events of a kind."""
-    return [each for each in seen.events if isinstance(each, kind)]
 
 
 def _dice_ratio(held: Sequence[Token], prompt: Sequence[Token]) -> np.float32:

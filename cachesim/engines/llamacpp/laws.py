@@ -87,7 +87,7 @@ class LlamaLaws:
             yield f"a prompt of {prompt} tokens is refused in a slot of {n_ctx}"
 
     def _broken(self, seen: Seen) -> Iterator[str]:
-        launched = [each for each in seen.events if isinstance(each, TaskLaunched)]
+        launched = seen.of(TaskLaunched)
         parents = [each.slot for each in launched if not each.is_child]
         if parents != [seen.reply.slot]:
             yield f"slot {seen.reply.slot} replies first, slots {parents} were launched"
@@ -109,21 +109,20 @@ class LlamaLaws:
         parked = [get_common_prefix(text, prompt) for text in self._entries]
         if seen.reply.equal != max((*common, *parked)):
             yield f"{seen.reply.equal} tokens are equal, of {common} in slots, {parked} parked"
-        pinned = any(isinstance(each, SlotChosenById) for each in seen.events)
-        for each in () if pinned else seen.events:
-            if isinstance(each, SlotChosenBySimilarity):
-                share = max(common) / len(prompt)
-                if common[each.slot] < max(common) or abs(each.similarity - share) > NEAR:
-                    yield f"slot {each.slot} is chosen for {each.similarity}, of {common} tokens"
-            if isinstance(each, SlotChosenByAge):
-                oldest = min(self._released)
-                share = max(common) / max(1, len(prompt))
-                if self._released[each.slot] != oldest or (0 < threshold < share - NEAR):
-                    yield f"slot {each.slot} is chosen by age, of {self._released}, {common} tokens"
-            if isinstance(each, CacheEntryCompared):
-                share = each.lcp / each.n_tokens
-                if each.f_keep is None or abs(each.f_keep - share) > NEAR:
-                    yield f"an entry has {each.lcp} of {each.n_tokens} tokens, and {each.f_keep}"
+        pinned = seen.of(SlotChosenById)
+        for alike in () if pinned else seen.of(SlotChosenBySimilarity):
+            share = max(common) / len(prompt)
+            if common[alike.slot] < max(common) or abs(alike.similarity - share) > NEAR:
+                yield f"slot {alike.slot} is chosen for {alike.similarity}, of {common} tokens"
+        for aged in () if pinned else seen.of(SlotChosenByAge):
+            oldest = min(self._released)
+            share = max(common) / max(1, len(prompt))
+            if self._released[aged.slot] != oldest or (0 < threshold < share - NEAR):
+                yield f"slot {aged.slot} is chosen by age, of {self._released}, {common} tokens"
+        for entry in () if pinned else seen.of(CacheEntryCompared):
+            share = entry.lcp / entry.n_tokens
+            if entry.f_keep is None or abs(entry.f_keep - share) > NEAR:
+                yield f"an entry has {entry.lcp} of {entry.n_tokens} tokens, and {entry.f_keep}"
         last = [slot.t_last_used for slot in self._engine.server.slots]
         if last[int(seen.reply.slot or 0)] <= max(self._released):
             yield f"slot {seen.reply.slot} is released before others: {last}"
@@ -132,9 +131,9 @@ class LlamaLaws:
         """The tokens decoded and held are those of prompt and reply."""
         reply, flags = seen.reply, self._engine.server.options
         prompt, made = len(reply.prompt), max(0, len(reply.generated) - 1)
-        decoded = sum(each.n_tokens for each in seen.events if isinstance(each, BatchDecoded))
-        shifts = [each for each in seen.events if isinstance(each, ContextShifted)]
-        drafts = [each.n_tokens for each in seen.events if isinstance(each, DraftMade)]
+        decoded = sum([each.n_tokens for each in seen.of(BatchDecoded)])
+        shifts = seen.of(ContextShifted)
+        drafts = [each.n_tokens for each in seen.of(DraftMade)]
         accepted = self._accepted(seen)
         if (reply.drafted, reply.accepted) != (sum(drafts), accepted):
             yield (
@@ -147,18 +146,19 @@ class LlamaLaws:
             yield f"{len(reply.generated)} tokens are generated without a draft"
         if not drafts and decoded != (reply.processed or 0) + made:
             yield f"{decoded} tokens are decoded for {reply.processed} processed, {made} generated"
-        for each in seen.events:
-            if isinstance(each, SlotReleased) and not drafts:
-                held = prompt + made - sum(shift.n_discard for shift in shifts)
-                if each.n_tokens != held:
-                    yield f"slot {each.slot} is released with {each.n_tokens} tokens, not {held}"
-            if isinstance(each, PromptStarted):
-                given = seen.fields.get("n_keep", flags.keep), prompt
-                if (each.n_keep, each.n_tokens) != given and "endpoint" not in seen.fields:
-                    yield f"a prompt starts with {each.n_keep} tokens to keep of {each.n_tokens}"
-        for each in seen.events:
-            if isinstance(each, DraftVerified) and each.rolled_back != self._undone(each):
-                yield f"{each.drafted - each.accepted} tokens are rolled back by {each.rolled_back}"
+        held = prompt + made - sum([shift.n_discard for shift in shifts])
+        for released in () if drafts else seen.of(SlotReleased):
+            if released.n_tokens != held:
+                n_tokens = released.n_tokens
+                yield f"slot {released.slot} is released with {n_tokens} tokens, not {held}"
+        given = seen.fields.get("n_keep", flags.keep), prompt
+        for start in () if "endpoint" in seen.fields else seen.of(PromptStarted):
+            if (start.n_keep, start.n_tokens) != given:
+                yield f"a prompt starts with {start.n_keep} tokens to keep of {start.n_tokens}"
+        for draft in seen.of(DraftVerified):
+            if draft.rolled_back != self._undone(draft):
+                n_wrong = draft.drafted - draft.accepted
+                yield f"{n_wrong} tokens are rolled back by {draft.rolled_back}"
         for shift in shifts:
             n_keep = seen.fields.get("n_keep", flags.keep)
             keeps = min(prompt if n_keep < 0 else n_keep, flags.n_ctx_slot - 4)
@@ -173,10 +173,10 @@ class LlamaLaws:
         ends = server.is_exact or server.n_swa or seen.images or seen.chat
         if ends or MESSAGES & seen.fields.keys():
             return
-        if any(isinstance(each, BatchRetried) for each in seen.events):
+        if seen.of(BatchRetried):
             return
-        for each in seen.events:
-            if isinstance(each, BatchDecoded) and left > 0:
+        for each in seen.of(BatchDecoded):
+            if left > 0:
                 due = min(left, server.options.n_batch)
                 if each.n_tokens != due:
                     yield f"a batch has {each.n_tokens} tokens, not {due} of {left} left"
@@ -198,11 +198,10 @@ class LlamaLaws:
         """Accepted tokens of all drafts; a restore decodes a draft's accepted part again."""
         total, replays = 0, False
         own = self._engine.server.rules.slots.replay_counts_correction
-        for each in seen.events:
-            if isinstance(each, DraftVerified) and each.rolled_back != "checkpoint":
+        for each in seen.of(DraftVerified):
+            if each.rolled_back != "checkpoint":
                 total += each.accepted - (replays and not own)
-            if isinstance(each, DraftVerified):
-                replays = each.rolled_back == "checkpoint"
+            replays = each.rolled_back == "checkpoint"
         return total
 
     def _checkpoints(self, seen: Seen) -> Iterator[str]:
@@ -214,8 +213,7 @@ class LlamaLaws:
         if not (needs and whole and flags.ctx_checkpoints) or seen.images:
             return
         slot = server.slots[int(reply.slot or 0)]
-        made = any(isinstance(each, CheckpointCreated) for each in seen.events)
-        if not (made or slot.prompt.checkpoints):
+        if not (seen.of(CheckpointCreated) or slot.prompt.checkpoints):
             yield f"a prompt of {len(reply.prompt)} tokens leaves no checkpoint"
 
     def _undone(self, verified: DraftVerified) -> str:
@@ -228,17 +226,15 @@ class LlamaLaws:
 
     def _lost(self, seen: Seen, children: set[int]) -> Iterator[str]:
         """Texts of idle slots and of the prompt cache stay, or events name what dropped them."""
-        server, events = self._engine.server, seen.events
+        server = self._engine.server
         cache, flags = server.cache, server.options
-        dropped = [each for each in events if isinstance(each, CacheEntryDropped)]
+        dropped = seen.of(CacheEntryDropped)
         if cache is not None and cache.limit_size > 0:
             for each in dropped:
                 if each.reason == "tokens":  # the limit is what fits into the bytes
                     yield f"an entry is dropped for {each.limit} tokens, though its bytes fit"
-        loaded = any(isinstance(each, CacheEntryLoaded) for each in events)
-        purged = dropped or any(
-            isinstance(each, CacheEntryTooLarge | SlotPurged) for each in events
-        )
+        loaded = seen.of(CacheEntryLoaded)
+        purged = any((dropped, seen.of(CacheEntryTooLarge), seen.of(SlotPurged)))
         if purged or not self._completes(seen):
             return
         held = [tuple(slot.prompt.tokens) for slot in server.slots]
@@ -248,7 +244,7 @@ class LlamaLaws:
                 yield f"an entry of {len(text)} tokens is gone from the prompt cache"
         own, swapped = (
             int(seen.reply.slot or 0),
-            {each.slot for each in events if isinstance(each, PromptCacheUpdateBegun)},
+            {each.slot for each in seen.of(PromptCacheUpdateBegun)},
         )
         for slot, text in enumerate(self._slots):
             taken = slot == own or slot in children
