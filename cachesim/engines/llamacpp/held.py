@@ -110,33 +110,43 @@ def check_integrity(server: ServerContext) -> None:
     for slot in server.slots:
         has_task = slot.task is not None
         _require(
-            has_task == slot.is_processing,
-            f"slot {slot.id} is {slot.state.value} with a wrong task",
+            has_task == slot.is_processing, "slot {0.id} is {0.state.value} with a wrong task", slot
         )
         n_tokens = int(slot.prompt.n_tokens)
-        _require(n_tokens <= slot.n_ctx, f"slot {slot.id} holds more than its context")
+        _require(n_tokens <= slot.n_ctx, "slot {0.id} holds more than its context", slot)
         most = server.options.ctx_checkpoints
         held = slot.prompt.checkpoints
-        _require(len(held) <= most, f"slot {slot.id} holds {len(held)} of {most} checkpoints")
+        _require(
+            len(held) <= most, "slot {0.id} holds {1} of {2} checkpoints", slot, len(held), most
+        )
         ends = {each.n_tokens for each in held}
         _require(
             len(ends) == len(held) or not server.rules.checkpoints.supersede_equal,
-            f"slot {slot.id} holds two checkpoints of one length",
+            "slot {0.id} holds two checkpoints of one length",
+            slot,
         )
         for checkpoint in held:
-            ordered = 0 <= checkpoint.pos_min <= checkpoint.pos_max
-            _require(ordered, f"slot {slot.id} has a checkpoint from {checkpoint.as_dict()}")
+            _require(
+                0 <= checkpoint.pos_min <= checkpoint.pos_max,
+                "slot {0.id} has a checkpoint from {1.pos_min} to {1.pos_max}",
+                slot,
+                checkpoint,
+            )
             _require(
                 checkpoint.pos_max == checkpoint.n_tokens - 1,
-                f"slot {slot.id} has a checkpoint that ends at {checkpoint.pos_max}, "
-                f"after {checkpoint.n_tokens} tokens",
+                "slot {0.id} has a checkpoint that ends at {1.pos_max}, after {1.n_tokens} tokens",
+                slot,
+                checkpoint,
             )
         settled = slot.state in {SlotState.IDLE, SlotState.GENERATING}
         if settled and n_tokens:  # an empty slot file leaves the memory as it was
             pos_max = server.contexts.target.seq_pos_max(slot.id)
             _require(
                 pos_max == n_tokens - 1,
-                f"slot {slot.id} holds {n_tokens} tokens, its memory ends at position {pos_max}",
+                "slot {0.id} holds {1} tokens, its memory ends at position {2}",
+                slot,
+                n_tokens,
+                pos_max,
             )
     if server.cache is not None:
         for entry in server.cache.entries:
@@ -144,7 +154,7 @@ def check_integrity(server: ServerContext) -> None:
         limit = server.cache.limit_size
         least = 1 if server.cache.rules.limits_keep_one else 0
         full = 0 < limit < server.cache.size and len(server.cache.entries) > least
-        _require(not full, f"the prompt cache holds more than its {limit} bytes")
+        _require(not full, "the prompt cache holds more than its {} bytes", limit)
     running = {slot.task.id for slot in server.slots if slot.task is not None}
     waiting = [task.id for task in (*server.queue, *server.deferred)]
     _require(not running & set(waiting), "a task waits and runs at the same time")
@@ -155,9 +165,10 @@ def check_integrity(server: ServerContext) -> None:
         check_actions(server)
 
 
-def _require(holds: object, message: str) -> None:
+def _require(holds: object, message: str, *values: object) -> None:
+    """Raise ContractError if a law does not hold; only then its message is composed."""
     if not holds:
-        raise ContractError(message)
+        raise ContractError(message.format(*values))
 
 
 def held(server: ServerContext) -> Held:

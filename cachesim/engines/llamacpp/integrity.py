@@ -177,10 +177,10 @@ def _same(found: Content, wanted: Content, seqs: Collection[int]) -> bool:
     )
 
 
-def require(holds: object, what: str) -> None:
-    """Raise ContractError if a law does not hold."""
+def require(holds: object, what: str, *values: object) -> None:
+    """Raise ContractError if a law does not hold; only then the values are put into its text."""
     if not holds:
-        raise ContractError(f"llama.cpp: {what}")
+        raise ContractError(f"llama.cpp: {what.format(*values) if values else what}")
 
 
 # -- a server --------------------------------------------------------------------------------------
@@ -193,11 +193,11 @@ def check_sizes(server: ServerContext) -> None:
     n_slots, n_ctx = flags.n_parallel, flags.n_ctx_seq
     batches = context.n_batch, context.n_ubatch, context.n_ctx, context.n_seq_max
     wanted = flags.n_batch, flags.n_ubatch, flags.n_ctx, n_slots
-    require(batches == wanted, f"batch, ubatch, context, sequences are {batches}, not {wanted}")
+    require(batches == wanted, "batch, ubatch, context, sequences are {}, not {}", batches, wanted)
     kinds = {spec.kind(each.layer) for each in (recurrent.shapes if recurrent else ())}
     drafted = flags.spec_draft_n_max if flags.spec_type == "draft-mtp" else 0
     planes = drafted if kinds and kinds <= server.rules.memory.rollback_layers else 0
-    require(context.n_rs_seq == planes, f"{context.n_rs_seq} tokens roll back, not {planes}")
+    require(context.n_rs_seq == planes, "{0.n_rs_seq} tokens roll back, not {1}", context, planes)
     for cache in caches:
         n_cells = n_ctx
         if cache.mask.n_swa and not flags.swa_full:
@@ -206,10 +206,12 @@ def check_sizes(server: ServerContext) -> None:
             n_cells = min(n_ctx, -(-needed // CONTEXT_STEP) * CONTEXT_STEP)
         found = len(cache.streams), cache.streams.size
         count = 1 if flags.unified else n_slots
-        require(found == (count, n_cells), f"{found} streams of cells, not {count} of {n_cells}")
+        require(
+            found == (count, n_cells), "{} streams of cells, not {} of {}", found, count, n_cells
+        )
     if recurrent is not None:
         found = recurrent.size, recurrent.planes.count
-        require(found == (n_slots, planes + 1), f"{found} rows and planes for {n_slots} slots")
+        require(found == (n_slots, planes + 1), "{} rows and planes for {} slots", found, n_slots)
 
 
 def check_saved(server: ServerContext) -> None:
@@ -218,28 +220,33 @@ def check_saved(server: ServerContext) -> None:
     for slot in server.slots if server.rules.reuse.erasure != "trimmed" else ():
         for each in slot.prompt.checkpoints:
             blob = each.state.target
-            for positions in [] if blob is None else _positions(blob):
-                ends = int(positions.min()), int(positions.max())
+            for ends in [] if blob is None else _ends(blob):
                 inside = int(each.pos_min) <= ends[0] or recurrent is not None
                 require(
-                    inside and ends[1] == each.pos_max, f"checkpoint {each.as_dict()} has {ends}"
+                    inside and ends[1] == each.pos_max,
+                    "a checkpoint {0.pos_min} to {0.pos_max} has {1}",
+                    each,
+                    ends,
                 )
     for entry in server.cache.entries if server.cache is not None else ():
         blob = entry.state.target
-        for positions in [] if blob is None else _positions(blob):
-            last = int(positions.max())
+        for _, last in [] if blob is None else _ends(blob):
             require(
-                last == entry.n_tokens - 1, f"an entry of {entry.n_tokens} tokens ends at {last}"
+                last == entry.n_tokens - 1,
+                "an entry of {0.n_tokens} tokens ends at {1}",
+                entry,
+                last,
             )
     texts = [tuple(e.tokens) for e in (server.cache.entries if server.cache is not None else ())]
     for at, text in enumerate(texts):
-        others = (each for place, each in enumerate(texts) if place != at)
-        require(all(each[: len(text)] != text for each in others), "an entry is in another one")
+        others = [each[: len(text)] for place, each in enumerate(texts) if place != at]
+        require(text not in others, "an entry is in another one")
 
 
-def _positions(blob: Blob) -> list[Integers]:
+def _ends(blob: Blob) -> list[tuple[int, int]]:
+    """The lowest and the highest position of each list of cells, in its order of saving."""
     lists = [each.positions for each in blob.fields if isinstance(each, CellList)]
-    return [each for each in lists if each.size]
+    return [(int(each.min()), int(each.max())) for each in lists if each.size]
 
 
 # -- states ----------------------------------------------------------------------------------------
