@@ -254,7 +254,7 @@ def _seen(lane: Lane, at: int) -> int:
     inside = lane.positions <= lane.high.item(at)
     if lane.low.item(at) > 0:
         inside &= lane.positions >= lane.low.item(at)
-    return int(lane.keys[:, 0][inside].dot(lane.values[:, 0][inside]))
+    return int((lane.keys * lane.values)[:, 0].dot(inside))
 
 
 class Recurrent:
