@@ -20,6 +20,7 @@ is its first answers like a cold one. The query's place in a window comes from t
 
 from functools import lru_cache
 from hashlib import blake2b
+from operator import mul
 from typing import Final, Protocol, TypeAlias
 
 import numpy as np
@@ -192,8 +193,8 @@ class Layer(Protocol):
         """The rows' words (T,) plus the layer's output."""
         ...
 
-    def of_some(self, hidden: Words, run: Pass, rows: list[int]) -> Words:
-        """The same of a few rows (n,), where the others have no reader: in the last layer."""
+    def of_some(self, hidden: Words, run: Pass, rows: list[int]) -> list[int]:
+        """The same of a few rows, in plain integers: the others of a last layer have no reader."""
         ...
 
 
@@ -209,7 +210,7 @@ class Attention:
     def __call__(self, hidden: Words, run: Pass) -> Words:
         """Store keys and values (T, 1), and sum the visible ones of each row."""
         if len(hidden) == 1:
-            return self.of_some(hidden, run, [0])
+            return np.array(self.of_some(hidden, run, [0]), np.uint64)
         queries, keys, values = mix(hidden + self._salts) | _ONE
         if self._turns:
             keys, queries = keys * run.there, queries * run.back
@@ -218,8 +219,8 @@ class Attention:
             seen[lane.rows] = run.sums(lane).sums(lane.keys[:, 0], lane.values[:, 0])
         return mix(hidden + queries * seen)
 
-    def of_some(self, hidden: Words, run: Pass, rows: list[int]) -> Words:
-        """Store all keys and values, but sum for a few rows only, in plain integers."""
+    def of_some(self, hidden: Words, run: Pass, rows: list[int]) -> list[int]:
+        """Store all keys and values, but sum for a few rows only."""
         positions, (of_query, of_key, of_value) = run.ubatch.positions, self._numbers
         if len(hidden) == 1:
             word = hidden.item()
@@ -233,12 +234,12 @@ class Attention:
                 keys = keys * run.there[:, None]
         lanes, found = run.store.attend(self.shape.layer, keys, values), []
         for row in rows:
-            lane, at = _place_of(row, lanes)
-            query = _mixed(hidden.item(row) + of_query) | 1
+            (lane, at), word = _place_of(row, lanes), hidden.item(row)
+            query = _mixed(word + of_query) | 1
             if self._turns:
                 query *= run.powers.of(-positions.item(row))
-            found.append(_mixed(hidden.item(row) + query * _seen(lane, at)))
-        return np.array(found, np.uint64)
+            found.append(_mixed(word + query * _seen(lane, at)))
+        return found
 
 
 def _place_of(row: int, lanes: Lanes) -> tuple[Lane, int]:
@@ -267,8 +268,9 @@ class Recurrent:
         self._past = taps - 1
         self._chains = CHAINS[kind]
         self._salt = np.array(salts[0])
-        self._tap = tap = int(salts[1]) | 1
-        self._taps = np.array([pow(tap, i, 1 << 64) for i in range(taps)][::-1], np.uint64)
+        tap = int(salts[1]) | 1
+        self._powers = [pow(tap, i, 1 << 64) for i in range(taps)][::-1]
+        self._taps = np.array(self._powers, np.uint64)
         row = self._past + self._chains
         self.shape = LayerShape(
             layer=layer, place="recurrent", dtype="uint64", row=row, conv=self._past
@@ -290,9 +292,10 @@ class Recurrent:
         store.keep_states(self.shape.layer, kept)
         return mix(hidden + added.reshape(-1))
 
-    def of_some(self, hidden: Words, run: Pass, rows: list[int]) -> Words:
+    def of_some(self, hidden: Words, run: Pass, rows: list[int]) -> list[int]:
         """All tokens are folded, so all rows are there."""
-        return self(hidden, run)[rows]
+        words: list[int] = self(hidden, run)[rows].tolist()
+        return words
 
     def _fold(self, inputs: Words, before: Words, planes: int) -> tuple[Words, Words]:
         past = np.concatenate([before[:, : self._past], inputs], axis=1)
@@ -315,15 +318,12 @@ class Recurrent:
     ) -> tuple[list[int], list[list[list[int]]]]:
         """`_fold` for few tokens, in plain integers: the rows' words, and the rows to store."""
         count, past, salt = len(hidden) // len(before), self._past, self._salt.item()
-        words, kept = [], []
+        powers, words, kept = self._powers, [], []
         for one, row in enumerate(before):
             after = [row]
             for each in hidden[one * count : (one + 1) * count]:
                 inputs = [*after[-1][:past], _mixed(each + salt)]
-                word = 0
-                for tapped in inputs:
-                    word = word * self._tap + tapped
-                word = word * SCRAMBLER & MASK
+                word = sum(map(mul, powers, inputs)) * SCRAMBLER & MASK
                 word ^= word >> 32
                 chains = []
                 for state in after[-1][
@@ -438,24 +438,26 @@ class RingNetwork(WordNetwork):
         count = len(spec.layers)
         numbers = range(count, count + spec.mtp_depth) if mtp else range(count)
         self._powers = powers(1 if spec.rope == "none" else BASE)
-        self._layers = [_layer(spec, number) for number in numbers]
+        layers = [_layer(spec, number) for number in numbers]
+        *self._body, self._last = layers
         ids = np.arange(spec.vocabulary, dtype=np.uint64)
-        self._shapes = tuple(layer.shape for layer in self._layers)
+        self._shapes = tuple(layer.shape for layer in layers)
         self._tokens = mix(mix(ids + salt(spec.seed, f"tokens{flavour}")))
         self._head = salt(spec.seed, "mtp head" if mtp else "head")
+        self._head_number = int(self._head[0])
 
     def run(self, ubatch: Ubatch, store: Store) -> Output:
         """Run one ubatch through all layers."""
         check(ubatch, self._spec)
         words, run = self._enter(ubatch), Pass(ubatch, store, self._powers)
-        *body, last = self._layers
-        for layer in body:
+        for layer in self._body:
             words = layer(words, run)
         outputs = ubatch.outputs
         if outputs is not None and len(outputs) <= FEW and not self._spec.mtp_depth:
-            wanted = last.of_some(words, run, outputs.tolist())
-            return Output(mix(wanted + self._head)[:, None])
-        words = last(words, run)
+            few = self._last.of_some(words, run, outputs.tolist())
+            logits = [_mixed(word + self._head_number) for word in few]
+            return Output(np.array(logits, np.uint64)[:, None])
+        words = self._last(words, run)
         wanted = words if outputs is None else words[outputs]
         hidden = words[:, None] if self._spec.mtp_depth else None
         return Output(mix(wanted + self._head)[:, None], hidden)
