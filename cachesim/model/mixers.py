@@ -18,7 +18,16 @@ from typing import Final, Protocol, TypeAlias
 
 import numpy as np
 
-from cachesim.model.parts import halves_order, l2_norm, rms_norm, rotate, sigmoid, silu, softplus
+from cachesim.model.parts import (
+    halves_order,
+    l2_norm,
+    rms_norm,
+    rotate,
+    sigmoid,
+    silu,
+    softplus,
+    tile_norm,
+)
 from cachesim.model.spec import ModelSpec
 from cachesim.model.store import BLOCK, Ending, Lane, Padding
 from cachesim.model.tiles import InAndOut, Ladder, Matrix, Run, packed, product
@@ -72,7 +81,7 @@ class Attention(InAndOut):
         spec, count, size, heads = self.spec, run.count, self.spec.head_size, self.spec.heads
         turning = (heads + spec.kv_heads) * size
         valued = turning + spec.kv_heads * size
-        mixed = product(rms_norm(x, spec.norm_epsilon), self.entry, run.ladder)
+        mixed = product(tile_norm(x, run.count, spec.norm_epsilon), self.entry, run.ladder)
         turned = mixed[:count, :turning].reshape(count, -1, size)
         if self.head_norms is not None:
             turned = rms_norm(turned, spec.norm_epsilon)
@@ -319,7 +328,7 @@ class ShortConv(InAndOut):
 
     def __call__(self, x: Array, run: Run) -> Array:
         spec, count, width = self.spec, run.count, self.spec.width
-        mixed = product(rms_norm(x, spec.norm_epsilon), self.entry, run.ladder)
+        mixed = product(tile_norm(x, run.count, spec.norm_epsilon), self.entry, run.ladder)
         gated = mixed[:count, :width] * mixed[:count, 2 * width : 3 * width]
         fresh = masked(gated.reshape(run.sets, -1, width), run.padding)
         joined = extended(run.store.states(self.layer), fresh)
@@ -383,7 +392,7 @@ class Ssm(InAndOut):
             return self._one(x, run)
         spec, inner, count, sets = self.spec, self.spec.inner, run.count, run.sets
         channels, heads = spec.conv_channels, spec.state_heads
-        mixed = product(rms_norm(x, spec.norm_epsilon), self.entry, run.ladder)
+        mixed = product(tile_norm(x, run.count, spec.norm_epsilon), self.entry, run.ladder)
         fresh = mixed[:count, inner : inner + channels].reshape(sets, -1, channels)
         steps = mixed[:count, inner + channels : inner + channels + heads] + self.step_bias
         steps = softplus(steps).reshape(sets, -1, heads)
@@ -411,7 +420,7 @@ class Ssm(InAndOut):
     def _one(self, x: Array, run: Run) -> Array:
         spec, inner, groups = self.spec, self.spec.inner, self.spec.groups
         channels, size = spec.conv_channels, spec.groups * spec.state_size
-        mixed = product(rms_norm(x, spec.norm_epsilon), self.entry, run.ladder)[0]
+        mixed = product(tile_norm(x, run.count, spec.norm_epsilon), self.entry, run.ladder)[0]
         fresh = mixed[inner : inner + channels]
         steps = mixed[inner + channels : inner + channels + spec.state_heads]
         before = run.store.states(self.layer)[0]
@@ -564,7 +573,7 @@ class Delta(InAndOut):
     def __call__(self, x: Array, run: Run) -> Array:
         spec, inner, count, sets = self.spec, self.spec.inner, run.count, run.sets
         channels, heads = spec.conv_channels, spec.state_heads
-        mixed = product(rms_norm(x, spec.norm_epsilon), self.entry, run.ladder)
+        mixed = product(tile_norm(x, run.count, spec.norm_epsilon), self.entry, run.ladder)
         fresh = mixed[:count, :channels].reshape(sets, -1, channels)
         gates = mixed[:count, channels + inner : channels + inner + 2 * heads]
         beta = sigmoid(gates[:, :heads]).reshape(sets, -1, heads)

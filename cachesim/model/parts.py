@@ -43,6 +43,15 @@ def rms_norm(rows: Array, epsilon: float) -> Array:
     return np.divide(rows, scale)
 
 
+def tile_norm(rows: Array, count: int, epsilon: float) -> Array:
+    """`rms_norm` of rows of which the first `count` are no zeros: a single one in plain numbers."""
+    if count != 1:
+        return rms_norm(rows, epsilon)
+    row = rows[0]
+    scale = math.sqrt(float(row.dot(row)) * (1.0 / len(row)) + epsilon)
+    return np.divide(rows, scale)
+
+
 def l2_norm(rows: Array, epsilon: float) -> Array:
     """Rows (..., d) normalised to length one; lengths below epsilon are divided by it (as ggml
     does).
@@ -162,7 +171,11 @@ class Rotary:
         """Cosines and sines of rows at these positions: two (T, 1, 2, half); None: no rotation."""
         if self.still:
             return None
-        first, last = (int(most.reduce(positions)) // PAGE for most in (np.minimum, np.maximum))
+        if len(positions) == 1:
+            first = last = positions.item() // PAGE
+        else:
+            first = int(np.minimum.reduce(positions)) // PAGE
+            last = int(np.maximum.reduce(positions)) // PAGE
         if first == last:
             table = self.page(first)[positions - first * PAGE]
         else:
@@ -210,10 +223,11 @@ class Mlp(InAndOut):
         )
 
     def __call__(self, x: Array, run: Run) -> Array:
-        spec, width = self.spec, self.spec.mlp_width
-        both = product(rms_norm(x, spec.norm_epsilon), self.entry, run.ladder)
-        hidden = ACTIVATIONS[spec.activation](both[:, :width])
-        hidden *= both[:, width : 2 * width]
+        spec, width, count = self.spec, self.spec.mlp_width, run.n_outputs
+        both = product(tile_norm(x, count, spec.norm_epsilon), self.entry, run.ladder)
+        hidden = np.zeros((len(x), width))
+        active = ACTIVATIONS[spec.activation](both[:count, :width])
+        np.multiply(active, both[:count, width : 2 * width], out=hidden[:count])
         result = product(hidden, self.exit, run.ladder)[:, : spec.width]
         if self.post_norm is not None:
             result = rms_norm(result, spec.norm_epsilon)

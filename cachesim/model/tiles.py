@@ -15,7 +15,7 @@ more than they save, and on a busy machine a hundred times more.
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Final, Literal, Protocol, TypeAlias
+from typing import Final, Literal, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 
@@ -193,8 +193,7 @@ Turns: TypeAlias = tuple[Array, Array]
 """Cosines and sines that turn rows to their positions."""
 
 
-@dataclass(frozen=True, slots=True)
-class KeyMask:
+class KeyMask(NamedTuple):
     """Some rows of a lane: the blocks in which they see any key, and the keys hidden in these."""
 
     rows: slice  # of the lane's rows
@@ -206,7 +205,9 @@ class KeyMask:
         """The mask of some rows of a lane, whose blocks have these positions (b, 64)."""
         low, high = lane.low[rows], lane.high[rows]
         if len(low) == 1:
-            mask = (positions > high[0]) | (positions < low[0])
+            mask, first = positions > high.item(), low.item()
+            if first > 0:
+                mask |= positions < first
             return cls(rows, slice(None), ((slice(None), mask[:, None, None]),))
         seen = (positions <= high.max()) & (positions >= low.min())
         found = seen.any(axis=1).nonzero()[0]
@@ -261,9 +262,14 @@ class Run:
     outputs: Integers | None = None  # output rows; None: all
 
     @property
+    def n_outputs(self) -> int:
+        """The number of output rows."""
+        return self.count if self.outputs is None else len(self.outputs)
+
+    @property
     def height(self) -> int:
         """R', the rows that a layer returns: its output rows, and zeros."""
-        return padded(self.count if self.outputs is None else len(self.outputs), self.ladder)
+        return padded(self.n_outputs, self.ladder)
 
     def with_outputs(self, outputs: Integers | None) -> "Run":
         """The run of a last layer of which only these rows' logits are wanted."""
