@@ -17,6 +17,7 @@ from cachesim.engines.sglang.unified import UnifiedRadixCache
 from cachesim.engines.sglang.unified_core import UnifiedTreeCore
 from cachesim.errors import ContractError
 from cachesim.typed import there_is
+from cachesim.units import Array, Integers
 
 MASK: Final = (1 << 32) - 1
 """The bits of a pair's second token."""
@@ -125,8 +126,26 @@ def _numbers(tree: Tree) -> None:
         free = ring.numbers()
         if len(free) and not 1 <= free.min() <= free.max() <= most:
             _fail(f"{name} from {free.min()} to {free.max()} are free, of {most}")
-        if len(np.unique(free)) < len(free) or np.isin(taken, free).any():
+        marks = _marks(free, most)
+        if np.count_nonzero(marks) < len(free) or _any_of(taken, marks):
             _fail(f"{name} are free twice, or a node has them")
+
+
+def _marks(numbers: Integers, most: int) -> Array:
+    """A mask of the numbers from 0 to `most`: pools are large, and sorting them takes long."""
+    marks = np.zeros(most + 1, np.bool_)
+    marks[_within(numbers, marks)] = True
+    return marks
+
+
+def _any_of(numbers: Integers, marks: Array) -> bool:
+    """True if any of the numbers is marked; none beyond the marks is."""
+    return bool(marks[_within(numbers, marks)].any())
+
+
+def _within(numbers: Integers, marks: Array) -> Integers:
+    found: Integers = numbers[(numbers >= 0) & (numbers < len(marks))]
+    return found
 
 
 def _rows(tree: Tree, running: Sequence[Req], alive: Sequence[Req]) -> None:
@@ -135,7 +154,8 @@ def _rows(tree: Tree, running: Sequence[Req], alive: Sequence[Req]) -> None:
     free, held = tree.pool.free_pages.numbers(), joined([node.slots for node in nodes]) // page
     own = [req.row[-(-req.protected // page) * page : req.allocated] // page for req in running]
     pages = joined([np.unique(each) for each in own])
-    if len(np.unique(pages)) < len(pages) or np.isin(pages, (*free, *held)).any():
+    marks = _marks(joined([free, held]), tree.pool.size // page)
+    if len(np.unique(pages)) < len(pages) or _any_of(pages, marks):
         _fail("slots of a running request are free, or another's")
     if tree.states is None:
         return
