@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator
+from operator import is_
 from typing import Final
 
 import numpy as np
@@ -31,9 +32,13 @@ NEAR: Final = 1e-9
 def problems(cache: LRUPromptCache) -> Iterator[str]:
     """Inconsistencies of a store, in words."""
     yield from _queues(cache)
+    known, cache.restored = cache.restored, {}
     for _, _, entry in cache.trie.items():
         for layer in entry.prompt_cache:
-            yield from restore_problems(layer)
+            parts, before = _parts(layer), known.get(id(layer), [])
+            if len(parts) != len(before) or not all(map(is_, parts, before)):
+                yield from restore_problems(layer)
+            cache.restored[id(layer)] = parts
     if cache.rules.limits_bytes:
         yield from _bytes(cache)
     if isinstance(cache, RapidPromptCache):
@@ -80,6 +85,15 @@ def of_batch(rows: list[Row], cache: PromptCache, *, counted: bool) -> Iterator[
                 yield f"the rows of a {name} end at {ends}, not at {layer.idx}"
         if sizes - {len(rows)}:
             yield f"a {name} is of {sizes} rows in a batch of {len(rows)}"
+
+
+def _parts(layer: LayerCache) -> list[object]:
+    """A layer and what it consists of: what is the same object is restored as it was before."""
+    parts: list[object] = [layer]
+    for value in vars(layer).values():
+        for each in value if isinstance(value, list) else (value,):
+            parts += _parts(each) if isinstance(each, LayerCache) else [each]
+    return parts
 
 
 def restore_problems(layer: LayerCache) -> Iterator[str]:

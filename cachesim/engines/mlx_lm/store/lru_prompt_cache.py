@@ -97,9 +97,11 @@ class PromptTrie(Generic[V]):
 
     def __init__(self) -> None:
         self._trie: dict[Hashable, _Node[V]] = {}
+        self._items: list[tuple[Hashable, list[int], V]] | None = None  # since the last change
 
     def add(self, model: Hashable, tokens: Key, value: V) -> V | None:
         """Set a value; return the previous one. Follows `PromptTrie.add`."""
+        self._items = None
         node = self._trie.setdefault(model, _Node())
         for token in tokens:
             child = node.get(token)
@@ -130,6 +132,7 @@ class PromptTrie(Generic[V]):
 
     def pop(self, model: Hashable, tokens: Key) -> V:
         """Remove a value, and the nodes that lead to it alone. Follows `PromptTrie.pop`."""
+        self._items = None
         path = [self._root(model)]
         for token in tokens:
             path.append(self._child(path[-1], token))
@@ -146,6 +149,7 @@ class PromptTrie(Generic[V]):
 
         Follows `PromptTrie.pop_prefixes`.
         """
+        self._items = None
         values: list[tuple[int, V]] = []
         node = self._root(model)
         for depth, token in enumerate(tokens):
@@ -221,6 +225,11 @@ class PromptTrie(Generic[V]):
 
     def items(self) -> list[tuple[Hashable, list[int], V]]:
         """All values, depth first, children in the order of their creation."""
+        if self._items is None:
+            self._items = self._walk()
+        return self._items.copy()
+
+    def _walk(self) -> list[tuple[Hashable, list[int], V]]:
         found: list[tuple[Hashable, list[int], V]] = []
         for model, root in self._trie.items():
             stack: list[tuple[_Node[V], list[int]]] = [(root, [])]
@@ -368,6 +377,7 @@ class LRUPromptCache:
         self.trie: PromptTrie[CacheEntry] = PromptTrie()
         self.order = CacheOrder(rules)
         self.task = -1  # ticket of the request
+        self.restored: dict[int, list[object]] = {}  # layers known to be restored as they are
         self.on_event: Callable[[Event], None] = lambda _event: None
         self._n_bytes = 0
         self._n_bytes_by_type = dict.fromkeys(rules.queues, 0)
