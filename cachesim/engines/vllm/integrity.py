@@ -32,17 +32,22 @@ def check_books(
     for others in (*manager.pins.values(), *deferred):
         holders.update(block for block in others if block != NULL)
     _is_left(requests, manager.pins, manager.unwritten)
-    for block in range(1, pool.size):
+    # A pool is large, and most of its blocks have nothing: those are passed over as one.
+    referenced = {block for block, references in enumerate(pool.ref) if references}
+    for block in sorted((referenced | holders.keys()) - {NULL}):
         references, count = pool.ref[block], holders.get(block, 0)
         if references != count:
             _fail(f"block {block} has {references} references and {count} holders")
-        if (references == 0) != (block in pool.free):
-            _fail(f"block {block} with {references} references and the free queue disagree")
+    for block in ({*range(1, pool.size)} - referenced) ^ pool.free.keys():
+        held = "with" if block in referenced else "without"
+        _fail(f"block {block} {held} references and the free queue disagree")
     for key, found in pool.cached.items():
         for block in (found,) if isinstance(found, int) else found:
             if key != pool.key[block] and key not in pool.more_keys.get(block, ()):
                 _fail(f"block {block} is cached under an id that it does not have")
-    for block, own in enumerate(pool.key):
+    own_keys = {block: own for block, own in enumerate(pool.key) if own is not None}
+    for block in own_keys.keys() | pool.more_keys.keys():
+        own = pool.key[block]
         keys = [*pool.more_keys.get(block, ()), *(() if own is None else (own,))]
         if not all(pool.holds(key, block) for key in keys) or (keys and own is None):
             _fail(f"block {block} has an id under which it is not cached")
