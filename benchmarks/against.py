@@ -56,14 +56,18 @@ else:
     load = one("cachesim.scenario.files:load")
     trial = one("cachesim.testing.search:trial_of", "cachesim.testing.search:look")
     profile = one("cachesim.engines.family:Profile", "cachesim.engines.profile:Profile").parse(text)
-    work = []
-    for number, path in enumerate(sorted(pathlib.Path(folder).glob("*.toml"))):
+    work, names = [], []
+    for path in sorted(pathlib.Path(folder).glob("*.toml")):
         try:
-            scenario = load(path)
+            scenario, number = load(path), int(path.stem)
             trial(number, scenario, profile, arithmetic=arithmetic)
         except Exception:
             continue
+        names.append(path.name)
         work.append(lambda n=number, s=scenario: trial(n, s, profile, arithmetic=arithmetic))
+    if len(sys.argv) > 5:
+        print(json.dumps(names))
+        raise SystemExit
 best = None
 for _ in range(3):
     begun = time.process_time()
@@ -71,7 +75,7 @@ for _ in range(3):
         each()
     spent = time.process_time() - begun
     best = spent if best is None else min(best, spent)
-print(json.dumps([len(work), best]))
+print(json.dumps(best))
 """
 
 
@@ -85,36 +89,39 @@ def rows() -> Iterator[tuple[str, str, str, str]]:
         yield "trace", profile.partition("+")[0], TRACE, "counts"
 
 
-def seconds(tree: Path, row: Sequence[str], folder: Path) -> tuple[int, float] | None:
-    """The number of workloads that a tree accepts, and its processor seconds; None if it fails."""
+def answer(tree: Path, row: Sequence[str], folder: Path, *more: str) -> str:
+    """A tree's processor seconds, or the files that it accepts, as JSON; empty if it fails."""
     kind, profile, _, arithmetic = row
     done = subprocess.run(
-        [sys.executable, "-c", WORKER, kind, profile, str(folder), arithmetic],
+        [sys.executable, "-c", WORKER, kind, profile, str(folder), arithmetic, *more],
         cwd=tree,
         env={**os.environ, "PYTHONPATH": str(tree)},
         capture_output=True,
         text=True,
         check=False,
     )
-    if done.returncode:
-        return None
-    count, spent = json.loads(done.stdout.splitlines()[-1])
-    return count, spent
+    return "" if done.returncode else done.stdout.splitlines()[-1]
 
 
 def compared(other: Path, row: Sequence[str], folder: Path) -> tuple[int, float, float] | None:
     """Workloads, and the least seconds of the other tree and of this one, in turns."""
+    count = 1
     if row[0] == "search":
         drawn = workloads(Profile.parse(row[1]), row[2], shape=SIX)
         for number, scenario in enumerate(islice(drawn, COUNT)):
             path = folder / f"{number:03}.toml"
             path.write_text(to_toml(scenario), encoding="utf-8")
-    turns = [(seconds(other, row, folder), seconds(ROOT, row, folder)) for _ in range(TURNS)]
-    theirs = [one for one, _ in turns if one is not None]
-    ours = [two for _, two in turns if two is not None]
-    if not (theirs and ours) or theirs[0][0] != ours[0][0]:
+        accepted = (answer(tree, row, folder, "accepted") or "[]" for tree in (other, ROOT))
+        both: set[str] = set.intersection(*(set(json.loads(names)) for names in accepted))
+        for path in folder.glob("*.toml"):
+            if path.name not in both:
+                path.unlink()
+        count = len(both)
+    turns = [(answer(other, row, folder), answer(ROOT, row, folder)) for _ in range(TURNS)]
+    if not count or any("" in turn for turn in turns):
         return None
-    return ours[0][0], min(each for _, each in theirs), min(each for _, each in ours)
+    theirs, ours = (min(map(float, spent)) for spent in zip(*turns, strict=True))
+    return count, theirs, ours
 
 
 def run(out: Console, commit: str) -> int:
