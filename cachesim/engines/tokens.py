@@ -4,7 +4,7 @@ from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import compress
 from operator import ne
-from typing import Final, Self, TypeAlias, overload
+from typing import Final, Self, TypeAlias, cast, overload
 
 import numpy as np
 
@@ -52,8 +52,7 @@ class Rope:
     def __iter__(self) -> Iterator[Token]:
         for text, first, last in self.runs:
             base = text << PLACES
-            for place in range(first, last):
-                yield Token(base | place)
+            yield from cast("Iterable[Token]", range(base + first, base + last))
 
     @overload
     def __getitem__(self, at: int) -> Token: ...

@@ -18,7 +18,7 @@ from cachesim.engines.marconi.options import MarconiOptions
 from cachesim.engines.marconi.tree import Match, Node, Tree
 from cachesim.engines.tokens import PrefixTree
 from cachesim.errors import OptionError
-from cachesim.model.arithmetic import LayerShape, Network
+from cachesim.model.arithmetic import Network
 from cachesim.model.store import BLOCK, Frame, Lanes, Ubatch
 from cachesim.units import Array, Count, Token
 
@@ -58,6 +58,7 @@ class Memory:
     length: int = 0
     keys: dict[int, tuple[Array, Array]] = field(default_factory=dict)
     state: dict[int, Array] = field(default_factory=dict)
+    windows: dict[int, int] = field(default_factory=dict)  # of the layers that have one
     count: int = 0  # tokens of the current ubatch
 
     def __post_init__(self) -> None:
@@ -66,6 +67,8 @@ class Memory:
             if shape.place == "recurrent":
                 self.state[shape.layer] = np.zeros(shape.row, shape.dtype)
             else:
+                if shape.place == "window":
+                    self.windows[shape.layer] = self.network.spec.window
                 self.keys[shape.layer] = (
                     np.zeros((capacity, *shape.key), shape.dtype),
                     np.zeros((capacity, *shape.value), shape.dtype),
@@ -82,7 +85,7 @@ class Memory:
                 held_values[self.length : self.length + count] = values
             self.length += count
         if contents:
-            self.state = {layer: row.copy() for layer, row in contents[-1].state.items()}
+            self.state = dict(contents[-1].state)  # a row is replaced, never written to
 
     def content(self, start: int, end: int, state: dict[int, Array]) -> Content:
         """Content of a node of tokens `[start, end)`."""
@@ -92,19 +95,15 @@ class Memory:
         return Content(keys, state)
 
     def saved(self) -> dict[int, Array]:
-        """A copy of the running state."""
-        return {layer: row.copy() for layer, row in self.state.items()}
-
-    def _shape(self, layer: int) -> LayerShape:
-        return next(shape for shape in self.network.shapes if shape.layer == layer)
+        """The running state, which later ubatches replace and never write to."""
+        return dict(self.state)
 
     def attend(self, layer: int, keys: Array, values: Array) -> Lanes:
         """Write the ubatch's keys and values, then return those of the sequence."""
         start, end = self.length, self.length + self.count
         held_keys, held_values = self.keys[layer]
         held_keys[start:end], held_values[start:end] = keys, values
-        window = self.network.spec.window if self._shape(layer).place == "window" else 0
-        frame = Frame.of_run(start, end, window)
+        frame = Frame.of_run(start, end, self.windows.get(layer, 0))
         first = int(frame.positions[0])
         shown = slice(first, first + len(frame.positions))
         return (frame.lane(held_keys[shown], held_values[shown]),)
