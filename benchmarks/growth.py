@@ -2,7 +2,7 @@
 
     python -m benchmarks growth                     the tables
     python -m benchmarks.growth growth.json         and their numbers, for docs/make_growth.py
-    python -m benchmarks.growth traces              only traces: fails where cost grows too fast
+    python -m benchmarks.growth traces              only files: fails where cost grows too fast
     python -m benchmarks.growth traces traces.json  and their numbers, for docs/make_replays.py
 
 Each cell is played once by llama-server, after a short one has warmed it up. A cell that would take
@@ -11,6 +11,7 @@ longer than its limit, if it grows on as it did so far, is left out.
 
 import json
 import os
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,11 +20,13 @@ from dataclasses import asdict, dataclass, replace
 from math import log
 from multiprocessing import get_context
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Final
 
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.logs import log_of
 from cachesim.engines import Engine, Request
 from cachesim.lab.traces.replay import Cell, play
 from cachesim.lab.traces.source import Source
@@ -156,11 +159,44 @@ ENGINES: Final = (
 """Servers that replay a made trace."""
 
 FEW, MANY, MOST = 1_000, 4_000, 5.0
-"""Requests of a made trace, and by how much more time those many may take than the few."""
+"""Requests of a file, and by how much more time those many may take than the few."""
+
+
+RECORDED: Final = Path(__file__).parents[1] / "docs" / "examples" / "recorded.jsonl"
+
+
+def recording_of(requests: int) -> Iterator[str]:
+    """A recording in which the example's conversation comes again and again."""
+    rows = [json.loads(line) for line in RECORDED.read_text(encoding="utf-8").splitlines()]
+    for number in range(requests):
+        yield json.dumps(rows[number % len(rows)] | {"number": number}) + "\n"
+
+
+READERS: Final[Mapping[str, Callable[[int], Iterator[str]]]] = {
+    "why server.log": log_of,
+    "why recorded.jsonl": recording_of,
+}
+"""Commands that read a file of so many requests."""
+
+
+def commanded(command: str, requests: int) -> float:
+    """Processor seconds of a command on a file, its start included."""
+    name = command.rsplit(maxsplit=1)[-1]
+    with TemporaryDirectory() as folder:
+        (Path(folder) / name).write_text("".join(READERS[command](requests)), encoding="utf-8")
+        before = os.times()
+        subprocess.run(
+            (sys.executable, "-m", "cachesim", *command.split()),
+            cwd=folder, check=True, stdout=subprocess.DEVNULL,
+        )  # fmt: skip
+        after = os.times()
+    return after.children_user + after.children_system - sum(before[2:4])
 
 
 def replayed(profile: str, requests: int) -> float:
-    """Processor seconds of a made trace."""
+    """Processor seconds of a made trace, or of a command that reads a file."""
+    if profile in READERS:
+        return commanded(profile, requests)
     model = "hybrid" if profile.startswith("marconi") else "dense"
     cell = Cell(source=Source(name=f"made:{requests}"), profile=profile, model=model)
     begun = time.process_time()
@@ -184,7 +220,7 @@ def run_replays(out: Console) -> dict[str, tuple[float, float]]:
     for head in ("server", f"{FEW:,}", f"{MANY:,}", "times", "power"):
         drawn.add_column(head)
     found = {}
-    for profile in ENGINES:
+    for profile in (*ENGINES, *READERS):
         few, many = found[profile] = replays(profile)
         power = log(many / few) / log(MANY / FEW)
         drawn.add_row(profile, f"{few:.2f}", f"{many:.2f}", f"{many / few:.2f}", f"{power:.2f}")

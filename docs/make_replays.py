@@ -1,4 +1,4 @@
-"""Writes how much longer a trace of four times as many requests takes, server by server.
+"""Writes how much longer four times as many requests take: traces by server, and files of `why`.
 
     python -m benchmarks.growth traces traces.json
     python docs/make_replays.py traces.json
@@ -18,7 +18,7 @@ def written(told: Json) -> str:
     """The table; a server that takes longer than the bound is an error."""
     few, many = told["requests"]
     lines = [
-        f"| server | {few:,} requests, s | {many:,} requests, s | times |",
+        f"| replay | {few:,} requests, s | {many:,} requests, s | times |",
         "|---|--:|--:|--:|",
     ]
     for server, (short, long) in told["seconds"].items():
