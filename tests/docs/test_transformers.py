@@ -3,7 +3,6 @@
 import csv
 import json
 import re
-import subprocess
 from pathlib import Path
 
 import make_transformers
@@ -102,14 +101,3 @@ def test_reports_have_the_same_verdicts_in_the_newest_release_again() -> None:
 
     assert 8 == len(rows)
     assert [each["verdict"] for each in rows] == [each.verdict for each in found.cells]
-
-
-@pytest.mark.wheel
-@pytest.mark.skipif(not environment_for(NEWEST).is_ready(), reason="torch is not installed")
-def test_the_program_of_the_page_prints_what_the_page_says() -> None:
-    page = make_transformers.PICTURE.with_suffix(".md").read_text(encoding="utf-8")
-    [program] = re.findall(r"```py\n(.*?)```", page, flags=re.DOTALL)
-    printed = re.findall(r"```text\n(.*?)```", page, flags=re.DOTALL)[-1]
-    command = [environment_for(NEWEST).python, "-W", "ignore", "-c", program]
-
-    assert printed == subprocess.run(command, capture_output=True, text=True, check=True).stdout

@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from io import BytesIO
 from pathlib import Path
@@ -71,13 +71,12 @@ def program(url: str, folder: Path, **settings: Any) -> Iterator[tuple[Any, int]
 
 
 def ask(port: int, text: str) -> int:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=SECONDS)
-    with_text = json.dumps(chat(text)).encode()
-    connection.request("POST", CHAT, with_text, {"Content-Type": "application/json"})
-    response = connection.getresponse()
-    response.read()
-    connection.close()
-    return response.status
+    with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=SECONDS)) as connection:
+        with_text = json.dumps(chat(text)).encode()
+        connection.request("POST", CHAT, with_text, {"Content-Type": "application/json"})
+        response = connection.getresponse()
+        response.read()
+        return response.status
 
 
 @pytest.mark.thorough

@@ -239,8 +239,9 @@ async def test_an_answer_that_is_none_is_a_502(answer: bytes, tmp_path: Path) ->
         upstream(lambda call: call.send(answer)) as fake,
         recorder(fake.url, tmp_path) as taking,
         aiohttp.ClientSession() as session,
+        session.post(taking.url + CHAT, json=chat("hi")) as got,
     ):
-        assert 502 == (await session.post(taking.url + CHAT, json=chat("hi"))).status
+        assert 502 == got.status
 
 
 @pytest.mark.parametrize("status", [400, 404, 500, 503])
@@ -287,8 +288,10 @@ async def test_a_body_of_50_mb_goes_through(tmp_path: Path) -> None:
     request = json.dumps(chat("x" * BIG)).encode()
 
     async with upstream(plainly(counted(9, 0))) as fake, recorder(fake.url, tmp_path) as taking:
-        async with aiohttp.ClientSession() as session:
-            got = await session.post(taking.url + CHAT, data=BytesIO(request))
+        async with (
+            aiohttp.ClientSession() as session,
+            session.post(taking.url + CHAT, data=BytesIO(request)) as got,
+        ):
             assert 200 == got.status
         assert fake.calls[0].body == request
         (entry,) = await taking.written(1)
