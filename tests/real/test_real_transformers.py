@@ -102,9 +102,8 @@ def wrong_in(worker: Worker, family: str) -> set[str]:
     return {each.operation for each in found.cells if each.verdict == "wrong"}
 
 
-@pytest.mark.parametrize(
-    "family", ["llama", *(pytest.param(each, marks=NIGHTLY) for each in WRONG if each != "llama")]
-)
+@NIGHTLY
+@pytest.mark.parametrize("family", WRONG)
 def test_the_same_operations_are_wrong_each_time(worker: Worker, family: str) -> None:
     assert WRONG[family] == wrong_in(worker, family)
     assert WRONG[family] == wrong_in(worker, family)
@@ -141,7 +140,7 @@ def test_a_lost_key_or_state_is_seen_in_the_next_logits(family: str) -> None:
     assert min(gaps) > 5 * WRONG_GAP, done.stdout
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize(
     ("family", "operation", "verdict", "cause"),
     [
@@ -229,6 +228,7 @@ def test_a_report_has_a_program_that_runs_in_the_release(worker: Worker, tmp_pat
     assert "no attribute 'batch_select_indices'" in crash.read_text()
 
 
+@pytest.mark.nightly
 def test_a_model_of_ones_own_is_tested_by_pytest(tmp_path: Path) -> None:
     (tmp_path / "own_model.py").write_text(OWN_MODEL)
     python = environment_for(NEWEST).python
@@ -301,25 +301,21 @@ def test_a_program_of_a_right_answer_is_right(worker: Worker, family: str, opera
     assert float(far) < 1e-5, printed
 
 
+@NIGHTLY
 @pytest.mark.parametrize(
     ("family", "script"),
     [
         ("lfm2", [["record"], ["feed", 14], ["crop", -2], ["crop", -2], ["feed", 4]]),
-        pytest.param(
-            "falcon_h1", [["rows", 3], ["feed", 9], ["select", 2, 1, 0], ["feed", 3]], marks=NIGHTLY
-        ),
-        pytest.param("falcon_mamba", [["feed", 9], ["feed", 4]], marks=NIGHTLY),
-        pytest.param("zamba", [["feed", 9], ["feed", 4]], marks=NIGHTLY),
-        pytest.param("recurrent_gemma", [["feed", 9], ["fork"], ["feed", 1]], marks=NIGHTLY),
-        pytest.param(
-            "inkling_text", [["cache", "static"], ["feed", 5], ["feed", 3]], marks=NIGHTLY
-        ),
-        pytest.param(
+        ("falcon_h1", [["rows", 3], ["feed", 9], ["select", 2, 1, 0], ["feed", 3]]),
+        ("falcon_mamba", [["feed", 9], ["feed", 4]]),
+        ("zamba", [["feed", 9], ["feed", 4]]),
+        ("recurrent_gemma", [["feed", 9], ["fork"], ["feed", 1]]),
+        ("inkling_text", [["cache", "static"], ["feed", 5], ["feed", 3]]),
+        (
             "inkling2_text",
             [["cache", "static"], ["record"], ["feed", 9], ["crop", -2], ["feed", 3]],
-            marks=NIGHTLY,
         ),
-        pytest.param("llama", [["generate", 12, "plain"], ["generate", 0, "plain"]], marks=NIGHTLY),
+        ("llama", [["generate", 12, "plain"], ["generate", 0, "plain"]]),
     ],
 )
 def test_a_printed_program_is_wrong_as_its_script_is(

@@ -34,6 +34,10 @@ RELEASES_OF_VLLM = [
     *(pytest.param(each, marks=pytest.mark.nightly) for each in VLLM.real()[:-1:4]),
     VLLM.real()[-1],
 ]
+RELEASES_OF_SGLANG = [
+    *(pytest.param(each, marks=pytest.mark.nightly) for each in SGLANG.real()[:-1]),
+    SGLANG.real()[-1],
+]
 
 
 class Answering:
@@ -210,7 +214,7 @@ def test_each_argument_of_the_real_package_that_differs_has_a_reason() -> None:
 
 
 @pytest.mark.wheel
-@pytest.mark.parametrize("release", SGLANG.real())
+@pytest.mark.parametrize("release", RELEASES_OF_SGLANG)
 def test_the_scheduler_of_sglang_is_started_as_a_server_starts_it(release: str) -> None:
     core = sglang.SCHEDULER.core_of(release)
     if not all(each.is_ready() for each in (core, sglang.configuration_of(core), vllm.PACKAGES)):
@@ -233,7 +237,10 @@ def test_the_scheduler_of_vllm_is_started_as_a_server_starts_it(release: str) ->
 
 
 @pytest.mark.wheel
-@pytest.mark.parametrize(("model", "method"), [("hybrid", "eagle"), ("swa", "mtp")])
+@pytest.mark.parametrize(
+    ("model", "method"),
+    [("hybrid", "eagle"), pytest.param("swa", "mtp", marks=pytest.mark.nightly)],
+)
 def test_the_scheduler_of_vllm_has_the_drafter_that_a_scenario_names(
     model: str, method: str
 ) -> None:

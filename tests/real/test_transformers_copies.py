@@ -212,13 +212,8 @@ BUGS = {
 }
 
 
-@pytest.mark.parametrize(
-    "bug",
-    [
-        pytest.param(each, marks=WHEEL if each.startswith("p") else [*WHEEL, pytest.mark.nightly])
-        for each in BUGS
-    ],
-)
+@pytest.mark.nightly
+@pytest.mark.parametrize("bug", [pytest.param(each, marks=WHEEL) for each in BUGS])
 def test_a_bug_planted_in_a_copy_is_found(
     tmp_path: Path, capsys: Capture, monkeypatch: Patch, bug: str
 ) -> None:

@@ -136,7 +136,7 @@ def compared_images(wheel: str, drawing: Callable[[int, int], Workload] = draw_i
 
 
 @pytest.mark.wheel
-@pytest.mark.parametrize("wheel", [VLLM_MLX, BEFORE])
+@pytest.mark.parametrize("wheel", [VLLM_MLX, pytest.param(BEFORE, marks=pytest.mark.nightly)])
 def test_its_scheduler_feeds_and_keeps_images_as_simulated(wheel: str) -> None:
     found = compared_images(wheel)
 
@@ -174,7 +174,7 @@ def test_limits_of_requests_with_images_are_named(capsys: Capture) -> None:
         (VLLM_MLX, "prepare", lambda _self, prompt, images: (prompt, images)),
         pytest.param(VLLM_MLX, "keeps_logits", lambda *_: False, marks=pytest.mark.nightly),
         pytest.param(VLLM_MLX, "evict_prefixes", lambda *_: None, marks=pytest.mark.nightly),
-        (BEFORE, "_covered", MemoryPromptCache._covered),
+        pytest.param(BEFORE, "_covered", MemoryPromptCache._covered, marks=pytest.mark.nightly),
     ],
 )
 def test_a_wrong_rule_for_images_is_found(

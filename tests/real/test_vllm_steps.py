@@ -298,6 +298,7 @@ def test_a_step_that_the_runner_prepares_as_simulated_is_derived_from_its_metada
 
 
 @pytest.mark.wheel
+@pytest.mark.nightly
 def test_groups_of_several_block_sizes_are_played_on_the_runner() -> None:
     if not SCHEDULER.core_of("0.30.0").is_ready() or not KERNELS.is_ready():
         pytest.skip("vllm 0.30.0 is not unpacked here")
@@ -332,6 +333,7 @@ def test_the_steps_of_a_scenario_are_played_on_the_real_runner(capsys: Capture) 
 
 
 @pytest.mark.wheel
+@pytest.mark.nightly
 def test_a_step_without_a_chunk_runs_after_the_steps_that_were_scheduled_before_it() -> None:
     """At once, it would take its requests out of the batch of a step that has chunks of them."""
     skip_without_runner("0.19.1")

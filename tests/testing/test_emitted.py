@@ -208,10 +208,13 @@ def _failing(planted: Planted, examples: int) -> Numbered:
     raise ContractError(f"no workload of {examples} fails")
 
 
+SLOW = [pytest.mark.thorough, pytest.mark.nightly]
+
+
 @pytest.mark.parametrize(
     "planted",
     [
-        pytest.param(each, id=name, marks=[pytest.mark.thorough] if each.kind == "leak" else [])
+        pytest.param(each, id=name, marks=SLOW if each.kind == "leak" else [])
         for name, each in PLANTED.items()
     ],
 )

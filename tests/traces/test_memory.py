@@ -57,7 +57,7 @@ def test_a_file_is_read_line_by_line(tmp_path: Path) -> None:
 
 @pytest.mark.thorough
 @pytest.mark.parametrize(
-    "profile", ["bound", pytest.param("llama.cpp@b11549", marks=pytest.mark.thorough)]
+    "profile", ["bound", pytest.param("llama.cpp@b11549", marks=pytest.mark.nightly)]
 )
 def test_a_replay_that_remembers_so_many_blocks_holds_no_more_for_a_longer_trace(
     profile: str, tmp_path: Path
