@@ -5,6 +5,7 @@ must restore a checkpoint first; no check enforces it. There are no window rings
 rollback of rows beyond one speculative step.
 """
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import repeat
@@ -128,19 +129,24 @@ class Cells:
             return None
         if self.head > self.used + 2 * count:
             self.head = 0
-        tested = 0
-        while True:
-            if self.head + count > self.size:
-                tested += self.size - self.head
-                self.head = 0
-                continue
-            taken = np.flatnonzero(self.pos[self.head : self.head + count] >= 0)
-            if taken.size == 0:
-                return self.head
-            self.head += int(taken[0]) + 1
-            tested += int(taken[0]) + 1
-            if tested >= self.size:
-                return None
+        if self.head + count <= self.size and (self.pos[self.head : self.head + count] < 0).all():
+            return self.head
+        # Upstream tests each run that begins behind a taken cell: as many as cells in a full cache.
+        taken: list[int] = np.flatnonzero(self.pos[: self.reach] >= 0).tolist()
+        taken.append(self.size + count)  # behind all runs
+        head, nearest, tested = self.head, bisect_left(taken, self.head), 0
+        while tested < self.size:
+            if head + count > self.size:
+                tested += self.size - head
+                head = nearest = 0
+            if taken[nearest] >= head + count:
+                self.head = head
+                return head
+            tested += taken[nearest] + 1 - head
+            head = taken[nearest] + 1
+            nearest += 1
+        self.head = head
+        return None
 
     def place(self, start: int, positions: Integers, seqs: list[SeqId]) -> None:
         """Set the positions and owners of a run of cells."""

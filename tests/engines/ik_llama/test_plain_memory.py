@@ -1,5 +1,7 @@
 """The port's cells and prefix match against the slow forms of the same rules, call by call."""
 
+import cProfile
+import pstats
 import random
 
 import numpy as np
@@ -150,3 +152,15 @@ def test_reasoning_blocks_go_token_by_token() -> None:
         assert (expected, texts) == ([TEXTS[token] for token in found], texts)
         dropped += len(expected) < len(texts)
     assert dropped > 500
+
+
+def test_a_search_in_a_full_table_calls_as_much_for_many_cells_as_for_few() -> None:
+    """Upstream tests the run behind each taken cell; a call of NumPy for each took ten seconds."""
+
+    def calls(size: int) -> int:
+        cells, work = Cells(size, recurrent=False, hybrid=False), cProfile.Profile()
+        cells.place(0, np.arange(size), [SeqId(0)] * size)
+        assert work.runcall(cells.find_slot, 1) is None
+        return int(pstats.Stats(work).total_calls)  # type: ignore[attr-defined]
+
+    assert calls(64) == calls(4096)
