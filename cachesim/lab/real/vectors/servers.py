@@ -23,7 +23,7 @@ from cachesim.play.loop import Loop
 from cachesim.play.session import SlotActions, SlotFiles
 from cachesim.units import Tokens, as_tokens
 
-PATIENCE: Final = 60
+PATIENCE: Final = 30
 """Orders of arrival that are tried for one workload; no recorded one took more than seven."""
 
 UNSENT: Final = 264
