@@ -40,7 +40,7 @@ pages:
 
 sentences:
 	@nice -n 10 $(BIN)/python -m tests.in_float
-	@nice -n 10 $(BIN)/python -m tests.claims 60
+	@nice -n 10 $(BIN)/python -m tests.claims 30
 
 engines:
 	@nice -n 10 $(BIN)/python -m tests.real_engines --set-up

@@ -114,6 +114,7 @@ def test_a_replay_ends_where_too_few_requests_can_agree() -> None:
 
 
 @pytest.mark.thorough
+@pytest.mark.nightly
 def test_of_a_long_log_the_first_requests_decide_on_model_and_release(
     counted: Counter[str],
 ) -> None:

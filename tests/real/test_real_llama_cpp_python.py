@@ -103,7 +103,7 @@ def lost_window() -> Counterexample:
 
 
 @pytest.mark.thorough
-@pytest.mark.thorough
+@pytest.mark.nightly
 def test_a_search_finds_the_lost_window_in_four_requests() -> None:
     found = lost_window().scenario
 

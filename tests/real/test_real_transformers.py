@@ -140,7 +140,7 @@ def test_a_lost_key_or_state_is_seen_in_the_next_logits(family: str) -> None:
     assert min(gaps) > 5 * WRONG_GAP, done.stdout
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize(
     ("family", "operation", "verdict", "cause"),
     [

@@ -309,6 +309,7 @@ def test_a_turn_of_a_session_is_sent_without_the_tokens_that_it_continues() -> N
     assert [0, 14] == [each["requests"][0]["cached"] for each in play(workload, NEWEST)]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.wheel
 @pytest.mark.parametrize("name", ["sglang-slots-switched-twice", "sglang-streaming-last-token"])
 def test_the_real_scheduler_serves_a_scenario_of_clients_that_leave_or_hold_sessions_alike(

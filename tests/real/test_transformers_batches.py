@@ -55,6 +55,7 @@ def test_a_server_that_answers_nobody_runs_batches_of_nothing_for_ever() -> None
 
 @pytest.mark.wheel
 @pytest.mark.skipif(not environment_for(NEWEST).is_ready(), reason="torch is not installed")
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_the_end_of_a_server_is_confirmed_on_the_real_classes(name: str) -> None:
     [(_, scenario)] = load_all([name])

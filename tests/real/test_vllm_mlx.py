@@ -154,7 +154,8 @@ def test_its_default_engine_feeds_and_keeps_images_as_simulated() -> None:
 
 
 @pytest.mark.wheel
-@pytest.mark.parametrize("name", ["fetch", pytest.param("insert_cache", marks=pytest.mark.nightly)])
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", ["fetch", "insert_cache"])
 def test_a_wrong_rule_of_the_default_engine_is_found(name: str, monkeypatch: Patch) -> None:
     monkeypatch.setattr(WholePromptCache, name, getattr(Wrong, name))
 

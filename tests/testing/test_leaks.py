@@ -32,6 +32,7 @@ def test_facts_lie_where_conversations_diverge() -> None:
 
 
 @pytest.mark.thorough
+@pytest.mark.nightly
 def test_a_leak_is_found_and_written_as_texts_of_words(tmp_path: Path) -> None:
     found = ["check", str(STALE), "--find", "leak", "--jobs", "1", "--emit", str(tmp_path)]
     assert 1 == main(found)

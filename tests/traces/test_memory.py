@@ -75,9 +75,8 @@ def test_a_replay_that_remembers_so_many_blocks_holds_no_more_for_a_longer_trace
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize(
-    "profile", ["vllm@0.33.0", pytest.param("vllm@0.19.1", marks=pytest.mark.nightly)]
-)
+@pytest.mark.nightly
+@pytest.mark.parametrize("profile", ["vllm@0.33.0", "vllm@0.19.1"])
 def test_an_account_that_remembers_so_many_blocks_does_not_grow(profile: str) -> None:
     def held(first: int, remember: int | None = 200) -> int:
         source = Source(name="made:1600", replies=1, first=first, remember=remember)

@@ -88,6 +88,7 @@ def test_a_wrongly_moved_state_is_found_and_made_small(
 
 
 @pytest.mark.thorough
+@pytest.mark.nightly
 def test_a_page_beyond_the_window_is_found_where_no_patch_is_laid() -> None:
     found = found_by_default("sglang@0.5.9", "swa", seed=3)
     assert "wrong answer" == found.finding.kind
@@ -138,6 +139,7 @@ def test_a_page_more_than_the_pool_is_never_admitted() -> None:
 
 
 @pytest.mark.thorough
+@pytest.mark.nightly
 def test_the_orphan_of_write_back_ends_the_process_and_is_not_called_a_lost_slot() -> None:
     """`sglang-write-back-orphan`: the assertion, not the pool that its function left half freed."""
     back = ("hicache_write_policy=write_back", "hicache_ratio=1.0", "max_total_tokens=160")
