@@ -17,7 +17,7 @@ from rich.table import Table
 
 from cachesim.engines.vllm.family import FAMILY
 from cachesim.lab.real.environment import EnvironmentUnavailableError
-from cachesim.lab.real.prompts import spell
+from cachesim.lab.real.rows import spell
 from cachesim.lab.real.vllm.playing import play
 from cachesim.lab.real.vllm.scheduler import SCHEDULER
 from cachesim.lab.traces.fleet.fleet import Fleet

@@ -16,7 +16,7 @@ from rich.table import Table
 from benchmarks.vllm_manager import REQUESTS, RUNS, prompts
 from cachesim.engines.sglang.family import FAMILY
 from cachesim.lab.real.environment import EnvironmentUnavailableError
-from cachesim.lab.real.prompts import spell
+from cachesim.lab.real.rows import spell
 from cachesim.lab.real.sglang.playing import Player
 from cachesim.lab.real.sglang.scheduler import SCHEDULER
 from cachesim.lab.real.worker_side import Stopwatch

@@ -24,7 +24,7 @@ from typing import Any, Final
 
 from cachesim.engines.sglang.rules import Rules
 from cachesim.engines.vllm.rules import Rules as VllmRules
-from cachesim.lab.real.prompts import read_row
+from cachesim.lab.real.rows import read_row
 from cachesim.lab.real.sglang.playing import play as play_sglang
 from cachesim.lab.real.sglang.scheduler import SCHEDULER
 from cachesim.lab.real.sglang.workloads import KINDS, draw, draw_drafts, draw_mixed, draw_streaming

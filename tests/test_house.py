@@ -119,6 +119,73 @@ def test_the_core_imports_nothing_of_the_lab() -> None:
     assert below == LAB
 
 
+PROGRAM_BELOW_REAL = (
+    "__init__",
+    "environment",
+    "playing",
+    "rows",
+    "worker_process",
+    "worker_side",
+    "hunt",
+    "ik_llama",
+    "llama_cpp.__init__",
+    "llama_cpp.calls",
+    "llama_cpp.flags",
+    "llama_cpp.gguf",
+    "llama_cpp.scenarios",
+    "llama_cpp.server",
+    "llama_cpp.simulated",
+    "llama_cpp.worker",
+    "llama_cpp.workload",
+    "llama_cpp_python",
+    "mlx_lm.__init__",
+    "mlx_lm.families",
+    "mlx_lm.process",
+    "mlx_lm.scenarios",
+    "mlx_lm.server",
+    "mlx_lm.server_http",
+    "mlx_lm.server_models",
+    "mlx_lm.server_worker",
+)
+"""What runs a scenario on a real server that answers here; the rest of `real` is the workbench."""
+
+STILL_ACROSS = {
+    "hunt.loop -> llama_cpp.agents",
+    "ik_llama.commands -> vectors.servers",
+    "llama_cpp.calls -> llama_cpp.chats",
+    "llama_cpp_python.commands -> fields",
+    "llama_cpp_python.commands -> fit",
+    "llama_cpp_python.compare -> llama_cpp.chats",
+    "llama_cpp_python.compare -> llama_cpp.logits",
+    "mlx_lm.server -> fit",
+    "mlx_lm.server -> mlx_lm.classes",
+    "mlx_lm.server -> mlx_lm.server_workloads",
+    "mlx_lm.server -> vectors.mlx_server",
+    "mlx_lm.server_worker -> mlx_lm.players",
+}
+"""Imports of the workbench in the program: none may be added."""
+
+
+def is_program(module: str) -> bool:
+    return any(module == name or module.startswith(f"{name}.") for name in PROGRAM_BELOW_REAL)
+
+
+def test_the_program_imports_nothing_of_the_workbench() -> None:
+    real = PACKAGE / "lab" / "real"
+    names = {
+        ".".join(path.relative_to(real).with_suffix("").parts): path for path in real.rglob("*.py")
+    }
+    across = {
+        f"{name} -> {other}"
+        for name, path in names.items()
+        if is_program(name)
+        for other in names
+        if f"cachesim.lab.real.{other}" in imported_names(path) and not is_program(other)
+    }
+
+    assert STILL_ACROSS == across
+
+
 def reached(start: str, graph: dict[str, set[str]]) -> set[str]:
     seen: set[str] = set()
     ahead = [start]

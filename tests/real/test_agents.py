@@ -25,7 +25,8 @@ from cachesim.lab.real.llama_cpp.simulated import SimulatedServer, observed_step
 from cachesim.lab.real.llama_cpp.worker import tokens_of
 from cachesim.lab.real.llama_cpp.workload import Outcome, Release, grouped, workload
 from cachesim.lab.real.mlx_lm.server_workloads import draw_agents as draw_mlx_agents
-from cachesim.lab.real.prompts import MOVES, Agents, Conversation, Sizes, read_row
+from cachesim.lab.real.prompts import MOVES, Agents, Conversation, Sizes
+from cachesim.lab.real.rows import read_row
 from cachesim.lab.real.sglang import workloads as sglang
 from cachesim.lab.real.sglang.playing import play as play_sglang
 from cachesim.lab.real.vllm import workloads as vllm

@@ -12,7 +12,7 @@ from cachesim.engines.family import Profile
 from cachesim.engines.sglang.family import FAMILY
 from cachesim.errors import ScenarioError
 from cachesim.lab.real.playing import Agreement
-from cachesim.lab.real.prompts import read_row
+from cachesim.lab.real.rows import read_row
 from cachesim.lab.real.schedules import count
 from cachesim.lab.real.sglang.hicache_worker import page_hashes
 from cachesim.lab.real.sglang.parts_worker import MAMBA, RustNodes

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from cachesim.errors import ScenarioError
-from cachesim.lab.real.prompts import read_row, spell
+from cachesim.lab.real.rows import read_row, spell
 from cachesim.lab.real.vectors.replay import Difference, mismatch
 from cachesim.typed import there_is
 

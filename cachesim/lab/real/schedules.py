@@ -30,7 +30,8 @@ from cachesim.lab.real.playing import (
     first_difference,
     watched,
 )
-from cachesim.lab.real.prompts import spell, with_images
+from cachesim.lab.real.prompts import with_images
+from cachesim.lab.real.rows import spell
 from cachesim.lab.real.worker_process import WorkerError, WorkerProcess
 from cachesim.model.presets import PRESETS
 from cachesim.play.session import ABORTED, ENDLESS, Record, Session, groups_of, turns_before

@@ -33,7 +33,7 @@ from cachesim.lab.real.mlx_lm import players
 from cachesim.lab.real.mlx_lm.players import HEADER, Player, TriePlayer
 from cachesim.lab.real.mlx_lm.process import RealProcess
 from cachesim.lab.real.playing import Agreement, Difference
-from cachesim.lab.real.prompts import read_row, write_row
+from cachesim.lab.real.rows import read_row, write_row
 from cachesim.typed import Json
 from cachesim.units import Array
 

@@ -8,7 +8,7 @@ import copy
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
-from cachesim.lab.real.prompts import read_row, write_row
+from cachesim.lab.real.rows import read_row, write_row
 from cachesim.lab.real.worker_side import Json, Real
 
 Operation: TypeAlias = Mapping[str, Any]

@@ -22,7 +22,7 @@ from cachesim.lab.real.playing import (
     differing_defaults,
     overrides_of,
 )
-from cachesim.lab.real.prompts import write_row
+from cachesim.lab.real.rows import write_row
 from cachesim.lab.real.vectors.mlx_server import mismatch
 from cachesim.lab.real.worker_side import differences
 from cachesim.model.spec import ModelSpec

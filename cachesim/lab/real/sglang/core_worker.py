@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Final
 
-from cachesim.lab.real.prompts import read_row
+from cachesim.lab.real.rows import read_row
 from cachesim.lab.real.sglang import drafts_worker, hicache_worker
 from cachesim.lab.real.sglang.parts_worker import FULL, MAMBA, SWA, RustNodes, Sessions
 from cachesim.lab.real.worker_side import Json, NoOp, Real, Stub, fitting

@@ -19,7 +19,7 @@ from cachesim.engines.sglang.scheduler import Scheduler
 from cachesim.engines.sglang.server import leaks
 from cachesim.engines.sglang.tree import Evicting, Shape
 from cachesim.errors import OptionError, UpstreamAbort
-from cachesim.lab.real.prompts import read_row
+from cachesim.lab.real.rows import read_row
 from cachesim.lab.real.schedules import images_of
 from cachesim.lab.real.sglang.drafts_worker import accepted
 from cachesim.lab.real.sglang.scheduler_worker import IDLE, MOST_IDLE, MOST_STEPS

@@ -15,7 +15,7 @@ from cachesim.engines.sglang.sessions import FIELD
 from cachesim.errors import ScenarioError
 from cachesim.lab.real.environment import UnpackedWheel
 from cachesim.lab.real.playing import Override, overrides_of
-from cachesim.lab.real.prompts import spell
+from cachesim.lab.real.rows import spell
 from cachesim.lab.real.schedules import RealScheduler, events_of, grouped, wanted_of
 from cachesim.lab.real.sglang.playing import play
 from cachesim.lab.real.sglang.workloads import BY_FEATURE, draw, draw_agents, draw_mixed

@@ -37,7 +37,7 @@ from cachesim.engines.mlx_lm.rules import CacheRules
 from cachesim.engines.mlx_lm.server.thread import DEAD, DISCONNECTED, UNANSWERED
 from cachesim.lab.real.mlx_lm.families import OTHERS, toy_of
 from cachesim.lab.real.playing import Difference
-from cachesim.lab.real.prompts import read_row, write_row
+from cachesim.lab.real.rows import read_row, write_row
 from cachesim.model.arithmetic import Network
 from cachesim.model.build import build
 from cachesim.model.presets import tiny

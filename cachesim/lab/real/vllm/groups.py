@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Final
 
-from cachesim.lab.real.prompts import read_row
+from cachesim.lab.real.rows import read_row
 from cachesim.lab.real.worker_side import Real
 
 Name = Any  # int or str

@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
-from cachesim.lab.real.prompts import read_row, spell
+from cachesim.lab.real.rows import read_row, spell
 from cachesim.lab.real.vllm.caches_worker import Caches
 from cachesim.lab.real.vllm.groups import Groups, Spans
 from cachesim.lab.real.vllm.release_worker import install
