@@ -152,16 +152,12 @@ PROGRAM_BELOW_REAL = (
 STILL_ACROSS = {
     "hunt.loop -> llama_cpp.agents",
     "ik_llama.commands -> vectors.servers",
-    "llama_cpp.calls -> llama_cpp.chats",
     "llama_cpp_python.commands -> fields",
     "llama_cpp_python.commands -> fit",
-    "llama_cpp_python.compare -> llama_cpp.chats",
-    "llama_cpp_python.compare -> llama_cpp.logits",
     "mlx_lm.server -> fit",
     "mlx_lm.server -> mlx_lm.classes",
     "mlx_lm.server -> mlx_lm.server_workloads",
     "mlx_lm.server -> vectors.mlx_server",
-    "mlx_lm.server_worker -> mlx_lm.players",
 }
 """Imports of the workbench in the program: none may be added."""
 

@@ -20,7 +20,8 @@ from cachesim.lab.real.llama_cpp.agents import (
     grow_agents,
 )
 from cachesim.lab.real.llama_cpp.calls import call_for, outcomes_of
-from cachesim.lab.real.llama_cpp.chats import ChatTree, Message, as_messages, text_of
+from cachesim.lab.real.llama_cpp.chats import ChatTree, Message, as_messages
+from cachesim.lab.real.llama_cpp.gguf import text_of
 from cachesim.lab.real.llama_cpp.simulated import SimulatedServer, observed_step
 from cachesim.lab.real.llama_cpp.worker import tokens_of
 from cachesim.lab.real.llama_cpp.workload import Outcome, Release, grouped, workload

@@ -11,10 +11,10 @@ import pytest
 from cachesim.errors import SpecError
 from cachesim.lab.real.ik_llama.deepseek4 import write_predictor, write_target
 from cachesim.lab.real.llama_cpp import gguf
+from cachesim.lab.real.llama_cpp.gguf import as_ggml_computes
 from cachesim.lab.real.llama_cpp.logits import (
     Agreement,
     agreement,
-    as_ggml_computes,
     distance,
     drawn_prompt,
     generate,

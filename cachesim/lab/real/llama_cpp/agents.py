@@ -10,7 +10,6 @@ from random import Random
 from typing import Any, Final
 
 from cachesim.engines.chat import FIRST_WORD, VOCABULARY
-from cachesim.lab.real.llama_cpp.chats import text_of
 from cachesim.lab.real.llama_cpp.flags import (
     Abilities,
     Choices,
@@ -18,6 +17,7 @@ from cachesim.lab.real.llama_cpp.flags import (
     draw_choices,
     draw_preset,
 )
+from cachesim.lab.real.llama_cpp.gguf import text_of
 from cachesim.lab.real.llama_cpp.workload import Outcome, Release, workload
 from cachesim.lab.real.llama_cpp.workloads import ABANDONED, Server, Setting, slot_action
 from cachesim.lab.real.prompts import Agents, Conversation, Message, Row, Sizes

@@ -6,7 +6,7 @@ from dataclasses import asdict
 from typing import Any, Final
 
 from cachesim.errors import CachesimError
-from cachesim.lab.real.llama_cpp.chats import text_of
+from cachesim.lab.real.llama_cpp.gguf import text_of
 from cachesim.lab.real.llama_cpp.workload import Outcome
 from cachesim.play.session import AS_TEXT
 from cachesim.scenario.format import Step, Turn

@@ -1,11 +1,10 @@
 """Chats in the toy vocabulary, as clients send them: extended by the replies."""
 
-from collections.abc import Sequence
 from random import Random
 from typing import Final, TypeAlias
 
 from cachesim.engines.chat import FIRST_WORD
-from cachesim.lab.real.llama_cpp.gguf import word
+from cachesim.lab.real.llama_cpp.gguf import text_of
 from cachesim.lab.real.prompts import Message, Row
 from cachesim.scenario.format import Turn
 from cachesim.units import Tokens
@@ -22,11 +21,6 @@ NEWLINE: Final = 264
 
 MARKS: Final = 5
 """Tokens that the template puts around a message; roles of its own cost some more."""
-
-
-def text_of(tokens: Sequence[int]) -> str:
-    """The text of tokens, which the server reads as the same tokens again."""
-    return "".join(word(token) for token in tokens)
 
 
 def as_messages(chat: Chat) -> tuple[Turn, ...]:

@@ -2,7 +2,7 @@
 
 import struct
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from functools import partial
 from pathlib import Path
@@ -284,3 +284,13 @@ def tokenizer_keys(size: int, texts: Mapping[int, str]) -> dict[str, Value]:
         "tokenizer.ggml.add_space_prefix": flag(value=False),
         "tokenizer.chat_template": text(CHAT_TEMPLATE),
     }
+
+
+def text_of(tokens: Sequence[int]) -> str:
+    """The text of tokens, which the server reads as the same tokens again."""
+    return "".join(word(token) for token in tokens)
+
+
+def as_ggml_computes(spec: ModelSpec) -> ModelSpec:
+    """The same model with GELU from ggml's table."""
+    return replace(spec, activation="gelu-table") if spec.activation == "gelu" else spec

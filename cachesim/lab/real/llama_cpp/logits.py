@@ -7,7 +7,7 @@ entry, and the server is further from itself than elsewhere.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
@@ -17,14 +17,14 @@ import numpy as np
 from rich.table import Table
 
 from cachesim.lab.real.llama_cpp.flags import Abilities
-from cachesim.lab.real.llama_cpp.gguf import write_model
+from cachesim.lab.real.llama_cpp.gguf import as_ggml_computes, write_model
 from cachesim.lab.real.llama_cpp.server import RealServer, as_release, environment_for
 from cachesim.lab.real.llama_cpp.workload import Outcome, Release
 from cachesim.lab.real.playing import console
 from cachesim.model.arithmetic import PlainStore
 from cachesim.model.network import FloatNetwork
 from cachesim.model.presets import PRESETS, preset
-from cachesim.model.spec import FIRST_PLAIN, ModelSpec
+from cachesim.model.spec import FIRST_PLAIN
 from cachesim.model.store import Ubatch
 from cachesim.scenario.format import Step
 from cachesim.typed import there_is
@@ -158,11 +158,6 @@ def compare_logits(
             mine = [_computed(network, prompt) for prompt in drawn]
             found.append(agreement(name, theirs, mine, again))
     return found
-
-
-def as_ggml_computes(spec: ModelSpec) -> ModelSpec:
-    """The same model with GELU from ggml's table."""
-    return replace(spec, activation="gelu-table") if spec.activation == "gelu" else spec
 
 
 def _answers(

@@ -12,7 +12,7 @@ from typing import Any, Final, Protocol
 
 from cachesim.engines.chat import FIRST_WORD
 from cachesim.engines.llamacpp.options import CONTEXT_STEP, TRAINED_CONTEXT
-from cachesim.lab.real.llama_cpp.chats import ChatTree, text_of
+from cachesim.lab.real.llama_cpp.chats import ChatTree
 from cachesim.lab.real.llama_cpp.flags import (
     NO_FLAGS,
     Abilities,
@@ -21,6 +21,7 @@ from cachesim.lab.real.llama_cpp.flags import (
     draw_options,
     draw_preset,
 )
+from cachesim.lab.real.llama_cpp.gguf import text_of
 from cachesim.lab.real.llama_cpp.workload import Outcome, Release, workload
 from cachesim.play.session import AS_TEXT
 from cachesim.scenario import limits

@@ -23,9 +23,7 @@ from cachesim.engines.option import options_of
 from cachesim.errors import CachesimError
 from cachesim.lab.real.environment import Environment, package_of
 from cachesim.lab.real.hunt.proof import ProofResult, Prover, always, refuted_by, result_of, step_of
-from cachesim.lab.real.llama_cpp.chats import text_of
-from cachesim.lab.real.llama_cpp.gguf import write_model
-from cachesim.lab.real.llama_cpp.logits import as_ggml_computes
+from cachesim.lab.real.llama_cpp.gguf import as_ggml_computes, text_of, write_model
 from cachesim.lab.real.llama_cpp_python.worker import APART
 from cachesim.lab.real.playing import Difference, StepPlayed, first_difference
 from cachesim.lab.real.worker_process import WorkerError, WorkerProcess

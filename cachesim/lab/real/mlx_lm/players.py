@@ -426,16 +426,6 @@ def result_shown(found: Real) -> Json:
     return shown | {"common_prefix": found.common_prefix}
 
 
-def queues_of(order: Real) -> Mapping[str, Real]:
-    """The queues of a release's store, by the kinds of entries that it keeps apart."""
-    lrus, checkpoints = (getattr(order, each, None) for each in ("_lrus", "_lru_checkpoints"))
-    if lrus is not None:
-        return dict(lrus)
-    if checkpoints is not None:
-        return {"ordinary": getattr(order, "_lru", None), "checkpoint": checkpoints}
-    return {"all": order}
-
-
 def feed_batch(
     model: Callable[[Any], object],
     batch: Sequence[Real],

@@ -13,12 +13,11 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import zip_longest
 from pathlib import Path
 
 from cachesim.lab.real.mlx_lm import server_http
-from cachesim.lab.real.mlx_lm.players import queues_of
 from cachesim.lab.real.mlx_lm.server_models import Folders, watch_calls
 from cachesim.lab.real.worker_side import Json, Real, answer_each, own_output
 
@@ -627,3 +626,13 @@ def _content(layer: Real) -> list[Real]:
     count = min(layer.offset, layer.max_size)
     ordered = [layer._temporal_order(each) for each in (layer.keys, layer.values)]
     return [each[..., max(0, each.shape[2] - count) :, :] for each in ordered]
+
+
+def queues_of(order: Real) -> Mapping[str, Real]:
+    """The queues of a release's store, by the kinds of entries that it keeps apart."""
+    lrus, checkpoints = (getattr(order, each, None) for each in ("_lrus", "_lru_checkpoints"))
+    if lrus is not None:
+        return dict(lrus)
+    if checkpoints is not None:
+        return {"ordinary": getattr(order, "_lru", None), "checkpoint": checkpoints}
+    return {"all": order}
