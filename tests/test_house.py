@@ -150,8 +150,6 @@ PROGRAM_BELOW_REAL = (
 """What runs a scenario on a real server that answers here; the rest of `real` is the workbench."""
 
 STILL_ACROSS = {
-    "hunt.loop -> llama_cpp.agents",
-    "ik_llama.commands -> vectors.servers",
     "llama_cpp_python.commands -> fields",
     "llama_cpp_python.commands -> fit",
     "mlx_lm.server -> fit",

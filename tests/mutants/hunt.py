@@ -14,8 +14,9 @@ from typing import Any, Final, Literal, TypeAlias
 
 from cachesim.engines import Profile
 from cachesim.errors import CachesimError, InputError, UpstreamAbort
+from cachesim.lab.real.ik_llama import orders
 from cachesim.lab.real.mlx_lm import classes
-from cachesim.lab.real.vectors import mlx_server, servers
+from cachesim.lab.real.vectors import mlx_server
 from cachesim.play.findings import play
 from cachesim.testing.search import workloads
 from cachesim.testing.workloads import Shape
@@ -30,10 +31,10 @@ Mismatch = Callable[[Mapping[str, Any]], object]
 How: TypeAlias = Literal["wrong answer", "wrong count", "crash"]
 
 REPLAYS: Final[Mapping[str, Mismatch]] = {
-    "server-b9093": servers.mismatch,
-    "server-b9538": servers.mismatch,
-    "server-b11549": servers.mismatch,
-    "server-ik-d2da6da05": servers.mismatch,
+    "server-b9093": orders.mismatch,
+    "server-b9538": orders.mismatch,
+    "server-b11549": orders.mismatch,
+    "server-ik-d2da6da05": orders.mismatch,
     "mlx-caches": classes.mismatch,
     "mlx-store": classes.mismatch,
     "mlx-server": mlx_server.mismatch,

@@ -12,13 +12,8 @@ import pytest
 from cachesim.engines.family import Family
 from cachesim.engines.sglang.family import FAMILY as SGLANG
 from cachesim.engines.vllm.family import FAMILY as VLLM
-from cachesim.lab.real.llama_cpp.agents import (
-    ROOM,
-    draw_agents,
-    draw_arrival,
-    draw_pinned,
-    grow_agents,
-)
+from cachesim.lab.real.hunt.arrivals import ROOM, draw_arrival, draw_pinned
+from cachesim.lab.real.llama_cpp.agents import draw_agents, grow_agents
 from cachesim.lab.real.llama_cpp.calls import call_for, outcomes_of
 from cachesim.lab.real.llama_cpp.chats import ChatTree, Message, as_messages
 from cachesim.lab.real.llama_cpp.gguf import text_of

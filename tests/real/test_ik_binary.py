@@ -12,9 +12,9 @@ from cachesim.errors import OptionError, ScenarioError
 from cachesim.lab.real.hunt.proof import proof_command
 from cachesim.lab.real.ik_llama.binary import BinaryError, Server, arguments, exact_spec
 from cachesim.lab.real.ik_llama.commands import line_of, real_ik_llama_cpp, without_goodbyes
+from cachesim.lab.real.ik_llama.orders import judged
 from cachesim.lab.real.llama_cpp.workload import Outcome
 from cachesim.lab.real.playing import Race
-from cachesim.lab.real.vectors.servers import judged
 from cachesim.model.presets import preset
 from cachesim.scenario import full_profile
 from cachesim.scenario.format import Scenario, Step

@@ -8,7 +8,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
 
-from cachesim.lab.real.llama_cpp.agents import draw_arrival, draw_pinned
+from cachesim.lab.real.hunt.arrivals import draw_arrival, draw_pinned
 from cachesim.lab.real.llama_cpp.compare import first_difference
 from cachesim.lab.real.llama_cpp.flags import Abilities
 from cachesim.lab.real.llama_cpp.simulated import SPARE, SimulatedServer, as_scenario, observed_step

@@ -12,7 +12,7 @@ from cachesim.engines.llamacpp.options import CONTEXT_STEP, TRAINED_CONTEXT
 from cachesim.engines.sglang.family import FAMILY as SGLANG
 from cachesim.engines.vllm.family import FAMILY as VLLM
 from cachesim.errors import OptionError
-from cachesim.lab.real.llama_cpp.agents import draw_arrival
+from cachesim.lab.real.hunt.arrivals import draw_arrival
 from cachesim.lab.real.llama_cpp.calls import call_for, outcomes_of
 from cachesim.lab.real.llama_cpp.flags import PRESETS, Abilities, effective_ubatch, parameters
 from cachesim.lab.real.llama_cpp.simulated import SimulatedServer

@@ -11,8 +11,8 @@ from typing import Any, Final
 from cachesim.engines.family import Profile, family_of
 from cachesim.engines.llamacpp.family import FAMILY as LLAMA_CPP
 from cachesim.errors import InputError
+from cachesim.lab.real.hunt.arrivals import draw_arrival, draw_pinned
 from cachesim.lab.real.hunt.proof import ProofResult, Prover, prover_of
-from cachesim.lab.real.llama_cpp.agents import draw_arrival, draw_pinned
 from cachesim.model.presets import PRESETS, preset
 from cachesim.play.findings import play
 from cachesim.scenario.checks import full_profile

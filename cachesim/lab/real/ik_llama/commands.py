@@ -25,6 +25,7 @@ from cachesim.lab.real.ik_llama.binary import (
     exact_spec,
 )
 from cachesim.lab.real.ik_llama.deepseek4 import write_predictor, write_target
+from cachesim.lab.real.ik_llama.orders import ENDED, judged
 from cachesim.lab.real.llama_cpp.gguf import write_model
 from cachesim.lab.real.llama_cpp.scenarios import divergence_of
 from cachesim.lab.real.llama_cpp.workload import (
@@ -34,7 +35,6 @@ from cachesim.lab.real.llama_cpp.workload import (
     resolved,
     vocabulary_of,
 )
-from cachesim.lab.real.vectors.servers import ENDED, judged
 from cachesim.model import recall
 from cachesim.model.spec import ModelSpec
 from cachesim.play import run

@@ -15,7 +15,8 @@ from rich.console import Console
 from cachesim.engines.events import Event
 from cachesim.errors import InputError
 from cachesim.lab.real import playing
-from cachesim.lab.real.llama_cpp.agents import draw_agents, draw_arrival, draw_pinned, grow_agents
+from cachesim.lab.real.hunt.arrivals import draw_arrival, draw_pinned
+from cachesim.lab.real.llama_cpp.agents import draw_agents, grow_agents
 from cachesim.lab.real.llama_cpp.calls import NotStartedError, RealServerError
 from cachesim.lab.real.llama_cpp.flags import NO_FLAGS, drafting, model_file
 from cachesim.lab.real.llama_cpp.gguf import write_model

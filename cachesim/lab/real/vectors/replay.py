@@ -57,8 +57,8 @@ KINDS: Final = (
     Kind("vLLM scheduler", "vectors.replay", "steps", _config("groups")),
     Kind("SGLang scheduler", "vectors.replay", "steps", _config("kind")),
     Kind("mlx-lm server", "vectors.mlx_server", "steps", _keys("version", "steps")),
-    Kind("ik_llama.cpp server", "vectors.servers", "steps", _profile("ik_llama.cpp"), "judged"),
-    Kind("llama.cpp server", "vectors.servers", "steps", _profile("llama.cpp")),
+    Kind("ik_llama.cpp server", "ik_llama.orders", "steps", _profile("ik_llama.cpp"), "judged"),
+    Kind("llama.cpp server", "ik_llama.orders", "steps", _profile("llama.cpp")),
 )
 """The kinds of files there are; the first that fits a file's first line is taken."""
 
