@@ -35,14 +35,14 @@ from cachesim.lab.real.llama_cpp.server import (
 )
 from cachesim.lab.real.llama_cpp.workload import Release
 from cachesim.lab.real.llama_cpp_python.commands import DRAWN
-from cachesim.lab.real.llama_cpp_python.compare import RealInstances
 from cachesim.lab.real.llama_cpp_python.compare import draw as draw_binding
-from cachesim.lab.real.llama_cpp_python.compare import environment_for as binding_environment_for
+from cachesim.lab.real.llama_cpp_python.scenarios import RealInstances
+from cachesim.lab.real.llama_cpp_python.scenarios import environment_for as binding_environment_for
 from cachesim.lab.real.mlx_lm.classes import compare_classes
+from cachesim.lab.real.mlx_lm.compare import compare_server
 from cachesim.lab.real.mlx_lm.logits import compare_mlx_logits
 from cachesim.lab.real.mlx_lm.process import environment_for as mlx_environment_for
 from cachesim.lab.real.mlx_lm.scenarios import play_mlx_scenario
-from cachesim.lab.real.mlx_lm.server import compare_server
 from cachesim.lab.real.mlx_lm.server_workloads import draw_agents as draw_mlx_agents
 from cachesim.lab.real.mlx_lm.server_workloads import draw_models as draw_mlx_models
 from cachesim.lab.real.mlx_lm.vllm_mlx import ENGINES, RAPID_MLX, compare_images, compare_vllm_mlx

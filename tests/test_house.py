@@ -137,7 +137,9 @@ PROGRAM_BELOW_REAL = (
     "llama_cpp.simulated",
     "llama_cpp.worker",
     "llama_cpp.workload",
-    "llama_cpp_python",
+    "llama_cpp_python.__init__",
+    "llama_cpp_python.scenarios",
+    "llama_cpp_python.worker",
     "mlx_lm.__init__",
     "mlx_lm.families",
     "mlx_lm.process",
@@ -149,14 +151,7 @@ PROGRAM_BELOW_REAL = (
 )
 """What runs a scenario on a real server that answers here; the rest of `real` is the workbench."""
 
-STILL_ACROSS = {
-    "llama_cpp_python.commands -> fields",
-    "llama_cpp_python.commands -> fit",
-    "mlx_lm.server -> fit",
-    "mlx_lm.server -> mlx_lm.classes",
-    "mlx_lm.server -> mlx_lm.server_workloads",
-    "mlx_lm.server -> vectors.mlx_server",
-}
+STILL_ACROSS: set[str] = set()
 """Imports of the workbench in the program: none may be added."""
 
 

@@ -34,7 +34,7 @@ from cachesim.lab.lessons import execute, kit, lessons
 from cachesim.lab.real.ik_llama.commands import play_scenario as play_on_ik_llama
 from cachesim.lab.real.llama_cpp.scenarios import play_scenario as play_on_llama_cpp
 from cachesim.lab.real.llama_cpp.workload import SILENT
-from cachesim.lab.real.llama_cpp_python.compare import play_scenario as play_on_binding
+from cachesim.lab.real.llama_cpp_python.scenarios import play_scenario as play_on_binding
 from cachesim.lab.real.mlx_lm.scenarios import play_mlx_scenario
 from cachesim.lab.real.playing import Difference
 from cachesim.lab.real.sglang.rows import differs_in as sglang_differs_in

@@ -30,7 +30,7 @@ from cachesim.lab.real.llama_cpp.scenarios import (
     on_the_wheel,
 )
 from cachesim.lab.real.llama_cpp.workload import CRASH, Outcome
-from cachesim.lab.real.llama_cpp_python import compare as llama_cpp_python
+from cachesim.lab.real.llama_cpp_python import scenarios as llama_cpp_python
 from cachesim.lab.real.mlx_lm import scenarios as mlx_lm
 from cachesim.lab.real.playing import Difference, StepPlayed
 from cachesim.play.findings import Finding, play

@@ -28,10 +28,10 @@ from cachesim.lab.real.mlx_lm.classes import (
     draw_cache_sequence,
     played,
 )
+from cachesim.lab.real.mlx_lm.compare import shrunk
 from cachesim.lab.real.mlx_lm.families import CLASSES, order_of, spec_of
 from cachesim.lab.real.mlx_lm.process import environment_for
 from cachesim.lab.real.mlx_lm.scenarios import Words, _outcome, play_mlx_scenario
-from cachesim.lab.real.mlx_lm.server import shrunk
 from cachesim.lab.real.mlx_lm.server_http import NEVER, RequestQueue, Turns, number_of
 from cachesim.lab.real.mlx_lm.server_models import TEMPLATES, texts_of
 from cachesim.lab.real.mlx_lm.server_workloads import draw_models, draw_workload

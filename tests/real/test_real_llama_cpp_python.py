@@ -19,8 +19,8 @@ from cachesim.engines.llama_cpp_python.family import FAMILY
 from cachesim.engines.llama_cpp_python.llama import LlamaCppPython
 from cachesim.lab.real.environment import EnvironmentUnavailableError
 from cachesim.lab.real.llama_cpp.gguf import write_model
-from cachesim.lab.real.llama_cpp_python import compare, worker
-from cachesim.lab.real.llama_cpp_python.compare import PROVER, program_of, report_lines
+from cachesim.lab.real.llama_cpp_python import compare, scenarios, worker
+from cachesim.lab.real.llama_cpp_python.scenarios import PROVER, program_of, report_lines
 from cachesim.lab.real.playing import StepPlayed
 from cachesim.model.presets import tiny
 from cachesim.scenario import load
@@ -32,7 +32,7 @@ from cachesim.units import as_tokens
 
 RELEASE = Profile.parse("llama-cpp-python@0.3.36")
 BUILT = pytest.mark.skipif(
-    not compare.environment_for("0.3.36").is_ready(), reason="minutes of a compiler: make nightly"
+    not scenarios.environment_for("0.3.36").is_ready(), reason="minutes of a compiler: make nightly"
 )
 
 
@@ -43,7 +43,7 @@ def test_no_compiler_is_said_before_anything_is_installed(
     monkeypatch.setenv("PATH", str(tmp_path))
 
     with pytest.raises(EnvironmentUnavailableError, match="no C\\+\\+ compiler here; install one"):
-        compare.environment_for("0.3.36").ready()
+        scenarios.environment_for("0.3.36").ready()
 
 
 def test_drawn_workloads_hold_caches_chats_embeddings_and_other_arguments() -> None:
@@ -66,7 +66,7 @@ def test_tokens_beyond_the_end_of_an_instances_array_are_counted() -> None:
     drawn = compare.draw("0.3.36", "dense", 0, 0)
     step = Step(name="r0", prompt=as_tokens(range(20, 120)), reply=as_tokens([7, 8, 9]))
     engine = replace(drawn.engine, options={"n_ctx": 100, "cache": "none"})
-    session = compare.Instance(replace(drawn, engine=engine, step=(step,)), "0.3.36")
+    session = scenarios.Instance(replace(drawn, engine=engine, step=(step,)), "0.3.36")
 
     ((_, counts),) = session.counted()
 
@@ -78,7 +78,7 @@ def test_tokens_beyond_the_end_of_an_instances_array_are_counted() -> None:
 @BUILT
 def test_the_wrong_answer_is_there_on_the_real_package() -> None:
     scenario = load(shipped_file("llama-cpp-python-ram-cache-on-a-window"))
-    steps = compare.play_scenario(scenario, "0.3.36")
+    steps = scenarios.play_scenario(scenario, "0.3.36")
 
     assert [True] * 4 == [each.agrees for each in steps]
     assert [False, False, False, True] == [each.confirmed for each in steps]
@@ -124,7 +124,7 @@ def test_a_proof_needs_a_wrong_answer_on_the_real_package_as_simulated(
     step: StepPlayed, confirmed: bool, seen: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = lost_window()
-    monkeypatch.setattr(compare, "play_scenario", lambda *_: (step,) * len(found.scenario.step))
+    monkeypatch.setattr(scenarios, "play_scenario", lambda *_: (step,) * len(found.scenario.step))
 
     result = PROVER.prove(found, RELEASE)
 
@@ -134,7 +134,7 @@ def test_a_proof_needs_a_wrong_answer_on_the_real_package_as_simulated(
 
 def results_of(scenario: Scenario, release: str) -> list[dict[str, Any]]:
     """A release's own results, in the form in which the real class gives them."""
-    session = compare.Instance(scenario, release)
+    session = scenarios.Instance(scenario, release)
     return [
         {
             "cached": record.reply.cached,
@@ -170,7 +170,7 @@ DRAFT_BEYOND_A_BATCH = Scenario(
             "logits_all": True,
             "n_batch": 4,
             "n_ubatch": 4,
-            **compare.PRECISE,
+            **scenarios.PRECISE,
         },
     ),
     step=(
@@ -201,8 +201,8 @@ def test_a_token_without_logits_ends_the_real_process_as_the_simulated_one(
 ) -> None:
     library = SimpleNamespace(llama_get_logits_ith=lambda *_: None)
     monkeypatch.setitem(sys.modules, "llama_cpp.llama_cpp", library)
-    (record, counts), _ = compare.Instance(DRAFT_BEYOND_A_BATCH, RELEASE.release).counted()
-    options = {"cache": "none", "capacity_bytes": 0, "draft_model": "none", **compare.PRECISE}
+    (record, counts), _ = scenarios.Instance(DRAFT_BEYOND_A_BATCH, RELEASE.release).counted()
+    options = {"cache": "none", "capacity_bytes": 0, "draft_model": "none", **scenarios.PRECISE}
     call = {"do": "complete", "prompt": [], "predict": 1}
     order = {"model": "", "options": options, "calls": [call, call]}
 
@@ -214,7 +214,7 @@ def test_a_token_without_logits_ends_the_real_process_as_the_simulated_one(
 
 @BUILT
 def test_a_draft_beyond_a_batch_ends_the_real_process() -> None:
-    (step,) = compare.play_scenario(DRAFT_BEYOND_A_BATCH, RELEASE.release)
+    (step,) = scenarios.play_scenario(DRAFT_BEYOND_A_BATCH, RELEASE.release)
 
     assert step.agrees
     assert step.confirmed
@@ -248,7 +248,7 @@ def test_that_program_prints_two_answers_on_the_real_package(name: str) -> None:
 @BUILT
 def test_the_real_proxy_keeps_what_lies_on_disk_when_it_switches_models(tmp_path: Path) -> None:
     write_model(tiny("dense"), tmp_path / "model.gguf")
-    python = str(compare.environment_for("0.3.36").ready())
+    python = str(scenarios.environment_for("0.3.36").ready())
     done = subprocess.run(
         [python, "-I", "-c", SWITCH], check=False, cwd=tmp_path, capture_output=True, text=True
     )

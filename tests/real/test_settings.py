@@ -18,8 +18,8 @@ from cachesim.lab.real.llama_cpp.flags import NO_FLAGS
 from cachesim.lab.real.llama_cpp.server import environment_for
 from cachesim.lab.real.llama_cpp.workloads import BARE, draw_setting
 from cachesim.lab.real.llama_cpp_python import commands as python
-from cachesim.lab.real.llama_cpp_python.compare import environment_for as binding_environment_for
-from cachesim.lab.real.mlx_lm import server as mlx_lm
+from cachesim.lab.real.llama_cpp_python.scenarios import environment_for as binding_environment_for
+from cachesim.lab.real.mlx_lm import compare as mlx_lm
 from cachesim.lab.real.mlx_lm.process import environment_for as mlx_environment_for
 from cachesim.lab.real.playing import Override, show_overrides
 from cachesim.lab.real.sglang import scheduler as sglang

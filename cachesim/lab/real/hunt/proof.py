@@ -135,7 +135,7 @@ def always(_: object) -> bool:
 PROVERS: Final = {
     "llama.cpp": "llama_cpp.scenarios",
     "mlx-lm": "mlx_lm.scenarios",
-    "llama-cpp-python": "llama_cpp_python.compare",
+    "llama-cpp-python": "llama_cpp_python.scenarios",
 }
 """Engine that answers on this machine -> module of its prover."""
 

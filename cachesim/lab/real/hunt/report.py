@@ -18,7 +18,7 @@ from cachesim.lab.real.hunt.proof import proof_command
 from cachesim.lab.real.llama_cpp.calls import call_for
 from cachesim.lab.real.llama_cpp.flags import adapter_file, adapter_names
 from cachesim.lab.real.llama_cpp.workload import in_one_call, resolved
-from cachesim.lab.real.llama_cpp_python.compare import report_lines
+from cachesim.lab.real.llama_cpp_python.scenarios import report_lines
 from cachesim.scenario.checks import spec_of
 from cachesim.scenario.files import to_toml
 from cachesim.scenario.format import Scenario, Step

@@ -10,12 +10,11 @@ from cachesim.lab.real import playing
 from cachesim.lab.real.environment import versions_of
 from cachesim.lab.real.fields import judge_fields
 from cachesim.lab.real.fit import Played, judge_newest
-from cachesim.lab.real.llama_cpp_python.compare import (
+from cachesim.lab.real.llama_cpp_python.compare import difference_under, draw
+from cachesim.lab.real.llama_cpp_python.scenarios import (
     DRAWN,
     WRONG,
     RealInstances,
-    difference_under,
-    draw,
     environment_for,
     play_scenario,
 )

@@ -12,13 +12,13 @@ from cachesim.engines.mlx_lm.family import FAMILY
 from cachesim.engines.mlx_lm.rules import ServerRules
 from cachesim.engines.mlx_lm.server.word_tokenizer import THINK_MARKS, WordTokenizer
 from cachesim.lab.real.mlx_lm.families import CLASSES, OTHERS, alone, windows_at
+from cachesim.lab.real.mlx_lm.server_worker import VOCABULARY
+from cachesim.lab.real.playing import Workload
 from cachesim.lab.real.prompts import Agents, Conversation, Row, Sizes
 from cachesim.units import as_tokens
 
-Workload: TypeAlias = dict[str, Any]
 Request: TypeAlias = dict[str, Any]
 
-VOCABULARY: Final = 64
 END_MARK: Final = 3
 PLAYED: Final = (*CLASSES, *OTHERS)
 PACKABLE: Final = ("llama", "qwen3_5", "gemma3_text")

@@ -28,8 +28,8 @@ from cachesim.engines.mlx_lm.store.mllm_prompt_cache import MllmPromptCache
 from cachesim.lab.real.environment import UnpackedWheel
 from cachesim.lab.real.mlx_lm.families import order_of, toy_of
 from cachesim.lab.real.mlx_lm.process import environment_for
-from cachesim.lab.real.mlx_lm.server_workloads import VOCABULARY, Workload
-from cachesim.lab.real.playing import Agreement, Override, first_difference, overrides_of
+from cachesim.lab.real.mlx_lm.server_worker import VOCABULARY
+from cachesim.lab.real.playing import Agreement, Override, Workload, first_difference, overrides_of
 from cachesim.lab.real.schedules import images_of
 from cachesim.lab.real.worker_process import ModuleProcess
 from cachesim.lab.real.worker_side import differences
