@@ -12,7 +12,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, Final, Self
 
-from cachesim.lab.real.environment import EnvironmentUnavailableError
+from cachesim.prove.environment import EnvironmentUnavailableError
 
 LAUNCH: Final = """
 import json, sys

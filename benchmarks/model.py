@@ -26,16 +26,16 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from cachesim.lab.real.environment import EnvironmentUnavailableError
-from cachesim.lab.real.llama_cpp.flags import Abilities
-from cachesim.lab.real.llama_cpp.gguf import write_model
 from cachesim.lab.real.llama_cpp.logits import drawn_prompt
-from cachesim.lab.real.llama_cpp.server import Played, RealServer
-from cachesim.lab.real.llama_cpp.workload import Release
 from cachesim.model.arithmetic import ArithmeticName, Network, PlainStore
 from cachesim.model.build import build
 from cachesim.model.presets import PRESETS, preset, tiny
 from cachesim.model.store import Ubatch
+from cachesim.prove.environment import EnvironmentUnavailableError
+from cachesim.prove.llama_cpp.flags import Abilities
+from cachesim.prove.llama_cpp.gguf import write_model
+from cachesim.prove.llama_cpp.server import Played, RealServer
+from cachesim.prove.llama_cpp.workload import Release
 from cachesim.scenario.format import Step
 from cachesim.units import Tokens
 

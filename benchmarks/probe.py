@@ -35,12 +35,12 @@ from cachesim.lab.probe.loop import DRAWN, Outcome, Plan, Probe
 from cachesim.lab.probe.playing import query_of, words_for
 from cachesim.lab.probe.profiles import MODELS, Candidate, Fingerprint
 from cachesim.lab.probe.target import Target
-from cachesim.lab.real.llama_cpp import server as llama_cpp
-from cachesim.lab.real.llama_cpp.gguf import model_keys, write_gguf
-from cachesim.lab.real.mlx_lm import process as mlx_lm
-from cachesim.lab.real.mlx_lm.families import order_of, spec_of
 from cachesim.model.presets import preset
 from cachesim.model.weights import draw
+from cachesim.prove.llama_cpp import server as llama_cpp
+from cachesim.prove.llama_cpp.gguf import model_keys, write_gguf
+from cachesim.prove.mlx_lm import process as mlx_lm
+from cachesim.prove.mlx_lm.families import order_of, spec_of
 from cachesim.scenario.format import Scenario
 from cachesim.testing.workloads import Seeded, Shape, draw_workload
 from tests.probe.fakes import bugs, fake, sound

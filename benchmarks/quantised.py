@@ -9,8 +9,8 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from cachesim.lab.real.llama_cpp.gguf import Q4_K, Q8_0
 from cachesim.model.weights import Tensor, Weights
+from cachesim.prove.llama_cpp.gguf import Q4_K, Q8_0
 
 SUB: Final = 32
 """Numbers of a Q4_K block that share a scale and a minimum."""

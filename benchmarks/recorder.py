@@ -194,10 +194,10 @@ def recorder(url: str) -> Iterator[tuple[str, int]]:
 @contextmanager
 def real_server() -> Iterator[str | None]:
     """The real llama-server with a toy model; None where it cannot be installed."""
-    from cachesim.lab.real.environment import EnvironmentUnavailableError
-    from cachesim.lab.real.llama_cpp.gguf import write_model
-    from cachesim.lab.real.llama_cpp.server import RealServer, environment_for
     from cachesim.model.presets import preset
+    from cachesim.prove.environment import EnvironmentUnavailableError
+    from cachesim.prove.llama_cpp.gguf import write_model
+    from cachesim.prove.llama_cpp.server import RealServer, environment_for
 
     try:
         environment_for("b11549").ready()

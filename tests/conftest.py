@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import HealthCheck, settings
 
-from cachesim.lab.real.environment import EnvironmentUnavailableError
+from cachesim.prove.environment import EnvironmentUnavailableError
 
 pytest.register_assert_rewrite("tests.fixtures", "tests.engines.seen_kit")
 

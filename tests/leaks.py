@@ -27,12 +27,12 @@ from rich.console import Console
 from cachesim.engines import FAMILIES
 from cachesim.engines.family import Profile
 from cachesim.errors import CachesimError
-from cachesim.lab.real.playing import StepPlayed
 from cachesim.model import recall
 from cachesim.model.presets import RECALL
 from cachesim.model.spec import FIRST_PLAIN
 from cachesim.play import run
 from cachesim.play.session import Session, groups_of
+from cachesim.prove.playing import StepPlayed
 from cachesim.scenario import Scenario, full_profile, load
 from cachesim.scenario.format import Model, Shows, Step, Turn
 from cachesim.scenario.labels import CONFIRMED, SOURCE, digest, label_of

@@ -13,7 +13,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from cachesim.lab.real.environment import Environment
+from cachesim.prove.environment import Environment
 
 ROOT = Path(__file__).parents[1]
 QUICK = (

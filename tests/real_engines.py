@@ -23,26 +23,13 @@ from cachesim.engines.mlx_lm.families import FAMILIES
 from cachesim.engines.mlx_lm.family import FAMILY as MLX_LM
 from cachesim.engines.sglang.family import FAMILY as SGLANG
 from cachesim.engines.vllm.family import FAMILY as VLLM
-from cachesim.lab.real.environment import Environment, EnvironmentUnavailableError
 from cachesim.lab.real.llama_cpp.compare import PlayDrawn, SideBySide, Tally, show_difference
-from cachesim.lab.real.llama_cpp.flags import PRESETS, Abilities
 from cachesim.lab.real.llama_cpp.logits import compare_logits
-from cachesim.lab.real.llama_cpp.server import (
-    ROUTERS,
-    RealServer,
-    environment_for,
-    router_environment,
-)
-from cachesim.lab.real.llama_cpp.workload import Release
 from cachesim.lab.real.llama_cpp_python.commands import DRAWN
 from cachesim.lab.real.llama_cpp_python.compare import draw as draw_binding
-from cachesim.lab.real.llama_cpp_python.scenarios import RealInstances
-from cachesim.lab.real.llama_cpp_python.scenarios import environment_for as binding_environment_for
 from cachesim.lab.real.mlx_lm.classes import compare_classes
 from cachesim.lab.real.mlx_lm.compare import compare_server
 from cachesim.lab.real.mlx_lm.logits import compare_mlx_logits
-from cachesim.lab.real.mlx_lm.process import environment_for as mlx_environment_for
-from cachesim.lab.real.mlx_lm.scenarios import play_mlx_scenario
 from cachesim.lab.real.mlx_lm.server_workloads import draw_agents as draw_mlx_agents
 from cachesim.lab.real.mlx_lm.server_workloads import draw_models as draw_mlx_models
 from cachesim.lab.real.mlx_lm.vllm_mlx import ENGINES, RAPID_MLX, compare_images, compare_vllm_mlx
@@ -63,6 +50,19 @@ from cachesim.lab.real.vllm.scheduler import OFFLOADING as VLLM_OFFLOADING
 from cachesim.lab.real.vllm.scheduler import SCHEDULER as VLLM_SCHEDULER
 from cachesim.lab.real.vllm.scheduler import SYNCHRONOUS as VLLM_SYNCHRONOUS
 from cachesim.lab.real.vllm.steps import KERNELS
+from cachesim.prove.environment import Environment, EnvironmentUnavailableError
+from cachesim.prove.llama_cpp.flags import PRESETS, Abilities
+from cachesim.prove.llama_cpp.server import (
+    ROUTERS,
+    RealServer,
+    environment_for,
+    router_environment,
+)
+from cachesim.prove.llama_cpp.workload import Release
+from cachesim.prove.llama_cpp_python.scenarios import RealInstances
+from cachesim.prove.llama_cpp_python.scenarios import environment_for as binding_environment_for
+from cachesim.prove.mlx_lm.process import environment_for as mlx_environment_for
+from cachesim.prove.mlx_lm.scenarios import play_mlx_scenario
 from cachesim.scenario.shipped import load_all
 from tests.real_router import play_routed
 from tests.wrong_answers import FOUR_SLOTS, STALE_NEIGHBOUR, THREE_REQUESTS, verdict_on

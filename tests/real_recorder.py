@@ -29,11 +29,11 @@ from urllib.parse import urlsplit
 
 from rich.console import Console
 
-from cachesim.lab.real.environment import EnvironmentUnavailableError
-from cachesim.lab.real.llama_cpp.gguf import write_model
-from cachesim.lab.real.llama_cpp.server import RealServer
-from cachesim.lab.real.mlx_lm.process import environment_for as mlx_environment_for
 from cachesim.model.presets import preset
+from cachesim.prove.environment import EnvironmentUnavailableError
+from cachesim.prove.llama_cpp.gguf import write_model
+from cachesim.prove.llama_cpp.server import RealServer
+from cachesim.prove.mlx_lm.process import environment_for as mlx_environment_for
 from tests import http_worker
 
 OUT: Final = Console(highlight=False, soft_wrap=True)

@@ -24,7 +24,6 @@ from typing import Any, Final
 
 from cachesim.engines.sglang.rules import Rules
 from cachesim.engines.vllm.rules import Rules as VllmRules
-from cachesim.lab.real.rows import read_row
 from cachesim.lab.real.sglang.playing import play as play_sglang
 from cachesim.lab.real.sglang.scheduler import SCHEDULER
 from cachesim.lab.real.sglang.workloads import KINDS, draw, draw_drafts, draw_mixed, draw_streaming
@@ -35,7 +34,8 @@ from cachesim.lab.real.vllm.steps import start as start_runner
 from cachesim.lab.real.vllm.workloads import KINDS as VLLM_KINDS
 from cachesim.lab.real.vllm.workloads import draw as draw_vllm
 from cachesim.lab.real.vllm.workloads import draw_compressed, overlapping
-from cachesim.lab.real.worker_process import WorkerProcess
+from cachesim.prove.rows import read_row
+from cachesim.prove.worker_process import WorkerProcess
 
 SEED: Final = 37
 DRAWN: Final = {

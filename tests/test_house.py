@@ -24,7 +24,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "testing": {"model", "engines", "verify", "scenario", "play"},
     "logs": {"model", "engines", "verify", "scenario", "play"},
     "traces": {"model", "engines", "verify", "scenario", "play", "logs"},
-    "real": {"model", "engines", "verify", "scenario", "play", "testing", "logs"},
+    "prove": {"model", "engines", "verify", "scenario", "play", "testing", "logs"},
+    "real": {"model", "engines", "verify", "scenario", "play", "testing", "logs", "prove"},
     "record": {"model", "engines", "verify", "scenario", "play", "logs"},
     "probe": {
         "model",
@@ -46,6 +47,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "scenario",
         "play",
         "testing",
+        "prove",
         "real",
         "report",
         "lessons",
@@ -113,66 +115,10 @@ def test_imports_point_one_way() -> None:
 
 
 def test_the_core_imports_nothing_of_the_lab() -> None:
-    core = MAY_IMPORT.keys() - LAB - {"cli"}
+    core = MAY_IMPORT.keys() - LAB - {"cli", "prove"}
     assert set() == {package for name in core for package in MAY_IMPORT[name]} & LAB
     below = {path.name for path in (PACKAGE / "lab").iterdir() if path.is_dir()} - {"__pycache__"}
     assert below == LAB
-
-
-PROGRAM_BELOW_REAL = (
-    "__init__",
-    "environment",
-    "playing",
-    "rows",
-    "worker_process",
-    "worker_side",
-    "hunt",
-    "ik_llama",
-    "llama_cpp.__init__",
-    "llama_cpp.calls",
-    "llama_cpp.flags",
-    "llama_cpp.gguf",
-    "llama_cpp.scenarios",
-    "llama_cpp.server",
-    "llama_cpp.simulated",
-    "llama_cpp.worker",
-    "llama_cpp.workload",
-    "llama_cpp_python.__init__",
-    "llama_cpp_python.scenarios",
-    "llama_cpp_python.worker",
-    "mlx_lm.__init__",
-    "mlx_lm.families",
-    "mlx_lm.process",
-    "mlx_lm.scenarios",
-    "mlx_lm.server",
-    "mlx_lm.server_http",
-    "mlx_lm.server_models",
-    "mlx_lm.server_worker",
-)
-"""What runs a scenario on a real server that answers here; the rest of `real` is the workbench."""
-
-STILL_ACROSS: set[str] = set()
-"""Imports of the workbench in the program: none may be added."""
-
-
-def is_program(module: str) -> bool:
-    return any(module == name or module.startswith(f"{name}.") for name in PROGRAM_BELOW_REAL)
-
-
-def test_the_program_imports_nothing_of_the_workbench() -> None:
-    real = PACKAGE / "lab" / "real"
-    names = {
-        ".".join(path.relative_to(real).with_suffix("").parts): path for path in real.rglob("*.py")
-    }
-    across = {
-        f"{name} -> {other}"
-        for name, path in names.items()
-        if is_program(name)
-        for other in names
-        if f"cachesim.lab.real.{other}" in imported_names(path) and not is_program(other)
-    }
-
-    assert STILL_ACROSS == across
 
 
 def reached(start: str, graph: dict[str, set[str]]) -> set[str]:
@@ -264,7 +210,7 @@ def test_every_exemption_from_a_rule_has_its_reason() -> None:
     assert {} == broken(without_a_reason)
 
 
-NAMES_AN_ENGINE = {"logs", "real", "probe", "lessons"}
+NAMES_AN_ENGINE = {"logs", "prove", "real", "probe", "lessons"}
 """Rooms that are about one engine's logs, its package, or its story."""
 
 

@@ -27,7 +27,7 @@ from cachesim.engines.mlx_lm.caches.prompt_cache import load_prompt_cache, save_
 from cachesim.engines.mlx_lm.family import FAMILY, MlxRules
 from cachesim.engines.mlx_lm.store import lru_prompt_cache
 from cachesim.engines.mlx_lm.store.lru_prompt_cache import UNLIMITED, LRUPromptCache
-from cachesim.lab.real.environment import environments_folder
+from cachesim.prove.environment import environments_folder
 from tests import upstream_generation as generation
 
 RELEASES: Final = ("0.30.7", "0.31.1", "0.31.2", "0.31.3", "0.32.0", "0.32.2")

@@ -31,12 +31,6 @@ from cachesim.engines.family import Profile
 from cachesim.engines.ik_llama.family import FAMILY as IK_LLAMA
 from cachesim.errors import CachesimError
 from cachesim.lab.lessons import execute, kit, lessons
-from cachesim.lab.real.ik_llama.commands import play_scenario as play_on_ik_llama
-from cachesim.lab.real.llama_cpp.scenarios import play_scenario as play_on_llama_cpp
-from cachesim.lab.real.llama_cpp.workload import SILENT
-from cachesim.lab.real.llama_cpp_python.scenarios import play_scenario as play_on_binding
-from cachesim.lab.real.mlx_lm.scenarios import play_mlx_scenario
-from cachesim.lab.real.playing import Difference
 from cachesim.lab.real.sglang.rows import differs_in as sglang_differs_in
 from cachesim.lab.real.sglang.scheduler import SCHEDULER as SGLANG_SCHEDULER
 from cachesim.lab.real.transformers.scenarios import play_scenario as play_on_transformers
@@ -45,6 +39,12 @@ from cachesim.lab.real.vllm.steps import differs_in as vllm_differs_in
 from cachesim.play import run, run_scenario
 from cachesim.play.result import CLAIMS, Run
 from cachesim.play.session import ENDLESS, WORKER_GONE
+from cachesim.prove.ik_llama.commands import play_scenario as play_on_ik_llama
+from cachesim.prove.llama_cpp.scenarios import play_scenario as play_on_llama_cpp
+from cachesim.prove.llama_cpp.workload import SILENT
+from cachesim.prove.llama_cpp_python.scenarios import play_scenario as play_on_binding
+from cachesim.prove.mlx_lm.scenarios import play_mlx_scenario
+from cachesim.prove.playing import Difference
 from cachesim.scenario import Scenario, load
 from cachesim.scenario.checks import scenario_of
 from cachesim.scenario.labels import digest

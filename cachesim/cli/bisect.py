@@ -134,7 +134,7 @@ def _scenario(name: str, wanted: UserSettings, seed: int | None) -> Scenario:
 def _play(scenario: Scenario, arithmetic: Literal["ring", "float"], *, real: bool) -> Play:
     if not real:
         return simulated(scenario, arithmetic)
-    from cachesim.lab.real.llama_cpp.scenarios import on_the_wheels
+    from cachesim.prove.llama_cpp.scenarios import on_the_wheels
 
     return on_the_wheels(scenario)
 

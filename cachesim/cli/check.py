@@ -25,14 +25,14 @@ from cachesim.engines.family import Profile
 from cachesim.engines.words import counted
 from cachesim.errors import InputError
 from cachesim.files import Output, free_name
-from cachesim.lab.real.hunt.loop import Findings, ProvenFinding
-from cachesim.lab.real.hunt.loop import hunt as hunt_by
-from cachesim.lab.real.hunt.proof import ProofResult, proof_command, proof_of, prover_of
-from cachesim.lab.real.hunt.report import write
-from cachesim.lab.real.playing import comparing
 from cachesim.model.arithmetic import ArithmeticName
 from cachesim.model.presets import ALL_PRESETS, PRESETS, RECALL
 from cachesim.play.findings import EXERCISED, play
+from cachesim.prove.hunt.loop import Findings, ProvenFinding
+from cachesim.prove.hunt.loop import hunt as hunt_by
+from cachesim.prove.hunt.proof import ProofResult, proof_command, proof_of, prover_of
+from cachesim.prove.hunt.report import write
+from cachesim.prove.playing import comparing
 from cachesim.report.consoles import results, show
 from cachesim.report.document import FittingTable, Heading
 from cachesim.scenario.files import to_toml

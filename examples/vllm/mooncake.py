@@ -29,7 +29,7 @@ import torch
 from cachesim.lab.real.vllm.caches_worker import Caches
 from cachesim.lab.real.vllm.release_worker import install
 from cachesim.lab.real.vllm.worker_settings import ConfigFactory
-from cachesim.lab.real.worker_side import NoOp, fitting
+from cachesim.prove.worker_side import NoOp, fitting
 from cachesim.testing import Request, Server
 from cachesim.testing.contents import Rows
 from examples.findings import check

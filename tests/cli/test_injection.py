@@ -9,9 +9,9 @@ import pytest
 from cachesim.cli import UNTESTED
 from cachesim.cli.main import main, report_error
 from cachesim.errors import UntestedError
-from cachesim.lab.real.environment import EnvironmentUnavailableError
-from cachesim.lab.real.playing import console, not_compared
 from cachesim.printable import STEERING, printable
+from cachesim.prove.environment import EnvironmentUnavailableError
+from cachesim.prove.playing import console, not_compared
 from tests.fixtures import Capture, Patch, complaint, output
 
 HOSTILE = """

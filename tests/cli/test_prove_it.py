@@ -9,8 +9,8 @@ from cachesim.cli.main import main
 from cachesim.engines.family import Profile
 from cachesim.engines.llamacpp.family import FAMILY
 from cachesim.errors import ProfileError, ScenarioError
-from cachesim.lab.real.hunt.proof import proof_command
-from cachesim.lab.real.playing import releases_of
+from cachesim.prove.hunt.proof import proof_command
+from cachesim.prove.playing import releases_of
 from cachesim.scenario.files import load
 from cachesim.scenario.shipped import shipped_file
 from tests.fixtures import Capture, Patch

@@ -24,12 +24,12 @@ from cachesim.engines.family import Profile
 from cachesim.engines.llamacpp.family import FAMILY as LLAMA_CPP
 from cachesim.engines.mlx_lm.family import FAMILY as MLX_LM
 from cachesim.lab.logs.settings import flag_of
-from cachesim.lab.real.hunt.proof import real_prover
-from cachesim.lab.real.hunt.report import DIFFERS, ENDS
-from cachesim.lab.real.hunt.report import commands as report_lines
-from cachesim.lab.real.llama_cpp.server import environment_for
-from cachesim.lab.real.mlx_lm.process import environment_for as mlx_environment_for
 from cachesim.play import run
+from cachesim.prove.hunt.proof import real_prover
+from cachesim.prove.hunt.report import DIFFERS, ENDS
+from cachesim.prove.hunt.report import commands as report_lines
+from cachesim.prove.llama_cpp.server import environment_for
+from cachesim.prove.mlx_lm.process import environment_for as mlx_environment_for
 from cachesim.scenario import full_profile, load
 from cachesim.scenario.format import Scenario
 from cachesim.scenario.shipped import shipped_files

@@ -15,7 +15,7 @@ from typing import Final
 from cachesim.cli.app import functions, real_functions
 from cachesim.engines.llama_cpp_python.family import FAMILY as BINDING
 from cachesim.lab.real import commands as real
-from cachesim.lab.real.llama_cpp_python.scenarios import environment_for
+from cachesim.prove.llama_cpp_python.scenarios import environment_for
 from tests.end_to_end.program import PROGRAM
 
 ROOT: Final = Path(__file__).parents[2]

@@ -16,11 +16,11 @@ from tempfile import TemporaryDirectory
 from typing import Any, Final, Protocol
 
 from cachesim.engines.llamacpp.family import FAMILY
-from cachesim.lab.real.llama_cpp.calls import RealServerError
-from cachesim.lab.real.llama_cpp.flags import Abilities, draw_preset
-from cachesim.lab.real.llama_cpp.gguf import write_model
-from cachesim.lab.real.llama_cpp.server import RealServer
-from cachesim.lab.real.llama_cpp.workload import Outcome
+from cachesim.prove.llama_cpp.calls import RealServerError
+from cachesim.prove.llama_cpp.flags import Abilities, draw_preset
+from cachesim.prove.llama_cpp.gguf import write_model
+from cachesim.prove.llama_cpp.server import RealServer
+from cachesim.prove.llama_cpp.workload import Outcome
 from cachesim.scenario.checks import spec_of
 from cachesim.scenario.format import Model, Step
 from tests.end_to_end.client import Answer, Call, post

@@ -21,7 +21,7 @@ from itertools import permutations
 from pathlib import Path
 from typing import Any, Final
 
-from cachesim.lab.real.llama_cpp.server import environment_for
+from cachesim.prove.llama_cpp.server import environment_for
 from tests.end_to_end.client import Answer
 from tests.end_to_end.life import DEFAULT, PRINTING, Life, Lives, releases, shares
 from tests.end_to_end.program import Ran, load, run

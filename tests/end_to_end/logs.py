@@ -14,8 +14,8 @@ from functools import partial
 from random import Random
 from typing import Any, Final
 
-from cachesim.lab.real.environment import EnvironmentUnavailableError
-from cachesim.lab.real.llama_cpp.server import environment_for
+from cachesim.prove.environment import EnvironmentUnavailableError
+from cachesim.prove.llama_cpp.server import environment_for
 from tests.end_to_end.bench import Bench, Case, Result, Settings, Task, bench
 from tests.end_to_end.client import Answer
 from tests.end_to_end.laws import broken_by_truth

@@ -18,7 +18,7 @@ from random import Random
 from typing import Final
 
 from cachesim.engines.mlx_lm.family import FAMILY as MLX
-from cachesim.lab.real.mlx_lm.process import environment_for
+from cachesim.prove.mlx_lm.process import environment_for
 from tests.end_to_end.client import Answer
 from tests.end_to_end.life import DEFAULT, PRINTING, Life, Lives, releases, shares
 from tests.end_to_end.other_logs import LEVELS, ik_life, mlx_life

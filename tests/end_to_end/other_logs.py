@@ -25,9 +25,9 @@ from cachesim.engines.base import Engine, Request
 from cachesim.engines.events import Event
 from cachesim.engines.ik_llama.events import PrefixMatched, SequenceTrimmed, SlotReleased
 from cachesim.engines.mlx_lm.family import FAMILY as MLX
-from cachesim.lab.real.environment import EnvironmentUnavailableError
-from cachesim.lab.real.mlx_lm.process import environment_for
 from cachesim.model.presets import preset
+from cachesim.prove.environment import EnvironmentUnavailableError
+from cachesim.prove.mlx_lm.process import environment_for
 from cachesim.units import as_tokens
 from tests import http_worker
 from tests.end_to_end.bench import Bench, Case, Result, Settings, Task, bench

@@ -18,10 +18,10 @@ from tempfile import TemporaryDirectory
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from cachesim.lab.real.environment import EnvironmentUnavailableError
-from cachesim.lab.real.llama_cpp.flags import Abilities, draw_preset
-from cachesim.lab.real.llama_cpp.gguf import write_model
-from cachesim.lab.real.llama_cpp.server import RealServer, environment_for
+from cachesim.prove.environment import EnvironmentUnavailableError
+from cachesim.prove.llama_cpp.flags import Abilities, draw_preset
+from cachesim.prove.llama_cpp.gguf import write_model
+from cachesim.prove.llama_cpp.server import RealServer, environment_for
 from cachesim.scenario.checks import spec_of
 from cachesim.scenario.format import Model
 from tests.end_to_end.bench import Bench, Case, Result, Settings, Task, bench

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from cachesim.lab.real.llama_cpp.server import environment_for
+from cachesim.prove.llama_cpp.server import environment_for
 from tests.end_to_end.program import PROGRAM
 
 SERVER: Final = Path(__file__).with_name("llama_server.py")

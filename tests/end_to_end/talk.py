@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any, Final
 
-from cachesim.lab.real.llama_cpp.gguf import text_of
+from cachesim.prove.llama_cpp.gguf import text_of
 
 FIRST_WORD, PAST_LAST_WORD = 270, 512
 """The ids of the toy vocabulary whose texts are plain words."""

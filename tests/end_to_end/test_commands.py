@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cachesim.lab.real.llama_cpp.server import environment_for
+from cachesim.prove.llama_cpp.server import environment_for
 from tests.end_to_end.commands import LATEST, alike, flags_of, not_ended, parse, unproven
 from tests.end_to_end.documented import LEFT_OUT, documented, guide_folder, left_out, runnable
 from tests.end_to_end.shell import Shell, printed_lines

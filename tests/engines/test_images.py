@@ -15,8 +15,8 @@ from cachesim.engines.mlx_lm.server.request import keyed as lookup_key
 from cachesim.engines.sglang.request import FIRST_PAD, Req
 from cachesim.engines.vllm.request import IMAGE, Prefixes, keyed
 from cachesim.errors import ScenarioError
-from cachesim.lab.real.mlx_lm.process import environment_for
 from cachesim.play.runner import run_scenario
+from cachesim.prove.mlx_lm.process import environment_for
 from cachesim.units import Count, Pos, as_tokens
 
 PATCH: Final = 999

@@ -11,11 +11,11 @@ from typing import Any, Final
 from cachesim.lab.logs.from_report import draft_of
 from cachesim.lab.logs.model_memory import known_models, memory_of_config
 from cachesim.lab.logs.sizes import sizes_of_fields, sizes_of_gguf
-from cachesim.lab.real.llama_cpp.gguf import model_keys, write_model
 from cachesim.lab.traces import graph
 from cachesim.lab.traces.replay import Cell, ServerRun
 from cachesim.lab.traces.source import Source
 from cachesim.model.presets import preset
+from cachesim.prove.llama_cpp.gguf import model_keys, write_model
 from tests.fuzz.mutations import (
     SLIGHTLY,
     Chance,

@@ -11,12 +11,12 @@ from cachesim.cli.main import main
 from cachesim.errors import InputError
 from cachesim.lab.logs.model_memory import known_models, memory_of, memory_of_config
 from cachesim.lab.logs.sizes import read_header, sizes_of_fields, sizes_of_gguf
-from cachesim.lab.real.llama_cpp.gguf import model_keys, write_model
 from cachesim.lab.traces.plan import plan_of
 from cachesim.lab.traces.replay import Cell, Measured
 from cachesim.lab.traces.source import Source
 from cachesim.model.presets import preset
 from cachesim.model.spec import Sizes
+from cachesim.prove.llama_cpp.gguf import model_keys, write_model
 from tests.fixtures import Capture, output
 
 KEYS_AND_VALUES = 2 * 2  # both, of 16 bits

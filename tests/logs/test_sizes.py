@@ -17,9 +17,9 @@ from cachesim.lab.logs.sizes import (
     sizes_of,
     sizes_of_fields,
 )
-from cachesim.lab.real.llama_cpp.gguf import model_keys
 from cachesim.model.presets import PRESETS, preset
 from cachesim.model.spec import Sizes
+from cachesim.prove.llama_cpp.gguf import model_keys
 from cachesim.scenario.checks import spec_of
 from cachesim.scenario.format import Model
 from cachesim.units import as_tokens

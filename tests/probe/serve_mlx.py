@@ -1,6 +1,6 @@
 """mlx_lm.server with a toy model, for `--start`: run by the Python of a release's environment.
 
-python serve_mlx.py ORDER PORT [FLAG ...]: ORDER is JSON as `cachesim.lab.real.mlx_lm.families`
+python serve_mlx.py ORDER PORT [FLAG ...]: ORDER is JSON as `cachesim.prove.mlx_lm.families`
 writes it; the release's own main serves, untouched.
 """
 
@@ -10,7 +10,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-PARTS = Path(__file__).parents[2] / "cachesim" / "lab" / "real" / "mlx_lm"
+PARTS = Path(__file__).parents[2] / "cachesim" / "prove" / "mlx_lm"
 VOCABULARY = 72
 
 

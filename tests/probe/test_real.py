@@ -10,9 +10,9 @@ from cachesim.lab.probe import loop
 from cachesim.lab.probe.command import Settings, run
 from cachesim.lab.probe.judging import ERROR
 from cachesim.lab.probe.target import ServerProcess
-from cachesim.lab.real.llama_cpp.gguf import write_model
-from cachesim.lab.real.llama_cpp.server import environment_for
 from cachesim.model.presets import preset
+from cachesim.prove.llama_cpp.gguf import write_model
+from cachesim.prove.llama_cpp.server import environment_for
 
 pytestmark = pytest.mark.wheel
 

@@ -8,7 +8,7 @@ from typing import Final
 
 import numpy as np
 
-from cachesim.lab.real.llama_cpp.gguf import Value, f32, flag, text, u32, write_gguf
+from cachesim.prove.llama_cpp.gguf import Value, f32, flag, text, u32, write_gguf
 from cachesim.units import Array
 
 SIDE: Final = 32

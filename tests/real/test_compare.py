@@ -9,12 +9,12 @@ from typing import Any, Self
 import pytest
 
 from cachesim.errors import ScenarioError, UntestedError
-from cachesim.lab.real.llama_cpp import scenarios
-from cachesim.lab.real.llama_cpp.calls import NotStartedError
 from cachesim.lab.real.llama_cpp.compare import Played, SideBySide, Tally, first_difference
-from cachesim.lab.real.llama_cpp.simulated import SimulatedServer
-from cachesim.lab.real.llama_cpp.workload import Outcome, workload
 from cachesim.lab.real.llama_cpp.workloads import Setting, draw_setting
+from cachesim.prove.llama_cpp import scenarios
+from cachesim.prove.llama_cpp.calls import NotStartedError
+from cachesim.prove.llama_cpp.simulated import SimulatedServer
+from cachesim.prove.llama_cpp.workload import Outcome, workload
 from cachesim.scenario import scenario_of
 from cachesim.scenario.format import Step
 from cachesim.typed import there_is

@@ -7,11 +7,11 @@ import pytest
 
 from cachesim.lab.real.llama_cpp import logits
 from cachesim.lab.real.llama_cpp.logits import drawn_prompt, expected_drafts, generate, head_guesses
-from cachesim.lab.real.llama_cpp.server import calls_of, drafts_of, last_call
-from cachesim.lab.real.llama_cpp.simulated import swallowed
-from cachesim.lab.real.llama_cpp.workload import Outcome
 from cachesim.model.network import FloatNetwork
 from cachesim.model.presets import tiny
+from cachesim.prove.llama_cpp.server import calls_of, drafts_of, last_call
+from cachesim.prove.llama_cpp.simulated import swallowed
+from cachesim.prove.llama_cpp.workload import Outcome
 from cachesim.units import as_tokens
 from tests.fixtures import Patch
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from cachesim.errors import ProfileError
-from cachesim.lab.real.environment import Environment, EnvironmentUnavailableError
-from cachesim.lab.real.llama_cpp.server import as_release, environment_for
-from cachesim.lab.real.worker_process import JsonProcess, WorkerError
+from cachesim.prove.environment import Environment, EnvironmentUnavailableError
+from cachesim.prove.llama_cpp.server import as_release, environment_for
+from cachesim.prove.worker_process import JsonProcess, WorkerError
 from tests.fixtures import Patch
 
 

@@ -9,9 +9,6 @@ import numpy as np
 import pytest
 
 from cachesim.errors import SpecError
-from cachesim.lab.real.ik_llama.deepseek4 import write_predictor, write_target
-from cachesim.lab.real.llama_cpp import gguf
-from cachesim.lab.real.llama_cpp.gguf import as_ggml_computes
 from cachesim.lab.real.llama_cpp.logits import (
     Agreement,
     agreement,
@@ -19,13 +16,16 @@ from cachesim.lab.real.llama_cpp.logits import (
     drawn_prompt,
     generate,
 )
-from cachesim.lab.real.llama_cpp.workload import Outcome
 from cachesim.model.arithmetic import PlainStore
 from cachesim.model.network import FloatNetwork
 from cachesim.model.presets import PRESETS, preset, tiny
 from cachesim.model.spec import ModelSpec
 from cachesim.model.store import Ubatch
 from cachesim.model.weights import draw
+from cachesim.prove.ik_llama.deepseek4 import write_predictor, write_target
+from cachesim.prove.llama_cpp import gguf
+from cachesim.prove.llama_cpp.gguf import as_ggml_computes
+from cachesim.prove.llama_cpp.workload import Outcome
 from cachesim.units import Token, as_tokens
 
 SIMPLE = {4: "<I", 5: "<i", 6: "<f", 7: "<?"}

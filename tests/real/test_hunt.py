@@ -15,25 +15,25 @@ from cachesim.cli import check
 from cachesim.cli.main import main
 from cachesim.engines import Profile
 from cachesim.errors import ScenarioError
-from cachesim.lab.real.hunt import loop as room
-from cachesim.lab.real.hunt import proof
-from cachesim.lab.real.hunt.loop import Findings, ProvenFinding, hunt, targets, unmasked
-from cachesim.lab.real.hunt.proof import ProofResult, by_metadata, refuted_by
-from cachesim.lab.real.hunt.report import COUNTED, commands, write
-from cachesim.lab.real.llama_cpp import scenarios as llama_cpp
-from cachesim.lab.real.llama_cpp.calls import call_for
-from cachesim.lab.real.llama_cpp.scenarios import (
+from cachesim.play.findings import Finding, play
+from cachesim.prove.hunt import loop as room
+from cachesim.prove.hunt import proof
+from cachesim.prove.hunt.loop import Findings, ProvenFinding, hunt, targets, unmasked
+from cachesim.prove.hunt.proof import ProofResult, by_metadata, refuted_by
+from cachesim.prove.hunt.report import COUNTED, commands, write
+from cachesim.prove.llama_cpp import scenarios as llama_cpp
+from cachesim.prove.llama_cpp.calls import call_for
+from cachesim.prove.llama_cpp.scenarios import (
     PROVER,
     Proof,
     alone_of,
     divergence_of,
     on_the_wheel,
 )
-from cachesim.lab.real.llama_cpp.workload import CRASH, Outcome
-from cachesim.lab.real.llama_cpp_python import scenarios as llama_cpp_python
-from cachesim.lab.real.mlx_lm import scenarios as mlx_lm
-from cachesim.lab.real.playing import Difference, StepPlayed
-from cachesim.play.findings import Finding, play
+from cachesim.prove.llama_cpp.workload import CRASH, Outcome
+from cachesim.prove.llama_cpp_python import scenarios as llama_cpp_python
+from cachesim.prove.mlx_lm import scenarios as mlx_lm
+from cachesim.prove.playing import Difference, StepPlayed
 from cachesim.scenario.files import load
 from cachesim.scenario.format import FORMAT, Model, Scenario, Server, Step
 from cachesim.scenario.labels import CONFIRMED, DERIVED, SOURCE

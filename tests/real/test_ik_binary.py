@@ -9,13 +9,13 @@ import pytest
 
 from cachesim.engines.chat import FIRST_BYTE
 from cachesim.errors import OptionError, ScenarioError
-from cachesim.lab.real.hunt.proof import proof_command
-from cachesim.lab.real.ik_llama.binary import BinaryError, Server, arguments, exact_spec
-from cachesim.lab.real.ik_llama.commands import line_of, real_ik_llama_cpp, without_goodbyes
-from cachesim.lab.real.ik_llama.orders import judged
-from cachesim.lab.real.llama_cpp.workload import Outcome
-from cachesim.lab.real.playing import Race
 from cachesim.model.presets import preset
+from cachesim.prove.hunt.proof import proof_command
+from cachesim.prove.ik_llama.binary import BinaryError, Server, arguments, exact_spec
+from cachesim.prove.ik_llama.commands import line_of, real_ik_llama_cpp, without_goodbyes
+from cachesim.prove.ik_llama.orders import judged
+from cachesim.prove.llama_cpp.workload import Outcome
+from cachesim.prove.playing import Race
 from cachesim.scenario import full_profile
 from cachesim.scenario.format import Scenario, Step
 from cachesim.scenario.shipped import load_all

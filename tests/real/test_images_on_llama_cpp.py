@@ -7,11 +7,11 @@ from typing import Any, Final, TypeAlias
 
 import pytest
 
-from cachesim.lab.real.llama_cpp.flags import parameters
-from cachesim.lab.real.llama_cpp.gguf import write_model
-from cachesim.lab.real.llama_cpp.server import QUIET, Worker, as_release, environment_for
 from cachesim.model.presets import preset
 from cachesim.play.runner import run_scenario
+from cachesim.prove.llama_cpp.flags import parameters
+from cachesim.prove.llama_cpp.gguf import write_model
+from cachesim.prove.llama_cpp.server import QUIET, Worker, as_release, environment_for
 from tests.real.image_projector import TOKENS, picture, write_projector
 
 TEXTS: Final = {

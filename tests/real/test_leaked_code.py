@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from cachesim.lab.real.hunt.report import commands
+from cachesim.prove.hunt.report import commands
 from cachesim.scenario import load
 from cachesim.scenario.shipped import shipped_file
 from tests.end_to_end.shell import run_lines

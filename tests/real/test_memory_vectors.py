@@ -12,10 +12,10 @@ import pytest
 
 from cachesim.errors import ScenarioError
 from cachesim.lab.real.mlx_lm.classes import mismatch, played
-from cachesim.lab.real.playing import Difference, differing
-from cachesim.lab.real.rows import read_row, write_row
 from cachesim.lab.real.vectors import memory as memory_vectors
 from cachesim.lab.real.vectors.replay import replay
+from cachesim.prove.playing import Difference, differing
+from cachesim.prove.rows import read_row, write_row
 from cachesim.typed import there_is
 
 VECTORS = Path(__file__).parent.parent / "vectors"

@@ -29,17 +29,17 @@ from cachesim.lab.real.mlx_lm.classes import (
     played,
 )
 from cachesim.lab.real.mlx_lm.compare import shrunk
-from cachesim.lab.real.mlx_lm.families import CLASSES, order_of, spec_of
-from cachesim.lab.real.mlx_lm.process import environment_for
-from cachesim.lab.real.mlx_lm.scenarios import Words, _outcome, play_mlx_scenario
-from cachesim.lab.real.mlx_lm.server_http import NEVER, RequestQueue, Turns, number_of
-from cachesim.lab.real.mlx_lm.server_models import TEMPLATES, texts_of
 from cachesim.lab.real.mlx_lm.server_workloads import draw_models, draw_workload
-from cachesim.lab.real.playing import Difference, releases_of
 from cachesim.lab.real.vectors.mlx_server import ColdStates
 from cachesim.model.build import build
 from cachesim.model.presets import tiny
 from cachesim.play.session import Session
+from cachesim.prove.mlx_lm.families import CLASSES, order_of, spec_of
+from cachesim.prove.mlx_lm.process import environment_for
+from cachesim.prove.mlx_lm.scenarios import Words, _outcome, play_mlx_scenario
+from cachesim.prove.mlx_lm.server_http import NEVER, RequestQueue, Turns, number_of
+from cachesim.prove.mlx_lm.server_models import TEMPLATES, texts_of
+from cachesim.prove.playing import Difference, releases_of
 from cachesim.scenario.checks import scenario_of
 from cachesim.scenario.format import FORMAT, Model, Scenario, Server, Step, Turn
 from cachesim.typed import of_kind

@@ -9,14 +9,14 @@ import pytest
 from cachesim.engines.llamacpp.fields import FIELDS
 from cachesim.errors import ProfileError
 from cachesim.lab.real.commands import LlamaCppFlags, real_llama_cpp
-from cachesim.lab.real.environment import EnvironmentUnavailableError, read_versions
 from cachesim.lab.real.llama_cpp import compare, wheels
-from cachesim.lab.real.llama_cpp.calls import RealServerError
 from cachesim.lab.real.llama_cpp.compare import Difference, Played
 from cachesim.lab.real.llama_cpp.wheels import Wheel, newest_wheel, wheel_named
-from cachesim.lab.real.llama_cpp.workload import Outcome, workload
 from cachesim.lab.real.mlx_lm import commands
-from cachesim.lab.real.mlx_lm.process import environment_for, played_by
+from cachesim.prove.environment import EnvironmentUnavailableError, read_versions
+from cachesim.prove.llama_cpp.calls import RealServerError
+from cachesim.prove.llama_cpp.workload import Outcome, workload
+from cachesim.prove.mlx_lm.process import environment_for, played_by
 from cachesim.scenario.format import Step
 from cachesim.units import as_tokens
 from tests.fixtures import Capture, Patch

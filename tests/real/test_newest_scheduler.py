@@ -8,11 +8,11 @@ import pytest
 from cachesim.engines import FAMILIES
 from cachesim.lab.real import schedules
 from cachesim.lab.real.fit import Played
-from cachesim.lab.real.playing import Agreement, Difference
 from cachesim.lab.real.schedules import RealScheduler
 from cachesim.lab.real.sglang.commands import real_sglang
 from cachesim.lab.real.vllm.commands import real_vllm
-from cachesim.lab.real.worker_process import WorkerError
+from cachesim.prove.playing import Agreement, Difference
+from cachesim.prove.worker_process import WorkerError
 from tests.fixtures import Capture, Patch
 
 LOOKED_UP = ("9.9.9", "9.9.8")

@@ -17,12 +17,13 @@ from cachesim.engines import Profile
 from cachesim.engines.base import Engine, Request
 from cachesim.engines.llama_cpp_python.family import FAMILY
 from cachesim.engines.llama_cpp_python.llama import LlamaCppPython
-from cachesim.lab.real.environment import EnvironmentUnavailableError
-from cachesim.lab.real.llama_cpp.gguf import write_model
-from cachesim.lab.real.llama_cpp_python import compare, scenarios, worker
-from cachesim.lab.real.llama_cpp_python.scenarios import PROVER, program_of, report_lines
-from cachesim.lab.real.playing import StepPlayed
+from cachesim.lab.real.llama_cpp_python import compare
 from cachesim.model.presets import tiny
+from cachesim.prove.environment import EnvironmentUnavailableError
+from cachesim.prove.llama_cpp.gguf import write_model
+from cachesim.prove.llama_cpp_python import scenarios, worker
+from cachesim.prove.llama_cpp_python.scenarios import PROVER, program_of, report_lines
+from cachesim.prove.playing import StepPlayed
 from cachesim.scenario import load
 from cachesim.scenario.format import FORMAT, Model, Scenario, Server, Step
 from cachesim.scenario.shipped import shipped_file

@@ -8,14 +8,14 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
 
-from cachesim.lab.real.hunt.arrivals import draw_arrival, draw_pinned
 from cachesim.lab.real.llama_cpp.compare import first_difference
-from cachesim.lab.real.llama_cpp.flags import Abilities
-from cachesim.lab.real.llama_cpp.simulated import SPARE, SimulatedServer, as_scenario, observed_step
-from cachesim.lab.real.llama_cpp.workload import Outcome, grouped, resolved, vocabulary_of, workload
 from cachesim.lab.real.llama_cpp.workloads import draw_setting, grow
 from cachesim.play import run_scenario
 from cachesim.play.session import CANCELLED
+from cachesim.prove.hunt.arrivals import draw_arrival, draw_pinned
+from cachesim.prove.llama_cpp.flags import Abilities
+from cachesim.prove.llama_cpp.simulated import SPARE, SimulatedServer, as_scenario, observed_step
+from cachesim.prove.llama_cpp.workload import Outcome, grouped, resolved, vocabulary_of, workload
 from cachesim.scenario import files
 from cachesim.scenario.files import to_toml
 from cachesim.scenario.format import ROLES, Scenario, Step, Turn

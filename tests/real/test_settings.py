@@ -13,19 +13,19 @@ from cachesim.engines.llamacpp.family import FAMILY as LLAMA_CPP
 from cachesim.engines.mlx_lm.family import FAMILY as MLX_LM
 from cachesim.engines.sglang.family import FAMILY as SGLANG
 from cachesim.engines.vllm.family import FAMILY as VLLM
-from cachesim.lab.real.llama_cpp import server as llama_cpp
-from cachesim.lab.real.llama_cpp.flags import NO_FLAGS
-from cachesim.lab.real.llama_cpp.server import environment_for
 from cachesim.lab.real.llama_cpp.workloads import BARE, draw_setting
 from cachesim.lab.real.llama_cpp_python import commands as python
-from cachesim.lab.real.llama_cpp_python.scenarios import environment_for as binding_environment_for
-from cachesim.lab.real.mlx_lm import compare as mlx_lm
-from cachesim.lab.real.mlx_lm.process import environment_for as mlx_environment_for
-from cachesim.lab.real.playing import Override, show_overrides
 from cachesim.lab.real.sglang import scheduler as sglang
 from cachesim.lab.real.vllm import scheduler as vllm
 from cachesim.lab.real.vllm import worker_settings
-from cachesim.lab.real.worker_side import differences
+from cachesim.prove.llama_cpp import server as llama_cpp
+from cachesim.prove.llama_cpp.flags import NO_FLAGS
+from cachesim.prove.llama_cpp.server import environment_for
+from cachesim.prove.llama_cpp_python.scenarios import environment_for as binding_environment_for
+from cachesim.prove.mlx_lm import server as mlx_lm
+from cachesim.prove.mlx_lm.process import environment_for as mlx_environment_for
+from cachesim.prove.playing import Override, show_overrides
+from cachesim.prove.worker_side import differences
 from cachesim.scenario.format import Model
 from cachesim.scenario.shipped import load_all
 from tests.fixtures import Capture, Patch

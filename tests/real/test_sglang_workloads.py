@@ -11,8 +11,6 @@ import pytest
 from cachesim.engines.family import Profile
 from cachesim.engines.sglang.family import FAMILY
 from cachesim.errors import ScenarioError
-from cachesim.lab.real.playing import Agreement
-from cachesim.lab.real.rows import read_row
 from cachesim.lab.real.schedules import count
 from cachesim.lab.real.sglang.hicache_worker import page_hashes
 from cachesim.lab.real.sglang.parts_worker import MAMBA, RustNodes
@@ -29,6 +27,8 @@ from cachesim.lab.real.sglang.scheduler_worker import Playing
 from cachesim.lab.real.sglang.workloads import KINDS, draw
 from cachesim.lab.real.vllm.scheduler import PACKAGES
 from cachesim.play.session import Session
+from cachesim.prove.playing import Agreement
+from cachesim.prove.rows import read_row
 from cachesim.scenario.format import FORMAT, Model, Scenario, Server, Step
 from cachesim.scenario.shipped import load_all
 

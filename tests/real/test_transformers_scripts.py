@@ -33,7 +33,7 @@ from cachesim.lab.real.transformers.scripts import (
     smaller,
     text_of,
 )
-from cachesim.lab.real.worker_process import WorkerError
+from cachesim.prove.worker_process import WorkerError
 from tests import real_engines
 from tests.fixtures import Capture, Patch
 

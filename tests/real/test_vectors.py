@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from cachesim.errors import ScenarioError
-from cachesim.lab.real.rows import read_row, spell
 from cachesim.lab.real.vectors.replay import Difference, mismatch
+from cachesim.prove.rows import read_row, spell
 from cachesim.typed import there_is
 
 VECTORS = Path(__file__).parent.parent / "vectors"

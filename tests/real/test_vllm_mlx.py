@@ -30,8 +30,8 @@ from cachesim.lab.real.mlx_lm.vllm_mlx import (
     overrides_of_images,
 )
 from cachesim.lab.real.mlx_lm.vllm_mlx_worker import config_of
-from cachesim.lab.real.playing import Agreement, Workload, show_overrides
 from cachesim.play.session import Session
+from cachesim.prove.playing import Agreement, Workload, show_overrides
 from cachesim.scenario.shipped import load_all
 from cachesim.typed import there_is
 from tests.fixtures import Capture, Patch

@@ -10,7 +10,6 @@ from cachesim.engines.family import Profile
 from cachesim.engines.vllm.family import FAMILY
 from cachesim.engines.vllm.rules import RunnerRules
 from cachesim.errors import UntestedError
-from cachesim.lab.real.playing import Agreement
 from cachesim.lab.real.vllm.scheduler import PACKAGES, SCHEDULER
 from cachesim.lab.real.vllm.steps import (
     KERNELS,
@@ -23,6 +22,7 @@ from cachesim.lab.real.vllm.steps import (
     play_steps,
     runs_on_v1,
 )
+from cachesim.prove.playing import Agreement
 from cachesim.scenario import load
 from cachesim.scenario.labels import DERIVED, label_of
 from cachesim.scenario.shipped import shipped_file

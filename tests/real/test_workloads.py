@@ -12,11 +12,6 @@ from cachesim.engines.llamacpp.options import CONTEXT_STEP, TRAINED_CONTEXT
 from cachesim.engines.sglang.family import FAMILY as SGLANG
 from cachesim.engines.vllm.family import FAMILY as VLLM
 from cachesim.errors import OptionError
-from cachesim.lab.real.hunt.arrivals import draw_arrival
-from cachesim.lab.real.llama_cpp.calls import call_for, outcomes_of
-from cachesim.lab.real.llama_cpp.flags import PRESETS, Abilities, effective_ubatch, parameters
-from cachesim.lab.real.llama_cpp.simulated import SimulatedServer
-from cachesim.lab.real.llama_cpp.workload import Outcome, Release, arriving, grouped, workload
 from cachesim.lab.real.llama_cpp.workloads import draw_setting, grow
 from cachesim.lab.real.mlx_lm.classes import draw as draw_classes
 from cachesim.lab.real.mlx_lm.server_workloads import draw_workload
@@ -24,6 +19,11 @@ from cachesim.lab.real.sglang import workloads as sglang
 from cachesim.lab.real.transformers.caches import draw as draw_batch
 from cachesim.lab.real.vllm import workloads as vllm
 from cachesim.lab.real.vllm.steps import draw_steps
+from cachesim.prove.hunt.arrivals import draw_arrival
+from cachesim.prove.llama_cpp.calls import call_for, outcomes_of
+from cachesim.prove.llama_cpp.flags import PRESETS, Abilities, effective_ubatch, parameters
+from cachesim.prove.llama_cpp.simulated import SimulatedServer
+from cachesim.prove.llama_cpp.workload import Outcome, Release, arriving, grouped, workload
 from cachesim.scenario.checks import spec_of
 from cachesim.scenario.format import Model, Scenario, Step
 from cachesim.testing.search import shrink

@@ -11,10 +11,10 @@ import pytest
 from cachesim.cli.like import SIZES, scenarios_like
 from cachesim.cli.main import main
 from cachesim.engines import Profile
-from cachesim.lab.real.hunt import proof
-from cachesim.lab.real.hunt.proof import ProofResult
-from cachesim.lab.real.llama_cpp.scenarios import PROVER
 from cachesim.play.findings import play
+from cachesim.prove.hunt import proof
+from cachesim.prove.hunt.proof import ProofResult
+from cachesim.prove.llama_cpp.scenarios import PROVER
 from cachesim.scenario.files import load, loads, to_toml
 from cachesim.scenario.format import Model, Scenario
 from cachesim.scenario.labels import CONFIRMED, SOURCE

@@ -13,10 +13,10 @@ import pytest
 from cachesim.engines import Profile
 from cachesim.engines.family import ACTS, FAMILIES, Scope, family_of
 from cachesim.errors import InputError
-from cachesim.lab.real.hunt import proof
-from cachesim.lab.real.hunt.proof import ProofResult
-from cachesim.lab.real.mlx_lm.scenarios import PROVER
 from cachesim.model.presets import PRESETS
+from cachesim.prove.hunt import proof
+from cachesim.prove.hunt.proof import ProofResult
+from cachesim.prove.mlx_lm.scenarios import PROVER
 from cachesim.scenario.format import Step
 from cachesim.scenario.labels import CONFIRMED, SOURCE
 from cachesim.testing.scope import WholeScope, scopes_of

@@ -17,11 +17,6 @@ from cachesim.engines.family import family_of
 from cachesim.engines.llamacpp.family import FAMILY
 from cachesim.errors import OptionError, ScenarioError
 from cachesim.files import GGUF, Output
-from cachesim.lab.real import playing
-from cachesim.lab.real.hunt.report import commands
-from cachesim.lab.real.ik_llama.binary import exact_spec
-from cachesim.lab.real.ik_llama.commands import real_ik_llama_cpp
-from cachesim.lab.real.llama_cpp.calls import RealServerError
 from cachesim.lab.real.llama_cpp.compare import (
     PlayDrawn,
     SideBySide,
@@ -29,12 +24,8 @@ from cachesim.lab.real.llama_cpp.compare import (
     show_difference,
     title_of,
 )
-from cachesim.lab.real.llama_cpp.flags import PRESETS
-from cachesim.lab.real.llama_cpp.gguf import write_adapter, write_model
 from cachesim.lab.real.llama_cpp.logits import real_logits
 from cachesim.lab.real.llama_cpp.logs import COLUMNS, HEADS, agreements, columns_of
-from cachesim.lab.real.llama_cpp.scenarios import play_scenario
-from cachesim.lab.real.llama_cpp.server import as_release, environment_for, overrides
 from cachesim.lab.real.llama_cpp.wheels import real_fit, real_newest
 from cachesim.lab.real.llama_cpp_python.commands import real_llama_cpp_python
 from cachesim.lab.real.marconi.commands import real_marconi
@@ -44,6 +35,15 @@ from cachesim.lab.real.transformers.commands import real_transformers
 from cachesim.lab.real.vectors.replay import replay
 from cachesim.lab.real.vllm.commands import real_vllm
 from cachesim.model.presets import preset as preset_of
+from cachesim.prove import playing
+from cachesim.prove.hunt.report import commands
+from cachesim.prove.ik_llama.binary import exact_spec
+from cachesim.prove.ik_llama.commands import real_ik_llama_cpp
+from cachesim.prove.llama_cpp.calls import RealServerError
+from cachesim.prove.llama_cpp.flags import PRESETS
+from cachesim.prove.llama_cpp.gguf import write_adapter, write_model
+from cachesim.prove.llama_cpp.scenarios import play_scenario
+from cachesim.prove.llama_cpp.server import as_release, environment_for, overrides
 
 USUAL: Final = "b9538"
 """The release that is run where none is named."""

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from cachesim.engines.family import Family
-from cachesim.lab.real.environment import UnpackedWheel
-from cachesim.lab.real.playing import console
+from cachesim.prove.environment import UnpackedWheel
+from cachesim.prove.playing import console
 
 
 def differing_fields(

@@ -29,7 +29,7 @@ from rich.table import Table
 from cachesim.engines.family import Family
 from cachesim.engines.words import counted
 from cachesim.errors import CachesimError
-from cachesim.lab.real.playing import Difference, console
+from cachesim.prove.playing import Difference, console
 from cachesim.typed import Value
 
 T = TypeVar("T")

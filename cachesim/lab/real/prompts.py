@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from random import Random
 from typing import Any, Final, TypeAlias
 
-from cachesim.lab.real.rows import read_row, spell
+from cachesim.prove.rows import read_row, spell
 
 Row: TypeAlias = tuple[int, ...]
 Fresh: TypeAlias = Callable[[int], Sequence[int]]

@@ -17,10 +17,13 @@ from cachesim.engines.events import Event
 from cachesim.engines.family import Family, Profile
 from cachesim.engines.images import Image
 from cachesim.errors import InputError, ScenarioError, UpstreamAbort
-from cachesim.lab.real.environment import Environment, UnpackedWheel, package_of, versions_of
 from cachesim.lab.real.fields import judge_declared, judge_fields
 from cachesim.lab.real.fit import Played, judge_newest
-from cachesim.lab.real.playing import (
+from cachesim.lab.real.prompts import with_images
+from cachesim.model.presets import PRESETS
+from cachesim.play.session import ABORTED, ENDLESS, Record, Session, groups_of, turns_before
+from cachesim.prove.environment import Environment, UnpackedWheel, package_of, versions_of
+from cachesim.prove.playing import (
     Agreement,
     Difference,
     Stage,
@@ -30,11 +33,8 @@ from cachesim.lab.real.playing import (
     first_difference,
     watched,
 )
-from cachesim.lab.real.prompts import with_images
-from cachesim.lab.real.rows import spell
-from cachesim.lab.real.worker_process import WorkerError, WorkerProcess
-from cachesim.model.presets import PRESETS
-from cachesim.play.session import ABORTED, ENDLESS, Record, Session, groups_of, turns_before
+from cachesim.prove.rows import spell
+from cachesim.prove.worker_process import WorkerError, WorkerProcess
 from cachesim.scenario.format import Scenario
 from cachesim.testing.guided import Guided
 from cachesim.testing.workloads import Shape, compatible

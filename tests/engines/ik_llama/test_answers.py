@@ -19,10 +19,10 @@ from cachesim.engines.ik_llama.server import IkLlama
 from cachesim.engines.ik_llama.slot import Slot, common_prefix, texts, without_reasoning
 from cachesim.engines.tokens import LONGEST, Rope
 from cachesim.errors import UpstreamAbort
-from cachesim.lab.real.ik_llama.orders import mismatch, play
 from cachesim.model.build import build
 from cachesim.model.presets import preset
 from cachesim.play.session import SlotFiles
+from cachesim.prove.ik_llama.orders import mismatch, play
 from cachesim.typed import of_kind
 from cachesim.units import Token, Tokens, as_tokens
 from tests.engines.asking import is_cold

@@ -86,7 +86,13 @@ def gemma3n(release: str, **options: int) -> tuple[str | None, bool]:
 
 
 ROOT = Path(__file__).parents[3]
-ROOMS = ("cachesim/engines/mlx_lm", "cachesim/lab/real", "tests/engines/mlx_lm", "tests/real")
+ROOMS = (
+    "cachesim/engines/mlx_lm",
+    "cachesim/lab/real",
+    "cachesim/prove",
+    "tests/engines/mlx_lm",
+    "tests/real",
+)
 
 
 CAUSES = "cachesim/lab/real/transformers/causes.py"

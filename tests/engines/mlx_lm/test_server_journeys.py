@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from journeys import Journey, Watch, play, play_staggered
 
 from cachesim.lab.real.mlx_lm.server_workloads import PLAYED, draw_workload, drawn_drafts, played_at
-from cachesim.lab.real.playing import Workload
+from cachesim.prove.playing import Workload
 
 RELEASES = ("0.30.7", "0.31.1", "0.31.3", "0.32.2")
 NUMBERS = st.integers(0, 10**6)

@@ -10,18 +10,18 @@ from random import Random
 from typing import Any, Final
 
 from cachesim.engines.chat import FIRST_WORD, VOCABULARY
-from cachesim.lab.real.hunt.arrivals import READING
-from cachesim.lab.real.llama_cpp.flags import (
+from cachesim.lab.real.llama_cpp.workloads import ABANDONED, Server, Setting, slot_action
+from cachesim.lab.real.prompts import Agents, Conversation, Message, Row, Sizes
+from cachesim.prove.hunt.arrivals import READING
+from cachesim.prove.llama_cpp.flags import (
     Abilities,
     Choices,
     drafting,
     draw_choices,
     draw_preset,
 )
-from cachesim.lab.real.llama_cpp.gguf import text_of
-from cachesim.lab.real.llama_cpp.workload import Outcome, Release
-from cachesim.lab.real.llama_cpp.workloads import ABANDONED, Server, Setting, slot_action
-from cachesim.lab.real.prompts import Agents, Conversation, Message, Row, Sizes
+from cachesim.prove.llama_cpp.gguf import text_of
+from cachesim.prove.llama_cpp.workload import Outcome, Release
 from cachesim.scenario.format import Scenario, Step, Turn
 from cachesim.units import Tokens, as_tokens
 

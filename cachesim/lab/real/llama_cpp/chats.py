@@ -4,8 +4,8 @@ from random import Random
 from typing import Final, TypeAlias
 
 from cachesim.engines.chat import FIRST_WORD
-from cachesim.lab.real.llama_cpp.gguf import text_of
 from cachesim.lab.real.prompts import Message, Row
+from cachesim.prove.llama_cpp.gguf import text_of
 from cachesim.scenario.format import Turn
 from cachesim.units import Tokens
 

@@ -14,15 +14,19 @@ from rich.console import Console
 
 from cachesim.engines.events import Event
 from cachesim.errors import InputError
-from cachesim.lab.real import playing
-from cachesim.lab.real.hunt.arrivals import draw_arrival, draw_pinned
 from cachesim.lab.real.llama_cpp.agents import draw_agents, grow_agents
-from cachesim.lab.real.llama_cpp.calls import NotStartedError, RealServerError
-from cachesim.lab.real.llama_cpp.flags import NO_FLAGS, drafting, model_file
-from cachesim.lab.real.llama_cpp.gguf import write_model
-from cachesim.lab.real.llama_cpp.server import SECONDS_FOR_ONE_CALL, RealServer, calls_of
-from cachesim.lab.real.llama_cpp.simulated import SimulatedServer, Trial, as_scenario, observed
-from cachesim.lab.real.llama_cpp.workload import (
+from cachesim.lab.real.llama_cpp.workloads import Server, Setting, draw_setting, grow
+from cachesim.model.arithmetic import ArithmeticName
+from cachesim.play import session
+from cachesim.play.session import ENDLESS
+from cachesim.prove import playing
+from cachesim.prove.hunt.arrivals import draw_arrival, draw_pinned
+from cachesim.prove.llama_cpp.calls import NotStartedError, RealServerError
+from cachesim.prove.llama_cpp.flags import NO_FLAGS, drafting, model_file
+from cachesim.prove.llama_cpp.gguf import write_model
+from cachesim.prove.llama_cpp.server import SECONDS_FOR_ONE_CALL, RealServer, calls_of
+from cachesim.prove.llama_cpp.simulated import SimulatedServer, Trial, as_scenario, observed
+from cachesim.prove.llama_cpp.workload import (
     CRASH,
     SILENT,
     Outcome,
@@ -30,10 +34,6 @@ from cachesim.lab.real.llama_cpp.workload import (
     grouped,
     release_of,
 )
-from cachesim.lab.real.llama_cpp.workloads import Server, Setting, draw_setting, grow
-from cachesim.model.arithmetic import ArithmeticName
-from cachesim.play import session
-from cachesim.play.session import ENDLESS
 from cachesim.scenario.checks import spec_of
 from cachesim.scenario.files import to_toml
 from cachesim.scenario.format import Model, Scenario, Step

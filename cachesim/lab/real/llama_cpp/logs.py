@@ -26,10 +26,10 @@ from cachesim.lab.logs.settings import settings_of
 from cachesim.lab.logs.what_if import cached_over, workloads_of
 from cachesim.lab.logs.whole import rebuild
 from cachesim.lab.real.llama_cpp.compare import SideBySide
-from cachesim.lab.real.llama_cpp.flags import Abilities, draw_preset
-from cachesim.lab.real.llama_cpp.server import RealServer
-from cachesim.lab.real.llama_cpp.workload import Outcome, Release, release_of
 from cachesim.lab.real.llama_cpp.workloads import Setting, grow
+from cachesim.prove.llama_cpp.flags import Abilities, draw_preset
+from cachesim.prove.llama_cpp.server import RealServer
+from cachesim.prove.llama_cpp.workload import Outcome, Release, release_of
 from cachesim.scenario.format import Scenario
 
 DEFAULT, MORE = 3, 4

@@ -29,7 +29,6 @@ from rich.table import Table
 from cachesim.engines.llamacpp.family import FAMILY
 from cachesim.engines.words import counted
 from cachesim.errors import ProfileError
-from cachesim.lab.real.environment import environments_folder, versions_of
 from cachesim.lab.real.fields import judge_declared
 from cachesim.lab.real.fit import (
     CONTRADICTIONS,
@@ -41,7 +40,6 @@ from cachesim.lab.real.fit import (
     explain,
     shown,
 )
-from cachesim.lab.real.llama_cpp.calls import RealServerError
 from cachesim.lab.real.llama_cpp.compare import (
     Difference,
     SideBySide,
@@ -50,11 +48,13 @@ from cachesim.lab.real.llama_cpp.compare import (
     show_difference,
     title_of,
 )
-from cachesim.lab.real.llama_cpp.server import as_release, declared, environment_for
-from cachesim.lab.real.llama_cpp.simulated import SimulatedServer, Trial, known_trials
-from cachesim.lab.real.llama_cpp.workload import Outcome, Release
 from cachesim.lab.real.llama_cpp.workloads import Setting, draw_setting, grow
-from cachesim.lab.real.playing import console, watched
+from cachesim.prove.environment import environments_folder, versions_of
+from cachesim.prove.llama_cpp.calls import RealServerError
+from cachesim.prove.llama_cpp.server import as_release, declared, environment_for
+from cachesim.prove.llama_cpp.simulated import SimulatedServer, Trial, known_trials
+from cachesim.prove.llama_cpp.workload import Outcome, Release
+from cachesim.prove.playing import console, watched
 from cachesim.scenario.checks import read
 from cachesim.scenario.files import to_toml
 from cachesim.scenario.format import Scenario, Step

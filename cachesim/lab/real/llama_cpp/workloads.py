@@ -13,7 +13,8 @@ from typing import Any, Final, Protocol
 from cachesim.engines.chat import FIRST_WORD
 from cachesim.engines.llamacpp.options import CONTEXT_STEP, TRAINED_CONTEXT
 from cachesim.lab.real.llama_cpp.chats import ChatTree
-from cachesim.lab.real.llama_cpp.flags import (
+from cachesim.play.session import AS_TEXT
+from cachesim.prove.llama_cpp.flags import (
     NO_FLAGS,
     Abilities,
     drafting,
@@ -21,9 +22,8 @@ from cachesim.lab.real.llama_cpp.flags import (
     draw_options,
     draw_preset,
 )
-from cachesim.lab.real.llama_cpp.gguf import text_of
-from cachesim.lab.real.llama_cpp.workload import Outcome, Release, workload
-from cachesim.play.session import AS_TEXT
+from cachesim.prove.llama_cpp.gguf import text_of
+from cachesim.prove.llama_cpp.workload import Outcome, Release, workload
 from cachesim.scenario import limits
 from cachesim.scenario.format import Scenario, Step
 from cachesim.units import Token, Tokens, as_tokens

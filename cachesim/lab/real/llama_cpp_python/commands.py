@@ -6,20 +6,20 @@ from typing import Final
 
 from cachesim.engines.llama_cpp_python.family import FAMILY
 from cachesim.engines.llama_cpp_python.rules import Rules
-from cachesim.lab.real import playing
-from cachesim.lab.real.environment import versions_of
 from cachesim.lab.real.fields import judge_fields
 from cachesim.lab.real.fit import Played, judge_newest
 from cachesim.lab.real.llama_cpp_python.compare import difference_under, draw
-from cachesim.lab.real.llama_cpp_python.scenarios import (
+from cachesim.model.presets import preset
+from cachesim.prove import playing
+from cachesim.prove.environment import versions_of
+from cachesim.prove.llama_cpp_python.scenarios import (
     DRAWN,
     WRONG,
     RealInstances,
     environment_for,
     play_scenario,
 )
-from cachesim.lab.real.worker_side import differences
-from cachesim.model.presets import preset
+from cachesim.prove.worker_side import differences
 
 HEADS = ("cached", "real answer", "simulated", "logits apart")
 

@@ -7,11 +7,11 @@ from typing import Any, Final
 from cachesim.engines.family import Profile
 from cachesim.engines.llama_cpp_python.family import FAMILY
 from cachesim.engines.llama_cpp_python.rules import Rules
-from cachesim.lab.real.llama_cpp.gguf import text_of
-from cachesim.lab.real.llama_cpp_python.scenarios import ACTIONS, PRECISE, Instance, compared
-from cachesim.lab.real.playing import Difference, first_difference
 from cachesim.model.presets import PRESETS
 from cachesim.model.spec import FIRST_PLAIN
+from cachesim.prove.llama_cpp.gguf import text_of
+from cachesim.prove.llama_cpp_python.scenarios import ACTIONS, PRECISE, Instance, compared
+from cachesim.prove.playing import Difference, first_difference
 from cachesim.scenario.format import Prompt, Scenario, Step, Turn
 from cachesim.testing.workloads import Seeded, Shape, draw_workload
 from cachesim.typed import Json

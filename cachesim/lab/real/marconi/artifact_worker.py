@@ -11,7 +11,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Self
 
-from cachesim.lab.real.worker_side import Json, Real, Stub, answer_each, own_output
+from cachesim.prove.worker_side import Json, Real, Stub, answer_each, own_output
 
 VERSIONS = {"lru": 1, "tuned": 2, "weighed": 3}
 

@@ -10,8 +10,8 @@ from cachesim.engines.marconi.family import FAMILY
 from cachesim.engines.marconi.options import MarconiOptions
 from cachesim.engines.marconi.tree import Costs, Node, Tree
 from cachesim.errors import ScenarioError
-from cachesim.lab.real.playing import Agreement, first_difference
-from cachesim.lab.real.worker_process import ModuleProcess
+from cachesim.prove.playing import Agreement, first_difference
+from cachesim.prove.worker_process import ModuleProcess
 from cachesim.units import as_tokens
 
 WORKER: Final = "cachesim.lab.real.marconi.artifact_worker"

@@ -15,8 +15,8 @@ from pathlib import Path
 
 from cachesim.lab.real.mlx_lm import players
 from cachesim.lab.real.mlx_lm.players import HEADER, Player, feed_batch, tried
-from cachesim.lab.real.mlx_lm.server_worker import queues_of
-from cachesim.lab.real.worker_side import Json, Real, answer_each, own_output
+from cachesim.prove.mlx_lm.server_worker import queues_of
+from cachesim.prove.worker_side import Json, Real, answer_each, own_output
 
 
 def main() -> None:

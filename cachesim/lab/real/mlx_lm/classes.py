@@ -31,9 +31,9 @@ from cachesim.errors import ProfileError, ScenarioError
 from cachesim.lab.real.fit import Played
 from cachesim.lab.real.mlx_lm import players
 from cachesim.lab.real.mlx_lm.players import HEADER, Player, TriePlayer
-from cachesim.lab.real.mlx_lm.process import RealProcess
-from cachesim.lab.real.playing import Agreement, Difference
-from cachesim.lab.real.rows import read_row, write_row
+from cachesim.prove.mlx_lm.process import RealProcess
+from cachesim.prove.playing import Agreement, Difference
+from cachesim.prove.rows import read_row, write_row
 from cachesim.typed import Json
 from cachesim.units import Array
 
@@ -503,7 +503,7 @@ class RealClasses(RealProcess):
     """The cache classes of one release, in a process of their own."""
 
     def __init__(self, release: str) -> None:
-        super().__init__(release, "class_worker")
+        super().__init__(release, "cachesim.lab.real.mlx_lm.class_worker")
 
     def play(self, sequence: Sequenced) -> list[dict[str, Any]]:
         results: list[dict[str, Any]] = self.order(sequence)

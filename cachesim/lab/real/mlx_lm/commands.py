@@ -9,18 +9,18 @@ from cyclopts import Parameter
 
 from cachesim.engines.mlx_lm.family import FAMILY, MlxRules
 from cachesim.errors import OptionError
-from cachesim.lab.real import playing
-from cachesim.lab.real.environment import versions_of
 from cachesim.lab.real.fields import judge_fields
 from cachesim.lab.real.fit import Played, judge_newest
 from cachesim.lab.real.mlx_lm import vllm_mlx
 from cachesim.lab.real.mlx_lm.classes import compare_classes
 from cachesim.lab.real.mlx_lm.compare import Draw, compare_server, overrides
 from cachesim.lab.real.mlx_lm.logits import compare_mlx_logits
-from cachesim.lab.real.mlx_lm.process import environment_for, played_by
-from cachesim.lab.real.mlx_lm.scenarios import play_mlx_scenario
 from cachesim.lab.real.mlx_lm.server_workloads import draw_agents, draw_models, draw_workload
 from cachesim.lab.real.mlx_lm.vllm_mlx import RAPID_MLX, VLLM_MLX, compare_images, compare_vllm_mlx
+from cachesim.prove import playing
+from cachesim.prove.environment import versions_of
+from cachesim.prove.mlx_lm.process import environment_for, played_by
+from cachesim.prove.mlx_lm.scenarios import play_mlx_scenario
 
 DIFFERING: Final = "settings that differ from a server's start"
 

@@ -7,10 +7,11 @@ from typing import Final, TypeAlias
 from cachesim.engines.mlx_lm.family import FAMILY, MlxRules
 from cachesim.lab.real.fit import Played
 from cachesim.lab.real.mlx_lm.classes import played_of
-from cachesim.lab.real.mlx_lm.process import RealProcess
-from cachesim.lab.real.mlx_lm.server import WORKER, RealMlxServer
 from cachesim.lab.real.mlx_lm.server_workloads import draw_workload
-from cachesim.lab.real.playing import (
+from cachesim.lab.real.vectors.mlx_server import mismatch
+from cachesim.prove.mlx_lm.process import RealProcess
+from cachesim.prove.mlx_lm.server import WORKER, RealMlxServer
+from cachesim.prove.playing import (
     Agreement,
     Difference,
     Override,
@@ -18,8 +19,7 @@ from cachesim.lab.real.playing import (
     differing_defaults,
     overrides_of,
 )
-from cachesim.lab.real.vectors.mlx_server import mismatch
-from cachesim.lab.real.worker_side import differences
+from cachesim.prove.worker_side import differences
 
 TRIALS: Final = 60
 

@@ -23,11 +23,11 @@ from cachesim.engines.mlx_lm.family import FAMILY
 from cachesim.engines.mlx_lm.generate.batch_generator import batch_form_of
 from cachesim.engines.mlx_lm.generate.forward import Forward
 from cachesim.engines.mlx_lm.generate.shared import left_padded, merge_caches, right_padded
-from cachesim.lab.real.mlx_lm.families import CLASSES, order_of, spec_of, windows_at
 from cachesim.lab.real.mlx_lm.players import feed_batch
-from cachesim.lab.real.mlx_lm.process import RealProcess
 from cachesim.model.build import build
 from cachesim.model.spec import ModelSpec
+from cachesim.prove.mlx_lm.families import CLASSES, order_of, spec_of, windows_at
+from cachesim.prove.mlx_lm.process import RealProcess
 from cachesim.units import Array, Tokens, as_tokens
 from cachesim.verify.oracle import cold_logits
 
@@ -95,7 +95,7 @@ def compare_mlx_logits(
     """Run the same prompts and batches on mlx-lm's models and on the network, for each family."""
     new = FAMILY.release(release).rules.server.segments
     found = []
-    with RealProcess(release, "class_worker") as process:
+    with RealProcess(release, "cachesim.lab.real.mlx_lm.class_worker") as process:
         for name in (each for each in CLASSES if FAMILIES[each].is_at(release, FAMILY.names())):
             windows = windows_at(release, name)
             window: dict[str, Any] = {"window": windows[0]} if len(windows) == 1 else {}

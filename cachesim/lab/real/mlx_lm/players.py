@@ -8,8 +8,8 @@ import copy
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
-from cachesim.lab.real.rows import read_row, write_row
-from cachesim.lab.real.worker_side import Json, Real
+from cachesim.prove.rows import read_row, write_row
+from cachesim.prove.worker_side import Json, Real
 
 Operation: TypeAlias = Mapping[str, Any]
 """Modules, classes and objects of the port or of the release."""

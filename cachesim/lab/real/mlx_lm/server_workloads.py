@@ -11,10 +11,10 @@ from cachesim.engines.mlx_lm.families import FAMILIES
 from cachesim.engines.mlx_lm.family import FAMILY
 from cachesim.engines.mlx_lm.rules import ServerRules
 from cachesim.engines.mlx_lm.server.word_tokenizer import THINK_MARKS, WordTokenizer
-from cachesim.lab.real.mlx_lm.families import CLASSES, OTHERS, alone, windows_at
-from cachesim.lab.real.mlx_lm.server_worker import VOCABULARY
-from cachesim.lab.real.playing import Workload
 from cachesim.lab.real.prompts import Agents, Conversation, Row, Sizes
+from cachesim.prove.mlx_lm.families import CLASSES, OTHERS, alone, windows_at
+from cachesim.prove.mlx_lm.server_worker import VOCABULARY
+from cachesim.prove.playing import Workload
 from cachesim.units import as_tokens
 
 Request: TypeAlias = dict[str, Any]

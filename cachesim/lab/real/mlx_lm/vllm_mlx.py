@@ -25,14 +25,14 @@ from cachesim.engines.mlx_lm.rules import UNLISTED, MemoryRules, MllmRules, Rapi
 from cachesim.engines.mlx_lm.server.store import described
 from cachesim.engines.mlx_lm.server.word_tokenizer import WordTokenizer
 from cachesim.engines.mlx_lm.store.mllm_prompt_cache import MllmPromptCache
-from cachesim.lab.real.environment import UnpackedWheel
-from cachesim.lab.real.mlx_lm.families import order_of, toy_of
-from cachesim.lab.real.mlx_lm.process import environment_for
-from cachesim.lab.real.mlx_lm.server_worker import VOCABULARY
-from cachesim.lab.real.playing import Agreement, Override, Workload, first_difference, overrides_of
 from cachesim.lab.real.schedules import images_of
-from cachesim.lab.real.worker_process import ModuleProcess
-from cachesim.lab.real.worker_side import differences
+from cachesim.prove.environment import UnpackedWheel
+from cachesim.prove.mlx_lm.families import order_of, toy_of
+from cachesim.prove.mlx_lm.process import environment_for
+from cachesim.prove.mlx_lm.server_worker import VOCABULARY
+from cachesim.prove.playing import Agreement, Override, Workload, first_difference, overrides_of
+from cachesim.prove.worker_process import ModuleProcess
+from cachesim.prove.worker_side import differences
 from cachesim.typed import of_kind
 from cachesim.units import as_tokens
 

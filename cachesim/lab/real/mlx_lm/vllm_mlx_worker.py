@@ -24,9 +24,9 @@ from types import SimpleNamespace
 from typing import Any, Final
 from unittest.mock import MagicMock
 
-from cachesim.lab.real.mlx_lm.server_models import Folders
-from cachesim.lab.real.mlx_lm.server_worker import namespace
-from cachesim.lab.real.worker_side import EmptyModules, Json, Real, answer_each, own_output
+from cachesim.prove.mlx_lm.server_models import Folders
+from cachesim.prove.mlx_lm.server_worker import namespace
+from cachesim.prove.worker_side import EmptyModules, Json, Real, answer_each, own_output
 
 CONFIG = "SchedulerConfig"
 

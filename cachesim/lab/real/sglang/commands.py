@@ -4,7 +4,6 @@ from typing import Literal
 
 from cachesim.engines.sglang.family import FAMILY
 from cachesim.engines.sglang.rules import Rules
-from cachesim.lab.real.playing import comparing, named, play_on_runner, show_overrides
 from cachesim.lab.real.schedules import RealScheduler
 from cachesim.lab.real.sglang.rows import compare_rows, differs_in
 from cachesim.lab.real.sglang.scheduler import (
@@ -16,6 +15,7 @@ from cachesim.lab.real.sglang.scheduler import (
     with_rust,
 )
 from cachesim.lab.real.sglang.workloads import KINDS
+from cachesim.prove.playing import comparing, named, play_on_runner, show_overrides
 
 
 @comparing

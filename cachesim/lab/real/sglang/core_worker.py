@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Final
 
-from cachesim.lab.real.rows import read_row
 from cachesim.lab.real.sglang import drafts_worker, hicache_worker
 from cachesim.lab.real.sglang.parts_worker import FULL, MAMBA, SWA, RustNodes, Sessions
-from cachesim.lab.real.worker_side import Json, NoOp, Real, Stub, fitting
+from cachesim.prove.rows import read_row
+from cachesim.prove.worker_side import Json, NoOp, Real, Stub, fitting
 
 CHUNK: Final = 64
 """Chunk size of a linear-attention kernel."""

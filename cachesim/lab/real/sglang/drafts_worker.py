@@ -6,7 +6,7 @@ the number that each round accepts. Runs in the worker.
 
 import importlib
 
-from cachesim.lab.real.worker_side import Json, Real, Stub
+from cachesim.prove.worker_side import Json, Real, Stub
 
 ALLOCATORS = ("mem_cache.allocation", "speculative.spec_utils")
 """Modules that write slots into rows by a kernel."""

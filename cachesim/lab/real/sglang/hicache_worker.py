@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from cachesim.lab.real.sglang.stand_ins import Event
-from cachesim.lab.real.worker_side import Json, NoOp, Real, Stub, fitting
+from cachesim.prove.worker_side import Json, NoOp, Real, Stub, fitting
 
 MEMORY: Final = 1 << 50
 """Bytes that the machine claims to have."""

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from itertools import chain, count, pairwise
 from typing import Final
 
-from cachesim.lab.real.worker_side import Json, Real, Stub
+from cachesim.prove.worker_side import Json, Real, Stub
 
 GAP: Final = 4096
 """Consecutive node ids that may be unused: evicted between two readings."""

@@ -19,11 +19,11 @@ from cachesim.engines.sglang.scheduler import Scheduler
 from cachesim.engines.sglang.server import leaks
 from cachesim.engines.sglang.tree import Evicting, Shape
 from cachesim.errors import OptionError, UpstreamAbort
-from cachesim.lab.real.rows import read_row
 from cachesim.lab.real.schedules import images_of
 from cachesim.lab.real.sglang.drafts_worker import accepted
 from cachesim.lab.real.sglang.scheduler_worker import IDLE, MOST_IDLE, MOST_STEPS
-from cachesim.lab.real.worker_side import until_error
+from cachesim.prove.rows import read_row
+from cachesim.prove.worker_side import until_error
 
 KEYS: Final = ("salt", "priority", "routing_key")
 

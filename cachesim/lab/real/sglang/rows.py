@@ -16,15 +16,15 @@ from cachesim.engines.sglang.request import Batch, Req
 from cachesim.engines.sglang.rules import Rules
 from cachesim.engines.sglang.runner import Contents, Runner
 from cachesim.errors import ScenarioError
-from cachesim.lab.real.hunt.proof import Prove, by_metadata
-from cachesim.lab.real.playing import Agreement, Difference, first_difference, watched
 from cachesim.lab.real.schedules import RealScheduler
 from cachesim.lab.real.sglang.playing import Player
 from cachesim.lab.real.sglang.scheduler import SCHEDULER, with_rust
 from cachesim.lab.real.sglang.workloads import draw, draw_agents, draw_mixed
-from cachesim.lab.real.worker_side import until_error
 from cachesim.model.build import build
 from cachesim.model.presets import preset
+from cachesim.prove.hunt.proof import Prove, by_metadata
+from cachesim.prove.playing import Agreement, Difference, first_difference, watched
+from cachesim.prove.worker_side import until_error
 from cachesim.scenario.format import Scenario
 from cachesim.typed import there_is
 from cachesim.units import Array

@@ -11,7 +11,7 @@ from functools import partial
 from types import SimpleNamespace
 
 from cachesim.lab.real.sglang import scheduler_worker
-from cachesim.lab.real.worker_side import (
+from cachesim.prove.worker_side import (
     Json,
     NoOp,
     Real,

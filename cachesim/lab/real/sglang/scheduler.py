@@ -13,15 +13,15 @@ from cachesim.engines.sglang.rules import Rules
 from cachesim.engines.sglang.server import Sglang
 from cachesim.engines.sglang.sessions import FIELD
 from cachesim.errors import ScenarioError
-from cachesim.lab.real.environment import UnpackedWheel
-from cachesim.lab.real.playing import Override, overrides_of
-from cachesim.lab.real.rows import spell
 from cachesim.lab.real.schedules import RealScheduler, events_of, grouped, wanted_of
 from cachesim.lab.real.sglang.playing import play
 from cachesim.lab.real.sglang.workloads import BY_FEATURE, draw, draw_agents, draw_mixed
 from cachesim.lab.real.vllm.scheduler import PACKAGES
-from cachesim.lab.real.worker_process import WorkerError, WorkerProcess
 from cachesim.play.session import CANCELLED, Record, Session
+from cachesim.prove.environment import UnpackedWheel
+from cachesim.prove.playing import Override, overrides_of
+from cachesim.prove.rows import spell
+from cachesim.prove.worker_process import WorkerError, WorkerProcess
 from cachesim.scenario.format import Scenario
 from cachesim.typed import Json, of_kind
 

@@ -15,9 +15,9 @@ import time
 import warnings
 from pathlib import Path
 
-from cachesim.lab.real.rows import read_row
 from cachesim.lab.real.sglang import hicache_worker, stand_ins
-from cachesim.lab.real.worker_side import (
+from cachesim.prove.rows import read_row
+from cachesim.prove.worker_side import (
     Json,
     Real,
     Stopwatch,

@@ -16,9 +16,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
 
-from cachesim.lab.real import worker_side
 from cachesim.lab.real.sglang import hicache_worker, stand_ins
 from cachesim.lab.real.vllm.models import STARTED as HYBRIDS
+from cachesim.prove import worker_side
 
 _LAYERS: Final = 4
 

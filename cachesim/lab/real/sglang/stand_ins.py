@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 from typing import Final
 
-from cachesim.lab.real.worker_side import EmptyModules, Nothing, Real, bare_packages, unpinned
+from cachesim.prove.worker_side import EmptyModules, Nothing, Real, bare_packages, unpinned
 
 EMPTY: Final = (
     "sglang.jit_kernel",

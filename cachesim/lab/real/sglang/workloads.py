@@ -12,7 +12,7 @@ from typing import Any, Final
 from cachesim.engines.sglang.request import Drafts
 from cachesim.engines.sglang.rules import Rules
 from cachesim.lab.real.prompts import REPLIES, AgentUsers, Row, Writer
-from cachesim.lab.real.rows import read_row
+from cachesim.prove.rows import read_row
 
 KINDS: Final = (
     "full", "pages", "policy", "pairs", "window", "window-pages", "no-buffer", "extra-buffer",

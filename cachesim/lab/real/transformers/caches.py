@@ -22,8 +22,8 @@ from cachesim.engines.transformers.requests import FutureRequestState, RequestSt
 from cachesim.engines.transformers.scheduler import Scheduler
 from cachesim.engines.transformers.server import Processor
 from cachesim.errors import UpstreamAbort
-from cachesim.lab.real import playing
-from cachesim.lab.real.worker_process import JsonProcess
+from cachesim.prove import playing
+from cachesim.prove.worker_process import JsonProcess
 from cachesim.typed import Json
 
 WORKER: Final = Path(__file__).with_name("caches_worker.py")

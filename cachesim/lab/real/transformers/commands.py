@@ -16,9 +16,7 @@ from cyclopts import Parameter
 from cachesim.engines.transformers.family import FAMILY
 from cachesim.errors import OptionError
 from cachesim.files import Output
-from cachesim.lab.real.environment import Environment, package_of, versions_of
 from cachesim.lab.real.fields import judge_wheel
-from cachesim.lab.real.playing import comparing, console, show_overrides, watched
 from cachesim.lab.real.transformers.caches import compare, compare_layers, overrides
 from cachesim.lab.real.transformers.causes import SHOWN
 from cachesim.lab.real.transformers.environments import (
@@ -41,7 +39,9 @@ from cachesim.lab.real.transformers.scripts import (
     shrunk,
     text_of,
 )
-from cachesim.lab.real.worker_process import WorkerError
+from cachesim.prove.environment import Environment, package_of, versions_of
+from cachesim.prove.playing import comparing, console, show_overrides, watched
+from cachesim.prove.worker_process import WorkerError
 
 ROWS: Final = b'{"release"'
 PROCESSES: Final = 2

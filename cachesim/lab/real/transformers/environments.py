@@ -19,9 +19,9 @@ from tempfile import TemporaryDirectory
 from typing import Any, Final, NamedTuple, Self
 
 from cachesim.errors import OptionError
-from cachesim.lab.real.environment import Environment
 from cachesim.lab.real.transformers.scripts import Script
-from cachesim.lab.real.worker_process import JsonProcess, WorkerError
+from cachesim.prove.environment import Environment
+from cachesim.prove.worker_process import JsonProcess, WorkerError
 from cachesim.typed import Json
 
 NEWEST: Final = "5.24.0"

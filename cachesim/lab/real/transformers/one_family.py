@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 from cachesim.lab.real.transformers.environments import Worker
 from cachesim.lab.real.transformers.program import Model, program_of
 from cachesim.lab.real.transformers.scripts import OPERATIONS, drawn, text_of
-from cachesim.lab.real.worker_process import WorkerError
+from cachesim.prove.worker_process import WorkerError
 from cachesim.typed import Json
 
 PLAIN: Final = "llama"

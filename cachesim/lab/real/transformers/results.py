@@ -9,8 +9,8 @@ from typing import Final
 
 from rich.table import Table
 
-from cachesim.lab.real.playing import console
 from cachesim.lab.real.transformers.scripts import Script
+from cachesim.prove.playing import console
 
 VERDICTS: Final = ("right", "wrong", "limit", "unclear", "refused", "crash")
 WORDS: Final = ("", "operation", "wrong in", "cause", "operations", "families", "from release")

@@ -19,11 +19,11 @@ from cachesim.engines.transformers.family import FAMILY
 from cachesim.engines.transformers.requests import FutureRequestState, RequestState
 from cachesim.engines.transformers.server import Transformers
 from cachesim.errors import ScenarioError, UpstreamAbort, UpstreamEndless
-from cachesim.lab.real.hunt.proof import by_metadata
-from cachesim.lab.real.playing import Stage, StepPlayed, first_difference
 from cachesim.lab.real.transformers.caches import KINDS, content_of, json_of, started, taken_of
 from cachesim.lab.real.transformers.environments import environment_for
 from cachesim.play.session import ABORTED, ENDLESS, Record, Session
+from cachesim.prove.hunt.proof import by_metadata
+from cachesim.prove.playing import Stage, StepPlayed, first_difference
 from cachesim.scenario.format import Scenario
 from cachesim.typed import Json
 

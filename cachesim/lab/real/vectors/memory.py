@@ -16,11 +16,11 @@ from cachesim.engines.llamacpp.memory.hybrid import HybridMemory, WindowPair, ca
 from cachesim.engines.llamacpp.memory.module import Memory, UbatchStore
 from cachesim.engines.llamacpp.memory.recurrent import RecurrentMemory
 from cachesim.engines.llamacpp.memory.rules import MemoryRules
-from cachesim.lab.real.playing import Difference
 from cachesim.model.arithmetic import LayerShape, Output, Place
 from cachesim.model.spec import ModelSpec
 from cachesim.model.store import Store
 from cachesim.model.store import Ubatch as PlainUbatch
+from cachesim.prove.playing import Difference
 from cachesim.scenario.limits import CONTEXT, TOTAL_TOKENS
 from cachesim.typed import JsonObject
 from cachesim.units import Array, Integers, Token

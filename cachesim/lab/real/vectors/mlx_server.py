@@ -35,13 +35,13 @@ from cachesim.engines.mlx_lm.generate.shared import PromptCache, leaves
 from cachesim.engines.mlx_lm.options import MlxOptions
 from cachesim.engines.mlx_lm.rules import CacheRules
 from cachesim.engines.mlx_lm.server.thread import DEAD, DISCONNECTED, UNANSWERED
-from cachesim.lab.real.mlx_lm.families import OTHERS, toy_of
-from cachesim.lab.real.playing import Difference
-from cachesim.lab.real.rows import read_row, write_row
 from cachesim.model.arithmetic import Network
 from cachesim.model.build import build
 from cachesim.model.presets import tiny
 from cachesim.model.spec import ModelSpec
+from cachesim.prove.mlx_lm.families import OTHERS, toy_of
+from cachesim.prove.playing import Difference
+from cachesim.prove.rows import read_row, write_row
 from cachesim.typed import Json
 from cachesim.units import Array, Tokens, as_tokens
 from cachesim.verify.oracle import Oracle

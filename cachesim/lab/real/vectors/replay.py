@@ -12,10 +12,10 @@ from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 from cachesim.engines.sglang.family import FAMILY as SGLANG
 from cachesim.engines.vllm.family import FAMILY as VLLM
 from cachesim.errors import ProfileError, ScenarioError, UpstreamAbort
-from cachesim.lab.real.playing import Difference, Race
 from cachesim.lab.real.sglang.playing import Player as SglangPlayer
 from cachesim.lab.real.vllm.playing import Player as VllmPlayer
 from cachesim.lab.real.vllm.steps import Runs, difference
+from cachesim.prove.playing import Difference, Race
 from cachesim.scenario.limits import TOTAL_TOKENS
 from cachesim.typed import JsonObject, mapping
 
@@ -33,7 +33,7 @@ class Kind(NamedTuple):
     """A kind of file: the test for its lines, and the module that replays them."""
 
     name: str
-    module: str  # beside this package; has a function `mismatch(line)`
+    module: str  # has a function `mismatch(line)`
     operations: str  # the key under which a line lists them
     fits: Callable[[Line], bool]
     function: str = "mismatch"
@@ -52,13 +52,26 @@ def _config(field: str) -> Callable[[Line], bool]:
 
 
 KINDS: Final = (
-    Kind("llama.cpp memory", "vectors.memory", "ops", _keys("memory", "ops")),
-    Kind("mlx-lm caches and stores", "mlx_lm.classes", "ops", _keys("version", "ops")),
-    Kind("vLLM scheduler", "vectors.replay", "steps", _config("groups")),
-    Kind("SGLang scheduler", "vectors.replay", "steps", _config("kind")),
-    Kind("mlx-lm server", "vectors.mlx_server", "steps", _keys("version", "steps")),
-    Kind("ik_llama.cpp server", "ik_llama.orders", "steps", _profile("ik_llama.cpp"), "judged"),
-    Kind("llama.cpp server", "ik_llama.orders", "steps", _profile("llama.cpp")),
+    Kind("llama.cpp memory", "cachesim.lab.real.vectors.memory", "ops", _keys("memory", "ops")),
+    Kind(
+        "mlx-lm caches and stores",
+        "cachesim.lab.real.mlx_lm.classes",
+        "ops",
+        _keys("version", "ops"),
+    ),
+    Kind("vLLM scheduler", "cachesim.lab.real.vectors.replay", "steps", _config("groups")),
+    Kind("SGLang scheduler", "cachesim.lab.real.vectors.replay", "steps", _config("kind")),
+    Kind(
+        "mlx-lm server", "cachesim.lab.real.vectors.mlx_server", "steps", _keys("version", "steps")
+    ),
+    Kind(
+        "ik_llama.cpp server",
+        "cachesim.prove.ik_llama.orders",
+        "steps",
+        _profile("ik_llama.cpp"),
+        "judged",
+    ),
+    Kind("llama.cpp server", "cachesim.prove.ik_llama.orders", "steps", _profile("llama.cpp")),
 )
 """The kinds of files there are; the first that fits a file's first line is taken."""
 
@@ -118,7 +131,7 @@ def played(
 ) -> tuple[list[Line], Difference | Race | None]:
     """The operations of a line, and the first that differs; a line that is none is refused."""
     kind = kind or kind_of(line, path)
-    module = importlib.import_module(f"cachesim.lab.real.{kind.module}")
+    module = importlib.import_module(kind.module)
     check: Check = getattr(module, kind.function)
     listed = line.get(kind.operations)
     if not isinstance(listed, list):

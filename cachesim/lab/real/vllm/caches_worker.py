@@ -13,7 +13,7 @@ import math
 from typing import Final
 
 from cachesim.lab.real.vllm.models import COMPRESSED
-from cachesim.lab.real.worker_side import Json, NoOp, Real, Stub, fitting
+from cachesim.prove.worker_side import Json, NoOp, Real, Stub, fitting
 
 LAYERS: Final = 3
 """Layers of a group: with the drafter's own one more there still is one group."""

@@ -2,7 +2,6 @@
 
 from cachesim.engines.vllm.family import FAMILY
 from cachesim.errors import OptionError
-from cachesim.lab.real.playing import comparing, play_on_runner, show_overrides
 from cachesim.lab.real.vllm.end_to_end import end_to_end as play_end_to_end
 from cachesim.lab.real.vllm.scheduler import (
     ADAPTERS,
@@ -16,6 +15,7 @@ from cachesim.lab.real.vllm.scheduler import (
     with_option,
 )
 from cachesim.lab.real.vllm.steps import compare_steps, differs_in
+from cachesim.prove.playing import comparing, play_on_runner, show_overrides
 
 
 @comparing

@@ -24,11 +24,11 @@ from rich.table import Table
 from cachesim.engines.base import Engine, Request
 from cachesim.engines.chat import FIRST_WORD
 from cachesim.errors import CachesimError
-from cachesim.lab.real.environment import Environment
-from cachesim.lab.real.playing import console, table_of_numbers
 from cachesim.lab.real.vllm.models import MODELS
 from cachesim.model.presets import preset
 from cachesim.play.loop import Loop
+from cachesim.prove.environment import Environment
+from cachesim.prove.playing import console, table_of_numbers
 from cachesim.units import as_tokens
 
 VERSION: Final = "0.32.0"

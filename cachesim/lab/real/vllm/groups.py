@@ -8,8 +8,8 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Final
 
-from cachesim.lab.real.rows import read_row
-from cachesim.lab.real.worker_side import Real
+from cachesim.prove.rows import read_row
+from cachesim.prove.worker_side import Real
 
 Name = Any  # int or str
 Wanted = Mapping[str, Any]

@@ -20,10 +20,10 @@ from cachesim.engines.vllm.request import (
 from cachesim.engines.vllm.rules import Rules
 from cachesim.engines.vllm.scheduler import Scheduler, Stored
 from cachesim.errors import UpstreamAbort
-from cachesim.lab.real.rows import read_row, spell
 from cachesim.lab.real.schedules import images_of
 from cachesim.lab.real.vllm.groups import Groups, Spans, Wanted
-from cachesim.lab.real.worker_side import until_error
+from cachesim.prove.rows import read_row, spell
+from cachesim.prove.worker_side import until_error
 
 
 class Player(Groups):

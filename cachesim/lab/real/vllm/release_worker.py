@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import Final
 
-from cachesim.lab.real.worker_side import EmptyModules, Real
+from cachesim.prove.worker_side import EmptyModules, Real
 
 OUTSIDE: Final = frozenset(
     (

@@ -25,7 +25,7 @@ from unittest.mock import patch
 
 from cachesim.lab.real.vllm.caches_worker import exporting
 from cachesim.lab.real.vllm.scheduler_worker import Release, Server
-from cachesim.lab.real.worker_side import (
+from cachesim.prove.worker_side import (
     Json,
     NoOp,
     Real,

@@ -17,8 +17,6 @@ from cachesim.engines.vllm.options import VllmOptions
 from cachesim.engines.vllm.rules import Rules
 from cachesim.engines.vllm.server import Vllm
 from cachesim.errors import OptionError
-from cachesim.lab.real.environment import Environment
-from cachesim.lab.real.playing import Override, overrides_of
 from cachesim.lab.real.schedules import (
     RealScheduler,
     events_of,
@@ -31,6 +29,8 @@ from cachesim.lab.real.vllm import workloads
 from cachesim.lab.real.vllm.playing import play
 from cachesim.lab.real.vllm.worker_settings import FURTHER, OF_DRAFTS, OVERRIDES, PRETENDED
 from cachesim.play.session import ABORTED, Record, Session
+from cachesim.prove.environment import Environment
+from cachesim.prove.playing import Override, overrides_of
 from cachesim.scenario.format import Scenario
 from cachesim.typed import of_kind
 

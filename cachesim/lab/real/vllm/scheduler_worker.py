@@ -17,7 +17,6 @@ from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
-from cachesim.lab.real.rows import read_row, spell
 from cachesim.lab.real.vllm.caches_worker import Caches
 from cachesim.lab.real.vllm.groups import Groups, Spans
 from cachesim.lab.real.vllm.release_worker import install
@@ -27,7 +26,8 @@ from cachesim.lab.real.vllm.worker_settings import (
     size_host,
     worker_metadata,
 )
-from cachesim.lab.real.worker_side import (
+from cachesim.prove.rows import read_row, spell
+from cachesim.prove.worker_side import (
     Json,
     Real,
     Stub,

@@ -19,19 +19,19 @@ from cachesim.engines.vllm.request import Chunk, Step
 from cachesim.engines.vllm.rules import Rules
 from cachesim.engines.vllm.runner import CachedRequestState, Pages, Runner, state_groups
 from cachesim.engines.vllm.scan import Source
-from cachesim.lab.real.environment import Environment
-from cachesim.lab.real.hunt.proof import Prove, by_metadata
-from cachesim.lab.real.playing import Agreement, Difference, first_difference, watched
 from cachesim.lab.real.schedules import comparable, raised
 from cachesim.lab.real.vllm.groups import Entry
 from cachesim.lab.real.vllm.models import LONGEST
 from cachesim.lab.real.vllm.playing import Player, play
 from cachesim.lab.real.vllm.scheduler import SCHEDULER
 from cachesim.lab.real.vllm.workloads import draft, draw
-from cachesim.lab.real.worker_process import WorkerProcess
-from cachesim.lab.real.worker_side import Stub
 from cachesim.model.arithmetic import Network
 from cachesim.model.store import lowest
+from cachesim.prove.environment import Environment
+from cachesim.prove.hunt.proof import Prove, by_metadata
+from cachesim.prove.playing import Agreement, Difference, first_difference, watched
+from cachesim.prove.worker_process import WorkerProcess
+from cachesim.prove.worker_side import Stub
 from cachesim.scenario.format import Scenario
 from cachesim.units import Array
 

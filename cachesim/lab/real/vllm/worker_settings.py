@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from cachesim.lab.real.vllm.models import LONGEST, STARTED
-from cachesim.lab.real.worker_side import Json, NoOp, Real, differences, fitting, folder_of
+from cachesim.prove.worker_side import Json, NoOp, Real, differences, fitting, folder_of
 
 STORE: Final = "cachesim.lab.real.vllm.worker_settings"
 

@@ -16,11 +16,11 @@ from typing import Any, Final
 from cachesim.engines import Engine, Request
 from cachesim.engines.base import Ticket
 from cachesim.errors import UpstreamAbort
-from cachesim.lab.real.playing import Difference, Race
 from cachesim.model.build import build
 from cachesim.model.presets import preset
 from cachesim.play.loop import Loop
 from cachesim.play.session import SlotActions, SlotFiles
+from cachesim.prove.playing import Difference, Race
 from cachesim.units import Tokens, as_tokens
 
 PATIENCE: Final = 30

@@ -12,7 +12,7 @@ import tempfile
 from inspect import signature
 from pathlib import Path
 
-from cachesim.lab.real.worker_side import Json, Real, answer_lines, own_output, words_of
+from cachesim.prove.worker_side import Json, Real, answer_lines, own_output, words_of
 
 TYPES = {"f32": 0, "f16": 1}
 """Types of keys and values, as ggml numbers them."""

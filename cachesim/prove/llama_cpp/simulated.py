@@ -9,10 +9,10 @@ from cachesim.engines.family import Family, Profile
 from cachesim.engines.llamacpp.family import FAMILY
 from cachesim.engines.llamacpp.options import Options
 from cachesim.engines.llamacpp.rules import ServerRules
-from cachesim.lab.real.llama_cpp.flags import Abilities, drafting, nearest_release
-from cachesim.lab.real.llama_cpp.workload import CRASH, Outcome, grouped, release_of
 from cachesim.model.arithmetic import ArithmeticName
 from cachesim.play.session import ABORTED, CANCELLED, ENDLESS, Record, Session
+from cachesim.prove.llama_cpp.flags import Abilities, drafting, nearest_release
+from cachesim.prove.llama_cpp.workload import CRASH, Outcome, grouped, release_of
 from cachesim.scenario.format import Expect, Scenario, Source, Step
 from cachesim.units import Tokens
 

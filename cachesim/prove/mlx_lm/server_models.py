@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from cachesim.lab.real.worker_side import Real
+from cachesim.prove.worker_side import Real
 
 
 def write_model(folder: Path, model: Mapping[str, Any]) -> None:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from queue import Empty, Queue
 from typing import Any
 
-from cachesim.lab.real.worker_side import Json, Real
+from cachesim.prove.worker_side import Json, Real
 
 PATIENCE = 30.0
 FILLER = 20

@@ -21,17 +21,17 @@ from cachesim.engines.llama_cpp_python.rules import Rules
 from cachesim.engines.llama_cpp_python.states import DiskCache
 from cachesim.engines.option import options_of
 from cachesim.errors import CachesimError
-from cachesim.lab.real.environment import Environment, package_of
-from cachesim.lab.real.hunt.proof import ProofResult, Prover, always, refuted_by, result_of, step_of
-from cachesim.lab.real.llama_cpp.gguf import as_ggml_computes, text_of, write_model
-from cachesim.lab.real.llama_cpp_python.worker import APART
-from cachesim.lab.real.playing import StepPlayed
-from cachesim.lab.real.worker_process import WorkerError, WorkerProcess
 from cachesim.model.arithmetic import ArithmeticName, Network
 from cachesim.model.build import build
 from cachesim.model.presets import PRESETS
 from cachesim.model.spec import ModelSpec
 from cachesim.play.session import Record, Session
+from cachesim.prove.environment import Environment, package_of
+from cachesim.prove.hunt.proof import ProofResult, Prover, always, refuted_by, result_of, step_of
+from cachesim.prove.llama_cpp.gguf import as_ggml_computes, text_of, write_model
+from cachesim.prove.llama_cpp_python.worker import APART
+from cachesim.prove.playing import StepPlayed
+from cachesim.prove.worker_process import WorkerError, WorkerProcess
 from cachesim.scenario.checks import spec_of
 from cachesim.scenario.format import Scenario
 from cachesim.typed import Json, of_kind
@@ -41,7 +41,7 @@ from cachesim.verify.oracle import Oracle
 if TYPE_CHECKING:
     from cachesim.testing.search import Counterexample
 
-WORKER: Final = "cachesim.lab.real.llama_cpp_python.worker"
+WORKER: Final = "cachesim.prove.llama_cpp_python.worker"
 TOLERANCES: Final = {"f32": 2e-2, "f16": 0.1}
 """Largest accepted distance of two logits, by the type of keys."""
 

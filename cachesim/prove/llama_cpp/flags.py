@@ -9,7 +9,7 @@ from typing import Any, Final, TypeAlias, get_args
 from cachesim.engines.llamacpp.family import FAMILY
 from cachesim.engines.llamacpp.options import TRAINED_CONTEXT, Drafting, Ngrams, Pooling
 from cachesim.errors import OptionError
-from cachesim.lab.real.llama_cpp.workload import Release
+from cachesim.prove.llama_cpp.workload import Release
 from cachesim.typed import JsonObject, Value
 
 PRESETS: Final[Mapping[str, int]] = {

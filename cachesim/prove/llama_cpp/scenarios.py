@@ -14,10 +14,14 @@ from cachesim.engines.chat import VOCABULARY
 from cachesim.engines.family import Profile
 from cachesim.engines.llamacpp.server_context import as_field
 from cachesim.errors import CachesimError, InputError, ScenarioError
-from cachesim.lab.real.environment import EnvironmentUnavailableError
-from cachesim.lab.real.hunt.proof import ProofResult, Prover, refuted_by, result_of, step_of
-from cachesim.lab.real.llama_cpp.calls import NotStartedError
-from cachesim.lab.real.llama_cpp.flags import (
+from cachesim.model.presets import preset
+from cachesim.play.bisect import Play, Played, StepResult
+from cachesim.play.session import AS_TEXT, ENDLESS
+from cachesim.play.session import NotStartedError as SimulatedEndsError
+from cachesim.prove.environment import EnvironmentUnavailableError
+from cachesim.prove.hunt.proof import ProofResult, Prover, refuted_by, result_of, step_of
+from cachesim.prove.llama_cpp.calls import NotStartedError
+from cachesim.prove.llama_cpp.flags import (
     PRESETS,
     Abilities,
     adapter_file,
@@ -25,21 +29,17 @@ from cachesim.lab.real.llama_cpp.flags import (
     drafting,
     model_file,
 )
-from cachesim.lab.real.llama_cpp.gguf import write_adapter, write_model
-from cachesim.lab.real.llama_cpp.server import (
+from cachesim.prove.llama_cpp.gguf import write_adapter, write_model
+from cachesim.prove.llama_cpp.server import (
     FIRST,
     SECONDS_FOR_ONE_CALL,
     RealServer,
     environment_for,
     play_on,
 )
-from cachesim.lab.real.llama_cpp.simulated import SimulatedServer, observed
-from cachesim.lab.real.llama_cpp.workload import CRASH, SILENT, Outcome, Release, grouped, hurdle
-from cachesim.lab.real.playing import StepPlayed, in_words
-from cachesim.model.presets import preset
-from cachesim.play.bisect import Play, Played, StepResult
-from cachesim.play.session import AS_TEXT, ENDLESS
-from cachesim.play.session import NotStartedError as SimulatedEndsError
+from cachesim.prove.llama_cpp.simulated import SimulatedServer, observed
+from cachesim.prove.llama_cpp.workload import CRASH, SILENT, Outcome, Release, grouped, hurdle
+from cachesim.prove.playing import StepPlayed, in_words
 from cachesim.scenario.checks import full_profile, spec_of
 from cachesim.scenario.format import Scenario, Step
 from cachesim.scenario.labels import CONFIRMED

@@ -17,27 +17,27 @@ from cachesim.engines.family import Profile
 from cachesim.engines.ik_llama.family import FAMILY
 from cachesim.engines.ik_llama.slot import GONE
 from cachesim.errors import OptionError, ScenarioError
-from cachesim.lab.real import playing
-from cachesim.lab.real.ik_llama.binary import (
+from cachesim.model import recall
+from cachesim.model.spec import ModelSpec
+from cachesim.play import run
+from cachesim.prove import playing
+from cachesim.prove.ik_llama.binary import (
     BinaryError,
     Server,
     arguments,
     exact_spec,
 )
-from cachesim.lab.real.ik_llama.deepseek4 import write_predictor, write_target
-from cachesim.lab.real.ik_llama.orders import ENDED, judged
-from cachesim.lab.real.llama_cpp.gguf import write_model
-from cachesim.lab.real.llama_cpp.scenarios import divergence_of
-from cachesim.lab.real.llama_cpp.workload import (
+from cachesim.prove.ik_llama.deepseek4 import write_predictor, write_target
+from cachesim.prove.ik_llama.orders import ENDED, judged
+from cachesim.prove.llama_cpp.gguf import write_model
+from cachesim.prove.llama_cpp.scenarios import divergence_of
+from cachesim.prove.llama_cpp.workload import (
     CRASH,
     Outcome,
     in_one_call,
     resolved,
     vocabulary_of,
 )
-from cachesim.model import recall
-from cachesim.model.spec import ModelSpec
-from cachesim.play import run
 from cachesim.scenario.checks import full_profile, spec_of
 from cachesim.scenario.format import Scenario, Step
 from cachesim.scenario.shipped import load_all

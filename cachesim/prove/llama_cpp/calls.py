@@ -6,9 +6,9 @@ from dataclasses import asdict
 from typing import Any, Final
 
 from cachesim.errors import CachesimError
-from cachesim.lab.real.llama_cpp.gguf import text_of
-from cachesim.lab.real.llama_cpp.workload import Outcome
 from cachesim.play.session import AS_TEXT
+from cachesim.prove.llama_cpp.gguf import text_of
+from cachesim.prove.llama_cpp.workload import Outcome
 from cachesim.scenario.format import Step, Turn
 from cachesim.typed import JsonObject
 from cachesim.units import Token, as_tokens

@@ -17,9 +17,9 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import zip_longest
 from pathlib import Path
 
-from cachesim.lab.real.mlx_lm import server_http
-from cachesim.lab.real.mlx_lm.server_models import Folders, watch_calls
-from cachesim.lab.real.worker_side import Json, Real, answer_each, own_output
+from cachesim.prove.mlx_lm import server_http
+from cachesim.prove.mlx_lm.server_models import Folders, watch_calls
+from cachesim.prove.worker_side import Json, Real, answer_each, own_output
 
 VOCABULARY = 64
 """Default number of words."""

@@ -15,12 +15,12 @@ from cachesim.engines.mlx_lm.family import FAMILY
 from cachesim.engines.mlx_lm.options import MlxOptions
 from cachesim.engines.mlx_lm.server import word_tokenizer
 from cachesim.errors import CachesimError, InputError, ScenarioError
-from cachesim.lab.real.hunt.proof import ProofResult, Prover, always, refuted_by, result_of, step_of
-from cachesim.lab.real.mlx_lm.families import toy_of
-from cachesim.lab.real.mlx_lm.process import environment_for
-from cachesim.lab.real.mlx_lm.server import RealMlxServer
-from cachesim.lab.real.playing import StepPlayed, in_words
 from cachesim.play.session import Record, Session, groups_of
+from cachesim.prove.hunt.proof import ProofResult, Prover, always, refuted_by, result_of, step_of
+from cachesim.prove.mlx_lm.families import toy_of
+from cachesim.prove.mlx_lm.process import environment_for
+from cachesim.prove.mlx_lm.server import RealMlxServer
+from cachesim.prove.playing import StepPlayed, in_words
 from cachesim.scenario.checks import spec_of
 from cachesim.scenario.format import Scenario
 from cachesim.typed import there_is

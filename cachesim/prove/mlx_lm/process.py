@@ -6,8 +6,8 @@ from contextvars import ContextVar
 from types import MappingProxyType
 
 from cachesim.engines.mlx_lm.family import FAMILY
-from cachesim.lab.real.environment import Environment, package_of
-from cachesim.lab.real.worker_process import ModuleProcess
+from cachesim.prove.environment import Environment, package_of
+from cachesim.prove.worker_process import ModuleProcess
 
 _STAND_IN: ContextVar[Mapping[str, str]] = ContextVar("stand_in", default=MappingProxyType({}))
 """Release -> the version of the package that is run in its place."""
@@ -35,6 +35,6 @@ class RealProcess(ModuleProcess):
     """A worker process, run by the interpreter that has the release installed."""
 
     def __init__(self, release: str, worker: str) -> None:
-        """`worker`: name of a module here."""
+        """`worker`: the module that runs there."""
         python = environment_for(release).ready()
-        super().__init__(f"mlx-lm {release}", python, f"{__package__}.{worker}")
+        super().__init__(f"mlx-lm {release}", python, worker)

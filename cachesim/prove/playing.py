@@ -21,8 +21,8 @@ from rich.table import Table
 from cachesim.careful import CarefulConsole
 from cachesim.engines.family import Family
 from cachesim.errors import OptionError, ScenarioError, UntestedError
-from cachesim.lab.real.environment import Environment, EnvironmentUnavailableError, package_of
 from cachesim.model.recall import leaked_from, text_of
+from cachesim.prove.environment import Environment, EnvironmentUnavailableError, package_of
 from cachesim.scenario.checks import full_profile
 from cachesim.scenario.format import Scenario
 from cachesim.scenario.shipped import load_all

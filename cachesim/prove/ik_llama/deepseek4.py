@@ -11,7 +11,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from cachesim.lab.real.llama_cpp.gguf import (
+from cachesim.prove.llama_cpp.gguf import (
     F32,
     Keys,
     Value,

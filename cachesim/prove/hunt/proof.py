@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 
 from cachesim.engines.family import FAMILIES, Profile
 from cachesim.errors import InputError
-from cachesim.lab.real.playing import Difference, StepPlayed, differing
+from cachesim.prove.playing import Difference, StepPlayed, differing
 from cachesim.scenario.checks import full_profile
 from cachesim.scenario.format import Scenario, Step
 from cachesim.scenario.labels import CONFIRMED, DERIVED, SOURCE, Evidence
@@ -151,7 +151,7 @@ def real_prover(engine: str) -> Prover | None:
     """The prover of an engine that answers on this machine; imported here, as it is heavy."""
     if engine not in PROVERS:
         return None
-    prover: Prover = import_module(f"cachesim.lab.real.{PROVERS[engine]}").PROVER
+    prover: Prover = import_module(f"cachesim.prove.{PROVERS[engine]}").PROVER
     return prover
 
 

@@ -123,7 +123,7 @@ def environments_folder() -> Path:
     named = os.environ.get("CACHESIM_ENVIRONMENTS")
     if named:
         return Path(named)
-    source_tree = Path(__file__).resolve().parents[3]
+    source_tree = Path(__file__).resolve().parents[2]
     if (source_tree / "pyproject.toml").exists():
         return source_tree / ".venv-real"
     cache = os.environ.get("XDG_CACHE_HOME")

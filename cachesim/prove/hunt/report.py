@@ -13,12 +13,12 @@ from cachesim.engines.llama_cpp_python.family import FAMILY as PYTHON
 from cachesim.engines.llamacpp.family import FAMILY as LLAMA_CPP
 from cachesim.files import free_name
 from cachesim.lab.logs.settings import flag_of
-from cachesim.lab.real.hunt.loop import ProvenFinding
-from cachesim.lab.real.hunt.proof import proof_command
-from cachesim.lab.real.llama_cpp.calls import call_for
-from cachesim.lab.real.llama_cpp.flags import adapter_file, adapter_names
-from cachesim.lab.real.llama_cpp.workload import in_one_call, resolved
-from cachesim.lab.real.llama_cpp_python.scenarios import report_lines
+from cachesim.prove.hunt.loop import ProvenFinding
+from cachesim.prove.hunt.proof import proof_command
+from cachesim.prove.llama_cpp.calls import call_for
+from cachesim.prove.llama_cpp.flags import adapter_file, adapter_names
+from cachesim.prove.llama_cpp.workload import in_one_call, resolved
+from cachesim.prove.llama_cpp_python.scenarios import report_lines
 from cachesim.scenario.checks import spec_of
 from cachesim.scenario.files import to_toml
 from cachesim.scenario.format import Scenario, Step

@@ -11,10 +11,10 @@ from typing import Any, Final
 from cachesim.engines.family import Profile, family_of
 from cachesim.engines.llamacpp.family import FAMILY as LLAMA_CPP
 from cachesim.errors import InputError
-from cachesim.lab.real.hunt.arrivals import draw_arrival, draw_pinned
-from cachesim.lab.real.hunt.proof import ProofResult, Prover, prover_of
 from cachesim.model.presets import PRESETS, preset
 from cachesim.play.findings import play
+from cachesim.prove.hunt.arrivals import draw_arrival, draw_pinned
+from cachesim.prove.hunt.proof import ProofResult, Prover, prover_of
 from cachesim.scenario.checks import full_profile
 from cachesim.scenario.format import Scenario, Source
 from cachesim.scenario.shipped import load_all, shipped_folder

@@ -22,10 +22,11 @@ from typing import Any, BinaryIO, Final
 from cachesim.engines.family import Package
 from cachesim.engines.llamacpp.family import FAMILY
 from cachesim.errors import ProfileError
-from cachesim.lab.real.environment import Environment, package_of
-from cachesim.lab.real.llama_cpp import worker as worker_script
-from cachesim.lab.real.llama_cpp.calls import NotStartedError, call_for, outcomes_of
-from cachesim.lab.real.llama_cpp.flags import (
+from cachesim.play.session import CANCELLED, ENDLESS, groups_of
+from cachesim.prove.environment import Environment, package_of
+from cachesim.prove.llama_cpp import worker as worker_script
+from cachesim.prove.llama_cpp.calls import NotStartedError, call_for, outcomes_of
+from cachesim.prove.llama_cpp.flags import (
     PARAMETERS,
     WORDS,
     Abilities,
@@ -34,8 +35,8 @@ from cachesim.lab.real.llama_cpp.flags import (
     effective_ubatch,
     parameters,
 )
-from cachesim.lab.real.llama_cpp.worker import CALL_MARK
-from cachesim.lab.real.llama_cpp.workload import (
+from cachesim.prove.llama_cpp.worker import CALL_MARK
+from cachesim.prove.llama_cpp.workload import (
     CRASH,
     SILENT,
     Outcome,
@@ -44,9 +45,8 @@ from cachesim.lab.real.llama_cpp.workload import (
     resolved,
     vocabulary_of,
 )
-from cachesim.lab.real.playing import Override, overrides_of
-from cachesim.lab.real.worker_side import differences
-from cachesim.play.session import CANCELLED, ENDLESS, groups_of
+from cachesim.prove.playing import Override, overrides_of
+from cachesim.prove.worker_side import differences
 from cachesim.scenario.format import Scenario, Step
 from cachesim.typed import Json, JsonObject, there_is
 from cachesim.units import Token, Tokens, as_tokens

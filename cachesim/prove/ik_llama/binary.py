@@ -20,11 +20,11 @@ from cachesim.engines.ik_llama.family import FAMILY
 from cachesim.engines.ik_llama.options import FIELDS
 from cachesim.errors import CachesimError, OptionError
 from cachesim.lab.logs.settings import flag_of
-from cachesim.lab.real.llama_cpp.gguf import word
-from cachesim.lab.real.llama_cpp.workload import CRASH, Outcome
 from cachesim.model import recall
 from cachesim.model.presets import preset
 from cachesim.model.spec import ModelSpec
+from cachesim.prove.llama_cpp.gguf import word
+from cachesim.prove.llama_cpp.workload import CRASH, Outcome
 from cachesim.scenario.format import Step
 from cachesim.units import Token, as_tokens
 

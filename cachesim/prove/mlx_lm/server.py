@@ -8,14 +8,14 @@ from typing import Any, Final
 
 from cachesim.engines.mlx_lm.families import family_of
 from cachesim.engines.mlx_lm.options import MlxOptions
-from cachesim.lab.real.mlx_lm.families import order_of, toy_of
-from cachesim.lab.real.mlx_lm.process import RealProcess
-from cachesim.lab.real.mlx_lm.server_worker import VOCABULARY
-from cachesim.lab.real.playing import Workload
-from cachesim.lab.real.rows import write_row
 from cachesim.model.spec import ModelSpec
+from cachesim.prove.mlx_lm.families import order_of, toy_of
+from cachesim.prove.mlx_lm.process import RealProcess
+from cachesim.prove.mlx_lm.server_worker import VOCABULARY
+from cachesim.prove.playing import Workload
+from cachesim.prove.rows import write_row
 
-WORKER: Final = "server_worker"
+WORKER: Final = "cachesim.prove.mlx_lm.server_worker"
 
 
 class RealMlxServer(RealProcess):

@@ -13,7 +13,7 @@ from typing import Any, Final, Self
 from cachesim.errors import CachesimError
 from cachesim.typed import Json, there_is
 
-ROOT: Final = Path(__file__).resolve().parents[3]
+ROOT: Final = Path(__file__).resolve().parents[2]
 """Root folder from which the worker imports cachesim."""
 
 LAST: Final = 20_000

@@ -1,0 +1,1 @@
+"""llama.cpp's own servers, driven from outside and compared with the port."""

@@ -1,0 +1,1 @@
+"""The real llama-cpp-python beside the simulated one."""

@@ -1,0 +1,1 @@
+"""mlx-lm's own classes and server, driven from outside and compared with the port."""
