@@ -112,9 +112,10 @@ $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "cachesim needs Python 3.11 or newer; set PYTHON=...")'
 	@$(PYTHON) -m venv $(VENV)
 
-$(VENV)/.run: pyproject.toml | $(VENV)/bin/python
+# In a checkout the workbench stands beside the program: `cachesim real` has both.
+$(VENV)/.run: pyproject.toml conformance/pyproject.toml | $(VENV)/bin/python
 	@echo "setting up $(VENV) ..." >&2
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable .
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable . --editable conformance
 	@touch $@
 
 $(VENV)/.test: $(VENV)/.run

@@ -16,8 +16,6 @@ from rich.console import Console
 from rich.table import Table
 
 from cachesim.engines.vllm.family import FAMILY
-from cachesim.lab.real.vllm.playing import play
-from cachesim.lab.real.vllm.scheduler import SCHEDULER
 from cachesim.lab.traces.fleet.fleet import Fleet
 from cachesim.lab.traces.fleet.kv_events import Server
 from cachesim.lab.traces.fleet.serving import FleetLoop
@@ -25,6 +23,8 @@ from cachesim.lab.traces.replay import Cell, scaled
 from cachesim.lab.traces.source import Source
 from cachesim.prove.environment import EnvironmentUnavailableError
 from cachesim.prove.rows import spell
+from conformance.real.vllm.playing import play
+from conformance.real.vllm.scheduler import SCHEDULER
 
 RELEASE: Final = "0.33.0"
 POOLS: Final = (1000, 600, 300, 150)

@@ -15,7 +15,7 @@ from rich.table import Table
 from cachesim.engines.llamacpp.memory.batch import Batch
 from cachesim.engines.llamacpp.memory.context import OK, Context
 from cachesim.engines.llamacpp.memory.rules import B11434
-from cachesim.lab.real.vectors.memory import counter_context
+from conformance.real.vectors.memory import counter_context
 
 CELLS: Final = (4096, 65536)
 KINDS: Final[Mapping[str, Mapping[str, Any]]] = {

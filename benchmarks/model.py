@@ -26,7 +26,6 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from cachesim.lab.real.llama_cpp.logits import drawn_prompt
 from cachesim.model.arithmetic import ArithmeticName, Network, PlainStore
 from cachesim.model.build import build
 from cachesim.model.presets import PRESETS, preset, tiny
@@ -38,6 +37,7 @@ from cachesim.prove.llama_cpp.server import Played, RealServer
 from cachesim.prove.llama_cpp.workload import Release
 from cachesim.scenario.format import Step
 from cachesim.units import Tokens
+from conformance.real.llama_cpp.logits import drawn_prompt
 
 PREFILLS: Final = (100, 1_000, 4_000)
 DECODED: Final = 256

@@ -25,11 +25,11 @@ from cachesim.cli.jobs import jobs_of
 from cachesim.cli.run import play as play_jobs
 from cachesim.engines.base import Engine, Request
 from cachesim.engines.family import Profile
-from cachesim.lab.real.llama_cpp.logits import drawn_prompt
 from cachesim.model.arithmetic import ArithmeticName
 from cachesim.model.presets import preset
 from cachesim.play.findings import play
 from cachesim.testing.search import workloads
+from conformance.real.llama_cpp.logits import drawn_prompt
 
 SERVER: Final = "llama.cpp@b9538"
 PRESETS: Final = ("dense", "hybrid", "hybrid-delta")

@@ -15,11 +15,11 @@ from rich.table import Table
 
 from benchmarks.vllm_manager import REQUESTS, RUNS, prompts
 from cachesim.engines.sglang.family import FAMILY
-from cachesim.lab.real.sglang.playing import Player
-from cachesim.lab.real.sglang.scheduler import SCHEDULER
 from cachesim.prove.environment import EnvironmentUnavailableError
 from cachesim.prove.rows import spell
 from cachesim.prove.worker_side import Stopwatch
+from conformance.real.sglang.playing import Player
+from conformance.real.sglang.scheduler import SCHEDULER
 
 TREE: Final = (
     *("match", "match_tokens", "cache_finished", "cache_unfinished"),

@@ -14,9 +14,9 @@ from rich.table import Table
 
 from cachesim.engines.vllm.family import FAMILY
 from cachesim.engines.vllm.request import Prefixes, Request
-from cachesim.lab.real.vllm.playing import Player, spell
-from cachesim.lab.real.vllm.scheduler import SCHEDULER
 from cachesim.prove.environment import EnvironmentUnavailableError
+from conformance.real.vllm.playing import Player, spell
+from conformance.real.vllm.scheduler import SCHEDULER
 
 RELEASE: Final = "0.33.0"
 REQUESTS: Final = 300

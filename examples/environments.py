@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 from typing import Final
 
-from cachesim.lab.real.vllm.scheduler import PACKAGES
 from cachesim.prove.environment import Environment, EnvironmentUnavailableError, UnpackedWheel
+from conformance.real.vllm.scheduler import PACKAGES
 
 TORCH: Final = Environment(
     name="foreign-torch",

@@ -23,33 +23,6 @@ from cachesim.engines.mlx_lm.families import FAMILIES
 from cachesim.engines.mlx_lm.family import FAMILY as MLX_LM
 from cachesim.engines.sglang.family import FAMILY as SGLANG
 from cachesim.engines.vllm.family import FAMILY as VLLM
-from cachesim.lab.real.llama_cpp.compare import PlayDrawn, SideBySide, Tally, show_difference
-from cachesim.lab.real.llama_cpp.logits import compare_logits
-from cachesim.lab.real.llama_cpp_python.commands import DRAWN
-from cachesim.lab.real.llama_cpp_python.compare import draw as draw_binding
-from cachesim.lab.real.mlx_lm.classes import compare_classes
-from cachesim.lab.real.mlx_lm.compare import compare_server
-from cachesim.lab.real.mlx_lm.logits import compare_mlx_logits
-from cachesim.lab.real.mlx_lm.server_workloads import draw_agents as draw_mlx_agents
-from cachesim.lab.real.mlx_lm.server_workloads import draw_models as draw_mlx_models
-from cachesim.lab.real.mlx_lm.vllm_mlx import ENGINES, RAPID_MLX, compare_images, compare_vllm_mlx
-from cachesim.lab.real.mlx_lm.vllm_mlx import RELEASE as UNDER_VLLM_MLX
-from cachesim.lab.real.schedules import RealScheduler
-from cachesim.lab.real.sglang.scheduler import AGENTS as SGLANG_AGENTS
-from cachesim.lab.real.sglang.scheduler import MIXED as SGLANG_MIXED
-from cachesim.lab.real.sglang.scheduler import SCHEDULER as SGLANG_SCHEDULER
-from cachesim.lab.real.sglang.scheduler import configuration_of, features_of, with_rust
-from cachesim.lab.real.transformers.environments import NEWEST as TRANSFORMERS
-from cachesim.lab.real.transformers.environments import (
-    environment_for as transformers_environment_for,
-)
-from cachesim.lab.real.vllm.scheduler import AGENTS as VLLM_AGENTS
-from cachesim.lab.real.vllm.scheduler import COMPRESSED as VLLM_COMPRESSED
-from cachesim.lab.real.vllm.scheduler import LOADS as VLLM_LOADS
-from cachesim.lab.real.vllm.scheduler import OFFLOADING as VLLM_OFFLOADING
-from cachesim.lab.real.vllm.scheduler import SCHEDULER as VLLM_SCHEDULER
-from cachesim.lab.real.vllm.scheduler import SYNCHRONOUS as VLLM_SYNCHRONOUS
-from cachesim.lab.real.vllm.steps import KERNELS
 from cachesim.prove.environment import Environment, EnvironmentUnavailableError
 from cachesim.prove.llama_cpp.flags import PRESETS, Abilities
 from cachesim.prove.llama_cpp.server import (
@@ -64,6 +37,33 @@ from cachesim.prove.llama_cpp_python.scenarios import environment_for as binding
 from cachesim.prove.mlx_lm.process import environment_for as mlx_environment_for
 from cachesim.prove.mlx_lm.scenarios import play_mlx_scenario
 from cachesim.scenario.shipped import load_all
+from conformance.real.llama_cpp.compare import PlayDrawn, SideBySide, Tally, show_difference
+from conformance.real.llama_cpp.logits import compare_logits
+from conformance.real.llama_cpp_python.commands import DRAWN
+from conformance.real.llama_cpp_python.compare import draw as draw_binding
+from conformance.real.mlx_lm.classes import compare_classes
+from conformance.real.mlx_lm.compare import compare_server
+from conformance.real.mlx_lm.logits import compare_mlx_logits
+from conformance.real.mlx_lm.server_workloads import draw_agents as draw_mlx_agents
+from conformance.real.mlx_lm.server_workloads import draw_models as draw_mlx_models
+from conformance.real.mlx_lm.vllm_mlx import ENGINES, RAPID_MLX, compare_images, compare_vllm_mlx
+from conformance.real.mlx_lm.vllm_mlx import RELEASE as UNDER_VLLM_MLX
+from conformance.real.schedules import RealScheduler
+from conformance.real.sglang.scheduler import AGENTS as SGLANG_AGENTS
+from conformance.real.sglang.scheduler import MIXED as SGLANG_MIXED
+from conformance.real.sglang.scheduler import SCHEDULER as SGLANG_SCHEDULER
+from conformance.real.sglang.scheduler import configuration_of, features_of, with_rust
+from conformance.real.transformers.environments import NEWEST as TRANSFORMERS
+from conformance.real.transformers.environments import (
+    environment_for as transformers_environment_for,
+)
+from conformance.real.vllm.scheduler import AGENTS as VLLM_AGENTS
+from conformance.real.vllm.scheduler import COMPRESSED as VLLM_COMPRESSED
+from conformance.real.vllm.scheduler import LOADS as VLLM_LOADS
+from conformance.real.vllm.scheduler import OFFLOADING as VLLM_OFFLOADING
+from conformance.real.vllm.scheduler import SCHEDULER as VLLM_SCHEDULER
+from conformance.real.vllm.scheduler import SYNCHRONOUS as VLLM_SYNCHRONOUS
+from conformance.real.vllm.steps import KERNELS
 from tests.real_router import play_routed
 from tests.wrong_answers import FOUR_SLOTS, STALE_NEIGHBOUR, THREE_REQUESTS, verdict_on
 

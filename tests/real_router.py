@@ -6,13 +6,13 @@ from pathlib import Path
 from random import Random
 from typing import Final
 
-from cachesim.lab.real.llama_cpp.compare import Difference, first_difference
-from cachesim.lab.real.llama_cpp.workloads import draw_setting, grow
 from cachesim.prove.llama_cpp.gguf import write_model
 from cachesim.prove.llama_cpp.server import FIRST, Played, RealServer
 from cachesim.prove.llama_cpp.workload import Outcome
 from cachesim.scenario.checks import spec_of
 from cachesim.scenario.format import Model, Scenario, Step
+from conformance.real.llama_cpp.compare import Difference, first_difference
+from conformance.real.llama_cpp.workloads import draw_setting, grow
 
 FURTHER: Final = {
     "b": Model(preset="dense", seed=1),

@@ -24,18 +24,18 @@ from typing import Any, Final
 
 from cachesim.engines.sglang.rules import Rules
 from cachesim.engines.vllm.rules import Rules as VllmRules
-from cachesim.lab.real.sglang.playing import play as play_sglang
-from cachesim.lab.real.sglang.scheduler import SCHEDULER
-from cachesim.lab.real.sglang.workloads import KINDS, draw, draw_drafts, draw_mixed, draw_streaming
-from cachesim.lab.real.vllm.playing import play
-from cachesim.lab.real.vllm.scheduler import SCHEDULER as VLLM_SCHEDULER
-from cachesim.lab.real.vllm.steps import draw_steps, mode_of
-from cachesim.lab.real.vllm.steps import start as start_runner
-from cachesim.lab.real.vllm.workloads import KINDS as VLLM_KINDS
-from cachesim.lab.real.vllm.workloads import draw as draw_vllm
-from cachesim.lab.real.vllm.workloads import draw_compressed, overlapping
 from cachesim.prove.rows import read_row
 from cachesim.prove.worker_process import WorkerProcess
+from conformance.real.sglang.playing import play as play_sglang
+from conformance.real.sglang.scheduler import SCHEDULER
+from conformance.real.sglang.workloads import KINDS, draw, draw_drafts, draw_mixed, draw_streaming
+from conformance.real.vllm.playing import play
+from conformance.real.vllm.scheduler import SCHEDULER as VLLM_SCHEDULER
+from conformance.real.vllm.steps import draw_steps, mode_of
+from conformance.real.vllm.steps import start as start_runner
+from conformance.real.vllm.workloads import KINDS as VLLM_KINDS
+from conformance.real.vllm.workloads import draw as draw_vllm
+from conformance.real.vllm.workloads import draw_compressed, overlapping
 
 SEED: Final = 37
 DRAWN: Final = {

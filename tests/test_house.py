@@ -13,6 +13,7 @@ from cachesim.engines import FAMILIES
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "cachesim"
+WORKBENCH = ROOT / "conformance" / "real"
 
 GROUND = {"units", "errors"}
 MAY_IMPORT: dict[str, set[str]] = {
@@ -25,7 +26,6 @@ MAY_IMPORT: dict[str, set[str]] = {
     "logs": {"model", "engines", "verify", "scenario", "play"},
     "traces": {"model", "engines", "verify", "scenario", "play", "logs"},
     "prove": {"model", "engines", "verify", "scenario", "play", "testing", "logs"},
-    "real": {"model", "engines", "verify", "scenario", "play", "testing", "logs", "prove"},
     "record": {"model", "engines", "verify", "scenario", "play", "logs"},
     "probe": {
         "model",
@@ -48,7 +48,6 @@ MAY_IMPORT: dict[str, set[str]] = {
         "play",
         "testing",
         "prove",
-        "real",
         "report",
         "lessons",
         "logs",
@@ -62,7 +61,7 @@ IMPURE = {"datetime", "os", "pathlib", "random", "secrets", "socket", "subproces
 
 @cache
 def modules() -> tuple[Path, ...]:
-    return tuple(sorted(PACKAGE.rglob("*.py")))
+    return tuple(sorted((*PACKAGE.rglob("*.py"), *WORKBENCH.rglob("*.py"))))
 
 
 @cache
@@ -73,7 +72,7 @@ def nodes_of(path: Path) -> tuple[ast.AST, ...]:
 
 def broken(found: Callable[[Path], Iterable[Any]]) -> dict[str, list[Any]]:
     """Broken rules, by module."""
-    every = {str(path.relative_to(PACKAGE)): list(found(path)) for path in modules()}
+    every = {str(path.relative_to(ROOT)): list(found(path)) for path in modules()}
     return {name: each for name, each in every.items() if each}
 
 
@@ -88,11 +87,13 @@ def imported_names(path: Path) -> set[str]:
     return names
 
 
-LAB = {"logs", "real", "record", "probe", "traces", "lessons"}
+LAB = {"logs", "record", "probe", "traces", "lessons"}
 """The packages below `cachesim/lab`."""
 
 
 def package_of(path: Path) -> str:
+    if path.is_relative_to(WORKBENCH):
+        return "conformance"
     first, *further = path.relative_to(PACKAGE).parts
     return (further[0] if first == "lab" else first).removesuffix(".py")
 
@@ -108,6 +109,21 @@ def upward(path: Path) -> set[str]:
         if name.startswith("cachesim.")
     }
     return packages & MAY_IMPORT.keys() - MAY_IMPORT[package] - {package}
+
+
+def of_the_workbench(path: Path) -> set[str]:
+    """What the program takes from the workbench; no wheel has it: entry points alone lead there."""
+    if not path.is_relative_to(PACKAGE):
+        return set()
+    told = {node.value for node in nodes_of(path) if isinstance(node, ast.Constant)}
+    named = {each for each in told if isinstance(each, str) and "conformance." in each}
+    return {
+        name for name in imported_names(path) if name.split(".")[0] in {"conformance", "tests"}
+    } | {each for each in named if not re.search(r"\s|^cachesim\.", each)}
+
+
+def test_the_program_takes_nothing_from_the_workbench() -> None:
+    assert {} == broken(of_the_workbench)
 
 
 def test_imports_point_one_way() -> None:
@@ -210,7 +226,7 @@ def test_every_exemption_from_a_rule_has_its_reason() -> None:
     assert {} == broken(without_a_reason)
 
 
-NAMES_AN_ENGINE = {"logs", "prove", "real", "probe", "lessons"}
+NAMES_AN_ENGINE = {"conformance", "logs", "prove", "probe", "lessons"}
 """Rooms that are about one engine's logs, its package, or its story."""
 
 
@@ -240,10 +256,13 @@ def test_no_two_files_of_tests_share_a_name() -> None:
     assert [] == sorted({name for name in names if names.count(name) > 1})
 
 
+PROGRAMS = ("cachesim", "conformance")
+
+
 def imported_from_the_package(path: Path) -> Iterable[tuple[str, str]]:
     """Modules and names that the imports of a file at its top level name."""
     for node in ast.parse(path.read_text(encoding="utf-8")).body:
-        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("cachesim"):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(PROGRAMS):
             yield from ((node.module or "", each.name) for each in node.names)
 
 
@@ -256,7 +275,9 @@ def has(module: str, name: str) -> bool:
 
 def test_names_that_programs_beside_the_package_import_exist() -> None:
     programs = [
-        path for folder in ("tests", "docs", "benchmarks") for path in (ROOT / folder).rglob("*.py")
+        path
+        for folder in ("conformance", "tests", "docs", "benchmarks")
+        for path in (ROOT / folder).rglob("*.py")
     ]
     missing = [
         f"{path.relative_to(ROOT)}: {module}.{name}"

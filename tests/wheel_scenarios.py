@@ -31,11 +31,6 @@ from cachesim.engines.family import Profile
 from cachesim.engines.ik_llama.family import FAMILY as IK_LLAMA
 from cachesim.errors import CachesimError
 from cachesim.lab.lessons import execute, kit, lessons
-from cachesim.lab.real.sglang.rows import differs_in as sglang_differs_in
-from cachesim.lab.real.sglang.scheduler import SCHEDULER as SGLANG_SCHEDULER
-from cachesim.lab.real.transformers.scenarios import play_scenario as play_on_transformers
-from cachesim.lab.real.vllm.scheduler import SCHEDULER as VLLM_SCHEDULER
-from cachesim.lab.real.vllm.steps import differs_in as vllm_differs_in
 from cachesim.play import run, run_scenario
 from cachesim.play.result import CLAIMS, Run
 from cachesim.play.session import ENDLESS, WORKER_GONE
@@ -49,6 +44,11 @@ from cachesim.scenario import Scenario, load
 from cachesim.scenario.checks import scenario_of
 from cachesim.scenario.labels import digest
 from cachesim.scenario.shipped import shipped_files
+from conformance.real.sglang.rows import differs_in as sglang_differs_in
+from conformance.real.sglang.scheduler import SCHEDULER as SGLANG_SCHEDULER
+from conformance.real.transformers.scenarios import play_scenario as play_on_transformers
+from conformance.real.vllm.scheduler import SCHEDULER as VLLM_SCHEDULER
+from conformance.real.vllm.steps import differs_in as vllm_differs_in
 
 TABLE: Final = Path(__file__).parents[1] / "docs" / "wheels.csv"
 PATIENCE: Final = 240.0

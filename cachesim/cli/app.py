@@ -10,7 +10,6 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import is_dataclass
 from pathlib import Path
-from types import ModuleType
 from typing import Annotated, Any, Final
 
 from cyclopts import (
@@ -175,24 +174,66 @@ def _real(about: str, words: Sequence[str], order: int) -> App:
     real = App(name="real", help=about, sort_key=order)
     if words[:1] == ["real"]:
         real.command(real_gguf, name="gguf")
-        for name, function in real_functions(_real_commands()).items():
+        functions = real_functions()
+        if words[1:] and not _is_here(words[1], words[2:], functions):
+            functions[words[1]] = _elsewhere(words[1], functions)
+        for name, function in functions.items():
             real.command(reflowed(function), name=name)
     return real
 
 
-def _real_commands() -> ModuleType:
-    return importlib.import_module("cachesim.lab.real.commands")
+def _is_here(name: str, words: Sequence[str], functions: Mapping[str, Callable[..., int]]) -> bool:
+    """False for a comparison, or an option of one, that the workbench has and a wheel has not."""
+    from cachesim.prove import workbench
+
+    if name not in real_names() or workbench.added(workbench.COMMANDS):
+        return True
+    if name not in functions:
+        return False
+    parameters = [f"--{each}" for each in inspect.signature(functions[name]).parameters]
+    asked = {word.partition("=")[0] for word in words if word.startswith("--")}
+    return parameters != SCENARIO_ALONE or asked <= {"--help", *SCENARIO_ALONE}
 
 
-def real_functions(commands: ModuleType) -> dict[str, Callable[..., int]]:
-    """The subcommands of `cachesim real`, one for each engine."""
+SCENARIO_ALONE: Final = ["--scenario", "--release"]
+"""Options of a comparison that plays scenarios, and to which the workbench adds its own."""
+
+
+def _elsewhere(name: str, functions: Mapping[str, Callable[..., int]]) -> Callable[..., int]:
+    """A command that says where the comparison is."""
+    from cachesim.prove import workbench
+
+    what = f"no `cachesim real {name}`"
+    if name in functions:
+        what = f"`cachesim real {name}` with {' and '.join(SCENARIO_ALONE)} alone"
+    error = workbench.missing(f"the installed package has {what}")
+
+    def say(*_: Annotated[str, Parameter(show=False, allow_leading_hyphen=True)]) -> int:
+        raise error
+
+    say.__doc__ = f"{str(error)[0].upper()}{str(error)[1:]}."
+    return say
+
+
+def real_names() -> tuple[str, ...]:
+    """What `cachesim real` compares in a checkout: recorded results, and every engine."""
     from cachesim.engines import FAMILIES
 
-    named = {name: "real_" + re.sub(r"\W", "_", name) for name in ("vectors", *FAMILIES)}
+    return ("vectors", *FAMILIES)
+
+
+def real_functions() -> dict[str, Callable[..., int]]:
+    """The subcommands of `cachesim real`, one for each engine: the workbench's where it is set up,
+    else those that play a scenario.
+    """
+    from cachesim.prove import commands, workbench
+
+    added = workbench.added(workbench.COMMANDS)
+    own = {name: "real_" + re.sub(r"\W", "_", name) for name in real_names()}
     return {
-        name: getattr(commands, function)
-        for name, function in named.items()
-        if hasattr(commands, function)
+        name: added[name].load() if name in added else getattr(commands, function)
+        for name, function in own.items()
+        if name in added or hasattr(commands, function)
     }
 
 
@@ -213,10 +254,11 @@ def real_gguf(
 
     Example: cachesim real gguf hybrid -o hybrid.gguf
     """
-    written = _real_commands().real_gguf(
+    from cachesim.prove import commands
+
+    return commands.real_gguf(
         preset, output=output, seed=seed, window=window, adapter=adapter, engine=engine
     )
-    return int(written)
 
 
 def renamed(words: Sequence[str]) -> list[str]:

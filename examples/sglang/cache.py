@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from cachesim.lab.real.sglang import stand_ins
 from cachesim.testing import Request, Server
 from cachesim.testing.contents import Rows, joined, packed, split, unpacked
+from conformance.real.sglang import stand_ins
 from examples.findings import check
 
 PAGE = 8

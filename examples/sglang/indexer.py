@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import torch
 
-from cachesim.lab.real.sglang import stand_ins
+from conformance.real.sglang import stand_ins
 
 PAGE: Final = 64
 LAYERS: Final = 2

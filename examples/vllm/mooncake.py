@@ -26,12 +26,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from cachesim.lab.real.vllm.caches_worker import Caches
-from cachesim.lab.real.vllm.release_worker import install
-from cachesim.lab.real.vllm.worker_settings import ConfigFactory
 from cachesim.prove.worker_side import NoOp, fitting
 from cachesim.testing import Request, Server
 from cachesim.testing.contents import Rows
+from conformance.real.vllm.caches_worker import Caches
+from conformance.real.vllm.release_worker import install
+from conformance.real.vllm.worker_settings import ConfigFactory
 from examples.findings import check
 from examples.vllm.cache import BLOCK, Keys
 

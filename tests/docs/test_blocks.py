@@ -23,7 +23,6 @@ from pages import commands as command_pages
 
 from cachesim.cli.app import COMMANDS, real_functions
 from cachesim.cli.main import main
-from cachesim.lab.real import commands as real
 from cachesim.play import run
 from cachesim.scenario import full_profile, scenario_of
 from tests.fixtures import Capture, Patch
@@ -217,7 +216,7 @@ def test_commands_in_a_sentence_have_the_options_they_name(page: Path) -> None:
 @cache
 def commands() -> dict[str, str]:
     """The help of each command, those of `real` included."""
-    lines = [(name,) for name in COMMANDS] + [("real", name) for name in real_functions(real)]
+    lines = [(name,) for name in COMMANDS] + [("real", name) for name in real_functions()]
     return {" ".join(words): command_pages.help_of(*words) for words in lines}
 
 

@@ -14,7 +14,6 @@ from typing import Final
 
 from cachesim.cli.app import functions, real_functions
 from cachesim.engines.llama_cpp_python.family import FAMILY as BINDING
-from cachesim.lab.real import commands as real
 from cachesim.prove.llama_cpp_python.scenarios import environment_for
 from tests.end_to_end.program import PROGRAM
 
@@ -96,7 +95,7 @@ def documented() -> Iterator[str]:
 
 
 def examples() -> Iterator[str]:
-    commands = dict(functions()) | real_functions(real)
+    commands = dict(functions()) | real_functions()
     for command in commands.values():
         yield from re.findall(r"^ *Example: (cachesim .*)$", command.__doc__ or "", re.MULTILINE)
 

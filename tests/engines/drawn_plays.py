@@ -16,10 +16,10 @@ from cachesim.engines.family import Profile, family_of
 from cachesim.engines.mlx_lm.family import FAMILY
 from cachesim.engines.mlx_lm.server.word_tokenizer import WordTokenizer
 from cachesim.errors import CachesimError, ContractError, UpstreamAbort, UpstreamEndless
-from cachesim.lab.real.mlx_lm.server_workloads import draw_workload
-from cachesim.lab.real.vectors.mlx_server import spec_of
 from cachesim.model.presets import PRESETS
 from cachesim.prove.mlx_lm.server_worker import VOCABULARY
+from conformance.real.mlx_lm.server_workloads import draw_workload
+from conformance.real.vectors.mlx_server import spec_of
 from tests.engines.plays import Play, digest, in_runs
 
 FILE: Final = Path(__file__).with_suffix(".txt")

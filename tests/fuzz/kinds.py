@@ -26,7 +26,6 @@ from cachesim.lab.logs.live import Live, report_of_dump, report_of_live
 from cachesim.lab.logs.report import worst as worst_of
 from cachesim.lab.logs.whole import UserSettings, read_files, replays_of
 from cachesim.lab.logs.whole import why as why_of
-from cachesim.lab.real.vectors.replay import kind_of, line_of, played
 from cachesim.lab.record.exchange import AnswerReader
 from cachesim.lab.record.session import numbers_of
 from cachesim.model.presets import preset
@@ -43,6 +42,7 @@ from cachesim.scenario import full_profile, loads, scenario_of
 from cachesim.scenario.format import Expect, Model, Scenario, Step
 from cachesim.scenario.shipped import shipped_files
 from cachesim.units import as_tokens
+from conformance.real.vectors.replay import kind_of, line_of, played
 from tests.dumps import read_dump
 from tests.fuzz.guard import READ
 from tests.fuzz.mutations import (

@@ -27,7 +27,7 @@ ENOUGH = 0.01
 """Seconds of processor time below which nothing is measured; a linear pattern takes 0.5 ms."""
 
 REPEATS = (kinds.MAX_REPEAT, kinds.MIN_REPEAT, kinds.POSSESSIVE_REPEAT)
-LEFT_OUT = ("cachesim.lab.real", "cachesim.prove", "cachesim.lab.lessons", "cachesim.cli.template")
+LEFT_OUT = ("conformance.real", "cachesim.prove", "cachesim.lab.lessons", "cachesim.cli.template")
 """Modules that read what this program wrote itself, or that run in other environments."""
 
 

@@ -14,12 +14,12 @@ from typing import Any, Final, Literal, TypeAlias
 
 from cachesim.engines import Profile
 from cachesim.errors import CachesimError, InputError, UpstreamAbort
-from cachesim.lab.real.mlx_lm import classes
-from cachesim.lab.real.vectors import mlx_server
 from cachesim.play.findings import play
 from cachesim.prove.ik_llama import orders
 from cachesim.testing.search import workloads
 from cachesim.testing.workloads import Shape
+from conformance.real.mlx_lm import classes
+from conformance.real.vectors import mlx_server
 from tests.mutants.switches import Mutant
 
 VECTORS: Final = Path(__file__).parent.parent / "vectors"

@@ -16,8 +16,8 @@ from cachesim import Engine
 from cachesim.engines.base import Request
 from cachesim.lab.probe.connection import Connection, Limits, Meter
 from cachesim.lab.probe.target import ServerProcess
-from cachesim.lab.real.transformers.environments import NEWEST, environment_for
 from cachesim.model.presets import preset
+from conformance.real.transformers.environments import NEWEST, environment_for
 
 SERVING: Final = environment_for(NEWEST, serves=True)
 SCRIPT: Final = Path(__file__).with_name("serve_transformers.py")

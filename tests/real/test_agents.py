@@ -12,14 +12,6 @@ import pytest
 from cachesim.engines.family import Family
 from cachesim.engines.sglang.family import FAMILY as SGLANG
 from cachesim.engines.vllm.family import FAMILY as VLLM
-from cachesim.lab.real.llama_cpp.agents import draw_agents, grow_agents
-from cachesim.lab.real.llama_cpp.chats import ChatTree, Message, as_messages
-from cachesim.lab.real.mlx_lm.server_workloads import draw_agents as draw_mlx_agents
-from cachesim.lab.real.prompts import MOVES, Agents, Conversation, Sizes
-from cachesim.lab.real.sglang import workloads as sglang
-from cachesim.lab.real.sglang.playing import play as play_sglang
-from cachesim.lab.real.vllm import workloads as vllm
-from cachesim.lab.real.vllm.playing import play as play_vllm
 from cachesim.play.session import CANCELLED
 from cachesim.prove.hunt.arrivals import ROOM, draw_arrival, draw_pinned
 from cachesim.prove.llama_cpp.calls import call_for, outcomes_of
@@ -30,6 +22,14 @@ from cachesim.prove.llama_cpp.workload import Outcome, Release, grouped, workloa
 from cachesim.prove.rows import read_row
 from cachesim.scenario.format import Scenario, Step, Turn
 from cachesim.units import as_tokens
+from conformance.real.llama_cpp.agents import draw_agents, grow_agents
+from conformance.real.llama_cpp.chats import ChatTree, Message, as_messages
+from conformance.real.mlx_lm.server_workloads import draw_agents as draw_mlx_agents
+from conformance.real.prompts import MOVES, Agents, Conversation, Sizes
+from conformance.real.sglang import workloads as sglang
+from conformance.real.sglang.playing import play as play_sglang
+from conformance.real.vllm import workloads as vllm
+from conformance.real.vllm.playing import play as play_vllm
 from tests.real.test_workloads import Parrot
 
 LONGEST = 4000

@@ -9,8 +9,6 @@ from typing import Any, Self
 import pytest
 
 from cachesim.errors import ScenarioError, UntestedError
-from cachesim.lab.real.llama_cpp.compare import Played, SideBySide, Tally, first_difference
-from cachesim.lab.real.llama_cpp.workloads import Setting, draw_setting
 from cachesim.prove.llama_cpp import scenarios
 from cachesim.prove.llama_cpp.calls import NotStartedError
 from cachesim.prove.llama_cpp.simulated import SimulatedServer
@@ -19,6 +17,8 @@ from cachesim.scenario import scenario_of
 from cachesim.scenario.format import Step
 from cachesim.typed import there_is
 from cachesim.units import as_tokens
+from conformance.real.llama_cpp.compare import Played, SideBySide, Tally, first_difference
+from conformance.real.llama_cpp.workloads import Setting, draw_setting
 from tests.fixtures import Patch
 
 A = as_tokens(range(265, 305))
@@ -131,9 +131,9 @@ def drawn(monkeypatch: Patch, options: dict[str, Any]) -> Played:
     def setting(*args: Any, **kwargs: Any) -> Setting:
         return replace(draw_setting(*args, **kwargs), options=options, preset="dense", window=0)
 
-    monkeypatch.setattr("cachesim.lab.real.llama_cpp.compare.RealServer", Absent)
-    monkeypatch.setattr("cachesim.lab.real.llama_cpp.compare.draw_setting", setting)
-    monkeypatch.setattr("cachesim.lab.real.llama_cpp.compare.ARRIVALS", 0.0)
+    monkeypatch.setattr("conformance.real.llama_cpp.compare.RealServer", Absent)
+    monkeypatch.setattr("conformance.real.llama_cpp.compare.draw_setting", setting)
+    monkeypatch.setattr("conformance.real.llama_cpp.compare.ARRIVALS", 0.0)
     with SideBySide("b11549") as pair:
         monkeypatch.setattr(pair, "model", lambda *_: Path())
         return pair.play_random(seed=1, number=1, presets=())

@@ -5,14 +5,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cachesim.lab.real.llama_cpp import logits
-from cachesim.lab.real.llama_cpp.logits import drawn_prompt, expected_drafts, generate, head_guesses
 from cachesim.model.network import FloatNetwork
 from cachesim.model.presets import tiny
 from cachesim.prove.llama_cpp.server import calls_of, drafts_of, last_call
 from cachesim.prove.llama_cpp.simulated import swallowed
 from cachesim.prove.llama_cpp.workload import Outcome
 from cachesim.units import as_tokens
+from conformance.real.llama_cpp import logits
+from conformance.real.llama_cpp.logits import drawn_prompt, expected_drafts, generate, head_guesses
 from tests.fixtures import Patch
 
 NETWORK = FloatNetwork(tiny("hybrid-mtp"))

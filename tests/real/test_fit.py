@@ -6,15 +6,15 @@ from typing import Self
 
 import pytest
 
-from cachesim.lab.real.fit import Change, Search, changes, rule_fields, value_of
-from cachesim.lab.real.llama_cpp import wheels
-from cachesim.lab.real.llama_cpp import wheels as kept_by
-from cachesim.lab.real.llama_cpp.compare import SideBySide
-from cachesim.lab.real.llama_cpp.workloads import draw_setting, grow
 from cachesim.prove.llama_cpp.simulated import SimulatedServer, Trial, known_trials
 from cachesim.prove.llama_cpp.workload import Outcome, workload
 from cachesim.scenario.format import Step
 from cachesim.units import as_tokens
+from conformance.real.fit import Change, Search, changes, rule_fields, value_of
+from conformance.real.llama_cpp import wheels
+from conformance.real.llama_cpp import wheels as kept_by
+from conformance.real.llama_cpp.compare import SideBySide
+from conformance.real.llama_cpp.workloads import draw_setting, grow
 
 PRESETS = ("hybrid", "recurrent", "swa")
 KNOWN = known_trials()

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from cachesim.engines.mlx_lm.family import FAMILY as MLX_LM
-from cachesim.lab.real.fit import Found, Played, explain, rule_fields, value_of
-from cachesim.lab.real.mlx_lm.classes import draw, mismatch, played_of
-from cachesim.lab.real.mlx_lm.classes import played as classes_played
-from cachesim.lab.real.schedules import RealScheduler
-from cachesim.lab.real.sglang.scheduler import SCHEDULER as SGLANG
-from cachesim.lab.real.vllm.scheduler import SCHEDULER as VLLM
 from cachesim.prove.playing import Difference
+from conformance.real.fit import Found, Played, explain, rule_fields, value_of
+from conformance.real.mlx_lm.classes import draw, mismatch, played_of
+from conformance.real.mlx_lm.classes import played as classes_played
+from conformance.real.schedules import RealScheduler
+from conformance.real.sglang.scheduler import SCHEDULER as SGLANG
+from conformance.real.vllm.scheduler import SCHEDULER as VLLM
 from tests.fixtures import Capture
 
 

@@ -9,13 +9,6 @@ import numpy as np
 import pytest
 
 from cachesim.errors import SpecError
-from cachesim.lab.real.llama_cpp.logits import (
-    Agreement,
-    agreement,
-    distance,
-    drawn_prompt,
-    generate,
-)
 from cachesim.model.arithmetic import PlainStore
 from cachesim.model.network import FloatNetwork
 from cachesim.model.presets import PRESETS, preset, tiny
@@ -27,6 +20,13 @@ from cachesim.prove.llama_cpp import gguf
 from cachesim.prove.llama_cpp.gguf import as_ggml_computes
 from cachesim.prove.llama_cpp.workload import Outcome
 from cachesim.units import Token, as_tokens
+from conformance.real.llama_cpp.logits import (
+    Agreement,
+    agreement,
+    distance,
+    drawn_prompt,
+    generate,
+)
 
 SIMPLE = {4: "<I", 5: "<i", 6: "<f", 7: "<?"}
 

@@ -11,8 +11,6 @@ from typing import Any, get_args
 import pytest
 
 from cachesim.engines.llamacpp.options import Pooling
-from cachesim.lab.real.llama_cpp.compare import features_of
-from cachesim.lab.real.llama_cpp.workloads import OFTEN, Incidents, draw_setting, grow
 from cachesim.play.session import CANCELLED
 from cachesim.prove.llama_cpp import server as room
 from cachesim.prove.llama_cpp.calls import call_for, outcomes_of
@@ -22,6 +20,8 @@ from cachesim.prove.llama_cpp.workload import Outcome, hurdle, in_one_call
 from cachesim.prove.llama_cpp.workload import workload as workload_of
 from cachesim.scenario.format import FORMAT, Chat, Model, Scenario, Server, Step, Turn
 from cachesim.units import Tokens, as_tokens
+from conformance.real.llama_cpp.compare import features_of
+from conformance.real.llama_cpp.workloads import OFTEN, Incidents, draw_setting, grow
 from tests.real.test_workloads import Parrot
 
 T = as_tokens(range(300, 340))

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from cachesim.errors import ScenarioError
-from cachesim.lab.real.mlx_lm.classes import mismatch, played
-from cachesim.lab.real.vectors import memory as memory_vectors
-from cachesim.lab.real.vectors.replay import replay
 from cachesim.prove.playing import Difference, differing
 from cachesim.prove.rows import read_row, write_row
 from cachesim.typed import there_is
+from conformance.real.mlx_lm.classes import mismatch, played
+from conformance.real.vectors import memory as memory_vectors
+from conformance.real.vectors.replay import replay
 
 VECTORS = Path(__file__).parent.parent / "vectors"
 FILES = {"b9509": 5968, "b11434": 5967}

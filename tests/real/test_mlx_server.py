@@ -19,18 +19,6 @@ from cachesim.engines.mlx_lm.families import family_of
 from cachesim.engines.mlx_lm.family import FAMILY
 from cachesim.engines.mlx_lm.server.word_tokenizer import WORD_TEMPLATES, WordTokenizer
 from cachesim.errors import ProfileError, ScenarioError
-from cachesim.lab.real.mlx_lm import classes as room
-from cachesim.lab.real.mlx_lm.classes import (
-    GROUPS,
-    RealClasses,
-    compare_classes,
-    draw,
-    draw_cache_sequence,
-    played,
-)
-from cachesim.lab.real.mlx_lm.compare import shrunk
-from cachesim.lab.real.mlx_lm.server_workloads import draw_models, draw_workload
-from cachesim.lab.real.vectors.mlx_server import ColdStates
 from cachesim.model.build import build
 from cachesim.model.presets import tiny
 from cachesim.play.session import Session
@@ -45,6 +33,18 @@ from cachesim.scenario.format import FORMAT, Model, Scenario, Server, Step, Turn
 from cachesim.typed import of_kind
 from cachesim.units import as_tokens
 from cachesim.verify.oracle import Oracle
+from conformance.real.mlx_lm import classes as room
+from conformance.real.mlx_lm.classes import (
+    GROUPS,
+    RealClasses,
+    compare_classes,
+    draw,
+    draw_cache_sequence,
+    played,
+)
+from conformance.real.mlx_lm.compare import shrunk
+from conformance.real.mlx_lm.server_workloads import draw_models, draw_workload
+from conformance.real.vectors.mlx_server import ColdStates
 from tests.fixtures import Patch
 
 

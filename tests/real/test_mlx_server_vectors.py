@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from cachesim.lab.real.vectors.mlx_server import mismatch
 from cachesim.typed import there_is
+from conformance.real.vectors.mlx_server import mismatch
 
 FILE = Path(__file__).parent.parent / "vectors" / "mlx-server.jsonl.gz"
 RELEASES = ("0.30.7", "0.31.1", "0.31.3", "0.32.2")

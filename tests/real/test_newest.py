@@ -8,17 +8,17 @@ import pytest
 
 from cachesim.engines.llamacpp.fields import FIELDS
 from cachesim.errors import ProfileError
-from cachesim.lab.real.commands import LlamaCppFlags, real_llama_cpp
-from cachesim.lab.real.llama_cpp import compare, wheels
-from cachesim.lab.real.llama_cpp.compare import Difference, Played
-from cachesim.lab.real.llama_cpp.wheels import Wheel, newest_wheel, wheel_named
-from cachesim.lab.real.mlx_lm import commands
 from cachesim.prove.environment import EnvironmentUnavailableError, read_versions
 from cachesim.prove.llama_cpp.calls import RealServerError
 from cachesim.prove.llama_cpp.workload import Outcome, workload
 from cachesim.prove.mlx_lm.process import environment_for, played_by
 from cachesim.scenario.format import Step
 from cachesim.units import as_tokens
+from conformance.real.commands import LlamaCppFlags, real_llama_cpp
+from conformance.real.llama_cpp import compare, wheels
+from conformance.real.llama_cpp.compare import Difference, Played
+from conformance.real.llama_cpp.wheels import Wheel, newest_wheel, wheel_named
+from conformance.real.mlx_lm import commands
 from tests.fixtures import Capture, Patch
 
 SAID = """xllamacpp (2026.11.12000)

@@ -12,9 +12,9 @@ import pytest
 from cachesim.engines import FAMILIES
 from cachesim.engines.family import Family
 from cachesim.engines.fields import fields_of
-from cachesim.lab.real.fields import declared_in, differing_fields, judge_fields, judge_wheel
-from cachesim.lab.real.sglang import scheduler as sglang
 from cachesim.prove.llama_cpp import server as llama_cpp
+from conformance.real.fields import declared_in, differing_fields, judge_fields, judge_wheel
+from conformance.real.sglang import scheduler as sglang
 from tests.fixtures import Capture, Patch
 
 SOURCE = '''

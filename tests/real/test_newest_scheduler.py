@@ -6,13 +6,13 @@ from typing import Any
 import pytest
 
 from cachesim.engines import FAMILIES
-from cachesim.lab.real import schedules
-from cachesim.lab.real.fit import Played
-from cachesim.lab.real.schedules import RealScheduler
-from cachesim.lab.real.sglang.commands import real_sglang
-from cachesim.lab.real.vllm.commands import real_vllm
 from cachesim.prove.playing import Agreement, Difference
 from cachesim.prove.worker_process import WorkerError
+from conformance.real import schedules
+from conformance.real.fit import Played
+from conformance.real.schedules import RealScheduler
+from conformance.real.sglang.commands import real_sglang
+from conformance.real.vllm.commands import real_vllm
 from tests.fixtures import Capture, Patch
 
 LOOKED_UP = ("9.9.9", "9.9.8")

@@ -17,7 +17,6 @@ from cachesim.engines import Profile
 from cachesim.engines.base import Engine, Request
 from cachesim.engines.llama_cpp_python.family import FAMILY
 from cachesim.engines.llama_cpp_python.llama import LlamaCppPython
-from cachesim.lab.real.llama_cpp_python import compare
 from cachesim.model.presets import tiny
 from cachesim.prove.environment import EnvironmentUnavailableError
 from cachesim.prove.llama_cpp.gguf import write_model
@@ -30,6 +29,7 @@ from cachesim.scenario.shipped import shipped_file
 from cachesim.testing.search import Counterexample, search
 from cachesim.typed import of_kind, there_is
 from cachesim.units import as_tokens
+from conformance.real.llama_cpp_python import compare
 
 RELEASE = Profile.parse("llama-cpp-python@0.3.36")
 BUILT = pytest.mark.skipif(

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from cachesim.errors import ScenarioError
-from cachesim.lab.real.marconi.commands import draw, play, real_marconi
+from conformance.real.marconi.commands import draw, play, real_marconi
 from tests.fixtures import Capture
 
 TREE = """

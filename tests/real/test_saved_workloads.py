@@ -8,8 +8,6 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
 
-from cachesim.lab.real.llama_cpp.compare import first_difference
-from cachesim.lab.real.llama_cpp.workloads import draw_setting, grow
 from cachesim.play import run_scenario
 from cachesim.play.session import CANCELLED
 from cachesim.prove.hunt.arrivals import draw_arrival, draw_pinned
@@ -20,6 +18,8 @@ from cachesim.scenario import files
 from cachesim.scenario.files import to_toml
 from cachesim.scenario.format import ROLES, Scenario, Step, Turn
 from cachesim.units import as_tokens
+from conformance.real.llama_cpp.compare import first_difference
+from conformance.real.llama_cpp.workloads import draw_setting, grow
 from tests.real.test_workloads import Parrot, repeated
 
 TOKENS = st.lists(st.integers(0, 511), max_size=12).map(as_tokens)

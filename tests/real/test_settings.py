@@ -13,11 +13,6 @@ from cachesim.engines.llamacpp.family import FAMILY as LLAMA_CPP
 from cachesim.engines.mlx_lm.family import FAMILY as MLX_LM
 from cachesim.engines.sglang.family import FAMILY as SGLANG
 from cachesim.engines.vllm.family import FAMILY as VLLM
-from cachesim.lab.real.llama_cpp.workloads import BARE, draw_setting
-from cachesim.lab.real.llama_cpp_python import commands as python
-from cachesim.lab.real.sglang import scheduler as sglang
-from cachesim.lab.real.vllm import scheduler as vllm
-from cachesim.lab.real.vllm import worker_settings
 from cachesim.prove.llama_cpp import server as llama_cpp
 from cachesim.prove.llama_cpp.flags import NO_FLAGS
 from cachesim.prove.llama_cpp.server import environment_for
@@ -28,6 +23,11 @@ from cachesim.prove.playing import Override, show_overrides
 from cachesim.prove.worker_side import differences
 from cachesim.scenario.format import Model
 from cachesim.scenario.shipped import load_all
+from conformance.real.llama_cpp.workloads import BARE, draw_setting
+from conformance.real.llama_cpp_python import commands as python
+from conformance.real.sglang import scheduler as sglang
+from conformance.real.vllm import scheduler as vllm
+from conformance.real.vllm import worker_settings
 from tests.fixtures import Capture, Patch
 
 RELEASES_OF_VLLM = [
@@ -179,7 +179,7 @@ def test_some_servers_are_started_with_their_model_alone() -> None:
 def test_settings_of_the_newest_release_are_printed_where_none_is_named(
     engine: str, monkeypatch: Patch, capsys: Capture
 ) -> None:
-    commands = import_module(f"cachesim.lab.real.{engine}.commands")
+    commands = import_module(f"conformance.real.{engine}.commands")
     monkeypatch.setattr(commands, "overrides", lambda *_: [])
 
     assert 0 == main(["real", engine, "--settings"])

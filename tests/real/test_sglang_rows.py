@@ -7,13 +7,13 @@ import pytest
 
 from cachesim.engines.sglang.family import FAMILY
 from cachesim.engines.sglang.rules import Rules
-from cachesim.lab.real.sglang.rows import RUNNER, compare_rows, count, is_compared, rows_of
-from cachesim.lab.real.sglang.scheduler import configuration_of
-from cachesim.lab.real.sglang.workloads import draw
-from cachesim.lab.real.vllm.scheduler import PACKAGES
 from cachesim.prove.playing import Agreement, Difference
 from cachesim.scenario import load
 from cachesim.scenario.shipped import shipped_file
+from conformance.real.sglang.rows import RUNNER, compare_rows, count, is_compared, rows_of
+from conformance.real.sglang.scheduler import configuration_of
+from conformance.real.sglang.workloads import draw
+from conformance.real.vllm.scheduler import PACKAGES
 
 RELEASE = "0.5.23"
 RELEASES = [

@@ -11,11 +11,16 @@ import pytest
 from cachesim.engines.family import Profile
 from cachesim.engines.sglang.family import FAMILY
 from cachesim.errors import ScenarioError
-from cachesim.lab.real.schedules import count
-from cachesim.lab.real.sglang.hicache_worker import page_hashes
-from cachesim.lab.real.sglang.parts_worker import MAMBA, RustNodes
-from cachesim.lab.real.sglang.playing import play
-from cachesim.lab.real.sglang.scheduler import (
+from cachesim.play.session import Session
+from cachesim.prove.playing import Agreement
+from cachesim.prove.rows import read_row
+from cachesim.scenario.format import FORMAT, Model, Scenario, Server, Step
+from cachesim.scenario.shipped import load_all
+from conformance.real.schedules import count
+from conformance.real.sglang.hicache_worker import page_hashes
+from conformance.real.sglang.parts_worker import MAMBA, RustNodes
+from conformance.real.sglang.playing import play
+from conformance.real.sglang.scheduler import (
     FEATURES,
     SCHEDULER,
     config_of,
@@ -23,14 +28,9 @@ from cachesim.lab.real.sglang.scheduler import (
     visible_of_rust,
     with_rust,
 )
-from cachesim.lab.real.sglang.scheduler_worker import Playing
-from cachesim.lab.real.sglang.workloads import KINDS, draw
-from cachesim.lab.real.vllm.scheduler import PACKAGES
-from cachesim.play.session import Session
-from cachesim.prove.playing import Agreement
-from cachesim.prove.rows import read_row
-from cachesim.scenario.format import FORMAT, Model, Scenario, Server, Step
-from cachesim.scenario.shipped import load_all
+from conformance.real.sglang.scheduler_worker import Playing
+from conformance.real.sglang.workloads import KINDS, draw
+from conformance.real.vllm.scheduler import PACKAGES
 
 NEWEST = FAMILY.release("0.5.23").rules
 

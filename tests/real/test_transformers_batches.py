@@ -5,10 +5,10 @@ from collections import Counter
 import pytest
 
 from cachesim.engines.transformers import scheduler
-from cachesim.lab.real.transformers.caches import Played, draw, json_of, overrides
-from cachesim.lab.real.transformers.environments import NEWEST, environment_for
-from cachesim.lab.real.transformers.scenarios import FURTHER, play_scenario, watched
 from cachesim.scenario.shipped import load_all
+from conformance.real.transformers.caches import Played, draw, json_of, overrides
+from conformance.real.transformers.environments import NEWEST, environment_for
+from conformance.real.transformers.scenarios import FURTHER, play_scenario, watched
 
 
 def test_another_margin_leads_to_other_batches(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from cachesim.errors import OptionError
-from cachesim.lab.real.transformers.commands import real_transformers
-from cachesim.lab.real.transformers.environments import IMPORTED, NEWEST, Copy, environment_for
-from cachesim.lab.real.transformers.results import Found, is_worse
 from cachesim.prove.environment import Environment
+from conformance.real.transformers.commands import real_transformers
+from conformance.real.transformers.environments import IMPORTED, NEWEST, Copy, environment_for
+from conformance.real.transformers.results import Found, is_worse
 from tests.fixtures import Capture, Patch
 from tests.real.test_transformers_scripts import cell
 

@@ -11,12 +11,13 @@ from typing import Any
 import pytest
 
 from cachesim.errors import OptionError
-from cachesim.lab.real.transformers import commands, one_family, parts_worker, reports
-from cachesim.lab.real.transformers import environments as worker_module
-from cachesim.lab.real.transformers.causes import CAUSES, SHOWN, cause_of
-from cachesim.lab.real.transformers.environments import NEWEST, environment_for
-from cachesim.lab.real.transformers.program import Model, program_of
-from cachesim.lab.real.transformers.results import (
+from cachesim.prove.worker_process import WorkerError
+from conformance.real.transformers import commands, one_family, parts_worker, reports
+from conformance.real.transformers import environments as worker_module
+from conformance.real.transformers.causes import CAUSES, SHOWN, cause_of
+from conformance.real.transformers.environments import NEWEST, environment_for
+from conformance.real.transformers.program import Model, program_of
+from conformance.real.transformers.results import (
     LIMITS,
     Cell,
     Found,
@@ -24,8 +25,8 @@ from cachesim.lab.real.transformers.results import (
     show_causes,
     show_changes,
 )
-from cachesim.lab.real.transformers.script_worker import Play
-from cachesim.lab.real.transformers.scripts import (
+from conformance.real.transformers.script_worker import Play
+from conformance.real.transformers.scripts import (
     NAMED,
     OPERATIONS,
     drawn,
@@ -33,7 +34,6 @@ from cachesim.lab.real.transformers.scripts import (
     smaller,
     text_of,
 )
-from cachesim.prove.worker_process import WorkerError
 from tests import real_engines
 from tests.fixtures import Capture, Patch
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from cachesim.errors import ScenarioError
-from cachesim.lab.real.vectors.replay import Difference, mismatch
 from cachesim.prove.rows import read_row, spell
 from cachesim.typed import there_is
+from conformance.real.vectors.replay import Difference, mismatch
 
 VECTORS = Path(__file__).parent.parent / "vectors"
 

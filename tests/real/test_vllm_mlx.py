@@ -14,7 +14,11 @@ from cachesim.engines.mlx_lm.caches.prompt_cache import copy_prompt_cache
 from cachesim.engines.mlx_lm.store.lru_prompt_cache import Fetched, Key
 from cachesim.engines.mlx_lm.store.memory_prompt_cache import MemoryPromptCache, RapidPromptCache
 from cachesim.engines.mlx_lm.store.mllm_prompt_cache import MllmPromptCache, WholePromptCache
-from cachesim.lab.real.mlx_lm.vllm_mlx import (
+from cachesim.play.session import Session
+from cachesim.prove.playing import Agreement, Workload, show_overrides
+from cachesim.scenario.shipped import load_all
+from cachesim.typed import there_is
+from conformance.real.mlx_lm.vllm_mlx import (
     BEFORE,
     MLX_VLM,
     MODELS,
@@ -29,11 +33,7 @@ from cachesim.lab.real.mlx_lm.vllm_mlx import (
     overrides,
     overrides_of_images,
 )
-from cachesim.lab.real.mlx_lm.vllm_mlx_worker import config_of
-from cachesim.play.session import Session
-from cachesim.prove.playing import Agreement, Workload, show_overrides
-from cachesim.scenario.shipped import load_all
-from cachesim.typed import there_is
+from conformance.real.mlx_lm.vllm_mlx_worker import config_of
 from tests.fixtures import Capture, Patch
 
 COMMAND_LINE = """

@@ -10,8 +10,13 @@ from cachesim.engines.family import Profile
 from cachesim.engines.vllm.family import FAMILY
 from cachesim.engines.vllm.rules import RunnerRules
 from cachesim.errors import UntestedError
-from cachesim.lab.real.vllm.scheduler import PACKAGES, SCHEDULER
-from cachesim.lab.real.vllm.steps import (
+from cachesim.prove.playing import Agreement
+from cachesim.scenario import load
+from cachesim.scenario.labels import DERIVED, label_of
+from cachesim.scenario.shipped import shipped_file
+from cachesim.typed import there_is
+from conformance.real.vllm.scheduler import PACKAGES, SCHEDULER
+from conformance.real.vllm.steps import (
     KERNELS,
     compare_steps,
     count,
@@ -22,11 +27,6 @@ from cachesim.lab.real.vllm.steps import (
     play_steps,
     runs_on_v1,
 )
-from cachesim.prove.playing import Agreement
-from cachesim.scenario import load
-from cachesim.scenario.labels import DERIVED, label_of
-from cachesim.scenario.shipped import shipped_file
-from cachesim.typed import there_is
 from tests.fixtures import Capture, output
 
 RELEASES = [

@@ -10,17 +10,17 @@ from cachesim.engines.base import Reply
 from cachesim.engines.family import Profile
 from cachesim.engines.vllm.family import FAMILY
 from cachesim.errors import InputError, ScenarioError
-from cachesim.lab.real.schedules import RealScheduler, count, step_played, wanted_of
-from cachesim.lab.real.vllm import workloads
-from cachesim.lab.real.vllm.end_to_end import Played, apart, prompts, simulated
-from cachesim.lab.real.vllm.playing import play
-from cachesim.lab.real.vllm.scheduler import SCHEDULER, config_of, group_of
-from cachesim.lab.real.vllm.workloads import FURTHER, KINDS, draw, draw_async
 from cachesim.play.session import Record, Session
 from cachesim.prove.playing import Agreement
 from cachesim.scenario.format import FORMAT, Model, Scenario, Server, Step
 from cachesim.scenario.shipped import load_all
 from cachesim.units import Count
+from conformance.real.schedules import RealScheduler, count, step_played, wanted_of
+from conformance.real.vllm import workloads
+from conformance.real.vllm.end_to_end import Played, apart, prompts, simulated
+from conformance.real.vllm.playing import play
+from conformance.real.vllm.scheduler import SCHEDULER, config_of, group_of
+from conformance.real.vllm.workloads import FURTHER, KINDS, draw, draw_async
 
 NEWEST = FAMILY.release("0.33.0").rules
 

@@ -12,13 +12,6 @@ from cachesim.engines.llamacpp.options import CONTEXT_STEP, TRAINED_CONTEXT
 from cachesim.engines.sglang.family import FAMILY as SGLANG
 from cachesim.engines.vllm.family import FAMILY as VLLM
 from cachesim.errors import OptionError
-from cachesim.lab.real.llama_cpp.workloads import draw_setting, grow
-from cachesim.lab.real.mlx_lm.classes import draw as draw_classes
-from cachesim.lab.real.mlx_lm.server_workloads import draw_workload
-from cachesim.lab.real.sglang import workloads as sglang
-from cachesim.lab.real.transformers.caches import draw as draw_batch
-from cachesim.lab.real.vllm import workloads as vllm
-from cachesim.lab.real.vllm.steps import draw_steps
 from cachesim.prove.hunt.arrivals import draw_arrival
 from cachesim.prove.llama_cpp.calls import call_for, outcomes_of
 from cachesim.prove.llama_cpp.flags import PRESETS, Abilities, effective_ubatch, parameters
@@ -28,6 +21,13 @@ from cachesim.scenario.checks import spec_of
 from cachesim.scenario.format import Model, Scenario, Step
 from cachesim.testing.search import shrink
 from cachesim.units import Tokens, as_tokens
+from conformance.real.llama_cpp.workloads import draw_setting, grow
+from conformance.real.mlx_lm.classes import draw as draw_classes
+from conformance.real.mlx_lm.server_workloads import draw_workload
+from conformance.real.sglang import workloads as sglang
+from conformance.real.transformers.caches import draw as draw_batch
+from conformance.real.vllm import workloads as vllm
+from conformance.real.vllm.steps import draw_steps
 
 
 def reply_of(step: Step) -> Tokens:

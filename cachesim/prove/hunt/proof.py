@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 
 from cachesim.engines.family import FAMILIES, Profile
 from cachesim.errors import InputError
+from cachesim.prove import workbench
 from cachesim.prove.playing import Difference, StepPlayed, differing
 from cachesim.scenario.checks import full_profile
 from cachesim.scenario.format import Scenario, Step
@@ -139,12 +140,8 @@ PROVERS: Final = {
 }
 """Engine that answers on this machine -> module of its prover."""
 
-BY_METADATA: Final = {
-    "vllm": "vllm.steps",
-    "sglang": "sglang.rows",
-    "transformers": "transformers.scenarios",
-}
-"""Engines without a model on this machine: proof by their scheduler and model runner."""
+BY_METADATA: Final = ("vllm", "sglang", "transformers")
+"""Engines without a model on this machine: the workbench proves by their scheduler and runner."""
 
 
 def real_prover(engine: str) -> Prover | None:
@@ -206,7 +203,10 @@ def prover_of(profile: Profile, models: tuple[str, ...]) -> Prover:
         return found
     prove: Prove = _simulated
     if profile.engine in BY_METADATA and profile.release in FAMILIES[profile.engine].real():
-        prove = import_module(f"cachesim.lab.real.{BY_METADATA[profile.engine]}").PROVE
+        proofs = workbench.added(workbench.PROVERS)
+        if profile.engine not in proofs:
+            raise workbench.missing(f"the installed package proves no finding of {profile.engine}")
+        prove = proofs[profile.engine].load()
     return Prover(
         where="the simulator",
         models=models,

@@ -11,11 +11,11 @@ from cachesim.engines.mlx_lm.engine import MlxLm
 from cachesim.engines.mlx_lm.events import Insertion
 from cachesim.engines.mlx_lm.generate.shared import PromptCache
 from cachesim.engines.mlx_lm.options import FIELDS
-from cachesim.lab.real.vectors.mlx_server import ColdStates, spec_of
 from cachesim.model.build import build
 from cachesim.typed import there_is
 from cachesim.units import as_tokens
 from cachesim.verify.oracle import Oracle
+from conformance.real.vectors.mlx_server import ColdStates, spec_of
 
 
 @dataclass(frozen=True, slots=True)

@@ -88,14 +88,14 @@ def gemma3n(release: str, **options: int) -> tuple[str | None, bool]:
 ROOT = Path(__file__).parents[3]
 ROOMS = (
     "cachesim/engines/mlx_lm",
-    "cachesim/lab/real",
+    "conformance/real",
     "cachesim/prove",
     "tests/engines/mlx_lm",
     "tests/real",
 )
 
 
-CAUSES = "cachesim/lab/real/transformers/causes.py"
+CAUSES = "conformance/real/transformers/causes.py"
 """It names model types of Transformers, of which one has the name of a class of mlx-lm."""
 
 

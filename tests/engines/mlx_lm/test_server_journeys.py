@@ -8,8 +8,8 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from journeys import Journey, Watch, play, play_staggered
 
-from cachesim.lab.real.mlx_lm.server_workloads import PLAYED, draw_workload, drawn_drafts, played_at
 from cachesim.prove.playing import Workload
+from conformance.real.mlx_lm.server_workloads import PLAYED, draw_workload, drawn_drafts, played_at
 
 RELEASES = ("0.30.7", "0.31.1", "0.31.3", "0.32.2")
 NUMBERS = st.integers(0, 10**6)

@@ -8,7 +8,7 @@ from cachesim.engines.mlx_lm.caches.prompt_cache import ArraysCache, KVCache, La
 from cachesim.engines.mlx_lm.family import FAMILY
 from cachesim.engines.mlx_lm.rules import SnapshotRules
 from cachesim.engines.mlx_lm.store.snapshot_prompt_cache import SnapshotPromptCache
-from cachesim.lab.real.mlx_lm.players import feed
+from conformance.real.mlx_lm.players import feed
 
 RULES = FAMILY.release("after-906").rules.caches
 R923 = SnapshotRules()

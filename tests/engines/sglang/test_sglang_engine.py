@@ -14,9 +14,9 @@ from cachesim.engines.sglang.node import as_key
 from cachesim.engines.sglang.options import SglangOptions
 from cachesim.engines.sglang.pools import HostPool, Ring, Transfers, hashes_of
 from cachesim.engines.sglang.rules import Rules
-from cachesim.lab.real.sglang.playing import play
 from cachesim.typed import there_is
 from cachesim.units import as_tokens
+from conformance.real.sglang.playing import play
 from tests.engines.conversations import wrong
 from tests.engines.sglang.workloads import Workload, server
 

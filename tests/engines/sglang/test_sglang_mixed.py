@@ -10,7 +10,7 @@ import pytest
 from cachesim.engines.sglang.family import FAMILY
 from cachesim.engines.sglang.request import Batch
 from cachesim.engines.sglang.scheduler import Scheduler
-from cachesim.lab.real.sglang.playing import play
+from conformance.real.sglang.playing import play
 from tests.engines.conversations import wrong
 from tests.engines.sglang.workloads import Workload
 

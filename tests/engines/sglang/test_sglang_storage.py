@@ -9,10 +9,10 @@ from cachesim.engines.base import Request
 from cachesim.engines.sglang.family import FAMILY
 from cachesim.engines.sglang.pools import LEAST_PRIORITY, DelayQueue, Storage, hashes_of
 from cachesim.engines.sglang.server import Sglang
-from cachesim.lab.real.sglang.workloads import KINDS, draw
 from cachesim.model import ArithmeticName
 from cachesim.typed import there_is
 from cachesim.units import Integers, Tokens, as_tokens
+from conformance.real.sglang.workloads import KINDS, draw
 from tests.engines.asking import answer
 from tests.engines.conversations import wrong
 from tests.engines.sglang.workloads import Workload

@@ -11,9 +11,9 @@ from cachesim.engines.sglang.request import Req
 from cachesim.engines.sglang.server import Sglang
 from cachesim.engines.sglang.storage_threads import Retries
 from cachesim.errors import ContractError
-from cachesim.lab.real.sglang.playing import play
-from cachesim.lab.real.sglang.workloads import KINDS, draw
 from cachesim.typed import of_kind, there_is
+from conformance.real.sglang.playing import play
+from conformance.real.sglang.workloads import KINDS, draw
 from tests.engines.conversations import wrong
 from tests.engines.sglang.test_sglang_overlap import send, server
 from tests.engines.sglang.workloads import PRESETS, Workload

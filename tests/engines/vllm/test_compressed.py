@@ -13,13 +13,13 @@ from cachesim.engines.vllm.family import FAMILY
 from cachesim.engines.vllm.managers import SlidingWindow
 from cachesim.engines.vllm.server import Vllm
 from cachesim.errors import CachesimError, ContractError, SpecError
-from cachesim.lab.real.vllm.playing import play
-from cachesim.lab.real.vllm.scheduler import COMPRESSED, PACKAGES
-from cachesim.lab.real.vllm.workloads import draw_compressed
 from cachesim.model.build import build
 from cachesim.model.presets import preset
 from cachesim.model.spec import ModelSpec
 from cachesim.typed import of_kind
+from conformance.real.vllm.playing import play
+from conformance.real.vllm.scheduler import COMPRESSED, PACKAGES
+from conformance.real.vllm.workloads import draw_compressed
 from tests.engines.conversations import Conversations, judged
 
 MODEL = preset("swa", compressed=True, window=128)

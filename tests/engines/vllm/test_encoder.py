@@ -10,8 +10,8 @@ from cachesim.engines.vllm.family import FAMILY
 from cachesim.engines.vllm.integrity import check_encoder
 from cachesim.engines.vllm.request import Prefixes, Request
 from cachesim.errors import ContractError
-from cachesim.lab.real.vllm.playing import play
 from cachesim.units import Count, Pos, as_tokens
+from conformance.real.vllm.playing import play
 
 
 def test_an_image_waits_for_room_in_the_encoder_and_idle_ones_make_it() -> None:

@@ -12,11 +12,11 @@ from cachesim.engines.vllm.family import FAMILY
 from cachesim.engines.vllm.scan import Source, cached_states
 from cachesim.engines.vllm.server import Vllm
 from cachesim.errors import OptionError, UpstreamAbort
-from cachesim.lab.real.vllm.playing import play
-from cachesim.lab.real.vllm.workloads import draw_loads
 from cachesim.model.presets import preset
 from cachesim.typed import of_kind
 from cachesim.units import Token
+from conformance.real.vllm.playing import play
+from conformance.real.vllm.workloads import draw_loads
 from tests.engines import asking
 
 STORED = tuple(map(Token, range(300, 400)))

@@ -13,11 +13,11 @@ from cachesim.engines.vllm.host import Access, HostCache, Key, TouchedLru
 from cachesim.engines.vllm.rules import OffloadRules
 from cachesim.engines.vllm.server import Vllm
 from cachesim.errors import OptionError
-from cachesim.lab.real.vllm.playing import play
-from cachesim.lab.real.vllm.workloads import draw_offload
 from cachesim.model.presets import preset
 from cachesim.typed import of_kind
 from cachesim.units import Token
+from conformance.real.vllm.playing import play
+from conformance.real.vllm.workloads import draw_offload
 from tests.engines import asking
 
 FIRST = tuple(map(Token, range(100, 200)))

@@ -13,8 +13,8 @@ from cachesim.engines.vllm.options import VllmOptions
 from cachesim.engines.vllm.request import Prefixes, Request
 from cachesim.engines.vllm.splitter import Splitter
 from cachesim.errors import OptionError, UpstreamAbort
-from cachesim.lab.real.vllm import playing
 from cachesim.model.presets import preset
+from conformance.real.vllm import playing
 
 FULL = GroupSpec(kind="full", block=16)
 ALL_MODE: Any = {"mamba_cache_mode": "all"}

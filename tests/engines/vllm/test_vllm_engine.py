@@ -8,10 +8,10 @@ from cachesim.engines.vllm import events
 from cachesim.engines.vllm.family import FAMILY
 from cachesim.engines.vllm.server import Vllm
 from cachesim.errors import OptionError
-from cachesim.lab.real.vllm.playing import play
 from cachesim.model.presets import preset
 from cachesim.typed import of_kind, there_is
 from cachesim.units import Count, Pos, Tokens, as_tokens
+from conformance.real.vllm.playing import play
 from tests.engines.asking import answer, cached, verdict
 from tests.engines.conversations import wrong
 from tests.engines.vllm.defects import DEFECTS, MOST_REQUESTS, Defect

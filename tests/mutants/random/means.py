@@ -17,13 +17,13 @@ from _pytest.runner import runtestprotocol
 from cachesim.engines import Profile
 from cachesim.engines.family import family_of
 from cachesim.errors import InputError
-from cachesim.lab.real.vectors.replay import kind_of
 from cachesim.model.presets import PRESETS
 from cachesim.play import run
 from cachesim.scenario import full_profile, load
 from cachesim.scenario.format import Scenario
 from cachesim.scenario.shipped import shipped_files
 from cachesim.testing.search import trial_of, workloads
+from conformance.real.vectors.replay import kind_of
 from tests.engines import drawn_plays
 from tests.engines.plays import FOLDER, answers, cases, played
 from tests.hashes import digest_of, drawn, kept

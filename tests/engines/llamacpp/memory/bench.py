@@ -9,8 +9,8 @@ from cachesim.engines.llamacpp.memory.blob import Blob
 from cachesim.engines.llamacpp.memory.context import Context, PlannedFailure
 from cachesim.engines.llamacpp.memory.recurrent import RecurrentMemory
 from cachesim.engines.llamacpp.memory.rules import B9509, B11434, MemoryRules
-from cachesim.lab.real.vectors.memory import counter_context, named_parts
 from cachesim.typed import there_is
+from conformance.real.vectors.memory import counter_context, named_parts
 
 BOTH = (B9509, B11434)
 NAMES = ("b9509", "b11434")

@@ -13,7 +13,7 @@ from cachesim.engines.llamacpp.memory.batch import Batch, Ids, Splitter
 from cachesim.engines.llamacpp.memory.context import BatchAllocr, Refusal, outputs_of
 from cachesim.engines.llamacpp.memory.module import Memory
 from cachesim.errors import UpstreamAbort
-from cachesim.lab.real.vectors.memory import MemoryPlayer
+from conformance.real.vectors.memory import MemoryPlayer
 
 ids = st.integers(0, 2)
 places = st.integers(-1, 14)

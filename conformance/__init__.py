@@ -1,0 +1,1 @@
+"""The workbench: what proves the program against real engines; it is not installed with it."""
