@@ -29,63 +29,63 @@ check: $(VENV)/.check        ## lint, types, the page in a browser, scenarios in
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 	@$(MAKE) --no-print-directory -j4 pages sentences engines inputs lowest
-	@$(BIN)/python -m tests.real_engines
+	@$(BIN)/python -m conformance.real_engines
 	@$(MAKE) --no-print-directory -j2 packages programs
 
 # Parts of `make check` that do not disturb each other; answers in a browser are waited for.
 pages:
-	@$(BIN)/python -m tests.browser
-	@$(BIN)/python -m tests.playground
-	@$(BIN)/python -m tests.site_pages
+	@$(BIN)/python -m conformance.browser
+	@$(BIN)/python -m conformance.playground
+	@$(BIN)/python -m conformance.site_pages
 
 sentences:
-	@nice -n 10 $(BIN)/python -m tests.in_float
-	@nice -n 10 $(BIN)/python -m tests.claims 30
+	@nice -n 10 $(BIN)/python -m conformance.in_float
+	@nice -n 10 $(BIN)/python -m conformance.claims 30
 
 engines:
-	@nice -n 10 $(BIN)/python -m tests.real_engines --set-up
+	@nice -n 10 $(BIN)/python -m conformance.real_engines --set-up
 
 inputs:
-	@nice -n 10 $(BIN)/python -m tests.end_to_end
+	@nice -n 10 $(BIN)/python -m conformance.end_to_end
 
 packages:
 	@$(BIN)/python -m pytest -n 2 -rs -m "(wheel or thorough) and not nightly"
 
 programs:
-	@$(BIN)/python -m tests.real_recorder
-	@$(BIN)/python -m tests.commands
-	@$(BIN)/python -m tests.upstream_mlx_lm
+	@$(BIN)/python -m conformance.real_recorder
+	@$(BIN)/python -m conformance.commands
+	@$(BIN)/python -m conformance.upstream_mlx_lm
 
 lowest: $(VENV)/.test        ## the quick tests with the lowest versions that pyproject.toml allows
-	@nice -n 10 $(BIN)/python -m tests.lowest
+	@nice -n 10 $(BIN)/python -m conformance.lowest
 
 users: $(VENV)/.check        ## every command and format on real input, and each command that output and docs print
-	@$(BIN)/python -m tests.end_to_end --all-commands --whole
+	@$(BIN)/python -m conformance.end_to_end --all-commands --whole
 
 nightly: $(VENV)/.check      ## each real engine, the same on a thousand new logs, the reused tokens of 1,500 new lives of servers, every sentence of 10,000 workloads
-	@$(BIN)/python -m tests.real_engines --every
+	@$(BIN)/python -m conformance.real_engines --every
 	@$(BIN)/python -m pytest -n 2 -rs -m "wheel or thorough"
-	@$(BIN)/python -m tests.end_to_end --seed $$(date +%Y%m%d) --logs 1040 --every 1 --recordings 200 --all-commands --whole
+	@$(BIN)/python -m conformance.end_to_end --seed $$(date +%Y%m%d) --logs 1040 --every 1 --recordings 200 --all-commands --whole
 	@$(BIN)/python -m benchmarks against $$(git rev-list -1 --before="1 day ago" HEAD)
 	@$(BIN)/python -m benchmarks.growth traces
-	@$(BIN)/python -m tests.end_to_end.lives --seed $$(date +%Y%m%d) --lives 1500
-	@$(BIN)/python -m tests.claims
-	@$(BIN)/python -m tests.browser --every
-	@$(BIN)/python -m tests.playground --every
-	@$(BIN)/python -m tests.site_pages --every
+	@$(BIN)/python -m conformance.end_to_end.lives --seed $$(date +%Y%m%d) --lives 1500
+	@$(BIN)/python -m conformance.claims
+	@$(BIN)/python -m conformance.browser --every
+	@$(BIN)/python -m conformance.playground --every
+	@$(BIN)/python -m conformance.site_pages --every
 	@for each in lmcache mlx sglang vllm; do $(BIN)/python -m examples.$$each || exit 1; done
 
 hashes: $(VENV)/.test        ## digests of every run, 12,000 drawn workloads, lessons and pages: which ones a change alters
-	@$(BIN)/python -m tests.hashes
+	@$(BIN)/python -m conformance.hashes
 
 fuzz: $(VENV)/.test          ## a million damaged inputs of every kind: none may crash, hang or fill the memory
-	@$(BIN)/python -m tests.fuzz
+	@$(BIN)/python -m conformance.fuzz
 
 mutants: $(VENV)/.test       ## 100 random mutants of each port: which means finds each, and which escape
-	@nice -n 10 $(BIN)/python -m tests.mutants.random
+	@nice -n 10 $(BIN)/python -m conformance.mutants.random
 
 wheels: $(VENV)/.test        ## every scenario on the real servers of its releases, into docs/wheels.csv: a night's work
-	@$(BIN)/python -m tests.wheel_scenarios
+	@$(BIN)/python -m conformance.wheel_scenarios
 
 newest:          ## the newest llama.cpp, mlx-lm, vLLM, SGLang and Transformers: as the newest releases known here, or what is new
 	@$(MAKE) --no-print-directory --keep-going $(NEWEST:%=newest-%)

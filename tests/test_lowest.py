@@ -2,7 +2,7 @@
 
 import tomllib
 
-from tests.lowest import ROOT, lowest, wanted
+from conformance.lowest import ROOT, lowest, wanted
 
 
 def test_a_lower_bound_becomes_the_version_that_is_installed() -> None:

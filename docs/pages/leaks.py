@@ -16,7 +16,7 @@ INTRODUCTION: Final = """\
 Each shipped wrong answer with a recall model: every prompt is rewritten, so that a fact stands
 where the wrong memory lies, and the last prompt asks for it. A leak is a reply with a value that
 only other requests contained. `docs/leaks.csv` has the reply, the cold reply and the positions;
-`python -m tests.leaks` writes it.
+`python -m conformance.leaks` writes it.
 """
 
 SHORT: Final = {CONFIRMED: "real engine", "": "patched"}

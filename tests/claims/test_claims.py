@@ -1,4 +1,4 @@
-"""A sample of the claims is checked here; the whole by `python -m tests.claims`.
+"""A sample of the claims is checked here; the whole by `python -m conformance.claims`.
 
 Then the checker itself is put to the test: each planted falsehood must be found.
 """
@@ -31,11 +31,11 @@ from cachesim.scenario.shipped import shipped_file
 from cachesim.testing.search import workloads
 from cachesim.typed import there_is
 from cachesim.units import as_tokens
-from tests.claims.causes import CAUSES, Lost
-from tests.claims.checks import CHECKS, Tally, check, every
-from tests.claims.memory import CELLS, Reading
-from tests.claims.played import all_profiles, play
-from tests.claims.watched import Computed, Watch
+from conformance.claims.causes import CAUSES, Lost
+from conformance.claims.checks import CHECKS, Tally, check, every
+from conformance.claims.memory import CELLS, Reading
+from conformance.claims.played import all_profiles, play
+from conformance.claims.watched import Computed, Watch
 
 SAMPLE: Final = (
     "llama.cpp-26207-from-ram",

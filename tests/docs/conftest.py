@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 SITE = "CACHESIM_SITE"
-"""An environment variable: the folder of a site that `tests.site_pages` has built."""
+"""An environment variable: the folder of a site that `conformance.site_pages` has built."""
 
 
 @pytest.fixture

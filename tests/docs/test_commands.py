@@ -1,12 +1,12 @@
-"""The command lines that `tests.commands` runs in `make check`."""
+"""The command lines that `conformance.commands` runs in `make check`."""
 
 import re
 import sys
 from pathlib import Path
 
 from benchmarks.__main__ import MODULES
-from tests.commands import commands, run
-from tests.end_to_end.documented import examples
+from conformance.commands import commands, run
+from conformance.end_to_end.documented import examples
 
 
 def test_every_kind_of_command_is_among_them() -> None:

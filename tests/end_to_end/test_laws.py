@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from tests.end_to_end import bench as bench_module
-from tests.end_to_end.bench import Case, Result, bench
-from tests.end_to_end.client import Answer
-from tests.end_to_end.laws import broken, broken_by_truth, broken_sums
-from tests.end_to_end.lives import paired
-from tests.end_to_end.make import kept, kept_of_others
-from tests.end_to_end.program import Ran
+from conformance.end_to_end import bench as bench_module
+from conformance.end_to_end.bench import Case, Result, bench
+from conformance.end_to_end.client import Answer
+from conformance.end_to_end.laws import broken, broken_by_truth, broken_sums
+from conformance.end_to_end.lives import paired
+from conformance.end_to_end.make import kept, kept_of_others
+from conformance.end_to_end.program import Ran
 from tests.fixtures import Patch
 
 

@@ -5,9 +5,9 @@ from time import sleep
 import pytest
 
 from cachesim.errors import OptionError
-from tests.fuzz.guard import READ, REFUSED, Outcome, guarded
-from tests.fuzz.kinds import KINDS
-from tests.fuzz.search import mutant, portions, search
+from conformance.fuzz.guard import READ, REFUSED, Outcome, guarded
+from conformance.fuzz.kinds import KINDS
+from conformance.fuzz.search import mutant, portions, search
 
 SAMPLE = {"scenario": 120, "file": 120, "vector": 100, "slot": 60, "workload": 40, "log": 20}
 
@@ -43,13 +43,13 @@ def test_what_breaks_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     def fill(_: object) -> None:
         raise MemoryError
 
-    monkeypatch.setattr("tests.fuzz.guard.SECONDS", 0.05)
+    monkeypatch.setattr("conformance.fuzz.guard.SECONDS", 0.05)
 
     assert Outcome("refused") == guarded(refuse, None)
     assert "without a word" in guarded(refuse_without_a_word, None).failure
     assert "slow" == guarded(turn, None).word
     assert "large" == guarded(fill, None).word
-    monkeypatch.setattr("tests.fuzz.guard.ASLEEP", 0.05)
+    monkeypatch.setattr("conformance.fuzz.guard.ASLEEP", 0.05)
     assert "slow" == guarded(lambda _: sleep(60), None).word
     assert "KeyError" in guarded(lambda _: {}[1], None).failure
     assert Outcome("played") == guarded(lambda _: None, None)

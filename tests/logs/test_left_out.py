@@ -14,7 +14,7 @@ from cachesim.report.consoles import plain_text
 from cachesim.report.why import why_report
 from tests.fixtures import Capture, output
 
-REAL = Path(__file__).parents[1] / "end_to_end" / "data"
+REAL = Path(__file__).parents[2] / "conformance" / "end_to_end" / "data"
 
 
 def log_of(name: str) -> str:

@@ -3,10 +3,10 @@
 import pytest
 
 from cachesim.typed import there_is
-from tests.mutants.hunt import caught, control
-from tests.mutants.llama_cpp import LLAMA_CPP
-from tests.mutants.others import OTHERS
-from tests.mutants.switches import Mutant
+from conformance.mutants.hunt import caught, control
+from conformance.mutants.llama_cpp import LLAMA_CPP
+from conformance.mutants.others import OTHERS
+from conformance.mutants.switches import Mutant
 
 ALL = LLAMA_CPP + OTHERS
 
@@ -33,7 +33,7 @@ def test_the_mutant_is_caught_by_what_it_answers(mutant: Mutant) -> None:
 @pytest.mark.thorough
 @pytest.mark.parametrize("mutant", HUNTED)
 def test_the_same_hunt_without_the_mutant_finds_nothing(mutant: Mutant) -> None:
-    """As many examples as the mutant took at most; `python -m tests.mutants` plays them all."""
+    """As many examples as the mutant took at most; `-m conformance.mutants` plays them all."""
     assert control(mutant, examples=30) is None
 
 

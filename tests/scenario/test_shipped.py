@@ -11,7 +11,7 @@ from cachesim.play.result import CLAIMS
 from cachesim.scenario import full_profile, limits, load
 from cachesim.scenario.labels import LABELS, label_of_release
 from cachesim.scenario.shipped import load_all, shipped_file, shipped_files
-from tests.hashes import digest_of, kept
+from conformance.hashes import digest_of, kept
 
 FILES = shipped_files()
 loaded = cache(load)
@@ -47,7 +47,7 @@ def test_a_scenario_says_what_it_is_about_and_where_it_comes_from(file: Path) ->
 def test_a_scenario_shows_what_it_expects_and_all_else_as_before(
     file: Path, profile: Profile
 ) -> None:
-    """`python -m tests.hashes --accept` writes the digests anew."""
+    """`python -m conformance.hashes --accept` writes the digests anew."""
     entry = run(load(file), profile, arithmetic="ring")
 
     assert entry.mismatches == ()

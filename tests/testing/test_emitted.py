@@ -30,10 +30,10 @@ from cachesim.testing.search import Numbered, search, workloads
 from cachesim.testing.workloads import Shape
 from cachesim.typed import there_is
 from cachesim.units import Count
+from conformance.mutants.switches import Make, Mutant, Swap, always, swap, wrapped
 from tests.fake.family import FAKE
 from tests.fake.server import FakeServer
 from tests.fixtures import Patch
-from tests.mutants.switches import Make, Mutant, Swap, always, swap, wrapped
 from tests.mutants.test_mutants import ALL
 
 

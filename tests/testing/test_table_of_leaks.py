@@ -7,7 +7,7 @@ import pytest
 from cachesim.scenario import load
 from cachesim.scenario.labels import digest
 from cachesim.scenario.shipped import shipped_files
-from tests.leaks import Place, Row, again, read
+from conformance.leaks import Place, Row, again, read
 
 ROWS = read()
 SAMPLE = [*{(row.engine, row.outcome): row for row in ROWS}.values()]

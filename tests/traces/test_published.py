@@ -1,6 +1,6 @@
 """The first 300 requests of Mooncake's conversation trace: read as published, played by engines.
 
-`python -m tests.published` plays the whole trace; see there.
+`python -m conformance.published` plays the whole trace; see there.
 """
 
 import gzip
@@ -12,7 +12,7 @@ from cachesim.lab.traces.plan import read_plan
 from cachesim.lab.traces.reading import open_trace
 from cachesim.lab.traces.replay import Cell, play
 from cachesim.lab.traces.source import Source
-from tests.published import COLUMN, least_recent, main
+from conformance.published import COLUMN, least_recent, main
 
 ROOT = Path(__file__).parents[2]
 SHORT = Path(__file__).parent / "data" / "conversation-300.jsonl.gz"

@@ -26,7 +26,7 @@ from cachesim.model.build import build
 from cachesim.model.presets import tiny
 from cachesim.model.trace import NodeId, Traced
 from cachesim.units import Token, as_tokens
-from tests.upstream_generation import HEAD_SIZE, ToyModel, generate_step
+from conformance.upstream_generation import HEAD_SIZE, ToyModel, generate_step
 
 END = Token(3)
 REPLY = as_tokens((100, 101, 102, 3))

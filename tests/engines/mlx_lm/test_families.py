@@ -91,7 +91,8 @@ ROOMS = (
     "conformance/real",
     "cachesim/prove",
     "tests/engines/mlx_lm",
-    "tests/real",
+    "tests/conformance",
+    "tests/prove",
 )
 
 

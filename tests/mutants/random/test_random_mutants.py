@@ -12,12 +12,12 @@ from cachesim.engines.family import Profile
 from cachesim.engines.ik_llama.context import Cells
 from cachesim.errors import TokenError
 from cachesim.verify.oracle import Oracles
-from tests.mutants.random import ports, search
-from tests.mutants.random.equivalent import EQUIVALENT
-from tests.mutants.random.means import Example
-from tests.mutants.random.operators import sites
-from tests.mutants.random.ports import ENGINES, PORTS, RandomMutant, candidates, draw
-from tests.mutants.random.session import PlantingError, control, judge
+from conformance.mutants.random import ports, search
+from conformance.mutants.random.equivalent import EQUIVALENT
+from conformance.mutants.random.means import Example
+from conformance.mutants.random.operators import sites
+from conformance.mutants.random.ports import ENGINES, PORTS, RandomMutant, candidates, draw
+from conformance.mutants.random.session import PlantingError, control, judge
 
 IK = PORTS["ik_llama.cpp"]
 

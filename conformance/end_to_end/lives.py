@@ -1,0 +1,281 @@
+"""The reused tokens of server lives: as `cachesim why` returns them, and as clients were answered.
+
+    python -m conformance.end_to_end.lives --seed N --lives N [--flags] [--together] [--keep FOLDER]
+
+Every life is new: seeds that no other test draws. The log goes through the installed program,
+without a flag, or with the flags that the server's user set (`--flags`). With `--together` one
+command line reads all logs of a release at one verbosity, which plays none of them on other servers
+and takes a quarter of the time.
+"""
+
+import argparse
+import json
+import multiprocessing
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field, replace
+from itertools import permutations
+from pathlib import Path
+from typing import Any, Final
+
+from cachesim.prove.llama_cpp.server import environment_for
+from conformance.end_to_end.client import Answer
+from conformance.end_to_end.life import DEFAULT, PRINTING, Life, Lives, releases, shares
+from conformance.end_to_end.program import Ran, load, run
+
+PROMPT, SLOT, CACHED = 100, 10, 1
+"""Weight of an equal number when answers are paired with a log's requests."""
+
+LOADS: Final = b"load_model: loading model '"
+"""A line that a server prints once, at its start."""
+
+MANY: Final = 1000
+"""More groups than one life has."""
+
+LIKELY: Final = 12
+"""Places in a log that are followed up at once."""
+
+Request = dict[str, Any]
+Pair = tuple[Answer, Request | None]
+
+
+def paired(answers: Sequence[Answer], requests: Sequence[Request]) -> list[Pair]:
+    """Each answer with its request in the log, in order of launch.
+
+    Answers of one group went out together, so their order is open; a request that was refused, or
+    given up before any slot took it, may be missing from the log.
+    """
+    groups: dict[int, list[Answer]] = {}
+    for each in answers:
+        groups.setdefault(each.group, []).append(each)
+    best: dict[int, tuple[int, list[Pair]]] = {0: (0, [])}
+    for group in groups.values():
+        grown: dict[int, tuple[int, list[Pair]]] = {}
+        for at, (score, pairs) in best.items():
+            for taken in range(min(len(group), len(requests) - at) + 1):
+                more, found = _placed(group, requests[at : at + taken])
+                if at + taken not in grown or score + more > grown[at + taken][0]:
+                    grown[at + taken] = score + more, pairs + found
+        likely = sorted(grown, key=lambda at: grown[at][0], reverse=True)[:LIKELY]
+        best = {at: grown[at] for at in likely}
+    return max(best.values(), key=lambda each: each[0])[1]
+
+
+def _placed(group: Sequence[Answer], requests: Sequence[Request]) -> tuple[int, list[Pair]]:
+    """The best order of a few answers on as many requests or fewer."""
+    places = [*requests, *[None] * (len(group) - len(requests))]
+    found = []
+    for order in permutations(range(len(places))):
+        pairs = [(answer, places[at]) for answer, at in zip(group, order, strict=True)]
+        found.append((sum(worth(*each) for each in pairs), pairs))
+    return max(found, key=lambda each: each[0])
+
+
+def worth(answer: Answer, request: Request | None) -> int:
+    """The fit of an answer to a request of the log."""
+    if request is None:
+        return -PROMPT if answer.was_launched else 0
+    if answer.prompt is None:  # an embedding, for one, has no counts
+        fits = 0
+    elif request["prompt_tokens"] is None:
+        fits = 0 if answer.was_launched or answer.cancelled or answer.status >= 400 else -PROMPT
+    else:
+        fits = PROMPT if request["prompt_tokens"] == answer.prompt else -PROMPT
+    same_slot = answer.slot is not None and answer.slot == request["slot"]
+    return fits + SLOT * same_slot + CACHED * bool(request["cached"] == answer.cached)
+
+
+@dataclass(slots=True)
+class Tally:
+    """Counts of the program's numbers that equal the server's."""
+
+    counts: Counter[str] = field(default_factory=Counter)
+    wrong: Counter[str] = field(default_factory=Counter)  # by kind of life
+
+    def add(self, life: Life, ran: Ran, pairs: Sequence[Pair] = ()) -> list[str]:
+        """Count one life; a line for each request that differs."""
+        counts = self.counts
+        counts["lives"] += 1
+        counts["status 3"] += ran.status == 3
+        if ran.status != 0:
+            counts["status not 0"] += 1
+            self.wrong[f"status {ran.status}"] += 1
+            counts["requests"] += sum(each.was_launched for each in life.answers)
+            return [f"status {ran.status}: {ran.err.strip()[-300:]}"]
+        told = []
+        for answer, request in pairs or paired(life.answers, json.loads(ran.out)["requests"]):
+            if not answer.was_launched:
+                continue
+            counts["requests"] += 1
+            found = None if request is None else request["cached"]
+            counts["equal"] += found == answer.cached
+            counts["unknown"] += found is None
+            if found != answer.cached:
+                said = "no such request"
+                if request is not None:
+                    known = request.get("known", {}).get("cached")
+                    said = (
+                        f"request {request['number']} cached {request['cached']} ({known}) of "
+                        f"{request['prompt_tokens']}"
+                    )
+                left = ", client left" if answer.cancelled else ""
+                told.append(
+                    f"{said}; the server answered {answer.cached} of {answer.prompt}"
+                    f" (slot {answer.slot}, group {answer.group}{left})"
+                )
+        if told:
+            self.wrong.update(life.kinds)
+        return told
+
+    def merge(self, other: "Tally") -> None:
+        """Add another one's counts."""
+        self.counts.update(other.counts)
+        self.wrong.update(other.wrong)
+
+    def row(self, name: str) -> str:
+        """The table's line."""
+        counts = self.counts
+        share = 100 * counts["equal"] / max(1, counts["requests"])
+        wrong = counts["requests"] - counts["equal"] - counts["unknown"]
+        return (
+            f"{name:22} {counts['lives']:6,} {counts['requests']:8,} {counts['equal']:8,} "
+            f"{share:7.2f} % {counts['unknown']:8,} {wrong:7,} {counts['status 3']:8,} "
+            f"{counts['status not 0']:8,}"
+        )
+
+
+HEAD: Final = (
+    f"{'log':22} {'lives':>6} {'requests':>8} {'equal':>8} {'share':>9} {'unknown':>8} "
+    f"{'other':>7} {'status 3':>8} {'not 0':>8}"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A part of the work: the lives of one release at one verbosity."""
+
+    release: str
+    verbosity: int
+    numbers: range
+    seed: int
+    flags: bool
+    keep: Path | None
+    together: bool
+
+
+def measured(column: Column) -> tuple[Column, Tally]:
+    tally = Tally()
+    with Lives(column.release, column.verbosity) as lives:
+        played = (lives.play(column.seed, number) for number in column.numbers)
+        found = (life for life in played if life is not None)
+        if column.together:
+            every = list(found)
+            ran = reading(every, column)
+            tally.add(merged(every), ran, by_life(every, ran) if ran.status == 0 else ())
+            tally.counts["lives"] = len(every)
+            return column, tally
+        for life in found:
+            ran = reading([life], column)
+            differing = tally.add(life, ran)
+            if differing and column.keep is not None:
+                kept(column.keep, life, ran, differing)
+    return column, tally
+
+
+def reading(lives: Sequence[Life], column: Column) -> Ran:
+    """`why` on these logs, as on the files of one server."""
+    with tempfile.TemporaryDirectory() as name:
+        names = [f"{at}.log" for at in range(len(lives))]
+        for file, life in zip(names, lives, strict=True):
+            (Path(name) / file).write_bytes(life.log)
+        told = lives[0].flags() if column.flags else []
+        return run(["why", *names, "--format", "json", *told], Path(name))
+
+
+def by_life(lives: Sequence[Life], ran: Ran) -> list[Pair]:
+    """The answers of each life with the requests of its servers: one for each start in its log."""
+    found = json.loads(ran.out)
+    starts = [each.log.count(LOADS) for each in lives]
+    if sum(starts) != len(found["servers"]):
+        raise ValueError(f"{sum(starts)} starts of servers, and {len(found['servers'])} were read")
+    requests: list[list[Request]] = [[] for _ in lives]
+    owners = [at for at, count in enumerate(starts) for _ in range(count)]
+    for each in found["requests"]:
+        requests[owners[each["server"]]].append(each)
+    both = zip(lives, requests, strict=True)
+    return [pair for life, own in both for pair in paired(life.answers, own)]
+
+
+def merged(lives: Sequence[Life]) -> Life:
+    """All answers in order, as those of one server."""
+    answers = [
+        replace(each, group=at * MANY + each.group)
+        for at, life in enumerate(lives)
+        for each in life.answers
+    ]
+    kinds = tuple(sorted({kind for life in lives for kind in life.kinds}))
+    return replace(lives[0], answers=tuple(answers), kinds=kinds)
+
+
+def kept(folder: Path, life: Life, ran: Ran, differing: Sequence[str]) -> None:
+    """Keep a log that was read wrongly, with the truth and one line of README."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"{life.name}.log").write_bytes(life.log)
+    (folder / f"{life.name}.json").write_text(json.dumps(life.truth(), indent=1) + "\n")
+    line = f"{life.name}.log ({', '.join(life.kinds)}; {life.preset}, {life.options}): "
+    with (folder / "README").open("a") as readme:
+        readme.write(line + " | ".join((ran.line, *differing)) + "\n")
+
+
+def columns(arguments: argparse.Namespace) -> Iterator[Column]:
+    """The work in parts of even size."""
+    for release, verbosity, numbers in shares(arguments.lives):
+        if not arguments.release or release in arguments.release:
+            yield Column(
+                release,
+                verbosity,
+                numbers,
+                arguments.seed,
+                arguments.flags,
+                arguments.keep,
+                arguments.together,
+            )
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Print a table by release and verbosity; 1 where the program ended with status 3."""
+    parser = argparse.ArgumentParser(
+        prog="python -m conformance.end_to_end.lives", description=__doc__
+    )
+    parser.add_argument("--seed", type=int, required=True)
+    parser.add_argument("--lives", type=int, default=1500)
+    parser.add_argument("--release", action="append", choices=releases())
+    parser.add_argument("--flags", action="store_true")
+    parser.add_argument("--keep", type=Path)
+    parser.add_argument("--together", action="store_true")
+    parser.add_argument("--jobs", type=int, default=2)
+    arguments = parser.parse_args(words)
+    work = list(columns(arguments))
+    for each in work:
+        environment_for(each.release).ready()
+    sums = {DEFAULT: Tally(), PRINTING: Tally()}
+    sys.stdout.write(HEAD + "\n")
+    load()
+    with ProcessPoolExecutor(arguments.jobs, multiprocessing.get_context("fork")) as pool:
+        for column, tally in pool.map(measured, work):
+            sums[column.verbosity].merge(tally)
+            sys.stdout.write(tally.row(f"{column.release} -lv {column.verbosity}") + "\n")
+            sys.stdout.flush()
+    sys.stdout.write(sums[DEFAULT].row("all at the default") + "\n")
+    sys.stdout.write(sums[PRINTING].row(f"all at -lv {PRINTING}") + "\n")
+    for verbosity, tally in sums.items():
+        kinds = ", ".join(f"{kind} {count}" for kind, count in tally.wrong.most_common())
+        sys.stdout.write(f"lives with a differing request at -lv {verbosity}: {kinds or 'none'}\n")
+    return 1 if any(each.counts["status 3"] for each in sums.values()) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
