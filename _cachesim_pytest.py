@@ -136,7 +136,7 @@ def pytest_collection_modifyitems(session: pytest.Session, items: list[pytest.It
         ]
     families = session.config.getoption("--cachesim-transformers")
     if families:
-        from conformance.real.transformers.scripts import OPERATIONS
+        from cachesim.prove.transformers.scripts import OPERATIONS
 
         items += [
             TransformersItem.from_parent(
@@ -317,7 +317,7 @@ class TransformersItem(pytest.Item):
 
     def runtest(self) -> None:
         """Compare with cold runs; a wrong answer and a crash fail."""
-        from conformance.real.transformers.one_family import result_of
+        from cachesim.prove.transformers.one_family import result_of
 
         python, module = map(self.config.getoption, ("--cachesim-python", "--cachesim-import"))
         result = result_of(Path(python), module, self.family, self.operation)

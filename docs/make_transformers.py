@@ -20,8 +20,8 @@ from itertools import groupby
 from pathlib import Path
 from typing import Final
 
+from cachesim.prove.transformers.scripts import OPERATIONS
 from conformance.real.transformers.causes import SHOWN
-from conformance.real.transformers.scripts import OPERATIONS
 
 FOLDER: Final = Path(__file__).parent / "measurements"
 VERDICTS: Final = FOLDER / "transformers.json"

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from cachesim.prove.transformers.scripts import OPERATIONS
 from cachesim.scenario import load
-from conformance.real.transformers.scripts import OPERATIONS
 
 SCENARIO = """
 format = 1

@@ -8,15 +8,15 @@ from pathlib import Path
 import make_transformers
 import pytest
 
+from cachesim.prove.transformers.environments import NEWEST, WORKER, Worker, environment_for
+from cachesim.prove.transformers.program import Model, program_of
+from cachesim.prove.transformers.script_worker import WRONG as WRONG_GAP
+from cachesim.prove.transformers.scripts import OPERATIONS, ROUNDED, Script, drawn
 from conformance.real.transformers import reports
 from conformance.real.transformers.causes import SHOWN
 from conformance.real.transformers.commands import play_family
-from conformance.real.transformers.environments import NEWEST, WORKER, Worker, environment_for
-from conformance.real.transformers.program import Model, program_of
 from conformance.real.transformers.reports import write_reports
 from conformance.real.transformers.results import Cell, Found
-from conformance.real.transformers.script_worker import WRONG as WRONG_GAP
-from conformance.real.transformers.scripts import OPERATIONS, ROUNDED, Script, drawn
 
 pytestmark = [
     pytest.mark.wheel,

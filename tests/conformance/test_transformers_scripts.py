@@ -11,13 +11,23 @@ from typing import Any
 import pytest
 
 from cachesim.errors import OptionError
+from cachesim.prove.transformers import environments as worker_module
+from cachesim.prove.transformers import one_family, parts_worker
+from cachesim.prove.transformers.environments import NEWEST, environment_for
+from cachesim.prove.transformers.program import Model, program_of
+from cachesim.prove.transformers.script_worker import Play
+from cachesim.prove.transformers.scripts import (
+    NAMED,
+    OPERATIONS,
+    drawn,
+    shrunk,
+    smaller,
+    text_of,
+)
 from cachesim.prove.worker_process import WorkerError
 from conformance import real_engines
-from conformance.real.transformers import commands, one_family, parts_worker, reports
-from conformance.real.transformers import environments as worker_module
+from conformance.real.transformers import commands, reports
 from conformance.real.transformers.causes import CAUSES, SHOWN, cause_of
-from conformance.real.transformers.environments import NEWEST, environment_for
-from conformance.real.transformers.program import Model, program_of
 from conformance.real.transformers.results import (
     LIMITS,
     Cell,
@@ -25,15 +35,6 @@ from conformance.real.transformers.results import (
     show,
     show_causes,
     show_changes,
-)
-from conformance.real.transformers.script_worker import Play
-from conformance.real.transformers.scripts import (
-    NAMED,
-    OPERATIONS,
-    drawn,
-    shrunk,
-    smaller,
-    text_of,
 )
 from tests.fixtures import Capture, Patch
 

@@ -8,11 +8,11 @@ from pathlib import Path
 import make_transformers
 import pytest
 
+from cachesim.prove.transformers.environments import NEWEST, Worker, environment_for
+from cachesim.prove.transformers.scripts import OPERATIONS, drawn
 from conformance.real.transformers.causes import SHOWN
 from conformance.real.transformers.commands import play_family
-from conformance.real.transformers.environments import NEWEST, Worker, environment_for
 from conformance.real.transformers.results import Found
-from conformance.real.transformers.scripts import OPERATIONS, drawn
 
 CELL = {"release": "5.23.0", "family": "a", "operation": "crop", "verdict": "wrong"}
 

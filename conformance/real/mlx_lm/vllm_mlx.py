@@ -417,15 +417,15 @@ def draw_whole(seed: int, number: int) -> Workload:
 class Fed:
     """The simulated model, which records its input."""
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any) -> None:  # noqa: ANN401 - a model, or what notes of it
         self.model = model
         self.tokens: list[int] = []
 
-    def __call__(self, columns: Any, *rest: Any, **more: Any) -> Any:
+    def __call__(self, columns: Any, *rest: Any, **more: Any) -> Any:  # noqa: ANN401 - as given
         self.tokens += columns.reshape(-1).tolist()
         return self.model(columns, *rest, **more)
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - the model's
         return getattr(self.model, name)
 
 

@@ -7,7 +7,7 @@ differs, and the families whose source was read. The lines are those of 5.24.0, 
 
 from typing import Final, NamedTuple
 
-from conformance.real.transformers import script_worker as remedies
+from cachesim.prove.transformers import script_worker as remedies
 from conformance.real.transformers.results import Cell
 
 

@@ -18,22 +18,15 @@ from cachesim.errors import OptionError
 from cachesim.files import Output
 from cachesim.prove.environment import Environment, package_of, versions_of
 from cachesim.prove.playing import comparing, console, show_overrides, watched
-from cachesim.prove.worker_process import WorkerError
-from conformance.real.fields import judge_wheel
-from conformance.real.transformers.caches import compare, compare_layers, overrides
-from conformance.real.transformers.causes import SHOWN
-from conformance.real.transformers.environments import (
+from cachesim.prove.transformers.environments import (
     NEWEST,
     Copy,
     Worker,
     answered,
     environment_for,
 )
-from conformance.real.transformers.program import Model, program_of
-from conformance.real.transformers.reports import write_reports
-from conformance.real.transformers.results import Cell, Found, is_worse, show, show_changes
-from conformance.real.transformers.scenarios import STAGE
-from conformance.real.transformers.scripts import (
+from cachesim.prove.transformers.program import Model, program_of
+from cachesim.prove.transformers.scripts import (
     NAMED,
     OPERATIONS,
     ROUNDED,
@@ -42,6 +35,13 @@ from conformance.real.transformers.scripts import (
     shrunk,
     text_of,
 )
+from cachesim.prove.worker_process import WorkerError
+from conformance.real.fields import judge_wheel
+from conformance.real.transformers.caches import compare, compare_layers, overrides
+from conformance.real.transformers.causes import SHOWN
+from conformance.real.transformers.reports import write_reports
+from conformance.real.transformers.results import Cell, Found, is_worse, show, show_changes
+from conformance.real.transformers.scenarios import STAGE
 
 ROWS: Final = b'{"release"'
 PROCESSES: Final = 2

@@ -10,7 +10,7 @@ from typing import Final
 from rich.table import Table
 
 from cachesim.prove.playing import console
-from conformance.real.transformers.scripts import Script
+from cachesim.prove.transformers.scripts import Script
 
 VERDICTS: Final = ("right", "wrong", "limit", "unclear", "refused", "crash")
 WORDS: Final = ("", "operation", "wrong in", "cause", "operations", "families", "from release")

@@ -5,8 +5,8 @@ from itertools import groupby
 from textwrap import wrap
 from typing import Any, Final, NamedTuple
 
+from cachesim.prove.transformers.scripts import Script, Step
 from cachesim.typed import Json
-from conformance.real.transformers.scripts import Script, Step
 
 HEAD: Final = """\
 import torch

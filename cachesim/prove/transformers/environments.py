@@ -20,9 +20,9 @@ from typing import Any, Final, NamedTuple, Self
 
 from cachesim.errors import OptionError
 from cachesim.prove.environment import Environment
+from cachesim.prove.transformers.scripts import Script
 from cachesim.prove.worker_process import JsonProcess, WorkerError
 from cachesim.typed import Json
-from conformance.real.transformers.scripts import Script
 
 NEWEST: Final = "5.24.0"
 RELEASE: Final = re.compile(r"\d+\.\d+\.\d+")

@@ -4,11 +4,11 @@ from functools import cache
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from cachesim.prove.transformers.environments import Worker
+from cachesim.prove.transformers.program import Model, program_of
+from cachesim.prove.transformers.scripts import OPERATIONS, drawn, text_of
 from cachesim.prove.worker_process import WorkerError
 from cachesim.typed import Json
-from conformance.real.transformers.environments import Worker
-from conformance.real.transformers.program import Model, program_of
-from conformance.real.transformers.scripts import OPERATIONS, drawn, text_of
 
 PLAIN: Final = "llama"
 """Family for comparison: its own failures are no fault of the model."""

@@ -1,0 +1,1 @@
+"""Cache operations on a tiny model of a Transformers family, held against cold runs."""
