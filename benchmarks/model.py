@@ -31,10 +31,9 @@ from cachesim.model.build import build
 from cachesim.model.presets import PRESETS, preset, tiny
 from cachesim.model.store import Ubatch
 from cachesim.prove.environment import EnvironmentUnavailableError
-from cachesim.prove.llama_cpp.flags import Abilities
+from cachesim.prove.llama_cpp.fitting import Abilities, Release
 from cachesim.prove.llama_cpp.gguf import write_model
 from cachesim.prove.llama_cpp.server import Played, RealServer
-from cachesim.prove.llama_cpp.workload import Release
 from cachesim.scenario.format import Step
 from cachesim.units import Tokens
 from conformance.real.llama_cpp.logits import drawn_prompt

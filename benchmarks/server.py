@@ -15,9 +15,10 @@ from rich.table import Table
 from cachesim.engines.llamacpp.family import FAMILY
 from cachesim.model.arithmetic import ArithmeticName
 from cachesim.prove.environment import EnvironmentUnavailableError
+from cachesim.prove.llama_cpp.fitting import Release
 from cachesim.prove.llama_cpp.server import Played
 from cachesim.prove.llama_cpp.simulated import SimulatedServer, observed
-from cachesim.prove.llama_cpp.workload import Outcome, Release, grouped
+from cachesim.prove.llama_cpp.workload import Outcome, grouped
 from cachesim.scenario.format import Scenario, Step
 from conformance.real.llama_cpp.compare import SideBySide
 from conformance.real.llama_cpp.workloads import draw_setting, grow

@@ -24,14 +24,13 @@ from cachesim.engines.mlx_lm.family import FAMILY as MLX_LM
 from cachesim.engines.sglang.family import FAMILY as SGLANG
 from cachesim.engines.vllm.family import FAMILY as VLLM
 from cachesim.prove.environment import Environment, EnvironmentUnavailableError
-from cachesim.prove.llama_cpp.flags import PRESETS, Abilities
+from cachesim.prove.llama_cpp.fitting import PRESETS, Abilities, Release
 from cachesim.prove.llama_cpp.server import (
     ROUTERS,
     RealServer,
     environment_for,
     router_environment,
 )
-from cachesim.prove.llama_cpp.workload import Release
 from cachesim.prove.llama_cpp_python.scenarios import RealInstances
 from cachesim.prove.llama_cpp_python.scenarios import environment_for as binding_environment_for
 from cachesim.prove.mlx_lm.process import environment_for as mlx_environment_for

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from cachesim.engines.chat import FIRST_WORD, VOCABULARY
+from cachesim.prove.llama_cpp.fitting import Release
 from cachesim.prove.llama_cpp.server import RealServer
-from cachesim.prove.llama_cpp.workload import Outcome, Release, workload
+from cachesim.prove.llama_cpp.workload import Outcome, workload
 from cachesim.scenario.format import Scenario, Step
 from cachesim.units import Token, Tokens
 

@@ -28,9 +28,10 @@ from cachesim.files import Output, free_name
 from cachesim.model.arithmetic import ArithmeticName
 from cachesim.model.presets import ALL_PRESETS, PRESETS, RECALL
 from cachesim.play.findings import EXERCISED, play
+from cachesim.prove.command import proof_command
 from cachesim.prove.hunt.loop import Findings, ProvenFinding
 from cachesim.prove.hunt.loop import hunt as hunt_by
-from cachesim.prove.hunt.proof import ProofResult, proof_command, proof_of, prover_of
+from cachesim.prove.hunt.proof import ProofResult, proof_of, prover_of
 from cachesim.prove.hunt.report import write
 from cachesim.prove.playing import comparing
 from cachesim.report.consoles import results, show

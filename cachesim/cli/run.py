@@ -422,7 +422,7 @@ def proof_lines(
     """
     if source is None:
         return []
-    from cachesim.prove.hunt.proof import proof_command
+    from cachesim.prove.command import proof_command
 
     command = proof_command(scenario, profile, source, index)
     return [(tables.PROVE, command)] if command else []

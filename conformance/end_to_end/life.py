@@ -17,7 +17,8 @@ from typing import Any, Final, Protocol
 
 from cachesim.engines.llamacpp.family import FAMILY
 from cachesim.prove.llama_cpp.calls import RealServerError
-from cachesim.prove.llama_cpp.flags import Abilities, draw_preset
+from cachesim.prove.llama_cpp.fitting import Abilities
+from cachesim.prove.llama_cpp.flags import draw_preset
 from cachesim.prove.llama_cpp.gguf import write_model
 from cachesim.prove.llama_cpp.server import RealServer
 from cachesim.prove.llama_cpp.workload import Outcome

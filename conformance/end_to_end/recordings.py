@@ -19,7 +19,8 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 from cachesim.prove.environment import EnvironmentUnavailableError
-from cachesim.prove.llama_cpp.flags import Abilities, draw_preset
+from cachesim.prove.llama_cpp.fitting import Abilities
+from cachesim.prove.llama_cpp.flags import draw_preset
 from cachesim.prove.llama_cpp.gguf import write_model
 from cachesim.prove.llama_cpp.server import RealServer, environment_for
 from cachesim.scenario.checks import spec_of

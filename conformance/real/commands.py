@@ -16,7 +16,7 @@ from cachesim.errors import OptionError, ScenarioError
 from cachesim.prove import playing
 from cachesim.prove.commands import ON_LLAMA_CPP
 from cachesim.prove.llama_cpp.calls import RealServerError
-from cachesim.prove.llama_cpp.flags import PRESETS
+from cachesim.prove.llama_cpp.fitting import PRESETS
 from cachesim.prove.llama_cpp.server import as_release, environment_for, overrides
 from conformance.real.llama_cpp.compare import (
     PlayDrawn,

@@ -1,6 +1,8 @@
 """The command after "prove it": printed where the real engine is played and its answer judged."""
 
 import io
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -9,7 +11,7 @@ from cachesim.cli.main import main
 from cachesim.engines.family import Profile
 from cachesim.engines.llamacpp.family import FAMILY
 from cachesim.errors import ProfileError, ScenarioError
-from cachesim.prove.hunt.proof import proof_command
+from cachesim.prove.command import proof_command
 from cachesim.prove.playing import releases_of
 from cachesim.scenario.files import load
 from cachesim.scenario.shipped import shipped_file
@@ -49,6 +51,25 @@ def test_no_proof_is_printed_that_would_prove_nothing(
     capsys: Capture, words: tuple[str, ...]
 ) -> None:
     assert [] == proofs(capsys, *words)
+
+
+LOADED = """
+import sys
+from cachesim.cli.main import main
+main(["run", "llama.cpp-two-codes"])
+print(*(name for name in sys.modules if name.startswith("cachesim.prove.")))
+"""
+COMMAND = {"command", "llama_cpp", "llama_cpp.fitting"}
+
+
+def test_the_line_costs_nothing_of_the_real_servers() -> None:
+    """What starts servers, writes models and searches is imported by who runs the line."""
+    done = subprocess.run(
+        [sys.executable, "-c", LOADED], capture_output=True, text=True, check=True
+    )
+
+    assert "prove it" in done.stdout
+    assert {f"cachesim.prove.{each}" for each in COMMAND} == {*done.stdout.splitlines()[-1].split()}
 
 
 def test_standard_input_has_no_name_to_prove_it_by(capsys: Capture, monkeypatch: Patch) -> None:

@@ -15,10 +15,11 @@ from cachesim.engines.vllm.family import FAMILY as VLLM
 from cachesim.play.session import CANCELLED
 from cachesim.prove.hunt.arrivals import ROOM, draw_arrival, draw_pinned
 from cachesim.prove.llama_cpp.calls import call_for, outcomes_of
+from cachesim.prove.llama_cpp.fitting import Release
 from cachesim.prove.llama_cpp.gguf import text_of
 from cachesim.prove.llama_cpp.simulated import SimulatedServer, observed_step
 from cachesim.prove.llama_cpp.worker import tokens_of
-from cachesim.prove.llama_cpp.workload import Outcome, Release, grouped, workload
+from cachesim.prove.llama_cpp.workload import Outcome, grouped, workload
 from cachesim.prove.rows import read_row
 from cachesim.scenario.format import Scenario, Step, Turn
 from cachesim.units import as_tokens

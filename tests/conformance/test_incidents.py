@@ -14,9 +14,10 @@ from cachesim.engines.llamacpp.options import Pooling
 from cachesim.play.session import CANCELLED
 from cachesim.prove.llama_cpp import server as room
 from cachesim.prove.llama_cpp.calls import call_for, outcomes_of
+from cachesim.prove.llama_cpp.fitting import hurdle
 from cachesim.prove.llama_cpp.server import Worker
 from cachesim.prove.llama_cpp.simulated import SimulatedServer, observed_step
-from cachesim.prove.llama_cpp.workload import Outcome, hurdle, in_one_call
+from cachesim.prove.llama_cpp.workload import Outcome, in_one_call
 from cachesim.prove.llama_cpp.workload import workload as workload_of
 from cachesim.scenario.format import FORMAT, Chat, Model, Scenario, Server, Step, Turn
 from cachesim.units import Tokens, as_tokens

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from cachesim.play import run_scenario
 from cachesim.play.session import CANCELLED
 from cachesim.prove.hunt.arrivals import draw_arrival, draw_pinned
-from cachesim.prove.llama_cpp.flags import Abilities
+from cachesim.prove.llama_cpp.fitting import Abilities
 from cachesim.prove.llama_cpp.simulated import SPARE, SimulatedServer, as_scenario, observed_step
 from cachesim.prove.llama_cpp.workload import Outcome, grouped, resolved, vocabulary_of, workload
 from cachesim.scenario import files

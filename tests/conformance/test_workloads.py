@@ -14,9 +14,10 @@ from cachesim.engines.vllm.family import FAMILY as VLLM
 from cachesim.errors import OptionError
 from cachesim.prove.hunt.arrivals import draw_arrival
 from cachesim.prove.llama_cpp.calls import call_for, outcomes_of
-from cachesim.prove.llama_cpp.flags import PRESETS, Abilities, effective_ubatch, parameters
+from cachesim.prove.llama_cpp.fitting import PRESETS, Abilities, Release
+from cachesim.prove.llama_cpp.flags import effective_ubatch, parameters
 from cachesim.prove.llama_cpp.simulated import SimulatedServer
-from cachesim.prove.llama_cpp.workload import Outcome, Release, arriving, grouped, workload
+from cachesim.prove.llama_cpp.workload import Outcome, arriving, grouped, workload
 from cachesim.scenario.checks import spec_of
 from cachesim.scenario.format import Model, Scenario, Step
 from cachesim.testing.search import shrink

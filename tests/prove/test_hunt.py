@@ -23,13 +23,8 @@ from cachesim.prove.hunt.proof import ProofResult, by_metadata, refuted_by
 from cachesim.prove.hunt.report import COUNTED, commands, write
 from cachesim.prove.llama_cpp import scenarios as llama_cpp
 from cachesim.prove.llama_cpp.calls import call_for
-from cachesim.prove.llama_cpp.scenarios import (
-    PROVER,
-    Proof,
-    alone_of,
-    divergence_of,
-    on_the_wheel,
-)
+from cachesim.prove.llama_cpp.fitting import fits
+from cachesim.prove.llama_cpp.scenarios import PROVER, Proof, alone_of, divergence_of
 from cachesim.prove.llama_cpp.workload import CRASH, Outcome
 from cachesim.prove.llama_cpp_python import scenarios as llama_cpp_python
 from cachesim.prove.mlx_lm import scenarios as mlx_lm
@@ -117,7 +112,7 @@ def test_a_cause_that_the_real_server_denies_is_tried_again_and_one_that_it_show
     assert {} == findings.missed
     assert findings.workloads > 2 == len(caught)
     assert all("hunt-llama.cpp-b11549" in each.scenario.name for each in caught)
-    assert all(on_the_wheel(each.scenario) for each in caught)
+    assert all(fits(each.scenario) for each in caught)
 
 
 def test_a_pool_searches_ahead_and_proves_the_same(caught: list[Counterexample]) -> None:
@@ -128,20 +123,20 @@ def test_a_pool_searches_ahead_and_proves_the_same(caught: list[Counterexample])
     assert findings.workloads > 2 == len(caught)
 
 
-def test_only_what_no_clock_decides_is_played_on_the_wheel() -> None:
-    assert on_the_wheel(scenario(READING, ARRIVING))
-    assert not on_the_wheel(scenario(READING, ARRIVING, batch_size=64))
-    assert not on_the_wheel(scenario(replace(READING, prompt=(300, 301)), ARRIVING))
-    assert not on_the_wheel(scenario(READING, Step(do="cancel")))
-    assert not on_the_wheel(scenario(READING, spec_type="draft-mtp"))
+def test_only_what_no_clock_decides_is_played_fits() -> None:
+    assert fits(scenario(READING, ARRIVING))
+    assert not fits(scenario(READING, ARRIVING, batch_size=64))
+    assert not fits(scenario(replace(READING, prompt=(300, 301)), ARRIVING))
+    assert not fits(scenario(READING, Step(do="cancel")))
+    assert not fits(scenario(READING, spec_type="draft-mtp"))
 
 
 def test_a_model_that_a_release_does_not_load_is_not_run_on_it() -> None:
     step = Step(name="r0", prompt=(300,))
     model, old = Model(preset="hybrid-mtp"), Server(name="llama.cpp", profiles=("b8672",))
 
-    assert on_the_wheel(replace(scenario(step), model=model))
-    assert not on_the_wheel(replace(scenario(step), model=model, engine=old))
+    assert fits(replace(scenario(step), model=model))
+    assert not fits(replace(scenario(step), model=model, engine=old))
 
 
 def test_a_report_holds_every_request_as_a_line_for_a_shell(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 from cachesim.engines.chat import FIRST_BYTE
 from cachesim.errors import OptionError, ScenarioError
 from cachesim.model.presets import preset
-from cachesim.prove.hunt.proof import proof_command
+from cachesim.prove.command import proof_command
 from cachesim.prove.ik_llama.binary import BinaryError, Server, arguments, exact_spec
 from cachesim.prove.ik_llama.commands import line_of, real_ik_llama_cpp, without_goodbyes
 from cachesim.prove.ik_llama.orders import judged

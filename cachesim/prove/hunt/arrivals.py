@@ -5,8 +5,9 @@ from random import Random
 from typing import Final
 
 from cachesim.engines.chat import FIRST_WORD, VOCABULARY
-from cachesim.prove.llama_cpp.flags import Abilities, draw_preset
-from cachesim.prove.llama_cpp.workload import Release, workload
+from cachesim.prove.llama_cpp.fitting import Abilities, Release
+from cachesim.prove.llama_cpp.flags import draw_preset
+from cachesim.prove.llama_cpp.workload import workload
 from cachesim.scenario.format import Scenario, Step
 from cachesim.units import Tokens, as_tokens
 

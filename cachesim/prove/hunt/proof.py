@@ -1,18 +1,16 @@
 """Proof of a finding on the real engine, for each engine that has one."""
 
-import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
-from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from cachesim.engines.family import FAMILIES, Profile
 from cachesim.errors import InputError
 from cachesim.prove import workbench
+from cachesim.prove.command import ANSWERING
 from cachesim.prove.playing import Difference, StepPlayed, differing
-from cachesim.scenario.checks import full_profile
-from cachesim.scenario.format import Scenario, Step
+from cachesim.scenario.format import Scenario
 from cachesim.scenario.labels import CONFIRMED, DERIVED, SOURCE, Evidence
 
 if TYPE_CHECKING:  # a command that prints the line of a proof searches for nothing
@@ -45,7 +43,6 @@ class Prover:
     kinds: tuple[str, ...]  # incidents that can be run there
     fits: Callable[[Scenario], bool]  # whether a workload can be
     prove: Prove
-    shows: Callable[[Step], bool]  # whether the answer to a step can be held against a cold one
     ready: Callable[[str], object]  # set the release's environment up
     chats: bool = True  # whether requests may be chats
     sizes: tuple[tuple[int, int], ...] = ((8, 80), (8, 80), (16, 80))
@@ -133,67 +130,16 @@ def always(_: object) -> bool:
     return True
 
 
-PROVERS: Final = {
-    "llama.cpp": "llama_cpp.scenarios",
-    "mlx-lm": "mlx_lm.scenarios",
-    "llama-cpp-python": "llama_cpp_python.scenarios",
-}
-"""Engine that answers on this machine -> module of its prover."""
-
 BY_METADATA: Final = ("vllm", "sglang", "transformers")
 """Engines without a model on this machine: the workbench proves by their scheduler and runner."""
 
 
 def real_prover(engine: str) -> Prover | None:
     """The prover of an engine that answers on this machine; imported here, as it is heavy."""
-    if engine not in PROVERS:
+    if engine not in ANSWERING:
         return None
-    prover: Prover = import_module(f"cachesim.prove.{PROVERS[engine]}").PROVER
+    prover: Prover = import_module(f"cachesim.prove.{ANSWERING[engine]}.scenarios").PROVER
     return prover
-
-
-BINARY: Final = "YOUR-LLAMA-SERVER-OF-{release}"
-"""A path in a printed command: ik_llama.cpp has no package, so its server is built by hand."""
-
-
-def plays_on_a_binary(scenario: Scenario) -> bool:
-    """True if `cachesim real ik_llama.cpp` plays a scenario: plain requests, a model that loads."""
-    if scenario.engine.name != "ik_llama.cpp":
-        return False
-    return (
-        scenario.model.preset in FAMILIES[scenario.engine.name].loads
-        and scenario.engine.options.get("companion", "none") != "strict_tail"
-        and not any(
-            each.messages or each.leaves or each.drafts or "cancel_after_ubatches" in each.options
-            for each in scenario.step
-        )
-    )
-
-
-def proof_command(
-    scenario: Scenario, profile: Profile, source: str | Path, step: int | None = None
-) -> str:
-    """The command that shows a wrong answer on the real engine; nothing where none does.
-
-    Real schedulers run without a model: they prove counts, and never an answer. `step` is the one
-    whose answer is wrong, where it is one.
-    """
-    if profile.engine == "ik_llama.cpp" and not profile.patches and plays_on_a_binary(scenario):
-        words = ["--binary", BINARY.format(release=profile.release), "--scenario", str(source)]
-        words += ["--release", profile.release]
-        return shlex.join(["cachesim", "real", profile.engine, *words])
-    if profile.patches or profile.release not in FAMILIES[profile.engine].real():
-        return ""
-    if scenario.engine.name != profile.engine:
-        return ""  # its flags are another engine's
-    prover = real_prover(profile.engine)
-    if prover is None:
-        return ""
-    if not prover.fits(scenario) or (step is not None and not prover.shows(scenario.step[step])):
-        return ""
-    listed = [full_profile(scenario.engine.name, each) for each in scenario.engine.profiles]
-    release = [] if profile in listed else ["--release", profile.release]
-    return shlex.join(["cachesim", "real", profile.engine, "--scenario", str(source), *release])
 
 
 def prover_of(profile: Profile, models: tuple[str, ...]) -> Prover:
@@ -212,7 +158,6 @@ def prover_of(profile: Profile, models: tuple[str, ...]) -> Prover:
         models=models,
         kinds=(),
         fits=always,
-        shows=always,
         prove=prove,
         ready=lambda _: None,
     )

@@ -13,8 +13,8 @@ from cachesim.engines.llama_cpp_python.family import FAMILY as PYTHON
 from cachesim.engines.llamacpp.family import FAMILY as LLAMA_CPP
 from cachesim.files import free_name
 from cachesim.lab.logs.settings import flag_of
+from cachesim.prove.command import proof_command
 from cachesim.prove.hunt.loop import ProvenFinding
-from cachesim.prove.hunt.proof import proof_command
 from cachesim.prove.llama_cpp.calls import call_for
 from cachesim.prove.llama_cpp.flags import adapter_file, adapter_names
 from cachesim.prove.llama_cpp.workload import in_one_call, resolved

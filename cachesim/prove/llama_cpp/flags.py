@@ -1,59 +1,14 @@
 """Flags of a server: those that a release has, as the wheel's parameters, and random ones."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 from typing import Any, Final, TypeAlias, get_args
 
-from cachesim.engines.llamacpp.family import FAMILY
-from cachesim.engines.llamacpp.options import TRAINED_CONTEXT, Drafting, Ngrams, Pooling
+from cachesim.engines.llamacpp.options import TRAINED_CONTEXT, Ngrams, Pooling
 from cachesim.errors import OptionError
-from cachesim.prove.llama_cpp.workload import Release
+from cachesim.prove.llama_cpp.fitting import Abilities
 from cachesim.typed import JsonObject, Value
-
-PRESETS: Final[Mapping[str, int]] = {
-    "dense": 0,
-    "swa": 0,
-    "recurrent": 0,
-    "hybrid": 0,
-    "hybrid-delta": 0,
-    "hybrid-swa": 0,
-    "hybrid-mtp": 9294,
-}
-"""Preset -> the first build whose server loads such a model."""
-
-
-@dataclass(frozen=True, slots=True)
-class Abilities:
-    """The flags and presets of one release's server."""
-
-    release: Release
-
-    def has(self, flag: str) -> bool:
-        """True where the server has such a flag; a new build has those of the one before."""
-        return nearest_release(self.release) in FAMILY.having(FAMILY.option(flag))
-
-    @property
-    def presets(self) -> tuple[str, ...]:
-        build = _build_of(self.release)
-        return tuple(preset for preset, first in PRESETS.items() if first <= build)
-
-    @property
-    def unloadable(self) -> frozenset[str]:
-        """Presets that only later releases load."""
-        return frozenset(PRESETS) - frozenset(self.presets)
-
-
-def _build_of(release: Release) -> int:
-    return int(release.removeprefix("b"))
-
-
-def nearest_release(release: Release) -> Release:
-    """The known release that describes a build best: the last one until then, else the first."""
-    until = [name for name in FAMILY.names() if _build_of(name) <= _build_of(release)]
-    return until[-1] if until else FAMILY.names()[0]
-
 
 PARAMETERS: Final[Mapping[str, str]] = {
     "parallel": "n_parallel",
@@ -191,11 +146,6 @@ def effective_ubatch(values: Mapping[str, Any]) -> int:
     """The ubatch size that a server started with these parameters works with."""
     context = int(values["n_ctx"]) or TRAINED_CONTEXT
     return min(context, *(int(values[each]) for each in ("n_batch", "n_ubatch")))
-
-
-def drafting(options: Mapping[str, Any]) -> bool:
-    """True with a draft model; n-gram drafts are not compared."""
-    return options.get("spec_type", "none") in get_args(Drafting)
 
 
 WINDOWED: Final = frozenset({"swa", "hybrid-swa"})

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import MappingProxyType
@@ -21,14 +20,8 @@ from cachesim.play.session import NotStartedError as SimulatedEndsError
 from cachesim.prove.environment import EnvironmentUnavailableError
 from cachesim.prove.hunt.proof import ProofResult, Prover, refuted_by, result_of, step_of
 from cachesim.prove.llama_cpp.calls import NotStartedError
-from cachesim.prove.llama_cpp.flags import (
-    PRESETS,
-    Abilities,
-    adapter_file,
-    adapter_names,
-    drafting,
-    model_file,
-)
+from cachesim.prove.llama_cpp.fitting import PRESETS, Release, fits
+from cachesim.prove.llama_cpp.flags import adapter_file, adapter_names, model_file
 from cachesim.prove.llama_cpp.gguf import write_adapter, write_model
 from cachesim.prove.llama_cpp.server import (
     FIRST,
@@ -38,9 +31,9 @@ from cachesim.prove.llama_cpp.server import (
     play_on,
 )
 from cachesim.prove.llama_cpp.simulated import SimulatedServer, observed
-from cachesim.prove.llama_cpp.workload import CRASH, SILENT, Outcome, Release, grouped, hurdle
+from cachesim.prove.llama_cpp.workload import CRASH, SILENT, Outcome, grouped
 from cachesim.prove.playing import StepPlayed, in_words
-from cachesim.scenario.checks import full_profile, spec_of
+from cachesim.scenario.checks import spec_of
 from cachesim.scenario.format import Scenario, Step
 from cachesim.scenario.labels import CONFIRMED
 from cachesim.units import Tokens
@@ -357,30 +350,8 @@ def on_the_wheels(scenario: Scenario) -> Play:
     return play
 
 
-BATCH: Final = 2048
-"""Tokens that a server reads before it looks for further requests, by default."""
-
 PATIENCE: Final = 10.0
 """Seconds after which a toy model's server gets no further request."""
-
-
-def on_the_wheel(scenario: Scenario) -> bool:
-    """True if the real llama-server can run a workload, and no clock decides how it ends."""
-    steps = scenario.step
-    if drafting(scenario.engine.options):
-        return False  # drafts are the companion's own there
-    profiles = (full_profile("llama.cpp", each) for each in scenario.engine.profiles)
-    if any(scenario.model.preset in Abilities(each.release).unloadable for each in profiles):
-        return False
-    if any(hurdle(scenario, number) for number in range(len(steps))):
-        return False
-    return all(
-        step.turns == 1
-        and "batch_size" not in scenario.engine.options
-        and len(before.prompt or ()) > BATCH
-        for before, step in pairwise(steps)
-        if step.turns
-    )
 
 
 def _proven_on_the_wheel(found: "Counterexample", profile: Profile) -> ProofResult:
@@ -413,8 +384,7 @@ PROVER: Final = Prover(
     models=tuple(each for each in PRESETS if each != "hybrid-mtp"),
     kinds=("slot file", "trips", "trips"),
     chats=False,  # the server renders them itself, and keeps its slot to itself
-    fits=on_the_wheel,
-    shows=lambda step: not step.messages,  # a chat's reply comes without probabilities
+    fits=fits,
     prove=_proven_on_the_wheel,
     ready=lambda release: environment_for(release).ready(),
 )

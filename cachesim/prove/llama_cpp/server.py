@@ -26,12 +26,11 @@ from cachesim.play.session import CANCELLED, ENDLESS, groups_of
 from cachesim.prove.environment import Environment, package_of
 from cachesim.prove.llama_cpp import worker as worker_script
 from cachesim.prove.llama_cpp.calls import NotStartedError, call_for, outcomes_of
+from cachesim.prove.llama_cpp.fitting import Abilities, Release, drafting
 from cachesim.prove.llama_cpp.flags import (
     PARAMETERS,
     WORDS,
-    Abilities,
     arguments,
-    drafting,
     effective_ubatch,
     parameters,
 )
@@ -40,7 +39,6 @@ from cachesim.prove.llama_cpp.workload import (
     CRASH,
     SILENT,
     Outcome,
-    Release,
     arriving,
     resolved,
     vocabulary_of,

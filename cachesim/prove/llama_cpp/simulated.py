@@ -11,7 +11,7 @@ from cachesim.engines.llamacpp.options import Options
 from cachesim.engines.llamacpp.rules import ServerRules
 from cachesim.model.arithmetic import ArithmeticName
 from cachesim.play.session import ABORTED, CANCELLED, ENDLESS, Record, Session
-from cachesim.prove.llama_cpp.flags import Abilities, drafting, nearest_release
+from cachesim.prove.llama_cpp.fitting import Abilities, drafting, nearest_release
 from cachesim.prove.llama_cpp.workload import CRASH, Outcome, grouped, release_of
 from cachesim.scenario.format import Expect, Scenario, Source, Step
 from cachesim.units import Tokens

@@ -3,26 +3,21 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 from cachesim.engines.family import Profile
 from cachesim.errors import ScenarioError
+from cachesim.prove.llama_cpp.fitting import Release, hurdle
 from cachesim.scenario.checks import DEFAULT_PREDICT, spec_of
 from cachesim.scenario.format import FORMAT, Model, Scenario, Server, Step, Turn
 from cachesim.scenario.prompts import Vocabulary
 from cachesim.units import Token, Tokens
-
-Release: TypeAlias = str
-"""A release of llama.cpp that a wheel runs."""
 
 CRASH: Final = "crash"
 """The error of a call during which the real process ended."""
 
 SILENT: Final = "silent"
 """The error of a call that the real process neither works at nor answers."""
-
-WRITTEN: Final = "chatml"
-"""The chat template that is in the model file."""
 
 
 def workload(
@@ -111,32 +106,6 @@ def in_one_call(scenario: Scenario) -> Iterator[list[int]]:
         for call in arriving(group):
             yield list(range(number, number + len(call)))
             number += len(call)
-
-
-def hurdle(scenario: Scenario, number: int) -> str:
-    """The reason why a step is not run on the real server; nothing where it is."""
-    step = scenario.step[number]
-    same_call = step.with_previous and not step.turns
-    before = scenario.step[number - 1] if same_call else step
-    alike = all(
-        getattr(step, each) == getattr(before, each)
-        for each in ("predict", "slot", "cache_prompt", "options")
-    )
-    replies = [each.reply for each in (before, step) if each.forced]
-    lengths = {len(reply) for reply in replies if isinstance(reply, tuple)}
-    hurdles: Sequence[tuple[bool, str]] = (
-        (not alike, "what goes out in one call asks for the same predict, slot and options"),
-        (len(lengths) > 1, "what goes out in one call gets replies of one length"),
-        (step.do == "cancel", "'cancel' depends on the real server's clock"),
-        (
-            bool(step.messages) and scenario.chat.template != WRITTEN,
-            f"its model file's chat template is {WRITTEN}",
-        ),
-        (bool(scenario.images), "its server has no image projector"),
-        (bool(scenario.model.sizes), "bytes are those of another model"),
-        (bool(step.drafts) and step.forced, "a real companion proposes drafts of its own"),
-    )
-    return next((why for stands, why in hurdles if stands), "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -27,8 +27,9 @@ from cachesim.model.presets import PRESETS
 from cachesim.model.spec import ModelSpec
 from cachesim.play.session import Record, Session
 from cachesim.prove.environment import Environment, package_of
-from cachesim.prove.hunt.proof import ProofResult, Prover, always, refuted_by, result_of, step_of
+from cachesim.prove.hunt.proof import ProofResult, Prover, refuted_by, result_of, step_of
 from cachesim.prove.llama_cpp.gguf import as_ggml_computes, text_of, write_model
+from cachesim.prove.llama_cpp_python.fitting import fits
 from cachesim.prove.llama_cpp_python.worker import APART
 from cachesim.prove.playing import StepPlayed
 from cachesim.prove.worker_process import WorkerError, WorkerProcess
@@ -51,8 +52,6 @@ WRONG: Final = 0.1
 PRECISE: Final = {"type_k": "f32", "type_v": "f32"}
 DRAWN: Final = tuple(name for name, spec in PRESETS.items() if not spec.mtp_depth)
 """Presets to draw from; the binding has no use for an MTP head."""
-
-ACTIONS: Final = ("slot-save", "slot-save", "slot-restore", "slot-restore", "slot-erase", "restart")
 
 
 def environment_for(release: str, version: str = "") -> Environment:
@@ -245,11 +244,8 @@ PROVER: Final = Prover(
     where="the real package",
     models=DRAWN,
     kinds=("restart",),
-    fits=lambda scenario: all(
-        step.do in {"complete", *ACTIONS} and not step.turns for step in scenario.step
-    ),
+    fits=fits,
     prove=_proven_on_an_instance,
-    shows=always,
     ready=lambda release: environment_for(release).ready(),
 )
 

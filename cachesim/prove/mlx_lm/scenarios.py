@@ -10,18 +10,15 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from cachesim.engines.chat import VOCABULARY, ByteTokenizer
 from cachesim.engines.family import Profile
-from cachesim.engines.mlx_lm.families import family_of
 from cachesim.engines.mlx_lm.family import FAMILY
-from cachesim.engines.mlx_lm.options import MlxOptions
 from cachesim.engines.mlx_lm.server import word_tokenizer
-from cachesim.errors import CachesimError, InputError, ScenarioError
+from cachesim.errors import CachesimError
 from cachesim.play.session import Record, Session, groups_of
-from cachesim.prove.hunt.proof import ProofResult, Prover, always, refuted_by, result_of, step_of
-from cachesim.prove.mlx_lm.families import toy_of
+from cachesim.prove.hunt.proof import ProofResult, Prover, refuted_by, result_of, step_of
+from cachesim.prove.mlx_lm.fitting import fits, playable_families
 from cachesim.prove.mlx_lm.process import environment_for
 from cachesim.prove.mlx_lm.server import RealMlxServer
 from cachesim.prove.playing import StepPlayed, in_words
-from cachesim.scenario.checks import spec_of
 from cachesim.scenario.format import Scenario
 from cachesim.typed import there_is
 from cachesim.units import Token, Tokens
@@ -126,32 +123,6 @@ def _outcome(record: Record, oracle: Oracle) -> Outcome:
     return reply.cached, "same" if same else "diverged", None
 
 
-def playable_families(scenario: Scenario) -> dict[str, str]:
-    """The class of each model of a scenario; InputError if it cannot be run."""
-    specs = {name: spec_of(each) for name, each in scenario.networks.items()}
-    families = {name: family_of(each).name for name, each in specs.items()}
-    toys = {name: toy_of({"family": each}, VOCABULARY) for name, each in families.items()}
-    options = scenario.engine.options
-    drafter = MlxOptions(draft_model=options.get("draft_model")).draft_spec(specs[""])
-    if drafter is not None:
-        specs["draft"] = drafter
-        toys["draft"] = toy_of({"family": family_of(drafter).name}, VOCABULARY)
-    hurdles = {
-        "its toy model reads no images": bool(scenario.images),
-        "none of its model classes has such layers": any(
-            set(specs[name].layers) != set(toy.layers) for name, toy in toys.items()
-        ),
-        "bytes are those of another model": "prompt_cache_bytes" in options,
-        "it depends on the real server's clock": any(
-            step.do != "complete" or step.turns for step in scenario.step
-        ),
-    }
-    why = next((why for why, stands in hurdles.items() if stands), None)
-    if why is not None:
-        raise ScenarioError(f"{scenario.name} is not run on the real server: {why}")
-    return families
-
-
 class Words:
     """The byte tokenizer's tokens as words of the real server's tokenizer."""
 
@@ -211,14 +182,6 @@ class Words:
         return request
 
 
-def _on_the_package(scenario: Scenario) -> bool:
-    try:
-        playable_families(scenario)
-    except InputError:
-        return False
-    return True
-
-
 def _proven_on_the_package(found: "Counterexample", profile: Profile) -> ProofResult:
     """Run it on mlx-lm's own server, and hold its answer against a cold one of the same model."""
     try:
@@ -243,8 +206,7 @@ PROVER: Final = Prover(
     models=("swa", "recurrent", "hybrid", "hybrid-delta"),
     kinds=("long reply",),
     sizes=((16, 12), (8, 80), (16, 12)),
-    fits=_on_the_package,
-    shows=always,
+    fits=fits,
     prove=_proven_on_the_package,
     ready=lambda release: environment_for(release).ready(),
 )

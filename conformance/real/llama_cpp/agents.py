@@ -11,15 +11,10 @@ from typing import Any, Final
 
 from cachesim.engines.chat import FIRST_WORD, VOCABULARY
 from cachesim.prove.hunt.arrivals import READING
-from cachesim.prove.llama_cpp.flags import (
-    Abilities,
-    Choices,
-    drafting,
-    draw_choices,
-    draw_preset,
-)
+from cachesim.prove.llama_cpp.fitting import Abilities, Release, drafting
+from cachesim.prove.llama_cpp.flags import Choices, draw_choices, draw_preset
 from cachesim.prove.llama_cpp.gguf import text_of
-from cachesim.prove.llama_cpp.workload import Outcome, Release
+from cachesim.prove.llama_cpp.workload import Outcome
 from cachesim.scenario.format import Scenario, Step, Turn
 from cachesim.units import Tokens, as_tokens
 from conformance.real.llama_cpp.workloads import ABANDONED, Server, Setting, slot_action

@@ -20,18 +20,12 @@ from cachesim.play.session import ENDLESS
 from cachesim.prove import playing
 from cachesim.prove.hunt.arrivals import draw_arrival, draw_pinned
 from cachesim.prove.llama_cpp.calls import NotStartedError, RealServerError
-from cachesim.prove.llama_cpp.flags import NO_FLAGS, drafting, model_file
+from cachesim.prove.llama_cpp.fitting import Release, drafting
+from cachesim.prove.llama_cpp.flags import NO_FLAGS, model_file
 from cachesim.prove.llama_cpp.gguf import write_model
 from cachesim.prove.llama_cpp.server import SECONDS_FOR_ONE_CALL, RealServer, calls_of
 from cachesim.prove.llama_cpp.simulated import SimulatedServer, Trial, as_scenario, observed
-from cachesim.prove.llama_cpp.workload import (
-    CRASH,
-    SILENT,
-    Outcome,
-    Release,
-    grouped,
-    release_of,
-)
+from cachesim.prove.llama_cpp.workload import CRASH, SILENT, Outcome, grouped, release_of
 from cachesim.scenario.checks import spec_of
 from cachesim.scenario.files import to_toml
 from cachesim.scenario.format import Model, Scenario, Step

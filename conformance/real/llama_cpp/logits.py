@@ -21,10 +21,10 @@ from cachesim.model.network import FloatNetwork
 from cachesim.model.presets import PRESETS, preset
 from cachesim.model.spec import FIRST_PLAIN
 from cachesim.model.store import Ubatch
-from cachesim.prove.llama_cpp.flags import Abilities
+from cachesim.prove.llama_cpp.fitting import Abilities, Release
 from cachesim.prove.llama_cpp.gguf import as_ggml_computes, write_model
 from cachesim.prove.llama_cpp.server import RealServer, as_release, environment_for
-from cachesim.prove.llama_cpp.workload import Outcome, Release
+from cachesim.prove.llama_cpp.workload import Outcome
 from cachesim.prove.playing import console
 from cachesim.scenario.format import Step
 from cachesim.typed import there_is

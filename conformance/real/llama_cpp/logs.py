@@ -25,9 +25,10 @@ from cachesim.lab.logs.replay import Replay
 from cachesim.lab.logs.settings import settings_of
 from cachesim.lab.logs.what_if import cached_over, workloads_of
 from cachesim.lab.logs.whole import rebuild
-from cachesim.prove.llama_cpp.flags import Abilities, draw_preset
+from cachesim.prove.llama_cpp.fitting import Abilities, Release
+from cachesim.prove.llama_cpp.flags import draw_preset
 from cachesim.prove.llama_cpp.server import RealServer
-from cachesim.prove.llama_cpp.workload import Outcome, Release, release_of
+from cachesim.prove.llama_cpp.workload import Outcome, release_of
 from cachesim.scenario.format import Scenario
 from conformance.real.llama_cpp.compare import SideBySide
 from conformance.real.llama_cpp.workloads import Setting, grow

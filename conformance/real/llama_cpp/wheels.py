@@ -31,9 +31,10 @@ from cachesim.engines.words import counted
 from cachesim.errors import ProfileError
 from cachesim.prove.environment import environments_folder, versions_of
 from cachesim.prove.llama_cpp.calls import RealServerError
+from cachesim.prove.llama_cpp.fitting import Release
 from cachesim.prove.llama_cpp.server import as_release, declared, environment_for
 from cachesim.prove.llama_cpp.simulated import SimulatedServer, Trial, known_trials
-from cachesim.prove.llama_cpp.workload import Outcome, Release
+from cachesim.prove.llama_cpp.workload import Outcome
 from cachesim.prove.playing import console, watched
 from cachesim.scenario.checks import read
 from cachesim.scenario.files import to_toml

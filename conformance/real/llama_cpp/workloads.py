@@ -13,16 +13,10 @@ from typing import Any, Final, Protocol
 from cachesim.engines.chat import FIRST_WORD
 from cachesim.engines.llamacpp.options import CONTEXT_STEP, TRAINED_CONTEXT
 from cachesim.play.session import AS_TEXT
-from cachesim.prove.llama_cpp.flags import (
-    NO_FLAGS,
-    Abilities,
-    drafting,
-    draw_more,
-    draw_options,
-    draw_preset,
-)
+from cachesim.prove.llama_cpp.fitting import Abilities, Release, drafting
+from cachesim.prove.llama_cpp.flags import NO_FLAGS, draw_more, draw_options, draw_preset
 from cachesim.prove.llama_cpp.gguf import text_of
-from cachesim.prove.llama_cpp.workload import Outcome, Release, workload
+from cachesim.prove.llama_cpp.workload import Outcome, workload
 from cachesim.scenario import limits
 from cachesim.scenario.format import Scenario, Step
 from cachesim.units import Token, Tokens, as_tokens

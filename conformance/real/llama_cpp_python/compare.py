@@ -10,7 +10,8 @@ from cachesim.engines.llama_cpp_python.rules import Rules
 from cachesim.model.presets import PRESETS
 from cachesim.model.spec import FIRST_PLAIN
 from cachesim.prove.llama_cpp.gguf import text_of
-from cachesim.prove.llama_cpp_python.scenarios import ACTIONS, PRECISE, Instance, compared
+from cachesim.prove.llama_cpp_python.fitting import ACTIONS
+from cachesim.prove.llama_cpp_python.scenarios import PRECISE, Instance, compared
 from cachesim.prove.playing import Difference, first_difference
 from cachesim.scenario.format import Prompt, Scenario, Step, Turn
 from cachesim.testing.workloads import Seeded, Shape, draw_workload
