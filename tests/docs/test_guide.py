@@ -58,7 +58,9 @@ def test_every_engine_says_which_files_it_follows_and_at_which_commit() -> None:
 def test_every_file_that_a_guide_names_is_there(guide: str) -> None:
     text = (ROOT / guide).read_text()
     paths = [
-        each.partition("::") for each in named(text) if re.match(r"(cachesim|tests|docs)/", each)
+        each.partition("::")
+        for each in named(text)
+        if re.match(r"(cachesim|conformance|tests|docs)/", each)
     ]
 
     assert [] == [path for path, _, _ in paths if not (ROOT / path).exists()]
