@@ -57,7 +57,7 @@ PYODIDE: Final = (
     "python_stdlib.zip",
     "pyodide-lock.json",
 )
-LEFT_OUT: Final = ("cli", "testing")
+LEFT_OUT: Final = ("cli", "prove", "testing")
 """Packages that a browser has no use for."""
 
 FOR_LOGS: Final = ("lab/logs", "lab/traces", "lab/record")
