@@ -22,7 +22,7 @@ _BLOCKS: Final = "it decides how much fits into memory; name num_blocks and max_
 _UNLOADED: Final = "the model, and all that is cached, is unloaded after so many idle seconds"
 _GENERATE: Final = (
     "`generate` alone reads it, which keeps nothing; "
-    "`cachesim real transformers` compares its caches"
+    "`cachesim real transformers`, in a checkout, compares its caches"
 )
 
 FIELDS: Final[tuple[Field, ...]] = (

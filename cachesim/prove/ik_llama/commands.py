@@ -83,7 +83,8 @@ def real_ik_llama_cpp(
     release
         The commit of the binary; by default the newest of the scenario's.
     record
-        A file to which the requests and the real answers are added, for `cachesim real vectors`.
+        A file to which the requests and the real answers are added; a checkout replays it with
+        `cachesim real vectors`.
     keep
         A folder for the model's files and the server's logs, which are removed otherwise.
 
