@@ -64,6 +64,17 @@ def run(program: list[str], words: list[str], folder: Path) -> str:
     return ""
 
 
+def border(program: list[str], folder: Path) -> str:
+    """What is wrong with a comparison that the wheel has not: it says so, in one sentence."""
+    clean = {key: value for key, value in os.environ.items() if not key.startswith("PYTHON")}
+    done = subprocess.run(
+        [*program, "real", "vllm"],
+        cwd=folder, env=clean, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    says = done.stderr.startswith("cachesim: the installed package has no `cachesim real vllm`: ")
+    return "" if (done.returncode, says) == (2, True) else f"cachesim real vllm: {done.stderr}"
+
+
 def installed(python: str, wheel: Path, folder: Path) -> list[str]:
     """The program in an environment of its own."""
     place = Path(tempfile.mkdtemp(dir=folder))
@@ -113,6 +124,7 @@ def tried(python: str, wheel: Path, folder: Path) -> int:
         told = pool.map(lambda words: run(program, words, fresh(folder)), asked)
         wrong = [each for each in told if each]
     sys.stdout.write(f"{version}: {len(asked) - len(wrong)} of {len(asked)} commands run\n")
+    wrong += filter(None, [border(program, fresh(folder))])
     sys.stdout.writelines(f"  {each}\n" for each in wrong)
     return len(wrong)
 

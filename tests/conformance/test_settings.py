@@ -17,7 +17,6 @@ from cachesim.prove.llama_cpp import server as llama_cpp
 from cachesim.prove.llama_cpp.flags import NO_FLAGS
 from cachesim.prove.llama_cpp.server import environment_for
 from cachesim.prove.llama_cpp_python.scenarios import environment_for as binding_environment_for
-from cachesim.prove.mlx_lm import server as mlx_lm
 from cachesim.prove.mlx_lm.process import environment_for as mlx_environment_for
 from cachesim.prove.playing import Override, show_overrides
 from cachesim.prove.worker_side import differences
@@ -25,6 +24,7 @@ from cachesim.scenario.format import Model
 from cachesim.scenario.shipped import load_all
 from conformance.real.llama_cpp.workloads import BARE, draw_setting
 from conformance.real.llama_cpp_python import commands as python
+from conformance.real.mlx_lm import compare as mlx_lm
 from conformance.real.sglang import scheduler as sglang
 from conformance.real.vllm import scheduler as vllm
 from conformance.real.vllm import worker_settings
