@@ -97,11 +97,11 @@ class VllmLaws:
             whole = decodes or not (splits or seen.images)
             wanted = 1 if decodes else count - event.start
             pads = fresh and self._rules.scheduler.padding == "resumed"
-            pads &= 0 < event.start == count - 1
+            pads &= 0 < event.start == count - 1 and not limits.drafts_by_size
             fresh = False
             fills = self._options.use_eagle or limits.overlaps  # a drafter proposes all drafts
             if fills if decodes else pads and self._has_room(event.start):
-                wanted += limits.drafts
+                wanted += self._proposed
             room = min(wanted, self._least, limits.max_model_len - event.start - 1)
             if seen.alone and whole and size < room:
                 return f"a chunk of {size} tokens from {event.start} on, of {room}"
@@ -114,6 +114,12 @@ class VllmLaws:
         if spares.threshold_spares_the_only_one or not limits.threshold:
             return limits.budget
         return min(limits.budget, limits.threshold)
+
+    @property
+    def _proposed(self) -> int:
+        """Drafts that are proposed after a step, where the request is alone in it."""
+        limits = self._engine.scheduler.limits
+        return limits.drafts_by_size[0] if limits.drafts_by_size else limits.drafts
 
     @property
     def _longest(self) -> tuple[int, ...]:
@@ -133,20 +139,26 @@ class VllmLaws:
         prompt        |-----|-----|-----|--~--|-----|---|       a junction ~
         a step has    |---------------|
         ends                      ^     ^     ^     ^           the last blocks' may be inside, too
+
+        With the rule `uncached-prefix` the first chunk ends as many tokens after its start as a
+        lookup lacks up to the junction: a store's tokens move that end beyond the junction.
         """
         scheduler, splitter = self._engine.scheduler, self._engine.scheduler.splitter
         if splitter is None or seen.images or scheduler.limits.adaptive:
             return None
-        count, size, junction = len(seen.reply.prompt), splitter.size, 0
+        count, size, junction, shared = len(seen.reply.prompt), splitter.size, 0, 0
         manager, rules = splitter.manager, self._rules.scheduler
         grid = manager.coordinator.retention if rules.stops_at_interval else None
         for event in seen.events:
-            if isinstance(event, CacheLookup):
+            if isinstance(event, CacheLookup) and rules.chunk_split == "uncached-prefix":
+                shared = max(event.junction - event.cached, 0)
+            elif isinstance(event, CacheLookup):
                 junction = event.junction
             if not isinstance(event, ChunkScheduled) or event.end >= count:
                 continue
             start, end = event.start, event.end
-            ends = {(start // size + bool(start % size)) * size}
+            ends = {(start // size + bool(start % size)) * size, start + shared // size * size}
+            shared = 0
             for full in (min(count, start + most) for most in self._longest):
                 ends |= {full, full // size * size}
             wanted = junction - size < end <= junction or end >= count - 2 * size
@@ -205,8 +217,8 @@ class VllmLaws:
         for event in seen.events:
             if isinstance(event, ChunkScheduled) and (event.start >= count or event.drafts):
                 found = _after_latest(tokens[: event.start + 1])
-                room = min(limits.budget - 1, limits.max_model_len - event.start - 2)
-                wanted = min(len(found), limits.drafts, room)
+                room = min(self._least - 1, limits.max_model_len - event.start - 2)
+                wanted = min(len(found), self._proposed, room)
                 decodes = event.start >= count and not limits.overlaps
                 if decodes and event.drafts != wanted:
                     return f"{event.drafts} drafts after {event.start + 1} tokens, of {wanted}"

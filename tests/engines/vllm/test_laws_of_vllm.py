@@ -9,7 +9,7 @@ import pytest
 
 from cachesim.engines.base import Engine, Request
 from cachesim.engines.events import Event
-from cachesim.engines.family import family_of
+from cachesim.engines.family import Profile, family_of
 from cachesim.engines.images import Image
 from cachesim.engines.seen import Breach, Seen
 from cachesim.engines.vllm.events import (
@@ -22,6 +22,8 @@ from cachesim.engines.vllm.laws import VllmLaws
 from cachesim.engines.vllm.server import Vllm
 from cachesim.errors import ContractError
 from cachesim.model.presets import preset
+from cachesim.play.findings import play
+from cachesim.scenario.files import loads
 from cachesim.typed import of_kind, there_is
 from cachesim.units import Count, Pos, as_tokens
 from tests.engines.asking import answer
@@ -428,3 +430,157 @@ def test_a_state_that_is_lost_where_the_hit_of_attention_ended_is_found() -> Non
     assert Breach(
         kind="lost reuse", detail="0 of 24 tokens would be found of the 25 computed ones"
     ) == judged(unchanged, engine)
+
+
+THRESHOLD = """
+format = 1
+name = "threshold"
+
+[model]
+preset = "swa"
+
+[engine]
+name = "vllm"
+
+[engine.options]
+speculative_method = "ngram"
+long_prefill_token_threshold = 2
+
+[[step]]
+name = "r0"
+prompt = [286, 432, 451, 300, 301, 302]
+reply = [297, 432, 451, 300, 301]
+"""
+"""After the second 432 and 451 two tokens are drafted; until 0.30 the threshold leaves one."""
+
+SHIFTED = """
+format = 1
+name = "shifted"
+
+[model]
+preset = "hybrid"
+
+[engine]
+name = "vllm"
+
+[engine.options]
+block_size = 4
+mamba_cache_mode = "align"
+speculative_method = "eagle"
+connector = "store"
+
+[[step]]
+name = "r0"
+prompt = [265, 266, 267, 268, 269, 270, 271]
+reply = [272, 273]
+turns = 0
+
+[[step]]
+name = "r1"
+prompt = [265, 266, 267, 268, 269, 270, 271, 272, 274, 275, 276, 277, 278, 279, 280, 281, 282, 283,
+  284, 285, 286]
+reply = [287]
+"""
+"""Attention's hit ends at 4, states have none, and the store has 8: the first chunk is 8 to 12."""
+
+AGREED = "0.24.0+46281+44243-agreed"
+"""Looks up what all groups have before it asks a store: then a junction lies before its tokens."""
+
+
+@pytest.mark.parametrize(
+    ("text", "profile"),
+    [
+        *((THRESHOLD, each) for each in ("0.19.1", "0.22.1", "0.23.0", "0.24.0")),
+        (SHIFTED, AGREED),
+    ],
+)
+def test_chunks_that_a_threshold_cuts_or_a_store_moves_break_no_law(
+    text: str, profile: str
+) -> None:
+    trial = play(loads(text.encode(), name="scenario"), Profile.parse(f"vllm@{profile}"))
+
+    assert [] == trial.findings
+
+
+def drafting(profile: str, method: str, **options: Any) -> Any:
+    engine = Engine.create(
+        f"vllm@{profile}",
+        model=preset("dense"),
+        options={"block_size": 4, "speculative_method": method} | options,
+    )
+    engine.submit(Request(prompt=PROMPT[:10] * 4, predict=10, reply=PROMPT[:10]))
+    engine.run()
+    return engine
+
+
+RANGES = {"num_speculative_tokens_per_batch_size": "[[1, 1, 1], [2, 8, 2]]"}
+"""One draft for a request that is alone in a step."""
+
+
+@pytest.mark.parametrize(
+    ("profile", "options", "due"),
+    [
+        ("0.24.0", {}, 2),
+        ("0.24.0", {"long_prefill_token_threshold": 2}, 1),
+        ("0.24.0", {"long_prefill_token_threshold": 1}, 0),
+        ("0.24.0", RANGES, 1),
+        ("0.30.0", RANGES | {"long_prefill_token_threshold": 1}, 0),
+        ("0.32.0", RANGES | {"long_prefill_token_threshold": 1}, 1),
+    ],
+)
+def test_as_many_n_grams_are_due_as_the_threshold_and_the_ranges_leave(
+    profile: str, options: dict[str, Any], due: int
+) -> None:
+    engine = drafting(profile, "ngram", **options)
+    assert judged(unchanged, engine) is None
+
+    wrong = judged(lambda e: replace(e, drafts=3) if isinstance(e, ChunkScheduled) else e, engine)
+
+    assert f"3 drafts after 41 tokens, of {due}" == there_is(wrong).detail
+
+
+@pytest.mark.parametrize("profile", ["0.24.0", "0.30.0", "0.33.0"])
+def test_a_step_has_the_drafts_of_the_range_of_one_request(profile: str) -> None:
+    engine = drafting(profile, "eagle", **RANGES)
+    assert judged(unchanged, engine) is None
+
+    def shorter(event: Event) -> Event:
+        if isinstance(event, ChunkScheduled) and event.start == 40:
+            return replace(event, end=event.end - 1)
+        return event
+
+    assert "a chunk of 1 tokens from 40 on, of 2" == there_is(judged(shorter, engine)).detail
+
+
+@pytest.mark.parametrize("padded", [False, True])
+def test_a_request_that_resumes_with_one_token_is_padded_but_with_ranges(*, padded: bool) -> None:
+    engine = drafting("0.33.0", "ngram", **({} if padded else RANGES))
+    engine.submit(Request(prompt=PROMPT[:10] * 4 + PROMPT[:1], predict=3))
+    engine.run()
+    first = next(e for e in engine.events if isinstance(e, ChunkScheduled) and e.task == 1)
+
+    assert (40, 43 if padded else 41) == (first.start, first.end)
+    assert judged(unchanged, engine) is None
+
+
+@pytest.mark.parametrize(("start", "end", "wrong"), [(8, 12, 16), (8, 12, 11), (12, 32, 16)])
+def test_a_chunk_that_a_store_moves_ends_nowhere_else(start: int, end: int, wrong: int) -> None:
+    options = {"block_size": 4, "mamba_cache_mode": "align", "speculative_method": "eagle"}
+    engine = Engine.create(
+        f"vllm@{AGREED}", model=preset("hybrid"), options=options | {"connector": "store"}
+    )
+    for prompt in (PROMPT[:7], PROMPT[:8] + PROMPT[9:]):
+        engine.submit(Request(prompt=prompt, predict=2, reply=PROMPT[7:9]))
+        engine.run()
+    assert judged(unchanged, engine) is None
+
+    def change(event: Event) -> Event:
+        if not isinstance(event, ChunkScheduled):
+            return event
+        ends = {(start, end): (start, wrong), (end, event.end): (wrong, event.end)}
+        first, last = ends.get((event.start, event.end), (event.start, event.end))
+        return replace(event, start=first, end=last)
+
+    broken = there_is(judged(change, engine))
+
+    assert f"a chunk from {start} on ends at {wrong}, where nothing asks for it" == broken.detail
