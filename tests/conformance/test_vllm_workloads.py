@@ -8,6 +8,7 @@ import pytest
 from cachesim.cli.main import main
 from cachesim.engines.base import Reply
 from cachesim.engines.family import Profile
+from cachesim.engines.vllm.events import RequestPreempted
 from cachesim.engines.vllm.family import FAMILY
 from cachesim.errors import InputError, ScenarioError
 from cachesim.play.session import Record, Session
@@ -361,6 +362,27 @@ def prefilled_elsewhere(*more: Step, **options: Any) -> Scenario:
     return Scenario(
         format=FORMAT, name="elsewhere", model=model, engine=server, step=(first, *more)
     )
+
+
+@pytest.mark.parametrize("release", ["0.24.0", "0.28.0", "0.32.0"])
+def test_drafts_that_find_no_blocks_are_proposed_to_the_scheduler_too(release: str) -> None:
+    """The second request is preempted for its drafts, so that they are in no chunk."""
+    flags = {"block_size": 4, "num_gpu_blocks_override": 6, "max_model_len": 16}
+    first = Step(name="a", prompt=tuple(range(265, 276)), reply=(300, 301))
+    second = Step(prompt=tuple(range(365, 372)), reply=(400, 401, 402), drafts=((401, 402),))
+    scenario = Scenario(
+        format=FORMAT,
+        name="drafts",
+        model=Model(preset="dense"),
+        engine=Server(name="vllm", options=flags | {"speculative_method": "ngram"}),
+        step=(first, replace(second, name="b", with_previous=True)),
+    )
+
+    records, workload = SCHEDULER.workload_of(scenario, release)
+    [group] = play(workload, FAMILY.release(release).rules)
+
+    own = [[isinstance(e, RequestPreempted) for e in each.events] for each in records]
+    assert [0, 1] == [each["preempted"] for each in group["requests"]] == [*map(sum, own)]
 
 
 def test_requests_reach_the_scheduler_when_their_prefill_elsewhere_is_done() -> None:

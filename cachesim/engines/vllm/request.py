@@ -256,6 +256,7 @@ class Job(job.Job):
     drafts: tuple[Tokens, ...] | None
     turns: int = 0  # drafting steps so far
     proposed: list[int] = field(default_factory=list)  # the last drafts
+    proposals: dict[int, int] = field(default_factory=dict)  # generated tokens -> number of drafts
 
     @property
     def generated(self) -> Tokens:

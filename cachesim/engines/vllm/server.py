@@ -414,6 +414,7 @@ class Vllm(SlotlessEngine[Rules, VllmOptions, Job]):
                 job = self._jobs[request.id]
                 proposed = self.drafter.propose(request, job.forced, job.drafts, job.turns)
                 job.proposed = proposed[: step.proposes]
+                job.proposals[request.num_output] = len(job.proposed)
                 job.turns += 1
                 if not self.scheduler.limits.overlaps:
                     self.scheduler.update_draft_token_ids(request, job.proposed)
@@ -449,14 +450,13 @@ class Vllm(SlotlessEngine[Rules, VllmOptions, Job]):
                 break
         return tokens
 
-    def last_proposal(self, ticket: Ticket) -> dict[int, int]:
-        """Number of the last drafts of a request that runs, by its generated tokens."""
-        job = self._jobs[ticket]
-        request = job.request
-        if request is None or request.status != "running" or not job.turns:
-            return {}
-        proposed = self.drafter.propose(request, job.forced, job.drafts, job.turns - 1)
-        return {request.num_output: len(proposed)}
+    def proposals(self, ticket: Ticket) -> Mapping[int, int]:
+        """Numbers of drafts that were proposed for a request, by its generated tokens.
+
+        Not each is in a chunk: the drafts of a request that is then preempted are in none, though
+        the blocks that they would take may be the reason.
+        """
+        return self._jobs[ticket].proposals
 
     def remember(self, most: int) -> None:
         self._most = most

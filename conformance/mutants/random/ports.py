@@ -56,9 +56,9 @@ SHOWS: Final = frozenset(
         "_is_left", "_locks", "_node", "_nodes", "_opened", "_own_cells", "_packed",
         "_host_entries", "_host_paths", "_rows", "_visible_next", "_sizes", "_tokens", "_unpacked",
         "amounts", "check_books", "check_integrity", "check_reserve", "context_params", "described",
-        "held", "held_by_host", "holdings", "is_sound", "last_proposal", "load_prompt_cache",
+        "held", "held_by_host", "holdings", "is_sound", "load_prompt_cache",
         "n_swa", "name_of", "nbytes_or_error", "open_prompt_cache", "open_server", "row_bytes",
-        "save_prompt_cache", "snapshot", "texts", "window_of",
+        "proposals", "save_prompt_cache", "snapshot", "texts", "window_of",
     ]
 )  # fmt: skip
 """Classes and functions of other modules that declare, check, show or write files."""

@@ -1,14 +1,13 @@
 """vLLM's real scheduler: its start, and the requests of a scenario."""
 
 import re
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from typing import Any, Final
 
 from cachesim.engines.base import Engine
-from cachesim.engines.vllm.events import ChunkScheduled, DraftsVerified
+from cachesim.engines.vllm.events import DraftsVerified
 from cachesim.engines.vllm.family import FAMILY
 from cachesim.engines.vllm.host import Arc
 from cachesim.engines.vllm.nixl import Nixl
@@ -17,7 +16,7 @@ from cachesim.engines.vllm.options import VllmOptions
 from cachesim.engines.vllm.rules import Rules
 from cachesim.engines.vllm.server import Vllm
 from cachesim.errors import OptionError
-from cachesim.play.session import ABORTED, Record, Session
+from cachesim.play.session import Record, Session
 from cachesim.prove.environment import Environment
 from cachesim.prove.playing import Override, overrides_of
 from cachesim.scenario.format import Scenario
@@ -155,14 +154,9 @@ def _delayed(
 
 
 def _proposals(record: Record, server: Vllm) -> list[int]:
-    """The drafts after each number of generated tokens; in a step that ends the server, too."""
-    found = Counter[int]()
-    for chunk in events_of(record, ChunkScheduled):
-        done = chunk.end - chunk.drafts - len(record.prompt)
-        found[done] = max(found[done], chunk.drafts)
-    if record.error == ABORTED and record.ticket is not None:
-        found |= server.last_proposal(record.ticket)
-    return [found[done] for done in range(max(found, default=0) + 2)]
+    """The drafts after each number of generated tokens."""
+    found = {} if record.ticket is None else server.proposals(record.ticket)
+    return [found.get(done, 0) for done in range(max(found, default=0) + 2)]
 
 
 PACKAGES: Final = Environment(
