@@ -41,9 +41,6 @@ MOST_ROWS: Final = 1 << 20
 MOST_POSITION: Final = (1 << 31) - 1
 """Largest position: 32-bit on the real servers."""
 
-FEW: Final = 64
-"""Length up to which Python's min and max are faster than NumPy's."""
-
 LARGE: Final = 24 << 20
 """Allocation size in bytes below which glibc keeps freed memory."""
 
@@ -201,10 +198,14 @@ def check(ubatch: Ubatch, spec: ModelSpec) -> None:
 
 def _outside(numbers: Integers, most: int) -> int | None:
     """The first number that is negative or above `most`, if any."""
-    few = numbers.tolist() if len(numbers) <= FEW else (numbers.min(), numbers.max())
-    if min(few) >= 0 and max(few) <= most:
+    if len(numbers) == 1:
+        number: int = numbers.item()
+        return None if 0 <= number <= most else number
+    # No number is above the bits of all of them, and one negative number makes these negative.
+    if 0 <= np.bitwise_or.reduce(numbers) <= most:
         return None
-    return int(numbers[(numbers < 0) | (numbers > most)][0])
+    wrong = numbers[(numbers < 0) | (numbers > most)]
+    return int(wrong[0]) if len(wrong) else None
 
 
 def _shape(spec: ModelSpec, number: int) -> LayerShape:
