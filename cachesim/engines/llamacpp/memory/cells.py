@@ -185,7 +185,8 @@ class Cells:
 
     def pos_max(self, seq: int) -> int:
         """Highest position of the sequence, -1 if none."""
-        high, ghosts = self.span(seq)[1], self.phantoms.get(seq)
+        high = self.span(seq)[1]
+        ghosts = self.phantoms.get(seq) if self.phantoms else None
         return max(high, *ghosts) if ghosts else high
 
     def span(self, seq: int) -> Span:
@@ -261,7 +262,7 @@ class Cells:
             first, where = None, cells
         word, bit = divmod(seq, _WORD)
         last = pos + len(cells) - 1
-        self.pos[where] = np.arange(pos, last + 1)
+        self.pos[where] = pos if last == pos else np.arange(pos, last + 1)
         self.bits[word, where] = 1 << bit
         self.owners[where] = 1
         self.used += len(cells)
@@ -610,7 +611,7 @@ def _search(streams: Streams, stream: int, n: int) -> Integers | range | None:
     if n > cells.size:
         return None
     end = start + n
-    if end <= cells.size and not np.count_nonzero(cells.pos[start:end] != EMPTY):
+    if end <= cells.size and _is_empty(cells.pos, start, n):
         return range(start, end)
     cells.cover(cells.size)
     usable = _usable_cells(streams, cells)
@@ -618,6 +619,13 @@ def _search(streams: Streams, stream: int, n: int) -> Integers | range | None:
     if len(found) < n:
         found = np.concatenate([found, np.flatnonzero(usable[:start])[: n - len(found)]])
     return found if len(found) == n else None
+
+
+def _is_empty(pos: Integers, start: int, n: int) -> bool:
+    """True if `n` cells from `start` on are empty; those past the array's end are."""
+    if n == 1:  # the token of each step: no array is made for it
+        return start >= len(pos) or pos.item(start) == EMPTY
+    return not np.count_nonzero(pos[start : start + n] != EMPTY)
 
 
 def _usable_cells(streams: Streams, cells: Cells) -> Array:

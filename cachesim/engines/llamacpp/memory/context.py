@@ -86,8 +86,10 @@ class BatchAllocr:
         if not self.rules.checks_positions:
             return ""
         continues = not_ahead if self.sections else not_consecutive
-        if len(distinct) == 1 == len(seqs[0]) and is_run(positions):
-            return continues({seqs[0][0]: positions}, memory)  # the others hold for a single run
+        if len(distinct) == 1 == len(seqs[0]) and is_run(positions):  # the others hold for it
+            if not self.sections and positions[0] == memory.seq_pos_max(seqs[0][0]) + 1:
+                return ""
+            return continues({seqs[0][0]: positions}, memory)
         by_seq: dict[int, Sequence[int]] = {}
         if len(distinct) == 1:
             by_seq = dict.fromkeys(seqs[0], positions)
