@@ -20,7 +20,6 @@ is its first answers like a cold one. The query's place in a window comes from t
 
 from functools import lru_cache
 from hashlib import blake2b
-from operator import mul
 from typing import Final, Protocol, TypeAlias
 
 import numpy as np
@@ -269,8 +268,8 @@ class Recurrent:
         self._chains = CHAINS[kind]
         self._salt = np.array(salts[0])
         tap = int(salts[1]) | 1
-        self._powers = [pow(tap, i, 1 << 64) for i in range(taps)][::-1]
-        self._taps = np.array(self._powers, np.uint64)
+        self._tap = tap
+        self._taps = np.array([pow(tap, i, 1 << 64) for i in range(taps)][::-1], np.uint64)
         row = self._past + self._chains
         self.shape = LayerShape(
             layer=layer, place="recurrent", dtype="uint64", row=row, conv=self._past
@@ -318,22 +317,26 @@ class Recurrent:
     ) -> tuple[list[int], list[list[list[int]]]]:
         """`_fold` for few tokens, in plain integers: the rows' words, and the rows to store."""
         count, past, salt = len(hidden) // len(before), self._past, self._salt.item()
-        powers, words, kept = self._powers, [], []
-        for one, row in enumerate(before):
-            after = [row]
+        tap, words, kept = self._tap, [], []
+        for one, start in enumerate(before):
+            row, after = start, [start]
             for each in hidden[one * count : (one + 1) * count]:
-                inputs = [*after[-1][:past], _mixed(each + salt)]
-                word = sum(map(mul, powers, inputs)) * SCRAMBLER & MASK
+                # `_mixed` and `_step` are written out: their calls would take most of the time.
+                token = (each + salt) * SCRAMBLER & MASK
+                inputs, word = [*row[:past], token ^ token >> 32], 0
+                for tapped in inputs:
+                    word = word * tap + tapped
+                word = word * SCRAMBLER & MASK
                 word ^= word >> 32
-                chains = []
-                for state in after[-1][
-                    past:
-                ]:  # as `_step`, whose calls would take most of the time
+                following = inputs[1:]
+                for state in row[past:]:
                     gate = word * SCRAMBLER & MASK
                     word = (state * (gate ^ gate >> 32 | 1) + word) & MASK
-                    chains.append(word)
-                words.append(_mixed(each + word))
-                after.append(inputs[1:] + chains)
+                    following.append(word)
+                total = (each + word) * SCRAMBLER & MASK
+                words.append(total ^ total >> 32)
+                row = following
+                after.append(row)
             kept.append(after[:0:-1][:planes])
         return words, kept
 
