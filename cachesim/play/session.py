@@ -45,7 +45,7 @@ WORKER_GONE: Final = ("worker died", "generation thread died", "no answer")
 AS_TEXT: Final = "prompt_string"
 """The request field of a prompt that is sent as text."""
 
-CHECKED: Final = 16
+CHECKED: Final = 64
 """Turns of the loop between two checks of a judged server's invariants."""
 
 ENDLESS_REPLY: Final = 4096
