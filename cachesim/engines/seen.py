@@ -29,8 +29,13 @@ class Seen:
     _by_class: dict[type[Event], list[Any]] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
+        by_class = self._by_class
         for event in self.events:
-            self._by_class.setdefault(type(event), []).append(event)
+            kind = type(event)
+            if kind in by_class:
+                by_class[kind].append(event)
+            else:
+                by_class[kind] = [event]
 
     def of(self, kind: type[E]) -> Sequence[E]:
         """The events of a class, in order; laws ask for many classes of the same few events."""
