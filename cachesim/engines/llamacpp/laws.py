@@ -34,7 +34,7 @@ from cachesim.engines.llamacpp.server import INVALID, LlamaCpp
 from cachesim.engines.llamacpp.update_slots import EXCEEDED
 from cachesim.engines.seen import Breach, Seen
 from cachesim.engines.tokens import get_common_prefix
-from cachesim.units import Token, Tokens
+from cachesim.units import Tokens
 
 LONG: Final = 80
 """Tokens of a prompt that gets a checkpoint on every release, with some before its end."""
@@ -52,28 +52,34 @@ class LlamaLaws:
     def __init__(self, engine: LlamaCpp) -> None:
         self._engine = engine
         self._routes = len(engine.networks) > 1
-        self.begin_anew()
+        self._read(*self._texts())
 
     def begin_anew(self) -> None:
         """Read the texts of slots and prompt cache, and when each slot was released."""
+        self._read(*self._texts())
+
+    def _read(self, slots: list[Tokens], entries: list[Tokens]) -> None:
         server = self._engine.server
-        self._slots: list[Tokens] = [tuple(slot.prompt.tokens) for slot in server.slots]
+        self._slots, self._entries = slots, entries
         self._released = [slot.t_last_used for slot in server.slots]
         any_task = server.rules.selection.idle_saves_any_task
         self._saved = [any_task or slot.completed for slot in server.slots]  # before it is emptied
-        self._entries = self._parked()
 
-    def _parked(self) -> list[Tokens]:
-        cache = self._engine.server.cache
-        return [] if cache is None else [tuple(entry.tokens) for entry in cache.entries]
+    def _texts(self) -> tuple[list[Tokens], list[Tokens]]:
+        """The tokens of each slot, and of each entry of the prompt cache."""
+        server = self._engine.server
+        cached = () if server.cache is None else server.cache.entries
+        slots = [tuple(slot.prompt.tokens) for slot in server.slots]
+        return slots, [tuple(entry.tokens) for entry in cached]
 
     def broken(self, seen: Seen) -> Breach | None:
         """The first law that a request breaks."""
-        found = None
+        found, refused, texts = None, None, self._texts()
         if seen.alone and not self._routes and seen.reply.slot is not None:
-            found = next(self._broken(seen), None)
-        refused = None if self._routes else next(self._refused(seen.reply), None)
-        self.begin_anew()
+            found = next(self._broken(seen, *texts), None)
+        if seen.reply.error is not None and not self._routes:
+            refused = next(self._refused(seen.reply), None)
+        self._read(*texts)
         if refused is not None:
             return Breach(kind="refusal", detail=refused)
         return None if found is None else Breach(kind="broken invariant", detail=found)
@@ -86,7 +92,8 @@ class LlamaLaws:
         if reply.error == EXCEEDED and prompt < n_ctx:
             yield f"a prompt of {prompt} tokens is refused in a slot of {n_ctx}"
 
-    def _broken(self, seen: Seen) -> Iterator[str]:
+    def _broken(self, seen: Seen, slots: list[Tokens], entries: list[Tokens]) -> Iterator[str]:
+        """The broken laws of a request, after which slots and entries hold these texts."""
         launched = seen.of(TaskLaunched)
         parents = [each.slot for each in launched if not each.is_child]
         if parents != [seen.reply.slot]:
@@ -100,7 +107,7 @@ class LlamaLaws:
             yield from self._checkpoints(seen)
         if seen.fields.get("endpoint") == "infill":
             yield from self._gap(seen)
-        yield from self._lost(seen, children)
+        yield from self._lost(seen, children, slots, entries)
 
     def _chosen(self, seen: Seen) -> Iterator[str]:
         """The slot with the longest common prefix above the threshold, else by age."""
@@ -140,10 +147,10 @@ class LlamaLaws:
                 f"{reply.drafted} tokens are drafted, {reply.accepted} accepted, "
                 f"of {drafts} and {accepted}"
             )
-        room = flags.n_ctx_slot - prompt - 2  # at the first token, of which the next one is drafted
-        due = min(len(reply.generated) - 2, room, flags.spec_draft_n_max)
-        if self._engine.server.drafter is not None and due > 0 and not (drafts or shifts):
-            yield f"{len(reply.generated)} tokens are generated without a draft"
+        if self._engine.server.drafter is not None and not (drafts or shifts):
+            room = flags.n_ctx_slot - prompt - 2  # at the first token, whose next one is drafted
+            if min(len(reply.generated) - 2, room, flags.spec_draft_n_max) > 0:
+                yield f"{len(reply.generated)} tokens are generated without a draft"
         if not drafts and decoded != (reply.processed or 0) + made:
             yield f"{decoded} tokens are decoded for {reply.processed} processed, {made} generated"
         held = prompt + made - sum([shift.n_discard for shift in shifts])
@@ -224,7 +231,9 @@ class LlamaLaws:
         cuts = kind is not SeqRm.FULL and not (kind is SeqRm.RS and wrong > planes)
         return "nothing" if not wrong else "cut" if cuts else "checkpoint"
 
-    def _lost(self, seen: Seen, children: set[int]) -> Iterator[str]:
+    def _lost(
+        self, seen: Seen, children: set[int], held: list[Tokens], parked: list[Tokens]
+    ) -> Iterator[str]:
         """Texts of idle slots and of the prompt cache stay, or events name what dropped them."""
         server = self._engine.server
         cache, flags = server.cache, server.options
@@ -237,8 +246,6 @@ class LlamaLaws:
         purged = any((dropped, seen.of(CacheEntryTooLarge), seen.of(SlotPurged)))
         if purged or not self._completes(seen):
             return
-        held = [tuple(slot.prompt.tokens) for slot in server.slots]
-        parked = self._parked()
         for text in () if loaded else self._entries:
             if not _is_held(text, parked):
                 yield f"an entry of {len(text)} tokens is gone from the prompt cache"
@@ -259,5 +266,5 @@ class LlamaLaws:
         return bool(seen.fields.get("endpoint", "completion") == "completion")
 
 
-def _is_held(text: Tokens, texts: Sequence[Sequence[Token]]) -> bool:
-    return any(tuple(each[: len(text)]) == text for each in texts)
+def _is_held(text: Tokens, texts: Sequence[Tokens]) -> bool:
+    return text in texts or any(each[: len(text)] == text for each in texts)

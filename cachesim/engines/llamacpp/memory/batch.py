@@ -127,7 +127,7 @@ class Splitter:
         self.seqs = seqs
         self.outputs = outputs
         self.distinct = set(seqs) if distinct is None else distinct
-        self.coupled = any(len(ids) > 1 for ids in self.distinct)
+        self.coupled = max(map(len, self.distinct), default=0) > 1
         self._sets: list[frozenset[int]] = []
         self.reset()
 

@@ -176,7 +176,7 @@ class HybridMemory:
     def seq_pos_max(self, seq: int) -> int:
         """The smaller position of both parts. Trap: -1 if one lacks the sequence."""
         one, other = self.attention.seq_pos_max(seq), self.recurrent.seq_pos_max(seq)
-        return one if one < other else other
+        return min(other, one)
 
     def update(self) -> None:
         """Update the attention part; the recurrent one has no updates."""

@@ -188,7 +188,7 @@ class RecurrentMemory:
     def seq_pos_max(self, seq: int) -> int:
         """The position of the state, never below -1."""
         pos = self.cells.position_of(seq)
-        return pos if pos > -1 else -1
+        return max(pos, -1)
 
     # --- decode
 
