@@ -13,7 +13,7 @@ from typing import Final, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
-from cachesim.engines.llamacpp.memory.batch import MAX_SEQUENCES, Ids, Ubatch
+from cachesim.engines.llamacpp.memory.batch import MAX_SEQUENCES, Ids, Ubatch, is_run
 from cachesim.engines.llamacpp.memory.rules import MemoryRules
 from cachesim.errors import ContractError, UpstreamAbort
 from cachesim.model.store import FAR, grown
@@ -287,10 +287,11 @@ class Cells:
         if not cells.size:
             return cells
         word, bit = divmod(seq, _WORD)
-        self.bits[word, cells] &= ~np.uint64(1 << bit)
-        self.owners[cells] -= 1
+        where = _in_a_row(cells)
+        self.bits[word, where] &= np.uint64(((1 << _WORD) - 1) ^ 1 << bit)
+        self.owners[where] -= 1
         self._cut_span(seq, cells)
-        freed: Integers = cells[self.owners[cells] == 0]
+        freed: Integers = cells[self.owners[where] == 0]
         self._vacate(freed)
         return freed
 
@@ -346,10 +347,13 @@ class Cells:
     # --- internals
 
     def _vacate(self, cells: Integers) -> None:
-        self.bits[:, cells] = 0
-        self.owners[cells] = 0
-        self.pos[cells] = EMPTY
-        self.shift[cells] = 0
+        if not cells.size:
+            return
+        where = _in_a_row(cells)
+        self.bits[:, where] = 0
+        self.owners[where] = 0
+        self.pos[where] = EMPTY
+        self.shift[where] = 0
         self.used -= len(cells)
 
     def _count_duplicate(self, seq: int, pos: int) -> None:
@@ -381,6 +385,12 @@ class Cells:
             low, high, ahead = self._span(seq)
             if span[:2] != (low, high) or span[2] not in {ahead, None}:
                 raise ContractError(f"sequence {seq} is not at {span[0]}..{span[1]}")
+
+
+def _in_a_row(cells: Integers) -> slice | Integers:
+    """A slice for cells that follow one another, which NumPy takes sooner; they ascend or wrap."""
+    first, last = cells.item(0), cells.item(-1)
+    return slice(first, last + 1) if last - first == len(cells) - 1 else cells
 
 
 def _set_bits(words: Array) -> list[int]:
@@ -541,8 +551,8 @@ class Streams:
         cells.move(inside, old // divisor, old - old // divisor)
 
     def _lower_head(self, stream: int, freed: Integers) -> None:
-        if freed.size:
-            self.heads[stream] = min(self.heads[stream], int(freed.min()))
+        if freed.size:  # in index order
+            self.heads[stream] = min(self.heads[stream], freed.item(0))
 
     def check_integrity(self) -> None:
         """Check every stream, and its head."""
@@ -673,6 +683,10 @@ def apply_ubatch(streams: Streams, slot: SlotInfo, ubatch: Ubatch) -> None:
     Reclaimed cells leave their sequence; its positions up to the highest overwritten one are purged
     (#13746), so that the rest has no gap at its low end.
     """
+    if len(slot.cells) == 1 and isinstance(slot.cells[0], range):  # empty cells for all tokens
+        _fill(streams.cells[slot.streams[0]], slot.cells[0], ubatch.positions, ubatch.seqs)
+        streams.heads[slot.streams[0]] = slot.cells[0].stop
+        return
     overwritten: dict[int, int] = {}
     first = 0
     for stream, found in zip(slot.streams, slot.cells, strict=True):
@@ -701,10 +715,10 @@ def _fill(
 
     Upstream: `llama_kv_cache::apply_ubatch`.
     """
-    n, ids, run = len(found), seqs[0], range(positions[0], positions[0] + len(found))
+    n, ids, start = len(found), seqs[0], positions[0]
     alike = len(ids) == 1 and seqs.count(ids) == n
-    if alike and (positions == run or tuple(positions) == tuple(run)):
-        cells.fill_run(found, run.start, ids[0])
+    if alike and (is_run(positions) or tuple(positions) == tuple(range(start, start + n))):
+        cells.fill_run(found, start, ids[0])
         return
     for cell, pos, own in zip(map(int, found), positions, seqs, strict=True):
         cells.place(cell, pos)
