@@ -3,7 +3,8 @@
     python -m benchmarks against COMMIT      fails where this tree has less than 0.9 times the speed
 
 The workloads are drawn here and written as scenarios, so both commits judge the same ones. Time is
-the processor's own, the least of all turns. Scenarios that the other commit refuses are left out.
+the processor's own, the least of all turns. Scenarios that one commit refuses, or in which the two
+find different things, are left out.
 """
 
 import json
@@ -49,24 +50,26 @@ def one(*places):
 
 kind, text, folder, arithmetic = sys.argv[1:5]
 if kind == "trace":
-    from cachesim.lab.traces.replay import Cell, play
-    from cachesim.lab.traces.source import Source
-    work = [lambda: play(Cell(source=Source(name="made:500"), profile=text, model="dense"))]
+    cell, play, source = (
+        one(*(f"{package}.{name}" for package in ("cachesim.lab.traces", "cachesim.traces")))
+        for name in ("replay:Cell", "replay:play", "source:Source")
+    )
+    work = [lambda: play(cell(source=source(name="made:500"), profile=text, model="dense"))]
 else:
     load = one("cachesim.scenario.files:load")
     trial = one("cachesim.testing.search:trial_of", "cachesim.testing.search:look")
     profile = one("cachesim.engines.family:Profile", "cachesim.engines.profile:Profile").parse(text)
-    work, names = [], []
+    work, findings = [], {}
     for path in sorted(pathlib.Path(folder).glob("*.toml")):
         try:
             scenario, number = load(path), int(path.stem)
-            trial(number, scenario, profile, arithmetic=arithmetic)
+            finding = trial(number, scenario, profile, arithmetic=arithmetic).finding
         except Exception:
             continue
-        names.append(path.name)
+        findings[path.name] = finding and finding.kind
         work.append(lambda n=number, s=scenario: trial(n, s, profile, arithmetic=arithmetic))
     if len(sys.argv) > 5:
-        print(json.dumps(names))
+        print(json.dumps(findings))
         raise SystemExit
 best = None
 for _ in range(3):
@@ -90,7 +93,7 @@ def rows() -> Iterator[tuple[str, str, str, str]]:
 
 
 def answer(tree: Path, row: Sequence[str], folder: Path, *more: str) -> str:
-    """A tree's processor seconds, or the files that it accepts, as JSON; empty if it fails."""
+    """A tree's processor seconds, or the findings of all files it accepts; empty if it fails."""
     kind, profile, _, arithmetic = row
     done = subprocess.run(
         [sys.executable, "-c", WORKER, kind, profile, str(folder), arithmetic, *more],
@@ -111,8 +114,11 @@ def compared(other: Path, row: Sequence[str], folder: Path) -> tuple[int, float,
         for number, scenario in enumerate(islice(drawn, COUNT)):
             path = folder / f"{number:03}.toml"
             path.write_text(to_toml(scenario), encoding="utf-8")
-        accepted = (answer(tree, row, folder, "accepted") or "[]" for tree in (other, ROOT))
-        both: set[str] = set.intersection(*(set(json.loads(names)) for names in accepted))
+        found = (answer(tree, row, folder, "findings") or "{}" for tree in (other, ROOT))
+        one, two = (json.loads(findings) for findings in found)
+        both = dict(
+            one.items() & two.items()
+        )  # a finding is played twice: thin, then on all layers
         for path in folder.glob("*.toml"):
             if path.name not in both:
                 path.unlink()
