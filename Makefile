@@ -40,7 +40,7 @@ pages:
 
 sentences:
 	@nice -n 10 $(BIN)/python -m conformance.in_float
-	@nice -n 10 $(BIN)/python -m conformance.claims 30
+	@nice -n 10 $(BIN)/python -m conformance.claims 60
 
 engines:
 	@nice -n 10 $(BIN)/python -m conformance.real_engines --set-up

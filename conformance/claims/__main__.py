@@ -25,7 +25,7 @@ from conformance.claims.checks import Tally, every
 from conformance.claims.played import all_profiles, play
 
 WORKLOADS: Final = 10_000
-BATCH: Final = 50
+BATCH: Final = 10
 SECONDS: Final = 1800
 MODELS: Final = ("dense", "swa", "recurrent", "hybrid", "hybrid-delta", "hybrid-swa")
 
@@ -47,8 +47,10 @@ def jobs(many: int) -> Iterator[Task]:
         for release in family.releases
         for model in MODELS
     ]
-    for number in range(many // BATCH):
-        profile, model = kinds[number % len(kinds)]
+    batches = many // BATCH
+    apart = max(1, len(kinds) // batches) if batches else 1  # few batches, spread over all engines
+    for number in range(batches):
+        profile, model = kinds[number * apart % len(kinds)]
         yield profile, model, number // len(kinds) * BATCH
 
 

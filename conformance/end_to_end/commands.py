@@ -25,15 +25,14 @@ from cachesim.engines.llamacpp.family import FAMILY as LLAMA_CPP
 from cachesim.engines.mlx_lm.family import FAMILY as MLX_LM
 from cachesim.lab.logs.settings import flag_of
 from cachesim.play import run
-from cachesim.prove.hunt.proof import real_prover
 from cachesim.prove.hunt.report import DIFFERS, ENDS
 from cachesim.prove.hunt.report import commands as report_lines
+from cachesim.prove.llama_cpp import fitting
 from cachesim.prove.llama_cpp.server import environment_for
 from cachesim.prove.mlx_lm.process import environment_for as mlx_environment_for
 from cachesim.scenario import full_profile, load
 from cachesim.scenario.format import Scenario
 from cachesim.scenario.shipped import shipped_files
-from cachesim.typed import there_is
 from conformance.end_to_end.bench import FAILURES, Failure, Result, Settings, Task
 from conformance.end_to_end.documented import (
     by_a_shell,
@@ -215,14 +214,13 @@ def provable(scenario: Scenario, step: int) -> bool:
 
     A reply that the server chooses itself can be quoted by no line that is printed beforehand.
     """
-    prover = there_is(real_prover(scenario.engine.name))
     quoted = any(
         f"{name}.reply" in str(each.prompt)
         for name, said in zip(scenario.step_names, scenario.step, strict=True)
         for each in scenario.step
         if said.reply is None
     )
-    return prover.fits(scenario) and prover.shows(scenario.step[step]) and not quoted
+    return fitting.fits(scenario) and fitting.shows(scenario.step[step]) and not quoted
 
 
 def run_hunt(release: str, seed: int) -> Result:
