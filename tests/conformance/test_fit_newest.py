@@ -54,6 +54,7 @@ def changed_by(found: Sequence[Found]) -> set[tuple[str, str]]:
     return {(each.name, repr(each.value)) for step in found for each in step.changes}
 
 
+@pytest.mark.nightly
 @pytest.mark.thorough
 @pytest.mark.parametrize(
     ("scheduler", "release", "numbers"),

@@ -144,6 +144,7 @@ def test_its_scheduler_feeds_and_keeps_images_as_simulated(wheel: str) -> None:
     assert found.total("hits") > 0 < found.total("with images")
 
 
+@pytest.mark.nightly
 @pytest.mark.wheel
 def test_its_default_engine_feeds_and_keeps_images_as_simulated() -> None:
     found = compared_images(VLLM_MLX, draw_whole)

@@ -324,6 +324,7 @@ def test_the_real_runner_does_not_have_a_planted_rule() -> None:
     assert 1 == compare_steps("0.33.0", 0, range(10, 11), planted)
 
 
+@pytest.mark.nightly
 @pytest.mark.wheel
 def test_the_steps_of_a_scenario_are_played_on_the_real_runner(capsys: Capture) -> None:
     skip_without_runner("0.33.0")

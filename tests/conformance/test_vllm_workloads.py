@@ -412,6 +412,7 @@ def test_requests_whose_order_only_the_prefill_server_knows_are_not_compared(
         SCHEDULER.workload_of(prefilled_elsewhere(step, **options), "0.33.0")
 
 
+@pytest.mark.nightly
 @pytest.mark.wheel
 def test_a_server_with_a_store_keeps_its_hybrid_manager_off() -> None:
     if not SCHEDULER.core_of("0.33.0").is_ready():

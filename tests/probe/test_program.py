@@ -98,6 +98,7 @@ def test_a_broken_plain_law_is_proven_with_the_requests_before_the_restart(
     assert 0 < outcome.finding.wrong < len(outcome.finding.queries)
 
 
+@pytest.mark.nightly
 @pytest.mark.thorough
 def test_a_cold_answer_that_no_fresh_server_gives_ends_the_run() -> None:
     done = program("--start", f"{SERVER} drift", "--requests", "600", "--longest", "60")

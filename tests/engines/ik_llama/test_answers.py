@@ -151,6 +151,7 @@ def test_every_request_agrees_with_the_real_server(workload: dict[str, Any]) -> 
     assert mismatch(workload) is None
 
 
+@pytest.mark.nightly
 @pytest.mark.thorough
 def test_with_one_slot_no_order_of_arrival_is_needed() -> None:
     alone = [each for each in workloads() if each["options"]["parallel"] == 1]

@@ -55,7 +55,7 @@ def found_by_default(
     return report.counterexample
 
 
-@pytest.mark.sampled(7)
+@pytest.mark.sampled(14)
 @pytest.mark.thorough
 @pytest.mark.parametrize(
     ("release", "patch", "model", "seed"),
@@ -96,6 +96,7 @@ def test_a_page_beyond_the_window_is_found_where_no_patch_is_laid() -> None:
     assert found.scenario.engine.options["page_size"] > (found.scenario.model.window or 0)
 
 
+@pytest.mark.nightly
 @pytest.mark.thorough
 @pytest.mark.parametrize("patch", ["no-34870", "27586"])
 def test_a_pool_whose_books_do_not_balance_is_found(patch: str) -> None:
