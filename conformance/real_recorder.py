@@ -163,12 +163,22 @@ class Setup:
     path: Path
 
     def entries(self) -> list[Json]:
-        return [json.loads(line) for line in self.path.read_text().splitlines()]
+        """The requests, with what a busy recorder adds to them in lines of their own."""
+        entries: list[Json] = []
+        whole, _, _ = self.path.read_text().rpartition("\n")  # the last line may be on its way
+        for line in map(json.loads, whole.splitlines()):
+            if "adds" in line:
+                next(each for each in entries if each["number"] == line["number"]).update(
+                    line["adds"]
+                )
+            else:
+                entries.append(line)
+        return entries
 
     def written(self, count: int) -> list[Json]:
-        """The lines, when there are so many."""
+        """The requests, when there are so many."""
         ends = time.monotonic() + SECONDS
-        while self.path.read_bytes().count(b"\n") < count and time.monotonic() < ends:
+        while len(self.entries()) < count and time.monotonic() < ends:
             time.sleep(0.02)
         return self.entries()
 
