@@ -25,7 +25,10 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Leave the cases of a `sampled(n)` test to `make nightly`, but for the last in every n."""
+    """Leave the cases of a `sampled(n)` test to `make nightly`, but for the last in every n.
+
+    Of the thorough tests that need no real engine, `make check` runs every second one.
+    """
     cases: Counter[str] = Counter()
     for item in reversed(items):
         if sampled := item.get_closest_marker("sampled"):
@@ -34,6 +37,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.thorough)
                 item.add_marker(pytest.mark.nightly)
             cases[test] += 1
+    marked = [item for item in items if item.get_closest_marker("thorough")]
+    slow = [item for item in marked if not item.get_closest_marker("wheel")]
+    for item in slow[1::2]:
+        item.add_marker(pytest.mark.nightly)
 
 
 @pytest.hookimpl(wrapper=True)
