@@ -244,7 +244,7 @@ def test_a_part_that_unpacks_to_more_than_its_bound_is_refused(
 ) -> None:
     monkeypatch.setattr(slices, "MOST_BYTES", 1 << 20)
     file = kept(tmp_path, cell())
-    with zipfile.zipfile.ZipFile(file) as packed:
+    with zipfile.ZipFile(file) as packed:
         parts = {each: packed.read(each) for each in packed.namelist()}
     with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as packed:
         for each, data in parts.items():
@@ -322,7 +322,7 @@ HOSTILE: list[Any] = [
 def test_other_objects_than_those_of_a_replay_are_refused(table: Any, tmp_path: Path) -> None:
     """With a right digest, as whoever writes such a file computes one."""
     file, nodes = kept(tmp_path, cell()), json.dumps(table).encode()
-    with zipfile.zipfile.ZipFile(file) as packed:
+    with zipfile.ZipFile(file) as packed:
         head = json.loads(packed.read("head.json"))
     head["sha256"] = hashlib.sha256(nodes).hexdigest()
     with zipfile.ZipFile(file, "w") as packed:
