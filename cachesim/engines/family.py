@@ -690,8 +690,8 @@ def family_of(engine: str) -> Family[Any, Any]:
 # Merged patches can be reverted: `llama.cpp@b11549-28302`.
 
 _SHAPE = re.compile(r"(?P<engine>[^@+]+)@(?P<release>[^@+]+)(?P<patches>(\+[^@+]+)*)")
-_BACK = re.compile(r"(?P<rest>[^@+]+?)(?P<back>(-\d+)+)")
-"""A name, and the reverted patches after it: only numbered patches were merged."""
+_NUMBER = re.compile(r".+-(\d+)")
+"""A name, and the number of a reverted patch after it."""
 
 
 def _example(text: str) -> str:
@@ -738,7 +738,13 @@ class Profile:
 
 def _separated(text: str, named: Sequence[str]) -> list[str]:
     """Split a name from the reverted patches after it, which keep their signs: `b11549-28302`."""
-    parts = _BACK.fullmatch(text)
-    if parts is None or text in named:
-        return [text]
-    return [parts["rest"], *re.findall(r"-\d+", parts["back"])]
+    back: list[str] = []
+    while text not in named:
+        number = _NUMBER.fullmatch(text)
+        known = [name for name in named if text.endswith(f"-{name}")]
+        if not known and number is None:
+            break
+        longest = max(known, key=len) if number is None else number[1]
+        back.insert(0, f"-{longest}")
+        text = text.removesuffix(back[0])
+    return [text, *back]

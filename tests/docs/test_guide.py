@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from cachesim.engines.facts import shipped
-from cachesim.engines.llamacpp import family
+from cachesim.engines.llamacpp import releases
 from tests.test_house import MAY_IMPORT, PACKAGE, ROOT
 
 GUIDES = ("CONTRIBUTING.md", "docs/architecture.md")
@@ -102,10 +102,10 @@ def test_the_traps_that_tests_refer_to_are_in_the_list() -> None:
 def test_the_patch_of_the_guide_can_be_pasted() -> None:
     guide = (ROOT / "docs" / "howto" / "check-your-patch.md").read_text()
     (text,) = re.findall(r"```text\n(Patch\(.*?)```", guide, re.DOTALL)
-    assert "`PROPOSED` of `family.py`" in guide
+    assert "`PROPOSED` of `releases.py`" in guide
 
-    patch, *_ = eval(f"({text})", vars(family))
+    patch, *_ = eval(f"({text})", vars(releases))
 
-    rules = family.HISTORY.rules("b11549")
+    rules = releases.HISTORY.rules("b11549")
     assert "b11549" in patch.fits
     assert ("beyond", "equal") == (rules.reuse.erasure, patch.lay(rules).reuse.erasure)

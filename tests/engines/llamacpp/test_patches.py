@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cachesim.engines.family import Patch, Profile
+from cachesim.engines.family import Profile
 from cachesim.engines.llamacpp.checkpoints import (
     ERASURES,
     EXACT,
@@ -18,17 +18,8 @@ from cachesim.engines.llamacpp.checkpoints import (
     numbers_of,
 )
 from cachesim.engines.llamacpp.family import FAMILY
-from cachesim.engines.llamacpp.rules import ServerRules
 
 MAY, JUNE, OCTOBER = "llama.cpp@b9093", "llama.cpp@b9538", "llama.cpp@b11549"
-
-
-@pytest.mark.parametrize("patch", FAMILY.patches, ids=lambda patch: patch.name)
-def test_every_patch_changes_the_rules_of_each_release_it_fits(patch: Patch[ServerRules]) -> None:
-    for release in patch.fits:
-        plain = FAMILY.release(release).rules
-        assert FAMILY.rules(Profile("llama.cpp", release, (patch.name,))) != plain
-        assert FAMILY.rules(Profile("llama.cpp", release)) == plain
 
 
 def test_patches_are_laid_in_order() -> None:

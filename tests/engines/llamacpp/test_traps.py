@@ -8,8 +8,8 @@ checkpoint list in `test_checkpoint_places`, those with a worked example in `tes
 import pytest
 
 from cachesim.engines.base import Engine
-from cachesim.engines.llamacpp.family import HISTORY
 from cachesim.engines.llamacpp.prompt_cache import PromptCache
+from cachesim.engines.llamacpp.releases import HISTORY
 from cachesim.errors import OptionError
 from cachesim.model.presets import preset
 from tests.engines.llamacpp.play import Play, run

@@ -341,10 +341,3 @@ def test_every_patch_that_puts_a_defect_back_is_searched_for() -> None:
     back = {each.name for each in FAMILY.patches if each.name.startswith("no-")}
 
     assert back <= {name for each in DEFECTS for name in each.profile.split("+")[1:]}
-
-
-def test_every_patch_changes_the_rules_of_each_release_it_fits() -> None:
-    for patch in FAMILY.patches:
-        for name in patch.fits:
-            rules = FAMILY.release(name).rules
-            assert patch.lay(rules) != rules, (patch.name, name)
