@@ -49,7 +49,7 @@ inputs:
 	@nice -n 10 $(BIN)/python -m conformance.end_to_end
 
 packages:
-	@$(BIN)/python -m pytest -n 2 -rs -m "(wheel or thorough) and not nightly"
+	@$(BIN)/python -m pytest -n 2 -rs tests conformance/tests -m "(wheel or thorough or workbench) and not nightly"
 
 programs:
 	@$(BIN)/python -m conformance.real_recorder
@@ -64,7 +64,7 @@ users: $(VENV)/.check        ## every command and format on real input, and each
 
 nightly: $(VENV)/.check      ## each real engine, the same on a thousand new logs, the reused tokens of 1,500 new lives of servers, every sentence of 10,000 workloads
 	@$(BIN)/python -m conformance.real_engines --every
-	@$(BIN)/python -m pytest -n 2 -rs -m "wheel or thorough"
+	@$(BIN)/python -m pytest -n 2 -rs tests conformance/tests -m "wheel or thorough or workbench"
 	@$(BIN)/python -m conformance.end_to_end --seed $$(date +%Y%m%d) --logs 1040 --every 1 --recordings 200 --all-commands --whole
 	@$(BIN)/python -m benchmarks against $$(git rev-list -1 --before="1 day ago" HEAD)
 	@$(BIN)/python -m benchmarks.growth traces

@@ -251,7 +251,8 @@ def test_no_two_files_of_tests_share_a_name() -> None:
     """Outside of packages pytest tells them apart by name alone, and collects neither."""
     names = [
         path.name
-        for path in (ROOT / "tests").rglob("test_*.py")
+        for folder in ("tests", "conformance/tests")
+        for path in (ROOT / folder).rglob("test_*.py")
         if not (path.parent / "__init__.py").exists()
     ]
     assert [] == sorted({name for name in names if names.count(name) > 1})

@@ -56,7 +56,7 @@ REDUCED: Final = (
 
 LEFT_OUT: Final[Mapping[str, str]] = {
     r"--newest": "asks a package index which release is the newest",
-    r"--fit ": "searches for minutes; tests/conformance/test_fit.py",
+    r"--fit ": "searches for minutes; conformance/tests/real/test_fit.py",
     r"--end-to-end": "installs 3.5 GB",
     r"^cachesim record ": "passes requests on until it is ended; conformance.real_recorder",
     r"^cachesim probe ": "needs a server; tests/probe",
@@ -67,7 +67,7 @@ LEFT_OUT: Final[Mapping[str, str]] = {
     r"mine\.toml --rows releases": "plays every release of every engine",
     r"scenarios --symptom \"\.\.\.\"": "stands for the reader's own words",
     r"real marconi --artifact": "needs a checkout of the artifact",
-    r"real transformers --library": "needs a checkout; tests/conformance/test_transformers_copies",
+    r"real transformers --library": "needs a checkout; its tests copy it",
     r"--logits": "conformance.real_engines",
     r"learn 4 --check$": "waits for the reader's answers; its help has the line with answers",
 }

@@ -6,7 +6,7 @@ from rich.console import Console
 from rich.table import Table
 
 from conformance.mutants.hunt import caught, control
-from tests.mutants.test_mutants import ALL
+from conformance.mutants.others import ALL
 
 
 def main() -> int:

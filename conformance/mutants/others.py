@@ -11,6 +11,7 @@ from cachesim.engines.mlx_lm.caches.arrays_cache import ArraysCache
 from cachesim.engines.mlx_lm.caches.kv_cache import KVCache, RotatingKVCache
 from cachesim.engines.mlx_lm.store import lru_prompt_cache
 from cachesim.engines.mlx_lm.store.lru_prompt_cache import LRUPromptCache, PromptTrie
+from conformance.mutants.llama_cpp import LLAMA_CPP
 from conformance.mutants.switches import always, answers, counts, swap, wrapped
 
 IK: Final = "ik_llama.cpp@d2da6da05+2105"
@@ -182,4 +183,4 @@ MLX_LM: Final = (
     ),
 )  # fmt: skip
 
-OTHERS: Final = IK_LLAMA + MLX_LM
+ALL: Final = LLAMA_CPP + IK_LLAMA + MLX_LM

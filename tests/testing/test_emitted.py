@@ -30,11 +30,11 @@ from cachesim.testing.search import Numbered, search, workloads
 from cachesim.testing.workloads import Shape
 from cachesim.typed import there_is
 from cachesim.units import Count
+from conformance.mutants.others import ALL
 from conformance.mutants.switches import Make, Mutant, Swap, always, swap, wrapped
 from tests.fake.family import FAKE
 from tests.fake.server import FakeServer
 from tests.fixtures import Patch
-from tests.mutants.test_mutants import ALL
 
 
 def _rows_of_zeros(original: Any, *given: Any) -> Any:

@@ -16,7 +16,7 @@ from cachesim.prove.environment import Environment
 from cachesim.prove.transformers.environments import IMPORTED, NEWEST, Copy, environment_for
 from conformance.real.transformers.commands import real_transformers
 from conformance.real.transformers.results import Found, is_worse
-from tests.conformance.test_transformers_scripts import cell
+from conformance.tests.real.test_transformers_scripts import cell
 from tests.fixtures import Capture, Patch
 
 WHEEL = [

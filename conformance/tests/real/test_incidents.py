@@ -23,7 +23,7 @@ from cachesim.scenario.format import FORMAT, Chat, Model, Scenario, Server, Step
 from cachesim.units import Tokens, as_tokens
 from conformance.real.llama_cpp.compare import features_of
 from conformance.real.llama_cpp.workloads import OFTEN, Incidents, draw_setting, grow
-from tests.conformance.test_workloads import Parrot
+from conformance.tests.real.test_workloads import Parrot
 
 T = as_tokens(range(300, 340))
 EVERYTHING = {"parallel": 2, "embedding": True, "sleep_idle_seconds": 2}

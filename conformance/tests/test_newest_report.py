@@ -8,7 +8,7 @@ import pytest
 
 from cachesim.typed import there_is
 
-SCRIPT = Path(__file__).parents[1] / ".github" / "report_newest.sh"
+SCRIPT = Path(__file__).parents[2] / ".github" / "report_newest.sh"
 GH = """#!/bin/sh
 if [ "$2" = list ]; then echo "$OPEN"; else printf '%s\\n' "$@" > asked; fi
 """

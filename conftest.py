@@ -1,4 +1,4 @@
-"""Profiles for the property tests, and the cases that `make test` takes of sampled tests.
+"""Profiles for the property tests, and which tests run where: `tests` and `conformance/tests`.
 
 The profile is `ci` by default, with the same examples every time; `HYPOTHESIS_PROFILE=dev` draws
 others each time, `nightly` many.
@@ -7,6 +7,7 @@ others each time, `nightly` many.
 import os
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 from zlib import crc32
 
 import pytest
@@ -15,6 +16,8 @@ from hypothesis import HealthCheck, settings
 from cachesim.prove.environment import EnvironmentUnavailableError
 
 pytest.register_assert_rewrite("tests.fixtures", "tests.engines.seen_kit")
+
+WORKBENCH = Path(__file__).parent / "conformance"
 
 settings.register_profile(
     "dev", max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
@@ -26,7 +29,9 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Leave the cases of a `sampled(n)` test to `make nightly`, but for the last in every n.
+    """Mark tests for `make check` and `make nightly`.
+
+    Of a `sampled(n)` test all cases but the last in every n are for `make nightly`.
 
     Of the thorough tests that need no real engine, `make check` runs half. The choice depends on
     a test's name alone, so that a new test changes nothing for the others.
@@ -40,6 +45,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.nightly)
             cases[test] += 1
     for item in items:
+        if item.path.is_relative_to(WORKBENCH):
+            item.add_marker(pytest.mark.workbench)
         alone = item.get_closest_marker("thorough") and not item.get_closest_marker("wheel")
         if alone and crc32(item.nodeid.encode()) % 2:
             item.add_marker(pytest.mark.nightly)

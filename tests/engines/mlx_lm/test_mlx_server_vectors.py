@@ -11,7 +11,7 @@ import pytest
 from cachesim.typed import there_is
 from conformance.real.vectors.mlx_server import mismatch
 
-FILE = Path(__file__).parent.parent / "vectors" / "mlx-server.jsonl.gz"
+FILE = Path(__file__).parents[2] / "vectors" / "mlx-server.jsonl.gz"
 RELEASES = ("0.30.7", "0.31.1", "0.31.3", "0.32.2")
 PARTS = 4
 """Of each release another quarter of the workloads, and all that end badly."""

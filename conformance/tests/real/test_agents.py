@@ -31,7 +31,7 @@ from conformance.real.sglang import workloads as sglang
 from conformance.real.sglang.playing import play as play_sglang
 from conformance.real.vllm import workloads as vllm
 from conformance.real.vllm.playing import play as play_vllm
-from tests.conformance.test_workloads import Parrot
+from conformance.tests.real.test_workloads import Parrot
 
 LONGEST = 4000
 

@@ -18,7 +18,7 @@ from conformance.real.mlx_lm.classes import mismatch, played
 from conformance.real.vectors import memory as memory_vectors
 from conformance.real.vectors.replay import replay
 
-VECTORS = Path(__file__).parent.parent / "vectors"
+VECTORS = Path(__file__).parents[3] / "vectors"
 FILES = {"b9509": 5968, "b11434": 5967}
 
 

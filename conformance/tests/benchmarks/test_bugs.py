@@ -11,7 +11,7 @@ from benchmarks.bugs import Row, faster, missing, read, row_of, table, write
 from benchmarks.defects import BEYOND, RARE, Defect, defects
 from benchmarks.searches import METHODS, scope
 
-MEASURED = Path(__file__).parents[2] / "docs" / "measurements" / "bugs.csv"
+MEASURED = Path(__file__).parents[3] / "docs" / "measurements" / "bugs.csv"
 
 
 @cache

@@ -20,7 +20,7 @@ from cachesim.scenario.format import ROLES, Scenario, Step, Turn
 from cachesim.units import as_tokens
 from conformance.real.llama_cpp.compare import first_difference
 from conformance.real.llama_cpp.workloads import draw_setting, grow
-from tests.conformance.test_workloads import Parrot, repeated
+from conformance.tests.real.test_workloads import Parrot, repeated
 
 TOKENS = st.lists(st.integers(0, 511), max_size=12).map(as_tokens)
 SOME = st.lists(st.integers(0, 511), min_size=1, max_size=12).map(as_tokens)

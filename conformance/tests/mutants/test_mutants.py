@@ -4,17 +4,14 @@ import pytest
 
 from cachesim.typed import there_is
 from conformance.mutants.hunt import caught, control
-from conformance.mutants.llama_cpp import LLAMA_CPP
-from conformance.mutants.others import OTHERS
+from conformance.mutants.others import ALL
 from conformance.mutants.switches import Mutant
-
-ALL = LLAMA_CPP + OTHERS
 
 HUNTED = [
     pytest.param(each, id=each.name, marks=[pytest.mark.thorough] if number % 4 else [])
     for number, each in enumerate(ALL)
 ]
-"""A quarter of them in `make test`, all in `make check`."""
+"""The other three quarters are thorough."""
 
 CRASHES = frozenset({"list-drops-nothing-for-its-length"})
 """Mutants that break a contract before a count is compared."""

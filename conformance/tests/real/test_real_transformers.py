@@ -26,7 +26,7 @@ pytestmark = [
 ]
 NIGHTLY = pytest.mark.nightly
 QUANTISING = environment_for(NEWEST, quantises=True)
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 GENERATE = {"generate-cached", "generate-shorter"}
 """`generate` feeds a prompt again whose tokens are all in the cache."""
 

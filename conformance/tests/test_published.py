@@ -15,7 +15,7 @@ from cachesim.lab.traces.source import Source
 from conformance.published import COLUMN, least_recent, main
 
 ROOT = Path(__file__).parents[2]
-SHORT = Path(__file__).parent / "data" / "conversation-300.jsonl.gz"
+SHORT = ROOT / "tests" / "traces" / "data" / "conversation-300.jsonl.gz"
 
 REUSED = {
     ("bound", "dense", ()): 10811,
