@@ -7,7 +7,9 @@ A pattern that goes on without a bound and then fails is tried again at each cha
 import ast
 import re
 import time
+from collections import defaultdict
 from collections.abc import Iterator
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 from pkgutil import walk_packages
@@ -106,15 +108,20 @@ def seconds(pattern: re.Pattern[Any], text: Any, *, searched: bool) -> float:
     return time.process_time() - began
 
 
-SOURCES = "".join(
-    path.read_text(encoding="utf-8") for path in Path(cachesim.__path__[0]).rglob("*.py")
-)
+@cache
+def calls() -> dict[str, set[str]]:
+    """The methods that the program calls on each name."""
+    methods: dict[str, set[str]] = defaultdict(set)
+    for path in Path(cachesim.__path__[0]).rglob("*.py"):
+        for name, method in re.findall(r"\b(\w+)(?=\.(\w+))", path.read_text(encoding="utf-8")):
+            methods[name].add(method)
+    return methods
 
 
 def is_searched(name: str) -> bool:
     """True for a pattern that is tried at each character, not at the start of a text alone."""
-    calls = re.findall(rf"\b{name}\.(\w+)", SOURCES)
-    return not calls or not set(calls) <= {"match", "fullmatch"}
+    called = calls().get(name)
+    return called is None or not called <= {"match", "fullmatch"}
 
 
 def inside(value: Any) -> Iterator[re.Pattern[Any]]:
