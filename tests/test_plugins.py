@@ -201,8 +201,8 @@ def test_a_name_that_cannot_be_is_refused(name: str) -> None:
         engine_package(name)
 
 
-def test_the_written_package_has_at_most_150_lines() -> None:
-    assert 150 >= sum(text.count("\n") for text in engine_package("acme-cache").values())
+def test_the_written_package_has_at_most_170_lines() -> None:
+    assert 170 >= sum(text.count("\n") for text in engine_package("acme-cache").values())
 
 
 def test_an_engine_whose_code_cannot_be_loaded_is_named(package: Path) -> None:

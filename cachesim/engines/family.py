@@ -23,11 +23,11 @@ from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from functools import lru_cache
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, Generic, Literal, TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeAlias, cast
 
 from cachesim.engines.fields import Field
-from cachesim.engines.guide import Guide
 from cachesim.engines.option import Option, options_by_name, options_of
+from cachesim.engines.search import R, S, Search
 from cachesim.errors import OptionError, ProfileError, SpecError
 from cachesim.typed import Value
 
@@ -71,9 +71,6 @@ def _numbers(name: str) -> tuple[int, ...]:
 def _form(name: str) -> str:
     return re.sub(r"\d+", "#", name)
 
-
-R = TypeVar("R")
-"""The type of an engine's rules."""
 
 Rules: TypeAlias = Any
 """The rules of any engine, a part or a field of them."""
@@ -178,54 +175,6 @@ def _switched(changes: Mapping[str, Any]) -> dict[str, Any]:
 Server: TypeAlias = Any
 """An `Engine`; untyped, so that tables do not import its class."""
 
-S = TypeVar("S")
-"""The type of an engine's options: a dataclass whose fields are made by `option`."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Corner:
-    """A combination of settings that a random search seldom draws."""
-
-    flags: Mapping[str, Any] = field(default_factory=dict)
-    layers: frozenset[str] = frozenset()  # for models with one of these kinds of layers; empty: all
-    window: int = 0  # window size; 0: the preset's own
-    replies: int = 0  # maximum tokens of a reply; 0: the default
-    long_replies: bool = False  # replies have half of that maximum at least
-    steps: int = 0  # maximum requests of a workload; 0: the default
-    crowd: bool = False  # most requests arrive together
-    edges: tuple[int, ...] = ()  # lengths at which it branches, beside those of all servers
-    fields: Mapping[str, Any] = field(default_factory=dict)  # of some of its requests, or several
-
-
-Act: TypeAlias = Literal["new", "again", "continue", "part", "together", "cancel"]
-"""Possible requests of a small scope; see `cachesim.testing.scope`."""
-
-ACTS: Final[tuple[Act, ...]] = ("new", "again", "continue", "part")
-"""Requests that every server gets."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Scope:
-    """A tiny server and requests, few enough to run all workloads of them.
-
-    The lengths are where the engine branches at these flags: a block, a window, the spacing of
-    checkpoints, plus or minus a token.
-    """
-
-    lengths: tuple[int, ...]  # of prompts, and where later ones part from them
-    flags: Mapping[str, Any] = field(default_factory=dict)  # those that the release has are given
-    more: tuple[int, ...] = (0, 1)  # new tokens of a prompt that parts or continues
-    reply: int = 1  # tokens of each reply
-    acts: tuple[Act, ...] = ACTS
-    turns: tuple[int, ...] = (1,)  # iterations of the server's loop until a client leaves
-    layers: frozenset[str] = frozenset()  # for models with one of these kinds of layers; empty: all
-    without: frozenset[str] = frozenset()  # and with none of these
-    window: int = 0  # window size; 0: the preset's own
-
-
-STATES: Final = frozenset({"ssm", "delta", "conv"})
-"""Layers with a state."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Family(Generic[R, S]):
@@ -238,6 +187,8 @@ class Family(Generic[R, S]):
     engine: str | Callable[..., Any]  # its class, or "module:Class" for an import at first use
     releases: tuple[Release[R], ...]  # oldest first
     options: type[S]
+    search: str | Search[R, S] = ""
+    """What only searches read, or "module:SEARCH" for an import at first use; see `search.py`."""
     patches: tuple[Patch[R], ...] = ()
     fields: tuple[Option, ...] = ()  # further fields of its requests
     kin: tuple[str, ...] = ()  # engines that this one is built on
@@ -245,36 +196,18 @@ class Family(Generic[R, S]):
     """Presets that its real server loads, and in which sizes; empty: not restricted."""
 
     has_slots: bool = True  # requests may name a slot
-    may_decline: bool = True  # requests may disable reuse (`cache_prompt`)
-    keeps_replies: bool = False  # its cache holds the last token of a reply too
     prompt_field: str = ""  # the request field by which the server extends a prompt
-    aborts_at_once: bool = False  # a request whose client has left gets no further token
     renders_chats: bool = False  # it takes messages and renders them with its own chat template
     serves_models: Callable[[R], bool] = lambda _: False  # requests may name one of several
-    draws_models: bool = False  # searches draw a second model now and then
     takes_images: bool = False  # its requests may have images
     check_model: Callable[["ModelSpec"], object] | None = None  # refuses unsupported models
-    model_classes: Callable[["ModelSpec"], tuple[str, ...]] = lambda _: ()  # with these layers
     plays_chunks: bool = False  # a layer's window may be the chunk of a token
     plays_compressed: bool = False  # windows may be those of DeepSeek V4's compressors
     groups_layers: bool = False  # the number of layers of each kind decides how a pool is shared
     by_device: Callable[[R, S, Collection[str], int], Mapping[str, int]] = lambda *_: {}
     """Flag -> value that a server chooses by its machine (option `device`), for those that are not
     among the given names; so many tokens are simulated as one."""
-    interrupts: bool = False  # publishes blocks before it writes them: searches abort requests
     records_provenance: str = ""  # option that disables its record of state contents
-    drafting: Mapping[str, Any] = field(default_factory=dict)  # options that enable an MTP head
-    reuse_flags: tuple[str, ...] = ()  # that switch reuse off where false
-    finds_again: Callable[[S], int] = lambda _: 0
-    """The unit of reuse under these flags, if a prompt sent again at once is always found; or 0.
-    A law for models with full attention alone; a server whose policy is another declares none."""
-    guide: Callable[[R, S], Guide] = lambda _rules, _flags: Guide()
-    """Draws of a guided search beside flags, by the rules and flags of a server."""
-    laws: str = ""
-    """`module:Class` of further laws, which a search checks request by request; see `seen`."""
-    draft_flag: str = ""  # flag that names the drafter: searches then force drafts
-    adapter_flag: str = ""  # flag that names adapters; requests have a field with strengths
-    asks: Mapping[str, Any] = field(default_factory=dict)  # request fields that searches set
     configuration: str = ""
     """The module with `FIELDS`, every field of the engine's own configuration; see `fields.py`."""
     reply_cost: tuple[float, float] = (0.0, 0.0)
@@ -285,16 +218,6 @@ class Family(Generic[R, S]):
     """Flag -> values to try for a workload that reprocesses too much; see `cachesim why --tune`."""
     swept_factors: Mapping[str, int] = field(default_factory=dict)
     """Flag -> factor; the user's own value times the factor is tried too."""
-    hunted: tuple[Mapping[str, Any], ...] = ({},)  # flags of the servers of a hunt, in turn
-    corners: tuple[Corner, ...] = ()  # settings for half of a search's workloads
-    late_corners: tuple[Corner, ...] = ()  # flags laid over a workload after all its draws
-    guided_corners: tuple[Corner, ...] = ()  # settings for guided searches, beside all those
-    chunked_flags: Mapping[str, Any] = field(default_factory=dict)  # for some models with chunks
-    chunked_layers: tuple[str, ...] = ()  # of models with chunks; else those of the preset
-    further_layers: tuple[tuple[str, ...], ...] = ()  # of models that no preset has
-    scopes: tuple[Scope, ...] = ()  # tiny servers, each run with all workloads of few requests
-    incidents: tuple[str, ...] = ()  # further kinds of actions in long searches
-    exercised: Mapping[str, str] = field(default_factory=dict)  # event -> a search's feature
     describes_model: tuple[str, ...] = ()  # options with the sizes of the model that it counts
     vocabulary: str = ""  # words of its classes, flags and log lines that reports of it use
 
@@ -581,24 +504,25 @@ class Family(Generic[R, S]):
 
     def open(self, profile: "Profile", **parts: Any) -> Server:
         """Start a server; its class is imported here."""
-        return self._loaded(self.engine)(profile, family=self, **parts)
+        engine = self.engine
+        made = loaded(self.name, engine) if isinstance(engine, str) else engine
+        return made(profile, family=self, **parts)
 
-    def laws_of(self, engine: Server) -> Server:
-        """Further `Laws` of a server that has just started, or None; untyped as its engine is."""
-        return self._loaded(self.laws)(engine) if self.laws else None
 
-    def _loaded(self, made: str | Callable[..., Any]) -> Callable[..., Any]:
-        if not isinstance(made, str):
-            return made
-        module, _, name = made.partition(":")
-        try:
-            found: Callable[..., Any] = getattr(importlib.import_module(module), name)
-        except Exception as error:
-            if module.startswith("cachesim."):
-                raise
-            msg = f"{self.name}: {made} cannot be loaded: {type(error).__name__}: {error}"
-            raise ProfileError(msg) from error
-        return found
+Declared: TypeAlias = Any
+"""A class or value of an engine's package; untyped, so that tables do not import it."""
+
+
+def loaded(engine: str, name: str) -> Declared:
+    """What an engine declares as `module:name`, imported now."""
+    module, _, own = name.partition(":")
+    try:
+        return getattr(importlib.import_module(module), own)
+    except Exception as error:
+        if module.startswith("cachesim."):
+            raise
+        msg = f"{engine}: {name} cannot be loaded: {type(error).__name__}: {error}"
+        raise ProfileError(msg) from error
 
 
 @lru_cache(maxsize=256)
@@ -683,6 +607,14 @@ def family_of(engine: str) -> Family[Any, Any]:
             hint = f"its package cannot be loaded: {FAMILIES.broken[engine]}"
         raise ProfileError(f"there is no engine {engine!r}; {hint}")
     return family
+
+
+def search_of(family: Family[R, S]) -> Search[R, S]:
+    """What only searches read of an engine."""
+    search = family.search
+    if not search:
+        return Search()
+    return cast("Search[R, S]", loaded(family.name, search)) if isinstance(search, str) else search
 
 
 # A profile names an engine at one release, plus patches: `llama.cpp@b9538+24143`.

@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Generic
 
-from cachesim.engines.family import Patch, R, Rules
+from cachesim.engines.family import Patch, Rules
+from cachesim.engines.search import R
 from cachesim.errors import ProfileError
 
 

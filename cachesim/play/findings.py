@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from cachesim.engines.base import Reply
 from cachesim.engines.events import Event
-from cachesim.engines.family import Profile
+from cachesim.engines.family import Profile, search_of
 from cachesim.engines.seen import Laws, Seen
 from cachesim.errors import CachesimError, ContractError, raised_by
 from cachesim.model.arithmetic import ArithmeticName
@@ -67,7 +67,7 @@ class Trial:
     wrong: int = 0
     exercised: Counter[str] = field(default_factory=Counter)
     texts: list[tuple[str, Tokens]] | None = None  # of requests, where the model recalls facts
-    unit: int = 0  # of reuse, where a prompt sent again at once must be found; see `Family`
+    unit: int = 0  # of reuse, where a prompt sent again at once must be found; see `Search`
     continues: bool = False  # a prompt that continues the one before must be found too
     longest: int | None = None  # tokens of a prompt with its reply, where that ends a reply
     aborts: bool = False  # a request whose client has left gets no further token
@@ -79,19 +79,20 @@ class Trial:
     def of(cls, session: Session) -> "Trial":
         """The trial of a session, with the laws of its server."""
         family, options = session.family, session.scenario.engine.options
+        search = search_of(family)
         session.judged = True
         trial = cls(
             texts=[] if session.recalls else None,
             continues=not family.has_slots,
             longest=session.engine.longest(),
-            aborts=family.aborts_at_once,
+            aborts=search.aborts_at_once,
             extended_by=family.prompt_field,
-            laws=family.laws_of(session.engine),
+            laws=None if search.laws is None else search.laws(session.engine),
         )
         theirs = [patch for patch in family.patches if patch.server]
         foreign = any(patch.name in session.profile.patches for patch in theirs)
-        if not foreign and all(options.get(flag, True) for flag in family.reuse_flags):
-            trial.unit = family.finds_again(family.read(session.profile, options))
+        if not foreign and all(options.get(flag, True) for flag in search.reuse_flags):
+            trial.unit = search.finds_again(family.read(session.profile, options))
         return trial
 
     @property
@@ -334,9 +335,10 @@ def judge_session(
             place = raised_by(error, package)
             detail = f"{type(error).__name__}: {error}, raised by {place}"
             trial.findings.insert(0, Finding(kind="crash", step=done, detail=detail))
+    exercised = search_of(session.family).exercised
     kinds: Counter[type[Event]] = Counter(map(type, session.engine.events))
     for kind, times in kinds.items():
-        word = session.family.exercised.get(kind.name())
+        word = exercised.get(kind.name())
         if word is not None:
             trial.exercised[word] += times
     return trial

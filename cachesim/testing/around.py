@@ -20,7 +20,8 @@ from functools import partial
 from itertools import chain
 from typing import Final
 
-from cachesim.engines.family import Corner, Profile, family_of
+from cachesim.engines.family import Profile, family_of, search_of
+from cachesim.engines.search import Corner
 from cachesim.errors import InputError
 from cachesim.model.arithmetic import ArithmeticName
 from cachesim.play.session import Record, Session, groups_of
@@ -78,7 +79,7 @@ class Around(Guided):
             options, server = plain, replace(self.scenario.engine, options=plain)
             self.scenario = replace(self.scenario, engine=server)
             self.session = start(self.scenario)
-        self._guide = family.guide(family.rules(profile), family.read(profile, options))
+        self._guide = search_of(family).guide(family.rules(profile), family.read(profile, options))
         if not (given.images or any(step.suffix for step in given.step)):
             self.scenario = replace(self.scenario, spans={})  # explicit tokens need none
         groups: Sequence[list[int]] = groups_of(given)

@@ -30,9 +30,9 @@ from functools import cache, partial
 from itertools import combinations, islice, product
 from typing import Any, Final
 
-from cachesim.engines.family import Corner, Profile, family_of
-from cachesim.engines.guide import Guide
+from cachesim.engines.family import Profile, family_of, search_of
 from cachesim.engines.option import Option
+from cachesim.engines.search import Corner, Guide
 from cachesim.errors import ContractError, InputError, PositionError
 from cachesim.model.arithmetic import ArithmeticName
 from cachesim.model.presets import preset
@@ -249,8 +249,9 @@ class Guided(Client):
         if not draws.integer(0, LARGE):
             shape = replace(shape, longest=LONGEST)
         wide, family = Seeded(f"wider {seed} {number}"), family_of(profile.engine)
+        search = search_of(family)
         options = _with_more(wide, profile, model, options)
-        guide = family.guide(family.rules(profile), family.read(profile, options))
+        guide = search.guide(family.rules(profile), family.read(profile, options))
         self._guide, self._wide = guide, wide
         shape = _at_sizes(wide, shape, guide.sizes)
         draws_images = guide.images == "all" or (guide.images == "some" and wide.integer(0, 1))
@@ -271,7 +272,7 @@ class Guided(Client):
             self.scenario = with_images(self.scenario)
         own = Seeded(f"models {seed} {number}")
         loads = guide.models if not shape.kinds else ()
-        draws_them = shape.incidents and (family.draws_models or loads)
+        draws_them = shape.incidents and (search.draws_models or loads)
         serves = draws_them and family.serves_models(family.rules(profile))
         if serves and not own.integer(0, 7):  # what is drawn besides stays as it is
             self.scenario = with_models(own, self.scenario)
@@ -280,14 +281,14 @@ class Guided(Client):
             self.scenario = replace(self.scenario, engine=given)
         self._asking = own if self.scenario.models else None
         start = partial(Session, profile=profile, arithmetic=arithmetic, reads_state=reads_state)
-        classes = family_of(profile.engine).model_classes(preset(model))
+        classes = search.model_classes(preset(model))
         drawn = self.scenario
         if classes and not draws.integer(0, 2):
             drawn = replace(drawn, model=replace(drawn.model, family=draws.one_of(classes)))
         elif family.plays_chunks and "window" in preset(model).layers and not own.integer(0, 3):
             drawn = _chunked(own, drawn)
         layers = Seeded(f"layers {seed} {number}")
-        further = [each for each in family.further_layers if each[0] == preset(model).layers[0]]
+        further = [each for each in search.further_layers if each[0] == preset(model).layers[0]]
         if further and drawn is self.scenario and not layers.integer(0, 7):
             drawn = _with_layers(drawn, layers.one_of(further), layers.one_of(WINDOWS))
         self.thin = is_thin(number, drawn, profile)
@@ -314,7 +315,7 @@ class Guided(Client):
         start: Callable[[Scenario], Session],
     ) -> None:
         """Set the client up, once the server has started."""
-        drafter = next(iter(self.session.family.drafting), "")
+        drafter = next(iter(search_of(self.session.family).drafting), "")
         super().__init__(
             draws,
             profile,
@@ -360,7 +361,7 @@ class Guided(Client):
                 self.scenario, self.session.ended = before, True
                 return
             known = len(self._known)
-            exercised = self._family.exercised
+            exercised = self._search.exercised
             for record in records:
                 self._known.update(self._tree.numbers.learn(record))
                 if any(exercised.get(each.name()) == "eviction" for each in record.events):
@@ -480,7 +481,7 @@ def _with_more(
 ) -> dict[str, Any]:
     """The options, a quarter of them with a value that no table of flags has."""
     family = family_of(profile.engine)
-    flags = family.guide(family.rules(profile), family.read(profile, options)).flags
+    flags = search_of(family).guide(family.rules(profile), family.read(profile, options)).flags
     if not flags or draws.integer(0, 3):
         return options
     name = draws.one_of([*flags])
@@ -513,14 +514,14 @@ def _with(
 
 def _chunked(draws: Seeded, scenario: Scenario) -> Scenario:
     """The scenario with chunks in place of windows, some with the flags for them."""
-    server, family = scenario.engine, family_of(scenario.engine.name)
-    flags, model = family.chunked_flags, scenario.model
+    server, search = scenario.engine, search_of(family_of(scenario.engine.name))
+    flags, model = search.chunked_flags, scenario.model
     if flags and draws.integer(0, 1):
         server = replace(server, options={**server.options, **flags})
     size = server.options.get("block_size", 16)
     window = draws.one_of((*WINDOWS, size, 2 * size))
     scenario = replace(scenario, engine=server, model=replace(model, chunked=True, window=window))
-    layers = family.chunked_layers
+    layers = search.chunked_layers
     return _with_layers(scenario, layers, window) if layers else scenario
 
 

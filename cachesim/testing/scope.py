@@ -22,7 +22,8 @@ from functools import partial
 from itertools import islice, product
 from typing import Any, Final, TypeAlias
 
-from cachesim.engines.family import Profile, Scope, family_of
+from cachesim.engines.family import Profile, family_of, search_of
+from cachesim.engines.search import Scope
 from cachesim.engines.words import counted
 from cachesim.errors import InputError
 from cachesim.model.arithmetic import ArithmeticName
@@ -187,8 +188,8 @@ def _listed(numbers: tuple[int, ...]) -> str:
 def scopes_of(profile: Profile, model: str, fixed: Mapping[str, Any]) -> tuple[Scope, ...]:
     """The scopes of an engine for this release and model, each with the flags of its server."""
     family, layers = family_of(profile.engine), frozenset(preset(model).layers)
-    found, refused = [], ["its Family states none (`scopes`)"]
-    for each in family.scopes:
+    found, refused = [], ["its Search states none (`scopes`)"]
+    for each in search_of(family).scopes:
         if (each.layers and not each.layers & layers) or each.without & layers:
             continue
         # The flags that a release has.

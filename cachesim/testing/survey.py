@@ -21,7 +21,7 @@ from itertools import islice
 from typing import Any, Final, Literal, TypeAlias, TypeVar
 
 from cachesim.engines.events import Event
-from cachesim.engines.family import Patch, Profile, family_of
+from cachesim.engines.family import Patch, Profile, family_of, search_of
 from cachesim.errors import InputError
 from cachesim.model.arithmetic import ArithmeticName
 from cachesim.play.findings import Finding, Trial, play
@@ -294,7 +294,7 @@ def _marks(played: Run, scenario: Scenario, index: int) -> Iterator[str]:
         return
     fault = None if step.explanation is None else step.explanation.fault
     if fault is None:
-        adapters = family_of(Profile.parse(played.profile).engine).adapter_flag
+        adapters = search_of(family_of(Profile.parse(played.profile).engine)).adapter_flag
         under = scenario.engine.options.get(adapters)
         yield ("memory computed under other adapters" if under else "no wrong memory") + " was read"
         if under:  # states are no part of it: what is wrong is wherever it comes from
@@ -325,7 +325,7 @@ def _named_while_at_work(scenario: Scenario, index: int) -> bool:
 
 
 def _with_cause(played: Run, index: int) -> list[str]:
-    words = family_of(Profile.parse(played.profile).engine).exercised
+    words = search_of(family_of(Profile.parse(played.profile).engine)).exercised
     brought = {words.get(each.name(), "") for each in played.steps[index].events}
     return sorted(BRINGS[word] for word in brought & BRINGS.keys())
 
@@ -342,7 +342,8 @@ def _nature(fault: Culprit) -> str:
 
 def lost(played: Run, scenario: Scenario) -> Iterator[tuple[Cause, int, str]]:
     """Steps that reprocessed matched tokens although a state to resume from was available."""
-    options, flags = scenario.engine.options, family_of(scenario.engine.name).reuse_flags
+    search = search_of(family_of(scenario.engine.name))
+    options, flags = scenario.engine.options, search.reuse_flags
     if any(options.get(each) is False for each in flags):
         return
     stateful = not set(spec_of(scenario.model).layers) <= STATELESS

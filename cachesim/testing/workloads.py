@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from cachesim.engines import Engine
 from cachesim.engines.chat import ByteTokenizer
-from cachesim.engines.family import Corner, Family, Profile, family_of
+from cachesim.engines.family import Profile, family_of, search_of
+from cachesim.engines.search import Corner, Search
 from cachesim.errors import InputError, UpstreamAbort
 from cachesim.model.build import build
 from cachesim.model.presets import PRESETS, preset
@@ -116,18 +117,18 @@ def _accepts(profile: Profile, model: str, options: Mapping[str, Any]) -> bool:
 @cache
 def drafting(profile: Profile, model: str) -> Mapping[str, Any]:
     """The flags of speculative decoding; empty without an MTP head or a release that drafts."""
-    flags = family_of(profile.engine).drafting if preset(model).mtp_depth else {}
+    flags = search_of(family_of(profile.engine)).drafting if preset(model).mtp_depth else {}
     return flags if _accepts(profile, model, flags) else {}
 
 
 @cache
 def corners(profile: Profile, model: str, *, guided: bool = False) -> tuple[Corner, ...]:
     """The corner cases of an engine that apply to this release and model."""
-    layers, family = frozenset(preset(model).layers), family_of(profile.engine)
-    more = (*family.late_corners, *family.guided_corners) if guided else ()
+    layers, search = frozenset(preset(model).layers), search_of(family_of(profile.engine))
+    more = (*search.late_corners, *search.guided_corners) if guided else ()
     return tuple(
         each
-        for each in (*family.corners, *more)
+        for each in (*search.corners, *more)
         if (not each.layers or each.layers & layers) and _accepts(profile, model, each.flags)
     )
 
@@ -320,6 +321,7 @@ def draw_workload(
 ) -> Scenario:
     """A scenario with explicit prompts and replies, for one profile and one preset."""
     family, options, corner = family_of(profile.engine), dict[str, Any](), Corner()
+    search = search_of(family)
     if shape.flags:
         corner = draw_corner(draws, profile, model)
         options = draw_flags(draws, profile, model, shape.fixed, corner)
@@ -332,18 +334,18 @@ def draw_workload(
         steps += client.interrupt(index)
     if shape.incidents and draws.integer(0, 1):
         steps = client.with_incident(steps, draws.one_of(("long reply", *client.incidents)))
-    elif shape.cancels and "cancel" in family.incidents and draws.integer(0, 3) == 3:
+    elif shape.cancels and "cancel" in search.incidents and draws.integer(0, 3) == 3:
         steps = client.with_incident(steps, "cancel")
     if shape.alike:
         steps = with_alike(steps)
-    if shape.flags and family.late_corners and draws.integer(0, 7) == 7:
-        late = draws.one_of(family.late_corners)
+    if shape.flags and search.late_corners and draws.integer(0, 7) == 7:
+        late = draws.one_of(search.late_corners)
         whole = options | dict(late.flags) | dict(shape.fixed)
         if compatible(profile, model, tuple(whole.items())):
             options = whole
             steps = [with_fields(draws, step, late) for step in steps]
     drawn = scenario_of(profile, model, shape, options, name=name, steps=steps)
-    draws_them = shape.incidents and family.draws_models
+    draws_them = shape.incidents and search.draws_models
     serves = draws_them and family.serves_models(family.rules(profile))
     return with_models(draws, drawn) if serves and draws.integer(0, 7) == 7 else drawn
 
@@ -446,40 +448,41 @@ class Client:
         """
         family, recalls = family_of(profile.engine), preset(model).recall
         self._draws, self._family, self._options = draws, family, options
+        self._search = search = search_of(family)
         self._slots = max(1, options.get("parallel", 1))
         self._room = options.get("ctx_size", 0) // self._slots
         self._places = self._slots > 1 or (family.has_slots and shape.incidents)
-        drafter = drafter or family.draft_flag
+        drafter = drafter or search.draft_flag
         self._drafts = options.get(drafter, "none") != "none" and not recalls
         if self._drafts:
             shape = replace(shape, replies=2 * shape.replies)
         speaks = shape.chats and not recalls and family.renders_chats and draws.integer(0, 1)
         crowded = shape.incidents and not family.has_slots and draws.integer(0, 2) == 2
         self._crowd = crowded or crowd
-        self.incidents = shape.kinds or family.incidents
+        self.incidents = shape.kinds or search.incidents
         self._arrivals = shape.incidents and "arrival" in self.incidents
         chats = Chats(draws, strangers=self._crowd) if speaks else None
-        self._tree = (tree or Tree)(draws, shape, family, chats=chats)
+        self._tree = (tree or Tree)(draws, shape, search, chats=chats)
 
     def request(self, index: int, *, alone: bool) -> Step:
         """The next request; not `alone` it may come beside the one before.
 
         It may name a slot, or have fields that take another code path.
         """
-        draws, family, changes = self._draws, self._family, dict[str, Any]()
+        draws, search, changes = self._draws, self._search, dict[str, Any]()
         step = self._tree.next_step(index)
         if self._drafts and draws.integer(0, 1):
             step = drafted(draws, step)
-        if self._options.get(family.adapter_flag) and draws.integer(0, 2) == 2:
-            changes["options"] = {family.adapter_flag: ({"id": 0, "scale": 0.0},)}
+        if self._options.get(search.adapter_flag) and draws.integer(0, 2) == 2:
+            changes["options"] = {search.adapter_flag: ({"id": 0, "scale": 0.0},)}
         if self._places:
             if draws.integer(0, 7) == 7:
                 changes["slot"] = draws.integer(0, self._slots - 1)
             changes |= {} if alone else self.beside(crowd=False, arrivals=False)
-        elif not family.has_slots:
+        elif not self._family.has_slots:
             changes |= {} if alone else self.beside(crowd=self._crowd, arrivals=self._arrivals)
-            if family.asks and draws.integer(0, 4) == 4:
-                changes["options"] = dict(family.asks)
+            if search.asks and draws.integer(0, 4) == 4:
+                changes["options"] = dict(search.asks)
         return replace(step, **changes)
 
     def beside(self, *, crowd: bool, arrivals: bool) -> dict[str, Any]:
@@ -487,7 +490,7 @@ class Client:
         draws = self._draws
         if draws.integer(0, 4) < (1 if crowd else 4):
             return {}
-        if self._family.interrupts:
+        if self._search.interrupts:
             return {"with_previous": True, "turns": draws.integer(0, 3)}
         if arrivals and draws.integer(0, 1):
             return {"with_previous": True, "turns": draws.integer(1, 6)}
@@ -495,7 +498,7 @@ class Client:
 
     def interrupt(self, index: int) -> list[Step]:
         """A cancel of any request that is served; often none."""
-        if self._family.interrupts and self._draws.integer(0, 7) == 7:
+        if self._search.interrupts and self._draws.integer(0, 7) == 7:
             return [Step(name=f"c{index}", do="cancel", turns=self._draws.integer(1, 3))]
         return []
 
@@ -563,11 +566,11 @@ class Tree:
     """The turns so far, and their continuations."""
 
     def __init__(
-        self, draws: Draws, shape: Shape, family: Family[Any, Any], *, chats: Chats | None
+        self, draws: Draws, shape: Shape, search: Search[Any, Any], *, chats: Chats | None
     ) -> None:
         self._draws = draws
         self._shape = shape
-        self._family = family
+        self._search = search
         self.chats = chats  # in place of prompts
         self._turns: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
         """Prompts, each without and with its reply, as far as a cache may hold that."""
@@ -581,14 +584,14 @@ class Tree:
             self.learn(prompt, reply)
         if self.chats is not None:
             self.chats.learn(chat, reply)
-        cache_prompt = not self._family.may_decline or self._draws.integer(0, 24) != 24
+        cache_prompt = not self._search.may_decline or self._draws.integer(0, 24) != 24
         return Step(
             name=f"r{index}", prompt=prompt, messages=chat, reply=reply, cache_prompt=cache_prompt
         )
 
     def learn(self, prompt: tuple[int, ...], reply: tuple[int, ...]) -> None:
         """Add a turn."""
-        held = reply if self._family.keeps_replies else reply[:-1]
+        held = reply if self._search.keeps_replies else reply[:-1]
         self._turns.append((prompt, prompt + held))
 
     def longer(self, step: Step, room: int) -> Step:

@@ -20,8 +20,8 @@ NAMES_UPSTREAM: Final = re.compile(
 
 OUR_FILES: Final = frozenset(
     {
-        "held", "integrity", "causes", "options", "family", "rules", "build", "request", "guides",
-        "laws", "recomputed", "stored",
+        "held", "integrity", "causes", "options", "family", "rules", "build", "request",
+        "search", "recomputed", "stored", "releases",
     }
 )  # fmt: skip
 """Modules for tools and for a server's content, without a counterpart upstream."""

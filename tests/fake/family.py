@@ -5,6 +5,7 @@ from typing import Final
 
 from cachesim.engines.family import Family, Package, Patch, Release
 from cachesim.engines.option import Option, option
+from cachesim.engines.search import Search
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +59,5 @@ FAKE: Final[Family[FakeRules, FakeOptions]] = Family(
     options=FakeOptions,
     fields=(Option(name="hurry", kind="yes or no", about="does nothing"),),
     has_slots=False,
-    may_decline=False,
-    exercised={"request-served": "save"},
+    search=Search(may_decline=False, exercised={"request-served": "save"}),
 )

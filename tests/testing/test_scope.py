@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from cachesim.engines import Profile
-from cachesim.engines.family import ACTS, FAMILIES, Scope, family_of
+from cachesim.engines.family import FAMILIES, family_of
+from cachesim.engines.search import ACTS, Scope, Search
 from cachesim.errors import InputError
 from cachesim.model.presets import PRESETS
 from cachesim.prove.hunt import proof
@@ -255,7 +256,9 @@ def test_the_real_package_ends_and_answers_wrongly_as_its_scope_does(capsys: Cap
 
 def test_an_engine_of_others_states_its_own(monkeypatch: Patch) -> None:
     own = (Scope(lengths=(1, 2), acts=("new", "again")),)
-    monkeypatch.setitem(FAMILIES, "marconi", replace(family_of("marconi"), scopes=own))
+    monkeypatch.setitem(
+        FAMILIES, "marconi", replace(family_of("marconi"), search=Search(scopes=own))
+    )
     scope = whole("marconi@paper")
 
     # Two first prompts; then one of two new ones, or the first again.
@@ -266,7 +269,7 @@ def test_an_engine_of_others_states_its_own(monkeypatch: Patch) -> None:
 @pytest.mark.parametrize(
     ("scopes", "problem"),
     [
-        ((), "its Family states none"),
+        ((), "its Search states none"),
         ((Scope(lengths=(1,), flags={"blocks": 1}),), "has an unknown flag 'blocks'"),
         ((Scope(lengths=(1,), flags={"policy": "best"}),), "'policy'"),
     ],
@@ -274,7 +277,9 @@ def test_an_engine_of_others_states_its_own(monkeypatch: Patch) -> None:
 def test_a_family_without_a_usable_scope_is_told(
     scopes: tuple[Scope, ...], problem: str, monkeypatch: Patch
 ) -> None:
-    monkeypatch.setitem(FAMILIES, "marconi", replace(family_of("marconi"), scopes=scopes))
+    monkeypatch.setitem(
+        FAMILIES, "marconi", replace(family_of("marconi"), search=Search(scopes=scopes))
+    )
 
     with pytest.raises(InputError, match=problem):
         scopes_of(Profile.parse("marconi@paper"), "hybrid", {})

@@ -28,6 +28,6 @@ FAMILY: Family[Rules, Options] = Family(
     engine=f"{__package__}.server:Server",
     releases=(Release(name="1.0", about="the first release", rules=Rules()),),
     options=Options,
+    search=f"{__package__}.search:SEARCH",
     has_slots=False,
-    may_decline=False,
 )

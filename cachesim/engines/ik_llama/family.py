@@ -2,8 +2,7 @@
 
 from typing import Final
 
-from cachesim.engines.family import ACTS, Corner, Family, Patch, Release, Scope, laying, switching
-from cachesim.engines.guide import Guide
+from cachesim.engines.family import Family, Patch, Release, laying, switching
 from cachesim.engines.ik_llama.options import FIELDS, Options
 from cachesim.engines.ik_llama.rules import LATER, SEED_ERA, Rules
 from cachesim.units import Count
@@ -104,30 +103,15 @@ PATCHES: Final[tuple[Patch[Rules], ...]] = (
 """Pull requests at ikawrakow/ik_llama.cpp."""
 
 
-def _guide(_rules: Rules, flags: Options) -> Guide:
-    """Fields of a context shift, near the context too; clients that leave within a batch."""
-    room = flags.n_ctx_slot
-    keeps = (-1, 0, 1, room // 2, room - 1, room)
-    return Guide(
-        fields=(
-            *({"n_keep": each} for each in keeps),
-            *({"n_discard": each} for each in (1, 8)),
-            *({"cancel_after_ubatches": each} for each in (1, 2, 3)),
-        ),
-        templates=("strip-reasoning",),
-    )
-
-
 FAMILY: Final[Family[Rules, Options]] = Family(
     name="ik_llama.cpp",
     about="llama.cpp's fork: tolerant matching, checkpoints during generation, MTP drafts",
     repository="ikawrakow/ik_llama.cpp",
     vocabulary="ik",
     package=__package__,
+    search=f"{__package__}.search:SEARCH",
     configuration=f"{__package__}.fields",
     engine=f"{__package__}.server:IkLlama",
-    laws=f"{__package__}.laws:IkLaws",
-    guide=_guide,
     releases=RELEASES,
     patches=PATCHES,
     options=Options,
@@ -140,52 +124,5 @@ FAMILY: Final[Family[Rules, Options]] = Family(
             ("hybrid-delta", "hybrid-mtp", "recall-hybrid-delta", "recall-hybrid-mtp"),
             "with states of 64 or 128",
         ),
-    },
-    finds_again=lambda flags: int(
-        flags.companion == "none" and (flags.parallel == 1 or flags.slot_prompt_similarity > 0)
-    ),
-    drafting={
-        "companion": "attn",
-        "draft_max": 3,
-        "recurrent_ckpt_mode": "cpu",
-        "parallel": 1,  # the server refuses drafts beside further slots
-    },
-    corners=(
-        Corner(),
-        Corner(),
-        Corner(flags={"ctx_size": 256}, replies=60),
-        Corner(flags={"companion": "attn", "draft_max": 3, "parallel": 1}, replies=12),
-    ),
-    scopes=(
-        Scope(  # prompts have checkpoints from 64 tokens on
-            flags={
-                "ctx_size": 256,
-                "batch_size": 64,
-                "ubatch_size": 32,
-                "ctx_checkpoints": 2,
-                "ctx_checkpoints_interval": 16,
-                "ctx_checkpoints_tolerance": 1,
-            },
-            lengths=(1, 65, 66),
-            reply=5,
-        ),
-        Scope(
-            flags={"ctx_size": 256, "batch_size": 16, "ubatch_size": 4, "parallel": 2},
-            lengths=(1, 4, 5),
-            acts=(*ACTS, "together"),
-        ),
-    ),
-    incidents=("slot file",),
-    exercised={
-        "checkpoint-restored": "restore",
-        "checkpoint-created": "checkpoint",
-        "checkpoint-erased": "eviction",
-        "prompt-evicted": "eviction",
-        "prompt-loaded": "load",
-        "prompt-saved": "save",
-        "context-shifted": "shift",
-        "draft-verified": "rollback",
-        "checkpoint-reset": "full reprocessing",
-        "full-reset": "full reprocessing",
     },
 )

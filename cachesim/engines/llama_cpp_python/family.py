@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import Final
 
-from cachesim.engines.family import Corner, Family, Package, Patch, Release, Scope, laying
+from cachesim.engines.family import Family, Package, Patch, Release, laying
 from cachesim.engines.llama_cpp_python.options import FIELDS, Options
 from cachesim.engines.llama_cpp_python.rules import (
     BEFORE,
@@ -87,14 +87,13 @@ PATCHES: Final[tuple[Patch[Rules], ...]] = (
     ),
 )
 
-TINY: Final = {"n_ctx": 64, "n_batch": 4, "n_ubatch": 4, "cache": "ram"}
-"""Batches of four tokens, and a store of conversations."""
 
 FAMILY: Final[Family[Rules, Options]] = Family(
     name="llama-cpp-python",
     about="llama.cpp's Python binding: one sequence per instance, caches of whole states",
     repository="abetlen/llama-cpp-python",
     package=__package__,
+    search=f"{__package__}.search:SEARCH",
     configuration=f"{__package__}.fields",
     engine=f"{__package__}.servers:start",
     releases=RELEASES,
@@ -103,27 +102,4 @@ FAMILY: Final[Family[Rules, Options]] = Family(
     fields=FIELDS,
     kin=("llama.cpp",),
     has_slots=False,
-    may_decline=False,
-    corners=(Corner(flags={"cache": "ram"}, layers=frozenset({"window"}), steps=4),),
-    scopes=(
-        Scope(flags=TINY, lengths=(1, 4, 5, 9)),
-        Scope(
-            flags={**TINY, "swa_full": False},
-            lengths=(1, 4, 5, 9),
-            layers=frozenset({"window"}),
-            window=4,
-        ),
-    ),
-    incidents=("restart",),
-    exercised={
-        "state-loaded": "load",
-        "state-saved": "save",
-        "state-evicted": "eviction",
-        "draft-verified": "rollback",
-        "instance-reset": "full reprocessing",
-        "slot-cleared": "full reprocessing",
-        "slot-saved": "save",
-        "tokens-erased": "shift",
-        "context-shifted": "shift",
-    },
 )

@@ -1,29 +1,10 @@
 """`Family` value of Marconi."""
 
-from dataclasses import dataclass
 from typing import Final
 
-from cachesim.engines.family import Family, Patch, Release, Scope, laying
+from cachesim.engines.family import Family, Patch, Release, laying
 from cachesim.engines.marconi.options import MarconiOptions
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rules:
-    """Rules of a release, one field per difference."""
-
-    descends_partial: bool = False
-    """Match among the children of a partly matching edge, and report their tokens as reusable."""
-
-    bytes_of_last_candidate: bool = False
-    """Count the bytes of an evicted leaf with the tokens of the last candidate."""
-
-    mlp_less_attention: bool = False
-    """Subtract the attention FLOPs of the parent's tokens from the MLP FLOPs that a node saves."""
-
-
-ARTIFACT = Rules(descends_partial=True, bytes_of_last_candidate=True, mlp_less_attention=True)
-PAPER = Rules()
-
+from cachesim.engines.marconi.rules import ARTIFACT, PAPER, Rules
 
 RELEASES: Final = (
     Release(
@@ -69,13 +50,11 @@ FAMILY: Final[Family[Rules, MarconiOptions]] = Family(
     about="Marconi: states where requests branch, evicted by what they save per byte",
     repository="ruipeterpan/marconi",
     package=__package__,
+    search=f"{__package__}.search:SEARCH",
     engine=f"{__package__}.server:Marconi",
     releases=RELEASES,
-    scopes=(Scope(flags={"capacity_bytes": 100_000_000}, lengths=(1, 4, 5)),),
     patches=PATCHES,
     options=MarconiOptions,
     has_slots=False,
-    may_decline=False,
-    exercised={"node-evicted": "eviction", "state-evicted": "eviction", "sequence-kept": "save"},
     describes_model=("num_ssm_layers", "num_attn_layers", "d", "n"),
 )

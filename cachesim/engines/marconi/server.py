@@ -12,9 +12,9 @@ from cachesim.engines.held import Amounts, Held
 from cachesim.engines.job import SampledJob as Job
 from cachesim.engines.job import SerialEngine
 from cachesim.engines.marconi import causes, events
-from cachesim.engines.marconi.family import Rules
 from cachesim.engines.marconi.held import amounts, held
 from cachesim.engines.marconi.options import MarconiOptions
+from cachesim.engines.marconi.rules import Rules
 from cachesim.engines.marconi.tree import Match, Node, Tree
 from cachesim.engines.tokens import PrefixTree
 from cachesim.errors import OptionError

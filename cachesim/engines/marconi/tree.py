@@ -13,8 +13,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from cachesim.engines.marconi.family import Rules
 from cachesim.engines.marconi.options import MarconiOptions
+from cachesim.engines.marconi.rules import Rules
 from cachesim.engines.tokens import get_common_prefix
 from cachesim.errors import ContractError
 from cachesim.units import Array, Tokens

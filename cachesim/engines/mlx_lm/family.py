@@ -5,13 +5,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from cachesim.engines.family import (
-    ACTS,
-    Corner,
     Family,
     Package,
     Patch,
     Release,
-    Scope,
     laying,
     switching,
 )
@@ -20,9 +17,7 @@ from cachesim.engines.mlx_lm.families import (
     ModelFamily,
     RecurrentRules,
     family_of,
-    model_classes,
 )
-from cachesim.engines.mlx_lm.guides import guide
 from cachesim.engines.mlx_lm.options import FIELDS, MlxOptions
 from cachesim.engines.mlx_lm.rules import (
     UNLISTED,
@@ -643,11 +638,11 @@ FAMILY: Final[Family[MlxRules, MlxOptions]] = Family(
     name="mlx-lm",
     about="mlx_lm.server: prompt trie, cache classes per layer, batches",
     repository="ml-explore/mlx-lm",
-    draws_models=True,
     serves_models=lambda rules: rules.server.grid is None and rules.server.memory is None,
     takes_images=True,
     vocabulary="mlx lru arrays batch rotating chunked deep granite gemma trim metal",
     package=__package__,
+    search=f"{__package__}.search:SEARCH",
     configuration=f"{__package__}.fields",
     engine=f"{__package__}.engine:MlxLm",
     releases=RELEASES,
@@ -655,46 +650,11 @@ FAMILY: Final[Family[MlxRules, MlxOptions]] = Family(
     options=MlxOptions,
     fields=FIELDS,
     has_slots=False,
-    may_decline=False,
-    keeps_replies=True,
     renders_chats=True,
     check_model=family_of,
-    model_classes=model_classes,
     plays_chunks=True,
-    chunked_layers=("window",) * 3 + ("attention",),
-    further_layers=(("conv", "attention") * 2, ("window",) * 2),
     records_provenance="provenance",
-    asks={"seed": 0},
-    finds_again=lambda flags: int(
-        flags.draft_model is None
-        and flags.prompt_cache_size >= 10
-        and flags.prompt_cache_bytes is None
-    ),
-    guide=lambda rules, flags: guide(rules.server, flags),
-    laws=f"{__package__}.laws:MlxLaws",
-    draft_flag="draft_model",
     reply_cost=(7e-4, 6e-8),
     program="mlx_lm.server",
     swept={"prompt_cache_size": (1, 2, 5, 10, 20, 50, 100)},
-    hunted=(
-        {},
-        {"prompt_concurrency": 2, "prefill_step_size": 8},
-        {"prompt_concurrency": 2, "prefill_step_size": 4},
-    ),
-    corners=(Corner(), Corner(window=16, layers=frozenset({"window"}), replies=24, crowd=True)),
-    scopes=(
-        Scope(
-            flags={"prompt_cache_size": 2, "prefill_step_size": 4},
-            lengths=(1, 4, 5),
-            acts=(*ACTS, "together"),
-            window=4,
-        ),
-    ),
-    incidents=("arrival",),
-    exercised={
-        "prompt-cache-evicted": "eviction",
-        "store-trimmed": "eviction",
-        "insertion": "save",
-        "worker-died": "worker death",
-    },
 )

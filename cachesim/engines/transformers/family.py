@@ -1,26 +1,14 @@
 """`Family` value of Transformers' continuous batching."""
 
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
 
-from cachesim.engines.family import ACTS, Corner, Family, Patch, Scope, laying, tagged
+from cachesim.engines.family import Family, Patch, laying, tagged
 from cachesim.engines.transformers.dynamic import LayerRules
 from cachesim.engines.transformers.options import TransformersOptions
+from cachesim.engines.transformers.rules import Rules
 from cachesim.errors import SpecError
 from cachesim.model.spec import ModelSpec
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rules:
-    """Rules of a release, one field per difference."""
-
-    registers_last_batch: bool = False
-    """The blocks that a request's last batch fills get their hashes."""
-
-    layers: LayerRules = field(default_factory=LayerRules)
-    """`DynamicCache`, which the server does not use."""
-
 
 _release = partial(tagged, package="transformers")
 _lengths = Rules(layers=LayerRules(crops_to_length=True, crops_unused=False))
@@ -62,29 +50,14 @@ FAMILY: Final[Family[Rules, TransformersOptions]] = Family(
     about="Hugging Face Transformers, continuous batching: hashed blocks, all evicted at once",
     repository="huggingface/transformers",
     package=__package__,
+    search=f"{__package__}.search:SEARCH",
     configuration=f"{__package__}.fields",
     engine=f"{__package__}.server:Transformers",
     releases=RELEASES,
     patches=PATCHES,
     options=TransformersOptions,
-    reuse_flags=("allow_block_sharing",),
     has_slots=False,
-    may_decline=False,
     check_model=check_model,
     groups_layers=True,
-    scopes=(
-        Scope(
-            flags={"page_size": 4, "num_blocks": 8, "max_batch_tokens": 8},
-            lengths=(4, 5, 8),
-            acts=(*ACTS, "together"),
-            window=4,
-        ),
-    ),
-    corners=(
-        Corner(),
-        Corner(flags={"page_size": 16, "num_blocks": 24}),
-        Corner(flags={"page_size": 4, "num_blocks": 96, "max_batch_tokens": 32}),
-    ),
     program="transformers serve --continuous-batching",
-    exercised={"blocks-evicted": "eviction", "blocks-hashed": "save"},
 )

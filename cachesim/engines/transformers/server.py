@@ -14,9 +14,9 @@ from cachesim.engines.job import SlotlessEngine
 from cachesim.engines.tokens import PrefixTree
 from cachesim.engines.transformers import causes, events
 from cachesim.engines.transformers.cache import CacheAllocator, Geometry, PagedAttentionCache
-from cachesim.engines.transformers.family import Rules
 from cachesim.engines.transformers.options import TransformersOptions
 from cachesim.engines.transformers.requests import FutureRequestState, Job, RequestState
+from cachesim.engines.transformers.rules import Rules
 from cachesim.engines.transformers.scheduler import Scheduler
 from cachesim.errors import ContractError, UpstreamAbort, UpstreamEndless
 from cachesim.model.arithmetic import Network, Place

@@ -8,7 +8,7 @@ from functools import partial
 from itertools import count
 from typing import Any, Final
 
-from cachesim.engines.family import Profile, family_of
+from cachesim.engines.family import Profile, family_of, search_of
 from cachesim.engines.llamacpp.family import FAMILY as LLAMA_CPP
 from cachesim.errors import InputError
 from cachesim.model.presets import PRESETS, preset
@@ -54,7 +54,7 @@ def targets(profile: Profile, models: Sequence[str]) -> Iterator[Target]:
     """
     family = family_of(profile.engine)
     sets = unmasked(profile)
-    for flags in family.hunted:
+    for flags in search_of(family).hunted:
         for patched in dict.fromkeys((sets[0], sets[-1]) if flags else sets):
             for model in models:
                 if patched == profile or not set(preset(model).layers) <= STATELESS:

@@ -8,7 +8,7 @@ import pytest
 
 from cachesim.engines.family import Profile, family_of
 from cachesim.engines.ik_llama import events
-from cachesim.engines.ik_llama.laws import IkLaws
+from cachesim.engines.ik_llama.search import IkLaws
 from cachesim.engines.ik_llama.server import IkLlama
 from cachesim.engines.ik_llama.speculative import StrictTailCompanion
 from cachesim.engines.seen import Seen

@@ -22,7 +22,6 @@ from cachesim.engines.llamacpp.events import (
     SlotReleased,
 )
 from cachesim.engines.llamacpp.integrity import check_calls
-from cachesim.engines.llamacpp.laws import LlamaLaws
 from cachesim.engines.llamacpp.memory import attention, batch
 from cachesim.engines.llamacpp.memory.attention import MARGIN, AttentionCache, LanePlan, Rows
 from cachesim.engines.llamacpp.memory.batch import Splitter, Ubatch
@@ -33,6 +32,7 @@ from cachesim.engines.llamacpp.memory.hybrid import HybridMemory
 from cachesim.engines.llamacpp.memory.recurrent import RecurrentMemory
 from cachesim.engines.llamacpp.memory.recurrent_cells import Planes, RecurrentCells
 from cachesim.engines.llamacpp.router import Router
+from cachesim.engines.llamacpp.search import LlamaLaws
 from cachesim.engines.llamacpp.server_batch import Piece, ServerBatch
 from cachesim.engines.llamacpp.server_context import ServerContext
 from cachesim.engines.llamacpp.slot import Contexts

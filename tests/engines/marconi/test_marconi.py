@@ -2,8 +2,8 @@
 
 import random
 
-from cachesim.engines.marconi.family import ARTIFACT, PAPER
 from cachesim.engines.marconi.options import MarconiOptions
+from cachesim.engines.marconi.rules import ARTIFACT, PAPER
 from cachesim.engines.marconi.tree import Costs, Tree
 from cachesim.units import as_tokens
 

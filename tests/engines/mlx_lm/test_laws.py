@@ -30,8 +30,8 @@ from cachesim.engines.mlx_lm.integrity import (
     quantised_otherwise,
     restore_problems,
 )
-from cachesim.engines.mlx_lm.laws import MlxLaws
 from cachesim.engines.mlx_lm.rules import CacheRules
+from cachesim.engines.mlx_lm.search import MlxLaws
 from cachesim.engines.mlx_lm.store.disk_prompt_cache import DiskPromptCache
 from cachesim.engines.seen import Breach, Seen
 from cachesim.errors import InputError

@@ -11,8 +11,8 @@ from cachesim.engines.family import Profile, family_of
 from cachesim.engines.seen import Seen
 from cachesim.engines.sglang.causes import NOT_FETCHED
 from cachesim.engines.sglang.events import ChunkScheduled, DraftsVerified
-from cachesim.engines.sglang.laws import SglangLaws
 from cachesim.engines.sglang.node import NO_SLOTS
+from cachesim.engines.sglang.search import SglangLaws
 from cachesim.engines.sglang.server import Sglang
 from cachesim.engines.sglang.tree import Match
 from cachesim.play.session import Session

@@ -18,7 +18,7 @@ from cachesim.engines.vllm.events import (
     ChunkScheduled,
     DraftsVerified,
 )
-from cachesim.engines.vllm.laws import VllmLaws
+from cachesim.engines.vllm.search import VllmLaws
 from cachesim.engines.vllm.server import Vllm
 from cachesim.errors import ContractError
 from cachesim.model.presets import preset

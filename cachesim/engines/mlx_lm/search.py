@@ -1,13 +1,14 @@
-"""Laws of mlx-lm's server and of those built on it, which a search checks request by request.
+"""What a search draws for mlx-lm's server and those built on it, and the laws that it checks.
 
-Each holds on every release and patch, but where a rule of theirs is named here.
+Each law holds on every release and patch, but where a rule of theirs is named here.
 """
 
 from collections.abc import Collection, Iterator, Sequence
 from itertools import pairwise
-from typing import Final
+from typing import Any, Final
 
 from cachesim.engines.events import Event
+from cachesim.engines.mlx_lm import rules
 from cachesim.engines.mlx_lm.engine import MlxLm
 from cachesim.engines.mlx_lm.events import (
     Insertion,
@@ -23,7 +24,12 @@ from cachesim.engines.mlx_lm.events import (
     RequestAdmitted,
     RequestFinished,
 )
+from cachesim.engines.mlx_lm.families import (
+    model_classes,
+)
+from cachesim.engines.mlx_lm.family import MlxRules
 from cachesim.engines.mlx_lm.integrity import problems, quantised_otherwise
+from cachesim.engines.mlx_lm.options import MlxOptions
 from cachesim.engines.mlx_lm.recomputed import Recomputed
 from cachesim.engines.mlx_lm.rules import (
     DiskRules,
@@ -37,6 +43,7 @@ from cachesim.engines.mlx_lm.server.request import LONGEST_TAIL, opening_mark
 from cachesim.engines.mlx_lm.store.disk_prompt_cache import DiskPromptCache, RecordStore
 from cachesim.engines.mlx_lm.store.mllm_prompt_cache import MllmPromptCache
 from cachesim.engines.mlx_lm.stored import CUT, KEPT, lengths
+from cachesim.engines.search import ACTS, Corner, Guide, Images, Scope, Search
 from cachesim.engines.seen import Breach, Seen
 from cachesim.engines.tokens import get_common_prefix
 from cachesim.model.build import arithmetic_of
@@ -360,3 +367,88 @@ class MlxLaws:
         if isinstance(memory, MllmRules):
             return min(prompt, length - 1) if shared >= prompt >= memory.least else 0
         return end if end >= memory.least else 0
+
+
+FLAGS: Final[dict[str, tuple[Any, ...]]] = {
+    "prompt_cache_bytes": (0, 2_000, 8_000, 30_000, 100_000),
+    "kv_bits": (4, 8),
+    "draft_model": ("self",),
+}
+"""Small limits in bytes; and flags with which no request is batched."""
+
+
+def guide(own: rules.ServerRules, flags: MlxOptions) -> Guide:
+    """The guide of a server with these rules and flags."""
+    fields: tuple[dict[str, Any], ...] = ({"seed": 0}, {"tools": ("a tool",)})
+    if isinstance(own.memory, rules.WholeRules):
+        fields = ({"stream": True}, {"stream": True}, {"seed": 0})
+    return Guide(
+        sizes=_sizes(own),
+        images=_images(own, flags),
+        fields=fields,
+        stop_words="stop_words",
+        templates=("strip-reasoning",),
+        flags=FLAGS,
+    )
+
+
+def _sizes(own: rules.ServerRules) -> tuple[int, ...]:
+    found: set[int] = set()
+    if own.snapshots is not None:
+        found |= {own.snapshots.interval}
+    if own.memory is not None:
+        found |= {own.memory.least}
+    if isinstance(own.grid, rules.SessionRules):
+        found |= {own.grid.before_end}
+    elif own.grid is not None:
+        context = own.grid.max_kv_size if isinstance(own.grid, rules.DiskRules) else None
+        found |= {own.grid.interval, own.grid.before_end, context or 0}
+    return tuple(sorted(each for each in found if each > 1))
+
+
+def _images(own: rules.ServerRules, flags: MlxOptions) -> Images:
+    if isinstance(own.memory, rules.WholeRules):
+        return "all"
+    others = (own.snapshots, own.grid, own.memory, flags.draft_model)
+    reads = own.reads_images and all(each is None for each in others)
+    return "some" if reads or isinstance(own.memory, rules.MllmRules) else "none"
+
+
+SEARCH: Final[Search[MlxRules, MlxOptions]] = Search(
+    draws_models=True,
+    may_decline=False,
+    keeps_replies=True,
+    model_classes=model_classes,
+    chunked_layers=("window",) * 3 + ("attention",),
+    further_layers=(("conv", "attention") * 2, ("window",) * 2),
+    asks={"seed": 0},
+    finds_again=lambda flags: int(
+        flags.draft_model is None
+        and flags.prompt_cache_size >= 10
+        and flags.prompt_cache_bytes is None
+    ),
+    guide=lambda rules, flags: guide(rules.server, flags),
+    laws=MlxLaws,
+    draft_flag="draft_model",
+    hunted=(
+        {},
+        {"prompt_concurrency": 2, "prefill_step_size": 8},
+        {"prompt_concurrency": 2, "prefill_step_size": 4},
+    ),
+    corners=(Corner(), Corner(window=16, layers=frozenset({"window"}), replies=24, crowd=True)),
+    scopes=(
+        Scope(
+            flags={"prompt_cache_size": 2, "prefill_step_size": 4},
+            lengths=(1, 4, 5),
+            acts=(*ACTS, "together"),
+            window=4,
+        ),
+    ),
+    incidents=("arrival",),
+    exercised={
+        "prompt-cache-evicted": "eviction",
+        "store-trimmed": "eviction",
+        "insertion": "save",
+        "worker-died": "worker death",
+    },
+)

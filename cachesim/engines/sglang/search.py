@@ -1,4 +1,4 @@
-"""Laws of SGLang's scheduler and tree, which a search checks request by request.
+"""What a search draws for SGLang's scheduler and tree, and the laws that it checks.
 
 Evictions are compared with the tree before them; the other laws are for a request sent alone. Each
 holds on every release and patch but where a rule of theirs is named here.
@@ -10,14 +10,17 @@ from itertools import accumulate
 from math import inf
 from typing import Final
 
+from cachesim.engines.search import ACTS, STATES, Corner, Scope, Search
 from cachesim.engines.seen import Breach, Seen
 from cachesim.engines.sglang import causes, events, sessions
 from cachesim.engines.sglang.hi_radix import HiRadixCache
 from cachesim.engines.sglang.hicache import HostTier
 from cachesim.engines.sglang.node import FULL, HOST, PART, STATE, LruList, Node
+from cachesim.engines.sglang.options import SglangOptions
 from cachesim.engines.sglang.pools import MOST_PRIORITY, HostAction, WindowPool
 from cachesim.engines.sglang.radix import RadixCache
 from cachesim.engines.sglang.request import Req
+from cachesim.engines.sglang.rules import Rules
 from cachesim.engines.sglang.server import Sglang
 from cachesim.engines.sglang.tree import STRATEGIES, Evicting, Lost, Match, OnHostAction, Tree
 from cachesim.engines.sglang.unified_core import UnifiedTreeCore
@@ -461,3 +464,165 @@ class SglangLaws:
         found = self._found(tree.key_of(req.tokens[:wanted]))
         if found < wanted:
             yield f"no state is found after {wanted} tokens, the last one is after {found}"
+
+
+_STATES: Final = frozenset({"ssm", "delta", "conv"})
+
+_WINDOWS: Final = frozenset({"window"})
+
+BEYOND: Final = (66, 66, 130, 130)
+"""Lengths of prompts beyond one chunk of states and beyond two."""
+
+
+def _corners() -> Iterator[Corner]:
+    """Options under which states and window slots change owners: short grids, small pools."""
+    for strategy in ("mamba_scheduler_strategy", "mamba_radix_cache_strategy"):
+        grid = {strategy: "extra_buffer"}
+        many = grid | {"max_mamba_cache_size": 64}
+        yield Corner(flags=many, layers=_STATES, crowd=True, edges=BEYOND, steps=10)
+        often = grid | {"mamba_track_interval": 64}
+        yield Corner(flags=often, layers=_STATES, replies=24, edges=BEYOND, steps=10)
+        ends = {strategy: "no_buffer", "chunked_prefill_size": 64}
+        yield Corner(flags=ends, layers=_STATES)
+    yield Corner(layers=_WINDOWS, window=8, replies=24)
+    yield Corner(flags={"page_size": 16}, layers=_WINDOWS, window=4, replies=24)
+    pairs = {"speculative_algorithm": "EAGLE", "page_size": 16, "chunked_prefill_size": 64}
+    yield Corner(flags=pairs, layers=_WINDOWS)
+    host = {"enable_hierarchical_cache": True, "max_total_tokens": 300, "page_size": 1}
+    yield Corner(flags=host, steps=14)
+    few = host | {"max_total_tokens": 400, "swa_full_tokens_ratio": 0.3}
+    yield Corner(flags=few, layers=_WINDOWS, steps=14)
+    back = host | {"hicache_write_policy": "write_back", "hicache_ratio": 1.0}
+    back |= {"max_total_tokens": 160}
+    yield Corner(flags=back, steps=14)
+    yield Corner(flags=back | {"max_mamba_cache_size": 6}, layers=_STATES, steps=14)
+    file = {"hicache_storage_backend": "file", "prefetch_threshold": 20, "page_size": 4}
+    yield Corner(flags=host | file, steps=14)
+    one = {"max_mamba_cache_size": 6, "max_running_requests": 1}
+    yield Corner(flags=one, layers=_STATES, steps=14)
+
+
+def _late_corners() -> Iterator[Corner]:
+    """Options under which requests overtake each other, have adapters, or copies lock states."""
+    two: dict[str, object] = {"max_running_requests": 2}
+    first = {"enable_priority_scheduling": True, "priority_scheduling_preemption_threshold": 0}
+    yield Corner(flags=two | first, fields={"priority": 1})
+    for policy in ("lpm", "shortest-prefill-first"):
+        yield Corner(flags=two | {"schedule_policy": policy})
+    adapter = {"lora": {"name": "L", "path": "A"}}
+    yield Corner(flags={"lora": "A", "max_loras_per_batch": 1}, fields=adapter)
+    slow = {"hicache_copy_steps": 8, "max_mamba_cache_size": 12, "chunked_prefill_size": 64}
+    copies = slow | {"enable_hierarchical_cache": True}
+    yield Corner(flags=copies, layers=_STATES, crowd=True, edges=BEYOND)
+
+
+def _guided_corners() -> Iterator[Corner]:
+    """Storage that requests wait for, queues in each order, sessions, and separate prefixes."""
+    host = {"enable_hierarchical_cache": True, "max_total_tokens": 300, "hicache_ratio": 1.0}
+    file = host | {"hicache_storage_backend": "file", "prefetch_threshold": 2}
+    for policy in ("best_effort", "wait_complete", "timeout"):
+        stored = file | {"hicache_storage_prefetch_policy": policy}
+        yield Corner(flags=stored, window=8, steps=14)
+        yield Corner(flags=stored | {"page_size": 4, "max_mamba_cache_size": 8}, window=8, steps=14)
+    back = {"hicache_write_policy": "write_back", "hicache_storage_prefetch_policy": "timeout"}
+    yield Corner(flags=file | back | {"max_mamba_cache_size": 8}, window=8, steps=14)
+    small = {"max_total_tokens": 300, "max_mamba_cache_size": 16}
+    for page in (1, 4):
+        yield Corner(flags=small | {"page_size": page}, window=8, steps=14)
+    mixed = {"enable_mixed_chunk": True, "chunked_prefill_size": 32}
+    yield Corner(flags=mixed, crowd=True, replies=12)
+    few = {"max_running_requests": 2, "max_total_tokens": 600, "max_mamba_cache_size": 16}
+    first = few | {"enable_priority_scheduling": True}
+    first |= {"priority_scheduling_preemption_threshold": 0}
+    some = {"priority": (-1, 1, 2)}
+    yield Corner(flags=first, fields=some, crowd=True, replies=12)
+    low = first | {"schedule_low_priority_values_first": True, "schedule_policy": "lof"}
+    yield Corner(flags=low, fields=some, crowd=True, replies=12)
+    retracted = first | {"retraction_policy": "priority", "radix_eviction_policy": "priority"}
+    yield Corner(flags=retracted, fields=some, crowd=True, replies=24)
+    tight: dict[str, object] = {
+        "max_total_tokens": 400,
+        "max_running_requests": 4,
+        "max_mamba_cache_size": 24,
+    }
+    for page in (1, 4):
+        yield Corner(
+            flags=tight | {"page_size": page}, window=8, crowd=True, replies=128, long_replies=True
+        )
+    tight |= {"enable_priority_scheduling": True, "retraction_policy": "priority"}
+    yield Corner(flags=tight, fields=some, window=8, crowd=True, replies=128, long_replies=True)
+    thinking = {"strip_thinking_cache": True}
+    for flags in (small, few, tight | {"max_mamba_cache_size": 16}):
+        says = {"require_reasoning": (True, True, False)}
+        yield Corner(flags=flags | thinking, fields=says, window=8, replies=12, steps=14)
+    short = {"schedule_policy": "shortest-prefill-first", "chunked_prefill_size": 32}
+    for page in (1, 4):
+        yield Corner(flags=few | short | {"page_size": page}, window=8, crowd=True, edges=BEYOND)
+    for order in ("dfs-weight", "lof", "random", "hrrn", "lpm"):
+        yield Corner(flags=few | {"schedule_policy": order}, crowd=True)
+    keys: dict[str, object] = {"routing_key": ("a", "b")}
+    yield Corner(flags=few | {"schedule_policy": "routing-key"}, fields=keys, crowd=True)
+    yield Corner(fields={"extra_key": ("a", "b")})
+    adapters = ({"name": "L", "path": "A"}, {"name": "M", "path": "B"})
+    yield Corner(flags={"lora": "A,B", "max_loras_per_batch": 1}, fields={"lora": adapters})
+    whose: list[dict[str, object]] = [{"id": "S"}]
+    for part in ({}, {"offset": 5}, {"drop_previous_output": True}, {"replace": True}):
+        whose += [{"id": "S", "rid": str(rid), **part} for rid in range(3)]  # of the first requests
+    yield Corner(fields={"session_params": tuple(whose)})
+    stream = {"id": "T", "streaming": True}
+    turns = (stream, stream, stream, stream | {"close": True})
+    yield Corner(flags={"enable_streaming_session": True}, fields={"session_params": turns})
+
+
+TINY: Final = {"max_total_tokens": 24, "chunked_prefill_size": 8, "max_running_requests": 2}
+"""A pool of 24 tokens, and chunks of eight."""
+
+STRATEGY: Final = ("mamba_scheduler_strategy", "mamba_radix_cache_strategy")
+"""The flag for the kept states, under its name of either release."""
+
+
+SEARCH: Final[Search[Rules, SglangOptions]] = Search(
+    finds_again=lambda flags: flags.tree_page,
+    may_decline=False,
+    hunted=({}, {"enable_hierarchical_cache": True, "max_total_tokens": 400}),
+    corners=tuple(_corners()),
+    late_corners=tuple(_late_corners()),
+    guided_corners=tuple(_guided_corners()),
+    draft_flag="speculative_algorithm",
+    aborts_at_once=True,
+    laws=SglangLaws,
+    scopes=(
+        Scope(
+            flags={**TINY, "page_size": 4},
+            lengths=(4, 5, 8),
+            acts=(*ACTS, "together", "cancel"),
+            without=STATES,
+            window=4,
+        ),
+        Scope(
+            flags={**TINY, **dict.fromkeys(STRATEGY, "no_buffer"), "max_mamba_cache_size": 8},
+            lengths=(4, 8, 9),
+            acts=(*ACTS, "together", "cancel"),
+            layers=STATES,
+        ),
+        Scope(
+            flags={
+                **dict.fromkeys(STRATEGY, "extra_buffer"),
+                "max_total_tokens": 200,
+                "chunked_prefill_size": 64,
+                "max_mamba_cache_size": 8,
+                "max_running_requests": 2,
+                "mamba_track_interval": 64,
+            },
+            lengths=(1, 64, 65),
+            layers=STATES,
+        ),
+    ),
+    incidents=("cancel", "arrival"),
+    exercised={
+        "node-evicted": "eviction",
+        "state-evicted": "eviction",
+        "prefix-kept": "save",
+        "loaded-from-host": "load",
+    },
+)

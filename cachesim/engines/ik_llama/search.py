@@ -1,8 +1,12 @@
-"""Laws of each request to ik_llama.cpp's server: its slot, memory, checkpoints and drafts."""
+"""What a search draws for ik_llama.cpp's server, and the laws of each request to it.
+
+The laws are those of its slot, memory, checkpoints and drafts.
+"""
 
 import re
 from collections.abc import Iterator, Sequence
 from itertools import accumulate, pairwise
+from typing import Final
 
 import numpy as np
 
@@ -27,9 +31,12 @@ from cachesim.engines.ik_llama.events import (
     SlotReleased,
     SlotSelected,
 )
+from cachesim.engines.ik_llama.options import Options
+from cachesim.engines.ik_llama.rules import Rules
 from cachesim.engines.ik_llama.server import IkLlama
 from cachesim.engines.ik_llama.slot import GONE, Slot, similarity
 from cachesim.engines.ik_llama.speculative import SEQ, AttentionCompanion
+from cachesim.engines.search import ACTS, Corner, Guide, Scope, Search
 from cachesim.engines.seen import Breach, Seen
 from cachesim.engines.tokens import get_common_prefix
 from cachesim.typed import there_is
@@ -353,3 +360,70 @@ def _dice_ratio(held: Sequence[Token], prompt: Sequence[Token]) -> np.float32:
         return np.float32(0)
     total = len(held) + len(prompt)
     return np.float32(2 * get_common_prefix(held, prompt)) / np.float32(total)
+
+
+def _guide(_rules: Rules, flags: Options) -> Guide:
+    """Fields of a context shift, near the context too; clients that leave within a batch."""
+    room = flags.n_ctx_slot
+    keeps = (-1, 0, 1, room // 2, room - 1, room)
+    return Guide(
+        fields=(
+            *({"n_keep": each} for each in keeps),
+            *({"n_discard": each} for each in (1, 8)),
+            *({"cancel_after_ubatches": each} for each in (1, 2, 3)),
+        ),
+        templates=("strip-reasoning",),
+    )
+
+
+SEARCH: Final[Search[Rules, Options]] = Search(
+    laws=IkLaws,
+    guide=_guide,
+    finds_again=lambda flags: int(
+        flags.companion == "none" and (flags.parallel == 1 or flags.slot_prompt_similarity > 0)
+    ),
+    drafting={
+        "companion": "attn",
+        "draft_max": 3,
+        "recurrent_ckpt_mode": "cpu",
+        "parallel": 1,  # the server refuses drafts beside further slots
+    },
+    corners=(
+        Corner(),
+        Corner(),
+        Corner(flags={"ctx_size": 256}, replies=60),
+        Corner(flags={"companion": "attn", "draft_max": 3, "parallel": 1}, replies=12),
+    ),
+    scopes=(
+        Scope(  # prompts have checkpoints from 64 tokens on
+            flags={
+                "ctx_size": 256,
+                "batch_size": 64,
+                "ubatch_size": 32,
+                "ctx_checkpoints": 2,
+                "ctx_checkpoints_interval": 16,
+                "ctx_checkpoints_tolerance": 1,
+            },
+            lengths=(1, 65, 66),
+            reply=5,
+        ),
+        Scope(
+            flags={"ctx_size": 256, "batch_size": 16, "ubatch_size": 4, "parallel": 2},
+            lengths=(1, 4, 5),
+            acts=(*ACTS, "together"),
+        ),
+    ),
+    incidents=("slot file",),
+    exercised={
+        "checkpoint-restored": "restore",
+        "checkpoint-created": "checkpoint",
+        "checkpoint-erased": "eviction",
+        "prompt-evicted": "eviction",
+        "prompt-loaded": "load",
+        "prompt-saved": "save",
+        "context-shifted": "shift",
+        "draft-verified": "rollback",
+        "checkpoint-reset": "full reprocessing",
+        "full-reset": "full reprocessing",
+    },
+)

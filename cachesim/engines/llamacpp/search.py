@@ -1,11 +1,11 @@
-"""Laws of llama-server, which a search checks request by request.
+"""What a search draws for llama-server, and the laws that it checks request by request.
 
-Each follows from the slots and the prompt cache right before a request that was sent alone, and
+Each law follows from the slots and the prompt cache right before a request that was sent alone, and
 from its events, and holds on every release and patch.
 """
 
 from collections.abc import Iterator, Sequence
-from typing import Final
+from typing import Any, Final
 
 from cachesim.engines.base import Reply
 from cachesim.engines.chat import FILL_MIDDLE, FILL_PREFIX, FILL_SUFFIX
@@ -30,8 +30,13 @@ from cachesim.engines.llamacpp.events import (
     TaskLaunched,
 )
 from cachesim.engines.llamacpp.memory.create import SeqRm
+from cachesim.engines.llamacpp.options import Options
+from cachesim.engines.llamacpp.rules import (
+    ServerRules,
+)
 from cachesim.engines.llamacpp.server import INVALID, LlamaCpp
 from cachesim.engines.llamacpp.update_slots import EXCEEDED
+from cachesim.engines.search import ACTS, Corner, Guide, Scope, Search
 from cachesim.engines.seen import Breach, Seen
 from cachesim.engines.tokens import get_common_prefix
 from cachesim.units import Tokens
@@ -268,3 +273,89 @@ class LlamaLaws:
 
 def _is_held(text: Tokens, texts: Sequence[Tokens]) -> bool:
     return text in texts or any(each[: len(text)] == text for each in texts)
+
+
+TINY: Final = {
+    "ctx_size": 256,
+    "batch_size": 8,
+    "ubatch_size": 4,
+    "ctx_checkpoints": 2,
+    "checkpoint_min_step": 0,
+    "checkpoint_every_nt": 4,
+}
+"""A checkpoint is made before the last four tokens of a prompt, and a ubatch before these."""
+
+
+def _guide(_rules: ServerRules, flags: Options) -> Guide:
+    """Infills, moved chunks, fields of a context shift; images; models that are loaded in turn."""
+    fields: list[dict[str, Any]] = [{"endpoint": "infill"}]
+    if flags.cache_reuse:
+        fields += [{"n_cache_reuse": each} for each in (0, 1, 4)]
+    if flags.context_shift:
+        fields += [{"n_keep": each} for each in (-1, 1, flags.n_ctx_slot - 1)]
+        fields += [{"n_discard": each} for each in (1, 8)]
+    alone = flags.context_shift or flags.cache_reuse or flags.spec_type != "none"
+    return Guide(
+        fields=tuple(fields),
+        models=({"models_max": 1}, {"models_max": 2}),
+        images="none" if alone else "few",
+    )
+
+
+SEARCH: Final[Search[ServerRules, Options]] = Search(
+    laws=LlamaLaws,
+    guide=_guide,
+    reuse_flags=("cache_prompt",),
+    finds_again=lambda flags: int(flags.parallel == 1 or flags.slot_prompt_similarity > 0),
+    drafting={"spec_type": "draft-mtp"},
+    adapter_flag="lora",
+    hunted=(
+        {},
+        {"context_shift": True, "ctx_size": 256},
+        {"swa_full": True},
+        {"lora": "A"},
+        {"parallel": 2, "kv_unified": True},
+    ),
+    corners=(
+        *(Corner(),) * 4,
+        Corner(flags={"ctx_size": 256, "context_shift": True, "ubatch_size": 64}, replies=60),
+        Corner(flags={"batch_size": 32}),
+        Corner(flags={"ubatch_size": 64, "batch_size": 256, "cache_ram": 0}),
+        Corner(flags={"cache_ram": 1}),
+        Corner(window=8, layers=frozenset({"window"})),
+    ),
+    scopes=(
+        Scope(flags=TINY, lengths=(1, 5, 9), window=4),
+        Scope(
+            flags={**TINY, "parallel": 2},
+            lengths=(1, 5),
+            acts=(*ACTS, "together", "cancel"),
+            window=4,
+        ),
+        Scope(  # until b9294 states have checkpoints from 64 tokens on
+            flags={
+                "ctx_size": 256,
+                "batch_size": 64,
+                "ubatch_size": 16,
+                "ctx_checkpoints": 2,
+                "checkpoint_min_step": 16,
+                "checkpoint_every_nt": 16,
+            },
+            lengths=(65, 70),
+        ),
+    ),
+    incidents=("cancel", "slot file", "completions", "arrival", "trips"),
+    exercised={
+        "checkpoint-restored": "restore",
+        "checkpoint-created": "checkpoint",
+        "cache-entry-dropped": "eviction",
+        "checkpoint-dropped": "eviction",
+        "checkpoint-erased": "eviction",
+        "cache-entry-loaded": "load",
+        "prompt-saving": "save",
+        "context-shifted": "shift",
+        "chunk-reused": "shift",
+        "draft-verified": "rollback",
+        "full-reprocessing": "full reprocessing",
+    },
+)

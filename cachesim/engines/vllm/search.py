@@ -1,7 +1,7 @@
-"""Laws of vLLM's server, which a search checks request by request.
+"""What a search draws for vLLM's server, and the laws that it checks request by request.
 
-Each is for a request sent alone, and holds on every release and patch but where a rule of theirs is
-named here.
+Each law is for a request sent alone, and holds on every release and patch but where a rule of
+theirs is named here.
 """
 
 import math
@@ -11,7 +11,9 @@ from itertools import pairwise, takewhile
 from operator import eq
 from typing import Final
 
+from cachesim.engines.search import ACTS, STATES, Corner, Guide, Scope, Search
 from cachesim.engines.seen import Breach, Seen
+from cachesim.engines.vllm import rules
 from cachesim.engines.vllm.events import (
     BlockEvicted,
     BlocksPublished,
@@ -24,6 +26,7 @@ from cachesim.engines.vllm.events import (
     RequestFinished,
     RequestPreempted,
 )
+from cachesim.engines.vllm.options import DENSE, VllmOptions
 from cachesim.engines.vllm.request import Job, Request
 from cachesim.engines.vllm.server import Vllm
 from cachesim.errors import UpstreamAbort
@@ -343,3 +346,143 @@ def _after_latest(tokens: list[int]) -> list[int]:
     pairs = [*pairwise(tokens)]
     after = [at + 2 for at, pair in enumerate(pairs[:-1]) if pair == pairs[-1]]
     return tokens[after[-1] :] if after else []
+
+
+TINY: Final = {"block_size": 4, "max_num_batched_tokens": 8}
+"""Blocks of four tokens, and steps of two blocks."""
+
+SMALL: Final = {"block_size": 4, "num_gpu_blocks_override": 40}
+"""A pool of 39 blocks of four tokens."""
+
+FEW: Final = 32
+"""Tokens of a step in which not all images of a drawn prompt have room."""
+
+
+def _guided_corners() -> Iterator[Corner]:
+    """Requests whose blocks have ids of their own, and loads that arrive late or in part."""
+    yield Corner(fields={"cache_salt": ("a", "b")})
+    adapters = (
+        {"name": "L", "path": "A"},
+        {"name": "L", "path": "B"},
+        {"name": "M", "path": "B"},
+        {"name": "M", "path": "B", "weights": "A"},
+    )
+    for most in (1, 2):
+        flags = {**SMALL, "lora": "A,B", "max_loras": most}
+        yield Corner(flags=flags, fields={"lora": adapters, "cache_salt": ("L",)}, crowd=True)
+    store = {**SMALL, "connector": "store-async", "load_steps": 2}
+    for policy in ("fail", "recompute"):
+        failing = store | {"kv_load_failure_policy": policy}
+        yield Corner(flags=failing, fields={"failed_block": (0, 1, 2)})
+    yield Corner(flags=store | {"max_num_batched_tokens": 8}, crowd=True)
+    remote = {**SMALL, "connector": "nixl"}
+    yield Corner(flags=remote, fields={"failed_block": (0, 1, 2)})
+    slow = {"load_steps": 3, "kv_load_failure_policy": "recompute"}
+    yield Corner(flags=remote | slow, fields={"failed_block": (0, 1, 2)}, crowd=True)
+    grams = {"block_size": 4, "speculative_method": "ngram", "num_speculative_tokens": 3}
+    yield Corner(flags=grams, replies=12)
+    yield Corner(flags={"block_size": 4, "mamba_cache_mode": "all"}, layers=STATES)
+    yield Corner(flags=grams | {"mamba_cache_mode": "all"}, layers=STATES, replies=12)
+    yield Corner(flags={**SMALL, "mamba_cache_mode": "align"}, layers=STATES)
+    yield Corner(flags={"block_size": 8, "prefix_match_unit": 4}, layers=STATES)
+    partly = {"block_size": 8, "prefix_match_unit": 2, "max_num_batched_tokens": 16}
+    yield Corner(flags=partly | {"num_gpu_blocks_override": 40}, layers=STATES, crowd=True)
+    scanned = {"block_size": 6, "mamba_cache_mode": "all", "mamba_chunk_size": 4}
+    yield Corner(flags=scanned | {"max_num_batched_tokens": 8}, layers=STATES)
+    yield Corner(flags={"block_size": 4, "max_num_batched_tokens": 12})
+    dense = {"prefix_cache_retention_interval": DENSE}
+    yield Corner(flags=grams | dense, layers=STATES, replies=12)
+    heads = {"block_size": 4, "speculative_method": "eagle", "num_speculative_tokens": 2}
+    yield Corner(flags=heads | dense | {"max_num_batched_tokens": 12}, replies=12)
+    windows = {"block_size": 8, "window_block_size": 4}
+    yield Corner(flags=windows | dense, layers=frozenset({"window"}))
+    interval = {"prefix_cache_retention_interval": 16}
+    yield Corner(flags={"block_size": 4, "mamba_cache_mode": "all"} | interval, layers=STATES)
+    yield Corner(flags=windows | interval, layers=frozenset({"window"}))
+
+
+def _further_corners() -> Iterator[Corner]:
+    """Options that few servers set, where they show: beside others, with drafts, with windows."""
+    yield Corner(flags={**SMALL, "watermark": 0.25}, crowd=True)
+    yield Corner(flags={**SMALL, "long_prefill_token_threshold": 8}, crowd=True)
+    yield Corner(flags={**SMALL, "prefill_schedule_interval": 3}, crowd=True, replies=12)
+    yield Corner(flags={**SMALL, "max_num_active_seqs": 2}, crowd=True)
+    windows = frozenset({"window"})
+    yield Corner(flags={**SMALL, "disable_hybrid_kv_cache_manager": True}, layers=windows)
+    heads = {"block_size": 8, "speculative_method": "eagle", "num_speculative_tokens": 2}
+    yield Corner(flags=heads | {"disable_eagle_block_drop": True}, replies=12)
+    yield Corner(
+        flags=heads
+        | {
+            "prefix_match_unit": 2,
+            "disable_lookahead_block_hashes": True,
+            "enable_mamba_shared_prefix_checkpoint": True,
+        },
+        layers=STATES,
+    )
+    grams = {**SMALL, "speculative_method": "ngram", "num_speculative_tokens": 3}
+    ranges = {"num_speculative_tokens_per_batch_size": "[[1, 1, 3], [2, 8, 1]]"}
+    yield Corner(flags=grams | ranges, crowd=True, replies=12)
+
+
+def _guide(_rules: rules.Rules, flags: VllmOptions) -> Guide:
+    """Images where a step has few tokens: the encoder then has room for one or two of them."""
+    return Guide(images="some" if flags.max_num_batched_tokens <= FEW else "none")
+
+
+SEARCH: Final[Search[rules.Rules, VllmOptions]] = Search(
+    laws=VllmLaws,
+    asks={"priority": -1},
+    reuse_flags=("enable_prefix_caching",),
+    finds_again=lambda flags: flags.block_size,
+    aborts_at_once=True,
+    interrupts=True,
+    draft_flag="speculative_method",
+    corners=(
+        Corner(),
+        Corner(flags={"block_size": 4, "num_gpu_blocks_override": 27, "connector": "store"}),
+        Corner(
+            flags={
+                "block_size": 4,
+                "num_gpu_blocks_override": 27,
+                "max_num_batched_tokens": 8,
+                "scheduling_policy": "priority",
+                "scheduler_reserve_full_isl": False,
+            },
+            crowd=True,
+        ),
+        Corner(
+            flags={
+                "block_size": 32,
+                "drafter_block_size": 16,
+                "speculative_method": "eagle",
+                "num_speculative_tokens": 2,
+            }
+        ),
+    ),
+    guided_corners=(*_guided_corners(), *_further_corners()),
+    guide=_guide,
+    chunked_flags={"rings": True},
+    further_layers=(("delta", "attention", "window"), ("ssm", "window", "attention")),
+    scopes=(
+        Scope(
+            flags={**TINY, "num_gpu_blocks_override": 7},  # the first block is never used
+            lengths=(4, 5, 8),
+            acts=(*ACTS, "together", "cancel"),
+            without=STATES,
+            window=4,
+        ),
+        Scope(
+            flags={**TINY, "num_gpu_blocks_override": 12},  # a group of states takes four
+            lengths=(4, 5, 8),
+            acts=(*ACTS, "together", "cancel"),
+            layers=STATES,
+            window=4,
+        ),
+    ),
+    exercised={
+        "block-evicted": "eviction",
+        "blocks-published": "save",
+        "drafts-verified": "rollback",
+    },
+)
