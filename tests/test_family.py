@@ -18,7 +18,7 @@ from cachesim.engines.llamacpp.family import FAMILY as LLAMA_CPP
 from cachesim.errors import OptionError, ProfileError
 from cachesim.model.presets import tiny
 from cachesim.play import run_scenario, scenario_schema
-from tests.fake import causes as fake_causes
+from tests.fake import vocabulary as fake_vocabulary
 from tests.fake.family import FAKE
 from tests.test_house import PACKAGE, imported_names
 
@@ -135,7 +135,7 @@ def test_one_more_cause_is_in_every_report(
         about="It thinks of other things.",
         fields=("held",),
     )
-    monkeypatch.setattr(fake_causes, "FORGETFUL", cause)
+    monkeypatch.setattr(fake_vocabulary, "FORGETFUL", cause)
     story = written(tmp_path, "fake", "r2")
 
     assert "The server had 27 tokens in mind and lost half of them" in printed(capsys, "run", story)

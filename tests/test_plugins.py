@@ -141,8 +141,8 @@ def test_the_written_engine_keeps_the_contract(package: Path) -> None:
         ("job.rows.append(row)", "job.rows += [row, row]", "answers"),
         ("Ledger(Count(equal), ", "Ledger(Count(equal + 1), ", "causes"),
         (
-            "job.ledger.apply(causes.WHOLE",
-            "job.ledger.usable = Count(most // block * block) #",
+            "ledger.apply(vocabulary.WHOLE",
+            "ledger.usable = Count(most // block * block) #",
             "causes",
         ),
         ("cached=job.cached)", "cached=id(job))", "determinism"),
@@ -152,10 +152,8 @@ def test_the_written_engine_keeps_the_contract(package: Path) -> None:
 def test_the_contract_finds_a_bug_of_an_engine(
     package: Path, right: str, wrong: str, law: str
 ) -> None:
-    server = package / "tried_engine" / "server.py"
-    text = server.read_text()
-    assert right in text
-    server.write_text(text.replace(right, wrong))
+    [file] = [each for each in package.glob("*/*.py") if right in each.read_text()]
+    file.write_text(file.read_text().replace(right, wrong))
     family = import_module("tried_engine.family").FAMILY
 
     with pytest.raises(BrokenLawError) as found:
@@ -201,8 +199,8 @@ def test_a_name_that_cannot_be_is_refused(name: str) -> None:
         engine_package(name)
 
 
-def test_the_written_package_has_at_most_170_lines() -> None:
-    assert 170 >= sum(text.count("\n") for text in engine_package("acme-cache").values())
+def test_the_written_package_has_at_most_200_lines() -> None:
+    assert 200 >= sum(text.count("\n") for text in engine_package("acme-cache").values())
 
 
 def test_an_engine_whose_code_cannot_be_loaded_is_named(package: Path) -> None:

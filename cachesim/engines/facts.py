@@ -1,12 +1,14 @@
 """All causes and events of an engine, collected from its modules.
 
-Every engine's package has a module `causes`, and modules with names in `events` whose classes
-derive from `Event`, so that no list is needed.
+They are in the `vocabulary` of every engine's package, a module or a folder of modules, so that no
+list is needed.
 """
 
 from collections.abc import Iterator
 from importlib import import_module
-from pkgutil import walk_packages
+from importlib.util import find_spec
+from pkgutil import iter_modules
+from types import ModuleType
 
 from cachesim.engines.causes import Cause, declared
 from cachesim.engines.events import Event
@@ -32,7 +34,7 @@ def causes_of(engine: str) -> tuple[Cause, ...]:
 
 def causes_in(package: str) -> tuple[Cause, ...]:
     """Every cause of an engine's package."""
-    return declared(vars(import_module(f"{package}.causes")))
+    return tuple(each for module in _vocabulary(package) for each in declared(vars(module)))
 
 
 def events_of(engine: str) -> tuple[type[Event], ...]:
@@ -42,11 +44,16 @@ def events_of(engine: str) -> tuple[type[Event], ...]:
 
 def events_in(package: str) -> tuple[type[Event], ...]:
     """Every event class of an engine's package."""
-    inside = f"{package}."
-    for module in walk_packages(import_module(inside[:-1]).__path__, inside):
-        if module.name.endswith("events"):
-            import_module(module.name)
-    return tuple(each for each in _leaves(Event) if each.__module__.startswith(inside))
+    _vocabulary(package)
+    return tuple(each for each in _leaves(Event) if each.__module__.startswith(f"{package}."))
+
+
+def _vocabulary(package: str) -> list[ModuleType]:
+    if find_spec(f"{package}.vocabulary") is None:
+        return [import_module(f"{package}.events"), import_module(f"{package}.causes")]
+    home = import_module(f"{package}.vocabulary")
+    below = iter_modules(getattr(home, "__path__", ()), f"{home.__name__}.")
+    return [home, *(import_module(each.name) for each in below)]
 
 
 def _package(engine: str) -> str:

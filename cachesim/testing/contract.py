@@ -327,7 +327,7 @@ class _Contract:
                 text = f"request {i}: {loss.rule} begins at {loss.before}, where {usable} are left"
                 self._broken("causes", text, played)
             if loss.rule not in self.causes:
-                self._broken("causes", f"{loss.rule} is not declared in causes.py", played)
+                self._broken("causes", f"{loss.rule} is not declared in vocabulary.py", played)
             usable = loss.after
         if usable != reply.cached:
             text = (

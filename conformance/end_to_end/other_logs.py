@@ -23,7 +23,7 @@ from typing import Any, Final
 
 from cachesim.engines.base import Engine, Request
 from cachesim.engines.events import Event
-from cachesim.engines.ik_llama.events import PrefixMatched, SequenceTrimmed, SlotReleased
+from cachesim.engines.ik_llama.vocabulary import PrefixMatched, SequenceTrimmed, SlotReleased
 from cachesim.engines.mlx_lm.family import FAMILY as MLX
 from cachesim.model.presets import preset
 from cachesim.prove.environment import EnvironmentUnavailableError

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from cachesim.engines.images import Image
-from cachesim.engines.llamacpp.events import BatchDecoded
+from cachesim.engines.llamacpp.vocabulary.events import BatchDecoded
 from cachesim.engines.mlx_lm.events import Insertion, PreparedAlready, RequestAdmitted
 from cachesim.engines.mlx_lm.server.request import keyed as lookup_key
 from cachesim.engines.sglang.request import FIRST_PAD, Req

@@ -21,7 +21,7 @@ NAMES_UPSTREAM: Final = re.compile(
 OUR_FILES: Final = frozenset(
     {
         "held", "integrity", "causes", "options", "family", "rules", "build", "request",
-        "search", "recomputed", "stored", "releases",
+        "search", "recomputed", "stored", "releases", "vocabulary",
     }
 )  # fmt: skip
 """Modules for tools and for a server's content, without a counterpart upstream."""

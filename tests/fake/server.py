@@ -12,8 +12,7 @@ from cachesim.errors import UpstreamAbort
 from cachesim.model.build import arithmetic_of
 from cachesim.units import Array, Count, Token, Tokens
 from cachesim.verify.oracle import Oracle
-from tests.fake import causes
-from tests.fake.events import RequestServed
+from tests.fake import vocabulary
 from tests.fake.family import FakeOptions, FakeRules
 
 
@@ -70,12 +69,12 @@ class FakeServer(Engine):
             equal += 1
         ledger = Ledger(Count(equal), "slot 0")
         if equal == len(prompt):
-            ledger.apply(causes.LAST_TOKEN, equal - 1, prompt_tokens=equal)
+            ledger.apply(vocabulary.LAST_TOKEN, equal - 1, prompt_tokens=equal)
         if self.rules.forgets:
-            ledger.apply(causes.FORGETFUL, ledger.usable // 2, held=len(self.known))
+            ledger.apply(vocabulary.FORGETFUL, ledger.usable // 2, held=len(self.known))
         generated, logits = self._answer(request)
         self.known = (*prompt, *generated[:-1])
-        self.log.append(RequestServed(slot=0, task=int(ticket), cached=ledger.usable))
+        self.log.append(vocabulary.RequestServed(slot=0, task=int(ticket), cached=ledger.usable))
         return Reply(
             prompt=prompt,
             generated=generated,

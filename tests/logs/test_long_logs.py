@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from cachesim.engines.llamacpp.events import SlotChosenBySimilarity
+from cachesim.engines.llamacpp.vocabulary.events import SlotChosenBySimilarity
 from cachesim.engines.tokens import Rope
 from cachesim.lab.logs.observed import ServerLog
 from cachesim.lab.logs.player import Player, ReplayRequest

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
-from cachesim.engines.llamacpp.events import SlotSaved
+from cachesim.engines.llamacpp.vocabulary.events import SlotSaved
 from cachesim.play.result import Fact, Run, Step
 
 SCRIPT: Final = "</script><script>window.harmed = 1</script>"

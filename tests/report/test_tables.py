@@ -7,7 +7,7 @@ import pytest
 
 from cachesim import run_scenario
 from cachesim.engines.events import Event
-from cachesim.engines.llamacpp.events import CheckpointCreated, MemoryCut, PromptCleared
+from cachesim.engines.llamacpp.vocabulary.events import CheckpointCreated, MemoryCut, PromptCleared
 from cachesim.play.result import Run
 from cachesim.report.chain import chain
 from cachesim.report.consoles import plain_text, writable

@@ -1,24 +1,10 @@
-"""Releases and flags: plain data, without an import of the engine."""
+"""What tools know of the engine: plain data, without an import of its server."""
 
-from dataclasses import dataclass
+from cachesim.engines.family import Family
 
-from cachesim.engines.family import Family, Release
-from cachesim.engines.option import option
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rules:
-    """Differences between releases."""
-
-    block: int = 16
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
-    """Flags of the server."""
-
-    entries: int = option("--entries", "kept prompts", default=8, low=1, high=4096, tried=(8, 1))
-
+from .options import Options
+from .releases import RELEASES
+from .rules import Rules
 
 FAMILY: Family[Rules, Options] = Family(
     name="my-engine",
@@ -26,8 +12,8 @@ FAMILY: Family[Rules, Options] = Family(
     repository="me/my-engine",
     package=__package__,
     engine=f"{__package__}.server:Server",
-    releases=(Release(name="1.0", about="the first release", rules=Rules()),),
-    options=Options,
     search=f"{__package__}.search:SEARCH",
+    releases=RELEASES,
+    options=Options,
     has_slots=False,
 )

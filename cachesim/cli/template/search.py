@@ -2,6 +2,7 @@
 
 from cachesim.engines.search import Search
 
-from .family import Options, Rules
+from .options import Options
+from .rules import Rules
 
 SEARCH: Search[Rules, Options] = Search(may_decline=False)

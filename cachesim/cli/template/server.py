@@ -5,15 +5,17 @@ from typing import Any
 
 import numpy as np
 
-from cachesim.engines.causes import Ledger
 from cachesim.engines.job import SampledJob, SerialEngine
 from cachesim.engines.tokens import get_common_prefix
 from cachesim.model.arithmetic import PlainStore
 from cachesim.model.store import Ubatch
 from cachesim.units import Count, Token, Tokens
 
-from . import causes, events
-from .family import Options, Rules
+from . import vocabulary
+from .account import account
+from .observe import snapshot
+from .options import Options
+from .rules import Rules
 
 
 class Server(SerialEngine[Rules, Options]):
@@ -43,17 +45,14 @@ class Server(SerialEngine[Rules, Options]):
         self.kept.append((tuple(tokens[:-1]), states))
         while len(self.kept) > self.options.entries:
             gone, _ = self.kept.pop(0)
-            self._emit(events.EntryEvicted(task=int(job.ticket), tokens=len(gone)))
+            self._emit(vocabulary.EntryEvicted(task=int(job.ticket), tokens=len(gone)))
 
     def _look_up(self, job: SampledJob) -> tuple[int, dict[int, PlainStore]]:
         counts = [get_common_prefix(tokens, job.prompt) for tokens, _ in self.kept]
         equal, block = max(counts, default=0), self.rules.block
-        job.ledger = Ledger(Count(equal), "an earlier prompt" if equal else "nothing")
-        most = min(equal, len(job.prompt) - 1)
-        job.ledger.apply(causes.LAST_TOKEN, most, prompt_tokens=len(job.prompt))
-        job.ledger.apply(causes.WHOLE_BLOCKS, most // block * block, block=block)
+        job.ledger = account(equal, len(job.prompt), block)
         job.cached = job.ledger.usable
-        self._emit(events.PrefixMatched(task=int(job.ticket), cached=job.cached))
+        self._emit(vocabulary.PrefixMatched(task=int(job.ticket), cached=job.cached))
         if not job.cached:
             return 0, {}
         self.kept.append(self.kept.pop(counts.index(Count(equal))))  # used last
@@ -61,8 +60,7 @@ class Server(SerialEngine[Rules, Options]):
         return job.cached, {at: each for at, each in states.items() if at <= job.cached}
 
     def snapshot(self) -> dict[str, Any]:
-        kept = [{"n_tokens": len(tokens), "checkpoints": []} for tokens, _ in self.kept]
-        return {"slots": [], "prompt_cache": kept}
+        return snapshot(tokens for tokens, _ in self.kept)
 
     def check_integrity(self) -> None:
         """Do nothing: there is no second count."""

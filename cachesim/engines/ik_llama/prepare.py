@@ -10,7 +10,7 @@ from typing import Final
 import numpy as np
 
 from cachesim.engines.events import Event
-from cachesim.engines.ik_llama import causes, events
+from cachesim.engines.ik_llama import vocabulary
 from cachesim.engines.ik_llama.context import Checkpoint, Context
 from cachesim.engines.ik_llama.options import Options
 from cachesim.engines.ik_llama.rules import Rules
@@ -63,7 +63,9 @@ class Selection:
             return None
         f_keep = self._kept(slot, prompt)
         self._record.append(
-            events.SlotSelected(slot=slot.id, by=by, similarity=float(score), f_keep=float(f_keep))
+            vocabulary.SlotSelected(
+                slot=slot.id, by=by, similarity=float(score), f_keep=float(f_keep)
+            )
         )
         self._consult(slot, prompt, f_keep)
         return slot
@@ -142,7 +144,9 @@ class Selection:
         if best is not None:
             self._take(slot, best, score)
         for entry in self._cache.update():
-            self._record.append(events.PromptEvicted(n_tokens=len(entry.tokens), size=entry.size))
+            self._record.append(
+                vocabulary.PromptEvicted(n_tokens=len(entry.tokens), size=entry.size)
+            )
         slot.cache_tokens = list(slot.cached_prompt.tokens)
         slot.n_kept_prompt = slot.cached_prompt.n_kept_prompt
         slot.n_discarded_prompt = slot.cached_prompt.n_discarded_prompt
@@ -161,7 +165,7 @@ class Selection:
         prompt = slot.cached_prompt
         if not self._cache.room_for(prompt):
             self._record.append(
-                events.PromptAlreadyCached(slot=slot.id, n_tokens=len(prompt.tokens))
+                vocabulary.PromptAlreadyCached(slot=slot.id, n_tokens=len(prompt.tokens))
             )
             return
         seq = SeqId(slot.id)
@@ -177,7 +181,7 @@ class Selection:
         )
         self._cache.add(entry)
         self._record.append(
-            events.PromptSaved(
+            vocabulary.PromptSaved(
                 slot=slot.id,
                 n_tokens=len(entry.tokens),
                 size=entry.size,
@@ -204,7 +208,7 @@ class Selection:
         index = self._cache.entries.index(entry)
         if not self._primary.restore(SeqId(slot.id), entry.state):
             self._record.append(
-                events.PromptLoadFailed(slot=slot.id, entry=index, n_tokens=entry.length)
+                vocabulary.PromptLoadFailed(slot=slot.id, entry=index, n_tokens=entry.length)
             )
             return
         self._cache.remove(entry)
@@ -216,7 +220,7 @@ class Selection:
             checkpoints=entry.checkpoints,
         )
         self._record.append(
-            events.PromptLoaded(
+            vocabulary.PromptLoaded(
                 slot=slot.id, entry=index, n_tokens=entry.length, similarity=float(score)
             )
         )
@@ -250,7 +254,7 @@ class Preparation:
             slot.n_past, slot.n_past_prompt = chosen.left, chosen.right
             slot.n_past_offset = slot.n_past_prompt - slot.n_past
             self._record.append(
-                events.PrefixMatched(
+                vocabulary.PrefixMatched(
                     slot=slot.id,
                     task=slot.id_task,
                     exact=exact.left,
@@ -260,7 +264,7 @@ class Preparation:
                 )
             )
             slot.ledger.apply(
-                causes.TEXT_MATCH,
+                vocabulary.TEXT_MATCH,
                 slot.n_past_prompt,
                 exact=int(exact.right),
                 tolerant=int(tolerant.right),
@@ -270,10 +274,10 @@ class Preparation:
                 slot.cache_tokens = []
                 slot.checkpoints.clear()
                 slot.ledger.apply(
-                    causes.CACHE_RAM_N_MIN, 0, match=int(chosen.left), n_min=self._n_min
+                    vocabulary.CACHE_RAM_N_MIN, 0, match=int(chosen.left), n_min=self._n_min
                 )
         else:
-            slot.ledger.apply(causes.CACHE_PROMPT_OFF, 0)
+            slot.ledger.apply(vocabulary.CACHE_PROMPT_OFF, 0)
         if self._rules.minus_one_first:
             self._leave_one(slot)
             self.apply_checkpoint(slot)
@@ -294,7 +298,7 @@ class Preparation:
             slot.n_past -= 1
             slot.n_past_prompt -= 1
             slot.ledger.apply(
-                causes.LAST_TOKEN, slot.n_past_prompt, n_tokens=len(slot.prompt_tokens)
+                vocabulary.LAST_TOKEN, slot.n_past_prompt, n_tokens=len(slot.prompt_tokens)
             )
 
     # -- apply_checkpoint ------------------------------------------------------------------------
@@ -315,7 +319,7 @@ class Preparation:
             numbers = f"{checkpoint.pos_max} > {thold}"
             if checkpoint.pos_max > thold:
                 self._record.append(
-                    events.CheckpointErased(
+                    vocabulary.CheckpointErased(
                         slot=slot.id,
                         task=slot.id_task,
                         pos_max=checkpoint.pos_max,
@@ -329,7 +333,7 @@ class Preparation:
             kept.append(checkpoint)
             if checkpoint.n_tokens > pos_next:
                 self._record.append(
-                    events.CheckpointKept(
+                    vocabulary.CheckpointKept(
                         slot=slot.id,
                         task=slot.id_task,
                         **checkpoint.as_dict(),
@@ -349,14 +353,14 @@ class Preparation:
                 if self._restore(slot, checkpoint, pos_next):
                     refused = tried[:-1]
                     slot.ledger.apply(
-                        causes.MEMORY_DEPTH,
+                        vocabulary.MEMORY_DEPTH,
                         0,
                         pos_min=pos_min,
                         threshold=thold,
                         checkpoints=refused,
                     )
                     slot.ledger.apply(
-                        causes.CHECKPOINT_RESTORED,
+                        vocabulary.CHECKPOINT_RESTORED,
                         slot.n_past_prompt,
                         n_tokens=checkpoint.n_tokens,
                         pos_min=checkpoint.pos_min,
@@ -365,7 +369,7 @@ class Preparation:
                     return
                 break
             self._record.append(
-                events.CheckpointRefused(
+                vocabulary.CheckpointRefused(
                     slot=slot.id,
                     task=slot.id_task,
                     pos_min=checkpoint.pos_min,
@@ -374,14 +378,14 @@ class Preparation:
                 )
             )
         self._record.append(
-            events.CheckpointReset(
+            vocabulary.CheckpointReset(
                 slot=slot.id, task=slot.id_task, n_past=slot.n_past, pos_min=pos_min, thold=thold
             )
         )
         slot.n_past = slot.n_past_prompt = 0
         slot.cache_tokens = []
         slot.ledger.apply(
-            causes.FULL_REPROCESSING, 0, pos_min=pos_min, threshold=thold, checkpoints=tried
+            vocabulary.FULL_REPROCESSING, 0, pos_min=pos_min, threshold=thold, checkpoints=tried
         )
 
     def _usable(self, checkpoint: Checkpoint, thold: int, pos_next: int) -> bool:
@@ -409,7 +413,7 @@ class Preparation:
         if self._rules.restore_moves_interval:
             slot.checkpoint_pos = checkpoint.pos_max
         self._record.append(
-            events.CheckpointRestored(
+            vocabulary.CheckpointRestored(
                 slot=slot.id,
                 task=slot.id_task,
                 pos_min=checkpoint.pos_min,

@@ -10,7 +10,12 @@ from typing import Final
 
 import numpy as np
 
-from cachesim.engines.ik_llama.events import (
+from cachesim.engines.ik_llama.options import Options
+from cachesim.engines.ik_llama.rules import Rules
+from cachesim.engines.ik_llama.server import IkLlama
+from cachesim.engines.ik_llama.slot import GONE, Slot, similarity
+from cachesim.engines.ik_llama.speculative import SEQ, AttentionCompanion
+from cachesim.engines.ik_llama.vocabulary import (
     BatchRetried,
     CheckpointCreated,
     CheckpointErased,
@@ -31,11 +36,6 @@ from cachesim.engines.ik_llama.events import (
     SlotReleased,
     SlotSelected,
 )
-from cachesim.engines.ik_llama.options import Options
-from cachesim.engines.ik_llama.rules import Rules
-from cachesim.engines.ik_llama.server import IkLlama
-from cachesim.engines.ik_llama.slot import GONE, Slot, similarity
-from cachesim.engines.ik_llama.speculative import SEQ, AttentionCompanion
 from cachesim.engines.search import ACTS, Corner, Guide, Scope, Search
 from cachesim.engines.seen import Breach, Seen
 from cachesim.engines.tokens import get_common_prefix

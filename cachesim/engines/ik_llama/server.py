@@ -8,7 +8,7 @@ from cachesim.engines.base import ByteStore, Engine, Reply, Request, Ticket
 from cachesim.engines.causes import Ledger
 from cachesim.engines.events import Event, EventLog
 from cachesim.engines.held import Amounts, Held, Texts
-from cachesim.engines.ik_llama import causes, events
+from cachesim.engines.ik_llama import vocabulary
 from cachesim.engines.ik_llama.context import CANCELLED, BatchToken, Checkpoint, Context, Decoded
 from cachesim.engines.ik_llama.held import amounts, books, held, snapshot
 from cachesim.engines.ik_llama.held import texts as texts_held
@@ -112,7 +112,7 @@ class Checkpointing:
             )
             erased = slot.checkpoints.pop(index)
             self._record.append(
-                events.CheckpointErased(
+                vocabulary.CheckpointErased(
                     slot=slot.id,
                     task=slot.id_task,
                     pos_max=erased.pos_max,
@@ -131,7 +131,7 @@ class Checkpointing:
         )
         slot.checkpoints.append(checkpoint)
         self._record.append(
-            events.CheckpointCreated(
+            vocabulary.CheckpointCreated(
                 slot=slot.id, task=slot.id_task, **checkpoint.as_dict(), size=checkpoint.size
             )
         )
@@ -290,7 +290,7 @@ class IkLlama(Engine):
                 self._clock += 1
                 slot.t_last_used = self._clock
                 self.record(
-                    events.SlotReleased(
+                    vocabulary.SlotReleased(
                         slot=slot.id,
                         task=UNUSED if slot.ticket is None else slot.ticket,
                         n_tokens=len(slot.cache_tokens),
@@ -329,7 +329,7 @@ class IkLlama(Engine):
                 if slot.cache_tokens:
                     n_tokens = len(slot.cache_tokens)
                     self.record(
-                        events.MemoryCleared(slot=slot.id, task=slot.id_task, n_tokens=n_tokens)
+                        vocabulary.MemoryCleared(slot=slot.id, task=slot.id_task, n_tokens=n_tokens)
                     )
         self._clean_kv_cache = False
 
@@ -352,16 +352,16 @@ class IkLlama(Engine):
             named = self.slots[request.slot % len(self.slots)]
             slot = named if named.available else None
             if slot is not None:
-                self.record(events.SlotSelected(slot=named.id, task=ticket, by="id"))
+                self.record(vocabulary.SlotSelected(slot=named.id, task=ticket, by="id"))
         else:
             slot = self.selection.choose(self.slots, request.prompt)
         if slot is None:
-            self.record(events.TaskDeferred(task=ticket))
+            self.record(vocabulary.TaskDeferred(task=ticket))
             self._deferred.append((ticket, request))
             return
         in_slot = get_common_prefix(slot.cache_tokens, request.prompt)
         moved_out = slot.list_moved_out and not slot.cache_tokens
-        cause = causes.LIST_MOVED_OUT if moved_out else causes.SLOT_TOKENS
+        cause = vocabulary.LIST_MOVED_OUT if moved_out else vocabulary.SLOT_TOKENS
         ledger.apply(cause, in_slot, slot=slot.id)
         slot.ledger = ledger
         slot.reset(self.rules.interval_starts_at)
@@ -424,7 +424,7 @@ class IkLlama(Engine):
         if slot.shifted:
             slot.approximate = kept if slot.approximate is None else min(kept, slot.approximate)
         self.record(
-            events.ContextShifted(
+            vocabulary.ContextShifted(
                 slot=slot.id,
                 task=slot.id_task,
                 n_keep=keep,
@@ -462,13 +462,13 @@ class IkLlama(Engine):
         if self.companion is not None and (primary or self.rules.trims_companion_always):
             companion = self.companion.seq_rm(p0, -1)
         self.record(
-            events.SequenceTrimmed(
+            vocabulary.SequenceTrimmed(
                 slot=slot.id, task=slot.id_task, p0=p0, primary=primary, companion=companion
             )
         )
         if primary and companion is False and self.rules.companion_reset == "companion only":
             self._clear_companion()
-            self.record(events.CompanionReset(slot=slot.id, task=slot.id_task, p0=p0))
+            self.record(vocabulary.CompanionReset(slot=slot.id, task=slot.id_task, p0=p0))
         elif not primary or companion is False:
             self.primary.cells.seq_rm(SeqId(slot.id), -1, -1)
             self._clear_companion()
@@ -479,8 +479,8 @@ class IkLlama(Engine):
             slot.n_prompt_tokens_cache = 0
             slot.checkpoints.clear()
             who = "companion" if primary else "primary"
-            slot.ledger.apply(causes.FULL_RESET, 0, p0=p0, who=who)
-            self.record(events.FullReset(slot=slot.id, task=slot.id_task, p0=p0))
+            slot.ledger.apply(vocabulary.FULL_RESET, 0, p0=p0, who=who)
+            self.record(vocabulary.FullReset(slot=slot.id, task=slot.id_task, p0=p0))
         n_batch = self.options.n_batch
         prompt, checkpointing = slot.prompt_tokens, self.checkpointing
         start = slot.n_past_prompt
@@ -546,7 +546,9 @@ class IkLlama(Engine):
             self._discard(slot, kept, from_cache, end=0)
         slot.n_kept_prompt, slot.n_discarded_prompt = keep, dropped
         slot.prompt_tokens = list(discard(slot.prompt_tokens, keep, dropped))
-        slot.ledger.apply(causes.PROMPT_TRUNCATED, min(slot.ledger.usable, keep), dropped=dropped)
+        slot.ledger.apply(
+            vocabulary.PROMPT_TRUNCATED, min(slot.ledger.usable, keep), dropped=dropped
+        )
 
     def _in_cache(self, slot: Slot, keep: int, count: int) -> tuple[int, int]:
         """A range of the prompt, in tokens of the slot's list (`context_shift_find_n_tokens`).
@@ -609,7 +611,7 @@ class IkLlama(Engine):
                     self._release_all("server_error", "the context has no room for the batch")
                     return
                 n_batch //= 2
-                self.record(events.BatchRetried(n_batch=n_batch))
+                self.record(vocabulary.BatchRetried(n_batch=n_batch))
                 continue
             self._handle(view, first, decoded)
             first += len(view)
@@ -730,7 +732,7 @@ class IkLlama(Engine):
 
     def _note(self, action: str, slot: Slot, name: str, ticket: Ticket) -> None:
         self.record(
-            events.SlotAction(
+            vocabulary.SlotAction(
                 slot=slot.id, task=ticket, action=action, file=name, n_tokens=len(slot.cache_tokens)
             )
         )

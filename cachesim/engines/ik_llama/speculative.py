@@ -12,7 +12,7 @@ from typing import Protocol
 import numpy as np
 
 from cachesim.engines.events import Event
-from cachesim.engines.ik_llama import events
+from cachesim.engines.ik_llama import vocabulary
 from cachesim.engines.ik_llama.context import BatchToken, Context, Decoded, SequenceState
 from cachesim.engines.ik_llama.options import Options
 from cachesim.engines.ik_llama.rules import Rules
@@ -231,7 +231,7 @@ class Speculation:
 
     def _note(self, fed: CompanionDecode, position: int, tokens: int) -> None:
         if not fed.taken:
-            self._record.append(events.CompanionRefused(position=position, tokens=tokens))
+            self._record.append(vocabulary.CompanionRefused(position=position, tokens=tokens))
 
     # -- drafting ----------------------------------------------------------------------------
 
@@ -379,7 +379,7 @@ class Speculation:
             slot.follow_up_probability = 1.0 if fed.logits is None else _confidence(fed.logits)
         self._row = hidden[-1]
         self._record.append(
-            events.DraftVerified(
+            vocabulary.DraftVerified(
                 slot=slot.id,
                 task=slot.id_task,
                 drafted=len(slot.drafted),

@@ -3,7 +3,7 @@
 from typing import Final
 
 from cachesim.engines.causes import Cause, declared, last_computed
-from cachesim.engines.llamacpp import causes as llamacpp
+from cachesim.engines.llamacpp.vocabulary import causes as llamacpp
 
 REPLACED: Final = Cause(
     id="replaced",

@@ -7,16 +7,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final, NamedTuple, TypeAlias
 
-from cachesim.engines.llamacpp.events import (
+from cachesim.engines.llamacpp.rules import Erasure, ExactSearch, ReuseRules, SearchLimit
+from cachesim.engines.llamacpp.server_context import ServerContext
+from cachesim.engines.llamacpp.slot import Checkpoint, Slot, Task
+from cachesim.engines.llamacpp.vocabulary.events import (
     CheckpointCreated,
     CheckpointCut,
     CheckpointDropped,
     CheckpointErased,
     CheckpointKept,
 )
-from cachesim.engines.llamacpp.rules import Erasure, ExactSearch, ReuseRules, SearchLimit
-from cachesim.engines.llamacpp.server_context import ServerContext
-from cachesim.engines.llamacpp.slot import Checkpoint, Slot, Task
 from cachesim.engines.words import in_numbers
 from cachesim.errors import UpstreamAbort
 from cachesim.units import Count, Pos

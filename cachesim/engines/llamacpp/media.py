@@ -15,10 +15,10 @@ further request that shares the first image: the slot stays as it is. b11549 cut
 image, which fails in all of them, is not simulated.
 """
 
-from cachesim.engines.llamacpp.events import BatchDecoded
 from cachesim.engines.llamacpp.server_batch import Run
 from cachesim.engines.llamacpp.server_context import ServerContext, apply_lora
 from cachesim.engines.llamacpp.slot import Slot, Task
+from cachesim.engines.llamacpp.vocabulary.events import BatchDecoded
 from cachesim.units import Count
 
 FAILED = "failed to process image"

@@ -10,9 +10,9 @@ import numpy as np
 from cachesim.engines.beginnings import Beginnings
 from cachesim.engines.causes import Candidates, Cause
 from cachesim.engines.events import Event
-from cachesim.engines.llamacpp import causes, events
 from cachesim.engines.llamacpp.rules import PromptCacheRules
 from cachesim.engines.llamacpp.slot import Approximation, Checkpoint, SavedState
+from cachesim.engines.llamacpp.vocabulary import causes, events
 from cachesim.engines.tokens import get_common_prefix
 from cachesim.units import Count, SeqId, Token
 

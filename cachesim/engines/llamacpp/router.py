@@ -14,13 +14,13 @@ from typing import Any
 from cachesim.engines.base import NO_ANSWER, ByteStore, Request, Ticket
 from cachesim.engines.events import Event
 from cachesim.engines.held import Amounts, Held, Texts
-from cachesim.engines.llamacpp.events import ModelLoaded, ModelUnloaded, ServerRestarted
 from cachesim.engines.llamacpp.held import amounts, books, check_integrity, snapshot
 from cachesim.engines.llamacpp.integrity import require
 from cachesim.engines.llamacpp.options import Options
 from cachesim.engines.llamacpp.rules import ServerRules
 from cachesim.engines.llamacpp.server import LlamaCpp
 from cachesim.engines.llamacpp.server_context import Ended, ServerContext, open_server
+from cachesim.engines.llamacpp.vocabulary.events import ModelLoaded, ModelUnloaded, ServerRestarted
 from cachesim.engines.words import table_of
 from cachesim.errors import OptionError
 from cachesim.model.adapters import adapted, adapted_in

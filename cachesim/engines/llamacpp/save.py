@@ -12,10 +12,15 @@ import numpy as np
 
 from cachesim.engines import slot_file
 from cachesim.engines.base import ByteStore, Reply
-from cachesim.engines.llamacpp.events import RequestRefused, SlotErased, SlotRestored, SlotSaved
 from cachesim.engines.llamacpp.memory.blob import Blob, pack, unpack
 from cachesim.engines.llamacpp.server_context import ServerContext
 from cachesim.engines.llamacpp.slot import Approximation, Checkpoint, SavedState, Slot, Task
+from cachesim.engines.llamacpp.vocabulary.events import (
+    RequestRefused,
+    SlotErased,
+    SlotRestored,
+    SlotSaved,
+)
 from cachesim.engines.slot_file import tokens_of, whole
 from cachesim.errors import BlobError, OptionError
 from cachesim.units import Count, Pos, Token

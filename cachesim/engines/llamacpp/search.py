@@ -9,7 +9,14 @@ from typing import Any, Final
 
 from cachesim.engines.base import Reply
 from cachesim.engines.chat import FILL_MIDDLE, FILL_PREFIX, FILL_SUFFIX
-from cachesim.engines.llamacpp.events import (
+from cachesim.engines.llamacpp.memory.create import SeqRm
+from cachesim.engines.llamacpp.options import Options
+from cachesim.engines.llamacpp.rules import (
+    ServerRules,
+)
+from cachesim.engines.llamacpp.server import INVALID, LlamaCpp
+from cachesim.engines.llamacpp.update_slots import EXCEEDED
+from cachesim.engines.llamacpp.vocabulary.events import (
     BatchDecoded,
     BatchRetried,
     CacheEntryCompared,
@@ -29,13 +36,6 @@ from cachesim.engines.llamacpp.events import (
     SlotReleased,
     TaskLaunched,
 )
-from cachesim.engines.llamacpp.memory.create import SeqRm
-from cachesim.engines.llamacpp.options import Options
-from cachesim.engines.llamacpp.rules import (
-    ServerRules,
-)
-from cachesim.engines.llamacpp.server import INVALID, LlamaCpp
-from cachesim.engines.llamacpp.update_slots import EXCEEDED
 from cachesim.engines.search import ACTS, Corner, Guide, Scope, Search
 from cachesim.engines.seen import Breach, Seen
 from cachesim.engines.tokens import get_common_prefix

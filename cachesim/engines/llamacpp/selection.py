@@ -6,7 +6,6 @@ from typing import Literal, TypeAlias
 import numpy as np
 
 from cachesim.engines.causes import Candidates
-from cachesim.engines.llamacpp import causes, events
 from cachesim.engines.llamacpp.prompt_cache import (
     HALF,
     Entry,
@@ -18,6 +17,7 @@ from cachesim.engines.llamacpp.prompt_cache import (
 )
 from cachesim.engines.llamacpp.server_context import ServerContext
 from cachesim.engines.llamacpp.slot import Slot, Task
+from cachesim.engines.llamacpp.vocabulary import causes, events
 from cachesim.engines.tokens import get_common_prefix
 from cachesim.units import Count, Tokens
 

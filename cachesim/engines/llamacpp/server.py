@@ -7,13 +7,6 @@ from cachesim.engines.base import ByteStore, Engine, Reply, Request, Ticket
 from cachesim.engines.chat import FILL_MIDDLE, FILL_PREFIX, FILL_SUFFIX, ByteTokenizer, Message
 from cachesim.engines.events import Event
 from cachesim.engines.held import Amounts, Held, Texts, sizes_of
-from cachesim.engines.llamacpp.events import (
-    RequestRefused,
-    ServerRestarted,
-    ServerSlept,
-    TaskDeferred,
-    TaskLaunched,
-)
 from cachesim.engines.llamacpp.held import amounts, books, check_integrity, held, snapshot, texts
 from cachesim.engines.llamacpp.options import CONTEXT_STEP, Options
 from cachesim.engines.llamacpp.rules import ServerRules
@@ -37,6 +30,13 @@ from cachesim.engines.llamacpp.slot import (
     TaskParams,
 )
 from cachesim.engines.llamacpp.update_slots import EMPTY_TURNS, update_slots
+from cachesim.engines.llamacpp.vocabulary.events import (
+    RequestRefused,
+    ServerRestarted,
+    ServerSlept,
+    TaskDeferred,
+    TaskLaunched,
+)
 from cachesim.engines.tokens import Rope, as_rope
 from cachesim.errors import InputError, OptionError, TokenError
 from cachesim.model.adapters import adapted, adapted_in

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from cachesim.engines.llamacpp.events import BatchDecoded
 from cachesim.engines.llamacpp.memory.attention import AttentionCache
 from cachesim.engines.llamacpp.memory.batch import Batch, Ubatch
 from cachesim.engines.llamacpp.memory.cells import (
@@ -19,6 +18,7 @@ from cachesim.engines.llamacpp.memory.module import Memory
 from cachesim.engines.llamacpp.memory.recurrent import RecurrentMemory
 from cachesim.engines.llamacpp.server_context import ServerContext, apply_lora, budget_left
 from cachesim.engines.llamacpp.slot import EMBEDDED, Slot, SlotState, TaskKind
+from cachesim.engines.llamacpp.vocabulary.events import BatchDecoded
 from cachesim.engines.tokens import LONGEST, as_rope
 from cachesim.model.adapters import Strengths
 from cachesim.units import Token

@@ -9,15 +9,7 @@ import numpy as np
 
 from cachesim.engines.base import Reply, Ticket
 from cachesim.engines.events import Event, EventLog
-from cachesim.engines.llamacpp import causes
 from cachesim.engines.llamacpp.drafter import CACHED, Drafter, open_drafter
-from cachesim.engines.llamacpp.events import (
-    AdaptersChanged,
-    AdaptersSet,
-    PromptCleared,
-    RequestRefused,
-    SlotReleased,
-)
 from cachesim.engines.llamacpp.memory.create import (
     ContextParams,
     SeqRm,
@@ -28,6 +20,14 @@ from cachesim.engines.llamacpp.options import Options
 from cachesim.engines.llamacpp.prompt_cache import PromptCache
 from cachesim.engines.llamacpp.rules import ServerRules
 from cachesim.engines.llamacpp.slot import Contexts, Slot, SlotState, Task
+from cachesim.engines.llamacpp.vocabulary import causes
+from cachesim.engines.llamacpp.vocabulary.events import (
+    AdaptersChanged,
+    AdaptersSet,
+    PromptCleared,
+    RequestRefused,
+    SlotReleased,
+)
 from cachesim.errors import OptionError, UpstreamAbort
 from cachesim.model.adapters import Adapted, Strengths, adapted_in
 from cachesim.model.arithmetic import Network

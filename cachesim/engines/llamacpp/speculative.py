@@ -7,7 +7,6 @@ accepted              [ draft 0 | new )           rollback = 1 + 3 - 2
 from typing import Final
 
 from cachesim.engines.llamacpp.drafter import CACHED, Drafter
-from cachesim.engines.llamacpp.events import DraftMade, DraftVerified
 from cachesim.engines.llamacpp.memory.blob import Blob
 from cachesim.engines.llamacpp.memory.create import SeqRm
 from cachesim.engines.llamacpp.server_context import (
@@ -17,6 +16,7 @@ from cachesim.engines.llamacpp.server_context import (
     process_token,
 )
 from cachesim.engines.llamacpp.slot import NO_ROW, Slot, SlotState, SpecCheckpoint
+from cachesim.engines.llamacpp.vocabulary.events import DraftMade, DraftVerified
 from cachesim.errors import ContractError, UpstreamAbort
 from cachesim.units import Array, Pos, Token
 

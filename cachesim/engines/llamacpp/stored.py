@@ -13,7 +13,6 @@ import numpy as np
 
 from cachesim.engines.base import Reply, Ticket
 from cachesim.engines.events import EventLog
-from cachesim.engines.llamacpp.events import BatchDecoded, SlotErased, SlotRestored, SlotSaved
 from cachesim.engines.llamacpp.integrity import Part, content_of, copied, is_settled, require
 from cachesim.engines.llamacpp.memory.cells import free_cells
 from cachesim.engines.llamacpp.memory.hybrid import caches_of, parts_of
@@ -21,6 +20,12 @@ from cachesim.engines.llamacpp.save import run_slot_action
 from cachesim.engines.llamacpp.server_context import ServerContext
 from cachesim.engines.llamacpp.slot import Contexts, Slot, SlotState, Task, TaskKind, TaskParams
 from cachesim.engines.llamacpp.update_slots import update_slots
+from cachesim.engines.llamacpp.vocabulary.events import (
+    BatchDecoded,
+    SlotErased,
+    SlotRestored,
+    SlotSaved,
+)
 from cachesim.errors import UpstreamAbort
 from cachesim.model.build import arithmetic_of
 from cachesim.units import Token, as_tokens

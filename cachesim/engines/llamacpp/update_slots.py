@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from cachesim.engines.causes import Cause
-from cachesim.engines.llamacpp import causes, events
 from cachesim.engines.llamacpp.checkpoints import (
     Prefix,
     accept_tests,
@@ -43,6 +42,7 @@ from cachesim.engines.llamacpp.server_context import (
 )
 from cachesim.engines.llamacpp.slot import NO_ROW, Checkpoint, Slot, SlotState, Task
 from cachesim.engines.llamacpp.speculative import make_drafts, verify_drafts
+from cachesim.engines.llamacpp.vocabulary import causes, events
 from cachesim.engines.tokens import get_common_prefix
 from cachesim.errors import UpstreamAbort, UpstreamEndless
 from cachesim.units import NO_POS, Count, Token

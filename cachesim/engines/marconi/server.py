@@ -11,7 +11,7 @@ from cachesim.engines.causes import Ledger
 from cachesim.engines.held import Amounts, Held
 from cachesim.engines.job import SampledJob as Job
 from cachesim.engines.job import SerialEngine
-from cachesim.engines.marconi import causes, events
+from cachesim.engines.marconi import vocabulary
 from cachesim.engines.marconi.held import amounts, held
 from cachesim.engines.marconi.options import MarconiOptions
 from cachesim.engines.marconi.rules import Rules
@@ -172,7 +172,7 @@ class Marconi(SerialEngine[Rules, MarconiOptions]):
         job.cached = Count(match.reusable)
         self._account(job, match)
         self._emit(
-            events.PrefixMatched(
+            vocabulary.PrefixMatched(
                 task=int(job.ticket), cached=Count(match.reusable), agreed=Count(match.agreed)
             )
         )
@@ -218,12 +218,12 @@ class Marconi(SerialEngine[Rules, MarconiOptions]):
         leaf, branch = self.tree.insert(asked, tokens, int(job.ticket))
         if branch is not None:
             self._fill_branch(branch, states)
-            self._emit(events.BranchSaved(task=int(job.ticket), tokens=Count(branch.end)))
+            self._emit(vocabulary.BranchSaved(task=int(job.ticket), tokens=Count(branch.end)))
         if leaf.content is None and leaf is not self.tree.root:
             end = leaf.end
             start = end - len(leaf.key)
             leaf.content = memory.content(start, end, states.get(end) or memory.saved())
-            self._emit(events.SequenceKept(task=int(job.ticket), tokens=Count(end)))
+            self._emit(vocabulary.SequenceKept(task=int(job.ticket), tokens=Count(end)))
 
     def _fill_branch(self, branch: Node, states: dict[int, dict[int, Array]]) -> None:
         """Split the content of a divided edge, and set the state at the branch.
@@ -258,25 +258,25 @@ class Marconi(SerialEngine[Rules, MarconiOptions]):
             best, name = held, "an earlier request"
         ledger = job.ledger = Ledger(Count(best), name)
         if self._right and best > len(prompt) - 1:
-            ledger.apply(causes.LAST_TOKEN, len(prompt) - 1, prompt_tokens=len(prompt))
+            ledger.apply(vocabulary.LAST_TOKEN, len(prompt) - 1, prompt_tokens=len(prompt))
         if held < ledger.usable:
-            ledger.apply(causes.NOT_KEPT, held, wanted=ledger.usable, found=held)
+            ledger.apply(vocabulary.NOT_KEPT, held, wanted=ledger.usable, found=held)
         legal = min(self.tree.legal(prompt[: len(prompt) - self._right]), ledger.usable)
         if legal < ledger.usable:
-            ledger.apply(causes.NO_STATE_YET, legal, wanted=ledger.usable, found=legal)
+            ledger.apply(vocabulary.NO_STATE_YET, legal, wanted=ledger.usable, found=legal)
         if match.reusable != ledger.usable:
-            ledger.apply(causes.FALSE_MATCH, match.reusable, answer=match.reusable)
+            ledger.apply(vocabulary.FALSE_MATCH, match.reusable, answer=match.reusable)
 
     def _deleted(self, node: Node) -> None:
         own = Count(len(node.key))
-        self._emit(events.NodeEvicted(tokens=Count(node.end), own=own))
+        self._emit(vocabulary.NodeEvicted(tokens=Count(node.end), own=own))
 
     def _merged(self, node: Node) -> None:
         """Prepend an inner node's keys to its child's before the merge."""
         [child] = node.children.values()
         if node.content is not None and child.content is not None:
             child.content = node.content.before(child.content)
-        self._emit(events.StateEvicted(tokens=Count(node.end)))
+        self._emit(vocabulary.StateEvicted(tokens=Count(node.end)))
 
     # -- inspection --------------------------------------------------------------------------------
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
 from cachesim.engines.causes import Ledger
-from cachesim.engines.sglang import causes
+from cachesim.engines.sglang import vocabulary
 from cachesim.engines.sglang.request import Req
 from cachesim.engines.sglang.tree import Match, Tree
 from cachesim.engines.tokens import PrefixTree
@@ -84,14 +84,14 @@ class Account:
         ledger = self._images(Ledger(Count(equal), name), req)
         known = req.num_tokens
         if equal > known - 1:
-            ledger.apply(causes.LAST_TOKEN, known - 1, prompt_tokens=known)
+            ledger.apply(vocabulary.LAST_TOKEN, known - 1, prompt_tokens=known)
         found = match.usable  # that of a streaming session has neither pairs nor pages
         if shape.bigrams and ledger.usable:
             pairs = max(ledger.usable - 1, min(found, ledger.usable))
-            ledger.apply(causes.PAIRS, pairs, tokens=ledger.usable, pairs=pairs)
+            ledger.apply(vocabulary.PAIRS, pairs, tokens=ledger.usable, pairs=pairs)
         page = shape.page
         whole = max(ledger.usable // page * page, min(found, ledger.usable))
-        ledger.apply(causes.WHOLE_PAGES, whole, page=page)
+        ledger.apply(vocabulary.WHOLE_PAGES, whole, page=page)
         self._attention(ledger, req, match, stored)
         if found < ledger.usable:
             self._parts(ledger, req, found, prompt)
@@ -112,7 +112,7 @@ class Account:
         if equal <= ledger.equal:
             return ledger
         whole = Ledger(Count(equal), f"request {by}")
-        whole.apply(causes.IMAGE_IDS, ledger.equal, found=ledger.equal)
+        whole.apply(vocabulary.IMAGE_IDS, ledger.equal, found=ledger.equal)
         return whole
 
     def _attention(self, ledger: Ledger, req: Req, match: Match, stored: int) -> None:
@@ -122,28 +122,28 @@ class Account:
         page = self.tree.shape.page
         kept = max(kept // page * page, match.attention, stored)
         if kept < ledger.usable:
-            ledger.apply(causes.NOT_KEPT, kept, kept=kept)
+            ledger.apply(vocabulary.NOT_KEPT, kept, kept=kept)
         wanted = ledger.usable
         if match.attention < wanted:
             found = match.attention
             left = max(min(stored, wanted), found)
-            ledger.apply(causes.ATTENTION_EVICTED, left, wanted=wanted, found=left)
-            ledger.apply(causes.NOT_FETCHED, found, stored=left, found=found)
+            ledger.apply(vocabulary.ATTENTION_EVICTED, left, wanted=wanted, found=left)
+            ledger.apply(vocabulary.NOT_FETCHED, found, stored=left, found=found)
 
     def _parts(self, ledger: Ledger, req: Req, found: int, prompt: Integers) -> None:
         tree, wanted = self.tree, ledger.usable
         if not tree.has_states:
             ledger.apply(
-                causes.WINDOW_GONE, found, wanted=wanted, found=found, window=tree.shape.window
+                vocabulary.WINDOW_GONE, found, wanted=wanted, found=found, window=tree.shape.window
             )
             return
         saved = self.states.deepest(prompt, req.extra_key, wanted)
         if saved > found and not tree.has_windows:
-            ledger.apply(causes.STATE_EVICTED, found, wanted=wanted, found=found, saved=saved)
+            ledger.apply(vocabulary.STATE_EVICTED, found, wanted=wanted, found=found, saved=saved)
         elif saved > found:
-            ledger.apply(causes.STATE_MISSING, saved, wanted=wanted, found=saved)
+            ledger.apply(vocabulary.STATE_MISSING, saved, wanted=wanted, found=saved)
             ledger.apply(
-                causes.WINDOW_GONE, found, wanted=saved, found=found, window=tree.shape.window
+                vocabulary.WINDOW_GONE, found, wanted=saved, found=found, window=tree.shape.window
             )
         else:
-            ledger.apply(causes.STATE_MISSING, found, wanted=wanted, found=found)
+            ledger.apply(vocabulary.STATE_MISSING, found, wanted=wanted, found=found)

@@ -12,7 +12,7 @@ from typing import Final
 
 from cachesim.engines.search import ACTS, STATES, Corner, Scope, Search
 from cachesim.engines.seen import Breach, Seen
-from cachesim.engines.sglang import causes, events, sessions
+from cachesim.engines.sglang import sessions, vocabulary
 from cachesim.engines.sglang.hi_radix import HiRadixCache
 from cachesim.engines.sglang.hicache import HostTier
 from cachesim.engines.sglang.node import FULL, HOST, PART, STATE, LruList, Node
@@ -28,10 +28,14 @@ from cachesim.engines.tokens import get_common_prefix
 from cachesim.typed import there_is
 from cachesim.units import Integers
 
-EVICTIONS: Final = (events.NodeEvicted, events.WindowEvicted, events.StateEvicted)
+EVICTIONS: Final = (vocabulary.NodeEvicted, vocabulary.WindowEvicted, vocabulary.StateEvicted)
 """Events of memory that the device evicts."""
 
-RESTARTS: Final = (events.RequestRetracted, events.RequestPreempted, events.RequestAborted)
+RESTARTS: Final = (
+    vocabulary.RequestRetracted,
+    vocabulary.RequestPreempted,
+    vocabulary.RequestAborted,
+)
 """Events of a request that starts over or is aborted."""
 
 
@@ -222,7 +226,7 @@ class SglangLaws:
         problems, self._problems = [*self._problems, *self._evictions.take()], []
         for detail in problems:
             return Breach(kind="broken invariant", detail=detail)
-        ended = [each.task for each in seen.events if isinstance(each, events.RequestFinished)]
+        ended = [each.task for each in seen.events if isinstance(each, vocabulary.RequestFinished)]
         of_session = sessions.FIELD in seen.fields
         if seen.reply.error is not None or not seen.alone or of_session or len(ended) != 1:
             return None
@@ -275,7 +279,7 @@ class SglangLaws:
     def _chunks(self, seen: Seen, req: Req) -> Iterator[str]:
         """Chunks that are not consecutive, or shorter than fits."""
         limit, pool = self._engine.scheduler.limits.chunk, self._tree.pool
-        chunks = [each for each in seen.events if isinstance(each, events.ChunkScheduled)]
+        chunks = [each for each in seen.events if isinstance(each, vocabulary.ChunkScheduled)]
         if req.retractions or not chunks:
             return
         at, prompt = seen.reply.cached or 0, len(seen.reply.prompt)
@@ -304,7 +308,7 @@ class SglangLaws:
             if at >= len(generated):
                 break
             due += [(len(proposed), accepted)] if proposed else []
-        rounds = [each for each in seen.events if isinstance(each, events.DraftsVerified)]
+        rounds = [each for each in seen.events if isinstance(each, vocabulary.DraftsVerified)]
         found = [(each.proposed, each.accepted) for each in rounds]
         if found[: len(due)] != due:
             yield f"drafts (proposed, accepted) are verified as {found}, not as {due}"
@@ -367,9 +371,10 @@ class SglangLaws:
         Copies to the host lock further ones while they are under way.
         """
         tree, cap = self._tree, self._tree.shape.states_per_path
-        kept = [each.tokens for each in seen.events if isinstance(each, events.StateKept)]
+        kept = [each.tokens for each in seen.events if isinstance(each, vocabulary.StateKept)]
         gone = any(
-            isinstance(each, (events.NodeEvicted, events.WindowEvicted)) for each in seen.events
+            isinstance(each, (vocabulary.NodeEvicted, vocabulary.WindowEvicted))
+            for each in seen.events
         )
         copies = tree.shape.host is not None
         if cap < 0 or not kept or gone or copies or not isinstance(tree, UnifiedTreeCore):
@@ -402,7 +407,7 @@ class SglangLaws:
         if self._tree.has_windows or self._tree.has_states or req.extra_key is not None:
             return
         for loss in seen.reply.losses:
-            if loss.cause is not causes.NOT_FETCHED:
+            if loss.cause is not vocabulary.NOT_FETCHED:
                 continue
             missing = loss.before - loss.after
             least = max(storage.threshold, shape.page)
@@ -428,11 +433,11 @@ class SglangLaws:
         """The computed tokens that a match must find: all, or those up to a saved state."""
         tree, end = self._tree, len(seen.reply.prompt) + max(len(seen.reply.generated) - 1, 0)
         branches = any(
-            isinstance(each, events.PrefixMatched) and each.branch for each in seen.events
+            isinstance(each, vocabulary.PrefixMatched) and each.branch for each in seen.events
         )
         if not tree.has_states:  # what reaches a branching point is kept up to there
             return 0 if branches else end
-        kept = (each.tokens for each in seen.events if isinstance(each, events.StateKept))
+        kept = (each.tokens for each in seen.events if isinstance(each, vocabulary.StateKept))
         return max(kept, default=0)
 
     def _missing_state(self, seen: Seen, req: Req) -> Iterator[str]:
@@ -444,14 +449,14 @@ class SglangLaws:
         tree, shape = self._tree, self._tree.shape
         gone = any(isinstance(each, EVICTIONS + RESTARTS) for each in seen.events)
         branches = any(
-            isinstance(each, events.PrefixMatched) and each.branch for each in seen.events
+            isinstance(each, vocabulary.PrefixMatched) and each.branch for each in seen.events
         )
         other = req.extra_key is not None or tree.rules.tree.key_without_reply
         if not tree.has_states or gone or branches or other:
             return
         prompt, drafts = len(seen.reply.prompt), self._engine.options.drafts is not None
         end = prompt + max(len(seen.reply.generated) - 1, 0)
-        chunks = [each for each in seen.events if isinstance(each, events.ChunkScheduled)]
+        chunks = [each for each in seen.events if isinstance(each, vocabulary.ChunkScheduled)]
         due = [each.end for each in chunks]
         if shape.extra_buffer:
             whole = [(e.start, (e.end - e.start) // shape.grid * shape.grid) for e in chunks]

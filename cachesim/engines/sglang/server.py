@@ -27,7 +27,7 @@ from cachesim.engines.held import (
     sizes_of,
 )
 from cachesim.engines.job import SlotlessEngine
-from cachesim.engines.sglang import causes, events, sessions
+from cachesim.engines.sglang import sessions, vocabulary
 from cachesim.engines.sglang.account import Account
 from cachesim.engines.sglang.build import Kind, Sizes, grid_of, make_tree
 from cachesim.engines.sglang.integrity import check_account, check_books
@@ -492,7 +492,7 @@ class Sglang(SlotlessEngine[Rules, SglangOptions, Job]):
             return
         self.scheduler.abort(job.req)
         job.end("cancelled")
-        self._emit(events.RequestAborted(task=job.req.id, why="its client disconnected"))
+        self._emit(vocabulary.RequestAborted(task=job.req.id, why="its client disconnected"))
 
     def flush_cache(self) -> bool:
         """Empty the tree, as `POST /flush_cache` does; refused while requests run."""
@@ -500,7 +500,7 @@ class Sglang(SlotlessEngine[Rules, SglangOptions, Job]):
         if done:
             self.tree.settle()
             self._start()
-        self._emit(events.CacheFlushed(done=done))
+        self._emit(vocabulary.CacheFlushed(done=done))
         return done
 
     def _empty(self) -> None:
@@ -544,7 +544,7 @@ class Sglang(SlotlessEngine[Rules, SglangOptions, Job]):
         for req, proposed, run in zip(batch.reqs, proposals, runs, strict=True):
             if proposed:
                 self._emit(
-                    events.DraftsVerified(
+                    vocabulary.DraftsVerified(
                         task=req.id, proposed=len(proposed), accepted=len(run) - 1
                     )
                 )
@@ -562,7 +562,7 @@ class Sglang(SlotlessEngine[Rules, SglangOptions, Job]):
                 continue
             self._of_req[req.id].done = True
             generated = Count(len(self._of_req[req.id].generated))
-            self._emit(events.RequestFinished(task=req.id, generated=generated))
+            self._emit(vocabulary.RequestFinished(task=req.id, generated=generated))
 
     def _goes_on(self) -> bool:
         sessions.reap(self._sessions, self.scheduler.close)  # as in the next pass
@@ -604,8 +604,8 @@ class Sglang(SlotlessEngine[Rules, SglangOptions, Job]):
                 wanted = job.ledger.usable
                 if req.prefix < wanted:
                     found = req.prefix
-                    job.ledger.apply(causes.NOT_LOADED, found, wanted=wanted, found=found)
-            self._emit(events.ChunkScheduled(task=req.id, start=req.prefix, end=req.fill))
+                    job.ledger.apply(vocabulary.NOT_LOADED, found, wanted=wanted, found=found)
+            self._emit(vocabulary.ChunkScheduled(task=req.id, start=req.prefix, end=req.fill))
 
     def _sample(self, req: Req, row: Array, more: int) -> int:
         job, index = self._of_req[req.id], req.sampled - req.num_prompt + more
@@ -620,7 +620,7 @@ class Sglang(SlotlessEngine[Rules, SglangOptions, Job]):
         if job.cached is None:
             job.ledger = self.account.of(req, match)
         self._emit(
-            events.PrefixMatched(
+            vocabulary.PrefixMatched(
                 task=req.id,
                 cached=Count(match.usable),
                 on_host=match.usable - match.length,
@@ -630,15 +630,15 @@ class Sglang(SlotlessEngine[Rules, SglangOptions, Job]):
         )
 
     def _retracted(self, req: Req) -> None:
-        self._emit(events.RequestRetracted(task=req.id))
+        self._emit(vocabulary.RequestRetracted(task=req.id))
 
     def _preempted(self, req: Req) -> None:
-        self._emit(events.RequestPreempted(task=req.id))
+        self._emit(vocabulary.RequestPreempted(task=req.id))
 
     def _out_of_memory(self, req: Req) -> None:
         words = "out of memory even after retracting all other requests in the decode batch"
         self._of_req[req.id].end("InternalServerError", words)
-        self._emit(events.RequestAborted(task=req.id, why="memory is too small for it alone"))
+        self._emit(vocabulary.RequestAborted(task=req.id, why="memory is too small for it alone"))
 
     def _kept(self, tokens: int, fresh: int) -> None:
         req = self._of_req[self.tree.by_request].req
@@ -647,28 +647,28 @@ class Sglang(SlotlessEngine[Rules, SglangOptions, Job]):
         length = tokens + int(self.tree.shape.bigrams) if tokens else 0
         self.account.kept.learn(req.tokens[:length], req.extra_key, req.id)
         if fresh:
-            self._emit(events.PrefixKept(task=req.id, tokens=Count(tokens), fresh=Count(fresh)))
+            self._emit(vocabulary.PrefixKept(task=req.id, tokens=Count(tokens), fresh=Count(fresh)))
 
     def _kept_state(self, node: Node) -> None:
         req, depth = self._of_req[self.tree.by_request].req, node.depth()
         if req is not None:
             self.account.states.learn(req.tokens[:depth], req.extra_key)
-            self._emit(events.StateKept(task=req.id, tokens=Count(depth)))
+            self._emit(vocabulary.StateKept(task=req.id, tokens=Count(depth)))
 
     def _lost(self, what: Lost, node: Node) -> None:
         end = node.depth()
         start, request = end - len(node), node.request
         if what == "node":
-            self._emit(events.NodeEvicted(request=request, start=start, end=end))
+            self._emit(vocabulary.NodeEvicted(request=request, start=start, end=end))
         elif what == "window":
-            self._emit(events.WindowEvicted(request=request, start=start, end=end))
+            self._emit(vocabulary.WindowEvicted(request=request, start=start, end=end))
         else:
-            self._emit(events.StateEvicted(request=request, tokens=Count(end)))
+            self._emit(vocabulary.StateEvicted(request=request, tokens=Count(end)))
 
     def _moved(self, action: HostAction, part: int, node: Node) -> None:
         end = node.depth()
         self._emit(
-            events.MOVED[action](
+            vocabulary.MOVED[action](
                 request=node.request, start=end - len(node), end=end, part=PART_NAMES[part]
             )
         )

@@ -22,7 +22,7 @@ from math import ceil, lcm
 from typing import Final
 
 from cachesim.engines.events import Event
-from cachesim.engines.transformers import events
+from cachesim.engines.transformers import vocabulary
 from cachesim.engines.transformers.requests import RequestState, Status
 from cachesim.units import Count
 
@@ -281,10 +281,12 @@ class CacheAllocator:
                     table[at] = other
                     if self.ledger.release(block):
                         self.pool.free[self.index].add_leaves([block])
-                    self.emit(events.BlockMerged(task=request, block=block, other=other, end=end))
+                    self.emit(
+                        vocabulary.BlockMerged(task=request, block=block, other=other, end=end)
+                    )
             parent = number
         if hashed:
-            self.emit(events.BlocksHashed(task=request, blocks=tuple(hashed), ends=tuple(ends)))
+            self.emit(vocabulary.BlocksHashed(task=request, blocks=tuple(hashed), ends=tuple(ends)))
 
     def evict_cached_blocks(self) -> bool:
         """Evict all hashed blocks without a reference; True if there were any."""
@@ -292,7 +294,7 @@ class CacheAllocator:
         if evicted:
             self.pool.free[self.index].add_leaves(evicted)
             tokens = Count(len(evicted) * self.page)
-            self.emit(events.BlocksEvicted(blocks=len(evicted), tokens=tokens))
+            self.emit(vocabulary.BlocksEvicted(blocks=len(evicted), tokens=tokens))
         return bool(evicted)
 
 

@@ -12,7 +12,7 @@ from cachesim.engines.causes import Ledger
 from cachesim.engines.held import Amounts, BlockHeld, CellsHeld, Held, Marks, Run, runs_of
 from cachesim.engines.job import SlotlessEngine
 from cachesim.engines.tokens import PrefixTree
-from cachesim.engines.transformers import causes, events
+from cachesim.engines.transformers import vocabulary
 from cachesim.engines.transformers.cache import CacheAllocator, Geometry, PagedAttentionCache
 from cachesim.engines.transformers.options import TransformersOptions
 from cachesim.engines.transformers.requests import FutureRequestState, Job, RequestState
@@ -319,7 +319,7 @@ class Transformers(SlotlessEngine[Rules, TransformersOptions, Job]):
         self._learn(job.state)
         self.scheduler.cancel(job.state.id)
         job.end("cancelled")
-        self._emit(events.RequestAborted(task=int(ticket)))
+        self._emit(vocabulary.RequestAborted(task=int(ticket)))
 
     def _empty(self) -> None:
         self.cache.evict_cached_blocks()
@@ -341,7 +341,7 @@ class Transformers(SlotlessEngine[Rules, TransformersOptions, Job]):
             job = self._jobs[chunk.state.id]
             job.started = True
             end = chunk.start + chunk.query
-            self._emit(events.ChunkScheduled(task=chunk.state.id, start=chunk.start, end=end))
+            self._emit(vocabulary.ChunkScheduled(task=chunk.state.id, start=chunk.start, end=end))
             logits = self.runner.run(chunk)
             if chunk.has_new_token:
                 token = self._token(job, len(job.sampled), logits[-1])
@@ -354,7 +354,7 @@ class Transformers(SlotlessEngine[Rules, TransformersOptions, Job]):
             self._learned.pop(state.id, None)
             job.done = True
             generated = Count(len(job.sampled))
-            self._emit(events.RequestFinished(task=state.id, generated=generated))
+            self._emit(vocabulary.RequestFinished(task=state.id, generated=generated))
         return True
 
     def remember(self, most: int) -> None:
@@ -370,7 +370,7 @@ class Transformers(SlotlessEngine[Rules, TransformersOptions, Job]):
             job.cached = Count(matched)
             job.ledger = self._account(state, matched)
         if matched:
-            self._emit(events.PrefixMatched(task=state.id, cached=Count(matched)))
+            self._emit(vocabulary.PrefixMatched(task=state.id, cached=Count(matched)))
 
     def _learn(self, state: RequestState) -> None:
         if self._learned.get(state.id) != state.position_offset and state.position_offset:
@@ -387,16 +387,16 @@ class Transformers(SlotlessEngine[Rules, TransformersOptions, Job]):
         ledger = Ledger(Count(best), name)
         if not self.cache.use_prefix_sharing:
             allowed = self.options.allow_block_sharing
-            ledger.apply(causes.WINDOW_LAYERS if allowed else causes.SHARING_OFF, 0)
+            ledger.apply(vocabulary.WINDOW_LAYERS if allowed else vocabulary.SHARING_OFF, 0)
             return ledger
         if best > len(prompt) - 1:
-            ledger.apply(causes.LAST_TOKEN, len(prompt) - 1, prompt_tokens=len(prompt))
-        ledger.apply(causes.WHOLE_PAGES, ledger.usable // page * page, page=page)
+            ledger.apply(vocabulary.LAST_TOKEN, len(prompt) - 1, prompt_tokens=len(prompt))
+        ledger.apply(vocabulary.WHOLE_PAGES, ledger.usable // page * page, page=page)
         if matched < ledger.usable:
             [full] = self.cache.allocators.values()
             missing = full.hashes(prompt)[matched // page : ledger.usable // page]
             evicted = not full.ledger.lost.isdisjoint(missing)
-            cause = causes.EVICTED if evicted else causes.NOT_HASHED
+            cause = vocabulary.EVICTED if evicted else vocabulary.NOT_HASHED
             ledger.apply(cause, matched, wanted=ledger.usable, found=matched)
         return ledger
 
@@ -405,7 +405,7 @@ class Transformers(SlotlessEngine[Rules, TransformersOptions, Job]):
         self._learn(state)
         self._learned.pop(state.id, None)
         job.state = again
-        self._emit(events.RequestSetBack(task=state.id, generated=Count(len(job.sampled))))
+        self._emit(vocabulary.RequestSetBack(task=state.id, generated=Count(len(job.sampled))))
 
     # -- inspection --------------------------------------------------------------------------------
 

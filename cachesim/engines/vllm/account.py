@@ -7,7 +7,7 @@ from typing import Final, TypeAlias
 
 from cachesim.engines.causes import Cause, Ledger
 from cachesim.engines.tokens import get_common_prefix
-from cachesim.engines.vllm import causes
+from cachesim.engines.vllm import vocabulary
 from cachesim.engines.vllm.coordinator import Coordinator, Hit, SpecGroup
 from cachesim.engines.vllm.managers import LookUp
 from cachesim.engines.vllm.request import Request
@@ -21,12 +21,12 @@ from cachesim.engines.vllm.request import Request
 
 NOTHING: Final = "nothing"
 
-ATTENTION: Final = (causes.ATTENTION_MISSING, causes.ATTENTION_EVICTED)
+ATTENTION: Final = (vocabulary.ATTENTION_MISSING, vocabulary.ATTENTION_EVICTED)
 MISSES: Final[Mapping[str, tuple[Cause, Cause]]] = {
     "full": ATTENTION,
     "chunked": ATTENTION,
-    "window": (causes.WINDOW_MISSING, causes.WINDOW_EVICTED),
-    "mamba": (causes.STATE_MISSING, causes.STATE_EVICTED),
+    "window": (vocabulary.WINDOW_MISSING, vocabulary.WINDOW_EVICTED),
+    "mamba": (vocabulary.STATE_MISSING, vocabulary.STATE_EVICTED),
 }
 """Causes of a group's shorter hit: never cached, or evicted."""
 
@@ -101,20 +101,20 @@ class Account:
         ledger, coordinator = self.ledger, self.coordinator
         known = self.request.num_tokens
         if not hit.by_group:  # no lookup
-            ledger.apply(causes.CACHE_NOT_READ, 0)
+            ledger.apply(vocabulary.CACHE_NOT_READ, 0)
             return
         if ledger.equal > known - 1:
-            ledger.apply(causes.LAST_TOKEN, known - 1, prompt_tokens=known)
+            ledger.apply(vocabulary.LAST_TOKEN, known - 1, prompt_tokens=known)
         grain = self._grain
-        ledger.apply(causes.WHOLE_BLOCKS, ledger.usable // grain * grain, block=grain)
+        ledger.apply(vocabulary.WHOLE_BLOCKS, ledger.usable // grain * grain, block=grain)
         groups = list(zip(coordinator.spec_groups, hit.by_group, strict=False))
         for group, answer in groups:
             self._group(group, answer)
         if hit.length > ledger.usable:
-            ledger.apply(causes.STATE_FORGIVEN, hit.length, answer=hit.length)
+            ledger.apply(vocabulary.STATE_FORGIVEN, hit.length, answer=hit.length)
         elif hit.length < ledger.usable:
             answers = {group.spec.kind: answer for group, answer in groups}
-            ledger.apply(causes.GROUPS_DISAGREE, hit.length, answers=answers)
+            ledger.apply(vocabulary.GROUPS_DISAGREE, hit.length, answers=answers)
 
     @property
     def _grain(self) -> int:
@@ -126,7 +126,7 @@ class Account:
         usable, spec = self.ledger.usable, group.spec
         if answer > usable:
             self.ledger.apply(
-                causes.GRANTS_MORE, answer, kind=spec.kind, block=spec.block, answer=answer
+                vocabulary.GRANTS_MORE, answer, kind=spec.kind, block=spec.block, answer=answer
             )
             return
         served = answer
@@ -143,5 +143,5 @@ class Account:
             self.ledger.apply(cause, served, wanted=usable, found=served, block=spec.block)
         if answer < served:
             self.ledger.apply(
-                causes.LOOK_AHEAD_BLOCK, answer, kind=spec.kind, block=served - answer
+                vocabulary.LOOK_AHEAD_BLOCK, answer, kind=spec.kind, block=served - answer
             )

@@ -14,7 +14,10 @@ from typing import Final
 from cachesim.engines.search import ACTS, STATES, Corner, Guide, Scope, Search
 from cachesim.engines.seen import Breach, Seen
 from cachesim.engines.vllm import rules
-from cachesim.engines.vllm.events import (
+from cachesim.engines.vllm.options import DENSE, VllmOptions
+from cachesim.engines.vllm.request import Job, Request
+from cachesim.engines.vllm.server import Vllm
+from cachesim.engines.vllm.vocabulary import (
     BlockEvicted,
     BlocksPublished,
     CacheLookup,
@@ -26,9 +29,6 @@ from cachesim.engines.vllm.events import (
     RequestFinished,
     RequestPreempted,
 )
-from cachesim.engines.vllm.options import DENSE, VllmOptions
-from cachesim.engines.vllm.request import Job, Request
-from cachesim.engines.vllm.server import Vllm
 from cachesim.errors import UpstreamAbort
 
 STORES: Final = frozenset({"store", "store-async"})

@@ -12,7 +12,7 @@ from cachesim.engines.base import Ticket
 from cachesim.engines.causes import Ledger
 from cachesim.engines.held import Amounts, Held, sizes_of
 from cachesim.engines.job import SlotlessEngine
-from cachesim.engines.vllm import causes, events, integrity
+from cachesim.engines.vllm import integrity, vocabulary
 from cachesim.engines.vllm.account import Account, Computed
 from cachesim.engines.vllm.connector import Connector, Load
 from cachesim.engines.vllm.coordinator import Hit, KVCacheManager, Published
@@ -249,7 +249,7 @@ class Vllm(SlotlessEngine[Rules, VllmOptions, Job]):
         if skipped or not scheduled:
             self.runner.forget(request.id)
         job.end("cancelled")
-        self._emit(events.RequestAborted(task=request.id, scheduled=scheduled, skipped=skipped))
+        self._emit(vocabulary.RequestAborted(task=request.id, scheduled=scheduled, skipped=skipped))
 
     @property
     def in_flight(self) -> bool:
@@ -270,7 +270,7 @@ class Vllm(SlotlessEngine[Rules, VllmOptions, Job]):
     def reset_prefix_cache(self) -> bool:
         """Remove all ids, as `POST /reset_prefix_cache` does; False while blocks are in use."""
         done = self.manager.reset_prefix_cache()
-        self._emit(events.CacheReset(done=done))
+        self._emit(vocabulary.CacheReset(done=done))
         return done
 
     def _empty(self) -> None:
@@ -326,14 +326,14 @@ class Vllm(SlotlessEngine[Rules, VllmOptions, Job]):
             if not self._is_in_flight(request):
                 self.runner.forget(request.id)
             self._emit(
-                events.RequestPreempted(
+                vocabulary.RequestPreempted(
                     task=request.id,
                     unwritten=self._published.get(request.id, 0),
                     taken_back=self.rules.scheduler.withdraws_unwritten,
                 )
             )
         for group, source, target in step.copies:
-            self._emit(events.BlockCopied(group=group, source=source, target=target))
+            self._emit(vocabulary.BlockCopied(group=group, source=source, target=target))
         if self.offloading is not None:
             self._offloaded(step, self.offloading.side)
         for chunk in step.chunks:
@@ -341,7 +341,7 @@ class Vllm(SlotlessEngine[Rules, VllmOptions, Job]):
             if job.cached is None:
                 job.cached = Count(chunk.start)
             self._emit(
-                events.ChunkScheduled(
+                vocabulary.ChunkScheduled(
                     task=chunk.request.id,
                     start=chunk.start,
                     end=chunk.end,
@@ -353,13 +353,13 @@ class Vllm(SlotlessEngine[Rules, VllmOptions, Job]):
     def _offloaded(self, step: Step, side: OffloadingScheduler) -> None:
         """Events of a step's copies to the host."""
         for request in side.asked_later:
-            self._emit(events.RequestAskedLater(task=request.id))
+            self._emit(vocabulary.RequestAskedLater(task=request.id))
         for request in side.refused:
-            self._emit(events.HostFull(task=request.id))
+            self._emit(vocabulary.HostFull(task=request.id))
         for job in step.jobs.stores:
-            self._emit(events.BlocksOffloaded(task=job.request.id, chunks=len(job.keys)))
+            self._emit(vocabulary.BlocksOffloaded(task=job.request.id, chunks=len(job.keys)))
         if side.evicted:
-            self._emit(events.HostEvicted(chunks=len(side.evicted)))
+            self._emit(vocabulary.HostEvicted(chunks=len(side.evicted)))
         for done in (side.asked_later, side.refused, side.evicted):
             done.clear()
 
@@ -367,11 +367,11 @@ class Vllm(SlotlessEngine[Rules, VllmOptions, Job]):
         """Step the prefill server, and add its finished requests; True if nothing else is."""
         done, ended = nixl.advance()
         for each in ended:
-            self._emit(events.LeaseEnded(task=each.request.id))
+            self._emit(vocabulary.LeaseEnded(task=each.request.id))
         for each in done:
             tokens = each.made.num_prompt
             self.computed.learn(each.request, tokens)
-            self._emit(events.PrefilledElsewhere(task=each.request.id, tokens=Count(tokens)))
+            self._emit(vocabulary.PrefilledElsewhere(task=each.request.id, tokens=Count(tokens)))
             self.scheduler.add_request(each.request)
         return nixl.busy and not self.scheduler.busy and not self._loading
 
@@ -386,7 +386,7 @@ class Vllm(SlotlessEngine[Rules, VllmOptions, Job]):
             self.connector.load(step)
         sampled = self.runner.run(step, self._sample)
         if step.chunks or not self._transfers:
-            self._emit(events.StepWritten(chunks=len(step.chunks)))
+            self._emit(vocabulary.StepWritten(chunks=len(step.chunks)))
         for chunk in step.chunks:
             self.computed.learn(chunk.request, min(chunk.end, chunk.request.num_tokens))
         transfers = NO_TRANSFERS if self.connector is None else self.connector.get_finished()
@@ -396,17 +396,17 @@ class Vllm(SlotlessEngine[Rules, VllmOptions, Job]):
         for request, before in loaded.items():
             valid = request.num_computed
             if request.status == "error" or valid < before:
-                self._emit(events.LoadFailed(task=request.id, valid=Count(valid)))
-                self._jobs[request.id].ledger.apply(causes.LOAD_FAILED, valid, valid=valid)
+                self._emit(vocabulary.LoadFailed(task=request.id, valid=Count(valid)))
+                self._jobs[request.id].ledger.apply(vocabulary.LOAD_FAILED, valid, valid=valid)
             elif self.offloading is not None:
-                self._emit(events.LoadedFromHost(task=request.id, tokens=Count(before)))
+                self._emit(vocabulary.LoadedFromHost(task=request.id, tokens=Count(before)))
             else:
-                self._emit(events.LoadArrived(task=request.id, tokens=Count(before)))
+                self._emit(vocabulary.LoadArrived(task=request.id, tokens=Count(before)))
         for chunk, tokens in zip(step.chunks, sampled, strict=True):
             request = chunk.request
             if chunk.drafts and tokens and request.id not in ended:
                 self._emit(
-                    events.DraftsVerified(
+                    vocabulary.DraftsVerified(
                         task=request.id, proposed=len(chunk.drafts), accepted=len(tokens) - 1
                     )
                 )
@@ -430,7 +430,9 @@ class Vllm(SlotlessEngine[Rules, VllmOptions, Job]):
             if self.connector is not None:
                 self.connector.save(request)
             self._jobs[request.id].done = True
-            self._emit(events.RequestFinished(task=request.id, generated=Count(request.num_output)))
+            self._emit(
+                vocabulary.RequestFinished(task=request.id, generated=Count(request.num_output))
+            )
         for ticket in [*self._released]:
             if not self._is_pending(ticket):
                 self._released.remove(ticket)
@@ -485,7 +487,7 @@ class Vllm(SlotlessEngine[Rules, VllmOptions, Job]):
             Account(job.ledger, request, coordinator, self._lost).of(hit)
         kinds = [group.spec.kind for group in coordinator.spec_groups]
         self._emit(
-            events.CacheLookup(
+            vocabulary.CacheLookup(
                 task=request.id,
                 cached=Count(hit.length),
                 by_group=tuple(zip(kinds, hit.by_group, strict=False)),
@@ -498,22 +500,24 @@ class Vllm(SlotlessEngine[Rules, VllmOptions, Job]):
         if self.connector is not None:
             self.connector.promise(request, local, tokens)
         if job.cached is None:
-            cause = causes.FROM_STORE if self.offloading is None else causes.FROM_HOST
+            cause = vocabulary.FROM_STORE if self.offloading is None else vocabulary.FROM_HOST
             job.ledger.apply(cause, local + tokens, tokens=tokens)
             if local + tokens == (known := request.num_tokens):
-                job.ledger.apply(causes.LAST_TOKEN, known - 1, prompt_tokens=known)
+                job.ledger.apply(vocabulary.LAST_TOKEN, known - 1, prompt_tokens=known)
 
     def _deferred(self, request: Request, hit: Hit) -> None:
         same_step = self.manager.waits_for_step(hit.blocks)
         self._emit(
-            events.RequestDeferred(task=request.id, cached=Count(hit.length), same_step=same_step)
+            vocabulary.RequestDeferred(
+                task=request.id, cached=Count(hit.length), same_step=same_step
+            )
         )
 
     def _evicted(self, block: int, key: int) -> None:
         self._lost.add(key)
         group = key % len(self.manager.groups)
         self._emit(
-            events.BlockEvicted(
+            vocabulary.BlockEvicted(
                 block=block,
                 group=group,
                 kind=self.manager.groups[group].kind,
@@ -532,7 +536,7 @@ class Vllm(SlotlessEngine[Rules, VllmOptions, Job]):
                 if key is not None:
                     self._lost.discard(key)
             self._emit(
-                events.BlocksPublished(
+                vocabulary.BlocksPublished(
                     task=request.id,
                     group=group,
                     kind=self.manager.groups[group].kind,

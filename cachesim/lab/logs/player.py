@@ -14,14 +14,14 @@ from cachesim.engines.base import Engine, Reply, Request, Ticket
 from cachesim.engines.causes import Loss
 from cachesim.engines.events import Event
 from cachesim.engines.family import Profile
-from cachesim.engines.llamacpp.events import (
+from cachesim.engines.llamacpp.family import FAMILY
+from cachesim.engines.llamacpp.server import LlamaCpp
+from cachesim.engines.llamacpp.slot import Checkpoint
+from cachesim.engines.llamacpp.vocabulary.events import (
     CheckpointCreated,
     CheckpointKept,
     CheckpointRestored,
 )
-from cachesim.engines.llamacpp.family import FAMILY
-from cachesim.engines.llamacpp.server import LlamaCpp
-from cachesim.engines.llamacpp.slot import Checkpoint
 from cachesim.engines.tokens import Rope
 from cachesim.errors import UpstreamAbort
 from cachesim.lab.logs.slot_actions import SlotAction

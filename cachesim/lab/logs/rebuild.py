@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from itertools import accumulate, chain, islice
 from typing import Final, TypeAlias
 
-from cachesim.engines.llamacpp.events import CheckpointCreated
+from cachesim.engines.llamacpp.vocabulary.events import CheckpointCreated
 from cachesim.engines.tokens import LONGEST, Rope
 from cachesim.lab.logs.evidence import (
     Interval,

@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
 from cachesim.engines.family import family_of
-from cachesim.engines.llamacpp.events import CheckpointKept, CheckpointRestored
+from cachesim.engines.llamacpp.vocabulary.events import CheckpointKept, CheckpointRestored
 from cachesim.engines.words import counted, of_one
 from cachesim.lab.logs.evidence import Lengths
 from cachesim.lab.logs.observed import (

@@ -30,6 +30,7 @@ DESCRIBES: Final = frozenset(
         "integrity",
         "releases",
         "search",
+        "vocabulary",
         "recomputed",
         "stored",
         "sizes",

@@ -6,12 +6,12 @@ from dataclasses import asdict, replace
 from typing import Any, Final
 
 from cachesim.engines.base import Engine
-from cachesim.engines.sglang.events import DraftsVerified
 from cachesim.engines.sglang.family import FAMILY
 from cachesim.engines.sglang.pools import WindowPool
 from cachesim.engines.sglang.rules import Rules
 from cachesim.engines.sglang.server import Sglang
 from cachesim.engines.sglang.sessions import FIELD
+from cachesim.engines.sglang.vocabulary import DraftsVerified
 from cachesim.errors import ScenarioError
 from cachesim.play.session import CANCELLED, Record, Session
 from cachesim.prove.environment import UnpackedWheel

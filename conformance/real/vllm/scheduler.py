@@ -7,7 +7,6 @@ from functools import partial
 from typing import Any, Final
 
 from cachesim.engines.base import Engine
-from cachesim.engines.vllm.events import DraftsVerified
 from cachesim.engines.vllm.family import FAMILY
 from cachesim.engines.vllm.host import Arc
 from cachesim.engines.vllm.nixl import Nixl
@@ -15,6 +14,7 @@ from cachesim.engines.vllm.offload_connector import Offloading
 from cachesim.engines.vllm.options import VllmOptions
 from cachesim.engines.vllm.rules import Rules
 from cachesim.engines.vllm.server import Vllm
+from cachesim.engines.vllm.vocabulary import DraftsVerified
 from cachesim.errors import OptionError
 from cachesim.play.session import Record, Session
 from cachesim.prove.environment import Environment

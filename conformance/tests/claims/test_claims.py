@@ -18,9 +18,10 @@ from cachesim.engines import PACKAGES
 from cachesim.engines.causes import Ledger, Loss, declared
 from cachesim.engines.events import Event
 from cachesim.engines.family import FAMILIES, Profile
-from cachesim.engines.llamacpp import causes, checkpoints
+from cachesim.engines.llamacpp import checkpoints
 from cachesim.engines.llamacpp.checkpoints import ERASURES
-from cachesim.engines.llamacpp.events import DepthTested
+from cachesim.engines.llamacpp.vocabulary import causes
+from cachesim.engines.llamacpp.vocabulary.events import DepthTested
 from cachesim.errors import InputError
 from cachesim.model.store import Lane
 from cachesim.play import runner, statements

@@ -8,8 +8,8 @@ import pytest
 from cachesim.cli.main import main
 from cachesim.engines.base import Reply
 from cachesim.engines.family import Profile
-from cachesim.engines.vllm.events import RequestPreempted
 from cachesim.engines.vllm.family import FAMILY
+from cachesim.engines.vllm.vocabulary import RequestPreempted
 from cachesim.errors import InputError, ScenarioError
 from cachesim.play.session import Record, Session
 from cachesim.prove.playing import Agreement

@@ -14,9 +14,9 @@ from cachesim import run_scenario
 from cachesim.engines import Engine, Request
 from cachesim.engines.chat import FIRST_BYTE
 from cachesim.engines.ik_llama import slot as matching
-from cachesim.engines.ik_llama.events import ContextShifted
 from cachesim.engines.ik_llama.server import IkLlama
 from cachesim.engines.ik_llama.slot import Slot, common_prefix, texts, without_reasoning
+from cachesim.engines.ik_llama.vocabulary import ContextShifted
 from cachesim.engines.tokens import LONGEST, Rope
 from cachesim.errors import UpstreamAbort
 from cachesim.model.build import build

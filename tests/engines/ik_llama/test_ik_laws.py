@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from cachesim.engines.family import Profile, family_of
-from cachesim.engines.ik_llama import events
+from cachesim.engines.ik_llama import vocabulary
 from cachesim.engines.ik_llama.search import IkLaws
 from cachesim.engines.ik_llama.server import IkLlama
 from cachesim.engines.ik_llama.speculative import StrictTailCompanion
@@ -99,47 +99,47 @@ def companion_of_other_length(played: Played) -> None:
 
 
 def loaded_entry(played: Played) -> None:
-    of_last(further(events.PromptLoaded(entry=0, n_tokens=9, similarity=0.5)))(played)
+    of_last(further(vocabulary.PromptLoaded(entry=0, n_tokens=9, similarity=0.5)))(played)
     played.laws._entries += 1
 
 
 Change = Callable[[Played], None]
-SAVED = events.PromptSaved(n_tokens=9, size=9, checkpoints=0)
-SHIFTED = events.ContextShifted(n_keep=0, n_discard=9, n_past=20, removed=9)
-REFUSED = events.CheckpointRefused(pos_min=5, pos_max=5, thold=9)
-RESET = events.CheckpointReset(n_past=10, pos_min=3, thold=9)
-NO_ROOM = events.CompanionRefused(position=0, tokens=9)
+SAVED = vocabulary.PromptSaved(n_tokens=9, size=9, checkpoints=0)
+SHIFTED = vocabulary.ContextShifted(n_keep=0, n_discard=9, n_past=20, removed=9)
+REFUSED = vocabulary.CheckpointRefused(pos_min=5, pos_max=5, thold=9)
+RESET = vocabulary.CheckpointReset(n_past=10, pos_min=3, thold=9)
+NO_ROOM = vocabulary.CompanionRefused(position=0, tokens=9)
 DRAFTS = {"companion": "strict_tail", "draft_max": 2}
 
 
 @pytest.mark.parametrize(
     ("model", "options", "change", "detail"),
     [
-        ("dense", {}, of_last(changed(events.SlotSelected, similarity=0.0)),
+        ("dense", {}, of_last(changed(vocabulary.SlotSelected, similarity=0.0)),
          "a slot with similarity 0.0 is"),
-        ("dense", {}, of_last(changed(events.SlotSelected, by="least recently used")),
+        ("dense", {}, of_last(changed(vocabulary.SlotSelected, by="least recently used")),
          "no slot is similar"),
-        ("dense", {}, of_last(changed(events.SlotSelected, f_keep=0.0)),
+        ("dense", {}, of_last(changed(vocabulary.SlotSelected, f_keep=0.0)),
          "0.0 of a list would be kept, of"),
-        ("dense", {}, of_last(changed(events.SlotSelected, f_keep=0.4)),
+        ("dense", {}, of_last(changed(vocabulary.SlotSelected, f_keep=0.4)),
          "0.4 of a list would be kept, of"),
         ("dense", {}, loaded_entry, "an entry with similarity 0.5 is loaded"),
         ("dense", {}, of_last(further(SAVED)), "a list of which "),
         ("dense", {}, of_last(replied(processed=1)), "131 of 135 tokens are read"),
         ("dense", {}, of_last(further(SHIFTED)), "a shift keeps 0 of 29 tokens, drops 9"),
-        ("dense", {}, of_last(changed(events.SequenceTrimmed, p0=3)),
+        ("dense", {}, of_last(changed(vocabulary.SequenceTrimmed, p0=3)),
          "130 tokens are cached, the slot is cut"),
         ("dense", {}, other_list, "slot 0 lists other tokens than were written from 130 on"),
         ("dense", {}, lost_cell, "slot 0 lists 140 tokens and has cells at"),
         ("hybrid", {}, of_last(further(REFUSED)), "a checkpoint at 5 is refused, below 9"),
         ("hybrid", {}, of_last(further(RESET)), "a memory from 3 on is reset, below 9"),
-        ("hybrid", {}, of_last(without(events.CheckpointCreated)),
+        ("hybrid", {}, of_last(without(vocabulary.CheckpointCreated)),
          "checkpoints are saved of [] tokens, not of ["),
         ("dense", DRAFTS, of_last(further(NO_ROOM)), "an empty companion refuses the beginning"),
         ("dense", DRAFTS, companion_of_other_length, "the companion ends at"),
-        ("dense", DRAFTS, of_last(changed(events.DraftVerified, accepted=3)),
+        ("dense", DRAFTS, of_last(changed(vocabulary.DraftVerified, accepted=3)),
          "3 of 2 drafts are accepted"),
-        ("dense", DRAFTS, of_last(changed(events.DraftVerified, accepted=0)),
+        ("dense", DRAFTS, of_last(changed(vocabulary.DraftVerified, accepted=0)),
          "drafts are verified as [(2, 0)"),
     ],
 )  # fmt: skip

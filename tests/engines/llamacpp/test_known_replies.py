@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from cachesim.engines.base import Engine, Reply, Request
-from cachesim.engines.llamacpp.events import BatchDecoded
+from cachesim.engines.llamacpp.vocabulary.events import BatchDecoded
 from cachesim.model.presets import preset
 from cachesim.play.loop import Loop
 from cachesim.units import Token

@@ -10,17 +10,6 @@ import pytest
 from cachesim.engines.base import Engine, Request
 from cachesim.engines.llamacpp import checkpoints, integrity, recomputed, server_batch, update_slots
 from cachesim.engines.llamacpp.drafter import NgramCache
-from cachesim.engines.llamacpp.events import (
-    BatchDecoded,
-    CacheEntryCompared,
-    CacheEntryDropped,
-    ContextShifted,
-    DraftVerified,
-    PromptStarted,
-    SlotChosenByAge,
-    SlotChosenBySimilarity,
-    SlotReleased,
-)
 from cachesim.engines.llamacpp.integrity import check_calls
 from cachesim.engines.llamacpp.memory import attention, batch
 from cachesim.engines.llamacpp.memory.attention import MARGIN, AttentionCache, LanePlan, Rows
@@ -37,6 +26,17 @@ from cachesim.engines.llamacpp.server_batch import Piece, ServerBatch
 from cachesim.engines.llamacpp.server_context import ServerContext
 from cachesim.engines.llamacpp.slot import Contexts
 from cachesim.engines.llamacpp.stored import check_actions
+from cachesim.engines.llamacpp.vocabulary.events import (
+    BatchDecoded,
+    CacheEntryCompared,
+    CacheEntryDropped,
+    ContextShifted,
+    DraftVerified,
+    PromptStarted,
+    SlotChosenByAge,
+    SlotChosenBySimilarity,
+    SlotReleased,
+)
 from cachesim.engines.seen import Seen
 from cachesim.errors import ContractError
 from cachesim.model.presets import PRESETS, preset

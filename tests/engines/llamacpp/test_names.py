@@ -6,7 +6,7 @@ import pytest
 
 from cachesim.engines.base import Engine, Reply, Request
 from cachesim.engines.events import Event
-from cachesim.engines.llamacpp.events import BatchDecoded
+from cachesim.engines.llamacpp.vocabulary.events import BatchDecoded
 from cachesim.engines.tokens import Rope
 from cachesim.model.presets import preset
 from cachesim.testing.workloads import Seeded

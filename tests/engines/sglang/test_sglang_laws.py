@@ -9,12 +9,11 @@ import pytest
 from cachesim.engines.causes import Loss
 from cachesim.engines.family import Profile, family_of
 from cachesim.engines.seen import Seen
-from cachesim.engines.sglang.causes import NOT_FETCHED
-from cachesim.engines.sglang.events import ChunkScheduled, DraftsVerified
 from cachesim.engines.sglang.node import NO_SLOTS
 from cachesim.engines.sglang.search import SglangLaws
 from cachesim.engines.sglang.server import Sglang
 from cachesim.engines.sglang.tree import Match
+from cachesim.engines.sglang.vocabulary import NOT_FETCHED, ChunkScheduled, DraftsVerified
 from cachesim.play.session import Session
 from cachesim.scenario.format import FORMAT, Model, Scenario, Server, Step
 from cachesim.typed import there_is

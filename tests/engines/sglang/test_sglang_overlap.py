@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 
 from cachesim.engines.base import Engine, Request, Ticket
-from cachesim.engines.sglang.events import RequestRetracted
 from cachesim.engines.sglang.family import FAMILY
 from cachesim.engines.sglang.options import SglangOptions
+from cachesim.engines.sglang.vocabulary import RequestRetracted
 from cachesim.typed import there_is
 from cachesim.units import as_tokens
 from tests.engines.sglang.workloads import server as opened

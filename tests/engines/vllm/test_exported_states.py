@@ -7,11 +7,11 @@ from cachesim.engines.base import Engine, Request
 from cachesim.engines.vllm.block_pool import GroupSpec
 from cachesim.engines.vllm.checkpoints import is_exportable
 from cachesim.engines.vllm.coordinator import KVCacheManager
-from cachesim.engines.vllm.events import ChunkScheduled
 from cachesim.engines.vllm.family import FAMILY
 from cachesim.engines.vllm.managers import Mamba
 from cachesim.engines.vllm.request import Prefixes
 from cachesim.engines.vllm.request import Request as Scheduled
+from cachesim.engines.vllm.vocabulary import ChunkScheduled
 from cachesim.errors import OptionError, UpstreamAbort
 from cachesim.model.presets import preset
 from cachesim.units import Tokens, as_tokens

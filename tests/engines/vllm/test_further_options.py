@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from cachesim.engines.base import Engine, Request
-from cachesim.engines.vllm.events import ChunkScheduled
 from cachesim.engines.vllm.options import VllmOptions
+from cachesim.engines.vllm.vocabulary import ChunkScheduled
 from cachesim.errors import OptionError
 from cachesim.model.presets import preset
 from cachesim.units import Tokens, as_tokens

@@ -12,14 +12,14 @@ from cachesim.engines.events import Event
 from cachesim.engines.family import Profile, family_of
 from cachesim.engines.images import Image
 from cachesim.engines.seen import Breach, Seen
-from cachesim.engines.vllm.events import (
+from cachesim.engines.vllm.search import VllmLaws
+from cachesim.engines.vllm.server import Vllm
+from cachesim.engines.vllm.vocabulary import (
     BlocksPublished,
     CacheLookup,
     ChunkScheduled,
     DraftsVerified,
 )
-from cachesim.engines.vllm.search import VllmLaws
-from cachesim.engines.vllm.server import Vllm
 from cachesim.errors import ContractError
 from cachesim.model.presets import preset
 from cachesim.play.findings import play

@@ -7,10 +7,10 @@ import pytest
 
 from cachesim.engines import base
 from cachesim.engines.vllm.block_pool import GroupSpec, Sizes
-from cachesim.engines.vllm.events import ChunkScheduled, LoadArrived
 from cachesim.engines.vllm.family import FAMILY
 from cachesim.engines.vllm.scan import Source, cached_states
 from cachesim.engines.vllm.server import Vllm
+from cachesim.engines.vllm.vocabulary import ChunkScheduled, LoadArrived
 from cachesim.errors import OptionError, UpstreamAbort
 from cachesim.model.presets import preset
 from cachesim.typed import of_kind

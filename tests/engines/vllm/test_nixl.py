@@ -7,9 +7,14 @@ from typing import Any
 import pytest
 
 from cachesim.engines.base import Engine, Reply, Request
-from cachesim.engines.vllm.events import ChunkScheduled, LeaseEnded, LoadFailed, PrefilledElsewhere
 from cachesim.engines.vllm.nixl import Nixl
 from cachesim.engines.vllm.server import Vllm
+from cachesim.engines.vllm.vocabulary import (
+    ChunkScheduled,
+    LeaseEnded,
+    LoadFailed,
+    PrefilledElsewhere,
+)
 from cachesim.errors import OptionError
 from cachesim.model.presets import preset
 from cachesim.model.spec import Sizes

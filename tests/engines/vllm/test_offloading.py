@@ -7,11 +7,16 @@ from typing import Any
 import pytest
 
 from cachesim.engines import base
-from cachesim.engines.vllm.events import BlocksOffloaded, HostEvicted, HostFull, RequestAskedLater
 from cachesim.engines.vllm.family import FAMILY
 from cachesim.engines.vllm.host import Access, HostCache, Key, TouchedLru
 from cachesim.engines.vllm.rules import OffloadRules
 from cachesim.engines.vllm.server import Vllm
+from cachesim.engines.vllm.vocabulary import (
+    BlocksOffloaded,
+    HostEvicted,
+    HostFull,
+    RequestAskedLater,
+)
 from cachesim.errors import OptionError
 from cachesim.model.presets import preset
 from cachesim.typed import of_kind

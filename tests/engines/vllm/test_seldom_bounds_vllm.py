@@ -12,13 +12,13 @@ from cachesim.engines.family import Profile
 from cachesim.engines.vllm.block_pool import GroupKind, GroupSpec
 from cachesim.engines.vllm.connector import _ends
 from cachesim.engines.vllm.coordinator import KVCacheManager, _admission_cap, replay_boundaries
-from cachesim.engines.vllm.events import ChunkScheduled
 from cachesim.engines.vllm.family import FAMILY
 from cachesim.engines.vllm.managers import Need, SlidingWindow
 from cachesim.engines.vllm.request import Chunk, Prefixes
 from cachesim.engines.vllm.request import Request as ScheduledRequest
 from cachesim.engines.vllm.runner import ChunkStore, Pages
 from cachesim.engines.vllm.server import Vllm, _lookup
+from cachesim.engines.vllm.vocabulary import ChunkScheduled
 from cachesim.model.build import build
 from cachesim.model.presets import preset, tiny
 

@@ -5,8 +5,7 @@ from typing import Any
 import pytest
 
 from cachesim.engines.family import Profile
-from cachesim.engines.vllm.causes import CACHE_NOT_READ
-from cachesim.engines.vllm.events import ChunkScheduled
+from cachesim.engines.vllm.vocabulary import CACHE_NOT_READ, ChunkScheduled
 from cachesim.play.session import Record, Session
 from cachesim.scenario.format import FORMAT, Model, Scenario, Server, Step
 from cachesim.typed import there_is

@@ -4,7 +4,7 @@ import pytest
 
 from cachesim.engines.base import Engine, Request, Ticket
 from cachesim.engines.images import Image
-from cachesim.engines.vllm import events
+from cachesim.engines.vllm import vocabulary
 from cachesim.engines.vllm.family import FAMILY
 from cachesim.engines.vllm.server import Vllm
 from cachesim.errors import OptionError
@@ -86,9 +86,9 @@ def test_a_step_is_scheduled_before_the_output_of_the_previous_one() -> None:
     engine = server("0.33.0", "hybrid", async_scheduling=True, max_num_batched_tokens=16)
     reply = answer(engine, text(300, 40), 3)
 
-    kinds = (events.ChunkScheduled, events.StepWritten)
+    kinds = (vocabulary.ChunkScheduled, vocabulary.StepWritten)
     shown = [
-        f"{each.start}-{each.end}" if isinstance(each, events.ChunkScheduled) else "written"
+        f"{each.start}-{each.end}" if isinstance(each, vocabulary.ChunkScheduled) else "written"
         for each in engine.events
         if isinstance(each, kinds)
     ]
@@ -116,9 +116,9 @@ def test_a_step_beside_drafts_is_scheduled_as_if_all_were_accepted() -> None:
     ticket = engine.submit(asked)
     engine.run()
 
-    shown = [each for each in engine.events if isinstance(each, events.ChunkScheduled)]
+    shown = [each for each in engine.events if isinstance(each, vocabulary.ChunkScheduled)]
     chunks = [(each.start, each.end) for each in shown]
-    verified = [e.accepted for e in engine.events if isinstance(e, events.DraftsVerified)]
+    verified = [e.accepted for e in engine.events if isinstance(e, vocabulary.DraftsVerified)]
     assert [(0, 20), (20, 23), (23, 26), (26, 29), (27, 30)] == chunks[:5]
     assert [2, 0, 1] == verified[:3]
     assert "same" == verdict(engine, there_is(engine.reply(ticket)))
@@ -132,7 +132,7 @@ def test_a_request_whose_image_waits_lets_others_pass_since_0_33() -> None:
             engine.submit(Request(prompt=text(300 + 30 * at, length), predict=1, images=images))
         engine.run()
 
-        first = (each.task for each in engine.events if isinstance(each, events.ChunkScheduled))
+        first = (each.task for each in engine.events if isinstance(each, vocabulary.ChunkScheduled))
         assert order == [*dict.fromkeys(first)], release
 
 

@@ -12,9 +12,9 @@ from functools import cached_property
 
 from cachesim.engines.base import Engine, Ticket
 from cachesim.engines.events import ChunkEvent, Event
-from cachesim.engines.sglang import events as sglang_events
+from cachesim.engines.sglang import vocabulary as sglang_events
 from cachesim.engines.sglang.server import Sglang
-from cachesim.engines.vllm import events as vllm_events
+from cachesim.engines.vllm import vocabulary as vllm_events
 from cachesim.engines.vllm.server import Vllm
 from cachesim.lab.traces.fleet.router import Arrival, Dispatcher, Replica, RouterError, prefix_keys
 from cachesim.play.loop import Loop

@@ -1,6 +1,15 @@
-"""Why the fake server reuses less."""
+"""Events of the fake server, and why it reuses less."""
 
 from cachesim.engines.causes import Cause, declared, last_computed
+from cachesim.engines.events import Event, event
+
+
+@event()
+class RequestServed(Event):
+    """{cached} tokens were kept"""
+
+    cached: int
+
 
 FORGETFUL = Cause(
     id="forgetful",

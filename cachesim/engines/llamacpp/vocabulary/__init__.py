@@ -1,0 +1,1 @@
+"""What llama-server reports: its events, and the causes of lost reuse."""
