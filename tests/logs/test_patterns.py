@@ -22,8 +22,8 @@ import pytest
 import cachesim
 from cachesim.lab.logs import from_report, settings
 
-SHORT, LONG = 1_000, 16_000
-"""Characters of a text: 16 times as many may take 16 times as long, never 256 times."""
+SHORT, LONG = 1_000, 8_000
+"""Characters of a text: 8 times as many may take 8 times as long, never 64 times."""
 
 ENOUGH = 0.01
 """Seconds of processor time below which nothing is measured; a linear pattern takes 0.5 ms."""
@@ -135,7 +135,7 @@ def inside(value: Any) -> Iterator[re.Pattern[Any]]:
         yield from inside(value.shape)
 
 
-def patterns() -> Iterator[Any]:
+def patterns() -> Iterator[tuple[str, re.Pattern[Any], bool]]:
     """All patterns of the program's modules, and those that are written as texts."""
     for found in walk_packages(cachesim.__path__, "cachesim."):
         if found.name.startswith(LEFT_OUT) or found.name.endswith(("__main__", "_worker")):
@@ -145,20 +145,18 @@ def patterns() -> Iterator[Any]:
         except ImportError:  # an extra
             continue
         for name, value in names.items():
-            for at, each in enumerate(inside(value)):
-                yield pytest.param(each, is_searched(name), id=f"{found.name}.{name}[{at}]")
+            for each in inside(value):
+                yield f"{found.name}.{name}", each, is_searched(name)
     for name, value in vars(from_report).items():
         if name.isupper():
-            for at, shape in enumerate(value if isinstance(value, tuple) else (value,)):
+            for shape in value if isinstance(value, tuple) else (value,):
                 if isinstance(shape, str):
-                    yield pytest.param(
-                        re.compile(shape, re.IGNORECASE), True, id=f"from_report.{name}[{at}]"
-                    )
+                    yield f"from_report.{name}", re.compile(shape, re.IGNORECASE), True
     for kind, shape in settings.ARCHITECTURES:
-        yield pytest.param(re.compile(shape), True, id=f"settings.ARCHITECTURES[{kind}]")
+        yield f"settings.ARCHITECTURES[{kind}]", re.compile(shape), True
 
 
-def inline() -> Iterator[Any]:
+def inline() -> Iterator[tuple[str, re.Pattern[Any], bool]]:
     """The patterns that are written where they are used; what is put into one is a letter."""
     for path in sorted(Path(cachesim.__path__[0]).rglob("*.py")):
         module = ".".join(
@@ -177,29 +175,33 @@ def inline() -> Iterator[Any]:
                         each.value if isinstance(each, ast.Constant) else "x" for each in parts
                     )
                     searched = name not in {"match", "fullmatch"}
-                    yield pytest.param(re.compile(text), searched, id=f"{module}:{node.lineno}")
+                    yield f"{module}:{node.lineno}", re.compile(text), searched
 
 
-@pytest.mark.parametrize(("pattern", "searched"), [*patterns(), *inline()])
-def test_a_pattern_takes_a_time_that_grows_with_the_text_alone(
-    pattern: re.Pattern[Any], *, searched: bool
-) -> None:
+def grows_with_the_text_alone(pattern: re.Pattern[Any], *, searched: bool) -> bool:
     for short, long in zip(texts(pattern, SHORT), texts(pattern, LONG), strict=True):
         if seconds(pattern, long, searched=searched) > ENOUGH:
             taken, least = (
                 min(seconds(pattern, text, searched=searched) for _ in range(3))
                 for text in (long, short)
             )
-            assert taken < 64 * max(1e-4, least)
+            if taken >= 24 * max(1e-4, least):
+                return False
+    return True
 
 
-def test_patterns_that_are_written_where_they_are_used_are_among_them() -> None:
-    modules = {each.id.partition(":")[0] for each in inline()}
+def test_each_pattern_takes_a_time_that_grows_with_the_text_alone() -> None:
+    written = [*inline()]
+    modules = {name.partition(":")[0] for name, _, _ in written}
 
     assert {"cachesim.lab.logs.from_report", "cachesim.lab.probe.target"} <= modules
+    assert [] == [
+        (name, pattern.pattern)
+        for name, pattern, searched in (*patterns(), *written)
+        if not grows_with_the_text_alone(pattern, searched=searched)
+    ]
 
 
 @pytest.mark.parametrize("shape", [r"\w+;", r"[^\n]*\bserver\b"])
 def test_a_pattern_that_grows_faster_is_found(shape: str) -> None:
-    with pytest.raises(AssertionError):
-        test_a_pattern_takes_a_time_that_grows_with_the_text_alone(re.compile(shape), searched=True)
+    assert not grows_with_the_text_alone(re.compile(shape), searched=True)

@@ -79,6 +79,7 @@ def laws_of(session: Session) -> MlxLaws:
     return MlxLaws(of_kind(MlxLm, session.engine))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("profile", PROFILES)
 def test_no_release_and_no_other_server_breaks_one(profile: str) -> None:
     for model, number in (("dense", 1), ("hybrid", 2), ("swa", 3)):
