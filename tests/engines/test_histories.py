@@ -12,7 +12,7 @@ from cachesim.errors import ProfileError
 
 AnyFamily = Family[Any, Any]
 
-ENGINES = ("llama.cpp",)
+ENGINES = ("llama.cpp", "vllm")
 """Engines with a history."""
 
 MERGED = [

@@ -4,7 +4,7 @@ One field per difference, named after its effect; its docstring names the upstre
 The logic reads rules, never the release. The defaults are the newest release's.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 EagleDrop: TypeAlias = Literal["each-round", "once"]
@@ -360,9 +360,9 @@ class SchedulerRules:
 class RunnerRules:
     """Rules of the states that the model runner reads and writes."""
 
-    ring_regions: Literal["", "last-page", "whole-row"] = "whole-row"
+    ring_regions: Literal["last-page", "whole-row"] = "whole-row"
     """#57661, as registered by `NixlConnector`: a region at the rings' address is as long as the
-    last attention layer's page there, or as a block of all layers; "": not read in its source."""
+    last attention layer's page there, or as a block of all layers (0.33)."""
 
     plain_path_reads_first: bool = False
     """#39273, #40875, until 0.31: gated-delta layers of a request without drafts read the first
@@ -461,179 +461,3 @@ class Rules:
     """0.32 removed `all`."""
     has_compressed: bool = True
     """0.20: has the layers of DeepSeek V4."""
-
-
-RULES_0330 = Rules()
-
-RULES_0320 = replace(
-    RULES_0330,
-    lookup=replace(RULES_0330.lookup, lookahead_hashes=False, marks="mtp"),
-    retention=replace(RULES_0330.retention, keeps_below_junction=False),
-    state=replace(RULES_0330.state, keeps_known_tail=False, exporting=("ssm",)),
-    scheduler=replace(
-        RULES_0330.scheduler,
-        overlaps_ngrams=False,
-        caches_after_drafts=False,
-        returns_cut_tokens=False,
-        goes_on_without_itself=False,
-        encoder_stops_ahead=True,
-        accepts_short_budgets=True,
-        skips_unencoded=False,
-        counts_running_adapters=False,
-        small_gb10=False,
-        prefill_interval_of_one_rank=False,
-    ),
-    runner=replace(RULES_0330.runner, ring_regions="last-page"),
-    offload=OffloadRules(recency="request", offers_again=False, needs_whole_chunks=False),
-)
-
-RULES_0310 = replace(
-    RULES_0320,
-    lookup=replace(RULES_0320.lookup, margin_bound="hit-limit", refuses_idle_unit=False),
-    state=replace(
-        RULES_0320.state, tail="prompt-drafter", attention_tail_below_end=False, exporting=()
-    ),
-    scheduler=replace(RULES_0320.scheduler, prompt_stop="floor"),
-    runner=replace(
-        RULES_0320.runner,
-        plain_path_reads_first=True,
-        plain_step_reads_first=True,
-        model_runner_v1="n-grams-and-all",
-        seeds_in_smallest_block=True,
-    ),
-    offload=replace(RULES_0320.offload, aligns_all_mode=True),
-    modes=("align", "all", "none"),
-)
-
-RULES_0300 = replace(
-    RULES_0310,
-    lookup=replace(RULES_0310.lookup, marks="none", adapter_path=False),
-    state=replace(RULES_0310.state, tail="prompt-eagle", exact_need=False),
-    scheduler=replace(
-        RULES_0310.scheduler, skips_into_own_queue=True, threshold_spares_the_only_one=False
-    ),
-    runner=replace(RULES_0310.runner, first_token_reads_block=True, takes_states_singly=False),
-    offload=replace(RULES_0310.offload, recency="touched"),
-)
-
-RULES_0290 = replace(
-    RULES_0300,
-    retention=replace(RULES_0300.retention, boundaries="prompt-end"),
-    state=replace(RULES_0300.state, tail="prompt", retires_all=False),
-    scheduler=replace(RULES_0300.scheduler, padding="beside-running", spares_unsettled=False),
-    runner=replace(RULES_0300.runner, model_runner_v1="n-grams", padded_tail_decodes=False),
-)
-
-RULES_0280 = replace(
-    RULES_0290,
-    pool=replace(RULES_0290.pool, reserves_null_block=False),
-    lookup=replace(RULES_0290.lookup, truncates_all=False, groups_in_layer_order=False),
-    retention=replace(RULES_0290.retention, on_hit_alignment=False, accepts_idle_zero=False),
-    scheduler=replace(RULES_0290.scheduler, pins_tails=True, encoder_counts_places=False),
-    runner=replace(RULES_0290.runner, model_runner_v1="always", seeds_in_smallest_block=False),
-)
-
-RULES_0271 = replace(
-    RULES_0280,
-    state=replace(RULES_0280.state, usual_mode="all"),
-    pool=replace(RULES_0280.pool, appends_uncached=True),
-    lookup=replace(
-        RULES_0280.lookup,
-        all_mode_blocks="not-larger",
-        coarse_ids_by_size=True,
-        coarse_beside_windows=False,
-        fine_beside_states=False,
-    ),
-    scheduler=replace(
-        RULES_0280.scheduler,
-        larger_devices=False,
-        steps_back_by_place=False,
-        store_hit="attention",
-        encoder_before_split=True,
-    ),
-)
-
-RULES_0260 = replace(
-    RULES_0271,
-    pool=RULES_0280.pool,
-    state=replace(RULES_0271.state, keeps_empty_first_chunk=False),
-    scheduler=replace(
-        RULES_0271.scheduler,
-        chunk_split="early-stops",
-        store_hit="longest-group",
-        pins_tails=False,
-        accepts_small_budgets=False,
-    ),
-)
-
-RULES_0251 = replace(
-    RULES_0260,
-    lookup=replace(RULES_0260.lookup, eagle_margin="every-group", partial_hits=False),
-    retention=replace(RULES_0260.retention, keeps_junction=False),
-    state=replace(RULES_0260.state, tail="none", frees_behind_speculation=True),
-    scheduler=replace(
-        RULES_0260.scheduler,
-        chunk_split="uncached-prefix",
-        keeps_junction_of_last=True,
-        frees_settled=False,
-        cap_counts_batches=False,
-    ),
-)
-
-RULES_0240 = replace(RULES_0251, scheduler=replace(RULES_0251.scheduler, padding="never"))
-
-RULES_0230 = replace(
-    RULES_0240,
-    pool=PoolRules(unhashed_first="windows", reserves_null_block=False),
-    lookup=replace(RULES_0240.lookup, reports_junction=False),
-    retention=replace(RULES_0240.retention, thins_states=False),
-    scheduler=replace(
-        RULES_0240.scheduler,
-        chunk_split="plain",
-        keeps_junction_of_last=False,
-        encoder_waits_for_tokens=False,
-        store_hit="agreed",
-        holds_before_taking=False,
-        frees_behind_steps=False,
-    ),
-)
-
-RULES_0221 = replace(
-    RULES_0230,
-    pool=PoolRules(unhashed_first="never", reserves_null_block=False),
-    retention=replace(
-        RULES_0230.retention,
-        interval=False,
-        window_mask="without-drafter",
-        caches_eagle_block=False,
-    ),
-    state=replace(RULES_0230.state, keeps_surplus=False),
-    runner=replace(RULES_0230.runner, peels_decodes=False),
-    scheduler=replace(RULES_0230.scheduler, splits_after_store=False, lookahead_for_new=False),
-)
-
-RULES_0202 = replace(
-    RULES_0221,
-    retention=replace(RULES_0221.retention, window_mask="none", floors_to_scheduler_block=False),
-    runner=replace(RULES_0221.runner, drafts_in_all_mode=False),
-)
-"""Rules of 0.20 and 0.21."""
-
-RULES_0191 = replace(
-    RULES_0202,
-    lookup=replace(
-        RULES_0202.lookup,
-        eagle_drop="each-round",
-        eagle_marks=False,
-        eagle_margin="none",
-        window_end_before_drop=True,
-        mixed_blocks=False,
-    ),
-    scheduler=replace(
-        RULES_0202.scheduler,
-        store_frees="known-tokens",
-        window_admission_cap=False,
-        encoder_frees_with_output=False,
-    ),
-    has_compressed=False,
-)

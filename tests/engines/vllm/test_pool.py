@@ -1,5 +1,6 @@
 from cachesim.engines.vllm.block_pool import BlockPool
-from cachesim.engines.vllm.rules import RULES_0191, RULES_0240, PoolRules
+from cachesim.engines.vllm.releases import HISTORY
+from cachesim.engines.vllm.rules import PoolRules
 
 
 def pool_of(size: int, *, rules: PoolRules | None = None) -> BlockPool:
@@ -8,8 +9,8 @@ def pool_of(size: int, *, rules: PoolRules | None = None) -> BlockPool:
 
 def test_blocks_without_an_id_are_taken_first_since_0_24() -> None:
     queues = {}
-    for name, rules in (("0.19.1", RULES_0191.pool), ("0.24.0", RULES_0240.pool)):
-        pool = pool_of(6, rules=rules)
+    for name in ("0.19.1", "0.24.0"):
+        pool = pool_of(6, rules=HISTORY.rules(name).pool)
         one, other = pool.get_new_blocks(2)
         pool.insert(7, one, 4)
         pool.free_blocks([one, other])
