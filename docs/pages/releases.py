@@ -5,15 +5,17 @@ from collections.abc import Sequence
 from typing import Any
 
 from cachesim.engines import FAMILIES
-from cachesim.engines.family import Family, Release
+from cachesim.engines.family import Family, Patch, Release
 from pages.tables import code, linked, plain, table
 
 INTRODUCTION = """\
 # Releases and patches
 
 A profile names an engine at one release, with patches in order: `llama.cpp@b11549+24143`. A patch
-without a link is our own. What is in every release can only be removed: `-5420`. The package that
-`cachesim real` runs is named where its version is not the release's.
+without a link is our own. A merged change can be laid over older releases and taken back of newer
+ones: `llama.cpp@b11549-28302`; `cachesim list 28302` says what it does. Its pull request is linked
+where it is known. The package that `cachesim real` runs is named where its version is not the
+release's.
 """
 
 
@@ -22,6 +24,7 @@ def page() -> str:
     blocks = [INTRODUCTION]
     for name, family in FAMILIES.items():
         blocks += [f"## {name}", _releases(family), f"### Patches of {name}", _patches(family)]
+        blocks += [f"### Merged into {name}", _merged(family)] if _landed(family) else []
     return "\n\n".join(blocks) + "\n"
 
 
@@ -50,14 +53,33 @@ def _package(release: Release[Any]) -> str:
 
 def _patches(family: Family[Any, Any]) -> str:
     rows = [
-        (
-            _linked(each.name, each.pull, family.name),
-            plain(each.about),
-            _span(each.fits) or code(f"-{each.name}"),
-        )
-        for each in family.patches
+        (_linked(patch.name, patch.pull, family.name), plain(patch.about), _span(patch.fits))
+        for patch in family.patches
+        if not patch.landed
     ]
     return table(("patch", "what it does", "fits"), rows)
+
+
+def _merged(family: Family[Any, Any]) -> str:
+    """Each release's merged changes, in one row."""
+    landed = _landed(family)
+    rows = [
+        (
+            code(release),
+            ", ".join(
+                _linked(patch.name, patch.pull, family.name)
+                for patch in landed
+                if patch.landed == release
+            ),
+        )
+        for release in family.names()
+        if any(patch.landed == release for patch in landed)
+    ]
+    return table(("release", "changes"), rows)
+
+
+def _landed(family: Family[Any, Any]) -> list[Patch[Any]]:
+    return [patch for patch in family.patches if patch.landed]
 
 
 def _linked(name: str, pull: int | None, engine: str) -> str:
