@@ -15,7 +15,8 @@ from rich.table import Table
 from cachesim.engines.vllm.family import FAMILY
 from cachesim.engines.vllm.request import Prefixes, Request
 from cachesim.prove.environment import EnvironmentUnavailableError
-from conformance.real.vllm.playing import Player, spell
+from cachesim.prove.rows import spell
+from conformance.real.vllm.playing import Driver
 from conformance.real.vllm.scheduler import SCHEDULER
 
 RELEASE: Final = "0.33.0"
@@ -39,7 +40,7 @@ def prompts() -> list[list[int]]:
 
 def simulated(config: dict[str, Any], load: Sequence[Sequence[int]]) -> float:
     """Seconds for the load on the simulated manager."""
-    manager = Player(config, FAMILY.release(RELEASE).rules).manager
+    manager = Driver(config, FAMILY.release(RELEASE).rules).server.manager
     prefixes = Prefixes(manager.sizes.hash_block)
     begun = time.process_time()
     for number, prompt in enumerate(load):

@@ -113,7 +113,7 @@ class RealScheduler(Generic[R]):
     kept: re.Pattern[str]  # what of the wheel is unpacked
     worker: str
     draw: Callable[[int, int, R], Workload]
-    play: Callable[[Workload, R], list[dict[str, Any]]]
+    play: Callable[..., list[dict[str, Any]]]  # a workload, rules, perhaps `like` a server
     config_of: Callable[[Engine], dict[str, Any]]
     hurdles: Callable[[Scenario], Mapping[str, bool]]
     group_of: Callable[[Sequence[Record], Session], list[dict[str, Any]]]
@@ -213,8 +213,10 @@ class RealScheduler(Generic[R]):
         )
         return stage.play_named(scenario, release)
 
-    def workload_of(self, scenario: Scenario, release: str) -> tuple[list[Record], Workload]:
-        """Run a scenario on the simulator; its steps, and the same requests as a workload."""
+    def workload_of(
+        self, scenario: Scenario, release: str
+    ) -> tuple[list[Record], Workload, Engine]:
+        """Run a scenario on the simulator: steps, their requests as a workload, server."""
         why = next((why for why, stands in self.hurdles(scenario).items() if stands), None)
         if why is not None:
             raise not_beside(scenario.name, why)
@@ -226,7 +228,7 @@ class RealScheduler(Generic[R]):
             "config": self.config_of(session.engine),
             "steps": [each for each in steps if each],
         }
-        return records, workload
+        return records, workload, session.engine
 
     def play_scenario(
         self, scenario: Scenario, release: str, *, started: WorkerProcess | None = None
@@ -235,14 +237,15 @@ class RealScheduler(Generic[R]):
 
         Requests that the server refuses before its scheduler are not compared.
         """
-        records, workload = self.workload_of(scenario, release)
+        records, workload, server = self.workload_of(scenario, release)
         groups = [
             [index for index in group if is_scheduled(records[index])]
             for group in groups_of(scenario)
         ]
         with nullcontext(started) if started else self.start(release) as process:
             real = self.visible(workload, process.play(workload))
-        simulated = self.visible(workload, self.play(workload, self.family.release(release).rules))
+        rules = self.family.release(release).rules
+        simulated = self.visible(workload, self.play(workload, rules, like=server))
         return tuple(
             step_played(
                 records[index],

@@ -310,7 +310,8 @@ class Vllm(SlotlessEngine[Rules, VllmOptions, Job]):
         self.idle = 0
         if step.chunks or self._transfers or not overlaps:
             self._in_flight.append(step)
-        waits = bool(self._loading) and self.scheduler.busy and self.offloading is None
+        # A transfer keeps a request known (`has_finished_requests`), so the queue fills up first.
+        waits = self._transfers and self.offloading is None
         goes_on = bool(step.chunks) or waits
         first = goes_on and len(self._in_flight) == 1
         if self._in_flight and not (overlaps and first):

@@ -304,6 +304,7 @@ def _host(config: Mapping[str, Any]) -> pools.HostShape | None:
     )
 
 
-def play(workload: Mapping[str, Any], rules: Rules) -> list[dict[str, Any]]:
+def play(workload: Mapping[str, Any], rules: Rules, *, like: object = None) -> list[dict[str, Any]]:
     """All groups of a workload, up to the first that ends in an error."""
+    del like
     return until_error(map(Player(workload["config"], rules).play, workload["steps"]))

@@ -190,7 +190,7 @@ def compare_rows(release: str, seed: int, numbers: range, rules: Rules | None = 
 
 def differs_in(scenario: Scenario, release: str) -> Difference | None:
     """The first row of a scenario in which the release's model runner differs."""
-    _, workload = RUNNER.workload_of(scenario, release)
+    _, workload, _ = RUNNER.workload_of(scenario, release)
     if not is_compared(workload):
         msg = f"{scenario.name} is not compared: its model has no states, or a host or drafts"
         raise ScenarioError(msg)

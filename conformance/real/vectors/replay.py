@@ -16,7 +16,7 @@ from cachesim.prove.playing import Difference, Race
 from cachesim.scenario.limits import TOTAL_TOKENS
 from cachesim.typed import JsonObject, mapping
 from conformance.real.sglang.playing import Player as SglangPlayer
-from conformance.real.vllm.playing import Player as VllmPlayer
+from conformance.real.vllm.playing import Driver
 from conformance.real.vllm.steps import Runs, difference
 
 Line: TypeAlias = Mapping[str, Any]
@@ -224,16 +224,16 @@ def _player_for(line: Mapping[str, Any]) -> Player:
     config, release = line["config"], line["version"]
     try:
         if line.get("part") == "runner":
-            return Runs(config, VLLM.release(release).rules)
+            return Runs(config, VLLM.release(release).rules, recorded=True)
         if "groups" in config:
             # The recordings were made with the states' block as `cache_config.block_size`.
             # A server makes it the smallest block of all groups, and prefill is cut in it.
-            player = VllmPlayer(config, VLLM.release(release).rules)
-            splitter = player.scheduler.splitter
-            if splitter is not None:
-                states = next(each for each in player.manager.groups if each.kind == "mamba")
-                player.scheduler.splitter = replace(splitter, size=states.block)
-            return player
+            driver = Driver(config, VLLM.release(release).rules, recorded=True)
+            scheduler = driver.server.scheduler
+            if scheduler.splitter is not None:
+                states = next(each for each in config["groups"] if each["kind"] == "mamba")
+                scheduler.splitter = replace(scheduler.splitter, size=states["block"])
+            return driver
         return SglangPlayer(config, SGLANG.release(release).rules)
     except ProfileError as error:
         raise ScenarioError(str(error)) from error

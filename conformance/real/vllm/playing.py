@@ -1,124 +1,216 @@
-"""Groups of requests on the simulated scheduler, in the form of the real one's vectors."""
+"""Groups of requests on the simulated server, in the form of the real scheduler's results.
 
+The server is the one that users run, started with the flags that a workload's configuration means;
+its own calls are watched. As on the real side, stand-ins are the model, its sampler and drafter,
+the store, and the numbers of adapters' loads: a workload names what they answer.
+"""
+
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, cast
 
-from cachesim.engines.adapters import LoRARequest
+from cachesim.engines import base
+from cachesim.engines.adapters import LoadedAdapters, LoRARequest
+from cachesim.engines.base import Ticket
+from cachesim.engines.family import Profile
 from cachesim.engines.vllm.block_pool import GroupSpec
-from cachesim.engines.vllm.coordinator import Hit, KVCacheManager
-from cachesim.engines.vllm.host import HostCache
-from cachesim.engines.vllm.offloading import OffloadingScheduler
-from cachesim.engines.vllm.options import MOST, VllmOptions
-from cachesim.engines.vllm.request import (
-    Prefixes,
-    Request,
-    Step,
-    Transfers,
-    adapter_keys,
-)
+from cachesim.engines.vllm.connector import Connector
+from cachesim.engines.vllm.coordinator import Hit
+from cachesim.engines.vllm.family import FAMILY
+from cachesim.engines.vllm.options import DENSE, VllmOptions
+from cachesim.engines.vllm.request import Chunk, Request, Step, Transfers
 from cachesim.engines.vllm.rules import Rules
-from cachesim.engines.vllm.scheduler import Scheduler, Stored
-from cachesim.errors import UpstreamAbort
+from cachesim.engines.vllm.scheduler import Stored
+from cachesim.engines.vllm.server import Drafter, Vllm
+from cachesim.errors import UpstreamAbort, UpstreamEndless
+from cachesim.model.build import build
+from cachesim.model.presets import preset
+from cachesim.model.spec import LayerKind, ModelSpec
 from cachesim.prove.rows import read_row, spell
 from cachesim.prove.worker_side import until_error
+from cachesim.typed import there_is
+from cachesim.units import Array, Tokens, as_tokens
 from conformance.real.schedules import images_of
-from conformance.real.vllm.groups import Groups, Spans, Wanted
+from conformance.real.vllm.groups import MOST_STEPS, WRONG_DRAFT, Entry, Loads, Wanted
+from conformance.real.vllm.models import LONGEST
+
+Config = Mapping[str, Any]
+
+LAYERS: Final = 3
+"""Layers of a group, as on the real side: with the drafter's own one more there is one group."""
 
 
-class Player(Groups):
-    """The simulated scheduler."""
+def kind_of(group: Config) -> LayerKind:
+    """The kind of a group's layers; those with states are known by where they export them."""
+    if group["kind"] != "mamba":
+        return "attention" if group["kind"] == "full" else "window"
+    if group.get("mode") == "all" or group.get("checkpoint_alignment") == 1:
+        return "ssm"
+    return "delta" if group.get("checkpoint_alignment") else "conv"
 
-    NAME, PROMPT, OUTPUT, PREEMPTIONS = "id", "num_prompt", "num_output", "preemptions"
 
-    def __init__(self, config: Mapping[str, Any], rules: Rules) -> None:
-        super().__init__(config)
-        eagle = bool(config.get("eagle"))
-        budget = config.get("budget", 8192)
-        overlaps = bool(config.get("overlaps"))
-        batches = 1 + (overlaps and rules.scheduler.cap_counts_batches)
-        method = "eagle" if eagle else "ngram" if self.drafts else "none"
-        drafting: dict[str, Any] = {
-            "speculative_method": method,
-            "num_speculative_tokens": self.drafts or 1,
+def spec_of(config: Config) -> ModelSpec:
+    """The model with a workload's groups of layers."""
+    groups = config["groups"]
+    if config.get("compressed"):
+        window = max(each.get("window", 0) for each in groups)
+        return preset("swa", compressed=True, window=window)
+    numbers = config.get("layers") or [at for at in range(len(groups)) for _ in range(LAYERS)]
+    local = {key: each[key] for each in groups for key in ("window", "chunk") if each.get(key)}
+    kinds = [kind_of(groups[number]) for number in numbers]
+    if config.get("further", {}).get("disable_hybrid_kv_cache_manager") and local:
+        kinds = ["window" if layer % 2 else "attention" for layer in range(len(kinds))]
+    return ModelSpec(
+        name="workload",
+        layers=tuple(kinds),
+        window=next(iter(local.values()), 0),
+        chunked="chunk" in local,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkloadOptions(VllmOptions):
+    """Flags of a server whose pool and kernels are a workload's."""
+
+    wanted: tuple[GroupSpec, ...]  # its groups
+    recorded: bool = False  # the groups of a recording, of which some no start makes
+
+    def fitted(self, groups: Sequence[GroupSpec], rules: Rules) -> VllmOptions:
+        """These flags: the real scheduler, too, has a workload's pool in place of the one that its
+        start measures, and `max_model_len` is compared with the latter.
+        """
+        return self
+
+    def groups(self, spec: ModelSpec, rules: Rules) -> tuple[GroupSpec, ...]:
+        """The groups of a start, but for where kernels export states: a workload's, as there."""
+        if self.recorded:
+            return self.wanted
+        found = VllmOptions.groups(self, spec, rules)
+        plain = [replace(each, checkpoint_alignment=0, layers=()) for each in found]
+        if plain != [replace(each, checkpoint_alignment=0) for each in self.wanted]:
+            raise ValueError(f"the server's groups are {plain}, not {self.wanted}")
+        return tuple(
+            replace(group, checkpoint_alignment=wanted.checkpoint_alignment)
+            for group, wanted in zip(found, self.wanted, strict=True)
+        )
+
+
+def options_of(config: Config, rules: Rules, *, recorded: bool) -> WorkloadOptions:
+    """The flags that a workload's configuration means."""
+    groups, further = config["groups"], config.get("further", {})
+    sizes = {each["kind"]: each["block"] for each in reversed(groups)}
+    local = next((sizes[kind] for kind in ("window", "chunked") if kind in sizes), 0)
+    block = sizes.get("full") or local or sizes["mamba"]
+    modes = [each.get("mode", "align") for each in groups if each["kind"] == "mamba"]
+    if config.get("compressed"):
+        block, local = VllmOptions().block_size, 0
+    given: dict[str, Any] = {
+        "wanted": tuple(GroupSpec(**each) for each in groups),
+        "recorded": recorded,
+        "block_size": block,
+        "window_block_size": local if "full" in sizes and local != block else 0,
+        "mamba_block_size": sizes.get("mamba", 0) if modes[:1] == ["all"] else 0,
+        "drafter_block_size": config.get("drafter_block") or 0,
+        "mamba_chunk_size": config.get("scan_size", 0),
+        "num_gpu_blocks_override": config["blocks"],
+        "prefix_match_unit": config.get("hash_block") or 0,
+        "max_model_len": config.get("max_len", LONGEST),
+        "max_num_batched_tokens": config.get("budget", 8192),
+        "max_num_scheduled_tokens": config.get("scheduled") or 0,
+        "max_num_seqs": config.get("max_seqs", 16),
+        "enable_prefix_caching": config.get("caching", True),
+        "scheduler_reserve_full_isl": config.get("reserve_full", True),
+        "scheduling_policy": config.get("policy", "fcfs"),
+        "async_scheduling": bool(config.get("overlaps")),
+        "prefix_cache_retention_interval": DENSE,
+        **further,
+    }
+    if modes and modes[0] != "none":
+        given["mamba_cache_mode"] = modes[0]
+    if rules.retention.interval and config.get("retention") is not None:
+        given["prefix_cache_retention_interval"] = config["retention"]
+    if config.get("drafts") or config.get("eagle"):
+        mtp = modes or config.get("compressed")
+        method = config.get("method") or ("mtp" if mtp else "eagle")
+        given |= {
+            "speculative_method": method if config.get("eagle") else "ngram",
+            "num_speculative_tokens": config.get("drafts", 0),
+            "disable_lookahead_block_hashes": not config.get("lookahead_hashes"),
         }
-        options = VllmOptions(**drafting, **config.get("further", {}))
-        legacy = config.get("store") or config.get("offload") or not config.get("lookahead_hashes")
-        legacy = legacy or options.disable_eagle_block_drop
-        ahead = int(eagle and rules.lookup.lookahead_hashes and not legacy)
-        drops = eagle and not ahead and not options.disable_eagle_block_drop
-        max_model_len = config.get("max_len", 1 << 16)
-        self.manager = KVCacheManager(
-            [GroupSpec(**each) for each in config["groups"]],
-            rules,
-            num_blocks=config["blocks"],
-            unit=config.get("hash_block"),
-            retention=config.get("retention") if rules.retention.interval else None,
-            enable_caching=config.get("caching", True),
-            use_eagle=drops,
-            hash_lookahead=ahead,
-            shared_prefix_checkpoint=options.enable_mamba_shared_prefix_checkpoint,
-            most_in_flight=batches * budget,
-            max_model_len=max_model_len,
-        )
-        self.scheduler = Scheduler(
-            self.manager,
-            replace(
-                options.limits(rules),
-                budget=config.get("scheduled") or budget,
-                batched=budget,
-                max_seqs=min(options.max_num_active_seqs or MOST, config.get("max_seqs", 16)),
-                max_model_len=max_model_len,
-                reserve_full=config.get("reserve_full", True),
-                drafts=self.drafts,
-                lookahead=self.drafts if eagle else 0,
-                use_eagle=drops,
-                by_priority=config.get("policy") == "priority",
-                overlaps=overlaps,
-                recomputes=bool(config.get("recomputes")),
-                loras=config.get("loras", 0),
-            ),
-        )
-        apart = config.get("store") and rules.scheduler.store_hit == "longest-group"
-        several = bool(self.manager.coordinator.mamba) and len(self.manager.groups) > 1
-        self.junctions = rules.retention.keeps_junction and not (apart and several)
-        self.prefixes = Prefixes(self.manager.sizes.hash_block, ahead)
-        self.scheduler.on_lookup = self._looked_up
-        self.scheduler.requires_delivery = bool(config.get("delivers"))
-        self.offloading: OffloadingScheduler | None = None
-        if offload := config.get("offload"):
-            self.offloading = OffloadingScheduler(
-                self.manager,
-                HostCache(
-                    offload["chunks"], offload["policy"], offload["threshold"], rules.offload
-                ),
-                rules.offload,
-                factor=offload["factor"],
-                prompt_only=offload["prompt_only"],
-            )
-            self.scheduler.offload_to(self.offloading)
-            self.scheduler.passes_block_tables = True
-        if config.get("store"):
-            self.scheduler.external = self._stored
-            self.scheduler.on_external = self._load
-            self.scheduler.delays_free = self._sends
-        self.manager.pool.on_evict = lambda block, key: self.evicted.append(
-            [block, *self._label(key)]
-        )
-        self.labels: dict[int, tuple[int, int]] = {}
-        self.known: dict[int, Request] = {}
-        self.reset, self.abort = self.manager.reset_prefix_cache, self.scheduler.abort
+    if config.get("store"):
+        given |= {
+            "connector": "store",
+            "kv_load_failure_policy": "recompute" if config.get("recomputes") else "fail",
+        }
+    if config.get("loras"):
+        given |= {"lora": "weights", "max_loras": config["loras"]}
+    if offload := config.get("offload"):
+        given |= {
+            "kv_offloading_size": 1.0,
+            "host_chunks_override": offload["chunks"],
+            "blocks_per_chunk": offload["factor"],
+            "eviction_policy": offload["policy"],
+            "store_threshold": offload["threshold"],
+            "offload_prompt_only": offload["prompt_only"],
+            "copy_steps": offload["steps"],
+        }
+    return WorkloadOptions(**given)
 
-    def _looked_up(self, request: Request, hit: Hit) -> None:
-        entry = [hit.length]
-        if self.junctions:
-            entry.append(hit.length + hit.uncached if hit.uncached else 0)
-        self.results[request.id]["lookups"].append(entry)
 
-    def _stored(self, request: Request, local: int) -> Stored:
-        size, wanted = self.manager.sizes.scheduler_block, self.wanted[request.id]
+@dataclass(frozen=True, slots=True)
+class Drafts(Drafter):
+    """The drafter of a workload: the true continuation, as many tokens of it as a request says."""
+
+    server: "Played"
+
+    def propose(
+        self, request: Request, forced: Tokens | None, given: tuple[Tokens, ...] | None, turn: int
+    ) -> list[int]:
+        del forced, given, turn
+        drafts, done = self.options.drafts, request.num_output
+        counts = self.server.wanted[request.id].get("propose") or [drafts]
+        reply = self.server.replies[request.id]
+        proposal = reply[done : done + drafts] + [WRONG_DRAFT] * drafts
+        return proposal[: counts[done % len(counts)]]
+
+
+@dataclass(slots=True)
+class Store:
+    """The store of a workload: each request names what it has, and the steps of its loads."""
+
+    server: "Played"
+    loads: Loads = field(default_factory=Loads)
+    queries: Counter[int] = field(default_factory=Counter)
+    failing: dict[int, int] = field(default_factory=dict)
+    held: frozenset[int] = frozenset()
+
+    @property
+    def steps_ahead(self) -> int:
+        return self.loads.ahead
+
+    @steps_ahead.setter
+    def steps_ahead(self, steps: int) -> None:
+        self.loads.ahead = steps
+
+    @property
+    def loading(self) -> Mapping[int, int]:
+        """Steps left of each load."""
+        return self.loads.loading
+
+    @property
+    def in_transit(self) -> bool:
+        """True while a transfer has not ended."""
+        return bool(self.loads.loading or self.loads.sending)
+
+    def find(self, request: Request, local: int) -> Stored:
+        """Tokens beyond the hit, in whole blocks but from a prefill server."""
+        size, wanted = self.server.manager.sizes.scheduler_block, self.server.wanted[request.id]
         self.queries[request.id] += 1
-        most: int = min(self.stored(request.id), request.num_tokens - wanted.get("leaves", 1))
+        stored: int | Sequence[int] = wanted.get("stored", 0)
+        if not isinstance(stored, int):
+            stored = stored[min(self.queries[request.id], len(stored)) - 1]
+        most = min(stored, request.num_tokens - wanted.get("leaves", 1))
         found = max(0, (most if "leaves" in wanted else most // size * size) - local)
         if request.id in self.loads.asked:
             return 0, False
@@ -126,53 +218,190 @@ class Player(Groups):
             self.loads.asked.add(request.id)
         return found, bool(found) and "loads" in wanted
 
-    def _load(self, request: Request, local: int, tokens: int) -> None:
-        group = self.manager.groups[0]
-        tables, wanted = self.manager.tables_of(request), self.wanted[request.id]
+    def promise(self, request: Request, local: int, tokens: int) -> None:
+        """Begin a load."""
+        manager = self.server.manager
+        group = manager.groups[0]
         span = range(local // group.block, (local + tokens) // group.block)
+        wanted, tables = self.server.wanted[request.id], manager.tables_of(request)
         self.loads.begin(request.id, wanted, tables, span, group.kind)
 
-    def _sends(self, request: Request) -> bool:
-        wanted = self.wanted[request.id]
+    def sends(self, request: Request) -> bool:
+        """True if a finished request's blocks are sent before they are freed."""
+        wanted = self.server.wanted[request.id]
         if request.status != "finished" or "sends" not in wanted:
             return False
         self.loads.sending[request.id] = wanted["sends"]
         return True
 
+    def load(self, step: Step) -> None:
+        """Do nothing: blocks have no content."""
+
+    save = load
+
+    def get_finished(self) -> Transfers:
+        """The transfers that end with this step."""
+        *names, invalid = self.loads.next()
+        received, sent, failed = (tuple(map(self.server.made, each)) for each in names)
+        return Transfers(received=received, sent=sent, failed=failed, invalid=frozenset(invalid))
+
+
+class Loaded(LoadedAdapters):
+    """Adapters whose loads have the numbers that a workload names."""
+
+    number = 0
+
+    def loaded(self, lora: LoRARequest) -> LoRARequest:
+        """The adapter, with the number that is set."""
+        return replace(lora, load=self.number)
+
+
+class Played(Vllm):
+    """A server whose model, drafter and store answer what a workload names."""
+
+    def __init__(
+        self, config: Config, rules: Rules, *, like: Vllm | None = None, recorded: bool = False
+    ) -> None:
+        """`like`: the server of a scenario, with whose flags and model this one starts."""
+        self.config = config
+        options: VllmOptions = options_of(config, rules, recorded=recorded)
+        spec = spec_of(config)
+        if like is not None:
+            spec, store = like.network.spec, "store" if config.get("store") else "none"
+            options = replace(like.options, connector=store)
+        self._asked = rules, options
+        self.wanted: dict[int, Wanted] = {}
+        self.replies: dict[int, list[int]] = {}
+        self.turns = Counter[int]()  # steps with drafts, by request
+        named = (each.name for each in reversed(FAMILY.releases) if each.rules == rules)
+        profile = Profile(FAMILY.name, next(named, FAMILY.releases[-1].name))
+        super().__init__(profile, network=build(spec, "counts"), options={})
+
+    def _open(self, rules: Rules, options: VllmOptions, store: base.ByteStore | None) -> None:
+        super()._open(*self._asked, store)
+
+    def _set_up(self) -> None:
+        super()._set_up()
+        self.runner.computes = False  # of a store's blocks, too, there is no content
+        self.drafter = Drafts(self.options, self)
+        self._loads = self.loads = Loaded()
+        self.scheduler.requires_delivery = bool(self.config.get("delivers"))
+        if self.config.get("store"):
+            store = Store(self)
+            self.connector = cast("Connector", store)
+            self.scheduler.external, self.scheduler.delays_free = store.find, store.sends
+
+    def ask(self, wanted: Wanted) -> Ticket:
+        """Submit a request of a workload."""
+        number = int(self._jobs.ticket())
+        name, path, self.loads.number = wanted.get("lora", ("", "", 0))
+        reply = read_row(wanted.get("reply", ""))
+        self.wanted[number], self.replies[number] = wanted, reply
+        file = {"weights": self.options.adapters[0]} if name else {}
+        lora = {"lora": {"name": name, "path": path} | file} if name else {}
+        more = {"cache_salt": wanted.get("salt"), "priority": wanted.get("priority")}
+        return self.submit(
+            base.Request(
+                prompt=as_tokens(read_row(wanted["prompt"])),
+                predict=max(1, wanted["generate"]),
+                cache_prompt="skips_cache" not in wanted,
+                images=images_of(wanted),
+                options={name: value for name, value in (more | lora).items() if value},
+            )
+        )
+
+    def made(self, number: int) -> Request:
+        """A request that was submitted."""
+        return there_is(self._jobs[number].request)
+
+    def _sample(self, chunk: Chunk, logits: Array) -> list[int]:
+        """The next tokens of the reply: one, and as many more as the request accepts drafts."""
+        number, done, accept = chunk.request.id, chunk.request.num_output, 0
+        if chunk.drafts:
+            accepts = self.wanted[number].get("accept") or [0]
+            accept = min(accepts[self.turns[number] % len(accepts)], len(chunk.drafts))
+            self.turns[number] += 1
+        return self.replies[number][done : done + accept + 1]
+
+
+class Calls:
+    """What a server's own calls decide, in the form of the real scheduler's results."""
+
+    def __init__(self, server: Vllm) -> None:
+        self.server = server
+        scheduler, manager = server.scheduler, server.manager
+        apart = server.connector is not None and server.offloading is None
+        apart &= server.rules.scheduler.store_hit == "longest-group"
+        several = bool(manager.coordinator.mamba) and len(manager.groups) > 1
+        self.junctions = server.rules.retention.keeps_junction and not (apart and several)
+        self.labels: dict[int, tuple[int, int]] = {}
+        self.requests: dict[int, Request] = {}
+        self.results: dict[int, Entry] = {}
+        self.evicted: list[list[int]] = []
+        self.jobs: list[list[Any]] = []
+        self.host_evicted: list[list[int]] = []
+        self._add, self._schedule = scheduler.add_request, scheduler.schedule
+        self._update = scheduler.update_from_output
+        self._lookup, self._evict = scheduler.on_lookup, manager.pool.on_evict
+        watched: Any = scheduler
+        watched.add_request, watched.schedule = self._added, self._scheduled
+        watched.update_from_output = self._updated
+        scheduler.on_lookup, manager.pool.on_evict = self._looked_up, self._evicted
+
+    def begin(self) -> None:
+        """Begin a group of requests."""
+        self.requests, self.results, self.evicted = {}, {}, []
+        self.jobs, self.host_evicted = [], []
+
+    def _added(self, request: Request) -> None:
+        self.requests[request.id] = request
+        self.results[request.id] = {"lookups": [], "chunks": []}
+        self._learn(request)
+        self._add(request)
+
+    def _scheduled(self) -> Step:
+        step = self._schedule()
+        for chunk in step.chunks:
+            self.results[chunk.request.id]["chunks"].append([chunk.start, chunk.end])
+        if self.server.offloading is not None:
+            evicted = self.server.offloading.side.evicted  # the server then clears it
+            self.host_evicted += [[group, *self.labels[number]] for number, group in evicted]
+            self._copied(step)
+        return step
+
+    def _updated(self, step: Step, *given: Any) -> list[Request]:
+        done = self._update(step, *given)
+        for request in self.requests.values():
+            self._learn(request)
+        return done
+
+    def _looked_up(self, request: Request, hit: Hit) -> None:
+        entry = [hit.length]
+        if self.junctions:
+            entry.append(hit.length + hit.uncached if hit.uncached else 0)
+        self.results[request.id]["lookups"].append(entry)
+        if self._lookup is not None:
+            self._lookup(request, hit)
+
+    def _evicted(self, block: int, key: int) -> None:
+        self.evicted.append([block, *self._label(key)])
+        if self._evict is not None:
+            self._evict(block, key)
+
     def _label(self, key: int) -> list[int]:
-        number, group = divmod(key, len(self.manager.groups))
+        number, group = divmod(key, len(self.server.manager.groups))
         return [group, *self.labels.get(number, (-1, -1))]
 
-    def learn(self, request: Request) -> None:
-        unit, labels = self.prefixes.unit, self.labels
+    def _learn(self, request: Request) -> None:
+        unit, labels = request.prefixes.unit, self.labels
         for index in range(len(request.hashes) - 1, -1, -1):
             number = request.hashes[index]
             if number in labels:
                 break
             labels[number] = (request.id, (index + 1) * unit)
 
-    def request(self, number: int, wanted: Wanted) -> Request:
-        name, path, load = wanted.get("lora", ("", "", 0))
-        lora = LoRARequest(name, path, load=load)
-        made = self.known[number] = Request.make(
-            number,
-            self.prefixes,
-            read_row(wanted["prompt"]),
-            max_tokens=max(1, wanted["generate"]),
-            salt=wanted.get("salt"),
-            lora=lora,
-            adapter=adapter_keys(lora, path=self.manager.rules.lookup.adapter_path),
-            priority=wanted.get("priority", 0),
-            reads_cache="skips_cache" not in wanted,
-            images=images_of(wanted),
-        )
-        return made
-
-    def busy(self) -> bool:
-        side = self.offloading
-        return self.scheduler.busy or (side is not None and side.busy)
-
-    def begin_copies(self, step: Step) -> None:
+    def _copied(self, step: Step) -> None:
+        """Note the copies to and from the host that a step begins."""
         for job in (*step.jobs.loads, *step.jobs.stores):
             blocks = [block for each in job.copied for block in each.blocks]
             slots = [slot for each in job.copied for slot in each.slots]
@@ -182,65 +411,80 @@ class Player(Groups):
             flushed = job.number in step.jobs.flushed
             entry = [job.number, job.stores, job.request.id, blocks, spans, slots, flushed]
             self.jobs.append(entry)
-        if self.copies is not None:
-            self.copies.begin(
-                {job.number: job.request.id for job in step.jobs.loads},
-                [job.number for job in step.jobs.stores],
-                {*step.jobs.flushed},
-            )
 
-    def host(self) -> dict[str, Any]:
-        side = self.offloading
+    def result(self) -> Entry:
+        """The results of a group whose requests are done."""
+        self._schedule()  # flushes what the last step left
+        side = self.server.offloading.side if self.server.offloading is not None else None
+        played = {
+            "requests": [self._entry(*each) for each in self.requests.items()],
+            "evicted": self.evicted,
+            "cache": [
+                [block, *self._label(key)]
+                for block, key in enumerate(self.server.manager.pool.key)
+                if key is not None
+            ],
+            "queue": spell(list(self.server.manager.pool.free)),
+        }
         if side is None:
-            return {}
-        evicted = [[group, *self.labels[number]] for number, group in side.evicted]
+            return played
         side.evicted.clear()
-        slots = side.host.policy.slots()
-        held = [[slot.number, slot.readers, key[1], *self.labels[key[0]]] for key, slot in slots]
-        return {"host": sorted(held), "host_evicted": evicted}
+        held = [
+            [slot.number, slot.readers, key[1], *self.labels[key[0]]]
+            for key, slot in side.host.policy.slots()
+        ]
+        copies = {"jobs": self.jobs, "host": sorted(held), "host_evicted": self.host_evicted}
+        return played | copies
 
-    def schedule(self, requests: Mapping[int, Request]) -> tuple[Step, Spans]:
-        step = self.scheduler.schedule()
-        return step, {each.request.id: (each.start, each.end) for each in step.chunks}
+    def _entry(self, name: int, request: Request) -> Entry:
+        chunks = self.results[name]["chunks"]
+        return {
+            "cached": chunks[0][0] if chunks else None,
+            "lookups": self.results[name]["lookups"],
+            "chunks": [
+                each for each in chunks if each[0] < request.num_prompt or each[1] - each[0] > 1
+            ],
+            "preempted": request.preemptions,
+        }
 
-    def drafted(self, step: Step, name: int) -> int:
-        return next(len(each.drafts) for each in step.chunks if each.request.id == name)
 
-    def proposes(self, step: Step) -> int:
-        return step.proposes
+class Driver:
+    """A server of a workload, and the results of one group of requests after another."""
 
-    def hand_over(self, step: Step, sampled: Mapping[int, list[int]]) -> None:
-        *names, invalid = self.loads.next()
-        if self.offloading is not None and self.copies is not None:
-            ended, names[0] = self.copies.next()
-            self.offloading.update_connector_output(ended)
-        received, sent, failed = (tuple(self.known[n] for n in each) for each in names)
-        transfers = Transfers(
-            received=received, sent=sent, failed=failed, invalid=frozenset(invalid)
-        )
-        self.scheduler.update_from_output(step, list(sampled.values()), transfers)
+    def __init__(self, config: Config, rules: Rules, **how: Any) -> None:
+        self.server = Played(config, rules, **how)
+        self.calls = Calls(self.server)
 
-    def propose(self, requests: Mapping[int, Request], proposals: Mapping[int, list[int]]) -> None:
-        for name, each in requests.items():
-            if name in proposals:
-                self.scheduler.update_draft_token_ids(each, proposals[name])
-
-    def pool(self) -> dict[str, Any]:
-        keys, free = self.manager.pool.key, self.manager.pool.free
-        cache = [[block, *self._label(key)] for block, key in enumerate(keys) if key is not None]
-        return {"cache": cache, "queue": spell(list(free))}
+    def play(self, group: Sequence[Wanted]) -> Entry:
+        """Results of requests that arrive together, run until all are done."""
+        if "reset" in group[0]:
+            return {"reset": self.server.reset_prefix_cache()}
+        self.calls.begin()
+        tickets: list[Ticket] = []
+        for turn in range(MOST_STEPS):
+            while len(tickets) < len(group) and group[len(tickets)].get("after", 0) <= turn:
+                tickets.append(self.server.ask(group[len(tickets)]))
+            for ticket, wanted in zip(tickets, group, strict=False):
+                if wanted.get("abort") == turn:
+                    self.server.cancel(ticket)
+            try:
+                pending = self.server.step()
+            except UpstreamEndless:
+                return {"error": "stuck"}
+            except UpstreamAbort as error:
+                return {"error": str(error)}
+            if not pending and len(tickets) == len(group):
+                return self.calls.result()
+        return {"error": "too many steps"}
 
 
 def play(
-    workload: Mapping[str, Any], rules: Rules, kind: type[Player] = Player
+    workload: Mapping[str, Any],
+    rules: Rules,
+    *,
+    kind: type[Driver] = Driver,
+    like: Vllm | None = None,
 ) -> list[dict[str, Any]]:
     """All groups of a workload, up to the first that ends in an error."""
-    player = kind(workload["config"], rules)
-
-    def result(group: Sequence[Wanted]) -> dict[str, Any]:
-        try:
-            return player.play(group)
-        except UpstreamAbort as error:
-            return {"error": str(error)}
-
-    return until_error(map(result, workload["steps"]))
+    driver = kind(workload["config"], rules, like=like)
+    return until_error(map(driver.play, workload["steps"]))

@@ -17,8 +17,9 @@ from cachesim.engines.vllm.cells import Cells
 from cachesim.engines.vllm.family import FAMILY
 from cachesim.engines.vllm.request import Chunk, Step
 from cachesim.engines.vllm.rules import Rules
-from cachesim.engines.vllm.runner import CachedRequestState, Pages, Runner, state_groups
+from cachesim.engines.vllm.runner import CachedRequestState, Judge, Pages, Runner, state_groups
 from cachesim.engines.vllm.scan import Source
+from cachesim.engines.vllm.server import Vllm
 from cachesim.model.arithmetic import Network
 from cachesim.model.store import lowest
 from cachesim.prove.environment import Environment
@@ -27,11 +28,12 @@ from cachesim.prove.playing import Agreement, Difference, first_difference, watc
 from cachesim.prove.worker_process import WorkerProcess
 from cachesim.prove.worker_side import Stub
 from cachesim.scenario.format import Scenario
+from cachesim.typed import of_kind
 from cachesim.units import Array
 from conformance.real.schedules import comparable, raised
 from conformance.real.vllm.groups import Entry
 from conformance.real.vllm.models import LONGEST
-from conformance.real.vllm.playing import Player, play
+from conformance.real.vllm.playing import Driver, play
 from conformance.real.vllm.scheduler import SCHEDULER
 from conformance.real.vllm.workloads import draft, draw
 
@@ -88,24 +90,23 @@ def _choose_mode(rng: Random, workload: Entry, rules: Rules, *, fine: bool) -> N
             group["block"] = LONGEST  # a state for the whole of a request
 
 
-def runs_on_v1(config: Mapping[str, Any], rules: Rules) -> bool:
-    """True if a workload's server has Model Runner V1. Follows `use_v2_model_runner`."""
-    modes = [group.get("mode") for group in config["groups"] if group["kind"] == "mamba"]
-    use = rules.runner.model_runner_v1
-    some = bool(config.get("drafts") and not config["eagle"]) and use != "never"
-    return use == "always" or some or ("all" in modes and use == "n-grams-and-all")
-
-
 @dataclass(slots=True)
 class Recorder(Runner):
     """The simulated runner without a network; reads, writes and copies are recorded."""
 
     rows: dict[str, Entry] = field(default_factory=dict)
     copies: dict[str, list[list[int]]] = field(default_factory=dict)
+    steps: list[Entry] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.pages, self.kind = Pages(cast("Network", Stub(shapes=())), self.groups), "ssm"
         self.state_groups = state_groups(self.groups)
+
+    def run(self, step: Step, judge: Judge) -> list[list[int]]:
+        sampled = Runner.run(self, step, judge)
+        if step.chunks:
+            self.steps.append(self.entry(step.copies))
+        return sampled
 
     def _move(self, held: CachedRequestState, running: int, bias: int, target: int) -> None:
         for table in (held.tables[group] for group in self.state_groups):
@@ -159,34 +160,24 @@ class Recorder(Runner):
         return {"rows": rows, "copies": found | ({"pages": sorted(pages)} if pages else {})}
 
 
-class Runs(Player):
-    """A simulated scheduler whose steps run on the recorder."""
+class Runs(Driver):
+    """A simulated server whose steps run on the recorder."""
 
-    def __init__(self, config: Mapping[str, Any], rules: Rules) -> None:
-        super().__init__(config, rules)
-        self.scheduler.passes_block_tables = True
-        groups = self.manager.groups
+    def __init__(self, config: Mapping[str, Any], rules: Rules, **how: Any) -> None:
+        super().__init__(config, rules, **how)
+        server = self.server
         own = replace(
             rules.runner, reads_first_behind_prefill=True
         )  # some rows have no drafts here
-        self.runner = Recorder(cast("Network", None), groups, own)
-        self.runner.v1 = runs_on_v1(config, rules)
-        self.runner.scan_size = config.get("scan_size", 0)
-        self.runner.exports = self.manager.coordinator.exports
-        self.steps: list[Entry] = []
+        self.recorder = Recorder(cast("Network", None), server.runner.groups, own)
+        self.recorder.v1, self.recorder.scan_size = server.runner.v1, server.runner.scan_size
+        self.recorder.exports = server.runner.exports
+        server.runner, server.scheduler.passes_block_tables = self.recorder, True
 
     def play(self, group: Sequence[Mapping[str, Any]]) -> Entry:
-        self.steps = []
+        self.recorder.steps = []
         done = super().play(group)
-        return {"steps": self.steps} if "requests" in done else done
-
-    def hand_over(self, step: Step, sampled: Mapping[int, list[int]]) -> None:
-        for gone in step.preempted:
-            self.runner.forget(gone.id)
-        step.chunks = [chunk.settled(chunk.drafts) for chunk in step.chunks]
-        self.runner.run(step, lambda chunk, _: sampled[chunk.request.id])
-        self.steps.append(self.runner.entry(step.copies))
-        super().hand_over(step, sampled)
+        return {"steps": self.recorder.steps} if "requests" in done else done
 
 
 def difference(
@@ -264,15 +255,16 @@ def start(release: str) -> WorkerProcess:
 
 def differs_in(scenario: Scenario, release: str) -> Difference | None:
     """The first step of a scenario that the release's runner reads, writes or copies otherwise."""
-    _, workload = SCHEDULER.workload_of(scenario, release)
+    _, workload, server = SCHEDULER.workload_of(scenario, release)
     with start(release) as process:
         real = process.play(workload)
-    return difference(*comparable(real, play_steps(workload, FAMILY.release(release).rules)))
+    rules = FAMILY.release(release).rules
+    return difference(*comparable(real, play_steps(workload, rules, of_kind(Vllm, server))))
 
 
-def play_steps(workload: Entry, rules: Rules) -> list[Entry]:
+def play_steps(workload: Entry, rules: Rules, like: Vllm | None = None) -> list[Entry]:
     """All groups of a workload on the simulated scheduler and runner."""
-    return play(workload, rules, Runs)
+    return play(workload, rules, kind=Runs, like=like)
 
 
 PROVE: Final[Prove] = by_metadata(SCHEDULER.play_scenario, differs_in)

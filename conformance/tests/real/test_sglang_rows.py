@@ -69,7 +69,7 @@ def test_a_scenario_of_a_wrong_state_reads_one_only_with_the_rule_that_explains_
     name: str, release: str, rule: str
 ) -> None:
     scenario, rules = load(shipped_file(f"sglang-{name}")), FAMILY.release(release).rules
-    _, workload = RUNNER.workload_of(scenario, release)
+    _, workload, _ = RUNNER.workload_of(scenario, release)
     wrong = [row for row in rows_of(workload, rules) if not row[4]]
     without = replace(rules, runner=replace(rules.runner, **{rule: False} if rule else {}))
 

@@ -284,7 +284,7 @@ def test_a_scenario_that_the_real_scheduler_cannot_be_given_is_refused() -> None
 def test_a_client_of_a_scenario_leaves_at_its_turn() -> None:
     [(_, scenario)] = load_all(["sglang-slots-switched-twice"])
 
-    _, workload = SCHEDULER.workload_of(scenario, "0.5.23")
+    _, workload, _ = SCHEDULER.workload_of(scenario, "0.5.23")
 
     chat, other = workload["steps"][0]
     assert ({"aborted": 69}, {"arrives": 4}) == (
@@ -299,7 +299,7 @@ def test_a_client_of_a_scenario_leaves_at_its_turn() -> None:
 def test_a_turn_of_a_session_is_sent_without_the_tokens_that_it_continues() -> None:
     [(_, scenario)] = load_all(["sglang-streaming-last-token"])
 
-    _, workload = SCHEDULER.workload_of(scenario, "0.5.23")
+    _, workload, _ = SCHEDULER.workload_of(scenario, "0.5.23")
 
     [first], [second] = workload["steps"]
     assert [12, 4] == [len(read_row(each["prompt"])) for each in (first, second)]
@@ -477,7 +477,7 @@ def test_refused_requests_do_not_reach_the_real_scheduler_and_limits_are_the_ser
         step=steps,
     )
 
-    _, workload = SCHEDULER.workload_of(scenario, "0.5.23")
+    _, workload, _ = SCHEDULER.workload_of(scenario, "0.5.23")
 
     [[beside]] = workload["steps"]
     assert "300-301" == beside["prompt"]

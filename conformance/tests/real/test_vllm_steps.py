@@ -8,6 +8,7 @@ import pytest
 
 from cachesim.engines.family import Profile
 from cachesim.engines.vllm.family import FAMILY
+from cachesim.engines.vllm.options import VllmOptions
 from cachesim.engines.vllm.rules import RunnerRules
 from cachesim.errors import UntestedError
 from cachesim.prove.playing import Agreement
@@ -25,8 +26,8 @@ from conformance.real.vllm.steps import (
     draw_steps,
     mode_of,
     play_steps,
-    runs_on_v1,
 )
+from conformance.real.vllm.workloads import speculative
 from tests.fixtures import Capture, output
 
 RELEASES = [
@@ -58,6 +59,9 @@ ONE_TOKEN = workload({"prompt": "7", "generate": 2, "reply": "101-102"}, drafts=
 def steps_of(asked: dict[str, Any], release: str, **rules: Any) -> list[Any]:
     known = FAMILY.release(release).rules
     runner: RunnerRules = replace(known.runner, **rules)
+    config = asked["config"]
+    groups = speculative(config["groups"], config["drafts"], known, eagle=config["eagle"])
+    asked = asked | {"config": config | {"groups": groups}}
     [group] = play_steps(asked, replace(known, runner=runner))
     steps: list[Any] = group["steps"]
     return steps
@@ -236,8 +240,8 @@ def test_until_029_mamba_layers_prefill_a_prompt_tail_that_is_padded_with_drafts
 def test_the_runner_of_a_release_depends_on_modes_and_drafters() -> None:
     found = {
         release: [
-            runs_on_v1({"groups": [group], "drafts": 2, "eagle": eagle}, known.rules)
-            for group, eagle in ((STATES, True), (STATES, False), (STATES | {"mode": "all"}, True))
+            VllmOptions(speculative_method=method, mamba_cache_mode=mode).runs_on_v1(known.rules)
+            for method, mode in (("mtp", "align"), ("ngram", "align"), ("mtp", "all"))
         ]
         for release in ("0.28.0", "0.29.0", "0.31.0", "0.33.0")
         for known in [FAMILY.release(release)]
@@ -286,7 +290,7 @@ def test_a_workload_on_which_both_raise_is_no_difference_and_does_not_agree() ->
 
 
 def test_the_real_runner_is_handed_as_many_drafts_as_n_grams_proposed() -> None:
-    _, workload = SCHEDULER.workload_of(load(shipped_file(DRAFTS)), "0.31.0")
+    _, workload, _ = SCHEDULER.workload_of(load(shipped_file(DRAFTS)), "0.31.0")
     [[asked]] = workload["steps"]
 
     assert [0, 2, 0, 0] == asked["propose"][:4]

@@ -56,7 +56,8 @@ def test_beside_eagle_an_image_right_behind_another_one_waits_endlessly_from_024
     """As the releases' own schedulers do: a chunk ends a token before the second image, where the
     first one is still needed.
     """
-    config = {"groups": [{"kind": "full", "block": 4}], "blocks": 40, "budget": 12}
+    groups = [{"kind": "full", "block": 4, "eagle": True}]
+    config = {"groups": groups, "blocks": 40, "budget": 12, "max_seqs": 8}
     images = [["a", 26, 9], ["b", 36, 4]]
     request = {"prompt": "100-153", "generate": 1, "reply": "300", "images": images}
     workload = {"config": config | {"eagle": True, "drafts": 2}, "steps": [[request]]}
