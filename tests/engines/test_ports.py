@@ -21,7 +21,7 @@ NAMES_UPSTREAM: Final = re.compile(
 OUR_FILES: Final = frozenset(
     {
         "held", "integrity", "causes", "options", "family", "rules", "build", "request",
-        "search", "recomputed", "stored", "releases", "vocabulary",
+        "search", "recomputed", "stored", "releases", "vocabulary", "observe", "account",
     }
 )  # fmt: skip
 """Modules for tools and for a server's content, without a counterpart upstream."""
@@ -29,7 +29,7 @@ OUR_FILES: Final = frozenset(
 OURS: Final = frozenset(
     {
         # what is said of a decision
-        "Account", "Computed", "numbers_of", "_drop", "_rule_out_slots", "_done", "_describe",
+        "numbers_of", "_drop", "_rule_out_slots", "_done", "_describe",
         "candidates_of",
         # the toy network behind the memory, and the stores that it sees
         "network_ubatch", "_draft_network", "Drafter", "AttentionCompanion", "texts",
@@ -39,8 +39,7 @@ OURS: Final = frozenset(
         "_gather_of_one", "ChunkStore", "Pages", "Contents", "Visibility", "Marconi",
         "_VisibleCells", "_serve",
         # what a server holds, and whether its books agree
-        "held", "amounts", "check_books", "_misplaced", "_cells", "_own_cells",
-        "_host_entries", "_nodes", "_described", "_holding",
+        "held", "amounts", "_misplaced", "_cells", "_nodes", "_described", "_holding",
         # saved bytes as values
         "Blob", "_pack_field", "_fields", "_row_block", "_checkpoint",
         # forced replies and options
@@ -58,7 +57,8 @@ def files(engine: str) -> list[Path]:
     return [
         path
         for path in sorted(package.rglob("*.py"))
-        if (path.stem not in OUR_FILES and not path.stem.endswith("events"))
+        if OUR_FILES.isdisjoint({path.stem, path.relative_to(package).parts[0].removesuffix(".py")})
+        and not path.stem.endswith("events")
     ]
 
 

@@ -10,9 +10,15 @@ from cachesim.engines.events import Event, EventLog
 from cachesim.engines.held import Amounts, Held, Texts
 from cachesim.engines.ik_llama import vocabulary
 from cachesim.engines.ik_llama.context import CANCELLED, BatchToken, Checkpoint, Context, Decoded
-from cachesim.engines.ik_llama.held import amounts, books, held, snapshot
-from cachesim.engines.ik_llama.held import texts as texts_held
-from cachesim.engines.ik_llama.integrity import check_companion, check_slots
+from cachesim.engines.ik_llama.observe import (
+    amounts,
+    books,
+    check_companion,
+    check_slots,
+    held,
+    snapshot,
+)
+from cachesim.engines.ik_llama.observe import texts as texts_held
 from cachesim.engines.ik_llama.options import Options
 from cachesim.engines.ik_llama.prepare import Preparation, Selection
 from cachesim.engines.ik_llama.rules import Rules

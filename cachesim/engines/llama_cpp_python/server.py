@@ -21,10 +21,10 @@ from cachesim.engines.job import SampledJob, SlotlessEngine
 from cachesim.engines.llama_cpp_python import causes, events
 from cachesim.engines.llama_cpp_python.options import Options
 from cachesim.engines.llama_cpp_python.rules import Rules
-from cachesim.engines.llamacpp.held import memory_amounts, memory_held, parts
 from cachesim.engines.llamacpp.memory.batch import Batch
 from cachesim.engines.llamacpp.memory.context import OK
 from cachesim.engines.llamacpp.memory.create import ContextParams, create_context
+from cachesim.engines.llamacpp.observe import memory_amounts, memory_held, parts
 from cachesim.engines.tokens import PrefixTree, get_common_prefix
 from cachesim.errors import OptionError
 from cachesim.typed import Value

@@ -14,15 +14,14 @@ from typing import Any
 from cachesim.engines.base import NO_ANSWER, ByteStore, Request, Ticket
 from cachesim.engines.events import Event
 from cachesim.engines.held import Amounts, Held, Texts
-from cachesim.engines.llamacpp.held import amounts, books, check_integrity, snapshot
-from cachesim.engines.llamacpp.integrity import require
+from cachesim.engines.llamacpp.observe import amounts, books, check_integrity, snapshot
 from cachesim.engines.llamacpp.options import Options
 from cachesim.engines.llamacpp.rules import ServerRules
 from cachesim.engines.llamacpp.server import LlamaCpp
 from cachesim.engines.llamacpp.server_context import Ended, ServerContext, open_server
 from cachesim.engines.llamacpp.vocabulary.events import ModelLoaded, ModelUnloaded, ServerRestarted
 from cachesim.engines.words import table_of
-from cachesim.errors import OptionError
+from cachesim.errors import ContractError, OptionError
 from cachesim.model.adapters import adapted, adapted_in
 
 
@@ -263,7 +262,9 @@ class Router(LlamaCpp):
 
     def check_integrity(self) -> None:
         loaded, most = len(self._loaded), self._limit
-        require(loaded <= most, f"{loaded} models are loaded, {most} are allowed")
+        if loaded > most:
+            msg = f"llama.cpp: {loaded} models are loaded, {most} are allowed"
+            raise ContractError(msg)
         for server in self._children():
             check_integrity(server)
 

@@ -7,7 +7,14 @@ from cachesim.engines.base import ByteStore, Engine, Reply, Request, Ticket
 from cachesim.engines.chat import FILL_MIDDLE, FILL_PREFIX, FILL_SUFFIX, ByteTokenizer, Message
 from cachesim.engines.events import Event
 from cachesim.engines.held import Amounts, Held, Texts, sizes_of
-from cachesim.engines.llamacpp.held import amounts, books, check_integrity, held, snapshot, texts
+from cachesim.engines.llamacpp.observe import (
+    amounts,
+    books,
+    check_integrity,
+    held,
+    snapshot,
+    texts,
+)
 from cachesim.engines.llamacpp.options import CONTEXT_STEP, Options
 from cachesim.engines.llamacpp.rules import ServerRules
 from cachesim.engines.llamacpp.save import run_slot_action

@@ -7,16 +7,15 @@ import numpy as np
 
 from cachesim.engines import base
 from cachesim.engines.base import Ticket
-from cachesim.engines.causes import Ledger
 from cachesim.engines.held import Amounts, Held
 from cachesim.engines.job import SampledJob as Job
 from cachesim.engines.job import SerialEngine
 from cachesim.engines.marconi import vocabulary
-from cachesim.engines.marconi.held import amounts, held
+from cachesim.engines.marconi.account import Account
+from cachesim.engines.marconi.observe import amounts, held, snapshot
 from cachesim.engines.marconi.options import MarconiOptions
 from cachesim.engines.marconi.rules import Rules
-from cachesim.engines.marconi.tree import Match, Node, Tree
-from cachesim.engines.tokens import PrefixTree
+from cachesim.engines.marconi.tree import Node, Tree
 from cachesim.errors import OptionError
 from cachesim.model.arithmetic import Network
 from cachesim.model.store import BLOCK, Frame, Lanes, Ubatch
@@ -125,8 +124,7 @@ class Marconi(SerialEngine[Rules, MarconiOptions]):
     """A tree under a policy, with real keys and states in its nodes. Follows `replay_trace`."""
 
     def _set_up(self) -> None:
-        self._computed = PrefixTree()
-        self._served = 0
+        self.account = Account()
         self._start()
 
     def _start(self) -> None:
@@ -170,7 +168,7 @@ class Marconi(SerialEngine[Rules, MarconiOptions]):
         query = prompt[:-1] if self._right else prompt
         match = self.tree.look_up(query)
         job.cached = Count(match.reusable)
-        self._account(job, match)
+        job.ledger = self.account.of(prompt, match, self.tree, whole=not self._right)
         self._emit(
             vocabulary.PrefixMatched(
                 task=int(job.ticket), cached=Count(match.reusable), agreed=Count(match.agreed)
@@ -212,8 +210,7 @@ class Marconi(SerialEngine[Rules, MarconiOptions]):
 
     def _keep(self, job: Job, memory: Memory, states: dict[int, dict[int, Array]]) -> None:
         tokens = (*job.prompt, *job.generated)[: memory.length]
-        self._computed.learn(np.array(tokens, np.int64), None, self._served)
-        self._served += 1
+        self.account.learn(tokens)
         asked = job.prompt
         leaf, branch = self.tree.insert(asked, tokens, int(job.ticket))
         if branch is not None:
@@ -247,25 +244,7 @@ class Marconi(SerialEngine[Rules, MarconiOptions]):
     # -- events ------------------------------------------------------------------------------------
 
     def remember(self, most: int) -> None:
-        self._computed.remember(most)
-
-    def _account(self, job: Job, match: Match) -> None:
-        prompt = job.prompt
-        best, by = self._computed.find(np.array(prompt, np.int64), None)
-        held = self.tree.agreed(prompt[: len(prompt) - self._right])
-        name = f"request {by}" if best else "nothing"
-        if held > best:  # older than the record of computed tokens
-            best, name = held, "an earlier request"
-        ledger = job.ledger = Ledger(Count(best), name)
-        if self._right and best > len(prompt) - 1:
-            ledger.apply(vocabulary.LAST_TOKEN, len(prompt) - 1, prompt_tokens=len(prompt))
-        if held < ledger.usable:
-            ledger.apply(vocabulary.NOT_KEPT, held, wanted=ledger.usable, found=held)
-        legal = min(self.tree.legal(prompt[: len(prompt) - self._right]), ledger.usable)
-        if legal < ledger.usable:
-            ledger.apply(vocabulary.NO_STATE_YET, legal, wanted=ledger.usable, found=legal)
-        if match.reusable != ledger.usable:
-            ledger.apply(vocabulary.FALSE_MATCH, match.reusable, answer=match.reusable)
+        self.account.computed.remember(most)
 
     def _deleted(self, node: Node) -> None:
         own = Count(len(node.key))
@@ -281,13 +260,7 @@ class Marconi(SerialEngine[Rules, MarconiOptions]):
     # -- inspection --------------------------------------------------------------------------------
 
     def snapshot(self) -> dict[str, Any]:
-        return {
-            "slots": [],
-            "prompt_cache": [],
-            "nodes": [{"n_tokens": node.end, "own": len(node.key)} for node in self.tree.all()],
-            "bytes": self.tree.size,
-            "weight": self.tree.weight,
-        }
+        return snapshot(self.tree)
 
     def held(self) -> Held:
         return held(self.tree, self.network)

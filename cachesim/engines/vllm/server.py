@@ -12,11 +12,10 @@ from cachesim.engines.base import Ticket
 from cachesim.engines.causes import Ledger
 from cachesim.engines.held import Amounts, Held, sizes_of
 from cachesim.engines.job import SlotlessEngine
-from cachesim.engines.vllm import integrity, vocabulary
+from cachesim.engines.vllm import observe, vocabulary
 from cachesim.engines.vllm.account import Account, Computed
 from cachesim.engines.vllm.connector import Connector, Load
 from cachesim.engines.vllm.coordinator import Hit, KVCacheManager, Published
-from cachesim.engines.vllm.held import amounts, held
 from cachesim.engines.vllm.nixl import Nixl
 from cachesim.engines.vllm.offload_connector import Offloading
 from cachesim.engines.vllm.offloading import OffloadingScheduler
@@ -560,32 +559,13 @@ class Vllm(SlotlessEngine[Rules, VllmOptions, Job]):
         return Count(coordinator.find_longest_cache_hit(hashes, len(prompt) - 1).length)
 
     def snapshot(self) -> dict[str, Any]:
-        pool, count = self.manager.pool, len(self.manager.groups)
-        return {
-            "slots": [],
-            "prompt_cache": [],
-            "blocks": [
-                {
-                    "block": block,
-                    "kind": self.manager.groups[key % count].kind,
-                    "n_tokens": pool.key_tokens[block],
-                    "references": pool.ref[block],
-                }
-                for block, key in enumerate(pool.key)
-                if key is not None
-            ],
-            "free": pool.num_free,
-            "running": [request.id for request in self.scheduler.running],
-            "waiting": [
-                request.id for request in (*self.scheduler.holding, *self.scheduler.waiting)
-            ],
-        }
+        return observe.snapshot(self.manager, self.scheduler)
 
     def held(self) -> Held:
-        return held(self.manager, self.runner, self.prefixes)
+        return observe.held(self.manager, self.runner, self.prefixes)
 
     def amounts(self) -> Amounts:
-        return amounts(self.manager)
+        return observe.amounts(self.manager)
 
     def pool_flags(self, memory: int) -> dict[str, int]:
         """Follows `get_kv_cache_config_from_groups`: each layer of a group has a page in a block.
@@ -611,20 +591,20 @@ class Vllm(SlotlessEngine[Rules, VllmOptions, Job]):
         manager, scheduler = self.manager, self.scheduler
         in_flight = [chunk for step in self._in_flight for chunk in step.chunks]
         live = {job.request.id: job.request for job in self._jobs if job.request}
-        integrity.check_books(manager, live, [blocks for _, blocks in scheduler.deferred])
+        observe.check_books(manager, live, [blocks for _, blocks in scheduler.deferred])
         elsewhere = {*self._loading}
         if self.nixl is not None:  # one that left may have been on the prefill server alone
             elsewhere |= {
                 *self.nixl.prefills,
                 *(number for number in live if self._jobs[number].done),
             }
-        integrity.check_requests(scheduler, live, in_flight, elsewhere)
-        integrity.check_tables(scheduler, self.runner, in_flight)
-        integrity.check_encoder(scheduler.encoder, live)
+        observe.check_requests(scheduler, live, in_flight, elsewhere)
+        observe.check_tables(scheduler, self.runner, in_flight)
+        observe.check_encoder(scheduler.encoder, live)
         late = self.options.loads_late
         if not late:  # a loaded prompt's last token is computed again, perhaps behind a window
-            integrity.check_null_block(self.runner)
+            observe.check_null_block(self.runner)
         removed = self.rules.scheduler.withdraws_unwritten or late
-        integrity.check_ids(manager, live.values(), removed=removed)
+        observe.check_ids(manager, live.values(), removed=removed)
         if self.connector is None and self.options.enable_prefix_caching:
-            integrity.check_lookups(manager.coordinator, [*live.values()])
+            observe.check_lookups(manager.coordinator, [*live.values()])

@@ -31,6 +31,7 @@ DESCRIBES: Final = frozenset(
         "releases",
         "search",
         "vocabulary",
+        "observe",
         "recomputed",
         "stored",
         "sizes",

@@ -11,8 +11,8 @@ import numpy as np
 
 from cachesim.engines.sglang import pools, sessions
 from cachesim.engines.sglang.build import Sizes, grid_of, make_tree
-from cachesim.engines.sglang.integrity import check_books
 from cachesim.engines.sglang.node import Node, as_key
+from cachesim.engines.sglang.observe import check_books
 from cachesim.engines.sglang.request import Batch, Drafts, Limits, Req
 from cachesim.engines.sglang.rules import Rules
 from cachesim.engines.sglang.scheduler import Scheduler

@@ -17,10 +17,10 @@ from typing import Final
 
 from cachesim.engines.transformers import dynamic
 from cachesim.engines.transformers.cache import Geometry, PagedAttentionCache
+from cachesim.engines.transformers.continuous_api import Processor
 from cachesim.engines.transformers.family import FAMILY
 from cachesim.engines.transformers.requests import FutureRequestState, RequestState
 from cachesim.engines.transformers.scheduler import Scheduler
-from cachesim.engines.transformers.server import Processor
 from cachesim.errors import UpstreamAbort
 from cachesim.prove import playing
 from cachesim.prove.worker_process import JsonProcess

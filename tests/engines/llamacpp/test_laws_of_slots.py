@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 
 from cachesim.engines.base import Engine, Request
-from cachesim.engines.llamacpp import checkpoints, integrity, recomputed, server_batch, update_slots
+from cachesim.engines.llamacpp import checkpoints, server_batch, update_slots
 from cachesim.engines.llamacpp.drafter import NgramCache
-from cachesim.engines.llamacpp.integrity import check_calls
 from cachesim.engines.llamacpp.memory import attention, batch
 from cachesim.engines.llamacpp.memory.attention import MARGIN, AttentionCache, LanePlan, Rows
 from cachesim.engines.llamacpp.memory.batch import Splitter, Ubatch
@@ -20,12 +19,14 @@ from cachesim.engines.llamacpp.memory.context import Context
 from cachesim.engines.llamacpp.memory.hybrid import HybridMemory
 from cachesim.engines.llamacpp.memory.recurrent import RecurrentMemory
 from cachesim.engines.llamacpp.memory.recurrent_cells import Planes, RecurrentCells
+from cachesim.engines.llamacpp.observe import integrity, recomputed
+from cachesim.engines.llamacpp.observe.integrity import check_calls
+from cachesim.engines.llamacpp.observe.stored import check_actions
 from cachesim.engines.llamacpp.router import Router
 from cachesim.engines.llamacpp.search import LlamaLaws
 from cachesim.engines.llamacpp.server_batch import Piece, ServerBatch
 from cachesim.engines.llamacpp.server_context import ServerContext
 from cachesim.engines.llamacpp.slot import Contexts
-from cachesim.engines.llamacpp.stored import check_actions
 from cachesim.engines.llamacpp.vocabulary.events import (
     BatchDecoded,
     CacheEntryCompared,

@@ -86,7 +86,7 @@ def test_a_hit_with_one_block_is_answered_wrongly_where_windows_or_states_have_t
     monkeypatch.setattr(SlidingWindow, "needed", one_in_its_group)
     with pytest.raises(ContractError, match="where the groups can resume at"):
         answers("vllm@0.33.0", range(8))
-    monkeypatch.setattr("cachesim.engines.vllm.integrity.check_lookups", lambda *_: None)
+    monkeypatch.setattr("cachesim.engines.vllm.observe.check_lookups", lambda *_: None)
     right, _ = answers("vllm@0.33.0", range(8))
 
     assert right[False] > 0

@@ -7,7 +7,7 @@ import pytest
 from cachesim.engines.images import Image
 from cachesim.engines.vllm.encoder import EncoderCache
 from cachesim.engines.vllm.family import FAMILY
-from cachesim.engines.vllm.integrity import check_encoder
+from cachesim.engines.vllm.observe import check_encoder
 from cachesim.engines.vllm.request import Prefixes, Request
 from cachesim.errors import ContractError
 from cachesim.units import Count, Pos, as_tokens

@@ -19,7 +19,6 @@ from cachesim.engines.held import (
     Texts,
     runs_of,
 )
-from cachesim.engines.llamacpp.integrity import check_calls, check_saved, check_sizes
 from cachesim.engines.llamacpp.memory.attention import MARGIN, AttentionCache
 from cachesim.engines.llamacpp.memory.blob import MARKS, Blob, CellList, RowBlock
 from cachesim.engines.llamacpp.memory.context import Context
@@ -27,7 +26,6 @@ from cachesim.engines.llamacpp.memory.hybrid import caches_of, parts_of
 from cachesim.engines.llamacpp.memory.recurrent import RecurrentMemory
 from cachesim.engines.llamacpp.server_context import ServerContext
 from cachesim.engines.llamacpp.slot import Checkpoint, Slot, SlotState
-from cachesim.engines.llamacpp.stored import check_actions
 from cachesim.errors import ContractError
 from cachesim.units import Integers
 
@@ -104,9 +102,12 @@ def check_integrity(server: ServerContext) -> None:
     Not checked, as upstream does not guarantee it: the order of checkpoints, their positions after
     a context shift of older releases, and the token in a slot whose memory is not cut yet.
     """
+    # Only checks need these thousand lines: `cachesim run` starts without them.
+    from cachesim.engines.llamacpp.observe import integrity, stored  # noqa: PLC0415 - see above
+
     server.contexts.check_integrity()
-    check_sizes(server)
-    check_saved(server)
+    integrity.check_sizes(server)
+    integrity.check_saved(server)
     for slot in server.slots:
         has_task = slot.task is not None
         _require(
@@ -161,8 +162,8 @@ def check_integrity(server: ServerContext) -> None:
     idle = not running and not server.queue
     _require(not (idle and server.deferred), "tasks are deferred on an idle server")
     if idle and sum(int(slot.prompt.n_tokens) for slot in server.slots) % TRIED == 0:
-        check_calls(server.contexts.target)
-        check_actions(server)
+        integrity.check_calls(server.contexts.target)
+        stored.check_actions(server)
 
 
 def _require(holds: object, message: str, *values: object) -> None:

@@ -1,4 +1,6 @@
-"""Snapshots of the tree for pages."""
+"""What the tree holds: as plain data, and with the marks of a traced network."""
+
+from typing import Any
 
 import numpy as np
 
@@ -16,6 +18,17 @@ from cachesim.engines.held import (
 )
 from cachesim.engines.marconi.tree import Node, Tree
 from cachesim.model.arithmetic import Network, Place
+
+
+def snapshot(tree: Tree) -> dict[str, Any]:
+    """The nodes, their bytes, and the weight of what they save."""
+    return {
+        "slots": [],
+        "prompt_cache": [],
+        "nodes": [{"n_tokens": node.end, "own": len(node.key)} for node in tree.all()],
+        "bytes": tree.size,
+        "weight": tree.weight,
+    }
 
 
 def held(tree: Tree, network: Network) -> Held:

@@ -24,8 +24,8 @@ from cachesim.engines.llamacpp.memory.context import OK, Context
 from cachesim.engines.llamacpp.memory.create import PROBE, can_seq_rm, seq_rm_type
 from cachesim.engines.llamacpp.memory.hybrid import caches_of, parts_of
 from cachesim.engines.llamacpp.memory.recurrent import RecurrentMemory
+from cachesim.engines.llamacpp.observe.recomputed import unlike_definition
 from cachesim.engines.llamacpp.options import CONTEXT_STEP
-from cachesim.engines.llamacpp.recomputed import unlike_definition
 from cachesim.engines.llamacpp.server_batch import Advance, advance
 from cachesim.engines.llamacpp.server_context import ServerContext
 from cachesim.errors import BlobError, ContractError

@@ -13,9 +13,15 @@ import numpy as np
 
 from cachesim.engines.base import Reply, Ticket
 from cachesim.engines.events import EventLog
-from cachesim.engines.llamacpp.integrity import Part, content_of, copied, is_settled, require
 from cachesim.engines.llamacpp.memory.cells import free_cells
 from cachesim.engines.llamacpp.memory.hybrid import caches_of, parts_of
+from cachesim.engines.llamacpp.observe.integrity import (
+    Part,
+    content_of,
+    copied,
+    is_settled,
+    require,
+)
 from cachesim.engines.llamacpp.save import run_slot_action
 from cachesim.engines.llamacpp.server_context import ServerContext
 from cachesim.engines.llamacpp.slot import Contexts, Slot, SlotState, Task, TaskKind, TaskParams
