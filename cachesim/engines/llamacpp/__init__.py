@@ -1,9 +1,5 @@
 """llama.cpp: the server, and below it the memory layer in `memory`.
 
-    family                      what tools use: releases, patches, flags, features
-    rules                       the differences of releases and patches, as data
-    options                     the server's flags
-    server                      the queue and the loop; a request as a task
     server_context              the server's state; opening a server
     server_batch                the batch of a pass
     slot                        a slot, its tasks, prompt and checkpoints
@@ -14,7 +10,6 @@
     speculative                 drafts, their verification and rollback
     drafter                     the companion
     save                        slot files
-    events, held, causes        events; the server's content, its consistency; lost reuse
 
 `update_slots` follows the function of that name in upstream's `server-context.cpp`, block by block;
 docs/architecture.md has the table.

@@ -1,7 +1,5 @@
 """SGLang: a scheduler over a radix tree whose nodes may hold states and window slots.
 
-rules, profiles            the releases' and patches' differences, as data
-options                    the server's flags
 node, pools                nodes, lists of last use; slots for tokens, windows and states
 tree                       methods of every tree
 radix                      one tree for each kind of model (0.5.9)
@@ -13,6 +11,4 @@ request                    requests and batches of them; where their states are 
 sessions                   requests that continue an earlier one
 schedule_policy, scheduler                         who goes into the next batch, with which slots
 runner                     the content of the slots, and the network over it
-account                    why not more was reused
-server                     the engine: requests in, replies and events out
 """

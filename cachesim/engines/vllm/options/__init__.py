@@ -17,7 +17,7 @@ from cachesim.engines.vllm.groups import (
     compressed_groups,
     promoted,
 )
-from cachesim.engines.vllm.offload_options import OffloadOptions
+from cachesim.engines.vllm.options.offloading import OffloadOptions
 from cachesim.engines.vllm.request import Limits
 from cachesim.engines.vllm.rules import Rules
 from cachesim.errors import OptionError

@@ -4,7 +4,7 @@ from typing import Final
 
 from cachesim.engines.family import Patch, laying, tagged
 from cachesim.engines.history import History
-from cachesim.engines.vllm.merged import MERGED
+from cachesim.engines.vllm.releases.merged import MERGED
 from cachesim.engines.vllm.rules import (
     LookupRules,
     OffloadRules,
