@@ -26,8 +26,8 @@ import pytest
 
 if TYPE_CHECKING:
     from cachesim.engines.family import Profile
-    from cachesim.lab.probe.result import Result
     from cachesim.play.result import Run
+    from cachesim.probe.result import Result
     from cachesim.scenario import Scenario
 
 KEYS = frozenset(
@@ -111,7 +111,7 @@ def cachesim_probe() -> "Callable[..., Result]":
     """Probe a live server: takes the flags of `cachesim probe`, returns its result."""
 
     def probe(**flags: Any) -> "Result":
-        from cachesim.lab.probe.command import Settings, run
+        from cachesim.probe.command import Settings, run
 
         result = run(Settings(**flags)).result
         if result.missing:

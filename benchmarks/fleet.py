@@ -25,15 +25,15 @@ from rich.table import Table
 
 from benchmarks import fleet_pools
 from benchmarks.fleet_router import Loopback
-from cachesim.lab.traces.fleet.cache_aware import Approximate, CacheAware
-from cachesim.lab.traces.fleet.dynamo import Dynamo, KvRouter
-from cachesim.lab.traces.fleet.fleet import Fleet
-from cachesim.lab.traces.fleet.kv_events import Server
-from cachesim.lab.traces.fleet.router import Arrival, Replica, prefix_keys
-from cachesim.lab.traces.fleet.serving import FleetLoop
-from cachesim.lab.traces.replay import Cell
-from cachesim.lab.traces.source import Source
 from cachesim.prove.environment import Environment, EnvironmentUnavailableError
+from cachesim.traces.fleet.cache_aware import Approximate, CacheAware
+from cachesim.traces.fleet.dynamo import Dynamo, KvRouter
+from cachesim.traces.fleet.fleet import Fleet
+from cachesim.traces.fleet.kv_events import Server
+from cachesim.traces.fleet.router import Arrival, Replica, prefix_keys
+from cachesim.traces.fleet.serving import FleetLoop
+from cachesim.traces.replay import Cell
+from cachesim.traces.source import Source
 
 DYNAMO: Final = Environment(
     name="routers-dynamo-1.6.1", requirements=("ai-dynamo-runtime==1.6.1", "pyzmq", "msgspec")

@@ -16,13 +16,13 @@ from rich.console import Console
 from rich.table import Table
 
 from cachesim.engines.vllm.family import FAMILY
-from cachesim.lab.traces.fleet.fleet import Fleet
-from cachesim.lab.traces.fleet.kv_events import Server
-from cachesim.lab.traces.fleet.serving import FleetLoop
-from cachesim.lab.traces.replay import Cell, scaled
-from cachesim.lab.traces.source import Source
 from cachesim.prove.environment import EnvironmentUnavailableError
 from cachesim.prove.rows import spell
+from cachesim.traces.fleet.fleet import Fleet
+from cachesim.traces.fleet.kv_events import Server
+from cachesim.traces.fleet.serving import FleetLoop
+from cachesim.traces.replay import Cell, scaled
+from cachesim.traces.source import Source
 from conformance.real.vllm.playing import play
 from conformance.real.vllm.scheduler import SCHEDULER
 

@@ -10,10 +10,10 @@ import sys
 import time
 from pathlib import Path
 
-from cachesim.lab.traces.fleet.fleet import Fleet
-from cachesim.lab.traces.fleet.serving import parts_of, play_fleet
-from cachesim.lab.traces.replay import Cell
-from cachesim.lab.traces.source import Source
+from cachesim.traces.fleet.fleet import Fleet
+from cachesim.traces.fleet.serving import parts_of, play_fleet
+from cachesim.traces.replay import Cell
+from cachesim.traces.source import Source
 
 REMEMBERED = 100_000
 """Blocks, of which each replica remembers its share."""

@@ -28,12 +28,12 @@ from rich.table import Table
 
 from benchmarks.logs import log_of
 from cachesim.engines import Engine, Request
-from cachesim.lab.traces.replay import Cell, play
-from cachesim.lab.traces.source import Source
 from cachesim.model.arithmetic import ArithmeticName
 from cachesim.model.presets import preset
 from cachesim.model.spec import ModelSpec
 from cachesim.testing.workloads import Seeded
+from cachesim.traces.replay import Cell, play
+from cachesim.traces.source import Source
 from cachesim.units import Tokens, as_tokens
 
 PROFILE: Final = "llama.cpp@b11549"

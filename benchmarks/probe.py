@@ -28,15 +28,15 @@ from rich.table import Table
 
 from benchmarks.quantised import quantised
 from cachesim.engines.family import Profile, family_of
-from cachesim.lab.probe.command import Settings
-from cachesim.lab.probe.command import run as probe
-from cachesim.lab.probe.connection import Limits, Meter
-from cachesim.lab.probe.loop import DRAWN, Outcome, Plan, Probe
-from cachesim.lab.probe.playing import query_of, words_for
-from cachesim.lab.probe.profiles import MODELS, Candidate, Fingerprint
-from cachesim.lab.probe.target import Target
 from cachesim.model.presets import preset
 from cachesim.model.weights import draw
+from cachesim.probe.command import Settings
+from cachesim.probe.command import run as probe
+from cachesim.probe.connection import Limits, Meter
+from cachesim.probe.loop import DRAWN, Outcome, Plan, Probe
+from cachesim.probe.playing import query_of, words_for
+from cachesim.probe.profiles import MODELS, Candidate, Fingerprint
+from cachesim.probe.target import Target
 from cachesim.prove.llama_cpp import server as llama_cpp
 from cachesim.prove.llama_cpp.gguf import model_keys, write_gguf
 from cachesim.prove.mlx_lm import process as mlx_lm

@@ -24,10 +24,10 @@ from rich.console import Console
 from rich.table import Table
 
 from cachesim.cli.jobs import cluster, processes
-from cachesim.lab.traces.plan import plan_of
-from cachesim.lab.traces.replay import Cell, row_of
-from cachesim.lab.traces.sweep import Workers, flat, open_store, play_cells
 from cachesim.report.sweep import as_csv
+from cachesim.traces.plan import plan_of
+from cachesim.traces.replay import Cell, row_of
+from cachesim.traces.sweep import Workers, flat, open_store, play_cells
 
 if TYPE_CHECKING:
     from distributed import Client

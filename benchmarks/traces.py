@@ -19,8 +19,8 @@ from typing import Final
 from rich.console import Console
 from rich.table import Table
 
-from cachesim.lab.traces.replay import Cell, ServerRun
-from cachesim.lab.traces.source import Source
+from cachesim.traces.replay import Cell, ServerRun
+from cachesim.traces.source import Source
 
 SERVERS: Final = {
     "llama.cpp@b11549": (("ctx_size", 16384), ("cache_ram", 2)),

@@ -11,13 +11,13 @@ from cachesim.lazily import lazily
 if TYPE_CHECKING:
     from cachesim.engines import Engine, Profile, Reply, Request
     from cachesim.errors import CachesimError, InputError, ScenarioError, UpstreamAbort
-    from cachesim.lab.traces.sweep import sweep
     from cachesim.model.presets import preset
     from cachesim.model.spec import ModelSpec
     from cachesim.play import run, run_scenario
     from cachesim.play.result import Run, Step
     from cachesim.report.html import show
     from cachesim.scenario import Scenario, load
+    from cachesim.traces.sweep import sweep
 
 HOMES: Final = {
     "CachesimError": "errors",
@@ -37,7 +37,7 @@ HOMES: Final = {
     "run": "play",
     "run_scenario": "play",
     "show": "report.html",
-    "sweep": "lab.traces.sweep",
+    "sweep": "traces.sweep",
 }
 """Defining module of each public name."""
 

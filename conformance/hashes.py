@@ -23,7 +23,7 @@ from cachesim.cli.main import main as cachesim
 from cachesim.engines import FAMILIES
 from cachesim.engines.family import Profile, family_of
 from cachesim.errors import CachesimError
-from cachesim.lab.lessons import lessons
+from cachesim.learn import lessons
 from cachesim.model.presets import PRESETS
 from cachesim.play import run
 from cachesim.play.result import Run

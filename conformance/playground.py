@@ -427,7 +427,7 @@ def compared(tab: Any, scenarios: int, logs: int, part: Part) -> None:
         holds("json" in found, f"{path.stem}: {found.get('problems')}")
         holds(cachesim("run", path.stem, *more).strip() == found["json"], f"{path.stem} differs")
     say(f"{len(files)} scenarios: the bytes of the program's JSON")
-    lines = (ROOT / "tests" / "logs" / "excerpts.jsonl").read_text(encoding="utf-8").splitlines()
+    lines = (ROOT / "tests" / "why" / "excerpts.jsonl").read_text(encoding="utf-8").splitlines()
     found_texts = [
         each["files"][0][1]
         for each in map(json.loads, lines)

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from cachesim.lab.traces.reading import TraceRequest, open_trace
-from cachesim.lab.traces.replay import Cell, play
-from cachesim.lab.traces.source import Source
+from cachesim.traces.reading import TraceRequest, open_trace
+from cachesim.traces.replay import Cell, play
+from cachesim.traces.source import Source
 
 NAME: Final = "conversation_trace.jsonl"
 K: Final = 1024

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from cachesim.lab.lessons import is_right
+from cachesim.learn import is_right
 from conformance.browser import (
     EVERY,
     FLAGS,

@@ -30,7 +30,7 @@ from cachesim.engines import FAMILIES
 from cachesim.engines.family import Profile
 from cachesim.engines.ik_llama.family import FAMILY as IK_LLAMA
 from cachesim.errors import CachesimError
-from cachesim.lab.lessons import execute, kit, lessons
+from cachesim.learn import execute, kit, lessons
 from cachesim.play import run, run_scenario
 from cachesim.play.result import CLAIMS, Run
 from cachesim.play.session import ENDLESS, WORKER_GONE

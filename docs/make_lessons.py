@@ -13,7 +13,7 @@ ROOT: Final = Path(__file__).parents[1]
 
 def main(site: Path) -> None:
     """Write `lessons.zip`: the modules of the lessons, and the logs that they read."""
-    folder = ROOT / "cachesim" / "lab" / "lessons"
+    folder = ROOT / "cachesim" / "learn"
     with zipfile.ZipFile(site / "lessons.zip", "w", zipfile.ZIP_DEFLATED) as packed:
         for path in sorted(folder.glob("*.py")):
             packed.write(path, path.relative_to(ROOT))

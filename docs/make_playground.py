@@ -57,11 +57,11 @@ PYODIDE: Final = (
     "python_stdlib.zip",
     "pyodide-lock.json",
 )
-LEFT_OUT: Final = ("cli", "prove", "testing")
+LEFT_OUT: Final = ("cli", "learn", "probe", "prove", "testing")
 """Packages that a browser has no use for."""
 
-FOR_LOGS: Final = ("lab/logs", "lab/traces", "lab/record")
-"""Modules that are loaded for the first log."""
+FOR_LOGS: Final = ("playground.py", "record", "traces", "why")
+"""What is loaded for the first log."""
 
 UNUSED_STDLIB: Final = frozenset(
     (  # noqa: SIM905 - a list of names reads better without quotes
@@ -313,11 +313,8 @@ def _cachesim(*, logs: bool = False) -> Iterator[tuple[str, bytes]]:
     """The package as an installed one has it; its part for logs comes later."""
     for path in sorted((ROOT / "cachesim").rglob("*")):
         name = path.relative_to(ROOT)
-        place = str(name.relative_to("cachesim"))
-        lab = place.startswith("lab/")
-        for_logs = place.startswith(FOR_LOGS) or place in {"lab/__init__.py", "lab/playground.py"}
-        unused = name.parts[1] in LEFT_OUT or (lab and not for_logs)
-        if path.is_file() and "__pycache__" not in name.parts and not unused and lab == logs:
+        unused = name.parts[1] in LEFT_OUT or "__pycache__" in name.parts
+        if path.is_file() and not unused and (name.parts[1] in FOR_LOGS) == logs:
             yield str(name), path.read_bytes()
     if not logs:
         yield f"cachesim/shipped/{TABLE}", (DOCS / TABLE).read_bytes()

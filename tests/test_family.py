@@ -152,7 +152,7 @@ def test_one_more_key_of_a_step_is_read_where_steps_are_played() -> None:
     for key in ("slot", "cache_prompt", "drafts", "completions", "predict", "options"):
         readers = {
             str(path.relative_to(PACKAGE))
-            for room in ("scenario", "play", "report", "cli", "verify", "lab/lessons")
+            for room in ("scenario", "play", "report", "cli", "verify", "learn")
             for path in (PACKAGE / room).rglob("*.py")
             if "cachesim.scenario.format.Step" in imported_names(path)
             for node in ast.walk(ast.parse(path.read_text()))

@@ -23,10 +23,10 @@ MAY_IMPORT: dict[str, set[str]] = {
     "scenario": {"model", "engines", "verify"},
     "play": {"model", "engines", "verify", "scenario"},
     "testing": {"model", "engines", "verify", "scenario", "play"},
-    "logs": {"model", "engines", "verify", "scenario", "play"},
-    "traces": {"model", "engines", "verify", "scenario", "play", "logs"},
-    "prove": {"model", "engines", "verify", "scenario", "play", "testing", "logs"},
-    "record": {"model", "engines", "verify", "scenario", "play", "logs"},
+    "why": {"model", "engines", "verify", "scenario", "play"},
+    "traces": {"model", "engines", "verify", "scenario", "play", "why"},
+    "prove": {"model", "engines", "verify", "scenario", "play", "testing", "why"},
+    "record": {"model", "engines", "verify", "scenario", "play", "why"},
     "probe": {
         "model",
         "engines",
@@ -34,12 +34,12 @@ MAY_IMPORT: dict[str, set[str]] = {
         "scenario",
         "play",
         "testing",
-        "logs",
+        "why",
         "record",
         "traces",
     },
     "report": {"model", "engines", "verify", "scenario", "play"},
-    "lessons": {"model", "engines", "verify", "scenario", "play", "testing", "report", "logs"},
+    "learn": {"model", "engines", "verify", "scenario", "play", "testing", "report", "why"},
     "cli": {
         "model",
         "engines",
@@ -49,8 +49,8 @@ MAY_IMPORT: dict[str, set[str]] = {
         "testing",
         "prove",
         "report",
-        "lessons",
-        "logs",
+        "learn",
+        "why",
         "record",
         "probe",
         "traces",
@@ -87,15 +87,10 @@ def imported_names(path: Path) -> set[str]:
     return names
 
 
-LAB = {"logs", "record", "probe", "traces", "lessons"}
-"""The packages below `cachesim/lab`."""
-
-
 def package_of(path: Path) -> str:
     if path.is_relative_to(WORKBENCH):
         return "conformance"
-    first, *further = path.relative_to(PACKAGE).parts
-    return (further[0] if first == "lab" else first).removesuffix(".py")
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
 
 
 def upward(path: Path) -> set[str]:
@@ -104,7 +99,7 @@ def upward(path: Path) -> set[str]:
     if package not in MAY_IMPORT:
         return set()
     packages = {
-        name.removeprefix("cachesim.").removeprefix("lab.").split(".")[0]
+        name.removeprefix("cachesim.").split(".")[0]
         for name in imported_names(path)
         if name.startswith("cachesim.")
     }
@@ -131,11 +126,16 @@ def test_imports_point_one_way() -> None:
     assert {} == broken(upward)
 
 
-def test_the_core_imports_nothing_of_the_lab() -> None:
-    core = MAY_IMPORT.keys() - LAB - {"cli", "prove"}
-    assert set() == {package for name in core for package in MAY_IMPORT[name]} & LAB
-    below = {path.name for path in (PACKAGE / "lab").iterdir() if path.is_dir()} - {"__pycache__"}
-    assert below == LAB
+CORE = {"model", "engines", "verify", "scenario", "play", "testing", "report"}
+
+
+def test_the_core_imports_nothing_of_what_surrounds_it() -> None:
+    assert set() == {each for name in CORE for each in MAY_IMPORT[name]} - CORE
+
+
+def test_every_package_is_watched() -> None:
+    packages = {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
+    assert MAY_IMPORT.keys() == packages
 
 
 def reached(start: str, graph: dict[str, set[str]]) -> set[str]:
@@ -227,7 +227,7 @@ def test_every_exemption_from_a_rule_has_its_reason() -> None:
     assert {} == broken(without_a_reason)
 
 
-NAMES_AN_ENGINE = {"conformance", "logs", "prove", "probe", "lessons"}
+NAMES_AN_ENGINE = {"conformance", "learn", "probe", "prove", "why"}
 """Rooms that are about one engine's logs, its package, or its story."""
 
 

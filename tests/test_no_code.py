@@ -19,7 +19,7 @@ FORBIDDEN |= {"pickletools", "jsonpickle", "copyreg", "code", "codeop", "yaml"}
 
 CALLS = {"eval", "exec", "compile", "__import__"}
 RUNS_ITS_OWN = {
-    "cachesim/lab/lessons/lesson.py": {"eval", "exec", "compile"},  # the lessons of the package
+    "cachesim/learn/lesson.py": {"eval", "exec", "compile"},  # the lessons of the package
     # a wheel's own source, in its environment
     "conformance/real/mlx_lm/vllm_mlx_worker.py": {"exec", "compile"},
 }

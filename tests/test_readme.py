@@ -12,7 +12,7 @@ import pytest
 
 from cachesim.cli.main import main
 from cachesim.engines import FAMILIES
-from cachesim.lab.lessons import lessons
+from cachesim.learn import lessons
 from cachesim.scenario import load
 from cachesim.scenario.shipped import shipped_file, shipped_files
 from cachesim.typed import there_is

@@ -16,14 +16,14 @@ from cachesim.cli.options import JudgingArithmetic, Page, Seed, Settings, TextOr
 from cachesim.cli.outputs import page_at, print_report, tracked, write_page
 from cachesim.engines.family import Family, family_of
 from cachesim.errors import InputError, ScenarioError
-from cachesim.lab.logs.dump import is_dump
-from cachesim.lab.logs.extract import worst_scenario
-from cachesim.lab.logs.whole import UserSettings, open_log, read_files, replays_of
 from cachesim.play.bisect import Cause, Play, ReleaseVerdict, TurningPoint, judge, simulated, turns
 from cachesim.report.document import FittingTable
 from cachesim.report.tables import count
 from cachesim.scenario.checks import misfits
 from cachesim.scenario.format import Scenario
+from cachesim.why.dump import is_dump
+from cachesim.why.extract import worst_scenario
+from cachesim.why.whole import UserSettings, open_log, read_files, replays_of
 
 WIDEST: Final = 34
 """Most columns of cached counts; of longer scenarios the last steps are shown."""

@@ -17,12 +17,12 @@ from rich.text import Text
 from cachesim.cli.jobs import setting
 from cachesim.cli.options import Preset, Profile
 from cachesim.errors import InputError
-from cachesim.lab.logs.dump import DumpReader, Recorded, is_dump
-from cachesim.lab.logs.mlx_debug import as_dump, has_bodies
-from cachesim.lab.logs.whole import UserSettings, open_log
 from cachesim.packed import in_utf8, unpacked
 from cachesim.report.consoles import notes, show
 from cachesim.scenario.shipped import STDIN
+from cachesim.why.dump import DumpReader, Recorded, is_dump
+from cachesim.why.mlx_debug import as_dump, has_bodies
+from cachesim.why.whole import UserSettings, open_log
 
 HEAD: Final = 1 << 20
 """Leading bytes of a log with its first request, after what a server prints at its start."""

@@ -235,7 +235,7 @@ def crew(where: str) -> Iterator[tuple[Executor, int]]:
     except ImportError:
         msg = "--dask needs distributed, which is not installed here: pip install 'cachesim[dask]'"
         raise InputError(msg) from None
-    from cachesim.lab.traces.sweep import EVERYTHING, code_digest, engines_digest
+    from cachesim.traces.sweep import EVERYTHING, code_digest, engines_digest
 
     own = int(where) if where.isdigit() else 0
     if where.isdigit() and not 1 <= own <= MOST_JOBS:

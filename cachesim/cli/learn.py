@@ -9,7 +9,7 @@ from rich.text import Text
 
 from cachesim.cli import AS_EXPECTED, NOT_AS_EXPECTED
 from cachesim.errors import InputError
-from cachesim.lab.lessons import (
+from cachesim.learn import (
     ExecutedExercise,
     ExecutedLesson,
     Question,

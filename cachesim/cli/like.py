@@ -10,12 +10,12 @@ from cachesim.engines.family import Profile
 from cachesim.engines.llamacpp.family import FAMILY
 from cachesim.engines.words import counted
 from cachesim.errors import InputError
-from cachesim.lab.logs.other import default_step, options_for
-from cachesim.lab.logs.settings import Settings
-from cachesim.lab.probe.shapes import Shapes
 from cachesim.model.presets import PRESETS, preset
+from cachesim.probe.shapes import Shapes
 from cachesim.scenario.checks import full_profile, misfits, spec_of
 from cachesim.scenario.format import FORMAT, Model, Scenario, Server
+from cachesim.why.other import default_step, options_for
+from cachesim.why.settings import Settings
 
 SIZES: Final = (1_000, 16_000)
 """Longest prompts of a log's or trace's requests, which are scaled to them."""

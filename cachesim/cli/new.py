@@ -112,7 +112,7 @@ def new_command(
 
 def drafted(report: str, name: str) -> str:
     """A scenario drafted from a report; missing facts are printed."""
-    from cachesim.lab.logs.from_report import MOST, draft_of
+    from cachesim.why.from_report import MOST, draft_of
 
     with given([report], example="cachesim new --from-report thread.md") as (found,):
         draft = draft_of(name, found.file.read(MOST + 1), source=found.name)

@@ -16,8 +16,8 @@ from rich.text import Text
 
 from cachesim.cli import AS_EXPECTED, NOT_AS_EXPECTED, UNTESTED
 from cachesim.cli.options import TextOrJson
-from cachesim.lab.probe.command import Finished, Settings, run
-from cachesim.lab.probe.result import HEADS
+from cachesim.probe.command import Finished, Settings, run
+from cachesim.probe.result import HEADS
 from cachesim.report.consoles import notes, results, show
 from cachesim.report.document import FittingTable
 

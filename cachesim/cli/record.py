@@ -22,16 +22,16 @@ from cachesim.cli.outputs import page_at, write_page
 from cachesim.engines.words import counted
 from cachesim.errors import InputError
 from cachesim.files import Output
-from cachesim.lab.logs.live import Live, causes_of, report_of_live
-from cachesim.lab.logs.whole import UserSettings
-from cachesim.lab.record.plan import Plan, RecordFile, check_no_circle, place_of, upstream_of
 from cachesim.printable import printable
+from cachesim.record.plan import Plan, RecordFile, check_no_circle, place_of, upstream_of
 from cachesim.report.consoles import notes, results, show
 from cachesim.report.recorded import dump_report, totals_line
+from cachesim.why.live import Live, causes_of, report_of_live
+from cachesim.why.whole import UserSettings
 
 if TYPE_CHECKING:
-    from cachesim.lab.record.proxy import Proxy
-    from cachesim.lab.record.session import Row, Session
+    from cachesim.record.proxy import Proxy
+    from cachesim.record.session import Row, Session
 
 EXTRA: Final = (
     "cachesim record needs aiohttp, which is not installed here: pip install 'cachesim[record]'"
@@ -92,9 +92,9 @@ def record_command(
 
 
 def _recorded(plan: Plan, about: UserSettings, page: Output | None, *, quiet: bool) -> int:
-    from cachesim.lab.record.proxy import serve
-    from cachesim.lab.record.session import Session
-    from cachesim.lab.record.tokenizer import ServerTokenizer
+    from cachesim.record.proxy import serve
+    from cachesim.record.session import Session
+    from cachesim.record.tokenizer import ServerTokenizer
 
     live = Live(about, forgets=True)
     live.check()

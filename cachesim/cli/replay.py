@@ -21,18 +21,18 @@ from cachesim.cli.options import Gguf, ModelSizes, Slice, StatesAt
 from cachesim.cli.outputs import output_at, print_report, progress, write_page
 from cachesim.errors import InputError
 from cachesim.files import Output, readable
-from cachesim.lab.traces.fleet.fleet import ROUTERS, Fleet
-from cachesim.lab.traces.fleet.serving import record_events
-from cachesim.lab.traces.playing import check, play
-from cachesim.lab.traces.reading import Clock
-from cachesim.lab.traces.replay import BOUND, Cell, Measured, Seams, require_answers, row_of
-from cachesim.lab.traces.slices import states_at
-from cachesim.lab.traces.source import Source
-from cachesim.lab.traces.sweep import count_parts, open_store, play_cells
-from cachesim.lab.traces.verifying import Verified, verified
 from cachesim.model.spec import Sizes
 from cachesim.report.sweep import sweep_report
 from cachesim.scenario.shipped import STDIN
+from cachesim.traces.fleet.fleet import ROUTERS, Fleet
+from cachesim.traces.fleet.serving import record_events
+from cachesim.traces.playing import check, play
+from cachesim.traces.reading import Clock
+from cachesim.traces.replay import BOUND, Cell, Measured, Seams, require_answers, row_of
+from cachesim.traces.slices import states_at
+from cachesim.traces.source import Source
+from cachesim.traces.sweep import count_parts, open_store, play_cells
+from cachesim.traces.verifying import Verified, verified
 
 MOST_WRONG: Final = 5
 """Most wrong answers that are printed."""

@@ -14,12 +14,12 @@ from cachesim.cli.options import AnyFormat, Dask, Jobs, Page, Slice, StatesAt
 from cachesim.cli.outputs import output_at, page_at, print_report, progress, write_page
 from cachesim.errors import InputError
 from cachesim.files import PARQUET, TABLE, Output
-from cachesim.lab.traces.plan import read_plan
-from cachesim.lab.traces.replay import require_answers, row_of
-from cachesim.lab.traces.slices import states_at
-from cachesim.lab.traces.sweep import Workers, count_parts, flat, open_store, play_cells
 from cachesim.report.consoles import notes, show
 from cachesim.report.sweep import as_csv, sweep_report
+from cachesim.traces.plan import read_plan
+from cachesim.traces.replay import require_answers, row_of
+from cachesim.traces.slices import states_at
+from cachesim.traces.sweep import Workers, count_parts, flat, open_store, play_cells
 
 
 def sweep_command(

@@ -27,22 +27,6 @@ from cachesim.engines.llamacpp.family import FAMILY
 from cachesim.engines.tokens import Rope, Run
 from cachesim.errors import InputError
 from cachesim.files import Output
-from cachesim.lab.logs import tuning
-from cachesim.lab.logs.dump import Recorded, is_dump
-from cachesim.lab.logs.extract import worst_of_recording, worst_scenario
-from cachesim.lab.logs.live import Live, report_of_dump
-from cachesim.lab.logs.model_memory import memory_of
-from cachesim.lab.logs.other import workload_of
-from cachesim.lab.logs.replay import Replay
-from cachesim.lab.logs.report import worst as worst_of
-from cachesim.lab.logs.rerun import request_of
-from cachesim.lab.logs.sizes import ASSUMED, WHOSE, sizes_of_gguf
-from cachesim.lab.logs.what_if import add_other_settings, swept
-from cachesim.lab.logs.whole import Following, Read, UserSettings, open_log, read_files, replays_of
-from cachesim.lab.logs.whole import why as why_of
-from cachesim.lab.traces.audit import Audit, is_events
-from cachesim.lab.traces.reading import line_of, lines_of
-from cachesim.lab.traces.replay import limits_of
 from cachesim.model.spec import Sizes
 from cachesim.report.consoles import results, show
 from cachesim.report.recorded import dump_report, recorded_request
@@ -50,7 +34,23 @@ from cachesim.report.why import request as request_text
 from cachesim.report.why import tune_report, why_report
 from cachesim.scenario.files import to_toml
 from cachesim.scenario.shipped import STDIN, shipped_files
+from cachesim.traces.audit import Audit, is_events
+from cachesim.traces.reading import line_of, lines_of
+from cachesim.traces.replay import limits_of
 from cachesim.typed import check_whole
+from cachesim.why import tuning
+from cachesim.why.dump import Recorded, is_dump
+from cachesim.why.extract import worst_of_recording, worst_scenario
+from cachesim.why.live import Live, report_of_dump
+from cachesim.why.model_memory import memory_of
+from cachesim.why.other import workload_of
+from cachesim.why.replay import Replay
+from cachesim.why.report import worst as worst_of
+from cachesim.why.rerun import request_of
+from cachesim.why.sizes import ASSUMED, WHOSE, sizes_of_gguf
+from cachesim.why.what_if import add_other_settings, swept
+from cachesim.why.whole import Following, Read, UserSettings, open_log, read_files, replays_of
+from cachesim.why.whole import why as why_of
 
 
 def trace_of_log(replays: Sequence[Replay]) -> str:

@@ -23,7 +23,6 @@ from typing import Any, Final, TypeAlias
 from cachesim.engines.family import Profile
 from cachesim.engines.llamacpp.family import FAMILY as LLAMA_CPP
 from cachesim.engines.mlx_lm.family import FAMILY as MLX_LM
-from cachesim.lab.logs.settings import flag_of
 from cachesim.play import run
 from cachesim.prove.hunt.report import DIFFERS, ENDS
 from cachesim.prove.hunt.report import commands as report_lines
@@ -33,6 +32,7 @@ from cachesim.prove.mlx_lm.process import environment_for as mlx_environment_for
 from cachesim.scenario import full_profile, load
 from cachesim.scenario.format import Scenario
 from cachesim.scenario.shipped import shipped_files
+from cachesim.why.settings import flag_of
 from conformance.end_to_end.bench import FAILURES, Failure, Result, Settings, Task
 from conformance.end_to_end.documented import (
     by_a_shell,

@@ -21,16 +21,11 @@ from cachesim.engines.ik_llama.options import Options as IkOptions
 from cachesim.engines.llamacpp.options import Options
 from cachesim.engines.mlx_lm.options import MlxOptions
 from cachesim.errors import InputError, UpstreamAbort
-from cachesim.lab.logs.dump import is_dump
-from cachesim.lab.logs.live import Live, report_of_dump, report_of_live
-from cachesim.lab.logs.report import worst as worst_of
-from cachesim.lab.logs.whole import UserSettings, read_files, replays_of
-from cachesim.lab.logs.whole import why as why_of
-from cachesim.lab.record.exchange import AnswerReader
-from cachesim.lab.record.session import numbers_of
 from cachesim.model.presets import preset
 from cachesim.play import run
 from cachesim.play.session import SlotFiles
+from cachesim.record.exchange import AnswerReader
+from cachesim.record.session import numbers_of
 from cachesim.report import json_output
 from cachesim.report.consoles import plain_text
 from cachesim.report.html import page
@@ -42,6 +37,11 @@ from cachesim.scenario import full_profile, loads, scenario_of
 from cachesim.scenario.format import Expect, Model, Scenario, Step
 from cachesim.scenario.shipped import shipped_files
 from cachesim.units import as_tokens
+from cachesim.why.dump import is_dump
+from cachesim.why.live import Live, report_of_dump, report_of_live
+from cachesim.why.report import worst as worst_of
+from cachesim.why.whole import UserSettings, read_files, replays_of
+from cachesim.why.whole import why as why_of
 from conformance.fuzz.guard import READ
 from conformance.fuzz.mutations import (
     OFTEN,
@@ -370,7 +370,7 @@ STEP_KEYS: Final = frozenset(each.name for each in fields(Step))
 def logs() -> tuple[str, ...]:
     """Short logs of real servers of every release that the tests have one of."""
     found = [(ROOT / "docs" / "examples" / "hybrid.log").read_text()]
-    for path in sorted((ROOT / "tests" / "logs" / "data").glob("*.json.gz")):
+    for path in sorted((ROOT / "tests" / "why" / "data").glob("*.json.gz")):
         with gzip.open(path, "rt") as file:
             found += [each["log"] for each in json.load(file)["servers"][:2]]
     return tuple(text[:20_000] for text in found)

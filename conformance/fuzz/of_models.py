@@ -8,14 +8,14 @@ from pathlib import Path
 from tempfile import TemporaryDirectory, gettempdir
 from typing import Any, Final
 
-from cachesim.lab.logs.from_report import draft_of
-from cachesim.lab.logs.model_memory import known_models, memory_of_config
-from cachesim.lab.logs.sizes import sizes_of_fields, sizes_of_gguf
-from cachesim.lab.traces import graph
-from cachesim.lab.traces.replay import Cell, ServerRun
-from cachesim.lab.traces.source import Source
 from cachesim.model.presets import preset
 from cachesim.prove.llama_cpp.gguf import model_keys, write_model
+from cachesim.traces import graph
+from cachesim.traces.replay import Cell, ServerRun
+from cachesim.traces.source import Source
+from cachesim.why.from_report import draft_of
+from cachesim.why.model_memory import known_models, memory_of_config
+from cachesim.why.sizes import sizes_of_fields, sizes_of_gguf
 from conformance.fuzz.mutations import (
     SLIGHTLY,
     Chance,

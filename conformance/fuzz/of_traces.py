@@ -9,12 +9,12 @@ from pathlib import Path
 from tempfile import gettempdir
 from typing import Any, Final
 
-from cachesim.lab.traces.plan import SERVER_KEYS, TRACE_KEYS, read_plan
-from cachesim.lab.traces.reading import FIELDS, KNOWN
-from cachesim.lab.traces.replay import BOUND, Cell, play, row_of
-from cachesim.lab.traces.source import Source
 from cachesim.report.consoles import plain_text
 from cachesim.report.sweep import sweep_report
+from cachesim.traces.plan import SERVER_KEYS, TRACE_KEYS, read_plan
+from cachesim.traces.reading import FIELDS, KNOWN
+from cachesim.traces.replay import BOUND, Cell, play, row_of
+from cachesim.traces.source import Source
 from conformance.fuzz.guard import READ
 from conformance.fuzz.mutations import (
     SLIGHTLY,

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from cachesim.lab.traces.plan import read_plan
-from cachesim.lab.traces.reading import open_trace
-from cachesim.lab.traces.replay import Cell, play
-from cachesim.lab.traces.source import Source
+from cachesim.traces.plan import read_plan
+from cachesim.traces.reading import open_trace
+from cachesim.traces.replay import Cell, play
+from cachesim.traces.source import Source
 from conformance.published import COLUMN, least_recent, main
 
 ROOT = Path(__file__).parents[2]

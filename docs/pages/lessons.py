@@ -5,8 +5,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final
 
-from cachesim.lab.lessons import Lesson, execute, page
-from cachesim.lab.lessons import lessons as all_lessons
+from cachesim.learn import Lesson, execute, page
+from cachesim.learn import lessons as all_lessons
 from pages.tables import linked
 
 NAMED: Final = re.compile(r"\b(ik_llama\.cpp|llama\.cpp|mlx-lm) #\d+(?:, #\d+)*")

@@ -59,7 +59,7 @@ function read({ name, data, given }) {
   if (explained === null) {
     unpack(later);
     later = [];
-    python.runPython("import importlib; importlib.invalidate_caches(); from cachesim.lab.playground import explained");
+    python.runPython("import importlib; importlib.invalidate_caches(); from cachesim.playground import explained");
     explained = python.globals.get("explained");
   }
   const bytes = python.toPy(new Uint8Array(data));

@@ -6,7 +6,7 @@
     ```python     executed, block after block of one page; `mapping` is the page's last scenario
     ```toml       read; one that is a whole scenario must be a right one
 
-Generated pages are not looked at: the lessons are run by `tests/lessons`.
+Generated pages are not looked at: the lessons are run by `tests/learn`.
 """
 
 import os

@@ -56,7 +56,7 @@ READ: Final = sorted(
         *ROOT.glob("*.md"),
         *(ROOT / "docs").rglob("*.md"),
         *(ROOT / "docs" / "playground").iterdir(),
-        *(ROOT / "cachesim" / "lab" / "lessons" / "texts").glob("*.md"),
+        *(ROOT / "cachesim" / "learn" / "texts").glob("*.md"),
         *(ROOT / "scenarios").rglob("*.toml"),
     )
     if not {"_generated", "_build"} & set(path.parts)

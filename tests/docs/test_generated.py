@@ -12,7 +12,7 @@ from pages import commands, events, releases, schemas
 from cachesim.cli import listing
 from cachesim.cli.app import COMMANDS
 from cachesim.engines import Engine, Request
-from cachesim.lab.lessons import lessons
+from cachesim.learn import lessons
 from cachesim.model.presets import tiny
 from cachesim.play import scenario_schema
 from cachesim.units import as_tokens

@@ -34,7 +34,7 @@ def functions(path: Path) -> set[str]:
 
 
 def test_the_table_of_rooms_is_what_the_house_test_watches() -> None:
-    halves = section("Core and lab").partition("| lab package")
+    halves = section("Core and surroundings").partition("| around it")
     table = {
         cells[0].strip("`"): cells[2]
         for half in (halves[0], halves[1] + halves[2])

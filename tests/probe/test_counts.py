@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from cachesim.lab.probe import loop
-from cachesim.lab.probe.command import Settings, run
-from cachesim.lab.probe.connection import Connection
+from cachesim.probe import loop
+from cachesim.probe.command import Settings, run
+from cachesim.probe.connection import Connection
 from tests.probe.fakes import Fake, fake
 from tests.probe.test_probe import PROFILES
 

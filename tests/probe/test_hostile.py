@@ -10,8 +10,8 @@ from contextlib import contextmanager, suppress
 
 import pytest
 
-from cachesim.lab.probe.answers import Answer, Query
-from cachesim.lab.probe.connection import (
+from cachesim.probe.answers import Answer, Query
+from cachesim.probe.connection import (
     LONGEST_ANSWER,
     BudgetError,
     Connection,
@@ -19,7 +19,7 @@ from cachesim.lab.probe.connection import (
     Limits,
     Meter,
 )
-from cachesim.lab.probe.dialects import Dialect, LlamaServer, dialect_of
+from cachesim.probe.dialects import Dialect, LlamaServer, dialect_of
 from cachesim.scenario.limits import SLOTS
 from tests.probe.fakes import fake
 

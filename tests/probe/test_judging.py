@@ -5,8 +5,8 @@ from random import Random
 
 import pytest
 
-from cachesim.lab.probe.answers import Answer, distance
-from cachesim.lab.probe.judging import (
+from cachesim.probe.answers import Answer, distance
+from cachesim.probe.judging import (
     FLOOR,
     MATERIAL,
     STAKES,

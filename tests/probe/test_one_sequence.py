@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from cachesim.lab.probe.answers import Answer, Query
-from cachesim.lab.probe.connection import Limits, Meter
-from cachesim.lab.probe.dialects import Facts, PythonServer, TextServer
-from cachesim.lab.probe.target import Target
+from cachesim.probe.answers import Answer, Query
+from cachesim.probe.connection import Limits, Meter
+from cachesim.probe.dialects import Facts, PythonServer, TextServer
+from cachesim.probe.target import Target
 from tests.probe.fakes import fake
 
 OPENAPI = {"info": {"title": "🦙 llama.cpp Python API", "version": "0.3.36"}}

@@ -4,16 +4,16 @@ from dataclasses import replace
 
 import pytest
 
-from cachesim.lab.probe import loop
-from cachesim.lab.probe.answers import Answer, Query
-from cachesim.lab.probe.command import Settings, run
-from cachesim.lab.probe.connection import Limits, Meter
-from cachesim.lab.probe.dialects import _messages
-from cachesim.lab.probe.judging import Judge, Noise, plays_for
-from cachesim.lab.probe.outcome import Finding, Outcome, Plan
-from cachesim.lab.probe.playing import after, one_at_a_time, query_of, without_repeats
-from cachesim.lab.probe.result import Result
-from cachesim.lab.probe.target import PORT, ServerProcess, Target
+from cachesim.probe import loop
+from cachesim.probe.answers import Answer, Query
+from cachesim.probe.command import Settings, run
+from cachesim.probe.connection import Limits, Meter
+from cachesim.probe.dialects import _messages
+from cachesim.probe.judging import Judge, Noise, plays_for
+from cachesim.probe.outcome import Finding, Outcome, Plan
+from cachesim.probe.playing import after, one_at_a_time, query_of, without_repeats
+from cachesim.probe.result import Result
+from cachesim.probe.target import PORT, ServerProcess, Target
 from cachesim.scenario import loads
 from cachesim.scenario.files import to_toml
 from cachesim.scenario.format import FORMAT, Model, Scenario, Server, Step

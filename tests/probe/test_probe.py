@@ -10,11 +10,11 @@ import pytest
 
 from cachesim.engines.family import family_of
 from cachesim.errors import InputError, UntestedError
-from cachesim.lab.probe import loop
-from cachesim.lab.probe.command import Settings, run
-from cachesim.lab.probe.judging import MATERIAL
-from cachesim.lab.probe.playing import WORDS, opened_together, query_of
-from cachesim.lab.probe.result import Result
+from cachesim.probe import loop
+from cachesim.probe.command import Settings, run
+from cachesim.probe.judging import MATERIAL
+from cachesim.probe.playing import WORDS, opened_together, query_of
+from cachesim.probe.result import Result
 from cachesim.scenario.format import Step
 from cachesim.testing.workloads import Draws, Seeded
 from cachesim.typed import there_is

@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 
-from cachesim.lab.probe.answers import Answer, Query
-from cachesim.lab.probe.command import Settings, run
-from cachesim.lab.probe.connection import Limits, Meter
-from cachesim.lab.probe.loop import Probe
-from cachesim.lab.probe.outcome import Finding, Outcome
-from cachesim.lab.probe.profiles import Fingerprint, Guide
+from cachesim.probe.answers import Answer, Query
+from cachesim.probe.command import Settings, run
+from cachesim.probe.connection import Limits, Meter
+from cachesim.probe.loop import Probe
+from cachesim.probe.outcome import Finding, Outcome
+from cachesim.probe.profiles import Fingerprint, Guide
 from cachesim.scenario.format import FORMAT, Model, Scenario, Server, Step
 from tests.probe.fakes import fake
 

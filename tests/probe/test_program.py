@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from cachesim.lab.probe import loop
-from cachesim.lab.probe.command import Settings, run
+from cachesim.probe import loop
+from cachesim.probe.command import Settings, run
 from tests.fixtures import complaint
 from tests.probe.fakes import fake
 

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from cachesim.lab.probe import loop
-from cachesim.lab.probe.command import Settings, run
-from cachesim.lab.probe.judging import ERROR
-from cachesim.lab.probe.target import ServerProcess
 from cachesim.model.presets import preset
+from cachesim.probe import loop
+from cachesim.probe.command import Settings, run
+from cachesim.probe.judging import ERROR
+from cachesim.probe.target import ServerProcess
 from cachesim.prove.llama_cpp.gguf import write_model
 from cachesim.prove.llama_cpp.server import environment_for
 

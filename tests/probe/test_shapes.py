@@ -8,9 +8,9 @@ import pytest
 
 from cachesim.engines.tokens import get_common_prefix
 from cachesim.errors import InputError
-from cachesim.lab.probe import loop
-from cachesim.lab.probe.command import Settings, run
-from cachesim.lab.probe.shapes import Shapes
+from cachesim.probe import loop
+from cachesim.probe.command import Settings, run
+from cachesim.probe.shapes import Shapes
 from tests.probe.fakes import fake
 
 ROOT = Path(__file__).parents[2]

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from cachesim.errors import InputError
-from cachesim.lab.probe import loop, target
-from cachesim.lab.probe.command import Settings, run
-from cachesim.lab.probe.result import Result
+from cachesim.probe import loop, target
+from cachesim.probe.command import Settings, run
+from cachesim.probe.result import Result
 
 SERVER = f"{sys.executable} -m tests.probe.fakes llama llama.cpp@b11549"
 

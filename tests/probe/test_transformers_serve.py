@@ -14,9 +14,9 @@ import pytest
 
 from cachesim import Engine
 from cachesim.engines.base import Request
-from cachesim.lab.probe.connection import Connection, Limits, Meter
-from cachesim.lab.probe.target import ServerProcess
 from cachesim.model.presets import preset
+from cachesim.probe.connection import Connection, Limits, Meter
+from cachesim.probe.target import ServerProcess
 from cachesim.prove.transformers.environments import NEWEST, environment_for
 
 SERVING: Final = environment_for(NEWEST, serves=True)

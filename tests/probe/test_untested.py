@@ -10,10 +10,10 @@ import pytest
 
 from cachesim.cli import UNTESTED
 from cachesim.cli.main import main
-from cachesim.lab.probe import loop
-from cachesim.lab.probe.command import Finished, Settings, run
-from cachesim.lab.probe.connection import BudgetError
-from cachesim.lab.probe.result import Result
+from cachesim.probe import loop
+from cachesim.probe.command import Finished, Settings, run
+from cachesim.probe.connection import BudgetError
+from cachesim.probe.result import Result
 from tests.fixtures import Patch
 from tests.probe.fakes import Model, Tokens, fake, stale
 

@@ -12,12 +12,12 @@ import pytest
 
 pytest.importorskip("aiohttp", reason="the recorder's tests need the extra: .[record]")
 
-from cachesim.lab.logs.live import Live
-from cachesim.lab.logs.whole import UserSettings
-from cachesim.lab.record.plan import Plan, RecordFile
-from cachesim.lab.record.proxy import running
-from cachesim.lab.record.session import Row, Session
-from cachesim.lab.record.tokenizer import ServerTokenizer
+from cachesim.record.plan import Plan, RecordFile
+from cachesim.record.proxy import running
+from cachesim.record.session import Row, Session
+from cachesim.record.tokenizer import ServerTokenizer
+from cachesim.why.live import Live
+from cachesim.why.whole import UserSettings
 
 HEAD = b"HTTP/1.1 200 OK\r\nServer: Fake\r\nContent-Type: application/json\r\n"
 STREAM = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"

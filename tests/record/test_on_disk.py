@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from cachesim.lab.logs.live import Live
-from cachesim.lab.record import session as sessions
-from cachesim.lab.record.exchange import BATCH, AnswerReader, path_kept, path_shown
+from cachesim.record import session as sessions
+from cachesim.record.exchange import BATCH, AnswerReader, path_kept, path_shown
+from cachesim.why.live import Live
 from tests.dumps import read_dump
 from tests.record.kit import (
     CHAT,

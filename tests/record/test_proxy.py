@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from cachesim.errors import InputError
-from cachesim.lab.logs.live import report_of_dump
-from cachesim.lab.record.plan import check_no_circle, is_loopback, place_of, upstream_of
-from cachesim.lab.record.proxy import Faults
+from cachesim.record.plan import check_no_circle, is_loopback, place_of, upstream_of
+from cachesim.record.proxy import Faults
+from cachesim.why.live import report_of_dump
 from tests.dumps import read_dump
 from tests.record.kit import (
     CHAT,

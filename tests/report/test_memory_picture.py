@@ -8,8 +8,8 @@ from xml.parsers import expat
 import pytest
 
 from cachesim import run_scenario
-from cachesim.lab.lessons.drawing import drawn
-from cachesim.lab.lessons.kit import serve
+from cachesim.learn.drawing import drawn
+from cachesim.learn.kit import serve
 from cachesim.play.result import Run
 from cachesim.play.states import size_of
 from cachesim.report.picture import Picture, Row, after, clip, moment, story

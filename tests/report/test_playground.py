@@ -12,7 +12,7 @@ import pytest
 
 from cachesim import run_scenario
 from cachesim.engines import FAMILIES
-from cachesim.lab.playground import explained
+from cachesim.playground import explained
 from cachesim.report.json_output import document
 from cachesim.report.playground import answer, choices
 from cachesim.scenario.shipped import shipped_file
@@ -161,7 +161,7 @@ def test_a_setting_of_the_reader_replaces_the_logs() -> None:
 
 
 def test_a_log_that_is_not_replayed_is_handed_out_without_a_scenario() -> None:
-    lines = (ROOT / "tests" / "logs" / "excerpts.jsonl").read_text(encoding="utf-8").splitlines()
+    lines = (ROOT / "tests" / "why" / "excerpts.jsonl").read_text(encoding="utf-8").splitlines()
     texts = (each["files"][0][1] for each in map(json.loads, lines) if len(each["files"]) == 1)
     told = (
         json.loads(explained("one.log", each.encode("utf-8", "surrogateescape"))) for each in texts
@@ -174,7 +174,7 @@ def test_a_log_that_is_not_replayed_is_handed_out_without_a_scenario() -> None:
 IN_A_BROWSER = """
 import sys
 
-ABSENT = {"rich", "cyclopts", "hypothesis", "cachesim.cli", "cachesim.lab", "cachesim.testing"}
+ABSENT = {"rich", "cyclopts", "hypothesis", "cachesim.cli", "cachesim.why", "cachesim.testing"}
 
 
 class Absent:

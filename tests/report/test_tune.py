@@ -4,10 +4,10 @@ from typing import Any
 
 from rich.console import Group, RenderableType
 
-from cachesim.lab.logs.sizes import ASSUMED, WHOSE
 from cachesim.report.consoles import plain_text
 from cachesim.report.html_document import page
 from cachesim.report.why import tune_report
+from cachesim.why.sizes import ASSUMED, WHOSE
 
 MIB = 1 << 20
 

@@ -10,7 +10,7 @@ from cachesim.play import bisect
 from cachesim.scenario.format import Scenario
 from cachesim.scenario.shipped import load_all
 from tests.fixtures import Capture, complaint, output
-from tests.logs.test_replay import servers_of
+from tests.why.test_replay import servers_of
 
 THREADS = {
     "llama.cpp-21510-start-refused": [("b8929", "good", "21510")],

@@ -79,7 +79,7 @@ def test_several_claims_have_the_label_of_the_one_confirmed_least() -> None:
 
 
 def test_a_confirmed_step_is_one_of_a_shipped_scenario_as_it_is_now() -> None:
-    """A lesson's run is known by its digest alone: `tests/lessons` asks for its label."""
+    """A lesson's run is known by its digest alone: `tests/learn` asks for its label."""
     path = there_is(table())
     with path.open(newline="", encoding="utf-8") as rows:
         confirmed = [row for row in csv.DictReader(rows) if row["confirmed"] or row["derived"]]

@@ -9,9 +9,9 @@ from cachesim.engines.base import Request
 from cachesim.engines.family import Profile
 from cachesim.engines.transformers import cache
 from cachesim.engines.transformers.options import TransformersOptions
-from cachesim.lab.probe.target import page_of
 from cachesim.model.build import build
 from cachesim.model.presets import preset
+from cachesim.probe.target import page_of
 from cachesim.testing.workloads import EDGES, LAST_WORD, Seeded, Shape, draw_workload
 from cachesim.units import as_tokens
 

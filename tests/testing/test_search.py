@@ -20,9 +20,6 @@ from cachesim.engines.sglang.server import Sglang
 from cachesim.engines.vllm.coordinator import Coordinator
 from cachesim.engines.vllm.server import Vllm
 from cachesim.errors import SpecError
-from cachesim.lab.traces.replay import Cell
-from cachesim.lab.traces.replay import play as replay
-from cachesim.lab.traces.source import Source
 from cachesim.model.presets import PRESETS
 from cachesim.model.spec import ModelSpec
 from cachesim.play import findings, loop, run, run_scenario
@@ -45,6 +42,9 @@ from cachesim.testing.search import (
 )
 from cachesim.testing.story import story
 from cachesim.testing.workloads import WHOLE, Shape, weighs
+from cachesim.traces.replay import Cell
+from cachesim.traces.replay import play as replay
+from cachesim.traces.source import Source
 from cachesim.units import Array, Count, as_tokens
 from tests.fixtures import Patch
 

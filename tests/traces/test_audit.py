@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from cachesim.lab.traces.audit import Audit
+from cachesim.traces.audit import Audit
 from tests.fixtures import Capture, complaint, output
 
 

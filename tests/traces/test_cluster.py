@@ -14,10 +14,10 @@ import pytest
 from cachesim.cli.jobs import NO_DASHBOARD, cluster
 from cachesim.cli.main import main
 from cachesim.errors import InputError
-from cachesim.lab.traces.plan import plan_of
-from cachesim.lab.traces.replay import row_of
-from cachesim.lab.traces.slices import States
-from cachesim.lab.traces.sweep import flat, open_store, play_cells, sweep
+from cachesim.traces.plan import plan_of
+from cachesim.traces.replay import row_of
+from cachesim.traces.slices import States
+from cachesim.traces.sweep import flat, open_store, play_cells, sweep
 from tests.fixtures import Capture, Patch, output
 from tests.traces.test_sweep import SMALL, alone
 

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from cachesim.errors import InputError
-from cachesim.lab.traces.fleet.fleet import Fleet
-from cachesim.lab.traces.plan import plan_of
-from cachesim.lab.traces.playing import play
-from cachesim.lab.traces.replay import Cell, Measured
-from cachesim.lab.traces.source import Source
 from cachesim.model.spec import Sizes
+from cachesim.traces.fleet.fleet import Fleet
+from cachesim.traces.plan import plan_of
+from cachesim.traces.playing import play
+from cachesim.traces.replay import Cell, Measured
+from cachesim.traces.source import Source
 
 SCALE = 32
 MEMORY = 40 * 10**9

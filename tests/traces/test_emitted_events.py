@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 
 from cachesim.cli.main import main
-from cachesim.lab.traces.audit import Audit
-from cachesim.lab.traces.fleet.fleet import Fleet
-from cachesim.lab.traces.fleet.serving import record_events
-from cachesim.lab.traces.reading import lines_of, open_trace
-from cachesim.lab.traces.replay import Cell
-from cachesim.lab.traces.source import Source
+from cachesim.traces.audit import Audit
+from cachesim.traces.fleet.fleet import Fleet
+from cachesim.traces.fleet.serving import record_events
+from cachesim.traces.reading import lines_of, open_trace
+from cachesim.traces.replay import Cell
+from cachesim.traces.source import Source
 from tests.fixtures import Capture, complaint, output
 
 SMALL = {

@@ -11,17 +11,17 @@ import pytest
 from cachesim.cli.main import main
 from cachesim.engines.base import Request
 from cachesim.errors import InputError
-from cachesim.lab.traces.fleet.dynamo import KvRouter
-from cachesim.lab.traces.fleet.fleet import ROUTERS, Fleet, others_of
-from cachesim.lab.traces.fleet.kv_events import Server
-from cachesim.lab.traces.fleet.serving import FleetLoop, joined, parts_of
-from cachesim.lab.traces.plan import PlanError, plan_of
-from cachesim.lab.traces.playing import check, play
-from cachesim.lab.traces.replay import Cell, Measured, row_of
-from cachesim.lab.traces.source import Source
-from cachesim.lab.traces.sweep import count_parts, key_of, open_store, play_cells, sweep
 from cachesim.processes import pool_of
 from cachesim.report.sweep import upgrades
+from cachesim.traces.fleet.dynamo import KvRouter
+from cachesim.traces.fleet.fleet import ROUTERS, Fleet, others_of
+from cachesim.traces.fleet.kv_events import Server
+from cachesim.traces.fleet.serving import FleetLoop, joined, parts_of
+from cachesim.traces.plan import PlanError, plan_of
+from cachesim.traces.playing import check, play
+from cachesim.traces.replay import Cell, Measured, row_of
+from cachesim.traces.source import Source
+from cachesim.traces.sweep import count_parts, key_of, open_store, play_cells, sweep
 from cachesim.typed import of_kind
 from cachesim.units import Token
 from tests.fixtures import output

@@ -14,11 +14,11 @@ import pytest
 
 from cachesim.cli.main import main
 from cachesim.errors import InputError
-from cachesim.lab.traces.reading import Clock, TraceError, open_trace
-from cachesim.lab.traces.replay import Cell, play, row_of
-from cachesim.lab.traces.source import UNIT, Source, made_requests
-from cachesim.lab.traces.sweep import open_store, play_cells
 from cachesim.report.sweep import title_of
+from cachesim.traces.reading import Clock, TraceError, open_trace
+from cachesim.traces.replay import Cell, play, row_of
+from cachesim.traces.source import UNIT, Source, made_requests
+from cachesim.traces.sweep import open_store, play_cells
 from tests.fixtures import Capture, Patch, complaint, output
 from tests.traces.test_sweep import Here
 
@@ -372,7 +372,7 @@ def test_messages_of_standard_input_name_it(monkeypatch: Patch, capsys: Capture)
 
 
 def test_a_line_without_an_end_is_not_read_whole(tmp_path: Path, monkeypatch: Patch) -> None:
-    monkeypatch.setattr("cachesim.lab.traces.reading.MOST_CHARACTERS", 1000)
+    monkeypatch.setattr("cachesim.traces.reading.MOST_CHARACTERS", 1000)
     path = tmp_path / "trace.jsonl"
     path.write_text("[" * 5000)
 

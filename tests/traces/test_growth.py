@@ -12,8 +12,8 @@ from typing import Any, Final
 import pytest
 
 from benchmarks.growth import ENGINES
-from cachesim.lab.traces.replay import Cell, play
-from cachesim.lab.traces.source import Source
+from cachesim.traces.replay import Cell, play
+from cachesim.traces.source import Source
 
 FEW: Final = 100
 MOST: Final = 4.6

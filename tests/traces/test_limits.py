@@ -11,15 +11,15 @@ import pytest
 from cachesim.cli.main import main
 from cachesim.engines.held import sizes_of
 from cachesim.errors import InputError
-from cachesim.lab.traces.plan import plan_of
-from cachesim.lab.traces.replay import Cell, Measured, limits_of, play, row_of
-from cachesim.lab.traces.source import Source
-from cachesim.lab.traces.sweep import flat, sweep
 from cachesim.model.presets import preset
 from cachesim.model.spec import Sizes
 from cachesim.prove.llama_cpp.gguf import write_model
 from cachesim.report.consoles import plain_text
 from cachesim.report.sweep import sweep_report
+from cachesim.traces.plan import plan_of
+from cachesim.traces.replay import Cell, Measured, limits_of, play, row_of
+from cachesim.traces.source import Source
+from cachesim.traces.sweep import flat, sweep
 from tests.fixtures import Capture, output
 
 LLAMA = "llama.cpp@b11549"

@@ -5,8 +5,8 @@ from statistics import mean, quantiles
 
 import pytest
 
-from cachesim.lab.traces import source
-from cachesim.lab.traces.replay import Cell, play
+from cachesim.traces import source
+from cachesim.traces.replay import Cell, play
 
 DRAWN = [source.conversation(draw) for draw in [random.Random(7)] for _ in range(4_000)]
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from cachesim.lab.traces.reading import open_trace
-from cachesim.lab.traces.replay import Cell, play
-from cachesim.lab.traces.source import Source
+from cachesim.traces.reading import open_trace
+from cachesim.traces.replay import Cell, play
+from cachesim.traces.source import Source
 
 KIB = 1024
 SHARED, OWN = 24, 8

@@ -11,10 +11,10 @@ import pytest
 
 from cachesim.cli.main import main
 from cachesim.errors import InputError
-from cachesim.lab.traces.forms import Texts, open_form
-from cachesim.lab.traces.reading import TraceError, TraceRequest
-from cachesim.lab.traces.replay import Cell, play
-from cachesim.lab.traces.source import Source
+from cachesim.traces.forms import Texts, open_form
+from cachesim.traces.reading import TraceError, TraceRequest
+from cachesim.traces.replay import Cell, play
+from cachesim.traces.source import Source
 from tests.fixtures import Capture, Patch
 
 
@@ -380,7 +380,7 @@ def test_parquet_and_zstandard_are_read_with_pyarrow(tmp_path: Path) -> None:
 def test_without_pyarrow_its_extra_is_named(
     module: str, head: bytes, tmp_path: Path, monkeypatch: Patch
 ) -> None:
-    for place in ("cachesim.packed", "cachesim.lab.traces.reading"):
+    for place in ("cachesim.packed", "cachesim.traces.reading"):
         monkeypatch.setattr(f"{place}.find_spec", lambda _: None)
     (tmp_path / "rows").write_bytes(head + b"rest")
 

@@ -9,16 +9,16 @@ import pytest
 
 from cachesim.cli.main import main
 from cachesim.engines.held import Held, sizes_of
-from cachesim.lab.traces.plan import plan_of
-from cachesim.lab.traces.replay import MOMENTS, Cell, Timeline, play, row_of
-from cachesim.lab.traces.source import Source
-from cachesim.lab.traces.sweep import flat
-from cachesim.lab.traces.verifying import VOCABULARY, spelled
 from cachesim.model.spec import ModelSpec
 from cachesim.report import sweep
 from cachesim.report.charts import balance_bars, stacked_areas
 from cachesim.report.consoles import plain_text
 from cachesim.report.html_document import page as html_page
+from cachesim.traces.plan import plan_of
+from cachesim.traces.replay import MOMENTS, Cell, Timeline, play, row_of
+from cachesim.traces.source import Source
+from cachesim.traces.sweep import flat
+from cachesim.traces.verifying import VOCABULARY, spelled
 
 SERVERS: Final = (
     "llama.cpp@b9538", "llama.cpp@b11549", "ik_llama.cpp@8337e4cd3", "mlx-lm@0.32.2",

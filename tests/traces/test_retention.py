@@ -9,11 +9,11 @@ import pytest
 
 from cachesim.cli.main import main
 from cachesim.errors import InputError
-from cachesim.lab.traces.playing import check, play
-from cachesim.lab.traces.replay import Cell, Measured
-from cachesim.lab.traces.retention import POLICIES, Cache, Future, Ideal, Path, Rules
-from cachesim.lab.traces.source import Source
 from cachesim.model.spec import Sizes
+from cachesim.traces.playing import check, play
+from cachesim.traces.replay import Cell, Measured
+from cachesim.traces.retention import POLICIES, Cache, Future, Ideal, Path, Rules
+from cachesim.traces.source import Source
 from tests.fixtures import output
 
 ONLINE = [name for name in POLICIES if name != "bound"]

@@ -5,12 +5,12 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from cachesim.engines.tokens import Rope
-from cachesim.lab.traces.fleet.cache_aware import Tree
-from cachesim.lab.traces.fleet.dynamo import Dynamo, KvRouter
-from cachesim.lab.traces.fleet.fleet import ROUTERS, Fleet, router_of
-from cachesim.lab.traces.fleet.gateway import Indexer
-from cachesim.lab.traces.fleet.plain import place_of
-from cachesim.lab.traces.fleet.router import (
+from cachesim.traces.fleet.cache_aware import Tree
+from cachesim.traces.fleet.dynamo import Dynamo, KvRouter
+from cachesim.traces.fleet.fleet import ROUTERS, Fleet, router_of
+from cachesim.traces.fleet.gateway import Indexer
+from cachesim.traces.fleet.plain import place_of
+from cachesim.traces.fleet.router import (
     Arrival,
     Dispatcher,
     Replica,

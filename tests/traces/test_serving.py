@@ -8,8 +8,8 @@ import pytest
 
 from cachesim.cli.main import main
 from cachesim.errors import InputError
-from cachesim.lab.traces.replay import Cell, Known, play
-from cachesim.lab.traces.source import Source, made_requests
+from cachesim.traces.replay import Cell, Known, play
+from cachesim.traces.source import Source, made_requests
 
 SERVERS = {
     "llama.cpp@b11549": (("parallel", 4), ("ctx_size", 16384)),

@@ -20,16 +20,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cachesim.errors import InputError
-from cachesim.lab.traces import slices
-from cachesim.lab.traces.fleet.cache_aware import Approximate, Node
-from cachesim.lab.traces.fleet.fleet import ROUTERS, Fleet
-from cachesim.lab.traces.fleet.serving import FleetRun, joined, parts_of
-from cachesim.lab.traces.playing import play
-from cachesim.lab.traces.replay import Cell, Known, Reader, Run
-from cachesim.lab.traces.slices import States
-from cachesim.lab.traces.source import Source
-from cachesim.lab.traces.sweep import open_store, play_cells
 from cachesim.processes import pool_of
+from cachesim.traces import slices
+from cachesim.traces.fleet.cache_aware import Approximate, Node
+from cachesim.traces.fleet.fleet import ROUTERS, Fleet
+from cachesim.traces.fleet.serving import FleetRun, joined, parts_of
+from cachesim.traces.playing import play
+from cachesim.traces.replay import Cell, Known, Reader, Run
+from cachesim.traces.slices import States
+from cachesim.traces.source import Source
+from cachesim.traces.sweep import open_store, play_cells
 from cachesim.typed import of_kind, there_is
 from tests.fixtures import Capture, Patch, complaint
 from tests.traces.test_sweep import Here
@@ -285,7 +285,7 @@ def test_a_state_behind_the_end_is_refused(tmp_path: Path) -> None:
     assert "the state after 30 requests, and --first is 20" in again(tmp_path, first(cell(), 20))
 
 
-RUN = ["object", "cachesim.lab.traces.replay", "Run", [], []]
+RUN = ["object", "cachesim.traces.replay", "Run", [], []]
 HOSTILE: list[Any] = [
     {},
     [],
@@ -297,10 +297,10 @@ HOSTILE: list[Any] = [
     {"root": [0], "nodes": [["class", "builtins", "eval", []]]},
     {"root": [0], "nodes": [["class", "os", "system", []]]},
     {"root": [0], "nodes": [["function", "os", "system", []]]},
-    {"root": [0], "nodes": [["function", "cachesim.lab.traces.slices", "zipfile", []]]},
+    {"root": [0], "nodes": [["function", "cachesim.traces.slices", "zipfile", []]]},
     {"root": [0], "nodes": [["function", "cachesim.cli.main", "main", []]]},
     {"root": [0], "nodes": [["object", "subprocess", "Popen", ["args"], ["id"]]]},
-    {"root": [0], "nodes": [["object", "cachesim.lab.traces.graph", "Path", [], []]]},
+    {"root": [0], "nodes": [["object", "cachesim.traces.graph", "Path", [], []]]},
     {"root": [0], "nodes": [[*RUN[:3], ["__class__"], [5]]]},
     {"root": [1], "nodes": [RUN, ["method", "__getattribute__", [[0]]]]},
     {"root": [1], "nodes": [RUN, ["method", "__reduce__", [[0]]]]},

@@ -19,15 +19,15 @@ import cachesim
 from cachesim.cli import UNTESTED
 from cachesim.cli.main import main
 from cachesim.errors import InputError
-from cachesim.lab.traces import sweep as sweeping
-from cachesim.lab.traces.plan import plan_of
-from cachesim.lab.traces.replay import Cell, play, row_of, scaled
-from cachesim.lab.traces.source import Source, made_requests
-from cachesim.lab.traces.sweep import attempt, flat, key_of, open_store, play_cells
 from cachesim.processes import pool_of
 from cachesim.report.charts import line_chart, stacked_bars
 from cachesim.report.html_document import page as html_page
 from cachesim.report.sweep import as_csv, sweep_report
+from cachesim.traces import sweep as sweeping
+from cachesim.traces.plan import plan_of
+from cachesim.traces.replay import Cell, play, row_of, scaled
+from cachesim.traces.source import Source, made_requests
+from cachesim.traces.sweep import attempt, flat, key_of, open_store, play_cells
 from tests.fixtures import Capture, Patch, complaint, output
 
 SMALL: Final[dict[str, Any]] = {

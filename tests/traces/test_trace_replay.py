@@ -10,12 +10,12 @@ from cachesim.cli.main import main
 from cachesim.engines.family import Profile
 from cachesim.engines.tokens import Rope
 from cachesim.errors import InputError
-from cachesim.lab.traces.reading import TraceError, TraceRequest, open_trace
-from cachesim.lab.traces.replay import Cell, play, scaled
-from cachesim.lab.traces.source import Source
-from cachesim.lab.traces.verifying import Spelling, spread, verified
 from cachesim.play.session import Session
 from cachesim.testing.search import workloads
+from cachesim.traces.reading import TraceError, TraceRequest, open_trace
+from cachesim.traces.replay import Cell, play, scaled
+from cachesim.traces.source import Source
+from cachesim.traces.verifying import Spelling, spread, verified
 from tests.fixtures import Capture, output
 
 LINES = [

@@ -12,7 +12,6 @@ from cachesim.engines.family import Profile, family_of
 from cachesim.engines.llama_cpp_python.family import FAMILY as PYTHON
 from cachesim.engines.llamacpp.family import FAMILY as LLAMA_CPP
 from cachesim.files import free_name
-from cachesim.lab.logs.settings import flag_of
 from cachesim.prove.command import proof_command
 from cachesim.prove.hunt.loop import ProvenFinding
 from cachesim.prove.llama_cpp.calls import call_for
@@ -25,6 +24,7 @@ from cachesim.scenario.format import Scenario, Step
 from cachesim.scenario.labels import CONFIRMED, DERIVED, SOURCE
 from cachesim.scenario.prompts import Vocabulary
 from cachesim.testing.story import story
+from cachesim.why.settings import flag_of
 
 WARM: Final = 8080
 """The port of the server that is shown to be wrong."""

@@ -19,7 +19,6 @@ from cachesim.engines.chat import BYTES, FIRST_BYTE
 from cachesim.engines.ik_llama.family import FAMILY
 from cachesim.engines.ik_llama.options import FIELDS
 from cachesim.errors import CachesimError, OptionError
-from cachesim.lab.logs.settings import flag_of
 from cachesim.model import recall
 from cachesim.model.presets import preset
 from cachesim.model.spec import ModelSpec
@@ -27,6 +26,7 @@ from cachesim.prove.llama_cpp.gguf import word
 from cachesim.prove.llama_cpp.workload import CRASH, Outcome
 from cachesim.scenario.format import Step
 from cachesim.units import Token, as_tokens
+from cachesim.why.settings import flag_of
 
 SECONDS_TO_START: Final = 60.0
 SECONDS_FOR_ONE_CALL: Final = 300.0

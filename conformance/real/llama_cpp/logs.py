@@ -18,18 +18,18 @@ from time import sleep
 from typing import Any, Final, TypeAlias
 
 from cachesim.engines.llamacpp.family import FAMILY
-from cachesim.lab.logs.lines import BY_NAME, lines_of, prints_checkpoints
-from cachesim.lab.logs.other import default_step, options_for, play_workload
-from cachesim.lab.logs.reading import Reader
-from cachesim.lab.logs.replay import Replay
-from cachesim.lab.logs.settings import settings_of
-from cachesim.lab.logs.what_if import cached_over, workloads_of
-from cachesim.lab.logs.whole import rebuild
 from cachesim.prove.llama_cpp.fitting import Abilities, Release
 from cachesim.prove.llama_cpp.flags import draw_preset
 from cachesim.prove.llama_cpp.server import RealServer
 from cachesim.prove.llama_cpp.workload import Outcome, release_of
 from cachesim.scenario.format import Scenario
+from cachesim.why.lines import BY_NAME, lines_of, prints_checkpoints
+from cachesim.why.other import default_step, options_for, play_workload
+from cachesim.why.reading import Reader
+from cachesim.why.replay import Replay
+from cachesim.why.settings import settings_of
+from cachesim.why.what_if import cached_over, workloads_of
+from cachesim.why.whole import rebuild
 from conformance.real.llama_cpp.compare import SideBySide
 from conformance.real.llama_cpp.workloads import Setting, grow
 

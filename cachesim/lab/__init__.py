@@ -1,1 +1,0 @@
-"""The laboratory: real engines, logs, recordings, traces and lessons, built on the core."""

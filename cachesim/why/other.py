@@ -1,0 +1,187 @@
+"""The same workload on another release, or with another patch or flag.
+
+A workload knows when requests came relative to each other, not how long another server would have
+taken: concurrent requests stay concurrent, sequential ones sequential.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from cachesim.engines.family import Profile
+from cachesim.engines.llamacpp.family import FAMILY
+from cachesim.engines.words import counted as in_words
+from cachesim.model.spec import ModelSpec
+from cachesim.why.player import FAILED, Player, Replayed, ReplayRequest
+from cachesim.why.replay import Replay
+from cachesim.why.settings import Settings
+
+
+@dataclass(slots=True)
+class ServerResult:
+    """Results of all requests on another server."""
+
+    profile: str
+    options: Mapping[str, Any]
+    replayed: dict[int, Replayed] = field(default_factory=dict)
+    peak_bytes: int = 0
+
+
+def options_for(release: str, values: Mapping[str, Any]) -> dict[str, Any]:
+    """The flags that a release has; others are dropped."""
+    profile = Profile.parse(f"llama.cpp@{release}")
+    known = {each.name: each for each in FAMILY.declared}
+    return {
+        name: value
+        for name, value in values.items()
+        if name not in known or FAMILY.has(known[name], profile, value)
+    }
+
+
+def default_step(settings: Settings) -> set[str]:
+    """Flags that the log has at its release's default, and that differ elsewhere."""
+    own = str(settings.release.value)
+    values = settings.values
+    return {
+        each.name
+        for each in FAMILY.declared
+        if each.later and values.get(each.name) == FAMILY.default(each, own)
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """Result of one run of all requests."""
+
+    processed: int
+    peak_bytes: int  # of prompt-cache entries and checkpoints
+    failed: int  # requests without an answer
+
+
+@dataclass(frozen=True, slots=True)
+class Replayable(ABC):
+    """Requests to a server of one profile and model, under any settings."""
+
+    profile: str
+    spec: ModelSpec
+
+    @property
+    def engine(self) -> str:
+        """The server's engine."""
+        return Profile.parse(self.profile).engine
+
+    @property
+    def release(self) -> str:
+        """The release alone."""
+        return Profile.parse(self.profile).release
+
+    @property
+    @abstractmethod
+    def requests(self) -> int:
+        """Number of requests."""
+
+    @abstractmethod
+    def outcome(self, options: Mapping[str, Any]) -> Outcome:
+        """Replay under these settings; raises InputError if the server refuses them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Workload(Replayable):
+    """Requests in the order of their arrivals and ends."""
+
+    submitted: Mapping[int, ReplayRequest]
+    order: tuple[tuple[str, int], ...]
+    uncounted: frozenset[int] = frozenset()
+    """Requests without processed tokens in the log: sums leave them out, as those of the log do."""
+
+    @property
+    def requests(self) -> int:
+        """Number of requests, without those invented for the time before a log."""
+        return sum(number >= 0 for number in self.submitted)
+
+    def outcome(self, options: Mapping[str, Any]) -> Outcome:
+        """Replay with these settings on its own release."""
+        played = play_workload(self, self.profile, options)
+        answers = [each for number, each in played.replayed.items() if number >= 0]
+        return Outcome(
+            processed=sum(
+                each.processed or 0
+                for number, each in played.replayed.items()
+                if number >= 0 and number not in self.uncounted
+            ),
+            peak_bytes=played.peak_bytes,
+            failed=sum(each.cached is None for each in answers),
+        )
+
+
+def workload_of(replay: Replay, spec: ModelSpec | None = None) -> Workload:
+    """Workload of a replay."""
+    submitted = {each.number: each for each in replay.invented}
+    submitted |= {
+        each.submitted.number: each.submitted
+        for each in replay.requests
+        if each.submitted is not None
+    }
+    settings = replay.settings
+    return Workload(
+        settings.profile,
+        spec or settings.spec,
+        submitted,
+        tuple(replay.order),
+        frozenset(submitted.keys() - counted(replay)),
+    )
+
+
+def counted(replay: Replay) -> frozenset[int]:
+    """Requests whose tokens are summed: those replayed with processed tokens in the log.
+
+    All of them if the log has none, and its sums are unknown.
+    """
+    played = [each for each in replay.requests if each.submitted is not None]
+    known = [each for each in played if each.lengths.processed.value is not None]
+    return frozenset(each.observed.number for each in known or played)
+
+
+def left_out(replays: Sequence[Replay]) -> str:
+    """Sentence on the requests that sums over replays leave out; empty without any."""
+    every = [
+        (each, each.observed.number in counted(replay))
+        for replay in replays
+        for each in replay.requests
+        if not each.observed.too_long
+    ]
+    out = [each for each, is_counted in every if not is_counted]
+    unknown = sum(each.lengths.processed.value is None for each in out)
+    tokens = [n for each in out if (n := each.lengths.processed.value) is not None]
+    parts = []
+    if unknown:
+        parts.append(f"{in_words(unknown, 'request')} whose processed tokens the log does not have")
+    if tokens:
+        one = in_words(len(tokens), "request")
+        parts.append(
+            f"{one} of {in_words(sum(tokens), 'processed token')}, as the log does not have the "
+            "length of the prompt"
+        )
+    return f"The sums of replays leave out {' and '.join(parts)}." if parts else ""
+
+
+def play_workload(workload: Workload, profile: str, options: Mapping[str, Any]) -> ServerResult:
+    """Run a workload on a server."""
+    player = Player(profile, workload.spec, options)
+    files = (each.file for each in workload.submitted.values())
+    player.saved_after = frozenset(file[0] for file in files if file is not None)
+    found = ServerResult(profile, dict(options))
+    for what, number in workload.order:
+        if what == "launch":
+            player.launch(workload.submitted[number])
+        elif what == "erase":
+            player.erase(number)
+        else:
+            found.replayed[number] = player.run_until(number)
+        found.peak_bytes = max(found.peak_bytes, player.held_bytes())
+        if player.dead:
+            break
+    for number in workload.submitted:
+        found.replayed.setdefault(number, FAILED)
+    return found

@@ -1,0 +1,297 @@
+"""A server without a network that runs a rebuilt workload and can be forked.
+
+launch 3 ... launch 4 ... released 3 ... released 4      the log's order
+submit       turns, submit   turns until 3 answers       the player's
+"""
+
+from collections.abc import Mapping, Sequence
+from copy import copy, deepcopy
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any, Final, cast
+
+from cachesim.engines.base import Engine, Reply, Request, Ticket
+from cachesim.engines.causes import Loss
+from cachesim.engines.events import Event
+from cachesim.engines.family import Profile
+from cachesim.engines.llamacpp.family import FAMILY
+from cachesim.engines.llamacpp.server import LlamaCpp
+from cachesim.engines.llamacpp.slot import Checkpoint
+from cachesim.engines.llamacpp.vocabulary.events import (
+    CheckpointCreated,
+    CheckpointKept,
+    CheckpointRestored,
+)
+from cachesim.engines.tokens import Rope
+from cachesim.errors import UpstreamAbort
+from cachesim.model.spec import ModelSpec
+from cachesim.play.session import SlotFiles
+from cachesim.typed import of_kind
+from cachesim.units import Token, Tokens
+from cachesim.why.slot_actions import SlotAction
+
+MOST_TURNS: Final = 200_000
+"""Most turns of the loop for a request."""
+
+NO_FILE: Final = "no file"
+"""A file name that is never saved."""
+
+AT_ONCE: Final = 1 << 30
+ENDLESS_REPLY: Final = 1 << 20
+"""Reply length of a request that will be cancelled."""
+
+
+def accepts_spans(profile: str) -> bool:
+    """True if a release accepts message boundaries."""
+    return FAMILY.has(FAMILY.option("message_spans"), Profile.parse(profile))
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayRequest:
+    """A request as it is replayed."""
+
+    number: int
+    prompt: Rope
+    reply: Rope
+    slot: int = -1
+    cache_prompt: bool = True
+    user_starts: tuple[int, ...] = ()
+    cancel_at: int | None = None  # tokens in the slot at which the client disconnects
+    file: tuple[int, int] | None = None  # saved after that request, read back into this slot
+
+    def options(self, *, spans: bool) -> dict[str, Any] | None:
+        """Further fields: the starts of messages, for releases that take `spans` of them."""
+        if not len(self.prompt):  # an empty text; an empty list would be refused
+            return {"prompt_string": True}
+        if not (self.user_starts and spans):
+            return None
+        return {"message_spans": [{"role": "user", "start": at} for at in self.user_starts]}
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """Result of a replayed request."""
+
+    cached: int | None
+    processed: int | None
+    slot: int | None
+    equal: int
+    equal_with: str
+    losses: tuple[Loss, ...]
+    events: tuple[Event, ...]
+    error: str | None = None
+    message: str = ""  # of the error
+
+
+FAILED: Final = Replayed(None, None, None, 0, "nothing", (), (), "aborted")
+
+
+OF_CHECKPOINTS: Final = (CheckpointCreated, CheckpointKept, CheckpointRestored)
+"""Events that are kept of a request; a search of the prompt cache has one for each entry."""
+
+
+class Player:
+    """A server with its running requests."""
+
+    def __init__(self, profile: str, spec: ModelSpec, options: Mapping[str, Any]) -> None:
+        self.files = SlotFiles()
+        engine = Engine.create(
+            profile, model=spec, options=dict(options), arithmetic="counts", store=self.files
+        )
+        self.engine = of_kind(LlamaCpp, engine)  # the profile says so
+        engine.leave_out_comparisons()
+        self.accepts_spans = accepts_spans(profile)
+        placement = self.engine.server.rules.checkpoints
+        self.saves_every_turn = placement.spacing_waived_for_last_user
+        self.tickets: dict[int, Ticket] = {}
+        self.submitted: dict[int, ReplayRequest] = {}
+        self.seen: dict[int, int] = {}  # events there were when a request came
+        self.saved_after = frozenset[int]()  # requests after which their slot goes to a file
+        self.dead = False
+
+    def fork(self) -> "Player":
+        """A copy of the server, for a trial."""
+        twin, server = copy(self), self.engine.server
+        memory = server.contexts.target.rules
+        frozen: list[object] = [self.engine.family, self.engine.profile, server.rules]
+        frozen += [server.options, memory]
+        if server.cache is not None and server.contexts.companion is None:
+            frozen += server.cache.entries  # only a companion's failed load changes one
+        shared = {id(each): each for each in frozen}
+        twin.engine, twin.files = deepcopy((self.engine, self.files), shared)
+        twin.tickets, twin.submitted = self.tickets.copy(), self.submitted.copy()
+        twin.seen = self.seen.copy()
+        return twin
+
+    def held(self) -> tuple[list[Rope], list[Rope]]:
+        """Tokens of slots and of prompt-cache entries, oldest first."""
+        return self.engine.conversations()
+
+    def held_bytes(self) -> int:
+        """Bytes of prompt-cache entries and of the slots' checkpoints, by the server's count."""
+        return self.engine.held_bytes()
+
+    def ends_of_reuse(self) -> set[int] | None:
+        """Numbers of tokens at which a saved state lets an idle server resume a prompt.
+
+        None where other numbers are possible too: chunks are moved, a companion has its own memory,
+        or a running request still fills its slot.
+        """
+        server = self.engine.server
+        if self.tickets or self.dead or server.may_draft or server.options.cache_reuse:
+            return None
+        held: list[Sequence[Checkpoint]] = [each.prompt.checkpoints for each in server.slots]
+        held += [each.checkpoints for each in (server.cache.entries if server.cache else ())]
+        return {
+            end
+            for each in chain.from_iterable(held)
+            for end in (each.n_tokens - 1, each.n_tokens, each.pos_min, each.pos_min + 1,
+                        each.pos_max, each.pos_max + 1)
+        }  # fmt: skip
+
+    def erase(self, slot: int) -> None:
+        """Erase an idle slot."""
+        if not self.dead:
+            self.engine.slot_erase(slot)
+            self.engine.take_in()
+
+    def act(self, action: SlotAction) -> None:
+        """Save, restore or erase an idle slot, as a client did."""
+        if self.dead or action.slot >= len(self.engine.server.slots):
+            return
+        if action.action == "save":
+            self.engine.slot_save(action.slot, action.file)
+            self.engine.take_in()
+        elif not action.was_done:
+            self.read_back(NO_FILE, action.slot)
+        elif action.action == "restore" and self.files.get(action.file) is not None:
+            self.read_back(action.file, action.slot)
+        else:  # what a file holds that was saved before the recording, nobody knows
+            self.erase(action.slot)
+
+    def read_back(self, name: str, slot: int) -> None:
+        """Restore an idle slot from a file, if it was written."""
+        slots = self.engine.server.slots
+        if self.dead or slot >= len(slots) or slots[slot].is_processing:
+            return
+        self.engine.slot_restore(slot, name)
+        self.engine.take_in()
+        prompt = self.engine.server.slots[slot].prompt
+        rope = Rope()
+        rope += prompt.tokens  # files hold numbers
+        prompt.tokens = cast("list[Token]", rope)
+
+    def launch(self, request: ReplayRequest) -> None:
+        """Queue a request, and assign a slot to it if the server is idle."""
+        if request.file is not None and not self.dead:
+            self.read_back(str(request.file[0]), request.file[1])
+        self.seen[request.number] = len(self.engine.events)
+        self.submitted[request.number] = request
+        predict = ENDLESS_REPLY if request.cancel_at is not None else len(request.reply)
+        self.tickets[request.number] = self.engine.submit(
+            Request(
+                prompt=cast("Tokens", request.prompt),
+                predict=max(predict, 1),
+                reply=cast("Tokens", request.reply),
+                slot=request.slot,
+                cache_prompt=request.cache_prompt,
+                options=request.options(spans=self.accepts_spans),
+            )
+        )
+        self.engine.take_in()
+
+    def play(self, request: ReplayRequest) -> Replayed:
+        """Run a request to its end."""
+        self.launch(request)
+        return self.run_until(request.number)
+
+    def run_until(self, number: int) -> Replayed:
+        """Take turns until a request is answered or cancelled."""
+        if self.dead or number not in self.tickets:
+            return FAILED
+        ticket, request = self.tickets[number], self.submitted[number]
+        try:
+            for _ in range(MOST_TURNS):
+                if self.engine.reply(ticket) is not None:
+                    break
+                if request.cancel_at is not None and self._holds(request) >= request.cancel_at:
+                    self.engine.cancel(ticket)
+                self._step(request)
+        except UpstreamAbort:
+            self.dead = True
+            return FAILED
+        ticket = self.tickets.pop(number)
+        self.submitted.pop(number, None)
+        reply = self.engine.reply(ticket)
+        made = self.engine.events[self.seen.pop(number) :]
+        events = [each for each in made if isinstance(each, OF_CHECKPOINTS)]
+        if number in self.saved_after and reply is not None and reply.slot is not None:
+            self.engine.slot_save(int(reply.slot), str(number))
+            self.engine.take_in()
+        if not self.tickets:
+            self.engine.forget(ticket)
+        return FAILED if reply is None else replayed(reply, events)
+
+    def _step(self, request: ReplayRequest) -> None:
+        if request.cancel_at is None:
+            self.engine.step()
+            return
+        self.engine.limit_turns(max(1, request.cancel_at - self._holds(request) - 1))
+        self.engine.step()
+        self.engine.limit_turns(AT_ONCE)
+
+    def _holds(self, request: ReplayRequest) -> int:
+        return self.engine.tokens_held_for(self.tickets[request.number])
+
+    def checkpoints_made_for(self, number: int, slot: int) -> int:
+        """Number of checkpoints that a running request saved."""
+        return sum(
+            isinstance(event, CheckpointCreated) and event.slot == slot
+            for event in self.engine.events[self.seen[number] :]
+        )
+
+    def advance(self, *, turns: int, at_once: int = AT_ONCE) -> None:
+        """Take a number of turns."""
+        try:
+            self.engine.limit_turns(at_once)
+            for _ in range(turns):
+                if not self.engine.step():
+                    break
+        except UpstreamAbort:
+            self.dead = True
+        finally:
+            self.engine.limit_turns(AT_ONCE)
+
+    def read_until(self, number: int, tokens: int) -> None:
+        """Prefill a request up to a number of tokens."""
+        request = self.submitted.get(number)
+        if request is None or self.dead:
+            return
+        for _ in range(MOST_TURNS):
+            if (
+                self._holds(request) >= tokens
+                or self.engine.reply(self.tickets[number]) is not None
+            ):
+                return
+            self.advance(turns=1, at_once=1)
+
+    def run_prompt(self, number: int) -> None:
+        """Prefill a request's whole prompt."""
+        request = self.submitted.get(number)
+        if request is not None:
+            self.read_until(number, len(request.prompt))
+
+
+def replayed(reply: Reply, events: Sequence[Event]) -> Replayed:
+    """A reply of the replay."""
+    return Replayed(
+        cached=None if reply.cached is None else int(reply.cached),
+        processed=None if reply.processed is None else int(reply.processed),
+        slot=None if reply.slot is None else int(reply.slot),
+        equal=int(reply.equal),
+        equal_with=reply.equal_with,
+        losses=reply.losses,
+        events=tuple(events),
+        error=reply.error,
+        message=reply.message,
+    )

@@ -1,0 +1,701 @@
+"""A replayed log as plain data: totals, causes, requests, the source of each number."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Final
+
+from cachesim.engines.family import family_of
+from cachesim.engines.llamacpp.vocabulary.events import CheckpointKept, CheckpointRestored
+from cachesim.engines.words import counted, of_one
+from cachesim.why.evidence import Lengths
+from cachesim.why.observed import (
+    IK,
+    LM_STUDIO,
+    MLX,
+    OLLAMA,
+    PYTHON,
+    SGLANG,
+    Known,
+    Observed,
+    computed,
+)
+from cachesim.why.remedies import remedy_of
+from cachesim.why.replay import Rebuilt, Replay
+from cachesim.why.settings import setting
+from cachesim.why.sizes import WHOSE, how_known
+
+CHOICES: Final[Mapping[str, str]] = {
+    "age": "Slot {slot} was chosen because it was used least recently.",
+    "id": "Slot {slot} was requested by number.",
+}
+SHOWN: Final = 6
+"""Most checkpoints that are listed singly."""
+
+FORCED: Final = "No checkpoint qualified: forcing full prompt re-processing."
+
+NEARLY: Final = 0.95
+"""Share from which a part counts as all."""
+
+
+def log_sentences(
+    request: Observed, common: Known, lengths: Lengths, after: int | None
+) -> list[str]:
+    """Sentences of the log's lines in order; `after`: the request whose slot file was restored."""
+    return [
+        *_choice(request),
+        *_filled(after),
+        *_memory(request),
+        *_divergence(request, common, lengths),
+        *request.notes,
+    ]
+
+
+def _filled(after: int | None) -> Iterator[str]:
+    if after is not None:
+        yield (
+            f"Its slot held as much as a slot did after request {after}, and not what it held "
+            f"last: assumed to be restored from a slot file."
+        )
+
+
+def _choice(o: Observed) -> Iterator[str]:
+    if o.started_before:
+        yield "Its launch is not in the log: what its slot held is unknown."
+    if o.sim is not None:
+        yield f"Slot {o.slot} was chosen by similarity: {o.sim} of the prompt, {o.keep} of its own."
+    elif o.choice in CHOICES:
+        yield CHOICES[o.choice].format(slot=o.slot)
+    if o.search.found_keep is not None:
+        yield (
+            f"A prompt-cache entry was loaded: {o.search.found_keep} of it is kept, "
+            f"{o.search.found_sim} of the prompt."
+        )
+
+
+def _memory(o: Observed) -> Iterator[str]:
+    if o.depth is not None:
+        yield of_one(f"{o.depth[0]:,} tokens match the {_whose(o)} {o.depth[1]:,}.")
+    if o.checked:
+        tried = ", ".join(f"[{low}..{high}]" for low, high, _ in o.checked[:SHOWN])
+        more = f" and {len(o.checked) - SHOWN} more" if len(o.checked) > SHOWN else ""
+        yield f"Checkpoints tried against position {o.checked[-1][2]:,}: {tried}{more}."
+    if o.restored is not None:
+        yield f"The checkpoint of {o.restored_at:,} tokens was restored."
+    if o.forced:
+        yield FORCED
+    if o.erased:
+        sizes = sorted({size for size, _ in o.erased})
+        to = f" to {sizes[-1]:,}" if len(sizes) > 1 else ""
+        yield f"Erased: {counted(len(sizes), 'checkpoint')}, of {sizes[0]:,}{to} tokens."
+    if o.refused_cut:
+        yield "Memory could not be cut, and was cleared."
+    if o.moved:
+        tokens = sum(size for _, _, size in o.moved)
+        yield f"{tokens:,} tokens were moved into place (`--cache-reuse`)."
+    for left, discarded in o.shifts:
+        yield f"The context was shifted: {discarded:,} of {left:,} tokens were discarded."
+
+
+def _whose(o: Observed) -> str:
+    return "slot's" if o.shared is None else "instance's"
+
+
+def _divergence(o: Observed, common: Known, lengths: Lengths) -> Iterator[str]:
+    at, whole = common.value, lengths.prompt.value
+    held = held_by(o, common)
+    if at is None or held is None or at >= held or (whole is not None and at >= whole):
+        return
+    about = f"{held:,}" if isinstance(held, int) else f"{held:,.0f} or so"
+    lines = f"The prompt and the {_whose(o)} {about} tokens diverge at token {at:,}"
+    if at == o.shifted_before:
+        yield f"{lines}: a context shift discarded tokens there during the request before."
+    elif at < held / 10:
+        yield (
+            f"{lines}: another conversation, or one whose beginning changed, such as a date or the "
+            f"order of tools."
+        )
+    else:
+        yield f"{lines}: the client changed its history there, or a template did."
+
+
+def held_by(o: Observed, common: Known) -> float | None:
+    """Tokens in the slot when the prompt arrived."""
+    if o.depth is not None:
+        return o.depth[1]
+    if o.search.saved is not None and o.search.found_keep is None:
+        return o.search.saved
+    try:
+        keep = float(o.keep) if o.keep is not None else 0.0
+    except ValueError:
+        return None
+    return common.value / keep if common.value is not None and keep > 0 else None
+
+
+def losses_of(o: Observed, common: Known, lengths: Lengths) -> list[dict[str, Any]]:
+    """Causes from the log's own lines, from the common prefix down to the reused tokens."""
+    cached, equal = lengths.cached.value, common.value
+    if cached is None:
+        return []
+    if equal is None:
+        equal = _nearly_all(o, lengths)
+        is_lost = equal is not None and cached < equal
+        return (
+            [_loss("state-missing", equal or 0, cached, _no_state(equal or 0))] if is_lost else []
+        )
+    if cached >= equal:
+        return []
+    rule, words = _rule_of(o, equal, cached)
+    if rule == "unknown" and _nearly_all(o, lengths) is not None:
+        rule, words = "state-missing", _no_state(equal)
+    return [_loss(rule, equal, cached, words)]
+
+
+def _no_state(equal: int) -> str:
+    return (
+        f"About {equal:,} tokens match, and all were processed: there was no usable state. A slot "
+        "that was restored from a file, or a conversation that came back, had no checkpoints"
+    )
+
+
+def _rule_of(o: Observed, equal: int, cached: int) -> tuple[str, str]:
+    if o.refused_cut and o.shared is not None:
+        return "cut-refused", f"A recurrent state cannot be cut back to token {equal:,}"
+    if o.refused_cut:
+        return "seq-rm-refused", "Memory cannot be cut there, and was cleared"
+    if o.forced or (o.checked and o.restored is None):
+        return "full-reprocessing", _none_qualifies(o, equal)
+    if o.takes_snapshots and cached < equal - 1:
+        return "state-missing", (
+            f"No snapshot is at token {equal:,}, and the last before it is at {cached:,}. The "
+            "runner saves one there while it processes the prompt"
+        )
+    if o.restored is not None:
+        words = f"Memory could not go back to token {equal:,}; the checkpoint of {o.restored_at:,}"
+        return "memory-depth", f"{words} tokens was the last one before it"
+    if cached == equal - 1:
+        return "last-token", "The last token is processed for its logits"
+    return "unknown", "The log has no line on why fewer were reused"
+
+
+def _none_qualifies(o: Observed, equal: int) -> str:
+    if not o.prints_tries:
+        return f"Memory could not be cut back to token {equal:,}, and no checkpoint helped"
+    if not o.checked:
+        return f"No checkpoint is at or before token {equal:,}: the slot had none"
+    lowest = min(low for low, _, _ in o.checked)
+    tried = "the one that was" if len(o.checked) == 1 else f"the nearest of {len(o.checked)}"
+    return (
+        f"No checkpoint is at or before token {equal:,}: {tried} tried begins at position "
+        f"{lowest:,}"
+    )
+
+
+def _nearly_all(o: Observed, lengths: Lengths) -> int | None:
+    """Common tokens if the printed ratios round to everything."""
+    whole = lengths.prompt.value
+    try:
+        sim = float(o.sim) if o.sim is not None else 0.0
+    except ValueError:
+        return None
+    if whole is None or sim < NEARLY or (lengths.cached.value or 0) > whole * (1 - NEARLY):
+        return None
+    return round(sim * whole)
+
+
+def _loss(rule: str, before: int, after: int, sentence: str) -> dict[str, Any]:
+    return {
+        "rule": rule,
+        "from": before,
+        "to": after,
+        "detail": {},
+        "sentence": sentence,
+        "by": "the log",
+    }
+
+
+FEWEST: Final = 2
+"""Fewest requests that diverge at one token to be reported as a place."""
+
+EITHER: Final = (
+    "Either the client changes something there in every request (a date, an id, the order of "
+    "tools), or these are separate conversations that begin alike. In the first case, have the "
+    "client leave it unchanged; `cachesim record` between client and server shows the words."
+)
+SHIFTED: Final = (
+    "Before each of them, a context shift discarded the slot's tokens from there on "
+    "(`--context-shift`), and later ones took their place. Raise the context's size "
+    "(`--ctx-size`)."
+)
+NEAR_THE_START: Final = (
+    "Either the client changes something near the start in every request (a date, an id, the "
+    "order of tools), or conversations take turns in one slot. `-lv 4` prints the token at which "
+    "they diverge, and `cachesim record` between client and server shows the words."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Requests that diverge at one token, or early, if the log has no token."""
+
+    token: int | None  # None: near the start, no line says where
+    requests: list[int]
+    processed: int
+    sentence: str
+    advice: str
+
+
+def places_of(requests: Sequence[tuple[int, Rebuilt]], least: float) -> list[Place]:
+    """The place at which most reprocessing begins, if there is one.
+
+    `requests` with their numbers; `least` is the part of a prompt that chooses a slot.
+    """
+    whole = sum(each.lengths.processed.value or 0 for _, each in requests)
+    found = [*_at_one_token(requests), *_near_the_start(requests, least)]
+    return [each for each in found if each.processed * 2 >= whole > 0]
+
+
+def _at_one_token(requests: Sequence[tuple[int, Rebuilt]]) -> Iterator[Place]:
+    groups: dict[int, list[tuple[int, Rebuilt]]] = {}
+    for number, each in requests:
+        at = _diverges_at(each)
+        if at is not None:
+            groups.setdefault(at, []).append((number, each))
+    for at, group in groups.items():
+        if len(group) < FEWEST:
+            continue
+        after = sum((each.lengths.prompt.value or 0) - at for _, each in group)
+        yield Place(
+            token=at,
+            requests=[number for number, _ in group],
+            processed=after,
+            sentence=f"{len(group)} of {len(requests)} requests diverge from what was held at the "
+            f"same place, token {at:,}: the {after:,} tokens from there on were processed.",
+            advice=SHIFTED
+            if all(each.observed.shifted_before == at for _, each in group)
+            else EITHER,
+        )
+
+
+def _diverges_at(each: Rebuilt) -> int | None:
+    """The first token that differs from the slot's, if both continue."""
+    at, prompt = each.common, each.lengths.prompt
+    cached, held = each.lengths.cached.value, held_by(each.observed, each.common)
+    if at.value is None or not at.is_sure or prompt.value is None or cached is None:
+        return None
+    goes_on = at.value < (prompt.value if held is None else min(held, prompt.value))
+    return at.value if goes_on and each.holder != "nothing" and cached <= at.value else None
+
+
+def _near_the_start(requests: Sequence[tuple[int, Rebuilt]], least: float) -> Iterator[Place]:
+    group = [(number, each) for number, each in requests if _is_early(each)]
+    if len(group) >= FEWEST and least > 0:
+        processed = sum(each.lengths.processed.value or 0 for _, each in group)
+        yield Place(
+            token=None,
+            requests=[number for number, _ in group],
+            processed=processed,
+            sentence=f"{len(group)} of {len(requests)} requests match at most {least:g} of their "
+            f"prompt with what a slot held, and were processed whole: {processed:,} tokens.",
+            advice=NEAR_THE_START,
+        )
+
+
+def _is_early(each: Rebuilt) -> bool:
+    early = each.observed.choice == "age" and each.lengths.cached.value == 0
+    return early and each.common.how == "bounded" and each.common.value == 0
+
+
+FORMAT: Final = 1
+
+OFTEN: Final = 3
+"""Number of backward clock steps that indicates mixed logs."""
+
+LEAST: Final = 0.1
+"""Default similarity that a slot needs to be chosen for a prompt."""
+
+
+@dataclass(slots=True)
+class Group:
+    """A cause over a whole log."""
+
+    cause: str
+    tokens: int = 0
+    requests: list[int] = field(default_factory=list)
+    sentence: str = ""
+    engine: str = ""
+
+    def as_dict(self) -> dict[str, Any]:
+        """The group as JSON."""
+        cure = remedy_of(self.cause, self.engine)
+        return {
+            "cause": self.cause,
+            "tokens": self.tokens,
+            "requests": self.requests,
+            "kind": cure.kind,
+            "example": self.sentence,
+            "cure": cure.advice,
+            "upstream": cure.upstream,
+            "tried": [],
+            "tried_says": "",
+        }
+
+
+def report_of(
+    replays: Sequence[Replay], *, sources: Sequence[str], lines: int, known_lines: int
+) -> dict[str, Any]:
+    """The complete report, as `--format json` prints it."""
+    requests: list[dict[str, Any]] = []
+    for server, replay in enumerate(replays):
+        requests += requests_of(replay, server=server, first=len(requests))
+    groups = groups_of(requests, replays[0].settings.engine)
+    known = {how_known(each.log, each.settings.spec) for each in replays if each.settings.is_played}
+    comparable = [each for each in requests if each["agrees"] is not None]
+    return {
+        "format": FORMAT,
+        "log": {
+            "sources": list(sources),
+            "lines": lines,
+            "known_lines": known_lines,
+            "broken": "",
+            "long": "",
+        },
+        "servers": [_server_entry(replay) for replay in replays],
+        "agreement": {
+            "requests": len(requests),
+            "comparable": len(comparable),
+            "agreeing": sum(each["agrees"] for each in comparable),
+            "played": sum(each["replayed"]["played"] for each in requests),
+            "differing": [each["number"] for each in comparable if not each["agrees"]],
+            "declining": [
+                each["number"]
+                for each in comparable
+                if each["agrees"] and each["replayed"]["declines"]
+            ],
+        },
+        "totals": _totals_of(requests),
+        "places": [asdict(each) for each in _places(replays)],
+        "causes": [each.as_dict() for each in groups],
+        "requests": requests,
+        "what_if": [],
+        "tuned": None,
+        "left_out_says": "",
+        "bytes_say": next((words for how, words in WHOSE.items() if how in known), ""),
+    }
+
+
+def _places(replays: Sequence[Replay]) -> list[Place]:
+    every = [each for replay in replays for each in replay.requests]
+    least = float(replays[0].settings.values.get("slot_prompt_similarity", LEAST))
+    return [*_replaced(replays), *places_of(list(enumerate(every)), least)]
+
+
+def _replaced(replays: Sequence[Replay]) -> Iterator[Place]:
+    """Calls of an instance whose first token differs from that of its content."""
+    first = 0
+    for replay in replays:
+        numbers = range(first, first + len(replay.requests))
+        first += len(replay.requests)
+        new = [
+            number
+            for number, each in zip(numbers, replay.requests, strict=True)
+            if each.observed.shared is not None and each.common == computed(0)
+        ]
+        if new and replay.settings.engine == PYTHON:
+            again = sum(replay.requests[n - numbers[0]].lengths.processed.value or 0 for n in new)
+            yield Place(
+                token=0,
+                requests=new,
+                processed=again,
+                sentence="Evaluated whole, as the first token was not the one that the instance "
+                f"held: {len(new)} of {counted(len(numbers), 'call')}, {again:,} tokens.",
+                advice=_cache_advice(replay),
+            )
+
+
+def _cache_advice(replay: Replay) -> str:
+    if any(each.observed.notes for each in replay.requests):
+        return "Its cache held no state that begins so: none was saved, or it was evicted."
+    if replay.settings.window.value:
+        return (
+            "An instance holds one sequence. Give each conversation an instance of its own: with "
+            "`set_cache`, this release answers wrongly on sliding-window models."
+        )
+    return (
+        "An instance holds one sequence. If they continue earlier prompts, "
+        "`set_cache(LlamaRAMCache())` keeps a state of each; the server's `--cache true` does too."
+    )
+
+
+def _server_entry(replay: Replay) -> dict[str, Any]:
+    settings = replay.settings
+    release = str(settings.release.value or "")
+    return {
+        "first_line": replay.log.first_line,
+        "build": settings.build,
+        "profile": settings.profile,
+        "profile_known": settings.release.how,
+        "played": settings.is_played,
+        "model": {
+            "preset": settings.preset.value,
+            "how": settings.preset.how,
+            "window": settings.window.value,
+            "sizes": how_known(replay.log, settings.spec),
+            "file": settings.model_file,
+        },
+        "options": {
+            name: {
+                "value": each.value,
+                "how": each.how,
+                "flag": setting(family_of(settings.engine), name, each.value, release),
+            }
+            for name, each in sorted(settings.options.items())
+        },
+        "invented": len(replay.invented),
+        "requests": len(replay.requests),
+        "missing": missing_of(replay),
+    }
+
+
+FACTS_WITHOUT_REPLAY: Final[Mapping[str, str]] = {
+    IK: "Its lines have every count of each request at the default verbosity. Record the requests "
+    "(`cachesim record`) to ask what another release or flag would do.",
+    MLX: "Its lines say how much of each prompt was processed. With `--log-level DEBUG` they have "
+    "the requests too, and, since 0.31 and for answers that are not streamed, what was cached; "
+    "or record the requests (`cachesim record`).",
+    PYTHON: "Its lines name neither prompts nor instances: counts are of one instance at a time, "
+    "and a draft model's tokens count among those of a prompt that nothing matches.",
+    OLLAMA: "Its lines have each prompt's length, its match and the reused tokens.",
+    SGLANG: "Its lines have each prompt's length and its cached tokens, and not how many match. "
+    "With `--log-requests-level 3 --log-requests-format json` they have the prompts: `cachesim "
+    "compare` replays such a log.",
+    LM_STUDIO: "Its lines have the reused and the other tokens of each prompt, and not how many "
+    "match: record the requests (`cachesim record`) to know why others were not reused.",
+}
+"""Information in the lines of other engines' logs, and the flags that print more."""
+
+
+def missing_of(replay: Replay) -> list[str]:
+    """Facts that the log does not have."""
+    settings = replay.settings
+    if not settings.is_played:
+        facts = FACTS_WITHOUT_REPLAY[settings.engine]
+        missing = [f"The log of {settings.engine} is not replayed. {facts}"]
+        if times := replay.log.retracted:
+            missing.append(
+                f"{counted(times, 'request')} lost memory during decode and started over "
+                "(retraction); the tokens processed again are not counted."
+            )
+        return missing
+    missing = []
+    if replay.log.went_back >= OFTEN:
+        missing.append(
+            f"The server's clock goes back {replay.log.went_back} times: lines of several servers "
+            f"seem to be mixed, or pieces of a log in another order. Give each its own file."
+        )
+    if not replay.log.begins_at_start:
+        missing.append(
+            "The log does not begin with the server's start: what the server held then is unknown."
+        )
+    first = next((each for each in replay.requests if each.assumed is not None), None)
+    if first is not None:
+        missing.append(
+            f"The replay assumes that slot {first.observed.slot} held one prompt of "
+            f"{first.assumed:,} tokens before request {first.observed.number}; other settings are "
+            f"replayed with it."
+        )
+    if not any(each.is_verbose for each in replay.requests):
+        release = "This release prints" if replay.log.styles else "Recent releases print"
+        missing.append(
+            f"{release} restores, checkpoints and full re-processing only with `-lv 4`: "
+            "start the server with it to have them in the log."
+        )
+    assumed = sorted(n for n, each in settings.options.items() if each.how == "assumed")
+    if settings.preset.how == "assumed":
+        missing.append(
+            f"Not in the log, so assumed: the layers of the preset {settings.preset.value}. "
+            "Name the model's with `--model`."
+        )
+    if settings.inferred:
+        missing.append(settings.inferred)
+    if assumed:
+        missing.append(f"Not in the log, so assumed: {', '.join(assumed)}. Set with `--set`.")
+    return missing
+
+
+def requests_of(replay: Replay, *, server: int, first: int) -> list[dict[str, Any]]:
+    """The requests of one server in order of launch."""
+    states = States()
+    return [
+        request_entry(each, server=server, number=first + each.observed.number)
+        | {"stale": each.observed.stale or states.stale(each)}
+        for each in replay.requests
+    ]
+
+
+def request_entry(each: Rebuilt, *, server: int, number: int) -> dict[str, Any]:
+    """A request: the log's numbers, the replay's, and the loss between matched and reused."""
+    observed, lengths, replayed = each.observed, each.lengths, each.replayed
+    cached = lengths.cached.value if lengths.cached.value is not None else replayed.cached
+    why, equal = causes_of(each)
+    file = None if each.submitted is None else each.submitted.file
+    numbers = {"prompt_tokens": lengths.prompt, "common": each.common}
+    return {
+        "number": number,
+        "server": server,
+        "line": observed.line,
+        "prompt_tokens": lengths.prompt.value,
+        "cached": lengths.cached.value,
+        "processed": lengths.processed.value,
+        "slot": observed.slot if observed.slot >= 0 else None,
+        "cancelled": observed.disconnected,
+        "refused": observed.too_long,
+        "generated": observed.generated,
+        "replayed": {
+            "cached": replayed.cached,
+            "processed": replayed.processed,
+            "slot": replayed.slot,
+            "error": replayed.error if each.is_played else None,
+            "played": each.is_played,
+            "declines": each.is_taken_to_decline,
+        },
+        "agrees": each.agrees if each.is_comparable else None,
+        "known": {
+            "prompt_tokens": lengths.prompt.how,
+            "cached": lengths.cached.how,
+            "processed": lengths.processed.how,
+            "slot": _slot_known(observed),
+            "common": each.common.how,
+        },
+        "bounds": {
+            name: [each.low, each.high] for name, each in numbers.items() if each.how == "bounded"
+        },
+        "common": each.common.value,
+        "common_with": each.holder,
+        "equal": equal,
+        "equal_with": replayed.equal_with if each.is_played and each.agrees else each.holder,
+        "again": None if equal is None else max(0, equal - (cached or 0)),
+        "why": why,
+        "log_says": log_sentences(
+            observed, each.common, lengths, (None if file is None else file[0])
+        ),
+        "checkpoints": [
+            {"pos_min": low, "pos_max": high, "n_tokens": n} for low, high, n in observed.created
+        ],
+    }
+
+
+def _slot_known(observed: Observed) -> str:
+    if observed.slot < 0:
+        return "unknown"
+    return "assumed" if observed.started_before else "printed"
+
+
+def causes_of(each: Rebuilt) -> tuple[list[dict[str, Any]], int | None]:
+    """Causes of a request's loss with their tokens, from the replay or the log's own lines."""
+    assumed = each.assumed is not None and (each.observed.forced or bool(each.observed.checked))
+    if each.is_played and each.agrees and not each.is_taken_to_decline and not assumed:
+        return [loss.as_dict() for loss in each.replayed.losses], each.replayed.equal
+    losses = losses_of(each.observed, each.common, each.lengths)
+    return losses, losses[0]["from"] if losses else None
+
+
+@dataclass(slots=True)
+class States:
+    """Checkpoints that outlived their tokens, by slot."""
+
+    kept: dict[int, dict[int, str]] = field(default_factory=dict)
+
+    def stale(self, each: Rebuilt) -> str | None:
+        """Reason why a request was answered from another prompt's state, if it was."""
+        slot = each.replayed.slot if each.replayed.slot is not None else each.observed.slot
+        found: str | None = None
+        for event in each.replayed.events:
+            if isinstance(event, CheckpointRestored):
+                reason = self.kept.get(slot, {}).get(int(event.n_tokens))
+                found = reason if reason is not None and each.agrees else found
+            elif isinstance(event, CheckpointKept):
+                self.kept.setdefault(slot, {})[int(event.n_tokens)] = str(event.sentence)
+        return found
+
+
+def _totals_of(requests: Sequence[Mapping[str, Any]]) -> dict[str, int | None]:
+    """Known sums over all requests that were not refused.
+
+    prompt tokens = reused + processed + unknown; a prompt whose length is not sure counts with what
+    is known of it. A number that no request has is None.
+    """
+    refused = [each for each in requests if each["refused"]]
+    others = [each for each in requests if not each["refused"]]
+    cached = sum(each["cached"] or 0 for each in others)
+    processed = sum(each["processed"] or 0 for each in others)
+    sure = [each for each in others if each["known"]["prompt_tokens"] in {"printed", "computed"}]
+    unknown = sum(
+        each["prompt_tokens"] - (each["cached"] or 0) - (each["processed"] or 0) for each in sure
+    )
+    whole = cached + processed + unknown
+    known = any(each["replayed"]["played"] for each in others) or _has_any(others, "again")
+    return {
+        "requests": len(requests),
+        "prompt_tokens": whole if whole or sure or not others else None,
+        "cached": cached if _has_any(others, "cached") else None,
+        "processed": processed if _has_any(others, "processed") else None,
+        "unknown": unknown,
+        "again": sum(each["again"] or 0 for each in requests) if known else None,
+        "again_at_most": sum(map(_again_at_most, requests)) if known else None,
+        "untold": sum(each["cached"] is None for each in others),
+        "without_length": len(others) - len(sure),
+        "refused": len(refused),
+        "refused_tokens": sum(each["prompt_tokens"] or 0 for each in refused),
+    }
+
+
+def _has_any(requests: Sequence[Mapping[str, Any]], key: str) -> bool:
+    return not requests or any(each[key] is not None for each in requests)
+
+
+def _again_at_most(request: Mapping[str, Any]) -> int:
+    bounds, again = request["bounds"].get("common"), int(request["again"] or 0)
+    if not bounds or request["cached"] is None:
+        return again
+    return max(again, int(bounds[1] - request["cached"]))
+
+
+def groups_of(requests: Sequence[Mapping[str, Any]], engine: str) -> list[Group]:
+    """Causes over all requests, largest first, net of regained tokens."""
+    groups: dict[str, Group] = {}
+    for each in requests:
+        for loss in _net_losses(each["why"]):
+            group = groups.setdefault(loss["rule"], Group(loss["rule"], engine=engine))
+            group.tokens += loss["from"] - loss["to"]
+            group.requests.append(each["number"])
+            group.sentence = group.sentence or loss["sentence"]
+    return sorted(groups.values(), key=lambda group: (-group.tokens, group.cause))
+
+
+def _net_losses(why: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Net losses: tokens regained by a later cause are subtracted from the earlier one."""
+    left: list[dict[str, Any]] = []
+    for each in why:
+        gained = each["to"] - each["from"]
+        if gained <= 0:
+            left.append(dict(each))
+            continue
+        while gained > 0 and left:
+            share = min(gained, left[-1]["from"] - left[-1]["to"])
+            left[-1]["to"] += share
+            gained -= share
+            if left[-1]["from"] > left[-1]["to"]:
+                break
+            left.pop()
+    return [each for each in left if each["from"] > each["to"]]
+
+
+def worst(requests: Sequence[Mapping[str, Any]], count: int) -> list[Mapping[str, Any]]:
+    """The requests with the most reprocessed matching tokens.
+
+    Then those of unknown lengths: each that the log says is reprocessed, or all of a short log.
+    """
+    lost = sorted((each for each in requests if each["again"]), key=lambda each: -each["again"])
+    unknown = [each for each in requests if each["again"] is None and each["log_says"]]
+    is_short = len(requests) <= count
+    return [*lost, *(each for each in unknown if is_short or FORCED in each["log_says"])][:count]

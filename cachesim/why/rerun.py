@@ -1,0 +1,423 @@
+"""Recorded requests on a simulated server: the expected reuse, and the rules that limit it.
+
+Requests are run one after the other in the order in which they ended, but for those that were at
+work together where the times are known: these are launched before the first of them ends.
+"""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from itertools import chain
+from typing import Any, Final, TypeAlias
+
+from cachesim.engines import FAMILIES
+from cachesim.engines.base import Engine, Request, Ticket
+from cachesim.engines.family import Profile, family_of
+from cachesim.engines.llamacpp.family import FAMILY as LLAMA_CPP
+from cachesim.engines.tokens import Rope, Run
+from cachesim.engines.words import counted
+from cachesim.errors import CachesimError, InputError, UpstreamAbort
+from cachesim.model.presets import preset
+from cachesim.model.spec import ModelSpec
+from cachesim.play.loop import EndlessError, Loop
+from cachesim.play.session import SlotActions, SlotFiles
+from cachesim.scenario.prompts import mixed
+from cachesim.typed import mapping
+from cachesim.units import Token, Tokens
+from cachesim.verify.oracle import Oracle
+from cachesim.verify.verdict import judge
+from cachesim.why.dump import Recorded
+from cachesim.why.other import Workload
+from cachesim.why.player import (
+    FAILED,
+    MOST_TURNS,
+    NO_FILE,
+    Player,
+    Replayed,
+    ReplayRequest,
+    accepts_spans,
+    replayed,
+)
+from cachesim.why.prompts import Prompt
+from cachesim.why.segments import whole
+from cachesim.why.settings import RELEASES
+from cachesim.why.slot_actions import SlotAction
+
+VOCABULARY: Final = 65_536
+FIRST: Final = 300
+
+
+def wrong_answers(
+    workload: Workload, profile: str, options: dict[str, Any], *, most: int
+) -> int | None:
+    """Number of wrong answers on a server; None above a number of prompt tokens."""
+    if sum(len(each.prompt) for each in workload.submitted.values()) > most:
+        return None
+    spec = replace(workload.spec, vocabulary=VOCABULARY)
+    engine = Engine.create(profile, model=spec, options=options, arithmetic="ring")
+    engine.limit_turns(MOST_TURNS)
+    oracle = Oracle(engine.network)
+    tickets: dict[int, Ticket] = {}
+    wrong = 0
+    try:
+        for what, number in workload.order:
+            if what == "erase":
+                continue
+            request = workload.submitted[number]
+            if what == "launch":
+                tickets[number] = engine.submit(_request(request, profile))
+            else:
+                wrong += _is_wrong(engine, tickets[number], oracle)
+    except (UpstreamAbort, EndlessError):
+        return wrong
+    return wrong
+
+
+def _request(request: ReplayRequest, profile: str) -> Request:
+    held = request.cancel_at
+    most = len(request.reply) if held is None else max(1, held - len(request.prompt) + 1)
+    reply = numbered(request.reply[:most])
+    return Request(
+        prompt=numbered(request.prompt),
+        predict=max(1, len(reply)),
+        reply=reply,
+        slot=request.slot,
+        cache_prompt=request.cache_prompt,
+        options=request.options(spans=accepts_spans(profile)),
+    )
+
+
+def _is_wrong(engine: Engine, ticket: Ticket, oracle: Oracle) -> bool:
+    Loop(engine, most=MOST_TURNS).drain(until=lambda: engine.reply(ticket) is not None)
+    reply = engine.reply(ticket)
+    verdict = None if reply is None else judge(reply, oracle)
+    return verdict is not None and verdict.answer == "diverged"
+
+
+def numbered(rope: Rope) -> Tokens:
+    """The tokens of a rope as vocabulary ids, equal for equal places of a text."""
+    return tuple(chain.from_iterable(_numbered_run(run) for run in rope.runs))
+
+
+@lru_cache(maxsize=256)  # the requests of a log are run with many settings
+def _numbered_run(run: Run) -> Tokens:
+    return tuple(Token(FIRST + mixed(token) % (VOCABULARY - FIRST)) for token in Rope([run]))
+
+
+LLAMA_BUILD: Final = re.compile(r"b(\d{3,6})-[0-9a-f]{5,}")
+MLX_VERSION: Final = re.compile(r"(\d{1,6}\.\d{1,6}\.\d{1,6})-\d{1,6}\.\d")
+
+LONGEST_BY_TOKEN: Final = 200_000
+"""Most tokens of a workload on engines that are replayed token by token."""
+
+
+@dataclass(frozen=True, slots=True)
+class Played:
+    """A simulated server with its source."""
+
+    profile: str
+    how: str  # "printed" by the server, "given" by the user, "assumed"
+
+
+def full_name(profile: str) -> str:
+    """A profile's name with its engine: `b9538` is llama.cpp's."""
+    return profile if "@" in profile else f"{LLAMA_CPP.name}@{profile}"
+
+
+def options_in(request: Recorded) -> dict[str, Any]:
+    """The recorder's flags, and those reported by the server."""
+    facts = request.server
+    options: dict[str, Any] = {}
+    slots, context = whole(facts.get("slots")), whole(facts.get("n_ctx"))
+    if slots:
+        options["parallel"] = slots
+    if context:
+        options["ctx_size"] = context * (slots or 1)
+    return options | dict(mapping(facts.get("options")))
+
+
+def field_of(request: Recorded, problem: str) -> str:
+    """The field of a recorded server that a problem is about; empty if it is none."""
+    named = [each for each in options_in(request) if re.search(rf"\b{each}\b", problem)]
+    if len(named) == 1:
+        options = mapping(request.server.get("options"))
+        own = {"parallel": "slots", "ctx_size": "n_ctx"}
+        return (
+            f"server.{own[named[0]]}" if named[0] not in options else f"server.options.{named[0]}"
+        )
+    if named:
+        return "server.options"
+    return "server.profile" if isinstance(request.server.get("profile"), str) else ""
+
+
+def profile_of(request: Recorded) -> Played | None:
+    """The profile of a server: the recorder's, or that of its fingerprint."""
+    given = request.server.get("profile")
+    if isinstance(given, str):
+        return Played(full_name(given), "given")
+    fingerprint = request.fingerprint or str(request.server.get("build") or "")
+    build = LLAMA_BUILD.match(fingerprint)
+    if build is not None:
+        number = int(build.group(1))
+        name = min(RELEASES, key=lambda each: (abs(RELEASES[each] - number), each))
+        exact = RELEASES[name] == number
+        return Played(f"{LLAMA_CPP.name}@{name}", "printed" if exact else "assumed")
+    version = MLX_VERSION.match(fingerprint)
+    if version is None:
+        return None
+    mlx = family_of("mlx-lm")
+    names = mlx.names()
+    if version.group(1) in names:
+        return Played(f"{mlx.name}@{version.group(1)}", "printed")
+    return Played(f"{mlx.name}@{names[-1]}", "assumed")
+
+
+def spec_for(profile: str, model: str, **changes: Any) -> ModelSpec:
+    """A preset's model, with a vocabulary for token-by-token replay."""
+    if Profile.parse(profile).engine != LLAMA_CPP.name:
+        changes["vocabulary"] = VOCABULARY
+    return preset(model, **{name: value for name, value in changes.items() if value is not None})
+
+
+def opened(profile: str, model: str, window: int | None, options: Mapping[str, Any]) -> "Server":
+    """A new server without arithmetic, with a preset's model."""
+    try:
+        return started(profile, spec_for(profile, model, window=window or None), options)
+    except UpstreamAbort as error:
+        flags = ", ".join(f"{name} {value}" for name, value in sorted(options.items()))
+        raise InputError(f"{profile}: no server starts with {flags}: {error}") from None
+
+
+def started(profile: str, spec: ModelSpec, options: Mapping[str, Any]) -> "Server":
+    """A new server without arithmetic."""
+    if Profile.parse(profile).engine == LLAMA_CPP.name:
+        return Player(profile, spec, options)
+    family = FAMILIES[Profile.parse(profile).engine]
+    quiet = {family.records_provenance: False} if family.records_provenance else {}
+    engine = Engine.create(
+        profile,
+        model=spec,
+        options=quiet | dict(options),
+        arithmetic="counts",
+        store=SlotFiles() if family.has_slots else None,
+    )
+    return TokenServer(Loop(engine), family.has_slots)
+
+
+def request_of(prompt: Prompt) -> ReplayRequest:
+    """A request for the player."""
+    recorded = prompt.recorded
+    slot = recorded.sampling.get("id_slot", -1)
+    return ReplayRequest(
+        number=recorded.number,
+        prompt=prompt.rope,
+        reply=prompt.reply or Rope.of(2 * recorded.number + 1, 1),
+        slot=slot if isinstance(slot, int) else -1,
+        cache_prompt=recorded.sampling.get("cache_prompt") is not False,
+        user_starts=prompt.user_starts,
+        cancel_at=len(prompt.rope) + len(prompt.reply) if recorded.cancelled else None,
+    )
+
+
+@dataclass(slots=True)
+class TokenServer:
+    """Every engine but llama.cpp: each token is a vocabulary id."""
+
+    loop: Loop
+    has_slots: bool
+    tokens: int = 0
+    files: set[str] = field(default_factory=set)
+
+    def play(self, request: ReplayRequest) -> Replayed:
+        """Run a request to its end."""
+        self.tokens += len(request.prompt)
+        if self.tokens > LONGEST_BY_TOKEN:
+            return FAILED
+        reply = numbered(request.reply)
+        sent = Request(prompt=numbered(request.prompt), predict=len(reply), reply=reply)
+        self.loop.new_events()
+        answer, events = self.loop.answer(sent), self.loop.new_events()
+        return FAILED if answer is None else replayed(answer, events)
+
+    def act(self, action: SlotAction) -> None:
+        """Save, restore or erase a slot; ignored without slots."""
+        engine = self.loop.engine
+        if not self.has_slots or not isinstance(engine, SlotActions):
+            return
+        if action.action == "save":
+            engine.slot_save(action.slot, action.file)
+            self.files.add(action.file)
+        elif not action.was_done:
+            engine.slot_restore(action.slot, NO_FILE)
+        elif action.action == "restore" and action.file in self.files:
+            engine.slot_restore(action.slot, action.file)
+        else:
+            engine.slot_erase(action.slot)
+        self.loop.drain()
+
+    def held_bytes(self) -> int:
+        """Bytes of prompt-cache entries."""
+        return sum(each.size for each in self.loop.engine.held().entries)
+
+
+Server: TypeAlias = Player | TokenServer
+"""A simulated server for consecutive requests."""
+
+LAUNCH, ACT, FINISH = "launch", "act", "finish"
+
+
+def order_of(prompts: Sequence[Prompt]) -> list[tuple[str, int]]:
+    """Launches and ends in order."""
+    found: list[tuple[float, int, str, int]] = []
+    ended = 0.0  # when the last of the requests before it did: an action waits for an idle slot
+    for each in prompts:
+        began, number = each.recorded.began or 0.0, each.recorded.number
+        found.append((began, 0, LAUNCH, number))
+        found.append((began + (each.recorded.seconds or 0.0), 1, FINISH, number))
+        for action in each.recorded.actions:
+            at = began if action.began is None else action.began + (action.seconds or 0.0)
+            late = action.began is not None
+            found.append((max(at, ended) if late else at, 2 if late else -1, ACT, action.number))
+        ended = max(ended, began + (each.recorded.seconds or 0.0))
+    return [(what, number) for _, _, what, number in sorted(found)]
+
+
+@dataclass(slots=True)
+class Rerun:
+    """A server that replays requests until it fails."""
+
+    model: str
+    server: Server
+    played: dict[int, Replayed] = field(default_factory=dict)
+    problem: str = ""
+    agreeing: int = 0
+    last: Replayed = FAILED
+    weighs: bool = False  # look at what is held after each step
+    peak_bytes: int = 0
+
+    def add(self, prompt: Prompt) -> Replayed:
+        """Add a request, unless the real server refused it."""
+        self.last = self._played(prompt)
+        self._weigh()
+        cached = prompt.recorded.cached
+        self.agreeing += cached is not None and self.last.cached == cached
+        return self.last
+
+    def add_all(self, prompts: Sequence[Prompt]) -> None:
+        """Add many requests; concurrent ones run concurrently if the server supports it."""
+        times = (time for each in prompts for time in (each.recorded.began, each.recorded.seconds))
+        if not isinstance(self.server, Player) or None in times:
+            for each in prompts:
+                self.add(each)
+            return
+        by_number = {each.recorded.number: each for each in prompts}
+        actions = {one.number: one for each in prompts for one in each.recorded.actions}
+        for what, number in order_of(prompts):
+            if what == ACT:
+                self.act(actions[number])
+                continue
+            prompt = by_number[number]
+            if self.problem or not prompt.recorded.was_read or not len(prompt.rope):
+                continue
+            try:
+                if what == LAUNCH:
+                    self.server.launch(request_of(prompt))
+                else:
+                    self.played[number] = self.server.run_until(number)
+                self._weigh()
+            except CachesimError as error:
+                self.problem = str(error)
+        self.agreeing = sum(
+            each.recorded.cached is not None
+            and self.played.get(each.recorded.number, FAILED).cached == each.recorded.cached
+            for each in prompts
+        )
+
+    def _weigh(self) -> None:
+        if self.weighs:
+            self.peak_bytes = max(self.peak_bytes, self.server.held_bytes())
+
+    def act(self, action: SlotAction) -> None:
+        """Apply a client's slot action, if the real server did."""
+        if self.problem or not action.changes:
+            return
+        try:
+            self.server.act(action)
+        except CachesimError as error:
+            self.problem = str(error)
+
+    def _played(self, prompt: Prompt) -> Replayed:
+        for action in prompt.recorded.actions:
+            self.act(action)
+        if self.problem or not prompt.recorded.was_read or not len(prompt.rope):
+            return FAILED
+        try:
+            found = self.server.play(request_of(prompt))
+        except CachesimError as error:
+            self.problem = str(error)
+            return FAILED
+        self.played[prompt.recorded.number] = found
+        return found
+
+
+def elsewhere(
+    profile: str,
+    model: str,
+    window: int | None,
+    options: Mapping[str, Any],
+    prompts: Sequence[Prompt],
+) -> dict[str, Any]:
+    """The same requests on another server: prefilled tokens, and requests with reuse."""
+    try:
+        rerun = Rerun(model, opened(profile, model, window, known(profile, options)))
+    except CachesimError as error:
+        return {"name": profile, "problem": str(error)} | dict.fromkeys(COLUMNS)
+    rerun.add_all(prompts)
+    answers = [each for each in rerun.played.values() if each.cached is not None]
+    asked = sum(each.recorded.was_read for each in prompts)
+    refused = [each for each in rerun.played.values() if each.error not in {None, FAILED.error}]
+    problem = rerun.problem
+    if not problem and refused:
+        why = refused[0].message or refused[0].error
+        problem = f"refuses {len(refused)} of {counted(asked, 'request')}: {why}"
+    elif not problem and len(answers) < asked:
+        problem = "too long to be replayed token by token"
+    if asked and not answers:
+        return {"name": profile, "problem": problem} | dict.fromkeys(COLUMNS)
+    return {
+        "name": profile,
+        "processed": sum(each.processed or 0 for each in answers),
+        "cached": sum(each.cached or 0 for each in answers),
+        "hits": sum(bool(each.cached) for each in answers),
+        "problem": problem,
+    }
+
+
+COLUMNS: Final = ("processed", "cached", "hits")
+
+
+def known(profile: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """The flags that a server has."""
+    named = Profile.parse(profile)
+    family = FAMILIES[named.engine]
+    declared = {each.name: each for each in family.declared}
+    return {
+        name: value
+        for name, value in options.items()
+        if name in declared and family.has(declared[name], named, value)
+    }
+
+
+def others(own: str) -> Iterator[str]:
+    """The server's own profile, its neighbouring releases, and the newest of each other engine."""
+    yield own
+    profile = Profile.parse(own)
+    family = FAMILIES[profile.engine]
+    names = family.names()
+    at = names.index(family.current_name(profile.release))
+    near = [*names[max(0, at - 1) : at], *names[at + 1 : at + 2], names[-1]]
+    yield from dict.fromkeys(f"{family.name}@{each}" for each in near if each != names[at])
+    for each in FAMILIES.values():
+        if each.name != family.name:
+            yield f"{each.name}@{each.names()[-1]}"
