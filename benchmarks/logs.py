@@ -13,7 +13,7 @@ from typing import Final
 from rich.console import Console
 from rich.table import Table
 
-from cachesim.why.whole import UserSettings, read_files, replays_of, why
+from cachesim.why.explain.whole import UserSettings, read_files, replays_of, why
 
 REQUESTS: Final = 10_000
 TOKENS: Final = 80_000

@@ -10,11 +10,11 @@ from cachesim.packed import HEAD_BYTES, unpacked
 from cachesim.report.html_document import page
 from cachesim.report.why import why_report
 from cachesim.scenario.files import to_toml
+from cachesim.why.advise.what_if import add_other_settings
+from cachesim.why.explain.report import worst
+from cachesim.why.explain.whole import UserSettings, read_files, replays_of, why
 from cachesim.why.extract import whole_scenario
-from cachesim.why.replay import Replay
-from cachesim.why.report import worst
-from cachesim.why.what_if import add_other_settings
-from cachesim.why.whole import UserSettings, read_files, replays_of, why
+from cachesim.why.replay.replayed import Replay
 
 MOST_REQUESTS: Final = 400
 """Most requests of a log that are handed out as a scenario."""

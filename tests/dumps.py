@@ -2,7 +2,7 @@
 
 from typing import BinaryIO
 
-from cachesim.why.dump import DumpReader, Recorded
+from cachesim.why.read.dump import DumpReader, Recorded
 
 
 def read_dump(name: str, file: BinaryIO) -> list[Recorded]:

@@ -126,6 +126,22 @@ def test_imports_point_one_way() -> None:
     assert {} == broken(upward)
 
 
+STAGES = ("read", "infer", "replay", "rebuild", "explain", "advise")
+
+
+def backward(path: Path) -> list[str]:
+    """The later stages of `why` that a module of an earlier one imports."""
+    folder = path.relative_to(ROOT).parts[:-1]
+    if folder[:2] != ("cachesim", "why") or len(folder) == 2:
+        return []
+    later = tuple(f"cachesim.why.{stage}" for stage in STAGES[STAGES.index(folder[2]) + 1 :])
+    return [name for name in sorted(imported_names(path)) if name.startswith(later)]
+
+
+def test_no_stage_of_why_imports_a_later_one() -> None:
+    assert {} == broken(backward)
+
+
 CORE = {"model", "engines", "verify", "scenario", "play", "testing", "report"}
 
 

@@ -21,9 +21,9 @@ from cachesim.report.document import FittingTable
 from cachesim.report.tables import count
 from cachesim.scenario.checks import misfits
 from cachesim.scenario.format import Scenario
-from cachesim.why.dump import is_dump
+from cachesim.why.explain.whole import UserSettings, open_log, read_files, replays_of
 from cachesim.why.extract import worst_scenario
-from cachesim.why.whole import UserSettings, open_log, read_files, replays_of
+from cachesim.why.read.dump import is_dump
 
 WIDEST: Final = 34
 """Most columns of cached counts; of longer scenarios the last steps are shown."""

@@ -20,9 +20,9 @@ from cachesim.errors import InputError
 from cachesim.packed import in_utf8, unpacked
 from cachesim.report.consoles import notes, show
 from cachesim.scenario.shipped import STDIN
-from cachesim.why.dump import DumpReader, Recorded, is_dump
-from cachesim.why.mlx_debug import as_dump, has_bodies
-from cachesim.why.whole import UserSettings, open_log
+from cachesim.why.explain.whole import UserSettings, open_log
+from cachesim.why.read.dump import DumpReader, Recorded, is_dump
+from cachesim.why.read.mlx_debug import as_dump, has_bodies
 
 HEAD: Final = 1 << 20
 """Leading bytes of a log with its first request, after what a server prints at its start."""

@@ -14,8 +14,8 @@ from cachesim.model.presets import PRESETS, preset
 from cachesim.probe.shapes import Shapes
 from cachesim.scenario.checks import full_profile, misfits, spec_of
 from cachesim.scenario.format import FORMAT, Model, Scenario, Server
-from cachesim.why.other import default_step, options_for
-from cachesim.why.settings import Settings
+from cachesim.why.infer.settings import Settings
+from cachesim.why.replay.other import default_step, options_for
 
 SIZES: Final = (1_000, 16_000)
 """Longest prompts of a log's or trace's requests, which are scaled to them."""

@@ -159,7 +159,7 @@ def presets(_: str = "") -> list[Item]:
 
 def models(_: str = "") -> list[Item]:
     """Real models with the bytes of their memory, keys and values in 16 bits."""
-    from cachesim.why.model_memory import ENGINES, known_models, memory_of
+    from cachesim.why.infer.model_memory import ENGINES, known_models, memory_of
 
     found = []
     for name, config in known_models().items():
@@ -276,7 +276,7 @@ def list_command(
 def _schema(what: str) -> int:
     """A JSON Schema, for editors and checkers."""
     from cachesim.play import output_schema, scenario_schema
-    from cachesim.why.schema import requests_schema, why_schema
+    from cachesim.why.explain.schema import requests_schema, why_schema
 
     schemas: dict[str, Callable[[], dict[str, Any]]] = {
         "scenario": scenario_schema,

@@ -26,8 +26,8 @@ from cachesim.printable import printable
 from cachesim.record.plan import Plan, RecordFile, check_no_circle, place_of, upstream_of
 from cachesim.report.consoles import notes, results, show
 from cachesim.report.recorded import dump_report, totals_line
-from cachesim.why.live import Live, causes_of, report_of_live
-from cachesim.why.whole import UserSettings
+from cachesim.why.explain.live import Live, causes_of, report_of_live
+from cachesim.why.explain.whole import UserSettings
 
 if TYPE_CHECKING:
     from cachesim.record.proxy import Proxy

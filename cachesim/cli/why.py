@@ -38,19 +38,26 @@ from cachesim.traces.audit import Audit, is_events
 from cachesim.traces.reading import line_of, lines_of
 from cachesim.traces.replay import limits_of
 from cachesim.typed import check_whole
-from cachesim.why import tuning
-from cachesim.why.dump import Recorded, is_dump
+from cachesim.why.advise import tuning
+from cachesim.why.advise.what_if import add_other_settings, swept
+from cachesim.why.explain.live import Live, report_of_dump
+from cachesim.why.explain.report import worst as worst_of
+from cachesim.why.explain.whole import (
+    Following,
+    Read,
+    UserSettings,
+    open_log,
+    read_files,
+    replays_of,
+)
+from cachesim.why.explain.whole import why as why_of
 from cachesim.why.extract import worst_of_recording, worst_scenario
-from cachesim.why.live import Live, report_of_dump
-from cachesim.why.model_memory import memory_of
-from cachesim.why.other import workload_of
-from cachesim.why.replay import Replay
-from cachesim.why.report import worst as worst_of
-from cachesim.why.rerun import request_of
-from cachesim.why.sizes import ASSUMED, WHOSE, sizes_of_gguf
-from cachesim.why.what_if import add_other_settings, swept
-from cachesim.why.whole import Following, Read, UserSettings, open_log, read_files, replays_of
-from cachesim.why.whole import why as why_of
+from cachesim.why.infer.model_memory import memory_of
+from cachesim.why.infer.sizes import ASSUMED, WHOSE, sizes_of_gguf
+from cachesim.why.read.dump import Recorded, is_dump
+from cachesim.why.rebuild.from_recording import request_of
+from cachesim.why.replay.other import workload_of
+from cachesim.why.replay.replayed import Replay
 
 
 def trace_of_log(replays: Sequence[Replay]) -> str:

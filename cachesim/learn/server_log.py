@@ -21,11 +21,11 @@ from cachesim.learn.kit import link, print_line
 from cachesim.play.result import Run, Step
 from cachesim.play.runner import run
 from cachesim.report.picture import Kind, story
+from cachesim.why.advise.what_if import answers, requested
+from cachesim.why.explain.whole import UserSettings, read_files, replays_of
+from cachesim.why.explain.whole import why as why_of
 from cachesim.why.extract import whole_scenario
-from cachesim.why.replay import FRESH, Replay, text_of
-from cachesim.why.what_if import answers, requested
-from cachesim.why.whole import UserSettings, read_files, replays_of
-from cachesim.why.whole import why as why_of
+from cachesim.why.replay.replayed import FRESH, Replay, text_of
 
 EXAMPLE: Final = "hybrid.log"
 """The log's name in the documentation and in an installed package."""

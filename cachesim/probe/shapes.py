@@ -19,13 +19,13 @@ from cachesim.testing.workloads import FIRST_WORD, LAST_WORD
 from cachesim.traces.forms import is_call, opened
 from cachesim.traces.reading import is_batch, open_trace
 from cachesim.typed import Json
-from cachesim.why.dump import DumpReader, is_dump
-from cachesim.why.live import Live
-from cachesim.why.mlx_debug import as_dump, has_bodies
-from cachesim.why.other import workload_of
-from cachesim.why.rerun import request_of
-from cachesim.why.settings import Settings
-from cachesim.why.whole import UserSettings, open_log, read_files, replays_of
+from cachesim.why.explain.live import Live
+from cachesim.why.explain.whole import UserSettings, open_log, read_files, replays_of
+from cachesim.why.infer.settings import Settings
+from cachesim.why.read.dump import DumpReader, is_dump
+from cachesim.why.read.mlx_debug import as_dump, has_bodies
+from cachesim.why.rebuild.from_recording import request_of
+from cachesim.why.replay.other import workload_of
 
 HEAD: Final = 1 << 16
 MOST: Final = 5_000

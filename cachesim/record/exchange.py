@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from cachesim.typed import mapping
-from cachesim.why.dump import LONGEST_REQUEST
-from cachesim.why.segments import is_last, texts_of, usage_of
-from cachesim.why.slot_actions import ACTIONS
+from cachesim.why.read.dump import LONGEST_REQUEST
+from cachesim.why.read.segments import is_last, texts_of, usage_of
+from cachesim.why.read.slot_actions import ACTIONS
 
 MOST_REPLY: Final = 8 << 20
 """Most characters of a reply that are parsed; further ones are counted."""

@@ -26,9 +26,9 @@ from cachesim.record.exchange import MOVED, ZLIB_OR_GZIP, AnswerFields, Exchange
 from cachesim.record.plan import RecordFile
 from cachesim.record.tokenizer import ServerTokenizer
 from cachesim.typed import mapping
-from cachesim.why.dump import LONGEST_REQUEST, Recorded, acted, recorded_from
-from cachesim.why.live import Live
-from cachesim.why.segments import (
+from cachesim.why.explain.live import Live
+from cachesim.why.read.dump import LONGEST_REQUEST, Recorded, acted, recorded_from
+from cachesim.why.read.segments import (
     BLOCK,
     PLACES,
     Segment,
@@ -36,7 +36,7 @@ from cachesim.why.segments import (
     messages_of,
     segments_of,
 )
-from cachesim.why.slot_actions import SlotAction
+from cachesim.why.read.slot_actions import SlotAction
 
 # -- hashes of texts -------------------------------------------------------------------------------
 

@@ -20,7 +20,7 @@ from aiohttp import ClientError, ClientSession, ClientTimeout
 from cachesim.engines.tokens import Rope, Run, common_numbers
 from cachesim.typed import Json
 from cachesim.units import Array
-from cachesim.why.dump import Recorded
+from cachesim.why.read.dump import Recorded
 
 PATIENCE: Final = 10.0
 """Seconds until a query times out."""

@@ -36,7 +36,7 @@ HOMES: Final = (
     "cachesim.model",
     "cachesim.play",
     "cachesim.traces",
-    "cachesim.why.model_memory",
+    "cachesim.why.infer.model_memory",
 )
 """Packages whose objects a state may have, beside those of installed engines."""
 

@@ -29,7 +29,7 @@ from cachesim.errors import InputError
 from cachesim.files import PARQUET, readable
 from cachesim.packed import HEAD_BYTES, unpacked
 from cachesim.typed import Json
-from cachesim.why.lines import OTHER, SLOT
+from cachesim.why.read.lines import OTHER, SLOT
 
 # -- a request of a trace --------------------------------------------------------------------------
 

@@ -40,8 +40,8 @@ from cachesim.traces.reading import TraceRequest
 from cachesim.traces.source import MADE, Source
 from cachesim.units import Tokens
 from cachesim.verify.explain import lost_below
-from cachesim.why.model_memory import Memory, memory_of
-from cachesim.why.sizes import sizes_of_gguf
+from cachesim.why.infer.model_memory import Memory, memory_of
+from cachesim.why.infer.sizes import sizes_of_gguf
 
 # -- limits in bytes -------------------------------------------------------------------------------
 

@@ -13,13 +13,13 @@ from cachesim.engines.tokens import Rope
 from cachesim.errors import InputError
 from cachesim.model.spec import ModelSpec
 from cachesim.scenario.format import FORMAT, Expect, Model, Scenario, Server, Source, Step
-from cachesim.why.dump import Recorded
-from cachesim.why.live import Live
-from cachesim.why.other import options_for
-from cachesim.why.player import FAILED, Player, Replayed, ReplayRequest, accepts_spans
-from cachesim.why.replay import Rebuilt, Replay
-from cachesim.why.rerun import request_of, spec_for
-from cachesim.why.whole import UserSettings
+from cachesim.why.explain.live import Live
+from cachesim.why.explain.whole import UserSettings
+from cachesim.why.read.dump import Recorded
+from cachesim.why.rebuild.from_recording import request_of, spec_for
+from cachesim.why.replay.other import options_for
+from cachesim.why.replay.player import FAILED, Player, Replayed, ReplayRequest, accepts_spans
+from cachesim.why.replay.replayed import Rebuilt, Replay
 
 ORIGINS: Final = {"log": "a server's log", "recording": "recorded requests"}
 

@@ -21,9 +21,9 @@ from cachesim.play import run
 from cachesim.scenario import full_profile, loads
 from cachesim.scenario.files import to_toml
 from cachesim.typed import mapping
+from cachesim.why.explain.whole import UserSettings, read_files, replays_of
 from cachesim.why.extract import worst_scenario
-from cachesim.why.settings import kind_of
-from cachesim.why.whole import UserSettings, read_files, replays_of
+from cachesim.why.infer.settings import kind_of
 
 MOST: Final = 4 << 20
 """Bytes of a report."""

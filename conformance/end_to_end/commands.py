@@ -32,7 +32,7 @@ from cachesim.prove.mlx_lm.process import environment_for as mlx_environment_for
 from cachesim.scenario import full_profile, load
 from cachesim.scenario.format import Scenario
 from cachesim.scenario.shipped import shipped_files
-from cachesim.why.settings import flag_of
+from cachesim.why.infer.settings import flag_of
 from conformance.end_to_end.bench import FAILURES, Failure, Result, Settings, Task
 from conformance.end_to_end.documented import (
     by_a_shell,

@@ -12,7 +12,7 @@ import numpy as np
 
 from cachesim.model.presets import PRESETS, preset
 from cachesim.prove.llama_cpp.gguf import Value, f32, model_keys, text, u32, write_gguf
-from cachesim.why.sizes import PATTERNS
+from cachesim.why.infer.sizes import PATTERNS
 from conformance.end_to_end.bench import Bench, Case, Result, Settings, Task, bench
 from conformance.end_to_end.program import Ran
 

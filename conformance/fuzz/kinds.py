@@ -37,11 +37,11 @@ from cachesim.scenario import full_profile, loads, scenario_of
 from cachesim.scenario.format import Expect, Model, Scenario, Step
 from cachesim.scenario.shipped import shipped_files
 from cachesim.units import as_tokens
-from cachesim.why.dump import is_dump
-from cachesim.why.live import Live, report_of_dump, report_of_live
-from cachesim.why.report import worst as worst_of
-from cachesim.why.whole import UserSettings, read_files, replays_of
-from cachesim.why.whole import why as why_of
+from cachesim.why.explain.live import Live, report_of_dump, report_of_live
+from cachesim.why.explain.report import worst as worst_of
+from cachesim.why.explain.whole import UserSettings, read_files, replays_of
+from cachesim.why.explain.whole import why as why_of
+from cachesim.why.read.dump import is_dump
 from conformance.fuzz.guard import READ
 from conformance.fuzz.mutations import (
     OFTEN,

@@ -14,8 +14,8 @@ from cachesim.traces import graph
 from cachesim.traces.replay import Cell, ServerRun
 from cachesim.traces.source import Source
 from cachesim.why.from_report import draft_of
-from cachesim.why.model_memory import known_models, memory_of_config
-from cachesim.why.sizes import sizes_of_fields, sizes_of_gguf
+from cachesim.why.infer.model_memory import known_models, memory_of_config
+from cachesim.why.infer.sizes import sizes_of_fields, sizes_of_gguf
 from conformance.fuzz.mutations import (
     SLIGHTLY,
     Chance,

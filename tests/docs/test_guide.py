@@ -8,7 +8,7 @@ import pytest
 
 from cachesim.engines.facts import shipped
 from cachesim.engines.llamacpp import releases
-from tests.test_house import MAY_IMPORT, PACKAGE, ROOT
+from tests.test_house import MAY_IMPORT, PACKAGE, ROOT, STAGES
 
 GUIDES = ("CONTRIBUTING.md", "docs/architecture.md")
 ARCHITECTURE = (ROOT / "docs" / "architecture.md").read_text()
@@ -45,6 +45,11 @@ def test_the_table_of_rooms_is_what_the_house_test_watches() -> None:
     for room, allowed in table.items():
         expected = set(MAY_IMPORT) - {"cli"} if allowed == "all of them" else set(named(allowed))
         assert MAY_IMPORT[room] == expected, room
+
+
+def test_the_table_of_stages_is_what_the_house_test_watches() -> None:
+    stages = [cells[0].strip("`") for cells in rows(section("The stages of why"))]
+    assert [*STAGES, "beside them"] == stages
 
 
 def test_every_engine_says_which_files_it_follows_and_at_which_commit() -> None:

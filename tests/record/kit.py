@@ -16,8 +16,8 @@ from cachesim.record.plan import Plan, RecordFile
 from cachesim.record.proxy import running
 from cachesim.record.session import Row, Session
 from cachesim.record.tokenizer import ServerTokenizer
-from cachesim.why.live import Live
-from cachesim.why.whole import UserSettings
+from cachesim.why.explain.live import Live
+from cachesim.why.explain.whole import UserSettings
 
 HEAD = b"HTTP/1.1 200 OK\r\nServer: Fake\r\nContent-Type: application/json\r\n"
 STREAM = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"

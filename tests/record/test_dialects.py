@@ -9,7 +9,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from cachesim.why.live import report_of_dump
+from cachesim.why.explain.live import report_of_dump
 from tests.dumps import read_dump
 from tests.record.kit import HEAD, Call, chunk, plainly, recorder, upstream
 

@@ -8,7 +8,7 @@ import pytest
 
 from cachesim.record import session as sessions
 from cachesim.record.exchange import BATCH, AnswerReader, path_kept, path_shown
-from cachesim.why.live import Live
+from cachesim.why.explain.live import Live
 from tests.dumps import read_dump
 from tests.record.kit import (
     CHAT,

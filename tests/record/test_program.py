@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from cachesim.why.dump import DumpReader
+from cachesim.why.read.dump import DumpReader
 from tests.record.kit import CHAT, chat, counted
 
 SECONDS = 30

@@ -15,7 +15,7 @@ import pytest
 from cachesim.errors import InputError
 from cachesim.record.plan import check_no_circle, is_loopback, place_of, upstream_of
 from cachesim.record.proxy import Faults
-from cachesim.why.live import report_of_dump
+from cachesim.why.explain.live import report_of_dump
 from tests.dumps import read_dump
 from tests.record.kit import (
     CHAT,

@@ -7,7 +7,7 @@ from rich.console import Group, RenderableType
 from cachesim.report.consoles import plain_text
 from cachesim.report.html_document import page
 from cachesim.report.why import tune_report
-from cachesim.why.sizes import ASSUMED, WHOSE
+from cachesim.why.infer.sizes import ASSUMED, WHOSE
 
 MIB = 1 << 20
 

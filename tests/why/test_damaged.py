@@ -13,8 +13,8 @@ from random import Random
 import pytest
 
 from cachesim.errors import InputError
-from cachesim.why.lines import LONGEST_LINE, lines_of, pieces_of
-from cachesim.why.whole import UserSettings, open_log, read_files, replays_of, why
+from cachesim.why.explain.whole import UserSettings, open_log, read_files, replays_of, why
+from cachesim.why.read.lines import LONGEST_LINE, lines_of, pieces_of
 from tests.fixtures import Capture, Patch, complaint, output
 
 DATA = Path(__file__).parent / "data"

@@ -21,10 +21,10 @@ from cachesim.report.consoles import plain_text
 from cachesim.report.html_document import page
 from cachesim.report.recorded import dump_report
 from cachesim.report.why import why_report
-from cachesim.why.live import report_of_dump
-from cachesim.why.replay import Replay
-from cachesim.why.what_if import answers, requested
-from cachesim.why.whole import UserSettings, read_files, replays_of, why
+from cachesim.why.advise.what_if import answers, requested
+from cachesim.why.explain.live import report_of_dump
+from cachesim.why.explain.whole import UserSettings, read_files, replays_of, why
+from cachesim.why.replay.replayed import Replay
 from tests.dumps import read_dump
 
 INPUTS = Path(__file__).with_name("excerpts.jsonl")

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from cachesim.why.player import Player
-from cachesim.why.whole import Following, UserSettings, read_files, replays_of, why
+from cachesim.why.explain.whole import Following, UserSettings, read_files, replays_of, why
+from cachesim.why.replay.player import Player
 from tests.fixtures import Capture, Patch, complaint, output
 
 DATA = Path(__file__).parent / "data"

@@ -10,8 +10,8 @@ import pytest
 
 from cachesim.report.consoles import plain_text
 from cachesim.report.why import why_report
-from cachesim.why.what_if import add_other_settings
-from cachesim.why.whole import UserSettings, read_files, replays_of, why
+from cachesim.why.advise.what_if import add_other_settings
+from cachesim.why.explain.whole import UserSettings, read_files, replays_of, why
 from tests.fixtures import Capture, output
 
 REAL = Path(__file__).parents[2] / "conformance" / "end_to_end" / "data"

@@ -10,11 +10,11 @@ from typing import Any, get_args
 import pytest
 
 from cachesim.cli.main import main
-from cachesim.why.observed import How
-from cachesim.why.schema import HOWS, requests_schema, why_schema
-from cachesim.why.tuning import of_log
-from cachesim.why.what_if import answers, flags_in_words, of_flags, swept, usual
-from cachesim.why.whole import UserSettings, read_files, replays_of
+from cachesim.why.advise.tuning import of_log
+from cachesim.why.advise.what_if import answers, flags_in_words, of_flags, swept, usual
+from cachesim.why.explain.schema import HOWS, requests_schema, why_schema
+from cachesim.why.explain.whole import UserSettings, read_files, replays_of
+from cachesim.why.read.observed import How
 from tests import fixtures
 from tests.fixtures import Capture, Patch
 

@@ -11,12 +11,12 @@ import pytest
 from cachesim.engines.llamacpp.vocabulary.events import SlotChosenBySimilarity
 from cachesim.engines.tokens import Rope
 from cachesim.model.presets import preset
-from cachesim.why.observed import ServerLog
-from cachesim.why.player import Player, ReplayRequest
-from cachesim.why.rebuild import Rebuilder
-from cachesim.why.replay import Hints
-from cachesim.why.settings import settings_of
-from cachesim.why.whole import LONG, UserSettings, read_files, replays_of
+from cachesim.why.explain.whole import LONG, UserSettings, read_files, replays_of
+from cachesim.why.infer.settings import settings_of
+from cachesim.why.read.observed import ServerLog
+from cachesim.why.rebuild.from_log import Rebuilder
+from cachesim.why.replay.player import Player, ReplayRequest
+from cachesim.why.replay.replayed import Hints
 
 HEAD = """\
 srv    load_model: loading model '/models/a.gguf'

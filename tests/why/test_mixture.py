@@ -11,7 +11,7 @@ from random import Random
 import pytest
 
 from cachesim.errors import InputError
-from cachesim.why.whole import read_files
+from cachesim.why.explain.whole import read_files
 
 DATA = Path(__file__).parent / "data"
 KINDS = ("b9093-3", "b9538-3", "b11549-4", "b11549-3")

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from cachesim.why.mlx_debug import as_dump, has_bodies
-from cachesim.why.whole import UserSettings, read_files, replays_of, why
+from cachesim.why.explain.whole import UserSettings, read_files, replays_of, why
+from cachesim.why.read.mlx_debug import as_dump, has_bodies
 from tests.fixtures import Capture, output
 
 POST = '127.0.0.1 - - [20/Nov/2026 21:49:12] "POST /v1/chat/completions HTTP/1.1" {status} -\n'

@@ -15,8 +15,8 @@ from cachesim.prove.llama_cpp.gguf import model_keys, write_model
 from cachesim.traces.plan import plan_of
 from cachesim.traces.replay import Cell, Measured
 from cachesim.traces.source import Source
-from cachesim.why.model_memory import known_models, memory_of, memory_of_config
-from cachesim.why.sizes import read_header, sizes_of_fields, sizes_of_gguf
+from cachesim.why.infer.model_memory import known_models, memory_of, memory_of_config
+from cachesim.why.infer.sizes import read_header, sizes_of_fields, sizes_of_gguf
 from tests.fixtures import Capture, output
 
 KEYS_AND_VALUES = 2 * 2  # both, of 16 bits

@@ -20,7 +20,8 @@ from typing import Any
 import pytest
 
 import cachesim
-from cachesim.why import from_report, settings
+from cachesim.why import from_report
+from cachesim.why.infer import settings
 
 SHORT, LONG = 1_000, 8_000
 """Characters of a text: 8 times as many may take 8 times as long, never 64 times."""

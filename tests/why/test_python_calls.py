@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from cachesim.cli.main import main
-from cachesim.why.python_calls import SMALL, WINDOW
-from cachesim.why.whole import UserSettings, read_files, replays_of, why
+from cachesim.why.explain.whole import UserSettings, read_files, replays_of, why
+from cachesim.why.read.python_calls import SMALL, WINDOW
 from tests.fixtures import Capture
 
 RECORDED = Path(__file__).with_name("data") / "llama-cpp-python-0.3.36.log"

@@ -21,16 +21,16 @@ from cachesim.model.presets import preset
 from cachesim.report.consoles import plain_text
 from cachesim.report.why import why_report
 from cachesim.typed import there_is
-from cachesim.why.evidence import Interval, counts_of
+from cachesim.why.explain.report import missing_of
+from cachesim.why.explain.whole import UserSettings, read_files, rebuild, replays_of, why
 from cachesim.why.extract import Origin, scenario_of
-from cachesim.why.lines import lines_of
-from cachesim.why.other import options_for, play_workload, workload_of
-from cachesim.why.player import Player, ReplayRequest
-from cachesim.why.reading import Reader
-from cachesim.why.replay import Replay
-from cachesim.why.report import missing_of
-from cachesim.why.settings import settings_of
-from cachesim.why.whole import UserSettings, read_files, rebuild, replays_of, why
+from cachesim.why.infer.evidence import Interval, counts_of
+from cachesim.why.infer.settings import settings_of
+from cachesim.why.read.lines import lines_of
+from cachesim.why.read.reading import Reader
+from cachesim.why.replay.other import options_for, play_workload, workload_of
+from cachesim.why.replay.player import Player, ReplayRequest
+from cachesim.why.replay.replayed import Replay
 from tests.fixtures import Capture
 
 DATA = Path(__file__).parent / "data"

@@ -13,8 +13,7 @@ from cachesim.prove.llama_cpp.gguf import model_keys
 from cachesim.scenario.checks import spec_of
 from cachesim.scenario.format import Model
 from cachesim.units import as_tokens
-from cachesim.why.observed import ServerLog
-from cachesim.why.sizes import (
+from cachesim.why.infer.sizes import (
     ASSUMED,
     BOUNDED,
     MIB,
@@ -23,6 +22,7 @@ from cachesim.why.sizes import (
     sizes_of,
     sizes_of_fields,
 )
+from cachesim.why.read.observed import ServerLog
 
 
 def test_a_log_of_a_real_hybrid_gives_state_and_tokens() -> None:

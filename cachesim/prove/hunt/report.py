@@ -24,7 +24,7 @@ from cachesim.scenario.format import Scenario, Step
 from cachesim.scenario.labels import CONFIRMED, DERIVED, SOURCE
 from cachesim.scenario.prompts import Vocabulary
 from cachesim.testing.story import story
-from cachesim.why.settings import flag_of
+from cachesim.why.infer.settings import flag_of
 
 WARM: Final = 8080
 """The port of the server that is shown to be wrong."""

@@ -26,7 +26,7 @@ from cachesim.prove.llama_cpp.gguf import word
 from cachesim.prove.llama_cpp.workload import CRASH, Outcome
 from cachesim.scenario.format import Step
 from cachesim.units import Token, as_tokens
-from cachesim.why.settings import flag_of
+from cachesim.why.infer.settings import flag_of
 
 SECONDS_TO_START: Final = 60.0
 SECONDS_FOR_ONE_CALL: Final = 300.0

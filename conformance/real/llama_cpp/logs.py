@@ -23,13 +23,13 @@ from cachesim.prove.llama_cpp.flags import draw_preset
 from cachesim.prove.llama_cpp.server import RealServer
 from cachesim.prove.llama_cpp.workload import Outcome, release_of
 from cachesim.scenario.format import Scenario
-from cachesim.why.lines import BY_NAME, lines_of, prints_checkpoints
-from cachesim.why.other import default_step, options_for, play_workload
-from cachesim.why.reading import Reader
-from cachesim.why.replay import Replay
-from cachesim.why.settings import settings_of
-from cachesim.why.what_if import cached_over, workloads_of
-from cachesim.why.whole import rebuild
+from cachesim.why.advise.what_if import cached_over, workloads_of
+from cachesim.why.explain.whole import rebuild
+from cachesim.why.infer.settings import settings_of
+from cachesim.why.read.lines import BY_NAME, lines_of, prints_checkpoints
+from cachesim.why.read.reading import Reader
+from cachesim.why.replay.other import default_step, options_for, play_workload
+from cachesim.why.replay.replayed import Replay
 from conformance.real.llama_cpp.compare import SideBySide
 from conformance.real.llama_cpp.workloads import Setting, grow
 

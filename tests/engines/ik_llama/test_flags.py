@@ -6,7 +6,7 @@ import pytest
 
 from cachesim.cli.flags import flags_of
 from cachesim.engines.ik_llama.family import FAMILY
-from cachesim.why.settings import flag_of
+from cachesim.why.infer.settings import flag_of
 
 BOTH = """-np --parallel -c --ctx-size -b --batch-size -ub --ubatch-size --ctx-checkpoints
 --ctx-checkpoints-interval --ctx-checkpoints-tolerance -sps --slot-prompt-similarity -cram

@@ -8,9 +8,14 @@ from typing import Any, Final, TypeAlias
 from cachesim.engines.family import Profile
 from cachesim.errors import InputError
 from cachesim.scenario.labels import label_of_release
-from cachesim.why import tuning
-from cachesim.why.evidence import Interval
-from cachesim.why.other import (
+from cachesim.why.advise import tuning
+from cachesim.why.explain.remedies import remedy_of
+from cachesim.why.explain.whole import other_candidates
+from cachesim.why.infer.evidence import Interval
+from cachesim.why.infer.settings import RELEASES, Settings
+from cachesim.why.infer.sizes import context_bytes
+from cachesim.why.rebuild.from_recording import wrong_answers
+from cachesim.why.replay.other import (
     ServerResult,
     Workload,
     counted,
@@ -20,13 +25,8 @@ from cachesim.why.other import (
     play_workload,
     workload_of,
 )
-from cachesim.why.player import Replayed, ReplayRequest
-from cachesim.why.remedies import remedy_of
-from cachesim.why.replay import FRESH, Replay, text_of
-from cachesim.why.rerun import wrong_answers
-from cachesim.why.settings import RELEASES, Settings
-from cachesim.why.sizes import context_bytes
-from cachesim.why.whole import other_candidates
+from cachesim.why.replay.player import Replayed, ReplayRequest
+from cachesim.why.replay.replayed import FRESH, Replay, text_of
 
 PATCHES: Final = ("24035", "24143", "25592", "erase-equal")
 """Proposed patches to try, on releases that can take them."""

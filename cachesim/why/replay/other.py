@@ -13,9 +13,9 @@ from cachesim.engines.family import Profile
 from cachesim.engines.llamacpp.family import FAMILY
 from cachesim.engines.words import counted as in_words
 from cachesim.model.spec import ModelSpec
-from cachesim.why.player import FAILED, Player, Replayed, ReplayRequest
-from cachesim.why.replay import Replay
-from cachesim.why.settings import Settings
+from cachesim.why.infer.settings import Settings
+from cachesim.why.replay.player import FAILED, Player, Replayed, ReplayRequest
+from cachesim.why.replay.replayed import Replay
 
 
 @dataclass(slots=True)

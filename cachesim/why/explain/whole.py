@@ -10,15 +10,22 @@ from cachesim.engines.tokens import Rope
 from cachesim.errors import InputError, OptionError, UpstreamAbort
 from cachesim.packed import HEAD_BYTES, unpacked
 from cachesim.scenario.shipped import shipped_files
-from cachesim.why.evidence import common_with_holder, lengths_of
-from cachesim.why.lines import Line, Tally, lines_of
-from cachesim.why.observed import UNKNOWN, Observed, ServerLog, computed
-from cachesim.why.reading import Reader
-from cachesim.why.rebuild import TURN, Rebuilder
-from cachesim.why.replay import FRESH, Hints, Rebuilt, Replay, owner_of, place_of, text_of
-from cachesim.why.report import States, report_of, request_entry
-from cachesim.why.settings import LIMITED, UNKNOWN_MODEL, Setting, Settings, alike, settings_of
-from cachesim.why.sizes import sizes_of
+from cachesim.why.explain.report import States, report_of, request_entry
+from cachesim.why.infer.evidence import common_with_holder, lengths_of
+from cachesim.why.infer.settings import (
+    LIMITED,
+    UNKNOWN_MODEL,
+    Setting,
+    Settings,
+    alike,
+    settings_of,
+)
+from cachesim.why.infer.sizes import sizes_of
+from cachesim.why.read.lines import Line, Tally, lines_of
+from cachesim.why.read.observed import UNKNOWN, Observed, ServerLog, computed
+from cachesim.why.read.reading import Reader
+from cachesim.why.rebuild.from_log import TURN, Rebuilder
+from cachesim.why.replay.replayed import FRESH, Hints, Rebuilt, Replay, owner_of, place_of, text_of
 
 MOST_REQUESTS: Final = 100_000
 """Most requests of a log that are replayed."""

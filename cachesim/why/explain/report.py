@@ -7,8 +7,11 @@ from typing import Any, Final
 from cachesim.engines.family import family_of
 from cachesim.engines.llamacpp.vocabulary.events import CheckpointKept, CheckpointRestored
 from cachesim.engines.words import counted, of_one
-from cachesim.why.evidence import Lengths
-from cachesim.why.observed import (
+from cachesim.why.explain.remedies import remedy_of
+from cachesim.why.infer.evidence import Lengths
+from cachesim.why.infer.settings import setting
+from cachesim.why.infer.sizes import WHOSE, how_known
+from cachesim.why.read.observed import (
     IK,
     LM_STUDIO,
     MLX,
@@ -19,10 +22,7 @@ from cachesim.why.observed import (
     Observed,
     computed,
 )
-from cachesim.why.remedies import remedy_of
-from cachesim.why.replay import Rebuilt, Replay
-from cachesim.why.settings import setting
-from cachesim.why.sizes import WHOSE, how_known
+from cachesim.why.replay.replayed import Rebuilt, Replay
 
 CHOICES: Final[Mapping[str, str]] = {
     "age": "Slot {slot} was chosen because it was used least recently.",

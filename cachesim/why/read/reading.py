@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from cachesim.errors import InputError
-from cachesim.why.lines import BY_NAME, Line, style_in
-from cachesim.why.mixture import ADVICE, Mixture
-from cachesim.why.observed import (
+from cachesim.why.read.lines import BY_NAME, Line, style_in
+from cachesim.why.read.mixture import ADVICE, Mixture
+from cachesim.why.read.observed import (
     IK,
     LLAMA,
     LM_STUDIO,
@@ -36,7 +36,7 @@ from cachesim.why.observed import (
     SlotChoice,
     printed,
 )
-from cachesim.why.python_calls import Calls, Fields, milliseconds
+from cachesim.why.read.python_calls import Calls, Fields, milliseconds
 
 
 @dataclass(frozen=True, slots=True)

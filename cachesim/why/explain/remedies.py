@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
-from cachesim.why.observed import IK, OLLAMA
+from cachesim.why.read.observed import IK, OLLAMA
 
 Kind: TypeAlias = Literal["design", "client", "flag", "defect", "unknown"]
 

@@ -3,10 +3,10 @@
 from typing import Any, Final, get_args
 
 from cachesim.play.result import schema_head
-from cachesim.why.dump import KEYS
-from cachesim.why.observed import How
-from cachesim.why.report import FORMAT
-from cachesim.why.slot_actions import ACTIONS
+from cachesim.why.explain.report import FORMAT
+from cachesim.why.read.dump import KEYS
+from cachesim.why.read.observed import How
+from cachesim.why.read.slot_actions import ACTIONS
 
 HOWS: Final = list(get_args(How))
 NUMBERS: Final = ("prompt_tokens", "cached", "processed", "slot")

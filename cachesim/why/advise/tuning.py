@@ -17,15 +17,15 @@ from cachesim.play.session import Session
 from cachesim.scenario.checks import full_profile, spec_of
 from cachesim.scenario.format import Scenario
 from cachesim.typed import of_kind
-from cachesim.why.dump import Recorded
-from cachesim.why.live import Live
-from cachesim.why.other import Outcome, Replayable, left_out, workload_of
-from cachesim.why.prompts import Prompt
-from cachesim.why.replay import Replay
-from cachesim.why.rerun import Rerun, known, options_in, spec_for, started
-from cachesim.why.settings import flag_of, matters, setting
-from cachesim.why.sizes import ASSUMED, GIVEN, context_bytes, how_known
-from cachesim.why.whole import UserSettings
+from cachesim.why.explain.live import Live
+from cachesim.why.explain.whole import UserSettings
+from cachesim.why.infer.settings import flag_of, matters, setting
+from cachesim.why.infer.sizes import ASSUMED, GIVEN, context_bytes, how_known
+from cachesim.why.read.dump import Recorded
+from cachesim.why.rebuild.from_recording import Rerun, known, options_in, spec_for, started
+from cachesim.why.rebuild.prompts import Prompt
+from cachesim.why.replay.other import Outcome, Replayable, left_out, workload_of
+from cachesim.why.replay.replayed import Replay
 
 CELLS: Final = 256
 """Granularity of a context's size in tokens."""

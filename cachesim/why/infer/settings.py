@@ -13,9 +13,9 @@ from cachesim.engines.option import Option
 from cachesim.errors import InputError
 from cachesim.model.presets import PRESETS, preset
 from cachesim.model.spec import ModelSpec, Sizes
-from cachesim.why.lines import JUNE, MAY, STYLES
-from cachesim.why.observed import IK, LM_STUDIO, OLLAMA, PYTHON, SGLANG, How, ServerLog
-from cachesim.why.sizes import sizes_of
+from cachesim.why.infer.sizes import sizes_of
+from cachesim.why.read.lines import JUNE, MAY, STYLES
+from cachesim.why.read.observed import IK, LM_STUDIO, OLLAMA, PYTHON, SGLANG, How, ServerLog
 
 RELEASES: Final[Mapping[str, int]] = {
     each.name: int(each.name.removeprefix("b")) for each in FAMILY.releases

@@ -18,7 +18,7 @@ from cachesim.engines.family import Profile, family_of
 from cachesim.engines.words import counted
 from cachesim.errors import InputError
 from cachesim.model.presets import PRESETS, preset
-from cachesim.why.divergence import (
+from cachesim.why.explain.divergence import (
     CONVERSATIONS,
     Candidate,
     Divergence,
@@ -26,12 +26,14 @@ from cachesim.why.divergence import (
     divergence_of,
     kin_of,
 )
-from cachesim.why.dump import Recorded
-from cachesim.why.player import FAILED, Replayed
-from cachesim.why.prompts import Prompt, Prompts
-from cachesim.why.remedies import remedy_of
-from cachesim.why.report import FORMAT
-from cachesim.why.rerun import (
+from cachesim.why.explain.remedies import remedy_of
+from cachesim.why.explain.report import FORMAT
+from cachesim.why.explain.whole import UserSettings
+from cachesim.why.infer.settings import kind_of
+from cachesim.why.read.dump import Recorded
+from cachesim.why.read.segments import BLOCK
+from cachesim.why.read.slot_actions import ADVICE, SLOT_TAKEN, SlotAction, Slots
+from cachesim.why.rebuild.from_recording import (
     Rerun,
     field_of,
     full_name,
@@ -41,11 +43,9 @@ from cachesim.why.rerun import (
     others,
     profile_of,
 )
-from cachesim.why.rerun import elsewhere as played_elsewhere
-from cachesim.why.segments import BLOCK
-from cachesim.why.settings import kind_of
-from cachesim.why.slot_actions import ADVICE, SLOT_TAKEN, SlotAction, Slots
-from cachesim.why.whole import UserSettings
+from cachesim.why.rebuild.from_recording import elsewhere as played_elsewhere
+from cachesim.why.rebuild.prompts import Prompt, Prompts
+from cachesim.why.replay.player import FAILED, Replayed
 
 RETOKENISED: Final = "reply-retokenised"
 KEEP_TOKENS: Final = (

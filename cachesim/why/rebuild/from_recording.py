@@ -27,9 +27,13 @@ from cachesim.typed import mapping
 from cachesim.units import Token, Tokens
 from cachesim.verify.oracle import Oracle
 from cachesim.verify.verdict import judge
-from cachesim.why.dump import Recorded
-from cachesim.why.other import Workload
-from cachesim.why.player import (
+from cachesim.why.infer.settings import RELEASES
+from cachesim.why.read.dump import Recorded
+from cachesim.why.read.segments import whole
+from cachesim.why.read.slot_actions import SlotAction
+from cachesim.why.rebuild.prompts import Prompt
+from cachesim.why.replay.other import Workload
+from cachesim.why.replay.player import (
     FAILED,
     MOST_TURNS,
     NO_FILE,
@@ -39,10 +43,6 @@ from cachesim.why.player import (
     accepts_spans,
     replayed,
 )
-from cachesim.why.prompts import Prompt
-from cachesim.why.segments import whole
-from cachesim.why.settings import RELEASES
-from cachesim.why.slot_actions import SlotAction
 
 VOCABULARY: Final = 65_536
 FIRST: Final = 300

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import BinaryIO, Final
 
-from cachesim.why.observed import IK, LLAMA, LM_STUDIO, MLX, OLLAMA, PYTHON, SGLANG
+from cachesim.why.read.observed import IK, LLAMA, LM_STUDIO, MLX, OLLAMA, PYTHON, SGLANG
 
 LONGEST_LINE: Final = 1 << 16
 """Most bytes of a line that are parsed: a request of SGLang has up to 2,048 tokens of its prompt

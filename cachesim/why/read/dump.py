@@ -23,9 +23,9 @@ from typing import Any, BinaryIO, Final
 
 from cachesim.errors import InputError
 from cachesim.typed import mapping
-from cachesim.why.fields import check_fields
-from cachesim.why.segments import Segment, segments_of, usage_of, whole
-from cachesim.why.slot_actions import SlotAction, action_from, is_action
+from cachesim.why.read.fields import check_fields
+from cachesim.why.read.segments import Segment, segments_of, usage_of, whole
+from cachesim.why.read.slot_actions import SlotAction, action_from, is_action
 
 KEYS: Final = ("request", "segments", "messages", "prompt", "action", "adds")
 """A line has one of these at least."""

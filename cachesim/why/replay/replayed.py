@@ -4,10 +4,10 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from cachesim.engines.tokens import Rope
-from cachesim.why.evidence import Lengths
-from cachesim.why.observed import UNKNOWN, Known, Observed, ServerLog
-from cachesim.why.player import FAILED, Replayed, ReplayRequest
-from cachesim.why.settings import Settings
+from cachesim.why.infer.evidence import Lengths
+from cachesim.why.infer.settings import Settings
+from cachesim.why.read.observed import UNKNOWN, Known, Observed, ServerLog
+from cachesim.why.replay.player import FAILED, Replayed, ReplayRequest
 
 FRESH, REPLY, BEFORE, BEFORE_REPLY = 1, 2, 3, 4
 """Texts of a request: its new part, its reply, the text before the log and its reply."""

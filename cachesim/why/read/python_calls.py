@@ -10,7 +10,7 @@ llama_perf_context_print:       total time = 9.48 ms / 8 tokens      the call's 
 from collections.abc import Mapping
 from typing import Final, TypeAlias
 
-from cachesim.why.observed import UNKNOWN, Observed, ServerLog, bounded, computed, printed
+from cachesim.why.read.observed import UNKNOWN, Observed, ServerLog, bounded, computed, printed
 
 Fields: TypeAlias = Mapping[str, str]
 

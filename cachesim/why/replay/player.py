@@ -28,7 +28,7 @@ from cachesim.model.spec import ModelSpec
 from cachesim.play.session import SlotFiles
 from cachesim.typed import of_kind
 from cachesim.units import Token, Tokens
-from cachesim.why.slot_actions import SlotAction
+from cachesim.why.read.slot_actions import SlotAction
 
 MOST_TURNS: Final = 200_000
 """Most turns of the loop for a request."""

@@ -16,7 +16,7 @@ from typing import Final, TypeAlias
 
 from cachesim.engines.llamacpp.vocabulary.events import CheckpointCreated
 from cachesim.engines.tokens import LONGEST, Rope
-from cachesim.why.evidence import (
+from cachesim.why.infer.evidence import (
     Interval,
     Lengths,
     common_with_holder,
@@ -26,10 +26,11 @@ from cachesim.why.evidence import (
     share_done,
     with_length_from_ratios,
 )
-from cachesim.why.lines import prints_checkpoints, prints_depth
-from cachesim.why.observed import Known, LogEvent, Observed, ServerLog, bounded, computed
-from cachesim.why.player import Player, ReplayRequest
-from cachesim.why.replay import (
+from cachesim.why.infer.settings import Settings
+from cachesim.why.read.lines import prints_checkpoints, prints_depth
+from cachesim.why.read.observed import Known, LogEvent, Observed, ServerLog, bounded, computed
+from cachesim.why.replay.player import Player, ReplayRequest
+from cachesim.why.replay.replayed import (
     BEFORE,
     BEFORE_REPLY,
     FRESH,
@@ -41,7 +42,6 @@ from cachesim.why.replay import (
     place_of,
     text_of,
 )
-from cachesim.why.settings import Settings
 
 
 def note_prefixes(

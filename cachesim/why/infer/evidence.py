@@ -5,8 +5,8 @@ from dataclasses import dataclass, replace
 from math import ceil, floor
 from typing import Final
 
-from cachesim.why.observed import UNKNOWN, Known, Observed, bounded, computed, printed
-from cachesim.why.settings import prompt_length
+from cachesim.why.infer.settings import prompt_length
+from cachesim.why.read.observed import UNKNOWN, Known, Observed, bounded, computed, printed
 
 HALF_STEP: Final = 0.0005
 """Rounding error of three printed decimals."""

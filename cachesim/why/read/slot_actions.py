@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from cachesim.why.segments import whole
+from cachesim.why.read.segments import whole
 
 ACTIONS: Final[Mapping[str, str]] = {"save": "saved", "restore": "restored", "erase": "erased"}
 """Actions of `POST /slots/N?action=...`, and their past participles."""

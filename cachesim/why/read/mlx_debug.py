@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from io import BytesIO
 from typing import Any, BinaryIO, Final
 
-from cachesim.why.lines import unwrapped
+from cachesim.why.read.lines import unwrapped
 
 IN, OUT = b"Incoming Request Body: {", b"Outgoing Response: {"
 

@@ -13,8 +13,8 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Final, Self
 
 from cachesim.engines.tokens import get_common_prefix
-from cachesim.why.dump import Recorded
-from cachesim.why.segments import BLOCK, Segment, shared
+from cachesim.why.read.dump import Recorded
+from cachesim.why.read.segments import BLOCK, Segment, shared
 
 AROUND: Final = 24
 """Characters printed on each side of a difference."""

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
 from cachesim.engines.tokens import Rope
-from cachesim.why.dump import Recorded
-from cachesim.why.observed import How
+from cachesim.why.read.dump import Recorded
+from cachesim.why.read.observed import How
 
 Anchor: TypeAlias = tuple[int, int]
 """Character counts, and their tokens."""

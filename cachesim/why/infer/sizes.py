@@ -15,7 +15,7 @@ from typing import Any, BinaryIO, Final, NoReturn
 
 from cachesim.errors import InputError
 from cachesim.model.spec import RECURRENT_KINDS, ModelSpec, Sizes
-from cachesim.why.observed import ServerLog
+from cachesim.why.read.observed import ServerLog
 
 MAGIC: Final = b"GGUF"
 VERSIONS: Final = (2, 3)

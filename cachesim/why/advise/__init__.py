@@ -1,0 +1,1 @@
+"""The same requests under other releases, patches, flags and memory."""

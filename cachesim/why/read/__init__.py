@@ -1,0 +1,1 @@
+"""A log's lines, or recorded requests, as what they say and nothing more."""

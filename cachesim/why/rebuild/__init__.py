@@ -1,0 +1,1 @@
+"""Prompts with exactly the common prefixes that a log proves or a recording holds."""
