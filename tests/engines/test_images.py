@@ -10,8 +10,8 @@ import pytest
 
 from cachesim.engines.images import Image
 from cachesim.engines.llamacpp.vocabulary.events import BatchDecoded
-from cachesim.engines.mlx_lm.events import Insertion, PreparedAlready, RequestAdmitted
 from cachesim.engines.mlx_lm.server.request import keyed as lookup_key
+from cachesim.engines.mlx_lm.vocabulary import Insertion, PreparedAlready, RequestAdmitted
 from cachesim.engines.sglang.request import FIRST_PAD, Req
 from cachesim.engines.vllm.request import IMAGE, Prefixes, keyed
 from cachesim.errors import ScenarioError

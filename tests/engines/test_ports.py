@@ -39,7 +39,7 @@ OURS: Final = frozenset(
         "_gather_of_one", "ChunkStore", "Pages", "Contents", "Visibility", "Marconi",
         "_VisibleCells", "_serve",
         # what a server holds, and whether its books agree
-        "held", "amounts", "_misplaced", "_cells", "_nodes", "_described", "_holding",
+        "held", "_cells", "_described", "_holding",
         # saved bytes as values
         "Blob", "_pack_field", "_fields", "_row_block", "_checkpoint",
         # forced replies and options

@@ -20,21 +20,21 @@ from cachesim.engines.mlx_lm.caches.kv_cache import (
     SparseCache,
 )
 from cachesim.engines.mlx_lm.caches.layer_cache import LayerCache
-from cachesim.engines.mlx_lm.engine import MlxLm
-from cachesim.engines.mlx_lm.events import (
-    Insertion,
-    ModelCalled,
-    PromptProgress,
-    RequestAdmitted,
-    RequestFinished,
-)
 from cachesim.engines.mlx_lm.families import RecurrentRules, family_of
 from cachesim.engines.mlx_lm.family import FAMILY, MlxRules
 from cachesim.engines.mlx_lm.generate.forward import Forward
 from cachesim.engines.mlx_lm.generate.shared import PromptCache, leaves
 from cachesim.engines.mlx_lm.options import MlxOptions
 from cachesim.engines.mlx_lm.rules import CacheRules
+from cachesim.engines.mlx_lm.server.engine import MlxLm
 from cachesim.engines.mlx_lm.server.thread import DEAD, DISCONNECTED, UNANSWERED
+from cachesim.engines.mlx_lm.vocabulary import (
+    Insertion,
+    ModelCalled,
+    PromptProgress,
+    RequestAdmitted,
+    RequestFinished,
+)
 from cachesim.model.arithmetic import Network
 from cachesim.model.build import build
 from cachesim.model.presets import tiny

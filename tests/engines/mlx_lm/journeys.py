@@ -7,10 +7,10 @@ from typing import Any
 
 from cachesim.engines.base import Message, Reply, Request, Ticket
 from cachesim.engines.family import Profile
-from cachesim.engines.mlx_lm.engine import MlxLm
-from cachesim.engines.mlx_lm.events import Insertion
 from cachesim.engines.mlx_lm.generate.shared import PromptCache
 from cachesim.engines.mlx_lm.options import FIELDS
+from cachesim.engines.mlx_lm.server.engine import MlxLm
+from cachesim.engines.mlx_lm.vocabulary import Insertion
 from cachesim.model.build import build
 from cachesim.typed import there_is
 from cachesim.units import as_tokens

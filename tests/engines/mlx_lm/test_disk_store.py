@@ -6,7 +6,7 @@ from itertools import pairwise
 import pytest
 
 from cachesim.engines.base import Engine
-from cachesim.engines.mlx_lm.engine import MlxLm
+from cachesim.engines.mlx_lm.server.engine import MlxLm
 from cachesim.engines.mlx_lm.server.serving import next_prompt_step_size
 from cachesim.engines.mlx_lm.store.disk_prompt_cache import DiskPromptCache, RecordStore
 from cachesim.errors import OptionError

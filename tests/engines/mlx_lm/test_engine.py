@@ -12,8 +12,8 @@ from cachesim.engines.chat import ByteTokenizer
 from cachesim.engines.mlx_lm.caches.arrays_cache import ArraysCache
 from cachesim.engines.mlx_lm.caches.kv_cache import KVCache
 from cachesim.engines.mlx_lm.caches.layer_cache import UpstreamAttributeError
-from cachesim.engines.mlx_lm.engine import MlxLm
 from cachesim.engines.mlx_lm.family import FAMILY
+from cachesim.engines.mlx_lm.server.engine import MlxLm
 from cachesim.engines.mlx_lm.server.word_tokenizer import WORD_TEMPLATES, WordTokenizer
 from cachesim.errors import ContractError, OptionError, TokenError
 from cachesim.model.build import build

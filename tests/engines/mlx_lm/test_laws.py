@@ -12,8 +12,18 @@ from cachesim.engines.family import Profile, family_of
 from cachesim.engines.mlx_lm.caches.batch_kv_cache import BatchKVCache
 from cachesim.engines.mlx_lm.caches.kv_cache import KVCache, QuantizedKVCache
 from cachesim.engines.mlx_lm.caches.layer_cache import State
-from cachesim.engines.mlx_lm.engine import MlxLm
-from cachesim.engines.mlx_lm.events import (
+from cachesim.engines.mlx_lm.generate.shared import Row
+from cachesim.engines.mlx_lm.observe import (
+    of_batch,
+    problems,
+    quantised_otherwise,
+    restore_problems,
+)
+from cachesim.engines.mlx_lm.rules import CacheRules
+from cachesim.engines.mlx_lm.search import MlxLaws
+from cachesim.engines.mlx_lm.server.engine import MlxLm
+from cachesim.engines.mlx_lm.store.disk_prompt_cache import DiskPromptCache
+from cachesim.engines.mlx_lm.vocabulary import (
     Insertion,
     ModelCalled,
     PromptCacheEvicted,
@@ -23,16 +33,6 @@ from cachesim.engines.mlx_lm.events import (
     RequestAdmitted,
     RequestFinished,
 )
-from cachesim.engines.mlx_lm.generate.shared import Row
-from cachesim.engines.mlx_lm.integrity import (
-    of_batch,
-    problems,
-    quantised_otherwise,
-    restore_problems,
-)
-from cachesim.engines.mlx_lm.rules import CacheRules
-from cachesim.engines.mlx_lm.search import MlxLaws
-from cachesim.engines.mlx_lm.store.disk_prompt_cache import DiskPromptCache
 from cachesim.engines.seen import Breach, Seen
 from cachesim.errors import InputError
 from cachesim.play.findings import play

@@ -15,10 +15,10 @@ from cachesim.engines.mlx_lm.caches.prompt_cache import (
     can_trim_prompt_cache,
     trim_prompt_cache,
 )
-from cachesim.engines.mlx_lm.engine import MlxLm
-from cachesim.engines.mlx_lm.events import Insertion, RequestAdmitted
 from cachesim.engines.mlx_lm.family import FAMILY
 from cachesim.engines.mlx_lm.rules import SnapshotRules
+from cachesim.engines.mlx_lm.server.engine import MlxLm
+from cachesim.engines.mlx_lm.vocabulary import Insertion, RequestAdmitted
 from cachesim.errors import ProfileError
 from cachesim.model.presets import tiny
 from cachesim.typed import of_kind

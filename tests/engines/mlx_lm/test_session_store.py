@@ -2,7 +2,7 @@
 
 import pytest
 
-from cachesim.engines.mlx_lm.engine import MlxLm
+from cachesim.engines.mlx_lm.server.engine import MlxLm
 from tests.engines.mlx_lm.test_disk_store import REPLY, cached
 from tests.engines.mlx_lm.test_disk_store import server as opened
 

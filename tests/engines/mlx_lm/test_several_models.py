@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from cachesim.engines.mlx_lm.events import ModelLoaded, RequestAdmitted, RequestFinished
+from cachesim.engines.mlx_lm.vocabulary import ModelLoaded, RequestAdmitted, RequestFinished
 from cachesim.play.result import Run
 from cachesim.play.runner import run_scenario
 

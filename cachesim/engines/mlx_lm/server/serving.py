@@ -8,7 +8,6 @@ import numpy as np
 
 from cachesim.engines.events import Event
 from cachesim.engines.mlx_lm.caches.arrays_cache import ArraysCache
-from cachesim.engines.mlx_lm.events import PromptProgress, RequestAdmitted
 from cachesim.engines.mlx_lm.generate.forward import Forward
 from cachesim.engines.mlx_lm.generate.shared import PromptCache
 from cachesim.engines.mlx_lm.options import MlxOptions
@@ -16,6 +15,7 @@ from cachesim.engines.mlx_lm.rules import ServerRules
 from cachesim.engines.mlx_lm.server.request import Job, Segment
 from cachesim.engines.mlx_lm.server.store import ServerStore
 from cachesim.engines.mlx_lm.store.disk_prompt_cache import DiskPromptCache, Saver, extracted
+from cachesim.engines.mlx_lm.vocabulary import PromptProgress, RequestAdmitted
 from cachesim.units import Array, Count, Tokens
 
 

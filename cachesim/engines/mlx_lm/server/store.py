@@ -9,11 +9,10 @@ import numpy as np
 
 from cachesim.engines.causes import Ledger
 from cachesim.engines.events import Event
-from cachesim.engines.mlx_lm import causes, integrity
+from cachesim.engines.mlx_lm import vocabulary
 from cachesim.engines.mlx_lm.caches.arrays_cache import ArraysCache
 from cachesim.engines.mlx_lm.caches.kv_cache import ChunkedKVCache, RotatingKVCache, SparseCache
 from cachesim.engines.mlx_lm.caches.layer_cache import LayerCache, UpstreamRaise, name_of
-from cachesim.engines.mlx_lm.events import Insertion, SnapshotTaken, StoreTrimmed
 from cachesim.engines.mlx_lm.family import MlxRules
 from cachesim.engines.mlx_lm.generate.batch_generator import BatchGenerator, OldBatchGenerator
 from cachesim.engines.mlx_lm.generate.shared import PromptCache, leaves
@@ -35,6 +34,7 @@ from cachesim.engines.mlx_lm.store.lru_prompt_cache import CacheEntry, Fetched, 
 from cachesim.engines.mlx_lm.store.memory_prompt_cache import MemoryPromptCache, RapidPromptCache
 from cachesim.engines.mlx_lm.store.mllm_prompt_cache import MllmPromptCache, WholePromptCache
 from cachesim.engines.mlx_lm.store.snapshot_prompt_cache import SnapshotPromptCache
+from cachesim.engines.mlx_lm.vocabulary import Insertion, SnapshotTaken, StoreTrimmed
 from cachesim.engines.tokens import get_common_prefix
 from cachesim.errors import ContractError, OptionError
 from cachesim.model.arithmetic import LayerShape, Network
@@ -215,7 +215,7 @@ class ServerStore:
         cached = Count(len(key) - len(found.rest))
         if ahead > found.equal and other is not None:
             job.ledger = Ledger(ahead, f"request {int(other.ticket)}, still running")
-            job.ledger.apply(causes.STILL_AT_WORK, found.equal, request=int(other.ticket))
+            job.ledger.apply(vocabulary.STILL_AT_WORK, found.equal, request=int(other.ticket))
         else:
             job.ledger = Ledger(found.equal, _in_words(found))
         for loss in found.losses:
@@ -303,11 +303,6 @@ class ServerStore:
             }
             for model, tokens, entry in self.cache.trie.items()
         ] + [*on_disk]
-
-    def check_integrity(self) -> None:
-        """Raise ContractError unless the store is consistent."""
-        for problem in integrity.problems(self.cache):
-            raise ContractError(problem)
 
 
 def _in_words(found: Fetched) -> str:

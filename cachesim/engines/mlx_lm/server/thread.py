@@ -15,7 +15,7 @@ from typing import Final
 import numpy as np
 
 from cachesim.engines.events import Event
-from cachesim.engines.mlx_lm import events, integrity
+from cachesim.engines.mlx_lm import vocabulary
 from cachesim.engines.mlx_lm.caches.arrays_cache import ArraysCache
 from cachesim.engines.mlx_lm.caches.kv_cache import KVCache, QuantizedKVCache, RotatingKVCache
 from cachesim.engines.mlx_lm.caches.layer_cache import (
@@ -57,7 +57,7 @@ from cachesim.engines.mlx_lm.store.mllm_prompt_cache import (
     of_prompt,
     placed,
 )
-from cachesim.errors import ContractError, OptionError
+from cachesim.errors import OptionError
 from cachesim.model.arithmetic import Network
 from cachesim.model.parts import halves_order
 from cachesim.units import Array, Count, Token, Tokens
@@ -145,7 +145,7 @@ class SegmentBatch(ServedBatch):
         for prompt in prompts:
             done, total = prompt.progress
             task = self.jobs[prompt.uid].ticket
-            self.serving.emit(events.PromptProgress(task=task, done=done, total=total))
+            self.serving.emit(vocabulary.PromptProgress(task=task, done=done, total=total))
             self._answered.append(prompt.uid)
         ended = [each.uid for each in prompts if each.end_of_segment and not each.end_of_prompt]
         uids = [uid for uid in ended if self.jobs[uid].segment_types]
@@ -164,7 +164,7 @@ class SegmentBatch(ServedBatch):
         self.generator.remove(stopped)
         for uid in stopped:
             job = self.jobs.pop(uid)
-            self.serving.emit(events.RequestDropped(task=job.ticket, stored=False))
+            self.serving.emit(vocabulary.RequestDropped(task=job.ticket, stored=False))
             self.serving.finish(job, DISCONNECTED)
 
 
@@ -217,7 +217,7 @@ class OldBatch(ServedBatch):
 
     def _emit_progress(self, uid: int, done: int, total: int) -> None:
         task = self.jobs[uid].ticket
-        self.serving.emit(events.PromptProgress(task=task, done=min(done, total), total=total))
+        self.serving.emit(vocabulary.PromptProgress(task=task, done=min(done, total), total=total))
 
     def _keep_checkpoint(self, uid: int, prompt_end: int, state: Callable[[], PromptCache]) -> None:
         """Follows `checkpoint_callback`: the batch's distance cuts every request's key.
@@ -252,7 +252,9 @@ class OldBatch(ServedBatch):
             if stored:
                 self.serving.store.insert(job, job.cache_key, cache)
             self.left_over += not stored
-            self.serving.emit(events.RequestDropped(task=job.ticket, stored=stored, stop_word=True))
+            self.serving.emit(
+                vocabulary.RequestDropped(task=job.ticket, stored=stored, stop_word=True)
+            )
             self.serving.finish(job, "stop")
 
 
@@ -561,7 +563,7 @@ def _step(serving: Serving, job: Job, token: Token, cache: PromptCache) -> Token
 
 
 def _emit_progress(serving: Serving, job: Job, done: int, total: int) -> None:
-    serving.emit(events.PromptProgress(task=job.ticket, done=done, total=total))
+    serving.emit(vocabulary.PromptProgress(task=job.ticket, done=done, total=total))
 
 
 DEAD: Final = "generation thread died"
@@ -661,7 +663,9 @@ class ResponseGenerator:
         """Replace the loaded model, not its entries. Follows `ModelProvider.load`."""
         if job.model != self.loaded:
             names = [each or "the first" for each in (job.model, self.loaded)]
-            self.serving.emit(events.ModelLoaded(task=job.ticket, model=names[0], before=names[1]))
+            self.serving.emit(
+                vocabulary.ModelLoaded(task=job.ticket, model=names[0], before=names[1])
+            )
             self.loaded = job.model
             self._ever_loaded.add(job.model)
 
@@ -676,7 +680,7 @@ class ResponseGenerator:
             #
             # A client has its last token before its state is stored, and may have a complete reply.
             self.dead = name_of(error)
-            self.serving.emit(events.WorkerDied(error=self.dead, why=str(error)))
+            self.serving.emit(vocabulary.WorkerDied(error=self.dead, why=str(error)))
             waiting = [*self.requests, *self._unprocessed]
             waiting += self.batch.jobs.values() if self.batch is not None else ()
             waiting += [] if self._admitting is None else [self._admitting]
@@ -703,7 +707,7 @@ class ResponseGenerator:
         if self._drain and self.batch is not None and self.batch.left_over:
             left_over = self.batch.left_over
             self.dead = ENDLESS
-            self.serving.emit(events.WorkerStuck(left_over=left_over))
+            self.serving.emit(vocabulary.WorkerStuck(left_over=left_over))
             self.requests.extendleft(self._unprocessed)
             self._unprocessed.clear()
             self._refuse_requests()
@@ -740,19 +744,9 @@ class ResponseGenerator:
             return self._unprocessed.pop()
         return self.requests.popleft() if self.requests else None
 
-    def check_integrity(self) -> None:
-        """Raise ContractError unless the store and the live batch are consistent."""
-        self.store.check_integrity()
-        if self.batch is None or self.dead is not None:
-            return
-        counted = self.rules.segments and not self.store.cache.rules.reuses_untrimmed
-        for rows, cache in self.batch.held():
-            for problem in integrity.of_batch(rows, cache, counted=counted):
-                raise ContractError(problem)
-
     def _finish(self, job: Job, reason: str) -> None:
         job.finish_reason = reason
-        self.serving.emit(events.RequestFinished(task=job.ticket, reason=reason))
+        self.serving.emit(vocabulary.RequestFinished(task=job.ticket, reason=reason))
 
     def _refuse_requests(self) -> bool:
         """Refuse requests to a dead worker, or leave them without an answer."""

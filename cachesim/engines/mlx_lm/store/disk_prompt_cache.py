@@ -16,7 +16,7 @@ from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 from cachesim.engines.causes import Cause, Loss
 from cachesim.engines.events import Event
-from cachesim.engines.mlx_lm import causes
+from cachesim.engines.mlx_lm import vocabulary
 from cachesim.engines.mlx_lm.caches.arrays_cache import ArraysCache, CacheList
 from cachesim.engines.mlx_lm.caches.kv_cache import KVCache, RotatingKVCache
 from cachesim.engines.mlx_lm.caches.layer_cache import (
@@ -27,7 +27,6 @@ from cachesim.engines.mlx_lm.caches.layer_cache import (
     rows_of,
 )
 from cachesim.engines.mlx_lm.caches.prompt_cache import LayerCache, trim_prompt_cache
-from cachesim.engines.mlx_lm.events import PromptCacheConsumed, RecordEvicted, RecordStored
 from cachesim.engines.mlx_lm.rules import DiskRules, StoreRules
 from cachesim.engines.mlx_lm.store.lru_prompt_cache import (
     UNLIMITED,
@@ -36,6 +35,7 @@ from cachesim.engines.mlx_lm.store.lru_prompt_cache import (
     Key,
     LRUPromptCache,
 )
+from cachesim.engines.mlx_lm.vocabulary import PromptCacheConsumed, RecordEvicted, RecordStored
 from cachesim.engines.tokens import get_common_prefix
 from cachesim.units import Array, Count
 
@@ -344,12 +344,12 @@ class DiskPromptCache(LRUPromptCache):
         surplus = len(key) - used
         matched = store.matched(store.chunks(tokens))
         on_disk, plan = (0, []) if used == most and not surplus else store.longest(tokens)
-        hot_reason: Reason = (common, causes.ONE_TOKEN_IS_FED, {"n_tokens": len(tokens)})
+        hot_reason: Reason = (common, vocabulary.ONE_TOKEN_IS_FED, {"n_tokens": len(tokens)})
         frozen = [i for i, layer in enumerate(cache or ()) if not layer.is_trimmable()]
         if cache is not None and frozen:
             name = type(cache[frozen[0]]).__name__
             detail = {"entry": len(key), "layer": frozen[0], "cache": name}
-            hot_reason = (common, causes.NOT_TRIMMABLE, detail)
+            hot_reason = (common, vocabulary.NOT_TRIMMABLE, detail)
         if cache is None or not used or on_disk > used or trim(cache, surplus) != surplus:
             used, key = on_disk, tokens[:on_disk]
             cache = store.load(used, plan) if used else None
@@ -365,10 +365,10 @@ class DiskPromptCache(LRUPromptCache):
 
 def _losses(length: int, used: int, matched: int, hot: Reason) -> tuple[Loss, ...]:
     """Causes in `_restore_best_prefix`: of the longer match, then of the other one."""
-    disk: Reason = (matched, causes.RECORD_MISSING, {"matched": matched, "used": used})
+    disk: Reason = (matched, vocabulary.RECORD_MISSING, {"matched": matched, "used": used})
     reasons = sorted((hot, disk), key=itemgetter(0), reverse=True)
     if used == length - 1:
-        reasons = [(reasons[0][0], causes.ONE_TOKEN_IS_FED, {"n_tokens": length})]
+        reasons = [(reasons[0][0], vocabulary.ONE_TOKEN_IS_FED, {"n_tokens": length})]
     losses = []
     for index, (before, cause, detail) in enumerate(reasons):
         after = max(used, reasons[index + 1][0] if index + 1 < len(reasons) else 0)

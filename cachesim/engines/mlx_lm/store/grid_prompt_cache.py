@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar, Final
 
 from cachesim.engines.causes import Loss
-from cachesim.engines.mlx_lm import causes
+from cachesim.engines.mlx_lm import vocabulary
 from cachesim.engines.mlx_lm.caches.kv_cache import KVCache
 from cachesim.engines.mlx_lm.caches.layer_cache import some, write_rows
 from cachesim.engines.mlx_lm.caches.prompt_cache import (
@@ -189,14 +189,19 @@ class GridPromptCache(LRUPromptCache):
         losses: tuple[Loss, ...] = ()
         if key is not None and self.placeholder is not None:
             detail = {"layer": self.placeholder, "used": used}
-            losses = (Loss(cause=causes.PLACEHOLDER, before=equal, after=Count(0), detail=detail),)
+            losses = (
+                Loss(cause=vocabulary.PLACEHOLDER, before=equal, after=Count(0), detail=detail),
+            )
             used, key = 0, None
         elif used < equal:
-            cause, detail = causes.STATES_ON_A_GRID, {"used": used, "interval": self.grid.interval}
+            cause, detail = (
+                vocabulary.STATES_ON_A_GRID,
+                {"used": used, "interval": self.grid.interval},
+            )
             if used == len(tokens) - 1:
-                cause, detail = causes.ONE_TOKEN_IS_FED, {"n_tokens": len(tokens)}
+                cause, detail = vocabulary.ONE_TOKEN_IS_FED, {"n_tokens": len(tokens)}
             elif used == limit:
-                cause, detail = causes.DRAFTER_LOOKAHEAD, {"used": used, "equal": equal}
+                cause, detail = vocabulary.DRAFTER_LOOKAHEAD, {"used": used, "equal": equal}
             losses = (Loss(cause=cause, before=equal, after=Count(used), detail=detail),)
         cache = None if key is None else copy_prompt_cache(self.trie.get(model, key).prompt_cache)
         if cache is not None and key is not None and len(key) > used:
@@ -269,7 +274,10 @@ class SessionPromptCache(GridPromptCache):
         if cache is not None and can_trim_prompt_cache(cache) and trim_prompt_cache(cache, 1) == 1:
             used, detail = len(tokens) - 1, {"n_tokens": len(tokens)}
             cause = Loss(
-                cause=causes.ONE_TOKEN_IS_FED, before=found.equal, after=Count(used), detail=detail
+                cause=vocabulary.ONE_TOKEN_IS_FED,
+                before=found.equal,
+                after=Count(used),
+                detail=detail,
             )
         else:
             cache = key = None

@@ -8,7 +8,7 @@ from typing import ClassVar, Generic, TypeAlias, TypeVar
 
 from cachesim.engines.causes import Cause, Loss
 from cachesim.engines.events import Event
-from cachesim.engines.mlx_lm import causes, events
+from cachesim.engines.mlx_lm import vocabulary
 from cachesim.engines.mlx_lm.caches.layer_cache import (
     UpstreamAttributeError,
     UpstreamIndexError,
@@ -445,7 +445,7 @@ class LRUPromptCache:
             return None
         losses: tuple[Loss, ...] = ()
         if prefix < equal:
-            losses = (_loss(causes.ONE_TOKEN_IS_FED, equal, prefix, n_tokens=len(tokens)),)
+            losses = (_loss(vocabulary.ONE_TOKEN_IS_FED, equal, prefix, n_tokens=len(tokens)),)
         return Fetched(
             prompt_cache=cache,
             rest=tokens[prefix:],
@@ -487,13 +487,13 @@ class LRUPromptCache:
 
     def _why_not_longer(self, found: PromptTrieResult, equal: Count, used: Count) -> Loss:
         if found.longer is None:
-            return _loss(causes.SHORTER_ENTRY_FIRST, equal, used, used=int(used))
+            return _loss(vocabulary.SHORTER_ENTRY_FIRST, equal, used, used=int(used))
         layers = self.trie.get(found.model, found.longer).prompt_cache
         frozen = [i for i, layer in enumerate(layers) if not layer.is_trimmable()]
         if not frozen:
-            return _loss(causes.TRIMMED_TOO_LITTLE, equal, used, entry=len(found.longer))
+            return _loss(vocabulary.TRIMMED_TOO_LITTLE, equal, used, entry=len(found.longer))
         return _loss(
-            causes.NOT_TRIMMABLE,
+            vocabulary.NOT_TRIMMABLE,
             equal,
             used,
             entry=len(found.longer),
@@ -513,7 +513,7 @@ class LRUPromptCache:
             self.trie.pop(model, key)
             self.order.remove(model, key)
             self._uncount(entry)
-            self._emit(events.PromptCacheConsumed, key, entry)
+            self._emit(vocabulary.PromptCacheConsumed, key, entry)
             return entry.prompt_cache
         entry.count -= 1
         return copy_prompt_cache(entry.prompt_cache)
@@ -551,7 +551,7 @@ class LRUPromptCache:
             self.order.remove(model, tokens)
         if held is not None and self.rules.same_key != "replaces":
             held.count += self.rules.same_key == "counts"
-            self._emit(events.PromptCacheRefused, tokens, held)
+            self._emit(vocabulary.PromptCacheRefused, tokens, held)
             return
         nbytes = sum(each.nbytes for each in prompt_cache) if self.rules.limits_bytes else 0
         entry = CacheEntry(prompt_cache=prompt_cache, nbytes=nbytes, cache_type=queue)
@@ -560,8 +560,8 @@ class LRUPromptCache:
         self._n_bytes_by_type[queue] += nbytes
         if held is not None:
             self._uncount(held)
-            self._emit(events.PromptCacheReplaced, tokens, held)
-        self._emit(events.PromptCacheInserted, tokens, entry)
+            self._emit(vocabulary.PromptCacheReplaced, tokens, held)
+        self._emit(vocabulary.PromptCacheInserted, tokens, entry)
 
     def _prune(self, model: Hashable, tokens: Key, prompt_cache: Sequence[LayerCache]) -> None:
         """Remove entries covered by a trimmable one: all proper prefixes, or those of the rule."""
@@ -580,13 +580,13 @@ class LRUPromptCache:
         for depth, entry in pruned:
             self.order.remove(model, tokens[:depth])
             self._uncount(entry)
-            self._emit(events.PromptCachePruned, tokens[:depth], entry)
+            self._emit(vocabulary.PromptCachePruned, tokens[:depth], entry)
 
     def _evict(self) -> None:
         model, tokens = self.order.pop()
         entry = self.trie.pop(model, tokens)
         self._uncount(entry)
-        self._emit(events.PromptCacheEvicted, tokens, entry)
+        self._emit(vocabulary.PromptCacheEvicted, tokens, entry)
 
     def trim_to(self, *, n_sequences: int | None = None, n_bytes: int | None = None) -> None:
         """Evict until both limits hold; negative ones mean 0. Follows `trim_to`."""
@@ -609,7 +609,9 @@ class LRUPromptCache:
         self._n_bytes -= entry.nbytes
         self._n_bytes_by_type[entry.cache_type] -= entry.nbytes
 
-    def _emit(self, event: type[events.PromptCacheChange], tokens: Key, entry: CacheEntry) -> None:
+    def _emit(
+        self, event: type[vocabulary.PromptCacheChange], tokens: Key, entry: CacheEntry
+    ) -> None:
         self.on_event(
             event(
                 task=self.task,

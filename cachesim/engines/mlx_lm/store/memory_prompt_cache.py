@@ -13,7 +13,7 @@ from collections.abc import Hashable
 from dataclasses import replace
 
 from cachesim.engines.causes import Loss
-from cachesim.engines.mlx_lm import causes
+from cachesim.engines.mlx_lm import vocabulary
 from cachesim.engines.mlx_lm.caches.kv_cache import KVCache, RotatingKVCache
 from cachesim.engines.mlx_lm.caches.prompt_cache import (
     LayerCache,
@@ -21,9 +21,13 @@ from cachesim.engines.mlx_lm.caches.prompt_cache import (
     copy_prompt_cache,
     trim_prompt_cache,
 )
-from cachesim.engines.mlx_lm.events import PromptCacheChange, PromptCacheEvicted, PromptCachePruned
 from cachesim.engines.mlx_lm.rules import MemoryRules, RapidRules, StoreRules
 from cachesim.engines.mlx_lm.store.lru_prompt_cache import Fetched, Key, LRUPromptCache
+from cachesim.engines.mlx_lm.vocabulary import (
+    PromptCacheChange,
+    PromptCacheEvicted,
+    PromptCachePruned,
+)
 from cachesim.engines.tokens import get_common_prefix
 from cachesim.units import Count
 
@@ -47,7 +51,7 @@ class MemoryPromptCache(LRUPromptCache):
         found, asked = self.search(model, tokens), list(tokens)
         equal = Count(len(asked) if found.exact is not None else found.common_prefix)
         short = Loss(
-            cause=causes.TOO_SHORT,
+            cause=vocabulary.TOO_SHORT,
             before=equal,
             after=Count(0),
             detail={"least": self.memory.least},
@@ -64,7 +68,10 @@ class MemoryPromptCache(LRUPromptCache):
         if ends := self.trie.prefixes(model, asked):
             used = Count(max(ends))
             loss = Loss(
-                cause=causes.SHORTER_ENTRY_FIRST, before=equal, after=used, detail={"used": used}
+                cause=vocabulary.SHORTER_ENTRY_FIRST,
+                before=equal,
+                after=used,
+                detail={"used": used},
             )
             loss = loss if covering is None else self._uncut(model, covering, equal, used)
             return self._hit(model, asked[:used], asked, equal, loss)
@@ -82,7 +89,7 @@ class MemoryPromptCache(LRUPromptCache):
     def _covered(self, _model: Hashable, key: list[int], asked: list[int]) -> Fetched:
         """An entry that covers the prompt: not used."""
         detail, equal = {"entry": len(key), "n_tokens": len(asked)}, Count(len(asked))
-        loss = Loss(cause=causes.NO_TOKEN_LEFT, before=equal, after=Count(0), detail=detail)
+        loss = Loss(cause=vocabulary.NO_TOKEN_LEFT, before=equal, after=Count(0), detail=detail)
         return miss(asked, equal, loss)
 
     def _frozen(self, model: Hashable, key: Key) -> int | None:
@@ -94,7 +101,7 @@ class MemoryPromptCache(LRUPromptCache):
         layer = self._frozen(model, key) or 0
         kind = type(self.trie.get(model, key).prompt_cache[layer]).__name__
         detail = {"entry": len(key), "layer": layer, "cache": kind}
-        return Loss(cause=causes.NOT_TRIMMABLE, before=before, after=after, detail=detail)
+        return Loss(cause=vocabulary.NOT_TRIMMABLE, before=before, after=after, detail=detail)
 
     def _used(self, model: Hashable, key: Key) -> None:
         self.order.remove(model, key)
@@ -222,9 +229,9 @@ class RapidPromptCache(MemoryPromptCache):
             cache = [_whole(layer) for layer in cache]
         trim_prompt_cache(cache, len(key) - used)
         detail: dict[str, object] = {"n_tokens": len(asked)}
-        cause = causes.ONE_TOKEN_IS_FED
+        cause = vocabulary.ONE_TOKEN_IS_FED
         if common < len(asked):
-            cause, detail = causes.SHORTER_ENTRY_FIRST, {"used": used}
+            cause, detail = vocabulary.SHORTER_ENTRY_FIRST, {"used": used}
         loss = Loss(cause=cause, before=equal, after=used, detail=detail)
         if frozen and common < len(asked):
             loss = self._uncut(model, frozen[0], equal, used)

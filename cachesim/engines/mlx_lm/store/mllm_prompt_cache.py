@@ -18,7 +18,7 @@ from typing import Final
 
 from cachesim.engines.causes import Loss
 from cachesim.engines.images import Image
-from cachesim.engines.mlx_lm import causes
+from cachesim.engines.mlx_lm import vocabulary
 from cachesim.engines.mlx_lm.caches.arrays_cache import ArraysCache
 from cachesim.engines.mlx_lm.caches.prompt_cache import (
     KVCache,
@@ -27,10 +27,10 @@ from cachesim.engines.mlx_lm.caches.prompt_cache import (
     copy_prompt_cache,
     trim_prompt_cache,
 )
-from cachesim.engines.mlx_lm.events import PreparedAlready
 from cachesim.engines.mlx_lm.rules import MemoryRules, MllmRules, StoreRules
 from cachesim.engines.mlx_lm.store.lru_prompt_cache import Fetched, Key
 from cachesim.engines.mlx_lm.store.memory_prompt_cache import MemoryPromptCache, miss
+from cachesim.engines.mlx_lm.vocabulary import PreparedAlready
 from cachesim.units import Count, Token, Tokens
 
 PLACEHOLDER: Final = Token(1 << 20)
@@ -77,7 +77,7 @@ class MllmPromptCache(MemoryPromptCache):
         if PLACEHOLDER in asked and not self.mllm.reads_media:
             equal = Count(self.search(model, asked).common_prefix)
             detail: dict[str, object] = {"n_tokens": len(asked)}
-            cause = causes.MEDIA_UNCACHED
+            cause = vocabulary.MEDIA_UNCACHED
             return miss(
                 asked, equal, Loss(cause=cause, before=equal, after=Count(0), detail=detail)
             )
@@ -89,7 +89,7 @@ class MllmPromptCache(MemoryPromptCache):
         used = count - len(found.rest)
         if PLACEHOLDER in asked[used:]:
             detail = {"used": used}
-            cause = causes.IMAGE_AHEAD
+            cause = vocabulary.IMAGE_AHEAD
             loss = Loss(cause=cause, before=found.equal, after=Count(0), detail=detail)
             return miss(asked, found.equal, loss)
         return replace(found, rest=asked[used:])
@@ -103,7 +103,7 @@ class MllmPromptCache(MemoryPromptCache):
         cache = copy_prompt_cache(self.trie.get(model, key).prompt_cache)
         trim_prompt_cache(cache, len(key) - used)
         detail = {"n_tokens": len(asked)}
-        loss = Loss(cause=causes.ONE_TOKEN_IS_FED, before=equal, after=used, detail=detail)
+        loss = Loss(cause=vocabulary.ONE_TOKEN_IS_FED, before=equal, after=used, detail=detail)
         return Fetched(
             prompt_cache=cache,
             rest=asked[used:],
@@ -166,11 +166,11 @@ class WholePromptCache(MemoryPromptCache):
         name, streams = self.asked
         asked, near = list(tokens), self.search(model, tokens)
         equal = Count(near.common_prefix if near.exact is None else len(asked))
-        key, cache, cause = self.keys.get(name, []), None, causes.SAME_PROMPT_ALONE
+        key, cache, cause = self.keys.get(name, []), None, vocabulary.SAME_PROMPT_ALONE
         known = self.trie.holds(model, key)
         if known:
             self._used(model, key)
-            cause = causes.FED_AGAIN if streams else causes.STORED_UNUSED
+            cause = vocabulary.FED_AGAIN if streams else vocabulary.STORED_UNUSED
             cache = self.trie.get(model, key).prompt_cache if streams else None
         loss = Loss(cause=cause, before=equal, after=Count(0), detail={"n_tokens": len(asked)})
         found = replace(miss(asked, equal, loss), key=key if known else None)

@@ -10,17 +10,12 @@ from collections.abc import Hashable, Sequence
 from dataclasses import replace
 
 from cachesim.engines.causes import Loss
-from cachesim.engines.mlx_lm import causes
+from cachesim.engines.mlx_lm import vocabulary
 from cachesim.engines.mlx_lm.caches.prompt_cache import (
     LayerCache,
     can_trim_prompt_cache,
     copy_prompt_cache,
     trim_prompt_cache,
-)
-from cachesim.engines.mlx_lm.events import (
-    PromptCacheConsumed,
-    PromptCacheInserted,
-    PromptCacheReplaced,
 )
 from cachesim.engines.mlx_lm.rules import SnapshotRules, StoreRules
 from cachesim.engines.mlx_lm.store.lru_prompt_cache import (
@@ -29,6 +24,11 @@ from cachesim.engines.mlx_lm.store.lru_prompt_cache import (
     Fetched,
     Key,
     LRUPromptCache,
+)
+from cachesim.engines.mlx_lm.vocabulary import (
+    PromptCacheConsumed,
+    PromptCacheInserted,
+    PromptCacheReplaced,
 )
 from cachesim.units import Count
 
@@ -103,7 +103,9 @@ class SnapshotPromptCache(LRUPromptCache):
         if used >= equal:
             return ()
         detail = {"used": int(used)}
-        return (Loss(cause=causes.SHORTER_ENTRY_FIRST, before=equal, after=used, detail=detail),)
+        return (
+            Loss(cause=vocabulary.SHORTER_ENTRY_FIRST, before=equal, after=used, detail=detail),
+        )
 
     def _extract(self, model: Hashable, key: Key, *, stays: bool) -> list[LayerCache]:
         """The object itself, never a copy. Follows #923's `_extract`."""

@@ -10,7 +10,7 @@ Read off each server's rules alone, without its store, for a request that was se
 from typing import Final
 
 from cachesim.engines.mlx_lm import rules
-from cachesim.engines.mlx_lm.events import RequestAdmitted
+from cachesim.engines.mlx_lm.vocabulary import RequestAdmitted
 from cachesim.engines.seen import Seen
 from cachesim.typed import there_is
 

@@ -9,8 +9,27 @@ from typing import Any, Final
 
 from cachesim.engines.events import Event
 from cachesim.engines.mlx_lm import rules
-from cachesim.engines.mlx_lm.engine import MlxLm
-from cachesim.engines.mlx_lm.events import (
+from cachesim.engines.mlx_lm.families import (
+    model_classes,
+)
+from cachesim.engines.mlx_lm.family import MlxRules
+from cachesim.engines.mlx_lm.observe import problems, quantised_otherwise
+from cachesim.engines.mlx_lm.options import MlxOptions
+from cachesim.engines.mlx_lm.rules import (
+    DiskRules,
+    GridRules,
+    MllmRules,
+    RapidRules,
+    SessionRules,
+    WholeRules,
+)
+from cachesim.engines.mlx_lm.search.recomputed import Recomputed
+from cachesim.engines.mlx_lm.search.stored import CUT, KEPT, lengths
+from cachesim.engines.mlx_lm.server.engine import MlxLm
+from cachesim.engines.mlx_lm.server.request import LONGEST_TAIL, opening_mark
+from cachesim.engines.mlx_lm.store.disk_prompt_cache import DiskPromptCache, RecordStore
+from cachesim.engines.mlx_lm.store.mllm_prompt_cache import MllmPromptCache
+from cachesim.engines.mlx_lm.vocabulary import (
     Insertion,
     ModelCalled,
     PromptCacheConsumed,
@@ -24,25 +43,6 @@ from cachesim.engines.mlx_lm.events import (
     RequestAdmitted,
     RequestFinished,
 )
-from cachesim.engines.mlx_lm.families import (
-    model_classes,
-)
-from cachesim.engines.mlx_lm.family import MlxRules
-from cachesim.engines.mlx_lm.integrity import problems, quantised_otherwise
-from cachesim.engines.mlx_lm.options import MlxOptions
-from cachesim.engines.mlx_lm.recomputed import Recomputed
-from cachesim.engines.mlx_lm.rules import (
-    DiskRules,
-    GridRules,
-    MllmRules,
-    RapidRules,
-    SessionRules,
-    WholeRules,
-)
-from cachesim.engines.mlx_lm.server.request import LONGEST_TAIL, opening_mark
-from cachesim.engines.mlx_lm.store.disk_prompt_cache import DiskPromptCache, RecordStore
-from cachesim.engines.mlx_lm.store.mllm_prompt_cache import MllmPromptCache
-from cachesim.engines.mlx_lm.stored import CUT, KEPT, lengths
 from cachesim.engines.search import ACTS, Corner, Guide, Images, Scope, Search
 from cachesim.engines.seen import Breach, Seen
 from cachesim.engines.tokens import get_common_prefix

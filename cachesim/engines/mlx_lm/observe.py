@@ -1,12 +1,13 @@
-"""Checks of the stores of mlx-lm's server and of those built on it, between requests."""
+"""What the stores of mlx-lm's server, and of those built on it, hold; and their checks."""
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from operator import is_
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
+from cachesim.engines.held import Amounts, EntryHeld, Held, NodeHeld, Texts, TreeHeld
 from cachesim.engines.mlx_lm.caches.arrays_cache import ArraysCache, CacheList
 from cachesim.engines.mlx_lm.caches.batch_kv_cache import (
     BatchCache,
@@ -17,10 +18,105 @@ from cachesim.engines.mlx_lm.caches.kv_cache import QuantizedKVCache
 from cachesim.engines.mlx_lm.caches.layer_cache import LayerCache, State
 from cachesim.engines.mlx_lm.generate.shared import PromptCache, Row, leaves
 from cachesim.engines.mlx_lm.rules import CacheRules
+from cachesim.engines.mlx_lm.server.store import ServerStore
+from cachesim.engines.mlx_lm.server.store import holdings as proof_of
+from cachesim.engines.mlx_lm.server.thread import ResponseGenerator
 from cachesim.engines.mlx_lm.store.disk_prompt_cache import DiskPromptCache, RecordStore
-from cachesim.engines.mlx_lm.store.lru_prompt_cache import LRUPromptCache
+from cachesim.engines.mlx_lm.store.lru_prompt_cache import CacheEntry, LRUPromptCache
 from cachesim.engines.mlx_lm.store.memory_prompt_cache import RapidPromptCache
-from cachesim.engines.mlx_lm.store.mllm_prompt_cache import MllmPromptCache
+from cachesim.engines.mlx_lm.store.mllm_prompt_cache import MllmPromptCache, has_images
+from cachesim.errors import ContractError
+from cachesim.model.arithmetic import Network
+from cachesim.units import Tokens, as_tokens
+
+
+def snapshot(server: ResponseGenerator) -> dict[str, Any]:
+    """The entries of the store, their order, and the requests."""
+    batch = server.batch
+    return {
+        "slots": [],
+        "prompt_cache": server.store.entries(),
+        "order": {
+            name: [len(tokens) for _, tokens in queue]
+            for name, queue in server.store.cache.order.queues.items()
+        },
+        "at_work": [] if batch is None else [int(job.ticket) for job in batch.jobs.values()],
+        "queued": [int(job.ticket) for job in server.requests],
+        "worker": server.dead or "alive",
+    }
+
+
+def held(store: ServerStore, networks: Mapping[Any, Network]) -> Held:
+    """Every entry of the store, and the places that hold other tokens than its key's."""
+    return Held(
+        entries=tuple(
+            EntryHeld(
+                tokens=as_tokens(tokens),
+                checkpoints=0,
+                size=int(entry.nbytes),
+                kind=entry.cache_type,
+                held=_misplaced(networks[model], entry, as_tokens(tokens)),
+            )
+            for model, tokens, entry in store.cache.trie.items()
+        ),
+        tree=TreeHeld(name="prompt trie", of="entries", nodes=tuple(_nodes(store, networks))),
+    )
+
+
+def _nodes(store: ServerStore, networks: Mapping[Any, Network]) -> Iterator[NodeHeld]:
+    """The nodes of the trie; a leaf without an entry is a remainder of a removed one."""
+    for each in store.cache.trie.segments():
+        tokens = as_tokens(each.tokens)
+        saved = [f"{entry.cache_type} cache".strip() for entry in each.values]
+        yield NodeHeld(
+            number=each.number,
+            parent=each.parent,
+            tokens=tokens,
+            count=each.count,
+            kept="here" if saved or each.leads_on else "gone",
+            saved=saved[0] if saved else "",
+            held=tuple(
+                place
+                for entry in each.values
+                for place in _misplaced(networks[each.model], entry, tokens)
+            ),
+        )
+
+
+def _misplaced(
+    network: Network, entry: CacheEntry, tokens: Tokens
+) -> tuple[tuple[str, Tokens], ...]:
+    if has_images(tokens):  # their tokens are not in the key
+        return ()
+    return tuple(
+        (each.place, each.tokens)
+        for each in proof_of(network, entry.prompt_cache, tokens)
+        if not each.sound
+    )
+
+
+def texts(store: ServerStore) -> Texts:
+    """The keys of the entries without images, whose ids are no tokens of a text."""
+    keys = (as_tokens(tokens) for _, tokens, _ in store.cache.trie.items())
+    return Texts(entries=tuple(key for key in keys if not has_images(key)))
+
+
+def amounts(store: ServerStore) -> Amounts:
+    """The bytes of all entries; 0 in releases without a byte limit."""
+    return Amounts(prompt_cache=store.cache.nbytes if store.cache.rules.limits_bytes else 0)
+
+
+def check_books(server: ResponseGenerator) -> None:
+    """Raise ContractError unless the store and the live batch are consistent."""
+    for problem in problems(server.store.cache):
+        raise ContractError(problem)
+    if server.batch is None or server.dead is not None:
+        return
+    counted = server.rules.segments and not server.store.cache.rules.reuses_untrimmed
+    for rows, cache in server.batch.held():
+        for problem in of_batch(rows, cache, counted=counted):
+            raise ContractError(problem)
+
 
 GROUP: Final = 64
 """Numbers that are quantised together."""

@@ -1,88 +1,23 @@
 """mlx-lm's server as an engine: requests in, replies and events out."""
 
-from collections.abc import Iterator, Mapping
 from typing import Any
 
 from cachesim.engines.base import Request, Ticket
-from cachesim.engines.held import Amounts, EntryHeld, Held, NodeHeld, Texts, TreeHeld
+from cachesim.engines.held import Amounts, Held, Texts
 from cachesim.engines.job import JobEngine
-from cachesim.engines.mlx_lm.events import ModelCalled
+from cachesim.engines.mlx_lm import observe
 from cachesim.engines.mlx_lm.families import family_of
 from cachesim.engines.mlx_lm.family import MlxRules
 from cachesim.engines.mlx_lm.generate.forward import Forward
 from cachesim.engines.mlx_lm.generate.shared import PAD
 from cachesim.engines.mlx_lm.options import MlxOptions
 from cachesim.engines.mlx_lm.server.request import Job, job_of
-from cachesim.engines.mlx_lm.server.store import ServerStore
-from cachesim.engines.mlx_lm.server.store import holdings as proof_of
 from cachesim.engines.mlx_lm.server.thread import ResponseGenerator
-from cachesim.engines.mlx_lm.store.lru_prompt_cache import CacheEntry
-from cachesim.engines.mlx_lm.store.mllm_prompt_cache import has_images
+from cachesim.engines.mlx_lm.vocabulary import ModelCalled
 from cachesim.errors import OptionError
 from cachesim.model.arithmetic import Network
 from cachesim.model.build import arithmetic_of, build
 from cachesim.model.trace import Traced
-from cachesim.units import Tokens, as_tokens
-
-
-def held(store: ServerStore, networks: Mapping[Any, Network]) -> Held:
-    """Every entry of the store, and the places that hold other tokens than its key's."""
-    return Held(
-        entries=tuple(
-            EntryHeld(
-                tokens=as_tokens(tokens),
-                checkpoints=0,
-                size=int(entry.nbytes),
-                kind=entry.cache_type,
-                held=_misplaced(networks[model], entry, as_tokens(tokens)),
-            )
-            for model, tokens, entry in store.cache.trie.items()
-        ),
-        tree=TreeHeld(name="prompt trie", of="entries", nodes=tuple(_nodes(store, networks))),
-    )
-
-
-def _nodes(store: ServerStore, networks: Mapping[Any, Network]) -> Iterator[NodeHeld]:
-    """The nodes of the trie; a leaf without an entry is a remainder of a removed one."""
-    for each in store.cache.trie.segments():
-        tokens = as_tokens(each.tokens)
-        saved = [f"{entry.cache_type} cache".strip() for entry in each.values]
-        yield NodeHeld(
-            number=each.number,
-            parent=each.parent,
-            tokens=tokens,
-            count=each.count,
-            kept="here" if saved or each.leads_on else "gone",
-            saved=saved[0] if saved else "",
-            held=tuple(
-                place
-                for entry in each.values
-                for place in _misplaced(networks[each.model], entry, tokens)
-            ),
-        )
-
-
-def _misplaced(
-    network: Network, entry: CacheEntry, tokens: Tokens
-) -> tuple[tuple[str, Tokens], ...]:
-    if has_images(tokens):  # their tokens are not in the key
-        return ()
-    return tuple(
-        (each.place, each.tokens)
-        for each in proof_of(network, entry.prompt_cache, tokens)
-        if not each.sound
-    )
-
-
-def texts(store: ServerStore) -> Texts:
-    """The keys of the entries without images, whose ids are no tokens of a text."""
-    keys = (as_tokens(tokens) for _, tokens, _ in store.cache.trie.items())
-    return Texts(entries=tuple(key for key in keys if not has_images(key)))
-
-
-def amounts(store: ServerStore) -> Amounts:
-    """The bytes of all entries; 0 in releases without a byte limit."""
-    return Amounts(prompt_cache=store.cache.nbytes if store.cache.rules.limits_bytes else 0)
 
 
 class MlxLm(JobEngine[MlxRules, MlxOptions, Job]):
@@ -174,27 +109,16 @@ class MlxLm(JobEngine[MlxRules, MlxOptions, Job]):
             self._jobs[ticket].should_stop = True
 
     def snapshot(self) -> dict[str, Any]:
-        batch = self.server.batch
-        return {
-            "slots": [],
-            "prompt_cache": self.server.store.entries(),
-            "order": {
-                name: [len(tokens) for _, tokens in queue]
-                for name, queue in self.server.store.cache.order.queues.items()
-            },
-            "at_work": [] if batch is None else [int(job.ticket) for job in batch.jobs.values()],
-            "queued": [int(job.ticket) for job in self.server.requests],
-            "worker": self.server.dead or "alive",
-        }
+        return observe.snapshot(self.server)
 
     def held(self) -> Held:
-        return held(self.server.store, {n: each.network for n, each in self.models.items()})
+        return observe.held(self.server.store, {n: each.network for n, each in self.models.items()})
 
     def texts(self) -> Texts:
-        return texts(self.server.store) if len(self.networks) == 1 else Texts()
+        return observe.texts(self.server.store) if len(self.networks) == 1 else Texts()
 
     def amounts(self) -> Amounts:
-        return amounts(self.server.store)
+        return observe.amounts(self.server.store)
 
     def check_integrity(self) -> None:
-        self.server.check_integrity()
+        observe.check_books(self.server)
