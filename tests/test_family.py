@@ -218,7 +218,7 @@ def test_rules_that_no_release_has_are_played_from_a_value() -> None:
         ("mlx-lm@0.31.9", r"the nearest are 0\.31\.3 and 0\.32"),
         ("ik_llama.cpp@abc", r"there are d2da6da05, 8337e4cd3"),
         ("vLLM-like@1", r"there is no engine 'vLLM-like'; there are ik_llama\.cpp"),
-        ("llamacpp@b9538", r"did you mean 'llama\.cpp'"),
+        ("llama.cp@b9538", r"did you mean 'llama\.cpp'"),
         ("mlx-lm@0.32.2+1006", r"'1006' does not fit mlx-lm@0\.32\.2; it fits 0\.31\.1-main"),
         ("llama.cpp@b11549+24143+24143", r"laid twice over llama\.cpp@b11549; write it once"),
         ("mlx-lm@after-906+923+923", r"laid twice"),

@@ -252,8 +252,8 @@ def engines_named(path: Path) -> set[Any]:
     package = package_of(path)
     if package in NAMES_AN_ENGINE or (package == "engines" and path.parent.name != "engines"):
         return set()
-    if path == PACKAGE / "engines" / "__init__.py":  # where each engine's name leads to its package
-        return set()
+    if path.parent == PACKAGE / "engines" and path.stem in {"__init__", "former"}:
+        return set()  # where the name of an engine leads to its package, a former one to today's
     told = {node.value for node in nodes_of(path) if isinstance(node, ast.Constant)}
     return told & {name for family in FAMILIES.values() for name in (family.name, *family.names())}
 

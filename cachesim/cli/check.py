@@ -38,7 +38,7 @@ from cachesim.report.consoles import results, show
 from cachesim.report.document import FittingTable, Heading
 from cachesim.scenario.files import to_toml
 from cachesim.scenario.format import Kind, Scenario
-from cachesim.scenario.labels import label_of_release
+from cachesim.scenario.labels import label_of_release, rules_of
 from cachesim.testing.facts import with_texts
 from cachesim.testing.scope import WholeScope, described
 from cachesim.testing.search import (
@@ -280,6 +280,7 @@ def _played(report: Report, scope: WholeScope | None) -> list[str]:
         f"{report.profile}, {report.model}: {count}",
         f"  exercised: {', '.join(exercised) or 'nothing'}",
     ]
+    lines += [f"  {told}"] if (told := rules_of(report.profile.engine)) else []
     never = [word for word in WORDS if not report.exercised[word]]
     lines += [f"  never exercised: {', '.join(never)}"] if never else []
     if scope is not None:

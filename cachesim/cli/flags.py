@@ -10,7 +10,7 @@ from rich.text import Text
 
 from cachesim.cli import AS_EXPECTED
 from cachesim.cli.outputs import print_report, write_page
-from cachesim.engines.family import Family, family_of
+from cachesim.engines.family import Family, Profile, family_of
 from cachesim.engines.fields import Class, Field
 from cachesim.engines.option import Option
 from cachesim.files import Output
@@ -30,7 +30,7 @@ class Flag:
 
 def flags_command(name: str, page: Output | None = None) -> int:
     """Print the flags of an engine, or of one release of it."""
-    engine, _, release = name.partition("@")
+    engine, _, release = (str(Profile.parse(name)) if "@" in name else name).partition("@")
     family = family_of(engine)
     one = family.release(release).name if release else ""
     what = f"{family.name}@{one}" if one else family.name

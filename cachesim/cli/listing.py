@@ -47,7 +47,8 @@ def families(thing: str = "") -> "Iterable[Family[Any, Any]]":
     """The engines, or the one that prefixes a name; only that one is loaded."""
     from cachesim.engines import FAMILIES
 
-    engine = re.split(r"[@+ ]", thing, maxsplit=1)[0]
+    engine = FAMILIES.named(re.split(r"[@+]| \+", thing, maxsplit=1)[0])
+    engine = engine if engine in FAMILIES else FAMILIES.named(thing.partition(" ")[0])
     return [FAMILIES[engine]] if engine in FAMILIES else FAMILIES.values()
 
 
@@ -58,7 +59,11 @@ def engines(thing: str = "") -> list[Item]:
             name=each.name,
             about=each.about,
             upstream=each.repository,
-            facts=tuple(_loads(each)),
+            facts=(
+                f"rules: {each.evidence}",
+                f"releases: {each.range_of(each.names())}",
+                *_loads(each),
+            ),
         )
         for each in families(thing)
     ]
@@ -348,6 +353,7 @@ def show_command(
     name: str, *, raw: bool = False, output: str = "text", page: Output | None = None
 ) -> int:
     """Show the item of a name; of a shipped scenario the file, unchanged if raw."""
+    name = _spelled(name)
     file = next((path for path in shipped_files() if path.stem == name), None)
     if file is not None:
         text = file.read_text(encoding="utf-8")
@@ -392,6 +398,18 @@ def show_command(
     lists = f"there are lists of {', '.join((*LISTS, SCHEMA))}"
     near = did_you_mean(name, [*everything, *LISTS, SCHEMA])
     raise InputError(f"there is nothing called {name!r}; {near or lists}")
+
+
+def _spelled(name: str) -> str:
+    """An engine or a release as it is called here: `LM Studio`, `KoboldCpp@1.120`, `ollama`."""
+    from cachesim.engines.family import FAMILIES, Profile
+
+    if "@" not in name:
+        return FAMILIES.named(name)
+    try:
+        return str(Profile.parse(name))
+    except InputError:
+        return name
 
 
 def aliases(item: Item) -> set[str]:

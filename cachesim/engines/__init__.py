@@ -33,6 +33,8 @@ PACKAGES: Final = {
     "llama.cpp": "llamacpp",
     "ik_llama.cpp": "ik_llama",
     "llama-cpp-python": "llama_cpp_python",
+    "koboldcpp": "koboldcpp",
+    "ollama-runner": "ollama_runner",
     "mlx-lm": "mlx_lm",
     "vllm": "vllm",
     "sglang": "sglang",
@@ -41,8 +43,15 @@ PACKAGES: Final = {
 }
 """The package of each built-in engine; its `family.py` declares the rest."""
 
+SPELLINGS: Final = {
+    "llama.cpp": ("llama-server",),
+    "mlx-lm": ("mlx_lm.server",),
+    "koboldcpp": ("Kobold",),
+}
+"""What else people call an engine, beside other cases and signs: `LM Studio` is `lm-studio`."""
+
 for name, package in PACKAGES.items():
-    FAMILIES.announce(name, f"{__name__}.{package}.family")
+    FAMILIES.announce(name, f"{__name__}.{package}.family", *SPELLINGS.get(name, ()))
 
 __all__ = [
     "FAMILIES", "ByteStore", "Cause", "Engine", "Event", "Loss", "Message", "Profile", "Reply",

@@ -23,9 +23,10 @@ from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from functools import lru_cache
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, Generic, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Final, Generic, Literal, TypeAlias, cast
 
 from cachesim.engines.fields import Field
+from cachesim.engines.former import today
 from cachesim.engines.option import Option, options_by_name, options_of
 from cachesim.engines.search import R, S, Search
 from cachesim.errors import OptionError, ProfileError, SpecError
@@ -176,6 +177,21 @@ Server: TypeAlias = Any
 """An `Engine`; untyped, so that tables do not import its class."""
 
 
+Compared: TypeAlias = Literal[
+    "run beside the real engine", "run beside the real classes", "read in the source"
+]
+"""How the rules of an engine were compared."""
+
+BESIDE_ENGINE: Final[Compared] = "run beside the real engine"
+"""The same requests were run on the engine of a release."""
+
+BESIDE_CLASSES: Final[Compared] = "run beside the real classes"
+"""Its scheduler and caches ran the same requests, without a model or a server."""
+
+READ: Final[Compared] = "read in the source"
+"""Nothing of it was run."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Family(Generic[R, S]):
     """A server family, with all facts that tools use."""
@@ -192,6 +208,7 @@ class Family(Generic[R, S]):
     patches: tuple[Patch[R], ...] = ()
     fields: tuple[Option, ...] = ()  # further fields of its requests
     kin: tuple[str, ...] = ()  # engines that this one is built on
+    evidence: Compared = BESIDE_ENGINE  # whence its rules are
     loads: Mapping[str, str] = field(default_factory=dict)
     """Presets that its real server loads, and in which sizes; empty: not restricted."""
 
@@ -362,6 +379,14 @@ class Family(Generic[R, S]):
         if not self.configuration:
             return ()
         return tuple(importlib.import_module(self.configuration).FIELDS)
+
+    def taken(self, engine: str, given: Mapping[str, Any]) -> dict[str, Any]:
+        """The options of a scenario of `engine`, without those that only an engine below has."""
+        if engine not in self.kin:
+            return dict(given)
+        below = {each.name for each in FAMILIES[engine].table()}
+        own = {each.name for each in self.table()}
+        return {name: value for name, value in given.items() if name in own or name not in below}
 
     def read(self, profile: "Profile", given: Mapping[str, Any]) -> S:
         """The options of a server: the given ones, checked, over the release's defaults."""
@@ -537,6 +562,11 @@ def _defaults(family: Family[R, S], release: str) -> Mapping[str, Value]:
     return MappingProxyType({each.name: family.default(each, release) for each in later})
 
 
+def _letters(name: str) -> str:
+    """A name without what people write differently: cases, spaces, points and hyphens."""
+    return re.sub(r"[\W_]+", "", name).casefold()
+
+
 class Families(MutableMapping[str, Family[Any, Any]]):
     """Families by name; an announced one is imported at its first lookup.
 
@@ -546,6 +576,7 @@ class Families(MutableMapping[str, Family[Any, Any]]):
 
     def __init__(self) -> None:
         self._homes: dict[str, str] = {}  # in the order of announcement
+        self._spelled: dict[str, str] = {}  # letters and digits of a further spelling -> name
         self._loaded: dict[str, Family[Any, Any]] = {}
         self._searched = False
         self.broken: dict[str, str] = {}  # installed engines that cannot be loaded, and why
@@ -555,9 +586,18 @@ class Families(MutableMapping[str, Family[Any, Any]]):
             self._searched = True
             self.broken = importlib.import_module("cachesim.engines.plugins").discover(self)
 
-    def announce(self, name: str, module: str) -> None:
-        """Add an engine whose `module` defines FAMILY."""
+    def announce(self, name: str, module: str, *spellings: str) -> None:
+        """Add an engine whose `module` defines FAMILY, and what else people call it."""
         self._homes[name] = module
+        self._spelled |= dict.fromkeys(map(_letters, spellings), name)
+
+    def named(self, text: str) -> str:
+        """The engine of a name as people type it: `LM Studio` is `lm-studio`; else the text."""
+        if text in self._homes:
+            return text
+        wanted = _letters(text)
+        alike = (name for name in self._homes if _letters(name) == wanted)
+        return self._spelled.get(wanted) or next(alike, text)
 
     def __getitem__(self, name: str) -> Family[Any, Any]:
         if name not in self._homes:
@@ -599,7 +639,7 @@ def register(family: Family[Any, Any]) -> None:
 
 def family_of(engine: str) -> Family[Any, Any]:
     """An engine's family by its name."""
-    family = FAMILIES.get(engine)
+    family = FAMILIES.get(FAMILIES.named(engine))
     if family is None:
         known = sorted(FAMILIES)
         hint = did_you_mean(engine, known) or f"there are {', '.join(known)}"
@@ -628,8 +668,8 @@ _NUMBER = re.compile(r".+-(\d+)")
 
 def _example(text: str) -> str:
     """A profile like the text: the newest release of a named engine, the engine of a release."""
-    if text in FAMILIES:
-        return f"{text}@{FAMILIES[text].names()[-1]}"
+    if (engine := FAMILIES.named(text)) in FAMILIES:
+        return f"{engine}@{FAMILIES[engine].names()[-1]}"
     release = text.partition("+")[0]
     engines = [name for name, family in FAMILIES.items() if release in family.names()]
     return f"{engines[0]}@{text}" if len(engines) == 1 else "llama.cpp@b9538+24143"
@@ -650,13 +690,16 @@ class Profile:
         if shape is None:
             msg = f"{text!r} is not a profile: write ENGINE@RELEASE+PATCH, like {_example(text)}"
             raise ProfileError(msg)
-        engine, release = shape["engine"], shape["release"]
+        engine, release = FAMILIES.named(shape["engine"]), shape["release"]
         family = FAMILIES.get(engine)
         named = () if family is None else (*family.names(), *(each.name for each in family.patches))
         release, *patches = _separated(release, named)
         for each in shape["patches"].split("+")[1:]:
             patches += _separated(each, named)
         current = release if family is None else family.current_name(release)
+        if (now := today(engine, current, patches)) is not None:
+            server, own = now
+            return cls.parse(server).with_patches(*own)
         return cls(engine, current, tuple(patches))
 
     def with_patches(self, *patches: str) -> "Profile":

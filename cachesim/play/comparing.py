@@ -23,7 +23,7 @@ from cachesim.model.arithmetic import ArithmeticName
 from cachesim.model.spec import ModelSpec
 from cachesim.play.session import Session
 from cachesim.scenario.format import Model, Scenario, Server
-from cachesim.scenario.labels import Evidence, label_of, weakest
+from cachesim.scenario.labels import Evidence, label_of, rules_of, weakest
 from cachesim.typed import Json
 from cachesim.verify.explain import IdealCache, lost_below
 from cachesim.verify.oracle import Oracle
@@ -70,6 +70,7 @@ class Compared:
     bytes: int | None = None
     problem: str = ""
     evidence: Evidence | None = None  # of its wrong answers
+    rules: str = ""  # whence its engine's rules are, if not from a comparison with it
 
     @property
     def reused(self) -> int:
@@ -135,6 +136,7 @@ class _Played:
     wrong: int | None
     bytes: int | None
     evidence: Evidence | None
+    rules: str
 
     @property
     def lengths(self) -> tuple[int, ...]:
@@ -154,6 +156,7 @@ class _Played:
             wrong=self.wrong,
             bytes=self.bytes,
             evidence=self.evidence,
+            rules=self.rules,
         )
 
 
@@ -222,6 +225,7 @@ def _run(name: str, session: Session, *, verify: bool) -> _Played:
         due=tuple(due),
         wrong=len(wrong) if verify else None,
         bytes=_bytes_of(session.engine.held(), session.network.spec),
+        rules=rules_of(session.profile.engine),
         evidence=weakest(label_of(session.scenario, session.profile, each) for each in wrong),
     )
 

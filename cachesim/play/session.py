@@ -136,11 +136,14 @@ class Session(Loop):
         that no release has.
         """
         self.reads_state = reads_state
+        self.family = family or family_of(profile.engine)
+        if profile.engine != scenario.engine.name:
+            options = self.family.taken(scenario.engine.name, scenario.engine.options)
+            scenario = replace(scenario, engine=replace(scenario.engine, options=options))
         self.scenario = scenario
         # Where no steps are given, any may come.
         self._chats = not scenario.step or any(step.messages for step in scenario.step)
         self.profile = profile
-        self.family = family or family_of(profile.engine)
         specs = {name: spec_of(each) for name, each in scenario.networks.items()}
         if thin:
             ratio = self.family.groups_layers

@@ -53,8 +53,9 @@ def machine_statement(scenario: Scenario, run: Run) -> str:
     """
     if "," in run.profile:  # a row of `compare` with flags of its own, which it names
         return ""
-    profile, given = Profile.parse(run.profile), scenario.engine.options
+    profile = Profile.parse(run.profile)
     family = family_of(profile.engine)
+    given = family.taken(scenario.engine.name, scenario.engine.options)
     chosen = family.chosen(profile, given)
     if not chosen:
         return ""

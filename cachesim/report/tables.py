@@ -18,7 +18,7 @@ from cachesim.play.result import Fate, Run, Step
 from cachesim.play.statements import machine_statement
 from cachesim.report.document import FittingTable, facts
 from cachesim.scenario.format import Scenario
-from cachesim.scenario.labels import LABELS, Evidence, weakest
+from cachesim.scenario.labels import LABELS, Evidence, rules_of, weakest
 
 STYLE: Final = {"same": "right", "rounding": "right", "by-design": "lost", "diverged": "wrong"}
 SHOWN: Final = {"diverged": "DIVERGED"}
@@ -293,6 +293,7 @@ def heading(scenario: Scenario, runs: Sequence[Run]) -> RenderableType:
     lines: list[RenderableType] = [
         Text(scenario.name, style="name"),
         Text(" · ".join(facts), style="quiet"),
+        *(Text(told, style="quiet") for told in map(rules_of, engines) if told),
     ]
     if scenario.about:
         lines.append(Text(scenario.story))

@@ -333,6 +333,8 @@ def checked(mapping: Mapping[str, Any]) -> tuple[Scenario | None, list[Problem]]
     """The scenario and its problems, without those that follow from others."""
     scenario, problems = read(mapping)
     if scenario is not None:
+        engine = FAMILIES.named(scenario.engine.name)
+        scenario = replace(scenario, engine=replace(scenario.engine, name=engine))
         wrong = {removable(problem.path) for problem in problems}
         problems += [each for each in check(scenario) if not any(_follows(each, w) for w in wrong)]
     return scenario, problems
@@ -465,11 +467,12 @@ def _options(scenario: Scenario) -> Iterator[Problem]:
             profile = full_profile(scenario.engine.name, text)
         except InputError:
             continue
-        if refused_profile(profile):
+        if profile.engine not in FAMILIES or refused_profile(profile):
             continue
-        for key, value in scenario.engine.options.items():
+        taken = family_of(profile.engine).taken(scenario.engine.name, scenario.engine.options)
+        for key, value in taken.items():
             problem = refused_option(profile, spec, key, value)
-            needs = problem and partner_of(profile, spec, scenario.engine.options, key)
+            needs = problem and partner_of(profile, spec, taken, key)
             if problem and not needs and key not in reported:
                 reported.add(key)
                 yield Problem(("engine", "options", key), problem)
@@ -770,7 +773,8 @@ def _profile_for(scenario: Scenario, text: str) -> Profile | None:
     engine = scenario.engine.name
     if "@" in text:
         profile = Profile.parse(text)
-        return profile if profile.engine == engine else None
+        own = {engine, *(full_profile(engine, each).engine for each in scenario.engine.profiles)}
+        return profile if profile.engine in own else None
     family = FAMILIES.get(engine)
     release = text.partition("+")[0]
     if family is None or family.current_name(release) not in family.names():

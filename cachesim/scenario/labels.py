@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import Final, Literal, TypeAlias
 
-from cachesim.engines.family import Profile, family_of
+from cachesim.engines.family import BESIDE_ENGINE, Profile, family_of
 from cachesim.scenario.format import Scenario
 from cachesim.scenario.shipped import shipped_folder
 from cachesim.typed import Json
@@ -51,6 +51,13 @@ def label_of_release(profile: Profile) -> Evidence | None:
     """The label of a claim without a real run; None for patches that are no server of their own."""
     named = (family_of(profile.engine).patch(each.lstrip("-")) for each in profile.patches)
     return SOURCE if not profile.patches or any(each.server for each in named) else None
+
+
+def rules_of(engine: str) -> str:
+    """Whence an engine's rules are, if it was not run beside the real one; else empty."""
+    family = family_of(engine)
+    beside = family.evidence == BESIDE_ENGINE
+    return "" if beside else f"rules of {family.name}: {family.evidence}"
 
 
 def label_of(scenario: Scenario, profile: Profile, step: str) -> Evidence | None:

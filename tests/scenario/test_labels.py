@@ -69,7 +69,7 @@ def test_a_patched_release_has_no_label() -> None:
 
 def test_the_rules_of_another_server_have_one() -> None:
     assert SOURCE == label_of_release(Profile("mlx-lm", "0.31.3", ("omlx",)))
-    assert SOURCE == label_of_release(Profile("llama-cpp-python", "0.3.36", ("ollama",)))
+    assert SOURCE == label_of_release(Profile("ollama-runner", "0.24", ("llamarunner",)))
 
 
 def test_several_claims_have_the_label_of_the_one_confirmed_least() -> None:

@@ -10,6 +10,8 @@ from cachesim.engines import base
 from cachesim.engines.base import Ticket
 from cachesim.engines.held import Amounts
 from cachesim.engines.llama_cpp_python import causes, events
+from cachesim.engines.llama_cpp_python.options import Options
+from cachesim.engines.llama_cpp_python.rules import Rules
 from cachesim.engines.llama_cpp_python.server import SEQ, Call, CallError, CallServer
 from cachesim.engines.llama_cpp_python.states import DiskCache, State, StateCache, lookup
 from cachesim.engines.llamacpp.memory.blob import ARCHITECTURES
@@ -25,7 +27,7 @@ MAX_SEQ: Final = 256
 """`llama_max_parallel_sequences()`."""
 
 
-class LlamaCppPython(CallServer):
+class LlamaCppPython(CallServer[Rules, Options]):
     """Instance of `Llama` with its cache and its draft model."""
 
     erasing = " (`reset`)"
@@ -44,7 +46,7 @@ class LlamaCppPython(CallServer):
             raise OptionError(msg)
         sequences = min(options.n_ctx, options.n_batch, MAX_SEQ) if options.embedding else 1
         unified = options.embedding and self.rules.embeds_unified
-        self._make_memory(n_seq_max=sequences, kv_unified=unified)
+        self._make_memory(n_seq_max=sequences, kv_unified=unified, swa_full=options.swa_full)
         self.context.all_outputs = options.embedding
         self.n_tokens = 0
         self.input_ids = np.full(options.n_ctx, UNKNOWN, np.int64)

@@ -14,8 +14,7 @@ class Options:
 
     n_ctx: int = option(
         "n_ctx",
-        "context; llama.cpp rounds it up to a multiple of 256, the array of tokens stays; KoboldCpp"
-        " and Ollama take 4,096 or more by default",
+        "context; llama.cpp rounds it up to a multiple of 256, the array of tokens stays",
         default=512,
         low=1,
         unit="tokens",
@@ -84,60 +83,6 @@ class Options:
     )
     num_pred_tokens: int = option(
         "num_pred_tokens", "tokens of a draft", default=10, low=1, unit="tokens", tried=(10, 3)
-    )
-    num_parallel: int = option(
-        "OLLAMA_NUM_PARALLEL",
-        "slots, each with a context of its own; one where the model has a state",
-        default=1,
-        low=1,
-        high=64,
-        patch="ollama",
-        tried=(1, 2, 3),
-    )
-    multiuser_cache: bool = option(
-        "OLLAMA_MULTIUSER_CACHE",
-        "share matching cells with the slot used longest ago, where no slot would be continued",
-        default=False,
-        patch="ollama",
-        tried=(False, True),
-    )
-    num_keep: int = option(
-        "num_keep",
-        "first tokens that a shift or a truncation keeps; -1: the prompt",
-        default=4,
-        low=-1,
-        high=1 << 24,
-        unit="tokens",
-        patch="ollama",
-        tried=(4, 4, 1, -1),
-    )
-    shift: bool = option(
-        "shift", "discard half of a full context; else the reply ends", default=True, patch="ollama"
-    )
-    truncate: bool = option(
-        "truncate", "cut a prompt that is too long; else it fails", default=True, patch="ollama"
-    )
-    smartcache: int = option(
-        "--smartcache",
-        "save slots that KoboldCpp uses by itself; 1 means five, 0 none but for recurrent models",
-        default=0,
-        low=0,
-        high=64,
-        patch="koboldcpp",
-        tried=(0, 1, 2),
-    )
-    smartcontext: bool = option(
-        "--smartcontext",
-        "halve a prompt that fills the context; only where contexts are not shifted",
-        default=False,
-        patch="koboldcpp",
-    )
-    noshift: bool = option("--noshift", "never shift the context", default=False, patch="koboldcpp")
-    nofastforward: bool = option(
-        "--nofastforward", "evaluate every prompt whole", default=False, patch="koboldcpp"
-    )
-    noswa: bool = option(
-        "--noswa", "give window layers a cell for every token", default=False, patch="koboldcpp"
     )
 
 

@@ -1,11 +1,9 @@
-"""What a search draws for llama-cpp-python, and for other servers over llama.cpp's memory."""
+"""What a search draws for llama-cpp-python."""
 
 from typing import Final
 
 from cachesim.engines.llama_cpp_python.options import Options
-from cachesim.engines.llama_cpp_python.rules import (
-    Rules,
-)
+from cachesim.engines.llama_cpp_python.rules import Rules
 from cachesim.engines.search import Corner, Scope, Search
 
 TINY: Final = {"n_ctx": 64, "n_batch": 4, "n_ubatch": 4, "cache": "ram"}
@@ -31,9 +29,5 @@ SEARCH: Final[Search[Rules, Options]] = Search(
         "state-evicted": "eviction",
         "draft-verified": "rollback",
         "instance-reset": "full reprocessing",
-        "slot-cleared": "full reprocessing",
-        "slot-saved": "save",
-        "tokens-erased": "shift",
-        "context-shifted": "shift",
     },
 )

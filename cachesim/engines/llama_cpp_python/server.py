@@ -1,15 +1,13 @@
 """Servers with rules of their own over llama.cpp's memory.
 
 MemoryServer     creates the memory; returns the content of slots and saved states
-Ollama       slots that serve several requests in turn
 CallServer   one sequence, one call at a time
-LlamaCppPython, KoboldCpp
 """
 
 from abc import abstractmethod
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Final, Protocol, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 import numpy as np
 
@@ -19,11 +17,10 @@ from cachesim.engines.causes import Ledger
 from cachesim.engines.held import Amounts, EntryHeld, Held, SlotHeld, Texts
 from cachesim.engines.job import SampledJob, SlotlessEngine
 from cachesim.engines.llama_cpp_python import causes, events
-from cachesim.engines.llama_cpp_python.options import Options
-from cachesim.engines.llama_cpp_python.rules import Rules
 from cachesim.engines.llamacpp.memory.batch import Batch
 from cachesim.engines.llamacpp.memory.context import OK
 from cachesim.engines.llamacpp.memory.create import ContextParams, create_context
+from cachesim.engines.llamacpp.memory.rules import MemoryRules
 from cachesim.engines.llamacpp.observe import memory_amounts, memory_held, parts
 from cachesim.engines.tokens import PrefixTree, get_common_prefix
 from cachesim.errors import OptionError
@@ -53,11 +50,41 @@ S = TypeVar("S", bound=SampledJob)
 """The type of a server's requests."""
 
 
-class MemoryServer(SlotlessEngine[Rules, Options, S]):
-    """A server over llama.cpp's memory, which is all that it has in common with `llama-server`."""
+class Vendoring(Protocol):
+    """Rules of a server with a llama.cpp of its own."""
 
-    title: ClassVar[str] = ""
-    """Its name in a refusal of the arguments that only `Llama` has."""
+    @property
+    def memory(self) -> MemoryRules: ...
+
+
+class Sizes(Protocol):
+    """Options with the sizes of a context."""
+
+    @property
+    def n_ctx(self) -> int: ...
+
+    @property
+    def n_batch(self) -> int: ...
+
+    @property
+    def n_ubatch(self) -> int: ...
+
+    @property
+    def type_k(self) -> str: ...
+
+    @property
+    def type_v(self) -> str: ...
+
+
+R = TypeVar("R", bound=Vendoring)
+"""The type of a server's rules."""
+
+Q = TypeVar("Q", bound=Sizes)
+"""The type of a server's options."""
+
+
+class MemoryServer(SlotlessEngine[R, Q, S]):
+    """A server over llama.cpp's memory, which is all that it has in common with `llama-server`."""
 
     def _set_up(self) -> None:
         self._computed = PrefixTree()
@@ -80,24 +107,14 @@ class MemoryServer(SlotlessEngine[Rules, Options, S]):
             n_ubatch=min(self.n_batch, options.n_ubatch),
             n_seq_max=1,
             kv_unified=False,
-            swa_full=options.swa_full,
             type_k=options.type_k,
             type_v=options.type_v,
         )
         self.context = create_context(self.network, replace(given, **params), self.rules.memory)
 
-    def _refuse_arguments(self) -> None:
-        options = self.options
-        others = (options.embedding, not options.swa_full, options.cache != "none")
-        if any(others) or options.draft_model != "none":
-            msg = f"{self.title} has no set_cache, draft_model, small swa_full or embedding here"
-            raise OptionError(msg)
-
     def _is_embedding(self, request: base.Request) -> bool:
         """Check a request; True for an embedding."""
         embeds = self._fields(request).get("endpoint") == "embedding"
-        if embeds and self.title:
-            raise OptionError(f"{self.title} has no embedding here")
         checked = replace(request, prompt=request.prompt or (Token(0),)) if embeds else request
         drafts, declined = request.drafts is not None, not request.cache_prompt
         self._check(checked, drafts=drafts, cache_prompt=declined)
@@ -194,7 +211,7 @@ class Call(SampledJob):
         return replace(found, truncated=self.truncated, approximated=self.approximated)
 
 
-class CallServer(MemoryServer[Call]):
+class CallServer(MemoryServer[R, Q, Call]):
     """A server of one sequence, as `Llama` is: one completion or action at a time."""
 
     n_tokens: int = 0
@@ -237,7 +254,8 @@ class CallServer(MemoryServer[Call]):
     def reopen(self, options: Mapping[str, Value]) -> None:
         """Start with other arguments, as `LlamaProxy` does for another alias."""
         read = self.family.read(self.profile, options)
-        self.options = replace(self.options, **{each: getattr(read, each) for each in options})
+        changed: Any = self.options
+        self.options = replace(changed, **{each: getattr(read, each) for each in options})
         self._start()
 
     def sleep(self) -> None:

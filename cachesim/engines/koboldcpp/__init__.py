@@ -1,0 +1,1 @@
+"""KoboldCpp, over llama.cpp's memory."""

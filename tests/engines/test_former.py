@@ -1,0 +1,75 @@
+"""Servers over another engine's caches: the names that people type, and their former profiles."""
+
+import pytest
+
+from cachesim.cli.main import main
+from cachesim.engines import FAMILIES, Profile
+from cachesim.engines.family import BESIDE_ENGINE, family_of
+from cachesim.engines.former import FORMER
+from cachesim.errors import ProfileError
+from cachesim.scenario.labels import rules_of
+from tests.fixtures import Capture
+
+SPELLED = {
+    "KoboldCpp": "koboldcpp",
+    "kobold": "koboldcpp",
+    "vLLM": "vllm",
+    "llama-server": "llama.cpp",
+    "llamacpp": "llama.cpp",
+    "mlx_lm.server": "mlx-lm",
+    "mlx_lm": "mlx-lm",
+}
+FORMERLY = [f"{at}+{patches}" for at, rows in FORMER.items() for patches in rows]
+
+
+@pytest.mark.parametrize(("typed", "name"), SPELLED.items())
+def test_an_engine_is_found_by_the_name_that_people_type(
+    typed: str, name: str, capsys: Capture
+) -> None:
+    assert 0 == main(["list", typed])
+    assert name == capsys.readouterr().out.split("\n")[0]
+    assert f"{name}@{FAMILIES[name].names()[-1]}" == str(
+        Profile.parse(f"{typed}@{FAMILIES[name].names()[-1]}")
+    )
+
+
+@pytest.mark.parametrize("typed", SPELLED)
+def test_a_scenario_names_its_engine_as_people_type_it(typed: str) -> None:
+    family = family_of(typed)
+    assert family.name == FAMILIES.named(typed)
+    assert [] == [name for name in FAMILIES if FAMILIES.named(name) != name]
+
+
+@pytest.mark.parametrize("former", FORMERLY)
+def test_a_former_profile_is_the_servers_of_today(former: str) -> None:
+    today = Profile.parse(former)
+
+    assert today.engine != former.partition("@")[0]
+    assert FAMILIES[today.engine].rules(today) is not None
+    assert today == Profile.parse(str(today))
+
+
+def test_a_former_patch_of_another_release_is_refused_with_the_one_that_it_fits() -> None:
+    with pytest.raises(ProfileError, match=r"it fits llama-cpp-python@0\.3\.36\+ollama"):
+        Profile.parse("llama-cpp-python@0.3.23+ollama")
+
+
+@pytest.mark.parametrize(
+    "engine", [name for name, each in FAMILIES.items() if each.evidence != BESIDE_ENGINE]
+)
+def test_the_evidence_of_an_engines_rules_is_in_its_reports(engine: str, capsys: Capture) -> None:
+    family, told = FAMILIES[engine], rules_of(engine)
+    profile = f"{engine}@{family.names()[-1]}"
+
+    assert f"rules of {engine}: {family.evidence}" == told
+    assert 0 == main(["check", profile, "--model", "dense", "--examples", "1"])
+    assert told in capsys.readouterr().out
+    assert 0 == main(["list", engine])
+    assert f"rules: {family.evidence}" in capsys.readouterr().out
+    workload = "llama.cpp-three-requests"
+    main(["compare", workload, "--row", profile])
+    assert told in " ".join(capsys.readouterr().out.split())
+
+
+def test_other_engines_reports_do_not_repeat_it() -> None:
+    assert "" == rules_of("llama.cpp")
