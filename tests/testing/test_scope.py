@@ -33,6 +33,8 @@ COUNTS = {
     "llama.cpp": 153,
     "ik_llama.cpp": 83,
     "llama-cpp-python": 44,
+    "koboldcpp": 44,
+    "ollama-runner": 44,
     "mlx-lm": 54,
     "vllm": 216,
     "sglang": 243,
