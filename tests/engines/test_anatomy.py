@@ -46,7 +46,11 @@ MOST: Final = 500
 IN_SLOTS: Final = "the ledger begins with what slots and the prompt cache hold: no record is kept"
 IN_STORE: Final = "the ledger begins with what the store holds: no record is kept"
 
+BELOW: Final = "what it holds and had computed is that of the engine below it"
+
 WITHOUT: Final[dict[str, dict[str, str]]] = {
+    "koboldcpp": {"observe": BELOW, "account": BELOW},
+    "ollama_runner": {"observe": BELOW, "account": BELOW},
     "llamacpp": {"account": f"{IN_SLOTS} (`selection.py`)"},
     "ik_llama": {"account": f"{IN_SLOTS} (`prepare.py`)"},
     "mlx_lm": {"account": f"{IN_STORE} (`store/lru_prompt_cache.py`)"},

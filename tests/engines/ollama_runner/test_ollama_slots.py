@@ -3,8 +3,8 @@
 import pytest
 
 from cachesim.engines.base import Reply, Request
-from cachesim.engines.ollama_runner.server import Ollama, Part, RunnerCache
 from cachesim.engines.ollama_runner.rules import RunnerRules
+from cachesim.engines.ollama_runner.server import Ollama, Part, RunnerCache
 from cachesim.errors import UpstreamAbort
 from cachesim.typed import there_is
 from cachesim.units import as_tokens

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import pytest
 
 from cachesim.engines.base import Engine, Reply, Request
-from cachesim.engines.ollama_runner.server import Ollama, RunnerCache
 from cachesim.engines.ollama_runner.rules import RunnerRules
+from cachesim.engines.ollama_runner.server import Ollama, RunnerCache
 from cachesim.errors import OptionError
 from cachesim.model.presets import tiny
 from cachesim.typed import of_kind, there_is
