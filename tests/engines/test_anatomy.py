@@ -61,7 +61,6 @@ UNDER_WAY: Final[dict[str, set[str]]] = {
     "ik_llama": {"releases"},
     "llama_cpp_python": {"releases", "vocabulary", "observe", "account"},
     "mlx_lm": {"releases"},
-    "marconi": {"releases"},
     "transformers": {"releases"},
 }
 """Names that are on their way; this list only shrinks."""
