@@ -12,7 +12,7 @@ from cachesim.errors import ProfileError
 
 AnyFamily = Family[Any, Any]
 
-ENGINES = ("llama.cpp", "vllm")
+ENGINES = ("llama.cpp", "vllm", "sglang")
 """Engines with a history."""
 
 MERGED = [
