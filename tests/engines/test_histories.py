@@ -12,7 +12,7 @@ from cachesim.errors import ProfileError
 
 AnyFamily = Family[Any, Any]
 
-ENGINES = ("llama.cpp", "vllm", "sglang")
+ENGINES = ("llama.cpp", "vllm", "sglang", "ik_llama.cpp")
 """Engines with a history."""
 
 MERGED = [

@@ -1,7 +1,7 @@
 """Differences of ik_llama.cpp's releases and proposals, as one frozen value."""
 
 from dataclasses import dataclass
-from typing import Final, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 from cachesim.units import Count
 
@@ -57,21 +57,3 @@ class Rules:
     purge_keeps_pending_row: bool = False  # later release: the row at M stays beside a follow-up
     commit_keeps_pending_row: bool = False  # later release: commit begins at M + 1
     warmup_failure_ends_drafts: bool = False  # later release: no drafts after a refused prompt part
-
-
-SEED_ERA: Final = Rules()
-
-LATER: Final = Rules(
-    ram_floor=True,
-    tolerant_only=True,
-    minus_one_first=True,
-    rewind="pos_max below",
-    restore_moves_interval=True,
-    restore_is_checked=True,
-    interval_starts_at=-1,
-    interval_counts_tokens=False,
-    trims_companion_always=False,
-    purge_keeps_pending_row=True,
-    commit_keeps_pending_row=True,
-    warmup_failure_ends_drafts=True,
-)
