@@ -59,7 +59,7 @@ def dumped() -> Iterator[tuple[str, Any]]:
 
 
 def _of_classes(rules: Rules, release: str) -> dict[str, Any]:
-    """The rules of mlx-lm's model classes, which depend on the release too."""
+    """The rules of mlx-lm's model classes, where an older tree has them for each release."""
     if not hasattr(rules, "recurrent"):
         return {}
     named = {name: plain(rules.recurrent(each, release)) for name, each in CLASSES.items()}
@@ -80,7 +80,10 @@ def differing(before: object, after: object, path: str = "") -> Iterator[str]:
         for name in before | after:
             yield from differing(before.get(name), after.get(name), f"{path}.{name}")
     elif before != after:
-        yield f"{path.removeprefix('.')}: {before!r} -> {after!r}"
+        shown = [
+            "its rules" if isinstance(value, dict) else repr(value) for value in (before, after)
+        ]
+        yield f"{path.removeprefix('.')} {' -> '.join(shown)}".strip()
 
 
 def main(revision: str) -> int:

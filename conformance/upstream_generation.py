@@ -17,11 +17,11 @@ from cachesim.engines.base import Ticket
 from cachesim.engines.chat import ByteTokenizer, Message
 from cachesim.engines.mlx_lm.caches.kv_cache import KVCache, QuantizedKVCache, RotatingKVCache
 from cachesim.engines.mlx_lm.families import family_of
-from cachesim.engines.mlx_lm.family import MlxRules
 from cachesim.engines.mlx_lm.generate.batch_generator import BatchGenerator, OldBatchGenerator
 from cachesim.engines.mlx_lm.generate.forward import Forward
 from cachesim.engines.mlx_lm.generate.shared import PromptCache, Sampler, Stopper, extend_cache
 from cachesim.engines.mlx_lm.options import MlxOptions
+from cachesim.engines.mlx_lm.rules import MlxRules
 from cachesim.engines.mlx_lm.server.thread import stream
 from cachesim.model.build import build
 from cachesim.model.presets import tiny
@@ -38,8 +38,8 @@ WORDS: Final = 1024
 class ToyModel:
     """A model as the tests call it; they may give it another `make_cache`, and take that away."""
 
-    def __init__(self, spec: ModelSpec, rules: MlxRules, release: str) -> None:
-        layers = rules.recurrent(family_of(spec), release)
+    def __init__(self, spec: ModelSpec, rules: MlxRules) -> None:
+        layers = rules.of_class(family_of(spec))
         self.rules = rules
         self.forward = Forward(build(spec), rules.caches, recurrent=layers)
         self.network = self.forward.network
@@ -313,11 +313,11 @@ class Anything(types.ModuleType):
         return lambda *_, **__: (None, None)
 
 
-def modules(rules: MlxRules, release: str) -> Iterator[types.ModuleType]:
+def modules(rules: MlxRules) -> Iterator[types.ModuleType]:
     """`mlx_lm.utils`, `mlx_lm.generate`, and the classes of models that tests build."""
 
     def toy(preset: str, **changes: Any) -> ToyModel:
-        return ToyModel(tiny(preset, **changes), rules, release)
+        return ToyModel(tiny(preset, **changes), rules)
 
     def load(*_: object, **__: object) -> tuple[ToyModel, ToyTokenizer]:
         return toy("dense", vocabulary=512, head_size=HEAD_SIZE), ToyTokenizer()

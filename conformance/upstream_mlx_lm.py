@@ -24,7 +24,8 @@ import numpy as np
 from cachesim.engines.mlx_lm.caches import prompt_cache as caches
 from cachesim.engines.mlx_lm.caches.layer_cache import Causal, LayerCache, create_attention_mask
 from cachesim.engines.mlx_lm.caches.prompt_cache import load_prompt_cache, save_prompt_cache
-from cachesim.engines.mlx_lm.family import FAMILY, MlxRules
+from cachesim.engines.mlx_lm.family import FAMILY
+from cachesim.engines.mlx_lm.rules import MlxRules
 from cachesim.engines.mlx_lm.store import lru_prompt_cache
 from cachesim.engines.mlx_lm.store.lru_prompt_cache import UNLIMITED, LRUPromptCache
 from cachesim.prove.environment import environments_folder
@@ -273,7 +274,7 @@ def play(release: str) -> Outcome:
     lru_prompt_cache.copy_prompt_cache = deepcopy  # type: ignore[assignment]
     sys.meta_path.insert(0, Nowhere())
     rules = FAMILY.release(release).rules
-    for module in (*modules(rules), *generation.modules(rules, release)):
+    for module in (*modules(rules), *generation.modules(rules)):
         sys.modules[module.__name__] = module
     package = generation.Anything("mlx")
     package.__dict__["core"] = sys.modules["mlx.core"]

@@ -7,7 +7,7 @@ are wrong, whatever the caches and the store do.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from typing import Final
 
 from cachesim.errors import OptionError
 from cachesim.model.spec import RECURRENT_KINDS, LayerKind, ModelSpec
@@ -61,15 +61,6 @@ class RecurrentRules:
     the mask of the first columns."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Until:
-    """A difference up to and including a release, and the change that ended it."""
-
-    release: str
-    upstream: str
-    fields: Mapping[str, Any]
-
-
 def _place(release: str, order: tuple[str, ...]) -> int:
     """The place of a release in the order; one that is not in it is newer."""
     return order.index(release) if release in order else len(order)
@@ -77,13 +68,12 @@ def _place(release: str, order: tuple[str, ...]) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFamily:
-    """A model class: its possible layers, and its rules in the newest and in older releases."""
+    """A model class: its possible layers, and its rules before the oldest release."""
 
     name: str
     about: str
     layers: tuple[LayerKind, ...]
-    rules: RecurrentRules = field(default_factory=RecurrentRules)
-    until: tuple[Until, ...] = ()
+    rules: RecurrentRules = field(default_factory=RecurrentRules)  # see `releases.py`
     since: str = ""  # the first release that has the class; empty: the oldest known
     chunked: bool = False  # its windows are chunks
     batches: bool = True  # its caches have a batch form
@@ -92,26 +82,6 @@ class ModelFamily:
         """True if a release has the class."""
         return not self.since or _place(release, order) >= order.index(self.since)
 
-    def rules_at(self, release: str, order: tuple[str, ...]) -> RecurrentRules:
-        """The rules of a release."""
-        at = _place(release, order)
-        older = [each for each in self.until if at <= order.index(each.release)]
-        rules = self.rules
-        for each in older:
-            rules = replace(rules, **each.fields)
-        return rules
-
-
-_DECAYS: Final = Until(
-    release="0.32.1", upstream="0.32.2: ssm_attn masks dtA", fields={"padding_decays": True}
-)
-_NARROW: Final = Until(release="0.31.1", upstream="#992, #997", fields={"float32_state": False})
-"""#992 for the chunked scan, #997 for the delta rule: states became float32."""
-_MAMBA: Final = Until(release="0.30.5", upstream="#842", fields={"merges_slots_as_padding": True})
-_ALONE: Final = Until(release="0.30.2", upstream="#690", fields={"advances": False})
-"""Before #690 no recurrent layer was batched, and none counted columns."""
-
-_CHUNKED: Final = RecurrentRules(chunked=True)
 
 FAMILIES: Final[Mapping[str, ModelFamily]] = {
     each.name: each
@@ -122,13 +92,7 @@ FAMILIES: Final[Mapping[str, ModelFamily]] = {
             name="gemma3n",
             about="Gemma 3n",
             layers=("window", "attention"),
-            until=(
-                Until(
-                    release="0.31.3",
-                    upstream="#1699, #1806",
-                    fields={"shares_in_batches": False, "shares_in_time": False},
-                ),
-            ),
+            rules=RecurrentRules(shares_in_batches=False, shares_in_time=False),
         ),
         ModelFamily(
             name="llama4",
@@ -149,73 +113,91 @@ FAMILIES: Final[Mapping[str, ModelFamily]] = {
             name="qwen3_next",
             about="Qwen3-Next",
             layers=("delta", "attention"),
-            until=(_NARROW, _MAMBA, _ALONE),
+            rules=RecurrentRules(merges_slots_as_padding=True, float32_state=False, advances=False),
         ),
         ModelFamily(
             name="qwen3_5",
             about="Qwen 3.5",
             layers=("delta", "attention"),
+            rules=RecurrentRules(conv_at_lengths=False, float32_state=False, advances=False),
             since="0.30.7",
-            until=(
-                _NARROW,
-                Until(release="after-1019", upstream="#1072", fields={"conv_at_lengths": False}),
-                Until(release="0.31.1-main", upstream="#1024", fields={"advances": False}),
-            ),
         ),
         ModelFamily(
             name="granitemoehybrid",
             about="Granite 4 hybrid",
             layers=("ssm", "attention"),
-            rules=_CHUNKED,
-            until=(
-                _DECAYS,
-                _NARROW,
-                _MAMBA,
-                _ALONE,
-                Until(release="0.32.0", upstream="#1908", fields={"scan_at_lengths": False}),
+            rules=RecurrentRules(
+                merges_slots_as_padding=True,
+                chunked=True,
+                scan_at_lengths=False,
+                padding_decays=True,
+                float32_state=False,
+                advances=False,
             ),
         ),
         ModelFamily(
             name="mamba2",
             about="Mamba-2",
             layers=("ssm",),
-            rules=_CHUNKED,
-            until=(_DECAYS, _NARROW, _MAMBA, _ALONE),
+            rules=RecurrentRules(
+                merges_slots_as_padding=True,
+                chunked=True,
+                padding_decays=True,
+                float32_state=False,
+                advances=False,
+            ),
         ),
         ModelFamily(
             name="nemotron_h",
             about="Nemotron-H",
             layers=("ssm", "attention"),
-            rules=replace(_CHUNKED, scan_at_lengths=False),
-            until=(_DECAYS, _NARROW, _MAMBA, _ALONE),
+            rules=RecurrentRules(
+                merges_slots_as_padding=True,
+                chunked=True,
+                scan_at_lengths=False,
+                padding_decays=True,
+                float32_state=False,
+                advances=False,
+            ),
         ),
         ModelFamily(
             name="falcon_h1",
             about="Falcon-H1",
             layers=("ssm", "attention"),
-            rules=replace(_CHUNKED, paired=True),
-            until=(_DECAYS, _NARROW, _MAMBA, _ALONE),
+            rules=RecurrentRules(
+                merges_slots_as_padding=True,
+                paired=True,
+                chunked=True,
+                padding_decays=True,
+                float32_state=False,
+                advances=False,
+            ),
         ),
         ModelFamily(
             name="plamo2",
             about="PLaMo 2",
             layers=("ssm", "attention"),
-            rules=_CHUNKED,
-            until=(_DECAYS, _NARROW, _MAMBA, _ALONE),
+            rules=RecurrentRules(
+                merges_slots_as_padding=True,
+                chunked=True,
+                padding_decays=True,
+                float32_state=False,
+                advances=False,
+            ),
         ),
         ModelFamily(
             name="jamba",
             about="Jamba",
             layers=("ssm", "attention"),
-            rules=RecurrentRules(masks=False, conv_at_lengths=False, advances=False),
-            until=(_MAMBA,),
+            rules=RecurrentRules(
+                merges_slots_as_padding=True, masks=False, conv_at_lengths=False, advances=False
+            ),
         ),
         ModelFamily(
             name="lfm2",
             about="LFM2",
             layers=("conv", "attention", "window"),
-            rules=RecurrentRules(slots=1),
-            until=(_ALONE,),
+            rules=RecurrentRules(slots=1, advances=False),
         ),
     )
 }

@@ -4,8 +4,11 @@ One field per difference, named after its effect; its docstring names the upstre
 reads rules, never the release. The defaults are the newest release's.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeAlias
+
+from cachesim.engines.mlx_lm.families import ModelFamily, RecurrentRules
 
 StateForm: TypeAlias = Literal["sliced", "whole"]
 EmptySide: TypeAlias = Literal["raises", "skipped", "zeros"]
@@ -347,3 +350,18 @@ class ServerRules:
     snapshots: SnapshotRules | None = None  # 923
     grid: GridRules | None = None
     memory: MemoryRules | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MlxRules:
+    """All rules of one profile."""
+
+    caches: CacheRules
+    store: StoreRules
+    server: ServerRules
+    classes: Mapping[str, RecurrentRules]
+    """Of each model class, by its name."""
+
+    def of_class(self, family: ModelFamily) -> RecurrentRules:
+        """Padding rules of a model class; its own if no release has changed them."""
+        return self.classes.get(family.name, family.rules)

@@ -24,8 +24,8 @@ from cachesim.engines.mlx_lm.caches.prompt_cache import (
     load_prompt_cache,
     save_prompt_cache,
 )
-from cachesim.engines.mlx_lm.family import FAMILY, MlxRules
-from cachesim.engines.mlx_lm.rules import CacheRules, StoreRules
+from cachesim.engines.mlx_lm.family import FAMILY
+from cachesim.engines.mlx_lm.rules import CacheRules, MlxRules, StoreRules
 from cachesim.engines.mlx_lm.store.lru_prompt_cache import UNLIMITED, LRUPromptCache, PromptTrie
 from cachesim.errors import ProfileError, ScenarioError
 from cachesim.prove.mlx_lm.process import RealProcess

@@ -7,7 +7,8 @@ from typing import Final
 
 from cyclopts import Parameter
 
-from cachesim.engines.mlx_lm.family import FAMILY, MlxRules
+from cachesim.engines.mlx_lm.family import FAMILY
+from cachesim.engines.mlx_lm.rules import MlxRules
 from cachesim.errors import OptionError
 from cachesim.prove import playing
 from cachesim.prove.commands import ON_MLX_LM

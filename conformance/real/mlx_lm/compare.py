@@ -4,7 +4,8 @@ from collections.abc import Callable, Iterator, Mapping
 from copy import deepcopy
 from typing import Final, TypeAlias
 
-from cachesim.engines.mlx_lm.family import FAMILY, MlxRules
+from cachesim.engines.mlx_lm.family import FAMILY
+from cachesim.engines.mlx_lm.rules import MlxRules
 from cachesim.prove.mlx_lm.process import RealProcess
 from cachesim.prove.mlx_lm.server import WORKER, RealMlxServer
 from cachesim.prove.playing import (

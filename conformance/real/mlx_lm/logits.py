@@ -131,7 +131,7 @@ def _compare(
         try:
             profile = Profile("mlx-lm", release)
             rules = FAMILY.rules(profile)
-            recurrent = rules.recurrent(FAMILIES[spec.family], profile.release)
+            recurrent = rules.of_class(FAMILIES[spec.family])
             forward = Forward(build(spec), rules.caches, recurrent=recurrent)
             left, calls = each.calls(before_1072=not rules.server.segments)
             if left is not None:

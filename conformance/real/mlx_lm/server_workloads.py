@@ -200,7 +200,7 @@ def _reads_beyond(release: str, family: str) -> bool:
     Before #1072 the lengths of a batch are those of whole rests, and a chunked scan that is given
     them looks for its last row there, past the columns of the step.
     """
-    rules = FAMILIES[family].rules
+    rules = FAMILY.releases[-1].rules.classes[family]
     reads_past = rules.chunked and rules.scan_at_lengths
     return reads_past and not FAMILY.release(release).rules.server.segments
 

@@ -19,8 +19,15 @@ from typing import Any, Final
 from cachesim.engines.base import Engine, Reply, Request
 from cachesim.engines.chat import Message
 from cachesim.engines.family import Patch, Profile
-from cachesim.engines.mlx_lm.family import FAMILY, MlxRules
-from cachesim.engines.mlx_lm.rules import UNLISTED, MemoryRules, MllmRules, RapidRules, WholeRules
+from cachesim.engines.mlx_lm.family import FAMILY
+from cachesim.engines.mlx_lm.rules import (
+    UNLISTED,
+    MemoryRules,
+    MllmRules,
+    MlxRules,
+    RapidRules,
+    WholeRules,
+)
 from cachesim.engines.mlx_lm.server.engine import MlxLm
 from cachesim.engines.mlx_lm.server.store import described
 from cachesim.engines.mlx_lm.server.word_tokenizer import WordTokenizer

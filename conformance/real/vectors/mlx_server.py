@@ -21,11 +21,11 @@ from cachesim.engines.mlx_lm.caches.kv_cache import (
 )
 from cachesim.engines.mlx_lm.caches.layer_cache import LayerCache
 from cachesim.engines.mlx_lm.families import RecurrentRules, family_of
-from cachesim.engines.mlx_lm.family import FAMILY, MlxRules
+from cachesim.engines.mlx_lm.family import FAMILY
 from cachesim.engines.mlx_lm.generate.forward import Forward
 from cachesim.engines.mlx_lm.generate.shared import PromptCache, leaves
 from cachesim.engines.mlx_lm.options import MlxOptions
-from cachesim.engines.mlx_lm.rules import CacheRules
+from cachesim.engines.mlx_lm.rules import CacheRules, MlxRules
 from cachesim.engines.mlx_lm.server.engine import MlxLm
 from cachesim.engines.mlx_lm.server.thread import DEAD, DISCONNECTED, UNANSWERED
 from cachesim.engines.mlx_lm.vocabulary import (
@@ -193,11 +193,8 @@ class ServerPlayer:
             engine.server.store.cache.max_size = size
         self.engine = engine
         self.engine.server.store.watch = self._watch
-        release = self.profile.release
         self._cold = {
-            name: ColdStates(
-                each, self.rules.recurrent(family_of(each.spec), release), within=CLOSE
-            )
+            name: ColdStates(each, self.rules.of_class(family_of(each.spec)), within=CLOSE)
             for name, each in networks.items()
         }
         self._oracles = {name: Oracle(each) for name, each in networks.items()}

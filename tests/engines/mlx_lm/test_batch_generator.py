@@ -164,7 +164,7 @@ PROMPT = list(range(1, 9))
 @pytest.mark.parametrize("release", ["0.30.7", "0.32.2"])
 def test_a_cache_passed_on_continues_the_reply_of_a_run_without_one(release: str) -> None:
     rules = FAMILY.release(release).rules
-    model = ToyModel(tiny("dense", vocabulary=512, head_size=HEAD_SIZE), rules, release)
+    model = ToyModel(tiny("dense", vocabulary=512, head_size=HEAD_SIZE), rules)
     expected = [token for token, _ in generate_step(PROMPT, model, max_tokens=4)]
     cache = model.caches()
     for _ in generate_step(PROMPT, model, max_tokens=2, prompt_cache=cache):

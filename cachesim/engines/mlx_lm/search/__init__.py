@@ -12,13 +12,13 @@ from cachesim.engines.mlx_lm import rules
 from cachesim.engines.mlx_lm.families import (
     model_classes,
 )
-from cachesim.engines.mlx_lm.family import MlxRules
 from cachesim.engines.mlx_lm.observe import problems, quantised_otherwise
 from cachesim.engines.mlx_lm.options import MlxOptions
 from cachesim.engines.mlx_lm.rules import (
     DiskRules,
     GridRules,
     MllmRules,
+    MlxRules,
     RapidRules,
     SessionRules,
     WholeRules,

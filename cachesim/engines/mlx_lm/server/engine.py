@@ -7,10 +7,10 @@ from cachesim.engines.held import Amounts, Held, Texts
 from cachesim.engines.job import JobEngine
 from cachesim.engines.mlx_lm import observe
 from cachesim.engines.mlx_lm.families import family_of
-from cachesim.engines.mlx_lm.family import MlxRules
 from cachesim.engines.mlx_lm.generate.forward import Forward
 from cachesim.engines.mlx_lm.generate.shared import PAD
 from cachesim.engines.mlx_lm.options import MlxOptions
+from cachesim.engines.mlx_lm.rules import MlxRules
 from cachesim.engines.mlx_lm.server.request import Job, job_of
 from cachesim.engines.mlx_lm.server.thread import ResponseGenerator
 from cachesim.engines.mlx_lm.vocabulary import ModelCalled
@@ -39,7 +39,7 @@ class MlxLm(JobEngine[MlxRules, MlxOptions, Job]):
         return Forward(
             network,
             self.rules.caches,
-            recurrent=self.rules.recurrent(family_of(network.spec), self.profile.release),
+            recurrent=self.rules.of_class(family_of(network.spec)),
             element_bytes=self.options.element_bytes,
             on_call=self._emit_call,
         )

@@ -13,7 +13,6 @@ from cachesim.engines.mlx_lm import vocabulary
 from cachesim.engines.mlx_lm.caches.arrays_cache import ArraysCache
 from cachesim.engines.mlx_lm.caches.kv_cache import ChunkedKVCache, RotatingKVCache, SparseCache
 from cachesim.engines.mlx_lm.caches.layer_cache import LayerCache, UpstreamRaise, name_of
-from cachesim.engines.mlx_lm.family import MlxRules
 from cachesim.engines.mlx_lm.generate.batch_generator import BatchGenerator, OldBatchGenerator
 from cachesim.engines.mlx_lm.generate.shared import PromptCache, leaves
 from cachesim.engines.mlx_lm.options import MlxOptions
@@ -22,6 +21,7 @@ from cachesim.engines.mlx_lm.rules import (
     GridRules,
     MemoryRules,
     MllmRules,
+    MlxRules,
     RapidRules,
     SessionRules,
     SnapshotRules,

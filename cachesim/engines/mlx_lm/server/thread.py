@@ -29,11 +29,11 @@ from cachesim.engines.mlx_lm.caches.prompt_cache import (
     copy_prompt_cache,
     trim_prompt_cache,
 )
-from cachesim.engines.mlx_lm.family import MlxRules
 from cachesim.engines.mlx_lm.generate.batch_generator import BatchGenerator, OldBatchGenerator
 from cachesim.engines.mlx_lm.generate.forward import Forward
 from cachesim.engines.mlx_lm.generate.shared import PromptCache, Row, TokenResponse
 from cachesim.engines.mlx_lm.options import MlxOptions
+from cachesim.engines.mlx_lm.rules import MlxRules
 from cachesim.engines.mlx_lm.server.request import (
     Job,
     ReplyTokens,
