@@ -2,7 +2,7 @@
 
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import compress
+from itertools import chain, compress
 from operator import ne
 from typing import Final, Self, TypeAlias, cast, overload
 
@@ -50,9 +50,9 @@ class Rope:
         return self._length
 
     def __iter__(self) -> Iterator[Token]:
-        for text, first, last in self.runs:
-            base = text << PLACES
-            yield from cast("Iterable[Token]", range(base + first, base + last))
+        runs = ((text << PLACES, first, last) for text, first, last in self.runs)
+        ranges = (range(base + first, base + last) for base, first, last in runs)
+        return cast("Iterator[Token]", chain.from_iterable(ranges))
 
     @overload
     def __getitem__(self, at: int) -> Token: ...
@@ -199,9 +199,10 @@ def get_common_prefix(one: Sequence[object] | Rope, other: Sequence[object] | Ro
 def common_numbers(one: Integers, other: Integers) -> int:
     """The number of equal leading values of two arrays."""
     count = min(len(one), len(other))
-    differ = one[:count] != other[:count]
-    at = int(differ.argmax()) if count else 0
-    return at if count and differ[at] else count
+    one, other = one[:count], other[:count]
+    if one.tobytes() == other.tobytes():  # as bytes: most edges of a tree match to their end
+        return count
+    return int((one != other).argmax())
 
 
 # A record of computed sequences: an upper bound of a cache's reuse.

@@ -117,20 +117,25 @@ class Selection:
             return
         self._copy(slot)
         # Move the most similar entry into the slot (`server_prompt_cache::load`).
-        score = np.float32(0)
+        score = 0.0
         if slot.cached_prompt.tokens:
-            score = self._cache.similarity(slot.cached_prompt, prompt)
+            score = float(self._cache.similarity(slot.cached_prompt, prompt))
         best: PromptEntry | None = None
         best_prefix = 0
-        for entry, equal in self._cache.compared(prompt):
+        least = 0.999 * self._options.cache_ram_similarity if self._rules.ram_floor else 0.0
+        for entry, equal in self._cache.compared(prompt).items():
             if equal:
                 prefix, whole, length = equal, equal, len(entry.tokens)
-                candidate = dice(equal, length + len(prompt))
+                # Most entries of a full cache are below the floor or the best by far, whatever is
+                # rounded.
+                if equal < least * length or 2 * equal < 0.999 * score * (length + len(prompt)):
+                    continue
+                candidate = float(dice(equal, length + len(prompt)))
             else:
                 prefix = self._cache.match(entry, prompt).left
                 whole = common_prefix(entry.tokens, prompt, self._cache.text_of).left
                 length = len(self._cache.stripped(entry.tokens))
-                candidate = self._cache.similarity(entry, prompt)
+                candidate = float(self._cache.similarity(entry, prompt))
             if not self._admitted(entry, prefix, length, whole):
                 continue
             longer = self._rules.ram_ties_to_longer_prefix and best is not None
@@ -204,7 +209,7 @@ class Selection:
         )
         return rewindable or not rules.ram_rewindable_only
 
-    def _take(self, slot: Slot, entry: PromptEntry, score: np.float32) -> None:
+    def _take(self, slot: Slot, entry: PromptEntry, score: float) -> None:
         index = self._cache.entries.index(entry)
         if not self._primary.restore(SeqId(slot.id), entry.state):
             self._record.append(
@@ -221,7 +226,7 @@ class Selection:
         )
         self._record.append(
             vocabulary.PromptLoaded(
-                slot=slot.id, entry=index, n_tokens=entry.length, similarity=float(score)
+                slot=slot.id, entry=index, n_tokens=entry.length, similarity=score
             )
         )
 

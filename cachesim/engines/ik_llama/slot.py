@@ -2,7 +2,7 @@
 
 import math
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import cache
@@ -426,27 +426,26 @@ class PromptCache:
             found.update(dict.fromkeys(entries, count))
         return found
 
-    def compared(self, tokens: Sequence[Token]) -> Iterator[tuple[PromptEntry, Count | None]]:
+    def compared(self, tokens: Sequence[Token]) -> dict[PromptEntry, Count | None]:
         """The entries that may match, oldest first, and the match where it is one of tokens."""
         if not self._plain(tokens):
-            yield from [(entry, None) for entry in self.entries]
-            return
+            return dict.fromkeys(self.entries)
         found: dict[PromptEntry, Count | None] = {**self.common(tokens)}
         if self._by_text:
             found.update(dict.fromkeys(self._by_text))
             found = {each: found[each] for each in sorted(found, key=lambda each: each.number)}
-        yield from found.items()
+        return found
 
     def room_for(self, prompt: CachedPrompt) -> bool:
         """Drop entries that the new one contains; False if an entry contains it (`alloc`)."""
         tokens = discard(prompt.tokens, prompt.n_kept_prompt, prompt.n_discarded_prompt)
-        for entry, equal in self.compared(tokens):
-            match = (
-                Match(equal, equal) if equal else common_prefix(entry.tokens, tokens, self.text_of)
+        for entry, equal in self.compared(tokens).items():
+            left, right = (
+                (equal, equal) if equal else common_prefix(entry.tokens, tokens, self.text_of)
             )
-            if match.right == len(tokens):
+            if right == len(tokens):
                 return False
-            if match.left == len(entry.tokens):
+            if left == len(entry.tokens):
                 self.remove(entry)
         return True
 

@@ -25,7 +25,7 @@ class Account:
         """The ledger of a prompt, which may be reused as a `whole` or up to its last token."""
         most = len(prompt) - (not whole)
         best, by = self.computed.find(np.array(prompt, np.int64), None)
-        held = tree.agreed(prompt[:most])
+        held, legal = tree.agreed(prompt[:most])
         name = f"request {by}" if best else "nothing"
         if held > best:  # older than the record of computed tokens
             best, name = held, "an earlier request"
@@ -34,7 +34,7 @@ class Account:
             ledger.apply(vocabulary.LAST_TOKEN, most, prompt_tokens=len(prompt))
         if held < ledger.usable:
             ledger.apply(vocabulary.NOT_KEPT, held, wanted=ledger.usable, found=held)
-        legal = min(tree.legal(prompt[:most]), ledger.usable)
+        legal = min(legal, ledger.usable)
         if legal < ledger.usable:
             ledger.apply(vocabulary.NO_STATE_YET, legal, wanted=ledger.usable, found=legal)
         if match.reusable != ledger.usable:

@@ -18,6 +18,7 @@ from cachesim.engines.marconi.rules import Rules
 from cachesim.engines.marconi.tree import Node, Tree
 from cachesim.errors import OptionError
 from cachesim.model.arithmetic import Network
+from cachesim.model.counts import NOWHERE
 from cachesim.model.store import BLOCK, Frame, Lanes, Ubatch
 from cachesim.units import Array, Count, Token
 
@@ -53,6 +54,7 @@ class Memory:
 
     network: Network
     longest: int
+    computes: bool  # without a network there are no keys to keep
     planes: int = 1
     length: int = 0
     keys: dict[int, tuple[Array, Array]] = field(default_factory=dict)
@@ -65,7 +67,7 @@ class Memory:
         for shape in self.network.shapes:
             if shape.place == "recurrent":
                 self.state[shape.layer] = np.zeros(shape.row, shape.dtype)
-            else:
+            elif self.computes:
                 if shape.place == "window":
                     self.windows[shape.layer] = self.network.spec.window
                 self.keys[shape.layer] = (
@@ -73,18 +75,16 @@ class Memory:
                     np.zeros((capacity, *shape.value), shape.dtype),
                 )
 
-    def load(self, contents: list[Content]) -> None:
+    def load(self, nodes: list[Node]) -> None:
         """Load the matched nodes: the keys of all, the state of the last."""
-        for content in contents:
-            count = 0
-            for layer, (keys, values) in content.keys.items():
-                count = len(keys)
+        for node in nodes:
+            start, end = self.length, self.length + len(node.key)
+            for layer, (keys, values) in node.content.keys.items():
                 held_keys, held_values = self.keys[layer]
-                held_keys[self.length : self.length + count] = keys
-                held_values[self.length : self.length + count] = values
-            self.length += count
-        if contents:
-            self.state = dict(contents[-1].state)  # a row is replaced, never written to
+                held_keys[start:end], held_values[start:end] = keys, values
+            self.length = end
+        if nodes:
+            self.state = dict(nodes[-1].content.state)  # a row is replaced, never written to
 
     def content(self, start: int, end: int, state: dict[int, Array]) -> Content:
         """Content of a node of tokens `[start, end)`."""
@@ -174,11 +174,11 @@ class Marconi(SerialEngine[Rules, MarconiOptions]):
                 task=int(job.ticket), cached=Count(match.reusable), agreed=Count(match.agreed)
             )
         )
-        memory = Memory(self.network, len(prompt) + job.limit)
+        memory = Memory(self.network, len(prompt) + job.limit, self.computes)
         usable = [node for node in match.nodes if node.content is not None]
         while usable and sum(len(node.key) for node in usable) >= len(prompt):
             usable.pop()  # the last token is computed for its logits, but the artifact counts it
-        memory.load([node.content for node in usable])
+        memory.load(usable)
         states: dict[int, dict[int, Array]] = {}
         tokens = list(job.prompt)
         stops = {match.agreed} if match.branches else set()
@@ -203,7 +203,7 @@ class Marconi(SerialEngine[Rules, MarconiOptions]):
             positions=np.arange(memory.length, memory.length + len(tokens), dtype=np.int64),
             outputs=np.array([len(tokens) - 1] if wanted else [], np.int64),
         )
-        logits = self.network.run(ubatch, memory).logits
+        logits = self.network.run(ubatch, memory if self.computes else NOWHERE).logits
         memory.length += len(tokens)
         row: Array = logits[-1] if wanted else logits
         return row
@@ -237,7 +237,7 @@ class Marconi(SerialEngine[Rules, MarconiOptions]):
 
     def _second_pass(self, branch: Node) -> dict[int, Array]:
         tokens = [token for node in branch.path() for token in node.key]
-        memory = Memory(self.network, len(tokens))
+        memory = Memory(self.network, len(tokens), self.computes)
         self._piece(memory, tokens, wanted=False)
         return memory.saved()
 

@@ -64,6 +64,11 @@ def normalised(values: Array) -> Array:
     return scaled
 
 
+def shared_with(key: Tokens, rest: Tokens) -> int:
+    """The equal tokens of an edge and the rest of a sequence; most edges of a path are whole."""
+    return len(key) if rest[: len(key)] == key else int(get_common_prefix(key, rest))
+
+
 WEIGHTS: Final = tuple(step / 10 for step in range(21))
 """Candidate weights: 0 to 2."""
 
@@ -148,7 +153,7 @@ class Tree:
         self._worth: dict[tuple[int, int], float] = {}
         # Nodes with at most one child, as the weighed policies compare them all for each eviction.
         self._candidates: list[Node] = []
-        self._numbers = np.zeros((2, 64))  # worth and last access of each
+        self._worths, self._used = np.zeros(64), np.zeros(64)  # of each, and its last access
         self.hits: list[tuple[int, int]] = []  # requested tokens, reused tokens
         self.window: list[tuple[Tokens, Tokens]] = []  # requests that the weight is tuned on
         self.bootstrap: int | None = None
@@ -183,7 +188,7 @@ class Tree:
             child = node.children.get(rest[0]) if rest else None
             if child is None:
                 break
-            shared = int(get_common_prefix(child.key, rest))
+            shared = shared_with(child.key, rest)
             agreed += shared
             rest = rest[shared:]
             if shared == len(child.key):
@@ -236,7 +241,7 @@ class Tree:
                 self.nodes += 1
                 self.tokens += len(rest)
                 return leaf, branch
-            shared = int(get_common_prefix(child.key, rest))
+            shared = shared_with(child.key, rest)
             if shared < len(child.key):
                 child = branch = self._divide(child, shared, by)
             node, rest = child, rest[shared:]
@@ -261,19 +266,19 @@ class Tree:
         """Nodes that match, each with its number of matching tokens; no access time changes."""
         node, rest = self.root, tokens
         while rest and (child := node.children.get(rest[0])) is not None:
-            shared = int(get_common_prefix(child.key, rest))
+            shared = shared_with(child.key, rest)
             yield child, shared
             if shared < len(child.key):
                 return
             node, rest = child, rest[shared:]
 
-    def agreed(self, tokens: Tokens) -> int:
-        """Number of matching tokens."""
-        return sum(shared for _, shared in self.walk(tokens))
-
-    def legal(self, tokens: Tokens) -> int:
-        """Number of matching tokens in whole nodes, which have a state at their end."""
-        return sum(shared for node, shared in self.walk(tokens) if shared == len(node.key))
+    def agreed(self, tokens: Tokens) -> tuple[int, int]:
+        """Number of matching tokens, and of those in whole nodes, which have a state at their
+        end.
+        """
+        walked = list(self.walk(tokens))
+        whole = sum(shared for node, shared in walked if shared == len(node.key))
+        return sum(shared for _, shared in walked), whole
 
     def check(self) -> None:
         """Raise ContractError if the counts disagree with the nodes."""
@@ -312,7 +317,7 @@ class Tree:
             # may evict more or less than `wanted`.
             freed = 0
             while freed < wanted and self.nodes:
-                node, last = self._least_worth(), self.root.last()
+                node = self._least_worth()
                 freed += self.costs.state_bytes()
                 if node.children:
                     if self.on_merged is not None:
@@ -327,14 +332,16 @@ class Tree:
                     self._weigh(child)
                     self.nodes -= 1
                     continue
-                counted = last if self.rules.bytes_of_last_candidate else node
+                counted = self.root.last() if self.rules.bytes_of_last_candidate else node
                 freed += self.costs.keys_bytes(len(counted.key))
                 self._delete(node)
 
     def _least_worth(self) -> Node:
         """The candidate with the lowest score, the first of equals (`evict_v2`)."""
-        worth, used = self._numbers[:, : len(self._candidates)]
-        scores = self.weight * normalised(worth) + normalised(1 / (self.time - used))
+        count = len(self._candidates)
+        worths, scores = self._worths[:count], self._used[:count]  # in order of the last access
+        if self.weight:
+            scores = self.weight * normalised(worths) + normalised(1 / (self.time - scores))
         equal = [self._candidates[at] for at in np.flatnonzero(scores == scores.min())]
         return equal[0] if len(equal) == 1 else min(equal, key=Node.order)
 
@@ -348,16 +355,18 @@ class Tree:
         if node.place < 0:
             node.place = len(self._candidates)
             self._candidates.append(node)
-            if node.place == self._numbers.shape[1]:
-                self._numbers = np.concatenate((self._numbers, self._numbers), axis=1)
-        self._numbers[:, node.place] = self.worth(node.end, len(node.key)), node.last_access
+            if node.place == len(self._used):
+                self._worths, self._used = np.tile(self._worths, 2), np.tile(self._used, 2)
+        self._worths[node.place] = self.worth(node.end, len(node.key))
+        self._used[node.place] = node.last_access
 
     def _leave_out(self, node: Node) -> None:
         """Take a node out of those that may be evicted; the last one takes its place."""
         last = self._candidates.pop() if node.place >= 0 else node
         if last is not node:
             self._candidates[node.place] = last
-            self._numbers[:, node.place] = self._numbers[:, last.place]
+            self._worths[node.place] = self._worths[last.place]
+            self._used[node.place] = self._used[last.place]
             last.place = node.place
         node.place = -1
 

@@ -64,7 +64,7 @@ class Transformers(SlotlessEngine[Rules, TransformersOptions, Job]):
         ticket = self._jobs.ticket()
         state = RequestState(
             id=int(ticket),
-            initial=[int(each) for each in request.prompt],
+            initial=[*map(int, request.prompt)],
             most=self._limit(request, MOST_NEW if request.predict < 0 else request.predict),
         )
         self._jobs.append(

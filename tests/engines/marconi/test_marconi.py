@@ -71,7 +71,7 @@ def test_an_inner_node_loses_its_state_and_not_its_tokens() -> None:
 
     assert [20] == merged
     assert (1, 30) == (tree.nodes, tree.tokens)
-    assert (0, 20) == (tree.match(short).reusable, tree.agreed(short))
+    assert (0, (20, 0)) == (tree.match(short).reusable, tree.agreed(short))
 
 
 def test_the_weight_is_tuned_when_enough_was_seen() -> None:
