@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+import _cachesim_pytest
 from cachesim.prove.transformers.scripts import OPERATIONS
 from cachesim.scenario import load
 
@@ -117,31 +118,30 @@ def test_files_of_an_unrelated_project_stop_nothing(tmp_path: Path) -> None:
     assert "3 failed, 1 passed" in done.stdout
 
 
-@pytest.mark.parametrize(
-    ("broken", "why"),
-    [
-        (SCENARIO.replace("[[step]]", "[[steps]]"), "steps"),
-        (SCENARIO.replace("[[step]]", "[[setp]]"), "setp"),
-        (SCENARIO.replace('[engine]\nname = "llama.cpp"', '[engine]\nname = "llama.cpp'), "line 7"),
-        (SCENARIO.replace("[engine]", "[engin]"), "engin"),
-        ("a [ b", "TOML"),
-    ],
-    ids=["steps", "setp", "string-not-closed", "engin", "no-toml"],
-)
-def test_a_file_with_a_mistake_beside_scenarios_is_a_test_that_fails(
-    broken: str, why: str, tmp_path: Path
-) -> None:
+MISTAKES = {
+    "steps": (SCENARIO.replace("[[step]]", "[[steps]]"), "unknown key 'steps'"),
+    "setp": (SCENARIO.replace("[[step]]", "[[setp]]"), "unknown key 'setp'"),
+    "open": (SCENARIO.replace('[engine]\nname = "llama.cpp"', '[engine]\nname = "l'), "line 7"),
+    "engin": (SCENARIO.replace("[engine]", "[engin]"), "unknown key 'engin'"),
+    "none": ("a [ b", "TOML"),
+}
+
+
+def test_a_file_with_a_mistake_beside_scenarios_is_a_test_that_fails(tmp_path: Path) -> None:
     (tmp_path / "chat.toml").write_text(SCENARIO)
-    (tmp_path / "broken.toml").write_text(broken)
+    for name, (text, _) in MISTAKES.items():
+        (tmp_path / f"{name}.toml").write_text(text)
 
     done = collected(tmp_path, "--collect-only")
     run = collected(tmp_path, "--cachesim-profile=llama.cpp@b9538")
 
-    assert "broken.toml" in done.stdout
     assert 1 == run.returncode
-    assert "broken.toml::scenario FAILED" in run.stdout
-    assert why in run.stdout
-    assert "1 failed, 1 passed" in run.stdout
+    for name, (_, why) in MISTAKES.items():
+        assert f"{name}.toml" in done.stdout
+        assert f"{name}.toml::scenario FAILED" in run.stdout
+        _, _, told = run.stdout.partition(f"_ {name}.toml _")
+        assert why in told.partition("\n____")[0], name
+    assert "5 failed, 1 passed" in run.stdout
 
 
 def test_a_family_without_transformers_is_one_failure_with_the_reason(tmp_path: Path) -> None:
@@ -200,6 +200,15 @@ def test_a_search_without_a_profile_or_a_time_is_refused(tmp_path: Path) -> None
     assert "'soon' is no time; write one such as 60s, 5m or 1h" in odd.stderr
 
 
+def test_a_profile_that_no_engine_has_is_a_wrong_usage(tmp_path: Path) -> None:
+    (tmp_path / "test_own.py").write_text("def test_own():\n    pass\n")
+
+    done = collected(tmp_path, "--cachesim-profile=b11548")
+
+    assert pytest.ExitCode.USAGE_ERROR == done.returncode
+    assert "--cachesim-profile b11548: " in done.stderr + done.stdout
+
+
 @pytest.mark.parametrize(
     ("profile", "why"),
     [
@@ -210,11 +219,9 @@ def test_a_search_without_a_profile_or_a_time_is_refused(tmp_path: Path) -> None
         ("llama.cpp@", "is not a profile"),
     ],
 )
-def test_a_profile_that_no_engine_has_is_refused(profile: str, why: str, tmp_path: Path) -> None:
-    (tmp_path / "test_own.py").write_text("def test_own():\n    pass\n")
+def test_a_profile_that_no_engine_has_is_refused(profile: str, why: str) -> None:
+    with pytest.raises(pytest.UsageError) as refused:
+        _cachesim_pytest._refuse_unknown(profile)
 
-    done = collected(tmp_path, f"--cachesim-profile={profile}")
-
-    assert pytest.ExitCode.USAGE_ERROR == done.returncode
-    assert f"--cachesim-profile {profile}: " in done.stderr + done.stdout
-    assert why in done.stderr + done.stdout
+    assert str(refused.value).startswith(f"--cachesim-profile {profile}: ")
+    assert why in str(refused.value)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from cachesim.cli import like
 from cachesim.cli.like import SIZES, scenarios_like
 from cachesim.cli.main import main
 from cachesim.engines import Profile
@@ -19,6 +20,7 @@ from cachesim.scenario.files import load, loads, to_toml
 from cachesim.scenario.format import Model, Scenario
 from cachesim.scenario.labels import CONFIRMED, SOURCE
 from cachesim.scenario.shipped import load_all
+from cachesim.testing import survey
 from cachesim.testing.around import Around
 from cachesim.testing.guided import MOST
 from cachesim.testing.search import Counterexample, trials
@@ -86,7 +88,9 @@ def test_a_chat_is_continued_as_a_chat() -> None:
 
 
 def test_half_of_the_servers_have_further_flags() -> None:
-    flags = [played(THREE, OCTOBER, number).scenario.engine.options for number in range(16)]
+    model, profile = str(given(THREE).model.preset), Profile.parse(OCTOBER)
+    drawn = (Around(profile, model, n, seed=0, shape=around(THREE)) for n in range(16))
+    flags = [client.scenario.engine.options for client in drawn]
 
     assert 4 < flags.count(dict(given(THREE).engine.options)) < 12
 
@@ -94,15 +98,9 @@ def test_half_of_the_servers_have_further_flags() -> None:
 def test_flags_that_a_given_model_refuses_are_left_out() -> None:
     """Layers of DeepSeek V4 have no connector; those of the preset have."""
     own = dict(given(COMPRESSED).engine.options)
-    drawn = islice(
-        trials(
-            Profile.parse("vllm@0.33.0"),
-            str(given(COMPRESSED).model.preset),
-            shape=around(COMPRESSED),
-        ),
-        12,
-    )
-    flags = [scenario.engine.options for _, scenario, _ in drawn]
+    model, profile = str(given(COMPRESSED).model.preset), Profile.parse("vllm@0.33.0")
+    drawn = (Around(profile, model, n, seed=0, shape=around(COMPRESSED)) for n in range(12))
+    flags = [client.scenario.engine.options for client in drawn]
 
     assert all(own.items() <= each.items() for each in flags)
     assert 12 > flags.count(own) > 4
@@ -119,7 +117,7 @@ def test_a_workload_depends_on_its_seed_and_number_alone() -> None:
 def test_a_workload_is_a_scenario_that_fails_again_from_its_file(name: str) -> None:
     profile = Profile.parse(OCTOBER)
     drawn = trials(profile, str(given(name).model.preset), shape=around(name))
-    for _, scenario, trial in islice(drawn, 8):
+    for _, scenario, trial in islice(drawn, 5):
         if not scenario.step:  # images beside a flag that the server takes for texts alone
             continue
         again = loads(to_toml(scenario).encode(), name="drawn")
@@ -177,10 +175,11 @@ def default_level() -> str:
 
 
 def test_what_a_log_does_not_print_is_inferred_printed_and_may_be_named(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log = tmp_path / "server.log"
     log.write_text(default_level(), encoding="utf-8")
+    monkeypatch.setattr(like, "SIZES", (100, 400))
     check = ["check", "--like", str(log), "--examples", "1", "--jobs", "1"]
 
     main(check)
@@ -236,7 +235,8 @@ def test_what_is_found_is_run_on_the_real_engine(
 
     prover = replace(PROVER, prove=prove, fits=lambda _: fits, ready=lambda _: None)
     monkeypatch.setattr(proof, "real_prover", {"llama.cpp": prover}.get)
-    command = ["check", "--like", THREE, OCTOBER, "--prove", "--examples", "9", "--jobs", "1"]
+    monkeypatch.setattr(survey, "TRIALS", 20)
+    command = ["check", "--like", THREE, OCTOBER, "--prove", "--examples", "3", "--jobs", "1"]
 
     assert 1 == main([*command, "--format", "json"])
     (search,) = json.loads(capsys.readouterr().out)["searches"]
