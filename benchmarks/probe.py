@@ -45,7 +45,7 @@ from cachesim.scenario.format import Scenario
 from cachesim.testing.workloads import Seeded, Shape, draw_workload
 from tests.probe.fakes import bugs, fake, sound
 
-SERVERS: Final = Path(__file__).parents[1] / "tests" / "probe"
+SERVERS: Final = Path(__file__).parents[1] / "conformance" / "tests" / "probe"
 VOCABULARY: Final = 72
 MARKS: Final = (20, 50, 200)
 DIVIDING: Final = 50

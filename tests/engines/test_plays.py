@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from tests.engines import drawn_plays
+from conformance import drawn_plays
 from tests.engines.plays import FOLDER, RULE, answers, cases, played
 
 PLAYS = {file.stem: cases(file) for file in sorted(FOLDER.glob("*.jsonl"))}

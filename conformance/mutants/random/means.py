@@ -23,10 +23,10 @@ from cachesim.scenario import full_profile, load
 from cachesim.scenario.format import Scenario
 from cachesim.scenario.shipped import shipped_files
 from cachesim.testing.search import trial_of, workloads
+from conformance import drawn_plays
 from conformance.hashes import digest_of, drawn, kept
 from conformance.mutants.random.ports import Port
 from conformance.real.vectors.replay import kind_of
-from tests.engines import drawn_plays
 from tests.engines.plays import FOLDER, answers, cases, played
 
 VECTORS: Final = Path(__file__).parents[3] / "tests" / "vectors"

@@ -12,7 +12,7 @@ from cachesim.play.runner import run_scenario
 from cachesim.prove.llama_cpp.flags import parameters
 from cachesim.prove.llama_cpp.gguf import write_model
 from cachesim.prove.llama_cpp.server import QUIET, Worker, as_release, environment_for
-from tests.prove.image_projector import TOKENS, picture, write_projector
+from conformance.tests.real.image_projector import TOKENS, picture, write_projector
 
 TEXTS: Final = {
     "S": "system:" + "answer-in-one-word." * 4,

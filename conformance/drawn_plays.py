@@ -2,8 +2,8 @@
 
 What `check` and `make hashes` draw are workloads as users have them. These meet bounds: contexts,
 pools and prompt caches that are too small, drafts, slot files, clients that disconnect, proposed
-patches. `drawn_plays.txt` holds a digest of what each answers, `CACHESIM_UPDATE_SNAPSHOTS=1`
-refreshes it.
+patches. `tests/engines/drawn_plays.txt` holds a digest of what each answers, which
+`tests/engines/test_plays.py` compares and `CACHESIM_UPDATE_SNAPSHOTS=1` refreshes.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -22,7 +22,7 @@ from conformance.real.mlx_lm.server_workloads import draw_workload
 from conformance.real.vectors.mlx_server import spec_of
 from tests.engines.plays import Play, digest, in_runs
 
-FILE: Final = Path(__file__).with_suffix(".txt")
+FILE: Final = Path(__file__).parents[1] / "tests" / "engines" / "drawn_plays.txt"
 COUNT: Final = {"ik_llama.cpp": 420, "llama.cpp": 150, "mlx-lm": 140, "sglang": 360}
 """Plays of each engine."""
 
