@@ -161,18 +161,6 @@ def _replaced(before: Rules, change: Rules) -> Rules:
     return {**before, **change} if isinstance(before, Mapping) else replace(before, **change)
 
 
-def switching(landed: str, **changes: Rules) -> dict[str, Any]:
-    """The fields of a merged patch that flips boolean rules."""
-    return {"landed": landed, "lay": laying(**changes), "back": laying(**_switched(changes))}
-
-
-def _switched(changes: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        name: _switched(each) if isinstance(each, Mapping) else not each
-        for name, each in changes.items()
-    }
-
-
 Server: TypeAlias = Any
 """An `Engine`; untyped, so that tables do not import its class."""
 

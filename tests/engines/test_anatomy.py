@@ -58,10 +58,7 @@ WITHOUT: Final[dict[str, dict[str, str]]] = {
 """Names that an engine does not have, and why."""
 
 UNDER_WAY: Final[dict[str, set[str]]] = {
-    "ik_llama": {"releases"},
-    "llama_cpp_python": {"releases", "vocabulary", "observe", "account"},
-    "mlx_lm": {"releases"},
-    "transformers": {"releases"},
+    "llama_cpp_python": {"vocabulary", "observe", "account"},
 }
 """Names that are on their way; this list only shrinks."""
 

@@ -12,7 +12,15 @@ from cachesim.errors import ProfileError
 
 AnyFamily = Family[Any, Any]
 
-ENGINES = ("llama.cpp", "vllm", "mlx-lm", "sglang", "ik_llama.cpp", "transformers")
+ENGINES = (
+    "llama.cpp",
+    "vllm",
+    "mlx-lm",
+    "sglang",
+    "ik_llama.cpp",
+    "llama-cpp-python",
+    "transformers",
+)
 """Engines with a history."""
 
 MERGED = [

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from typing import Final
 
-from cachesim.engines.llama_cpp_python.rules import NEWEST
+from cachesim.engines.llama_cpp_python.rules import MEMORY
 from cachesim.engines.llamacpp.memory.rules import B9094, MemoryRules
 
 
@@ -11,7 +11,7 @@ from cachesim.engines.llamacpp.memory.rules import B9094, MemoryRules
 class KoboldRules:
     """Differences of KoboldCpp's releases."""
 
-    memory: MemoryRules = NEWEST.memory
+    memory: MemoryRules = MEMORY
     """Rules of the llama.cpp that it vendors."""
 
     architectures: frozenset[str] = frozenset()

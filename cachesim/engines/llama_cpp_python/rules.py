@@ -3,7 +3,10 @@
 from dataclasses import dataclass, replace
 from typing import Final
 
-from cachesim.engines.llamacpp.memory.rules import B9094, B9509, B11434, MemoryRules
+from cachesim.engines.llamacpp.memory.rules import B11434, MemoryRules
+
+MEMORY: Final = replace(B11434, attention_header=8)
+"""Rules of the newest llama.cpp that it vendors."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,21 +27,3 @@ class Rules:
 
     whole_prompt_matches: bool
     """The last token of a prompt is compared too (#2306; was: left out, and always evaluated)."""
-
-
-NEWEST: Final = Rules(
-    memory=replace(B11434, attention_header=8),
-    reset_clears_states=True,
-    states_only_continue=False,
-    embeds_unified=True,
-    whole_prompt_matches=True,
-)
-BEFORE: Final = replace(NEWEST, memory=B9509)
-LEAVES_LAST: Final = replace(BEFORE, states_only_continue=True, whole_prompt_matches=False)
-KEEPS_STATES: Final = replace(
-    LEAVES_LAST,
-    memory=B9094,
-    reset_clears_states=False,
-    states_only_continue=False,
-    embeds_unified=False,
-)

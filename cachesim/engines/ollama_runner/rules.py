@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from cachesim.engines.llama_cpp_python.rules import NEWEST
+from cachesim.engines.llama_cpp_python.rules import MEMORY
 from cachesim.engines.llamacpp.memory.rules import MemoryRules
 
 
@@ -10,7 +10,7 @@ from cachesim.engines.llamacpp.memory.rules import MemoryRules
 class RunnerRules:
     """Rules of Ollama's caches (`kvcache`)."""
 
-    memory: MemoryRules = NEWEST.memory
+    memory: MemoryRules = MEMORY
     """Rules of the llama.cpp that stands for its caches."""
 
     window: int = 0
