@@ -12,14 +12,10 @@ from cachesim.errors import ProfileError
 
 AnyFamily = Family[Any, Any]
 
-ENGINES = (
-    "llama.cpp",
-    "vllm",
-    "mlx-lm",
-    "sglang",
-    "ik_llama.cpp",
-    "llama-cpp-python",
-    "transformers",
+ENGINES = tuple(
+    name
+    for name, family in FAMILIES.items()
+    if hasattr(import_module(f"{family.package}.releases"), "HISTORY")
 )
 """Engines with a history."""
 
@@ -40,6 +36,14 @@ def history_of(engine: str) -> History[Any]:
     package = FAMILIES[engine].package
     history: History[Any] = import_module(f"{package}.releases").HISTORY
     return history
+
+
+def test_an_engine_of_several_releases_has_a_history() -> None:
+    apart = {"marconi"}  # an artifact and a paper, of which none came after the other
+
+    assert set(ENGINES) == {
+        name for name, family in FAMILIES.items() if len(family.releases) > 1 and name not in apart
+    }
 
 
 @pytest.mark.parametrize("engine", ENGINES)

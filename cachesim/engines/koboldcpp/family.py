@@ -4,7 +4,7 @@ from typing import Final
 
 from cachesim.engines.family import READ, Family
 from cachesim.engines.koboldcpp.options import KoboldOptions
-from cachesim.engines.koboldcpp.releases import RELEASES
+from cachesim.engines.koboldcpp.releases import HISTORY, RELEASES
 from cachesim.engines.koboldcpp.rules import KoboldRules
 
 FAMILY: Final[Family[KoboldRules, KoboldOptions]] = Family(
@@ -16,6 +16,7 @@ FAMILY: Final[Family[KoboldRules, KoboldOptions]] = Family(
     search=f"{__package__}.search:SEARCH",
     engine=f"{__package__}.server:KoboldCpp",
     releases=RELEASES,
+    patches=HISTORY.patches,
     options=KoboldOptions,
     kin=("llama.cpp", "llama-cpp-python"),
     has_slots=False,

@@ -1,10 +1,9 @@
 """Rules of KoboldCpp's releases, one field per difference."""
 
-from dataclasses import dataclass, replace
-from typing import Final
+from dataclasses import dataclass
 
 from cachesim.engines.llama_cpp_python.rules import MEMORY
-from cachesim.engines.llamacpp.memory.rules import B9094, MemoryRules
+from cachesim.engines.llamacpp.memory.rules import MemoryRules
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,18 +36,3 @@ class KoboldRules:
 
     windows_and_states: bool = True
     """Its llama.cpp has memory for windows beside states (from January 2026 on)."""
-
-
-OF_1_120: Final = KoboldRules()
-OF_1_115: Final = KoboldRules(memory=B9094)
-OF_1_104: Final = replace(
-    OF_1_115, checkpoints=False, small_windows=False, windows_and_states=False
-)
-OF_1_99: Final = replace(
-    OF_1_104,
-    architectures=frozenset({"mamba", "mamba2", "nemotron_h", "jamba"}),
-    replays_last=False,
-    smartcache=False,
-    least=0,
-    slots=3,
-)
