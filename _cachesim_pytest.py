@@ -127,12 +127,14 @@ def pytest_collection_modifyitems(session: pytest.Session, items: list[pytest.It
     if budget is not None and not profiles:
         msg = "--cachesim-budget searches profiles: name one with --cachesim-profile"
         raise pytest.UsageError(msg)
-    for each in profiles:
-        _refuse_unknown(each)
+    for profile in profiles:
+        _refuse_unknown(profile)
     if budget is not None:
         items += [
-            SearchItem.from_parent(session, name=f"search: {each}", profile=each, budget=budget)
-            for each in profiles
+            SearchItem.from_parent(
+                session, name=f"search: {profile}", profile=profile, budget=budget
+            )
+            for profile in profiles
         ]
     families = session.config.getoption("--cachesim-transformers")
     if families:

@@ -119,16 +119,16 @@ def read(file: Path) -> dict[tuple[str, str, int], Row]:
             )
             for each in csv.DictReader(lines)
         ]
-    return {each.key: each for each in rows}
+    return {row.key: row for row in rows}
 
 
 def write(file: Path, rows: Iterable[Row]) -> None:
     """Write the searches into a file, sorted."""
-    listed = sorted(rows, key=lambda each: (each.how, each.profile, each.defect, each.seed))
+    listed = sorted(rows, key=lambda row: (row.how, row.profile, row.defect, row.seed))
     with file.open("w", encoding="utf-8", newline="") as lines:
         writer = csv.DictWriter(lines, list(Row.__slots__), lineterminator="\n")
         writer.writeheader()
-        writer.writerows(asdict(each) for each in listed)
+        writer.writerows(asdict(row) for row in listed)
 
 
 def faster(rows: Sequence[Row], one: str, other: str) -> float | None:
@@ -148,8 +148,8 @@ def faster(rows: Sequence[Row], one: str, other: str) -> float | None:
 def _by_defect(rows: Sequence[Row]) -> dict[str, dict[str, float]]:
     """The median time of each search for each defect."""
     times: dict[str, dict[str, list[float]]] = {}
-    for each in rows:
-        times.setdefault(each.defect, {}).setdefault(each.how, []).append(each.time)
+    for row in rows:
+        times.setdefault(row.defect, {}).setdefault(row.how, []).append(row.time)
     return {
         defect: {how: median(each) for how, each in found.items()}
         for defect, found in times.items()
@@ -159,17 +159,17 @@ def _by_defect(rows: Sequence[Row]) -> dict[str, dict[str, float]]:
 def cells(rows: Sequence[Row]) -> Iterator[tuple[str, ...]]:
     """A line for each search: findings, times, size."""
     for how in (*METHODS, EARLIER):
-        some = [each for each in rows if each.how == how]
+        some = [row for row in rows if row.how == how]
         if not some:
             continue
-        right = [each for each in some if each.found]
-        names = {each.defect for each in some}
-        seconds = [each.seconds for each in right]
-        missed = [each.seconds for each in some if not each.found]
-        middle = median(each.time for each in some)
+        right = [row for row in some if row.found]
+        names = {row.defect for row in some}
+        seconds = [row.seconds for row in right]
+        missed = [row.seconds for row in some if not row.found]
+        middle = median(row.time for row in some)
         yield (
             how,
-            f"{len({each.defect for each in right})} of {len(names)}",
+            f"{len({row.defect for row in right})} of {len(names)}",
             f"{100 * len(right) / len(some):.0f} %",
             f"{middle:.3f}" if middle < float("inf") else "-",
             f"{max(seconds):.1f}" if right else "-",
@@ -193,14 +193,14 @@ def table(rows: Sequence[Row]) -> Table:
 def misses(rows: Sequence[Row], how: str) -> Iterator[str]:
     """The defects that no search of a kind found, and those that not all found."""
     some: dict[str, list[Row]] = {}
-    for each in rows:
-        if each.how == how:
-            some.setdefault(each.defect, []).append(each)
+    for row in rows:
+        if row.how == how:
+            some.setdefault(row.defect, []).append(row)
     for defect, searches in some.items():
-        found = sum(each.found for each in searches)
+        found = sum(search.found for search in searches)
         if found == len(searches):
             continue
-        most = max(each.seconds for each in searches if not each.found)
+        most = max(search.seconds for search in searches if not search.found)
         first = searches[0]
         often = f"{found} of {len(searches)} searches found it in {most:.0f} s"
         reason = BEYOND.get(defect) or RARE.get(defect) or "rare"

@@ -137,7 +137,7 @@ def _of(scenario: Scenario) -> Defect | None:
     if scenario.images:  # no search draws them
         return None
     profile, control = (
-        Profile.parse(f"{scenario.engine.name}@{each.profile}") for each in (before, after)
+        Profile.parse(f"{scenario.engine.name}@{seen.profile}") for seen in (before, after)
     )
     return Defect(
         name=scenario.name,

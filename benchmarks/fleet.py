@@ -81,7 +81,7 @@ class BesideDynamo(KvRouter):
             self.blocks[key] = parent, tokens[at * unit : (at + 1) * unit]
             parent = key
         best = self.cheapest(arrival)
-        overlaps = [self.index.overlap(each.number, keys) for each in self.replicas]
+        overlaps = [self.index.overlap(replica.number, keys) for replica in self.replicas]
         found = self.worker.ask(
             {
                 "do": "select",
@@ -177,7 +177,7 @@ class BesideSglang(Approximate):
         self.numbers = Numbers(0x10000)  # characters of four bytes each
 
     def choose(self, arrival: Arrival) -> int:
-        loads = [each.load for each in self.replicas]
+        loads = [replica.load for replica in self.replicas]
         matched, _ = self.tree.peek(arrival.prompt)
         mine = super().choose(arrival)
         text = "".join(map(chr, self.numbers.of(list(arrival.prompt))))
@@ -220,8 +220,8 @@ def play(replicas: int, beside: Callable[[list[Server]], Beside]) -> Counter[str
     loop = FleetLoop(Fleet.of(replicas, "random"), servers, None)
     router = beside(servers)
     loop.router = router
-    for each in servers:
-        each.listen(router)
+    for server in servers:
+        server.listen(router)
     for _ in loop.on_time(cell.requests(), TURN):
         pass
     return router.counts

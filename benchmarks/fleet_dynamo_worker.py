@@ -82,7 +82,7 @@ class Core:
         overlaps: list[int] = []
         for _ in range(400):
             found = await self.service.overlap_scores(asked)
-            known = {each["worker_id"]: each["device_blocks"] for each in found["workers"]}
+            known = {worker["worker_id"]: worker["device_blocks"] for worker in found["workers"]}
             overlaps = [known.get(number, 0) for number in range(len(self.publishers))]
             if overlaps == order["overlaps"]:
                 break

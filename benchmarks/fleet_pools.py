@@ -57,8 +57,8 @@ def requests_of(source: Source) -> tuple[list[Any], list[str]]:
         if len(prompt) + len(reply) > LONGEST:
             continue
         row, out = (
-            [numbers.setdefault(token, len(numbers) + 1) for token in each]
-            for each in (prompt, reply)
+            [numbers.setdefault(token, len(numbers) + 1) for token in rope]
+            for rope in (prompt, reply)
         )
         steps.append([{"prompt": spell(row), "generate": len(out), "reply": spell(out)}])
         entry = {
@@ -73,7 +73,7 @@ def requests_of(source: Source) -> tuple[list[Any], list[str]]:
 
 def cached(results: Sequence[Mapping[str, Any]]) -> int:
     """Tokens that the requests reused."""
-    return sum(request["cached"] for each in results for request in each.get("requests", ()))
+    return sum(request["cached"] for result in results for request in result.get("requests", ()))
 
 
 def compare_pools(out: Console, source: Source, worker: Worker) -> None:
@@ -137,7 +137,7 @@ def replicas(source: Source, real: Callable[[dict[str, Any]], list[dict[str, Any
                 steps[routed.replica].append([{"prompt": row, "generate": size, "reply": out}])
                 reused[routed.replica].append(int(routed.answer.cached))
             config = {"groups": GROUPS["dense"], "blocks": BLOCKS}
-            played = [real({"config": config, "steps": each}) for each in steps]
+            played = [real({"config": config, "steps": step}) for step in steps]
             theirs = [[one["requests"][0]["cached"] for one in each] for each in played]
             pairs = [
                 pair

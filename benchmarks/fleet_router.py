@@ -43,7 +43,7 @@ class Loopback:
         self._pool = ThreadPoolExecutor(1000)  # all requests may be in flight
         self._servers = [self._worker() for _ in range(replicas)]
         self._port = _free_port()
-        urls = [f"http://127.0.0.1:{each.server_port}" for each in self._servers]
+        urls = [f"http://127.0.0.1:{server.server_port}" for server in self._servers]
         told = {"worker_urls": urls, "port": self._port, "prometheus_port": _free_port(), **rules}
         self._process = subprocess.Popen(
             [str(python), "-c", LAUNCH, json.dumps(told)],
@@ -58,7 +58,7 @@ class Loopback:
                 workers = self._get("/workers").get("workers", ())
                 if len(workers) == len(self._servers):
                     time.sleep(1)  # the last of them is still being registered with the policy
-                    ports = [int(each["url"].rpartition(":")[2]) for each in workers]
+                    ports = [int(worker["url"].rpartition(":")[2]) for worker in workers]
                     self._at = {port: at for at, port in enumerate(ports)}  # the router's order
                     return self
             except OSError:
@@ -68,8 +68,8 @@ class Loopback:
         raise EnvironmentUnavailableError(f"sglang-router is not ready after {PATIENCE} seconds")
 
     def __exit__(self, *_: object) -> None:
-        for each in self._released.values():
-            each.set()
+        for event in self._released.values():
+            event.set()
         self._process.kill()
         self._process.wait()
         for server in self._servers:

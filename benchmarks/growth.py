@@ -147,7 +147,7 @@ def table(axis: str, found: Sequence[Row]) -> Table:
         drawn.add_column(head, justify="left" if head in {"model", "arithmetic"} else "right")
     for row in found:
         cells = (row.seconds[size] for size in sizes)
-        told = ("left out" if each is None else f"{each:.3g}" for each in cells)
+        told = ("left out" if cell is None else f"{cell:.3g}" for cell in cells)
         drawn.add_row(row.model, row.arithmetic, *told)
     return drawn
 

@@ -200,14 +200,14 @@ def speed_table(found: Mapping[str, Mapping[str, Speeds]], beside: str) -> Table
     for head in (*prefills, "growth", *(f"decode at {count:,}" for count in AFTER)):
         table.add_column(head, justify="right")
     for name, speeds in found.items():
-        for side, each in speeds.items():
-            growth = f"{each.exponent:.2f}"
-            table.add_row(name, side, *row([f"{rate:,.0f}" for rate in each.rates], growth))
+        for side, speed in speeds.items():
+            growth = f"{speed.exponent:.2f}"
+            table.add_row(name, side, *row([f"{rate:,.0f}" for rate in speed.rates], growth))
             if side != THEIRS and THEIRS in speeds:
                 theirs = speeds[THEIRS]
-                times = zip(each.rates, theirs.rates, strict=True)
+                times = zip(speed.rates, theirs.rates, strict=True)
                 table.add_row("", "  x real", *row([f"{one / two:.2f}" for one, two in times]))
-                spread = each.beside(theirs)
+                spread = speed.beside(theirs)
                 texts = [f"{min(turns):.3g}-{max(turns):.3g}" for turns in spread]
                 table.add_row("", "  spread", *row(texts))
         table.add_section()

@@ -151,7 +151,7 @@ def played(cell: Cell, plan: Plan, limits: Limits) -> Row:
         suspicions=outcome.suspicions,
         limit=probe.judge.noise.limit,
         left=left | {"last": len(last)},
-        true=any(cell.release in each.releases for each in last),
+        true=any(cell.release in candidate.releases for candidate in last),
         mechanism=finding.mechanism if finding else [],
         all=[
             (each.kind, each.requests, each.seconds, each.proofs, each.mechanism)
@@ -204,7 +204,7 @@ def remaining(slots: int, seed: int = 0) -> Table:
         groups      [a b c d]  [a b] [c]  [a] [b]
     """
     whole, chance, number = Fingerprint.of("llama.cpp", slots, 4096), Random(seed), 0
-    servers = Counter(each.model for each in whole.left if _identified(each))
+    servers = Counter(candidate.model for candidate in whole.left if _identified(candidate))
     sizes: dict[tuple[str, int], list[int]] = defaultdict(list)
     groups = [(whole.left, 0)]
     while groups:
@@ -222,13 +222,13 @@ def remaining(slots: int, seed: int = 0) -> Table:
             numbers = whole.numbered(query.prompt, query.reply)
             split: dict[tuple[int, object], list[Candidate]] = defaultdict(list)
             for part, members in enumerate(parts):
-                for each in members:
-                    split[part, each.cached(query, numbers, query.reply)].append(each)
+                for member in members:
+                    split[part, member.cached(query, numbers, query.reply)].append(member)
             parts = list(split.values())
             if at in MARKS:
                 for members in parts:
-                    for each in filter(_identified, members):
-                        sizes[each.model, at].append(len(members))
+                    for member in filter(_identified, members):
+                        sizes[member.model, at].append(len(members))
         parts = [part for part in parts if len(part) > 1 and any(map(_identified, part))]
         groups += [(part, at) for part in parts if at < max(MARKS)]
     found = Table(box=None)
@@ -250,7 +250,7 @@ def _steps(seed: str, slots: int) -> Scenario:
     shape = Shape(flags=False, longest=120, fixed={"parallel": slots})
     profile = Profile.parse("llama.cpp@b11549")
     drawn = draw_workload(Seeded(seed), profile, "hybrid", shape, name="profiles")
-    steps = (each for each in drawn.step if each.do == "complete" and each.ids and each.reply)
+    steps = (step for step in drawn.step if step.do == "complete" and step.ids and step.reply)
     return replace(drawn, step=tuple(steps))
 
 
@@ -316,10 +316,10 @@ def main(words: Sequence[str]) -> None:
 
 def _play_all(given: argparse.Namespace) -> None:
     cells = [Cell()]
-    for name in (each.name for each in fields(Cell)):
+    for name in (field.name for field in fields(Cell)):
         values = getattr(given, name) or [getattr(Cell(), name)]
         kind = type(getattr(Cell(), name))
-        cells = [Cell(**{**asdict(cell), name: kind(each)}) for cell in cells for each in values]
+        cells = [Cell(**{**asdict(cell), name: kind(value)}) for cell in cells for value in values]
     limits = Limits(minutes=given.minutes, requests=given.requests, patience=given.patience)
     for seed in range(given.first, given.first + given.seeds):
         for cell in cells:

@@ -128,7 +128,7 @@ def profile(subject: Subject) -> Table:
     """One subject's table."""
     plain = min(seconds(subject.ready()) for _ in range(subject.runs)) / subject.units
     watched = (Clock().of(subject.ready()) for _ in range(subject.runs))
-    times = min(watched, key=lambda accounts: sum(each.spent for each in accounts.values()))
+    times = min(watched, key=lambda accounts: sum(account.spent for account in accounts.values()))
     return table(f"{subject.title}: {told(plain)}", subject.units, times, held(subject))
 
 
@@ -144,7 +144,7 @@ def table(
     result = Table(title=title, title_style="", title_justify="left")
     for head in ("function", "calls", "kB", "share"):
         result.add_column(head, justify="left" if head == "function" else "right")
-    total = sum(each.spent for each in times.values())
+    total = sum(account.spent for account in times.values())
     most = sorted(times, key=lambda name: times[name].spent)[-ROWS:]
     shown = [name for name in times if name in most]
     rest = [name for name in times if name not in most]

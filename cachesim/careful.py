@@ -22,7 +22,7 @@ class _Careful(RenderHook):
     """Renderables with their control characters spelled out."""
 
     def process_renderables(self, renderables: list[ConsoleRenderable]) -> list[ConsoleRenderable]:
-        return [_Spelled(each) for each in renderables]
+        return [_Spelled(renderable) for renderable in renderables]
 
 
 @dataclass(frozen=True, slots=True)

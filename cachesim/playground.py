@@ -50,7 +50,7 @@ def server_of(replays: Sequence[Replay]) -> Mapping[str, Any]:
     known = {"release": settings.release, "model": settings.preset, **settings.options}
     if settings.window.value:
         known["window"] = settings.window
-    ways = dict.fromkeys(each.how for each in known.values())
+    ways = dict.fromkeys(setting.how for setting in known.values())
     playable = settings.is_played and len(first.requests) <= MOST_REQUESTS
     scenario = whole_scenario(first) if playable else None
     return {
@@ -63,6 +63,8 @@ def server_of(replays: Sequence[Replay]) -> Mapping[str, Any]:
         "model": str(settings.preset.value),
         "window": settings.window.value or None,
         "options": settings.values,
-        "how": {way: [name for name, each in known.items() if each.how == way] for way in ways},
+        "how": {
+            way: [name for name, setting in known.items() if setting.how == way] for way in ways
+        },
         "toml": to_toml(scenario) if scenario is not None and scenario.step else None,
     }

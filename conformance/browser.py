@@ -180,7 +180,10 @@ def _(tab: Any) -> None:
 def _(tab: Any) -> None:
     boxes = tab.locator("#prompt-0 .ribbon .tok")
     equal(40, boxes.count())
-    equal("F" + 19 * "r" + 20 * "C", "".join(each[:1] for each in boxes.all_inner_texts()))
+    equal(
+        "F" + 19 * "r" + 20 * "C",
+        "".join(all_inner_text[:1] for all_inner_text in boxes.all_inner_texts()),
+    )
     boxes.nth(25).hover()
     equal("token 277 · position 25 · new c", text(tab, "#tip"))
     boxes.nth(0).hover()
@@ -303,7 +306,9 @@ def _(tab: Any) -> None:
 
     def worked() -> float:
         metrics = session.send("Performance.getMetrics")["metrics"]
-        return float(next(each["value"] for each in metrics if each["name"] == "TaskDuration"))
+        return float(
+            next(metric["value"] for metric in metrics if metric["name"] == "TaskDuration")
+        )
 
     before = worked()
     tab.evaluate(
@@ -320,8 +325,8 @@ def runs_of(name: str) -> list[Run]:
     scenario = load(shipped_file(name))
     return side_by_side(
         [
-            run(scenario, full_profile(scenario.engine.name, each), detail=True)
-            for each in scenario.engine.profiles
+            run(scenario, full_profile(scenario.engine.name, profile), detail=True)
+            for profile in scenario.engine.profiles
         ]
     )
 
@@ -498,7 +503,7 @@ def main(arguments: Sequence[str]) -> int:
             " or set CACHESIM_BROWSER)\n"
         )
         return 0
-    folders = [each for each in arguments if each != EVERY]
+    folders = [argument for argument in arguments if argument != EVERY]
     pictures = Path(folders[0]) if folders else None
     if pictures is not None:
         pictures.mkdir(parents=True, exist_ok=True)

@@ -93,7 +93,7 @@ def built(folder: Path) -> Path:
 def newest() -> str:
     """The newest interpreter there is; `conformance.end_to_end` runs the program on this one."""
     named = (shutil.which(f"python{version}") for version in NEWER)
-    kept = (str(each) for v in NEWER for each in VERSIONS.glob(f"{v}.*/bin/python3"))
+    kept = (str(path) for v in NEWER for path in VERSIONS.glob(f"{v}.*/bin/python3"))
     return next((each for each in (*named, *kept) if is_python(each)), sys.executable)
 
 

@@ -57,8 +57,8 @@ PAGES: Final = {
 def digest(parts: Iterator[str]) -> str:
     """The first digits of the SHA-256 of some texts."""
     found = sha256()
-    for each in parts:
-        found.update(each.encode())
+    for part in parts:
+        found.update(part.encode())
         found.update(b"\0")
     return found.hexdigest()[:16]
 
@@ -115,9 +115,9 @@ def drawn(profile: Profile, model: str, count: int) -> Iterator[tuple[str, str]]
     """One digest of the first workloads of a preset; a refusal counts with its message."""
 
     def played() -> Iterator[str]:
-        for each in islice(workloads(profile, model, seed=SEED, shape=SHAPE), count):
+        for workload in islice(workloads(profile, model, seed=SEED, shape=SHAPE), count):
             try:
-                entry = run(each, profile, arithmetic="ring", verify=False)
+                entry = run(workload, profile, arithmetic="ring", verify=False)
             except CachesimError as error:
                 yield f"{type(error).__name__}: {error}"
             else:

@@ -120,16 +120,17 @@ class Original:
 
         steps = run(scenario, profile, arithmetic="ring").steps
         accounts = {
-            number: each.explanation
-            for number, each in enumerate(steps)
-            if each.answer == "diverged"
+            number: step.explanation
+            for number, step in enumerate(steps)
+            if step.answer == "diverged"
         }
         self.wrong = {
-            number: None if each is None else each.fault for number, each in accounts.items()
+            number: None if account is None else account.fault
+            for number, account in accounts.items()
         }
         self.rows = {
-            number: each.wrong.step if each and each.wrong else 0
-            for number, each in accounts.items()
+            number: account.wrong.step if account and account.wrong else 0
+            for number, account in accounts.items()
         }
 
     def text(self, index: int) -> tuple[Tokens, Tokens]:
@@ -261,7 +262,9 @@ def _worded(
         reply=tuple(line[len(prompt) :]) or None,
         predict=None if reply else step.predict,
         drafts=step.drafts
-        and tuple(tuple(said.get(token, filler(token)) for token in each) for each in drafts or ()),
+        and tuple(
+            tuple(said.get(token, filler(token)) for token in draft) for draft in drafts or ()
+        ),
     )
     if not step.messages:
         return replace(made, prompt=tuple(line[: len(prompt)]))
@@ -280,11 +283,11 @@ def outcome_of(scenario: Scenario, profile: Profile, asking: int) -> Outcome:
     cold = oracle.logits(reply.prompt, reply.generated, reply.strengths)
     if cold.tobytes() == reply.logits.tobytes():
         return Outcome()
-    others = [(each.name, each.tokens) for each in records if each.index != asking]
+    others = [(record.name, record.tokens) for record in records if record.index != asking]
     if leak := leak_of(reply, oracle, others):
         return Outcome(word="leak", reply=leak.text, cold=leak.cold, source=" ".join(leak.requests))
     pairs = list(zip(reply.logits.argmax(axis=1), cold.argmax(axis=1), strict=True))
-    warm, right = next((each for each in pairs if each[0] != each[1]), pairs[0])
+    warm, right = next((pair for pair in pairs if pair[0] != pair[1]), pairs[0])
     word = "unchanged" if warm == right else "wrong text"
     texts = (recall.text_of((int(token),)) for token in (warm, right))
     return Outcome(word=word, **dict(zip(("reply", "cold"), texts, strict=True)))
@@ -305,7 +308,7 @@ def places(original: Original, asking: int, model: str) -> Iterator[Place]:
     questions = [(cut, -1) for cut in cuts if not original.scenario.step[asking].messages]
     questions += [(0, max(0, at - 2)) for at in (original.rows[asking], *REPLIED)]
     if original.rows[asking] > 1:
-        questions.sort(key=lambda each: each[1] != original.rows[asking] - 2)
+        questions.sort(key=lambda question: question[1] != original.rows[asking] - 2)
     for cut, asks in questions:
         for value in dict.fromkeys(value for value in values if value > 0):
             for others in (False, True):
@@ -440,10 +443,10 @@ def read() -> list[Row]:
 
 def write(rows: Sequence[Row]) -> None:
     with TABLE.open("w", newline="", encoding="utf-8") as table:
-        writer = csv.DictWriter(table, [each.name for each in fields(Row)], lineterminator="\n")
+        writer = csv.DictWriter(table, [field.name for field in fields(Row)], lineterminator="\n")
         writer.writeheader()
         writer.writerows(
-            asdict(each) for each in sorted(rows, key=lambda each: (each.scenario, each.profile))
+            asdict(row) for row in sorted(rows, key=lambda each: (each.scenario, each.profile))
         )
 
 

@@ -27,7 +27,9 @@ QUICK = (
 
 def lowest(requirements: Sequence[str]) -> tuple[str, ...]:
     """`numpy>=1.26` as `numpy==1.26`: a bound that is the only one, and stands first."""
-    return tuple(re.sub(r"^([\w.-]+)>=([\w.]+)$", r"\1==\2", each) for each in requirements)
+    return tuple(
+        re.sub(r"^([\w.-]+)>=([\w.]+)$", r"\1==\2", requirement) for requirement in requirements
+    )
 
 
 def wanted(settings: Mapping[str, Any]) -> tuple[str, ...]:

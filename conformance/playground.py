@@ -199,7 +199,7 @@ def stepped(tab: Any) -> None:
         for _ in range(24)
         if tab.click("#on", force=True) is None and "rule" in text(tab, "#sentence")
     ]
-    holds(any("20 → 0" in each for each in rules), f"no rule: {rules}")
+    holds(any("20 → 0" in rule for rule in rules), f"no rule: {rules}")
     say("a request is stepped through, with the rule where it decides")
 
 
@@ -364,7 +364,7 @@ def followed(tab: Any, log: Path) -> None:
     equal(server["model"]["preset"], shown[2])
     flags = (line.partition(" = ") for line in tab.locator("#flags").input_value().splitlines())
     equal(
-        {name: each["value"] for name, each in server["options"].items()},
+        {name: option["value"] for name, option in server["options"].items()},
         {name: json.loads(value) for name, _, value in flags},
     )
     equal((False, False), (tab.locator("#steps").is_visible(), tab.locator("#toml").is_visible()))
@@ -387,7 +387,7 @@ def followed(tab: Any, log: Path) -> None:
     tab.click("#as-scenario")
     wait(tab)
     equal(
-        [each["prompt_tokens"] for each in told["requests"]],
+        [request["prompt_tokens"] for request in told["requests"]],
         tab.evaluate(f"JSON.parse({RESULT}.json).runs[0].steps.map((each) => each.prompt_tokens)"),
     )
     equal(False, tab.locator("#as-scenario").is_visible())

@@ -57,12 +57,12 @@ def least_recent(
     """The share that blocks of the last half's requests find in a cache of `size` tokens, in %."""
     cache: OrderedDict[int, None] = OrderedDict()
     rows: list[tuple[int, int]] = []
-    for each in requests:
+    for request in requests:
         known = 0
-        while known < len(each.blocks) and each.blocks[known] in cache:
+        while known < len(request.blocks) and request.blocks[known] in cache:
             known += 1
-        rows.append((min(known * unit, each.length), each.length))
-        for block in reversed(each.blocks) if tail_first else each.blocks:
+        rows.append((min(known * unit, request.length), request.length))
+        for block in reversed(request.blocks) if tail_first else request.blocks:
             cache[block] = None
             cache.move_to_end(block)
         while len(cache) * unit > size:
@@ -79,7 +79,7 @@ def column(path: Path) -> Iterator[Figure]:
             unit, requests = open_trace(path)
             found.append(round(least_recent(requests, unit, size, tail_first=tail_first), 1))
         name = "without limit" if size == SIZES[-1] else f"{size // K:,}K tokens"
-        told = " or ".join(str(each) for each in dict.fromkeys(found))
+        told = " or ".join(str(fromkey) for fromkey in dict.fromkeys(found))
         yield Figure(f"block cache, {name}", str(published), told, published in found)
 
 
@@ -119,10 +119,10 @@ def main(arguments: list[str]) -> int:
         return 2
     path, held = Path(arguments[0]) / NAME, True
     for part in (column, rates, direction):
-        for each in part(path):
-            held = held and each.holds
-            mark = "as published" if each.holds else "OTHERWISE"
-            told = f"{each.what}: {each.published}, here {each.found}: {mark}\n"
+        for figure in part(path):
+            held = held and figure.holds
+            mark = "as published" if figure.holds else "OTHERWISE"
+            told = f"{figure.what}: {figure.published}, here {figure.found}: {mark}\n"
             sys.stdout.write(told)
             sys.stdout.flush()
     return 0 if held else 1

@@ -167,7 +167,7 @@ def binding_agrees(release: str) -> tuple[bool, str]:
             for number in range(BINDING_WORKLOADS)
             for step in real.play(draw_binding(release, name, SEED, number))
         ]
-    agreeing = sum(each.agrees for each in steps)
+    agreeing = sum(step.agrees for step in steps)
     return agreeing == len(steps), f"{agreeing} of {len(steps)} calls agree"
 
 
@@ -175,8 +175,8 @@ def weights_agree(release: Release) -> tuple[bool, str]:
     """Cold prompts on the same weights: the same tokens, and close log probabilities."""
     names = Abilities(release).presets
     found = compare_logits(release, names, prompts=PROMPTS, seed=SEED)
-    said = ", ".join(f"{each.preset} {max(each.distances):.0e}" for each in found)
-    return all(each.agrees for each in found), said
+    said = ", ".join(f"{agreement.preset} {max(agreement.distances):.0e}" for agreement in found)
+    return all(agreement.agrees for agreement in found), said
 
 
 def answers_are_wrong_where_we_say(release: Release) -> tuple[bool, str]:
@@ -225,9 +225,9 @@ def mlx_server_agrees(release: str) -> tuple[bool, str]:
             compare_server(release, SEED, agents, draw=draw_mlx_agents),
             compare_server(release, SEED, agents, draw=draw_mlx_models),
         )
-        if all(each.all_agree for each in found):
+        if all(agreement.all_agree for agreement in found):
             return True, f"{count + 2 * agents} workloads{play}"
-    return False, f"first differences: {[each.difference for each in found]}"
+    return False, f"first differences: {[agreement.difference for agreement in found]}"
 
 
 def vllm_mlx_agrees(release: str) -> tuple[bool, str]:
@@ -248,8 +248,8 @@ def images_agree_on_vllm_mlx(release: str) -> tuple[bool, str]:
         compare_images(SEED, MLX_WORKLOADS, wheel=wheel, drawing=drawing)
         for wheel, drawing in ENGINES
     ]
-    requests = sum(each.total("requests") for each in found)
-    return all(each.all_agree for each in found), f"{requests} requests, mlx-lm {release}"
+    requests = sum(agreement.total("requests") for agreement in found)
+    return all(agreement.all_agree for agreement in found), f"{requests} requests, mlx-lm {release}"
 
 
 def mlx_families_are_wrong_where_we_say(release: str) -> tuple[bool, str]:
@@ -269,9 +269,11 @@ def mlx_families_are_wrong_where_we_say(release: str) -> tuple[bool, str]:
 def mlx_logits_agree(release: str) -> tuple[bool, str]:
     """The toy weights in mlx-lm's own models: logits closer than 1e-3, of wrong batches too."""
     found = compare_mlx_logits(release, prompts=1, batches=4, seed=SEED)
-    largest = ((each, max(each.largest, each.largest_in_batches)) for each in found)
-    said = ", ".join(f"{each.family} {most:.0e}" for each, most in largest)
-    return all(each.agrees for each in found), said
+    largest = (
+        (agreement, max(agreement.largest, agreement.largest_in_batches)) for agreement in found
+    )
+    said = ", ".join(f"{agreement.family} {most:.0e}" for agreement, most in largest)
+    return all(agreement.agrees for agreement in found), said
 
 
 def vllm_scheduler_agrees(release: str, *, times: int = 1) -> tuple[bool, str]:
@@ -295,7 +297,7 @@ def sglang_scheduler_agrees(release: str, *, times: int = 1) -> tuple[bool, str]
     usual = (SGLANG_SCHEDULER, times * SCHEDULED // less)
     more = times * AT_ONCE // less
     others = (SGLANG_MIXED, SGLANG_AGENTS, *features_of(release).values())
-    return _decide_alike(release, usual, *((each, more) for each in others))
+    return _decide_alike(release, usual, *((other, more) for other in others))
 
 
 def sglang_rust_core_agrees(release: str, *, times: int = 1) -> tuple[bool, str]:
@@ -308,9 +310,12 @@ def _decide_alike(release: str, *schedulers: tuple[RealScheduler[Any], int]) -> 
     """So many workloads of each kind."""
     with schedulers[0][0].start(release) as real:
         found = [
-            each.compare(release, SEED, range(count), started=real) for each, count in schedulers
+            scheduler.compare(release, SEED, range(count), started=real)
+            for scheduler, count in schedulers
         ]
-    return all(each.all_agree for each in found), f"{sum(n for _, n in schedulers)} workloads"
+    return all(
+        agreement.all_agree for agreement in found
+    ), f"{sum(n for _, n in schedulers)} workloads"
 
 
 def guided_workloads_agree(
@@ -439,14 +444,22 @@ def main(arguments: Sequence[str] = ()) -> int:
     checked = [check.environment for check in wanted]
     needed = list(dict.fromkeys([*checked, *beside(every=every)]))
     # A build from source takes a third of the time that the other checks take together.
-    to_build = [] if every else [each for each in needed if each.variables and not each.is_ready()]
-    missing = set_up([each for each in needed if each not in to_build])
-    missing |= dict.fromkeys((each.name for each in to_build), TO_BUILD)
+    to_build = (
+        []
+        if every
+        else [
+            environment
+            for environment in needed
+            if environment.variables and not environment.is_ready()
+        ]
+    )
+    missing = set_up([environment for environment in needed if environment not in to_build])
+    missing |= dict.fromkeys((environment.name for environment in to_build), TO_BUILD)
     if "--set-up" in arguments:
         return 0
     for name, why in missing.items():
         OUT.print(f"SKIPPED, NOTHING OF {name} WAS COMPARED: {why}", markup=False)
-    fit = [number for number, each in enumerate(wanted) if each.environment.name not in missing]
+    fit = [number for number, check in enumerate(wanted) if check.environment.name not in missing]
     failed = 0
     # A server and its simulator take turns, so that a pair alone leaves half the machine idle.
     with ProcessPoolExecutor(2, multiprocessing.get_context("spawn")) as pool:

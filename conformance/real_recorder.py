@@ -124,7 +124,7 @@ class Tap:
 
     def answers(self, needle: bytes) -> list[Pipe]:
         """The connections whose request holds something."""
-        return [each for each in self.pipes if needle in each.asked]
+        return [pipe for pipe in self.pipes if needle in pipe.asked]
 
 
 class Bytes(socket.socket):
@@ -168,7 +168,7 @@ class Setup:
         whole, _, _ = self.path.read_text().rpartition("\n")  # the last line may be on its way
         for line in map(json.loads, whole.splitlines()):
             if "adds" in line:
-                next(each for each in entries if each["number"] == line["number"]).update(
+                next(entry for entry in entries if entry["number"] == line["number"]).update(
                     line["adds"]
                 )
             else:
@@ -340,7 +340,9 @@ def cancels_arrive(setup: Setup) -> Found:
     pipe.gone.wait(SECONDS)
     status, _ = call(setup.url, "POST", CHAT, chat("w9 w9"))
     setup.settle()
-    written = [each["sampling"].get("max_tokens") for each in setup.entries() if each["cancelled"]]
+    written = [
+        entry["sampling"].get("max_tokens") for entry in setup.entries() if entry["cancelled"]
+    ]
     return pipe.client_left and written == [LONG_REPLY] and status == 200, (
         f"left {pipe.client_left}, then {status}, cancelled are those of {written} tokens"
     )
@@ -448,7 +450,7 @@ PLANTED: Final[tuple[tuple[str, Json, Json], ...]] = (
     ("tools-reordered", chat("w1", tools=TOOLS), chat("w1", tools=TOOLS[::-1])),
     ("tools-changed", chat("w1", tools=TOOLS), chat("w1", tools=TOOLS[:2])),
     ("keys-reordered", chat("w1", tools=TOOLS),
-     chat("w1", tools=[dict([*each.items()][::-1]) for each in TOOLS])),
+     chat("w1", tools=[dict([*tool.items()][::-1]) for tool in TOOLS])),
     ("reasoning-dropped",
      with_messages(said("user", "w1"), said("assistant", "w2", reasoning_content=LONG),
                    said("user", "w3")),
@@ -541,7 +543,9 @@ def slots_are_followed(setup: Setup) -> Found:
     setup.written(before + len(marks) + len(statuses))
     command = [sys.executable, "-m", "cachesim", "why", str(setup.path), "--format", "json"]
     found = subprocess.run(command, capture_output=True, text=True, check=True)
-    told = [each for each in json.loads(found.stdout)["requests"] if each["number"] >= before]
+    told = [
+        request for request in json.loads(found.stdout)["requests"] if request["number"] >= before
+    ]
     agree = [each["agrees"] for each in told]
     taken = [each["slot_taken"] for each in told if each["slot_taken"]]
     well = all(agree) and statuses == [200, 200, 200, 400] and len(taken) == 3

@@ -41,11 +41,11 @@ class Asked:
     def send(self, group: Sequence[Step]) -> tuple[Outcome, ...]:
         if self._rng.random() >= STAYS:
             self._model = self._rng.choice(self._models)
-        [file] = {each.file for each in group}
+        [file] = {step.file for step in group}
         model = self._model
         if file is not None:
             model = self._files.setdefault(file, model)
-        named = [replace(each, model=model) for each in group]
+        named = [replace(step, model=model) for step in group]
         self.sent += named
         return self._played.send(named)
 
@@ -59,8 +59,8 @@ def play_routed(
     names = rng.sample(sorted(FURTHER), rng.randint(1, len(FURTHER)))
     setting.options["models_max"] = rng.choice((0, 1, 1, 2, 2, 3))
     drawn = replace(setting.workload(), models={name: FURTHER[name] for name in names})
-    for name, each in drawn.networks.items():
-        write_model(spec_of(each), folder / f"{name or FIRST}.gguf")
+    for name, network in drawn.networks.items():
+        write_model(spec_of(network), folder / f"{name or FIRST}.gguf")
     with real.started(setting.options, folder / f"{FIRST}.gguf") as server:
         asked = Asked(server, rng, ["", *names])
         _, outcomes = grow(setting, asked)

@@ -107,14 +107,14 @@ def recorded(real: WorkerProcess, rules: Rules) -> Iterator[dict[str, Any]]:
         for turn in range(count):
             workload = draw(SEED, KINDS.index(kind) + turn * len(KINDS), rules)
             results = real.play(workload)
-            if not any("error" in each for each in results):
+            if not any("error" in result for result in results):
                 yield {**workload, "results": results}
     for kind, models in VARIED.items():
         for base in bases(kind, models, rules):
             seen = list[Any]()
             for workload in neighbours(base):
                 results = real.play(workload)
-                whole = any("error" in each for each in results)
+                whole = any("error" in result for result in results)
                 if not whole and results not in seen:
                     seen.append(results)
                     yield {**workload, "results": results}
@@ -131,7 +131,7 @@ def of_vllm(real: WorkerProcess, rules: VllmRules) -> Iterator[dict[str, Any]]:
             *({"budget": budget} for budget in (3, 5, 7, 9, 12, 17, 24, 33)),
         ):
             results = real.play(base | {"config": base["config"] | change})
-            if results not in seen and not any("error" in each for each in results):
+            if results not in seen and not any("error" in result for result in results):
                 seen.append(results)
                 count += 1
                 name = "-".join(f"{key}-{value}" for key, value in change.items())
@@ -146,21 +146,21 @@ def of_runner(real: WorkerProcess, rules: VllmRules) -> Iterator[dict[str, Any]]
         workload = draw_steps(SEED, number, rules)
         if mode_of(workload["config"]) != "no states":
             results = real.play(workload)
-            if not any("error" in each for each in results):
+            if not any("error" in result for result in results):
                 yield {**workload, "part": "runner", "results": results}
 
 
 def between(real: WorkerProcess, rules: VllmRules) -> Iterator[dict[str, Any]]:
     """Workloads that the rules of the release before or after decide otherwise."""
-    known = list(dict.fromkeys(each.rules for each in VLLM_SCHEDULER.family.releases))
+    known = list(dict.fromkeys(release.rules for release in VLLM_SCHEDULER.family.releases))
     place, count = known.index(rules), Counter[str]()
     for number in range(BETWEEN * len(VLLM_KINDS)):
         workload = draw_vllm(SEED + 3, number, rules)
         kind, own = workload["id"].partition("-")[0], play(workload, rules)
         others = known[max(place - 1, 0) : place + 2]
-        if count[kind] < MOST_BETWEEN and any(play(workload, each) != own for each in others):
+        if count[kind] < MOST_BETWEEN and any(play(workload, other) != own for other in others):
             results = real.play(workload)
-            if not any("error" in each for each in results):
+            if not any("error" in result for result in results):
                 count[kind] += 1
                 yield {**workload, "results": results}
 
@@ -197,7 +197,7 @@ def ends(real: WorkerProcess, rules: VllmRules) -> Iterator[dict[str, Any]]:
         for max_len in (least, *range(longest, least, -1)):
             workload = {**base, "config": base["config"] | {"max_len": max_len}}
             results = real.play(workload)
-            if results not in seen and not any("error" in each for each in results):
+            if results not in seen and not any("error" in result for result in results):
                 seen.append(results)
                 yield {**workload, "id": f"{base['id']}-max_len-{max_len}", "results": results}
             if len(seen) == NEAR_THE_END:
@@ -212,7 +212,7 @@ def fine(real: WorkerProcess, rules: VllmRules) -> Iterator[dict[str, Any]]:
             workload = draw_vllm(SEED + 5, number, rules)
             if workload["config"].get("hash_block"):
                 results = real.play(workload)
-                if not any("error" in each for each in results):
+                if not any("error" in result for result in results):
                     yield {**workload, "results": results}
 
 
@@ -227,7 +227,7 @@ def exports(real: WorkerProcess, rules: VllmRules) -> Iterator[dict[str, Any]]:
             group.pop("checkpoint_alignment", None)
         if count[kind] < MOST_BETWEEN and play(plain, rules) != play(workload, rules):
             results = real.play(workload)
-            if not any("error" in each for each in results):
+            if not any("error" in result for result in results):
                 count[kind] += 1
                 yield {**workload, "results": results}
 
@@ -241,8 +241,8 @@ def compressed(real: WorkerProcess, rules: VllmRules) -> Iterator[dict[str, Any]
 
 
 def _cached(workload: dict[str, Any]) -> int:
-    requests = [each for group in workload["results"] for each in group.get("requests", ())]
-    return sum(each["cached"] or 0 for each in requests)
+    requests = [request for group in workload["results"] for request in group.get("requests", ())]
+    return sum(request["cached"] or 0 for request in requests)
 
 
 def hosts(real: WorkerProcess, rules: Rules) -> Iterator[dict[str, Any]]:
@@ -251,7 +251,7 @@ def hosts(real: WorkerProcess, rules: Rules) -> Iterator[dict[str, Any]]:
         workload = draw(SEED + 6, number, rules)
         if "host" in workload["config"] and workload["config"]["tokens"] < SCARCE:
             results = real.play(workload)
-            if not any("error" in each for each in results):
+            if not any("error" in result for result in results):
                 yield {**workload, "results": results}
 
 
@@ -272,7 +272,7 @@ def overlap(real: WorkerProcess, rules: Rules) -> Iterator[dict[str, Any]]:
             ):
                 continue
             results = real.play(workload)
-            if not any("error" in each for each in results):
+            if not any("error" in result for result in results):
                 count[kind] += 1
                 yield {**workload, "results": results}
 

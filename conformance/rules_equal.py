@@ -30,7 +30,7 @@ FEW: Final = 10
 def plain(value: object) -> Value:
     """A value of rules as JSON has it, so that classes may move between modules."""
     if is_dataclass(value) and not isinstance(value, type):
-        named = {each.name: plain(getattr(value, each.name)) for each in fields(value)}
+        named = {field.name: plain(getattr(value, field.name)) for field in fields(value)}
         return {"": type(value).__name__, **named}
     if isinstance(value, Mapping):
         return {str(key): plain(part) for key, part in value.items()}
@@ -44,9 +44,9 @@ def plain(value: object) -> Value:
 def dumped() -> Iterator[tuple[str, Any]]:
     """Each profile of this tree, and its rules, or the error that refuses it."""
     for engine, family in FAMILIES.items():
-        backs = {each.name: family.since(each.landed) for each in family.patches if each.back}
+        backs = {patch.name: family.since(patch.landed) for patch in family.patches if patch.back}
         for release in family.names():
-            laid = [each.name for each in family.patches if release in each.fits]
+            laid = [patch.name for patch in family.patches if release in patch.fits]
             back = [f"-{name}" for name, having in backs.items() if release in having]
             for patches in ((), *((name,) for name in (*laid, *back))):
                 profile = Profile(engine, release, patches)

@@ -97,7 +97,13 @@ def looked_at(browser: Any, home: str, pictures: Path | None, *, every: bool) ->
                     tab.evaluate("document.documentElement.scrollWidth") <= width, f"{name} {size}"
                 )
                 if every or is_sampled(size, scheme):
-                    equal([], [f"{name} {size} {scheme}: {each}" for each in violations(tab, axe)])
+                    equal(
+                        [],
+                        [
+                            f"{name} {size} {scheme}: {violation}"
+                            for violation in violations(tab, axe)
+                        ],
+                    )
                 equal([], trouble)
                 tab.context.close()
     say(f"{len(PAGES)} pages fit 1280 and 390 pixels, light and dark; axe finds nothing")
@@ -234,7 +240,7 @@ def in_browser(site: Path, arguments: Sequence[str]) -> bool:
         return True
     from playwright.sync_api import sync_playwright
 
-    folders = [each for each in arguments if each != EVERY]
+    folders = [argument for argument in arguments if argument != EVERY]
     pictures = Path(folders[0]) if folders else None
     if pictures is not None:
         pictures.mkdir(parents=True, exist_ok=True)

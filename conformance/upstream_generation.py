@@ -93,7 +93,7 @@ class ToyTokenizer(ByteTokenizer):
 
     def apply_chat_template(self, messages: Any, **more: Any) -> Any:
         """The prompt of a conversation."""
-        chat = [Message(**each) for each in messages]
+        chat = [Message(**message) for message in messages]
         prompted = more.get("add_generation_prompt", False)
         return list(super().apply_chat_template(chat, add_generation_prompt=prompted))
 
@@ -198,7 +198,7 @@ class Generator:
         if not self.model.rules.server.segments:
             return [self._response(each) for each in found]
         prompts, tokens = found
-        return prompts, [self._response(each) for each in tokens]
+        return prompts, [self._response(token) for token in tokens]
 
     def _response(self, said: Any) -> Response:
         row = self._samplers[said.uid].rows[self._given[said.uid]]
@@ -239,7 +239,7 @@ class Generator:
 
     def _find_uids(self, uids: Sequence[int]) -> dict[int, tuple[int, int]]:
         stages = (self.inner._waiting, self.inner._prompt_batch.rows)
-        waiting = [each.row.uid for each in stages[0]]
+        waiting = [stage.row.uid for stage in stages[0]]
         found = [(0, waiting), (1, self.inner._prompt_batch.uids)]
         return {uid: (at, all_.index(uid)) for at, all_ in found for uid in uids if uid in all_}
 
@@ -291,7 +291,7 @@ def stream_generate(
 def generate(model: ToyModel, tokenizer: ToyTokenizer, prompt: Any, **more: Any) -> str:
     """The text of a whole reply."""
     more.pop("verbose", None)
-    return "".join(each.text for each in stream_generate(model, tokenizer, prompt, **more))
+    return "".join(response.text for response in stream_generate(model, tokenizer, prompt, **more))
 
 
 def to_quantized(self: KVCache, group_size: int = 64, bits: int = 4) -> QuantizedKVCache:

@@ -100,7 +100,9 @@ def wanted() -> Iterator[tuple[str, Scenario, str]]:
         scenario = load(file)
         engine = scenario.engine
         real = FAMILIES[engine.name].real() if engine.name != IK_LLAMA.name else IK_LLAMA.names()
-        yield from ((file.stem, scenario, each) for each in engine.profiles if each in real)
+        yield from (
+            (file.stem, scenario, profile) for profile in engine.profiles if profile in real
+        )
     yield from of_lessons()
 
 
@@ -110,7 +112,7 @@ def of_lessons() -> Iterator[tuple[str, Scenario, str]]:
 
     def recorded(mapping: Any, *, profile: str, **further: Any) -> Run:
         done = run_scenario(mapping, profile=profile, **further)
-        if any(each.evidence for each in done.steps):
+        if any(step.evidence for step in done.steps):
             scenario, release = scenario_of(mapping), Profile.parse(profile).release
             runs.setdefault((digest(scenario), release), (scenario, release))
         return done
@@ -145,9 +147,9 @@ def play(name: str, scenario: Scenario, release: str) -> Played:
         steps = PLAYERS[engine](scenario, release, proves=any(wrong.values()))
     except CachesimError as error:
         return made(result="cannot", why=str(error).splitlines()[0].removeprefix(f"{name}: "))
-    if any(_late(each) for each in steps):
+    if any(_late(step) for step in steps):
         return made(result="cannot", why="the real server had not answered in time")
-    named = {each.name: each for each in steps}
+    named = {step.name: step for step in steps}
     differing = [name for name, each in named.items() if not each.agrees]
     if differing:
         return made(result="differs", why=f"steps {', '.join(differing)} of {len(steps)}")
@@ -180,30 +182,36 @@ def known() -> dict[tuple[str, str], Played]:
         return {}
     with TABLE.open(newline="", encoding="utf-8") as table:
         rows = [Played(**each) for each in csv.DictReader(table)]
-    return {(each.scenario, each.release): each for each in rows}
+    return {(row.scenario, row.release): row for row in rows}
 
 
 def write(rows: Sequence[Played]) -> None:
-    order = sorted(rows, key=lambda each: (each.scenario, each.release))
+    order = sorted(rows, key=lambda row: (row.scenario, row.release))
     with TABLE.open("w", newline="", encoding="utf-8") as table:
-        writer = csv.DictWriter(table, [each.name for each in fields(Played)], lineterminator="\n")
+        writer = csv.DictWriter(
+            table, [field.name for field in fields(Played)], lineterminator="\n"
+        )
         writer.writeheader()
-        writer.writerows(asdict(each) for each in order)
+        writer.writerows(asdict(played) for played in order)
 
 
 def main(arguments: Sequence[str]) -> int:
     """Play what is not known yet; 1 if a real server differs anywhere, 2 for a wrong word."""
-    built = {each.partition("=")[0]: each.partition("=")[2] for each in arguments if "=" in each}
+    built = {
+        argument.partition("=")[0]: argument.partition("=")[2]
+        for argument in arguments
+        if "=" in argument
+    }
     known_words = {"--all", *PLAYERS, *(f"{IK_LLAMA.name}@{each}" for each in IK_LLAMA.names())}
-    words = [each.partition("=")[0] for each in arguments]
-    names = {each.stem for each in shipped_files()} & {*words}
-    unknown = [each for each in words if each not in known_words | names]
+    words = [argument.partition("=")[0] for argument in arguments]
+    names = {file.stem for file in shipped_files()} & {*words}
+    unknown = [word for word in words if word not in known_words | names]
     if unknown:
         OUT.print(f"unknown: {' '.join(unknown)}; there are {', '.join(sorted(known_words))}")
         return 2
     BINARIES.update({each.partition("@")[2]: Path(path) for each, path in built.items()})
     anew = "--all" in arguments
-    engines = {each.partition("@")[0] for each in words if each not in {"--all", *names}}
+    engines = {word.partition("@")[0] for word in words if word not in {"--all", *names}}
     engines = engines or ({*PLAYERS} if not names else set())
     before, rows = known(), dict[tuple[str, str], Played]()
     left = []
@@ -222,7 +230,7 @@ def main(arguments: Sequence[str]) -> int:
             OUT.print(f"{done.result:8} {done.scenario} {done.release} {done.why}")
             write([*rows.values()])
     write([*rows.values()])
-    return int(any(each.result == "differs" for each in rows.values()))
+    return int(any(row.result == "differs" for row in rows.values()))
 
 
 if __name__ == "__main__":

@@ -63,7 +63,7 @@ def main(seconds: float = 120.0) -> None:
     """Look for what is missing, engine by engine."""
     FOLDER.mkdir(exist_ok=True)
     for engine in facts.shipped():
-        known = {each.stem for each in FOLDER.glob("*.toml")}
+        known = {path.stem for path in FOLDER.glob("*.toml")}
         wanted = {c.id for c in facts.causes_of(engine) if f"{engine}-{c.id}" not in known}
         for cause, scenario in find(engine, wanted, seconds):
             small = shrink(scenario, partial(shows, cause))

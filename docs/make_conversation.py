@@ -137,7 +137,7 @@ def picture(rows: Sequence[Row]) -> str:
 
 def written(rows: Sequence[Row]) -> str:
     """The part of the page that is written here."""
-    told = "\n".join(f"{number}. {each}" for number, each in enumerate(sentences(rows), 1))
+    told = "\n".join(f"{number}. {sentence}" for number, sentence in enumerate(sentences(rows), 1))
     return "\n".join([*table(rows), "", "### Results", "", told])
 
 

@@ -37,14 +37,14 @@ def main(site: Path, *, write: Writer | None = None, jobs: int | None = None) ->
     folder = site / "reports"
     folder.mkdir(parents=True, exist_ok=True)
     files = shipped_files()
-    for stale in {each.stem for each in folder.glob("*.html")} - {each.stem for each in files}:
+    for stale in {path.stem for path in folder.glob("*.html")} - {file.stem for file in files}:
         (folder / f"{stale}.html").unlink()
     package = _package()
-    marks = [MARK.format(_digest(package, each.read_bytes())) for each in files]
+    marks = [MARK.format(_digest(package, file.read_bytes())) for file in files]
     wanted = [
-        (each, folder / f"{each.stem}.html", mark)
-        for each, mark in zip(files, marks, strict=True)
-        if not _is_written(folder / f"{each.stem}.html", mark)
+        (file, folder / f"{file.stem}.html", mark)
+        for file, mark in zip(files, marks, strict=True)
+        if not _is_written(folder / f"{file.stem}.html", mark)
     ]
     if jobs == 0:
         for each in wanted:
@@ -58,16 +58,16 @@ def main(site: Path, *, write: Writer | None = None, jobs: int | None = None) ->
 def _package() -> bytes:
     """The sources that make every report."""
     root = Path(cachesim.__file__).parent
-    parts = sorted(each for each in root.rglob("*") if each.suffix in {".py", ".js", ".css"})
+    parts = sorted(path for path in root.rglob("*") if path.suffix in {".py", ".js", ".css"})
     parts.append(Path(__file__).parent / "pages" / "gallery.py")
-    labels = [each.read_bytes() for each in (labels_file(),) if each is not None]
-    return _digest(*(each.read_bytes() for each in parts), *labels).encode()
+    labels = [path.read_bytes() for path in (labels_file(),) if path is not None]
+    return _digest(*(part.read_bytes() for part in parts), *labels).encode()
 
 
 def _digest(*parts: bytes) -> str:
     found = hashlib.sha256()
-    for each in parts:
-        found.update(each)
+    for part in parts:
+        found.update(part)
     return found.hexdigest()
 
 
@@ -81,10 +81,12 @@ def write_report(scenario: Path, path: Path, mark: str) -> None:
     One that would take long in float arithmetic is played in ring: ten minutes are half a minute.
     """
     told = load(scenario)
-    profiles = [full_profile(told.engine.name, each) for each in told.engine.profiles]
-    long = seconds_of([Job(source="", scenario=told, profile=each) for each in profiles]) > LONG
+    profiles = [full_profile(told.engine.name, profile) for profile in told.engine.profiles]
+    long = (
+        seconds_of([Job(source="", scenario=told, profile=profile) for profile in profiles]) > LONG
+    )
     words: ArithmeticName = "ring" if long else "float"
-    runs = side_by_side([run(told, each, arithmetic=words, detail=True) for each in profiles])
+    runs = side_by_side([run(told, profile, arithmetic=words, detail=True) for profile in profiles])
     text = page_of_most(runs).text.replace(HEAD, f"{HEAD}\n{from_report(told)}", 1)
     path.write_text(text + mark, encoding="utf-8")
 

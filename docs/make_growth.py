@@ -56,7 +56,7 @@ def slope(row: Row) -> float:
 
 def chart(axis: str, rows: Sequence[Row]) -> str:
     """Seconds over a size, both by powers of ten: linear growth is the slope of the thin line."""
-    cells = [each for row in rows for each in points(row)]
+    cells = [point for row in rows for point in points(row)]
     left, right = (log10(pick(size for size, _ in cells)) for pick in (min, max))
     low = floor(log10(min(seconds for _, seconds in cells)))
     high = ceil(log10(max(seconds for _, seconds in cells)))
@@ -164,7 +164,7 @@ def picture(told: Mapping[str, Any]) -> str:
 
 def written(told: Mapping[str, Any]) -> str:
     """The part of the page that is written here."""
-    return "\n".join(f"- {each}" for each in sentences(told))
+    return "\n".join(f"- {sentence}" for sentence in sentences(told))
 
 
 PAGE: Final = Measured(name="growth", maker="make_growth.py", written=written, picture=picture)

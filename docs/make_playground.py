@@ -127,10 +127,10 @@ def main(site: Path) -> None:
         sys.stderr.write(f"THE PLAYGROUND IS BUILT WITHOUT ITS ENGINE: {error}\n")
         return
     _write(folder / "manifest.json", {"files": files})
-    carried = (each for each in sorted(folder.rglob("*")) if each.suffix in CARRIED)
+    carried = (path for path in sorted(folder.rglob("*")) if path.suffix in CARRIED)
     coded = {
-        each.relative_to(folder).as_posix(): base64.b64encode(each.read_bytes()).decode()
-        for each in carried
+        path.relative_to(folder).as_posix(): base64.b64encode(path.read_bytes()).decode()
+        for path in carried
     }
     text = json.dumps(coded, separators=(",", ":"))
     (folder / "offline.js").write_text(f"window.FILES = {text};\n", encoding="utf-8")
@@ -213,11 +213,11 @@ def engine(folder: Path) -> Iterator[dict[str, Any]]:
                 data = json.dumps(json.loads(data) | {"packages": {}}).encode()
             yield _placed(folder, f"{name}.gz", gzip.compress(data, 9, mtime=0))
     with tarfile.open(fileobj=io.BytesIO(numpy)) as outer:
-        inner = next(each for each in outer.getnames() if each.endswith(".tar.gz"))
+        inner = next(getname for getname in outer.getnames() if getname.endswith(".tar.gz"))
         data = _packed(_compiled(_numpy(_member(outer, inner))))
         yield _placed(folder, "numpy.pack.gz", data, unpack="now")
     wheels = (_wheel(wanted, digest) for wanted, digest in PYPI.items())
-    pure = _packed(_compiled(each for wheel in wheels for each in _modules(wheel)))
+    pure = _packed(_compiled(module for wheel in wheels for module in _modules(wheel)))
     yield _placed(folder, "packages.pack.gz", pure, unpack="now")
     yield _placed(folder, "cachesim.pack.gz", _packed(_compiled(_cachesim())), unpack="now")
     later = [*_cachesim(logs=True), *_modules(_wheel(*RICH))]
@@ -261,14 +261,14 @@ BROWSER: Final = (3, 11)
 
 def _members(packed: bytes) -> Iterator[tuple[str, bytes]]:
     with zipfile.ZipFile(io.BytesIO(packed)) as archive:
-        for each in archive.infolist():
-            if not each.is_dir():
-                yield each.filename, archive.read(each)
+        for info in archive.infolist():
+            if not info.is_dir():
+                yield info.filename, archive.read(info)
 
 
 def _modules(wheel: bytes) -> Iterator[tuple[str, bytes]]:
     """A wheel without the files about it."""
-    return (each for each in _members(wheel) if ".dist-info/" not in each[0])
+    return (member for member in _members(wheel) if ".dist-info/" not in member[0])
 
 
 def _placed(folder: Path, name: str, data: bytes, *, unpack: str = "") -> dict[str, Any]:
@@ -295,13 +295,13 @@ def _numpy(packed: bytes) -> Iterator[tuple[str, bytes]]:
     """The package without its tests, stubs and unused parts."""
     prefix = "lib/python3.11/site-packages/"
     with tarfile.open(fileobj=io.BytesIO(packed)) as inner:
-        for each in inner:
-            parts = each.name.removeprefix(prefix).split("/")
+        for info in inner:
+            parts = info.name.removeprefix(prefix).split("/")
             used = parts[0] == "numpy" and not set(parts[1:-1]) & set(UNUSED_NUMPY)
             used = used and parts[-1].partition(".")[0] not in UNUSED_NUMPY
             name = "/".join(parts)
-            if each.isfile() and used and name.endswith((".py", ".so")) and not _stubbed(name):
-                yield name, _member(inner, each.name)
+            if info.isfile() and used and name.endswith((".py", ".so")) and not _stubbed(name):
+                yield name, _member(inner, info.name)
     yield from NUMPY_STUBS.items()
 
 

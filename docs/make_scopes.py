@@ -36,7 +36,9 @@ def line_of(search: Mapping[str, Json]) -> dict[str, Json]:
         "workloads": search["workloads"],
         "seconds": search["seconds"],
         "failed": search["failed"],
-        "evidence": sorted({each["evidence"] for each in search["findings"] if each["evidence"]}),
+        "evidence": sorted(
+            {finding["evidence"] for finding in search["findings"] if finding["evidence"]}
+        ),
     }
 
 
@@ -66,7 +68,7 @@ def _cells(lines: Sequence[Mapping[str, Json]]) -> Iterator[str]:
         names += f" to {last['profile'].partition('@')[2]}"
     yield names if first["model"] == "hybrid" else f"{names}, {first['model']}"
     yield f"{first['workloads']:,}"
-    seconds = sorted({f"{each['seconds']:.1f}" for each in lines}, key=float)
+    seconds = sorted({f"{line['seconds']:.1f}" for line in lines}, key=float)
     yield seconds[0] if len(seconds) == 1 else f"{seconds[0]} to {seconds[-1]}"
     yield ", ".join(f"{kind} {count:,}" for kind, count in sorted(first["failed"].items()))
     yield ", ".join(SHORT[label] for label in first["evidence"])
@@ -77,7 +79,7 @@ def written(told: Json) -> str:
     rows = ["| " + " | ".join(HEAD) + " |", "|---|" + "---:|" * 2 + "---|---|"]
     for _, group in groupby(told["lines"], key=_result):
         rows.append("| " + " | ".join(_cells(list(group))) + " |")
-    total = sum(each["workloads"] for each in told["lines"])
+    total = sum(line["workloads"] for line in told["lines"])
     said = f"{total:,} workloads in all, in one process."
     said += " Releases in one row had equal results; the row counts one of them."
     return "\n".join((said, "", *rows))
@@ -86,8 +88,8 @@ def written(told: Json) -> str:
 def main(files: Sequence[str]) -> None:
     """Write the table, with the searches of these files."""
     kept = PAGE.numbers()["lines"]
-    for each in files:
-        searches = json.loads(Path(each).read_text(encoding="utf-8"))["searches"]
+    for file in files:
+        searches = json.loads(Path(file).read_text(encoding="utf-8"))["searches"]
         kept = merged(kept, list(map(line_of, searches)))
     PAGE.keep({"lines": kept})
 

@@ -34,7 +34,7 @@ def row_of(told: Mapping[str, Any], arithmetic: str) -> Row:
 
 def sentences(told: Mapping[str, Any]) -> Iterator[str]:
     """The page's conclusions; one that the turns contradict raises."""
-    rates = {each: median(row_of(told, each)["searched"]) for each in ARITHMETICS}
+    rates = {arithmetic: median(row_of(told, arithmetic)["searched"]) for arithmetic in ARITHMETICS}
     yield (
         f"On hybrid, llama.cpp's workloads are judged at {rates['ring']:.0f} a second in ring and"
         f" {rates['float']:.0f} in float."
@@ -47,7 +47,7 @@ def sentences(told: Mapping[str, Any]) -> Iterator[str]:
         ]
         for arithmetic in ARITHMETICS
     }
-    ring, float_ = (f"{min(each):.2f} to {max(each):.2f} times" for each in gains.values())
+    ring, float_ = (f"{min(gain):.2f} to {max(gain):.2f} times" for gain in gains.values())
     yield f"Leaving layers out makes a search {ring} as fast in ring, and {float_} in float."
 
 
@@ -72,7 +72,7 @@ def written(told: Mapping[str, Any]) -> str:
     turns = len(told["rows"][0]["searched"])
     load = f", beside a load of {told['load']:g}" if "load" in told else ""
     measured = f"Python {told['python']}, NumPy {told['numpy']}, {turns} turns each{load}."
-    lines = [measured, "", *(f"- {each}" for each in sentences(told))]
+    lines = [measured, "", *(f"- {sentence}" for sentence in sentences(told))]
     return "\n".join(lines)
 
 

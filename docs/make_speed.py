@@ -131,7 +131,7 @@ def written(told: Mapping[str, Any]) -> str:
         f" {told['numpy']}, {len(told['rows'][0]['turns'])} runs each; the medians of the runs are"
         f" compared."
     )
-    lines = [measured, "", *(f"- {each}" for each in sentences(told))]
+    lines = [measured, "", *(f"- {sentence}" for sentence in sentences(told))]
     return "\n".join(lines)
 
 

@@ -53,13 +53,13 @@ STYLE: Final = """<style>
 def compact(lines: list[str]) -> dict[str, object]:
     """Release, operations, and a letter for each family and operation."""
     cells = [json.loads(line) for line in lines]
-    played = {each["operation"] for each in cells}
-    operations = [each for each in OPERATIONS if each in played]
+    played = {cell["operation"] for cell in cells}
+    operations = [operation for operation in OPERATIONS if operation in played]
     families: dict[str, dict[str, str]] = defaultdict(dict)
-    for each in cells:
-        families[each["family"]][each["operation"]] = CODES.get(each["verdict"], CRASH)
+    for cell in cells:
+        families[cell["family"]][cell["operation"]] = CODES.get(cell["verdict"], CRASH)
     rows = {
-        family: "".join(row.get(each, ABSENT) for each in operations)
+        family: "".join(row.get(operation, ABSENT) for operation in operations)
         for family, row in families.items()
     }
     return {"release": cells[0]["release"], "operations": operations, "families": rows}

@@ -70,10 +70,10 @@ def all_followed() -> list[Collected]:
 def write(rows: Sequence[Collected]) -> None:
     """Write the table, in its order."""
     with (DOCS / "reports.csv").open("w", newline="", encoding="utf-8") as table:
-        names = [each.name for each in fields(Collected)]
+        names = [field.name for field in fields(Collected)]
         writer = csv.DictWriter(table, names, lineterminator="\n")
         writer.writeheader()
-        writer.writerows(asdict(each) for each in rows)
+        writer.writerows(asdict(row) for row in rows)
 
 
 def numbers_of(row: Collected, scenario: Scenario) -> set[str]:
@@ -82,7 +82,7 @@ def numbers_of(row: Collected, scenario: Scenario) -> set[str]:
     patches = "+".join(engine.profiles).split("+")
     texts = (row.issue, source.issue, *source.also, source.note, scenario.about)
     found = {number for text in texts for number in re.findall(r"#(\d{2,6})\b", text)}
-    return found | {each for each in patches if each.isdigit()}
+    return found | {patch for patch in patches if patch.isdigit()}
 
 
 def touched(engine: str, notes: str) -> Iterator[tuple[str, Collected]]:

@@ -132,16 +132,16 @@ def _function(where: str) -> Callable[..., int]:
 
 def reflowed(function: Callable[..., int]) -> Callable[..., int]:
     """The function with paragraphs in one line each, so that help wraps them to its own width."""
-    flags = (each.annotation for each in inspect.signature(function).parameters.values())
-    for each in (function, *filter(is_dataclass, flags)):
+    flags = (parameter.annotation for parameter in inspect.signature(function).parameters.values())
+    for flag in (function, *filter(is_dataclass, flags)):
         lines = [""]
-        for line in inspect.cleandoc(each.__doc__ or "").split("\n"):
+        for line in inspect.cleandoc(flag.__doc__ or "").split("\n"):
             ruled = not line.strip("- ") or not lines[-1].strip("- ") or line.startswith("Example:")
             if ruled or _indent(line) != _indent(lines[-1]):
                 lines.append(line)
             else:
                 lines[-1] += f" {line.strip()}"
-        each.__doc__ = "\n".join(lines[1:])
+        flag.__doc__ = "\n".join(lines[1:])
     return function
 
 
@@ -190,7 +190,7 @@ def _is_here(name: str, words: Sequence[str], functions: Mapping[str, Callable[.
         return True
     if name not in functions:
         return False
-    parameters = [f"--{each}" for each in inspect.signature(functions[name]).parameters]
+    parameters = [f"--{parameter}" for parameter in inspect.signature(functions[name]).parameters]
     asked = {word.partition("=")[0] for word in words if word.startswith("--")}
     return parameters != SCENARIO_ALONE or asked <= {"--help", *SCENARIO_ALONE}
 

@@ -67,13 +67,15 @@ def bisect_command(
     table.add_column("cached, step by step", max_width=WIDEST, overflow="fold")
     table.add_column("")
     table.add_column("", overflow="fold")
-    for each in judged:
-        release = each.played.profile
-        style = "wrong" if each.state == "bad" else ""
-        cached = " ".join(count(step.cached) for step in each.played.steps)
-        state = Text(each.state.upper() if each.state == "bad" else each.state, style=style)
-        why = f"{each.step}: {each.why}" if each.step else each.why
-        why += f" ({each.evidence})" if each.evidence else ""
+    for verdict in judged:
+        release = verdict.played.profile
+        style = "wrong" if verdict.state == "bad" else ""
+        cached = " ".join(count(step.cached) for step in verdict.played.steps)
+        state = Text(
+            verdict.state.upper() if verdict.state == "bad" else verdict.state, style=style
+        )
+        why = f"{verdict.step}: {verdict.why}" if verdict.step else verdict.why
+        why += f" ({verdict.evidence})" if verdict.evidence else ""
         table.add_row(release, family.release(release).date, cached, state, why)
     parts: list[RenderableType] = [
         Text(f"{scenario.name} on {where}"),
@@ -82,7 +84,7 @@ def bisect_command(
     ]
     print_report(parts, _as_json(scenario.name, where, judged, found), format=format)
     write_page(page, f"cachesim bisect {name}", parts)
-    return NOT_AS_EXPECTED if any(each.state == "bad" for each in judged) else AS_EXPECTED
+    return NOT_AS_EXPECTED if any(verdict.state == "bad" for verdict in judged) else AS_EXPECTED
 
 
 def _as_json(
@@ -91,16 +93,16 @@ def _as_json(
     """The verdict on each release with its steps, and the changes between unlike neighbours."""
     releases = [
         {
-            "release": each.played.profile,
-            "state": each.state if each.state != "-" else None,
-            "step": each.step,
-            "why": each.why,
-            "evidence": each.evidence,
-            "steps": [asdict(step) for step in each.played.steps],
+            "release": verdict.played.profile,
+            "state": verdict.state if verdict.state != "-" else None,
+            "step": verdict.step,
+            "why": verdict.why,
+            "evidence": verdict.evidence,
+            "steps": [asdict(step) for step in verdict.played.steps],
         }
-        for each in judged
+        for verdict in judged
     ]
-    changes = [asdict(each) for each in found]
+    changes = [asdict(point) for point in found]
     return {"format": 1, "scenario": name, "on": where, "releases": releases, "changes": changes}
 
 
@@ -142,7 +144,7 @@ def _play(scenario: Scenario, arithmetic: Literal["ring", "float"], *, real: boo
 def _notes(
     family: Family[Any, Any], judged: Sequence[ReleaseVerdict], found: Sequence[TurningPoint]
 ) -> Iterator[str]:
-    states = {each.state for each in judged} - {"-"}
+    states = {verdict.state for verdict in judged} - {"-"}
     if not found:
         alike = "no step reuses less than half of what another release reuses there"
         yield f"every release is {states.pop()}: {alike}" if states else "no release can run it"

@@ -207,7 +207,7 @@ def is_trace(name: str) -> bool:
         return True
     if path.exists():
         return not any(path.rglob("*.toml")) if path.is_dir() else path.suffix != ".toml"
-    shipped = name in {each.stem for each in shipped_files()}
+    shipped = name in {file.stem for file in shipped_files()}
     return not shipped and path.suffix in {".jsonl", ".json", ".gz", ".zst", ".bz2", ".xz"}
 
 
@@ -241,7 +241,7 @@ def _table(
     found = list(
         compare(scenario, tracked(rows, len(rows), scenario.name, "rows"), arithmetic=arithmetic)
     )
-    refused = [f"{each.name}: {each.problem}" for each in found if each.problem]
+    refused = [f"{compared.name}: {compared.problem}" for compared in found if compared.problem]
     if refused and len(refused) == len(found):
         raise ScenarioError(*refused)
     _tell_of_flags(scenario, rows)
@@ -249,13 +249,13 @@ def _table(
         write(picture, picture_of(scenario.name, found))
     parts = comparison(scenario.name, found)
     write_page(page, f"cachesim compare {scenario.name}", parts)
-    entries = [each.as_dict() for each in found]
+    entries = [compared.as_dict() for compared in found]
     if format == "jsonl":
         print_report((), entries, format=format)
     else:
         values = {"format": 1, "workload": scenario.name, "rows": entries}
         print_report(parts, values, format=format, indent=2)
-    return NOT_AS_EXPECTED if any(each.wrong for each in found) else AS_EXPECTED
+    return NOT_AS_EXPECTED if any(compared.wrong for compared in found) else AS_EXPECTED
 
 
 def _tell_of_flags(scenario: Scenario, rows: Sequence[Row]) -> None:
@@ -343,7 +343,7 @@ def named(run: Run, flags: Mapping[str, Any]) -> Run:
     """A run whose profile names the flags of its side, not yet compared."""
     profile = ",".join([run.profile, *(f"{key}={value}" for key, value in flags.items())])
     steps = tuple(
-        replace(step, facts=tuple(each for each in step.facts if each.word != BESIDE))
+        replace(step, facts=tuple(fact for fact in step.facts if fact.word != BESIDE))
         for step in run.steps
     )
     return replace(run, profile=profile, steps=steps)
@@ -407,13 +407,13 @@ def _outcomes(one: Step, other: Step) -> Iterator[tuple[str, str, str, str]]:
         sides = getattr(one, what), getattr(other, what)
         if sides[0] == sides[1]:
             continue
-        left, right = (_word(each) for each in sides)
+        left, right = (_word(side) for side in sides)
         if what == "generated":  # tokens alone tell nothing: say from where on
             pairs = enumerate(zip(*sides, strict=False), 1)
             at = next((i for i, (a, b) in pairs if a != b), min(map(len, sides)) + 1)
             left, right = (
-                (f"token {at} is {each[at - 1]}" if at <= len(each) else f"ends before token {at}")
-                for each in sides
+                (f"token {at} is {side[at - 1]}" if at <= len(side) else f"ends before token {at}")
+                for side in sides
             )
         yield one.name, what, left, right
     entries = [" ".join(str(entry["n_tokens"]) for entry in s.prompt_cache) for s in (one, other)]
@@ -433,9 +433,10 @@ def _first_difference(one: Run, other: Run) -> tuple[Step, tuple[Event | None, .
     """The first event, routine ones left out, that differs: its step, and each profile's."""
     for ours, theirs in zip(one.steps, other.steps, strict=True):
         left, right = (
-            [each for each in step.events if each.loudness() != "quiet"] for step in (ours, theirs)
+            [event for event in step.events if event.loudness() != "quiet"]
+            for step in (ours, theirs)
         )
-        keys = [_key(each) for each in left], [_key(each) for each in right]
+        keys = [_key(event) for event in left], [_key(event) for event in right]
         matcher = SequenceMatcher(None, *keys, autojunk=False)
         for tag, i1, i2, j1, j2 in matcher.get_opcodes():
             if tag != "equal":
@@ -444,6 +445,6 @@ def _first_difference(one: Run, other: Run) -> tuple[Step, tuple[Event | None, .
 
 
 def _key(event: Event) -> tuple[str, str]:
-    known = {each.name for each in fields(event)}
+    known = {field.name for field in fields(event)}
     neutral = replace(event, **{k: v for k, v in NEUTRAL.items() if k in known})
     return event.name(), neutral.sentence

@@ -63,24 +63,24 @@ def naming_choices(name: str, command: Command) -> Command:
 
     signature = inspect.signature(command)
     parameters = []
-    for each in signature.parameters.values():
-        kind = each.annotation
-        if each.name == SCENARIOS.get(name):
+    for parameter in signature.parameters.values():
+        kind = parameter.annotation
+        if parameter.name == SCENARIOS.get(name):
             kind = _chosen(kind, names)
-        elif each.name == "profiles" or _is_profile(kind):
+        elif parameter.name == "profiles" or _is_profile(kind):
             kind = _chosen(kind, profiles)
         elif is_dataclass(kind):
             kind = _naming_profiles(kind, profiles)
-        parameters.append(each.replace(annotation=kind))
+        parameters.append(parameter.replace(annotation=kind))
     named.__doc__, named.__name__ = command.__doc__, command.__name__
     named.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
-    named.__annotations__ = {each.name: each.annotation for each in parameters}
+    named.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return named
 
 
 def _is_profile(annotation: Hint) -> bool:
-    extras = [each for each in get_args(annotation) if isinstance(each, Parameter)]
-    return any("--profile" in (each.name or ()) for each in extras)
+    extras = [arg for arg in get_args(annotation) if isinstance(arg, Parameter)]
+    return any("--profile" in (extra.name or ()) for extra in extras)
 
 
 def _naming_profiles(flags: Hint, profiles: tuple[str, ...]) -> Hint:
@@ -100,7 +100,7 @@ def _chosen(annotation: Hint, names: tuple[str, ...]) -> Hint:
     """The annotation with the names as type: of the items of a list; None if optional."""
     kind, *extras = get_args(annotation) or (annotation,)
     choice: Any = Literal[names]
-    if any(get_origin(each) is list for each in (kind, *get_args(kind))):
+    if any(get_origin(arg) is list for arg in (kind, *get_args(kind))):
         choice = list[choice]
     if type(None) in get_args(kind):
         choice = choice | None

@@ -54,7 +54,7 @@ def flags_of(family: Family[Any, Any], release: str = "") -> Iterator[Flag]:
 
 def fields_of(family: Family[Any, Any], release: str = "") -> Iterator[Flag]:
     """The further fields of its requests."""
-    shown = tuple(each for each in family.fields if not each.internal)
+    shown = tuple(field for field in family.fields if not field.internal)
     yield from _each(family, shown, release)
 
 
@@ -103,7 +103,7 @@ def _configuration(family: Family[Any, Any]) -> Iterator[RenderableType]:
     """Every field of upstream's configuration, by what becomes of it here, and the reason."""
     newest = f"{family.name}@{family.names()[-1]}"
     for kind, about in CLASSES.items():
-        rows = [each for each in family.upstream_fields() if each.kind == kind]
+        rows = [field for field in family.upstream_fields() if field.kind == kind]
         if rows:
             title = f"\nfields of the configuration of {newest} that {about}: {len(rows)}"
             yield Text(title, style="name")
@@ -122,13 +122,11 @@ CLASSES: Final[dict[Class, str]] = {
 def _by_text(rows: Iterable[Field]) -> dict[str, list[str]]:
     """The flags, or the names of fields without one, for which a text holds."""
     found = dict[str, list[str]]()
-    for each in rows:
-        text = each.no_influence or each.differs
-        if each.simulated:
-            text = (
-                "under their own names" if each.simulated == each.name else f"as {each.simulated}"
-            )
-        found.setdefault(f"{each.owner}: {text}", []).append(each.flag or each.name)
+    for row in rows:
+        text = row.no_influence or row.differs
+        if row.simulated:
+            text = "under their own names" if row.simulated == row.name else f"as {row.simulated}"
+        found.setdefault(f"{row.owner}: {text}", []).append(row.flag or row.name)
     return found
 
 

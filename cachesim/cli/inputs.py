@@ -132,21 +132,21 @@ def _opened(name: str) -> Iterator[InputFile]:
 
 def requests_in(inputs: Sequence[InputFile]) -> list[Recorded]:
     """Recorded requests, if no input is a log."""
-    logs = [each.name for each in inputs if not each.has_requests]
-    recorded = [each.name for each in inputs if each.is_recording]
+    logs = [file.name for file in inputs if not file.has_requests]
+    recorded = [file.name for file in inputs if file.is_recording]
     if logs and recorded:
         msg = f"{recorded[0]} has recorded requests, and {logs[0]} is a log; read one at a time"
         raise InputError(msg)
     if logs:
         return []
     reader = DumpReader()
-    for each in inputs:
-        reader.read(each.name, as_dump(each.file) if has_bodies(each.head) else each.file)
+    for file in inputs:
+        reader.read(file.name, as_dump(file.file) if has_bodies(file.head) else file.file)
     left_out = ", ".join(f"{why} ({count})" for why, count in sorted(reader.unread.items()))
     if left_out:
         show(notes(), Text(f"requests without a prompt are left out: {left_out}"))
     if not reader.requests:
-        msg = f"{', '.join(each.name for each in inputs)}: no request with a prompt is recorded"
+        msg = f"{', '.join(file.name for file in inputs)}: no request with a prompt is recorded"
         raise InputError(msg)
     for place in reader.cut:
         show(notes(), Text(f"{place}: the last line is cut; it is left out"))

@@ -63,14 +63,14 @@ def jobs_for(
     settings: Mapping[str, Any] | None = None,
 ) -> list[Job]:
     """The jobs of scenarios that were read, each with its origin."""
-    loaded = [(source, changed(each, seed, settings or {})) for source, each in scenarios]
+    loaded = [(source, changed(scenario, seed, settings or {})) for source, scenario in scenarios]
     if len(loaded) == 1 or not profiles:
         jobs = _requested(loaded, profiles, changed=bool(profiles or settings))
     else:
         jobs = _fitting(loaded, profiles)
     if seed is None and not settings:
         return jobs
-    return [replace(each, changed=True) for each in jobs]
+    return [replace(job, changed=True) for job in jobs]
 
 
 def only_source(name: str, use: str) -> tuple[str, Scenario]:
@@ -109,10 +109,10 @@ def _requested(
         if not wanted:
             problems.append(f"{source}: lists no profile; name one with --profile")
         if changed:
-            problems += [f"{source}: {each}" for each in misfits(scenario, wanted)]
+            problems += [f"{source}: {misfit}" for misfit in misfits(scenario, wanted)]
         if not problems:
             played = (full_profile(scenario.engine.name, each) for each in wanted)
-            jobs += [Job(source=source, scenario=scenario, profile=each) for each in played]
+            jobs += [Job(source=source, scenario=scenario, profile=profile) for profile in played]
     if problems:
         raise ScenarioError(*problems)
     return jobs
@@ -206,8 +206,8 @@ def processes(count: int) -> Iterator[Executor]:
         pool.submit(int).result()
         yield pool
     except Exception:
-        for each in active_children():  # their results are no longer needed
-            each.terminate()
+        for child in active_children():  # their results are no longer needed
+            child.terminate()
         pool.shutdown(cancel_futures=True)  # without waiting, Python's own exit may print a trace
         raise
     except BaseException:

@@ -55,7 +55,7 @@ def scenarios_like(
     shapes, base = Shapes.read(path, model), Scenario(format=FORMAT, name=path.stem)
     summary = f"around {counted(len(shapes.requests), 'request')} of {path.name}"
     base, log = replace(base, model=Model(preset=preset)), shapes.server
-    if log is not None and {log.engine, *(each.engine for each in profiles)} == {FAMILY.name}:
+    if log is not None and {log.engine, *(profile.engine for profile in profiles)} == {FAMILY.name}:
         base = replace(base, model=_model_of(log), engine=_server_of(log, profiles))
         taken = (
             {"--model": log.preset}
@@ -63,9 +63,9 @@ def scenarios_like(
             else {"a profile": log.release, "--model": log.preset}
         )
         words = [
-            f"{each.value} ({by} names another)"
-            for by, each in taken.items()
-            if each.how in INFERRED
+            f"{setting.value} ({by} names another)"
+            for by, setting in taken.items()
+            if setting.how in INFERRED
         ]
         summary += "; inferred: " + ", ".join(words) if words else ""
     small, large = (tuple(shapes.workloads(longest)) for longest in SIZES)
@@ -81,7 +81,7 @@ def _model_of(log: Settings) -> Model:
 def _server_of(log: Settings, profiles: Sequence[Profile]) -> Server:
     """The server of a log; flags at its release's default are not another release's."""
     own = str(log.release.value)
-    releases = [str(each).partition("@")[2] for each in profiles] or [own]
+    releases = [str(profile).partition("@")[2] for profile in profiles] or [own]
     left_out = set[str]() if releases == [own] else default_step(log)
     options = {name: value for name, value in log.values.items() if name not in left_out}
     for release in releases:

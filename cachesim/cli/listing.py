@@ -56,16 +56,16 @@ def engines(thing: str = "") -> list[Item]:
     """The known engines."""
     return [
         Item(
-            name=each.name,
-            about=each.about,
-            upstream=each.repository,
+            name=family.name,
+            about=family.about,
+            upstream=family.repository,
             facts=(
-                f"rules: {each.evidence}",
-                f"releases: {each.range_of(each.names())}",
-                *_loads(each),
+                f"rules: {family.evidence}",
+                f"releases: {family.range_of(family.names())}",
+                *_loads(family),
             ),
         )
-        for each in families(thing)
+        for family in families(thing)
     ]
 
 
@@ -85,14 +85,14 @@ def releases(thing: str = "") -> list[Item]:
     """Every release of every engine, oldest first."""
     return [
         Item(
-            name=f"{family.name}@{each.name}",
-            about=each.about,
-            upstream=f"{family.repository} {each.follows}",
-            also=each.aliases,
-            facts=tuple(_facts(family, each)),
+            name=f"{family.name}@{release.name}",
+            about=release.about,
+            upstream=f"{family.repository} {release.follows}",
+            also=release.aliases,
+            facts=tuple(_facts(family, release)),
         )
         for family in families(thing)
-        for each in family.releases
+        for release in family.releases
     ]
 
 
@@ -113,14 +113,14 @@ def patches(thing: str = "") -> list[Item]:
 
 
 def _patches_of(family: "Family[Any, Any]") -> Iterator[Item]:
-    for each in family.patches:
+    for patch in family.patches:
         yield Item(
-            name=f"{family.name} +{each.name}",
-            about=each.about,
-            upstream=family.upstream_of(each) or "our own name",
-            fits=each.fits,
-            range=family.range_of(each.fits),
-            landed=landed(family, each),
+            name=f"{family.name} +{patch.name}",
+            about=patch.about,
+            upstream=family.upstream_of(patch) or "our own name",
+            fits=patch.fits,
+            range=family.range_of(patch.fits),
+            landed=landed(family, patch),
         )
 
 
@@ -156,7 +156,7 @@ def presets(_: str = "") -> list[Item]:
         Item(
             name=name,
             about=ABOUT[name],
-            facts=tuple(f"{each.name} = {getattr(spec, each.name)!r}" for each in fields(spec)),
+            facts=tuple(f"{field.name} = {getattr(spec, field.name)!r}" for field in fields(spec)),
         )
         for name, spec in ALL_PRESETS.items()
     ]
@@ -174,7 +174,7 @@ def models(_: str = "") -> list[Item]:
         about = ", ".join(f"{size:,} bytes {what}" for what, size in sizes.items() if size)
         facts = [f"a window sees {memory.length:,} tokens"] if memory.length else []
         if own.state:
-            states = {each: memory.sizes(each).state for each in ENGINES}
+            states = {engine: memory.sizes(engine).state for engine in ENGINES}
             facts += [f"a recurrent state on {each}: {n:,} bytes" for each, n in states.items()]
             about += f", {own.state:,} bytes a recurrent state ({ENGINES[0]})"
         facts.append(f"values of the config by {config['source'].partition(':')[0]}")

@@ -106,7 +106,7 @@ def bug_of(error: Exception) -> str:
     files = FRAME.findall(str(error.__cause__ or ""))  # of a worker process: its traceback as text
     for name, family in FAMILIES.items():
         folders = getattr(sys.modules.get(family.package), "__path__", ())
-        inside = any(Path(each) in Path(files[-1]).parents for each in folders if files)
+        inside = any(Path(folder) in Path(files[-1]).parents for folder in folders if files)
         if family.package.startswith("cachesim."):
             continue
         if inside or raised_by(error, family.package):

@@ -125,7 +125,7 @@ def drafted(report: str, name: str) -> str:
 
 def copied(source: str, name: str) -> str:
     """A shipped scenario under another name."""
-    files = {each.stem: each for each in shipped_files()}
+    files = {file.stem: file for file in shipped_files()}
     if source not in files:
         hint = nearest(source, [*files]) or "; `cachesim list` names those there are"
         raise InputError(f"no shipped scenario is called {source!r}{hint}")
@@ -174,7 +174,7 @@ def engine_package(name: str) -> dict[str, str]:
     if iskeyword(module) or module in {*sys.stdlib_module_names, "cachesim", "tests"}:
         raise InputError(f"--engine {name!r}: Python has this word already; write another name")
     files = {
-        f"my_engine/{each.name}": each.read_text() for each in sorted(ENGINE_TEMPLATE.glob("*.py"))
+        f"my_engine/{path.name}": path.read_text() for path in sorted(ENGINE_TEMPLATE.glob("*.py"))
     }
     files |= {"pyproject.toml": PROJECT, "tests/test_contract.py": TEST}
     return {

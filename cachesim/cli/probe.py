@@ -79,7 +79,7 @@ def probe_command(
     if screen.is_terminal:
         sys.stderr.write(CLEAR)
     if format == "json":
-        files = [str(each) for each in finished.files]
+        files = [str(file) for file in finished.files]
         sys.stdout.write(json.dumps({**finished.result.as_json(), "files": files}, indent=1) + "\n")
     else:
         show(results(), *_parts(finished))
@@ -105,4 +105,4 @@ def _parts(finished: Finished) -> Iterator[Text | Table]:
     for at, line in enumerate(result.rest()):
         good = "wrong" if result.missing else "right"
         yield Text(line, style=good if result.right and not at else "")
-    yield from (Text(f"written: {each}") for each in finished.files)
+    yield from (Text(f"written: {file}") for file in finished.files)

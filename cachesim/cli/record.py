@@ -160,7 +160,7 @@ def _recorded(plan: Plan, about: UserSettings, page: Output | None, *, quiet: bo
 
 def _name_counts(what: str, counts: Mapping[str, int]) -> None:
     if counts:
-        ranked = sorted(counts.items(), key=lambda each: (-each[1], each[0]))
+        ranked = sorted(counts.items(), key=lambda count: (-count[1], count[0]))
         named = ", ".join(f"{name} ({count})" for name, count in ranked)
         show(notes(), Text(f"{what}: {named}"))
 

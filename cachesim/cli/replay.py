@@ -141,9 +141,9 @@ class TraceFlags:
     def given(self) -> list[str]:
         """Options with another value than the default, as written on the command line."""
         return [
-            f"--{each.name.replace('_', '-')}"
-            for each in fields(self)
-            if getattr(self, each.name) != each.default
+            f"--{field.name.replace('_', '-')}"
+            for field in fields(self)
+            if getattr(self, field.name) != field.default
         ]
 
     def source(self, trace: str, file: str = "") -> Source:

@@ -390,7 +390,7 @@ def _play_group(
             )
         except InputError as error:
             problems = error.problems if isinstance(error, ScenarioError) else (str(error),)
-            return ScenarioError(*(f"{job.source}: {each}" for each in problems))
+            return ScenarioError(*(f"{job.source}: {problem}" for problem in problems))
     return side_by_side(runs)
 
 

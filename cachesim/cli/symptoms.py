@@ -99,7 +99,9 @@ def ranked(words: str) -> list[Mapping[str, Any]]:
         for word, n in have.items()
     }
     mean = sum(sum(text.values()) for text in texts) / max(len(texts), 1)
-    engine_of = {word: each.name for each in FAMILIES.values() for word in each.vocabulary.split()}
+    engine_of = {
+        word: family.name for family in FAMILIES.values() for word in family.vocabulary.split()
+    }
     votes = Counter(engine_of[word] for word in said if word in engine_of)
     found = []
     for content, text in zip(contents, texts, strict=True):
@@ -148,7 +150,7 @@ def _threads() -> dict[str, str]:
 def _index() -> tuple[list[dict[str, Any]], list[Mapping[str, float]]]:
     contents = [tomllib.loads(file.read_text("utf-8")) for file in shipped_files()]
     threads = _threads()
-    return contents, [_weighted(each, threads) for each in contents]
+    return contents, [_weighted(content, threads) for content in contents]
 
 
 def _weighted(content: Mapping[str, Any], threads: Mapping[str, str]) -> Mapping[str, float]:

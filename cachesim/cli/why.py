@@ -78,13 +78,13 @@ def trace_of_dump(requests: Sequence[Recorded], wanted: UserSettings) -> str:
     live = Live(wanted)
     live.add_all(requests)
     names = _Names()
-    began = [each.recorded.began for each in live.prompts if each.recorded.began is not None]
+    began = [prompt.recorded.began for prompt in live.prompts if prompt.recorded.began is not None]
     zero = min(began, default=0.0)
     lines = []
-    for each in live.prompts:
-        if each.recorded.was_read and len(each.rope):
-            time = 1000 * ((each.recorded.began or zero) - zero)
-            lines.append(names.line(0, round(time, 3), each.rope, request_of(each).reply))
+    for prompt in live.prompts:
+        if prompt.recorded.was_read and len(prompt.rope):
+            time = 1000 * ((prompt.recorded.began or zero) - zero)
+            lines.append(names.line(0, round(time, 3), prompt.rope, request_of(prompt).reply))
     return _all(lines)
 
 
@@ -187,7 +187,7 @@ def why_command(
     with given(files, example="cachesim why server.log") as inputs:
         requests = requests_in(inputs)
         if requests:
-            source = ", ".join(each.name for each in inputs)
+            source = ", ".join(file.name for file in inputs)
             dump = report_of_dump(requests, source=source, about=wanted, what_if=what_if or ())
             if smallest is not None:
                 write(smallest, to_toml(worst_of_recording(requests, wanted)))
@@ -217,14 +217,14 @@ def why_command(
 def _audit(path: Path, *, format: str, page: Output | None) -> int:
     """Print whether a stream of KV events is consistent; 1 if it is not."""
     audit = Audit.of(lines_of(path, str(path)))
-    parts = [Text(each) for each in audit.sentences()]
+    parts = [Text(sentence) for sentence in audit.sentences()]
     write_page(page, "cachesim why", parts)
     print_report(parts, audit.as_dict(), format=format)
     return AS_EXPECTED if audit.consistent else NOT_AS_EXPECTED
 
 
 def _numbered(found: dict[str, Any], numbers: Sequence[int], kind: str) -> Iterator[dict[str, Any]]:
-    by_number = {each["number"]: each for each in found["requests"]}
+    by_number = {request["number"]: request for request in found["requests"]}
     for number in numbers:
         if number not in by_number:
             msg = f"--request {number}: the {kind} has requests 0 to {max(by_number, default=-1)}"
@@ -233,8 +233,8 @@ def _numbered(found: dict[str, Any], numbers: Sequence[int], kind: str) -> Itera
 
 
 def _replayed(inputs: Sequence[InputFile], wanted: UserSettings) -> tuple[Read, list[Replay]]:
-    read = read_files([(each.name, each.file) for each in inputs])
-    requests = sum(len(each.requests) for each in read.servers)
+    read = read_files([(file.name, file.file) for file in inputs])
+    requests = sum(len(server.requests) for server in read.servers)
     lines = read.tally.lines
     with progress("replaying", lines, "lines", shown=requests > SLOW) as move:
         return read, replays_of(read, wanted, in_passes(move, lines))
@@ -351,9 +351,9 @@ def _tuned_of(files: Sequence[str], wanted: UserSettings, sizes: Sizes | None) -
         requests = requests_in(inputs)
         if requests:
             return tuning.of_dump(requests, wanted, sizes)
-        read = read_files([(each.name, each.file) for each in inputs])
+        read = read_files([(file.name, file.file) for file in inputs])
     found = replays_of(read, wanted)
-    replays = [each for each in found if each.settings.is_played]
+    replays = [replay for replay in found if replay.settings.is_played]
     if not replays:
         engine = found[0].settings.engine
         msg = f"{', '.join(files)}: a log of {engine} cannot be replayed with other settings"
@@ -367,7 +367,7 @@ def _is_scenario(name: str) -> bool:
     if name in {"-", STDIN} or path.is_dir():
         return False
     return path.suffix == ".toml" or (
-        not path.exists() and name in {each.stem for each in shipped_files()}
+        not path.exists() and name in {file.stem for file in shipped_files()}
     )
 
 

@@ -270,7 +270,7 @@ def serve(
 
     The reply is given, one token unless said otherwise: so a slot holds just the prompt afterwards.
     """
-    steps = [_step(each, reply) for each in prompts]
+    steps = [_step(prompt, reply) for prompt in prompts]
     entries, again = _played(profile, model, steps, window=window, options=options)
     texts = [letters(step["prompt"]) for step in steps]
     return [
@@ -281,7 +281,7 @@ def serve(
 
 def recall(profile: str, model: str, *prompts: str, **options: object) -> list[Answered]:
     """Prompts in words to a server with a model that recalls facts; each reply is one word."""
-    steps = [{"prompt": list(encode(each)), "predict": 1} for each in prompts]
+    steps = [{"prompt": list(encode(prompt)), "predict": 1} for prompt in prompts]
     entries, again = _played(profile, model, steps, options=options)
     return [
         replace(_answered(_short(text), step), again=again, reply=text_of(step.generated))
@@ -353,7 +353,7 @@ def _step(prompt: Prompt, reply: str) -> dict[str, Any]:
         if isinstance(step.get(key), str):
             step[key] = list(tokens(step[key]))
     if "drafts" in step:
-        step["drafts"] = [list(tokens(each)) for each in step["drafts"]]
+        step["drafts"] = [list(tokens(draft)) for draft in step["drafts"]]
     return step
 
 
@@ -367,8 +367,8 @@ def _answered(prompt: str, step: Played) -> Answered:
         off_by=float(f"{step.max_difference or 0.0:.2g}"),
         checkpoints=step.checkpoints,
         entries=tuple(dict(each) for each in step.prompt_cache),
-        why=tuple(each.as_dict() for each in step.why),
-        events=tuple(each.as_dict() for each in step.events),
+        why=tuple(loss.as_dict() for loss in step.why),
+        events=tuple(event.as_dict() for event in step.events),
         error=step.error,
         evidence=step.evidence,
     )
@@ -379,19 +379,19 @@ def table(replies: Sequence[Answered], *, checkpoints: bool = False, entries: bo
 
     The evidence label of a release's wrong answers follows.
     """
-    wide = max(8, *(len(each.prompt) for each in replies))
+    wide = max(8, *(len(answered.prompt) for answered in replies))
     more = "checkpoints" if checkpoints else "entries" if entries else ""
-    more = more or ("reply" if any(each.reply for each in replies) else "")
+    more = more or ("reply" if any(answered.reply for answered in replies) else "")
     print_line(f"{'prompt':<{wide}}  tokens  cached  {'answer':<8}  {more}")
-    for each in replies:
-        counts = f"{each.tokens:>6}  {each.cached:>6}"
-        rest = [str(checkpoint) for checkpoint in each.checkpoints] if checkpoints else []
+    for answered in replies:
+        counts = f"{answered.tokens:>6}  {answered.cached:>6}"
+        rest = [str(checkpoint) for checkpoint in answered.checkpoints] if checkpoints else []
         if entries:
-            rest = [str(entry["n_tokens"]) for entry in each.entries]
+            rest = [str(entry["n_tokens"]) for entry in answered.entries]
         if more == "reply":
-            rest = [each.reply]
-        print_line(f"{each.prompt:<{wide}}  {counts}  {each.answer:<8}  {' '.join(rest)}")
-    for label in dict.fromkeys(each.evidence for each in replies if each.evidence):
+            rest = [answered.reply]
+        print_line(f"{answered.prompt:<{wide}}  {counts}  {answered.answer:<8}  {' '.join(rest)}")
+    for label in dict.fromkeys(answered.evidence for answered in replies if answered.evidence):
         print_line(f"evidence: {label}")
 
 

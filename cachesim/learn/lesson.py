@@ -91,7 +91,7 @@ def lessons() -> tuple[Lesson, ...]:
 def lesson(number: int) -> Lesson:
     """Lesson by its number."""
     if number not in _names():
-        known = ", ".join(str(each) for each in sorted(_names()))
+        known = ", ".join(str(name) for name in sorted(_names()))
         raise InputError(f"there is no lesson {number}; there are {known}")
     return _read(number)
 
@@ -99,9 +99,9 @@ def lesson(number: int) -> Lesson:
 @cache
 def _names() -> dict[int, str]:
     found = (
-        _NUMBER.fullmatch(each.name) for each in files(__package__).joinpath("texts").iterdir()
+        _NUMBER.fullmatch(path.name) for path in files(__package__).joinpath("texts").iterdir()
     )
-    return {int(each["number"]): each.string for each in found if each}
+    return {int(match["number"]): match.string for match in found if match}
 
 
 @cache
@@ -164,10 +164,10 @@ def _exercises(parts: list[Part], file: str) -> Iterator[Exercise]:
             msg = f"{file}: exercise {parts[start].text!r} needs one answer, it has {len(answers)}"
             raise ContractError(msg)
         at = answers[0]
-        hints = [each.text for each in body[:at] if each.text.startswith(HINT)]
+        hints = [part.text for part in body[:at] if part.text.startswith(HINT)]
         yield Exercise(
             title=parts[start].text.removeprefix("### "),
-            question=tuple(each for each in body[:at] if not each.text.startswith(HINT)),
+            question=tuple(part for part in body[:at] if not part.text.startswith(HINT)),
             hint=" ".join(" ".join(hints).removeprefix(HINT).split()),
             answer=body[at],
             explanation=tuple(body[at + 1 :]),
@@ -227,7 +227,7 @@ def execute(lesson: Lesson) -> ExecutedLesson:
         lesson=lesson,
         parts=_execute_parts(lesson, lesson.parts, names),
         shared=_execute_parts(lesson, lesson.shared, names),
-        exercises=tuple(_exercise(lesson, each, names) for each in lesson.exercises),
+        exercises=tuple(_exercise(lesson, exercise, names) for exercise in lesson.exercises),
     )
 
 
@@ -332,14 +332,16 @@ class Mark:
 
 def questions(lesson: ExecutedLesson) -> int:
     """Number of answers of a lesson."""
-    return sum(len(each.answers) for each in lesson.exercises)
+    return sum(len(exercise.answers) for exercise in lesson.exercises)
 
 
 def mark(lesson: ExecutedLesson, given: Sequence[str]) -> tuple[Mark, ...]:
     """Assign the answers to the exercises, in order."""
     most = questions(lesson)
     if len(given) > most:
-        titles = "; ".join(f"{each.title} ({len(each.answers)})" for each in lesson.exercises)
+        titles = "; ".join(
+            f"{exercise.title} ({len(exercise.answers)})" for exercise in lesson.exercises
+        )
         raise InputError(
             f"lesson {lesson.lesson.number} asks for {most} answers and {len(given)} were given; "
             f"its questions are: {titles}"

@@ -31,8 +31,10 @@ def contents(lessons: Iterable[Lesson]) -> RenderableType:
     table = Table.grid(padding=(0, 2, 0, 0), pad_edge=False)
     table.add_column(justify="right", style="name")
     table.add_column(overflow="fold")
-    for each in lessons:
-        table.add_row(str(each.number), Group(Text(each.title, style="name"), Text(each.about)))
+    for lesson in lessons:
+        table.add_row(
+            str(lesson.number), Group(Text(lesson.title, style="name"), Text(lesson.about))
+        )
     hint = "cachesim learn 4 shows the fourth lesson; cachesim learn 4 --check marks your answers"
     return Group(table, Text(""), Text(hint, style="quiet"))
 
@@ -139,6 +141,6 @@ def _prose(text: str) -> RenderableType:
         return Text(" ".join(plain.split()))
     table = Table.grid(padding=(0, 1, 0, 0), pad_edge=False)
     marks = list(_ITEM.finditer(plain))
-    for mark, end in zip(marks, [*(each.start() for each in marks[1:]), len(plain)], strict=True):
+    for mark, end in zip(marks, [*(match.start() for match in marks[1:]), len(plain)], strict=True):
         table.add_row(mark[1], Text(" ".join(plain[mark.end() : end].split())))
     return table

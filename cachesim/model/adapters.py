@@ -108,7 +108,7 @@ def _weights(spec: ModelSpec, names: Sequence[str], strengths: Strengths) -> Wei
     weights = dict(draw(spec))
     for name, strength in zip(names, strengths, strict=True):
         laid = deltas(spec, name)
-        for tensor in [each for each in weights if f"{each}.lora_a" in laid]:
+        for tensor in [weight for weight in weights if f"{weight}.lora_a" in laid]:
             product = laid[f"{tensor}.lora_b"].astype(np.float64) @ laid[f"{tensor}.lora_a"]
             weights[tensor] = (weights[tensor] + strength * product).astype(np.float32)
     return weights
@@ -116,7 +116,7 @@ def _weights(spec: ModelSpec, names: Sequence[str], strengths: Strengths) -> Wei
 
 def adapted(network: Network, names: Sequence[str]) -> Network:
     """The network with adapters of these names, or itself without any."""
-    twice = sorted({each for each in names if list(names).count(each) > 1})
+    twice = sorted({name for name in names if list(names).count(name) > 1})
     if twice:
         raise OptionError(f"adapter {twice[0]!r} is named twice; give each a name of its own")
     return Adapted(network, names) if names else network

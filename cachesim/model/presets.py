@@ -67,8 +67,8 @@ _REGISTERS: Final = {"inner": 512, "state_heads": 16, "state_size": 4, "groups":
 
 RECALL: Final[Mapping[str, ModelSpec]] = MappingProxyType(
     {
-        each.name: each
-        for each in (
+        model_spec.name: model_spec
+        for model_spec in (
             _recalling("recall-dense", "dense", *("attention",) * 3),
             _recalling("recall-swa", "swa"),
             _recalling("recall-recurrent", "recurrent", *("ssm",) * 3, **_REGISTERS),

@@ -58,7 +58,7 @@ WORDS: Final = (
     ".",
     "unknown",
     *NAMES,
-    *(str(1000 + (6413 + 47 * each) % 9000) for each in range(VALUES)),
+    *(str(1000 + (6413 + 47 * number) % 9000) for number in range(VALUES)),
     *FILLERS,
 )
 """The words of the tokens from `FIRST_PLAIN` on."""
@@ -361,7 +361,7 @@ class _Constructor:
             entry[steps + head, [name, _IS_VALUE]] = on / _UNIT
             entry[steps + head, _ONE] = -1.5 * on / _WHOLE
             channels = range(first, first + len(halves))
-            entry[[inner + each for each in channels], halves] = _ACTIVE / _UNIT
+            entry[[inner + channel for channel in channels], halves] = _ACTIVE / _UNIT
             out[halves, channels] = 1.0 / math.sqrt(inner / spec.groups / 2)
 
     def recall_by_delta(self, layer: int, *, tap: int) -> None:

@@ -71,7 +71,7 @@ class ReleaseVerdict:
 
     def is_like(self, other: "ReleaseVerdict") -> bool:
         """True if both are good, or bad in the same step for the same reason."""
-        kinds = [re.sub(r"\d+", "", each.why) for each in (self, other)]
+        kinds = [re.sub(r"\d+", "", verdict.why) for verdict in (self, other)]
         return (self.state, self.step, kinds[0]) == (other.state, other.step, kinds[1])
 
 
@@ -117,13 +117,13 @@ def simulated(scenario: Scenario, arithmetic: ArithmeticName = "ring") -> Play:
             return Played(profile=release, refused=str(error))
         steps = tuple(
             StepResult(
-                name=each.name,
-                cached=each.cached,
-                answer=each.answer,
-                error=each.error,
-                evidence=each.evidence,
+                name=step.name,
+                cached=step.cached,
+                answer=step.answer,
+                error=step.error,
+                evidence=step.evidence,
             )
-            for each in played.steps
+            for step in played.steps
         )
         return Played(profile=release, steps=steps)
 
@@ -167,15 +167,15 @@ def turns(
 ) -> Iterator[TurningPoint]:
     """Consecutive releases with different verdicts, with the merged changes between them."""
     family = family_of(scenario.engine.name)
-    best = _best_reuse([each.played for each in judged])
-    known = [each for each in judged if each.state != "-"]
+    best = _best_reuse([verdict.played for verdict in judged])
+    known = [verdict for verdict in judged if verdict.state != "-"]
     for one, other in pairwise(known):
         if one.is_like(other):
             continue
         names = family.names()
         between = names[names.index(one.played.profile) + 1 : names.index(other.played.profile) + 1]
-        landed = [each for each in family.patches if each.landed in between]
-        tried = [_patch_of(each.name, one, other, best, play) for each in landed]
+        landed = [patch for patch in family.patches if patch.landed in between]
+        tried = [_patch_of(patch.name, one, other, best, play) for patch in landed]
         before, after = one.played.profile, other.played.profile
         for option in family.table():
             having = family.having(option)
@@ -196,8 +196,8 @@ def turns(
             after=other.played.profile,
             was=one.state,
             became=other.state,
-            causes=tuple(each for each in tried if each.laid or each.taken_back),
-            landed=tuple(each.name for each in landed),
+            causes=tuple(cause for cause in tried if cause.laid or cause.taken_back),
+            landed=tuple(patch.name for patch in landed),
         )
 
 

@@ -98,8 +98,8 @@ def newest(*, releases: bool = False) -> tuple[Row, ...]:
     for family in FAMILIES.values():
         chosen = family.releases if releases else family.releases[-1:]
         rows += [
-            Row(name=f"{family.name}@{each.name}", profile=f"{family.name}@{each.name}")
-            for each in chosen
+            Row(name=f"{family.name}@{release.name}", profile=f"{family.name}@{release.name}")
+            for release in chosen
         ]
     return tuple(rows)
 
@@ -123,7 +123,7 @@ def compare(
 
 
 def _most(counts: Iterable[int | None]) -> int | None:
-    return max((each for each in counts if each is not None), default=None)
+    return max((count for count in counts if count is not None), default=None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,7 +141,7 @@ class _Played:
     @property
     def lengths(self) -> tuple[int, ...]:
         """Prompt lengths of the answered requests."""
-        return tuple(0 if each is None else len(each.prompt) for each in self.replies)
+        return tuple(0 if reply is None else len(reply.prompt) for reply in self.replies)
 
     def against(self, bound: Sequence[int | None]) -> Compared:
         """Tokens reused, and the rest up to the bound by cause."""
@@ -185,7 +185,9 @@ def served_by(scenario: Scenario, row: Row) -> Scenario:
         model = replace(row.model, seed=model.seed, vocabulary=model.vocabulary)
     if not keeps:
         family = FAMILIES[profile.engine]
-        unknown = MESSAGES - {each.name for each in family.fields if family.has(each, profile)}
+        unknown = MESSAGES - {
+            option.name for option in family.fields if family.has(option, profile)
+        }
         steps = tuple(
             replace(
                 step, slot=-1, options={n: v for n, v in step.options.items() if n not in unknown}

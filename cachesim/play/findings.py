@@ -109,7 +109,7 @@ def finding_of(
     if record.error in {ABORTED, ENDLESS}:
         return Finding(kind="crash", step=step, detail=record.message)
     if (record.error or "").startswith(WORKER_GONE):
-        if any(each.kind == "crash" for each in trial.findings):
+        if any(finding.kind == "crash" for finding in trial.findings):
             return None  # of a server without its worker, as before
         return Finding(kind="crash", step=step, detail=f"{record.error}; {record.message}")
     if record.step.do != "complete":
@@ -238,7 +238,7 @@ def _lost_reuse(record: Record, before: Record | None, trial: Trial) -> Finding 
     replies = before.reply, record.reply
     if alike != here or not (before.alone and record.alone and record.step.cache_prompt):
         return None
-    first, second = (each for each in replies)
+    first, second = (reply for reply in replies)
     if first is None or second is None or first.error or first.truncated or second.truncated:
         return None
     if before.images or record.images or second.cached is None:

@@ -412,7 +412,7 @@ def _event() -> Schema:
 
 def _loss() -> Schema:
     """An entry of `why`: its cause is declared by some engine."""
-    known = sorted({each.id for engine in engines() for each in causes_of(engine)})
+    known = sorted({cause.id for engine in engines() for cause in causes_of(engine)})
     properties: dict[str, Any] = {
         "rule": {"type": "string", "examples": known, "description": "The cause."},
         "from": {"type": "integer", "description": "Usable tokens before."},

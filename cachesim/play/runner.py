@@ -116,7 +116,7 @@ class Watcher:
         self.ends[record.index] = self._whole() if record.error == TIMEOUT else self._seen()
 
     def _whole(self) -> tuple[int, int]:
-        done = [i for i, each in self.records.items() if each.error != TIMEOUT]
+        done = [i for i, record in self.records.items() if record.error != TIMEOUT]
         return self.ends[done[-1]] if done else self.start
 
     def run_detail(self) -> RunDetail:
@@ -165,10 +165,10 @@ class Watcher:
 def size_of(held: Held) -> int:
     """The number of tokens and cell runs in a state."""
     tokens = sum(len(slot.tokens) for slot in held.slots)
-    tokens += sum(len(each.tokens) for each in held.entries)
+    tokens += sum(len(entry.tokens) for entry in held.entries)
     tokens += sum(len(each) for entry in held.entries for _, each in entry.held)
-    runs = sum(len(each.runs) for each in (*held.cells, *held.companion_cells))
-    runs += sum(len(each.runs) for slot in held.slots for each in slot.checkpoints)
+    runs = sum(len(cell.runs) for cell in (*held.cells, *held.companion_cells))
+    runs += sum(len(checkpoint.runs) for slot in held.slots for checkpoint in slot.checkpoints)
     return 1 + tokens + runs
 
 
@@ -223,20 +223,20 @@ def mismatches(
 
     Of steps for which no time was left nothing is known but that; they are the last ones.
     """
-    mine = [each for each in scenario.expect if _is_for(scenario, each, profile)]
+    mine = [expect for expect in scenario.expect if _is_for(scenario, expect, profile)]
     keys = ("cached", "processed", "error", "answer") if verified else KEYS_UNVERIFIED
-    found = [line for each in mine for line in _unmet(each, steps, keys)]
+    found = [line for expect in mine for line in _unmet(expect, steps, keys)]
     found += _unshown(scenario, profile, steps, verified=verified)
     if late := [step.name for step in steps if step.error == TIMEOUT]:
         more = f" and {counted(len(late) - 1, 'step')} after it" if len(late) > 1 else ""
         found.append(f"{late[0]}{more}: not run, the time given was over")
-    if not any(each.answer is not None for each in mine):
+    if not any(expect.answer is not None for expect in mine):
         found += [
             f"{step.name}: the answer is wrong, and no expectation says so"
             for step in steps
             if step.answer not in RIGHT
         ]
-    if not any(each.error is not None for each in mine):
+    if not any(expect.error is not None for expect in mine):
         found += [
             f"{step.name}: {step.error}, and no expectation says so"
             for step in steps
@@ -247,7 +247,7 @@ def mismatches(
 
 def excluded(scenario: Scenario, profile: Profile) -> list[Kind]:
     """The kinds of findings that a scenario's expectations exclude."""
-    mine = (each.finding for each in scenario.expect if _is_for(scenario, each, profile))
+    mine = (expect.finding for expect in scenario.expect if _is_for(scenario, expect, profile))
     return list(dict.fromkeys(kind for kind in mine if kind is not None))
 
 
@@ -279,7 +279,7 @@ def _findings(
 
 def expects_wrong(scenario: Scenario, profile: Profile) -> bool:
     """True if a scenario expects a diverged answer of a profile."""
-    mine = (each.answer for each in scenario.expect if _is_for(scenario, each, profile))
+    mine = (expect.answer for expect in scenario.expect if _is_for(scenario, expect, profile))
     return any("diverged" in answer for answer in mine if answer is not None)
 
 
@@ -299,7 +299,7 @@ def _unshown(
             "answer": step.answer if verified else seen.answer,
             "error": step.error,
             "checkpoints": len(step.checkpoints),
-            "checkpoint_mib": _mib(each.bytes for each in step.checkpoints),
+            "checkpoint_mib": _mib(checkpoint.bytes for checkpoint in step.checkpoints),
             "parked": len(step.prompt_cache),
             "parked_mib": _mib(each.get("bytes") for each in step.prompt_cache),
             "drafted": step.drafted,
@@ -313,7 +313,7 @@ def _unshown(
 
 
 def _mib(sizes: Iterable[int | None]) -> int:
-    return sum(each or 0 for each in sizes) // 2**20
+    return sum(size or 0 for size in sizes) // 2**20
 
 
 def _went_wrong(step: Step) -> bool:
@@ -346,7 +346,7 @@ def _unmet(expect: Expect, steps: Sequence[Step], keys: Sequence[str]) -> Iterat
         if step.error != TIMEOUT and isinstance(least, int) and (step.cached or 0) < least:
             yield f"{step.name}: cached is {_word(step.cached)}, expected {least} or more"
     for step, item in zip(steps, expect.checkpoints or (), strict=False):
-        held = tuple(each.n_tokens for each in step.checkpoints)
+        held = tuple(checkpoint.n_tokens for checkpoint in step.checkpoints)
         wanted = () if item == "none" else item
         if step.error != TIMEOUT and wanted not in ("any", held):
             yield f"{step.name}: checkpoints are {list(held)}, expected {list(wanted)}"
@@ -481,7 +481,7 @@ def culprit(fault: Fault, records: Sequence[Record], padding: Token | None) -> C
 
 
 def _leading(tokens: Tokens, padding: Token | None) -> int:
-    return next((i for i, each in enumerate(tokens) if each != padding), len(tokens))
+    return next((i for i, token in enumerate(tokens) if token != padding), len(tokens))
 
 
 def _token_at(tokens: Tokens, index: int) -> int | None:
@@ -628,12 +628,12 @@ def step_of(record: Record, evidence: Evidence) -> Step:
         truncated=reply is not None and bool(reply.truncated),
         checkpoints=tuple(
             Saved(
-                pos_min=int(each["pos_min"]),
-                pos_max=int(each["pos_max"]),
-                n_tokens=int(each["n_tokens"]),
-                bytes=each.get("bytes"),
+                pos_min=int(checkpoint["pos_min"]),
+                pos_max=int(checkpoint["pos_max"]),
+                n_tokens=int(checkpoint["n_tokens"]),
+                bytes=checkpoint.get("bytes"),
             )
-            for each in _slot_of(record).get("checkpoints", ())
+            for checkpoint in _slot_of(record).get("checkpoints", ())
         ),
         prompt_cache=tuple(as_json(each) for each in record.snapshot.get("prompt_cache", ())),
         events=record.events,
@@ -641,8 +641,8 @@ def step_of(record: Record, evidence: Evidence) -> Step:
         message=record.message,
         explanation=evidence.account,
         slots=tuple(
-            SlotCount(id=as_json(each["id"]), n_tokens=len(each.get("tokens", ())))
-            for each in record.snapshot.get("slots", ())
+            SlotCount(id=as_json(slot["id"]), n_tokens=len(slot.get("tokens", ())))
+            for slot in record.snapshot.get("slots", ())
         ),
         forced=record.step.reply is not None,
         finding=UNSAID,
@@ -655,7 +655,7 @@ def step_of(record: Record, evidence: Evidence) -> Step:
 
 def _slot_of(record: Record) -> Mapping[str, Any]:
     slots: Sequence[Mapping[str, Any]] = record.snapshot.get("slots", ())
-    return next((each for each in slots if each.get("id") == record.slot), {})
+    return next((slot for slot in slots if slot.get("id") == record.slot), {})
 
 
 def run_scenario(

@@ -144,13 +144,13 @@ class Session(Loop):
         # Where no steps are given, any may come.
         self._chats = not scenario.step or any(step.messages for step in scenario.step)
         self.profile = profile
-        specs = {name: spec_of(each) for name, each in scenario.networks.items()}
+        specs = {name: spec_of(network) for name, network in scenario.networks.items()}
         if thin:
             ratio = self.family.groups_layers
-            specs = {name: one_of_each(each, in_ratio=ratio) for name, each in specs.items()}
-        self.networks = {name: self._network(each, arithmetic) for name, each in specs.items()}
+            specs = {name: one_of_each(spec, in_ratio=ratio) for name, spec in specs.items()}
+        self.networks = {name: self._network(spec, arithmetic) for name, spec in specs.items()}
         self.network = self.networks[""]
-        self.traces = {n: Traced(each) for n, each in self.networks.items()} if traced else {}
+        self.traces = {n: Traced(network) for n, network in self.networks.items()} if traced else {}
         self.trace = self.traces.get("")
         super().__init__(self._create(), most=limits.TURNS)
         # Replies are then words of the prompt.
@@ -169,7 +169,7 @@ class Session(Loop):
     def _network(self, spec: ModelSpec, arithmetic: ArithmeticName) -> Network:
         names = str(self.scenario.engine.options.get("lora", ""))
         network = build(spec, arithmetic)
-        return adapted(network, [each.strip() for each in names.split(",") if each.strip()])
+        return adapted(network, [part.strip() for part in names.split(",") if part.strip()])
 
     def _create(self) -> Engine:
         models: dict[str, Network] = {**self.networks, **self.traces}
@@ -339,7 +339,7 @@ class Session(Loop):
             reply=reply,
             drafts=None
             if step.drafts is None
-            else tuple(self.vocabulary.tokens(each) for each in step.drafts),
+            else tuple(self.vocabulary.tokens(draft) for draft in step.drafts),
             slot=step.slot,
             cache_prompt=step.cache_prompt,
             completions=step.completions,
@@ -460,18 +460,18 @@ def share_events(records: Sequence[Record], events: Sequence[Event]) -> None:
         records[0].events = tuple(events)
         return
     ticketed = sorted(
-        ((int(each.ticket), each) for each in records if each.ticket is not None),
+        ((int(record.ticket), record) for record in records if record.ticket is not None),
         key=itemgetter(0),
         reverse=True,
     )
-    by_slot = {each.slot: each for each in records if each.slot is not None}
-    shares: dict[int, list[Event]] = {id(each): [] for each in records}
+    by_slot = {record.slot: record for record in records if record.slot is not None}
+    shares: dict[int, list[Event]] = {id(record): [] for record in records}
     for event in events:
         by_task = next((each for ticket, each in ticketed if ticket <= event.task), None)
         owner = by_task or by_slot.get(event.slot) or records[0]
         shares[id(owner)].append(event)
-    for each in records:
-        each.events = tuple(shares[id(each)])
+    for record in records:
+        record.events = tuple(shares[id(record)])
 
 
 @runtime_checkable

@@ -41,9 +41,9 @@ class Past:
 
     def maker(self, made_by: int) -> str | None:
         """The step of the task that saved a checkpoint; a ticket numbers its first task."""
-        made = [each for each in self.records if each.ticket is not None]
-        made = [each for each in made if int(each.ticket or 0) <= made_by]
-        return max(made, key=lambda each: int(each.ticket or 0)).name if made else None
+        made = [record for record in self.records if record.ticket is not None]
+        made = [record for record in made if int(record.ticket or 0) <= made_by]
+        return max(made, key=lambda record: int(record.ticket or 0)).name if made else None
 
 
 def machine_statement(scenario: Scenario, run: Run) -> str:
@@ -60,16 +60,18 @@ def machine_statement(scenario: Scenario, run: Run) -> str:
     if not chosen:
         return ""
     others = [
-        family.chosen(profile, {**given, "device": each})
-        for each in family.option("device").choices
+        family.chosen(profile, {**given, "device": choice})
+        for choice in family.option("device").choices
     ]
     most = {"tokens": 0, "requests": 0}
     for group in groups_of(scenario):
         steps = [run.steps[index] for index in group]
-        tokens = sum((each.prompt_tokens or 0) + len(each.generated) for each in steps)
+        tokens = sum((step.prompt_tokens or 0) + len(step.generated) for step in steps)
         most["tokens"] = max(most["tokens"], tokens)
         most["requests"] = max(most["requests"], len(steps))
-    least = {name: min(each.get(name, value) for each in others) for name, value in chosen.items()}
+    least = {
+        name: min(other.get(name, value) for other in others) for name, value in chosen.items()
+    }
     if all(most.get(family.option(name).unit, 0) <= value for name, value in least.items()):
         return ""
     return f"{profile}: {family.chosen_words(profile, given)}; engine option device names another"
@@ -205,7 +207,7 @@ def checkpoint_facts(step: Step, past: Past) -> Iterator[Fact]:
     """
     if step.answer not in {"diverged", "by-design"}:
         return
-    names = [each.name() for each in step.events]
+    names = [event.name() for event in step.events]
     at = names.index("checkpoint-restored") if "checkpoint-restored" in names else None
     if at is None:
         return
@@ -322,7 +324,7 @@ def _forgotten(account: Account, record: Record, past: Past) -> Iterator[Fact]:
         return
     together = groupby(past.earlier, key=lambda each: id(each.snapshot))
     moments = ([*group] for _, group in together)
-    groups = [each for each in moments if each[-1].snapshot is not record.snapshot]
+    groups = [moment for moment in moments if moment[-1].snapshot is not record.snapshot]
     if not any(group[-1].holds for group in groups):
         return  # this server does not report its memory
     held = [any(each[: len(wanted)] == wanted for each in group[-1].holds) for group in groups]
@@ -332,7 +334,7 @@ def _forgotten(account: Account, record: Record, past: Past) -> Iterator[Fact]:
     if last is None:  # not even the step that computed them left them behind
         last = next(i for i, group in enumerate(groups) if computed in group) - 1
     taken = _taken(groups[last], groups[last + 1], wanted) if last >= 0 else None
-    names = " and ".join(each.name for each in groups[last + 1])
+    names = " and ".join(group.name for group in groups[last + 1])
     if taken is not None:
         index, event = taken
         taker = groups[last + 1][index].name
@@ -402,10 +404,10 @@ def _fate_of(step: Step) -> Fate:
 def _finding(step: Step, facts: Sequence[Fact], past: Past) -> Finding:
     fate, index = _fate_of(step), len(past.steps)
     if fate in {"wrong", "by-design"}:
-        at = next((i for i, each in enumerate(step.events) if each.name() in BROUGHT), None)
+        at = next((i for i, event in enumerate(step.events) if event.name() in BROUGHT), None)
         where = (index, len(step.events) - 1 if at is None else at)
     elif fate == "lost":
-        first = next((i for i, each in enumerate(step.events) if each.loudness() == "loss"), 0)
+        first = next((i for i, event in enumerate(step.events) if event.loudness() == "loss"), 0)
         where = _consumer(facts, past) or (index, first)
     else:
         where = (index, len(step.events) - 1)
@@ -421,21 +423,21 @@ def _finding(step: Step, facts: Sequence[Fact], past: Past) -> Finding:
         right=_right(step),
     )
     if fate == "wrong":
-        for each in facts:
-            if each.word in {"wrong", "leak"}:
-                title += f" {each.sentence[:1].upper()}{each.sentence[1:]}."
+        for fact in facts:
+            if fact.word in {"wrong", "leak"}:
+                title += f" {fact.sentence[:1].upper()}{fact.sentence[1:]}."
     return Finding(fate=fate, title=title, step=where[0], event=where[1])
 
 
 def _index(step: Step, *names: str) -> int | None:
-    return next((i for i, each in enumerate(step.events) if each.name() in names), None)
+    return next((i for i, event in enumerate(step.events) if event.name() in names), None)
 
 
 def _consumer(facts: Sequence[Fact], past: Past) -> tuple[int, int] | None:
     fact = next((each for each in facts if each.word == "consumed"), None)
     if fact is None:
         return None
-    found = [i for i, each in enumerate(past.steps) if each.name == fact.fields["step"]]
+    found = [i for i, step in enumerate(past.steps) if step.name == fact.fields["step"]]
     at = _index(past.steps[found[-1]], "cache-entry-loaded") if found else None
     return None if at is None else (found[-1], at)
 

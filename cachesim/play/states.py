@@ -53,7 +53,7 @@ class Provenance:
     def __init__(self, trace: Traced, records: Sequence[Record]) -> None:
         self.trace = trace
         self._tickets = sorted(
-            (int(each.ticket), each.index) for each in records if each.ticket is not None
+            (int(record.ticket), record.index) for record in records if record.ticket is not None
         )
         self.texts = {record.index: text_of(record) for record in records}
         self._births = 1  # how many are traced back; births are numbered from 1
@@ -198,17 +198,17 @@ def cut(pieces: Iterable[Piece], start: int, end: int) -> list[Piece]:
 def pieces(origins: Iterable[Origin], after: Sequence[Piece] = ()) -> list[Piece]:
     """Consecutive origins merged into as few pieces as possible."""
     found: list[Piece] = deepcopy(list(after))
-    for each in origins:
+    for origin in origins:
         last = found[-1] if found else {}
-        if each.step == NOBODY:
+        if origin.step == NOBODY:
             if "tokens" in last:
-                last["tokens"].append(each.token)
+                last["tokens"].append(origin.token)
             else:
-                found.append({"tokens": [each.token]})
-        elif last.get("step") == each.step and last["at"] + last["count"] == each.at:
+                found.append({"tokens": [origin.token]})
+        elif last.get("step") == origin.step and last["at"] + last["count"] == origin.at:
             last["count"] += 1
         else:
-            found.append({"step": each.step, "at": each.at, "count": 1})
+            found.append({"step": origin.step, "at": origin.at, "count": 1})
     return found
 
 
@@ -348,10 +348,10 @@ def _state(held: Held, until: int, made: dict[CheckpointHeld, int], origins: Pro
     if held.companion_cells or held.companion_rows:
         companion = _memory(held.companion_cells, held.companion_rows, until, origins)
     return State(
-        slots=tuple(_slot(each, made, origins) for each in held.slots),
+        slots=tuple(_slot(slot_held, made, origins) for slot_held in held.slots),
         memory=_memory(held.cells, held.rows, until, origins),
         companion=companion,
-        prompt_cache=tuple(_entry(each, origins) for each in held.entries),
+        prompt_cache=tuple(_entry(entry, origins) for entry in held.entries),
         tree=None if held.tree is None else _tree(held.tree, until, origins),
     )
 
@@ -362,23 +362,23 @@ def _memory(
     return Memory(
         cells=tuple(
             CellPart(
-                part=each.part,
-                stream=each.stream,
-                size=each.size,
-                window=each.window,
-                runs=_runs(each.runs, origins),
-                blocks=each.blocks,
+                part=cell.part,
+                stream=cell.stream,
+                size=cell.size,
+                window=cell.window,
+                runs=_runs(cell.runs, origins),
+                blocks=cell.blocks,
             )
-            for each in cells
+            for cell in cells
         ),
         rows=tuple(
             RowState(
-                row=each.row,
-                position=each.position,
-                slots=owners(each.owners),
-                tokens=_known(origins.folded(each.node, until)),
+                row=row.row,
+                position=row.position,
+                slots=owners(row.owners),
+                tokens=_known(origins.folded(row.node, until)),
             )
-            for each in rows
+            for row in rows
         ),
     )
 
@@ -392,7 +392,9 @@ def _slot(slot: SlotHeld, made: Mapping[CheckpointHeld, int], origins: Provenanc
         id=slot.id,
         state=slot.state,
         tokens=tuple(origins.spelled(slot.tokens)),
-        checkpoints=tuple(_checkpoint(each, made[each], origins) for each in slot.checkpoints),
+        checkpoints=tuple(
+            _checkpoint(checkpoint, made[checkpoint], origins) for checkpoint in slot.checkpoints
+        ),
     )
 
 
@@ -419,7 +421,7 @@ def _entry(entry: EntryHeld, origins: Provenance) -> Entry:
 
 
 def _tree(tree: TreeHeld, until: int, origins: Provenance) -> TreeState:
-    nodes = tuple(_node(each, until, origins) for each in tree.nodes)
+    nodes = tuple(_node(node, until, origins) for node in tree.nodes)
     return TreeState(name=tree.name, of=tree.of, nodes=nodes)
 
 

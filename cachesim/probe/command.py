@@ -212,7 +212,7 @@ def status_line(outcome: Outcome, meter: Meter) -> str:
     compared = f"{outcome.reused} answers from cache"
     if outcome.reused is None:
         compared = f"{outcome.compared} answers"
-    found = "".join(f"; WRONG: {each.sentence}" for each in outcome.findings)
+    found = "".join(f"; WRONG: {finding.sentence}" for finding in outcome.findings)
     return (
         f"{meter.seconds:.0f} s, {meter.requests} requests, {outcome.workloads} workloads, "
         f"{compared} compared, "

@@ -217,7 +217,10 @@ class LlamaServer(Dialect):
             cached = evaluated - timings["prompt_n"]
         rows = tuple(map(_llama_row, answer.get("completion_probabilities", ())))
         tokens = answer.get("tokens")
-        texts = [each.get("content", "") for each in answer.get("completion_probabilities", ())]
+        texts = [
+            probability.get("content", "")
+            for probability in answer.get("completion_probabilities", ())
+        ]
         return Answer(
             cached=cached,
             prompt_tokens=evaluated,
@@ -234,7 +237,7 @@ class LlamaServer(Dialect):
 def _llama_row(place: JsonObject) -> Row:
     """Log probabilities of one position; older servers print probabilities by text."""
     if "top_logprobs" in place:
-        return _finite({each["id"]: each["logprob"] for each in place["top_logprobs"]})
+        return _finite({logprob["id"]: logprob["logprob"] for logprob in place["top_logprobs"]})
     return {e["tok_str"]: math.log(e["prob"]) for e in place.get("probs", ()) if e["prob"] > 0}
 
 
@@ -335,7 +338,7 @@ class SglangServer(Dialect):
             _finite({each[1]: each[0] for each in row or ()})
             for row in meta.get("output_top_logprobs") or ()
         )
-        tokens = [each[1] for each in meta.get("output_token_logprobs") or ()]
+        tokens = [logprob[1] for logprob in meta.get("output_token_logprobs") or ()]
         return Answer(
             cached=meta.get("cached_tokens"),
             prompt_tokens=meta.get("prompt_tokens"),
@@ -430,7 +433,7 @@ class TextServer(Dialect):
         rows = [_text_row(each) for each in found.get("content") or ()]
         tokens = [self._word(max(each, key=each.__getitem__)) for each in rows if each]
         if found.get("top_logprobs"):
-            rows = [_finite(each or {}) for each in found["top_logprobs"]]
+            rows = [_finite(logprob or {}) for logprob in found["top_logprobs"]]
             tokens = [self._word(each) for each in found["tokens"]]
         for row in rows:
             for token in row:
@@ -498,7 +501,7 @@ class OllamaServer(TextServer):
     def detect(self) -> bool:
         version = mapping(self.connection.query("GET", "/api/version")).get("version")
         found = (mapping(self.connection.query("GET", f"/api/{at}")) for at in ("ps", "tags"))
-        names = [each.get("name") for one in found for each in one.get("models") or ()]
+        names = [model.get("name") for one in found for model in one.get("models") or ()]
         if version is None or not names or self.chat:
             return False
         self.more = {"model": str(names[0])}
@@ -531,7 +534,7 @@ class LmStudioServer(TextServer):
 
     def detect(self) -> bool:
         models = mapping(self.connection.query("GET", "/api/v0/models")).get("data") or ()
-        return any("state" in mapping(each) for each in models) and super().detect()
+        return any("state" in mapping(model) for model in models) and super().detect()
 
 
 def _messages(query: Query) -> list[JsonObject]:
@@ -556,7 +559,7 @@ def _messages(query: Query) -> list[JsonObject]:
 
 def _text_row(place: JsonObject) -> Row:
     tops = place.get("top_logprobs") or ()
-    return _finite({each.get("token", each.get("id")): each["logprob"] for each in tops})
+    return _finite({top.get("token", top.get("id")): top["logprob"] for top in tops})
 
 
 DIALECTS: Final[tuple[type[Dialect], ...]] = (

@@ -173,10 +173,12 @@ def _power(chance: float, threshold: float, rate: float) -> float:
                 more = deepcopy(test)
                 more.add(hit=bool(hit))
                 after[hits + hit] = before + share * part, more
-        found += sum(share for share, each in after.values() if each.value >= threshold)
+        found += sum(
+            share for share, sequential_test in after.values() if sequential_test.value >= threshold
+        )
         open_ = {
-            hits: (share, each)
-            for hits, (share, each) in after.items()
-            if each.value < threshold and not each.dropped and share
+            hits: (share, sequential_test)
+            for hits, (share, sequential_test) in after.items()
+            if sequential_test.value < threshold and not sequential_test.dropped and share
         }
     return found

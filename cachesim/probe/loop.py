@@ -156,10 +156,10 @@ class Probe:
             if not self.outcome.findings:
                 raise
             self.outcome.ended = str(error)
-        for each in self._open if not self._over else ():
+        for suspicion in self._open if not self._over else ():
             self.outcome.note(
-                f"a suspicion was not decided: {each.test.hits} of {each.test.replays} replays are "
-                f"off by more than {self.judge.noise.limit:.2g}"
+                f"a suspicion was not decided: {suspicion.test.hits} of {suspicion.test.replays} "
+                f"replays are off by more than {self.judge.noise.limit:.2g}"
             )
         for fault, times in self.target.faults.most_common(5):
             self.outcome.note(f"{fault} ({counted(times, 'request')})")
@@ -192,7 +192,7 @@ class Probe:
         while len(found.left) > 1 and found.requests < self.plan.identifying:
             named = words_for(self.facts.words, self._chance)
             drawn = [self._draw(together=False) for _ in range(DRAWN)]
-            queries = [[query_of(step, named) for step in each.step] for each in drawn]
+            queries = [[query_of(step, named) for step in scenario.step] for scenario in drawn]
             best = found.dividing(list(zip(drawn, queries, strict=True)))
             played = play(target, best, named)
             if not self._check_alive(played, best):
@@ -202,7 +202,7 @@ class Probe:
             self._watch(self.outcome)
         if found.left and self.plan.repeats and not self._over:
             self._leave(found)
-        models = dict.fromkeys(each.model for each in found.ranked)
+        models = dict.fromkeys(candidate.model for candidate in found.ranked)
         self._guided = [next(e for e in found.ranked if e.model == one) for one in models][:2]
 
     def _leave(self, found: Fingerprint) -> None:
@@ -309,7 +309,7 @@ class Probe:
             test = judging.SequentialTest(
                 max(judging.FLOOR, judging.upper_bound(alone, len(noise.alone), error))
             )
-            far = [each for each in samples if each > noise.error]
+            far = [sample for sample in samples if sample > noise.error]
             if kind == "reuse":
                 least = judging.SequentialTest(test.chance)
                 for _ in range(
@@ -317,8 +317,8 @@ class Probe:
                 ):
                     least.add(hit=True)
                 self.outcome.plain = least.value >= 4 * self.plan.alarms
-            for each in samples:
-                test.add(hit=each > noise.error)
+            for sample in samples:
+                test.add(hit=sample > noise.error)
             if test.value >= 4 * self.plan.alarms:
                 sentence = (
                     f"{what} differently from one alone in {len(far)} of {len(samples)} cases, "
@@ -341,7 +341,7 @@ class Probe:
     def _search(self) -> None:
         guide, cured = Guide(self._guided, self.plan.tries), frozenset[str]()
         while not self._over:
-            known = frozenset(each.cure for each in self._known if each.cure)
+            known = frozenset(cause.cure for cause in self._known if cause.cure)
             if known != cured:
                 cured = known
                 guide = Guide(self._guided, self.plan.tries, cured)
@@ -500,20 +500,20 @@ class Probe:
 
     def _check_alive(self, played: Played, scenario: Scenario | None) -> bool:
         """False if the server no longer answers; one of ours is restarted."""
-        fatal = [each.error for each in played.answers if each.fatal]
+        fatal = [answer.error for answer in played.answers if answer.fatal]
         refused = [
-            each.error
-            for each in played.answers
-            if each.error and not each.fatal and each.error != DISCONNECTED
+            answer.error
+            for answer in played.answers
+            if answer.error and not answer.fatal and answer.error != DISCONNECTED
         ]
         self.outcome.refused.update(refused)
-        answered, began = any(not each.error for each in played.answers), time.monotonic()
+        answered, began = any(not answer.error for answer in played.answers), time.monotonic()
         requests, seconds = self.meter.requests, self.meter.seconds
         if (not fatal and (answered or not refused)) or self.target.answers():
             return True
         process = self.target.process
         how = (fatal or refused)[0]
-        if any(each.denied for each in played.answers):
+        if any(answer.denied for answer in played.answers):
             raise BudgetError(how)
         if self.target.returns(began):
             self.outcome.note(f"the server answered no request for a time, then again: {how}")
@@ -572,7 +572,7 @@ class Probe:
 
     @property
     def _known(self) -> frozenset[Cause]:
-        return frozenset[Cause]().union(*(each.causes for each in self.outcome.findings))
+        return frozenset[Cause]().union(*(finding.causes for finding in self.outcome.findings))
 
     def _explained(self, scenario: Scenario) -> frozenset[int]:
         """Steps that the causes of earlier findings make wrong in a simulated server."""
@@ -717,7 +717,7 @@ class Probe:
 
     def _simulated(self, scenario: Scenario) -> frozenset[int]:
         """Steps that are wrong from a fresh start in a simulated server."""
-        return frozenset(step for each in self._fresh for step in each.causes(scenario))
+        return frozenset(step for candidate in self._fresh for step in candidate.causes(scenario))
 
     def _explain(self, finding: Finding) -> None:
         """Causes of the same wrong answer in the remaining simulated servers."""
@@ -726,16 +726,16 @@ class Probe:
         found: dict[Cause, dict[str, None]] = {}
         known = self._known
         ranked = self.outcome.fingerprint.ranked
-        flagged = {(each.model, each.flags): each for each in reversed(ranked)}
-        for number, each in enumerate([*ranked[:EXPLAINING], *reversed(flagged.values())]):
+        flagged = {(candidate.model, candidate.flags): candidate for candidate in reversed(ranked)}
+        for number, candidate in enumerate([*ranked[:EXPLAINING], *reversed(flagged.values())]):
             if (number >= EXPLAINING and found) or (number and self._closes):
                 break
-            steps = each.causes(finding.scenario)
+            steps = candidate.causes(finding.scenario)
             for cause in sorted(frozenset[Cause]().union(*steps.values()) - known):
-                model = f"{each.model} {each.flags}".strip()
-                found.setdefault(cause, {})[f"{each.profile} ({model})"] = None
-                self._explaining = self._explaining or each
-                finding.server = finding.server or each
+                model = f"{candidate.model} {candidate.flags}".strip()
+                found.setdefault(cause, {})[f"{candidate.profile} ({model})"] = None
+                self._explaining = self._explaining or candidate
+                finding.server = finding.server or candidate
         finding.causes = frozenset(found)
         finding.mechanism = [
             f"simulated {', '.join(who)}, not run on that release: {cause}"
@@ -783,10 +783,10 @@ class Probe:
                 drawn = replace(drawn, step=opened_together(draws, self._longest))
             declines = self.target.dialect.declines
             steps = tuple(
-                replace(each, cache_prompt=each.cache_prompt or not declines)
-                for each in drawn.step
-                if (each.do == "cancel" and together)
-                or (each.do == "complete" and each.ids and each.reply)
+                replace(step, cache_prompt=step.cache_prompt or not declines)
+                for step in drawn.step
+                if (step.do == "cancel" and together)
+                or (step.do == "complete" and step.ids and step.reply)
             )
             if not self.plan.repeats:
                 steps = without_repeats(steps)

@@ -160,7 +160,7 @@ def _groups(scenario: Scenario) -> Iterator[list[int]]:
 def _leaves(scenario: Scenario, number: int) -> float:
     """The seconds after which the client of a step leaves; 0 if it stays."""
     after = scenario.step[number + 1 :]
-    cancel = next((each for each in after[:1] if each.do == "cancel"), None)
+    cancel = next((step for step in after[:1] if step.do == "cancel"), None)
     return 0.0 if cancel is None else TURN * (cancel.turns or 1)
 
 

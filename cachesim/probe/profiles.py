@@ -107,11 +107,11 @@ class Candidate:
         self, query: Query, numbers: Mapping[Word, int], answer: Answer
     ) -> set[int | str | None]:
         """The counts of all states; those states that explain the answer's are kept."""
-        states = [replace(self, engine=each, others=[]) for each in (self.engine, *self.others)]
-        found = [each.cached(query, numbers, answer.tokens) for each in states]
+        states = [replace(self, engine=other, others=[]) for other in (self.engine, *self.others)]
+        found = [state.cached(query, numbers, answer.tokens) for state in states]
         kept = [s.engine for s, each in zip(states, found, strict=True) if each == answer.cached]
         if len(kept) > 1:
-            kept = list({repr(each.snapshot()): each for each in kept}.values())
+            kept = list({repr(engine.snapshot()): engine for engine in kept}.values())
         self.engine, *self.others = kept or [self.engine]
         return set(found)
 
@@ -176,12 +176,12 @@ class Fingerprint:
         numbers = self.numbered(query.prompt, query.reply, answer.tokens)
         if query.leaves:
             self.leavers += 1
-            for each in self.left:
-                each.leave(query, numbers)
+            for candidate in self.left:
+                candidate.leave(query, numbers)
         if answer.error or answer.cached is None or not self.left:
             return
         self.requests += 1
-        counts = [each.counts(query, numbers, answer) for each in self.left]
+        counts = [candidate.counts(query, numbers, answer) for candidate in self.left]
         agree = [c for c, found in zip(self.left, counts, strict=True) if answer.cached in found]
         if not agree:
             named = ", ".join(sorted({str(each) for found in counts for each in found})[:4])
@@ -206,7 +206,7 @@ class Fingerprint:
         def kinds(queries: Sequence[Query]) -> int:
             for query in queries:
                 self.numbered(query.prompt, query.reply)
-            engines = [replace(each, engine=_copied(each.engine)) for each in judges]
+            engines = [replace(judge, engine=_copied(judge.engine)) for judge in judges]
             return len(
                 {tuple(e.cached(q, self._numbers, q.reply) for q in queries) for e in engines}
             )
@@ -224,12 +224,12 @@ class Fingerprint:
     def names(self) -> str:
         """The candidates in words: releases, kinds of models, flags."""
         order = family_of(self.left[0].engine_name).names()
-        releases = {each for one in self.left for each in one.releases}
+        releases = {release for one in self.left for release in one.releases}
         named = [each for each in order if each in releases]
         gaps = order.index(named[-1]) - order.index(named[0]) + 1 - len(named)
         range_ = ", ".join(named) if gaps or len(named) < 3 else f"{named[0]} to {named[-1]}"
-        models = ", ".join(dict.fromkeys(each.model for each in self.left))
-        flags = dict.fromkeys(each.flags or "default flags" for each in self.left)
+        models = ", ".join(dict.fromkeys(candidate.model for candidate in self.left))
+        flags = dict.fromkeys(candidate.flags or "default flags" for candidate in self.left)
         return f"{self.left[0].engine_name} {range_}; model {models}; {', '.join(flags)}"
 
 
@@ -307,13 +307,13 @@ class Guide:
 
     def _reaches(self, scenario: Scenario) -> frozenset[str]:
         found: set[str] = set()
-        for each in self._candidates:
-            flags = replace(scenario.engine, options=each.options)
-            model = replace(scenario.model, preset=each.model)
+        for candidate in self._candidates:
+            flags = replace(scenario.engine, options=candidate.options)
+            model = replace(scenario.model, preset=candidate.model)
             workload = replace(scenario, engine=flags, model=model)
-            cures = family_of(each.engine_name).cures(each.profile)
+            cures = family_of(candidate.engine_name).cures(candidate.profile)
             patches = (patch.name for patch in cures if patch.name in self._cured)
-            profile = each.profile.with_patches(*patches)
+            profile = candidate.profile.with_patches(*patches)
             try:
                 trial = play(workload, profile, stop_early=False, oracles=self._oracles, thin=True)
             except CachesimError:

@@ -173,7 +173,7 @@ class Result:
                     f"power: a fault of more than {self.judge.noise.limit:.2g} in one of {least} "
                     f"such answers would have been met with probability 0.95{again}"
                 )
-        if out.finding is None or any(each.evidence for each in out.findings):
+        if out.finding is None or any(finding.evidence for finding in out.findings):
             yield (
                 f"false alarms: at most 1 in {self.alarms:g} runs against a right server, if its "
                 "rounding is within the measured bound"
@@ -346,13 +346,13 @@ class Result:
             "limit": noise.limit,
             "noise": {"alone": noise.alone, "company": noise.company, "reuse": noise.reuse},
             "fingerprint": {
-                "left": [str(each) for each in out.fingerprint.left],
+                "left": [str(candidate) for candidate in out.fingerprint.left],
                 "first": out.fingerprint.first,
                 "requests": out.fingerprint.requests,
                 "unexplained": out.fingerprint.unexplained or None,
             },
             "finding": None if out.finding is None else _finding_json(out.finding),
-            "findings": [_finding_json(each) for each in out.findings],
+            "findings": [_finding_json(finding) for finding in out.findings],
             "notes": out.notes,
             "refused": dict(out.refused),
             "ended": out.ended or None,
@@ -391,7 +391,7 @@ def sequence_of(finding: Finding, target: Target, name: str) -> Iterator[str]:
     """A script of all requests up to the wrong answer; the last two of them print theirs."""
     dialect = target.dialect
     asked = "" if finding.asked is None else json.dumps(dialect.body(finding.asked, cold=False))
-    last = max((at for at, each in enumerate(finding.sent) if each.content == asked), default=-1)
+    last = max((at for at, sent in enumerate(finding.sent) if sent.content == asked), default=-1)
     yield SEQUENCE.format(
         count=counted(len(finding.sent), "request"),
         sentence=printable(finding.sentence),
@@ -401,10 +401,10 @@ def sequence_of(finding: Finding, target: Target, name: str) -> Iterator[str]:
         patience=dialect.connection.meter.limits.patience,
         head=dialect.head,
     ).rstrip()
-    beside = [each.beside for each in finding.sent] + [False]
-    for at, each in enumerate(finding.sent):
-        line = f"send {shlex.quote(each.path)} {shlex.quote(each.content)}"
-        line += f" {each.leaves:g}" if each.leaves else ""
+    beside = [sent.beside for sent in finding.sent] + [False]
+    for at, sent in enumerate(finding.sent):
+        line = f"send {shlex.quote(sent.path)} {shlex.quote(sent.content)}"
+        line += f" {sent.leaves:g}" if sent.leaves else ""
         if at == last and finding.asked is not None:
             line = dialect.curl(finding.asked)
         yield f"{line} &" if beside[at + 1] else line
@@ -445,7 +445,9 @@ def rounding(judge: Judge) -> str:
     """The limit, and the measurements that it rests on."""
     noise = judge.noise
     samples = (noise.alone, noise.company, noise.reuse)
-    alone, company, reuse = (f"{max(each):.2g}" if each else "not measured" for each in samples)
+    alone, company, reuse = (
+        f"{max(sample):.2g}" if sample else "not measured" for sample in samples
+    )
     return (
         f"rounding: cold and cold differ by at most {alone}, in company {company}, plain reuse "
         f"{reuse} ({counted(len(noise.reuse), 'prompt')}); suspicious from {noise.limit:.2g}"
@@ -476,7 +478,7 @@ def _sent_beside(finding: Finding) -> frozenset[int]:
 def _first_difference(warm: Answer, cold: Answer) -> int:
     """The first place of the replies with another row of log probabilities; 0 without one."""
     for at in range(len(warm.rows)):
-        one, other = (replace(each, rows=each.rows[: at + 1]) for each in (warm, cold))
+        one, other = (replace(answer, rows=answer.rows[: at + 1]) for answer in (warm, cold))
         if distance(one, other) > MATERIAL:
             return at
     return 0

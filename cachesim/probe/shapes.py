@@ -124,8 +124,8 @@ def _requests_of(path: Path, model: str | None) -> tuple[Requests, Settings | No
         if trace is not None:
             unit, requests = trace
             known = (
-                (each.runs or tuple((block, 0, unit) for block in each.blocks), each.reply)
-                for each in islice(requests, MOST)
+                (request.runs or tuple((block, 0, unit) for block in request.blocks), request.reply)
+                for request in islice(requests, MOST)
             )
             return tuple(known), None
         server = None
@@ -133,7 +133,7 @@ def _requests_of(path: Path, model: str | None) -> tuple[Requests, Settings | No
             reader, live = DumpReader(), Live(UserSettings())
             reader.read(str(path), as_dump(file) if has_bodies(head) else file)
             live.add_all(reader.requests[:MOST])
-            pairs = [(each.rope, request_of(each).reply) for each in live.prompts]
+            pairs = [(prompt.rope, request_of(prompt).reply) for prompt in live.prompts]
         else:
             replays = replays_of(read_files([(str(path), file)]), UserSettings(model=model))
             server = replays[0].settings if replays else None

@@ -136,7 +136,7 @@ class Target:
             dialect.erase()
         elif unknown and self._cold_process is not None:
             if dialect.one_sequence:
-                words = [each for each in dialect.facts.words[:2] if each != query.prompt[0]]
+                words = [word for word in dialect.facts.words[:2] if word != query.prompt[0]]
                 dialect.answer(Query(prompt=tuple(words[:1]), reply=query.reply[:1]))
             else:
                 self._cold_process.start()  # nothing else shows that it is cold
@@ -168,7 +168,7 @@ class Target:
                 time.sleep(APART)
             jobs.append(self._pool.submit(dialect.answer, query, cold=cold))
         answers = [job.result() for job in jobs]
-        self.faults.update(each.error for each in answers if each.fatal)
+        self.faults.update(answer.error for answer in answers if answer.fatal)
         return answers
 
     def wait(self, seconds: float) -> None:
@@ -192,7 +192,7 @@ class Target:
 
     def answers(self) -> bool:
         """True if one of two short requests is answered."""
-        return any(not each.error for each in self._short_answers())
+        return any(not answer.error for answer in self._short_answers())
 
     def _short_answers(self) -> Iterator[Answer]:
         words = self.dialect.facts.words
@@ -209,10 +209,10 @@ class Target:
             while self.process is None and time.monotonic() < since + patience:
                 self.wait(min(PAUSE, patience / 4))
                 found = list(self._short_answers())
-                if not all(each.error for each in found):
+                if not all(answer.error for answer in found):
                     self.sent.clear()
                     return True
-                if not any(each.fatal for each in found):
+                if not any(answer.fatal for answer in found):
                     return False  # it is there, and refuses
         return False
 
@@ -366,7 +366,7 @@ class ServerProcess:
         size = os.fstat(self._log.fileno()).st_size
         self._log.seek(max(0, size - 2000))
         text = self._log.read().decode("utf-8", "replace")
-        lines = [each for each in text.splitlines() if any(map(str.isalnum, each))]
+        lines = [line for line in text.splitlines() if any(map(str.isalnum, line))]
         self._log.seek(0, os.SEEK_END)
         return f": {printable(lines[-1].strip())[:160]}" if lines else ""
 

@@ -32,8 +32,8 @@ def plays_on_a_binary(scenario: Scenario) -> bool:
         scenario.model.preset in FAMILIES[scenario.engine.name].loads
         and scenario.engine.options.get("companion", "none") != "strict_tail"
         and not any(
-            each.messages or each.leaves or each.drafts or "cancel_after_ubatches" in each.options
-            for each in scenario.step
+            step.messages or step.leaves or step.drafts or "cancel_after_ubatches" in step.options
+            for step in scenario.step
         )
     )
 

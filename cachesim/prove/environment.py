@@ -59,7 +59,9 @@ class Environment:
 
     def is_ready(self) -> bool:
         """True if the interpreter and every required package are installed."""
-        return self.python.exists() and all(self._holds(each) for each in self.requirements)
+        return self.python.exists() and all(
+            self._holds(requirement) for requirement in self.requirements
+        )
 
     def ready(self) -> Path:
         """The interpreter, after setting the environment up if it is not there yet."""
@@ -75,7 +77,7 @@ class Environment:
         stem = re.sub(r"[-_.]+", "_", project)
         named = f"lib/python*/site-packages/{stem}-{version or '*'}"
         builds = (f"{named}.dist-info", f"{named}+*.dist-info")  # a build of a version, as +cpu
-        return any(found for each in builds for found in self.folder.glob(each))
+        return any(found for build in builds for found in self.folder.glob(build))
 
     def _set_up(self) -> None:
         wanted = " ".join(self.requirements)

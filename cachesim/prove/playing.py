@@ -52,11 +52,13 @@ def releases_of(family: Family[Any, Any], scenario: Scenario, release: str = "")
     """A named release, or those among a scenario's profiles that a package runs."""
     if release and scenario.engine.name == family.name:
         return (package_of(family, release)[0],)
-    profiles = [full_profile(scenario.engine.name, each) for each in scenario.engine.profiles]
+    profiles = [full_profile(scenario.engine.name, profile) for profile in scenario.engine.profiles]
     found = tuple(
-        each.release
-        for each in profiles
-        if each.engine == family.name and not each.patches and each.release in family.real()
+        profile.release
+        for profile in profiles
+        if profile.engine == family.name
+        and not profile.patches
+        and profile.release in family.real()
     )
     if not found:
         raise ScenarioError(
@@ -232,10 +234,10 @@ def show_overrides(title: str, overrides: Sequence[Override]) -> int:
     """Overrides with their reasons; the exit status: 1 where one of them has none."""
     out = console()
     out.print(f"{title}: {len(overrides)}")
-    for each in overrides:
-        out.print(f"\n{each.field}: {each.default} -> {each.ours}", markup=False)
-        out.print(f"    {each.why or 'NO REASON GIVEN'}", markup=False)
-    return 0 if all(each.why for each in overrides) else 1
+    for override in overrides:
+        out.print(f"\n{override.field}: {override.default} -> {override.ours}", markup=False)
+        out.print(f"    {override.why or 'NO REASON GIVEN'}", markup=False)
+    return 0 if all(override.why for override in overrides) else 1
 
 
 Workload = dict[str, Any]
@@ -309,7 +311,7 @@ class Agreement:
     @property
     def all_agree(self) -> bool:
         """True when nothing differs, and something was run."""
-        return self.difference is None and any(each.total() for each in self.counts.values())
+        return self.difference is None and any(count.total() for count in self.counts.values())
 
     def require(self) -> None:
         """End the command if nothing was compared."""

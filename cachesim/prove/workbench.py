@@ -18,7 +18,7 @@ PROVERS: Final = "cachesim.conformance.provers"
 
 def added(group: str) -> dict[str, EntryPoint]:
     """The workbench's entry points of a group; none in an installed package."""
-    return {each.name: each for each in entry_points(group=group)}
+    return {point.name: point for point in entry_points(group=group)}
 
 
 def missing(what: str) -> OptionError:

@@ -114,9 +114,9 @@ def play_groups(groups: Iterable[Json], play: Callable[[Json], Json]) -> list[Js
 def until_error(results: Iterable[Json]) -> list[Json]:
     """Results up to the first that is an error."""
     found: list[Json] = []
-    for each in results:
-        found.append(each)
-        if "error" in each:
+    for result in results:
+        found.append(result)
+        if "error" in result:
             break
     return found
 

@@ -122,8 +122,8 @@ def check_no_circle(upstream: str, host: str, port: int) -> None:
     if not port or theirs != port:
         return
     goals, places = addresses_of(parts.hostname or ""), addresses_of(host)
-    local = any(each.is_loopback or each.is_unspecified for each in places)
-    everywhere = any(each.is_unspecified for each in places)
+    local = any(place.is_loopback or place.is_unspecified for place in places)
+    everywhere = any(place.is_unspecified for place in places)
     if (
         parts.hostname == host
         or goals & places

@@ -205,12 +205,12 @@ def with_texts(
     """A line with the prompt and the reply: hashed, or as text without a hasher."""
     if hasher is None:
         kept = {key: request[key] for key in (*KEPT_TEXT, *SAMPLING) if key in request}
-        parts = [{"kind": each.kind, "text": each.text} for each in reply]
+        parts = [{"kind": segment.kind, "text": segment.text} for segment in reply]
         return {**entry, "request": kept, "reply": parts}
     return {
         **entry,
-        "segments": [shown(hasher.hashed(each)) for each in segments_of(request)],
-        "reply": [shown(hasher.hashed(each)) for each in reply],
+        "segments": [shown(hasher.hashed(segment)) for segment in segments_of(request)],
+        "reply": [shown(hasher.hashed(segment)) for segment in reply],
     }
 
 
@@ -449,7 +449,7 @@ class Session:
         if name is None or "messages" not in request:
             return
         keys = {"text": "content", "reasoning": "reasoning_content"}
-        answer = {keys[each.kind]: each.text for each in reply if each.kind in keys}
+        answer = {keys[segment.kind]: segment.text for segment in reply if segment.kind in keys}
         self._stored[str(name)] = [*request["messages"], {"role": "assistant", **answer}]
         if len(self._stored) > MOST_STORED:
             del self._stored[next(iter(self._stored))]

@@ -107,10 +107,10 @@ class ServerTokenizer:
             return None
         starts = self._user_starts(ids) if "messages" in request else ()
         best, equal = None, 0
-        for each in reversed(self._cached):
-            shared = common_numbers(each.tokens, ids)
+        for prompt in reversed(self._cached):
+            shared = common_numbers(prompt.tokens, ids)
             if shared > equal:
-                best, equal = each, shared
+                best, equal = prompt, shared
         rope = best.rope[:equal] if best is not None else Rope()
         rope += Rope([(2 * own.number, equal, len(ids))])
         runs = tuple(rope.runs)
@@ -145,7 +145,7 @@ class ServerTokenizer:
 
     def _with_reply(self, own: Recorded, ids: Array, rope: Rope) -> CachedPrompt:
         rope = rope.copy()
-        texts = [each for each in own.reply if each.kind == "text"]
+        texts = [segment for segment in own.reply if segment.kind == "text"]
         if own.generated and len(texts) == len(own.reply) == 1:
             found = self._tokenized(texts[0].text, first=False)
             if found is not None:

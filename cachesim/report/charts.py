@@ -214,7 +214,7 @@ def steps(top: float) -> list[float]:
     count = 1
     while count * size < top - 1e-9:
         count += 1
-    return [round(size * each, 6) for each in range(count + 1)]
+    return [round(size * number, 6) for number in range(count + 1)]
 
 
 def _some(numbers: Sequence[float]) -> Sequence[float]:

@@ -94,7 +94,7 @@ class FittingTable(Table):
         wide = options.update_width(UNBOUND)
         _, right, _, left = self.padding
         between = right + left + (1 if self.box else 0)
-        return sum(_narrowest(each, console, wide) for each in self.columns) + between * (
+        return sum(_narrowest(column, console, wide) for column in self.columns) + between * (
             len(self.columns) - 1
         )
 
@@ -108,7 +108,7 @@ def facts(*, gap: int = 1, narrowest: int | None = None) -> Table:
 def _narrowest(column: Column, console: Console, wide: ConsoleOptions) -> int:
     if column.width is not None:
         return column.width
-    measured = [Measurement.get(console, wide, each) for each in (column.header, *column.cells)]
+    measured = [Measurement.get(console, wide, cell) for cell in (column.header, *column.cells)]
     if column.no_wrap:
         return max(each.maximum for each in measured)
     widest = max(each.minimum for each in measured)

@@ -115,8 +115,8 @@ def _facts(steps: Sequence[Step]) -> Iterator[str]:
     for step in steps:
         if is_of_interest(step):
             items = "".join(
-                f"<dt>{escape(each.word)}</dt><dd>{escape(each.sentence)}</dd>"
-                for each in step.statements
+                f"<dt>{escape(statement.word)}</dt><dd>{escape(statement.sentence)}</dd>"
+                for statement in step.statements
             )
             yield f'<p class="what">step {escape(step.name)}</p><dl>{items}</dl>'
 
@@ -200,8 +200,8 @@ def _thinned(run: Mapping[str, Any], keep: Callable[[Mapping[str, Any]], object]
     """A run with the states chosen by `keep`."""
     if "detail" not in run:
         return dict(run)
-    steps = [{**each, "detail": {**each["detail"], "at": keep(each)}} for each in run["steps"]]
-    wanted = {n for each in steps for n in (*each["detail"]["at"], each["detail"]["before"])}
+    steps = [{**step, "detail": {**step["detail"], "at": keep(step)}} for step in run["steps"]]
+    wanted = {n for step in steps for n in (*step["detail"]["at"], step["detail"]["before"])}
     states = [state if n in wanted else None for n, state in enumerate(run["detail"]["states"])]
     if keep is _none:
         states = []
@@ -222,13 +222,13 @@ def _pictured(run: Mapping[str, Any]) -> dict[str, Any]:
         return thin
     steps = [
         {
-            **each,
-            "detail": {**each["detail"], "prompt": []},
+            **step,
+            "detail": {**step["detail"], "prompt": []},
             "events": [
-                {**event, "key": []} if "key" in event else event for event in each["events"]
+                {**event, "key": []} if "key" in event else event for event in step["events"]
             ],
         }
-        for each in thin["steps"]
+        for step in thin["steps"]
     ]
     return {**thin, "steps": steps, "detail": {**thin["detail"], "states": []}}
 
@@ -397,9 +397,9 @@ def beginning(run: Run, steps: int) -> Run:
     if run.detail is None:
         return replace(run, steps=kept)
     known = [step.detail for step in kept if step.detail is not None]
-    last = max((n for each in known for n in (each.before, *each.at)), default=-1)
+    last = max((n for detail in known for n in (detail.before, *detail.at)), default=-1)
     texts = texts_of(run)
-    states = tuple(_spelled_out(each, texts, steps) for each in run.detail.states[: last + 1])
+    states = tuple(_spelled_out(state, texts, steps) for state in run.detail.states[: last + 1])
     return replace(run, steps=kept, detail=replace(run.detail, states=states))
 
 
@@ -421,9 +421,9 @@ def drawn(run: Run) -> dict[str, Any]:
 
 def _spelled_out(value: Part, texts: Texts, steps: int) -> Part:
     if is_dataclass(value) and not isinstance(value, type):
-        parts = {each.name: getattr(value, each.name) for each in fields(value)}
+        parts = {field.name: getattr(value, field.name) for field in fields(value)}
         return replace(
-            value, **{name: _spelled_out(each, texts, steps) for name, each in parts.items()}
+            value, **{name: _spelled_out(part, texts, steps) for name, part in parts.items()}
         )
     if isinstance(value, dict):
         if {"count", "step"} <= value.keys() and value["step"] >= steps:

@@ -97,8 +97,8 @@ def tree_rows(texts: Texts, tree: TreeState) -> Iterator[Row]:
         own = sum(map(size_of, node.tokens))
         end = node.start + own
         astray = tuple(_misplaced(texts, node, path))
-        follows = [each is not children[each.parent][-1] for each in path]
-        passes = [each.start for each, more in zip(path, follows, strict=True) if more]
+        follows = [tree_node is not children[tree_node.parent][-1] for tree_node in path]
+        passes = [tree_node.start for tree_node, more in zip(path, follows, strict=True) if more]
         mark: Mark = "saved" if node.saved else "lacks" if node.lacks else ""
         branch = Branch(
             start=node.start,
@@ -171,13 +171,13 @@ def _bars(texts: Texts, node: TreeNode) -> Iterator[Bar]:
 def _misplaced(
     texts: Texts, node: TreeNode, path: Sequence[TreeNode]
 ) -> Iterator[tuple[str, tuple[Bar, ...]]]:
-    way = [token for each in path for token in texts.spelled(each.tokens)]
+    way = [token for tree_node in path for token in texts.spelled(tree_node.tokens)]
     if node.folded is not None:
         held = texts.spelled(node.folded)
         if held != tuple(way):
             yield "its state has folded in", _wrong_from(texts, node.folded, way)
-    for each in node.holds:
-        yield f"its {each.place} holds", _wrong_from(texts, each.tokens, way)
+    for misplaced in node.holds:
+        yield f"its {misplaced.place} holds", _wrong_from(texts, misplaced.tokens, way)
 
 
 def _wrong_from(texts: Texts, pieces: Pieces, way: Sequence[int]) -> tuple[Bar, ...]:
@@ -229,7 +229,7 @@ def request(run: Run, index: int) -> Iterator[Row]:
         for piece in cut([own], start, end):
             bar = texts.bar(start, piece, kind, also=f", {LABELS.get(word, word)}")
             bars.append(replace(bar, text=f"{end - start} {word}"))
-    names = " ".join(each.name for each in step.detail.parts) if step.detail is not None else ""
+    names = " ".join(part.name for part in step.detail.parts) if step.detail is not None else ""
     named = f": {names}" if names and len(names) <= MOST_NAMED else ""
     yield Row(kind="request", label=f"request {step.name}{named}", bars=tuple(bars))
 
@@ -320,7 +320,7 @@ def _memory(
         for owners, found in owned:
             label = f"{prefix}{part.part}{_owner(owners, len(believed))}"
             runs = sorted(found, key=lambda run: (run.position, run.cell))
-            truths = [believed[each] for each in owners if each in believed]
+            truths = [believed[owner] for owner in owners if owner in believed]
             truth = truths[0] if len(truths) == 1 else ()
             lanes = _lanes(runs)
             for lane in lanes[:MOST_LANES]:
@@ -333,11 +333,11 @@ def _memory(
             if len(lanes) > MOST_LANES:
                 more = f"{prefix}{part.part}: {len(lanes) - MOST_LANES} more rows"
                 yield Row(kind=kind, label=more, bars=())
-    traced = {each.position for each in memory.rows if each.tokens is not None}
+    traced = {state.position for state in memory.rows if state.tokens is not None}
     for row in memory.rows:
         if row.tokens is None and row.position in traced:
             continue  # the state of another layer at the same position
-        truths = [believed[each] for each in row.slots if each in believed]
+        truths = [believed[slot] for slot in row.slots if slot in believed]
         label = f"{prefix}recurrent state at {row.position}{_owner(row.slots, len(believed))}"
         bars_of = _folded(texts, row.tokens or (), truths[0] if truths else ())
         if row.tokens is None:
@@ -352,19 +352,21 @@ def _chains(texts: Texts, part: CellPart, kind: Kind, prefix: str) -> Iterator[R
     the children.
     """
     found: dict[int, BlockHeld] = {}
-    for each in part.blocks:
-        found.setdefault(each.hash, each)
+    for block in part.blocks:
+        found.setdefault(block.hash, block)
     below: dict[int | None, list[BlockHeld]] = {}
-    for each in sorted(part.blocks, key=lambda each: (each.position, each.block)):
-        parent = found.get(each.parent)
-        below.setdefault(None if parent is None else parent.block, []).append(each)
-    count, most = len(part.blocks), max(each.count for each in part.blocks)
+    for block in sorted(
+        part.blocks, key=lambda block_held: (block_held.position, block_held.block)
+    ):
+        parent = found.get(block.parent)
+        below.setdefault(None if parent is None else parent.block, []).append(block)
+    count, most = len(part.blocks), max(block.count for block in part.blocks)
     label = f"{prefix}{part.part}: {count} cached block{'s'[: count != 1]} of {most} tokens"
-    joined = any(each.parent < 0 for each in part.blocks)
+    joined = any(block.parent < 0 for block in part.blocks)
     root = Branch(start=0, end=0, root=True, leads_on=joined)
     yield Row(kind=kind, label=f"{label}, by hash", bars=(), branch=root)
     open_: list[tuple[BlockHeld, tuple[tuple[int, bool], ...], bool]] = [
-        (each, (), i == 0) for i, each in enumerate(reversed(below.get(None, [])))
+        (block_held, (), i == 0) for i, block_held in enumerate(reversed(below.get(None, [])))
     ]
     rows = 0
     while open_ and rows < MOST_NODES:
@@ -386,15 +388,15 @@ def _chains(texts: Texts, part: CellPart, kind: Kind, prefix: str) -> Iterator[R
             leads_on=bool(children) and not orphan,
             last=last,
         )
-        names = [f"#{each.hash}" for each in chain]
+        names = [f"#{block_held.hash}" for block_held in chain]
         if len(names) > MOST_HASHES:
             names[MOST_HASHES - 2 : -1] = ["..."]
         also = f", under #{first.parent}" if first.parent in found else ""
         also = f", parent #{first.parent} not cached" if orphan else also
         also = ", the same hash again" if found[first.hash] is not first else also
-        bars = tuple(bar for each in chain for bar in _block(texts, part, each))
+        bars = tuple(bar for block_held in chain for bar in _block(texts, part, block_held))
         yield Row(kind=kind, label=f"{' → '.join(names)}{also}", bars=bars, branch=branch)
-        open_ += [(each, own, i == 0) for i, each in enumerate(reversed(children))]
+        open_ += [(child, own, i == 0) for i, child in enumerate(reversed(children))]
     if open_:
         yield Row(kind=kind, label=f"{prefix}{part.part}: more chains", bars=())
 
@@ -485,13 +487,13 @@ def _shelf(texts: Texts, slot: SlotState, *, several: bool) -> Iterator[Row]:
     if len(slot.checkpoints) > len(shelf):
         label = f"{len(slot.checkpoints) - len(shelf)} older checkpoints"
         yield Row(kind="checkpoint", label=label, bars=())
-    for each in shelf:
-        made = "" if each.made_by is None else f", made by {texts.steps[each.made_by].name}"
+    for state in shelf:
+        made = "" if state.made_by is None else f", made by {texts.steps[state.made_by].name}"
         owner = f", slot {slot.id}" if several else ""
         yield Row(
             kind="checkpoint",
-            label=(f"checkpoint {checkpoint_word(each)}{made}{owner}"),
-            bars=_state(texts, each),
+            label=(f"checkpoint {checkpoint_word(state)}{made}{owner}"),
+            bars=_state(texts, state),
         )
 
 
@@ -659,7 +661,7 @@ def positions_of(run: Run) -> int:
             ]
             longest += [row.position + 1 for row in memory.rows]
         for node in () if state.tree is None else state.tree.nodes:
-            held = max([0, *(sum(map(size_of, each.tokens)) for each in node.holds)])
+            held = max([0, *(sum(map(size_of, misplaced.tokens)) for misplaced in node.holds)])
             end = node.start + sum(map(size_of, node.tokens))
             longest += [end + (BESIDE * end + 99) // 100, held]
             longest.append(sum(map(size_of, node.folded or ())))
@@ -714,9 +716,12 @@ def restored(run: Run, index: int) -> CheckpointState | None:
         seen = step.detail.at[number - 1] if number else step.detail.before
         slots = run.detail.states[seen].slots if seen >= 0 else ()
         shelf = [
-            each for slot in slots if step.slot in {None, slot.id} for each in slot.checkpoints
+            checkpoint
+            for slot in slots
+            if step.slot in {None, slot.id}
+            for checkpoint in slot.checkpoints
         ]
-        return next((each for each in shelf if _matches(each, wanted)), None)
+        return next((state for state in shelf if _matches(state, wanted)), None)
     return None
 
 

@@ -38,14 +38,18 @@ def _engine(family: Family[Any, Any]) -> dict[str, Any]:
     return {
         "about": family.about,
         "releases": [
-            {"name": each.name, "about": each.about, "patches": list(family.fitting(each.name))}
-            for each in reversed(family.releases)
+            {
+                "name": release.name,
+                "about": release.about,
+                "patches": list(family.fitting(release.name)),
+            }
+            for release in reversed(family.releases)
         ],
-        "patches": {each.name: each.about for each in family.patches},
+        "patches": {patch.name: patch.about for patch in family.patches},
         "flags": {
-            each.name: f"{each.about} ({each.shape})"
-            for each in family.table()
-            if not each.internal
+            option.name: f"{option.about} ({option.shape})"
+            for option in family.table()
+            if not option.internal
         },
         "slots": family.has_slots,
     }
@@ -111,7 +115,7 @@ def played(question: Mapping[str, Any]) -> dict[str, Any]:
 def _verdict(result: Run, worst: Step) -> str:
     """The finding of the worst step; of right answers, a sentence on all."""
     steps = result.steps
-    fine = all(each.answer is not None and each.reuse == "as declared" for each in steps)
+    fine = all(step.answer is not None and step.reuse == "as declared" for step in steps)
     if worst.finding.fate != "right" or len(steps) < 2 or not fine:
         return worst.finding.title
     return f"All {len(steps)} answers are right; nothing was lost."
@@ -142,7 +146,9 @@ def opened(question: Mapping[str, Any]) -> dict[str, Any]:
     """A scenario file as the page's form, or as text if the form lacks its keys."""
     scenario = _scenario(question)
     mapping = content_of(question["text"])
-    profiles = [str(full_profile(scenario.engine.name, each)) for each in scenario.engine.profiles]
+    profiles = [
+        str(full_profile(scenario.engine.name, profile)) for profile in scenario.engine.profiles
+    ]
     before = scenario.shows.before
     named = "" if before is None or before.profile is None else before.profile
     wanted = str(full_profile(scenario.engine.name, named)) if named else ""
@@ -181,9 +187,9 @@ def form_of(mapping: Mapping[str, Any]) -> dict[str, Any] | None:
     if not (
         fits
         and "preset" in model
-        and all(isinstance(each, int | str) for each in spans.values())
-        and all(isinstance(each.get("prompt"), str) for each in steps)
-        and all(isinstance(each, str | int | float) for each in options.values())
+        and all(isinstance(span, int | str) for span in spans.values())
+        and all(isinstance(step.get("prompt"), str) for step in steps)
+        and all(isinstance(option, str | int | float) for option in options.values())
     ):
         return None
     return {
@@ -218,7 +224,7 @@ def _step(run: Run, index: int) -> dict[str, Any]:
         "answer": step.answer,
         "error": step.error,
         "lost": step.lost if step.reuse == "lost" else 0,
-        "facts": [[each.word, each.sentence] for each in step.statements],
+        "facts": [[statement.word, statement.sentence] for statement in step.statements],
         "chain": [
             [link.word, run.steps[link.step].name, link.sentence] for link in chain(run, index)
         ],
@@ -251,7 +257,7 @@ def frames(run: Run, index: int) -> Iterator[Frame]:
     equal = max(step.explanation.equal if step.explanation else 0, cached)
     arrival: Segments = ((0, total, "pending", f"{total} tokens"),)
     matched: Segments = ((0, equal, "shared", f"{equal} match"), (equal, total, "pending", ""))
-    facts = {each.word: each.sentence for each in reversed(step.statements)}
+    facts = {statement.word: statement.sentence for statement in reversed(step.statements)}
     before = _state(run, step.detail.before)
     yield Frame(
         word="request",
@@ -261,7 +267,7 @@ def frames(run: Run, index: int) -> Iterator[Frame]:
     if "match" in facts:
         rows = _frame_rows(run, index, matched, before)
         yield Frame(word="match", sentence=facts["match"], rows=rows)
-    rules = [each.sentence for each in step.statements if each.word == "rule"]
+    rules = [statement.sentence for statement in step.statements if statement.word == "rule"]
     done, decided = cached, False
     for event, number in _shown(step):
         progress = _processed(event, cached)

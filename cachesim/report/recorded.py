@@ -45,8 +45,12 @@ def dump_report(found: Mapping[str, Any], *, worst: int) -> list[RenderableType]
     if found["what_if"]:
         parts += [Text(), _elsewhere(found["what_if"])]
     ranked = sorted(
-        (each for each in found["requests"] if each["parting"] is not None or each["again"]),
-        key=lambda each: (-(each["again"] or 0), each["number"]),
+        (
+            request
+            for request in found["requests"]
+            if request["parting"] is not None or request["again"]
+        ),
+        key=lambda request: (-(request["again"] or 0), request["number"]),
     )
     for each in ranked[:worst]:
         parts += [Text(), recorded_request(each)]
@@ -98,10 +102,10 @@ def _causes(groups: Sequence[Mapping[str, Any]]) -> RenderableType:
     table.add_column("requests", justify="right")
     table.add_column("by", no_wrap=True)
     table.add_column("what happened, and what helps", overflow="fold", min_width=SENTENCES)
-    for each in groups:
-        words = Text(each["kind"], style="name")
-        words.append(f"\n{each['example']}. {each['advice']}".rstrip(), style="")
-        table.add_row(shown(each["tokens"]), str(len(each["requests"])), each["by"], words)
+    for group in groups:
+        words = Text(group["kind"], style="name")
+        words.append(f"\n{group['example']}. {group['advice']}".rstrip(), style="")
+        table.add_row(shown(group["tokens"]), str(len(group["requests"])), group["by"], words)
     return table
 
 
@@ -111,9 +115,9 @@ def _elsewhere(rows: Sequence[Mapping[str, Any]]) -> RenderableType:
     for name in ("processed", "reused", "requests that reuse"):
         table.add_column(name, justify="right")
     table.add_column("", overflow="fold")
-    for each in rows:
-        numbers = (each[key] for key in ("processed", "cached", "hits"))
-        table.add_row(each["name"], *map(shown, numbers), each["problem"])
+    for row in rows:
+        numbers = (row[key] for key in ("processed", "cached", "hits"))
+        table.add_row(row["name"], *map(shown, numbers), row["problem"])
     return table
 
 

@@ -136,8 +136,8 @@ def _tree(run: Run, tree: TreeState) -> Iterator[str]:
 
 
 def _cells(run: Run, part: CellPart) -> str:
-    held = [each.holds for each in part.runs if each.holds]
-    used = sum(each.count for each in part.runs)
+    held = [cell_run.holds for cell_run in part.runs if cell_run.holds]
+    used = sum(cell_run.count for cell_run in part.runs)
     if not used:
         return f"none of {part.size}"
     return f"{used} of {part.size}: {owners(run, held)}"
@@ -191,9 +191,9 @@ def story(run: Run, *, only: int | None = None) -> RenderableType:
         if only not in {None, index}:
             continue
         parts += [Text(), step_before(run, index)]
-        shown = [each for each in step.events if each.loudness() != "quiet"]
-        parts.append(event_lines(each for each in shown if each.name() not in folded))
-        names = [each.name() for each in shown if each.name() in folded]
+        shown = [event for event in step.events if event.loudness() != "quiet"]
+        parts.append(event_lines(event for event in shown if event.name() not in folded))
+        names = [event.name() for event in shown if event.name() in folded]
         if names:
             parts.append(Padding(Text(f"routine: {', '.join(names)}", style="quiet"), (0, 0, 0, 4)))
         parts.append(step_after(run, index, scale))
@@ -203,7 +203,7 @@ def story(run: Run, *, only: int | None = None) -> RenderableType:
 def routine(run: Run) -> frozenset[str]:
     """Names of the routine events of every request of a run; none for one request."""
     named = [
-        {each.name() for each in step.events if each.loudness() == "plain"}
+        {event.name() for event in step.events if event.loudness() == "plain"}
         for step in run.steps
         if step.do == "complete" and step.error is None
     ]
@@ -240,20 +240,24 @@ def _facts(run: Run, index: int, scale: int) -> Iterator[tuple[str, RenderableTy
     slots = [(slot, _slot_parts(run, index, slot)) for slot in step.slots]
     if prompt:
         yield "prompt", ribbon(prompt, scale)
-    yield from ((each.word, each.sentence) for each in step.facts if each.word in BEFORE)
+    yield from ((fact.word, fact.sentence) for fact in step.facts if fact.word in BEFORE)
     for slot, parts in slots:
         shown = ribbon(parts, scale) if slot.n_tokens or parts else Text("empty", "quiet")
         yield f"slot {slot.id}", shown
     yield from memory_facts(run, index)
     if step.checkpoints:
-        shelf = [str(each) for each in step.checkpoints[-MOST_CHECKPOINTS:]]
+        shelf = [str(checkpoint) for checkpoint in step.checkpoints[-MOST_CHECKPOINTS:]]
         more = len(step.checkpoints) > MOST_CHECKPOINTS
         yield "checkpoints", " ".join(["...", *shelf] if more else shelf)
     if step.prompt_cache:
         yield "prompt cache", _entries_text(step.prompt_cache)
     if step.answer is not None:
         yield "answer", answer_text(step.answer)
-    yield from ((each.word, each.sentence) for each in step.statements if each.word not in BEFORE)
+    yield from (
+        (statement.word, statement.sentence)
+        for statement in step.statements
+        if statement.word not in BEFORE
+    )
 
 
 def scale_of_run(run: Run) -> int:
@@ -270,17 +274,17 @@ def _ribbons(run: Run, index: int) -> Iterator[Parts]:
 
 def _entries_text(entries: Sequence[Mapping[str, Any]]) -> str:
     return ", ".join(
-        f"{each['n_tokens']} tokens"
-        + (f" with {each['checkpoints']} checkpoint" if each["checkpoints"] else "")
-        + "s"[: each["checkpoints"] > 1]
-        for each in entries
+        f"{entry['n_tokens']} tokens"
+        + (f" with {entry['checkpoints']} checkpoint" if entry["checkpoints"] else "")
+        + "s"[: entry["checkpoints"] > 1]
+        for entry in entries
     )
 
 
 def _slot_parts(run: Run, index: int, slot: SlotCount) -> list[tuple[str, int]]:
     step = run.steps[index]
     earlier = run.steps[index - 1].slots if index else ()
-    before = next((each.n_tokens for each in earlier if each.id == slot.id), 0)
+    before = next((slot_count.n_tokens for slot_count in earlier if slot_count.id == slot.id), 0)
     if slot.id != step.slot or step.cached is None:
         return [(".", slot.n_tokens)] if slot.n_tokens else []
     kept = min(step.cached, slot.n_tokens)

@@ -210,7 +210,7 @@ def row_svg(row: Row, wide: int, uid: str, letter: Callable[[int], str] | None =
     gap = 18 if row.branch is not None and row.branch.mark else 4
     starts = [*sorted({bar.start for bar in row.bars}), wide]
     for bar in row.bars:
-        end = next(each for each in starts if each > bar.start or each == wide)
+        end = next(start for start in starts if start > bar.start or start == wide)
         words = _words(bar, wide, end - bar.start, gap, letter if wide <= LETTERS else None)
         parts.append(_bar(bar, row.kind, wide, uid, "".join(words)))
     if row.branch is not None:
@@ -309,7 +309,7 @@ def _joined(bar: Bar, token: float) -> Iterator[tuple[int, int, str]]:
     for count, _ in bar.colours:
         words = bar.words[start : start + count]
         line = " ".join(words)
-        cut = any(LETTER * len(each) > token for each in words)
+        cut = any(LETTER * len(word) > token for word in words)
         if cut and len(words) == count and RUNNING * len(line) <= token * count:
             yield start, count, line
         start += count
@@ -442,7 +442,7 @@ def body(picture: Picture, uid: str, *, letter: Callable[[int], str] | None = No
     parts.append(
         f'<svg y="{high - legend}" {across} height="{legend}">{legend_svg(kinds, uid)}</svg>'
     )
-    parts += [_arrow(each, tops, gutter) for each in picture.arrows]
+    parts += [_arrow(arrow, tops, gutter) for arrow in picture.arrows]
     return "".join(parts)
 
 
@@ -455,7 +455,7 @@ def _arrow(arrow: Arrow, tops: list[int], gutter: int) -> str:
         f'x1="{x}" x2="{x}" y1="{top}" y2="{bottom}"',
         f'x1="{x}" x2="{gutter}%" y1="{bottom}" y2="{bottom}"',
     )
-    drawn = "".join(f'<line class="arrow{tone}" {each}/>' for each in lines)
+    drawn = "".join(f'<line class="arrow{tone}" {line}/>' for line in lines)
     tip = f'<path class="tip{tone}" d="M0 0l-8 -5v10z"/>'
     head = f'<svg x="{gutter}%" y="{bottom}" overflow="visible">{tip}</svg>'
     return f"<g><title>{escape(arrow.label)}</title>{drawn}{head}</g>"

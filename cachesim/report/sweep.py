@@ -254,7 +254,7 @@ def upgrades(rows: Rows) -> list[Upgrade]:
 
 def _upgrade(server: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> Upgrade:
     causes = dict.fromkeys([*before["lost"], *after["lost"]])
-    more = {each: after["lost"].get(each, 0) - before["lost"].get(each, 0) for each in causes}
+    more = {cause: after["lost"].get(cause, 0) - before["lost"].get(cause, 0) for cause in causes}
     return Upgrade(
         server=server,
         before=before["profile"].partition("@")[2],
@@ -272,7 +272,7 @@ def _upgrade(server: str, before: Mapping[str, Any], after: Mapping[str, Any]) -
 def sentence_of(found: Sequence[Upgrade]) -> str:
     """The number of pairs of releases, and of those without a difference."""
     pairs = counted(len(found), "pair")
-    same = sum(not each.changes for each in found)
+    same = sum(not upgrade.changes for upgrade in found)
     if same == len(found):
         return f"No difference between releases ({pairs} compared, all else equal)."
     return f"{pairs} of releases compared, all else equal: {same} without a difference."
@@ -285,14 +285,14 @@ def upgrades_table(changed: Sequence[Upgrade]) -> RenderableType:
     table.add_column("reused", justify="right", no_wrap=True)
     table.add_column("points", justify="right", no_wrap=True)
     table.add_column("lost more, or less", overflow="fold", ratio=2)
-    for each in changed:
-        causes = [f"{count:+,} {cause}" for cause, count in each.lost.items()]
+    for upgrade in changed:
+        causes = [f"{count:+,} {cause}" for cause, count in upgrade.lost.items()]
         more = len(causes) - SHOWN
         causes = causes[:SHOWN] + ([f"{more} more"] if more > 0 else [])
         table.add_row(
-            f"{each.server}: {each.releases}",
-            f"{each.reused:+,}",
-            f"{each.points:+.2f}",
+            f"{upgrade.server}: {upgrade.releases}",
+            f"{upgrade.reused:+,}",
+            f"{upgrade.points:+.2f}",
             ", ".join(causes),
         )
     return table
@@ -496,14 +496,14 @@ def _upgrades(rows: Rows) -> Iterator[RenderableType]:
     found = upgrades(rows)
     if not found:
         return
-    changed = [each for each in found if each.changes]
+    changed = [upgrade for upgrade in found if upgrade.changes]
     yield Heading("difference between releases, in tokens", level=3)
     yield Text(sentence_of(found))
     if changed:
         bars = _fewer(
             {
-                f"{each.server}: {each.releases}, {each.reused:+,} reused": each.lost
-                for each in changed[:MOST_BARS]
+                f"{upgrade.server}: {upgrade.releases}, {upgrade.reused:+,} reused": upgrade.lost
+                for upgrade in changed[:MOST_BARS]
             }
         )
         title = "tokens lost more and less by cause, release by release"

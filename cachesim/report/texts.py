@@ -78,7 +78,7 @@ class Texts:
         if step.detail is None:
             return step.name
         first, end = piece["at"], piece["at"] + piece["count"]
-        parts = [each.name for each in step.detail.parts if each.start < end and first < each.end]
+        parts = [part.name for part in step.detail.parts if part.start < end and first < part.end]
         if end > len(step.detail.prompt):
             parts.append("reply")
         return f"{step.name}: {' '.join(dict.fromkeys(parts))}" if parts else step.name

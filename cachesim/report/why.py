@@ -84,7 +84,7 @@ def why_report(
 def _server(server: Mapping[str, Any]) -> str:
     model = server["model"]
     flags = ", ".join(
-        f"{each['flag']}{_how_known(each['how'])}" for each in server["options"].values()
+        f"{option['flag']}{_how_known(option['how'])}" for option in server["options"].values()
     )
     known = f", {model['preset']} model{_how_known(model['how'])}" if server["played"] else ""
     build = f" (build {server['build']})" if server["build"] else ""
@@ -209,13 +209,13 @@ def causes(groups: Sequence[Mapping[str, Any]], tuned: Mapping[str, Any] | None)
     table.add_column(
         "why they were reprocessed, and what helps", overflow="fold", min_width=SENTENCES
     )
-    for each in groups:
-        words = Text(each["cause"], style="name")
-        words.append(f"  ({kind_of(each, tuned)})", style="quiet")
-        upstream = f"See {each['upstream']}." if each["upstream"] else ""
-        sentences = filter(None, (each["tried_says"], each["cure"], upstream))
-        words.append(f"\n{' '.join([each['example'] + '.', *sentences])}", style="")
-        table.add_row(f"{each['tokens']:,}", str(len(each["requests"])), words)
+    for group in groups:
+        words = Text(group["cause"], style="name")
+        words.append(f"  ({kind_of(group, tuned)})", style="quiet")
+        upstream = f"See {group['upstream']}." if group["upstream"] else ""
+        sentences = filter(None, (group["tried_says"], group["cure"], upstream))
+        words.append(f"\n{' '.join([group['example'] + '.', *sentences])}", style="")
+        table.add_row(f"{group['tokens']:,}", str(len(group["requests"])), words)
     return table
 
 
@@ -296,9 +296,9 @@ def what_if_rows(rows: Sequence[Mapping[str, Any]], *, exact: bool) -> Iterator[
 
     Consecutive releases with equal results share one, unless the user named them.
     """
-    cells = [(each["name"], *_cells(each, rows[0])) for each in rows]
+    cells = [(row["name"], *_cells(row, rows[0])) for row in rows]
     yield (f"{cells[0][0]} ({'the log' if exact else 'replayed'})", *cells[0][1:])
-    if any(each["asked"] for each in rows):
+    if any(row["asked"] for row in rows):
         yield from cells[1:]
         return
     for alike in _neighbours(cells[1:]):
@@ -311,13 +311,13 @@ def wrong_in_words(rows: Sequence[Mapping[str, Any]]) -> str:
     releases.
     """
     own, *others = rows
-    labels = dict.fromkeys(each["evidence"] for each in rows if each["evidence"])
+    labels = dict.fromkeys(row["evidence"] for row in rows if row["evidence"])
     evidence = f"Evidence of wrong answers: {', '.join(labels)}." if labels else ""
     if not own["wrong_answers"]:
         return evidence
     wrong = counted(own["wrong_answers"], "answer")
     differs = "differs" if own["wrong_answers"] == 1 else "differ"
-    sound = [each for each in others if each["wrong_answers"] == 0 and not each["failed"]]
+    sound = [other for other in others if other["wrong_answers"] == 0 and not other["failed"]]
     named = f" With {sound[0]['name']} none does." if sound else ""
     return (
         f"In the replay {wrong} {differs} from a cold run's: the server may have answered wrongly"
@@ -343,11 +343,11 @@ def _cells(each: Mapping[str, Any], first: Mapping[str, Any]) -> tuple[str, ...]
 
 def _neighbours(cells: Sequence[tuple[str, ...]]) -> Iterator[list[tuple[str, ...]]]:
     group: list[tuple[str, ...]] = []
-    for each in cells:
-        if group and (each[1:] != group[-1][1:] or "+" in each[0]):
+    for cell in cells:
+        if group and (cell[1:] != group[-1][1:] or "+" in cell[0]):
             yield group
             group = []
-        group.append(each)
+        group.append(cell)
     if group:
         yield group
 
@@ -441,7 +441,7 @@ def _scatter(found: Mapping[str, Any]) -> str:
     }
     return scatter(
         {
-            name: [(round(held(each) / MIB, 1), each["processed"]) for each in members]
+            name: [(round(held(member) / MIB, 1), member["processed"]) for member in members]
             for name, members in groups.items()
             if members
         },

@@ -56,7 +56,7 @@ class Problem:
 
 def _reader_of(annotation: object) -> Reader | None:
     if get_origin(annotation) is Annotated:
-        return next((each for each in get_args(annotation)[1:] if hasattr(each, "read")), None)
+        return next((arg for arg in get_args(annotation)[1:] if hasattr(arg, "read")), None)
     return None
 
 
@@ -121,16 +121,18 @@ def _structure_with_reader(annotation: object, _: Converter) -> Callable[[Any, A
 def _problems(error: BaseException, path: Place) -> Iterator[Problem]:
     if isinstance(error, ClassValidationError):
         within, plain = error.group_exceptions()
-        for each, note in within:
-            yield from _problems(each, (*path, key_of(error.cl, note.name)))
-        for each in plain:
-            yield from _problems(each, path)
+        for exception, note in within:
+            yield from _problems(exception, (*path, key_of(error.cl, note.name)))
+        for exception in plain:
+            yield from _problems(exception, path)
     elif isinstance(error, IterableValidationError):
-        for each, place in error.group_exceptions()[0]:
+        for exception, place in error.group_exceptions()[0]:
             index = place.index  # a name in a table of tables
-            yield from _problems(each, (*path, index if isinstance(index, str) else int(index)))
+            yield from _problems(
+                exception, (*path, index if isinstance(index, str) else int(index))
+            )
     elif isinstance(error, ForbiddenExtraKeysError):
-        known = [key_of(error.cl, each.name) for each in fields(error.cl)]
+        known = [key_of(error.cl, field.name) for field in fields(error.cl)]
         for key in sorted(error.extra_fields, key=str):
             hint = nearest(key, known) or f"; known here: {', '.join(known)}"
             yield Problem((*path, str(key)), f"unknown key {short(key)}{hint}")
@@ -198,7 +200,7 @@ def read(mapping: Mapping[str, Any]) -> tuple[Scenario | None, list[Problem]]:
 # From the model a scenario names to the network's spec.
 
 MEASURES: Final = tuple(
-    each.name for each in fields(Model) if each.name not in {"preset", "layers", "sizes"}
+    field.name for field in fields(Model) if field.name not in {"preset", "layers", "sizes"}
 )
 """Fields of a preset that a scenario may override."""
 
@@ -208,7 +210,7 @@ def spec_of(model: Model) -> ModelSpec:
     given = {name: getattr(model, name) for name in MEASURES}
     changes: dict[str, Any] = {name: each for name, each in given.items() if each is not None}
     if model.sizes:
-        known = {each.name for each in fields(Sizes)}
+        known = {field.name for field in fields(Sizes)}
         for name in model.sizes:
             if name not in known:
                 raise SpecError(f"model.sizes has no {name!r}; it has {', '.join(sorted(known))}")
@@ -336,7 +338,9 @@ def checked(mapping: Mapping[str, Any]) -> tuple[Scenario | None, list[Problem]]
         engine = FAMILIES.named(scenario.engine.name)
         scenario = replace(scenario, engine=replace(scenario.engine, name=engine))
         wrong = {removable(problem.path) for problem in problems}
-        problems += [each for each in check(scenario) if not any(_follows(each, w) for w in wrong)]
+        problems += [
+            problem for problem in check(scenario) if not any(_follows(problem, w) for w in wrong)
+        ]
     return scenario, problems
 
 
@@ -640,7 +644,7 @@ def tokens_at_most(scenario: Scenario) -> Iterator[tuple[int, int]]:
     context = _context(scenario)
     for index, step in enumerate(scenario.step):
         prompt = _length(step.prompt, lengths) + _length(step.suffix, lengths)
-        prompt += sum(_content(each, lengths) for each in step.messages)
+        prompt += sum(_content(message, lengths) for message in step.messages)
         grown = _generated_at_most(step, prompt, context) if step.do == "complete" else 0
         lengths[scenario.step_names[index] + REPLY] = grown
         yield prompt, grown
@@ -676,7 +680,7 @@ def _sizes(scenario: Scenario) -> Iterator[Problem]:
 
 def _memory(scenario: Scenario, context: int, total: int) -> Iterator[Problem]:
     try:
-        specs = [spec_of(each) for each in scenario.networks.values()]
+        specs = [spec_of(network) for network in scenario.networks.values()]
     except InputError:  # reported of the model
         return
     if _beyond_limits(scenario):  # reported of the option
@@ -684,7 +688,7 @@ def _memory(scenario: Scenario, context: int, total: int) -> Iterator[Problem]:
     slots = scenario.engine.options.get("parallel", 1)
     slots = max(4, slots) if isinstance(slots, int) else 4
     cells = context + min(total, limits.TOTAL_TOKENS)
-    needed = sum(limits.bytes_needed(each, cells=cells, slots=slots) for each in specs)
+    needed = sum(limits.bytes_needed(spec, cells=cells, slots=slots) for spec in specs)
     if needed > limits.MEMORY:
         text = f"needs about {needed >> 20} MiB with {context} cells; a scenario may take"
         yield Problem(("model",), f"{text} {limits.MEMORY >> 20}: make model or ctx_size smaller")
@@ -715,7 +719,7 @@ def _vocabulary(scenario: Scenario) -> Iterator[Problem]:
         lists += [
             (("step", index, key), getattr(step, key)) for key in ("prompt", "suffix", "reply")
         ]
-        lists += [(("step", index, "drafts"), each) for each in step.drafts or ()]
+        lists += [(("step", index, "drafts"), draft) for draft in step.drafts or ()]
         if step.messages and size != 512:
             text = "need the tokenizer's vocabulary of 512"
             yield Problem(("step", index, "messages"), text)

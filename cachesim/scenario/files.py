@@ -43,7 +43,7 @@ def loads(data: bytes, *, name: str) -> Scenario:
         raise ScenarioError(*lines) from None
     if problems or scenario is None:
         starts = {} if is_json(text) else lines_of(text)
-        placed = [(line_of(each.path, starts), str(each)) for each in problems]
+        placed = [(line_of(problem.path, starts), str(problem)) for problem in problems]
         placed.sort(key=lambda each: each[0] or 0)
         said = [problem if line is None else f"{line}: {problem}" for line, problem in placed]
         places = (
@@ -138,7 +138,7 @@ PIECE: Final = re.compile(
 
 def lines_of(text: str) -> Mapping[Place, int]:
     """The line of every table and key, counted from 1."""
-    starts = [0, *(each.end() for each in re.finditer(r"\n", text))]
+    starts = [0, *(match.end() for match in re.finditer(r"\n", text))]
     found: dict[Place, int] = {}
     counts: dict[Place, int] = {}
     table: Place = ()
@@ -233,11 +233,11 @@ def _text_of(name: str, table: Json) -> list[str]:
 
 def _set_fields(item: Json) -> Iterator[tuple[str, Json]]:
     """The fields that differ from their defaults, under their keys in the file."""
-    for each in fields(item):
-        value = getattr(item, each.name)
-        default = each.default_factory() if each.default_factory is not MISSING else each.default
-        if value is not None and (value != default or each.name == "format"):
-            yield key_of(type(item), each.name), value
+    for field in fields(item):
+        value = getattr(item, field.name)
+        default = field.default_factory() if field.default_factory is not MISSING else field.default
+        if value is not None and (value != default or field.name == "format"):
+            yield key_of(type(item), field.name), value
 
 
 def _key(name: str) -> str:

@@ -348,7 +348,7 @@ class Scenario:
     @property
     def step_names(self) -> tuple[str, ...]:
         """Each step's name, or its number counted from 1."""
-        return tuple(each.name or str(number) for number, each in enumerate(self.step, 1))
+        return tuple(step.name or str(number) for number, step in enumerate(self.step, 1))
 
     @property
     def story(self) -> str:

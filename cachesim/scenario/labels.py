@@ -49,8 +49,8 @@ UNPLAYED: Final = ("name", "about", "kind", "source", "shows", "expect")
 
 def label_of_release(profile: Profile) -> Evidence | None:
     """The label of a claim without a real run; None for patches that are no server of their own."""
-    named = (family_of(profile.engine).patch(each.lstrip("-")) for each in profile.patches)
-    return SOURCE if not profile.patches or any(each.server for each in named) else None
+    named = (family_of(profile.engine).patch(patch.lstrip("-")) for patch in profile.patches)
+    return SOURCE if not profile.patches or any(patch.server for patch in named) else None
 
 
 def rules_of(engine: str) -> str:
@@ -70,7 +70,7 @@ def label_of(scenario: Scenario, profile: Profile, step: str) -> Evidence | None
 
 def weakest(labels: Iterable[Evidence | None]) -> Evidence | None:
     """The weakest label of several wrong answers."""
-    return max((each for each in labels if each in LABELS), key=LABELS.index, default=None)
+    return max((label for label in labels if label in LABELS), key=LABELS.index, default=None)
 
 
 def label_of_right(scenario: Scenario, profile: Profile, step: str) -> Evidence | None:
@@ -97,7 +97,7 @@ def _stated(value: object) -> Json:
     """A value without default fields, so that later keys change no digest."""
     if is_dataclass(value) and not isinstance(value, type):
         blank = type(value)()
-        named = ((each.name, getattr(value, each.name)) for each in fields(value))
+        named = ((field.name, getattr(value, field.name)) for field in fields(value))
         return {name: _stated(each) for name, each in named if each != getattr(blank, name)}
     if isinstance(value, Mapping):
         return {str(key): _stated(each) for key, each in value.items()}
@@ -110,7 +110,7 @@ def table(name: str = TABLE) -> Path | None:
     """A table of measurements, from the installed package or the source tree."""
     folder, docs = shipped_folder(), Path(__file__).parents[2] / "docs"
     found = (*([folder / name] if folder else []), docs / name, docs / "measurements" / name)
-    return next((each for each in found if each.is_file()), None)
+    return next((path for path in found if path.is_file()), None)
 
 
 @cache
@@ -131,10 +131,10 @@ def _agreeing() -> frozenset[tuple[str, str]]:
 @cache
 def _confirmed() -> Mapping[tuple[str, str], Mapping[str, Evidence]]:
     return {
-        (each["file"], each["release"]): {
-            **dict.fromkeys(each["derived"].split(), DERIVED),
-            **dict.fromkeys(each["confirmed"].split(), CONFIRMED),
+        (row["file"], row["release"]): {
+            **dict.fromkeys(row["derived"].split(), DERIVED),
+            **dict.fromkeys(row["confirmed"].split(), CONFIRMED),
         }
-        for each in _rows()
-        if each["confirmed"] or each["derived"]
+        for row in _rows()
+        if row["confirmed"] or row["derived"]
     }

@@ -79,8 +79,8 @@ class Vocabulary:
     def messages(self, turns: tuple[Turn, ...]) -> tuple[Message, ...]:
         """The messages with spans and replies substituted."""
         return tuple(
-            Message(role=each.role, content=PLACE.sub(self._text_at, each.content))
-            for each in turns
+            Message(role=turn.role, content=PLACE.sub(self._text_at, turn.content))
+            for turn in turns
         )
 
     def _text_at(self, place: re.Match[str]) -> str:
@@ -99,9 +99,9 @@ class Vocabulary:
         if not self.pictures:
             return ()
         return tuple(
-            Image(each.name, Pos(each.start), Count(each.end - each.start))
-            for each in self._named(step.prompt, "prompt")
-            if each.name in self.pictures
+            Image(part.name, Pos(part.start), Count(part.end - part.start))
+            for part in self._named(step.prompt, "prompt")
+            if part.name in self.pictures
         )
 
     def _rendered(self, step: Step) -> Rendered:
@@ -188,8 +188,8 @@ def pieces(step: Step) -> Mapping[str, tuple[str, ...]]:
         value = getattr(step, key)
         if isinstance(value, str):
             used[key] = tuple(value.split())
-    for index, each in enumerate(step.messages):
-        used[f"messages[{index}].content"] = tuple(PLACE.findall(each.content))
+    for index, message in enumerate(step.messages):
+        used[f"messages[{index}].content"] = tuple(PLACE.findall(message.content))
     return used
 
 

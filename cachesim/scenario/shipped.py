@@ -28,12 +28,12 @@ def shipped_folder() -> Path | None:
 def shipped_files() -> list[Path]:
     """Every shipped scenario, by name."""
     folder = shipped_folder()
-    return [] if folder is None else sorted(folder.rglob("*.toml"), key=lambda each: each.stem)
+    return [] if folder is None else sorted(folder.rglob("*.toml"), key=lambda path: path.stem)
 
 
 def shipped_file(name: str) -> Path:
     """The path of the shipped scenario of that name, in the folder of its engine."""
-    (file,) = (each for each in shipped_files() if each.stem == name)
+    (file,) = (path for path in shipped_files() if path.stem == name)
     return file
 
 
@@ -89,7 +89,7 @@ def sources(name: str) -> list[Source]:
         return files
     if S_ISREG(mode) or S_ISFIFO(mode):  # the latter: a shell's <(command)
         return [Source(name, path)]
-    by_name = {each.stem: each for each in shipped_files()}
+    by_name = {file.stem: file for file in shipped_files()}
     stem = path.name.removesuffix(".toml")
     if stem in by_name and len(path.parts) == 1:
         return [Source(stem, by_name[stem])]

@@ -206,8 +206,8 @@ def packed(rows: Rows) -> bytes:
 def unpacked(server: Server, data: bytes, count: int) -> Rows:
     """The rows of `count` tokens from their bytes: one state where a layer is recurrent."""
     kept = np.dtype(np.uint16 if server.dtype == "bfloat16" else server.dtype)
-    counts = [1 if each.place == "recurrent" else count for each in server.shapes]
-    forms = [(each.row,) if each.row else (2, *each.key) for each in server.shapes]
+    counts = [1 if shape.place == "recurrent" else count for shape in server.shapes]
+    forms = [(shape.row,) if shape.row else (2, *shape.key) for shape in server.shapes]
     sizes = [n * int(np.prod(form)) for n, form in zip(counts, forms, strict=True)]
     flat = np.frombuffer(data, kept)
     ends = list(accumulate(sizes))

@@ -209,8 +209,8 @@ class _Contract:
         self.family, self.profile, self.spec = family, profile, tiny(model)
         self.report, self.right, self.spoil = report, right, spoil
         packages = {family.package, *(FAMILIES[each].package for each in family.kin)}
-        self.causes = {cause.id for each in packages for cause in causes_in(each)}
-        self.kinds = {kind.name() for each in packages for kind in events_in(each)}
+        self.causes = {cause.id for package in packages for cause in causes_in(package)}
+        self.kinds = {kind.name() for package in packages for kind in events_in(package)}
         self.where = f"{profile}, model {model}"
 
     def refuses_model(self) -> bool:
@@ -255,7 +255,8 @@ class _Contract:
         played.events = list(engine.events)
         if self.spoil is not None:
             reused = (
-                each is not None and each.cached and each.error is None for each in played.replies
+                reply is not None and reply.cached and reply.error is None
+                for reply in played.replies
             )
             played.replies = [
                 self.spoil(reply) if reply is not None and spoilt else reply
@@ -279,9 +280,13 @@ class _Contract:
         played = self._play(plan, {})
         self._counted(played)
         other = self._play(plan, {})
-        if [each.as_dict() for each in played.events] != [each.as_dict() for each in other.events]:
+        if [event.as_dict() for event in played.events] != [
+            event.as_dict() for event in other.events
+        ]:
             self._broken("determinism", "a second run has other events", played)
-        if [_facts(each) for each in played.replies] != [_facts(each) for each in other.replies]:
+        if [_facts(reply) for reply in played.replies] != [
+            _facts(reply) for reply in other.replies
+        ]:
             self._broken("determinism", "a second run has other replies", played)
         requests = sum(map(len, plan))
         cancelled = self._play(plan, {i: i % 3 for i in range(0, requests, 4)})
@@ -335,7 +340,7 @@ class _Contract:
             )
             self._broken("causes", text, played)
         histories = chain(played.requests[:i], played.requests[i + 1 :])
-        held = (each.prompt + (each.reply or ()) for each in histories)
+        held = (history.prompt + (history.reply or ()) for history in histories)
         if reply.equal > max((get_common_prefix(each, reply.prompt) for each in held), default=0):
             text = f"request {i}: matches {reply.equal} tokens, more than any other request has"
             self._broken("causes", text, played)
@@ -402,8 +407,9 @@ class _Contract:
 
     def _broken(self, law: str, why: str, played: _Played) -> NoReturn:
         story = [
-            f"{len(each.prompt)} tokens {list(each.prompt[:4])}..., {len(each.reply or ())} forced"
-            for each in played.requests
+            f"{len(request.prompt)} tokens {list(request.prompt[:4])}..., "
+            f"{len(request.reply or ())} forced"
+            for request in played.requests
         ]
         raise BrokenLawError(law, why, [self.where, *story])
 

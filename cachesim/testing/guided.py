@@ -288,7 +288,7 @@ class Guided(Client):
         elif family.plays_chunks and "window" in preset(model).layers and not own.integer(0, 3):
             drawn = _chunked(own, drawn)
         layers = Seeded(f"layers {seed} {number}")
-        further = [each for each in search.further_layers if each[0] == preset(model).layers[0]]
+        further = [layer for layer in search.further_layers if layer[0] == preset(model).layers[0]]
         if further and drawn is self.scenario and not layers.integer(0, 7):
             drawn = _with_layers(drawn, layers.one_of(further), layers.one_of(WINDOWS))
         self.thin = is_thin(number, drawn, profile)
@@ -327,7 +327,7 @@ class Guided(Client):
             tree=GuidedTree,
         )
         window = self.session.network.spec.window
-        sizes = [each for each in (window, *options.values()) if type(each) is int]
+        sizes = [option for option in (window, *options.values()) if type(option) is int]
         self._tree.numbers = Numbers(2 * shape.longest, [*sizes, *self._guide.sizes])
         self._pictures = None
         for flag in _further(profile):
@@ -364,7 +364,7 @@ class Guided(Client):
             exercised = self._search.exercised
             for record in records:
                 self._known.update(self._tree.numbers.learn(record))
-                if any(exercised.get(each.name()) == "eviction" for each in record.events):
+                if any(exercised.get(event.name()) == "eviction" for event in record.events):
                     self._tree.again = True
             if any(record.step.do == "complete" for record in records):
                 self._idle = 0 if len(self._known) > known else self._idle + 1

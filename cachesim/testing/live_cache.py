@@ -361,7 +361,7 @@ class _Player:
                 yield replace(request, tokens=tokens)
 
     def _text(self, request: Request) -> str:
-        named = {each: getattr(request, each) for each in OF_REQUESTS}
+        named = {of_request: getattr(request, of_request) for of_request in OF_REQUESTS}
         names = [f", {name}={value!r}" for name, value in named.items() if value]
         return shown(request.tokens) + "".join(names)
 
@@ -395,8 +395,8 @@ class _Player:
         self._call(cache.store, request, rows)
         self._stored.append((self._server, request))
         self._ever.append((self._server, request))
-        for each in rows:
-            each[:] = SCRIBBLE
+        for row in rows:
+            row[:] = SCRIBBLE
 
     def _look_up(self, number: int, request: Request) -> None:
         if self._promised is None:
@@ -464,9 +464,9 @@ class _Player:
             got = answer(self._server, request, rows, rest) if finite(self._server, rows) else None
             if got is None or not np.array_equal(got, right):
                 self._blame(request, rows, cold)
-        for each in rows:
-            if each.flags.writeable:
-                each[:] = SCRIBBLE
+        for row in rows:
+            if row.flags.writeable:
+                row[:] = SCRIBBLE
 
     def _forms(self, rows: Rows, cold: Rows, count: int) -> None:
         for number, (got, right) in enumerate(zip(rows, cold, strict=True)):
@@ -509,7 +509,7 @@ class _Player:
         found = None
         for server, other in [
             *reversed(self._ever),
-            *((self._server, each) for each in self._asked),
+            *((self._server, request) for request in self._asked),
         ]:
             for index, each in enumerate(rows_of(server, other)[layer]):
                 if each.tobytes() == row and (found is None or index == at != found[2]):
@@ -562,7 +562,7 @@ class _Player:
         self.close()
         self._report.restarts += 1
         if act.verb == "other server":
-            others = [each for each in self._servers() if each != self._server]
+            others = [server for server in self._servers() if server != self._server]
             self._served_by(others[act.who % len(others)])
             return
         if act.verb == "crash":
@@ -597,7 +597,7 @@ class _Player:
             "dtype": [replace(plain, dtype="float16"), replace(plain, dtype="bfloat16")],
             "rope": [replace(plain, rope_base=40000.0)],
         }
-        found = [each for name in OF_SERVERS if name in self.varied for each in others[name]]
+        found = [other for name in OF_SERVERS if name in self.varied for other in others[name]]
         return [plain, *found] if found else []
 
     def _served_by(self, server: Server) -> None:
@@ -610,10 +610,10 @@ def _common(one: Request, other: Request) -> int:
     """The leading tokens that two requests share; those of different images differ."""
     sides = [
         [
-            (token, each.image * (token != seen))
-            for token, seen in zip(each.tokens, each.embedded, strict=True)
+            (token, request.image * (token != seen))
+            for token, seen in zip(request.tokens, request.embedded, strict=True)
         ]
-        for each in (one, other)
+        for request in (one, other)
     ]
     pairs = zip(*sides, strict=False)
     least = min(map(len, sides))

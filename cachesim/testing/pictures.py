@@ -58,7 +58,7 @@ class Pictures:
     def changed(self, prompt: tuple[int, ...]) -> tuple[int, ...]:
         """A prompt that does not end with an image; now and then with others than drawn."""
         draws, parts = self._draws, self._split(prompt)
-        at = [index for index, each in enumerate(parts) if isinstance(each, str)]
+        at = [index for index, part in enumerate(parts) if isinstance(part, str)]
         if self._always and not at:
             parts, at = [draws.one_of([*self._runs]), *parts], [0]
         if at and not draws.integer(0, 5):
@@ -68,18 +68,18 @@ class Pictures:
                 parts[one] = draws.one_of([*self._runs])
         if parts and isinstance(parts[-1], str):
             parts.append(draws.tokens(1, FIRST_WORD, LAST_WORD))
-        tokens = (self._runs[each] if isinstance(each, str) else each for each in parts)
+        tokens = (self._runs[part] if isinstance(part, str) else part for part in parts)
         return tuple(token for each in tokens for token in each)
 
     def named(self, step: Step) -> tuple[Step, dict[str, tuple[int, ...]]]:
         """A step whose prompt names its images, and further spans, for its texts."""
         parts = self._split(step.ids)
-        if not any(isinstance(each, str) for each in parts):
+        if not any(isinstance(part, str) for part in parts):
             return step, {}
         new = {}
-        for each in parts:
-            if not isinstance(each, str) and each not in self._texts:
-                self._texts[each] = f"t{len(self._texts)}"
-                new[self._texts[each]] = each
-        words = (each if isinstance(each, str) else self._texts[each] for each in parts)
+        for part in parts:
+            if not isinstance(part, str) and part not in self._texts:
+                self._texts[part] = f"t{len(self._texts)}"
+                new[self._texts[part]] = part
+        words = (part if isinstance(part, str) else self._texts[part] for part in parts)
         return replace(step, prompt=" ".join(words)), new

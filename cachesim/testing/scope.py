@@ -142,13 +142,13 @@ class WholeScope:
             "statement": self.statement(report),
             "servers": [
                 {
-                    "flags": dict(each.flags),
-                    "lengths": list(each.lengths),
-                    "more": list(each.more),
-                    "reply": each.reply,
-                    "acts": list(each.acts),
+                    "flags": dict(server.flags),
+                    "lengths": list(server.lengths),
+                    "more": list(server.more),
+                    "reply": server.reply,
+                    "acts": list(server.acts),
                 }
-                for each in self.servers
+                for server in self.servers
             ],
         }
 
@@ -189,24 +189,24 @@ def scopes_of(profile: Profile, model: str, fixed: Mapping[str, Any]) -> tuple[S
     """The scopes of an engine for this release and model, each with the flags of its server."""
     family, layers = family_of(profile.engine), frozenset(preset(model).layers)
     found, refused = [], ["its Search states none (`scopes`)"]
-    for each in search_of(family).scopes:
-        if (each.layers and not each.layers & layers) or each.without & layers:
+    for scope in search_of(family).scopes:
+        if (scope.layers and not scope.layers & layers) or scope.without & layers:
             continue
         # The flags that a release has.
-        flags = each.flags
+        flags = scope.flags
         known = {each.name: each for each in family.declared}
         for unknown in flags.keys() - known.keys():
             msg = f"a scope of {family.name} has an unknown flag {unknown!r}"
             raise InputError(msg)
         flags = {
-            name: each for name, each in flags.items() if family.has(known[name], profile, each)
+            name: flag for name, flag in flags.items() if family.has(known[name], profile, flag)
         } | dict(fixed)
         try:
             try_flags(profile, model, flags)
         except InputError as error:
             refused.append(str(error))
         else:
-            found.append(replace(each, flags=flags))
+            found.append(replace(scope, flags=flags))
     if not found:
         msg = f"{profile} has no small scope for {model}: {refused[-1]}"
         raise InputError(msg)

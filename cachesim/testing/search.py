@@ -135,7 +135,7 @@ def _fewer_flags(scenario: Scenario) -> Iterator[Scenario]:
     if scenario.model.family:
         yield replace(scenario, model=replace(scenario.model, family=None))
     for name in scenario.models:
-        rest = {key: each for key, each in scenario.models.items() if key != name}
+        rest = {key: model for key, model in scenario.models.items() if key != name}
         first = (replace(e, model="" if e.model == name else e.model) for e in scenario.step)
         yield replace(_with_steps(scenario, tuple(first)), models=rest)
 
@@ -172,7 +172,7 @@ def _shorter_spans(scenario: Scenario) -> Iterator[Scenario]:
             yield replace(scenario, spans={**scenario.spans, name: tokens[size:]})
             size //= 2
     used = {word for step in scenario.step for word in str(step.prompt).split()}
-    kept = {n: each for n, each in scenario.spans.items() if n in used or n in scenario.images}
+    kept = {n: span for n, span in scenario.spans.items() if n in used or n in scenario.images}
     if len(kept) < len(scenario.spans):
         yield replace(scenario, spans=kept)
 
@@ -199,7 +199,9 @@ def _shorter_chats(scenario: Scenario) -> Iterator[Scenario]:
                 tuple(
                     replace(
                         step,
-                        messages=tuple(shorter if each == turn else each for each in step.messages),
+                        messages=tuple(
+                            shorter if message == turn else message for message in step.messages
+                        ),
                     )
                     for step in scenario.step
                 ),
@@ -249,8 +251,8 @@ def _changed_together(
     end = first + 1
     while end < len(steps) and steps[end].with_previous and not steps[end].turns:
         end += 1
-    if end > first + 1 and all(each.do == "complete" for each in steps[first:end]):
-        steps[first:end] = [replace(each, **change) for each in steps[first:end]]
+    if end > first + 1 and all(step.do == "complete" for step in steps[first:end]):
+        steps[first:end] = [replace(step, **change) for step in steps[first:end]]
         yield _with_steps(scenario, tuple(steps))
 
 
@@ -273,7 +275,7 @@ def _plainer_tokens(scenario: Scenario) -> Iterator[Scenario]:
                 prompt=tuple(names[token] for token in step.ids),
                 reply=step.reply and tuple(names[int(token)] for token in step.reply),
                 drafts=step.drafts
-                and tuple(tuple(names[int(token)] for token in each) for each in step.drafts),
+                and tuple(tuple(names[int(token)] for token in draft) for draft in step.drafts),
             )
             if step.do == "complete"
             else step

@@ -29,7 +29,7 @@ def story(found: Counterexample, profile: Profile) -> list[str]:
             continue
         prompt = _tokens(step.prompt, scenario)
         text = _chat(step) if step.messages else f"a prompt of {counted(len(prompt), 'token')}"
-        shown = [each for each in str(step.prompt).split() if each in scenario.images]
+        shown = [part for part in str(step.prompt).split() if part in scenario.images]
         text += f" with {counted(len(shown), 'image')} ({', '.join(shown)})" if shown else ""
         equal = max((get_common_prefix(prompt, other) for other in seen), default=0)
         if step.suffix is not None:  # the server puts marks between, and the order is its own

@@ -208,7 +208,7 @@ def causes_by_step(
     """The causes of each failing step; none for one that inherits a wrong slot."""
     oracles = Oracles()
     trial = _played(scenario, profile, arithmetic, oracles)
-    found: dict[int, frozenset[Cause]] = {each.step: frozenset() for each in trial.findings}
+    found: dict[int, frozenset[Cause]] = {finding.step: frozenset() for finding in trial.findings}
     if trial.finding is None or trial.finding.kind != "broken invariant":
         for cause, step, _ in _wrong(trial, scenario, profile, arithmetic, oracles):
             found[step] |= {cause}
@@ -225,22 +225,24 @@ def _wrong(
     wrong = _wrong_steps(trial)
     cures = cured_by(scenario, profile, arithmetic, wrong=wrong, oracles=oracles) if wrong else {}
     played = None
-    for each in trial.findings:
-        if each.kind in {"broken invariant", "crash", "refusal", "lost reuse"}:
-            yield Cause(each.kind, (_unnumbered(each.detail),)), each.step, each.detail
-        elif cures.get(each.step):
-            for patch in cures[each.step]:
-                cause = Cause(each.kind, (patch.cures,), patch.name)
-                yield cause, each.step, each.detail
+    for finding in trial.findings:
+        if finding.kind in {"broken invariant", "crash", "refusal", "lost reuse"}:
+            yield Cause(finding.kind, (_unnumbered(finding.detail),)), finding.step, finding.detail
+        elif cures.get(finding.step):
+            for patch in cures[finding.step]:
+                cause = Cause(finding.kind, (patch.cures,), patch.name)
+                yield cause, finding.step, finding.detail
         else:
             played = played or run(scenario, profile, arithmetic=arithmetic)
-            if not _inherited(played, each.step):
-                marks = tuple(_marks(played, scenario, each.step))
-                yield Cause(each.kind, marks), each.step, each.detail
+            if not _inherited(played, finding.step):
+                marks = tuple(_marks(played, scenario, finding.step))
+                yield Cause(finding.kind, marks), finding.step, finding.detail
 
 
 def _wrong_steps(trial: Trial) -> frozenset[int]:
-    return frozenset(each.step for each in trial.findings if each.kind in {"wrong answer", "leak"})
+    return frozenset(
+        finding.step for finding in trial.findings if finding.kind in {"wrong answer", "leak"}
+    )
 
 
 def cured_by(
@@ -261,7 +263,7 @@ def cured_by(
     shared = oracles or Oracles()
 
     def wrong_with(patches: Iterable[Patch[Any]]) -> frozenset[int]:
-        patched = profile.with_patches(*(each.name for each in patches))
+        patched = profile.with_patches(*(patch.name for patch in patches))
         return _wrong_steps(_played(scenario, patched, arithmetic, shared))
 
     known = family_of(profile.engine).cures(profile)
@@ -326,7 +328,7 @@ def _named_while_at_work(scenario: Scenario, index: int) -> bool:
 
 def _with_cause(played: Run, index: int) -> list[str]:
     words = search_of(family_of(Profile.parse(played.profile).engine)).exercised
-    brought = {words.get(each.name(), "") for each in played.steps[index].events}
+    brought = {words.get(event.name(), "") for event in played.steps[index].events}
     return sorted(BRINGS[word] for word in brought & BRINGS.keys())
 
 
@@ -344,7 +346,7 @@ def lost(played: Run, scenario: Scenario) -> Iterator[tuple[Cause, int, str]]:
     """Steps that reprocessed matched tokens although a state to resume from was available."""
     search = search_of(family_of(scenario.engine.name))
     options, flags = scenario.engine.options, search.reuse_flags
-    if any(options.get(each) is False for each in flags):
+    if any(options.get(flag) is False for flag in flags):
         return
     stateful = not set(spec_of(scenario.model).layers) <= STATELESS
     for index, step in enumerate(played.steps):
@@ -355,10 +357,10 @@ def lost(played: Run, scenario: Scenario) -> Iterator[tuple[Cause, int, str]]:
         there = [_equal(step)] if not stateful else list(_checkpoints(played, index))
         best = max((each for each in there if each <= _equal(step)), default=0)
         if best - 1 > step.cached:  # the last token is always reprocessed
-            marks = tuple(dict.fromkeys(each.rule for each in rules))
+            marks = tuple(dict.fromkeys(rule.rule for rule in rules))
             yield Cause("lost reuse", marks), index, f"{step.cached} cached, {best} held"
         elif stateful and (before := max(_resumable(played, scenario, index), default=0)):
-            marks = tuple(dict.fromkeys(each.rule for each in rules))
+            marks = tuple(dict.fromkeys(rule.rule for rule in rules))
             detail = f"{step.cached} cached, {before} held before, and nothing was evicted"
             yield Cause("lost reuse", marks), index, detail
 
@@ -384,8 +386,12 @@ def _resumable(played: Run, scenario: Scenario, index: int) -> Iterator[int]:
             shared = min(shared, common)
         elif before < index - 1:
             common = min(common, step.cached or 0)
-        states = [each.n_tokens for each in step.checkpoints] if has_slots else [step.cached or 0]
-        yield from (each for each in states if cached + 1 < each <= min(shared, common))
+        states = (
+            [checkpoint.n_tokens for checkpoint in step.checkpoints]
+            if has_slots
+            else [step.cached or 0]
+        )
+        yield from (state for state in states if cached + 1 < state <= min(shared, common))
         again = not has_slots or common >= len(given.ids)
         if again and not cached and step.cached is not None and common >= PAGES:
             yield common
@@ -403,8 +409,8 @@ def _equal(step: Step) -> int:
 
 def _checkpoints(played: Run, index: int) -> Iterable[int]:
     slot = played.steps[index].slot
-    before = [each for each in played.steps[:index] if each.slot == slot]
-    return (each.n_tokens for each in before[-1].checkpoints) if before else ()
+    before = [step for step in played.steps[:index] if step.slot == slot]
+    return (checkpoint.n_tokens for checkpoint in before[-1].checkpoints) if before else ()
 
 
 def _unnumbered(text: str) -> str:

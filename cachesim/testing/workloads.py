@@ -127,9 +127,9 @@ def corners(profile: Profile, model: str, *, guided: bool = False) -> tuple[Corn
     layers, search = frozenset(preset(model).layers), search_of(family_of(profile.engine))
     more = (*search.late_corners, *search.guided_corners) if guided else ()
     return tuple(
-        each
-        for each in (*search.corners, *more)
-        if (not each.layers or each.layers & layers) and _accepts(profile, model, each.flags)
+        corner
+        for corner in (*search.corners, *more)
+        if (not corner.layers or corner.layers & layers) and _accepts(profile, model, corner.flags)
     )
 
 

@@ -157,7 +157,7 @@ class Audit:
 
     def _find(self, kind: str, place: str, rank: int, *, block: str = "", many: int = 1) -> None:
         self.found[kind] += many
-        if sum(each.kind == kind for each in self.examples) < EXAMPLES:
+        if sum(example.kind == kind for example in self.examples) < EXAMPLES:
             self.examples.append(Finding(kind, place, rank, block))
 
     def end(self) -> None:
@@ -200,7 +200,7 @@ class Audit:
             "most_held": self.most,
             "held": self._held,
             "found": {kind: self.found[kind] for kind in FINDINGS if self.found[kind]},
-            "examples": [asdict(each) for each in self.examples],
+            "examples": [asdict(example) for example in self.examples],
         }
 
 

@@ -143,9 +143,9 @@ class Requests:
     ) -> TraceRequest:
         """The request of a chat; the reply's role ends its prompt."""
         runs = list[Run]()
-        for each in messages:
-            runs += self._head(each.role)
-            runs += self.texts.runs(tokens_of_text(each.text))
+        for message in messages:
+            runs += self._head(message.role)
+            runs += self.texts.runs(tokens_of_text(message.text))
         runs += self._head("assistant")
         return self.of(runs, self.texts.runs(tokens_of_text(reply)), time, silent=silent)
 
@@ -239,7 +239,7 @@ def chat_requests(requests: Requests, value: JsonObject, place: str) -> Iterator
     key = next(key for key in CHATS if isinstance(value.get(key), list))
     messages = messages_of(value[key], f"{place}: {key}")
     start = instant(value.get("timestamp")) or 0.0
-    replies = [at for at, each in enumerate(messages) if each.role == "assistant" and at]
+    replies = [at for at, message in enumerate(messages) if message.role == "assistant" and at]
     for at in replies:
         each = messages[at]
         time = start if each.time is None else each.time
@@ -311,7 +311,7 @@ def read_chats(lines: Iterator[Line]) -> Iterator[TraceRequest]:
             raise TraceError(msg)
         steps = value.get("trajectory")
         if isinstance(steps, list) and any(
-            (isinstance(each, dict) and ("query" in each or "action" in each)) for each in steps
+            (isinstance(step, dict) and ("query" in step or "action" in step)) for step in steps
         ):
             yield from _steps(requests, steps, value, place)
         elif not is_call(value) and any(isinstance(value.get(key), list) for key in CHATS):
@@ -324,10 +324,10 @@ def _steps(
     requests: Requests, steps: Sequence[Json], value: JsonObject, place: str
 ) -> Iterator[TraceRequest]:
     """SWE-agent's steps, each with the messages that were sent; of older ones the history."""
-    if all(isinstance(each, dict) and isinstance(each.get("query"), list) for each in steps):
-        for at, each in enumerate(steps):
-            messages = messages_of(each["query"], f"{place}: trajectory[{at}].query")
-            reply = text_of(each.get("response") or "")
+    if all(isinstance(step, dict) and isinstance(step.get("query"), list) for step in steps):
+        for at, step in enumerate(steps):
+            messages = messages_of(step["query"], f"{place}: trajectory[{at}].query")
+            reply = text_of(step.get("response") or "")
             yield requests.of_messages(messages, reply, 0.0, silent=False)
     elif isinstance(value.get("history"), list):
         yield from chat_requests(requests, {"history": value["history"]}, place)
@@ -423,7 +423,7 @@ def read_vllm_log(lines: Iterable[tuple[str, str]]) -> Iterator[TraceRequest]:
         parts = (each for each, (_, reply) in waiting.items() if reply is None)
         if name in waiting:  # a further choice (`n`) is none of the prompt's reply
             return name if waiting[name][1] is None else None
-        return next((each for each in parts if each.rpartition("-")[0] == name), None)
+        return next((part for part in parts if part.rpartition("-")[0] == name), None)
 
     for text, place in lines:
         if found := ASKED.match(text):
@@ -513,7 +513,7 @@ def read_agents(lines: Iterator[Line]) -> Iterator[TraceRequest]:
                     assumed=TOGETHER,
                 )
             )
-        found.sort(key=lambda each: each.time)
+        found.sort(key=lambda trace_request: trace_request.time)
         streams.append(found)
     yield from heapq.merge(*streams, key=lambda each: each.time)
 
@@ -546,7 +546,7 @@ COLUMNS: Final = (
 
 def columns_of(head: str) -> dict[str, int] | None:
     """The places of the columns in a table's head; None if it is no such table."""
-    names = [each.strip().strip('"').lower() for each in head.split(",")]
+    names = [part.strip().strip('"').lower() for part in head.split(",")]
     found = {
         key: next((names.index(name) for name in known if name in names), -1)
         for key, known in COLUMNS
@@ -562,7 +562,7 @@ def read_lengths(
     for row, place in rows:
         cells = [row[at].strip() if at < len(row) else "" for at in columns.values()]
         try:
-            length, output = (int(float(each)) for each in cells[1:])
+            length, output = (int(float(cell)) for cell in cells[1:])
         except (ValueError, OverflowError):
             msg = f"{place}: {', '.join(cells[1:])[:40]!r} are no two numbers of tokens"
             raise TraceError(msg) from None

@@ -65,7 +65,7 @@ class DamagedError(ValueError):
 
 def is_ours(module: str) -> bool:
     """True for a module whose classes and functions a state may name."""
-    homes = {*HOMES, *(each.package for each in FAMILIES.values())}
+    homes = {*HOMES, *(family.package for family in FAMILIES.values())}
     return any(module == home or module.startswith(f"{home}.") for home in homes)
 
 
@@ -243,7 +243,7 @@ def attributes_of(value: Value) -> dict[str, Value]:
     """Names and values of an object's attributes, in its slots or not."""
     kind = type(value)
     if is_dataclass(kind) and "__slots__" in vars(kind):
-        names = [each.name for each in fields(kind)]
+        names = [field.name for field in fields(kind)]
         return {name: getattr(value, name) for name in names if hasattr(value, name)}
     state: Value = object.__getstate__(value)
     parts = state if isinstance(state, tuple) else (state,)

@@ -184,7 +184,7 @@ def _servers(table: Mapping[str, Any], place: str, folder: Path) -> Iterator[Cel
         models = models[:1]  # it knows of no layers
     each_flag = [_several(value, f"{place}: {flag}") for flag, value in flags.items()]
     for (flag, value), choices in zip(flags.items(), each_flag, strict=True):
-        if any(isinstance(each, list | dict) for each in choices):
+        if any(isinstance(choice, list | dict) for choice in choices):
             raise PlanError(f"{place}: {flag} is {value!r}; write one value, or a list of values")
     fleets = _fleets(table, place)
     if BOUND in profiles and fleets != [None]:
@@ -214,14 +214,14 @@ def _fleets(table: Mapping[str, Any], place: str) -> list[Fleet | None]:
         raise PlanError(f"{place}: parts is {table['parts']!r}; write one whole number")
     changes, others = (table.get(key, []) for key in ("changes", "others"))
     for key, values in (("router", routers), ("changes", changes), ("others", others)):
-        if not isinstance(values, list) or not all(isinstance(each, str) for each in values):
+        if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
             msg = f"{place}: {key} is {table[key]!r}; write a text in quotes, or a list of them"
             raise PlanError(msg)
     try:
         return [
-            Fleet.of(n or 0, str(each), changes, others, parts or 0)
+            Fleet.of(n or 0, str(router), changes, others, parts or 0)
             for n in counts
-            for each in routers
+            for router in routers
         ]
     except InputError as error:
         raise PlanError(f"{place}: {error}") from None
@@ -239,7 +239,7 @@ def _measured(table: Mapping[str, Any], place: str, folder: Path) -> Measured | 
         return None
     if isinstance(sizes, str):
         return Measured.of_model(sizes, folder)
-    known = {each.name for each in fields(Sizes)}
+    known = {field.name for field in fields(Sizes)}
     if not isinstance(sizes, dict) or not sizes or not sizes.keys() <= known:
         raise PlanError(
             f"{place}: sizes is {str(sizes)[:60]}; write a table of bytes, as {{token = 131072}}, "

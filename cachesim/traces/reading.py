@@ -566,7 +566,7 @@ def _read(line: object, place: str, *, seconds: bool = False) -> TraceRequest:
         time=time_of_line(value, place, seconds=seconds),
         length=whole(value.get("input_length"), 1, MOST_TOKENS, f"{place}: input_length"),
         output=1 if silent else whole(output, 0, MOST_TOKENS, f"{place}: output_length"),
-        blocks=tuple(whole(each, 0, MOST_ID, f"{place}: hash_ids") for each in blocks),
+        blocks=tuple(whole(block, 0, MOST_ID, f"{place}: hash_ids") for block in blocks),
         silent=silent,
         seconds=seconds,
     )
@@ -596,10 +596,11 @@ def whole(value: object, low: int, high: int, place: str) -> int:
 
 
 def _fitting(requests: Iterable[TraceRequest], unit: int, name: str) -> Iterator[TraceRequest]:
-    for number, each in enumerate(requests, 1):
-        if -(-each.length // unit) != len(each.blocks):
+    for number, request in enumerate(requests, 1):
+        if -(-request.length // unit) != len(request.blocks):
             raise TraceError(
-                f"{name}: request {number} has {each.length} tokens in {len(each.blocks)} blocks; "
-                f"with {unit} tokens a block it needs {-(-each.length // unit)}"
+                f"{name}: request {number} has {request.length} tokens "
+                f"in {len(request.blocks)} blocks; with {unit} tokens a block "
+                f"it needs {-(-request.length // unit)}"
             )
-        yield each
+        yield request

@@ -114,7 +114,7 @@ class Measured:
         return {name for name in KINDS if sizes[name]}
 
     def _fitting(self) -> list[str]:
-        return [name for name, each in PRESETS.items() if kinds_of(each) == self._given()]
+        return [name for name, spec in PRESETS.items() if kinds_of(spec) == self._given()]
 
 
 def kinds_of(spec: ModelSpec) -> set[str]:
@@ -131,12 +131,12 @@ def limits_of(profile: str, options: Mapping[str, Any]) -> dict[str, int]:
     family = family_of(named.engine)
     read = family.read(named, options)
     found = {}
-    for each in family.table():
-        value = getattr(read, each.name)
-        applies = not each.needs or getattr(read, each.needs)
-        limits_bytes = each.kind == "size" or each.unit in BYTES
+    for option in family.table():
+        value = getattr(read, option.name)
+        applies = not option.needs or getattr(read, option.needs)
+        limits_bytes = option.kind == "size" or option.unit in BYTES
         if limits_bytes and applies and value is not None and value > 0:
-            found[each.name] = round(value * BYTES.get(each.unit, 1))
+            found[option.name] = round(value * BYTES.get(option.unit, 1))
     return found
 
 
@@ -220,7 +220,7 @@ class Serving:
                 busy = self.loop.turn()
             except (UpstreamAbort, EndlessError) as abort:
                 self.ended = True
-                yield from (Served(each, None, str(abort)) for each in inside.values())
+                yield from (Served(request, None, str(abort)) for request in inside.values())
                 return
             self.now += turn
             for ticket, answer in [(each, engine.reply(each)) for each in inside]:
@@ -254,7 +254,7 @@ class Timeline:
         self.moments.append((requests, held))
         if len(self.moments) > MOMENTS:
             self.every *= 2
-            self.moments = [each for each in self.moments if each[0] % self.every == 0]
+            self.moments = [moment for moment in self.moments if moment[0] % self.every == 0]
 
     def as_dict(self) -> dict[str, Any]:
         """The requests, and the bytes of each kind after each of them."""
@@ -321,7 +321,7 @@ class Cell:
         profile = Profile.parse(self.profile)
         family = family_of(profile.engine)
         quiet = {family.records_provenance: False} if family.records_provenance else {}
-        has = {each.name for each in family.table()}
+        has = {option.name for option in family.table()}
         longest = {name: value for name, value in LONGEST.items() if name in has}
         options = {**longest, **self.own, **self.pools(), **quiet}
         options |= family.chosen(profile, options, scale=self.scale)
@@ -634,12 +634,12 @@ def scaled(
     first: int = 0,
 ) -> Iterator[tuple[TraceRequest, Rope, Rope]]:
     """Requests with their prompts and replies; each block is its own text."""
-    for number, each in enumerate(requests, first):
-        *whole, last = blocks_of(each, unit, scale)
-        runs = each.runs or [(block + 1, 0, size) for block, size in (*whole, last)]
-        length = max(1, each.output // scale) if replies is None else replies
-        reply = Rope(each.reply) if each.reply and replies is None else None
-        yield each, Rope(runs), reply or Rope.of(REPLIES + number, length)
+    for number, request in enumerate(requests, first):
+        *whole, last = blocks_of(request, unit, scale)
+        runs = request.runs or [(block + 1, 0, size) for block, size in (*whole, last)]
+        length = max(1, request.output // scale) if replies is None else replies
+        reply = Rope(request.reply) if request.reply and replies is None else None
+        yield request, Rope(runs), reply or Rope.of(REPLIES + number, length)
 
 
 def blocks_of(request: TraceRequest, unit: int, scale: int) -> list[tuple[int, int]]:

@@ -243,17 +243,17 @@ class Cache:
 
         Follows Marconi's score: both terms are scaled to the range of the states that are held.
         """
-        found = [each for each in self.nodes.values() if each.state]
-        found = [each for each in found if self.state or not each.children]
+        found = [node for node in self.nodes.values() if node.state]
+        found = [node for node in found if self.state or not node.children]
         if not found:
             return None
-        saved = [self._saved(each) for each in found]
+        saved = [self._saved(node) for node in found]
         low, high = min(saved), max(saved)
-        old = min(each.used for each in found)
+        old = min(node.used for node in found)
         span, range_ = max(1, now - old), (high - low) or 1.0
         scores = [
-            (each.used - old) / span + self.rules.alpha * (worth - low) / range_
-            for each, worth in zip(found, saved, strict=True)
+            (node.used - old) / span + self.rules.alpha * (worth - low) / range_
+            for node, worth in zip(found, saved, strict=True)
         ]
         return found[min(range(len(found)), key=scores.__getitem__)]
 
@@ -321,7 +321,7 @@ class Ideal:
     def reused(self, memory: int, requests: int) -> int:
         """The bound, in tokens."""
         left, found = memory * requests, 0.0
-        for tokens, cost in sorted(self._steps, key=lambda each: each[1] / each[0]):
+        for tokens, cost in sorted(self._steps, key=lambda step: step[1] / step[0]):
             share = min(1.0, left / cost) if cost else 1.0
             found += share * tokens
             left -= cost
@@ -342,7 +342,7 @@ def check_policy(cell: Cell) -> None:
     """Raise for a policy that cannot be run."""
     name = cell.profile.removeprefix(PREFIX)
     if name not in POLICIES:
-        names = ", ".join(f"{PREFIX}{each}" for each in POLICIES)
+        names = ", ".join(f"{PREFIX}{policy}" for policy in POLICIES)
         raise InputError(f"there is no policy {cell.profile!r}; there are {names}")
     given = dict(cell.options)
     if unknown := given.keys() - {MEMORY, *POLICIES[name].own}:
@@ -390,7 +390,11 @@ def play_policy(cell: Cell, progress: Callable[[int], None] = lambda _: None) ->
     policy = POLICIES[cell.profile.removeprefix(PREFIX)]
     rules = Rules(memory, **{name: value for name, value in cell.options if name in policy.own})
     ahead = policy.evicts == "furthest"
-    future = Future([paths_of(each, unit, scale) for each in cell.requests()]) if ahead else None
+    future = (
+        Future([paths_of(pending_request, unit, scale) for pending_request in cell.requests()])
+        if ahead
+        else None
+    )
     cache, ideal, found = (
         Cache(policy, rules, token, state, future),
         Ideal(token, state),

@@ -196,8 +196,8 @@ def play_cells(
     tried = attempt if seams is None else partial(attempt, seams=seams)
     found = iter(_play_parts(each_part, store, workers, progress, tried))
     return [
-        joined(cell, [next(found) for _ in each]) if len(each) > 1 else next(found)
-        for cell, each in zip(cells, parts, strict=True)
+        joined(cell, [next(found) for _ in part]) if len(part) > 1 else next(found)
+        for cell, part in zip(cells, parts, strict=True)
     ]
 
 

@@ -128,8 +128,8 @@ def spelled(server: Engine, cell: Cell, count: int) -> Iterator[Served]:
     """The first requests, in tokens of a network's vocabulary."""
     spelling = Spelling()
     requests = (
-        replace(each, prompt=spelling.of(each.prompt), reply=spelling.of(each.reply))
-        for each in islice(cell.requests(), count)
+        replace(request, prompt=spelling.of(request.prompt), reply=spelling.of(request.reply))
+        for request in islice(cell.requests(), count)
     )
     return Serving(server).serve(requests, cell.source.turn)
 

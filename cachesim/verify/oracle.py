@@ -69,7 +69,7 @@ class Oracle:
         adapters = adapted_in(self.network)
         if adapters is not None:
             network = adapters.under(strengths)
-            found = next((each for each in self._others if each.network is network), None)
+            found = next((other for other in self._others if other.network is network), None)
             if found is None:
                 found = Oracle(network)
                 self._others.append(found)
@@ -80,10 +80,10 @@ class Oracle:
         answer = self._answers.pop(key, None)
         if answer is None:
             run = None
-            for each in self._runs:
-                longer = run is None or len(each.tokens) > len(run.tokens)
-                if longer and each.can_answer(tokens, rows):
-                    run = each
+            for cold_run in self._runs:
+                longer = run is None or len(cold_run.tokens) > len(run.tokens)
+                if longer and cold_run.can_answer(tokens, rows):
+                    run = cold_run
             if run is None:
                 run = _ColdRun(self.network)
             else:

@@ -92,7 +92,9 @@ def worst_of_recording(requests: Sequence[Recorded], wanted: UserSettings) -> Sc
 
 def whole_scenario(replay: Replay) -> Scenario:
     """All requests of a log in order, without expectations."""
-    steps = [_finished(each.submitted) for each in replay.requests if each.submitted is not None]
+    steps = [
+        _finished(request.submitted) for request in replay.requests if request.submitted is not None
+    ]
     last = replay.requests[-1].observed.number
     whole = scenario_of(Origin.of_log(replay), [*replay.invented, *steps], last, None)
     return replace(
@@ -105,18 +107,18 @@ def whole_scenario(replay: Replay) -> Scenario:
 def _worst(replays: Sequence[Replay]) -> tuple[Replay, Rebuilt]:
     best: tuple[int, Replay, Rebuilt] | None = None
     for replay in replays:
-        for each in replay.requests:
-            cached = each.replayed.cached
+        for request in replay.requests:
+            cached = request.replayed.cached
             if (
-                not each.agrees
-                or each.submitted is None
+                not request.agrees
+                or request.submitted is None
                 or cached is None
-                or each.observed.cancelled
+                or request.observed.cancelled
             ):
                 continue
-            lost = each.replayed.equal - cached
+            lost = request.replayed.equal - cached
             if lost > 1 and (best is None or lost > best[0]):
-                best = (lost, replay, each)
+                best = (lost, replay, request)
     if best is None:
         raise InputError(NOTHING_LOST)
     return best[1], best[2]
@@ -124,10 +126,10 @@ def _worst(replays: Sequence[Replay]) -> tuple[Replay, Rebuilt]:
 
 def _before(replay: Replay, worst: Rebuilt) -> list[ReplayRequest]:
     steps = list(replay.invented)
-    for each in replay.requests:
-        if each.submitted is not None:
-            steps.append(_finished(each.submitted))
-        if each is worst:
+    for request in replay.requests:
+        if request.submitted is not None:
+            steps.append(_finished(request.submitted))
+        if request is worst:
             break
     return steps[-MOST_EARLIER:]
 
@@ -154,7 +156,7 @@ def _last(origin: Origin, steps: Sequence[ReplayRequest]) -> Replayed | None:
 def _signature(answer: Replayed | None) -> tuple[object, ...]:
     if answer is None:
         return ()
-    return answer.cached, answer.equal, tuple(each.rule for each in answer.losses)
+    return answer.cached, answer.equal, tuple(loss.rule for loss in answer.losses)
 
 
 def shrunk(

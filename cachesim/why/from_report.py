@@ -170,12 +170,12 @@ def _from_words(name: str, text: str) -> Draft:
         except CachesimError as error:
             if not options:
                 raise
-            dropped = next((each for each in options if each in str(error)), [*options][-1])
+            dropped = next((option for option in options if option in str(error)), [*options][-1])
             value = options.pop(dropped)
             refused.add(dropped)
             missing.append(f"whether {dropped} is {value!r}; left out, as refused: {_first(error)}")
             continue
-        limit = next((each.name for each in family.declared if each.name in LIMITS), "")
+        limit = next((option.name for option in family.declared if option.name in LIMITS), "")
         if last.error is None or not limit or limit in options or limit in refused:
             break
         options[limit] = 2 * max(counts.whole or 0, counts.held or 0, UNKNOWN_PROMPT)
@@ -206,9 +206,9 @@ def _family(text: str, missing: list[str]) -> Family[Any, Any]:
         program = family.program.split("/")[-1].split(" ")[0].lower()
         names = {family.repository.lower(), family.name, program, family.name.replace("-", "_")}
         named = sum(
-            len(re.findall(rf"(?<![\w.]){re.escape(each)}\b", low))
-            for each in names
-            if each and each in low
+            len(re.findall(rf"(?<![\w.]){re.escape(name)}\b", low))
+            for name in names
+            if name and name in low
         )
         return 10 * named + sum(words[word] for word in own)
 
@@ -285,7 +285,7 @@ def counts_in(text: str) -> Counts:
         cached, rest = map(_number, restored[-1].groups())
         return Counts(cached=cached, whole=cached + rest + 1)
     whole = next((each for shape in WHOLE if (each := _group(shape, text)) is not None), None)
-    named = [each[1] for each in re.finditer(CACHED, text, re.IGNORECASE)]
+    named = [match[1] for match in re.finditer(CACHED, text, re.IGNORECASE)]
     full = ["0"] if re.search(FULL, text) else []
     return Counts(whole=_known(whole), cached=_known(next(iter([*named[::-1], *full]), None)))
 
@@ -311,21 +311,21 @@ def _flags(family: Family[Any, Any], release: str, text: str) -> Iterator[tuple[
     except (ValueError, RecursionError):
         drafter = {}
     drafter = mapping(drafter)
-    commands = "\n".join(each for each in re.split(LINE_END, text) if re.search(COMMAND, each))
-    for each in family.declared:
-        if not each.flag or release not in family.having(each):
+    commands = "\n".join(part for part in re.split(LINE_END, text) if re.search(COMMAND, part))
+    for option in family.declared:
+        if not option.flag or release not in family.having(option):
             continue
-        key = each.flag.rsplit(".", 1)[-1].replace("-", "_")
-        value = drafter.get(key) if each.flag.startswith("--speculative-config.") else None
-        names = each.flag.split(", ")
+        key = option.flag.rsplit(".", 1)[-1].replace("-", "_")
+        value = drafter.get(key) if option.flag.startswith("--speculative-config.") else None
+        names = option.flag.split(", ")
         found = next(filter(None, (_argument(name, commands, text) for name in names)), None)
         if value is None and found:
-            value = True if each.kind == "yes or no" else _plain(found[1])
-        if value is None and each.kind == "yes or no":
+            value = True if option.kind == "yes or no" else _plain(found[1])
+        if value is None and option.kind == "yes or no":
             value = False if f"--no-{names[-1].removeprefix('--')}" in text else None
         try:
-            if value is not None and value != family.default(each, release):
-                yield each.name, each.read(value)
+            if value is not None and value != family.default(option, release):
+                yield option.name, option.read(value)
         except OptionError:
             continue
 

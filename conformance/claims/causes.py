@@ -37,9 +37,9 @@ class Lost:
         """Events whose names have these words: of this request, or of those before it too."""
         first = 0 if earlier else self.index
         for record in self.played.records[first : self.index + 1]:
-            for each in record.events:
-                if words in each.name():
-                    yield each.as_dict()
+            for event in record.events:
+                if words in event.name():
+                    yield event.as_dict()
 
     def happened(self, words: str, *, earlier: bool = False) -> bool:
         return any(True for _ in self.events(words, earlier=earlier))
@@ -103,8 +103,8 @@ def _at_work(lost: Lost) -> bool:
 def _saved(lost: Lost) -> bool:
     """That many tokens were saved, by an event of the run, or are in a text."""
     count = lost.detail["n_tokens"]
-    told = any(each.get("n_tokens") == count for each in lost.events("", earlier=True))
-    return told or any(len(text_of(each)) >= count for each in lost.played.records)
+    told = any(event.get("n_tokens") == count for event in lost.events("", earlier=True))
+    return told or any(len(text_of(record)) >= count for record in lost.played.records)
 
 
 def _drafted(lost: Lost) -> bool:
@@ -135,7 +135,7 @@ def _unseen(lost: Lost) -> bool:
 
 
 def _moved(lost: Lost) -> bool:
-    moves = sum(each["size"] for each in lost.events("chunk-reused"))
+    moves = sum(event["size"] for event in lost.events("chunk-reused"))
     return lost.after - lost.before == moves
 
 
@@ -155,7 +155,7 @@ def _embedded(lost: Lost) -> bool:
 def _refused(lost: Lost) -> bool:
     """The request's error is the one that its client received."""
     step = lost.played.steps[lost.index]
-    children = {each.error for each in lost.record.children}
+    children = {child.error for child in lost.record.children}
     return lost.after == 0 and lost.detail["error"] in {step.error, *children}
 
 

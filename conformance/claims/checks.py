@@ -58,8 +58,8 @@ class Case:
         self.tally.claim(kind, bool(true), f"{where}: {what}")
 
     def events(self, name: str, task: int | None = None) -> list[dict[str, Any]]:
-        named = [each for each in self.record.events if each.name() == name]
-        return [each.as_dict() for each in named if task is None or each.task == task]
+        named = [event for event in self.record.events if event.name() == name]
+        return [event.as_dict() for event in named if task is None or event.task == task]
 
 
 def check(played: Played, tally: Tally) -> None:
@@ -137,7 +137,7 @@ def holds(numbers: str) -> bool:
     node = ast.parse(numbers, mode="eval").body
     parts = node.values if isinstance(node, ast.BoolOp) else [node]
     both = isinstance(node, ast.BoolOp) and isinstance(node.op, ast.And)
-    return (all if both else any)(_compares(each) for each in parts)
+    return (all if both else any)(_compares(part) for part in parts)
 
 
 def _compares(node: ast.expr) -> bool:
@@ -171,10 +171,10 @@ def spoken(value: object) -> set[str]:
 def invented(sentence: str, values: Mapping[str, Any]) -> list[str]:
     """Numbers of a sentence that none of its values holds; texts among the values may."""
     known = spoken(values)
-    for each in values.values():
-        if isinstance(each, str) and each:
-            known |= set(NUMBER.findall(each))
-            sentence = sentence.replace(each, "")
+    for value in values.values():
+        if isinstance(value, str) and value:
+            known |= set(NUMBER.findall(value))
+            sentence = sentence.replace(value, "")
     sentence = re.sub(
         r"\d+\[-?\d*\.\.-?\d+\]", lambda m: " ".join(re.findall(r"-?\d+", m[0])), sentence
     )
@@ -199,14 +199,14 @@ def _depth(case: Case, values: Mapping[str, Any], sentence: str) -> None:
     said = f"Here {values['pos_min']} >= {values['threshold']} is {str(refused).lower()}"
     case.claim("depth", sentence.endswith(said), sentence)
     names = ("checkpoint-checked", "checkpoint-restored", "full-reprocessing")
-    looked = [each for name in names for each in case.events(name, values["task"])]
+    looked = [event for name in names for event in case.events(name, values["task"])]
     case.claim("depth", bool(looked) == refused, sentence)
 
 
 def _refusal(case: Case, values: Mapping[str, Any], sentence: str) -> None:
     """A rule refuses what its own words say, and no checkpoint that its words fit qualifies."""
     checked = case.events("checkpoint-checked", values["task"])
-    [n_past] = {each["n_past"] for each in case.events("depth-tested", values["task"])}
+    [n_past] = {event["n_past"] for event in case.events("depth-tested", values["task"])}
     known = {
         **{name: values[name] for name in ("pos_min", "pos_max", "n_tokens", "pos_next")},
         "pos_end": values["pos_max"] + 1,
@@ -295,7 +295,7 @@ def _parting(case: Case, text: str, equal: int, matched: Tokens | None) -> None:
         found = re.search(r"Token \d+(?: \(in (.*)\))? and all after it are new\.$", text)
         assert found, text
         within = found[1]
-        earlier = [text_of(each) for each in case.played.records[: case.index]]
+        earlier = [text_of(record) for record in case.played.records[: case.index]]
         goes_on = [t for t in earlier if len(t) > equal and t[:equal] == prompt[:equal]]
         case.claim("new", not goes_on, text)
     elif ", which ends before" in text:
@@ -445,18 +445,18 @@ def _due(case: Case) -> int:
     """
     prompt, reply = case.record.prompt, case.record.reply
     before = [
-        each
-        for each in case.played.records[: case.index]
-        if each.step.model == case.record.step.model
-        and (each.reply is not None and each.reply.error is None and bool(each.prompt))
+        record
+        for record in case.played.records[: case.index]
+        if record.step.model == case.record.step.model
+        and (record.reply is not None and record.reply.error is None and bool(record.prompt))
     ]
     alike = [
-        each
-        for each in before
+        record
+        for record in before
         if reply is not None
-        and (() if each.reply is None else each.reply.strengths) == reply.strengths
+        and (() if record.reply is None else record.reply.strengths) == reply.strengths
     ]
-    known = max((prefix(text_of(each), prompt) for each in alike), default=0)
+    known = max((prefix(text_of(record), prompt) for record in alike), default=0)
     if len(alike) == len(before):
         known = max(known, 0 if reply is None else int(reply.equal))
     return max(0, min(known, len(prompt) - 1))
@@ -494,7 +494,7 @@ def _gone(case: Case, fact: Fact) -> None:
     wanted = case.record.prompt[: int(found[2])]
     case.claim("gone", len(wanted) == _due(case), fact.sentence)
     computed = case.played.records[_numbered(case, found[1])]
-    case.claim("gone", any(each.holds for each in case.played.records), fact.sentence)
+    case.claim("gone", any(record.holds for record in case.played.records), fact.sentence)
     case.claim("gone", computed.snapshot is not case.record.snapshot, fact.sentence)
     case.claim("gone", text_of(computed)[: len(wanted)] == wanted, fact.sentence)
     since = _numbered(case, found[3].split(" and ")[0])
@@ -523,7 +523,7 @@ def _together(case: Case, fact: Fact) -> None:
 
 
 def _numbered(case: Case, name: str) -> int:
-    return next(i for i, each in enumerate(case.played.records) if each.name == name)
+    return next(i for i, record in enumerate(case.played.records) if record.name == name)
 
 
 # --- what was wrong ---------------------------------------------------------------------------
@@ -635,7 +635,9 @@ def _better(case: Case, fact: Fact) -> None:
     bad = case.step.answer in {"diverged", "by-design"} or case.step.error is not None
     case.claim("but with", bad or int(found[3]) > (case.step.cached or 0), fact.sentence)
     case.claim("but with", int(found[4]) == len(case.record.prompt), fact.sentence)
-    twins = [each for each in case.played.beside if each.profile.partition("@")[2] == found[1]]
+    twins = [
+        played for played in case.played.beside if played.profile.partition("@")[2] == found[1]
+    ]
     for twin in twins:
         reply, step = twin.records[case.index].reply, twin.steps[case.index]
         said = (found[2], int(found[3]))
@@ -659,9 +661,9 @@ def _account(case: Case) -> None:
     chain.append(int(reply.cached))
     whole = all(a == b for a, b in list(pairwise(chain))[::2])
     case.claim("adds up", whole, f"{chain}")
-    facts = [each.sentence for each in case.step.facts if each.word in {"match", "rule"}]
-    rules = [re.fullmatch(r"(\d+) → (\d+)  (.*)", each) for each in facts[1:]]
-    told = [f"{each[3]}: {each[1]} to {each[2]}." for each in rules if each]
+    facts = [fact.sentence for fact in case.step.facts if fact.word in {"match", "rule"}]
+    rules = [re.fullmatch(r"(\d+) → (\d+)  (.*)", fact) for fact in facts[1:]]
+    told = [f"{rule[3]}: {rule[1]} to {rule[2]}." for rule in rules if rule]
     case.claim("sentences", [*facts[:1], *told] == list(case.step.explanation.sentences), "why")
     lost = max(0, _due(case) - int(reply.cached))
     case.claim("lost", case.step.explanation.lost == lost, f"{case.step.explanation.lost} lost")

@@ -45,7 +45,7 @@ class Reading:
         return self.watch.own(self.birth, self.place)
 
     def tokens_at(self, position: int) -> list[int]:
-        return [each.token for each in self.cells if each.position == position and each.birth]
+        return [cell.token for cell in self.cells if cell.position == position and cell.birth]
 
     def is_due(self, position: int, token: int) -> bool:
         """True if the request has a token at a position, and a cold run would attend to it."""
@@ -67,7 +67,7 @@ def common(one: Tokens, other: Tokens) -> int:
 
 def _nothing(seen: Reading, found: re.Match[str]) -> bool:
     position, token = int(found[1]), int(found[2])
-    there = [each for each in seen.cells if each.position == position and each.birth != NOBODY]
+    there = [cell for cell in seen.cells if cell.position == position and cell.birth != NOBODY]
     return not there and position < seen.own and seen.is_due(position, token)
 
 
@@ -79,30 +79,30 @@ def _other(seen: Reading, found: re.Match[str]) -> bool:
 
 def _right_after_others(seen: Reading, found: re.Match[str]) -> bool:
     position, right = int(found[1]), int(found[2])
-    there = [each for each in seen.cells if each.position == position]
-    if not any(seen.is_due(position, each.token) for each in there):
+    there = [cell for cell in seen.cells if cell.position == position]
+    if not any(seen.is_due(position, cell.token) for cell in there):
         return False
     due = seen.text[: position + 1]
-    held = [seen.watch.history(each.birth, seen.place) or () for each in there]
+    held = [seen.watch.history(cell.birth, seen.place) or () for cell in there]
     return any(each != due and common(each, due) == right for each in held)
 
 
 def _too_many(seen: Reading, found: re.Match[str]) -> bool:
     """One cell for each token before this one as far as it can be seen, then so many more."""
     right, more = int(found[1] or 0), int(found[2])
-    held = [each for each in seen.cells if each.birth != NOBODY]
+    held = [cell for cell in seen.cells if cell.birth != NOBODY]
     low = held[0].position if held else 0
     due = list(seen.text[low:right])
-    rest = [each.token for each in held]
+    rest = [cell.token for cell in held]
     return right == seen.at and rest[: len(due)] == due and len(rest) - len(due) == more
 
 
 def _missing(seen: Reading, found: re.Match[str]) -> bool:
     """One cell for each token as far as it can be seen, and none for the last few before this."""
     right, missing = int(found[1] or 0), int(found[2])
-    held = [each for each in seen.cells if each.birth != NOBODY]
+    held = [cell for cell in seen.cells if cell.birth != NOBODY]
     low = held[0].position if held else 0
-    there = [each.token for each in held] == list(seen.text[low:right])
+    there = [cell.token for cell in held] == list(seen.text[low:right])
     return there and right == seen.own == seen.at - missing
 
 
@@ -114,9 +114,9 @@ def _one_too_many(seen: Reading, found: re.Match[str]) -> bool:
 
 def _empty_row(seen: Reading, found: re.Match[str]) -> bool:
     position = int(found[1])
-    there = [each for each in seen.cells if each.position == position]
-    beside = position == seen.own or any(each.birth for each in there)
-    return beside and any(each.birth == NOBODY for each in there)
+    there = [cell for cell in seen.cells if cell.position == position]
+    beside = position == seen.own or any(cell.birth for cell in there)
+    return beside and any(cell.birth == NOBODY for cell in there)
 
 
 # --- rows -------------------------------------------------------------------------------------
@@ -199,10 +199,10 @@ def because(played: Played, index: int, sentence: str) -> str:
     if not judged:
         return "no sentence that is judged"
     [(check, found)] = judged
-    true = [each for each in readings(played, index, place) if check(each, found)]
+    true = [reading for reading in readings(played, index, place) if check(reading, found)]
     if not true:
         return "of no token that this answer was computed from"
-    if whose is not None and not any(_is_of(played, each, whose) for each in true):
+    if whose is not None and not any(_is_of(played, reading, whose) for reading in true):
         return "another's token"
     return ""
 
@@ -231,7 +231,7 @@ def readings(played: Played, index: int, place: str) -> Iterator[Reading]:
 
 def _is_of(played: Played, seen: Reading, whose: re.Match[str]) -> bool:
     """True if the named token is from that part of that step."""
-    maker = next(each for each in played.records if each.name == whose[1])
+    maker = next(record for record in played.records if record.name == whose[1])
     for held in _named(seen):
         at = len(held) - 1
         part = next((p.name for p in maker.parts if p.start <= at < p.end), "its reply")

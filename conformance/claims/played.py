@@ -41,7 +41,7 @@ class Played:
     def held_before(self, index: int) -> tuple[Tokens, ...]:
         """The content of slots and prompt cache at the arrival of a step's group."""
         mine = self.records[index].snapshot
-        earlier = [each for each in self.records[:index] if each.snapshot is not mine]
+        earlier = [record for record in self.records[:index] if record.snapshot is not mine]
         return earlier[-1].holds if earlier else NOTHING
 
     @property
@@ -95,7 +95,7 @@ def all_profiles(scenario: Scenario, most: int | None = None) -> Iterator[Played
     names = scenario.engine.profiles
     if most is not None and len(names) > most:
         names = (names[0], *names[1 - most :])
-    played = [play(scenario, full_profile(scenario.engine.name, each)) for each in names]
+    played = [play(scenario, full_profile(scenario.engine.name, name)) for name in names]
     beside = side_by_side([each.run for each in played])
     for one, run in zip(played, beside, strict=True):
         yield replace(one, steps=run.steps, beside=tuple(played))

@@ -65,7 +65,7 @@ class Watch:
             known, value = int(lane.keys[at, 0]), int(lane.values[at, 0])
             known = known if known == value and 0 < known < len(self.born) else NOBODY
             found.append(Cell(int(lane.positions[at]), known, self.born[known].token))
-        return sorted(found, key=lambda each: each.position)
+        return sorted(found, key=lambda cell: cell.position)
 
     def history(self, birth: int, place: str) -> Tokens | None:
         """A token behind those that it went on from, oldest first; None: not known."""
@@ -75,7 +75,7 @@ class Watch:
             if place == "recurrent":
                 former = self.born[birth].former
             else:
-                former = next((each.birth for each in self.cells(birth, place)[::-1]), NOBODY)
+                former = next((cell.birth for cell in self.cells(birth, place)[::-1]), NOBODY)
             if former is None:
                 return None
             birth = former

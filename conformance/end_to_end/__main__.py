@@ -105,9 +105,9 @@ def show(total: Result, seconds: float) -> None:
     )
     lines += [f"SKIPPED {each}" for each in total.skipped]
     groups: dict[tuple[str, str], list[Failure]] = {}
-    for each in total.failures:
-        key = each.line.split()[1] if " " in each.line else each.line
-        groups.setdefault((key, NUMBER.sub("N", each.problem)), []).append(each)
+    for failure in total.failures:
+        key = failure.line.split()[1] if " " in failure.line else failure.line
+        groups.setdefault((key, NUMBER.sub("N", failure.problem)), []).append(failure)
     for alike in sorted(groups.values(), key=len, reverse=True)[:SHOWN]:
         first = alike[0]
         lines += [f"FAILED  {len(alike)} times: {first.problem}", f"        {first.line}"]

@@ -103,7 +103,7 @@ def run_documented(lines: Sequence[str]) -> Result:
 
 
 def is_expected_wrong(scenario: Scenario) -> bool:
-    return any("diverged" in (each.answer or ()) for each in scenario.expect)
+    return any("diverged" in (expect.answer or ()) for expect in scenario.expect)
 
 
 def wrong_answers(files: Sequence[Path]) -> Iterator[Wrong]:
@@ -265,7 +265,7 @@ def not_ended(shell: Shell) -> str:
 
 def alike(lines: Sequence[str], shell: Shell) -> str:
     """The last two answers are the same; nothing where they differ as the report says."""
-    shown = [each for each in shell.answers if "completion_probabilities" in each]
+    shown = [answer for answer in shell.answers if "completion_probabilities" in answer]
     if len(shown) < 2:
         return f"{len(shown)} answers with probabilities:\n{shell.out[-300:]}\n{shell.err[-600:]}"
     calls = [prompts_of(line) for line in lines if "n_probs" in line]
@@ -287,7 +287,7 @@ def prompts_of(line: str) -> list[Any]:
 
 def likelihoods(answer: dict[str, Any]) -> list[dict[int, float]]:
     """Log probabilities of the likeliest tokens at each place."""
-    rows = (each["top_logprobs"] for each in answer["completion_probabilities"])
+    rows = (probability["top_logprobs"] for probability in answer["completion_probabilities"])
     return [{int(each["id"]): float(each["logprob"]) for each in row} for row in rows]
 
 

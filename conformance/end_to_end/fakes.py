@@ -91,7 +91,7 @@ def _prompt(messages: list[Json], stream: bool) -> Json:
 
 
 def _joined(messages: list[Json]) -> str:
-    return "\n".join(str(each["content"]) for each in messages)
+    return "\n".join(str(message["content"]) for message in messages)
 
 
 def _openai_chat(body: Json, usage: Json | None) -> list[Json]:
@@ -258,8 +258,8 @@ def _ollama_messages(messages: list[Json], stream: bool) -> Json:
 
 
 def _anthropic(messages: list[Json], stream: bool) -> Json:
-    body = _messages([each for each in messages if each["role"] != "system"], stream)
-    system = "\n".join(each["content"] for each in messages if each["role"] == "system")
+    body = _messages([message for message in messages if message["role"] != "system"], stream)
+    system = "\n".join(message["content"] for message in messages if message["role"] == "system")
     return body | ({"system": system} if system else {})
 
 
@@ -336,8 +336,8 @@ class Fake(ThreadingHTTPServer):
     def read(self, body: Mapping[str, Any]) -> Counts:
         dialect = self.dialect
         said = [body.get("system", "")]
-        for each in body.get("messages") or body.get("input") or ():
-            said += [each["role"], str(each["content"])]
+        for message in body.get("messages") or body.get("input") or ():
+            said += [message["role"], str(message["content"])]
         said.append(body.get("prompt") or body.get("text") or "")
         counts = self.cache.read(PIECE.findall("\n".join(map(str, said))))
         self.answers.append(
@@ -378,9 +378,9 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(200, PLAIN, json.dumps(events[0]).encode())
             return
         if dialect.streams == NDJSON:
-            lines = [json.dumps(each).encode() + b"\n" for each in events]
+            lines = [json.dumps(event).encode() + b"\n" for event in events]
         else:
-            lines = [b"data: " + json.dumps(each).encode() + b"\n\n" for each in events]
+            lines = [b"data: " + json.dumps(event).encode() + b"\n\n" for event in events]
             lines += [b"data: [DONE]\n\n"] if "chat" in dialect.path else []
         self._send(200, dialect.streams, b"".join(lines))
 

@@ -60,7 +60,7 @@ def _last(text: str) -> str:
 
 def _broken_json(out: str, *, lines: bool) -> Iterator[str]:
     try:
-        found = [json.loads(each) for each in (out.splitlines() if lines else [out])]
+        found = [json.loads(line) for line in (out.splitlines() if lines else [out])]
     except ValueError as error:
         yield f"no JSON: {error}"
         return
@@ -86,21 +86,23 @@ def schema(name: str) -> dict[str, Any]:
 def broken_sums(found: Mapping[str, Any]) -> Iterator[str]:
     """Sums over the requests of `why`, and parts of each request."""
     requests, totals = found["requests"], found["totals"]
-    for each in requests:
-        whole, cached, processed = (each[key] for key in ("prompt_tokens", "cached", "processed"))
-        known = each.get("known", {})
+    for request in requests:
+        whole, cached, processed = (
+            request[key] for key in ("prompt_tokens", "cached", "processed")
+        )
+        known = request.get("known", {})
         certain = {known.get(key) for key in ("prompt_tokens", "cached", "processed")}
         if None in (whole, cached, processed) or not certain <= CERTAIN:
             continue
-        if not each["cancelled"] and whole != cached + processed:
+        if not request["cancelled"] and whole != cached + processed:
             yield (
-                f"request {each['number']}: {whole} prompt tokens are not {cached} cached and "
+                f"request {request['number']}: {whole} prompt tokens are not {cached} cached and "
                 f"{processed} processed"
             )
     for key in ("prompt_tokens", "cached", "processed"):
-        numbers = [each[key] for each in requests]
-        sums = {sum(each for each in numbers if each is not None)}
-        sums.add(sum(counted(each, key) for each in requests))
+        numbers = [request[key] for request in requests]
+        sums = {sum(number for number in numbers if number is not None)}
+        sums.add(sum(counted(request, key) for request in requests))
         if totals.get(key) is not None and totals[key] not in sums:
             yield f"totals: {key} {totals[key]} is not the sum {max(sums)}"
         if requests and set(numbers) == {None} and totals.get(key) == 0:
@@ -110,7 +112,7 @@ def broken_sums(found: Mapping[str, Any]) -> Iterator[str]:
     reported = totals.get("reported", {})
     if len({reported.get(key) for key in ("prompt_tokens", "cached", "processed")}) > 1:
         return  # each total is over other requests, and the text names how many
-    if any(each["cancelled"] for each in requests) and reported:
+    if any(request["cancelled"] for request in requests) and reported:
         unknown = max(0, (whole or 0) - (cached or 0) - (processed or 0))
     if None not in (whole, cached, processed) and whole != cached + processed + unknown:
         yield (
@@ -129,7 +131,7 @@ def counted(request: Mapping[str, Any], key: str) -> int:
 def rules_of(request: Mapping[str, Any]) -> set[str]:
     """The causes of a request: a log's `why`, a recording's `losses`."""
     causes = request["losses"] if "losses" in request else request.get("why", ())
-    return {each["rule"] for each in causes}
+    return {cause["rule"] for cause in causes}
 
 
 def broken_by_truth(found: Mapping[str, Any], pairs: Any) -> Iterator[str]:

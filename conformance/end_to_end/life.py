@@ -80,7 +80,7 @@ class Life:
             "window": self.window,
             "options": self.options,
             "kinds": list(self.kinds),
-            "answers": [each.as_dict() for each in self.answers],
+            "answers": [answer.as_dict() for answer in self.answers],
         }
 
     @classmethod
@@ -178,7 +178,7 @@ class Client:
                 waiting = [
                     pool.submit(post, self._server.address, call, group) for call, _ in asked
                 ]
-                answers = [each.result() for each in waiting]
+                answers = [future.result() for future in waiting]
         for (_, talk), answer in zip(asked, answers, strict=True):
             self.answers.append(answer)
             if answer.status != 200:

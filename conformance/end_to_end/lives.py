@@ -49,8 +49,8 @@ def paired(answers: Sequence[Answer], requests: Sequence[Request]) -> list[Pair]
     given up before any slot took it, may be missing from the log.
     """
     groups: dict[int, list[Answer]] = {}
-    for each in answers:
-        groups.setdefault(each.group, []).append(each)
+    for answer in answers:
+        groups.setdefault(answer.group, []).append(answer)
     best: dict[int, tuple[int, list[Pair]]] = {0: (0, [])}
     for group in groups.values():
         grown: dict[int, tuple[int, list[Pair]]] = {}
@@ -70,7 +70,7 @@ def _placed(group: Sequence[Answer], requests: Sequence[Request]) -> tuple[int, 
     found = []
     for order in permutations(range(len(places))):
         pairs = [(answer, places[at]) for answer, at in zip(group, order, strict=True)]
-        found.append((sum(worth(*each) for each in pairs), pairs))
+        found.append((sum(worth(*pair) for pair in pairs), pairs))
     return max(found, key=lambda each: each[0])
 
 
@@ -198,13 +198,13 @@ def reading(lives: Sequence[Life], column: Column) -> Ran:
 def by_life(lives: Sequence[Life], ran: Ran) -> list[Pair]:
     """The answers of each life with the requests of its servers: one for each start in its log."""
     found = json.loads(ran.out)
-    starts = [each.log.count(LOADS) for each in lives]
+    starts = [life.log.count(LOADS) for life in lives]
     if sum(starts) != len(found["servers"]):
         raise ValueError(f"{sum(starts)} starts of servers, and {len(found['servers'])} were read")
     requests: list[list[Request]] = [[] for _ in lives]
     owners = [at for at, count in enumerate(starts) for _ in range(count)]
-    for each in found["requests"]:
-        requests[owners[each["server"]]].append(each)
+    for request in found["requests"]:
+        requests[owners[request["server"]]].append(request)
     both = zip(lives, requests, strict=True)
     return [pair for life, own in both for pair in paired(life.answers, own)]
 
@@ -212,9 +212,9 @@ def by_life(lives: Sequence[Life], ran: Ran) -> list[Pair]:
 def merged(lives: Sequence[Life]) -> Life:
     """All answers in order, as those of one server."""
     answers = [
-        replace(each, group=at * MANY + each.group)
+        replace(answer, group=at * MANY + answer.group)
         for at, life in enumerate(lives)
-        for each in life.answers
+        for answer in life.answers
     ]
     kinds = tuple(sorted({kind for life in lives for kind in life.kinds}))
     return replace(lives[0], answers=tuple(answers), kinds=kinds)
@@ -259,8 +259,8 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--jobs", type=int, default=2)
     arguments = parser.parse_args(words)
     work = list(columns(arguments))
-    for each in work:
-        environment_for(each.release).ready()
+    for column in work:
+        environment_for(column.release).ready()
     sums = {DEFAULT: Tally(), PRINTING: Tally()}
     sys.stdout.write(HEAD + "\n")
     load()

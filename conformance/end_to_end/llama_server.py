@@ -50,12 +50,14 @@ def parser_of(wheel: Wheel) -> Callable[[list[str]], Wheel]:
 
     def read(arguments: list[str], program: int) -> Wheel:
         parameters = wheel.CommonParams()
-        texts = (ctypes.c_char_p * (len(arguments) + 1))(*(each.encode() for each in arguments))
+        texts = (ctypes.c_char_p * (len(arguments) + 1))(
+            *(argument.encode() for argument in arguments)
+        )
         done = parse(len(arguments), texts, place_of(parameters), program, None)
         return parameters if done else None
 
     probe = ["llama-server", "--slot-save-path", "./"]
-    server = next(each for each in range(PROGRAMS) if read(probe, each) is not None)
+    server = next(number for number in range(PROGRAMS) if read(probe, number) is not None)
     return lambda words: read(["llama-server", *words], server)
 
 

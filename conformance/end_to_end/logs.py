@@ -99,7 +99,7 @@ def read(life: Life, number: int, result: Result) -> None:
     with bench(f"{life.release} -lv {life.verbosity}", result) as place:
         result.inputs["logs read alone"] += 1
         place.put(LOG, life.log)
-        served = any(each.was_launched for each in life.answers)
+        served = any(answer.was_launched for answer in life.answers)
         words = ["why", LOG, "--format", "json"]
         statuses = frozenset({0}) if served else DAMAGED
         ran = place.try_(

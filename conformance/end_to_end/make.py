@@ -38,7 +38,7 @@ def kept_lives() -> Iterator[Life]:
             with Lives(release, verbosity) as lives:
                 for number in range(at, at + 50):
                     life = lives.play(KEPT_SEED, number)
-                    if life is None or not any(each.was_launched for each in life.answers):
+                    if life is None or not any(answer.was_launched for answer in life.answers):
                         continue
                     if len(gzip.compress(life.log)) <= MOST:
                         yield life
@@ -72,7 +72,7 @@ def kept_of_others() -> Iterator[tuple[str, bytes, tuple[Answer, ...]]]:
             continue
         with gzip.open(path, "rt", encoding="utf-8") as file:
             found = json.load(file)
-        answers = tuple(Answer.from_dict(each) for each in found["answers"])
+        answers = tuple(Answer.from_dict(answer) for answer in found["answers"])
         yield path.name.removesuffix(".json.gz"), found["log"].encode(), answers
 
 
@@ -115,8 +115,8 @@ def main(words: Sequence[str] | None = None) -> int:
             _pack(life.name, {"truth": life.truth(), "log": log})
         for name, log_bytes, answers in kept_others():
             lines = log_bytes.decode("utf-8", "replace")
-            _pack(name, {"answers": [each.as_dict() for each in answers], "log": lines})
-        size = sum(each.stat().st_size for each in KEPT.iterdir())
+            _pack(name, {"answers": [answer.as_dict() for answer in answers], "log": lines})
+        size = sum(path.stat().st_size for path in KEPT.iterdir())
         sys.stdout.write(f"{len(list(KEPT.iterdir()))} files, {size:,} bytes in {KEPT}\n")
     if arguments.folder is not None:
         count = write_all(arguments.folder, logs=arguments.logs, seed=arguments.seed)

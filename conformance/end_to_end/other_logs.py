@@ -212,8 +212,9 @@ def mlx_life(python: Path, level: str, rng: Random) -> tuple[bytes, tuple[Answer
 def _mlx_call(rng: Random, talker: Talker) -> Call:
     talk = talker.next()
     messages = [
-        each | {"content": re.sub(r"\[(\d+)\]", lambda m: f"w{int(m[1]) % 400} ", each["content"])}
-        for each in talk.all_messages()
+        message
+        | {"content": re.sub(r"\[(\d+)\]", lambda m: f"w{int(m[1]) % 400} ", message["content"])}
+        for message in talk.all_messages()
     ]
     body: dict[str, Any] = {"messages": messages, "max_tokens": rng.choice((1, 4, 12))}
     leaves = None

@@ -115,7 +115,7 @@ class Started:
         self._files = [tempfile.TemporaryFile() for _ in range(3)]  # noqa: SIM115
         self._child = os.fork()
         if self._child == 0:
-            _become(words, folder, [each.fileno() for each in self._files])
+            _become(words, folder, [file.fileno() for file in self._files])
 
     def first_line(self, word: bytes) -> str:
         ends = time.monotonic() + SECONDS

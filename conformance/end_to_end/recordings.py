@@ -181,7 +181,7 @@ def _read(place: Bench, answers: tuple[Answer, ...], number: int) -> None:
     """Run the command lines whose turn it is on one recording."""
     path = place.folder / FILE
     if not path.exists():
-        if any(each.status == 200 for each in answers):
+        if any(answer.status == 200 for answer in answers):
             place.fail("record", "requests were answered, and no file was written")
         return
     lines = path.read_bytes()

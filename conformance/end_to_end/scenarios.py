@@ -37,7 +37,7 @@ def tasks(settings: Settings) -> Iterator[Task]:
 def of_engine(engine: str, seed: int, count: int) -> Result:
     """Play some scenarios of an engine with every command that takes one."""
     result = Result()
-    names = sorted(Path(str(each)).stem for each in shipped_files() if folder_of(each) == engine)
+    names = sorted(Path(str(file)).stem for file in shipped_files() if folder_of(file) == engine)
     rng = Random(f"scenarios {engine} {seed}")
     for number, name in enumerate(rng.sample(names, min(count, len(names)))):
         with bench(f"scenario {engine}", result) as place:
@@ -115,7 +115,7 @@ def _look(place: Bench, name: str, number: int) -> None:
 def _search(place: Bench, engine: str) -> None:
     """`check` on the engine's newest releases."""
     listed = place.try_(Case(words=["list", "releases", "--format", "json"], form="json"))
-    names = [each["name"] for each in _rows(listed) if str(each["name"]).startswith(f"{engine}@")]
+    names = [row["name"] for row in _rows(listed) if str(row["name"]).startswith(f"{engine}@")]
     for profile in names[-1:]:
         words = ["check", profile, "--model", "dense", "--examples", "10", "--jobs", "1"]
         place.try_(Case(words=words, statuses=PLAYED))

@@ -30,11 +30,11 @@ class Talk:
     @property
     def text(self) -> str:
         """The same without a chat template, for clients that write their prompt themselves."""
-        return self.system + "".join(each["content"] for each in self.messages)
+        return self.system + "".join(message["content"] for message in self.messages)
 
     @property
     def words(self) -> int:
-        return sum(len(WORD.findall(each["content"])) + 5 for each in self.all_messages())
+        return sum(len(WORD.findall(message["content"])) + 5 for message in self.all_messages())
 
 
 class Talker:
@@ -72,7 +72,7 @@ class Talker:
         ]
         turn = rng.choices([each for each, _ in turns], [weight for _, weight in turns])[0]
         if rng.random() < 0.15:  # the old one is gone on with later
-            talk = Talk(talk.system, [dict(each) for each in talk.messages])
+            talk = Talk(talk.system, [dict(message) for message in talk.messages])
             self.talks.append(talk)
         turn(talk)
         while talk.words > self._longest and len(talk.messages) > 1:
@@ -103,7 +103,7 @@ class Talker:
         self._ask(talk)
 
     def _drop_reply(self, talk: Talk) -> None:
-        replies = [at for at, each in enumerate(talk.messages) if each["role"] == "assistant"]
+        replies = [at for at, message in enumerate(talk.messages) if message["role"] == "assistant"]
         if replies:
             words = WORD.findall(talk.messages[replies[-1]]["content"])
             talk.messages[replies[-1]]["content"] = "".join(words[len(words) // 2 :])

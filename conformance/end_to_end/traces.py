@@ -110,7 +110,7 @@ def of_form(name: str, seed: int) -> Result:
     for number in range(EACH):
         rng = Random(f"trace {name} {seed} {number}")
         lines = WRITERS[name](rng)
-        data = "".join(json.dumps(each) + "\n" for each in lines).encode()
+        data = "".join(json.dumps(line) + "\n" for line in lines).encode()
         with bench(f"trace {name}", result) as place:
             _replayed(place, data, lines, PROFILES[number % len(PROFILES)])
             _from_elsewhere(place, data, number)
@@ -138,19 +138,19 @@ def _counts_all(lines: list[Line]) -> Callable[[Ran], Iterator[str]]:
     def law(ran: Ran) -> Iterator[str]:
         found = json.loads(ran.out)
         rows = found["rows"] if isinstance(found, dict) else found
-        bound = next((each for each in rows if each.get("profile") == "bound"), None)
-        for each in rows:
-            cached, prompt = each.get("cached"), each.get("prompt_tokens")
+        bound = next((row for row in rows if row.get("profile") == "bound"), None)
+        for row in rows:
+            cached, prompt = row.get("cached"), row.get("prompt_tokens")
             if cached is None or prompt is None:
                 continue
             if cached > prompt:
-                yield f"{each['profile']}: {cached} cached of {prompt} prompt tokens"
+                yield f"{row['profile']}: {cached} cached of {prompt} prompt tokens"
             if bound is not None and cached > bound["cached"]:
-                yield f"{each['profile']}: {cached} cached, and the bound is {bound['cached']}"
+                yield f"{row['profile']}: {cached} cached, and the bound is {bound['cached']}"
             if isinstance(lines[0], dict) and "hash_ids" in lines[0]:
-                said = each.get("requests")
+                said = row.get("requests")
                 if said is not None and said != len(lines):
-                    yield f"{each['profile']}: {said} requests of {len(lines)}"
+                    yield f"{row['profile']}: {said} requests of {len(lines)}"
 
     return law
 

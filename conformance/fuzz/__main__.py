@@ -47,11 +47,11 @@ def main() -> int:
     started = time.monotonic()
     whole, told = Tally(), 0
     for tally in done(orders, given.jobs):
-        shown = {last_line(each.failure) for each in whole.failures}
-        for each in tally.failures:
-            if last_line(each.failure) not in shown:
-                shown.add(last_line(each.failure))
-                say(each.again, each.failure)
+        shown = {last_line(failure.failure) for failure in whole.failures}
+        for failure in tally.failures:
+            if last_line(failure.failure) not in shown:
+                shown.add(last_line(failure.failure))
+                say(failure.again, failure.failure)
         whole.add(tally)
         if whole.counts.total() - told >= TOLD_EVERY:
             told = whole.counts.total()
@@ -98,7 +98,7 @@ def tell(whole: Tally, seed: int, seconds: float) -> None:
         }
         if words:
             say(f"  {name:<9} {', '.join(f'{count:,} {word}' for word, count in words.items())}")
-    causes = {last_line(each.failure) for each in whole.failures}
+    causes = {last_line(failure.failure) for failure in whole.failures}
     say(f"  {len(whole.failures)} failures of {len(causes)} causes")
 
 

@@ -104,7 +104,7 @@ def scenario_texts() -> tuple[str, ...]:
 def option_names() -> tuple[str, ...]:
     """Every key that a scenario may hold, and every option of every engine."""
     values = (Scenario, Step, Expect, Model, Options, IkOptions, MlxOptions)
-    names = {each.name for value in values for each in fields(value)}
+    names = {field.name for value in values for field in fields(value)}
     requests = {"stop_words", "message_spans", "n_keep", "n_discard", "return_tokens", "stop"}
     return tuple(sorted(names | requests))
 
@@ -172,9 +172,9 @@ def weight(scenario: Scenario) -> int:
     total = 0
     for step in scenario.step:
         prompt = length_of(step.prompt or (), lengths)
-        for each in step.messages:
-            named = PIECE.findall(each.content)
-            prompt += len(each.content) + sum(lengths.get(name, 0) for name in named)
+        for message in step.messages:
+            named = PIECE.findall(message.content)
+            prompt += len(message.content) + sum(lengths.get(name, 0) for name in named)
         forced = 8 if step.reply is None else length_of(step.reply, lengths)
         reply = step.predict if step.predict is not None else forced
         total += prompt + step.completions * (reply if reply >= 0 else 4096)
@@ -363,7 +363,7 @@ def _own_keys(step: Any) -> Any:
     return {k: v for k, v in step.items() if k in STEP_KEYS} if isinstance(step, dict) else step
 
 
-STEP_KEYS: Final = frozenset(each.name for each in fields(Step))
+STEP_KEYS: Final = frozenset(field.name for field in fields(Step))
 
 
 @cache
@@ -372,7 +372,7 @@ def logs() -> tuple[str, ...]:
     found = [(ROOT / "docs" / "examples" / "hybrid.log").read_text()]
     for path in sorted((ROOT / "tests" / "why" / "data").glob("*.json.gz")):
         with gzip.open(path, "rt") as file:
-            found += [each["log"] for each in json.load(file)["servers"][:2]]
+            found += [server["log"] for server in json.load(file)["servers"][:2]]
     return tuple(text[:20_000] for text in found)
 
 
@@ -407,7 +407,7 @@ def varied_log(lines: Sequence[str], chance: Chance) -> bytes:
 def play_log(mutant: bytes) -> str | None:
     """As `why` does."""
     read = read_files([("mutant.log", BytesIO(mutant))])
-    requests = sum(len(each.requests) for each in read.servers)
+    requests = sum(len(server.requests) for server in read.servers)
     replays = replays_of(read, UserSettings(profile=None, model=None, window=None, options={}))
     found = why_of(read, replays)
     json.dumps(found)
@@ -446,7 +446,7 @@ def damage_recording(seed: Any, chance: Chance) -> bytes:
         tree = damaged_tree(seed, chance, others=recordings(), keys=keys)
     listed = tree.get("lines") if isinstance(tree, dict) else tree
     lines = listed if isinstance(listed, list) else [listed]
-    text = "\n".join(json.dumps(each) for each in lines)
+    text = "\n".join(json.dumps(line) for line in lines)
     return damage_file(text, chance) if chance.random() < 0.2 else text.encode()
 
 
@@ -473,7 +473,7 @@ def answers() -> tuple[str, ...]:
     first = {"type": "message_start", "message": {"usage": {"input_tokens": 4}}}
     own = {"content": "Yes", "id_slot": 0, "tokens_evaluated": 9, "error": {"type": "x"}}
     events = (first, delta, piece, own, last)
-    return ("".join(f"data: {json.dumps(each)}\n\n" for each in events), json.dumps(last))
+    return ("".join(f"data: {json.dumps(event)}\n\n" for event in events), json.dumps(last))
 
 
 def play_answer(mutant: bytes) -> None:

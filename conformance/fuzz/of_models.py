@@ -32,13 +32,13 @@ MODELS: Final = ("dense", "swa", "recurrent", "hybrid")
 @cache
 def configs() -> tuple[dict[str, Any], ...]:
     """The configurations that are known by their names."""
-    return tuple(json.loads(json.dumps(each)) for each in known_models().values())
+    return tuple(json.loads(json.dumps(model)) for model in known_models().values())
 
 
 def damage_config(seed: Any, chance: Chance) -> Any:
     if chance.random() < SLIGHTLY:
         return varied(seed, chance)
-    keys = tuple(sorted({key for each in configs() for key in each}))
+    keys = tuple(sorted({key for config in configs() for key in config}))
     return damaged_tree(seed, chance, others=configs(), keys=keys)
 
 
@@ -62,7 +62,7 @@ def damage_header(seed: bytes, chance: Chance) -> Any:
     """Bytes, or the keys of a header, one of which is another number."""
     if chance.random() < SLIGHTLY:
         keys = model_keys(preset(chance.choice(MODELS)))
-        return varied({name: each.value for name, each in keys.items()}, chance)
+        return varied({name: key.value for name, key in keys.items()}, chance)
     return damaged_bytes(seed, chance)
 
 

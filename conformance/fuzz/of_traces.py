@@ -112,7 +112,7 @@ def damage_trace(seed: Any, chance: Chance) -> bytes:
     )
     found = tree.get("lines") if isinstance(tree, dict) else tree
     lines = found if isinstance(found, list) else [found]
-    text = "\n".join(json.dumps(each) for each in lines)
+    text = "\n".join(json.dumps(line) for line in lines)
     if not gentle and chance.random() < 0.1:
         return damaged_bytes(text.encode(), chance)
     if not gentle and chance.random() < 0.4:
@@ -128,7 +128,7 @@ def play_trace(mutant: bytes) -> str | None:
     path.write_bytes(mutant)
     try:
         source = Source(name=str(path), first=PLAYED, turn=dice % 3 * 40)
-        if sum(each.length + each.output for each in source.open()[1]) > AFFORDABLE:
+        if sum(request.length + request.output for request in source.open()[1]) > AFFORDABLE:
             return READ
         cell = Cell(source=source, profile=profile, model=model, options=options)
         plain_text(*sweep_report([row_of(cell, play(cell))]))

@@ -49,7 +49,7 @@ def _ignoring_trim(self: RecurrentMemory, _seq: int, tail: int, p0: int) -> bool
 def _aliased_rows(original: Any, memory: RecurrentMemory, seq: int, *, partial: bool) -> Any:
     """A blob that shares its rows with the live memory: a shallow copy."""
     fields = original(memory, seq, partial=partial)
-    blocks = [each for each in fields if isinstance(each, RowBlock)]
+    blocks = [field for field in fields if isinstance(field, RowBlock)]
     cells = [c for c, seqs in enumerate(memory.cells.seqs) if seq in seqs]
     if len(cells) != 1:
         return fields
@@ -58,7 +58,7 @@ def _aliased_rows(original: Any, memory: RecurrentMemory, seq: int, *, partial: 
         memory.planes.rows[layer][row : row + 1][:, part] for layer, _, _, part in memory.blocks
     ]
     swapped = iter(block._replace(data=data) for block, data in zip(blocks, live, strict=True))
-    return [next(swapped) if isinstance(each, RowBlock) else each for each in fields]
+    return [next(swapped) if isinstance(field, RowBlock) else field for field in fields]
 
 
 def _first_plane_only(self: PlaneWriter, layer: int, states: Any) -> None:

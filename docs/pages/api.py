@@ -120,21 +120,23 @@ def _summary(value: object) -> str:
 
 def _fields(kind: type) -> Iterator[tuple[str, str]]:
     hints = get_type_hints(kind, include_extras=True)
-    for each in fields(kind):
+    for field in fields(kind):
         about = ""
-        if get_origin(hints[each.name]) is Annotated:
-            notes = get_args(hints[each.name])[1:]
+        if get_origin(hints[field.name]) is Annotated:
+            notes = get_args(hints[field.name])[1:]
             about = next((note for note in notes if isinstance(note, str)), "")
-        yield code(each.name), plain(about)
+        yield code(field.name), plain(about)
 
 
 def _signature(name: str, value: Callable[..., object]) -> str:
     """Types without their modules; a default stands for the type of its parameter."""
     signature = inspect.signature(value)
     short = [
-        each if each.default is each.empty else each.replace(annotation=each.empty)
-        for each in signature.parameters.values()
-        if each.name != "self"
+        parameter
+        if parameter.default is parameter.empty
+        else parameter.replace(annotation=parameter.empty)
+        for parameter in signature.parameters.values()
+        if parameter.name != "self"
     ]
     text = f"{name}{signature.replace(parameters=short)}"
     text = re.sub(r"\b(collections\.abc|typing|pathlib|cachesim(\.[a-z_]+)*)\.", "", text)
@@ -143,9 +145,9 @@ def _signature(name: str, value: Callable[..., object]) -> str:
 
 def _methods(kind: type) -> Iterator[str]:
     rows = [
-        (code(_signature(name, each)), _summary(each))
-        for name, each in inspect.getmembers(kind, inspect.isfunction)
-        if not name.startswith("_") and each.__qualname__.startswith(kind.__name__)
+        (code(_signature(name, function_type)), _summary(function_type))
+        for name, function_type in inspect.getmembers(kind, inspect.isfunction)
+        if not name.startswith("_") and function_type.__qualname__.startswith(kind.__name__)
     ]
     if rows:
         yield table(("method", "what it does"), rows)

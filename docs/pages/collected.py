@@ -58,7 +58,7 @@ def collected() -> tuple[Collected, ...]:
 
 def counts() -> dict[str, Counter[str]]:
     """Of each collection: how many reports have a scenario of which reading, or none."""
-    found = {each: Counter[str]() for each in COLLECTIONS}
+    found = {collection: Counter[str]() for collection in COLLECTIONS}
     for each in collected():
         found[each.collection][each.agrees or "none"] += 1
     return found

@@ -77,5 +77,5 @@ def _without_repeats(text: str, shown: set[str]) -> str:
 def _plain(text: str) -> str:
     """Help without the frames of its boxes and the list of exit statuses, which is above."""
     kept = text.partition("Exit status:")[0]
-    lines = [re.sub(r"^[│╭╰]─?|[─│╮╯ ]+$", "", each) for each in kept.splitlines()]
-    return re.sub(r"\n{3,}", "\n\n", "\n".join(each for each in lines)).strip()
+    lines = [re.sub(r"^[│╭╰]─?|[─│╮╯ ]+$", "", line) for line in kept.splitlines()]
+    return re.sub(r"\n{3,}", "\n\n", "\n".join(line for line in lines)).strip()

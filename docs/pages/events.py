@@ -44,8 +44,8 @@ def _row(one: Class, known: list[Class]) -> tuple[str, str, str]:
     inherited = [each for each in known if each.name in one.bases]
     fields = [field for each in (*inherited, one) for field in each.fields]
     about = one.about.split("\n\n")[0]
-    others = [each for each in fields if each.about or f"{{{each.name}}}" not in about]
-    words = ", ".join(f"{code(each.name)} {each.about}".strip() for each in others)
+    others = [field for field in fields if field.about or f"{{{field.name}}}" not in about]
+    words = ", ".join(f"{code(other.name)} {other.about}".strip() for other in others)
     return code(_name(one.name)), plain(about), words
 
 

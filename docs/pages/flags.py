@@ -31,7 +31,7 @@ def _engines() -> Iterator[str]:
     for name, family in FAMILIES.items():
         yield f"## {name}"
         yield _table(family)
-        rows = [_row(each) for each in fields_of(family)]
+        rows = [_row(flag) for flag in fields_of(family)]
         if rows:
             yield f"### Fields of a request to {name}"
             yield table(("field", "meaning", "value", "default", "releases"), rows)

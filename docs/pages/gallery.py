@@ -42,7 +42,11 @@ def page() -> str:
     played = wheels()
     blocks = []
     for kind, title in KINDS.items():
-        cards = [card(each, played.get(each.name, [])) for each in loaded if each.kind == kind]
+        cards = [
+            card(scenario, played.get(scenario.name, []))
+            for scenario in loaded
+            if scenario.kind == kind
+        ]
         if cards:
             blocks += [f"## {title}", '<div class="cards">\n' + "\n".join(cards) + "\n</div>"]
     return "\n\n".join(blocks) + "\n"
@@ -50,9 +54,11 @@ def page() -> str:
 
 def _place(scenario: Scenario) -> tuple[bool, int, str]:
     """Wrong answers that a released engine confirms first, then engine by engine."""
-    released = [each for each in scenario.engine.profiles if "+" not in each]
+    released = [profile for profile in scenario.engine.profiles if "+" not in profile]
     profiles = [full_profile(scenario.engine.name, each) for each in released]
-    labels = {label_of(scenario, each, step) for each in profiles for step in scenario.step_names}
+    labels = {
+        label_of(scenario, profile, step) for profile in profiles for step in scenario.step_names
+    }
     return CONFIRMED not in labels, list(FAMILIES).index(scenario.engine.name), scenario.name
 
 
@@ -61,9 +67,9 @@ def card(scenario: Scenario, played: Sequence[dict[str, str]]) -> str:
     name, shows = scenario.name, scenario.shows
     bad, good = first_bad_and_good(scenario)
     done = run(scenario, full_profile(scenario.engine.name, bad), arithmetic="ring")
-    shown = next((each for each in done.steps if each.name == shows.before.step), done.steps[-1])
+    shown = next((step for step in done.steps if step.name == shows.before.step), done.steps[-1])
     words = [code(bad), *([f"not {code(good)}"] if good else [])]
-    label = weakest(each.evidence for each in done.steps)
+    label = weakest(step.evidence for step in done.steps)
     facts = [", ".join(words), _outcome(shown), *([SHORT[label]] if label else [])]
     if not label and not any(each["result"] == "agrees" for each in played):
         facts.append("simulated only")
@@ -96,16 +102,16 @@ def _outcome(step: Step) -> str:
 
 def bars(steps: Sequence[Step], shown: Step) -> str:
     """A bar for each of the last requests up to the one that shows the report."""
-    asked = [each for each in steps[: steps.index(shown) + 1] if each.prompt_tokens][-ROWS:]
-    longest = max((each.prompt_tokens for each in asked), default=1)
+    asked = [step for step in steps[: steps.index(shown) + 1] if step.prompt_tokens][-ROWS:]
+    longest = max((step.prompt_tokens for step in asked), default=1)
     rows = []
-    for row, each in enumerate(asked):
-        top, whole = 18 * row, _wide(each.prompt_tokens, longest)
-        kept, gone = _wide(each.cached or 0, longest), _wide(each.lost, longest)
+    for row, step in enumerate(asked):
+        top, whole = 18 * row, _wide(step.prompt_tokens, longest)
+        kept, gone = _wide(step.cached or 0, longest), _wide(step.lost, longest)
         for look, x, width in (("new", 0, whole), ("kept", 0, kept), ("again", kept, gone)):
             if width:
                 rows.append(f'<rect class="{look}" x="{x}" y="{top}" width="{width}" height="14"/>')
-        if each.answer == "diverged" or each.error:
+        if step.answer == "diverged" or step.error:
             rows.append(
                 f'<rect class="bad" x="1" y="{top + 1}" width="{max(whole, 4) - 2}" height="12"/>'
             )
@@ -159,7 +165,7 @@ def first_bad_and_good(scenario: Scenario) -> tuple[str, str]:
     """
     before, after = scenario.shows.before, scenario.shows.after
     step = scenario.step_names.index(before.step)
-    bad = [each for each in scenario.engine.profiles if _shows(scenario, each, step)]
+    bad = [profile for profile in scenario.engine.profiles if _shows(scenario, profile, step)]
     first = bad[0] if bad else before.profile
     if after.profile and after.step == before.step:
         return first, after.profile
@@ -172,17 +178,17 @@ def _shows(scenario: Scenario, profile: str, step: int) -> bool:
     if wanted == full_profile(scenario.engine.name, before.profile):
         return True
     mine = [
-        each
-        for each in scenario.expect
-        if each.profile is None or full_profile(scenario.engine.name, each.profile) == wanted
+        expect
+        for expect in scenario.expect
+        if expect.profile is None or full_profile(scenario.engine.name, expect.profile) == wanted
     ]
     asked = [each for each in ("cached", "answer", "error") if getattr(before, each) is not None]
     return bool(mine) and bool(asked) and all(_is(mine, each, before, step) for each in asked)
 
 
 def _is(mine: Sequence[Expect], key: str, before: Seen, step: int) -> bool:
-    for each in mine:
-        said_of_all = getattr(each, key)
+    for expect in mine:
+        said_of_all = getattr(expect, key)
         if said_of_all is not None:
             one = said_of_all if isinstance(said_of_all, str) else said_of_all[step]
             return bool(one == getattr(before, key))

@@ -30,8 +30,8 @@ def page() -> str:
     """Leaks by scenario, then the count of other wrong answers by reason."""
     with (DOCS / "leaks.csv").open(newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
-    leaks = [each for each in rows if each["outcome"] == "leak"]
-    others = [each for each in rows if each["outcome"] != "leak"]
+    leaks = [row for row in rows if row["outcome"] == "leak"]
+    others = [row for row in rows if row["outcome"] != "leak"]
     parts = (
         INTRODUCTION,
         table(("leak", "releases", "evidence"), _grouped(leaks, "scenario", _leak)),
@@ -43,14 +43,14 @@ def page() -> str:
 def _grouped(
     rows: Sequence[Row], key: str, cells: Callable[[Sequence[Row]], Sequence[str]]
 ) -> Iterator[Sequence[str]]:
-    for name in dict.fromkeys(each[key] for each in rows):
-        yield name, *cells([each for each in rows if each[key] == name])
+    for name in dict.fromkeys(row[key] for row in rows):
+        yield name, *cells([row for row in rows if row[key] == name])
 
 
 def _leak(rows: Sequence[Row]) -> Sequence[str]:
-    labels = {SHORT.get(each["evidence"], each["evidence"]) for each in rows}
-    return ", ".join(each["profile"] for each in rows), ", ".join(sorted(labels))
+    labels = {SHORT.get(row["evidence"], row["evidence"]) for row in rows}
+    return ", ".join(row["profile"] for row in rows), ", ".join(sorted(labels))
 
 
 def _other(rows: Sequence[Row]) -> Sequence[str]:
-    return [str(sum(each["outcome"] == text for each in rows) or "") for text in TEXTS]
+    return [str(sum(row["outcome"] == text for row in rows) or "") for text in TEXTS]

@@ -15,7 +15,7 @@ NAMED: Final = re.compile(r"\b(ik_llama\.cpp|llama\.cpp|mlx-lm) #\d+(?:, #\d+)*"
 
 def pages() -> dict[str, Callable[[], str]]:
     """One page for each lesson, under the name of its file."""
-    return {f"lessons/{each.file}": partial(_page, each) for each in all_lessons()}
+    return {f"lessons/{lesson.file}": partial(_page, lesson) for lesson in all_lessons()}
 
 
 def _page(lesson: Lesson) -> str:

@@ -31,13 +31,13 @@ def page() -> str:
 def _releases(family: Family[Any, Any]) -> str:
     rows = [
         (
-            code(each.name),
-            each.date,
-            re.sub(r"^wheel of [\d-]+(; )?", "", plain(each.about)),
-            ", ".join(map(code, each.aliases)),
-            _package(each),
+            code(release.name),
+            release.date,
+            re.sub(r"^wheel of [\d-]+(; )?", "", plain(release.about)),
+            ", ".join(map(code, release.aliases)),
+            _package(release),
         )
-        for each in family.releases
+        for release in family.releases
     ]
     titles = ("release", "date", "what it is", "other names", "package")
     return table(titles, rows)

@@ -77,7 +77,7 @@ def _kind(schema: Mapping[str, Any]) -> str:
         return code(json.dumps(schema["const"]))
     choices = schema.get("anyOf") or schema.get("oneOf")
     if choices:
-        return " or ".join(dict.fromkeys(_kind(each) for each in choices))
+        return " or ".join(dict.fromkeys(_kind(choice) for choice in choices))
     kind = schema.get("type", "anything")
     words = " or ".join(kind) if isinstance(kind, list) else kind
     if kind == "array":

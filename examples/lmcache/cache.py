@@ -81,7 +81,7 @@ class InMemory:
 
     def store(self, request: Request, rows: Rows) -> None:
         for number, key in enumerate(self.keys(request)):
-            part = np.stack([each[number * CHUNK : (number + 1) * CHUNK] for each in rows])
+            part = np.stack([row[number * CHUNK : (number + 1) * CHUNK] for row in rows])
             tensor = torch.from_numpy(part.reshape(LAYERS, CHUNK, 2, -1)).permute(2, 0, 1, 3)
             held = self.memory.allocate(tensor.shape, self.dtype, MemoryFormat.KV_2LTD)
             held.tensor.copy_(tensor.view(self.dtype))

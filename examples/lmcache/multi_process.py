@@ -79,10 +79,10 @@ class Vllm(Keys):
         self.scheduler = adapter.LMCacheMPSchedulerAdapter([address()], *given)
         self.worker = adapter.LMCacheMPWorkerAdapter(address(), *given)
         self.caches = {
-            f"layer.{each.layer}": torch.zeros(
-                (2, BLOCKS, BLOCK, *each.key), dtype=getattr(torch, server.dtype)
+            f"layer.{shape.layer}": torch.zeros(
+                (2, BLOCKS, BLOCK, *shape.key), dtype=getattr(torch, server.dtype)
             )
-            for each in server.shapes
+            for shape in server.shapes
         }
         self.worker.register_kv_caches(self.caches, layout_hints={"kv_layout": "NHD"})
         self.promised: dict[Request, list[Any]] = {}
@@ -135,7 +135,7 @@ class Vllm(Keys):
         self.submit(self.worker.batched_submit_retrieve_requests, given)
         loaded = self.worker.retrieve_futures.pop(given.request_id)[0].result(timeout=SECONDS)
         self.scheduler.end_session(given.request_id)
-        return [self.rows(each, count) for each in self.caches.values()] if loaded else None
+        return [self.rows(cache, count) for cache in self.caches.values()] if loaded else None
 
     def rows(self, cache: Any, count: int) -> Any:
         held = cache[:, 1 : 1 + count // BLOCK].permute(1, 2, 0, 3, 4).contiguous()
@@ -197,7 +197,7 @@ class Sglang(Vllm):
 
     def __init__(self, server: Server, place: Path) -> None:
         super().__init__(server, place)
-        pools = [[each[at].flatten(0, 1) for each in self.caches.values()] for at in range(2)]
+        pools = [[cache[at].flatten(0, 1) for cache in self.caches.values()] for at in range(2)]
         multi_process_adapter.RequestClientFactory = SimpleNamespace(
             create=lambda *_, **__: Copying(self)
         )
@@ -220,7 +220,7 @@ class Sglang(Vllm):
         name, slots = self.promised[request].pop(), torch.arange(BLOCK, BLOCK + count)
         self.connector.retrieve_kv(LoadMetadata(list(request.tokens), slots, 0, 0, name))
         self.connector.end_session(name)
-        return [self.rows(each, count) for each in self.caches.values()]
+        return [self.rows(cache, count) for cache in self.caches.values()]
 
     def release(self, name: Any) -> None:
         self.connector.end_session(name)

@@ -40,12 +40,12 @@ def made(server: Server, rows: Rows) -> list[Any]:
 def rows_in(caches: list[Any]) -> Rows:
     """The rows in the caches of a model's layers."""
     found = []
-    for each in caches:
-        if isinstance(each, KVCache):
-            pair = [np.array(part[0, :, : each.offset]).swapaxes(0, 1) for part in each.state]
+    for cache in caches:
+        if isinstance(cache, KVCache):
+            pair = [np.array(part[0, :, : cache.offset]).swapaxes(0, 1) for part in cache.state]
             found.append(np.stack(pair, 1))
         else:
-            found.append(np.array(each[0]))
+            found.append(np.array(cache[0]))
     return found
 
 
@@ -85,10 +85,10 @@ class MemoryAware:
             return rows_in(caches)
         caches = clone(caches)
         rows = rows_in(caches)
-        for each, layer in zip(caches, rows, strict=True):
-            if isinstance(each, KVCache):
+        for cache, layer in zip(caches, rows, strict=True):
+            if isinstance(cache, KVCache):
                 key = mx.zeros((1, layer.shape[2], 1, layer.shape[3]))
-                each.update_and_fetch(key, key)
+                cache.update_and_fetch(key, key)
         return rows
 
     def clear(self) -> None:

@@ -78,7 +78,7 @@ class Files:
 
     def load(self, request: Request, count: int) -> Rows | None:
         size = np.dtype("uint16" if "16" in self.server.dtype else self.server.dtype).itemsize
-        numbers = sum(2 * PAGE * int(np.prod(each.key)) for each in self.server.shapes)
+        numbers = sum(2 * PAGE * int(np.prod(shape.key)) for shape in self.server.shapes)
         blocks = []
         for page in self.pages(request)[: count // PAGE]:
             data = self.files.get(page, torch.empty(numbers * size, dtype=torch.uint8))

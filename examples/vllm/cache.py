@@ -61,7 +61,10 @@ class Keys:
         )
 
     def keys(self, request: Request) -> list[Any]:
-        return [self.base.make_offload_key(each, 0) for each in self.made(request).block_hashes]
+        return [
+            self.base.make_offload_key(block_hash, 0)
+            for block_hash in self.made(request).block_hashes
+        ]
 
 
 class Host(Keys):
@@ -165,9 +168,9 @@ class Files(Keys):
         """Bytes of a block, by the worker's caches."""
         word = {"float32": 4, "float64": 8}.get(self.server.dtype, 2)
         return word * sum(
-            (1 if each.place == "recurrent" else BLOCK)
-            * (int(each.row) if each.row else 2 * each.key[0] * each.key[1])
-            for each in self.server.shapes
+            (1 if shape.place == "recurrent" else BLOCK)
+            * (int(shape.row) if shape.row else 2 * shape.key[0] * shape.key[1])
+            for shape in self.server.shapes
         )
 
 

@@ -116,7 +116,7 @@ class Engine:
 
     def of(self, place: str) -> list[Any]:
         """The layers of a group."""
-        return [each for each in self.shapes if each.place == place]
+        return [shape for shape in self.shapes if shape.place == place]
 
     def bytes(self, shape: Any) -> int:
         """Bytes of a layer's block."""
@@ -145,11 +145,11 @@ class Engine:
         """The content of a request's blocks for its first tokens."""
         found = {}
         for place, blocks in zip(self.places, self.blocks(name), strict=True):
-            pages = [self.page(place, each) for each in blocks[: count // BLOCK]]
+            pages = [self.page(place, block) for block in blocks[: count // BLOCK]]
             needed = pages if place == "attention" else pages[-1:]
             for layer, parts in zip(self.of(place), zip(*needed, strict=True), strict=True):
                 found[layer.layer] = np.concatenate(parts)
-        return [found[each.layer] for each in self.shapes]
+        return [found[shape.layer] for shape in self.shapes]
 
     def step(self, request: Any, rows: Rows) -> bool:
         """One turn of the engine's loop; true if blocks were loaded for the request."""

@@ -57,7 +57,7 @@ class Server(SerialEngine[Rules, Options]):
             return 0, {}
         self.kept.append(self.kept.pop(counts.index(Count(equal))))  # used last
         states = self.kept[-1][1]
-        return job.cached, {at: each for at, each in states.items() if at <= job.cached}
+        return job.cached, {at: state for at, state in states.items() if at <= job.cached}
 
     def snapshot(self) -> dict[str, Any]:
         return snapshot(tokens for tokens, _ in self.kept)

@@ -66,7 +66,7 @@ TOKENS: Final = {
 }
 """The token of a text, of words that are numbered and of words that recall facts."""
 
-OURS: Final = frozenset(each.name for each in FIELDS if each.internal)
+OURS: Final = frozenset(option.name for option in FIELDS if option.internal)
 """Fields of a request that say when it comes or leaves; no server knows them."""
 
 DRAFTS: Final = {"draft_max": "n_max", "draft_min": "n_min", "draft_p_min": "p_min"}
@@ -217,7 +217,9 @@ class Server:
             # A grammar that allows this text, without the bytes that would spell it too.
             literal = json.dumps("".join(_text(each, self.texts) for each in step.reply))
             body["grammar"] = f"root ::= {literal}"
-            body["logit_bias"] = [[each, False] for each in BYTE_TOKENS if each not in step.reply]
+            body["logit_bias"] = [
+                [token, False] for token in BYTE_TOKENS if token not in step.reply
+            ]
         if self.probabilities:
             body["n_probs"] = self.probabilities
         return body
@@ -247,7 +249,7 @@ class Server:
     def _outcome(step: Step, answer: Mapping[str, Any]) -> Outcome:
         timings, truncated = answer["timings"], bool(answer.get("truncated"))
         rows = answer.get("completion_probabilities", ())
-        written = [each["content"] for each in rows] or re.findall(r"\[\d+\]", answer["content"])
+        written = [row["content"] for row in rows] or re.findall(r"\[\d+\]", answer["content"])
         reply = as_tokens([TOKENS[each] for each in written])
         processed = timings["prompt_n"]
         return Outcome(
@@ -264,10 +266,10 @@ class Server:
 def _row(entry: Mapping[str, Any]) -> dict[Token, float]:
     """The likeliest tokens of a row, by logarithm; texts of other tokens are left out."""
     found = {}
-    for each in entry.get("probs") or entry.get("top_logprobs") or ():
-        token = TOKENS.get(each.get("tok_str", each.get("token", "")))
-        given = each.get("prob")
-        log = each.get("logprob", -math.inf) if given is None else math.log(max(given, 1e-30))
+    for prob in entry.get("probs") or entry.get("top_logprobs") or ():
+        token = TOKENS.get(prob.get("tok_str", prob.get("token", "")))
+        given = prob.get("prob")
+        log = prob.get("logprob", -math.inf) if given is None else math.log(max(given, 1e-30))
         if token is not None:
             found[token] = log
     return found

@@ -103,8 +103,12 @@ def real_ik_llama_cpp(
 
 
 def _release_of(scenario: Scenario) -> str:
-    profiles = [full_profile(scenario.engine.name, each) for each in scenario.engine.profiles]
-    own = [each.release for each in profiles if each.engine == FAMILY.name and not each.patches]
+    profiles = [full_profile(scenario.engine.name, profile) for profile in scenario.engine.profiles]
+    own = [
+        profile.release
+        for profile in profiles
+        if profile.engine == FAMILY.name and not profile.patches
+    ]
     if not own:
         raise ScenarioError(f"{scenario.name} names no unpatched release of {FAMILY.name}")
     return max(own, key=FAMILY.names().index)
@@ -156,10 +160,10 @@ def play_scenario(
         start = partial(Server, binary, model, folder=folder, probabilities=8, texts=texts)
         groups, outcomes = _warm(scenario, partial(start, words=words))
         cold_start = partial(start, words=arguments(kept, release))
-        steps = [each for group in groups for each in group]
+        steps = [step for group in groups for step in group]
         cold = [
-            _cold(each, cold_start) if outcome.top else None
-            for each, outcome in zip(steps, outcomes, strict=True)
+            _cold(step, cold_start) if outcome.top else None
+            for step, outcome in zip(steps, outcomes, strict=True)
         ]
     line = line_of(scenario, release, groups, outcomes)
     found = judged(line)
@@ -235,7 +239,7 @@ def _warm(
         vocabulary, groups, outcomes = vocabulary_of(scenario), list[list[Step]](), list[Outcome]()
         with start(early=early) as server:
             for numbers in in_one_call(scenario):
-                group = [_plain(resolved(apart, each, vocabulary)) for each in numbers]
+                group = [_plain(resolved(apart, number, vocabulary)) for number in numbers]
                 with ThreadPoolExecutor(len(group)) as clients:
                     answers = list(clients.map(server.send, group))
                 for step, outcome in zip(group, answers, strict=True):

@@ -71,10 +71,10 @@ def mismatch(workload: Mapping[str, Any]) -> Difference | None:
 def judged(workload: Mapping[str, Any]) -> Difference | Race | None:
     """The difference of a workload, or the order of arrival without which it would differ."""
     difference, arrivals = explained(workload)
-    unusual = [(n, each) for n, each in enumerate(arrivals) if not each.is_as_written]
+    unusual = [(n, arrival) for n, arrival in enumerate(arrivals) if not arrival.is_as_written]
     if difference is not None or not unusual:
         return difference
-    return Race(", ".join(f"group {n}: {each}" for n, each in unusual))
+    return Race(", ".join(f"group {n}: {arrival}" for n, arrival in unusual))
 
 
 def explained(workload: Mapping[str, Any]) -> tuple[Difference | None, Arrivals]:
@@ -99,7 +99,7 @@ def explained(workload: Mapping[str, Any]) -> tuple[Difference | None, Arrivals]
 
 def groups_of(steps: Sequence[Any]) -> list[list[Mapping[str, Any]]]:
     """The requests that were sent together, in a list each."""
-    return [list(each) if isinstance(each, list) else [each] for each in steps]
+    return [list(step) if isinstance(step, list) else [step] for step in steps]
 
 
 def _further(
@@ -198,7 +198,9 @@ def ask(engine: Engine, group: list[Mapping[str, Any]], arrival: Arrival) -> lis
             if tickets and arrival.apart:
                 loop.turn()
             tickets[number] = _submitted(engine, group[number])
-        loop.drain(until=lambda: all(engine.reply(each) is not None for each in tickets.values()))
+        loop.drain(
+            until=lambda: all(engine.reply(ticket) is not None for ticket in tickets.values())
+        )
         if not arrival.left_early:
             loop.drain()
             engine.check_integrity()

@@ -64,7 +64,7 @@ def call_for(group: Sequence[Step], *, probabilities: int = 0) -> JsonObject:
     if first.completions > 1:
         body["n_cmpl"] = first.completions
     if "tools" in first.options:
-        body["tools"] = [_tool(each) for each in first.options["tools"]]
+        body["tools"] = [_tool(tool) for tool in first.options["tools"]]
         body["tool_choice"] = "none"
     if endpoint == "infill":
         after = first.suffix if isinstance(first.suffix, tuple) else ()
@@ -79,7 +79,7 @@ def call_for(group: Sequence[Step], *, probabilities: int = 0) -> JsonObject:
         body["id_slot"] = first.slot
     if first.messages:
         del body["response_fields"]
-        messages = [_message(each, parts=first.parts) for each in first.messages]
+        messages = [_message(message, parts=first.parts) for message in first.messages]
         if first.messages[-1].role == "assistant":  # in parts it is continued in another way
             messages[-1] = asdict(first.messages[-1])
         path, body = "/v1/chat/completions", body | {"messages": messages}
@@ -142,7 +142,7 @@ def _outcome(reply: JsonObject) -> Outcome:
         drafted=timings.get("draft_n", 0),
         accepted=timings.get("draft_n_accepted", 0),
         top=tuple(
-            {Token(each["id"]): each["logprob"] for each in token["top_logprobs"]}
+            {Token(logprob["id"]): logprob["logprob"] for logprob in token["top_logprobs"]}
             for token in reply.get("completion_probabilities", ())
         ),
     )

@@ -104,8 +104,8 @@ def fits(scenario: Scenario) -> bool:
     steps = scenario.step
     if drafting(scenario.engine.options):
         return False  # drafts are the companion's own there
-    profiles = (full_profile("llama.cpp", each) for each in scenario.engine.profiles)
-    if any(scenario.model.preset in Abilities(each.release).unloadable for each in profiles):
+    profiles = (full_profile("llama.cpp", profile) for profile in scenario.engine.profiles)
+    if any(scenario.model.preset in Abilities(profile.release).unloadable for profile in profiles):
         return False
     if any(hurdle(scenario, number) for number in range(len(steps))):
         return False

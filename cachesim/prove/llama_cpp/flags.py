@@ -50,7 +50,7 @@ SPECULATION: Final[Mapping[str, str]] = {
     "none": "NONE",
     "draft-simple": "DRAFT_SIMPLE",
     "draft-mtp": "DRAFT_MTP",
-    **{each: each.upper().replace("-", "_") for each in get_args(Ngrams)},
+    **{arg: arg.upper().replace("-", "_") for arg in get_args(Ngrams)},
 }
 
 SURROUNDINGS: Final[Mapping[str, Any]] = {
@@ -105,7 +105,7 @@ def parameters(options: Mapping[str, Any], folder: Path = Path()) -> JsonObject:
 
 def adapter_names(options: Mapping[str, Any]) -> list[str]:
     """The adapters that a server is started with."""
-    return [each.strip() for each in str(options.get("lora", "")).split(",") if each.strip()]
+    return [part.strip() for part in str(options.get("lora", "")).split(",") if part.strip()]
 
 
 def adapter_file(folder: Path, name: str) -> Path:
@@ -132,7 +132,8 @@ WORDS: Final[Mapping[str, Callable[[Value], Value]]] = {
 def _as_parameter(flag: str, value: Value, folder: Path) -> Value:
     if flag == "lora":
         return [
-            {"adapter": str(adapter_file(folder, each))} for each in adapter_names({flag: value})
+            {"adapter": str(adapter_file(folder, adapter_name))}
+            for adapter_name in adapter_names({flag: value})
         ]
     if flag == "spec_type":
         name = f"COMMON_SPECULATIVE_TYPE_{SPECULATION[value]}"

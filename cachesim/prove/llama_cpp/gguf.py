@@ -181,7 +181,7 @@ def _family_keys(spec: ModelSpec, family: str) -> Keys:
     else:
         attends = [kind in {"attention", "window"} for kind in spec.layers]
         mixed = not all(attends) and "delta" not in spec.layers
-        per_layer = [spec.kv_heads if each else 0 for each in attends]
+        per_layer = [spec.kv_heads if attend else 0 for attend in attends]
         keys |= {
             "attention.head_count": u32(spec.heads),
             "attention.head_count_kv": u32(per_layer if mixed else spec.kv_heads),
@@ -217,7 +217,7 @@ def _family_keys(spec: ModelSpec, family: str) -> Keys:
 def _every(spec: ModelSpec, kind: str) -> int:
     period = spec.layers.index(kind) + 1 if kind in spec.layers else len(spec.layers) + 1
     regular = all(
-        (each == kind) == ((index + 1) % period == 0) for index, each in enumerate(spec.layers)
+        (layer == kind) == ((index + 1) % period == 0) for index, layer in enumerate(spec.layers)
     )
     if not regular:
         msg = f"model {spec.name!r}: {kind} layers must come at a fixed period in this family"

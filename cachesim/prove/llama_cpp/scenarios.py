@@ -220,8 +220,8 @@ def play_scenario(
         RealServer(release, patience=patience, routes=bool(scenario.models)) as real,
     ):
         model = Path(folder) / f"{FIRST}.gguf"
-        for name, each in scenario.networks.items():
-            write_model(spec_of(each), model.with_stem(name or FIRST))
+        for name, network in scenario.networks.items():
+            write_model(spec_of(network), model.with_stem(name or FIRST))
         for name in adapter_names(scenario.engine.options):
             write_adapter(spec_of(scenario.model), name, adapter_file(model.parent, name))
         if drafts := scenario.engine.options.get("model_draft"):
@@ -232,7 +232,7 @@ def play_scenario(
             msg = f"{scenario.name} on {release}: the simulated server starts; {error}"
             raise ScenarioError(msg) from None
         if not proves or (played and played[-1].real.error in ENDED):
-            return tuple(step_played(each, expected=each.expected) for each in played)
+            return tuple(step_played(answered, expected=answered.expected) for answered in played)
         for times in ROOM:
             flags = {**scenario.engine.options, **EXACT}
             if flags.get("cache_ram", 0) > 0:  # exact numbers are larger
@@ -240,20 +240,21 @@ def play_scenario(
             exact = replace(scenario, engine=replace(scenario.engine, options=flags))
             answers = tuple(_steps(exact, release, real, model))
             reused = [
-                [(each.real.cached, each.real.error) for each in one] for one in (played, answers)
+                [(answered.real.cached, answered.real.error) for answered in one]
+                for one in (played, answers)
             ]
             if reused[0] == reused[1]:
                 break
         else:
-            return tuple(step_played(each, expected=each.expected) for each in played)
+            return tuple(step_played(answered, expected=answered.expected) for answered in played)
         options = scenario.engine.options
         steps = [
             step_played(
-                each,
+                answered,
                 proven(twin.step, twin.real, options, real, model, strengths=twin.strengths),
                 twin.expected,
             )
-            for each, twin in zip(played, answers, strict=True)
+            for answered, twin in zip(played, answers, strict=True)
         ]
         if spec_of(scenario.model).recall:
             steps = [
@@ -288,7 +289,7 @@ def _steps(
             f"{scenario.name} on {release}: the simulated server ends as it starts ({abort.where}: "
             f"{abort.why}); {'the real one starts' if starts else 'so does the real one'}"
         ) from None
-    oracles = {name: Oracle(each) for name, each in simulated.session.networks.items()}
+    oracles = {name: Oracle(network) for name, network in simulated.session.networks.items()}
     with real.started(scenario.engine.options, model, probabilities=VOCABULARY) as server:
         sent = list(play_on(server, scenario))
     steps, answers = [step for step, _ in sent], [answer for _, answer in sent]
@@ -337,13 +338,13 @@ def on_the_wheels(scenario: Scenario) -> Play:
             return Played(profile=release, refused=str(error))
         results = (
             StepResult(
-                name=each.name,
-                cached=each.real.cached,
-                answer=None if each.proof is None else "diverged" if each.proof.wrong else "same",
-                error=each.real.error,
+                name=step.name,
+                cached=step.real.cached,
+                answer=None if step.proof is None else "diverged" if step.proof.wrong else "same",
+                error=step.real.error,
                 evidence=CONFIRMED,
             )
-            for each in steps
+            for step in steps
         )
         return Played(profile=release, steps=tuple(results))
 

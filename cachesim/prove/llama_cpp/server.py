@@ -101,12 +101,12 @@ def drafts_of(lines: list[str]) -> list[tuple[Tokens, ...]]:
     drafts: dict[int, list[Tokens]] = {}
     for line in lines:
         if found := _BEST.search(line):
-            slot, position, token = (int(each) for each in found.groups())
+            slot, position, token = (int(group) for group in found.groups())
             if position == 0:
                 decoded[slot] = []
             decoded.setdefault(slot, []).append(Token(token))
         elif found := _DRAFT.search(line):
-            slot, task, count = (int(each) for each in found.groups())
+            slot, task, count = (int(group) for group in found.groups())
             if count and slot not in decoded:
                 continue  # what was accepted before a restore, read once more
             drafts.setdefault(task, []).append(tuple(decoded.pop(slot, [])[:count]))
@@ -331,7 +331,9 @@ class Played:
             self._worker.lost = True
             return tuple(Outcome(error=answers) for _ in group)
         pairs = zip(arrivals, answers, strict=True)
-        outcomes = tuple(each for steps, answer in pairs for each in outcomes_of(steps, answer))
+        outcomes = tuple(
+            outcome for steps, answer in pairs for outcome in outcomes_of(steps, answer)
+        )
         outcomes = self._with_drafts(outcomes)
         several = "models" not in self._values and (len(group) > 1 or group[0].completions > 1)
         if several and any(outcome.error for outcome in outcomes):
@@ -384,7 +386,7 @@ class Played:
 
         The log has nothing on a refused request; waiting for it would let the server fall asleep.
         """
-        if self._drafts is None or all(each.error in REFUSALS for each in outcomes):
+        if self._drafts is None or all(outcome.error in REFUSALS for outcome in outcomes):
             return outcomes
         lines, self._read = last_call(self._drafts, self._read)
         drafts = drafts_of(lines)
@@ -456,8 +458,8 @@ class Worker:
             return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
         command = ["ps", "-o", "time=", "-p", str(self._process.pid)]
         output = subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
-        parts = [float(each) for each in re.split("[-:]", output) if each]
-        return sum(each * unit for each, unit in zip(reversed(parts), UNITS, strict=False))
+        parts = [float(part) for part in re.split("[-:]", output) if part]
+        return sum(part * unit for part, unit in zip(reversed(parts), UNITS, strict=False))
 
     def end(self) -> None:
         with suppress(ProcessLookupError):
@@ -545,7 +547,7 @@ def _of_simulator(release: str, started: Mapping[str, str]) -> list[tuple[str, s
         ours: Any = FAMILY.default(option, release)
         if flag not in PARAMETERS or not isinstance(ours, bool | int | float) or flag in WORDS:
             continue
-        known = [each for each in PARAMETERS[flag].split("|") if each in started]
+        known = [part for part in PARAMETERS[flag].split("|") if part in started]
         said = f"{ours:g}" if isinstance(ours, float) else str(ours)
         if able.has(flag) and known and started[known[0]] != said:
             found.append((f"simulator: {flag}", started[known[0]], said))

@@ -53,11 +53,11 @@ def known_trials() -> dict[str, Trial]:
     """The trial of every known release, from which a search for rules starts."""
     spacing = FAMILY.option("checkpoint_min_step")
     return {
-        each.name: Trial(
-            rules=each.rules,
-            defaults=Defaults(checkpoint_min_step=FAMILY.default(spacing, each.name)),
+        release.name: Trial(
+            rules=release.rules,
+            defaults=Defaults(checkpoint_min_step=FAMILY.default(spacing, release.name)),
         )
-        for each in FAMILY.releases
+        for release in FAMILY.releases
     }
 
 
@@ -101,7 +101,7 @@ class SimulatedServer:
         """Send steps that go out together; one outcome each."""
         self.records = self.session.send(group)
         if self.lost:
-            aborted = any(each.error == ABORTED for each in self.records)
+            aborted = any(record.error == ABORTED for record in self.records)
             return (Outcome(error=CRASH if aborted else ENDLESS),) * len(group)
         return tuple(map(outcome_of, self.records))
 

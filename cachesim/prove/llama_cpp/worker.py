@@ -189,7 +189,7 @@ def play_calls(address: str, calls: list[tuple[float, Json]]) -> list[Json]:
             time.sleep(seconds)
             _mark(call["path"])
             playing.append(pool.submit(_call, address, call))
-        return [each.result() for each in playing]
+        return [future.result() for future in playing]
 
 
 def _call(address: str, call: Json) -> Json:

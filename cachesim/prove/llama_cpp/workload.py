@@ -91,7 +91,7 @@ def resolved(scenario: Scenario, number: int, vocabulary: Vocabulary) -> Step:
         step,
         name=scenario.step_names[number],
         prompt=None if messages or step.do != "complete" else vocabulary.prompt(step),
-        messages=tuple(Turn(role=each.role, content=each.content) for each in messages),
+        messages=tuple(Turn(role=message.role, content=message.content) for message in messages),
         suffix=vocabulary.tokens(step.suffix or ()) or None,
         predict=predict,
         reply=forced or None,

@@ -137,12 +137,12 @@ class Instance(Session):
         entries = engine.books()["prompt_cache"]
         return {
             "n_tokens": engine.n_tokens,
-            "entries": [[each["n_tokens"], each["bytes"] * sizes] for each in entries],
+            "entries": [[entry["n_tokens"], entry["bytes"] * sizes] for entry in entries],
         }
 
 
 def _arguments(given: Mapping[str, Any]) -> dict[str, Any]:
-    return {each.name: given.get(each.name, each.default) for each in options_of(Options)}
+    return {option.name: given.get(option.name, option.default) for option in options_of(Options)}
 
 
 def _call(record: Record, session: Session, *, proves: bool) -> Json:
@@ -157,7 +157,7 @@ def _call(record: Record, session: Session, *, proves: bool) -> Json:
     most = request.predict if reply is None else len(reply)
     call = {"do": "complete", "prompt": prompt, "predict": most, "reply": reply, "cold": proves}
     if step.messages:
-        messages = [asdict(each) for each in session.vocabulary.messages(step.messages)]
+        messages = [asdict(message) for message in session.vocabulary.messages(step.messages)]
         call |= {"do": "chat", "messages": messages}
     return call
 

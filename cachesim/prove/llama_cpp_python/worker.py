@@ -45,14 +45,16 @@ def result_of(binding: Real, order: Json, folder: Path) -> Json:
         return Player(binding, order, folder).results()
     given: Json = {}
     for method in (binding.Llama.__init__, binding.Llama.create_completion):
-        given |= {each.name: each.default for each in signature(method).parameters.values()}
+        given |= {
+            parameter.name: parameter.default for parameter in signature(method).parameters.values()
+        }
     used = given | arguments(order["options"]) | OF_CALL
     return [{name: str(values[name]) for name in given} for values in (given, used)]
 
 
 def arguments(options: Json) -> Json:
     """Arguments of `Llama` for a workload's options."""
-    given = {name: each for name, each in options.items() if name not in APART}
+    given = {name: option for name, option in options.items() if name not in APART}
     if options["draft_model"] != "none":
         lookup = importlib.import_module("llama_cpp.llama_speculative")
         given["draft_model"] = lookup.LlamaPromptLookupDecoding(*(options[n] for n in APART[2:4]))

@@ -11,9 +11,9 @@ from cachesim.scenario.format import Scenario, Step
 
 def playable_families(scenario: Scenario) -> dict[str, str]:
     """The class of each model of a scenario; InputError if it cannot be run."""
-    specs = {name: spec_of(each) for name, each in scenario.networks.items()}
-    families = {name: family_of(each).name for name, each in specs.items()}
-    toys = {name: toy_of({"family": each}, VOCABULARY) for name, each in families.items()}
+    specs = {name: spec_of(network) for name, network in scenario.networks.items()}
+    families = {name: family_of(spec).name for name, spec in specs.items()}
+    toys = {name: toy_of({"family": family}, VOCABULARY) for name, family in families.items()}
     options = scenario.engine.options
     drafter = MlxOptions(draft_model=options.get("draft_model")).draft_spec(specs[""])
     if drafter is not None:

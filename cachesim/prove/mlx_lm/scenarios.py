@@ -48,15 +48,15 @@ def play_mlx_scenario(scenario: Scenario, release: str) -> tuple[StepPlayed, ...
     families = playable_families(scenario)
     session = Session(scenario, Profile(FAMILY.name, release))
     records = list(session.run())
-    oracles = {name: Oracle(each) for name, each in session.networks.items()}
+    oracles = {name: Oracle(network) for name, network in session.networks.items()}
     words = Words(session.vocabulary.tokenizer)
     with RealMlxServer(release) as real:
         packs = "kv_bits" in scenario.engine.options
         models = {
             name: {"family": families[name], **words.numbers(session)}
-            | ({"window": each.spec.window} if each.spec.window else {})
-            | ({"head_size": each.spec.head_size} if packs else {})
-            for name, each in session.networks.items()
+            | ({"window": network.spec.window} if network.spec.window else {})
+            | ({"head_size": network.spec.head_size} if packs else {})
+            for name, network in session.networks.items()
         }
         line = real.play(
             {
@@ -92,8 +92,8 @@ def _in_words(
         return ""
     reply, cold = (words.tokens(theirs[each]) for each in ("sampled", "cold"))
     at = next((i for i, pair in enumerate(zip(reply, cold, strict=True)) if len(set(pair)) > 1), 0)
-    prompt = next(each.prompt for each in records if each.name == step.name)
-    others = [(each.name, each.tokens) for each in records if each.name != step.name]
+    prompt = next(record.prompt for record in records if record.name == step.name)
+    others = [(record.name, record.tokens) for record in records if record.name != step.name]
     return in_words(step.name, reply, cold, at, prompt=prompt, earlier=others)
 
 
@@ -174,8 +174,8 @@ class Words:
             request["drafts"] = [self.ids(draft) for draft in step.drafts or ()]
         if step.messages:
             request["messages"] = [
-                {"role": each.role, "content": self.text(self.tokenizer.encode(each.content))}
-                for each in step.messages
+                {"role": message.role, "content": self.text(self.tokenizer.encode(message.content))}
+                for message in step.messages
             ]
         else:
             request["text"] = self.text(step.prompt)

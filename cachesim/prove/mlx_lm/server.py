@@ -56,7 +56,7 @@ class RealMlxServer(RealProcess):
     def play(self, workload: Workload) -> dict[str, Any]:
         """A workload with the real server's results, in the form of the vector files."""
         made = {"model": self._model(workload, workload["model"])} | self._draft(workload)
-        more = {n: self._model(workload, each) for n, each in workload.get("models", {}).items()}
+        more = {n: self._model(workload, model) for n, model in workload.get("models", {}).items()}
         results = self.order(workload | made | {"models": more})
         for group in results:
             for request in group["requests"]:

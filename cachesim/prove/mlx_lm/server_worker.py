@@ -58,7 +58,7 @@ def settings(wanted: Json) -> Json:
     known = Path(str(module.__file__)).read_text()
     own = arguments_of("MODEL", wanted["settings"], known)
     flags = (vars(namespace(module, each)) for each in (["--model", "MODEL"], own))
-    return [{name: str(value) for name, value in sorted(each.items())} for each in flags]
+    return [{name: str(value) for name, value in sorted(flag.items())} for flag in flags]
 
 
 def namespace(module: Real, arguments: list[str]) -> argparse.Namespace:
@@ -288,21 +288,21 @@ class Server:
         first = len(self.pending)
         pending = [self._submit(request) for request in group]
         self._gather(pending, first)
-        for each in pending:
+        for request in pending:
             ends = time.monotonic() + server_http.PATIENCE
-            while each.client.is_alive() and time.monotonic() < ends:
+            while request.client.is_alive() and time.monotonic() < ends:
                 if self.death is not None or self.gate.stuck:
-                    each.client.join(0.05)
-                    each.client.leave()
-                each.client.join(0.005)
+                    request.client.join(0.05)
+                    request.client.leave()
+                request.client.join(0.005)
         self.gate.idle = False  # wait until the thread is idle after the last answer
         ends = time.monotonic() + server_http.PATIENCE
         while self.death is None and not self.gate.idle and time.monotonic() < ends:
             time.sleep(0.002)
-        for each in pending:
-            self._record(each)
+        for request in pending:
+            self._record(request)
         result = {
-            "requests": [each.record for each in pending],
+            "requests": [request.record for request in pending],
             "inserted": list(self.watch.inserted),
             "forwards": list(self.calls),
         }
@@ -326,16 +326,16 @@ class Server:
     def _gather(self, pending: Sequence[PendingRequest], first: int) -> None:
         """Wait until every request is in the server's queue or refused; then let them in."""
         ends, order = time.monotonic() + server_http.PATIENCE, []
-        for number, each in enumerate(pending, first):
-            while number not in self.gate.arrived and each.client.is_alive():
+        for number, request in enumerate(pending, first):
+            while number not in self.gate.arrived and request.client.is_alive():
                 if time.monotonic() > ends:
                     break
                 time.sleep(0.0005)
             if number in self.gate.arrived:
-                each.inbox = self.gate.arrived[number][0]
-                each.inbox.left = each.request.get("leaves_after")
-                each.inbox.leave = each.client.leave
-                order.append((number, each.request.get("at", 0)))
+                request.inbox = self.gate.arrived[number][0]
+                request.inbox.left = request.request.get("leaves_after")
+                request.inbox.leave = request.client.leave
+                order.append((number, request.request.get("at", 0)))
         self.gate.open(order)
 
     def _record(self, pending: PendingRequest) -> None:
@@ -474,7 +474,7 @@ class BatchScripts:
                 return uids
 
             def _process_prompts(self, prompts: Real) -> Real:
-                scripts.uids = [each[0] for each in prompts]
+                scripts.uids = [prompt[0] for prompt in prompts]
                 batch = super()._process_prompts(prompts)
                 scripts.uids = ()
                 return batch

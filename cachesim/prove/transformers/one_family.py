@@ -65,7 +65,7 @@ def _of(answer: Json, operation: str) -> Json:
 
 @cache
 def _answer(python: Path, module: str | None, family: str) -> Json:
-    scripts = [drawn(each, family, 0) for each in OPERATIONS]
+    scripts = [drawn(operation, family, 0) for operation in OPERATIONS]
     order = {"family": family, "attention": "eager", "scripts": scripts, "import": module}
     worker = Worker(python)
     try:

@@ -45,9 +45,9 @@ def patched(model: Real, remedies: tuple[str, ...]) -> Iterator[None]:
         if PER_CALL in remedies:
             changes.enter_context(_store_per_call())
         if PER_CYCLE in remedies:
-            for kind in {type(each) for each in model.modules()}:
+            for kind in {type(module) for module in model.modules()}:
                 if "cycle_offset" in inspect.signature(kind.forward).parameters and hasattr(
-                    next(each for each in model.modules() if type(each) is kind), "layer_idx"
+                    next(module for module in model.modules() if type(module) is kind), "layer_idx"
                 ):
                     changes.enter_context(_counted_by_cycle(kind))
         yield

@@ -197,7 +197,7 @@ def program_of(model: Model, script: Script) -> str:
     width = max(given) if padded else 0
     steps = [["feed", width], *script[1:]] if padded else script[masked:]
     rows = len(given) if padded else next((each[1] for each in script if each[0] == "rows"), 1)
-    steps = [each for each in steps if each[0] != "rows"]
+    steps = [step for step in steps if step[0] != "rows"]
     cache = "None" if model.own else "DynamicCache(config=config)"
     lines.append(START.format(cache=cache, rows=rows))
     if padded or masked:

@@ -221,7 +221,7 @@ class Play:
         self.cache = self.new("dynamic")
         self.rows = [tokens(20 + row, count) for row, count in enumerate(lengths)]
         self.widths = max(lengths)
-        self.on_right = [range(each, self.widths) for each in lengths] if right else []
+        self.on_right = [range(length, self.widths) for length in lengths] if right else []
         self._compare(self._ends(self._feed(self._padded()), 1), 1)
 
     do_right = partialmethod(do_pad, right=True)
@@ -630,8 +630,8 @@ class Family:
         self.pristine = copy.deepcopy(self.model)  # what is run is a copy: no module has a state
         names = inspect.signature(self.model.forward).parameters
         module: Any = inspect.getmodule(type(self.model))
-        self.key = next((each for each in KEYS if each in names), "")
-        self.key = self.key or next((each for each in KEYS if self._fills(each)), "")
+        self.key = next((key for key in KEYS if key in names), "")
+        self.key = self.key or next((key for key in KEYS if self._fills(key)), "")
         self.positions = "position_ids" in names
         self.own_cache, self.colds = False, dict[str, Real]()
         if self.key:
@@ -721,7 +721,7 @@ def answer(order: dict[str, Any]) -> dict[str, Any]:
     except Exception as error:
         return {"unbuilt": parts.about(error)["error"]}
     if found["causal"]:
-        found["results"] = [family.result(each) for each in order["scripts"]]
+        found["results"] = [family.result(script) for script in order["scripts"]]
     return found
 
 

@@ -209,7 +209,9 @@ def model_of(kind: str, fields: dict[str, Any], attention: str = "eager") -> Rea
     config._attn_implementation = attention
     config._experts_implementation = "eager"  # the grouped kernel takes no float64
     model = transformers.AutoModelForCausalLM.from_config(config).to(torch.float64).eval()
-    convolutions = {id(each.weight) for each in model.modules() if type(each) is torch.nn.Conv1d}
+    convolutions = {
+        id(module.weight) for module in model.modules() if type(module) is torch.nn.Conv1d
+    }
     with torch.no_grad():
         for name, weight in model.named_parameters():
             if weight.dim() == 2 and name.endswith("weight"):

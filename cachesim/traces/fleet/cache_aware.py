@@ -187,8 +187,8 @@ class Approximate(Dispatcher):
         self.rules = rules
         self.tree = Tree()
         self.evicted = 0.0
-        for each in replicas:
-            self.tree.insert(Rope(), each.number)
+        for replica in replicas:
+            self.tree.insert(Rope(), replica.number)
 
     def choose(self, arrival: Arrival) -> int:
         """Follows `select_worker`.
@@ -205,7 +205,7 @@ class Approximate(Dispatcher):
             self.evicted = arrival.time // interval * interval
             self.tree.evict(self.rules.max_tree_size)
         rules, text = self.rules, arrival.prompt
-        loads = [each.load for each in self.replicas if each.alive]
+        loads = [replica.load for replica in self.replicas if replica.alive]
         apart = max(loads) - min(loads) > rules.balance_abs_threshold
         if apart and max(loads) > min(loads) * rules.balance_rel_threshold:
             chosen = self.least_loaded().number

@@ -113,7 +113,7 @@ class Dynamo(router.Router):
         router.in_range("kv_event_loss", self.kv_event_loss, 0, 1)
 
     def start(self, replicas: Sequence[router.Replica]) -> "KvRouter":
-        units = {each.unit for each in replicas}
+        units = {replica.unit for replica in replicas}
         if len(units) > 1:
             msg = f"router dynamo needs blocks of one size; these replicas have {sorted(units)}"
             raise router.RouterError(msg)
@@ -156,20 +156,22 @@ class KvRouter(router.Dispatcher):
         """The cost of each replica. Follows `worker_logit`."""
         self.index.advance(arrival.time)
         rules, alive = self.rules, self.alive()
-        at_work = {each.number: sum(self.booked[each.number].prefill.values()) for each in alive}
+        at_work = {
+            replica.number: sum(self.booked[replica.number].prefill.values()) for replica in alive
+        }
         floor, length = min(at_work.values()), len(arrival.prompt)
         found = {}
-        for each in alive:
-            unit = each.unit
-            keys, booked = arrival.keys(unit), self.booked[each.number]
-            overlap = self.index.overlap(each.number, keys)
-            tokens = at_work[each.number]
+        for replica in alive:
+            unit = replica.unit
+            keys, booked = arrival.keys(unit), self.booked[replica.number]
+            overlap = self.index.overlap(replica.number, keys)
+            tokens = at_work[replica.number]
             credit = rules.overlap_score_credit
             if rules.overlap_score_credit_decay:
                 excess = (tokens - floor) / unit / -(-length // unit)
                 credit *= 1 / (1 + rules.overlap_score_credit_decay * excess)
             prefill = max(0.0, (tokens + length) / unit - credit * overlap)
-            found[each.number] = (
+            found[replica.number] = (
                 rules.prefill_load_scale * prefill
                 + booked.projected(keys)
                 + rules.decode_active_request_weight * len(booked.sequences)

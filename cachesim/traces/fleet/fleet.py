@@ -55,7 +55,7 @@ def others_of(texts: Sequence[str], replicas: int) -> tuple[Other, ...]:
             raise RouterError(msg)
         parts = [part.strip() for part in read[3].split(",")]
         profile = "" if "=" in parts[0] else parts.pop(0)
-        other = Other(first, last, profile, tuple(_flag(text, each) for each in parts), text)
+        other = Other(first, last, profile, tuple(_flag(text, part) for part in parts), text)
         for before in found:
             if twice := set(before.numbers) & set(other.numbers):
                 msg = f"replica {min(twice)} is in {before.text!r} and in {text!r}; name it once"
@@ -179,8 +179,8 @@ class Fleet:
             "replicas": self.replicas,
             "router": self.router.as_text(),
             "follows": self.router.follows,
-            "changes": [each.as_text() for each in self.changes],
-            "others": [each.text for each in self.others],
+            "changes": [change.as_text() for change in self.changes],
+            "others": [other.text for other in self.others],
             "parts": self.parts,
         }
 
@@ -191,7 +191,7 @@ def router_of(text: str) -> Router:
     if name not in ROUTERS:
         raise RouterError(f"there is no router {name!r}; there are {', '.join(ROUTERS)}")
     kind = ROUTERS[name]
-    defaults = {each.name: each.default for each in fields(kind)}
+    defaults = {field.name: field.default for field in fields(kind)}
     given = {}
     for rule in rules:
         key, found, value = rule.partition("=")

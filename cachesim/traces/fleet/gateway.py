@@ -110,14 +110,14 @@ class _Scored(Dispatcher):
         unit = rules.block_size or (own if own > 1 else 16)
         keys = arrival.keys(unit)[: rules.max_blocks]
         matched = self.indexer.match(keys)
-        queues = [each.waiting for each in alive]
+        queues = [replica.waiting for replica in alive]
         longest, spread = max(queues), max(queues) - min(queues)
         scores = {}
-        for each in alive:
-            prefix = matched.get(each.number, 0) / len(keys) if keys else 0.0
-            queue = (longest - each.waiting) / spread if spread else 1.0
-            free = 1 - (each.usage() or 0.0)
-            scores[each.number] = (
+        for replica in alive:
+            prefix = matched.get(replica.number, 0) / len(keys) if keys else 0.0
+            queue = (longest - replica.waiting) / spread if spread else 1.0
+            free = 1 - (replica.usage() or 0.0)
+            scores[replica.number] = (
                 rules.prefix_weight * prefix
                 + rules.queue_weight * queue
                 + rules.usage_weight * free

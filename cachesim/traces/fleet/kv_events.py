@@ -98,7 +98,7 @@ class Server(Replica):
     def _group(self) -> int:
         """vLLM: the group whose blocks are reported; attention if there is any."""
         groups = self.engine.manager.groups if isinstance(self.engine, Vllm) else ()
-        kinds = [each.kind for each in groups]
+        kinds = [group.kind for group in groups]
         return kinds.index("full") if "full" in kinds else 0
 
     def usage(self) -> float | None:

@@ -81,8 +81,8 @@ class _Lightest(_Drawn):
 
 def lightest(replicas: Sequence[Replica], rng: random.Random) -> int:
     """A replica with the fewest requests. Follows `select_min_by`."""
-    least = min(each.load for each in replicas)
-    return one_of([each.number for each in replicas if each.load == least], rng)
+    least = min(replica.load for replica in replicas)
+    return one_of([replica.number for replica in replicas if replica.load == least], rng)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,8 +147,10 @@ class _Stuck(_Drawn):
         if self.rules.assignment == "min_load":
             return lightest(alive, self.rng)
         if self.rules.assignment == "min_group":
-            least = min(len(self.active[each.number]) for each in alive)
-            tied = [each.number for each in alive if len(self.active[each.number]) == least]
+            least = min(len(self.active[replica.number]) for replica in alive)
+            tied = [
+                replica.number for replica in alive if len(self.active[replica.number]) == least
+            ]
             return one_of(tied, self.rng)
         return self.rng.choice(alive).number
 
@@ -181,8 +183,8 @@ class _Ring(Dispatcher):
         super().__init__(replicas)
         self.rules = rules
         self.ring = sorted(
-            (place_of(f"replica {each.number} {node}"), each.number)
-            for each in replicas
+            (place_of(f"replica {replica.number} {node}"), replica.number)
+            for replica in replicas
             for node in range(rules.virtual_nodes)
         )
         self.places = [place for place, _ in self.ring]
@@ -191,9 +193,9 @@ class _Ring(Dispatcher):
         """Follows `find_bounded_by_consistent_hash`: clockwise from the conversation's place."""
         at = bisect_left(self.places, place_of(f"conversation {arrival.session}"))
         order = (self.ring[(at + step) % len(self.ring)][1] for step in range(len(self.ring)))
-        alive = {each.number: each for each in self.alive()}
+        alive = {replica.number: replica for replica in self.alive()}
         clockwise = [number for number in dict.fromkeys(order) if number in alive]
-        mean = sum(each.load for each in alive.values()) / len(alive)
+        mean = sum(replica.load for replica in alive.values()) / len(alive)
         bound = mean * self.rules.max_load_skew
         fitting = (number for number in clockwise if not mean or alive[number].load <= bound)
         return next(fitting, clockwise[0])
@@ -219,5 +221,6 @@ class Oracle(Router):
 class _Knowing(Dispatcher):
     def choose(self, arrival: Arrival) -> int:
         return min(
-            self.alive(), key=lambda each: (-(each.peek(arrival) or 0), each.load, each.number)
+            self.alive(),
+            key=lambda replica: (-(replica.peek(arrival) or 0), replica.load, replica.number),
         ).number

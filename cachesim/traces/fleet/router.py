@@ -113,11 +113,11 @@ class Dispatcher(ABC):
 
     def alive(self) -> list[Replica]:
         """The replicas that take requests, by number."""
-        return [each for each in self.replicas if each.alive]
+        return [replica for replica in self.replicas if replica.alive]
 
     def least_loaded(self) -> Replica:
         """The replica with the fewest requests; of several the first."""
-        return min(self.alive(), key=lambda each: each.load)
+        return min(self.alive(), key=lambda replica: replica.load)
 
     def prefilled(self, arrival: Arrival, replica: int) -> None:
         """The whole prompt has run."""

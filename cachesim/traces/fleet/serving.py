@@ -79,8 +79,8 @@ class FleetLoop:
         self.servers = servers
         self.fleet = fleet
         self.router = fleet.router.start(servers)
-        for each in servers:
-            each.listen(self.router)
+        for server in servers:
+            server.listen(self.router)
         self.sessions = Sessions(remember or MOST_SESSIONS)
         self.changes = list(fleet.changes)
         first = {change.replica: change.what for change in reversed(fleet.changes)}
@@ -168,9 +168,9 @@ class FleetLoop:
         self, requests: Iterable[PendingRequest], turn: float, *, more: bool = False
     ) -> Iterator[Routed]:
         """Each request at its time; if `more` follow, running ones continue when they arrive."""
-        for each in self.servers:
-            if isinstance(each, Server):
-                each.engine.limit_turns(1)
+        for server in self.servers:
+            if isinstance(server, Server):
+                server.engine.limit_turns(1)
         waiting = iter(requests)
         pending = next(waiting, None)
         while pending is not None or self._sent:
@@ -261,18 +261,18 @@ class FleetReplayed:
 
     def as_dict(self, facts: Facts) -> dict[str, Any]:
         """The fleet's part of a result."""
-        prefilled = [each.prompt_tokens - each.cached for each in self.parts]
+        prefilled = [part.prompt_tokens - part.cached for part in self.parts]
         mean = sum(prefilled) / len(prefilled)
         return {
             "by_replica": [
                 {
-                    "requests": each.requests,
-                    "prompt_tokens": each.prompt_tokens,
-                    "cached": each.cached,
-                    "rate": round(each.rate, 6),
+                    "requests": part.requests,
+                    "prompt_tokens": part.prompt_tokens,
+                    "cached": part.cached,
+                    "rate": round(part.rate, 6),
                     "at_once": most,
                 }
-                for each, (most, _) in zip(self.parts, facts, strict=True)
+                for part, (most, _) in zip(self.parts, facts, strict=True)
             ],
             "elsewhere": self.elsewhere,
             "best": self.best,
@@ -294,8 +294,8 @@ def check_fleet(cell: Cell) -> None:
         raise RouterError(msg)
     servers = [Server(number, kind.engine) for number, kind in enumerate(kinds)]
     router = fleet.router.start(servers)
-    for each in servers:
-        each.listen(router)
+    for server in servers:
+        server.listen(router)
 
 
 class FleetRun(Run):
@@ -328,15 +328,17 @@ class FleetRun(Run):
 
     def outcome(self) -> dict[str, Any]:
         found, servers = self.found, self.loop.servers
-        facts = [(each.most, each.evictions) for each in servers]
+        facts = [(server.most, server.evictions) for server in servers]
         if there_is(self.cell.fleet).part is not None:
             if found.total.ended:
                 msg = f"{found.total.ended}; a fleet in which a server ends cannot be in parts"
                 raise SpecError(msg)
-            totals = [each.as_json() for each in (found.total, *found.parts)]
+            totals = [part.as_json() for part in (found.total, *found.parts)]
             return {"facts": facts, "totals": totals, "at": [found.lost, found.refused_at]}
-        engines = [each for each in servers if isinstance(each, Server) and each.silent]
-        return _outcome(self.cell, found, facts, {each.engine.profile.engine for each in engines})
+        engines = [server for server in servers if isinstance(server, Server) and server.silent]
+        return _outcome(
+            self.cell, found, facts, {engine.engine.profile.engine for engine in engines}
+        )
 
 
 def play_fleet(
@@ -372,13 +374,13 @@ def joined(cell: Cell, outcomes: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     fleet = there_is(cell.fleet)
     found = _account(fleet)
     facts = [[0, 0] for _ in range(fleet.replicas)]
-    for each in outcomes:
-        lost, refused_at = each["at"]
-        total, *parts = (Replayed.of_json(one) for one in each["totals"])
+    for outcome in outcomes:
+        lost, refused_at = outcome["at"]
+        total, *parts = (Replayed.of_json(one) for one in outcome["totals"])
         found.join(FleetReplayed(total, parts, lost=lost, refused_at=refused_at))
         facts = [
             [a + b for a, b in zip(*both, strict=True)]
-            for both in zip(facts, each["facts"], strict=True)
+            for both in zip(facts, outcome["facts"], strict=True)
         ]
     return _outcome(cell, found, facts, set())
 
@@ -407,7 +409,7 @@ def _kinds(cell: Cell, fleet: Fleet) -> list[tuple[Sequence[int], Cell]]:
     """Each kind of server, with the numbers of its replicas."""
     rest = [number for number in range(fleet.replicas) if fleet.other(number) is None]
     common = [(rest, cell.replica(rest[0]))] if rest else []
-    return [*common, *((each.numbers, cell.replica(each.first)) for each in fleet.others)]
+    return [*common, *((other.numbers, cell.replica(other.first)) for other in fleet.others)]
 
 
 def _bytes(numbers: Sequence[int], kind: Cell, facts: Facts) -> dict[str, Any]:

@@ -51,7 +51,7 @@ class Tuned:
     @property
     def requests(self) -> int:
         """Total number of requests."""
-        return sum(each.subject.requests for each in self.runs)
+        return sum(run.subject.requests for run in self.runs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,9 +96,9 @@ class RequestReplay(Replayable):
         """Replay in the order of arrivals and ends."""
         rerun = Rerun("", started(self.profile, self.spec, options), weighs=True)
         rerun.add_all(self.prompts)
-        answers = [each for each in rerun.played.values() if each.cached is not None]
+        answers = [replayed for replayed in rerun.played.values() if replayed.cached is not None]
         return Outcome(
-            processed=sum(each.processed or 0 for each in answers),
+            processed=sum(answer.processed or 0 for answer in answers),
             peak_bytes=rerun.peak_bytes,
             failed=len(self.prompts) - len(answers),
         )
@@ -106,21 +106,21 @@ class RequestReplay(Replayable):
 
 def of_log(replays: Sequence[Replay], sizes: Sizes | None) -> Tuned:
     """A log's rebuilt workloads, one for each start of the server."""
-    longest_first = sorted(replays, key=lambda each: -len(each.requests))
+    longest_first = sorted(replays, key=lambda replay: -len(replay.requests))
     longest = longest_first[0]
     known_by = how_known(longest.log, longest.settings.spec)
     if sizes is not None:
         known_by = GIVEN
-        for each in replays:
-            each.settings.sizes = sizes
-    runs = (ServerRun(workload_of(each), each.settings.values) for each in longest_first)
+        for replay in replays:
+            replay.settings.sizes = sizes
+    runs = (ServerRun(workload_of(replay), replay.settings.values) for replay in longest_first)
     return Tuned(tuple(runs), known_by, tuple(uncompared(replays)), left_out(replays))
 
 
 def most_agree(replays: Sequence[Replay]) -> bool:
     """True if the replays agree with the log in at least half of the requests that it counts."""
-    comparable = sum(len(each.comparable) for each in replays)
-    return 0 < comparable <= 2 * sum(each.agreeing for each in replays)
+    comparable = sum(len(replay.comparable) for replay in replays)
+    return 0 < comparable <= 2 * sum(replay.agreeing for replay in replays)
 
 
 def uncompared(replays: Sequence[Replay]) -> Iterator[str]:
@@ -129,9 +129,9 @@ def uncompared(replays: Sequence[Replay]) -> Iterator[str]:
     """
     if not most_agree(replays):
         yield "requests as they were replayed, whose reuse is mostly not the log's"
-    for each in replays:
-        options = each.settings.values
-        if options.get("cache_ram") == 0 and len(each.requests) > options.get("parallel", 1):
+    for replay in replays:
+        options = replay.settings.values
+        if options.get("cache_ram") == 0 and len(replay.requests) > options.get("parallel", 1):
             yield (
                 "no prefix shared with a conversation that left its slot: without a prompt cache "
                 "the log does not compare them, so --parallel and --cache-ram may save more"
@@ -154,18 +154,20 @@ def of_dump(requests: Sequence[Recorded], user: UserSettings, sizes: Sizes | Non
             f"these requests went to {named.engine}, and tune has settings to try for {swept}; "
             "cachesim why --what-if shows what other servers would have reused"
         )
-    prompts = [each for each in live.prompts if each.recorded.was_read and len(each.rope)]
+    prompts = [prompt for prompt in live.prompts if prompt.recorded.was_read and len(prompt.rope)]
     if not prompts or live.rerun is None:
         raise InputError("no request was answered: there is nothing to replay")
     options = known(live.profile, options_in(requests[0])) | dict(user.options)
     assumed = [] if live.profile_how != "assumed" else [f"release {named.release}"]
-    if any(each.recorded.prompt_tokens is None and not each.recorded.runs for each in prompts):
+    if any(
+        prompt.recorded.prompt_tokens is None and not prompt.recorded.runs for prompt in prompts
+    ):
         assumed.append("lengths of prompts, from their characters")
-    if 2 * live.rerun.agreeing < sum(each.recorded.cached is not None for each in prompts):
+    if 2 * live.rerun.agreeing < sum(prompt.recorded.cached is not None for prompt in prompts):
         assumed.append("requests as they were replayed, whose reuse is mostly not the server's")
     assumed += [] if user.model else [f"a model like the preset {live.rerun.model}"]
-    if "ctx_size" not in options and any(each.name == "ctx_size" for each in family.declared):
-        longest = max(len(each.rope) + len(each.reply) for each in prompts)
+    if "ctx_size" not in options and any(option.name == "ctx_size" for option in family.declared):
+        longest = max(len(prompt.rope) + len(prompt.reply) for prompt in prompts)
         options["ctx_size"] = -(-(longest + 1) // CELLS) * CELLS * int(options.get("parallel", 1))
         assumed.append(f"ctx_size {options['ctx_size']}")
     spec = spec_for(live.profile, live.rerun.model, window=user.window or None, sizes=sizes)
@@ -246,10 +248,10 @@ def run_trial(trial: Trial) -> TrialResult | None:
             setting(FAMILIES[subject.engine], name, value, subject.release)
             for name, value in trial.changes.items()
         ),
-        processed=sum(each.processed for each in outcomes),
-        peak_bytes=max(each.peak_bytes for each in outcomes),
+        processed=sum(outcome.processed for outcome in outcomes),
+        peak_bytes=max(outcome.peak_bytes for outcome in outcomes),
         context_bytes=context,
-        failed=sum(each.failed for each in outcomes),
+        failed=sum(outcome.failed for outcome in outcomes),
         is_alone=trial.is_alone,
     )
 
@@ -284,39 +286,39 @@ def together(first: Sequence[TrialResult], runs: Sequence[ServerRun]) -> list[Tr
     """Combinations of the settings that helped: pairs, and all together."""
     own = first[0]
     best: dict[str, TrialResult] = {}
-    for each in first[1:]:
-        name = next(iter(each.changes))
-        better = each.processed < own.processed and each.failed <= own.failed
-        if better and (name not in best or each.processed < best[name].processed):
-            best[name] = each
-    changes = [dict(each.changes) for each in best.values()]
+    for result in first[1:]:
+        name = next(iter(result.changes))
+        better = result.processed < own.processed and result.failed <= own.failed
+        if better and (name not in best or result.processed < best[name].processed):
+            best[name] = result
+    changes = [dict(result.changes) for result in best.values()]
     pairs = [one | other for i, one in enumerate(changes) for other in changes[i + 1 :]]
     whole: dict[str, Any] = {}
     for change in changes:
         whole |= change
     if len(changes) > 2:
         pairs.append(whole)
-    return [Trial(tuple(runs), each, is_alone=False) for each in pairs]
+    return [Trial(tuple(runs), pair, is_alone=False) for pair in pairs]
 
 
 def front(found: Iterable[TrialResult]) -> list[TrialResult]:
     """The Pareto front, fewest tokens first."""
     kept: list[TrialResult] = []
-    for each in sorted(found, key=lambda one: (one.failed, one.processed, one.held)):
-        if not kept or each.held < kept[-1].held:
-            kept.append(each)
+    for result in sorted(found, key=lambda one: (one.failed, one.processed, one.held)):
+        if not kept or result.held < kept[-1].held:
+            kept.append(result)
     return kept
 
 
 def recommended(found: Sequence[TrialResult]) -> TrialResult:
     """The setting with the least memory among those with nearly the fewest tokens."""
-    best = min(found, key=lambda each: (each.failed, each.processed))
+    best = min(found, key=lambda result: (result.failed, result.processed))
     good = [
-        each
-        for each in found
-        if each.failed == best.failed and each.processed <= best.processed * NEARLY
+        result
+        for result in found
+        if result.failed == best.failed and result.processed <= best.processed * NEARLY
     ]
-    return min(good, key=lambda each: (each.held, len(each.changes)))
+    return min(good, key=lambda result: (result.held, len(result.changes)))
 
 
 def command_line(subject: Replayable, options: Mapping[str, Any]) -> str:
@@ -333,6 +335,6 @@ def summary(found: Sequence[TrialResult], run: ServerRun) -> dict[str, Any]:
         "own": found[0].as_dict(),
         "recommended": best.as_dict(),
         "command": command_line(run.subject, {**run.options, **best.changes}),
-        "front": [each.as_dict() for each in front(found)],
-        "tried": [each.as_dict() for each in found],
+        "front": [result.as_dict() for result in front(found)],
+        "tried": [result.as_dict() for result in found],
     }

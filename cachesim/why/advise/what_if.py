@@ -79,13 +79,13 @@ def of_flags(
     named = remedy_of(cause, settings.engine).flags
     return [
         {
-            "flag": " ".join(each.flags),
-            "processed": each.processed,
-            "fewer": own.processed - each.processed,
-            "failed": each.failed - own.failed,
+            "flag": " ".join(other.flags),
+            "processed": other.processed,
+            "fewer": own.processed - other.processed,
+            "failed": other.failed - own.failed,
         }
-        for each in others
-        if next(iter(each.changes)) in named and each.is_alone
+        for other in others
+        if next(iter(other.changes)) in named and other.is_alone
     ]
 
 
@@ -154,7 +154,7 @@ def answers(replays: Sequence[Replay], questions: Sequence[Question]) -> Iterato
 
 def summed(counts: Sequence[int | None]) -> int | None:
     """The sum, if every number is known."""
-    known = [each for each in counts if each is not None]
+    known = [count for count in counts if count is not None]
     return sum(known) if len(known) == len(counts) else None
 
 
@@ -202,7 +202,7 @@ def entry(
 
 
 def _numbers(replay: Replay) -> list[int]:
-    return [each.observed.number for each in replay.requests if each.submitted is not None]
+    return [request.observed.number for request in replay.requests if request.submitted is not None]
 
 
 # -- other workloads that fit the log --------------------------------------------------------------
@@ -236,12 +236,12 @@ def workloads_of(replay: Replay) -> list[Workload]:
 
 def _with_other_starts(replay: Replay, workload: Workload) -> Iterator[Workload]:
     """Workloads with message starts anywhere in a request's new part, or without any."""
-    names_chats = any(each.is_chat for each in replay.log.requests)
+    names_chats = any(request.is_chat for request in replay.log.requests)
     open_ = [
-        each.observed.number
-        for each in replay.requests
-        if each.submitted is not None
-        and (each.observed.is_chat or not (names_chats or each.is_verbose))
+        request.observed.number
+        for request in replay.requests
+        if request.submitted is not None
+        and (request.observed.is_chat or not (names_chats or request.is_verbose))
     ]
     if not open_:
         return
@@ -252,7 +252,9 @@ def _with_other_starts(replay: Replay, workload: Workload) -> Iterator[Workload]
         if other is not None:
             yield other
     if any(submitted.user_starts for submitted in workload.submitted.values()):
-        submitted = {n: replace(each, user_starts=()) for n, each in workload.submitted.items()}
+        submitted = {
+            n: replace(request, user_starts=()) for n, request in workload.submitted.items()
+        }
         without = replace(workload, submitted=submitted)
         if not _wrong(replay, without):
             yield without
@@ -283,10 +285,10 @@ def _wrong(replay: Replay, workload: Workload) -> list[int]:
     """Requests with another answer than the log's."""
     played = play_workload(workload, workload.profile, replay.settings.values).replayed
     return [
-        each.observed.number
-        for each in replay.requests
-        if each.submitted is not None
-        and played[each.observed.number].cached != each.replayed.cached
+        request.observed.number
+        for request in replay.requests
+        if request.submitted is not None
+        and played[request.observed.number].cached != request.replayed.cached
     ]
 
 
@@ -302,14 +304,14 @@ def _start_in(request: ReplayRequest, part: float) -> tuple[int, int] | None:
 def _with_starts(workload: Workload, more: Mapping[int, tuple[int, int]]) -> Workload:
     places = dict(more.values())
     submitted = {}
-    for number, each in workload.submitted.items():
-        at, starts = 0, set(each.user_starts)
-        for text, first, last in each.prompt.runs:
+    for number, request in workload.submitted.items():
+        at, starts = 0, set(request.user_starts)
+        for text, first, last in request.prompt.runs:
             place = places.get(text)
             if place is not None and first <= place < last:
                 starts.add(at + place - first)
             at += last - first
-        submitted[number] = replace(each, user_starts=tuple(sorted(starts)))
+        submitted[number] = replace(request, user_starts=tuple(sorted(starts)))
     return replace(workload, submitted=submitted)
 
 
@@ -348,7 +350,7 @@ Plays: TypeAlias = Callable[[Sequence[tuning.Trial]], list[tuning.TrialResult]]
 
 def in_turn(trials: Sequence[tuning.Trial]) -> list[tuning.TrialResult]:
     """Trials run in this process; refused ones are left out."""
-    return [each for each in map(tuning.run_trial, trials) if each is not None]
+    return [result for result in map(tuning.run_trial, trials) if result is not None]
 
 
 def swept(runs: Sequence[tuning.ServerRun], play: Plays = in_turn) -> list[tuning.TrialResult]:
@@ -377,7 +379,7 @@ def add_other_settings(
     shown: Shown = as_they_come,
 ) -> None:
     """Add replays on other servers: the requested ones, and the usual ones if that is fast."""
-    played = [each for each in replays if each.settings.is_played]
+    played = [replay for replay in replays if replay.settings.is_played]
     totals = found["totals"]
     work = totals["requests"] + (totals["prompt_tokens"] or 0) // TOKENS_OF_ONE
     few = bool(played) and work <= FEW

@@ -264,15 +264,15 @@ class Place:
     @property
     def moved_to(self) -> Segment | None:
         """The new message of a moved attachment."""
-        found = (each for each in self.rest if each.same(self.then))
-        found = (each for each in found if each.part != self.then.part)
+        found = (segment for segment in self.rest if segment.same(self.then))
+        found = (segment for segment in found if segment.part != self.then.part)
         return next(found, None) if self.then.kind == "attachment" else None
 
     @property
     def moved_from(self) -> Segment | None:
         """The former message of an attachment that moved to the front."""
-        found = (each for each in self.old if each.same(self.now))
-        found = (each for each in found if each.part != self.now.part)
+        found = (segment for segment in self.old if segment.same(self.now))
+        found = (segment for segment in found if segment.part != self.now.part)
         return next(found, None) if self.now.kind == "attachment" else None
 
     @property
@@ -339,14 +339,14 @@ def _of_attachments(place: Place) -> str:
         return "attachment-moved"
     if then.kind != "attachment":
         return "attachment-added"
-    if now.kind != "attachment" or any(each.same(now) for each in place.old):
+    if now.kind != "attachment" or any(segment.same(now) for segment in place.old):
         return "attachment-dropped"
     return "attachment-added" if any(e.same(then) for e in place.rest) else "attachment-changed"
 
 
 def _of_tools(place: Place) -> str:
-    mine = [each.key for each in place.rest if each.kind == "tool"]
-    theirs = [each.key for each in place.old if each.kind == "tool"]
+    mine = [segment.key for segment in place.rest if segment.kind == "tool"]
+    theirs = [segment.key for segment in place.old if segment.kind == "tool"]
     if len(mine) == len(theirs) and set(mine) == set(theirs):
         return "tools-reordered"
     now, then = place.now.text, place.then.text
@@ -361,8 +361,8 @@ def _of_reminders(place: Place) -> str:
     now, then = place.now, place.then
     if now.role != then.role or not (now.text and then.text):
         return ""
-    mine, theirs = (REMINDER.sub("", each.text).strip() for each in (now, then))
-    has, had = (REMINDER.search(each.text) is not None for each in (now, then))
+    mine, theirs = (REMINDER.sub("", segment.text).strip() for segment in (now, then))
+    has, had = (REMINDER.search(segment.text) is not None for segment in (now, then))
     if mine != theirs or not (has or had):
         return ""
     if has and had:
@@ -372,16 +372,18 @@ def _of_reminders(place: Place) -> str:
 
 def _of_system(place: Place) -> str:
     now, then = place.now, place.then
-    first = all(each.kind == "tool" for each in place.later[: place.index])
+    first = all(segment.kind == "tool" for segment in place.later[: place.index])
     if {now.role, then.role} & SYSTEM and first:
         alike = now.same(then) or (now.role == then.role and (not now.text or _alike(place)))
         return "" if alike else _of_other_system(place)
-    begins = all(each.kind == "tool" or each.role in SYSTEM for each in place.later[: place.index])
+    begins = all(
+        segment.kind == "tool" or segment.role in SYSTEM for segment in place.later[: place.index]
+    )
     if not begins or now.role != then.role:
         return ""
     if _is_first_of_template(place):
         return "same-template"
-    later, earlier = ({each.key for each in parts} for parts in (place.rest, place.old))
+    later, earlier = ({part.key for part in parts} for parts in (place.rest, place.old))
     if later & earlier or SUMMARY.search(now.text) or _alike(place):
         return ""
     return "other-conversation" if now.text and not _of_word(place) else ""
@@ -389,14 +391,14 @@ def _of_system(place: Place) -> str:
 
 def _of_other_system(place: Place) -> str:
     """Another system prompt: before the same history, or of a side task."""
-    later, earlier = ({each.key for each in parts} for parts in (place.rest, place.old[1:]))
+    later, earlier = ({part.key for part in parts} for parts in (place.rest, place.old[1:]))
     same = len(place.rest) >= len(place.old) and 0 < len(earlier) <= 2 * len(later & earlier)
     return "system-changed" if same else "side-task"
 
 
 def _is_first_of_template(place: Place) -> bool:
     now, then = place.now, place.then
-    others = {(each.role, each.part) for each in place.rest} - {(now.role, now.part)}
+    others = {(segment.role, segment.part) for segment in place.rest} - {(now.role, now.part)}
     if now.role != "user" or others or _of_messages(place):
         return False
     alike = bool(now.text) and (_alike(place) or 2 * place.at >= min(len(now.text), len(then.text)))
@@ -405,8 +407,8 @@ def _is_first_of_template(place: Place) -> bool:
 
 def _of_order(place: Place) -> str:
     now, then, rest, old = place.now, place.then, place.rest, place.old
-    gone = next((i for i, each in enumerate(old) if each.key == now.key), 0)
-    came = next((i for i, each in enumerate(rest) if each.key == then.key), 0)
+    gone = next((i for i, segment in enumerate(old) if segment.key == now.key), 0)
+    came = next((i for i, segment in enumerate(rest) if segment.key == then.key), 0)
     if gone and came:
         return "messages-reordered"
     if gone:
@@ -481,7 +483,7 @@ def _is_clock(text: str, at: int, word: str) -> bool:
     first = max(0, at - AROUND)
     near = NEAR if DIGIT.search(word) else 0
     found = CLOCK.finditer(text[first : at + AROUND])
-    return any(each.start() - near <= at - first <= each.end() + near for each in found)
+    return any(match.start() - near <= at - first <= match.end() + near for match in found)
 
 
 def _piece(shape: re.Pattern[str], text: str, at: int) -> str:
@@ -549,7 +551,7 @@ class Divergence:
         if rewrite is None:
             return None
         numbers = [seen.get("character"), seen.get("equal_characters")]
-        at, equal = (each if isinstance(each, int) and each >= 0 else 0 for each in numbers)
+        at, equal = (number if isinstance(number, int) and number >= 0 else 0 for number in numbers)
         before, after = (str(seen.get(key) or "")[:100] for key in ("before", "after"))
         where = str(seen.get("where") or seen.get("part") or "the prompt")[:200]
         return cls(
@@ -618,15 +620,15 @@ def _as_sent(reply: Sequence[Segment], sent: Sequence[Segment]) -> tuple[Segment
 
     Calls come back wrapped in other JSON than they came in, which looks like a change.
     """
-    if any(each.kind == "tool call" for each in (*reply, *sent[: len(reply) + 1])):
+    if any(segment.kind == "tool call" for segment in (*reply, *sent[: len(reply) + 1])):
         return ()
     part = sent[0].part if sent else "reply"
-    return tuple(replace(each, part=part) for each in reply)
+    return tuple(replace(segment, part=part) for segment in reply)
 
 
 def _prefill_with_reply(other: Segment, earlier: Recorded) -> Segment:
     """An assistant's prefilled text joined with its reply."""
-    reply = "".join(each.text for each in earlier.reply if each.kind == "text")
+    reply = "".join(segment.text for segment in earlier.reply if segment.kind == "text")
     if other.role != "assistant" or earlier.cancelled or not (other.text and reply):
         return other
     return replace(other, text=other.text + reply, characters=0)
@@ -659,7 +661,7 @@ def _common_characters(one: Recorded, other: Recorded) -> int:
         at = _common(mine, theirs)
         if index == len(other.segments) - 1 and _goes_on(mine, theirs, at):
             text = mine.text[at:]
-            reply = "".join(each.text for each in other.reply)
+            reply = "".join(segment.text for segment in other.reply)
             at += len(reply) if reply and text.startswith(reply) else 0
         return equal + at
     return equal
@@ -667,7 +669,7 @@ def _common_characters(one: Recorded, other: Recorded) -> int:
 
 def _slid(one: Recorded, other: Recorded) -> int:
     mine, theirs = (
-        next((each.text for each in request.segments if each.part == "prompt"), "")
+        next((segment.text for segment in request.segments if segment.part == "prompt"), "")
         for request in (one, other)
     )
     lost = theirs.find(mine[:BLOCK]) if len(mine) >= BLOCK else -1
@@ -684,7 +686,7 @@ class Candidate:
     @classmethod
     def of(cls, request: Recorded) -> Self:
         """A request to compare later ones with."""
-        return cls(request, {each.key: each.length for each in request.segments})
+        return cls(request, {segment.key: segment.length for segment in request.segments})
 
 
 @dataclass(frozen=True, slots=True)
@@ -706,17 +708,17 @@ def kin_of(request: Recorded, earlier: Iterable[Candidate]) -> Kin:
     begins_like: Recorded | None = None
     continues: Recorded | None = None
     equal, most, enough = 0, 0, ENOUGH
-    mine = {each.key for each in request.segments}
-    for each in earlier:
-        common = _common_characters(request, each.request)
-        alike = common + sum(size for key, size in each.sizes.items() if key in mine)
+    mine = {segment.key for segment in request.segments}
+    for candidate in earlier:
+        common = _common_characters(request, candidate.request)
+        alike = common + sum(size for key, size in candidate.sizes.items() if key in mine)
         if common < BLOCK:
-            alike += _slid(request, each.request)
+            alike += _slid(request, candidate.request)
         if common > equal:
-            begins_like, equal = each.request, common
+            begins_like, equal = candidate.request, common
         if alike > most:
-            continues, most = each.request, alike
-        if common >= each.request.characters > 0:
+            continues, most = candidate.request, alike
+        if common >= candidate.request.characters > 0:
             enough -= 1
             if not enough:
                 break

@@ -98,7 +98,7 @@ def entry_of(understood: Understood, played: Replayed) -> dict[str, Any]:
         "how": prompt.how,
         "replayed": {"cached": played.cached, "processed": played.processed},
         "agrees": agrees,
-        "losses": [each.as_dict() for each in played.losses] if agrees is not False else [],
+        "losses": [loss.as_dict() for loss in played.losses] if agrees is not False else [],
         "parting": None if divergence is None else divergence.as_dict(),
         "slot_taken": _taken_of(understood, again),
         "retokenised": _retokenised(understood, played, again),
@@ -197,7 +197,7 @@ def _engine(understood: Understood, played: Replayed, again: int | None) -> str:
 
 def largest(losses: tuple[Loss, ...]) -> Loss | None:
     """The cause with the largest loss."""
-    return max(losses, key=lambda each: each.before - each.after, default=None)
+    return max(losses, key=lambda loss: loss.before - loss.after, default=None)
 
 
 def cause_of(found: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -305,16 +305,16 @@ class Live:
     def add(self, request: Recorded) -> dict[str, Any]:
         """Analyse the next request."""
         understood = self._understand(request)
-        for each in self.reruns:
-            each.add(understood.prompt)
+        for rerun in self.reruns:
+            rerun.add(understood.prompt)
         best = self.rerun
         return self._finish(understood, FAILED if best is None else best.last)
 
     def add_all(self, requests: Sequence[Recorded]) -> list[dict[str, Any]]:
         """Analyse many requests; concurrent ones are replayed concurrently."""
-        understood = [self._understand(each) for each in requests]
-        for each in self.reruns:
-            each.add_all([one.prompt for one in understood])
+        understood = [self._understand(request) for request in requests]
+        for rerun in self.reruns:
+            rerun.add_all([one.prompt for one in understood])
         best = self.rerun
         played = {} if best is None else best.played
         return [
@@ -326,7 +326,7 @@ class Live:
         if request.seen is None:
             kin = kin_of(request, reversed(self._recent))
         else:
-            known = {each.request.number: each.request for each in self._recent}
+            known = {candidate.request.number: candidate.request for candidate in self._recent}
             begins_like, equal, continued = request.seen
             kin = Kin(known.get(begins_like), equal, known.get(continued))
         if kin.continues is None or not (kin.equal or kin.alike >= BLOCK or request.divergence):
@@ -391,7 +391,7 @@ class Live:
         if self.about.model:
             return self._model_how
         best = self.rerun
-        first = best is None or all(best.agreeing == each.agreeing for each in self.reruns)
+        first = best is None or all(best.agreeing == rerun.agreeing for rerun in self.reruns)
         return "assumed" if first else "computed"
 
     def _open(self, request: Recorded) -> None:
@@ -444,14 +444,14 @@ def report_of_dump(
         live = Live(replace(about, model=live.rerun.model), model_how="computed")
         entries = live.add_all(requests)
     if not any(live.totals.reported.values()) and all(
-        each["continues"] is None and not each["equal_characters"] for each in entries
+        entry["continues"] is None and not entry["equal_characters"] for entry in entries
     ):
         raise InputError(
             f"{source}: no answer's `usage` or `timings`, and no two requests that begin alike: "
             "there is nothing to explain; `cachesim record` records the answers too"
         )
     found = report_of_live(live, source=source)
-    found["totals"]["after_partings"] = sum(each["tokens_after"] or 0 for each in entries)
+    found["totals"]["after_partings"] = sum(entry["tokens_after"] or 0 for entry in entries)
     found["requests"] = entries
     if len(requests) <= FEW or what_if:
         found["what_if"] = list(elsewhere(live, what_if))

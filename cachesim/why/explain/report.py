@@ -349,7 +349,7 @@ def report_of(
         requests += requests_of(replay, server=server, first=len(requests))
     groups = groups_of(requests, replays[0].settings.engine)
     known = {how_known(each.log, each.settings.spec) for each in replays if each.settings.is_played}
-    comparable = [each for each in requests if each["agrees"] is not None]
+    comparable = [request for request in requests if request["agrees"] is not None]
     return {
         "format": FORMAT,
         "log": {
@@ -364,7 +364,7 @@ def report_of(
             "requests": len(requests),
             "comparable": len(comparable),
             "agreeing": sum(each["agrees"] for each in comparable),
-            "played": sum(each["replayed"]["played"] for each in requests),
+            "played": sum(request["replayed"]["played"] for request in requests),
             "differing": [each["number"] for each in comparable if not each["agrees"]],
             "declining": [
                 each["number"]
@@ -373,8 +373,8 @@ def report_of(
             ],
         },
         "totals": _totals_of(requests),
-        "places": [asdict(each) for each in _places(replays)],
-        "causes": [each.as_dict() for each in groups],
+        "places": [asdict(place) for place in _places(replays)],
+        "causes": [group.as_dict() for group in groups],
         "requests": requests,
         "what_if": [],
         "tuned": None,
@@ -384,7 +384,7 @@ def report_of(
 
 
 def _places(replays: Sequence[Replay]) -> list[Place]:
-    every = [each for replay in replays for each in replay.requests]
+    every = [request for replay in replays for request in replay.requests]
     least = float(replays[0].settings.values.get("slot_prompt_similarity", LEAST))
     return [*_replaced(replays), *places_of(list(enumerate(every)), least)]
 
@@ -397,8 +397,8 @@ def _replaced(replays: Sequence[Replay]) -> Iterator[Place]:
         first += len(replay.requests)
         new = [
             number
-            for number, each in zip(numbers, replay.requests, strict=True)
-            if each.observed.shared is not None and each.common == computed(0)
+            for number, request in zip(numbers, replay.requests, strict=True)
+            if request.observed.shared is not None and request.common == computed(0)
         ]
         if new and replay.settings.engine == PYTHON:
             again = sum(replay.requests[n - numbers[0]].lengths.processed.value or 0 for n in new)
@@ -413,7 +413,7 @@ def _replaced(replays: Sequence[Replay]) -> Iterator[Place]:
 
 
 def _cache_advice(replay: Replay) -> str:
-    if any(each.observed.notes for each in replay.requests):
+    if any(request.observed.notes for request in replay.requests):
         return "Its cache held no state that begins so: none was saved, or it was evicted."
     if replay.settings.window.value:
         return (
@@ -496,20 +496,20 @@ def missing_of(replay: Replay) -> list[str]:
         missing.append(
             "The log does not begin with the server's start: what the server held then is unknown."
         )
-    first = next((each for each in replay.requests if each.assumed is not None), None)
+    first = next((request for request in replay.requests if request.assumed is not None), None)
     if first is not None:
         missing.append(
             f"The replay assumes that slot {first.observed.slot} held one prompt of "
             f"{first.assumed:,} tokens before request {first.observed.number}; other settings are "
             f"replayed with it."
         )
-    if not any(each.is_verbose for each in replay.requests):
+    if not any(request.is_verbose for request in replay.requests):
         release = "This release prints" if replay.log.styles else "Recent releases print"
         missing.append(
             f"{release} restores, checkpoints and full re-processing only with `-lv 4`: "
             "start the server with it to have them in the log."
         )
-    assumed = sorted(n for n, each in settings.options.items() if each.how == "assumed")
+    assumed = sorted(n for n, option in settings.options.items() if option.how == "assumed")
     if settings.preset.how == "assumed":
         missing.append(
             f"Not in the log, so assumed: the layers of the preset {settings.preset.value}. "
@@ -526,9 +526,9 @@ def requests_of(replay: Replay, *, server: int, first: int) -> list[dict[str, An
     """The requests of one server in order of launch."""
     states = States()
     return [
-        request_entry(each, server=server, number=first + each.observed.number)
-        | {"stale": each.observed.stale or states.stale(each)}
-        for each in replay.requests
+        request_entry(request, server=server, number=first + request.observed.number)
+        | {"stale": request.observed.stale or states.stale(request)}
+        for request in replay.requests
     ]
 
 
@@ -624,25 +624,25 @@ def _totals_of(requests: Sequence[Mapping[str, Any]]) -> dict[str, int | None]:
     prompt tokens = reused + processed + unknown; a prompt whose length is not sure counts with what
     is known of it. A number that no request has is None.
     """
-    refused = [each for each in requests if each["refused"]]
-    others = [each for each in requests if not each["refused"]]
-    cached = sum(each["cached"] or 0 for each in others)
-    processed = sum(each["processed"] or 0 for each in others)
-    sure = [each for each in others if each["known"]["prompt_tokens"] in {"printed", "computed"}]
+    refused = [request for request in requests if request["refused"]]
+    others = [request for request in requests if not request["refused"]]
+    cached = sum(other["cached"] or 0 for other in others)
+    processed = sum(other["processed"] or 0 for other in others)
+    sure = [other for other in others if other["known"]["prompt_tokens"] in {"printed", "computed"}]
     unknown = sum(
         each["prompt_tokens"] - (each["cached"] or 0) - (each["processed"] or 0) for each in sure
     )
     whole = cached + processed + unknown
-    known = any(each["replayed"]["played"] for each in others) or _has_any(others, "again")
+    known = any(other["replayed"]["played"] for other in others) or _has_any(others, "again")
     return {
         "requests": len(requests),
         "prompt_tokens": whole if whole or sure or not others else None,
         "cached": cached if _has_any(others, "cached") else None,
         "processed": processed if _has_any(others, "processed") else None,
         "unknown": unknown,
-        "again": sum(each["again"] or 0 for each in requests) if known else None,
+        "again": sum(request["again"] or 0 for request in requests) if known else None,
         "again_at_most": sum(map(_again_at_most, requests)) if known else None,
-        "untold": sum(each["cached"] is None for each in others),
+        "untold": sum(other["cached"] is None for other in others),
         "without_length": len(others) - len(sure),
         "refused": len(refused),
         "refused_tokens": sum(each["prompt_tokens"] or 0 for each in refused),
@@ -650,7 +650,7 @@ def _totals_of(requests: Sequence[Mapping[str, Any]]) -> dict[str, int | None]:
 
 
 def _has_any(requests: Sequence[Mapping[str, Any]], key: str) -> bool:
-    return not requests or any(each[key] is not None for each in requests)
+    return not requests or any(request[key] is not None for request in requests)
 
 
 def _again_at_most(request: Mapping[str, Any]) -> int:
@@ -663,11 +663,11 @@ def _again_at_most(request: Mapping[str, Any]) -> int:
 def groups_of(requests: Sequence[Mapping[str, Any]], engine: str) -> list[Group]:
     """Causes over all requests, largest first, net of regained tokens."""
     groups: dict[str, Group] = {}
-    for each in requests:
-        for loss in _net_losses(each["why"]):
+    for request in requests:
+        for loss in _net_losses(request["why"]):
             group = groups.setdefault(loss["rule"], Group(loss["rule"], engine=engine))
             group.tokens += loss["from"] - loss["to"]
-            group.requests.append(each["number"])
+            group.requests.append(request["number"])
             group.sentence = group.sentence or loss["sentence"]
     return sorted(groups.values(), key=lambda group: (-group.tokens, group.cause))
 
@@ -695,7 +695,9 @@ def worst(requests: Sequence[Mapping[str, Any]], count: int) -> list[Mapping[str
 
     Then those of unknown lengths: each that the log says is reprocessed, or all of a short log.
     """
-    lost = sorted((each for each in requests if each["again"]), key=lambda each: -each["again"])
-    unknown = [each for each in requests if each["again"] is None and each["log_says"]]
+    lost = sorted(
+        (request for request in requests if request["again"]), key=lambda request: -request["again"]
+    )
+    unknown = [request for request in requests if request["again"] is None and request["log_says"]]
     is_short = len(requests) <= count
     return [*lost, *(each for each in unknown if is_short or FORCED in each["log_says"])][:count]

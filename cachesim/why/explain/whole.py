@@ -74,16 +74,16 @@ def read_files(files: Sequence[tuple[str, BinaryIO]]) -> Read:
     for name, file in files:
         reader.source = name
         reader.take(_of_one_server(lines_of(file, tally), name))
-        if sum(len(each.requests) for each in reader.servers) > MOST_REQUESTS:
+        if sum(len(server.requests) for server in reader.servers) > MOST_REQUESTS:
             msg = f"the log has more than {MOST_REQUESTS} requests: cut it, as with tail -n 500000"
             raise InputError(msg)
-    servers = [each for each in reader.servers if not each.is_empty]
+    servers = [server for server in reader.servers if not server.is_empty]
     return Read(
         servers=servers,
         sources=[name for name, _ in files],
         tally=tally,
-        known_lines=sum(each.known_lines for each in reader.servers),
-        foreign=set().union(*(each.foreign for each in reader.servers)),
+        known_lines=sum(server.known_lines for server in reader.servers),
+        foreign=set().union(*(server.foreign for server in reader.servers)),
     )
 
 
@@ -129,7 +129,9 @@ def replays_of(
                 raise InputError(msg) from None
         else:
             replays.append(
-                Replay(server, settings, requests=[as_printed(each) for each in server.requests])
+                Replay(
+                    server, settings, requests=[as_printed(request) for request in server.requests]
+                )
             )
     return replays
 
@@ -167,7 +169,7 @@ def _nothing_in(read: Read) -> str:
         )
     if not read.tally.lines:
         return f"{names}: is empty"
-    if scenarios := [each for each in read.sources if each.endswith(".toml")]:
+    if scenarios := [source for source in read.sources if source.endswith(".toml")]:
         run = f"cachesim run {' '.join(scenarios)}"
         return f"{names}: no log of a known server; a scenario is explained by `{run}`"
     return (
@@ -188,7 +190,7 @@ def open_log(name: str) -> tuple[str, BinaryIO]:
         return name, unpacked(name, file, file.peek(HEAD_BYTES))
     except OSError as error:
         msg = f"{name}: cannot be read: {error.strerror or error}"
-        if any(name == each.stem for each in shipped_files()):
+        if any(name == shipped_file.stem for shipped_file in shipped_files()):
             msg = f"{name}: is a scenario, not a log; cachesim run {name} explains its misses"
         raise InputError(msg) from None
 
@@ -364,15 +366,15 @@ def as_printed(request: Observed) -> Rebuilt:
 
 def _states_wanted(replay: Replay) -> Iterator[tuple[Rebuilt, int, int]]:
     """States from which requests resumed and which the replay lacks, by text and place."""
-    for each in replay.requests:
-        cached, common = each.lengths.cached.value, each.common
-        if each.agrees or each.submitted is None or not cached or common.value is None:
+    for request in replay.requests:
+        cached, common = request.lengths.cached.value, request.common
+        if request.agrees or request.submitted is None or not cached or common.value is None:
             continue
-        if cached < len(each.submitted.prompt) and cached < common.value:
-            yield (each, *place_of(each.submitted.prompt, cached))
+        if cached < len(request.submitted.prompt) and cached < common.value:
+            yield (request, *place_of(request.submitted.prompt, cached))
         elif cached == common.value:  # the slot's tokens continued; the prompt did not
-            text, last = place_of(each.submitted.prompt, cached - 1)
-            yield each, text, last + 1
+            text, last = place_of(request.submitted.prompt, cached - 1)
+            yield request, text, last + 1
 
 
 def _marks_wanted(replay: Replay) -> dict[int, set[int]]:
@@ -386,11 +388,11 @@ def _marks_wanted(replay: Replay) -> dict[int, set[int]]:
 def _lengths_wanted(replay: Replay) -> dict[int, int]:
     """Prompt lengths of cancelled requests, from their last checkpoint, as no line has them."""
     wanted: dict[int, int] = {}
-    for each, text, _ in _states_wanted(replay):
+    for rebuilt, text, _ in _states_wanted(replay):
         number, use = owner_of(text)
-        if use != FRESH or not 0 <= number < each.observed.number:
+        if use != FRESH or not 0 <= number < rebuilt.observed.number:
             continue
-        owner, cached = replay.requests[number], each.lengths.cached.value or 0
+        owner, cached = replay.requests[number], rebuilt.lengths.cached.value or 0
         held = owner.observed.held_after
         if owner.observed.cancelled and held is not None and cached + BEFORE_END <= held:
             wanted[number] = cached + BEFORE_END
@@ -408,11 +410,13 @@ def other_candidates(replay: Replay) -> Replay | None:
     where nothing was open, or where the log is not met as well as before.
     """
     strangers = {
-        each.observed.number: Rope.of(text_of(replay.requests[0].observed.number, FRESH), HEADER)
-        for each in replay.requests[1:]
-        if not each.common.value and each.observed.choice in {"age", "id"} and not each.is_verbose
+        request.observed.number: Rope.of(text_of(replay.requests[0].observed.number, FRESH), HEADER)
+        for request in replay.requests[1:]
+        if not request.common.value
+        and request.observed.choice in {"age", "id"}
+        and not request.is_verbose
     }
-    if not strangers and all(each.candidates < 2 for each in replay.requests):
+    if not strangers and all(request.candidates < 2 for request in replay.requests):
         return None
     hints = replace(replay.hints, prefixes=strangers | replay.hints.prefixes)
     other = Rebuilder(replay.log, replay.settings, hints, likeliest_first=False).play()
@@ -443,9 +447,11 @@ class _ServerRun:
             self.log.holds_chats()
         settings = _settings(self.log, user, user.profile)
         if not settings.is_played:
-            ended = [as_printed(each) for each in self.log.requests if each.ended]
+            ended = [as_printed(request) for request in self.log.requests if request.ended]
             return [
-                self._entry(each) for each in ended if each.observed.number not in self.reported
+                self._entry(rebuilt)
+                for rebuilt in ended
+                if rebuilt.observed.number not in self.reported
             ]
         if self.inferred is not None and settings.preset == UNKNOWN_MODEL:
             settings = replace(
@@ -462,10 +468,10 @@ class _ServerRun:
         if likely is not None:
             self.rebuilder, numbers = likely
         found: list[dict[str, Any]] = []
-        for each in (self.rebuilder.replay.requests[number] for number in numbers):
-            stale = self.states.stale(each)
-            if each.observed.number not in self.reported:
-                found.append(self._entry(each, stale))
+        for rebuilt in (self.rebuilder.replay.requests[number] for number in numbers):
+            stale = self.states.stale(rebuilt)
+            if rebuilt.observed.number not in self.reported:
+                found.append(self._entry(rebuilt, stale))
         if found and self.inferred is not None and not self.is_stated:
             found[0]["inferred"] = self.inferred.inferred
             self.is_stated = True
@@ -539,12 +545,12 @@ class Following:
             self._reader.take(lines_of(file, self._tally, after=self._tally.lines))
         found: list[dict[str, Any]] = []
         first = 0
-        servers = [each for each in self._reader.servers if not each.is_empty]
+        servers = [log for log in self._reader.servers if not log.is_empty]
         for number, server in enumerate(servers):
             if number == len(self._runs):
                 self._runs.append(_ServerRun(server, number, first))
             run = self._runs[number]
-            if any(each.ended for each in server.requests[len(run.reported) :]):
+            if any(request.ended for request in server.requests[len(run.reported) :]):
                 found += run.news(self._user)
             first += len(server.requests)
         return found

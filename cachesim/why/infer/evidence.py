@@ -120,7 +120,7 @@ def with_length_from_ratios(
             prompt=Known(Interval(lowest, highest).near(nearest), "bounded", lowest, highest),
         )
     pairs = [(request.keep, request.sim, held)]
-    pairs += [(request.search.found_keep, request.search.found_sim, each) for each in entries]
+    pairs += [(request.search.found_keep, request.search.found_sim, entry) for entry in entries]
     pairs.append((request.search.keep, request.search.sim, held))
     for keep, sim, tokens in pairs:
         common = counts_of(keep, len(tokens))

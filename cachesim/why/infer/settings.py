@@ -76,7 +76,9 @@ class Settings:
     @property
     def values(self) -> dict[str, Any]:
         """The options alone."""
-        return {name: each.value for name, each in self.options.items() if each.value is not None}
+        return {
+            name: option.value for name, option in self.options.items() if option.value is not None
+        }
 
     @property
     def spec(self) -> ModelSpec:
@@ -141,7 +143,7 @@ def _printed_only(
     family = family_of(log.engine)
     commit = log.facts.get("commit", "")[:7]
     names = [each.name for each in family.releases]
-    known = next((each for each in names if commit and each.startswith(commit)), "")
+    known = next((name for name in names if commit and name.startswith(commit)), "")
     release = Setting(known or names[-1], "printed" if known else "assumed")
     if profile is not None:
         release = Setting(profile.partition("@")[2] or profile, "given")
@@ -150,7 +152,7 @@ def _printed_only(
     options = {"parallel": Setting(slots, "printed")} if slots and log.engine == IK else {}
     if log.engine == PYTHON:
         sizes = {"n_ctx", "n_batch", "n_ubatch"} & log.facts.keys()
-        options = {each: Setting(int(log.facts[each]), "printed") for each in sizes}
+        options = {size: Setting(int(log.facts[size]), "printed") for size in sizes}
         if "swa-cells" in log.facts:
             options["swa_full"] = Setting("swa-full" in log.facts, "printed")
     return Settings(
@@ -183,7 +185,7 @@ def _release(
 
 def alike(release: str) -> Iterator[str]:
     """Other releases whose logs may have the words of this one's style, the newest first."""
-    own = [RELEASES[each.release] for each in STYLES if each.release]
+    own = [RELEASES[style.release] for style in STYLES if style.release]
     at = own.index(RELEASES[release])
     for name, build in sorted(RELEASES.items(), key=lambda each: -each[1]):
         before = at + 1 == len(own) or own[at + 1] < build

@@ -68,7 +68,7 @@ class Recorded:
     @property
     def characters(self) -> int:
         """Characters of all segments."""
-        return sum(each.length for each in self.segments)
+        return sum(segment.length for segment in self.segments)
 
     @property
     def was_read(self) -> bool:
@@ -348,7 +348,7 @@ def _runs(runs: object, shift: int) -> Iterator[tuple[int, int, int]]:
 
 
 def _wholes(values: object) -> list[int]:
-    found = [whole(each) for each in values] if isinstance(values, list) else []
+    found = [whole(value) for value in values] if isinstance(values, list) else []
     return [each for each in found if each is not None]
 
 
@@ -356,7 +356,7 @@ def _seen(seen: Mapping[str, Any], first: int) -> tuple[int, int, int] | None:
     if not seen:
         return None
     numbers = [whole(seen.get(key)) for key in ("begins_like", "characters", "continues")]
-    like, equal, continues = (-1 if each is None else each for each in numbers)
+    like, equal, continues = (-1 if number is None else number for number in numbers)
     like, continues = (each + first if each >= 0 else -1 for each in (like, continues))
     return like, max(0, equal), continues
 

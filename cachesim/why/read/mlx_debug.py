@@ -83,7 +83,7 @@ def as_dump(file: BinaryIO) -> BinaryIO:
             _progressed(open_, int(progress[1]), int(progress[2]))
         elif REFUSED.search(raw) is not None and open_ and open_[-1].processed is None:
             calls.remove(open_.pop())
-    return BytesIO(b"".join(each.as_line() for each in calls))
+    return BytesIO(b"".join(call.as_line() for call in calls))
 
 
 def _lines(file: BinaryIO) -> Iterator[bytes]:
@@ -96,7 +96,7 @@ def _lines(file: BinaryIO) -> Iterator[bytes]:
             continue
         if has_message or b"\x1b" in raw or raw.startswith(b"{"):
             text = unwrapped(raw.decode("utf-8", "replace").rstrip("\r\n"))
-            yield from (each.encode() + b"\n" for each in text.split("\n"))
+            yield from (part.encode() + b"\n" for part in text.split("\n"))
         else:
             yield raw
 
@@ -125,7 +125,7 @@ def _progressed(open_: list[Call], done: int, whole: int) -> None:
             each.done = done
             break
     else:
-        fresh = next((each for each in open_ if each.processed is None), None)
+        fresh = next((call for call in open_ if call.processed is None), None)
         if fresh is None:
             return
         fresh.processed, fresh.done = whole, done

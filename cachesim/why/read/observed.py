@@ -165,7 +165,7 @@ class ServerLog:
     def engine(self) -> str:
         """The engine of the lines; llama.cpp's have several styles."""
         others = (IK, OLLAMA, LM_STUDIO, SGLANG, MLX, PYTHON)
-        return next((each for each in others if each in self.styles), LLAMA)
+        return next((other for other in others if other in self.styles), LLAMA)
 
     @property
     def is_empty(self) -> bool:
@@ -180,5 +180,5 @@ class ServerLog:
 
     def holds_chats(self) -> None:
         """Treat every request as a chat, as later releases do not log it."""
-        for each in self.requests:
-            each.is_chat = True
+        for request in self.requests:
+            request.is_chat = True

@@ -127,9 +127,9 @@ class Calls:
         """Tokens that the instance holds at a call's end, unless drafts were rejected."""
         call.ended, self._call, self.held = True, None, None
         if self.server.mixed:
-            for each in self.server.requests:
-                if each.n_tokens is None:
-                    each.processed = None
+            for request in self.server.requests:
+                if request.n_tokens is None:
+                    request.processed = None
         elif call.first_cut is not None and call.processed is not None:
             self.held = call.first_cut + self._decoded
             self._top = max(self._top, self.held)

@@ -554,7 +554,7 @@ class Reader:
 
     @property
     def _at_work(self) -> list[tuple[int, int]]:
-        return [(slot, each.task) for slot, each in self._active.items()]
+        return [(slot, observed.task) for slot, observed in self._active.items()]
 
     def _refuse_mixture(self, line: Line) -> None:
         """Raise InputError if only two servers print these lines."""
@@ -651,7 +651,9 @@ class Reader:
         server = self.server
         if line.task is not None:
             self._mixture.launch(slot, line.task, self._at_work)
-        before = next((each for each in reversed(server.requests) if each.slot == slot), None)
+        before = next(
+            (observed for observed in reversed(server.requests) if observed.slot == slot), None
+        )
         request = server.begin(line.number, slot, line.task)
         request.is_child, request.launched_at = fields.get("child") == "1", line.seconds
         choice, values = self._chosen.pop(slot, ("unknown", {}))
@@ -663,7 +665,7 @@ class Reader:
         request.is_chat = bool(self._chats) and self._chats.popleft()
         if before is not None and request.search.found_keep is None:
             request.shifted_before = before.shift_keep
-        made = tuple((each.number, len(each.created)) for each in self._active.values())
+        made = tuple((observed.number, len(observed.created)) for observed in self._active.values())
         server.events.append(LogEvent("launched", request.number, slot, line.number, made))
         self._active[slot] = request
         self._idle = True
@@ -700,9 +702,11 @@ class Reader:
             case "too-long":
                 # The slot is released at once. A line without a task is of the last request.
                 task = int(fields.get("task", "-1"))
-                at_work = [each for each in self._active.values() if task in {-1, each.task}]
+                at_work = [
+                    observed for observed in self._active.values() if task in {-1, observed.task}
+                ]
                 if at_work:
-                    refused = max(at_work, key=lambda each: each.number)
+                    refused = max(at_work, key=lambda observed: observed.number)
                     refused.too_long = True
                     refused.n_tokens = int(fields["n_tokens"])
             case "post":  # mlx-lm: a request starts; later lines identify it

@@ -137,8 +137,8 @@ PROMPTS: Final = {
 
 
 def _images(part: str, role: str, images: object) -> Iterator[Segment]:
-    for each in images if isinstance(images, list) else [images] if images else []:
-        yield Segment(part, role, "attachment", _canonical(each))
+    for image in images if isinstance(images, list) else [images] if images else []:
+        yield Segment(part, role, "attachment", _canonical(image))
 
 
 def _message(part: str, message: Mapping[str, Any]) -> Iterator[Segment]:
@@ -160,8 +160,8 @@ def _item(part: str, item: Mapping[str, Any]) -> Iterator[Segment]:
         yield from _message(part, item)
     elif kind == "reasoning":
         yield from (
-            replace(each, kind="reasoning")
-            for each in _content(part, "assistant", item.get("content"))
+            replace(segment, kind="reasoning")
+            for segment in _content(part, "assistant", item.get("content"))
         )
     else:
         role = "tool" if kind.endswith("_output") else "assistant"

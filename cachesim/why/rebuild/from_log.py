@@ -519,7 +519,7 @@ class Rebuilder:
         holders = list(chain(*self.player.held()))
         for candidate in candidates:
             last = len(candidate.prompt) - 1
-            if any(min(each.common(candidate.prompt), last) == cached for each in holders):
+            if any(min(holder.common(candidate.prompt), last) == cached for holder in holders):
                 yield candidate
 
     def _request_of(

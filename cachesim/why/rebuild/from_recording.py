@@ -52,7 +52,7 @@ def wrong_answers(
     workload: Workload, profile: str, options: dict[str, Any], *, most: int
 ) -> int | None:
     """Number of wrong answers on a server; None above a number of prompt tokens."""
-    if sum(len(each.prompt) for each in workload.submitted.values()) > most:
+    if sum(len(replay_request.prompt) for replay_request in workload.submitted.values()) > most:
         return None
     spec = replace(workload.spec, vocabulary=VOCABULARY)
     engine = Engine.create(profile, model=spec, options=options, arithmetic="ring")
@@ -160,7 +160,7 @@ def profile_of(request: Recorded) -> Played | None:
     build = LLAMA_BUILD.match(fingerprint)
     if build is not None:
         number = int(build.group(1))
-        name = min(RELEASES, key=lambda each: (abs(RELEASES[each] - number), each))
+        name = min(RELEASES, key=lambda release: (abs(RELEASES[release] - number), release))
         exact = RELEASES[name] == number
         return Played(f"{LLAMA_CPP.name}@{name}", "printed" if exact else "assumed")
     version = MLX_VERSION.match(fingerprint)
@@ -258,7 +258,7 @@ class TokenServer:
 
     def held_bytes(self) -> int:
         """Bytes of prompt-cache entries."""
-        return sum(each.size for each in self.loop.engine.held().entries)
+        return sum(entry.size for entry in self.loop.engine.held().entries)
 
 
 Server: TypeAlias = Player | TokenServer
@@ -271,15 +271,15 @@ def order_of(prompts: Sequence[Prompt]) -> list[tuple[str, int]]:
     """Launches and ends in order."""
     found: list[tuple[float, int, str, int]] = []
     ended = 0.0  # when the last of the requests before it did: an action waits for an idle slot
-    for each in prompts:
-        began, number = each.recorded.began or 0.0, each.recorded.number
+    for prompt in prompts:
+        began, number = prompt.recorded.began or 0.0, prompt.recorded.number
         found.append((began, 0, LAUNCH, number))
-        found.append((began + (each.recorded.seconds or 0.0), 1, FINISH, number))
-        for action in each.recorded.actions:
+        found.append((began + (prompt.recorded.seconds or 0.0), 1, FINISH, number))
+        for action in prompt.recorded.actions:
             at = began if action.began is None else action.began + (action.seconds or 0.0)
             late = action.began is not None
             found.append((max(at, ended) if late else at, 2 if late else -1, ACT, action.number))
-        ended = max(ended, began + (each.recorded.seconds or 0.0))
+        ended = max(ended, began + (prompt.recorded.seconds or 0.0))
     return [(what, number) for _, _, what, number in sorted(found)]
 
 
@@ -375,7 +375,7 @@ def elsewhere(
         return {"name": profile, "problem": str(error)} | dict.fromkeys(COLUMNS)
     rerun.add_all(prompts)
     answers = [each for each in rerun.played.values() if each.cached is not None]
-    asked = sum(each.recorded.was_read for each in prompts)
+    asked = sum(prompt.recorded.was_read for prompt in prompts)
     refused = [each for each in rerun.played.values() if each.error not in {None, FAILED.error}]
     problem = rerun.problem
     if not problem and refused:
@@ -387,9 +387,9 @@ def elsewhere(
         return {"name": profile, "problem": problem} | dict.fromkeys(COLUMNS)
     return {
         "name": profile,
-        "processed": sum(each.processed or 0 for each in answers),
-        "cached": sum(each.cached or 0 for each in answers),
-        "hits": sum(bool(each.cached) for each in answers),
+        "processed": sum(answer.processed or 0 for answer in answers),
+        "cached": sum(answer.cached or 0 for answer in answers),
+        "hits": sum(bool(answer.cached) for answer in answers),
         "problem": problem,
     }
 
@@ -401,7 +401,7 @@ def known(profile: str, options: Mapping[str, Any]) -> dict[str, Any]:
     """The flags that a server has."""
     named = Profile.parse(profile)
     family = FAMILIES[named.engine]
-    declared = {each.name: each for each in family.declared}
+    declared = {option.name: option for option in family.declared}
     return {
         name: value
         for name, value in options.items()

@@ -143,7 +143,7 @@ def reply_of(request: Recorded) -> Rope:
 
 def _anchors_with_reply(earlier: Prompt) -> tuple[Anchor, ...]:
     """Anchors of a prompt's text and its reply."""
-    characters = sum(each.length for each in earlier.recorded.reply)
+    characters = sum(segment.length for segment in earlier.recorded.reply)
     if not characters:
         return earlier.anchors
     last, tokens = earlier.anchors[-1]
@@ -172,10 +172,10 @@ def nearest(equal: int, total: int, most: int, cached: int | None) -> int:
 
 def _starts_of(request: Recorded, anchors: Sequence[Anchor]) -> list[int]:
     found, at, before = [], 0, ""
-    for each in request.segments:
-        if each.role == "user" and each.part != before:
+    for segment in request.segments:
+        if segment.role == "user" and segment.part != before:
             found.append(_tokens_at(anchors, at))
-        before = each.part
-        at += each.length
+        before = segment.part
+        at += segment.length
     total = anchors[-1][1]
     return sorted({each for each in found if 0 < each < total})

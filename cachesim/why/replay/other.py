@@ -31,7 +31,7 @@ class ServerResult:
 def options_for(release: str, values: Mapping[str, Any]) -> dict[str, Any]:
     """The flags that a release has; others are dropped."""
     profile = Profile.parse(f"llama.cpp@{release}")
-    known = {each.name: each for each in FAMILY.declared}
+    known = {option.name: option for option in FAMILY.declared}
     return {
         name: value
         for name, value in values.items()
@@ -44,9 +44,9 @@ def default_step(settings: Settings) -> set[str]:
     own = str(settings.release.value)
     values = settings.values
     return {
-        each.name
-        for each in FAMILY.declared
-        if each.later and values.get(each.name) == FAMILY.default(each, own)
+        option.name
+        for option in FAMILY.declared
+        if option.later and values.get(option.name) == FAMILY.default(option, own)
     }
 
 
@@ -103,25 +103,25 @@ class Workload(Replayable):
     def outcome(self, options: Mapping[str, Any]) -> Outcome:
         """Replay with these settings on its own release."""
         played = play_workload(self, self.profile, options)
-        answers = [each for number, each in played.replayed.items() if number >= 0]
+        answers = [replayed for number, replayed in played.replayed.items() if number >= 0]
         return Outcome(
             processed=sum(
-                each.processed or 0
-                for number, each in played.replayed.items()
+                replayed.processed or 0
+                for number, replayed in played.replayed.items()
                 if number >= 0 and number not in self.uncounted
             ),
             peak_bytes=played.peak_bytes,
-            failed=sum(each.cached is None for each in answers),
+            failed=sum(answer.cached is None for answer in answers),
         )
 
 
 def workload_of(replay: Replay, spec: ModelSpec | None = None) -> Workload:
     """Workload of a replay."""
-    submitted = {each.number: each for each in replay.invented}
+    submitted = {request.number: request for request in replay.invented}
     submitted |= {
-        each.submitted.number: each.submitted
-        for each in replay.requests
-        if each.submitted is not None
+        request.submitted.number: request.submitted
+        for request in replay.requests
+        if request.submitted is not None
     }
     settings = replay.settings
     return Workload(
@@ -138,22 +138,22 @@ def counted(replay: Replay) -> frozenset[int]:
 
     All of them if the log has none, and its sums are unknown.
     """
-    played = [each for each in replay.requests if each.submitted is not None]
-    known = [each for each in played if each.lengths.processed.value is not None]
-    return frozenset(each.observed.number for each in known or played)
+    played = [request for request in replay.requests if request.submitted is not None]
+    known = [rebuilt for rebuilt in played if rebuilt.lengths.processed.value is not None]
+    return frozenset(rebuilt.observed.number for rebuilt in known or played)
 
 
 def left_out(replays: Sequence[Replay]) -> str:
     """Sentence on the requests that sums over replays leave out; empty without any."""
     every = [
-        (each, each.observed.number in counted(replay))
+        (request, request.observed.number in counted(replay))
         for replay in replays
-        for each in replay.requests
-        if not each.observed.too_long
+        for request in replay.requests
+        if not request.observed.too_long
     ]
-    out = [each for each, is_counted in every if not is_counted]
-    unknown = sum(each.lengths.processed.value is None for each in out)
-    tokens = [n for each in out if (n := each.lengths.processed.value) is not None]
+    out = [rebuilt for rebuilt, is_counted in every if not is_counted]
+    unknown = sum(rebuilt.lengths.processed.value is None for rebuilt in out)
+    tokens = [n for rebuilt in out if (n := rebuilt.lengths.processed.value) is not None]
     parts = []
     if unknown:
         parts.append(f"{in_words(unknown, 'request')} whose processed tokens the log does not have")
@@ -169,7 +169,7 @@ def left_out(replays: Sequence[Replay]) -> str:
 def play_workload(workload: Workload, profile: str, options: Mapping[str, Any]) -> ServerResult:
     """Run a workload on a server."""
     player = Player(profile, workload.spec, options)
-    files = (each.file for each in workload.submitted.values())
+    files = (request.file for request in workload.submitted.values())
     player.saved_after = frozenset(file[0] for file in files if file is not None)
     found = ServerResult(profile, dict(options))
     for what, number in workload.order:

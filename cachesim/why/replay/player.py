@@ -140,8 +140,8 @@ class Player:
         server = self.engine.server
         if self.tickets or self.dead or server.may_draft or server.options.cache_reuse:
             return None
-        held: list[Sequence[Checkpoint]] = [each.prompt.checkpoints for each in server.slots]
-        held += [each.checkpoints for each in (server.cache.entries if server.cache else ())]
+        held: list[Sequence[Checkpoint]] = [slot.prompt.checkpoints for slot in server.slots]
+        held += [entry.checkpoints for entry in (server.cache.entries if server.cache else ())]
         return {
             end
             for each in chain.from_iterable(held)

@@ -76,17 +76,19 @@ class Replay:
     @property
     def comparable(self) -> list[Rebuilt]:
         """The requests that are comparable with the log."""
-        return [each for each in self.requests if each.is_comparable]
+        return [request for request in self.requests if request.is_comparable]
 
     @property
     def agreeing(self) -> int:
         """Number of agreeing requests."""
-        return sum(each.agrees for each in self.comparable)
+        return sum(rebuilt.agrees for rebuilt in self.comparable)
 
     @property
     def as_sent(self) -> int:
         """Number of agreeing requests without an assumed `cache_prompt: false`."""
-        return sum(each.agrees and not each.is_taken_to_decline for each in self.comparable)
+        return sum(
+            rebuilt.agrees and not rebuilt.is_taken_to_decline for rebuilt in self.comparable
+        )
 
 
 def text_of(number: int, use: int) -> int:

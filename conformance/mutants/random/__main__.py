@@ -41,16 +41,19 @@ class Planting:
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
         """Everything; the tests that were collected are the laws."""
         laws = [law(item) for item in session.items if not item.path.name.endswith(REPLAYED)]
-        examples = [each for each in (*laws, *examples_of(self.port)) if each.means in self.means]
+        examples = [
+            example for example in (*laws, *examples_of(self.port)) if example.means in self.means
+        ]
         ports.load(self.port)
         gc.freeze()
         known = control(examples, self.mutants, self.jobs)
         progress = Console(stderr=True, highlight=False, soft_wrap=True, markup=False)
-        wrong = [examples[at].name for at, each in sorted(known.items()) if not each.holds]
+        wrong = [examples[at].name for at, played in sorted(known.items()) if not played.holds]
         progress.print(
             f"{self.port.name}: the control plays {len(examples)} examples in "
-            f"{sum(each.seconds for each in known.values()):.0f} s; {len(wrong)} that do not hold "
-            f"without a mutant are left out{': ' if wrong else ''}{', '.join(wrong)}"
+            f"{sum(played.seconds for played in known.values()):.0f} s; "
+            f"{len(wrong)} that do not hold without a mutant are left out"
+            f"{': ' if wrong else ''}{', '.join(wrong)}"
         )
         for number, outcome in judge(examples, known, self.mutants, self.jobs, self.share):
             self.outcomes[number] = outcome
@@ -79,7 +82,7 @@ def main() -> int:
         mutants = ports.draw(PORTS[name], wanted.count, wanted.seed)
         if wanted.again is not None:
             text = wanted.again.read_text()
-            mutants = [each for each in mutants if f"{_escaped(each)}\n" in text]
+            mutants = [mutant for mutant in mutants if f"{_escaped(mutant)}\n" in text]
         planting = Planting(PORTS[name], mutants, wanted.jobs, wanted.means, wanted.share)
         given = ["-qq", "-s", "--assert=plain", "-p", "no:cacheprovider", *planting.port.tests]
         pytest.main(given, plugins=[planting])
@@ -116,7 +119,7 @@ def _tell(screen: Console, table: Table, planting: Planting, *, everything: bool
             screen.print(told, soft_wrap=True)
     rest, caught = len(planting.outcomes) - equivalent, found.total()
     seconds = sum(each.seconds for each in planting.outcomes.values())
-    counts = (len(planting.outcomes), equivalent, *(found[each] for each in MEANS), escaped)
+    counts = (len(planting.outcomes), equivalent, *(found[mean] for mean in MEANS), escaped)
     table.add_row(planting.port.name, *map(str, counts), f"{caught} of {rest}", f"{seconds:.0f} s")
     return caught >= WANTED * rest
 

@@ -119,8 +119,8 @@ def fails_anyway(file: Emitted, profile: Profile) -> bool:
     """True for a file whose kind of finding is there where nothing is planted."""
     scenario = replace(loads(file.text.encode(), name="emitted"), expect=())
     return any(
-        play(scenario, profile, arithmetic=each, only=file.kind).finding is not None
-        for each in ARITHMETICS
+        play(scenario, profile, arithmetic=arithmetic, only=file.kind).finding is not None
+        for arithmetic in ARITHMETICS
     )
 
 
@@ -143,8 +143,8 @@ def main() -> int:
         gc.freeze()
         ((_, among),) = children([partial(sound, profile, mutants, given.seed)], 1)
         tasks = [
-            partial(emitted, profile, each, [some for some in among if at in some.reached])
-            for at, each in enumerate(mutants)
+            partial(emitted, profile, mutant, [some for some in among if at in some.reached])
+            for at, mutant in enumerate(mutants)
         ]
         for at, result in children(tasks, given.jobs):
             for file in () if isinstance(result, str) else result:
@@ -170,7 +170,7 @@ def judged(file: Emitted, profile: Profile) -> str:
     if file.holds:
         return f"PASSES WITH IT in {', '.join(file.holds)}"
     plain = holds(file.text, profile)
-    failed = [each for each in ARITHMETICS if each not in plain]
+    failed = [arithmetic for arithmetic in ARITHMETICS if arithmetic not in plain]
     return f"FAILS WITHOUT IT in {', '.join(failed)}" if failed else RIGHT
 
 

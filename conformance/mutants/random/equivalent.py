@@ -11,8 +11,10 @@ def _all() -> dict[Key, str]:
     file = Path(__file__).with_name("equivalent.toml")
     entries = tomllib.loads(file.read_text()).get("mutant", []) if file.exists() else []
     return {
-        (each["file"], each["function"], each["source"], each["old"], each["new"]): each["why"]
-        for each in entries
+        (entry["file"], entry["function"], entry["source"], entry["old"], entry["new"]): entry[
+            "why"
+        ]
+        for entry in entries
     }
 
 

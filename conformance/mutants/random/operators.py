@@ -99,7 +99,7 @@ def _reports(statement: ast.stmt) -> bool:
     if isinstance(statement, ast.If):
         if ast.unparse(statement.test) == "TYPE_CHECKING":
             return True
-        return all(_reports(each) for each in statement.body) and not statement.orelse
+        return all(_reports(node) for node in statement.body) and not statement.orelse
     if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant | ast.Yield):
         return isinstance(statement.value, ast.Constant)
     if isinstance(statement, ast.Expr | ast.Assign | ast.AnnAssign | ast.AugAssign):

@@ -203,7 +203,7 @@ def draw(port: Port, count: int, seed: int) -> list[RandomMutant]:
     """So many mutants, no two of one statement; a changed line redraws no other."""
     taken: set[int] = set()
     found: list[RandomMutant] = []
-    for mutant in sorted(candidates(port), key=lambda each: each.rank(seed)):
+    for mutant in sorted(candidates(port), key=lambda candidate: candidate.rank(seed)):
         statement = id(mutant.site.statement)
         if statement not in taken and len(found) < count:
             taken.add(statement)
@@ -221,12 +221,12 @@ def load(port: Port) -> None:
             "cachesim.engines."
             + str(file.relative_to(ENGINES)).removesuffix(".py").replace("/", ".")
         )
-    for each in gc.get_objects():
-        if isinstance(each, FunctionType) and each.__module__ in sys.modules:
-            code = each.__code__
+    for get_object in gc.get_objects():
+        if isinstance(get_object, FunctionType) and get_object.__module__ in sys.modules:
+            code = get_object.__code__
             if code.co_filename.startswith(str(ENGINES)):
                 key = code.co_filename, code.co_qualname, code.co_firstlineno
-                LOADED.setdefault(key, []).append(each)
+                LOADED.setdefault(key, []).append(get_object)
 
 
 LOADED: Final[dict[tuple[str, str, int], list[FunctionType]]] = {}
@@ -251,9 +251,9 @@ def probe(mutants: list[RandomMutant], name: str) -> None:
     for numbers in at.values():
         statement = mutants[numbers[0]].site.statement
         call = ast.parse(f"{name}({', '.join(map(str, numbers))})").body[0]
-        for each in ast.walk(call):
-            if hasattr(each, "lineno"):
-                ast.copy_location(each, statement)
+        for node in ast.walk(call):
+            if hasattr(node, "lineno"):
+                ast.copy_location(node, statement)
         edits.append(_Before(statement, call))
     _recompile([mutant.function for mutant in mutants], edits)
 
@@ -284,11 +284,11 @@ def _recompile(changed: Iterable[Function], edits: Iterable[ast.NodeTransformer]
 
 def _codes(code: CodeType) -> dict[str, CodeType]:
     found = {}
-    for each in code.co_consts:
-        if isinstance(each, CodeType):
-            found[each.co_qualname] = each
-            if "<locals>" not in each.co_qualname:
-                found |= _codes(each)
+    for const in code.co_consts:
+        if isinstance(const, CodeType):
+            found[const.co_qualname] = const
+            if "<locals>" not in const.co_qualname:
+                found |= _codes(const)
     return found
 
 

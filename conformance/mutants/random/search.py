@@ -96,9 +96,9 @@ def targets(port: Port) -> list[Target]:
 def patched(family: Family[Any, Any], *, server: bool) -> list[str]:
     """The newest release that each patch fits: one of another server, or one not merged."""
     return [
-        f"{family.name}@{each.fits[-1]}+{each.name}"
-        for each in family.patches
-        if each.server == server and each.fits and not each.landed
+        f"{family.name}@{patch.fits[-1]}+{patch.name}"
+        for patch in family.patches
+        if patch.server == server and patch.fits and not patch.landed
     ]
 
 
@@ -130,7 +130,7 @@ def reaching(
 def is_server(profile: Profile) -> bool:
     """True for a profile of a server that is built on the port."""
     patches = map(family_of(profile.engine).patch, profile.patches)
-    return any(each.server for each in patches)
+    return any(patch.server for patch in patches)
 
 
 def _probed(
@@ -244,8 +244,10 @@ def _failures_of(scenario: Scenario, profile: Profile) -> Failures:
         findings = play(scenario, profile, stop_early=False).findings
     except Exception as error:  # noqa: BLE001 - as a mutant would be found by it
         return frozenset({(type(error).__name__, -1)})
-    broken = {("broken invariant", -1) for each in findings if each.kind == "broken invariant"}
-    return frozenset((each.kind, each.step) for each in findings) | broken
+    broken = {
+        ("broken invariant", -1) for finding in findings if finding.kind == "broken invariant"
+    }
+    return frozenset((finding.kind, finding.step) for finding in findings) | broken
 
 
 def searches(

@@ -130,8 +130,8 @@ def _chosen(
     for means in MEANS:
         reaching = [
             (known[at].seconds, at)
-            for at, each in enumerate(examples)
-            if each.means == means and known[at].holds and number in known[at].reached
+            for at, example in enumerate(examples)
+            if example.means == means and known[at].holds and number in known[at].reached
         ]
         left = share
         for seconds, at in sorted(reaching):
