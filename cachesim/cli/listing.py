@@ -353,7 +353,6 @@ def show_command(
     name: str, *, raw: bool = False, output: str = "text", page: Output | None = None
 ) -> int:
     """Show the item of a name; of a shipped scenario the file, unchanged if raw."""
-    name = _spelled(name)
     file = next((path for path in shipped_files() if path.stem == name), None)
     if file is not None:
         text = file.read_text(encoding="utf-8")
@@ -379,6 +378,7 @@ def show_command(
         msg = f"no shipped scenario is called {name!r}; --raw prints the file of one"
         raise InputError(msg + nearest(name, [path.stem for path in shipped_files()]))
     screen = results()
+    name = _spelled(name)
     for items in (presets, models, engines, releases, patches, causes):
         found = [item for item in items(name) if name in aliases(item)]
         if found:
