@@ -6,7 +6,6 @@ list is needed.
 
 from collections.abc import Iterator
 from importlib import import_module
-from importlib.util import find_spec
 from pkgutil import iter_modules
 from types import ModuleType
 
@@ -49,8 +48,6 @@ def events_in(package: str) -> tuple[type[Event], ...]:
 
 
 def _vocabulary(package: str) -> list[ModuleType]:
-    if find_spec(f"{package}.vocabulary") is None:
-        return [import_module(f"{package}.events"), import_module(f"{package}.causes")]
     home = import_module(f"{package}.vocabulary")
     below = iter_modules(getattr(home, "__path__", ()), f"{home.__name__}.")
     return [home, *(import_module(each.name) for each in below)]

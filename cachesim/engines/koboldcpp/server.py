@@ -22,9 +22,9 @@ from cachesim.engines.causes import Ledger
 from cachesim.engines.koboldcpp import vocabulary
 from cachesim.engines.koboldcpp.options import KoboldOptions
 from cachesim.engines.koboldcpp.rules import KoboldRules
-from cachesim.engines.llama_cpp_python import causes as instance
-from cachesim.engines.llama_cpp_python.events import PrefixMatched, StateLoaded
+from cachesim.engines.llama_cpp_python import vocabulary as instance
 from cachesim.engines.llama_cpp_python.server import SEQ, Call, CallError, CallServer
+from cachesim.engines.llama_cpp_python.vocabulary import PrefixMatched, StateLoaded
 from cachesim.engines.llamacpp.memory.blob import ARCHITECTURES, Blob
 from cachesim.engines.llamacpp.memory.hybrid import WindowPair, parts_of
 from cachesim.engines.llamacpp.server_context import END_OF_GENERATION

@@ -9,7 +9,7 @@ import numpy as np
 from cachesim.engines import base
 from cachesim.engines.base import Ticket
 from cachesim.engines.held import Amounts
-from cachesim.engines.llama_cpp_python import causes, events
+from cachesim.engines.llama_cpp_python import vocabulary
 from cachesim.engines.llama_cpp_python.options import Options
 from cachesim.engines.llama_cpp_python.rules import Rules
 from cachesim.engines.llama_cpp_python.server import SEQ, Call, CallError, CallServer
@@ -85,7 +85,7 @@ class LlamaCppPython(CallServer[Rules, Options]):
         """
         if not self.options.embedding:
             raise CallError("Llama model must be created with embedding=True to call this method")
-        self._emit(events.MemoryCleared(task=one.ticket, n_tokens=Count(self.n_tokens)))
+        self._emit(vocabulary.MemoryCleared(task=one.ticket, n_tokens=Count(self.n_tokens)))
         self.context.clear(data=True)
         self._decode(one, one.prompt[: self.n_batch], start=0, every=self._all)
         self.context.clear(data=True)
@@ -109,7 +109,7 @@ class LlamaCppPython(CallServer[Rules, Options]):
             state = self._save(one)
             for each in self.cache.put((*one.prompt, *completion), state):
                 n_tokens, size = each.n_tokens, each.size
-                self._emit(events.StateEvicted(task=one.ticket, n_tokens=n_tokens, size=size))
+                self._emit(vocabulary.StateEvicted(task=one.ticket, n_tokens=n_tokens, size=size))
 
     def _look_up(self, one: Call, cache: StateCache) -> None:
         """Load the cache's entry if it seems to hold more of the prompt than the instance does.
@@ -124,10 +124,10 @@ class LlamaCppPython(CallServer[Rules, Options]):
         if get_common_prefix(state.input_ids.tolist(), one.prompt) > own:
             self._load(one, state)
         elif isinstance(cache, DiskCache):
-            self._emit(events.StateTaken(task=one.ticket, n_tokens=state.n_tokens))
+            self._emit(vocabulary.StateTaken(task=one.ticket, n_tokens=state.n_tokens))
         left = get_common_prefix(self.held_tokens, one.prompt)
         if left < one.ledger.usable:
-            one.ledger.apply(causes.LESS_LOADED, left, wanted=one.ledger.usable, found=left)
+            one.ledger.apply(vocabulary.LESS_LOADED, left, wanted=one.ledger.usable, found=left)
 
     @property
     def held_tokens(self) -> Tokens:
@@ -178,33 +178,33 @@ class LlamaCppPython(CallServer[Rules, Options]):
         whole = shared == len(prompt)
         exact = self.rules.whole_prompt_matches and whole and self.n_tokens == shared
         if exact and not self._requires_eval:
-            self._emit(events.PromptHeld(task=one.ticket, n_tokens=Count(shared)))
+            self._emit(vocabulary.PromptHeld(task=one.ticket, n_tokens=Count(shared)))
             return []
         reuse = shared - 1 if whole else shared
         if self.rules.states_only_continue and self._has_states and reuse < self.n_tokens:
-            ledger.apply(causes.STATE_BEHIND, 0, held=self.n_tokens)
+            ledger.apply(vocabulary.STATE_BEHIND, 0, held=self.n_tokens)
             reuse = 0
         if reuse > 0:
             if self.context.seq_rm(SEQ, reuse, -1):
                 if whole:
-                    ledger.apply(causes.LAST_TOKEN, reuse, prompt_tokens=len(prompt))
+                    ledger.apply(vocabulary.LAST_TOKEN, reuse, prompt_tokens=len(prompt))
                 self.n_tokens = reuse
                 self._requires_eval = True
                 rest = prompt[reuse:]
                 counts = {"n_tokens": Count(reuse), "remaining": Count(len(rest))}
-                self._emit(events.PrefixMatched(task=one.ticket, **counts))
+                self._emit(vocabulary.PrefixMatched(task=one.ticket, **counts))
                 return rest
-            self._emit(events.CutRefused(task=one.ticket, n_tokens=Count(reuse)))
-            ledger.apply(causes.CUT_REFUSED, 0, wanted=reuse)
+            self._emit(vocabulary.CutRefused(task=one.ticket, n_tokens=Count(reuse)))
+            ledger.apply(vocabulary.CUT_REFUSED, 0, wanted=reuse)
         elif whole:
-            ledger.apply(causes.LAST_TOKEN, 0, prompt_tokens=len(prompt))
+            ledger.apply(vocabulary.LAST_TOKEN, 0, prompt_tokens=len(prompt))
         self._reset(one)
         return prompt
 
     def _reset(self, one: Call | None = None) -> None:
         if self.n_tokens:
             task = one.ticket if one else -1
-            self._emit(events.InstanceReset(task=task, n_tokens=Count(self.n_tokens)))
+            self._emit(vocabulary.InstanceReset(task=task, n_tokens=Count(self.n_tokens)))
         self.n_tokens = 0
         self._requires_eval = True
         if self.rules.reset_clears_states and self._has_states:
@@ -250,7 +250,7 @@ class LlamaCppPython(CallServer[Rules, Options]):
             one.drafted += drafted
             one.accepted += accepted
             counts = {"drafted": Count(drafted), "accepted": Count(accepted)}
-            self._emit(events.DraftVerified(task=one.ticket, **counts))
+            self._emit(vocabulary.DraftVerified(task=one.ticket, **counts))
 
     # -- save_state and load_state -------------------------------------------------------------
 
@@ -265,7 +265,7 @@ class LlamaCppPython(CallServer[Rules, Options]):
             size=4 + len(architecture) + blob.size,
             scores=self.scores[: self.n_tokens].copy(),
         )
-        self._emit(events.StateSaved(task=one.ticket, n_tokens=state.n_tokens, size=state.size))
+        self._emit(vocabulary.StateSaved(task=one.ticket, n_tokens=state.n_tokens, size=state.size))
         return state
 
     @property
@@ -285,9 +285,9 @@ class LlamaCppPython(CallServer[Rules, Options]):
         self._requires_eval = True
         fits = state.architecture == self._architecture
         if not fits or self.context.state_read(state.blob, -1) != state.blob.size:
-            self._emit(events.StateRefused(task=one.ticket, n_tokens=state.n_tokens))
+            self._emit(vocabulary.StateRefused(task=one.ticket, n_tokens=state.n_tokens))
             raise CallError("Failed to set llama state data")
-        self._emit(events.StateLoaded(task=one.ticket, n_tokens=state.n_tokens))
+        self._emit(vocabulary.StateLoaded(task=one.ticket, n_tokens=state.n_tokens))
 
     # -- accounts ------------------------------------------------------------------------------
 

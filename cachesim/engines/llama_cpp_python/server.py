@@ -9,41 +9,25 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, Protocol, TypeVar
 
-import numpy as np
-
 from cachesim.engines import base
 from cachesim.engines.base import Ticket
 from cachesim.engines.causes import Ledger
-from cachesim.engines.held import Amounts, EntryHeld, Held, SlotHeld, Texts
+from cachesim.engines.held import Amounts, Held, SlotHeld, Texts
 from cachesim.engines.job import SampledJob, SlotlessEngine
-from cachesim.engines.llama_cpp_python import causes, events
+from cachesim.engines.llama_cpp_python import observe, vocabulary
+from cachesim.engines.llama_cpp_python.account import Account
+from cachesim.engines.llama_cpp_python.observe import Saved
 from cachesim.engines.llamacpp.memory.batch import Batch
 from cachesim.engines.llamacpp.memory.context import OK
 from cachesim.engines.llamacpp.memory.create import ContextParams, create_context
 from cachesim.engines.llamacpp.memory.rules import MemoryRules
-from cachesim.engines.llamacpp.observe import memory_amounts, memory_held, parts
-from cachesim.engines.tokens import PrefixTree, get_common_prefix
+from cachesim.engines.llamacpp.observe import memory_amounts, parts
 from cachesim.errors import OptionError
 from cachesim.typed import Value
 from cachesim.units import Count, Integers, Token, Tokens
 
 SEQ: Final = 0
 """The sequence of completions (`kv_cache_seq_rm(-1, ...)` names it too)."""
-
-
-class Saved(Protocol):
-    """A saved state."""
-
-    @property
-    def held(self) -> Tokens:
-        """The evaluated tokens."""
-        ...
-
-    @property
-    def n_tokens(self) -> Count: ...
-
-    @property
-    def size(self) -> int: ...
 
 
 S = TypeVar("S", bound=SampledJob)
@@ -87,7 +71,7 @@ class MemoryServer(SlotlessEngine[R, Q, S]):
     """A server over llama.cpp's memory, which is all that it has in common with `llama-server`."""
 
     def _set_up(self) -> None:
-        self._computed = PrefixTree()
+        self._evaluated = Account()
         self._start()
 
     @abstractmethod
@@ -122,21 +106,14 @@ class MemoryServer(SlotlessEngine[R, Q, S]):
 
     def _account(self, one: S) -> Ledger:
         """Compare the tokens of a prompt ever evaluated with those still held."""
-        best, by = self._computed.find(np.array(one.prompt, np.int64), None)
         slots, entries = self._slots(), self._entries
         kept = (*(each.tokens for each in slots), *(each.held for each in entries))
-        held = max(get_common_prefix(each, one.prompt) for each in kept)
-        name = f"request {by}" if best else "nothing"
-        if held > best:
-            best, name = held, "an earlier request"
-        one.ledger = Ledger(Count(best), name)
-        if held < best:
-            one.ledger.apply(causes.REPLACED, held, wanted=best, found=held)
+        one.ledger = self._evaluated.of(one.prompt, kept)
         return one.ledger
 
     def _learn(self, tokens: Iterable[Token] | Integers, task: int) -> None:
         """Note tokens that were evaluated."""
-        self._computed.learn(np.asarray(tokens, np.int64), None, int(task))
+        self._evaluated.learn(tokens, task)
 
     def _empty(self) -> None:
         self._start()
@@ -146,7 +123,7 @@ class MemoryServer(SlotlessEngine[R, Q, S]):
         self._start()
 
     def remember(self, most: int) -> None:
-        self._computed.remember(most)
+        self._evaluated.computed.remember(most)
 
     # -- inspection ----------------------------------------------------------------------------
 
@@ -162,24 +139,13 @@ class MemoryServer(SlotlessEngine[R, Q, S]):
         return {**self.books(), "memory": parts(self.context)}
 
     def books(self) -> dict[str, Any]:
-        return {
-            "slots": [{"id": each.id, "tokens": list(each.tokens)} for each in self._slots()],
-            "prompt_cache": [
-                {"n_tokens": each.n_tokens, "checkpoints": 0, "bytes": each.size}
-                for each in self._entries
-            ],
-        }
+        return observe.books(self._slots(), self._entries)
 
     def held(self) -> Held:
-        cells, rows = memory_held(self.context)
-        entries = tuple(
-            EntryHeld(tokens=each.held, checkpoints=0, size=each.size) for each in self._entries
-        )
-        return Held(slots=self._slots(), cells=cells, rows=rows, entries=entries)
+        return observe.held(self.context, self._slots(), self._entries)
 
     def texts(self) -> Texts:
-        slots = tuple((each.id, each.tokens) for each in self._slots())
-        return Texts(slots=slots, entries=tuple(each.held for each in self._entries))
+        return observe.texts(self._slots(), self._entries)
 
     def amounts(self) -> Amounts:
         return memory_amounts(self.context)
@@ -292,7 +258,7 @@ class CallServer(MemoryServer[R, Q, Call]):
         batch = Batch.of(tokens, start=start, outputs=True if every else None)
         code = self.context.decode(batch)
         if code != OK:
-            self._emit(events.DecodeFailed(task=one.ticket, code=code, n_tokens=Count(start)))
+            self._emit(vocabulary.DecodeFailed(task=one.ticket, code=code, n_tokens=Count(start)))
             raise CallError(f"llama_decode returned {code}")
 
     @property

@@ -14,9 +14,13 @@ from cachesim.engines import base
 from cachesim.engines.base import NO_ANSWER, Ticket
 from cachesim.engines.held import SlotHeld
 from cachesim.engines.job import SampledJob
-from cachesim.engines.llama_cpp_python.causes import CUT_REFUSED, LAST_TOKEN
-from cachesim.engines.llama_cpp_python.events import CutRefused, PrefixMatched
 from cachesim.engines.llama_cpp_python.server import MemoryServer
+from cachesim.engines.llama_cpp_python.vocabulary import (
+    CUT_REFUSED,
+    LAST_TOKEN,
+    CutRefused,
+    PrefixMatched,
+)
 from cachesim.engines.llamacpp.memory.attention import AttentionCache
 from cachesim.engines.llamacpp.memory.batch import Batch
 from cachesim.engines.llamacpp.memory.blob import Blob, CellList
