@@ -88,6 +88,7 @@ def declared(module: Mapping[str, object]) -> tuple[Cause, ...]:
 
 
 NO_STATE: Final = "no state was saved between {found} and {wanted} tokens"
+STATES_COVER: Final = "states to resume from cover {found} of {wanted} tokens"
 
 
 def last_computed(about: str) -> Cause:

@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from cachesim.engines.causes import Cause
+from cachesim.engines.causes import STATES_COVER, Cause
 from cachesim.engines.events import Event, event
 from cachesim.units import Count
 
@@ -25,7 +25,7 @@ class SlotSaved(Event):
 
 CHECKPOINT_BEFORE: Final = Cause(
     id="checkpoint-before",
-    sentence="states to resume from cover {found} of {wanted} tokens",
+    sentence=STATES_COVER,
     about=(
         "A hybrid resumes from what is held, or from the longest saved state, if the prompt "
         "contains all of it."

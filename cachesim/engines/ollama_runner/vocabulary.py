@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from cachesim.engines.causes import Cause
+from cachesim.engines.causes import STATES_COVER, Cause
 from cachesim.engines.events import Event, event
 from cachesim.engines.llamacpp.vocabulary import causes as llamacpp
 from cachesim.units import Count
@@ -47,7 +47,7 @@ WINDOW_GONE: Final = Cause(
 )
 CHECKPOINT_BEFORE: Final = Cause(
     id="checkpoint-before",
-    sentence="states to resume from cover {found} of {wanted} tokens",
+    sentence=STATES_COVER,
     about="Hybrids resume from checkpoints only, 1,664 positions apart.",
 )
 SLOT_BUSY: Final = llamacpp.SLOT_BUSY
