@@ -56,7 +56,7 @@ programs:
 	@$(BIN)/python -m conformance.commands
 	@$(BIN)/python -m conformance.upstream_mlx_lm
 
-lowest: $(VENV)/.test        ## the quick tests with the lowest versions that pyproject.toml allows
+lowest: $(VENV)/.test        ## tests that touch each dependency, with the lowest versions that pyproject.toml allows
 	@nice -n 10 $(BIN)/python -m conformance.lowest
 
 users: $(VENV)/.check        ## every command and format on real input, and each command that output and docs print

@@ -21,15 +21,17 @@ FORMS: Final = ("text", "json", "jsonl")
 DAMAGED: Final = frozenset({0, 1, 2})
 PLAYED: Final = frozenset({0, 1})
 EACH: Final = 4
-"""Traces of each form."""
+"""Traces of each form; half of them where the run is not a whole one."""
 
 Line = Any
 
 
 def tasks(settings: Settings) -> Iterator[Task]:
-    """Each form is a task."""
-    for name in WRITERS:
-        yield Task(name=f"traces of {name}", do=of_form, given=(name, settings.seed))
+    """Each form is a task; the forms go on in the list of profiles."""
+    count = EACH if settings.whole else EACH // 2
+    for at, name in enumerate(WRITERS):
+        numbers = range(count * at, count * (at + 1))
+        yield Task(name=f"traces of {name}", do=of_form, given=(name, settings.seed, numbers))
     yield Task(name="made traces", do=of_made, given=())
 
 
@@ -104,10 +106,10 @@ WRITERS: Final[dict[str, Callable[[Random], list[Line]]]] = {
 }
 
 
-def of_form(name: str, seed: int) -> Result:
+def of_form(name: str, seed: int, numbers: range) -> Result:
     """Replay traces of one form."""
     result = Result()
-    for number in range(EACH):
+    for number in numbers:
         rng = Random(f"trace {name} {seed} {number}")
         lines = WRITERS[name](rng)
         data = "".join(json.dumps(line) + "\n" for line in lines).encode()

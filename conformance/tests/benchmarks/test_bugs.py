@@ -59,6 +59,7 @@ def test_a_small_scope_finds_a_defect_and_ends() -> None:
     assert (None, 54) == (other.found, other.workloads)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("how", METHODS)
 @pytest.mark.parametrize("name", ["mlx-lm-1908", "mlx-lm-1078", "llama.cpp-20225", "mlx-lm-983"])
 def test_nothing_is_found_where_the_profile_is_its_own_control(how: str, name: str) -> None:
