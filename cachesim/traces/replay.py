@@ -24,7 +24,7 @@ from cachesim.errors import InputError, ProfileError, SpecError, UntestedError, 
 from cachesim.model.arithmetic import ArithmeticName
 from cachesim.model.presets import PRESETS, preset
 from cachesim.model.spec import RECURRENT_KINDS, ModelSpec, Sizes
-from cachesim.play.loop import EndlessError, Loop
+from cachesim.play.loop import EndlessError, Loop, handled
 from cachesim.traces.fleet.fleet import Fleet
 from cachesim.traces.memory import (
     KINDS,
@@ -536,14 +536,15 @@ def play_run(
     run = (seams and seams.load(cell)) or begin(cell)
     requests, read = run.reader.requests(cell.source), -1
     every = None if seams is None else seams.every
-    while run.reader.read > read:
-        read = run.reader.read
-        for finished in run.serve(islice(requests, every), more=True):
+    with handled():
+        while run.reader.read > read:
+            read = run.reader.read
+            for finished in run.serve(islice(requests, every), more=True):
+                progress(finished)
+            if seams is not None and run.reader.read > read:
+                seams.save(cell, run)
+        for finished in run.serve((), more=False):
             progress(finished)
-        if seams is not None and run.reader.read > read:
-            seams.save(cell, run)
-    for finished in run.serve((), more=False):
-        progress(finished)
     return run.outcome()
 
 

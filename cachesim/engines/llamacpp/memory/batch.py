@@ -175,7 +175,7 @@ class Splitter:
 
     def _uncut(self, n_ubatch: int, n_seqs: int) -> list[Ubatch] | None:
         """One ubatch for a single sequence that fits into it, whatever the split; else None."""
-        n = len(self)
+        n = len(self.positions)
         if self.coupled or len(self.distinct) > 1 or n > n_ubatch:
             return None
         return [Ubatch(range(n), n_seqs, n // n_seqs, self.positions, self.seqs)]

@@ -253,14 +253,17 @@ class Cells:
 
     def fill_run(self, cells: Integers | range, pos: int, seq: int) -> None:
         """Put tokens of one sequence at `pos`, `pos + 1`, ... into empty cells."""
-        self._widen(seq)
         where: slice | Integers
         if isinstance(cells, range):
-            self.cover(cells.stop)
-            first, where = cells.start, slice(cells.start, cells.stop)
+            first, end = cells.start, cells.stop
+            if end > self.pos.size:
+                self.cover(end)
+            where = slice(first, end)
         else:
             first, where = None, cells
         word, bit = divmod(seq, _WORD)
+        if word >= len(self.bits):
+            self._widen(seq)
         last = pos + len(cells) - 1
         self.pos[where] = pos if last == pos else np.arange(pos, last + 1)
         self.bits[word, where] = 1 << bit
@@ -739,7 +742,8 @@ def prepare(streams: Streams, ubatches: list[Ubatch]) -> list[SlotInfo] | None:
         if slot is None:
             return None
         if {*map(type, slot.cells)} == {range}:  # only the heads would change
-            _put_back_heads(streams, slot, tuple(streams.heads))
+            if slot.streams != (0,):
+                _put_back_heads(streams, slot, tuple(streams.heads))
             return [slot]
     slots: list[SlotInfo] = []
     saved: list[_Saved] = []

@@ -147,15 +147,15 @@ class RecurrentCells:
         window of used cells, not to its end.
         """
         n_seqs = ubatch.n_seqs
-        sets = [ubatch.set_ids(k) for k in range(n_seqs)]
         if self.head > self.used + 2 * n_seqs:
             self.head = 0
-        if n_seqs == 1 and (cell := self._own_cell(sets[0])) != NONE:
+        if n_seqs == 1 and (cell := self._own_cell(ubatch.seqs[0])) != NONE:
             # The branches below, where they neither move a cell nor give one.
-            self.pos[cell], self.src0[cell] = ubatch.last_position(0), cell
+            self.pos[cell], self.src0[cell] = ubatch.positions[-1], cell
             self.rs_z, self.head, self.n = NONE, cell, 1
             self.used = sum(map(bool, self.seqs))
             return True
+        sets = [ubatch.set_ids(k) for k in range(n_seqs)]
         if not self._uncouple(sets):
             return False
         low, high = self._give_cells([ids[0] for ids in sets])
