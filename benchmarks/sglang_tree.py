@@ -18,7 +18,7 @@ from cachesim.engines.sglang.family import FAMILY
 from cachesim.prove.environment import EnvironmentUnavailableError
 from cachesim.prove.rows import spell
 from cachesim.prove.worker_side import Stopwatch
-from conformance.real.sglang.playing import Player
+from conformance.real.sglang.playing import Driver
 from conformance.real.sglang.scheduler import SCHEDULER
 
 TREE: Final = (
@@ -38,16 +38,14 @@ CONFIGS: Final[dict[str, dict[str, Any]]] = {
 
 def simulated(config: dict[str, Any], release: str, load: Sequence[list[int]]) -> dict[str, float]:
     """Seconds for the load on the simulated scheduler, and in its tree alone."""
-    player = Player(config, FAMILY.release(release).rules)
-    player.tree.on_evict = None  # nobody writes down what went, as in the real process
-    clock = Stopwatch(player.tree, TREE)
+    server = Driver(config, FAMILY.release(release).rules).server
+    server.tree.on_evict = None  # nobody writes down what went, as in the real process
+    clock = Stopwatch(server.tree, TREE)
     begun = time.process_time()
     for prompt in load:
-        req = player.add(prompt, 1)
+        req = server.ask({"prompt": spell(prompt), "generate": 1, "reply": "1"})
         while not req.finished:
-            batch = player.scheduler.next_batch()
-            if batch is not None:
-                player.scheduler.take(batch, [1] * len(batch.reqs))
+            server.passes()
     return {"scheduler": time.process_time() - begun, "tree": clock.seconds}
 
 

@@ -77,6 +77,7 @@ class Req:
     matched: int | None = None  # storage_prefetch_last_match_len
     reissues: int = 0  # storage_prefetch_retry_attempts
     half_read: bool = False  # more of its prompt is to come
+    skipped: int = 0  # tokens of its prompt that no chunk has, though it generates
     lock: object = None
     protected: int = 0  # cache_protected_len
     inserted: int = 0  # cache_inserted_len
@@ -210,7 +211,7 @@ class Req:
         """Start over. Follows `reset_for_retract`."""
         self.retractions += 1
         self.retracted = True
-        self.prefix = self.extend = 0
+        self.prefix = self.extend = self.skipped = 0
         self.shared = NO_SLOTS
         self.last_node = self.lock = self.best = None
         self.on_host = self.window_on_host = 0

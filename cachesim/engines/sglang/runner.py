@@ -298,9 +298,12 @@ class Runner:
                 run = self._verify(req, judge, alone=batch.extend)
             else:
                 logits = self._extend(req) if self.computes else None
-                if req.fill < req.num_tokens:
+                if req.is_chunked and req.fill < req.num_tokens:
                     tokens.append([0])
                     continue
+                # Of two prompts that are cut in one batch only the last goes on: the other one
+                # generates behind what it has, and its rest is never computed.
+                req.skipped = req.num_tokens - req.fill
                 req.sampled = req.num_tokens
                 run = [judge(req, self._word(req) if logits is None else logits[-1], 0)]
             req.tokens[req.sampled : req.sampled + len(run)] = run
@@ -339,7 +342,8 @@ class Runner:
             self._piece(req, start, at, initial, target, wanted=False)
             self._passed(req, at, target)
             start, initial = at, target
-        logits = self._piece(req, start, end, initial, target, wanted=end == req.num_tokens)
+        wanted = end == req.num_tokens or not req.is_chunked
+        logits = self._piece(req, start, end, initial, target, wanted=wanted)
         self._passed(req, end, target)
         if slot is not None and req.state is not None and slot != req.state:
             self.contents.copy_state(slot, req.state)  # it ran on the tree's: a defect
@@ -389,7 +393,7 @@ class Runner:
         return run
 
     def _decode(self, req: Req, more: int = 0) -> Array:
-        at = req.sampled + more
+        at = req.sampled + more - req.skipped
         logits = self._piece(req, at - 1, at, req.state, req.state, wanted=True)
         due = bool(req.track_every) and at % req.track_every == 0
         if due and req.tracks is not None and req.state is not None:
@@ -412,8 +416,9 @@ class Runner:
             adapters.strengths = req.strengths
         store = ChunkStore(self.contents, req.row, start, end - start)
         store.initial, store.target = initial, target
+        ahead = req.skipped if start >= req.fill else 0
         ubatch = Ubatch(
-            tokens=req.read(start, end),
+            tokens=req.read(start + ahead, end + ahead),
             positions=np.arange(start, end, dtype=np.int64),
             outputs=np.array([end - start - 1] if wanted else [], np.int64),
         )

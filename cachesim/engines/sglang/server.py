@@ -287,9 +287,11 @@ class Sglang(SlotlessEngine[Rules, SglangOptions, Job]):
 
     def cancel(self, ticket: Ticket) -> None:
         job = self._jobs[ticket]
-        if job.done or job.req is None:
+        if job.req is None:
             return
-        self.scheduler.abort(job.req)
+        self.scheduler.abort(job.req)  # one that its session refused may still wait, too
+        if job.done:
+            return
         job.end("cancelled")
         self._emit(vocabulary.RequestAborted(task=job.req.id, why="its client disconnected"))
 

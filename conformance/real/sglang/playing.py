@@ -1,88 +1,308 @@
-"""A sequence of requests on the simulated scheduler, in the form of the real one's vectors.
+"""A sequence of requests on the simulated server, in the form of the real scheduler's results.
 
-The steps are those that drive the real scheduler: requests of a group are added in order, then it
-runs until all are done; tokens are forced.
+The server is the one that users run, started with the flags that a workload's configuration means;
+its own calls are watched. The steps are those that drive the real scheduler: requests of a group
+are added in order, then it runs until all are done; tokens and accepted drafts are a workload's.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
 
+from cachesim.engines import base
+from cachesim.engines.base import Ticket
+from cachesim.engines.family import Profile
 from cachesim.engines.sglang import pools, sessions
-from cachesim.engines.sglang.build import Sizes, grid_of, make_tree
+from cachesim.engines.sglang.build import Kind, Sizes
+from cachesim.engines.sglang.family import FAMILY
 from cachesim.engines.sglang.node import Node, as_key
 from cachesim.engines.sglang.observe import check_books
-from cachesim.engines.sglang.request import Batch, Drafts, Limits, Req
+from cachesim.engines.sglang.options import SglangOptions
+from cachesim.engines.sglang.request import Batch, Drafts, Req
 from cachesim.engines.sglang.rules import Rules
 from cachesim.engines.sglang.scheduler import Scheduler
-from cachesim.engines.sglang.server import leaks
-from cachesim.engines.sglang.tree import Evicting, Shape
-from cachesim.errors import OptionError, UpstreamAbort
+from cachesim.engines.sglang.server import Sglang, leaks
+from cachesim.engines.sglang.tree import Evicting
+from cachesim.errors import OptionError, UpstreamAbort, UpstreamEndless
+from cachesim.model.build import build
+from cachesim.model.spec import LayerKind, ModelSpec
 from cachesim.prove.rows import read_row
 from cachesim.prove.worker_side import until_error
+from cachesim.typed import there_is
+from cachesim.units import Array, Tokens, as_tokens
 from conformance.real.schedules import images_of
 from conformance.real.sglang.drafts_worker import accepted
 from conformance.real.sglang.scheduler_worker import IDLE, MOST_IDLE, MOST_STEPS
 
-KEYS: Final = ("salt", "priority", "routing_key")
+Config = Mapping[str, Any]
+Wanted = Mapping[str, Any]
+
+MOST_TOKENS: Final = 1 << 30
+
+LAYERS: Final[Mapping[str, tuple[LayerKind, ...]]] = {
+    "full": ("attention",),
+    "window": ("window", "attention"),
+    "mamba": ("delta", "attention"),
+    "window-mamba": ("delta", "window", "attention"),
+}
+"""Kind of a tree -> layers of a model with it."""
 
 
-class Player:
-    """A fresh scheduler, and its results for one group of requests after another."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkloadOptions(SglangOptions):
+    """Flags of a server whose drafter, storage and schedule are a workload's."""
 
-    def __init__(self, config: Mapping[str, Any], rules: Rules) -> None:
-        self.config, self.rules = config, rules
-        self.keys: list[list[int]] = []
-        self._count = 0
-        self.evicted: list[list[Any]] = []
-        self.storage = pools.Storage()
-        self._start()
+    config: Config
+
+    @property
+    def drafts(self) -> Drafts | None:
+        """A workload's; the tree may have pairs of tokens beside no drafter."""
+        sizes = self.config.get("drafts")
+        return Drafts(**sizes) if sizes else None
+
+    def overlaps(self, rules: Rules, *, states: bool) -> bool:
+        """Recordings without `serial` ran in the slots of a server with overlap, and without it."""
+        can = rules.scheduler.drafts_overlap or self.speculative_algorithm == "none"
+        stated = self.config.get("serial") is not None
+        return stated and can and SglangOptions.overlaps(self, rules, states=states)
+
+    def running(self, rules: Rules, *, tokens: int, states: bool) -> int:
+        """A workload's: in some recordings there are fewer states than so many requests take."""
+        del rules, tokens, states
+        most: int = self.config.get("max_running", 8)
+        return most
+
+    def host(
+        self, rules: Rules, kind: Kind, sizes: Sizes, spec: ModelSpec
+    ) -> pools.HostShape | None:
+        """The second tier, with the lags of a workload's storage.
+
+        Its sizes are of pools that a workload names, perhaps not in whole pages.
+        """
+        windows = self.config.get("window_tokens", 0)
+        sizes = replace(sizes, tokens=self.config["tokens"], window_tokens=windows)
+        found = SglangOptions.host(self, rules, kind, sizes, spec)
+        if found is None or found.storage is None:
+            return found
+        return replace(found, storage=pools.StorageShape(**self.config["host"]["storage"]))
+
+
+def spec_of(config: Config) -> ModelSpec:
+    """A model with a workload's kind of tree; its window counts the token itself."""
+    return ModelSpec(
+        name="workload", layers=LAYERS[config["kind"]], window=config.get("window", 0) + 1
+    )
+
+
+def options_of(config: Config, rules: Rules) -> SglangOptions:
+    """The flags that a workload's configuration means."""
+    tokens, drafts = config["tokens"], config.get("drafts")
+    given: dict[str, Any] = {
+        "page_size": config.get("page", 1),
+        "max_total_tokens": tokens,
+        "swa_full_tokens_ratio": (config.get("window_tokens", 0) + 0.5) / tokens,
+        "max_mamba_cache_size": config.get("states", 0),
+        "context_length": config.get("max_len", 4096),
+        "chunked_prefill_size": config.get("chunk", 8192),
+        "max_prefill_tokens": config.get("max_prefill", 16384),
+        "prefill_max_requests": config.get("most_prefill"),
+        "schedule_conservativeness": config.get("conservativeness", 1.0),
+        "max_running_requests": config.get("requested") or config.get("max_running", 8),
+        "enable_mixed_chunk": bool(config.get("mixes")),
+        "disable_overlap_schedule": bool(config.get("serial")),
+        "mamba_radix_cache_strategy": config.get("strategy", "no_buffer"),
+        "mamba_track_interval": config.get("interval", 256),
+        "mamba_max_states_per_path": config.get("cap", -1),
+        "radix_eviction_policy": config.get("policy", "lru"),
+        "speculative_algorithm": "EAGLE" if config.get("eagle") or drafts else "none",
+        "strip_thinking_cache": bool(config.get("strips")),
+        "enable_streaming_session": bool(config.get("streams")),
+        "schedule_policy": config.get("schedule", "fcfs"),
+        "random_seed": config.get("seed", 0),
+        "lora": "weights",
+        "max_loras_per_batch": config.get("loras", 0),
+    }
+    if config.get("prioritizes"):
+        old = rules.tree.trees == "one-per-kind"  # without the last two flags
+        given |= {
+            "enable_priority_scheduling": True,
+            "schedule_low_priority_values_first": bool(config.get("low_first")),
+            "priority_scheduling_preemption_threshold": config.get("threshold", 10),
+            "disable_priority_preemption": bool(config.get("keeps_running")) and not old,
+            "retraction_policy": "length" if old else config.get("retraction", "length"),
+        }
+    if host := config.get("host"):
+        given |= {
+            "enable_hierarchical_cache": True,
+            "hicache_ratio": host["ratio"],
+            "hicache_write_policy": host["policy"],
+            "hicache_copy_steps": host.get("lag", 0),
+            "hicache_storage_backend": "none" if host.get("storage") is None else "file",
+        }
+    return WorkloadOptions(config=config, **given)
+
+
+class Proposals(Sequence[Tokens]):
+    """The drafts of a request: as many true ones in each round as a workload accepts."""
+
+    def __init__(self, server: "Played", req: Req) -> None:
+        self.server, self.req = server, req
+
+    def __len__(self) -> int:
+        return MOST_STEPS
+
+    def __getitem__(self, _: Any) -> Any:  # noqa: ANN401 - a round, or a slice of them
+        req, queue = self.req, self.server.scheduler.result_queue
+        rounds = req.rounds + sum(req in each.reqs and not each.extend for each in queue)
+        count = accepted(self.server.wanted[req.id], self.server.config["drafts"], rounds)
+        return as_tokens([self.server.token(req, more) for more in range(count - 1)])
+
+
+class Unreset(Scheduler):
+    """The scheduler of recordings in which no pass was idle."""
+
+    __slots__ = ()
+
+    def idle(self) -> None:
+        """Do nothing."""
+
+
+class Played(Sglang):
+    """A server whose model and drafter answer what a workload names."""
+
+    def __init__(self, config: Config, rules: Rules, *, like: Sglang | None = None) -> None:
+        """`like`: the server of a scenario, with whose flags and model this one starts."""
+        self.config = config
+        self.on_batch: Callable[[Batch], None] = lambda _: None
+        self.wanted: dict[int, Wanted] = {}
+        self.replies: dict[int, list[int]] = {}
+        options, spec = options_of(config, rules), spec_of(config)
+        if like is not None:
+            options, spec = like.options, like.network.spec
+        self._asked = rules, options
+        named = (each.name for each in reversed(FAMILY.releases) if each.rules == rules)
+        profile = Profile(FAMILY.name, next(named, FAMILY.releases[-1].name))
+        super().__init__(profile, network=build(spec, "counts"), options={})
+
+    def _open(self, rules: Rules, options: SglangOptions, store: base.ByteStore | None) -> None:
+        super()._open(*self._asked, store)
 
     def _start(self) -> None:
-        config, rules = self.config, self.rules
-        page = config.get("page", 1)
-        self.kind = config["kind"]
-        shape = Shape(
-            page=page,
-            bigrams=bool(config.get("eagle")) and "mamba" not in self.kind,
-            extra_buffer=config.get("strategy") == "extra_buffer",
-            grid=grid_of(page),
-            window=config.get("window", 0),
-            states_per_path=config.get("cap", -1),
-            policy=config.get("policy", "lru"),
-            host=_host(config),
-        )
-        sizes = Sizes(
-            tokens=config["tokens"],
-            window_tokens=config.get("window_tokens", 0),
-            states=config.get("states", 0),
-        )
-        self.tree = make_tree(self.kind, shape, sizes, rules, self.storage)
-        self.scheduler = Scheduler(
-            self.tree,
-            self.tree.pool,
-            rules,
-            Limits(
-                chunk=config.get("chunk", 8192),
-                max_prefill=config.get("max_prefill", 16384),
-                most_prefill=config.get("most_prefill"),
-                conservativeness=config.get("conservativeness", 1.0),
-                max_running=config.get("max_running", 8),
-                max_len=config.get("max_len", 4096),
-                interval=config.get("interval", 256),
-                ignores_eos=config.get("ignore_eos", True),
-                mixes=bool(config.get("mixes"))
-                and (rules.scheduler.drafts_may_mix or not config.get("eagle")),
-                drafts=Drafts(**config["drafts"]) if config.get("drafts") else None,
-                **overlap(config, rules),
-                **scheduling(config, rules),
-            ),
-        )
-        self.tree.on_evict = self._evicting
-        self.sessions: dict[str, sessions.Session] = {}
+        super()._start()
+        scheduler: Any = self.scheduler
+        wanted = self.config.get("ignore_eos", True)  # of the requests
+        scheduler.limits = replace(scheduler.limits, ignores_eos=wanted)
+        if not self.config.get("resets"):
+            scheduler.__class__ = Unreset
 
-    # -- the tree ----------------------------------------------------------------------------------
+    def longest(self) -> int:
+        """No limit: on the real side, too, requests are queued past the check of their lengths."""
+        return MOST_TOKENS
+
+    def restart(self) -> None:
+        """Start again beside the same storage."""
+        for _ in range(IDLE if self.config.get("idles") else 0):
+            self.scheduler.next_batch()
+        self._sessions = {}
+        self._start()
+
+    def passes(self) -> bool:
+        """A pass of the scheduler; True if a batch ran, or its result was processed.
+
+        A server without requests steps no more; copies and transfers go on in its passes.
+        """
+        self._worked = False
+        if self.scheduler.busy:
+            with suppress(UpstreamEndless):  # a transfer may be slower than any of a server's
+                self.step()
+        else:
+            sessions.reap(self._sessions, self.scheduler.close)
+            self.scheduler.last = self.scheduler.next_batch()
+            self.scheduler.idle()
+        return self._worked
+
+    def ask(self, wanted: Wanted) -> Req:
+        """Submit a request of a workload."""
+        number = int(self._jobs.ticket())
+        self.wanted[number], self.replies[number] = wanted, read_row(wanted.get("reply", ""))
+        adapter = {"name": wanted.get("lora"), "path": wanted.get("lora")}
+        options = {
+            "extra_key": wanted.get("salt"),
+            "priority": wanted.get("priority"),
+            "routing_key": wanted.get("routing_key"),
+            "require_reasoning": bool(wanted.get("thinks"))
+            if self.options.strip_thinking_cache
+            else None,
+            "lora": adapter | {"weights": self.options.adapters[0]} if wanted.get("lora") else None,
+            sessions.FIELD: wanted.get("session"),
+            "rid": wanted.get("rid"),
+        }
+        ticket = self.submit(
+            base.Request(
+                prompt=as_tokens(read_row(wanted["prompt"])),
+                predict=max(1, wanted["generate"]),
+                images=() if "session" in wanted else images_of(wanted),
+                options={name: value for name, value in options.items() if value is not None},
+            )
+        )
+        req = there_is(self._jobs[ticket].req)
+        drafts: Any = Proposals(self, req) if self.options.drafts else None
+        req.drafts = drafts
+        return req
+
+    def token(self, req: Req, more: int) -> int:
+        """A token of the reply, behind those that are sampled."""
+        return [*self.replies[req.id][req.sampled - req.num_prompt + more :], 1][0]
+
+    def _begin(self, batch: Batch) -> None:
+        super()._begin(batch)
+        self._worked = True
+        self.on_batch(batch)
+
+    def _take(self) -> None:
+        super()._take()
+        self._worked = True
+
+    def _sample(self, req: Req, row: Array, more: int) -> int:
+        return self.token(req, more)
+
+    def records(self) -> Sequence[Req]:
+        """The records of sessions."""
+        return sessions.records(self._sessions)
+
+    def check_books(self) -> None:
+        """Check the tree's counts of a server that is idle."""
+        check_books(self.tree, (), sessions.streams(self._sessions))
+
+
+class Calls:
+    """What a server's own calls decide, in the form of the real scheduler's results."""
+
+    def __init__(self, server: Played) -> None:
+        self.server = server
+        self.keys: list[list[int]] = []
+        self.evicted: list[list[Any]] = []
+        self.results: dict[int, dict[str, Any]] = {}
+
+    def formed(self, batch: Batch) -> None:
+        """Note the chunks of a batch that runs."""
+        for req in filter(batch.reads, batch.reqs) if batch.extend else ():
+            entry = self.results[req.id]
+            entry["chunks"].append([req.prefix, req.fill])
+            if entry["cached"] is None:
+                entry["cached"] = req.prefix
+                window = self.server.kind == "window"
+                entry["branch"] = req.window_branch if window else req.branch
+
+    def learn(self, req: Req) -> None:
+        """Begin the results of a request, and label its text."""
+        self.results[req.id] = {"cached": None, "chunks": [], "branch": None}
+        reply = np.array(self.server.replies[req.id], np.int64)
+        text = np.concatenate((req.tokens[: req.num_prompt], reply))
+        self.keys.append(as_key(text, bigrams=self.server.tree.shape.bigrams).tolist())
 
     def _nodes(self) -> list[tuple[tuple[int, ...], int, list[int]]]:
         found: list[tuple[tuple[int, ...], int, list[int]]] = []
@@ -93,16 +313,16 @@ class Player:
                 found.append((whole, len(child), self._extra(child)))
                 walk(child, whole)
 
-        walk(self.tree.root, ())
+        walk(self.server.tree.root, ())
         return found
 
     def _extra(self, node: Node) -> list[int]:
-        tree = self.tree
+        tree = self.server.tree
         if tree.shape.host is not None:
             found = [node.value is not None, node.host_full is not None]
-            if self.tree.has_states:
+            if tree.has_states:
                 found += [node.state is not None, node.host_state is not None]
-            if self.tree.has_windows:
+            if tree.has_windows:
                 found += [node.window, node.host_window is not None]
             return list(map(int, found))
         states = [int(node.state is not None)] if tree.has_states else []
@@ -115,7 +335,9 @@ class Player:
                 return [number, len(keys)]
         return [-1, len(keys)]
 
-    def _evicting(self, wanted: Evicting) -> Callable[[], None]:
+    def evicting(self, wanted: Evicting) -> Callable[[], None]:
+        """Note what goes or changes in an eviction."""
+        del wanted
         before = self._nodes()
 
         def compare() -> None:
@@ -129,182 +351,83 @@ class Player:
 
         return compare
 
-    # -- requests ----------------------------------------------------------------------------------
+    def result(self, reqs: Sequence[Req]) -> dict[str, Any]:
+        """The results of a group whose requests are done."""
+        server, tree = self.server, self.server.tree
+        if tree.rules.tree.trees != "one-per-kind":
+            if leaks(tree, server.records()):
+                return {"error": "pool memory leak detected"}
+            # 0.5.9 counts slots that its own HiRadixCache lost, too
+            server.check_books()
+        free = {"tokens": tree.pool.available}
+        if isinstance(tree.pool, pools.WindowPool):
+            free["window_tokens"] = tree.pool.windows.available
+        if tree.states is not None:
+            free["states"] = tree.states.available
+        return {
+            "requests": [self.results[req.id] | {"retracted": req.retractions} for req in reqs],
+            "evicted": self.evicted,
+            "tree": [[*self._label(path), length, *extra] for path, length, extra in self._nodes()],
+            "free": free | tree.host_free(),
+        }
 
-    def _priority(self, given: int | None) -> int:
-        if given is None and self.config.get("prioritizes"):
-            return pools.MOST_PRIORITY if self.config.get("low_first") else -pools.MOST_PRIORITY - 1
-        return given or 0
 
-    def _add(self, wanted: Mapping[str, Any]) -> Req:
-        prompt, refused, stream = read_row(wanted["prompt"]), False, None
-        if "session" in wanted:
-            params = sessions.SessionParams.of(wanted["session"])
-            session = self.sessions.setdefault(params.id, sessions.Session.of(params))
-            found = session.prompt(params, np.array(prompt, np.int64))
-            refused = found is None
-            prompt = (sessions.STUB if found is None else found).tolist()
-            if not self.rules.scheduler.sessions_keep_keys:
-                wanted = {k: v for k, v in wanted.items() if k not in KEYS}
-            stream = None if session.closes else session.stream
-            session.closes |= params.close
-        req = Req.make(
-            self._count,
-            np.array(prompt, np.int64),
-            max(1, wanted["generate"]),
-            extra_key=wanted.get("salt"),
-            priority=self._priority(wanted.get("priority")),
-            routing_key=wanted.get("routing_key", ""),
-            lora_id=wanted.get("lora", ""),
-            images=() if "session" in wanted else images_of(wanted),
-            pads_apart=self.rules.scheduler.pads_images_apart,
-            beyond=(self.config.get("drafts") or {}).get("tokens", 0),
-        )
-        self._count += 1
-        req.stream, req.to_finish = stream, refused
-        req.strips = bool(self.config.get("strips") and wanted.get("thinks"))
-        self.scheduler.add(req)
-        if "session" in wanted:
-            req.in_session = True
-            if not refused:
-                session.join(params, wanted["rid"], req)
-        reply = np.array(read_row(wanted.get("reply", "")), np.int64)
-        text = np.concatenate((req.tokens[: len(prompt)], reply))
-        self.keys.append(as_key(text, bigrams=self.tree.shape.bigrams).tolist())
-        return req
+class Driver:
+    """A server of a workload, and its results for one group of requests after another."""
 
-    def play(self, group: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    def __init__(self, config: Config, rules: Rules, *, like: Sglang | None = None) -> None:
+        self.server = Played(config, rules, like=like)
+        self.calls = Calls(self.server)
+        self.begin()
+
+    def begin(self) -> None:
+        """Watch a server that has started, perhaps again."""
+        self.server.on_batch = self.calls.formed
+        self.server.tree.on_evict = self.calls.evicting
+
+    def play(self, group: Sequence[Wanted]) -> dict[str, Any]:
         """Requests that arrive together or one after another; until all are done."""
         if "reset" in group[0]:
-            for _ in range(IDLE if self.config.get("idles") else 0):
-                self.scheduler.next_batch()
-            self._start()
+            self.server.restart()
+            self.begin()
             return {"reset": True}
         try:
             return self._play(group)
         except (OptionError, UpstreamAbort) as error:
             return {"error": str(error)}
 
-    def _play(self, group: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        self.evicted = []
-        coming, reqs = list(group), dict[int, Req]()
+    def _play(self, group: Sequence[Wanted]) -> dict[str, Any]:
+        server, calls = self.server, self.calls
+        calls.evicted, calls.results = [], {}
+        reqs: list[Req] = []
         idle = 0
-        wanted: dict[int, Mapping[str, Any]] = {}
-        results: dict[int, dict[str, Any]] = {}
         for turn in range(MOST_STEPS):
-            while coming and coming[0].get("arrives", 0) <= turn:
-                req = self._add(coming[0])
-                reqs[req.id], wanted[req.id] = req, coming.pop(0)
-                results[req.id] = {"cached": None, "chunks": [], "branch": None}
-            for req in reqs.values():
-                if wanted[req.id].get("aborted") == turn and not req.finished:
-                    results[req.id]["aborted"] = True
-                    self.scheduler.abort(req)
-            sessions.reap(self.sessions, self.scheduler.close)
-            scheduler, last = self.scheduler, self.scheduler.last
-            batch = scheduler.next_batch()
-            if batch is not None:
-                self._record(batch, results)
-                scheduler.launch(batch)
-            scheduler.last = batch
-            if last is not None if scheduler.limits.overlaps else batch is not None:
-                first = scheduler.result_queue[0]
-                scheduler.take([self._run(r, wanted[r.id], first) for r in first.reqs])
-            elif batch is None:
-                if self.config.get("resets"):  # recordings without it had no idle pass
-                    scheduler.idle()
-                none = not coming and not self.scheduler.waiting
-                if none and all(req.finished for req in reqs.values()):
-                    return self._result(results, reqs)
-                idle += int(not coming)
-                if idle > MOST_IDLE:
-                    return {"error": "stuck"}
+            while len(reqs) < len(group) and group[len(reqs)].get("arrives", 0) <= turn:
+                reqs.append(server.ask(group[len(reqs)]))
+                calls.learn(reqs[-1])
+            for req, wanted in zip(reqs, group, strict=False):
+                if wanted.get("aborted") == turn and not req.finished:
+                    calls.results[req.id]["aborted"] = True
+                    server.cancel(Ticket(req.id))
+            if server.passes():
+                idle = 0
                 continue
-            idle = 0
+            come = len(reqs) == len(group)
+            if come and not server.scheduler.waiting and all(req.finished for req in reqs):
+                return calls.result(reqs)
+            idle += come
+            if idle > MOST_IDLE:
+                return {"error": "stuck"}
         return {"error": "too many steps"}
 
-    def _run(self, req: Req, wanted: Mapping[str, Any], batch: Batch) -> list[int]:
-        reply, done, count = read_row(wanted.get("reply", "")), req.num_output, 1
-        if self.config.get("drafts") and not batch.extend:
-            count = accepted(wanted, self.config["drafts"], req.rounds)
-        return (reply[done:] + [1] * count)[:count]
 
-    def _result(
-        self, results: Mapping[int, dict[str, Any]], reqs: Mapping[int, Req]
-    ) -> dict[str, Any]:
-        if self.tree.rules.tree.trees != "one-per-kind":
-            if leaks(self.tree, sessions.records(self.sessions)):
-                return {"error": "pool memory leak detected"}
-            # 0.5.9 counts slots that its own HiRadixCache lost, too
-            check_books(self.tree, (), sessions.streams(self.sessions))
-        pool = self.tree.pool
-        free = {"tokens": pool.available}
-        if isinstance(pool, pools.WindowPool):
-            free["window_tokens"] = pool.windows.available
-        if self.tree.states is not None:
-            free["states"] = self.tree.states.available
-        return {
-            "requests": [results[each] | {"retracted": reqs[each].retractions} for each in reqs],
-            "evicted": self.evicted,
-            "tree": [[*self._label(path), length, *extra] for path, length, extra in self._nodes()],
-            "free": free | self.tree.host_free(),
-        }
-
-    def _record(self, batch: Batch, results: dict[int, dict[str, Any]]) -> None:
-        if not batch.extend:
-            return
-        for req in filter(batch.reads, batch.reqs):
-            results[req.id]["chunks"].append([req.prefix, req.fill])
-            if results[req.id]["cached"] is None:
-                results[req.id]["cached"] = req.prefix
-                window = self.kind == "window"
-                results[req.id]["branch"] = req.window_branch if window else req.branch
-
-
-def overlap(config: Mapping[str, Any], rules: Rules) -> dict[str, Any]:
-    """Limits of the schedule: whether it overlaps, and a request's slots for tracked states.
-
-    Recordings without `serial` ran in the slots of a server with overlap, and without it.
-    """
-    serial, old = config.get("serial"), rules.scheduler.drafts_track_in_one_slot
-    one = bool(config.get("drafts")) if old else bool(serial)
-    can = rules.scheduler.drafts_overlap or not config.get("eagle")
-    can = can and (config.get("strategy") == "extra_buffer" or "mamba" not in config["kind"])
-    return {"overlaps": serial is False and can, "track_slots": 1 if one else 2}
-
-
-def scheduling(config: Mapping[str, Any], rules: Rules) -> dict[str, Any]:
-    """Limits of policies and priorities."""
-    on, keeps = bool(config.get("prioritizes")), bool(config.get("keeps_running"))
-    is_old = rules.tree.trees == "one-per-kind"
-    return {
-        "loras": config.get("loras", 0),
-        "policy": config.get("schedule", "fcfs"),
-        "seed": config.get("seed", 0),
-        "prioritizes": on,
-        "preempts": on and (is_old or not keeps),
-        "low_first": bool(config.get("low_first")),
-        "threshold": config.get("threshold", 10),
-        "retracts_by_priority": config.get("retraction") == "priority" and not is_old,
-    }
-
-
-def _host(config: Mapping[str, Any]) -> pools.HostShape | None:
-    wanted, page = config.get("host"), config.get("page", 1)
-    if wanted is None:
-        return None
-    storage = wanted.get("storage")
-    return pools.HostShape(
-        tokens=pools.host_size(config["tokens"], wanted["ratio"], page),
-        window_tokens=pools.host_size(config.get("window_tokens", 0), wanted["ratio"], page),
-        states=pools.host_size(config.get("states", 0), wanted["ratio"], 1),
-        policy=wanted["policy"],
-        lag=wanted.get("lag", 0),
-        storage=pools.StorageShape(**storage) if storage is not None else None,
-    )
-
-
-def play(workload: Mapping[str, Any], rules: Rules, *, like: object = None) -> list[dict[str, Any]]:
+def play(
+    workload: Mapping[str, Any],
+    rules: Rules,
+    *,
+    kind: type[Driver] = Driver,
+    like: Sglang | None = None,
+) -> list[dict[str, Any]]:
     """All groups of a workload, up to the first that ends in an error."""
-    del like
-    return until_error(map(Player(workload["config"], rules).play, workload["steps"]))
+    driver = kind(workload["config"], rules, like=like)
+    return until_error(map(driver.play, workload["steps"]))

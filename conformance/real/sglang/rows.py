@@ -14,7 +14,7 @@ import numpy as np
 from cachesim.engines.sglang.family import FAMILY
 from cachesim.engines.sglang.request import Batch, Req
 from cachesim.engines.sglang.rules import Rules
-from cachesim.engines.sglang.runner import Contents, Runner
+from cachesim.engines.sglang.runner import Contents, Judge, Runner
 from cachesim.errors import ScenarioError
 from cachesim.model.build import build
 from cachesim.model.presets import preset
@@ -25,7 +25,7 @@ from cachesim.scenario.format import Scenario
 from cachesim.typed import there_is
 from cachesim.units import Array
 from conformance.real.schedules import RealScheduler
-from conformance.real.sglang.playing import Player
+from conformance.real.sglang.playing import Driver, Played
 from conformance.real.sglang.scheduler import SCHEDULER, with_rust
 from conformance.real.sglang.workloads import draw, draw_agents, draw_mixed
 
@@ -66,23 +66,22 @@ class Labels(Contents):
 class Recorder(Runner):
     """The simulated model runner, with texts in place of a network."""
 
-    __slots__ = ("labels", "pieces", "replies", "rows")
+    __slots__ = ("labels", "pieces", "rows")
 
-    def __init__(self, player: "Rows") -> None:
+    def __init__(self, server: Played, rows: list[Row]) -> None:
         network = build(preset("hybrid-delta"), "ring")
         self.labels = Labels()
-        grid = player.tree.shape.grid
-        super().__init__(network, self.labels, self.labels, player.rules.runner, grid)
-        self.replies = player.keys
+        grid = server.tree.shape.grid
+        super().__init__(network, self.labels, self.labels, server.rules.runner, grid)
         self.pieces: list[tuple[int, ...]] = []
-        self.rows: list[Row] = []
-        self.watch(player.tree.states)
-        player.scheduler.on_chunk = self.stashing
+        self.rows = rows
+        self.watch(server.tree.states)
+        server.scheduler.on_chunk = self.stashing
 
-    def record(self, batch: Batch) -> None:
+    def run(self, batch: Batch, judge: Judge) -> list[list[int]]:
         """Run a batch, and record each row's read and tracked states."""
         first, self.labels.written = len(self.rows), []
-        self.run(batch, self._token)
+        sampled = super().run(batch, judge)
         for req, row in zip(batch.reqs, self.rows[first:], strict=True):
             slots = [each for each in self.labels.written if each in (req.tracks or ())]
             if slots:
@@ -90,9 +89,7 @@ class Recorder(Runner):
                 right = text == tuple(req.tokens[: len(text)].tolist())
                 taps = req.track_at if batch.reads(req) else len(text)
                 row[-1] = [len(text), right, taps]
-
-    def _token(self, req: Req, _row: Array, more: int) -> int:
-        return [*self.replies[req.id][req.sampled + more :], 1][0]
+        return sampled
 
     def _extend(self, req: Req) -> Array:
         return self._noted(req, req.prefix, req.fill, super()._extend)
@@ -125,27 +122,23 @@ class Recorder(Runner):
         return np.zeros((int(wanted), 1))
 
 
-class Rows(Player):
-    """The simulated scheduler with its model runner."""
+class Rows(Driver):
+    """A simulated server whose batches run on the recorder."""
 
-    recorder: Recorder
+    def __init__(self, config: Mapping[str, Any], rules: Rules) -> None:
+        self.rows: list[Row] = []
+        super().__init__(config, rules)
 
-    def _start(self) -> None:
-        super()._start()
-        rows = self.recorder.rows if hasattr(self, "recorder") else []
-        self.recorder = Recorder(self)
-        self.recorder.rows = rows
-
-    def _record(self, batch: Batch, results: dict[int, dict[str, Any]]) -> None:
-        super()._record(batch, results)
-        self.recorder.record(batch)
+    def begin(self) -> None:
+        super().begin()
+        self.server.runner = Recorder(self.server, self.rows)
 
 
 def rows_of(workload: Mapping[str, Any], rules: Rules) -> list[Row]:
     """The rows of a workload on the simulated model runner."""
-    player = Rows(workload["config"], rules)
-    until_error(map(player.play, workload["steps"]))
-    return player.recorder.rows
+    driver = Rows(workload["config"], rules)
+    until_error(map(driver.play, workload["steps"]))
+    return driver.rows
 
 
 def count(agreement: Agreement, name: str, real: list[Row], ours: list[Row]) -> None:

@@ -15,7 +15,7 @@ from cachesim.errors import ProfileError, ScenarioError, UpstreamAbort
 from cachesim.prove.playing import Difference, Race
 from cachesim.scenario.limits import TOTAL_TOKENS
 from cachesim.typed import JsonObject, mapping
-from conformance.real.sglang.playing import Player as SglangPlayer
+from conformance.real.sglang.playing import Driver as SglangDriver
 from conformance.real.vllm.playing import Driver
 from conformance.real.vllm.steps import Runs, difference
 
@@ -234,6 +234,6 @@ def _player_for(line: Mapping[str, Any]) -> Player:
                 states = next(each for each in config["groups"] if each["kind"] == "mamba")
                 scheduler.splitter = replace(scheduler.splitter, size=states["block"])
             return driver
-        return SglangPlayer(config, SGLANG.release(release).rules)
+        return SglangDriver(config, SGLANG.release(release).rules)
     except ProfileError as error:
         raise ScenarioError(str(error)) from error

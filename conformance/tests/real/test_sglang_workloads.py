@@ -16,6 +16,7 @@ from cachesim.prove.playing import Agreement
 from cachesim.prove.rows import read_row
 from cachesim.scenario.format import FORMAT, Model, Scenario, Server, Step
 from cachesim.scenario.shipped import load_all
+from conformance.real.prompts import with_images
 from conformance.real.schedules import count
 from conformance.real.sglang.hicache_worker import page_hashes
 from conformance.real.sglang.parts_worker import MAMBA, RustNodes
@@ -485,3 +486,13 @@ def test_refused_requests_do_not_reach_the_real_scheduler_and_limits_are_the_ser
     assert "300-301" == beside["prompt"]
     assert 12 == beside["generate"]
     assert 2 == beside["aborted"]
+
+
+def test_a_prompt_that_is_cut_beside_one_that_goes_on_generates_behind_what_it_has() -> None:
+    """As the release's own scheduler does: seven tokens of the first one are in no chunk."""
+    workload = with_images(draw(20261130, 29, NEWEST), 20261130, 29)
+
+    first = play(workload, NEWEST)[3]["requests"][0]
+
+    assert [[1, 22]] == first["chunks"]
+    assert 29 == len(read_row(workload["steps"][3][0]["prompt"]))
