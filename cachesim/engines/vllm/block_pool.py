@@ -58,19 +58,22 @@ class Sizes:
     def of(
         cls, groups: Sequence[GroupSpec], unit: int | None = None, *, by_size: bool = False
     ) -> "Sizes":
-        """Follows `resolve_kv_cache_block_sizes`: hits are multiples of the blocks' lcm, an id
-        covers `prefix_match_unit` tokens or their gcd. A single group has one size; beside states
-        of mode `all` an id covers as much as a hit, whatever the option says. `by_size`: only if
-        their blocks are larger than the smallest one.
-        """
+        """Follows `resolve_kv_cache_block_sizes`; `unit`: `prefix_match_unit`."""
         groups = cacheable(groups)
+        # With one group nothing has to agree: its block is the grain, and the option has no effect.
         if len(groups) == 1:
             return cls(scheduler_block=groups[0].block, hash_block=groups[0].block)
         blocks = [group.block for group in groups]
+        # A hit ends at whole blocks of every group, so at a multiple of all of them.
         lcm = math.lcm(*blocks)
         least = min(blocks) if by_size else 0
+        # In mode `all` the kernel writes one state for each block that it passes, none inside a
+        # block.
+        # So an id covers as much as a hit, whatever the option says; until 0.27 only where their
+        # blocks are not the smallest ones.
         if any(group.mode == "all" and group.block != least for group in groups):
             return cls(scheduler_block=lcm, hash_block=lcm)
+        # The gcd: each group's block then ends at an id.
         return cls(scheduler_block=lcm, hash_block=unit or math.gcd(*blocks))
 
 
@@ -90,6 +93,8 @@ def kv_cache_groups(layers: Sequence[GroupSpec]) -> tuple[GroupSpec, ...]:
     found: dict[GroupSpec, list[int]] = {}
     for layer, spec in enumerate(layers):
         found.setdefault(spec, []).append(layer)
+    # Groups of one size, since all draw equal pages. Where the larger number pads only a few
+    # layers, it saves a group.
     counts = [len(each) for each in found.values()]
     size = max(counts) if max(counts) < 1.5 * min(counts) else min(counts)
     return tuple(
@@ -106,9 +111,6 @@ class BlockPool:
     """References, ids and the free queue. Follows `BlockPool` and `FreeKVCacheBlockQueue`.
 
     A key is the id of a prefix and a group in one number: `id * groups + group`.
-
-    Trap: two requests that compute the same block keep two blocks under one id, without
-    deduplication.
     """
 
     __slots__ = (
@@ -145,6 +147,8 @@ class BlockPool:
     def block_of(self, key: int) -> int | None:
         """The first block cached under a key."""
         found = self.cached.get(key)
+        # Trap: two requests that compute the same block keep two blocks under one id; the first one
+        # is hit, the other is only memory.
         if found is None or type(found) is int:
             return found
         return next(iter(found))  # type: ignore[arg-type]
@@ -168,12 +172,14 @@ class BlockPool:
         """Cache a block under a key, in addition to its other keys."""
         if self.key[block] == key or self.holds(key, block):
             return
+        # A second id, of a partial block: the prompt's tail at a hash boundary inside it.
         if self.key[block] is None:
             self.key[block] = key
             self.key_tokens[block] = num_tokens
         else:
             self.more_keys.setdefault(block, []).append(key)
         found = self.cached.get(key)
+        # One block is by far the usual case, and an int is smaller than a dict.
         if found is None:
             self.cached[key] = block
         elif type(found) is int:
@@ -201,6 +207,8 @@ class BlockPool:
 
     def move_keys(self, source: int, target: int) -> None:
         """Move a block's keys to a copy of it; the owner continues to write the block."""
+        # The owner overwrites its block with the next token's state: its ids stay with the old
+        # content.
         tokens = self.key_tokens[source]
         for key in self.remove_keys(source):
             self.insert(key, target, tokens)
@@ -224,6 +232,8 @@ class BlockPool:
         start = span.start
         for i in span:
             block = blocks[i]
+            # Null: a window has left it, or no state was saved there. Masked: no hit can end at it,
+            # and without an id the block is taken again before any cached one.
             if block == NULL or (mask is not None and not mask[i - start]):
                 continue
             key = hashes[i] * groups + group
@@ -247,12 +257,15 @@ class BlockPool:
         """
         if block == NULL:
             return False
+        # The id may need tokens after the boundary (a drafter's look-ahead), which are not known
+        # yet.
         if tokens // self.hash_block > len(hashes):
             where = "BlockPool._get_partial_block_hash"
             raise UpstreamAbort(where, "num_hash_blocks <= len(request.block_hashes)")
         if replaces:
             self.remove_keys(block)
         key = hashes[tokens // self.hash_block - 1] * self.groups + group
+        # Further tokens are written into the same block: its id of fewer tokens is no longer true.
         already = self.key[block] == key or self.holds(key, block)
         if not already and self.key[block] is not None and self.key_tokens[block] < tokens:
             self.remove_keys(block)
@@ -274,6 +287,8 @@ class BlockPool:
             raise UpstreamAbort(where, why)
         taken = []
         for _ in range(count):
+            # The only eviction there is: a free block keeps its id, and can be hit, until it is
+            # taken.
             block = free.popitem(last=False)[0]
             if key[block] is not None:
                 self.evict(block)
@@ -298,6 +313,7 @@ class BlockPool:
         ref, free = self.ref, self.free
         for block in blocks:
             if block != NULL:
+                # Free and cached: taken out of the middle of the queue, so a hit renews its turn.
                 if ref[block] == 0:
                     del free[block]
                 ref[block] += 1
@@ -307,6 +323,8 @@ class BlockPool:
         ref, free, key = self.ref, self.free, self.key
         rule = self.rules.unhashed_first
         plain = self.rules.appends_uncached and not self.enable_caching
+        # Until 0.22 a block without an id waits as long as a cached one, and small pools evict
+        # cached blocks although empty ones are free.
         if plain or rule == "never" or (rule == "windows" and not of_window):
             for block in ordered:
                 if block != NULL:
@@ -314,6 +332,8 @@ class BlockPool:
                     if ref[block] == 0:
                         free[block] = None
             return
+        # Blocks without an id help no later request: to the head, so that they are taken before any
+        # cached one.
         first = []
         for block in ordered:
             if block == NULL:
@@ -324,12 +344,14 @@ class BlockPool:
                     first.append(block)
                 else:
                     free[block] = None
+        # Each is put before the last one, so in reverse they keep their order.
         for block in reversed(first):
             free[block] = None
             free.move_to_end(block, last=False)
 
     def reset(self) -> bool:
         """Remove all ids; False while any block is in use."""
+        # A running request would lose ids that it counts on; upstream refuses, too.
         if len(self.free) != self.size - 1:
             return False
         self.cached.clear()

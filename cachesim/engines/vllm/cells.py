@@ -29,6 +29,7 @@ class Cells(NamedTuple):
         frame = Frame.of_run(start, end, seen, chunked=spec.chunk > 0)
         positions, first = frame.positions, int(frame.positions[0])
         inside = np.minimum(positions, end - 1)
+        # Null blocks are before the window: their cells exist, and are never attended to.
         owners = blocks[inside // size]
         cells = owners * size + inside % size
         positions[owners == NULL] = ABSENT
@@ -50,10 +51,12 @@ def through_ring(
     first = int(frame.low[0])
     at = np.clip(frame.positions, first, end - 1) - first
     frame.positions[frame.positions < first] = ABSENT
+    # Before the writes: a long chunk overwrites the rows that its first tokens still read.
     open_rows = block * size + np.arange(first, start) % size
     keys, values = (
         np.concatenate([old[open_rows], rows])[at] for old, rows in zip(held, new, strict=True)
     )
+    # Of a chunk longer than the ring only the last rows are still there.
     kept = np.arange(max(start, end - size), end)
     for old, rows in zip(held, new, strict=True):
         old[block * size + kept % size] = rows[-len(kept) :]

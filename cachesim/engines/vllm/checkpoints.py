@@ -20,6 +20,8 @@ def checkpoint_position(
     Follows `get_mamba_prefill_checkpoint_position`: below the last token and the tokens that the id
     covers, or one unit lower for a drafter whose block is dropped.
     """
+    # A repeated prompt computes its last token again, so a state after it is never used. A dropped
+    # block is below that already.
     limit = num_tokens if drop_eagle_block else num_tokens - max(1, hash_lookahead)
     position = limit // unit * unit - (unit if drop_eagle_block else 0)
     return max(position, 0)
@@ -36,8 +38,11 @@ def is_exportable(
     return bool(
         alignment
         and start % unit == 0
+        # The entry before the last must not be the running state that the chunk begins with.
         and export_index(end, block) > (start - 1) // block
         and start + unit <= position < end
+        # The kernel has a state to export only where one of its own chunks ends, counted from the
+        # start.
         and (position - start) % alignment == 0
     )
 
@@ -67,6 +72,8 @@ class Exports:
             drop_eagle_block=self.drop_eagle_block,
             hash_lookahead=self.hash_lookahead,
         )
+        # Scheduler, manager and runner ask this with the same numbers: if one of them differed, a
+        # block would have an id and no state.
         valid = is_exportable(
             (start, end),
             position,

@@ -88,8 +88,10 @@ class Connector:
         holds = any(group.kind in self.loads for group in self.manager.groups)
         reach = self.reach.setdefault(request.id, [])
         reach.append(0)
+        # Inside a block the store has no prefix to begin from.
         if local % size or not request.reads_cache or not holds:
             return 0, False
+        # The last token is computed in any case.
         most = (request.num_tokens - 1) // size * size
         end = local
         for position in range(local + size, most + 1, size):
@@ -97,6 +99,7 @@ class Connector:
                 (request.hashes[at // unit - 1], i) in self.kept
                 for i, group in enumerate(self.manager.groups)
                 if group.kind == "full"
+                # Attention needs every block, so the first gap ends the search.
                 for at in range(position - size + group.block, position + 1, group.block)
             ):
                 break
@@ -104,6 +107,8 @@ class Connector:
                 (request.hashes[at // unit - 1], i) in self.kept
                 for i, group in enumerate(self.manager.groups)
                 if group.kind != "full" and group.kind in self.loads
+                # A window or a state needs only the blocks before the end, so a later position may
+                # still do.
                 for at in _ends(group, local, position)
             ):
                 end = position
@@ -119,6 +124,7 @@ class Connector:
         if not self.steps:
             self.promised[request.id] = span
             return
+        # Asynchronous: the promise holds the blocks, and the scheduler passes the request over.
         fails = self.failing.pop(request.id, None)
         self.loading[request.id] = Load(request, span, self.steps + self.steps_ahead, fails)
 
@@ -134,11 +140,14 @@ class Connector:
     ) -> None:
         unit = self.manager.sizes.hash_block
         for group, (spec, table) in enumerate(zip(self.manager.groups, tables, strict=True)):
+            # Trap: the promise counts these tokens all the same; recurrent layers then resume from
+            # an unwritten block (see `store-attention`).
             if spec.kind not in self.loads:
                 continue
             for index in range(span[0] // spec.block, span[1] // spec.block):
                 key = (request.hashes[(index + 1) * spec.block // unit - 1], group)
                 content = self.kept.get(key)
+                # Null: out of the window, or no state is kept at this end.
                 if table[index] != NULL and content is not None:
                     self.pages.reach(table[index])
                     self.pages.fill(group, table[index], content)
@@ -156,6 +165,8 @@ class Connector:
             del self.loading[load.request.id]
             tables = self.manager.tables_of(load.request)
             first, end = load.span
+            # With null blocks in a table upstream cannot name the failed ones, so it names the
+            # request.
             if load.fails is not None and whole:
                 failed.append(load.request)
                 continue
@@ -177,6 +188,7 @@ class Connector:
         flight will write to.
         """
         pool, unit = self.manager.pool, self.manager.sizes.hash_block
+        # Ids are set before the chunk runs: these blocks may hold another request's content.
         unwritten = {
             (group, block)
             for published in self.manager.unwritten.values()
@@ -188,6 +200,8 @@ class Connector:
                 number = request.hashes[(index + 1) * spec.block // unit - 1]
                 block = pool.block_of(number * pool.groups + group)
                 state = spec.kind == "mamba" and spec.mode == "align"
+                # Trap: the null block is stored under a boundary's id, and loaded as its state
+                # (#53084).
                 if block is None and state and self.manager.rules.state.stores_null_block:
                     block = NULL
                 if (group, block) in unwritten:

@@ -47,7 +47,11 @@ class Hit:
 def replay_boundaries(rules: Rules, num_prompt: int, block: int, *, eagle: bool) -> tuple[int, ...]:
     """Resume positions of a repeated prompt. Follows `replay_boundaries`."""
     if not eagle or rules.retention.boundaries == "prompt-end":
+        # The last token is always computed for its logits, so a repeated prompt resumes below it.
         return (num_prompt - 1,)
+    # A drafter's hit drops its last block, so both positions are one block lower; the prompt itself
+    # and the prompt with more text after it can have different last blocks. Until 0.28 the one kept
+    # position is one that no such lookup asks for: a repeated prompt has no hit.
     resend = (num_prompt - 1) // block * block
     extension = num_prompt // block * block
     return tuple(sorted({max(resend - block, 0), max(extension - block, 0)}))
@@ -76,12 +80,16 @@ class Coordinator:
         self.scheduler_block = sizes.scheduler_block
         self.hash_block = sizes.hash_block
         blocks = [each.block for each in cacheable(groups)]
+        # Every group reads the same list of ids, taken at the ends of its own blocks: an end
+        # between two ids has none.
         if enable_caching and len(groups) > 1 and any(each % self.hash_block for each in blocks):
             raise OptionError(
                 f"the real server ends as it starts: groups with blocks of {blocks} tokens, of"
                 f" which some are no multiple of the {self.hash_block} tokens of an id"
             )
         marked = {i for i, group in enumerate(groups) if group.eagle}
+        # Without marks upstream cannot see whose blocks the drafter reads, so every group drops
+        # one.
         if use_eagle and (not marked or not rules.lookup.eagle_marks):
             marked = set(range(len(groups)))
         self.eagle_ids = marked if use_eagle else set()
@@ -89,6 +97,7 @@ class Coordinator:
         self.partial_hits = (
             rules.lookup.partial_hits and len(groups) > 1 and self._partial_hits(cacheable(groups))
         )
+        # With partial hits a hit may end at any id, else only where every group has a whole block.
         self.alignment = self.hash_block if self.partial_hits else self.scheduler_block
         masks = self.alignment if rules.retention.on_hit_alignment else self.scheduler_block
         self.managers: tuple[managers.Manager, ...] = tuple(
@@ -110,6 +119,8 @@ class Coordinator:
         )
         self.spec_groups = self._split(groups)
         self.mamba = [each for each in self.managers if isinstance(each, managers.Mamba)]
+        # Beside a drafter hits end one unit lower in every group: a tail above it is never hit.
+        # 0.30 lowered it only in marked groups, and 0.26 to 0.29 in none.
         if use_eagle:
             for each in self.mamba:
                 each.drop_eagle_checkpoint = rules.state.tail in {"prompt-drafter", "checkpoint"}
@@ -117,16 +128,21 @@ class Coordinator:
             each.exporter = self.exports
 
     def _partial_hits(self, groups: Sequence[GroupSpec]) -> bool:
+        # A state's block can have hundreds of tokens, and a shorter prompt never hits (#40696,
+        # #48401).
         coarse = any(
             each.kind == "mamba" and each.mode == "align" and each.block > self.hash_block
             for each in groups
         )
+        # A window group searches whole blocks only, so one with coarse blocks turns partial hits
+        # off for all groups (#53786); until 0.27 its first lookup ended the engine core instead.
         blocked = any(each.kind not in FINE and each.block != self.hash_block for each in groups)
         return coarse and not (blocked and self.rules.lookup.coarse_beside_windows)
 
     def _split(self, groups: Sequence[GroupSpec]) -> list[SpecGroup]:
         found: list[SpecGroup] = []
         for i, group in enumerate(groups):
+            # A ring holds only the open group of tokens, which no later request shares: no lookup.
             if group.kind == "ring":
                 continue
             eagle = i in self.eagle_ids
@@ -135,7 +151,9 @@ class Coordinator:
                 found.append(SpecGroup(group, [i], self.managers[i], eagle))
             else:
                 same.ids.append(i)
+                # Groups of one spec have one lookup, so one marked group makes all of them drop.
                 same.use_eagle |= eagle
+        # Attention first: its hit can be cut anywhere, so it bounds the search of the others.
         found.sort(key=lambda each: each.spec.kind != "full")
         for each in found:
             for i in each.ids:
@@ -145,13 +163,13 @@ class Coordinator:
     # -- lookup ------------------------------------------------------------------------------------
 
     def find_longest_cache_hit(self, hashes: Sequence[int], max_length: int) -> Hit:
-        """The longest common hit of all groups.
-
-        Trap: with one group, hits are multiples of its block, whatever `prefix_match_unit` is.
-        """
+        """The longest common hit of all groups."""
+        # One group: its own block is the grain, whatever `prefix_match_unit` is.
         if len(self.managers) == 1:
             [only] = self.spec_groups
             query = managers.LookUp(hashes, max_length, only.ids, only.use_eagle, only.spec.block)
+            # No junction either: there is no other group whose longer hit would show where prompts
+            # diverge.
             blocks, length = only.manager.find(query)
             return Hit((blocks[0],), length, 0, (length,))
         # Repeat the lookups of the spec groups until none lowers the candidate.
@@ -163,12 +181,15 @@ class Coordinator:
         tables: list[list[int] | None] = [None] * len(self.managers)
         lengths = [0] * len(self.managers)
         first_answers: dict[int, int] = {}
+        # With attention and one other spec, one round is enough: attention's hit can be cut
+        # anywhere.
         simple = len(groups) == 2 and groups[0].spec.kind == "full"
         verified: set[int] = set()
         while True:
             current = length
             for number, group in enumerate(groups):
                 first = group.ids[0]
+                # Attention's run is contiguous from 0, so a lower candidate only cuts it.
                 if group.spec.kind == "full" and tables[first] is not None:
                     current = (
                         min(current, lengths[first])
@@ -176,6 +197,8 @@ class Coordinator:
                         else current // group.spec.block * group.spec.block
                     )
                     continue
+                # Once for each candidate: a drop in each round takes a block each time, until no
+                # block is left (#31707, #32802).
                 drop = group.use_eagle and (
                     rules.eagle_drop == "each-round" or number not in verified
                 )
@@ -183,21 +206,28 @@ class Coordinator:
                 query = managers.LookUp(hashes, limit, group.ids, drop, self.alignment)
                 found, new = group.manager.find(query)
                 first_answers.setdefault(number, new)
+                # Attention's hit is kept, and the recurrent layers resume from an unwritten block
+                # (#43090).
                 if not new and group.spec.kind == "mamba" and rules.forgives_missing_state:
                     continue
                 if drop:
                     verified.add(number)
+                # A lower candidate is a new one: no group has verified its drop for it.
                 elif new < current:
                     verified.clear()
                 current = new
                 for i, each in zip(group.ids, found, strict=True):
                     tables[i], lengths[i] = each, new
+                # The longest answer of one group, not the agreed one. Where attention still matches
+                # but no state does, the difference is the junction: this prefill leaves a state
+                # there (#37898).
                 longest = max(longest, current)
             if current >= length:
                 break
             length = current
             if simple:
                 break
+        # Attention's blocks beyond the agreed length would be referenced, and then computed again.
         for number, group in enumerate(self.spec_groups):
             if group.spec.kind == "full" and (not number or self.rules.lookup.truncates_all):
                 for i in group.ids:
@@ -216,11 +246,15 @@ class Coordinator:
     ) -> int:
         rules = self.rules.lookup
         recurrent = group.spec.kind == "mamba"
+        # Look one block further, so that the drop costs nothing where the hit continues.
         if not drop or rules.eagle_margin == "none":
             return current
+        # A state does not drop, so a margin grants it a block more than attention, and the tokens
+        # between are skipped: wrong answers, and no error (#40860, #46281).
         if recurrent and rules.eagle_margin == "not-recurrent":
             return current
         block = group.spec.block
+        # With partial hits the dropped part is one id, not a whole block of the group.
         fine = self.partial_hits and group.manager.fine and block > self.hash_block
         margin = self.hash_block if fine else block
         bound = hashes * self.hash_block if rules.margin_bound == "hashes" else max_length
@@ -232,6 +266,8 @@ class Coordinator:
         lengths = [0] * len(self.managers)
         for group in self.spec_groups:
             limit = max_length
+            # One number for all groups mixed null blocks with real ones (#42547, #42524): a group
+            # each.
             if group.use_eagle and self.rules.lookup.margin_bound == "hashes":
                 limit = self._limit(group, max_length, max_length, len(hashes), drop=True)
             query = managers.LookUp(hashes, limit, group.ids, group.use_eagle, self.alignment)
@@ -244,6 +280,8 @@ class Coordinator:
 
     def cache_blocks(self, request: Request, num_computed: int) -> list[tuple[int, list[int]]]:
         """Set the ids of every group's full blocks; return the blocks with a new id, by group."""
+        # Of the prompt, not of the known tokens: sparse retention keeps neither states nor windows
+        # in a reply, so the next turn prefills the reply again.
         boundaries = replay_boundaries(
             self.rules, request.num_prompt, self.scheduler_block, eagle=bool(self.eagle_ids)
         )
@@ -252,8 +290,12 @@ class Coordinator:
             # End of the tokens that a later hit can use; one block further in a drafter's groups.
             tokens, rules = num_computed, self.rules.retention
             if len(self.managers) > 1 and rules.floors_to_scheduler_block:
+                # Blocks beyond the last common end can be part of no hit, and would only fill the
+                # pool.
                 if not self.partial_hits:
                     tokens = tokens // self.scheduler_block * self.scheduler_block
+                # A drafter's hit matches one block more and drops it: without an id there is
+                # nothing to drop.
                 if manager.use_eagle and tokens > 0 and rules.caches_eagle_block:
                     tokens = min(num_computed, tokens + manager.block_size)
             blocks = manager.cache_blocks(request, tokens, self.retention, boundaries)
@@ -264,6 +306,8 @@ class Coordinator:
 def _admission_cap(group: GroupSpec, most_in_flight: int, max_model_len: int) -> int | None:
     """Maximum blocks of a request of any length at once, or None without a bound."""
     if group.kind == "window":
+        # By the window, not by the prompt: else a long prompt is never admitted (#39734). One block
+        # more, as a window may begin inside a block.
         tokens = min(group.window - 1 + most_in_flight, max_model_len)
         return cdiv(tokens, group.block) + 1
     if group.kind == "chunked":
@@ -331,7 +375,10 @@ class KVCacheManager:
     def get_computed_blocks(self, request: Request) -> Hit:
         """The cached prefix of a request; at least one token is left to compute."""
         if not (self.enable_caching and request.reads_cache):
+            # Prompt logprobs need the logits of every prompt token, which a hit would not compute.
             return Hit(self.nothing, 0)
+        # Below the last token, then floored to blocks: a prompt of whole blocks computes a whole
+        # one.
         return self.coordinator.find_longest_cache_hit(request.hashes, request.num_tokens - 1)
 
     def allocate_slots(
@@ -357,27 +404,39 @@ class KVCacheManager:
         found = self.nothing if hit is None else hit
         num_local = request.num_computed + num_local_hit
         total = min(num_local + num_external, self.max_model_len)
+        # A prompt that fits only in part would preempt others in the middle of its prefill, and
+        # then be preempted itself.
         if full_sequence_must_fit:
             whole = min(request.num_tokens, self.max_model_len)
             end = self._prefill_end(request)
             need = managers.Need(whole, whole, total, num_local, admission=True, prefill_end=end)
             if self._needed(request, found, need) + watermark_blocks > self.pool.num_free:
                 return None
+        # The drafter writes its look-ahead into slots of its own; a state has one block for the
+        # tokens that are computed, so it counts `num_main`.
         num_main = total + num_new
         num_slots = min(num_main + num_lookahead, self.max_model_len)
         # The windows of tokens in flight still need the blocks.
         unsettled = request.in_flight if self.rules.scheduler.frees_settled else 0
+        # Before the count of free blocks: those that leave the window serve this very chunk.
         self.remove_skipped_blocks(request, max(0, total - unsettled))
         computed, end = num_local + num_external, self._prefill_end(request)
         need = managers.Need(num_slots, num_main, computed, num_local, prefill_end=end)
         left = self.pool.num_free - reserved_blocks - watermark_blocks
+        # All or nothing: no group may take blocks for a chunk that another has none for.
         if self._needed(request, found, need) > left:
             return None
+        # The hit's blocks may still be free: they leave the queue before new ones are taken from
+        # it.
         if (hit is not None and any(hit)) or num_external > 0:
             self._hold(request, found, num_local, num_external)
         new = tuple(
             [manager.allocate_new_blocks(request, num_slots, num_main) for manager in self.managers]
         )
+        # The ids are set before the chunk is computed. Attention may hit them in the same step,
+        # since a layer writes all keys before it reads them; a state may not, and has a guard
+        # (#29387). Drafts are not included: their tokens may be refused. A load sets its ids when
+        # it has arrived.
         if self.enable_caching and not delay_cache_blocks:
             published = self.cache_blocks(request, min(num_main, request.num_tokens))
             self.unwritten[request.id] = published
@@ -407,13 +466,12 @@ class KVCacheManager:
             manager.remove_skipped_blocks(request, num_computed)
 
     def longest_group(self, request: Request) -> Hit:
-        """The hit of each group alone, with the longest as the common length, for a store.
-
-        Trap: groups with a shorter hit have no blocks up to there, unless the store loads them.
-        """
+        """The hit of each group alone, with the longest as the common length, for a store."""
         if not self.enable_caching:
             return Hit(self.nothing, 0)
         hit = self.coordinator.find_per_group(request.hashes, request.num_tokens - 1)
+        # Trap: groups with a shorter hit have no blocks up to there, unless the store loads them
+        # (#46453).
         return replace(hit, length=max(hit.by_group))
 
     def attention_hit(self, request: Request) -> tuple[Hit, bool]:
@@ -431,13 +489,13 @@ class KVCacheManager:
         return replace(hit, length=length), min(hit.by_group) < length
 
     def shortened(self, hit: Hit, length: int) -> Hit:
-        """A hit cut to whole blocks. Follows `truncate_computed_blocks`: in 0.27 the shorter hit of
-        a state ended the engine core.
-        """
+        """A hit cut to whole blocks. Follows `truncate_computed_blocks`."""
         short = any(
             len(each) < length // group.block
             for each, group in zip(hit.blocks, self.groups, strict=True)
         )
+        # In 0.27 a state's table may be shorter than attention's hit: upstream asserts that it is
+        # not.
         if short and self.rules.scheduler.store_hit == "attention":
             where = "KVCacheManager.truncate_computed_blocks"
             raise UpstreamAbort(where, "num_blocks <= len(group_blocks)")
@@ -462,9 +520,12 @@ class KVCacheManager:
     def _hold(
         self, request: Request, hit: Sequence[Sequence[int]], num_local: int, num_external: int
     ) -> None:
-        """Reference hit blocks: of all groups before any allocation (#33775), or one by one."""
+        """Reference hit blocks, and allocate those of a store."""
+        # A running request has its hit already.
         if any(request.id in manager.num_cached for manager in self.managers):
             return
+        # All groups first: blocks that one group takes can be another group's hit, still free
+        # (#33775).
         if self.rules.scheduler.holds_before_taking:
             for manager in self.managers:
                 manager.add_local_computed_blocks(
@@ -487,8 +548,11 @@ class KVCacheManager:
         return published
 
     def free(self, request: Request) -> None:
-        """Free a request's blocks; a rule decides if unwritten ones keep their ids (#43569)."""
+        """Free a request's blocks."""
+        # Its chunk may never run, while its blocks have ids: others would hit what nobody wrote
+        # (#57580).
         self._withdraw_unwritten(request)
+        # Pinned for a store to read, until the request ends.
         self.pool.free_blocks(self.pins.pop(request.id, ()))
         for manager in self.managers:
             manager.free(request)
@@ -502,6 +566,7 @@ class KVCacheManager:
         return blocks
 
     def _withdraw_unwritten(self, request: Request) -> None:
+        # As #43569 proposes; no release does it.
         unwritten = self.unwritten.pop(request.id, ())
         if self.rules.scheduler.withdraws_unwritten:
             for _, blocks in unwritten:

@@ -36,11 +36,14 @@ class EncoderCache:
         chosen: dict[str, Image] = {}
         early = self.lookahead if self.rules.encoder_stops_ahead else 0
         for image in within(request.images, start, start + new + self.lookahead):
+            # Encoded for another request, or for an earlier place in the prompt: no second time.
             if image.name in chosen or self._use(request, image):
                 continue
             planned = sum(each.count for each in chosen.values())
+            # An image is encoded whole, so the chunk ends before it.
             if image.count > budget - planned or not self._make_room(planned + image.count):
                 return max(min(new, image.start - start - early), 0), tuple(chosen.values())
+            # A drafter reads ahead of the chunk, and needs the output of an image there.
             if image.start < start + new + self.lookahead - early:
                 chosen[image.name] = image
         return new, tuple(chosen.values())
@@ -54,6 +57,7 @@ class EncoderCache:
 
     def _make_room(self, wanted: int) -> bool:
         """Drop idle outputs until there is room; False if there is too little (`can_allocate`)."""
+        # Outputs in use stay: their requests have not computed those tokens yet.
         if wanted > self.unused + sum(self.idle.values()):
             return False
         while wanted > self.unused:
@@ -75,7 +79,10 @@ class EncoderCache:
             if place in users and (computed or image.end) >= image.end:
                 alone = self.rules.encoder_counts_places
                 users -= {
-                    each for each in users if each == place or (not alone and each[0] == place[0])
+                    # Until 0.30 a user is counted once, so its first place also frees the second.
+                    each
+                    for each in users
+                    if each == place or (not alone and each[0] == place[0])
                 }
                 if not users:
                     self.idle[image.name] = image.count

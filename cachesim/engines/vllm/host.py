@@ -84,6 +84,7 @@ class TouchedLru:
         self.chunks[key] = slot
 
     def touch(self, keys: Sequence[Key]) -> None:
+        # The start of a prefix last, so that it is evicted last: without it the rest is no hit.
         for key in reversed(keys):
             if key in self.idle:
                 self.idle.move_to_end(key)
@@ -98,6 +99,7 @@ class TouchedLru:
         """Do nothing."""
 
     def evict(self, count: int, protected: Collection[Key]) -> list[tuple[Key, Slot]] | None:
+        # All or nothing: a store of a part would leave gaps in the prefix.
         chosen = [key for key in self.idle if key not in protected][:count]
         if len(chosen) < count:
             return None
@@ -149,6 +151,8 @@ class RankedLru:
 
     def insert(self, key: Key, slot: Slot, access: Access) -> None:
         self.chunks[key] = slot
+        # One rank for all chunks of a request, later positions first: its end is evicted before its
+        # start.
         own = self.by_position
         rank = (self._rank_of(access), -access.positions[key]) if own else (self._next(), 0)
         self._assign(key, rank)
@@ -162,6 +166,7 @@ class RankedLru:
         self.touch(keys)
 
     def on_request_access(self, keys: Sequence[Key], access: Access) -> None:
+        # Until 0.32 a chunk keeps the rank of its store until its request is done.
         if not self.by_position:
             return
         request = self._rank_of(access)
@@ -177,6 +182,7 @@ class RankedLru:
         chosen, kept = dict[Key, tuple[int, int]](), list[tuple[tuple[int, int], Key]]()
         while self.heap and len(chosen) < count:
             rank, key = heapq.heappop(self.heap)
+            # The heap is not cleaned when a rank changes.
             if key not in self.idle or self.ranks.get(key) != rank or key in chosen:
                 continue  # an older entry
             if key in protected:
@@ -197,6 +203,7 @@ class RankedLru:
     def mark_evictable(self, key: Key) -> None:
         self.idle.add(key)
         heapq.heappush(self.heap, (self.ranks[key], key))
+        # So it is built again once most of its entries are old.
         if len(self.heap) > max(64, 4 * len(self.idle)):
             self.heap = [(self.ranks[each], each) for each in self.idle]
             heapq.heapify(self.heap)
@@ -233,9 +240,11 @@ class Arc:
         """Move the target towards the list whose ghost is wanted (`_adapt_to_ghost_hit`)."""
         once, often = self.ghosts_once, self.ghosts_often
         if key in once:
+            # Evicted too early from T1: its list should have been longer.
             self.target = min(self.target + max(1, len(often) / len(once)), self.capacity)
             once.move_to_end(key)
         elif key in often:
+            # And here T2's.
             self.target = max(self.target - max(1, len(once) / len(often)), 0)
             often.move_to_end(key)
 
@@ -243,6 +252,7 @@ class Arc:
         for key in reversed(keys):
             if key in self.once:
                 slot = self.once.pop(key)
+                # A chunk that is still written has not been used a second time.
                 (self.often if slot.ready else self.once)[key] = slot
             elif key in self.often:
                 self.often.move_to_end(key)
@@ -259,6 +269,7 @@ class Arc:
     def on_request_finished(self, access: Access) -> None:
         for key in reversed(access.ordered()):
             reused = key in access.reused
+            # Looked up, and neither loaded nor stored: no use.
             if not reused and key not in access.inserted:
                 continue
             if key in self.once and reused:
@@ -282,6 +293,7 @@ class Arc:
         once, often = idle(self.once), idle(self.often)
         size, chosen = len(self.once), list[Key]()
         for _ in range(count):
+            # Trap: neither list is searched again from its start for the next chunk.
             key = next(once, None) if size >= int(self.target) else None
             key = key or next(often, None) or next(once, None)
             if key is None:
@@ -296,6 +308,7 @@ class Arc:
             found.append((key, listed.pop(key)))
             ghosts[key] = None
         for ghosts in (self.ghosts_once, self.ghosts_often):
+            # Ghosts are keys without chunks, but they are bounded, too.
             while len(ghosts) > self.capacity:
                 ghosts.popitem(last=False)
         return found
@@ -365,6 +378,7 @@ class HostCache:
             if slot is None or not slot.ready:
                 msg = f"chunk {key} is not on the host"
                 raise ValueError(msg)
+            # A chunk that is read must not be evicted, whatever its rank.
             if not slot.readers:
                 self.policy.mark_non_evictable(key)
                 self.idle -= 1
@@ -391,7 +405,9 @@ class HostCache:
         missing = [key for key in keys if self.policy.get(key) is None]
         ready = [key for key in keys if (slot := self.policy.get(key)) is not None and slot.ready]
         if self.threshold > 1:
+            # The first offers only count: a prefix that comes once is not worth a copy.
             missing = [key for key in missing if self.offers.get(key, 0) >= self.threshold]
+        # A store must not evict chunks of its own prefix.
         protected = set(keys)
         if self.rules.recency == "touched":
             if self.threshold > 1:  # the others are not part of the call
@@ -406,6 +422,7 @@ class HostCache:
         if not missing:
             return [], []
         evicted = []
+        # Never used slots first, then freed ones, then evictions.
         excess = len(missing) - (len(self.free) + self.chunks - self.allocated)
         if excess > 0:
             victims = self.policy.evict(excess, protected) if excess <= self.idle else None

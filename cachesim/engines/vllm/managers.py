@@ -46,10 +46,7 @@ class Need:
 
 
 class Manager:
-    """Base of all managers. Follows `SingleTypeKVCacheManager`.
-
-    Trap: a block gets its id when its chunk is scheduled, before the chunk is computed.
-    """
+    """Base of all managers. Follows `SingleTypeKVCacheManager`."""
 
     fine = False  # supports lookups at hash boundaries inside a block
 
@@ -114,6 +111,7 @@ class Manager:
             return max(required - held, 0)
         skipped = self.num_skipped(need.computed) // self.block_size
         new = max(required - max(skipped, len(hit) + held), 0)
+        # A hit's free blocks leave the queue as well, so they count as taken.
         evictable = self.evictable(hit[max(0, skipped - held) :])
         return new + evictable + self._is_partial_hit(hit, need.local)
 
@@ -127,10 +125,12 @@ class Manager:
             hit = hit[skipped:]
         if hit:
             self.pool.touch(hit)
+        # Before the window nothing is read: null, and the store need not load it either.
         table.extend([NULL] * skipped)
         table.extend(hit)
         self.num_cached[request.id] = len(table)
         if self._is_partial_hit(hit, num_local):
+            # The hit ends inside this block: whoever cached it may still write it, so it is copied.
             index = num_local // self.block_size
             self.partial_hits[request.id] = (index, hit[-1])
             self.num_cached[request.id] = index
@@ -165,12 +165,10 @@ class Manager:
         return new
 
     def copy_on_write(self, table: list[int], index: int, source: int, copy: int) -> None:
-        """Replace a block by a copy for writing; both are referenced until the copy is made.
-
-        Follows `_apply_cow` and its assertions: a table shorter than a partial hit ends the engine
-        core.
-        """
+        """Replace a block by a copy for writing (`_apply_cow`)."""
         where = "SingleTypeKVCacheManager._apply_cow"
+        # Upstream asserts both: a table shorter than a partial hit ends the engine core. Both
+        # blocks stay referenced until the copy is made.
         if index >= len(table):
             raise UpstreamAbort(where, "block_idx < len(req_blocks)")
         if table[index] != source:
@@ -187,6 +185,7 @@ class Manager:
         """Set the ids of the request's full blocks; return the blocks with a new id."""
         start = self.num_cached.get(request.id, 0)
         hashed = len(request.hashes) * self.pool.hash_block
+        # Before the chunk is computed (see `allocate_slots`): an abort in between leaves the ids.
         end = min(num_tokens, hashed) // self.block_size
         if start >= end:
             return []
@@ -194,6 +193,7 @@ class Manager:
         if self.rules.retention.window_mask != "none":
             rules, reachable = self.rules.retention, [*boundaries]
             junction = request.shared_prefix_boundary
+            # Without it each prompt that shares a prefix pays for it again (#47782).
             if junction and rules.keeps_junction:
                 reachable.append(junction)
                 if self.use_eagle and rules.keeps_below_junction:
@@ -225,6 +225,7 @@ class Manager:
     def free(self, request: Request) -> None:
         """Free a request's blocks, the last one first."""
         of_window = self.spec.kind == "window"
+        # Last block first: a prefix is evicted from its end, and its start stays of use.
         self.pool.free_blocks(reversed(self.pop_blocks_for_free(request)), of_window=of_window)
 
     def remove_skipped_blocks(self, request: Request, num_computed: int) -> None:
@@ -268,6 +269,7 @@ class FullAttention(Manager):
         if query.alignment < size and size % query.alignment == 0:
             length = self._extend_inside(found, query)
         if query.drop_eagle_block and length > 0:
+            # A drafter needs the hidden state of the last hit token, which only computing gives.
             length -= min(query.alignment, size)
         length -= length % query.alignment
         for blocks in found:
@@ -318,6 +320,7 @@ class FullAttention(Manager):
         unit = self.pool.hash_block
         limit = request.num_prompt
         if self.rules.state.attention_tail_below_end and not self.use_eagle:
+            # The last token is computed in any case: a tail that includes it is never hit whole.
             limit -= 1
         boundary = min(limit // unit, len(request.hashes)) * unit
         if not 0 < boundary <= num_tokens or boundary % self.block_size == 0:
@@ -343,11 +346,9 @@ class SlidingWindow(Manager):
     """A hit needs the blocks of the window before its end (`SlidingWindowManager`)."""
 
     def needed(self, *, use_eagle: bool) -> int:
-        """Number of consecutive blocks in a hit: ceil((window - 1) / block), one more for a
-        drafter.
-
-        Trap: 0 for a window of 1; `find` still needs one block, and `mask` keeps none.
-        """
+        """Number of consecutive blocks in a hit."""
+        # The window includes the token itself. Trap: 0 for a window of 1, where `find` still wants
+        # one block and `mask` keeps none.
         whole = cdiv(self.spec.window - 1, self.block_size) + use_eagle
         return max(1, whole - 1) if self.rules.lookup.window_one_short else whole
 
@@ -379,6 +380,7 @@ class SlidingWindow(Manager):
                 continue
             early = query.drop_eagle_block and not self.rules.lookup.window_end_before_drop
             end = i if early else i + 1
+            # Only a run that ends where all groups can: with a drafter, after its drop (#39450).
             if run == 0 and end * size % query.alignment:
                 continue
             for each, block in zip(found, cached, strict=True):
@@ -417,10 +419,7 @@ class SlidingWindow(Manager):
 
 
 class ChunkedLocalAttention(Manager):
-    """Manager of chunked attention: blocks before a token's chunk count as present.
-
-    Trap: a prompt that was never sent has hits up to its last chunk, whose boundary needs no block.
-    """
+    """Manager of chunked attention: blocks before a token's chunk count as present."""
 
     def num_skipped(self, num_computed: int) -> int:
         return num_computed // self.spec.chunk * self.spec.chunk
@@ -431,6 +430,7 @@ class ChunkedLocalAttention(Manager):
         if query.alignment != size:
             where = "ChunkedLocalAttentionManager.find_longest_cache_hit"
             raise UpstreamAbort(where, "groups with different block sizes are not compatible")
+        # Trap: at the start of a chunk no block is needed, so a prompt never sent before has a hit.
         first = self.num_skipped(query.max_length) // size
         found: list[list[int]] = [[NULL] * first for _ in query.group_ids]
         for i in range(first, query.max_length // size):
@@ -471,11 +471,7 @@ class Ring(Manager):
 
 
 class Mamba(Manager):
-    """Manager of the states of recurrent layers (`MambaManager`).
-
-    Trap: a prompt of whole blocks has its only state at its end, where a repeated prompt cannot
-    hit; since 0.32 its prefill stops one block lower.
-    """
+    """Manager of the states of recurrent layers (`MambaManager`)."""
 
     fine = True
 
@@ -508,6 +504,7 @@ class Mamba(Manager):
         unit = query.alignment if inside else size
         own = query.hashes if inside else self.own(query.hashes)
         keys, groups, first = pool.cached, pool.groups, query.group_ids[0]
+        # From the end: one state is enough, and nothing before it is needed.
         for i in range(min(query.max_length // unit, len(own)) - 1, -1, -1):
             if own[i] * groups + first not in keys:
                 continue
@@ -546,6 +543,7 @@ class Mamba(Manager):
             tail = self._cache_tail(request, num_tokens, retention)
             if tail is not None:
                 block, key = tail
+                # Its content comes with this step: a hit on it has to wait (#29387).
                 self.cached_this_step.add(key)
                 done.append(block)
             if request.id in self.exports:  # its block may have another id now, or none
@@ -577,6 +575,7 @@ class Mamba(Manager):
         if known and self.rules.state.keeps_known_tail:
             return None
         self.pool.cache_partial_block(request.hashes, block, num_tokens, self.group)
+        # The owner still writes this block: its next allocation copies it first.
         if num_tokens % size:
             self.partial_hits[request.id] = (index, block)
             self.num_cached[request.id] = index
@@ -612,14 +611,13 @@ class Mamba(Manager):
     def _cache_export(
         self, request: Request, retention: int | None, position: int, index: int
     ) -> tuple[int, int] | None:
-        """Cache an exported state under its own id, instead of that of its entry's end; or none if
-        no lookup would ask for it. Follows the first part of `_cache_partial_tail_block`.
-        """
+        """Cache an exported state. Follows the first part of `_cache_partial_tail_block`."""
         pool, size, block = self.pool, self.block_size, self.tables[request.id][index]
         end, rest = divmod(position, size)
         mask = [False] if rest else self.mask(end - 1, end, retention, ())
         of_prompt = position == self._checkpoint(request.num_prompt, self.alignment)
         wanted = mask is None or mask[0] or of_prompt
+        # No lookup would ask for it, and the id of its entry's end is not this state's.
         if not wanted and position != request.shared_prefix_boundary:
             pool.evict(block)
             return None
@@ -637,11 +635,13 @@ class Mamba(Manager):
     def num_blocks_to_allocate(self, request: Request, hit: Sequence[int], need: Need) -> int:
         """Follows `get_num_blocks_to_allocate`; more than the pool has if the hit must wait."""
         if self.rules.state.same_step_guard and self.is_of_this_step(hit):
+            # More than there are: the request waits, and the state is written (#29387).
             return self.pool.size + 1
         if not self.aligned:
             wider = need.wider(self.block_size * self.speculative)
             return super().num_blocks_to_allocate(request, hit, wider)
         required = cdiv(need.main, self.block_size) + self.speculative
+        # By `main`: with the look-ahead a state would get a block more than attention (#40860).
         new = required - len(hit) - len(self.tables.setdefault(request.id, []))
         partial = self._is_partial_hit(hit, need.local) or request.id in self.partial_hits
         if partial:
@@ -653,6 +653,7 @@ class Mamba(Manager):
                 self.exports[request.id] = export, export_index(need.main, self.block_size)
         if new > 0:
             speculative = 0 if request.id in self.allocated else self.speculative
+            # Entries between are null: a chunk of any length needs one running state.
             cap = 1 + partial + (export > 0) + speculative
             cap += self.rules.state.counts_loaded_state and need.computed > need.local
             new = min(new, cap) if self.rules.state.exact_need else cap
@@ -687,6 +688,7 @@ class Mamba(Manager):
         required = cdiv(num_main, self.block_size) + spec
         partial = self.partial_hits.get(request.id)
         if required < len(table) and not rules.keeps_surplus:
+            # Refused drafts leave more entries than a step needs; until 0.22 an abort.
             where = "MambaManager.allocate_new_blocks"
             raise UpstreamAbort(where, "num_required_blocks > len(req_blocks)")
         export = request.id in self.exports
@@ -697,6 +699,7 @@ class Mamba(Manager):
         before = len(table)
         allocated = request.id in self.allocated
         if allocated:
+            # The state that this chunk begins with stays until no step reads it.
             self.last_state[request.id] = before - 1 - spec
         elif before > 0:
             self.last_state[request.id] = before - 1
@@ -704,6 +707,7 @@ class Mamba(Manager):
         if before < skipped:
             table.extend([NULL] * (skipped - export - before))
         if allocated:
+            # Speculative blocks are reused as those of the new state; their entries become null.
             for index in range(before - spec, before):
                 if index >= skipped - export:
                     break
@@ -730,15 +734,13 @@ class Mamba(Manager):
         *,
         owner: bool,
     ) -> list[int]:
-        """Copy a state under a partial id before its block is written.
-
-        The request that cached it keeps its block, and the keys move to the copy; a request with a
-        hit on it writes into the copy.
-        """
+        """Copy a state under a partial id before its block is written."""
         index, source = partial
+        # A hit: this request continues in the copy, and the cached block stays as it is.
         if not owner:
             self.copy_on_write(table, index, source, copy)
             return [copy, *given]
+        # The owner continues in its own block, and the copy keeps the state under its ids.
         self.pool.move_keys(source, copy)
         self.copies.append((source, copy))
         self.pool.ref[source] += 1
@@ -765,11 +767,13 @@ class Mamba(Manager):
 
     def remove_skipped_blocks(self, request: Request, num_computed: int) -> None:
         if self.rules.state.frees_behind_speculation:
+            # Drafts may be refused, so their blocks do not count as computed.
             num_computed = max(0, num_computed - self.speculative)
         super().remove_skipped_blocks(request, num_computed)
         if not self.aligned:
             return
         last = self.last_state.get(request.id)
+        # From then on it is only a cached free block.
         if last is not None and last < cdiv(num_computed, self.block_size) - 1:
             table = self.tables[request.id]
             if table[last] != NULL:
@@ -782,6 +786,7 @@ class Mamba(Manager):
             return
         table = self.tables[request.id]
         freed = []
+        # Null entries are everywhere between states, so the first one is no reason to stop.
         for i in range(end - 1, self.retired.get(request.id, 0) - 1, -1):
             if table[i] != NULL:
                 freed.append(table[i])

@@ -94,6 +94,7 @@ class Nixl(Connector):
     def __post_init__(self) -> None:
         self.ahead.scheduler.external = lambda *_: NOTHING_STORED
         self.ahead.scheduler.requires_delivery = True
+        # The prefill server keeps the blocks of a finished request until they are read.
         self.ahead.scheduler.delays_free = lambda request: request.status == "finished"
 
     @property
@@ -111,6 +112,8 @@ class Nixl(Connector):
         """Send a request to the prefill server. Follows `_truncate_request_for_prefill`."""
         given = dict(asked.options or {})
         given.pop("failed_block", None)
+        # A recurrent layer has one state, at the end: it stops one token early, so that this server
+        # has one to compute.
         prompt = asked.prompt[: self._to_load(request)] if request.reads_cache else asked.prompt
         ticket = self.ahead.submit(
             replace(asked, prompt=prompt, predict=1, reply=None, drafts=None, options=given)
@@ -125,6 +128,7 @@ class Nixl(Connector):
         for each in self.prefills.values():
             self.delays[each.request.id] += each.blocks is None
             each.left -= each.blocks is not None and each.holds
+            # The lease is over: the blocks are freed though nobody has read them.
             if each.blocks is not None and each.holds and not each.left:
                 self._free(each)
                 ended.append(each)
@@ -156,9 +160,11 @@ class Nixl(Connector):
     def find(self, request: Request, local: int) -> tuple[int, bool]:
         """The prefilled tokens beyond the hit. Follows `get_num_new_matched_tokens`."""
         held = self.prefills.get(request.id)
+        # One transfer for each request: after a preemption it computes its prompt here.
         if held is None or held.asked or not request.reads_cache:
             return 0, False
         count = self._to_load(request) - local
+        # The usual case; else a hit covers all, and nothing is read.
         if count > 0:
             self.reach[request.id] = [local + count]
             return count, True
@@ -185,6 +191,7 @@ class Nixl(Connector):
 
     def _to_load(self, request: Request) -> int:
         """Prompt tokens of the prefill server. Follows `_get_remote_prefill_token_count`."""
+        # A prompt of one token has none to leave out.
         return request.num_prompt - (self.leaves if request.num_prompt > 1 else 0)
 
     def _load_span(
@@ -199,9 +206,13 @@ class Nixl(Connector):
         theirs = self.prefills[request.id].blocks or ()
         pool, pages = self.manager.pool, self.ahead.runner.pages
         new = [
-            [each for each in table if each != NULL and pool.key[each] is None] for table in tables
+            # Blocks with ids are a hit, whose content is here already.
+            [each for each in table if each != NULL and pool.key[each] is None]
+            for table in tables
         ]
         for group, (mine, read) in enumerate(zip(self._clipped(new), theirs, strict=True)):
+            # From the end: a hit here makes this side's list shorter, and its first blocks are the
+            # ones that are there.
             for block, source in zip(reversed(mine), reversed(read), strict=False):
                 self.pages.reach(block)
                 pages.reach(source)

@@ -45,6 +45,7 @@ class OffloadGroup:
         elif spec.kind == "chunked":
             window = cdiv(spec.chunk, chunk)
         elif spec.kind == "mamba":
+            # A state stands for all tokens before it: one chunk is enough.
             window = 1
         return cls(index=index, spec=spec, chunk=chunk, hashes=chunk // unit, window=window)
 
@@ -57,6 +58,7 @@ class OffloadGroup:
         """Chunks of a load up to `tokens`, one more where the window begins one chunk earlier."""
         if self.spec.kind != "window" or self.window is None:
             return self.window
+        # A window that begins inside a chunk reaches into one more.
         return max(self.window, cdiv(self.spec.window - 1 + -tokens % self.chunk, self.chunk))
 
 
@@ -97,6 +99,7 @@ class OffloadingScheduler:
         self.manager, self.host, self.rules = manager, host, rules
         self.factor, self.prompt_only = factor, prompt_only
         unit = manager.sizes.hash_block
+        # A ring's block has no id, so it cannot be found on the host.
         kept = {id(spec) for spec in cacheable(manager.groups)}
         self.groups = tuple(
             OffloadGroup.of(i, spec, factor, unit)
@@ -106,11 +109,13 @@ class OffloadingScheduler:
         full = [i for i, each in enumerate(self.groups) if each.window is None]
         windows = [i for i, each in enumerate(self.groups) if each.window is not None]
         self.windows = tuple(sorted(windows, key=lambda i: -(self.groups[i].window or 0)))
+        # Attention first, which windows then only shorten; the largest window before the others.
         self.lookup_groups = (*full, *self.windows)
         sizes = {self.groups[i].chunk for i in full}
         self.alignment: int | None = None
         if len(sizes) == 1:
             [self.alignment] = sizes
+        # Without attention the largest chunk decides where hits can end.
         elif not sizes:
             self.alignment = max(each.chunk for each in self.groups)
         aligned = {"align"} | ({"all"} if rules.aligns_all_mode else set())
@@ -129,6 +134,7 @@ class OffloadingScheduler:
         self.jobs: dict[int, TransferJob] = {}
         self.pending: dict[int, set[int]] = {}  # block -> stores that read it
         self.count = 0  # of jobs
+        # Without prefix caching no other request could share the loaded blocks.
         self.loading: set[Key] | None = set() if manager.enable_caching else None
         self.step_loads: list[TransferJob] = []
         self.step_blocks: set[int] = set()  # allocated in this step
@@ -156,6 +162,8 @@ class OffloadingScheduler:
         self.done.append(request)
         for number in state.jobs:
             self._watch(number, self.jobs[number].deferred)
+        # The pool may take the blocks again: the copy is then waited for, in the step that takes
+        # them.
         return False
 
     def _watch(self, number: int, blocks: Iterable[int]) -> None:
@@ -184,13 +192,16 @@ class OffloadingScheduler:
         state = self.states[request.id]
         for own in state.groups:
             own.blocks.clear()
+            # Until 0.32 not: a preempted request offers no chunk twice.
             if self.rules.offers_again:
                 own.next_stored = 0
+        # Its own copies still run: what they write is not on the host yet.
         if state.jobs:
             self.asked_later.append(request)
             return ASK_LATER
         self._update_keys(state)
         state.local = local
+        # Prompt logprobs need all tokens, wherever they are cached.
         found = self._lookup(state) if request.reads_cache else 0
         state.hits = [(local + (found or 0)) // group.chunk for group in self.groups]
         if self.rules.recency == "touched":
@@ -215,9 +226,11 @@ class OffloadingScheduler:
         `_lookup_complete_chunks`.
         """
         local, most, found = state.local, state.request.num_tokens, 0
+        # A window or a state must end where the prefill resumes, and the last token is computed.
         if self.windows:
             most -= 1  # a window that ends at the last token but one
             if self.state_chunk:
+                # A state inside a chunk was never stored.
                 most = most // self.state_chunk * self.state_chunk
         waits, groups = False, self.lookup_groups
         while groups:
@@ -227,11 +240,13 @@ class OffloadingScheduler:
                 most = min(most, len(keys) * group.chunk)
                 if most - local < group.chunk:
                     return 0
+                # From the hit on: what the pool has is not loaded.
                 count = min(cdiv(most, group.chunk), len(keys))
                 first = local // group.chunk
                 hits = self._hits(group, keys[first:count], min(most, count * group.chunk))
                 if hits == 0:
                     return 0
+                # Still written: the others are asked all the same, since their miss ends the wait.
                 if hits is None:
                     waits = True
                 else:
@@ -239,6 +254,9 @@ class OffloadingScheduler:
                 new = most - local
                 if new < group.chunk:
                     return 0
+                # A shorter hit may cut a window that an earlier group needs whole: windows are
+                # searched again, or all groups if one had to wait for a chunk that is now beyond
+                # the end.
                 if new < found:
                     if waits:
                         waits, groups = False, self.lookup_groups
@@ -246,6 +264,7 @@ class OffloadingScheduler:
                         groups = self.windows
                 window_seen |= group.window is not None
                 found = new
+        # Two loads of one chunk would fill two blocks; asked again, the request finds a hit.
         if waits or self._being_loaded(state, local + found):
             return None
         return found
@@ -257,6 +276,7 @@ class OffloadingScheduler:
         for group, own in zip(self.groups, state.groups, strict=True):
             keys = own.keys[state.local // group.chunk : cdiv(end, group.chunk)]
             window = group.load_window(end)
+            # What is before the window is not loaded, so nobody waits for it.
             if window is not None:
                 keys = keys[-window:]
             if any(key in self.loading for key in keys):
@@ -278,6 +298,7 @@ class OffloadingScheduler:
                 break
             hits += 1
             waits |= not slot.ready
+        # Attention needs all of them, so one that is written makes the whole hit wait.
         return None if waits else hits
 
     def _window_hits(self, keys: Sequence[Key], window: int, first_window: int) -> int | None:
@@ -289,12 +310,14 @@ class OffloadingScheduler:
         for index in range(len(keys) - 1, -1, -1):
             slot = self.host.lookup(keys[index])
             if slot is None:
+                # The run is broken: what is written beyond it no longer matters.
                 waits, run, needed = False, 0, window
             else:
                 waits |= not slot.ready
                 run += 1
             if run == needed:
                 return None if waits else index + needed
+        # No run of a whole window: one from the hit on is a complete prefix.
         return None if waits else run
 
     # -- loads -------------------------------------------------------------------------------------
@@ -314,12 +337,14 @@ class OffloadingScheduler:
             first = next(
                 (
                     i
+                    # A block with an id is a hit in this group: only those after it are loaded.
                     for i in range(cdiv(state.local, size), last)
                     if table[i] != NULL and pool.key[table[i]] is None
                 ),
                 last,
             )
             if group.window is not None and last - first > group.window * self.factor + 1:
+                # Upstream asserts it: more would overwrite blocks that the window has left.
                 where = "OffloadingConnectorScheduler.update_state_after_alloc"
                 raise UpstreamAbort(where, "more blocks to load than a window has")
             chunks = cdiv(end, group.chunk)
@@ -360,7 +385,9 @@ class OffloadingScheduler:
         self._update_states(step)
         flushed = set[int]()
         for request in step.preempted:
+            # A preempted request's blocks are free: the next step may write to them.
             flushed |= self.states[request.id].jobs
+        # The same for a block that is taken in this step while a store still reads it.
         for block in self.step_blocks & self.pending.keys():
             flushed |= self.pending[block]
         stores = self._store_states(step)
@@ -386,6 +413,7 @@ class OffloadingScheduler:
             self._update_keys(state)
             if chunk.fresh:
                 for own in state.groups:
+                    # After a preemption its table begins again.
                     own.blocks.clear()
             ends[chunk.request.id] = [len(own.blocks) for own in state.groups]
             for group, own in zip(self.groups, state.groups, strict=True):
@@ -393,6 +421,7 @@ class OffloadingScheduler:
                 self.step_blocks.update(chunk.blocks[group.index])
         self.step_blocks.update(target for _, _, target in step.copies)
         self.step_blocks.discard(NULL)
+        # Only windows and states free blocks while their request runs.
         if not (self.windows and self.step_blocks):
             return
         for number, state in self.states.items():
@@ -401,6 +430,8 @@ class OffloadingScheduler:
                 end = ends[number][index] if number in ends else len(own.blocks)
                 for at in range(own.next_stored * self.factor, end):
                     if own.blocks[at] in self.step_blocks:
+                        # The block left the window and is taken by another: its content is no
+                        # longer this chunk.
                         own.blocks[at] = NULL
 
     def _offloadable(self, request: Request, tokens: int) -> int:
@@ -422,6 +453,8 @@ class OffloadingScheduler:
             most = self._offloadable(request, request.num_tokens)
             for index, block, boundary in entries:
                 group = self.groups[groups[index]]
+                # A state at a junction or at a prompt's end can be inside a chunk: it has no key
+                # there.
                 if block == NULL or boundary > most or boundary % group.chunk:
                     continue
                 unit = self.manager.sizes.hash_block
@@ -433,6 +466,7 @@ class OffloadingScheduler:
                 first = boundary // group.spec.block - 1
                 copied = (Copied(index, (block,), first, (stored[key],)),)
                 job = self._job(state, [key], copied, stores=True)
+                # The running request frees a state's block early, so it is watched from now on.
                 job.fenced = (block,)
                 self._watch(job.number, job.fenced)
                 jobs.append(job)
@@ -440,6 +474,7 @@ class OffloadingScheduler:
 
     def _prepare_store(self, state: RequestState, keys: Sequence[Key]) -> dict[Key, int] | None:
         answer = self.host.prepare_store(keys, state.access)
+        # Too few idle chunks: nothing of this request is stored in this step.
         if answer is None:
             self.refused.append(state.request)
             return None
@@ -462,8 +497,10 @@ class OffloadingScheduler:
         for number in (*scheduled, *(each.id for each in self.done)):
             state = self.states[number]
             request = state.request
+            # Only what has run: the rest of its chunk never will.
             if request.status == "aborted":
                 after = request.num_computed
+            # The last sampled token was never computed.
             elif request.status in ENDED:
                 after = max(request.num_prompt, request.num_tokens - 1)
             else:
@@ -473,6 +510,7 @@ class OffloadingScheduler:
             stored = self._prepare_store(state, keys) if keys else {}
             if stored is None:
                 continue
+            # Nothing to copy, as all are on the host: not offered again in each step.
             if not stored:
                 for index, own in enumerate(state.groups):
                     own.next_stored = max(own.next_stored, self._storable(state, index, tokens))
@@ -483,6 +521,7 @@ class OffloadingScheduler:
             if request.status in ENDED:
                 job = jobs[-1]
                 self._watch(job.number, job.deferred)
+                # Its blocks were freed and taken in the same step: the copy comes first.
                 if self.step_blocks & set(job.deferred):
                     flushed.add(job.number)
         return jobs
@@ -491,6 +530,7 @@ class OffloadingScheduler:
         """The range of chunks of each group that is offered, and the keys that a hit can need."""
         request, ranges, offered = state.request, [], list[Key]()
         retention = self.manager.coordinator.retention
+        # As the pool's: what its mask leaves out no hit can need, here either.
         boundaries: tuple[int, ...] = (request.num_prompt - 1,)
         if request.shared_prefix_boundary:
             boundaries += (request.shared_prefix_boundary,)
@@ -507,10 +547,12 @@ class OffloadingScheduler:
                 final = count
             elif retention is None and count <= horizon:
                 final = horizon
+            # The mask of a running request ended at the prompt: its last segment has grown since.
             if again:  # the last segment's end is known now
                 whole = count * self.factor
                 start = min(start, (whole - whole % blocks) // self.factor)
             ranges.append((start, count))
+            # States are stored as the manager names them, not from a table that may have moved on.
             if group.hands_over or count <= start:
                 continue
             mask = self._mask(group, range(start, count), final, boundaries)
@@ -519,6 +561,7 @@ class OffloadingScheduler:
                 first = (chunk - start) * self.factor
                 parts = range(first, first + self.factor)
                 table = own.blocks[chunk * self.factor : (chunk + 1) * self.factor]
+                # The chunk has left the window, or holds no state at its end.
                 if table[-1] == NULL:
                     continue
                 offered_before = earlier is None or any(earlier[part] for part in parts)
@@ -549,6 +592,7 @@ class OffloadingScheduler:
     ) -> Mask:
         """Follows `_reachable_store_block_mask`: as the pool's, at the ends of chunks."""
         size, manager = group.spec.block, self.manager.managers[group.index]
+        # Hits of attention can end at any chunk, so all are kept.
         if self.alignment is None or group.spec.kind not in {"window", "mamba"}:
             return None
         reach = Reach(
@@ -562,6 +606,7 @@ class OffloadingScheduler:
         )
         if not isinstance(manager, SlidingWindow):
             return state_mask(reach)
+        # The ends of hits are inside blocks: no block can be left out.
         if self.alignment % size:
             return None
         return window_mask(reach, manager.needed(use_eagle=False), 0)
@@ -580,6 +625,8 @@ class OffloadingScheduler:
                     if own.blocks[at] != NULL:
                         first = at if first is None else first
                         blocks.append(own.blocks[at])
+            # A window's blocks can be taken while the request runs, attention's only once it is
+            # done.
             (deferred if group.window is None else fenced).extend(blocks)
             copied.append(Copied(group.index, tuple(blocks), first or 0, tuple(slots)))
             own.next_stored = max(own.next_stored, count)

@@ -52,6 +52,8 @@ def adapter_keys(lora: LoRARequest, *, path: bool) -> Keys:
     """
     if not lora.name:
         return ()
+    # Trap: without the path the key is a bare text. An adapter reloaded from elsewhere hits the old
+    # one's blocks (#42125), and a `cache_salt` of the same text hits them, too.
     return (("lora", lora.name, lora.path),) if path else (lora.name,)
 
 
@@ -60,6 +62,7 @@ def keyed(tokens: Content, images: Sequence[Image], start: int) -> Content:
     row, end = list(tokens), start + len(tokens)
     for image in within(images, start, end):
         first, last = max(image.start - start, 0), min(image.end, end) - start
+        # Every image has the same placeholder token, so its hash and place tell prefixes apart.
         row[first:last] = [IMAGE] * (last - first)
         row.append((image.name, image.start - start))
     return tuple(row)
@@ -105,6 +108,8 @@ class Prefixes:
             content: Content = tuple(tokens[end - unit : end + ahead])  # no copy of a tuple
             if images:
                 content = keyed(content, images, end - unit)
+            # The first block's extra keys are in its parent; ids include their parents, so
+            # `cache_salt` is needed only there.
             key = (parent, content + adapter if adapter and end > unit else content)
             number = known(key)
             if number is None:
@@ -244,6 +249,7 @@ class Request:
     def append(self, token: int) -> None:
         """Append a sampled token; it may complete the tokens of an id."""
         self.tokens.append(token)
+        # Only whole units have ids; with a look-ahead, one needs the tokens after it, too.
         if (len(self.tokens) - self.prefixes.lookahead) % self.prefixes.unit == 0:
             self.prefixes.extend(self.hashes, self.tokens, self.root, self.images, self.adapter)
 
@@ -296,6 +302,8 @@ class Chunk:
 
         Follows `prepare_inputs` of the runner, whose counts and drafts stay on the device.
         """
+        # With overlapping steps a chunk is scheduled before the drafts of the step before are
+        # judged.
         if self.fresh:  # padded, or without drafts
             return self
         count = len(self.drafts)

@@ -56,6 +56,7 @@ class Pages:
         self.groups = tuple(groups)
         by_layer = {layer: i for i, group in enumerate(groups) for layer in group.layers}
         by_place = {PLACES[group.kind]: i for i, group in reversed([*enumerate(groups)])}
+        # A model may have its windows in attention's group, which keeps all of their blocks.
         by_place.setdefault("window", by_place.get("attention", 0))
         self.group_of: dict[int, int] = {}
         self.local: set[int] = set()  # layers with a window or chunks in a group of full attention
@@ -92,6 +93,7 @@ class Pages:
 
     def take(self, group: int, blocks: Integers) -> None:
         """Zero the other groups' content of blocks that a group writes."""
+        # One page serves all groups: what one writes destroys what another left in it.
         if len(self.groups) == 1:
             return
         taken = blocks[self.owner[blocks] != group]
@@ -179,6 +181,7 @@ class ChunkStore:
         """Write the chunk's keys and values, then return those of its table."""
         group = self.pages.group_of[layer]
         spec = self.pages.groups[group]
+        # A ring is one block per request, so its rows are by position, not by the table's entries.
         if spec.kind == "ring":
             [block] = self._tables[group]
             self.pages.take(group, np.array([block]))
@@ -199,9 +202,11 @@ class ChunkStore:
     def states(self, layer: int) -> Array:
         """The initial state of the chunk, zeros for an empty prefix."""
         block = self.initial[self.pages.group_of[layer]]
+        # No earlier state: a prompt begins from zeros.
         if block is None:
             shape = self.pages.shapes[layer]
             return np.zeros((1, shape.row), shape.dtype)
+        # A copy: the first token would otherwise change the cached state in place.
         return self.pages.state(layer, block)[None].copy()
 
     def keep_states(self, layer: int, states: Array) -> None:
@@ -211,6 +216,7 @@ class ChunkStore:
         for target in targets:
             if self.pages.owner[target] != group:
                 self.pages.take(group, np.array([target]))
+        # From the end: a prefill leaves one state, the last, however many targets there are.
         for target, state in zip(reversed(targets), states[0], strict=False):
             self.pages.put_state(layer, target, state)
 
@@ -232,6 +238,7 @@ def state_groups(groups: Sequence[GroupSpec]) -> tuple[int, ...]:
 
 def _region(chunk: Chunk, longest: int) -> int:
     """Decodes come first, then short and long pieces of prompts, and first pieces last."""
+    # V1 puts those without context last.
     if not chunk.start:
         return 3
     if chunk.count > longest:
@@ -294,11 +301,13 @@ class Runner:
                     [list(table) for table in chunk.blocks]
                 )
             else:
+                # A running request is passed its new blocks only, as in upstream's cached data.
                 tables = self.held[chunk.request.id].tables
                 for table, new in zip(tables, chunk.blocks, strict=True):
                     table.extend(new)
             highest = max((block for table in chunk.blocks for block in table), default=0)
             self.pages.reach(highest)
+        # Before any chunk runs: the source may be written in this very step.
         for group, source, target in step.copies:
             self.pages.reach(max(source, target))
             self.pages.copy(group, source, target)
@@ -309,10 +318,14 @@ class Runner:
             for chunk in step.chunks:
                 held, size = self.held[chunk.request.id], self._state.block
                 previous = held.state_index
+                # After a hit the state is in the entry of the last cached block. Trap: an entry
+                # counted in another group's smaller blocks is a state of elsewhere (#55600).
                 if previous is None:
                     previous = (chunk.start - 1) // self._seed_unit
                 current = cdiv(chunk.end, size) - 1
                 held.state_index = current
+                # Only a new entry needs a copy; with drafts accepted, the state after the last of
+                # them.
                 if previous not in (-1, current):
                     self._move(held, previous, held.accepted - 1, current)
                     held.accepted = 1
@@ -320,14 +333,17 @@ class Runner:
         for chunk in step.chunks:
             tokens: list[int] = []
             logits = self._compute(chunk)
+            # Inside a prompt the next token is known, so nothing is sampled.
             if chunk.end >= chunk.known:
                 tokens = list(judge(chunk, logits))
             sampled.append(tokens)
+            # A chunk of a prompt samples nothing, and still leaves one state.
             self.held[chunk.request.id].accepted = max(len(tokens), 1)
         if scanned:
             self._cache_states(scanned, sources)
         if mode == "align":
             for chunk in step.chunks:
+                # Only now is it known which drafts are accepted.
                 self._postprocess(chunk)
         elif mode == "all":
             for chunk in step.chunks:
@@ -399,17 +415,22 @@ class Runner:
     def _first_decodes(self, step: Step) -> frozenset[int]:
         """Requests whose first chunk of one token runs as a decode: rows of one token come first.
 
-        Follows `split_decodes_and_prefills`, and the order of rows: V2 sorts them by length, V1
-        puts those without context last, in order of arrival.
+        Follows `split_decodes_and_prefills`, and the order of rows.
         """
+        # Trap: a first chunk of one token looks like a decode, and a decode reads its block: what
+        # another request left there (#51562).
         if not self.rules.first_token_reads_block or self.drafting or not self.state_groups:
             return frozenset()
+        # Until 0.22 one prefill makes all rows use the prefill kernel, which starts from zeros.
         if not self.rules.peels_decodes and any(chunk.count > 1 for chunk in step.chunks):
             return frozenset()
         fresh = [chunk for chunk in step.chunks if not chunk.start]
         if self.v1:
+            # V1 orders by arrival: only the rows before the first longer chunk are split off.
             led = all(chunk.count == 1 for chunk in step.chunks if chunk.start)
             fresh = list(takewhile(lambda chunk: chunk.count == 1, fresh)) if led else []
+        # V2 sorts by length: a prefill as long as a decode with drafts comes first, and nothing is
+        # split off.
         elif self.prefills_lead:
             return frozenset()
         return frozenset(chunk.request.id for chunk in fresh if chunk.count == 1)
@@ -419,6 +440,7 @@ class Runner:
     @property
     def _seed_unit(self) -> int:
         if self.rules.seeds_in_smallest_block and not self.v1:
+            # Trap: with a state's block larger than attention's, the entry is another one (#55600).
             return min(group.block for group in cacheable(self.groups))
         return self._state.block
 
@@ -438,6 +460,7 @@ class Runner:
         held, size = self.held[chunk.request.id], self._state.block
         running = chunk.end - len(chunk.drafts)
         computed = running + held.accepted - 1
+        # Ids were set for whole blocks, so the block's state has to be the one at its end.
         boundary = computed // size * size
         if boundary < running or held.state_index is None:
             return
@@ -468,6 +491,8 @@ class Runner:
                 outputs=np.arange(max(first, start), end, dtype=np.int64) - start,
             )
             logits.append(self.network.run(ubatch, store).logits)
+            # The state at the cut goes to its own block, before the next piece overwrites the
+            # running one.
             if end < chunk.end and self._state.mode == "align":
                 for group, block in self._exported(chunk)[1].items():
                     self.pages.copy(group, held.targets[group][0], block)
@@ -478,6 +503,7 @@ class Runner:
 
         The chunk then runs up to there first, in the block of its running state.
         """
+        # Decodes keep one state for each token already.
         if not self.exports or not self.state_groups or self._planes(chunk) > 1:
             return 0, {}
         position = self.exports.position(self._state, chunk.start, chunk.end)
@@ -489,11 +515,10 @@ class Runner:
     def _pieces(self, chunk: Chunk) -> list[tuple[int, int]]:
         """The ranges of a chunk that run at once: one, two with an exported state, or in mode `all`
         one per block, each with a state.
-
-        Trap: a step with drafts leaves its states in the blocks from its last token's on, and none
-        at a boundary that it passes.
         """
         if not self.state_groups or self._state.mode != "all" or self._planes(chunk) > 1:
+            # Trap: a step with drafts leaves its states in the blocks from its last token's on, and
+            # none at a boundary that it passes.
             position, blocks = self._exported(chunk)
             cuts = [chunk.start, *([position] if blocks else []), chunk.end]
             return list(pairwise(cuts))
@@ -503,10 +528,13 @@ class Runner:
 
     def _scanned(self, step: Step) -> list[Chunk]:
         """The prefills, by row, whose states are taken from chunks that do not divide blocks."""
+        # Where the kernel's chunks divide the blocks, each block has a state of its own.
         if not (self.scan_size and self.state_groups and self.kind == "ssm") or (
             self._state.mode != "all" or self._state.block % self.scan_size == 0
         ):
             return []
+        # Trap: the kernel numbers its states over the whole batch, so a wrong place is a state of
+        # another request, and the order of rows decides of which (#57266).
         rows = sorted(step.chunks, key=lambda chunk: chunk.count)  # as V2 does
         if self.v1:
             self._move_rows(step)
@@ -517,6 +545,7 @@ class Runner:
     def _decodes(self, chunk: Chunk) -> bool:
         """True if a chunk is a decode in mode `all`: of a prompt its last token, not more."""
         if chunk.start >= chunk.request.num_prompt:
+            # Beyond the prompt: the last sampled token, with or without drafts.
             return chunk.count <= 1 + self._state.speculative_blocks
         return chunk.start > 0 and chunk.count == 1
 
@@ -534,6 +563,8 @@ class Runner:
                 )
                 states = {last: scan.rows[layer, chunk.end]}
                 for index, row, end in taken:  # the convolution's is its own
+                    # Only the scanned part is mixed up: the convolution's inputs are read by
+                    # position.
                     own, other = scan.rows[layer, (index + 1) * block], spans[row].rows[layer, end]
                     states[index] = np.concatenate([own[:conv], other[conv:]])
                 for index, state in states.items():
@@ -549,13 +580,17 @@ class Runner:
         size = self._state.block
         if self._state.mode == "align":
             first = cdiv(chunk.end, size) - 1
+            # The running state has moved into the entry of the chunk's end (see `run`).
             source = first + offset
         elif self._state.mode == "all":
             first, base = cdiv(end, size) - 1, held.last_scheduled
+            # After a step with all its drafts upstream reads on from that step's last block.
             base = max(start - 1, 0) // size if base is None else base
             source = base + offset
         else:
+            # Mode `none`: one state for each request, in its first block.
             first, source = 0, offset
+        # A first chunk starts from zeros, or its block would be read as a state.
         continues = start > 0 or (self.kind == "delta" and chunk.request.id in self.first_decodes)
         # A decode, even of a prompt's first token
         continues |= planes > 1 and not self.rules.padded_first_decodes
@@ -566,14 +601,12 @@ class Runner:
         return store
 
     def _check_decodes(self, step: Step) -> None:
-        """End as Mamba layers in mode `all` do for a decode without a block of the last step.
-
-        V2 passes none to them, V1 none in a step without drafts. The last token of a prompt is a
-        decode, a longer rest of it is not.
-        """
+        """End as Mamba layers in mode `all` do for a decode without a block of the last step."""
         spec = self._state.speculative_blocks
+        # V1 passes the block if a request of the step has drafts, V2 never does.
         if not spec or self._state.mode != "all" or (self.v1 and self.drafting):
             return
+        # The last token of a prompt is a decode as well, a longer rest of it is not.
         if any(map(self._decodes, step.chunks)):
             where = "MambaMixer2.conv_ssm_forward"
             raise UpstreamAbort(where, "block_idx_last_scheduled_token_prev_step_d is not None")
@@ -581,20 +614,21 @@ class Runner:
     def _planes(self, chunk: Chunk) -> int:
         """Number of states that a chunk leaves: one for each token of a decode.
 
-        Trap: Mamba layers run the last token of a prompt that is padded with drafts as a prefill,
-        gated-delta layers only without context: its one state includes all drafts. Since 0.30 Mamba
-        layers do so only without context, too.
-
         prompt, drafts      t0 | d1 d2 d3
         decode              s0   s1 s2 s3     a refused draft leaves the states before it
         prefill                        s3     the state includes refused drafts
         """
+        # Trap: a prompt's last token padded with drafts runs as a prefill, whose one state includes
+        # refused drafts: in gated-delta layers only without context, in Mamba layers until 0.29
+        # always.
         if chunk.start < chunk.request.num_prompt and chunk.drafts:
             decodes = self.kind == "delta" and self.rules.first_token_reads_block
             decodes |= self.rules.padded_first_decodes
             if chunk.start:
                 decodes = self.kind == "delta" or self.rules.padded_tail_decodes
             return 1 + len(chunk.drafts) if decodes else 1
+        # Trap: a resumed chunk this short counts as a decode, so its running state is that after
+        # its first token.
         resumed = chunk.start >= chunk.request.num_prompt and not chunk.drafts
         if (
             self.rules.short_resume_decodes
@@ -609,14 +643,14 @@ class Runner:
         return 1 + len(chunk.drafts)
 
     def _offset(self, held: CachedRequestState, drafts: int) -> int:
-        """Index of the speculative state to resume from: the one after the last accepted token.
-
-        V2 passes the accepted count in any step, V1 if a request of the step has drafts.
-        """
+        """Index of the speculative state to resume from: the one after the last accepted token."""
         rules = self.rules
+        # Trap: the plain path reads the first speculative state, although the step before may have
+        # accepted drafts (#39273, #40875).
         if self.kind == "delta":
             plain = rules.plain_path_reads_first
         else:
             plain = rules.reads_first_behind_prefill and self.prefills_lead and not self.v1
+        # V1 passes accepted counts only if a request of the step has drafts, V2 in any step.
         plain |= rules.plain_step_reads_first and self.v1 and not self.drafting
         return 0 if plain and not drafts else held.accepted - 1

@@ -56,6 +56,8 @@ def cached_states(
     for (start, end), own in zip(spans, ends, strict=True):
         first = start // block
         count = cdiv(end, block) - 1 - first
+        # Trap: upstream counts states as if each block had `stride` of them, all of equal length;
+        # the place is among those of all prefills of the batch (#57266).
         aligned = first_chunk + stride - 1 - start % block // size
         taken: list[tuple[int, int]] = []
         if singly:
@@ -64,6 +66,7 @@ def cached_states(
             raise UpstreamAbort(MIXER, "slice step cannot be zero")
         elif count:
             taken = states[aligned : aligned + count * stride : stride]
+            # As an assignment to a slice does upstream.
             if len(taken) not in {1, count}:  # one state goes to all blocks
                 raise UpstreamAbort(MIXER, f"shape mismatch: {len(taken)} states, {count} blocks")
         found.append([Source(first + i, *taken[i % len(taken)]) for i in range(count)])

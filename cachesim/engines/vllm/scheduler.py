@@ -56,8 +56,10 @@ class Cadence:
 
     def defers(self, running: Iterable[Request]) -> bool:
         """True if a step is for decodes alone."""
+        # Requests left over mean that prefills limit the server: they run in each step, then.
         if self.interval == 1 or self.bound or self.executed + 1 - self.last >= self.interval:
             return False
+        # Without a decode to spare, waiting gains nothing.
         return any(not each.is_prefill_chunk for each in running)
 
     def count(self, step: Step, *, prefills: bool) -> None:
@@ -166,12 +168,15 @@ class Scheduler:
             new = min(new, turn.threshold or new, turn.budget)
             new = min(new, limits.max_model_len - request.num_computed - 1)
             new, images = self._cut(request, new, request.num_computed, 0, turn)
+            # Later requests may still have a chunk: an encoder without room, or a cut to whole
+            # blocks, concerns this one alone.
             if new == 0:
                 turn.index += 1
                 continue
             blocks = self._allocate_or_preempt(request, new, turn)
             if blocks is None:
                 itself = limits.by_priority and request.status == "preempted"
+                # The victim was the request itself, so the index is at the next one now.
                 if itself and self.rules.scheduler.goes_on_without_itself:
                     continue
                 break
@@ -181,6 +186,7 @@ class Scheduler:
             turn.budget -= new
             drafts: tuple[int, ...] = ()
             if request.spec_tokens:
+                # The budget may cut the chunk inside the drafts: the rest is not verified.
                 count = new + request.num_computed - known
                 drafts = tuple(request.spec_tokens[: max(count, 0)])
                 request.spec_tokens = []
@@ -196,12 +202,14 @@ class Scheduler:
             step.chunks.append(chunk)
         step.running = tuple(step.chunks)
         loras = self._running_loras(step)
+        # After a preemption no request is admitted: blocks are short.
         if not step.preempted:
             self._schedule_waiting(turn, loras)
         self.cadence.count(step, prefills=turn.prefills)
         if self.external is not None and self.rules.scheduler.pins_tails:
             self.manager.pin_tails()
         step.copies = self.manager.take_copies()
+        # Referenced until copied; a step in flight must not find new content.
         if step.copies:
             ends = [block for _, *pair in step.copies for block in pair]
             if self.frees_late:  # the copies run with the next step
@@ -246,6 +254,8 @@ class Scheduler:
             if blocks is not None:
                 return blocks
             spares = self.rules.scheduler.spares_unsettled
+            # Its blocks would come free only with the output of a step in flight: too late for this
+            # one.
             if spares and not self._is_settled(self._lowest()):
                 return None
             victim = self._victim(turn)
@@ -253,9 +263,11 @@ class Scheduler:
             self.encoder.free(victim)
             self.prefills.discard(victim)
             victim.status = "preempted"
+            # Only its ids are kept: looked up again, they usually hit the blocks it just freed.
             victim.num_computed = 0
             victim.spec_tokens = []
             victim.dropped = self.requires_delivery or (victim.dropped and victim.stale > 0)
+            # Their output arrives after the preemption: its tokens count, what it wrote does not.
             victim.stale = victim.in_flight  # before 0.28 tracked differently, with the same effect
             victim.placeholders = 0
             victim.preemptions += 1
@@ -271,31 +283,28 @@ class Scheduler:
         return max(self.running, key=lambda each: each.rank) if ranks else self.running[-1]
 
     def _victim(self, turn: "_Turn") -> Request:
-        """The running request to preempt.
-
-        Under priorities it may have a chunk in this step. The chunk is removed and never runs; the
-        ids of its blocks stay (#57580).
-        """
+        """The running request to preempt."""
         if not self.limits.by_priority:
             return self.running.pop()
         victim = self._lowest()
         place = self.running.index(victim)
         del self.running[place]
+        # Under priorities the victim may have a chunk in this step. It is removed and never runs,
+        # but the ids of its blocks stay, so that others hit what nobody wrote (#57580).
         withdrawn = turn.step.drop(victim)
         turn.budget += sum(each.count for each in withdrawn)
+        # The list is one shorter: without a step back the next request would be skipped.
         if place < turn.index if self.rules.scheduler.steps_back_by_place else withdrawn:
             turn.index -= 1
         return victim
 
     def _running_loras(self, step: Step) -> set[int]:
-        """The loads of adapters that run (`scheduled_loras`).
-
-        Trap: where only requests of this step count, one without a chunk lets another adapter in,
-        and its next chunk ends the engine core.
-        """
+        """The loads of adapters that run (`scheduled_loras`)."""
         every = self.rules.scheduler.counts_running_adapters
         running = self.running if every else [chunk.request for chunk in step.chunks]
         loras = {each.lora.load for each in running if each.lora.load}
+        # Trap: until 0.32 a running request without a chunk in this step does not count, so another
+        # adapter gets in, and its next chunk ends the engine core.
         if len(loras) > self.limits.loras:
             where = "Scheduler.schedule"
             msg = "assert len(scheduled_loras) <= self.lora_config.max_loras"
@@ -307,6 +316,7 @@ class Scheduler:
         compared = self.rules.scheduler.skips_into_own_queue and self.limits.by_priority
         if compared and self.holding and self.waiting:
             return min(self.waiting, self.holding, key=lambda queue: queue[0].rank)
+        # Trap: until 0.30 a request that was passed over comes before preempted ones, too.
         return self.holding or self.waiting
 
     def _schedule_waiting(self, turn: "_Turn", loras: set[int]) -> None:
@@ -363,6 +373,7 @@ class Scheduler:
                 reserved_blocks=self._reserved_blocks() if loads else 0,
                 watermark_blocks=self.watermark_blocks if self.running else 0,
             )
+            # First come, first served: a shorter prompt does not pass one that lacks blocks.
             if blocks is None:
                 self.encoder.free(request)
                 if self.on_deferred is not None:
@@ -414,6 +425,8 @@ class Scheduler:
         """Number of tokens that whole blocks and the encoder leave of a chunk, and its images."""
         images: Sequence[Image] = ()
         first = self.rules.scheduler.encoder_before_split
+        # Until 0.27 what the encoder leaves of a chunk is cut to whole blocks, perhaps to nothing
+        # (#51603).
         if request.images and first:
             new, images = self.encoder.take(request, new, start, turn.embeddings)
         if self.splitter is not None and new:
@@ -444,6 +457,7 @@ class Scheduler:
         requests = len(self.running) + len(self.waiting) + len(self.holding)
         if not limits.threshold:
             return 0
+        # Nobody else waits for the budget, so short chunks would only add steps.
         if requests <= 1 and self.rules.scheduler.threshold_spares_the_only_one:
             return 0
         share = (limits.batched or limits.budget) // max(requests, 1) if limits.adaptive else 0
@@ -456,12 +470,14 @@ class Scheduler:
         """
         if request.id not in self.received:
             return False
+        # Nothing arrived: the blocks hold what others left in them, so none may get an id.
         if request.id in self.failed and not request.num_computed:
             self.manager.free(request)
         elif self.manager.enable_caching:
             self.manager.cache_blocks(request, request.num_computed)
         self.failed.discard(request.id)
         if request.num_computed == request.num_tokens:
+            # All of the prompt is loaded, but its last token has to run for the logits.
             request.num_computed -= 1
         self.received.remove(request.id)
         request.status = "preempted" if request.preemptions else "waiting"
@@ -497,12 +513,14 @@ class Scheduler:
         else:
             hit = manager.get_computed_blocks(request)
             if rules.keeps_junction_of_last and not request.reads_cache:
+                # Trap: the junction is that of another request's lookup.
                 hit = replace(hit, uncached=self.uncached)
             self.uncached = hit.uncached
         self._looked_up(request, hit)
         if self.external is None:
             return hit, NOTHING_STORED
         size = manager.sizes.scheduler_block
+        # A store counts in whole scheduler blocks; a partial hit's tail is inside one of them.
         tail = hit.length % size if rules.store_hit in {"attention", "whole-blocks"} else 0
         found, loads = self.external(request, hit.length - tail)
         if found is None:
@@ -520,18 +538,18 @@ class Scheduler:
     def _looked_up(self, request: Request, hit: Hit) -> None:
         if self.on_lookup is not None:
             self.on_lookup(request, hit)
+        # On the request, since the mask asks for it in later steps: until 0.25 it is forgotten
+        # there.
         if self.rules.retention.keeps_junction:
             request.shared_prefix_boundary = hit.length + hit.uncached if hit.uncached else 0
 
     def _pads(self, new: int, start: int, step: Step) -> bool | None:
-        """True if a request with one token to compute gets draft slots; None: it has to wait.
-
-        With it all requests of a decoding step have one shape.
-        """
+        """True if a request with one token to compute gets draft slots; None: it has to wait."""
         rule, limits = self.rules.scheduler.padding, self.limits
         if new != 1 or not limits.drafts or limits.drafts_by_size or rule == "never":
             return False
         decoding = step.running
+        # One prefill already breaks the shape that all requests of a decoding step share.
         if any(chunk.request.is_prefill_chunk for chunk in decoding):
             return False
         if not decoding and not (rule == "resumed" and start > 0):
@@ -557,6 +575,7 @@ class Scheduler:
         """
         done = []
         self.processed += bool(step.chunks)
+        # No step in flight can write to these blocks any more.
         while self.deferred and self.deferred[0][0] <= self.processed:
             self.manager.pool.free_blocks(reversed(self.deferred.popleft()[1]))
         failed = self._failed_loads(transfers, {each.request: each.count for each in step.chunks})
@@ -566,10 +585,13 @@ class Scheduler:
             request.in_flight -= chunk.count
             is_stale = request.stale > 0
             request.stale -= chunk.count if is_stale else 0
+            # A prefill server passes on blocks with its reply, and those of a stale one are gone.
             drops = is_stale and request.dropped
             if request in failed or request.status in ENDED or drops:
                 continue
             if chunk.drafts and tokens and not is_stale:
+                # Counted as computed when scheduled; their slots are written again by the next
+                # tokens.
                 rejected = len(chunk.drafts) - (len(tokens) - 1)
                 if request.num_computed > 0:
                     request.num_computed -= rejected
@@ -587,6 +609,7 @@ class Scheduler:
         if done:
             self.running = [each for each in self.running if each.status == "running"]
             self.waiting = deque(each for each in self.waiting if each.status != "finished")
+        # Policy `fail`: the request ends; under `recompute` it computes what did not arrive.
         for request in () if self.limits.recomputes else failed:
             self.abort(request, "error")
             done.append(request)
@@ -594,6 +617,7 @@ class Scheduler:
             if request.status == "loading":
                 self.received.add(request.id)
             else:
+                # Aborted while it loaded: the transfer wrote to its blocks until now.
                 self._free_blocks(request)
         for request in transfers.sent:
             self._free_blocks(request)
@@ -609,8 +633,7 @@ class Scheduler:
             | loaded | invalid | loaded |     recompute: from here on
                      ^                        fail: the request ends with an error
 
-        Follows `_handle_failed_recving` and `_handle_invalid_blocks`. Trap: under `fail` the blocks
-        of a load before the step lose their ids, under `recompute` they keep them.
+        Follows `_handle_failed_recving` and `_handle_invalid_blocks`.
         """
         found: dict[Request, None] = {}
         for request in transfers.failed:
@@ -622,6 +645,7 @@ class Scheduler:
         if not transfers.invalid:
             return found
         if len(self.manager.groups) > 1:
+            # Upstream looks a block up in one table only.
             where = "Scheduler._handle_invalid_blocks"
             raise UpstreamAbort(where, "invalid blocks of a model with several groups")
         loading = [each for each in self.holding if each.status == "loading"]
@@ -630,6 +654,8 @@ class Scheduler:
         if self.limits.recomputes:
             self.failed |= {each.id for each in later}
             return found | now
+        # Trap: only under `fail`. Under `recompute` the blocks keep their ids, and others may hit
+        # them.
         for block in evicted:
             self.manager.pool.evict(block)
         return found | later | now
@@ -639,8 +665,7 @@ class Scheduler:
     ) -> tuple[dict[Request, None], set[int]]:
         """Cut requests at their first invalid block; the blocks from there on are returned, too.
 
-        A block that an earlier request will compute counts as computed for the others. Follows
-        `_update_requests_with_invalid_blocks`.
+        Follows `_update_requests_with_invalid_blocks`.
         """
         [group], [manager] = self.manager.groups, self.manager.managers
         affected: dict[Request, None] = {}
@@ -653,6 +678,7 @@ class Scheduler:
                 if block not in invalid:
                     continue
                 affected[request] = None
+                # An earlier request will compute it again: computed, for the others.
                 if block not in marked:
                     marked.add(block)
                     if cut is None:
@@ -663,10 +689,7 @@ class Scheduler:
         return affected, evicted
 
     def _append(self, request: Request, tokens: Sequence[int], *, is_stale: bool) -> bool:
-        """Append sampled tokens up to a stop; True if the request is finished and freed.
-
-        A stale output belongs to a step before a preemption: only its tokens count.
-        """
+        """Append sampled tokens up to a stop; True if the request is finished and freed."""
         limits, rules = self.limits, self.rules.scheduler
         runs = request.status == "running" and not is_stale
         stopped = False
@@ -676,12 +699,16 @@ class Scheduler:
                 request.num_output >= request.max_tokens
                 or request.num_tokens >= limits.max_model_len
             ):
+                # Drafts after the stop are no part of the request; until 0.32 they count as
+                # computed.
                 stopped = True
                 if rules.returns_cut_tokens and not is_stale:
                     request.num_computed -= len(tokens) - number
                 break
+        # A stale output is of a step before the preemption: its tokens count, not its slots.
         if runs and limits.overlaps:
             request.placeholders -= len(tokens)
+        # When the chunk was scheduled these tokens were not known, so their blocks had no ids.
         again = limits.overlaps or (limits.drafts and rules.caches_after_drafts)
         if runs and again and self.manager.enable_caching:
             self.manager.cache_blocks(request, request.num_computed - request.in_flight)
@@ -691,20 +718,18 @@ class Scheduler:
         return stopped
 
     def _free(self, request: Request, *, delays: bool = False) -> None:
-        """Free a request's blocks, or leave them to a transfer that has not ended; before, a store
-        gets those that are not out of a window.
-
-        Follows `_free_request` and `_connector_finished`.
-        """
+        """Free a request's blocks. Follows `_free_request` and `_connector_finished`."""
         self.prefills.discard(request)
         self.passed_over.discard(request.id)
         self.encoder.free(request)
         if self.external is not None:
             rules = self.rules.scheduler
             known = rules.store_frees == "known-tokens"
+            # A store gets the blocks that are not out of the window of any settled token.
             count = request.num_tokens if known else request.num_computed
             unsettled = request.in_flight if rules.frees_settled else 0
             self.manager.remove_skipped_blocks(request, max(0, count - unsettled))
+        # A transfer reads or writes the blocks: the connector frees them when it ends.
         if self.delays_free is not None:
             delays |= self.delays_free(request)
         if not delays:
@@ -712,10 +737,8 @@ class Scheduler:
 
     @property
     def frees_late(self) -> bool:
-        """True if blocks that a step in flight may write to wait for its output.
-
-        A store may write to a freed block at once. Follows `defer_block_free`.
-        """
+        """True if blocks that a step in flight may write to wait (`defer_block_free`)."""
+        # A store may write to a freed block at once, without waiting for the steps in flight.
         overlaps = self.limits.overlaps and self.external is not None
         return overlaps and self.rules.scheduler.frees_behind_steps
 
@@ -739,6 +762,7 @@ class Scheduler:
     def update_draft_token_ids(self, request: Request, drafts: Sequence[int]) -> None:
         """Set a request's drafts for the next step; none during prefill."""
         if request.status == "running":
+            # In the middle of a prompt the next token is known: nothing to draft.
             request.spec_tokens = [] if request.is_prefill_chunk else list(drafts)
 
     def abort(self, request: Request, status: Status = "aborted") -> None:
@@ -751,6 +775,7 @@ class Scheduler:
             self.holding.remove(request)
         else:
             self.waiting.remove(request)
+        # A load still writes to its blocks: they are freed when it has ended.
         delays = request.status == "loading" and request.id not in self.received
         self.received.discard(request.id)
         self.failed.discard(request.id)

@@ -24,10 +24,12 @@ class Splitter:
     def of(cls, manager: KVCacheManager, *, budget: int, use_eagle: bool) -> "Splitter | None":
         """The splitter for a model with states at chunk ends, else None."""
         mamba = next((each for each in manager.groups if each.kind == "mamba"), None)
+        # In mode `all` the kernel leaves a state in every block, so chunks may end anywhere.
         if mamba is None or mamba.mode != "align":
             return None
         sizes = manager.sizes
         states = [each for each in manager.groups if each.kind == "mamba"]
+        # One cut serves all groups: a layer that cannot export needs the chunk to end there.
         exports = all(each.checkpoint_alignment for each in states)
         # `cache_config.block_size`: a ring, whose blocks have no ids, is left out.
         smallest = min(each.block for each in cacheable(manager.groups))
@@ -57,6 +59,7 @@ class Splitter:
 
         Follows `_mamba_block_aligned_split`.
         """
+        # A preempted request computes its own reply again: that is cut, too, unlike a decode.
         end_of_prefill = max(request.num_prompt, request.num_tokens - 1)
         if start >= end_of_prefill:
             return new
@@ -69,14 +72,22 @@ class Splitter:
             if early:  # may be empty: a budget below a block makes no progress
                 end = end // size * size if end < last else end
             elif end < end_of_prefill:
+                # A block larger than the budget is computed in pieces, or the request would wait
+                # forever.
                 aligned = end // size * size
                 if aligned > start or size <= self.budget:
                     end = aligned
+            # With partial hits a repeated prompt resumes at its last id, so one more chunk ends
+            # there.
             tail = self._tail_boundary(request) if self.partial_states and not exports else 0
             junction = request.shared_prefix_boundary
             inside = self.partial_states and self.manager.shared_prefix_checkpoint
             exact = inside and junction <= request.num_prompt
+            # A state at the junction is what the next prompt with this prefix resumes from
+            # (#37898); inside a block only if such a state can have an id.
             floored = junction if exact else start + (junction - start) // size * size
+            # A start inside a block stops at its end: a chunk that runs over it leaves no state
+            # there.
             boundary = (start // size + 1) * size
             passes = exports and self.manager.rules.scheduler.passes_boundary_if_exporting
             stops = (
@@ -86,15 +97,19 @@ class Splitter:
                 floored if start < junction < end else 0,
                 self._next_of_interval(start),
             )
+            # The nearest stop; the others are those of later chunks.
             end = min((stop for stop in stops if start < stop < end), default=end)
             return max(end - start, 0)
         size = self.size
         last = self._last_boundary(request)
         after = start + new
+        # Until 0.25 only the last boundary is a wanted position: whole blocks up to it, then the
+        # rest.
         if after < last:
             new = new // size * size
         elif start < last < after:
             new = last - start
+        # `uncached` counts from the end of the hit, where the first chunk begins.
         if self.manager.rules.scheduler.chunk_split == "uncached-prefix" and size <= uncached < new:
             new = uncached // size * size
         return new
@@ -122,8 +137,11 @@ class Splitter:
     def _last_boundary(self, request: Request) -> int:
         size, eagle = self.size, self.use_eagle
         if self.manager.rules.scheduler.prompt_stop == "below-the-end":
+            # At its own end a prompt of whole blocks would leave its only state, which a repeated
+            # prompt, limited to one token less, cannot use: one block lower since 0.32.
             return self._checkpoint(request.num_tokens, size)
         last = request.num_tokens - request.num_tokens % size
+        # A drafter's hit ends one block lower: a state above it is never hit.
         return max(last - size, 0) if eagle else last
 
     def _tail_boundary(self, request: Request) -> int:
@@ -137,6 +155,8 @@ class Splitter:
     def _next_of_interval(self, start: int) -> int:
         """The next multiple of the retention interval, or 0 if chunks do not end there."""
         interval = self.manager.coordinator.retention
+        # Upstream's interval only thins the states that chunks happen to leave: a large budget
+        # leaves few of them, so a long prompt may keep none of its multiples.
         if not (interval and self.manager.rules.scheduler.stops_at_interval):
             return 0
         return (start // interval + 1) * interval
