@@ -264,6 +264,11 @@ class Family(Generic[R, S]):
         for each in self.releases:
             if each.name == own:
                 return each
+        for known in self.names():  # a change to be taken back, misspelled
+            rest = own.removeprefix(f"{known}-")
+            hint = did_you_mean(rest, (patch.name for patch in self.patches if patch.landed))
+            if rest != own and hint:
+                raise ProfileError(f"there is no {self.name} patch {rest!r}; {hint}")
         msg = f"there is no {self.name} release {name!r}; {near_release(name, self.names())}"
         raise ProfileError(msg)
 

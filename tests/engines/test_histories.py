@@ -114,3 +114,23 @@ def test_a_change_is_taken_back_by_its_number_or_its_name(
 ) -> None:
     assert patches == Profile.parse(text).patches
     assert text == str(Profile.parse(text))
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("vllm@0.33.0-lookahead-hash", "no vllm patch .*; did you mean 'lookahead-hashes'?"),
+        ("vllm@0.33.0-44410", "no vllm patch '44410'; did you mean '44409'?"),
+        ("mlx-lm@0.31.1-man", "no mlx-lm release .*; did you mean '0.31.1-main'?"),
+        ("mlx-lm@0.32.2-738", "738 cannot be taken back here: take back 1072 first"),
+        ("vllm@0.23.0-44409", "does not have '44409' to take back; it landed in 0.24.0"),
+        ("vllm@0.24.0+44409", "has '44409' already: it landed in 0.24.0"),
+    ],
+)
+def test_a_change_that_cannot_be_taken_back_is_refused_with_the_reason(
+    text: str, says: str
+) -> None:
+    profile = Profile.parse(text)
+
+    with pytest.raises(ProfileError, match=says):
+        FAMILIES[profile.engine].rules(profile)

@@ -242,7 +242,7 @@ class SchedulerRules:
     """Until 0.32: before an image without room a chunk ends a drafter's look-ahead early."""
 
     encoder_counts_places: bool = True
-    """0.31: an image that occurs twice in a prompt is needed until its last place."""
+    """0.29: an image that occurs twice in a prompt is needed until its last place."""
 
     encoder_waits_for_tokens: bool = True
     """0.24: an image is needed until no token that is not known yet can be taken back, and until
