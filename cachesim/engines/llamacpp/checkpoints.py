@@ -140,11 +140,7 @@ def accept_tests(rules: ReuseRules, *, exact: bool, thold: int) -> tuple[Accept,
 
 
 def erase_checkpoints(server: ServerContext, slot: Slot, task: Task, prefix: Prefix) -> None:
-    """Drop the checkpoints that do not fit the new prompt (upstream: "erase any checkpoints").
-
-    Upstream prints nothing for a checkpoint that stays although it has more tokens than the common
-    prefix: a stale state goes unnoticed. Here it is an event.
-    """
+    """Drop the checkpoints that do not fit the new prompt (upstream: "erase any checkpoints")."""
     erasure = server.rules.reuse.erasure
     if erasure == "trimmed":
         # Lower the numbers of each checkpoint beyond the prefix, as #24797 proposed.
@@ -172,6 +168,7 @@ def erase_checkpoints(server: ServerContext, slot: Slot, task: Task, prefix: Pre
                 )
             )
         return
+    # #25592's rule is for exact states alone; windows keep the released one.
     if erasure == "diverged" and not server.is_exact:
         erasure = "beyond"
     erase = ERASURES[erasure]
@@ -192,6 +189,8 @@ def erase_checkpoints(server: ServerContext, slot: Slot, task: Task, prefix: Pre
             )
             continue
         kept.append(cur)
+        # Upstream prints nothing here: a checkpoint that includes tokens beyond the common prefix
+        # stays, and a later prompt may resume from a stale state.
         if cur.n_tokens > prefix.prefix_end:
             server.emit(
                 CheckpointKept(
@@ -211,22 +210,26 @@ def erase_checkpoints(server: ServerContext, slot: Slot, task: Task, prefix: Pre
 def create_checkpoint(
     server: ServerContext, slot: Slot, n_tokens: int, pos_min: int, pos_max: int
 ) -> None:
-    """Make room in the list and append the current state (upstream: `create_checkpoint`).
-
-    Trap: the oldest may be dropped although the new one only replaces one of equal length.
-    """
+    """Make room in the list and append the current state (upstream: `create_checkpoint`)."""
     task, most, rules = slot.running, server.options.ctx_checkpoints, server.rules.checkpoints
+    # Trap: room is made first, so the oldest may go although the new one only replaces one of equal
+    # length.
     make_room(server, slot, task, most)
     if rules.supersede_equal:
         for held in list(slot.prompt.checkpoints):
             if held.n_tokens == n_tokens:
                 _drop(server, slot, held, "superseded")
+    # The drafter's data beside its memory (since b11434); without it the first draft is worse, the
+    # reply is not.
     carries = server.drafter is not None and server.rules.slots.drafter_is_saved
     cur = Checkpoint(
         n_tokens=Count(n_tokens),
+        # #25592, #24035: an exact state has no lower position, so its own is recorded as `pos_min`.
         pos_min=Pos(pos_max if rules.exact_pos_min and server.is_exact else pos_min),
         pos_max=Pos(pos_max),
         id_task=task.id,
+        # Partial: a window's cells or a recurrent row. A plain cache ignores this and saves all, so
+        # a companion's part grows with the prompt.
         state=server.contexts.save(slot.id, partial=True),
         drafter=server.drafter.carried(slot.id) if server.drafter and carries else None,
         approximate=slot.prompt.approximate,
@@ -270,15 +273,15 @@ def make_room(server: ServerContext, slot: Slot, task: Task, most: int) -> None:
 
 
 def _thin_out(server: ServerContext, slot: Slot, task: Task, most: int) -> None:
-    """Drop checkpoints of other tasks close after their predecessors, until one more fits (#28302).
-
-    Before #28302 every list was thinned (#25472): `most` is 0 then.
-    """
+    """Drop checkpoints of other tasks close after their predecessors until one more fits."""
     last = -1
     for checkpoint in list(slot.prompt.checkpoints):
+        # Until #28302 every list was thinned (#25472), full or not: `most` is 0 then, and this
+        # never holds.
         if len(slot.prompt.checkpoints) + 1 < most:
             return
         close = checkpoint.n_tokens <= last + server.options.checkpoint_min_step
+        # The newest task's own checkpoints stay, and so does the first of the list.
         if checkpoint.id_task != task.id and last >= 0 and close:
             _drop(server, slot, checkpoint, "too-close")
         else:
@@ -304,15 +307,14 @@ def gets_checkpoints(server: ServerContext, task: Task) -> bool:
     windowed = server.n_swa > 0 and not server.options.swa_full
     exact = server.is_exact and server.rules.checkpoints.exact_gets_some
     wanted = server.options.ctx_checkpoints > 0 and task.kind == "completion"
+    # Full attention never needs one: any prefix of its cells can be resumed.
     return wanted and (exact or windowed)
 
 
 def checkpoint_at_the_end(server: ServerContext, slot: Slot, task: Task) -> None:
-    """Before #19408: one state, after the whole prompt is decoded (upstream: `update_slots`).
-
-    Trap: its last tokens are often the template's opening of the reply, which the next prompt of
-    the same chat does not have.
-    """
+    """Before #19408: one state, after the whole prompt is decoded (upstream: `update_slots`)."""
+    # Trap: its last tokens are often the template's opening of the reply, which the next prompt of
+    # the same chat does not have.
     if not server.rules.checkpoints.before_the_end and gets_checkpoints(server, task):
         checkpoint_here(server, slot, task, int(slot.prompt.n_tokens))
 
@@ -320,12 +322,12 @@ def checkpoint_at_the_end(server: ServerContext, slot: Slot, task: Task) -> None
 def checkpoint_here(server: ServerContext, slot: Slot, task: Task, n_tokens_start: int) -> None:
     """Create a checkpoint if it is not too close to the newest (upstream: `do_checkpoint`, second
     part).
-
-    `pos_min` and `pos_max` are those of the tokens before this batch.
     """
     rules, target = server.rules.checkpoints, server.contexts.target
+    # Read from memory now, before this batch is decoded: positions of the tokens before it.
     pos_min, pos_max = target.seq_pos_min(slot.id), target.seq_pos_max(slot.id)
     minimum = rules.exact_minimum_prompt if server.is_exact else rules.minimum_prompt
+    # -1: nothing is in memory yet, so there is no state to save.
     if pos_min < 0 or slot.prompt.n_tokens < minimum:
         return
     if _is_far_enough(server, slot, task, n_tokens_start):
@@ -337,12 +339,17 @@ def _is_far_enough(server: ServerContext, slot: Slot, task: Task, n_tokens_start
     rules, checkpoints = server.rules.checkpoints, slot.prompt.checkpoints
     if not checkpoints or n_tokens_start == slot.split_at:
         return True
+    # #20428: exact states without a distance; only one that is not longer than the newest is left
+    # out.
     if server.is_exact and not rules.exact_spaced:
         return n_tokens_start > checkpoints[-1].n_tokens
     near_prompt_end = task.n_tokens < slot.prompt.n_tokens + server.n_ubatch
+    # Near the end without a distance (#25592): the last states are those that the next turn
+    # resumes.
     if rules.spacing_waived_near_end and near_prompt_end:
         return True
     is_last_user_message = n_tokens_start == task.params.last_user_start
+    # #24176: the start of the last user message, where an edited message diverges.
     if rules.spacing_waived_for_last_user and is_last_user_message:
         return True
     spacing = server.options.checkpoint_min_step if rules.spacing is None else rules.spacing
@@ -352,11 +359,12 @@ def _is_far_enough(server: ServerContext, slot: Slot, task: Task, n_tokens_start
 def restore(server: ServerContext, slot: Slot, cur: Checkpoint) -> bool:
     """Restore the saved states (upstream: `load_tgt`, `load_dft`, `common_speculative_set_state`).
 
-    False in releases that fall back to a reset; later ones end the process.
+    False in releases that fall back to a reset.
     """
     contexts, state = server.contexts, cur.state
     loaded = contexts.load_target(state.target, slot.id, partial=True)
     loaded = loaded and contexts.load_companion(state.companion, slot.id, partial=True)
+    # Later releases end the process.
     if not loaded and not server.rules.reuse.failed_restore_resets:
         where = "common_prompt_checkpoint::load_tgt"
         raise UpstreamAbort(where, "the saved state does not fit")

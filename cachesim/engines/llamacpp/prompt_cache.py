@@ -147,15 +147,22 @@ class PromptCache:
 
     def alloc(self, entry: Entry, swap: Swap) -> bool:
         """Append an entry unless another one contains it (upstream: `alloc`); False if not."""
+        # A prompt inside a longer entry is not saved. Trap: the state of a hybrid slot is lost
+        # then; the longer entry helps only with its checkpoints.
         if self.contains(entry.tokens):
             swap.emit(events.PromptAlreadyCached(slot=swap.slot, n_tokens=entry.n_tokens))
             return False
+        # #25070: one entry beyond the whole limit is refused; before, it was stored and the limits
+        # kept it.
         if self.rules.save_makes_room and 0 < self.limit_size < entry.size:
             swap.emit(
                 events.CacheEntryTooLarge(slot=swap.slot, size=entry.size, limit=self.limit_size)
             )
             return False
+        # The new entry contains these, so they are dropped. Trap: their checkpoints go with them.
         self._drop_prefixes_of(entry.tokens, swap)
+        # #25070. Trap: room is made before the search, so the entry that the new request needs may
+        # go.
         if self.rules.save_makes_room and self.limit_size > 0:
             while self.entries and self.size + entry.size > self.limit_size:
                 oldest = self._drop_oldest(swap, "room", self.limit_size)
@@ -171,13 +178,9 @@ class PromptCache:
             self.remove(entry)
 
     def find(self, held: Sequence[Token], prompt: Sequence[Token], swap: Swap) -> Entry | None:
-        """The entry that exceeds the slot's own tokens in both ratios (upstream: the head of
-        `load`).
-
-        The loop goes from the oldest to the newest entry, and each better one raises both limits:
-        an older entry with a high f_keep and a low similarity blocks a younger one.
-        """
+        """The entry that exceeds the slot's own tokens in both ratios (the head of `load`)."""
         lcp = get_common_prefix(held, prompt)
+        # An empty slot has nothing to lose: any entry exceeds -1.
         best_keep = ratio(lcp, len(held)) if held else np.float32(-1.0)
         best_sim = ratio(lcp, len(prompt))
         swap.emit(
@@ -199,8 +202,12 @@ class PromptCache:
                         f_sim=ratios["f_sim"],
                     )
                 )
+            # Trap: however long the shared prefix is, an entry of which less than a quarter would
+            # stay is never loaded.
             if keep < QUARTER:
                 swap.rule_out(entry, causes.CACHE_KEEP, f_keep=ratios["f_keep"], below=0.25)
+            # Oldest first, and each better entry raises both limits. Trap: an older entry with a
+            # high f_keep and a low similarity blocks a younger one.
             elif self._beats(keep, sim, best_keep, best_sim):
                 if best is not None:
                     swap.rule_out(best, causes.CACHE_BETTER_ENTRY, **ratios)
@@ -215,29 +222,30 @@ class PromptCache:
     def _waiting(
         self, prompt: Sequence[Token], lcp: Count, swap: Swap, last: Entry | None = None
     ) -> Iterator[Entry]:
-        """All entries; in brief those after the last one that can change the outcome.
-
-        Upstream: the loop of `load`. Those share more tokens than the slot or the best entry so
-        far. Where less than a quarter of one is kept, only the last of the best has a cause.
-        """
+        """All entries (the loop of `load`); in brief those that can change the outcome."""
         candidates = swap.candidates
         if not swap.brief or candidates is None:
             yield from self.entries
             return
+        # Only an entry that shares more tokens than the slot or the best entry so far can win.
         more = (entries for count, entries in self._beginnings.shared(prompt) if count > lcp)
         for entry in next(more, {}):
             if last is not None and entry.number <= last.number:
                 continue
+            # Where less than a quarter would be kept, only the last of the best has a cause to
+            # report.
             if 5 * candidates.common(entry) >= entry.n_tokens or not candidates.drop(entry):
                 yield entry
 
     def _beats(self, keep: Float32, sim: Float32, best_keep: Float32, best_sim: Float32) -> bool:
+        # #24035, later form: similarity alone, so that a short slot prompt cannot block an entry.
         if self.rules.best_by_reuse:
             return bool(best_sim < sim)
         return bool(best_keep < keep and best_sim < sim)
 
     def update(self, swap: Swap) -> None:
         """Apply both limits, oldest first (upstream: `update`)."""
+        # Until #25070 one entry stays, however large it is.
         least = 1 if self.rules.limits_keep_one else 0
         while 0 < self.limit_size < self.size and len(self.entries) > least:
             self._drop_oldest(swap, "size", self.limit_size)
@@ -258,6 +266,8 @@ class PromptCache:
     def token_limit(self) -> int:
         """The limit of cached tokens: the context, or the number that fits on average."""
         if self.limit_size <= 0:
+            # Trap: `--cache-ram -1` lifts the limit of bytes, not that of tokens: the context's.
             return self.limit_tokens
+        # Trap: an empty cache counts one byte per token, so the estimate is the limit in bytes.
         per_token = max(np.float32(1.0), ratio(self.size, max(1, self.n_tokens)))
         return max(self.limit_tokens, int(np.float32(self.limit_size) / per_token))
