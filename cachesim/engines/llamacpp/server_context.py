@@ -85,6 +85,7 @@ class ServerContext:
         options = self.options
         self.n_batch, self.n_ubatch = options.n_batch, options.n_ubatch
         self.most_turns = 1 if self.contexts.target.computes else 1 << 30
+        # FULL and RS: recurrent and hybrid memories, whose state fits one position alone.
         self.is_exact = self.seq_rm_type in {SeqRm.FULL, SeqRm.RS}
         self.shifts_context = options.context_shift and self.can_shift
         ngrams = options.maps_ngrams or options.spec_type == CACHED
@@ -113,23 +114,17 @@ class ServerContext:
         self.events.append(event)
 
     def prompt_clear(self, slot: Slot) -> None:
-        """Clear a slot's memory and tokens (upstream: `server_slot::prompt_clear`).
-
-        Older releases keep the checkpoints; the next prompt start erases them.
-        """
+        """Clear a slot's memory and tokens (upstream: `server_slot::prompt_clear`)."""
         self.emit(PromptCleared(slot=slot.id, n_tokens=slot.prompt.n_tokens))
         self.contexts.seq_rm(slot.id, -1, -1)
         slot.prompt.tokens.clear()
         slot.prompt.approximate = None
+        # Older releases keep the checkpoints. The next prompt erases them, except at position 0.
         if self.rules.slots.clear_drops_checkpoints:
             slot.prompt.checkpoints.clear()
 
     def release(self, slot: Slot, stop: str) -> None:
-        """Release a slot from its request (upstream: `server_slot::release`).
-
-        One deferred task is moved to the front of the queue: the oldest that is pinned to this
-        slot, otherwise the oldest of all.
-        """
+        """Release a slot from its request (upstream: `server_slot::release`)."""
         task = slot.running
         self.emit(
             SlotReleased(
@@ -140,17 +135,23 @@ class ServerContext:
                 stop=stop,
             )
         )
+        # Errors count too: a refused request makes its slot the most recently used one.
         slot.t_last_used = self.now
         self.now += 1
         slot.move(SlotState.IDLE)
+        # Its tokens are a copy of its parent's.
         if task.is_child:
             self.prompt_clear(slot)
         slot.reset()
+        # Older releases keep the number: an empty prompt then reports the one of the request before
+        # it.
         if self.rules.slots.processed_is_reset:
             slot.n_prompt_tokens_processed = 0
         slot.task = None
         if not self.deferred:
             return
+        # The oldest that is pinned to this slot, else the oldest of all; it goes before new
+        # requests.
         pinned = (task for task in self.deferred if task.id_slot == slot.id)
         task = next(pinned, self.deferred[0])
         self.deferred.remove(task)
@@ -170,6 +171,7 @@ class ServerContext:
         cached = slot.n_prompt_tokens_cache
         if error is not None:
             self.emit(RequestRefused(slot=slot.id, task=task.id, error=error, message=message))
+        # A disconnected client's reply still reports its cached tokens, other errors none.
         if cached is None or (error is not None and error != CANCELLED):
             cached = None
             task.ledger.apply(causes.REQUEST_REFUSED, 0, error=error or stop)
@@ -226,6 +228,7 @@ def process_token(server: ServerContext, slot: Slot, token: Token, row: Array) -
 
 def stop_reason(server: ServerContext, slot: Slot, token: Token) -> str:
     """The reason to stop after this token, in upstream's order; empty without one."""
+    # Without context shift the next token finds no place, though it has been sampled.
     if not server.shifts_context and len(slot.prompt.tokens) + 1 >= slot.n_ctx:
         slot.truncated = True
         return "limit"
@@ -233,20 +236,18 @@ def stop_reason(server: ServerContext, slot: Slot, token: Token) -> str:
     if left is not None and left <= 0:
         return "limit"
     params = slot.running.params
+    # A forced reply may contain the token and continues after it.
     if token in END_OF_GENERATION and not params.ignore_eos and params.reply is None:
         return "eos"
     return ""
 
 
 def budget_left(server: ServerContext, slot: Slot) -> int | None:
-    """Number of tokens left to generate; None without a limit (upstream: `has_budget`).
-
-    The end of a forced reply also ends the generation.
-
-    Trap: a number below -1 is a limit as well, and ends the reply with its first token.
-    """
+    """Number of tokens left to generate; None without a limit (upstream: `has_budget`)."""
     params = slot.running.params
+    # Trap: a number below -1 is a limit as well, and ends the reply with its first token.
     most = params.n_predict if params.n_predict != -1 else server.options.predict
+    # Ours: the end of a forced reply ends the generation too.
     if params.reply is not None and not -1 != most < len(params.reply):
         most = len(params.reply)
     return None if most == -1 else most - len(slot.generated)
@@ -284,23 +285,23 @@ def parse_lora(given: object, names: Sequence[str]) -> Strengths | None:
 
 
 def take_over(server: ServerContext, slot: Slot, task: Task) -> None:
-    """Set a slot's adapters to its task's (upstream: `launch_slot_with_task`).
-
-    Only a set of the request's own that differs from the slot's clears the slot's tokens; the
-    memory follows when the prompt starts.
-    """
+    """Set a slot's adapters to its task's (upstream: `launch_slot_with_task`)."""
     wanted = task.params.lora
+    # Trap: no field, no check: the slot keeps tokens of whatever adapters computed them.
     if wanted is None:
         slot.lora = server.lora
         return
+    # Trap: compared with the slot's last request; a prompt loaded since then may have another set.
     if wanted == slot.lora:
         return
     server.emit(
         AdaptersChanged(slot=slot.id, task=task.id, n_tokens=slot.prompt.n_tokens, lora=wanted)
     )
     task.ledger.apply(causes.ADAPTERS_CHANGED, 0, slot=int(slot.id))
+    # Tokens go now, their cells when the prompt starts and nothing of them matches.
     slot.prompt.tokens.clear()
     slot.prompt.approximate = None
+    # Older releases keep the checkpoints of the other adapters.
     if server.rules.slots.clear_drops_checkpoints:
         slot.prompt.checkpoints.clear()
     slot.lora = wanted
@@ -331,6 +332,7 @@ def open_server(rules: ServerRules, network: Network, options: Options) -> Serve
     """Start a server with a loaded model (upstream: `load_model` and `init`)."""
     if rules.loop.reserve_aborts:
         check_reserve(options)
+    # Of the drafters only an MTP head makes the target keep planes for a rollback.
     n_rs_seq = options.spec_draft_n_max if options.spec_type == "draft-mtp" else 0
     params = context_params(options, n_rs_seq)
     target = create_context(network, params, rules.memory)
@@ -361,16 +363,14 @@ def open_server(rules: ServerRules, network: Network, options: Options) -> Serve
 
 
 def check_reserve(options: Options) -> None:
-    """Refuse flags with which the real process aborts at its start.
-
-    Upstream: `graph_reserve`. A batch has a token of every slot; if embeddings are averaged, an
-    ubatch has equal numbers of tokens for all slots.
-    """
+    """Refuse flags with which the real process aborts at its start (`graph_reserve`)."""
     slots = options.n_parallel
+    # A batch has a token of every slot; the largest graph does not fit its outputs otherwise.
     if options.n_batch < slots:
         why = f"{options.n_batch} tokens of a batch for {slots} slots (n_outputs_max)"
         raise UpstreamAbort(RESERVE, why)
     averages = options.embedding and options.pooling == "mean"
+    # Averaged embeddings need equal numbers of tokens of all slots in an ubatch.
     if averages and options.n_ubatch % slots:
         why = f"--pooling mean: {slots} slots do not divide an ubatch of {options.n_ubatch} tokens"
         raise UpstreamAbort(RESERVE, f"{why} (ggml_can_mul_mat)")
@@ -393,6 +393,7 @@ def context_params(options: Options, n_rs_seq: int = 0) -> ContextParams:
 
 def n_swa(options: Options, rules: ServerRules, network: Network) -> int:
     """The server's window."""
+    # #22288: with `--swa-full` the depth test does not count the window.
     hidden = options.swa_full and rules.reuse.swa_full_hides_window
     return 0 if hidden else window_of(network)
 
@@ -404,7 +405,8 @@ def window_of(network: Network) -> int:
 
 
 def open_prompt_cache(options: Options, rules: ServerRules) -> PromptCache | None:
-    """The prompt cache of `--cache-ram`: 0 is none, -1 limits it to the context, not bytes."""
+    """The prompt cache of `--cache-ram`; None for 0."""
+    # Trap: -1 lifts the limit of bytes only; the tokens stay limited to the context.
     if options.cache_ram == 0:
         return None
     limit = max(0, options.cache_ram) * MEBIBYTE

@@ -145,14 +145,18 @@ class Contexts:
     def seq_rm(self, seq: int, p0: int, p1: int = -1) -> None:
         """Remove a range from both; a refusal ends the real process, or is ignored."""
         for context in self._both():
+            # The oldest releases ignore the refusal: the slot's tokens and the memory differ from
+            # then on.
             if not context.seq_rm(seq, p0, p1) and self._refused_cut_aborts:
                 why = f"sequence {seq} cannot be cut at position {p0}"
                 raise UpstreamAbort(SEQ_RM, why)
 
     def try_seq_rm(self, seq: int, p0: int) -> bool:
         """Remove a tail from the target, then from the companion; False if the target refuses."""
+        # The target decides first: if it refuses, both memories stay as they are.
         if not self.target.seq_rm(seq, p0, -1):
             return False
+        # The target is cut by now, so a companion that refuses cannot be undone.
         if self.companion is not None and not self.companion.seq_rm(seq, p0, -1):
             why = f"the companion's sequence {seq} cannot be cut at position {p0}"
             raise UpstreamAbort(SEQ_RM, why)
@@ -165,6 +169,7 @@ class Contexts:
 
     def replace(self, src: int, dst: int) -> None:
         """Replace the content of `dst` by that of `src`."""
+        # All positions, whatever the target held: a child's memory equals its parent's.
         for context in self._both():
             context.seq_rm(dst, -1, -1)
             context.seq_cp(src, dst, -1, -1)
@@ -172,6 +177,7 @@ class Contexts:
     def save(self, seq: int, *, partial: bool) -> SavedState:
         """Save a sequence: completely, or the part that a checkpoint needs."""
         companion = None
+        # Until companions are saved, the draft model starts from what its own memory still has.
         if self.companion is not None and self.saves_companion:
             companion = self.companion.state_seq_get_data(seq, partial=partial)
         return SavedState(
@@ -182,6 +188,7 @@ class Contexts:
 
     def load_target(self, blob: Blob | None, seq: int, *, partial: bool = False) -> bool:
         """Load a saved state into the target; False if it does not fit."""
+        # An empty blob counts as loaded, as upstream's reading of 0 bytes does.
         return blob is None or self.target.state_seq_set_data(blob, seq, partial=partial) > 0
 
     def load_companion(self, blob: Blob | None, seq: int, *, partial: bool = False) -> bool:
@@ -267,6 +274,7 @@ class Prompt:
     def keep_first(self, count: int) -> None:
         """Drop all tokens except the first `count`."""
         del self.tokens[count:]
+        # The part that was computed in another context is gone with the tokens.
         if self.approximate is not None and self.approximate.start >= count:
             self.approximate = None
 
