@@ -68,11 +68,9 @@ class NgramCache:
         self.size = 0
 
     def draft(self, tokens: Sequence[Token], sampled: Token, most: int) -> list[Token]:
-        """Add the new part of a slot's text, and propose a continuation.
-
-        Trap: a new request is not noticed. A text shorter than the earlier one is not added at all,
-        a longer one from there on.
-        """
+        """Add the new part of a slot's text, and propose a continuation."""
+        # Trap: a new request is not noticed (#27866). A text shorter than the earlier one is not
+        # added at all, a longer one from there on.
         if self.size < len(tokens) + 1:
             # Follows `common_ngram_cache_update`; n-grams across the join are not counted (a trap).
             new = [*tokens[self.size :], sampled]
@@ -96,6 +94,7 @@ class NgramCache:
         """The token that follows the longest n-gram often enough. Follows `try_draft`."""
         for length in range(min(LONGEST, len(text)), 0, -1):
             part = self.after.get(tuple(text[-length:]))
+            # A shorter n-gram of the same end is tried, because it has been seen more often.
             if part is None:
                 continue
             seen = sum(part.values())
@@ -191,6 +190,7 @@ class MtpHead:
         rows: dict[int, list[Array]] = {}
         beside = []
         for index, (seq, *_) in enumerate(batch.seqs or ()):
+            # The row of the last batch, if this batch does not hold the token before.
             before = rows.get(seq) or self._rows.get(seq)
             row = target.hidden(index)
             beside.append(np.zeros_like(row) if before is None else before[-1])
@@ -210,6 +210,7 @@ class MtpHead:
             at = position + len(drafted)
             one = Batch.of([last], start=at, seq=seq, hidden=row[None])
             if self.context.decode(one) != 0:
+                # A companion without room proposes what it has so far.
                 break
             last = self.context.network.sample(self.context.logits(0))
             row = self.context.hidden(0)
@@ -235,7 +236,9 @@ def open_drafter(
             msg = "option 'model_draft' needs 'spec_type'; write spec_type = \"draft-simple\""
             raise OptionError(msg)
         return None
+    # Only the target may have planes: a companion's rollback is a cut, or a saved state.
     params = replace(params, n_rs_seq=0)
+    # `--cache-type-k` is the target's flag; only until b9538 an MTP head follows it.
     if rules.slots.mtp_is_f16 or options.spec_type != "draft-mtp":
         params = replace(params, type_k="f16", type_v="f16")
     if options.spec_type == "draft-mtp":

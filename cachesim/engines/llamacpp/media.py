@@ -54,6 +54,7 @@ def process_chunks(server: ServerContext, slot: Slot) -> bool | None:
     while image := next((e for e in task.images if e.start == int(slot.prompt.n_tokens)), None):
         tokens = task.tokens[image.start : image.end]
         run = Run(slot.id, image.start, tokens, output=False)
+        # An image is decoded outside of the batch, so its slot's adapters are set for it alone.
         apply_lora(server, slot.lora)
         server.contexts.target.all_outputs = False
         for low in range(0, image.count, server.n_batch):
@@ -61,6 +62,7 @@ def process_chunks(server: ServerContext, slot: Slot) -> bool | None:
             if server.contexts.target.decode(view) != 0:
                 server.finish(slot, "error", "server_error", FAILED)
                 return None
+        # Its tokens enter the slot only after all of its pieces are decoded.
         slot.prompt.tokens += tokens
         slot.n_prompt_tokens_processed += image.count
         server.emit(BatchDecoded(n_tokens=Count(image.count), slots=(slot.id,)))

@@ -66,16 +66,22 @@ class Router(LlamaCpp):
         rule, full = old.rules.requests.at_models_max, len(self._loaded) >= self._limit
         if name in self._waiting:
             return self._waiting[name]
+        # Since #29217 a model that will be evicted does not take further requests: it is loaded
+        # again.
         if name in self._loaded and not (rule == "waits" and name in self._stopping):
             self._loaded[name] = self._loaded.pop(name)
             return self._loaded[name]
         child = open_server(old.rules, self.networks[name], old.options)
+        # #26572: until then the least recently used child ends, with the requests that it
+        # processes.
         if full and rule == "ends-busy":
             self._unload(next(iter(self._loaded)), name)
+        # Requests that wait go first: a new one does not overtake them, even if there is room.
         elif full or self._waiting:
             self._waiting[name] = child
             if rule != "promises":
                 self._tick()
+            # #26572 promises an idle model to the request. Trap: one model may be promised to two.
             elif full and (victim := self._victim()) is not None:
                 self._promised.add(name)
                 self._stopping.setdefault(victim, name)
@@ -110,6 +116,7 @@ class Router(LlamaCpp):
         twice = self._server.rules.requests.at_models_max == "promises"
         for name, server in self._loaded.items():
             idle = not is_busy(server) or (unreached and name in self._unreached)
+            # Trap: `promises` may choose a model twice that is already to be evicted.
             if idle and (twice or name not in self._stopping):
                 return name
         return None
@@ -127,6 +134,7 @@ class Router(LlamaCpp):
         rule = self._server.rules.requests.at_models_max
         if rule in {"takes-loaded", "waits"}:
             self._tick(unreached=rule == "takes-loaded")
+        # Evicted before anything is loaded: the limit is never exceeded.
         for name, asked in self._stopping.items():
             self._unload(name, asked)
         self._stopping.clear()
@@ -157,6 +165,7 @@ class Router(LlamaCpp):
             worked = super().step() or worked
             if busy and not is_busy(server) and server.rules.requests.at_models_max == "promises":
                 self._offer(name)
+        # Nothing worked and nothing is to be evicted: these requests would wait forever.
         if self._waiting and not worked and not self._stopping:
             self._time_out()
         return worked or bool(self._stopping)

@@ -75,12 +75,15 @@ def run_slot_action(
     slot.prompt.tokens = saved.tokens
     slot.completed = True
     slot.prompt.approximate = saved.approximate
+    # Otherwise they belong to the slot's former prompt. Trap: a recurrent slot may then resume from
+    # a state of another prompt.
     if server.rules.slots.restore_drops_checkpoints:
         slot.prompt.checkpoints.clear()
     if server.rules.slots.file_holds_checkpoints:
         most = server.options.ctx_checkpoints
         slot.prompt.checkpoints = saved.checkpoints[-most:] if most else []
         if slot.prompt.checkpoints:
+            # The file has no state of the companion; that of the newest checkpoint is the nearest.
             newest = slot.prompt.checkpoints[-1]
             server.contexts.load_companion(newest.state.companion, slot.id, partial=True)
     server.emit(
@@ -109,6 +112,7 @@ def refuse(server: ServerContext, slot: Slot, task: Task, message: str) -> Reply
     file ends within the state, the real process ends too, and changed bytes of a state are
     restored; here a checksum refuses both.
     """
+    # Later releases clear the slot; older ones drop its tokens and leave its cells.
     if server.rules.slots.cleared_after_bad_restore:
         server.prompt_clear(slot)
     else:

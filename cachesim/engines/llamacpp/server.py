@@ -75,14 +75,13 @@ def user_starts(starts: Sequence[Start]) -> tuple[Pos, ...]:
 def find_delimiters(prompt: Tokens, delimiters: Sequence[tuple[str, Tokens]]) -> list[Start]:
     """Scan a prompt: at each token the first delimiter that matches begins a message.
 
-    The scan advances by one token, so matches may overlap. Trap: a delimiter without tokens matches
-    everywhere.
-
     Upstream: `server_tokens::find_message_spans`.
     """
     found: list[Start] = []
+    # The scan advances by one token, so matches may overlap.
     for at in range(len(prompt) if delimiters else 0):
         for role, tokens in delimiters:
+            # Trap: a delimiter without tokens matches everywhere.
             if prompt[at : at + len(tokens)] == tokens:
                 found.append((role, Pos(at)))
                 break
@@ -149,6 +148,7 @@ def to_task(
     check_tokens(request, prompt, server.network.spec.vocabulary)
     check_images(request, kind, server)
     server.media |= {prompt[each.start : each.end] for each in request.images}
+    # Releases that place checkpoints every so many tokens know no messages.
     if server.rules.checkpoints.placement == "every":
         starts = ()
     if fields:
@@ -232,11 +232,8 @@ def check_images(request: Request, kind: TaskKind, server: ServerContext) -> Non
 
 
 def why_refused(request: Request, task: Task, server: ServerContext) -> tuple[str, str] | None:
-    """The error of the HTTP side before a task is queued, and its message.
-
-    An empty list of tokens is refused. An empty text (`prompt_string`) is not, nor is a chat that
-    renders to nothing.
-    """
+    """The error of the HTTP side before a task is queued, and its message."""
+    # Refused before anything is queued: no slot is taken and nothing is evicted for such a request.
     if [each.role for each in request.messages[-2:]] == [ASSISTANT, ASSISTANT]:
         return INVALID, "Cannot have 2 or more assistant messages at the end of the list."
     embeds = server.options.embedding
@@ -247,6 +244,8 @@ def why_refused(request: Request, task: Task, server: ServerContext) -> tuple[st
     if task.params.n_predict < -1 and server.rules.requests.counts_are_checked:
         return INVALID, f"Field 'n_predict': -1 <= value, but got {task.params.n_predict}"
     is_text = bool(request.messages) or dict(request.options or {}).get("prompt_string")
+    # An empty list of tokens is refused. An empty text is not, nor is a chat that renders to
+    # nothing.
     if not task.tokens and not is_text:
         return INVALID, '"prompt" must not be empty'
     if request.completions > len(server.slots):
@@ -276,10 +275,7 @@ def render_chat(
 ) -> tuple[Tokens, tuple[Start, ...]]:
     r"""The prompt of a conversation, and the starts of its messages.
 
-    Upstream: `oaicompat_chat_params_parse`. The role `developer` is `system`. An assistant message
-    at the end is no turn of its own: the reply continues it. Trap: if it is empty, releases since
-    June do not even open the reply. `add_generation_prompt` false leaves the reply unopened, and is
-    ignored with a message to continue.
+    Upstream: `oaicompat_chat_params_parse`. The role `developer` is `system`.
 
         <|im_start|> user \n ... <|im_end|> \n <|im_start|> assistant \n  [ the last message )
     """
@@ -287,8 +283,11 @@ def render_chat(
     tools = fields.get("tools", ())
     tokenizer = ByteTokenizer(server.options.chat_template).with_arguments(tools, {})
     shown = [_as_read(each) for each in messages]
+    # An assistant message at the end is no turn of its own: the reply continues it.
     continued = shown.pop() if shown and shown[-1].role == ASSISTANT else None
     if continued is not None:
+        # Trap: if it is empty, releases since June do not even open the reply.
+        # `add_generation_prompt` is ignored with a message to continue.
         opens = server.rules.requests.empty_prefill_opens or bool(continued.content)
     prompt = tokenizer.apply_chat_template(shown, add_generation_prompt=opens)
     starts = [(role, Pos(count)) for role, count in tokenizer.message_starts(shown)]
@@ -412,6 +411,8 @@ class LlamaCpp(Engine):
             return False
         if server.given_up:
             self._hang_up()
+        # All queued requests get their slots before any of them is decoded, so none of them finds
+        # another's tokens.
         self.take_in()
         update_slots(server)
         return True
@@ -430,17 +431,16 @@ class LlamaCpp(Engine):
         return tuple(self._server.replies.get(ticket, ()))
 
     def cancel(self, ticket: Ticket) -> None:
-        """Cancel a request: waiting tasks are removed, busy slots released in the next step.
-
-        The decoded tokens stay in the slot. The error of the reply is `cancelled`.
-        """
+        """Cancel a request: waiting tasks are removed, busy slots released in the next step."""
         server = self._server
         for waiting in (server.queue, server.deferred):
+            # Not a cancellation that was queued before: it has a slot to release.
             for task in [each for each in waiting if each.ticket == ticket]:
                 if task.kind != "cancel":
                     waiting.remove(task)
                     reply = self._blank(task, error=CANCELLED, message="the client disconnected")
                     server.answer(task, None, reply)
+        # The slot keeps what was decoded, and the next request may reuse it.
         for slot in server.slots:
             if slot.task is not None and slot.task.ticket == ticket:
                 target = slot.task.id
@@ -451,11 +451,11 @@ class LlamaCpp(Engine):
     def _hang_up(self) -> None:
         """Cancel the rest of a call whose reply was an error, as the HTTP side does.
 
-        Upstream: `server_response_reader::stop`. A few passes without tokens to decode are over
-        before that: servers up to b9713 have ended by then, later ones continue without the
-        children.
+        Upstream: `server_response_reader::stop`.
         """
         server = self._server
+        # A few passes without tokens to decode are over before that: servers up to b9713 have ended
+        # by then, later ones continue without the children.
         if 0 < server.n_empty_consecutive <= EMPTY_TURNS:
             return
         while server.given_up:
@@ -559,9 +559,12 @@ class LlamaCpp(Engine):
                 server.answer(task, named, run_slot_action(server, named, task, self._store))
             return
         slot = choose_slot(server, task)
+        # Trap (b11434): a request pinned to a busy slot has swapped its prompt by now; the running
+        # reply continues on the swapped tokens.
         if slot is None or slot.is_processing:
             self._defer(task, slot)
             return
+        # The parent's slot has been swapped with the prompt cache even if the children do not fit.
         if task.is_parent and not self._launch_children(task, slot):
             self._defer(task, slot)
             return
@@ -574,6 +577,7 @@ class LlamaCpp(Engine):
 
     def _launch_children(self, task: Task, taken: Slot) -> bool:
         """Launch children in the lowest idle slots, if all fit (upstream: `get_free_slots`)."""
+        # What these slots held is lost when the parent's prompt is copied.
         free = [s for s in self._server.slots if not s.is_processing and s is not taken]
         if len(free) < len(task.children):
             return False
@@ -582,6 +586,7 @@ class LlamaCpp(Engine):
         return True
 
     def _launch(self, task: Task, slot: Slot, state: SlotState) -> None:
+        # Adapters before the start: other ones empty the slot's tokens.
         take_over(self._server, slot, task)
         slot.task = task
         slot.completed = task.kind == "completion"

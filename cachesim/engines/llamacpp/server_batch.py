@@ -59,8 +59,10 @@ def advance(context: Context, runs: list[Advance], piece: int = 0) -> bool:
 
 
 def _advance(memory: Memory, runs: list[Advance], n_ubatch: int) -> bool:
+    # A run that does not continue its sequence is left to decode, which refuses it.
     if any(memory.seq_pos_max(run.seq) + 1 != run.start for run in runs):
         return False
+    # Two runs of one sequence would have to be placed one after the other.
     if len({run.seq for run in runs}) < len(runs):
         return False
     attention, recurrent = parts_of(memory)
@@ -69,6 +71,7 @@ def _advance(memory: Memory, runs: list[Advance], n_ubatch: int) -> bool:
     if attention is not None and not _put(attention, runs, n_ubatch):
         return False
     if recurrent is not None:
+        # A state is one row: only the position of the last token matters.
         for run in runs:
             recurrent.cells.find_slot(_last_token(run))
     return True
@@ -96,6 +99,7 @@ def _last_token(run: Advance) -> Ubatch:
 
 def _put(memory: AttentionCache | WindowPair, runs: list[Advance], n_ubatch: int) -> bool:
     if isinstance(memory, AttentionCache):
+        # A window replaces old cells by new tokens, so the order of ubatches matters there.
         if memory.mask.kind != "none" or not _has_room(memory.streams, runs):
             return False
         _fill(memory.streams, runs)
@@ -143,12 +147,14 @@ def _pieces(run: Advance, n_ubatch: int) -> list[Ubatch]:
 def pass_over_replies(server: ServerContext) -> None:
     """Steps that only append known tokens, run at once."""
     target = server.contexts.target
+    # Drafts and new requests need decisions after every token.
     if server.most_turns < 2 or server.may_draft or server.queue:
         return
     busy = [slot for slot in server.slots if slot.is_processing]
     turns = min((_turns(server, slot) for slot in busy), default=0)
     turns = min(turns, server.most_turns)
     if target.computes:
+        # They are decoded as one batch, which they have to fit.
         turns = min(turns, server.n_batch // max(len(busy), 1))
     if turns < 2:
         return
@@ -158,6 +164,8 @@ def pass_over_replies(server: ServerContext) -> None:
             return
     elif not advance(target, runs, piece=1):
         return
+    # What each of the skipped steps would have stored: the sampled token enters the slot with the
+    # next step, so the last one stays outside.
     for at, slot in enumerate(busy):
         reply: Sequence[Token] = slot.running.params.reply or ()
         first = slot.n_decoded
@@ -177,6 +185,7 @@ def _decode_replies(server: ServerContext, busy: list[Slot], runs: list[Advance]
     """
     target = server.contexts.target
     attention, recurrent = parts_of(target.memory)
+    # A window reclaims cells step by step, and a batch has one set of adapters.
     if isinstance(attention, WindowPair) or any(slot.lora != busy[0].lora for slot in busy):
         return False
     if attention is not None and (
@@ -196,12 +205,14 @@ def _decode_replies(server: ServerContext, busy: list[Slot], runs: list[Advance]
 
 
 def _turns(server: ServerContext, slot: Slot) -> int:
+    # A prompt to process, or a draft to verify: its next step is a decision.
     if slot.state is not SlotState.GENERATING or slot.draft:
         return 0
     left, reply = budget_left(server, slot), slot.running.params.reply
     computes = server.contexts.target.computes
     if left is None or reply is None or (not computes and as_rope(reply) is None):
         return 0
+    # The last token before a limit is left to a step of its own, which ends the request.
     return min(left, slot.n_ctx - 1 - slot.prompt.n_tokens) - 1
 
 
@@ -248,6 +259,7 @@ class ServerBatch:
     def admits(self, slot: Slot) -> bool:
         """True if a slot may join the others (upstream: `can_batch_with`)."""
         kind = slot.running.kind
+        # The first slot fixes adapters and kind of the batch; others wait for a later pass.
         if self.lora is None:
             self.lora, self.kind = slot.lora, kind
             return True

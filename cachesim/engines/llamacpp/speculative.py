@@ -32,6 +32,8 @@ def make_drafts(server: ServerContext) -> None:
     if not server.may_draft:
         return
     for slot in server.slots:
+        # A draft left from the pass before is the accepted part of a restored one: it is decoded
+        # again as it is.
         if slot.state is not SlotState.GENERATING or slot.draft:
             continue
         if server.drafter is not None:
@@ -49,11 +51,13 @@ def _look_up_ngrams(server: ServerContext, slot: Slot) -> None:
     after a shift [ keep | the second half )            the next call: abort
 
     Upstream: `common_ngram_map_draft`, in every release with `--spec-type ngram-map-k` or
-    `ngram-map-k4v`. A context shift does not reset the map. Its proposals are not simulated.
+    `ngram-map-k4v`. Its proposals are not simulated.
     """
     looked, now = slot.ngrams_checked, slot.prompt.n_tokens
+    # Too short for a single lookup, so upstream does not look at the tokens either.
     if _most(server, slot) <= 0 or now < NGRAM_NEEDS:
         return
+    # A context shift does not reset the map, so it may have looked at more tokens than there are.
     if looked > now:
         where = "common_ngram_map_draft"
         msg = f"the n-gram map has looked at {looked} tokens, and there are {now}"
@@ -74,28 +78,29 @@ def _draft_from_ngrams(server: ServerContext, slot: Slot) -> None:
 
 
 def _most(server: ServerContext, slot: Slot) -> int:
+    # Two places stay free: for the sampled token, and for the one after the draft.
     limits = [server.options.spec_draft_n_max, slot.n_ctx - slot.prompt.n_tokens - 2]
     left = budget_left(server, slot)
     if left is not None:
+        # The new token after the draft needs its share of the budget, so the limit is never
+        # overshot.
         limits.append(left - 1)
     return min(limits)
 
 
 def _make_draft(server: ServerContext, drafter: Drafter, slot: Slot) -> None:
-    """Draft with the companion, then undo its changes (`common_speculative_draft`).
-
-    States that cannot be cut later are saved now: the target's if the draft is longer than its
-    planes, the companion's if it only removes whole sequences.
-    """
+    """Draft with the companion, then undo its changes (`common_speculative_draft`)."""
     most = _most(server, slot)
     if most <= 0:
         return
     companion, before = drafter.context, None
+    # A companion that only removes whole sequences cannot cut its draft, so its state is saved.
     if server.companion_type is SeqRm.FULL:
         before = companion.state_seq_get_data(slot.id, partial=True)
     draft = _propose(drafter, slot, most)
     if before is not None:
         companion.state_seq_set_data(before, slot.id, partial=True)
+    # The draft's tokens are decoded again beside the target's, as part of the next batch.
     companion.seq_rm(slot.id, server.contexts.target.seq_pos_max(slot.id) + 1, -1)
     _keep_draft(server, slot, draft, most, before)
 
@@ -110,6 +115,7 @@ def _keep_draft(
     slot.n_draft_total += len(draft)
     server.emit(DraftMade(slot=slot.id, task=slot.running.id, n_tokens=len(draft), most=most))
     saved = None
+    # Saved now, because a memory that cannot be cut needs the state from before the draft.
     if draft and needs_checkpoint(server, len(draft)):
         saved = target.state_seq_get_data(slot.id, partial=True)
     slot.draft = draft
@@ -132,6 +138,7 @@ def _propose(drafter: Drafter, slot: Slot, most: int) -> list[Token]:
 def needs_checkpoint(server: ServerContext, tokens: int) -> bool:
     """True if a memory of this kind cannot roll back `tokens`."""
     if server.seq_rm_type is SeqRm.FULL:
+        # Planes go back `n_rs_seq` tokens at most; a longer draft needs a saved state.
         return True
     return server.seq_rm_type is SeqRm.RS and tokens > server.contexts.target.n_rs_seq
 
@@ -170,12 +177,15 @@ def _verify(server: ServerContext, slot: Slot, first: int, count: int) -> None:
     _count_accepted(server, slot, len(accepted) - 1)
     if server.drafter is not None:
         server.drafter.accept(slot.id, len(accepted) - 1)
+    # A rollback that fits is a cut: the rejected tail leaves the tokens, then the memory.
     tokens = slot.prompt.tokens
     del tokens[len(tokens) - len(drafted) :]
     tokens += accepted[:-1]
     slot.sampled = accepted[-1]
     server.contexts.seq_rm(slot.id, len(tokens), -1)
     for token, row in zip(accepted, rows, strict=False):
+        # Trap: a stop inside the accepted run leaves the rest in the slot and in memory, so the
+        # slot may hold more tokens than the reply.
         if not process_token(server, slot, token, row):
             break
 
@@ -183,14 +193,12 @@ def _verify(server: ServerContext, slot: Slot, first: int, count: int) -> None:
 def _accepted(
     server: ServerContext, slot: Slot, first: int, count: int
 ) -> tuple[list[Token], list[Array]]:
-    """Matching draft tokens and one new one, with their rows (`sample_and_accept_n`).
-
-    Trap: with a full cache the server retries smaller pieces, and a piece may end within a draft.
-    The rows after it do not exist yet, and access to one ends the process.
-    """
+    """Matching draft tokens and one new one, with their rows (`sample_and_accept_n`)."""
     accepted: list[Token] = []
     rows: list[Array] = []
     for k in range(len(slot.draft) + 1):
+        # Trap: with a full cache the server retries smaller pieces, and a piece may end within a
+        # draft. The rows after it do not exist yet, and access to one ends the process.
         if first + k >= count:
             where = "common_sampler_sample"
             raise UpstreamAbort(where, "logits != nullptr: the piece ends within the draft")
@@ -204,12 +212,10 @@ def _accepted(
 
 
 def _count_accepted(server: ServerContext, slot: Slot, accepted: int) -> None:
-    """Count the accepted draft tokens of the reply's timings (`n_draft_accepted`).
-
-    Trap: if the memory cannot be cut, a partly accepted draft is not counted. Its accepted tokens
-    are drafted again and match by construction; until #26320 the target's own token among them
-    counts as an accepted draft.
-    """
+    """Count the accepted draft tokens of the reply's timings (`n_draft_accepted`)."""
+    # Trap: if the memory cannot be cut, a partly accepted draft is not counted. Its accepted tokens
+    # are drafted again and match by construction; until #26320 the target's own token among them
+    # counts as an accepted draft.
     if slot.spec_is_replay and not server.rules.slots.replay_counts_correction:
         accepted -= 1
     slot.n_draft_accepted += accepted
