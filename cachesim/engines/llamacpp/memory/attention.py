@@ -123,11 +123,10 @@ class LanePlan(NamedTuple):
 
 
 def plan_lanes(streams: Streams, ubatch: Ubatch) -> list[LanePlan]:
-    """A lane per primary sequence of the ubatch, as in `set_input_kq_mask`. Trap: only the primary
-    id of a row counts.
-    """
+    """A lane per primary sequence of the ubatch, as in `set_input_kq_mask`."""
     at, first = as_integers(ubatch.positions), ubatch.seqs[0]
     groups = {first[0]: rows_from(0, len(at))}
+    # Trap: of a token with several ids only the primary one decides what it attends to.
     if ubatch.seqs.count(first) < len(at):
         primary = np.array([ids[0] for ids in ubatch.seqs])
         groups = {seq: np.flatnonzero(primary == seq) for seq in dict.fromkeys(primary.tolist())}
@@ -265,17 +264,15 @@ class AttentionCache:
         return True
 
     def seq_cp(self, src: int, dst: int, p0: int, p1: int) -> None:
-        """Follows `llama_kv_cache::seq_cp`: share cells, or copy a stream.
-
-        Trap: across streams positions are copied at once, keys and values only in the next update;
-        a state saved in between has the positions of one and the rows of the other.
-        """
+        """Follows `llama_kv_cache::seq_cp`: share cells, or copy a stream."""
         one = self.streams.of(src, "seq_cp")
         other = self.streams.of(dst, "seq_cp")
         if one == other:
             self.streams.share(src, dst, p0, p1)
             return
         self.streams.replicate(one, other, p0, p1)
+        # Trap: across streams positions are copied at once, keys and values only in the next
+        # update; a state saved in between has the positions of one and the rows of the other.
         self.copies.append((one, other))
 
     def seq_keep(self, seq: int) -> None:
@@ -308,14 +305,12 @@ class AttentionCache:
     # --- decode
 
     def update(self) -> None:
-        """Follows `llama_kv_cache::update`: queued copies, then the rotation of shifted keys.
-
-        Trap: until the next decode, positions are new and keys are old.
-        """
+        """Follows `llama_kv_cache::update`: queued copies, then the rotation of shifted keys."""
         if self.copies:
             copies, self.copies = self.copies, []
             for src, dst in copies:
                 self.rows[dst].copy_from(self.rows[src])
+        # Trap: until here, positions were new and keys old: a state saved before is never rotated.
         if not self.streams.has_shift:
             return
         if not self.can_shift:
@@ -341,6 +336,7 @@ class AttentionCache:
     def init_batch(self, split: Splitter, n_ubatch: int, *, all_outputs: bool) -> Plan | None:
         """Follows `llama_kv_cache::init_batch`."""
         del all_outputs  # used only by memories with recurrent rows
+        # Sequences with cells of their own need equal numbers of tokens in a ubatch.
         if self.streams.unified:
             pieces = split.all_simple(n_ubatch)
         else:
@@ -370,12 +366,9 @@ class AttentionCache:
     # --- state
 
     def state_write(self, seq: int, *, partial: bool) -> list[blob.Field]:
-        """Follows `llama_kv_cache::state_write`: per stream cells, keys, values.
-
-        Trap: pending updates are not applied first. After `seq_add` the blob has new positions with
-        keys of the old rotation, which a restore does not rotate. And a plain cache ignores
-        `partial` (PARTIAL_ONLY).
-        """
+        """Follows `llama_kv_cache::state_write`: per stream cells, keys, values."""
+        # Trap: a plain cache ignores `partial` (PARTIAL_ONLY). And pending updates are not applied
+        # first: after `seq_add` the blob has new positions with keys of the old rotation.
         if seq != -1:
             self.streams.of(seq, "state_write")
         fields: list[blob.Field] = [blob.Word(len(self.streams))]
@@ -409,16 +402,13 @@ class AttentionCache:
         if seq == -1:
             return np.flatnonzero(cells.pos >= 0)
         held = cells.select(seq, 0, MAX)
+        # Until #23981 cells that the window hides are saved too.
         if self.rules.saves_unmasked_window and held.size:
             held = held[~self.mask.hides_each(cells.pos[held], cells.pos_max(seq))]
         return held
 
     def state_read(self, reader: blob.Reader, seq: int, *, partial: bool) -> None:
-        """Follows `llama_kv_cache::state_read`: restore one sequence, or (-1) everything.
-
-        Traps: a blob without cells leaves the destination unchanged; any other failure has already
-        removed the destination's old content.
-        """
+        """Follows `llama_kv_cache::state_read`: restore one sequence, or (-1) everything."""
         if seq != -1:
             self.streams.of(seq, "state_read")
         if reader.word() != len(self.streams):
@@ -427,6 +417,7 @@ class AttentionCache:
             self.clear(data=True)
         for s in range(len(self.streams)):
             count = reader.word()
+            # Trap: a blob without cells leaves the destination unchanged.
             if count == 0:
                 continue
             if seq == -1:
@@ -437,9 +428,12 @@ class AttentionCache:
                 # The search is the ordinary one: it may reclaim window cells of other sequences,
                 # and its result depends on the head.
                 stream = self.streams.of(seq, "state_read")
+                # Later releases see at once that it cannot fit, and remove the old content all the
+                # same.
                 if self.rules.checks_count_first and count > self.streams.size:
                     self.seq_rm(seq, -1, -1)
                     raise BlobError("the state has more cells than the cache")
+                # Trap: from here on a failure has removed the destination's old content.
                 self.seq_rm(seq, -1, -1)
                 listed = reader.take(blob.CellList)
                 if not listed.has_one_owner_each:
@@ -458,17 +452,13 @@ class AttentionCache:
                 self._read_rows(reader, seq, stream, slot.cells[0])
 
     def _read_whole_stream(self, reader: blob.Reader, stream: int, count: int) -> None:
-        """Fill a stream from cell 0 with the saved cells.
-
-        Trap: in older releases every stream with content clears all of them first, so only the last
-        one survives; and a blob without any cells clears none.
-
-        Upstream: `llama_kv_cache::state_read_meta`.
-        """
+        """Fill a stream from cell 0 with the saved cells (`llama_kv_cache::state_read_meta`)."""
         cells = self.streams.cells[stream]
         if count > cells.size:
             self.clear(data=True)
             raise BlobError("the state has more cells than the cache")
+        # Trap: in older releases every stream with content clears all of them first, so only the
+        # last one survives; and a blob without any cells clears none.
         if not self.rules.restores_every_stream:
             self.clear(data=True)
         listed = reader.take(blob.CellList)
@@ -485,16 +475,12 @@ class AttentionCache:
     def _read_rows(
         self, reader: blob.Reader, seq: int, stream: int, cells: Integers | range
     ) -> None:
-        """Queue the rows after a header that must be equal.
-
-        Trap: in older releases, if the bytes end here, the new cells stay, with the former content
-        of their rows. Later ones remove the cells and zero the rows.
-
-        Upstream: `llama_kv_cache::state_read_data`.
-        """
+        """Queue the rows after a header that must be equal (`llama_kv_cache::state_read_data`)."""
         try:
             self._queue_rows(reader, stream, cells)
         except blob.TruncatedError:
+            # Trap: in older releases, if the bytes end here, the new cells stay, with the former
+            # content of their rows. Later ones remove the cells and zero the rows.
             if self.rules.clears_failed_restore:
                 self._take_back(seq, stream, cells)
             raise
@@ -520,6 +506,7 @@ class AttentionCache:
             self.clear(data=True)
             return
         self.seq_rm(seq, -1, -1)
+        # Later releases leave nothing of a failed restore, its rows included.
         if self.rules.clears_failed_restore:
             self.rows[stream].zero(np.asarray(cells))
 

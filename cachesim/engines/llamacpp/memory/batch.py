@@ -214,6 +214,7 @@ class Splitter:
 
     def equal(self, n_ubatch: int, *, sequential: bool, keep_tail: int = 0) -> Ubatch | None:
         """Follows `split_equal`: equal numbers of tokens of every set."""
+        # Upstream refuses coupled sequences here, so their batch finds no place (code 1).
         if sequential and self.coupled:
             return None
         if keep_tail and n_ubatch <= keep_tail:
@@ -253,6 +254,8 @@ class Splitter:
                 continue
             if members & sets[row]:
                 continue
+            # Streams are addressed from the first id on, so the ids of a ubatch have to follow one
+            # another.
             if sequential and chosen and self.seqs[row][0] != last + 1:
                 continue
             chosen.append(sets[row])
@@ -291,17 +294,16 @@ class Splitter:
 def keep_tails(
     pools: list[Sequence[int]], taken: list[int], n_ubatch: int, keep_tail: int
 ) -> list[int]:
-    """Keep the last `keep_tail` tokens of every sequence together in one ubatch (#25278).
-
-    Sets stay if no token or a whole tail remains; the others return to the pool. If the first set
-    already breaks a tail, it is taken alone, to its end if that fits, else shorter.
-    """
+    """Keep the last `keep_tail` tokens of every sequence together in one ubatch (#25278)."""
     left = [len(pool) - n for pool, n in zip(pools, taken, strict=True)]
     kept = 0
+    # A rollback needs the states of the last tokens, which only one ubatch can write. Sets stay if
+    # no token or a whole tail remains; the others return to the pool.
     while kept < len(pools) and (left[kept] == 0 or left[kept] >= keep_tail):
         kept += 1
     if kept:
         return taken[:kept]
+    # The first set already breaks a tail: it is taken alone, to its end if that fits, else shorter.
     if taken[0] + left[0] <= n_ubatch:
         return [taken[0] + left[0]]
     return [len(pools[0]) - keep_tail]

@@ -84,6 +84,7 @@ def row_bytes(spec: ModelSpec, layer: int, type_k: str = "f16", type_v: str = "f
 
 def _as_kept(spec: ModelSpec, f16: int, kept: str) -> int:
     block, size = BLOCKS[kept]
+    # A row of a block type is stored in whole blocks.
     if f16 and spec.head_size % block:
         raise OptionError(
             f"a cache of type {kept} has blocks of {block}, and a head has {spec.head_size} "
@@ -249,6 +250,7 @@ class Reader:
             raise MisreadError("the state has rows of another type or size")
         if block.data is None:
             raise UpstreamAbort(READ_DEVICE, "the rows of this state are not on the device")
+        # Older releases copy whole chunks, and abort where the cells are in other ranges now.
         if self.blob.whole_chunks and block.chunks != chunks:
             raise UpstreamAbort(READ_DEVICE, f"{block.chunks} pieces for {chunks} runs of cells")
         return block.data

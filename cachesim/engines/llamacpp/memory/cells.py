@@ -32,9 +32,10 @@ class WindowMask:
     def hides(self, key: int, query: int) -> bool:
         """True if the window hides key position `key` from query position `query`.
 
-        Follows `llama_hparams::is_masked_swa`. Trap: the cell search calls it with pos_max + 1, a
-        save with pos_max, so one position can be both saved and reclaimable.
+        Follows `llama_hparams::is_masked_swa`.
         """
+        # Trap: the cell search calls it with pos_max + 1, a save with pos_max, so one position can
+        # be both saved and reclaimable.
         match self.kind:
             case "standard":
                 return query - key >= self.n_swa
@@ -179,6 +180,7 @@ class Cells:
     def pos_min(self, seq: int) -> int:
         """Lowest position of the sequence, -1 if none."""
         low, ghosts = self.span(seq)[0], self.phantoms.get(seq)
+        # Phantoms count as upstream counts them: positions that no cell has any more.
         if not ghosts:
             return low
         return min(ghosts) if low < 0 else min(low, *ghosts)
@@ -242,6 +244,7 @@ class Cells:
         self._widen(seq)
         word, bit = divmod(seq, _WORD)
         seqs, pos = int(self.bits[word, cell]), int(self.pos[cell])
+        # Added again: the cell is the sequence's already.
         if seqs >> bit & 1:
             self._count_duplicate(seq, pos)
             return
@@ -335,6 +338,7 @@ class Cells:
             return cells
         for seq in self.seqs_among(cells):
             self.spans.pop(seq, None)
+        # Positions are new at once; the keys are rotated by `shift` in the next update.
         self.pos[cells] = moved
         self.shift[cells] += shifts
         self.has_shift = True
@@ -360,11 +364,9 @@ class Cells:
         self.used -= len(cells)
 
     def _count_duplicate(self, seq: int, pos: int) -> None:
-        """Count a sequence that is added to one of its own cells.
-
-        Trap: releases that count positions count up by two, but the cell is removed once, so the
-        position stays as a phantom until a reset.
-        """
+        """Count a sequence that is added to one of its own cells."""
+        # Trap: releases that count positions count up by two, but the cell is removed once, so the
+        # position stays as a phantom until a reset.
         if self.counts_positions:
             self.phantoms.setdefault(seq, Counter())[pos] += 1
 
@@ -497,15 +499,13 @@ class Streams:
         cells.share(cells.select(src, *normalised(p0, p1)), dst)
 
     def replicate(self, src: int, dst: int, p0: int, p1: int) -> None:
-        """Copy a sequence into another stream, cell by cell at the same indices.
-
-        Trap: the content of the destination stream is lost, and the range is only checked to refuse
-        (by abort) a partial copy.
-        """
+        """Copy a sequence into another stream, cell by cell at the same indices."""
+        # Trap: the range is only checked to refuse (by abort) a partial copy.
         if (p0 > 0 and p0 + 1 < self.size) or (p1 > 0 and p1 + 1 < self.size):
             where = "llama_kv_cache::seq_cp"
             raise UpstreamAbort(where, "a copy across streams must be full")
         source, target = self.cells[src], self.cells[dst]
+        # Trap: the content of the destination stream is lost.
         target.reset()
         held = np.flatnonzero(source.members(src))
         for cell in held:
@@ -523,8 +523,8 @@ class Streams:
     def seq_add(self, seq: int, p0: int, p1: int, delta: int) -> None:
         """Move the positions in [p0, p1) by `delta`; cells below zero are dropped.
 
-        Traps: whole cells move, so other sequences in them move (or vanish) too; and the head is
-        set to 0 if no cell was dropped, even if none matched.
+        0        p0        p1
+        [  kept  |  moved  |  kept  ]       by delta; the keys are rotated in the next update
         """
         stream = self.of(seq, "seq_add")
         if delta == 0:
@@ -533,17 +533,15 @@ class Streams:
         if p0 == p1:
             return
         cells = self.cells[stream]
+        # Trap: whole cells move, so other sequences in them move (or vanish) too.
         inside = cells.select(seq, p0, p1)
         moved = cells.pos[inside] + delta
         dropped = cells.move(inside, moved, np.full_like(moved, delta))
+        # Trap: the head is set to 0 if no cell was dropped, even if none matched.
         self.heads[stream] = int(dropped.min()) if dropped.size else 0
 
     def seq_div(self, seq: int, p0: int, p1: int, divisor: int) -> None:
-        """Divide the positions in [p0, p1); the head stays.
-
-        Trap: the pending shift is old minus new, the opposite sign of `seq_add`, so that the next
-        update rotates the keys the wrong way.
-        """
+        """Divide the positions in [p0, p1); the head stays."""
         stream = self.of(seq, "seq_div")
         if divisor == 1:
             return
@@ -551,6 +549,8 @@ class Streams:
         cells = self.cells[stream]
         inside = cells.select(seq, p0, p1)
         old = cells.pos[inside]
+        # Trap: the pending shift is old minus new, the opposite sign of `seq_add`, so that the next
+        # update rotates the keys the wrong way.
         cells.move(inside, old // divisor, old - old // divisor)
 
     def _lower_head(self, stream: int, freed: Integers) -> None:
@@ -590,7 +590,7 @@ def find_slot(streams: Streams, ubatch: Ubatch) -> SlotInfo | None:
     """Follows `llama_kv_cache::find_slot`: a search without any change.
 
     One list with all tokens for a single stream; else one list per sequence, each in its own
-    stream. The first list without room fails the whole ubatch.
+    stream.
     """
     if streams.unified:
         found = _search(streams, 0, len(ubatch.rows))
@@ -605,6 +605,7 @@ def find_slot(streams: Streams, ubatch: Ubatch) -> SlotInfo | None:
             raise UpstreamAbort(where, "one sequence id per token and list")
         stream = streams.of(seq, "find_slot")
         found = _search(streams, stream, n)
+        # One list without room fails the whole ubatch, though the others have found cells.
         if found is None:
             return None
         lists.append(stream)
@@ -613,12 +614,9 @@ def find_slot(streams: Streams, ubatch: Ubatch) -> SlotInfo | None:
 
 
 def _search(streams: Streams, stream: int, n: int) -> Integers | range | None:
-    """The first `n` usable cells from the head on, wrapping once around.
-
-    Trap: first usable, not oldest: cells hidden by the window are taken in index order, mixed with
-    empty ones, even while empty ones remain (also in a full-size window cache).
-    """
+    """The first `n` usable cells from the head on, wrapping once around."""
     cells, start = streams.cells[stream], streams.heads[stream]
+    # Many cells before the head are free by now: the search starts over.
     if start > cells.used + 2 * n:
         start = 0
     if n > cells.size:
@@ -628,6 +626,8 @@ def _search(streams: Streams, stream: int, n: int) -> Integers | range | None:
         return range(start, end)
     cells.cover(cells.size)
     usable = _usable_cells(streams, cells)
+    # Trap: first usable, not oldest: cells hidden by the window are taken in index order, mixed
+    # with empty ones, even while empty ones remain (also in a full-size window cache).
     found = np.flatnonzero(usable[start:])[:n] + start
     if len(found) < n:
         found = np.concatenate([found, np.flatnonzero(usable[:start])[: n - len(found)]])
@@ -642,16 +642,15 @@ def _is_empty(pos: Integers, start: int, n: int) -> bool:
 
 
 def _usable_cells(streams: Streams, cells: Cells) -> Array:
-    """All cells that are empty or reclaimable.
-
-    Trap: those of any sequence, not only of the written one: a busy conversation reclaims the old
-    cells of an idle one. Shared cells are never reclaimed.
-    """
+    """All cells that are empty or reclaimable."""
     usable: Array = cells.pos == EMPTY
     if not streams.reclaims:
         return usable
+    # Shared cells are never reclaimed, although the window may hide them from all their sequences.
     single = cells.owners == 1
     for seq in cells.seqs_among(slice(None)):
+        # Trap: those of any sequence, not only of the written one: a busy conversation reclaims the
+        # old cells of an idle one.
         alone = np.flatnonzero(single & cells.members(seq))
         hidden = streams.mask.hides_each(cells.pos[alone], cells.pos_max(seq) + 1)
         usable[alone[hidden]] = True
@@ -681,11 +680,7 @@ def _full(cells: Cells, found: Integers | range) -> Integers:
 
 
 def apply_ubatch(streams: Streams, slot: SlotInfo, ubatch: Ubatch) -> None:
-    """Follows `llama_kv_cache::apply_ubatch`: write positions and ids into the found cells.
-
-    Reclaimed cells leave their sequence; its positions up to the highest overwritten one are purged
-    (#13746), so that the rest has no gap at its low end.
-    """
+    """Follows `llama_kv_cache::apply_ubatch`: write positions and ids into the found cells."""
     if len(slot.cells) == 1 and isinstance(slot.cells[0], range):  # empty cells for all tokens
         _fill(streams.cells[slot.streams[0]], slot.cells[0], ubatch.positions, ubatch.seqs)
         streams.heads[slot.streams[0]] = slot.cells[0].stop
@@ -704,6 +699,8 @@ def apply_ubatch(streams: Streams, slot: SlotInfo, ubatch: Ubatch) -> None:
         _fill(cells, found, ubatch.positions[rows], ubatch.seqs[rows])
         first += len(found)
     for seq in sorted(overwritten):
+        # Purged up to the highest overwritten position (#13746), so that the rest has no gap at its
+        # low end.
         low = streams.pos_min(seq)
         if low <= overwritten[seq]:
             streams.seq_rm(seq, low, overwritten[seq] + 1)
@@ -730,13 +727,7 @@ def _fill(
 
 
 def prepare(streams: Streams, ubatches: list[Ubatch]) -> list[SlotInfo] | None:
-    """Follows `llama_kv_cache::prepare`: a dry run that finds the cells of a whole batch.
-
-    Afterwards cells and heads are restored, the last ones first.
-
-    Traps: other cells emptied by a purge stay empty, so a failed decode can lose window positions;
-    and heads are restored by list number instead of stream number.
-    """
+    """Follows `llama_kv_cache::prepare`: a dry run that finds the cells of a whole batch."""
     if len(ubatches) == 1:
         slot = find_slot(streams, ubatches[0])
         if slot is None:
@@ -759,6 +750,8 @@ def prepare(streams: Streams, ubatches: list[Ubatch]) -> list[SlotInfo] | None:
             kept.append((full, cells.pos[full], cells.bits[:, full]))
         saved.append(_Saved(slot, tuple(streams.heads), tuple(kept)))
         apply_ubatch(streams, slot, ubatch)
+    # Cells and heads are restored, the last ones first. Trap: other cells emptied by a purge stay
+    # empty, so a failed decode can lose window positions.
     for step in reversed(saved):
         slot = step.slot
         for stream, found, content in zip(slot.streams, slot.cells, step.contents, strict=True):
@@ -770,6 +763,7 @@ def prepare(streams: Streams, ubatches: list[Ubatch]) -> list[SlotInfo] | None:
 
 
 def _put_back_heads(streams: Streams, slot: SlotInfo, heads: tuple[int, ...]) -> None:
-    """Restore heads by list number instead of stream number, as upstream."""
+    """Restore heads as upstream."""
+    # Trap: by list number instead of stream number.
     for stream, head in zip(slot.streams, heads, strict=False):
         streams.heads[stream] = head

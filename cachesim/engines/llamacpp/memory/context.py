@@ -51,6 +51,7 @@ class BatchAllocr:
             return Refusal(reason=f"invalid token {wrong}")
         alike = seqs.count(seqs[0]) == len(seqs)
         distinct = {seqs[0]} if alike else set(seqs)
+        # Trap: with a unified cache older releases accept ids that no sequence has.
         for ids in distinct:
             for s in ids:
                 if not 0 <= s < self.n_ids:
@@ -75,6 +76,7 @@ class BatchAllocr:
                 following.setdefault(s, memory.seq_pos_max(s) + 1)
             pos = following[ids[0]]
             positions.append(pos)
+            # Older releases advance every id of a token, later ones the first one only.
             for s in ids if self.rules.advances_all_ids else ids[:1]:
                 following[s] = following[s] + 1
         return tuple(positions)
@@ -87,6 +89,7 @@ class BatchAllocr:
             return ""
         continues = not_ahead if self.sections else not_consecutive
         if len(distinct) == 1 == len(seqs[0]) and is_run(positions):  # the others hold for it
+            # The common case: one sequence that continues where it ended.
             if not self.sections and positions[0] == memory.seq_pos_max(seqs[0][0]) + 1:
                 return ""
             return continues({seqs[0][0]: positions}, memory)
@@ -114,16 +117,15 @@ def outputs_of(batch: Batch) -> tuple[bool, ...]:
 
 
 def not_consecutive(by_seq: dict[int, Sequence[int]], memory: Memory) -> str:
-    """Refusal of a sequence that does not continue the memory, without gaps.
-
-    Traps: a sequence without positions may start anywhere; repeated positions are accepted and use
-    two cells; gaps in memory are invisible, since only `pos_max` is checked.
-    """
+    """Refusal of a sequence that does not continue the memory, without gaps."""
     for s, positions in sorted(by_seq.items()):
         run, last = is_run(positions), memory.seq_pos_max(s)
         low = positions[0] if run else min(positions)
+        # Traps: a sequence without positions may start anywhere; and gaps in memory are invisible,
+        # since only `pos_max` is checked.
         if last >= 0 and low != last + 1:
             return f"sequence {s} has last position {last} and the batch starts at {low}"
+        # Trap: repeated positions are accepted, and use two cells.
         if not run and max(positions) - low + 1 > len(set(positions)):
             return f"sequence {s} positions are not continuous"
     return ""
@@ -142,6 +144,8 @@ def diverged(distinct: set[Ids], memory: Memory) -> str:
     """Refusal of coupled sequences with different positions."""
     for ids in distinct:
         for s in ids[1:]:
+            # Both ends are compared, so a state at one position can be coupled only with one at the
+            # same.
             if memory.seq_pos_min(s) != memory.seq_pos_min(ids[0]):
                 return f"sequence {s} is coupled to {ids[0]}, but they have diverged"
             if memory.seq_pos_max(s) != memory.seq_pos_max(ids[0]):
@@ -162,12 +166,7 @@ BUCKETS: Final = (13, 29, 59, 127, 257, 541)
 
 
 def hash_set_order(ids: Iterable[int]) -> tuple[int, ...]:
-    """The order of the ids in a hash set after their insertion one by one.
-
-    A value for an empty bucket is put at the front of the one list that links all buckets, a value
-    for a used bucket in front of the others in it: so up to 13 small ids are reversed, and a token
-    with the ids [0, 1] has the primary id 1.
-    """
+    """The order of the ids in a hash set after their insertion one by one."""
     order: list[int] = []
     grown = 0
     for value in ids:
@@ -189,6 +188,9 @@ def threaded(values: Iterable[int], buckets: int) -> list[int]:
 
 
 def _insert(order: list[int], value: int, buckets: int) -> None:
+    # A value for an empty bucket is put at the front of the one list that links all buckets, a
+    # value for a used bucket in front of the others in it: so up to 13 small ids are reversed, and
+    # a token with the ids [0, 1] has the primary id 1.
     mates = (i for i, other in enumerate(order) if other % buckets == value % buckets)
     order.insert(next(mates, 0), value)
 
@@ -300,6 +302,7 @@ class Context:
         for k, ubatch in enumerate(plan.ubatches):
             self.memory.apply(plan, k)
             code = fail.code if fail is not None and fail.ubatch == k else None
+            # The cells of this and of earlier ubatches are written; only this one's are removed.
             if code == NO_GRAPH:  # before the inputs are set: rollbacks stay pending
                 self.reached.append((ubatch, None))
                 return self._give_up(ubatch, code)
@@ -328,15 +331,14 @@ class Context:
         return self._unseen
 
     def _give_up(self, ubatch: Ubatch, code: int) -> int:
-        """Remove the failed ubatch from memory, sequence by sequence.
-
-        Traps: the result of `seq_rm` is ignored, so a recurrent part that refuses keeps positions
-        without a state; secondary ids keep their cells; reclaimed cells are not restored.
-        """
+        """Remove the failed ubatch from memory, sequence by sequence."""
         lowest: dict[int, int] = {}
         for ids, pos in zip(ubatch.seqs, ubatch.positions, strict=True):
+            # Trap: secondary ids keep their cells, and reclaimed cells are not restored.
             lowest[ids[0]] = min(lowest.get(ids[0], pos), pos)
         for seq in sorted(lowest):
+            # Trap: upstream ignores the result, so a recurrent part that refuses keeps positions
+            # without a state.
             removed = self.memory.seq_rm(seq, lowest[seq], -1)
             self.cleanup.append(Cleanup(seq=seq, p0=lowest[seq], p1=-1, removed=removed))
         return code
@@ -405,22 +407,17 @@ class Context:
     def state_seq_get_data(
         self, seq: int, *, partial: bool = False, on_device: bool = False
     ) -> Blob:
-        """Save a sequence (`llama_state_seq_get_data_ext`), without applying pending updates.
-
-        Trap: with `on_device` there is one set of buffers per sequence, so each save overwrites the
-        rows of the previous one; an earlier blob then restores the later rows.
-        """
+        """Save a sequence (`llama_state_seq_get_data_ext`), without applying pending updates."""
         blob = self.state_write(seq, partial=partial)
         if not on_device:
             return blob
+        # Trap: there is one set of buffers per sequence, so each save overwrites the rows of the
+        # previous one; an earlier blob then restores the later rows.
         self.device[seq] = blob
         return blob.on_device()
 
     def state_seq_set_data(self, blob: Blob, seq: int, *, partial: bool = False) -> int:
-        """Restore into a sequence; return the real bytes consumed, 0 on failure.
-
-        Trap: flags are not in the blob; a restore with other flags than the save misreads it.
-        """
+        """Restore into a sequence; return the real bytes consumed, 0 on failure."""
         if blob.rows_elsewhere:
             held = self.device.get(blob.source)
             if held is None:
@@ -428,6 +425,7 @@ class Context:
             rows = blob.with_rows(held, across_chunks=self.rules.on_device_chunks)
             consumed = self.state_read(rows, seq, partial=partial)
             return 0 if consumed is None else blob.size + self.rules.sequence_header
+        # Trap: flags are not in the blob; a restore with other flags than the save misreads it.
         consumed = self.state_read(blob, seq, partial=partial)
         return 0 if consumed is None else consumed + self.rules.sequence_header
 
@@ -436,15 +434,13 @@ class Context:
         return Blob(fields=tuple(self.memory.state_write(seq, partial=partial)), source=seq)
 
     def state_read(self, blob: Blob, seq: int, *, partial: bool = False) -> int | None:
-        """Restore a sequence, or (-1) everything; return the real bytes read, None on failure.
-
-        Trap: a failed restore has usually changed its destination. Older releases even move the
-        rows queued before the failure.
-        """
+        """Restore a sequence, or (-1) everything; return the real bytes read, None on failure."""
         reader = Reader(blob)
         try:
             self.memory.state_read(reader, seq, partial=partial)
         except BlobError:
+            # Trap: a failed restore has usually changed its destination. Older releases even move
+            # the rows queued before the failure.
             if not self.rules.clears_failed_restore:
                 reader.move_rows()
             return None

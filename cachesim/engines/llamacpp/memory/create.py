@@ -61,6 +61,8 @@ def create_context(network: Network, params: ContextParams, rules: MemoryRules) 
     if not params.swa_full:
         n_swa = network.spec.window
         sequences = params.n_seq_max if params.kv_unified else 1
+        # Room for the window of every sequence and one ubatch; older cells stay until a search
+        # reaches them.
         swa_cells = padded(min(n_ctx_seq, n_swa * sequences + n_ubatch)) + params.swa_padding
     memory = create_memory(
         network,
@@ -180,14 +182,16 @@ PROBE: Final = 2
 def seq_rm_type(context: Context) -> SeqRm:
     """The result of `can_seq_rm` for a new context, without a trial decode.
 
-    Recurrent rows cannot be cut, everything else can; a context with more planes rolls back by as
-    many tokens. A property test compares both. Trap: a batch of one token has no room for the
-    trial, which ends the process before the server starts.
+    A property test compares both.
     """
+    # Trap: a batch of one token has no room for the trial, which ends the process before the server
+    # starts.
     if context.n_batch < PROBE:
         return can_seq_rm(context)
     if context.n_rs_seq > 0 and context.rules.probe != "unknown":
         return SeqRm.RS
+    # Recurrent rows cannot be cut, everything else can; a context with more planes rolls back by as
+    # many tokens.
     recurrent = isinstance(context.memory, RecurrentMemory | HybridMemory)
     return SeqRm.FULL if recurrent else SeqRm.PART
 
@@ -195,11 +199,9 @@ def seq_rm_type(context: Context) -> SeqRm:
 def can_seq_rm(context: Context) -> SeqRm:
     """Test by a trial: decode two tokens, remove the second one, clear the memory.
 
-    Traps: a window cache returns PART, although old positions may be missing after a cut; and later
-    releases return RS at once, without a decode or clearing.
-
     Upstream: `common_context_can_seq_rm`.
     """
+    # Later releases know it without a decode, and clear nothing.
     if context.n_rs_seq > 0 and context.rules.probe == "at-once":
         return SeqRm.RS
     context.clear(data=True)
@@ -208,6 +210,7 @@ def can_seq_rm(context: Context) -> SeqRm:
         if context.n_rs_seq > 0 and context.rules.probe == "after-probe":
             answer = SeqRm.RS
         else:
+            # Trap: a window cache returns PART, although old positions may be missing after a cut.
             answer = SeqRm.PART if context.seq_rm(0, 1, -1) else SeqRm.FULL
     context.clear(data=True)
     return answer

@@ -32,7 +32,8 @@ class WindowPair:
         self.swa.clear(data=data)
 
     def seq_rm(self, seq: int, p0: int, p1: int) -> bool:
-        """Remove from both caches. Trap: always true, though a window may lack needed positions."""
+        """Remove from both caches."""
+        # Trap: always true, though a window may lack needed positions.
         base = self.base.seq_rm(seq, p0, p1)
         swa = self.swa.seq_rm(seq, p0, p1)
         return base and swa
@@ -64,17 +65,15 @@ class WindowPair:
         self.swa.update()
 
     def init_batch(self, split: Splitter, n_ubatch: int, *, all_outputs: bool) -> Plan | None:
-        """Follows `llama_kv_cache_iswa::init_batch`.
-
-        Trap: if the simple split finds no room, the equal one is tried, which groups tokens
-        differently; purges of the first attempt are not undone.
-        """
+        """Follows `llama_kv_cache_iswa::init_batch`."""
         unified = self.streams.unified
         if unified:
             pieces = split.all_simple(n_ubatch)
             slots = None if pieces is None else self.prepare(pieces)
             if pieces is not None and slots is not None:
                 return Plan(pieces, slots)
+        # Trap: a second attempt with equal pieces, which groups tokens differently; purges of the
+        # first attempt are not undone.
         pieces = split.all_equal(n_ubatch, sequential=not unified)
         slots = None if pieces is None else self.prepare(pieces)
         return None if pieces is None or slots is None else Plan(pieces, slots)
@@ -109,12 +108,10 @@ class WindowPair:
         return base + self.swa.state_write(seq, partial=False)
 
     def state_read(self, reader: Reader, seq: int, *, partial: bool) -> None:
-        """Restore base, then swa, without undo between them.
-
-        Trap: if swa fails, base keeps its new content while positions are -1.
-        """
+        """Restore base, then swa, without undo between them."""
         if not partial:
             self.base.state_read(reader, seq, partial=False)
+        # Trap: if swa fails, base keeps its new content while positions are -1.
         self.swa.state_read(reader, seq, partial=False)
 
     def check_integrity(self) -> None:
@@ -143,11 +140,10 @@ class HybridMemory:
         self.recurrent.clear(data=data)
 
     def seq_rm(self, seq: int, p0: int, p1: int) -> bool:
-        """Remove from the recurrent part first; if it refuses, attention stays unchanged.
-
-        Trap: the recurrent part accepts a range that ends at or before its position, so cells are
-        removed whose tokens the state includes.
-        """
+        """Remove from the recurrent part, then from attention."""
+        # The recurrent part decides: if it refuses, attention stays unchanged. Trap: it accepts a
+        # range that ends at or before its position, so cells are removed whose tokens the state
+        # includes.
         return self.recurrent.seq_rm(seq, p0, p1) and self.attention.seq_rm(seq, p0, p1)
 
     def seq_cp(self, src: int, dst: int, p0: int, p1: int) -> None:
@@ -168,14 +164,16 @@ class HybridMemory:
         self.recurrent.seq_div(seq, p0, p1, divisor)
 
     def seq_pos_min(self, seq: int) -> int:
-        """The larger position of both parts. Trap: it equals pos_max in normal use."""
+        """The larger position of both parts."""
         if self.rules.hybrid_starts_with_attention:
             return self.attention.seq_pos_min(seq)
+        # Trap: equal to pos_max in normal use, because a state has one position only.
         return max(self.attention.seq_pos_min(seq), self.recurrent.seq_pos_min(seq))
 
     def seq_pos_max(self, seq: int) -> int:
-        """The smaller position of both parts. Trap: -1 if one lacks the sequence."""
+        """The smaller position of both parts."""
         one, other = self.attention.seq_pos_max(seq), self.recurrent.seq_pos_max(seq)
+        # Trap: -1 if one part lacks the sequence, whatever the other one holds.
         return min(other, one)
 
     def update(self) -> None:
@@ -183,7 +181,8 @@ class HybridMemory:
         self.attention.update()
 
     def init_batch(self, split: Splitter, n_ubatch: int, *, all_outputs: bool) -> Plan | None:
-        """Find recurrent cells, then attention cells; unlike a window pair, with one attempt."""
+        """Find cells of both parts for the batch."""
+        # With one attempt, unlike a window pair; recurrent cells first.
         pieces = self.recurrent.cut(
             split, n_ubatch, all_outputs=all_outputs, sequential=not self.attention.streams.unified
         )
@@ -205,21 +204,21 @@ class HybridMemory:
     def state_write(self, seq: int, *, partial: bool) -> list[Field]:
         """Attention, then recurrent; `partial`: only parts that cannot be cut (windows, rows)."""
         fields: list[Field] = []
+        # Partial: only the parts that cannot be cut. Trap: full attention keeps its later cells,
+        # and a decode before they are removed gets positions twice.
         if not partial or isinstance(self.attention, WindowPair):
             fields += self.attention.state_write(seq, partial=partial)
         return fields + self.recurrent.state_write(seq, partial=partial)
 
     def state_read(self, reader: Reader, seq: int, *, partial: bool) -> None:
-        """Restore in the order of writing.
-
-        Trap: without undo (older releases, and any with a window) a failure in the recurrent part
-        leaves the attention part restored.
-        """
+        """Restore in the order of writing."""
         if not partial or isinstance(self.attention, WindowPair):
             self.attention.state_read(reader, seq, partial=partial)
         try:
             self.recurrent.state_read(reader, seq, partial=partial)
         except BlobError:
+            # Trap: without undo (older releases, and any with a window) a failure in the recurrent
+            # part leaves the attention part restored.
             undoes = self.rules.undoes_hybrid_restore and not partial
             if undoes and isinstance(self.attention, AttentionCache):
                 if seq == -1:

@@ -90,6 +90,7 @@ class RecurrentMemory:
                                          was: refused)
         """
         foreign = not 0 <= seq < self.n_seq_max
+        # Until b11434 an id of -1 wipes cells and keeps their tails.
         if foreign and self.rules.refuses_foreign_ids:
             return False
         p0, p1 = normalised(p0, p1)
@@ -109,8 +110,11 @@ class RecurrentMemory:
         tail = cells.tail[seq]
         if tail >= 0:
             last = cells.pos[tail]
+            # Until #17009 such a range is refused; since then it is accepted, and nothing changes.
             if 0 < p1 <= last and not self.rules.middle_cut_passes:
                 return False
+            # A state includes all tokens up to its position: without an older plane it cannot lose
+            # the last ones.
             if 0 < p0 <= last < p1:
                 return self._roll_back(seq, tail, p0)
             if p0 <= last < p1:
@@ -119,49 +123,44 @@ class RecurrentMemory:
         return True
 
     def _roll_back(self, seq: int, tail: int, p0: int) -> bool:
-        """Select an older plane instead of the live one; no row moves.
-
-        Traps: it is not checked whether the last ubatch wrote that plane, so after a short one it
-        is stale; all sequences in a shared cell move back, but only this one's index is set; and
-        older releases accept a second rollback and lose the first.
-        """
+        """Select an older plane instead of the live one; no row moves."""
         cells = self.cells
+        # Without layers there is no state that could be wrong.
         if not self.layers and self.rules.zero_layer_rollback:
             cells.pos[tail] = p0 - 1
             return True
         depth = cells.pos[tail] - p0 + 1
+        # Older releases accept a second rollback: its depth overwrites the first one's.
         if self.rs_idx[seq] and self.rules.single_use_rollback:
             return False
+        # #24797, declined, moves the position even without a plane for it.
         if depth > self.n_rs_seq and not self.rules.impossible_rollback_passes:
             return False
+        # Trap: it is not checked whether the last ubatch wrote that plane, so after a short one it
+        # is stale (#26695). And all sequences in a shared cell move back, but only this one's index
+        # is set.
         self.rs_idx[seq] = depth if depth <= self.n_rs_seq else 0
         cells.pos[tail] = p0 - 1
         return True
 
     def seq_cp(self, src: int, dst: int, p0: int, p1: int) -> None:
-        """Follows `llama_memory_recurrent::seq_cp`: both share a cell afterwards.
-
-        Traps: the range is ignored, and the pending rollback is neither copied nor cleared.
-        """
+        """Follows `llama_memory_recurrent::seq_cp`: both share a cell afterwards."""
+        # Traps: the range is ignored, and the pending rollback is neither copied nor cleared.
         if src != dst and 0 <= dst < self.size and 0 <= src < self.size:
             self.cells.join(src, dst)
 
     def seq_keep(self, seq: int) -> None:
-        """Follows `llama_memory_recurrent::seq_keep`.
-
-        Trap: pending rollbacks of the dropped sequences stay.
-        """
+        """Follows `llama_memory_recurrent::seq_keep`."""
+        # Trap: pending rollbacks of the dropped sequences stay.
         self.cells.keep(seq)
 
     def seq_add(self, seq: int, p0: int, p1: int, delta: int) -> None:
-        """Follows `llama_memory_recurrent::seq_add`: only the position changes.
-
-        Trap: it may become negative; then pos_max is -1, any start is accepted, and the state is
-        not reset.
-        """
+        """Follows `llama_memory_recurrent::seq_add`: only the position changes."""
         if delta:
             tail = self._cell_within(seq, p0, p1)
             if tail >= 0:
+                # Trap: it may become negative; then pos_max is -1, any start is accepted, and the
+                # state is not reset.
                 self.cells.pos[tail] += delta
 
     def seq_div(self, seq: int, p0: int, p1: int, divisor: int) -> None:
@@ -198,17 +197,17 @@ class RecurrentMemory:
     def cut(
         self, split: Splitter, n_ubatch: int, *, all_outputs: bool, sequential: bool
     ) -> list[Ubatch] | None:
-        """The split of a batch for recurrent states, alone or in a hybrid.
-
-        Trap: in releases that split by sequence, the last tokens of a batch may be in a short
-        ubatch of their own, after which the planes do not fit a rollback.
-        """
+        """The split of a batch for recurrent states, alone or in a hybrid."""
+        # Every token has an output, in an embedding context: sequences go one by one.
         if all_outputs:
             return split.all_by_sequence(n_ubatch)
         keep_tail = 0
         if self.n_rs_seq > 0:
+            # Trap: the last tokens of a batch may be in a short ubatch of their own, after which
+            # the planes do not fit a rollback.
             if self.rules.rollback_split == "sequence":
                 return split.all_by_sequence(n_ubatch)
+            # #25278 keeps the last tokens of a sequence in one ubatch, which writes all planes.
             if self.rules.rollback_split == "keep-tail":
                 keep_tail = self.n_rs_seq + 1
         return split.all_equal(n_ubatch, sequential=sequential, keep_tail=keep_tail)
@@ -220,10 +219,8 @@ class RecurrentMemory:
         return None if pieces is None or found is None else Plan(pieces, found=found)
 
     def prepare(self, ubatches: list[Ubatch]) -> list[Found | None] | None:
-        """Follows `llama_memory_recurrent::prepare`: a dry run, undone completely.
-
-        The cells of a single ubatch (None) are only searched in `apply`.
-        """
+        """Follows `llama_memory_recurrent::prepare`: a dry run, undone completely."""
+        # The cells of a single ubatch (None) are searched once, in `apply`.
         if len(ubatches) == 1:
             ids = ubatches[0].ids
             return [None] if ids[0] >= 0 and ids[-1] < self.size else None
@@ -260,6 +257,7 @@ class RecurrentMemory:
             return tuple(cells.src0[cells.head : cells.head + cells.n])
         for cell in range(cells.head, cells.head + cells.n):
             plane = 0
+            # Trap: of several sequences in a cell only the lowest id's rollback is read, and reset.
             if cells.seqs[cell]:
                 first = min(cells.seqs[cell])
                 plane, self.rs_idx[first] = self.rs_idx[first], 0
@@ -271,14 +269,13 @@ class RecurrentMemory:
     def state_write(self, seq: int, *, partial: bool) -> list[blob.Field]:
         """The number of cells, their list, the layers' R rows, the layers' S rows.
 
-        With a pending rollback the row is that of its plane and the position the rolled-back one:
-        the blob is right, without a record of the rollback.
-
         Upstream: `llama_memory_recurrent::state_write`. Trap: `partial` (PARTIAL_ONLY) is ignored
         by a pure recurrent memory.
         """
         cells = self.cells
         chosen = [c for c, seqs in enumerate(cells.seqs) if (seqs if seq == -1 else seq in seqs)]
+        # #22673 before its merge; since then the row of the plane is saved with the rolled-back
+        # position, so the blob is right without a record of the rollback.
         if seq != -1 and self.rs_idx[seq] and not self.rules.saves_rolled_back:
             where = "llama_memory_recurrent::state_write"
             raise UpstreamAbort(where, "state read/write is not supported with partial rollback")
@@ -304,10 +301,8 @@ class RecurrentMemory:
         return depths.pop()
 
     def state_read(self, reader: blob.Reader, seq: int, *, partial: bool) -> None:
-        """Restore one sequence, or (-1) everything. Trap: a blob without cells does clear here.
-
-        Upstream: `llama_memory_recurrent::state_read`.
-        """
+        """Restore one sequence, or (-1) everything (`llama_memory_recurrent::state_read`)."""
+        # Trap: unlike in an attention cache, a blob without cells clears the destination.
         count = reader.word()
         if self.rules.checks_count_first and count > self.size:
             self._take_back(seq, [])
@@ -320,6 +315,7 @@ class RecurrentMemory:
                 written += self._read_one(reader, seq, count)
             self._queue_rows(reader, written)
         except blob.TruncatedError:
+            # Older releases keep the cells whose rows did not arrive.
             if self.rules.clears_failed_restore:
                 self._take_back(seq, written)
             raise
@@ -354,6 +350,7 @@ class RecurrentMemory:
             raise BlobError(f"there is no cell for sequence {seq}")
         head = self.cells.head
         written = list(range(head, head + count))
+        # The state is read from its own cell, not from a row to be zeroed.
         for cell in written:
             self.cells.src[cell] = cell
         return written

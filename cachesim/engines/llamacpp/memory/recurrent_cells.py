@@ -141,12 +141,9 @@ class RecurrentCells:
     # --- cells for a ubatch
 
     def find_slot(self, ubatch: Ubatch) -> bool:
-        """Follows `llama_memory_recurrent::find_slot`; False for an id out of range.
-
-        Unlike in an attention cache, cells change at once, and the head is set to the start of the
-        window of used cells, not to its end.
-        """
+        """Follows `llama_memory_recurrent::find_slot`; False for an id out of range."""
         n_seqs = ubatch.n_seqs
+        # As in an attention cache: many cells before the head are free, so the search starts over.
         if self.head > self.used + 2 * n_seqs:
             self.head = 0
         if n_seqs == 1 and (cell := self._own_cell(ubatch.seqs[0])) != NONE:
@@ -159,6 +156,7 @@ class RecurrentCells:
         if not self._uncouple(sets):
             return False
         low, high = self._give_cells([ids[0] for ids in sets])
+        # The cells of a ubatch have to be neighbours, because the graph writes one range of rows.
         for cell, ids in enumerate(sets, low):
             self._swap(cell, self.tail[ids[0]])
         for k, ids in enumerate(sets):
@@ -176,6 +174,7 @@ class RecurrentCells:
                 raise UpstreamAbort(where, "rs_z >= 0")
             self.src0[cell] = self.rs_z if self.src[cell] < 0 else self.src[cell]
             self.src[cell] = cell
+        # Unlike in an attention cache the head is the start of the used cells, not their end.
         self.head, self.n = low, high - low + 1
         self.used = sum(map(bool, self.seqs))
         return self.n >= n_seqs
@@ -194,16 +193,13 @@ class RecurrentCells:
             for j, seq in enumerate(ids):
                 if not 0 <= seq < self.size:
                     return False
+                # Coupled ids share the state of the first one from now on; their own ones are lost.
                 if j > 0 and self.tail[seq] >= 0:
                     self.leave(seq)
         return True
 
     def _give_cells(self, primary: list[int]) -> tuple[int, int]:
-        """Give every set a cell of its own; return the lowest and highest cell in use.
-
-        Copy on write: a sequence that shares its cell gets a free one that reads from the shared
-        row, and the others keep the old cell unchanged.
-        """
+        """Give every set a cell of its own; return the lowest and highest cell in use."""
         low, high, start = self.size - 1, 0, self.head
         for seq in primary:
             old = self.tail[seq]
@@ -215,6 +211,8 @@ class RecurrentCells:
                 if self.seqs[free]:
                     where = "llama_memory_recurrent::find_slot"
                     raise UpstreamAbort(where, "empty_cell.is_empty()")
+                # Copy on write: a sequence that shares its cell gets a free one that reads from the
+                # shared row, and the others keep the old cell unchanged.
                 if old >= 0:
                     self.pos[free], self.src[free] = self.pos[old], self.src[old]
                     self.seqs[old].discard(seq)
