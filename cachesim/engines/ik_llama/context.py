@@ -127,6 +127,7 @@ class Cells:
         """The first run of free cells from `head` on (`llama_kv_cache_find_slot`)."""
         if count > self.size:
             return None
+        # Many cells before the head are free by now: the search starts over.
         if self.head > self.used + 2 * count:
             self.head = 0
         if self.head + count <= self.size and (self.pos[self.head : self.head + count] < 0).all():
@@ -175,19 +176,18 @@ class Cells:
     # -- edits -------------------------------------------------------------------------------
 
     def seq_rm(self, seq: SeqId, p0: int, p1: int) -> bool:
-        """Remove [p0, p1) of a sequence (`llama_kv_cache_seq_rm`).
-
-        Only a recurrent cache refuses, without any change. A hybrid one returns True although its
-        recurrent row still includes the removed tokens.
-        """
+        """Remove [p0, p1) of a sequence (`llama_kv_cache_seq_rm`)."""
         p0 = max(p0, 0)
         p1 = np.iinfo(np.int64).max if p1 < 0 else p1
+        # Only a recurrent cache refuses, without any change: its one state cannot lose a part.
         if self.recurrent:
             if seq >= self.size:
                 return False
             at = int(self.pos[seq])
             if 0 < p0 <= at or 0 < p1 <= at:
                 return False
+        # Trap: a hybrid cache returns True although its recurrent row still includes the removed
+        # tokens.
         hit = self._within(seq, p0, p1)
         self.held[hit] &= ~np.uint64(1 << seq)
         self._free(hit[self.held[hit] == 0], lower_head=True)
@@ -200,6 +200,7 @@ class Cells:
         self.shift[hit] += delta
         fallen = hit[self.pos[hit] < 0]
         self._free(fallen, lower_head=False)
+        # Trap: set to 0 even if nothing has moved.
         self.head = int(fallen[0]) if fallen.size else 0
 
     def _free(self, cells: Integers, *, lower_head: bool) -> None:
@@ -229,16 +230,16 @@ class Cells:
 
     def seq_pos_max(self, seq: SeqId) -> Pos:
         """The largest position, 0 for none, an oddity (`llama_kv_cache_seq_pos_max`)."""
+        # Trap: 0 for an empty sequence, the same as for one token.
         cells = self.of(seq)
         return Pos(int(self.pos[cells].max())) if cells.size else Pos(0)
 
     def seq_pos_min(self, seq: SeqId) -> Pos:
-        """The first cell's position, an oddity: not the minimum (`llama_kv_cache_seq_pos_min`).
-
-        Recurrent and hybrid caches return the largest position instead.
-        """
+        """The first cell's position (`llama_kv_cache_seq_pos_min`)."""
+        # A state has one position; upstream returns the largest for all caches with recurrent rows.
         if self.recurrent or self.hybrid:
             return self.seq_pos_max(seq)
+        # Trap: first by index, not the lowest: a cell that was used again has a later position.
         cells = self.of(seq)
         return Pos(int(self.pos[cells[0]])) if cells.size else Pos(-1)
 
@@ -317,15 +318,16 @@ class Context:
     ) -> Decoded:
         """Run a batch in ubatches of n_ubatch tokens (`llama_decode_internal`).
 
-        Cells are searched ubatch by ubatch: without room, those of earlier ubatches stay.
         `keep_steps` is the maximum number of tokens whose states are all kept.
         """
         self.apply_shifts()
         done = Decoded(code=0, logits={}, hidden={})
+        # Cells are searched ubatch by ubatch, not for the whole batch first.
         for first in range(0, len(batch), self.n_ubatch):
             piece = batch[first : first + self.n_ubatch]
             start = self._find(piece)
             if start is None:
+                # Trap: cells of earlier ubatches stay, and a retry places their tokens again.
                 return Decoded(code=1, placed=first, logits=done.logits, hidden=done.hidden)
             planes = len(piece) if 1 < len(piece) <= keep_steps else 1
             # Sequences do not attend to each other: the network runs on the rows of each one alone.
@@ -347,8 +349,10 @@ class Context:
                 # None without an MTP head
                 rows = repeat(NOTHING, len(mine)) if output.hidden is None else output.hidden
                 done.hidden.update(zip((first + i for i in mine), rows, strict=True))
+            # A recurrent cache's cells are found by sequence id, so its head does not search.
             if not self.recurrent:
                 self.cells.advance(len(piece))
+            # Tested after a ubatch: whole ubatches survive a disconnect.
             if self._cancelled():
                 return Decoded(code=CANCELLED, logits=done.logits, hidden=done.hidden)
         return done
@@ -363,6 +367,7 @@ class Context:
         return self.ubatches_left <= 0
 
     def _find(self, piece: Sequence[BatchToken]) -> int | None:
+        # The cell of a recurrent sequence has the sequence's id as its index: there is always room.
         if self.recurrent:
             for entry in piece:
                 self.cells.place_recurrent(entry.seq, entry.pos)
@@ -395,17 +400,15 @@ class Context:
     def roll_back_to_step(self, seq: SeqId, accepted: Count, drafted: Count) -> None:
         """Restore the state after the last accepted token (per-step recurrent checkpoints).
 
-        Trap: each ubatch of more than one token writes its states from the first row on, so if a
-        draft is cut into ubatches, the row of the accepted token has the state of another one.
-
             drafted      t0 t1 t2 | t3 t4        ubatches of three
             rows         t3 t4 t2                after both; accepting t0 restores t3's state
-
-        Upstream also writes that token's position into the cell whose index equals the sequence
-        id, whatever it holds (an oddity).
         """
+        # Trap: each ubatch of more than one token writes its states from the first row on, so if a
+        # draft is cut into ubatches, the row of the accepted token has the state of another one.
         for layer, states in self.steps.items():
             self.rows[layer][seq] = states[accepted]
+        # Trap: upstream writes that token's position into the cell whose index equals the sequence
+        # id, whatever it holds.
         if self.hybrid and self.cells.pos[seq] >= 0:
             last = self.cells.seq_pos_max(seq)
             self.cells.pos[seq] = last - (drafted - accepted)
@@ -422,17 +425,13 @@ class Context:
             born=tuple(map(Pos, self.cells.born[cells].tolist())),
             keys={n: k[cells] for n, k in self.keys.items()} if full else None,
             values={n: v[cells] for n, v in self.values.items()} if full else None,
+            # Trap: a recurrent model's partial state has no tensor data at all.
             rows={} if self.recurrent and partial else rows,
             size=self.sizes.state(len(cells), partial=partial),
         )
 
     def restore(self, seq: SeqId, state: SequenceState) -> bool:
-        """Restore a saved state (`llama_state_seq_set_data`); the old content is always removed
-        first.
-
-        The cells are one contiguous run from `head` on; without such a run the sequence stays
-        empty.
-        """
+        """Restore a saved state (`llama_state_seq_set_data`)."""
         # Refuse a state with other layers as damaged; upstream compares fewer fields.
         count = len(state.positions)
         fits = len(state.born) == count
@@ -451,6 +450,7 @@ class Context:
         )
         if not fits:
             raise BlobError("the saved state has different layers than this model")
+        # The old content is always removed first, so a failed restore leaves an empty sequence.
         self.cells.seq_rm(seq, -1, -1)
         if self.recurrent:
             where, why = "llama_state_seq_set_data", "the allocated cell must carry the sequence id"
@@ -461,6 +461,8 @@ class Context:
                 where, "GGML_ASSERT(kv_self.cells[kv_self.head].pos == batch.pos[0])"
             )
         count = len(state.positions)
+        # One contiguous run from `head` on. Trap: a partial state without the cells it was saved
+        # from finds the keys and values of whatever is in the new ones.
         start = self.cells.find_slot(count)
         if start is None:
             return False
@@ -471,6 +473,7 @@ class Context:
             for layer, rows in (kept or {}).items():
                 data[layer][start : start + count] = rows
         self.cells.head = start + count if start + count < self.cells.size else 0
+        # The row belongs to the sequence, whatever cells its tokens are in.
         for layer, row in state.rows.items():
             self.rows[layer][seq] = row
         return True
@@ -513,15 +516,13 @@ class SequenceView:
         return (frame.lane(context.keys[layer][self._order], context.values[layer][self._order]),)
 
     def _arrange(self) -> None:
-        """Order the sequence's cells by the positions that their keys are rotated to.
-
-        Computed once for all layers of the ubatch. If cell `i` holds position `i`, a slice is
-        enough.
-        """
+        """Order the sequence's cells by the positions that their keys are rotated to."""
         cells = self._context.cells
         mine = cells.of(self._seq)
         born = cells.born[mine]
         length = -(-(int(born.max()) + 1) // BLOCK) * BLOCK
+        # Computed once for all layers of the ubatch. If cell `i` holds position `i`, a slice is
+        # enough.
         if length <= cells.size and np.array_equal(mine, born):
             self._order = slice(0, length)
             flags = np.zeros(length, dtype=bool)
@@ -546,12 +547,15 @@ class SequenceView:
     def states(self, layer: int) -> Array:
         """The stored row, whatever its position; zeros if the rows begin at 0."""
         rows = self._context.rows[layer]
+        # Upstream starts from zeros at position 0. Trap: any other start continues from the row,
+        # whatever position it was left at.
         if self._ubatch.positions[0] == 0:
             return np.zeros((1, rows.shape[1]), rows.dtype)
         return rows[self._seq : self._seq + 1].copy()
 
     def keep_states(self, layer: int, states: Array) -> None:
         """Store the last state, and the state after each token while a draft is verified."""
+        # The newest state is the live one, whether or not the draft's tokens are accepted.
         self._context.rows[layer][self._seq] = states[0, 0]
         if self.planes > 1:  # the newest state comes first
             self._context.steps[layer][: self.planes] = states[0, ::-1]

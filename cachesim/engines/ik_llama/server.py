@@ -67,6 +67,7 @@ class Checkpointing:
 
     def launched(self) -> None:
         """Set the switch by --ctx-checkpoints, when a completion is launched."""
+        # Dense models never save any: their cells can be cut anywhere.
         if self._primary.hybrid or self._primary.recurrent:
             self.enabled = self._options.ctx_checkpoints > 0
 
@@ -77,6 +78,8 @@ class Checkpointing:
 
     def after_prefill(self, slot: Slot) -> None:
         """Save a checkpoint after a prefill batch: at the tolerance point, else by the interval."""
+        # The batch was cut at the tolerance point, so this is the state just before the prompt's
+        # end.
         if slot.do_checkpoint:
             self.create(slot)
         else:
@@ -86,17 +89,23 @@ class Checkpointing:
         """Save a checkpoint after a step without drafts (the first one: without tolerance
         point).
         """
+        # Without a tolerance point the whole prompt is saved, when its first token is sampled.
         if slot.n_decoded == 1 and self.tolerance <= 0:
             self.create(slot)
+        # Trap: steps with drafts never get here, so a reply with drafts gets no checkpoint until
+        # its end.
         if slot.n_decoded > 1:
             self.by_interval(slot)
 
     def by_interval(self, slot: Slot) -> None:
         """Save a checkpoint every `interval` positions, checked once a batch."""
         interval = self._options.ctx_checkpoints_interval
+        # 0 or less switches it off.
         if interval <= 0:
             return
         last = self._primary.cells.seq_pos_max(SeqId(slot.id))
+        # Trap: `checkpoint_pos` starts at 0, whatever was saved at the tolerance point, so the
+        # second sampled token of a longer prompt is saved too.
         reached = last + 1 if self._rules.interval_counts_tokens else last
         if slot.checkpoint_pos + interval <= reached and self.create(slot):
             slot.checkpoint_pos = last
@@ -107,6 +116,7 @@ class Checkpointing:
         pos_min = self._primary.cells.seq_pos_min(seq)
         n_tokens = Count(len(slot.cache_tokens))
         behind = bool(slot.checkpoints) and n_tokens <= slot.checkpoints[-1].n_tokens
+        # Nothing is saved that does not reach beyond the newest checkpoint.
         if not self.enabled or pos_min < 0 or n_tokens < self._rules.minimum or behind:
             return False
         pos_max = self._primary.cells.seq_pos_max(seq)
@@ -128,11 +138,15 @@ class Checkpointing:
             )
         checkpoint = Checkpoint(
             pos_min=pos_min,
+            # By position in the memory, and by position in the prompt: the two differ where the
+            # same text has other token boundaries.
             pos_max=pos_max,
             pos_min_prompt=Pos(pos_min + slot.n_past_offset),
             pos_max_prompt=Pos(pos_max + slot.n_past_offset),
             n_tokens=n_tokens,
             made_by=slot.id_task,
+            # Partial: without keys and values, which are expected to be in the same cells at the
+            # restore.
             state=self._primary.save(seq, partial=True),
         )
         slot.checkpoints.append(checkpoint)
@@ -145,18 +159,17 @@ class Checkpointing:
 
 
 def evicted_index(checkpoints: list[Checkpoint], policy: str, *, keeps_earliest: bool) -> int:
-    """The index of the checkpoint to evict from a full list.
-
-    `variance` keeps the first and the last and evicts the interior one with the closest neighbours,
-    the first of equals (server: checkpoint eviction, #2020).
-    """
+    """The index of the checkpoint to evict from a full list."""
     count = len(checkpoints)
     if policy == "fifo":
+        # #1877: the earliest checkpoint serves every prompt with this start.
         return 1 if keeps_earliest and count > 1 else 0
     if count < 3:
         return 0
     if count == 3:
         return 1
+    # `variance` (#2020): the first and the last stay, the interior one with the closest neighbours
+    # goes, the first of equals.
     at = [checkpoint.pos_max for checkpoint in checkpoints]
     return min(
         range(1, count - 1), key=lambda i: (at[i] - at[i - 1]) * (at[i + 1] - at[i]) / at[-1]
@@ -270,17 +283,16 @@ class IkLlama(Engine):
         self._replies.pop(ticket, None)
 
     def cancel(self, ticket: Ticket) -> None:
-        """Cancel a request: a generating slot is released, a prefilling one continues.
-
-        A queued request is removed. The error of the reply is `cancelled`.
-        """
+        """Cancel a request: a generating slot is released, a prefilling one continues."""
         message = "the client disconnected"
+        # A queued request is removed; its reply has the error `cancelled`.
         for waiting in (self._queue, self._deferred):
             for entry in [each for each in waiting if each[0] == ticket]:
                 waiting.remove(entry)
                 prompt = entry[1].prompt
                 self._replies[ticket] = Reply.empty(prompt, error=GONE, message=message)
         for slot in self.slots:
+            # Trap: upstream's release acts on a generating slot only.
             if slot.ticket == ticket and slot.state is State.PROCESSING:
                 self.finish(slot, GONE, message)
         if self.rules.stop_flag_stays and ticket in self._replies:
@@ -303,14 +315,17 @@ class IkLlama(Engine):
                         truncated=slot.truncated,
                     )
                 )
+                # All deferred requests are tried again, in their order, not only the next one.
                 self._queue.extend(self._deferred)
                 self._deferred.clear()
         if all(slot.available for slot in self.slots):
             self._idle_at_first()
             return bool(self._queue)
         self._batch = []
+        # Before the batch: a slot that is full now has no place for its sampled token.
         for slot in self._generating():
             self._shift(slot)
+        # Sampled tokens and drafts come first; prompts get the rest of the batch.
         for slot in self._generating():
             slot.drafted = self.speculation.draft(slot)
             slot.i_batch = len(self._batch)
@@ -323,11 +338,9 @@ class IkLlama(Engine):
         return True
 
     def _idle_at_first(self) -> None:
-        """Empty the memory, the first time that all slots are idle (`slots_idle`).
-
-        Trap: the token lists stay. Usually there are none, as a server is idle before its first
-        request. A client whose connection has waited for the model to load may be faster.
-        """
+        """Empty the memory, the first time that all slots are idle (`slots_idle`)."""
+        # Usually nothing is there, as a server is idle before its first request. A client whose
+        # connection has waited for the model to load may be faster. Trap: the token lists stay.
         if self._clean_kv_cache:
             self.primary.clear()
             self._clear_companion()
@@ -354,6 +367,8 @@ class IkLlama(Engine):
         if entry is not None and common[entry] > best:
             best, where = common[entry], f"prompt cache entry {self.cache.entries.index(entry)}"
         ledger = Ledger(best, where)
+        # Trap: a slot that the request names is taken as it is: nothing is saved, nothing is
+        # loaded.
         if request.slot >= 0:
             named = self.slots[request.slot % len(self.slots)]
             slot = named if named.available else None
@@ -374,6 +389,7 @@ class IkLlama(Engine):
         slot.ticket, slot.request = ticket, request
         slot.prompt_tokens = list(request.prompt)
         options = request.options or {}
+        # A request without the field keeps the number of the slot's request before.
         slot.n_keep = options.get("n_keep", slot.n_keep)
         self.primary.ubatches_left = options.get("cancel_after_ubatches")
         if self._clean_kv_cache is None:
@@ -384,6 +400,8 @@ class IkLlama(Engine):
     def finish(self, slot: Slot, error: str | None = None, message: str = "") -> None:
         """Reply, and mark the slot for release."""
         self._replies.setdefault(slot.id_task, slot.reply(error, message))
+        # A prefilling slot is not released here: upstream's `release` acts on generating ones
+        # alone.
         if slot.state is State.PROCESSING:
             slot.command = Command.RELEASE
 
@@ -408,19 +426,20 @@ class IkLlama(Engine):
         [0, keep)              stays
         [keep, keep + drop)    removed
         [keep + drop, n_past)  moved down by `drop`
-
-        Trap: if the prompt is shorter than `keep`, the block reaches from its end over the slot's:
-        the memory loses the tokens after `keep`, the list none of them.
         """
+        # One place stays free for the token that is decoded next.
         if slot.n_past < slot.n_ctx - 1:
             return
         if not self._shifts:
             slot.truncated = True
             self.finish(slot, "server_error", "context shift is disabled")
             return
+        # A negative number keeps the whole prompt.
         keep = len(slot.prompt_tokens) if slot.n_keep < 0 else slot.n_keep
         keep = min(keep, slot.n_ctx - 4)
         drop = (slot.running.options or {}).get("n_discard", 0) or (slot.n_past - keep) // 2
+        # Trap: if the prompt is shorter than `keep`, the block reaches from its end over the
+        # slot's: the memory loses the tokens after `keep`, the list none of them.
         kept, from_cache = self._in_cache(slot, keep, drop)
         self._discard(slot, kept, from_cache, end=slot.n_past)
         slot.n_past -= from_cache
@@ -453,8 +472,7 @@ class IkLlama(Engine):
     def _add_prompt(self, slot: Slot) -> None:
         """Add a part of a prompt to the batch (`batch_pending_prompt`).
 
-        Upstream's loop appends one token at a time; after each it checks for room, and for the
-        point `tolerance` tokens before the end, where the state is saved.
+        Upstream's loop appends one token at a time, and checks after each.
         """
         if not slot.prepared and not self._prepare(slot):
             return
@@ -465,6 +483,7 @@ class IkLlama(Engine):
         seq = SeqId(slot.id)
         primary = self.primary.cells.seq_rm(seq, p0, -1)
         companion: bool | None = None
+        # A later release trims the companion only after the primary; before, both are tried.
         if self.companion is not None and (primary or self.rules.trims_companion_always):
             companion = self.companion.seq_rm(p0, -1)
         self.record(
@@ -472,9 +491,11 @@ class IkLlama(Engine):
                 slot=slot.id, task=slot.id_task, p0=p0, primary=primary, companion=companion
             )
         )
+        # #1889: a companion that refuses loses its own content, and the primary's match stays.
         if primary and companion is False and self.rules.companion_reset == "companion only":
             self._clear_companion()
             self.record(vocabulary.CompanionReset(slot=slot.id, task=slot.id_task, p0=p0))
+        # #1860: one refusal is enough to drop everything, a state restored just before too.
         elif not primary or companion is False:
             self.primary.cells.seq_rm(SeqId(slot.id), -1, -1)
             self._clear_companion()
@@ -490,7 +511,10 @@ class IkLlama(Engine):
         n_batch = self.options.n_batch
         prompt, checkpointing = slot.prompt_tokens, self.checkpointing
         start = slot.n_past_prompt
+        # Other slots' tokens take their room first.
         end = max(start, min(len(prompt), start + n_batch - len(self._batch)))
+        # The state is saved `tolerance` tokens before the end. Trap: the test follows the token, so
+        # a pass that starts at that point or after it never stops there.
         saves_at = len(prompt) - checkpointing.tolerance
         if checkpointing.enabled and start < saves_at <= end:
             end, slot.do_checkpoint = saves_at, True
@@ -529,14 +553,9 @@ class IkLlama(Engine):
     def _truncate(self, slot: Slot) -> None:
         """Drop whole blocks after n_keep until the prompt fits (`context_shift_prompt`).
 
-        The memory loses one block (`context_shift_find_n_tokens`), however many the prompt loses:
-
             slot     [128 ................ 325)            it was shifted by 128
             prompt   [0 ............................ 426)  loses three blocks of 64
             kept             [192 ........ 325)            the slot loses one: the two agree again
-
-        Trap: `n_past` is 0 at this point, so the cells after the block are not moved: the token
-        list and the memory disagree from here on.
         """
         keep = max(0, slot.n_keep)
         block = (slot.running.options or {}).get("n_discard", 0) or (slot.n_ctx - keep) // 2
@@ -546,9 +565,12 @@ class IkLlama(Engine):
         dropped = 0
         while len(slot.prompt_tokens) - dropped >= slot.n_ctx:
             dropped += block
+        # The memory loses one block (`context_shift_find_n_tokens`), however many the prompt loses.
         kept, from_cache = self._in_cache(slot, keep, block)
         from_cache = min(from_cache, max(len(slot.cache_tokens) - kept, 0))
         if from_cache > 0:
+            # Trap: `n_past` is 0 at this point, so the cells after the block are not moved: the
+            # token list and the memory disagree from here on.
             self._discard(slot, kept, from_cache, end=0)
         slot.n_kept_prompt, slot.n_discarded_prompt = keep, dropped
         slot.prompt_tokens = list(discard(slot.prompt_tokens, keep, dropped))
@@ -557,24 +579,18 @@ class IkLlama(Engine):
         )
 
     def _in_cache(self, slot: Slot, keep: int, count: int) -> tuple[int, int]:
-        """A range of the prompt, in tokens of the slot's list (`context_shift_find_n_tokens`).
-
-        The two differ where the same text has other token boundaries.
-        """
+        """A range of the prompt, in tokens of the slot's list (`context_shift_find_n_tokens`)."""
         start, end = (
             common_prefix(slot.prompt_tokens[:n], slot.cache_tokens, self.cache.text_of)
             for n in (keep, keep + count)
         )
+        # The two differ where the same text has other token boundaries.
         kept = start.right - (start.left - keep)
         found = end.right - start.right - (end.left - (keep + count))
         return keep if kept < 0 else kept, count if found < 0 else found
 
     def _discard(self, slot: Slot, keep: int, count: int, *, end: int) -> None:
-        """Remove [keep, keep + count), move the rest down (`discard_n_kv_and_cache_tokens`).
-
-        If the token list keeps tokens that the memory lost, `n_past` is the list's length again
-        after the next token, so that every token causes a shift (an oddity until #2459).
-        """
+        """Remove [keep, keep + count), move the rest down (`discard_n_kv_and_cache_tokens`)."""
         seq = SeqId(slot.id)
         self.primary.cells.seq_rm(seq, keep, keep + count)
         if keep + count < end:
@@ -583,6 +599,8 @@ class IkLlama(Engine):
             self.companion.seq_rm(keep, keep + count)
             if keep + count < end:
                 self.companion.seq_add(keep + count, end, -count)
+        # If the list keeps tokens that the memory lost, `n_past` is the list's length again after
+        # the next token, so that every token causes a shift (an oddity until #2459).
         if self._drops_tokens(slot):
             slot.cache_tokens = list(discard(slot.cache_tokens, keep, count))
 
@@ -600,17 +618,22 @@ class IkLlama(Engine):
         n_batch, first = self.options.n_batch, 0
         while first < len(self._batch):
             view = self._batch[first : first + n_batch]
+            # States of single steps are kept only while a draft is verified.
             drafted = any(slot.drafted for slot in self.slots)
             decoded = self.primary.decode(view, keep_steps=self.speculation.steps if drafted else 0)
             if decoded.code == CANCELLED:
                 self.primary.ubatches_left = None
+                # Whole ubatches survive a disconnect: each list is cut to what is in memory.
                 for slot in self.slots:
                     held = self.primary.cells.seq_pos_max(SeqId(slot.id)) + 1
                     del slot.cache_tokens[held:]
                     slot.n_past = len(slot.cache_tokens)
+                # Every slot, not only the one whose client is gone.
                 self._release_all(GONE, "the client disconnected")
                 return
             if decoded.code:
+                # These tokens are decoded again, into further cells; the first ones stay as they
+                # are.
                 for entry in view[: decoded.placed]:
                     self.slots[entry.seq].stray += 1  # decoded again, into further cells
                 if n_batch == 1:  # token lists stay (an oddity)
@@ -623,14 +646,12 @@ class IkLlama(Engine):
             first += len(view)
 
     def _release_all(self, error: str, message: str) -> None:
-        """Release every slot after a failed decode, idle ones too.
-
-        Trap: idle slots become the most recently used, in the order of their numbers, so the next
-        request without a similar slot goes to slot 0.
-        """
+        """Release every slot after a failed decode, idle ones too."""
         for slot in self.slots:
             idle = slot.available
             slot.state = State.PROCESSING
+            # Trap: idle slots become the most recently used, in the order of their numbers, so the
+            # next request without a similar slot goes to slot 0.
             if idle:
                 slot.command = Command.RELEASE
             else:
@@ -641,6 +662,7 @@ class IkLlama(Engine):
             slot.prefilling or slot.n_decoded == 0 for slot in self.slots if not slot.warmup_failed
         )
         fed = self.speculation.feed(view, decoded, reading=reading)
+        # A later release: no drafts once the companion has refused a part of the prompt.
         if not fed and self.rules.warmup_failure_ends_drafts:
             self.slots[0].warmup_failed = True  # a companion serves one slot
         for slot in self.slots:
@@ -650,6 +672,7 @@ class IkLlama(Engine):
             at = slot.i_batch - first
             if not 0 <= at < len(view):
                 continue
+            # An empty draft is verified as well; steps without drafts save checkpoints.
             if slot.drafting:
                 slot.stray += max(0, at + len(slot.drafted) + 1 - len(view))
                 kept, rows = self.speculation.accept(slot, decoded, at)
@@ -666,13 +689,12 @@ class IkLlama(Engine):
     def _emit_all(self, slot: Slot, tokens: list[Token], rows: list[Array]) -> None:
         """Process the accepted tokens of a draft (`speculative_decoding_accept`).
 
-        Trap: until #2358 all of them are counted before the first one is sent. If that reaches
-        `n_predict`, the reply ends with the first, and the slot keeps the others:
-
             n_predict 16   12 tokens sent, then a draft of three is accepted: four more
             counted        12 + 4 = 16, the limit, before token 13 is sent
             reply          13 tokens; 14 and 15 stay in the slot's list, 16 is the sampled token
         """
+        # Trap: until #2358 all of them are counted before the first one is sent. If that reaches
+        # `n_predict`, the reply ends with the first, and the slot keeps the others.
         if self.rules.counts_whole_drafts:
             slot.n_decoded += len(tokens)
         for token, row in zip(tokens, rows, strict=True):
@@ -691,6 +713,7 @@ class IkLlama(Engine):
         ended = reply is not None and len(slot.generated) >= len(reply)
         if ended or (predict >= 0 and slot.n_decoded >= predict):
             self.finish(slot)
+            # After the final response, and of what is in memory: the last sampled token is not.
             self.checkpointing.create(slot)
 
     # -- slot actions (`process_single_task`); the companion is part of none ---------------------
@@ -717,6 +740,7 @@ class IkLlama(Engine):
             return _done(slot, error="invalid_request_error", message=str(error))
         if not has_room:
             return _done(slot, error="invalid_request_error", message="no room for the state")
+        # The companion's cells stay those of its former conversation.
         slot.cache_tokens, slot.approximate = list(saved.tokens), saved.approximate
         slot.checkpoints[:] = saved.checkpoints
         self._note("restore", slot, name, ticket)

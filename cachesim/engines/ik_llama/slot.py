@@ -42,23 +42,24 @@ class Match(NamedTuple):
 def common_prefix(
     left: Sequence[Token], right: Sequence[Token], text_of: TextOf, *, exact: bool = False
 ) -> Match:
-    """Match by token, then the tails by text (`server_tokens::get_common_prefix`).
-
-    A token of a tail counts if it is wholly inside the equal text and its end coincides with the
-    end of a token on the other side; of several tokens without visible text the last one counts.
-    """
+    """Match by token, then the tails by text (`server_tokens::get_common_prefix`)."""
     same = get_common_prefix(left, right)
+    # One list contains the other: no text is compared.
     if same in (len(left), len(right)):
         return Match(same, same)
+    # The first texts that differ have nothing in common, so neither mode matches more.
     if _apart(text_of(left[same]), text_of(right[same])):
         return Match(same, same)
     tails = list(map(text_of, left[same:])), list(map(text_of, right[same:]))
     reached = _exact_reach(*tails) if exact else _tolerant_reach(*tails)
     ends = [_ends(tail, limit, exact=exact) for tail, limit in zip(tails, reached, strict=True)]
+    # A token counts if it is wholly inside the equal text, and ends where one of the other side
+    # ends.
     shared = set(ends[0]) & set(ends[1])
     if not shared:
         return Match(same, same)
     best = max(shared)
+    # Of several tokens without visible text the last one counts.
     return Match(
         Count(same + bisect_right(ends[0], best)), Count(same + bisect_right(ends[1], best))
     )
@@ -112,6 +113,7 @@ def discard(tokens: Sequence[Token], keep: int, count: int) -> Sequence[Token]:
 
     Follows `server_tokens::discard_n_tokens`.
     """
+    # A range that reaches the end would leave nothing after it: upstream returns the list as it is.
     if count <= 0 or keep + count >= len(tokens):
         return tokens
     return [*tokens[:keep], *tokens[keep + count :]]
@@ -119,6 +121,7 @@ def discard(tokens: Sequence[Token], keep: int, count: int) -> Sequence[Token]:
 
 def similarity(left: Sequence[Token], right: Sequence[Token], text_of: TextOf) -> np.float32:
     """The Dice ratio of two lists, from the right-hand count (`get_tokens_similarity`)."""
+    # Trap: the right-hand count alone, although both sides may have other tokens for the text.
     return dice(common_prefix(left, right, text_of).right, len(left) + len(right))
 
 
@@ -141,6 +144,7 @@ def without_reasoning(
 
     `tags` None disables it. An unclosed block is kept, and so is the token after a block.
     """
+    # `--reasoning-tokens none`.
     if tags is None or not tokens:
         return tuple(tokens)
     if _all_unknown(tokens) and not {*tags[0]} <= NUMERALS:
@@ -153,6 +157,7 @@ def without_reasoning(
     for token, text in zip(tokens, texts, strict=True):
         while block < len(blocks) and start >= blocks[block][1]:
             block += 1
+        # Trap: by the start of a token's text, so the token that follows a block is always kept.
         inside = block < len(blocks) and blocks[block][0] <= start < blocks[block][1]
         if not inside:
             kept.append(token)
@@ -321,6 +326,8 @@ class Slot:
         self.n_past = self.n_past_prompt = 0
         self.n_prompt_tokens_cache = self.n_prompt_tokens_processed = 0
         self.n_kept_prompt = self.n_discarded_prompt = 0
+        # `n_past_offset` and `n_keep` are not reset (oddities): a request may see those of the one
+        # before it.
         self.checkpoint_pos = interval_starts_at
         self.do_checkpoint = False
         self.i_batch = -1
@@ -443,8 +450,10 @@ class PromptCache:
             left, right = (
                 (equal, equal) if equal else common_prefix(entry.tokens, tokens, self.text_of)
             )
+            # Contained in an entry: nothing is saved, but entries erased before stay erased.
             if right == len(tokens):
                 return False
+            # The new conversation continues this one, so the old entry is obsolete.
             if left == len(entry.tokens):
                 self.remove(entry)
         return True
@@ -465,6 +474,7 @@ class PromptCache:
     def update(self) -> list[PromptEntry]:
         """Drop and return the oldest entries while several exceed the limit."""
         dropped: list[PromptEntry] = []
+        # Oldest first; a single entry stays, however large it is.
         while self.limit is not None and len(self.entries) > 1 and self.size > self.limit:
             dropped.append(self.entries[0])
             self.remove(self.entries[0])

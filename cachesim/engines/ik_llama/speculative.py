@@ -92,6 +92,7 @@ class AttentionCompanion:
             for i, token in enumerate(tokens)
         ]
         done = self.context.decode(batch, hidden)
+        # No room ends the draft, not the request.
         if done.code:
             return CompanionDecode(taken=False)
         return CompanionDecode(taken=True, logits=done.logits[last], hidden=done.hidden[last])
@@ -167,10 +168,12 @@ class WindowCompanion:
     ) -> CompanionDecode:
         """Decode tokens, rolling if needed; refuse a batch that does not begin at the end."""
         del hidden  # there is no network
+        # Upstream insists that a batch begins where the cache ends: after a hole it refuses all.
         if first != self.base + self.live:
             return CompanionDecode(taken=False)
         for start in range(0, len(tokens), self.n_ubatch):
             count = min(self.n_ubatch, len(tokens) - start)
+            # A roll drops all but the window, so a later cut below it is refused.
             if self.live + count > self.capacity:
                 self.base += self.live - self.window
                 self.live = self.window
@@ -219,6 +222,7 @@ class Speculation:
         if self._companion is None or not reading:
             return True
         first = view[0].pos
+        # Rows from a draft or a former conversation: the prompt's own tokens replace them.
         if self._companion.tail >= first:
             self._companion.seq_rm(first, -1)
         count = len(view)  # each token is paired with the hidden row of the token before it
@@ -239,9 +243,11 @@ class Speculation:
         """Propose tokens after the pending one (`common_speculative_draft`); trim the companion."""
         capacity = slot.n_ctx - len(slot.cache_tokens) - 2
         predict, most = slot.running.predict, self._options.draft_max
+        # Two places stay free: for the pending token, and for the one after the draft.
         left = capacity if predict < 0 else predict - slot.n_decoded - 1
         limit, least = min(most, capacity, left), min(most, self._options.draft_min)
         slot.drafting = False
+        # Too little is left for a draft of the minimum length: the step is an ordinary one.
         if self._companion is None or slot.warmup_failed or limit < max(least, 1):
             return []
         m = len(slot.cache_tokens)
@@ -252,6 +258,8 @@ class Speculation:
         else:
             drafts, decodes = forced, len(forced) - pending
         drafts = drafts[:limit]
+        # Removed before the primary verifies anything, so a rejected draft never stays in the
+        # companion.
         if decodes > 0:
             begin = m + 1 if self._rules.purge_keeps_pending_row else m + 1 - pending
             self._companion.seq_rm(begin, m + decodes + 2)
@@ -259,6 +267,7 @@ class Speculation:
         if not slot.drafting:
             drafts = []
         slot.draft_step += 1
+        # Without the states of single steps a rejection needs the state from before the draft.
         if drafts and not self._per_step:
             self._before = self._primary.save(SeqId(slot.id), partial=True)
         return drafts
@@ -288,13 +297,11 @@ class Speculation:
             row = fed.hidden if fed.hidden is not None else row
 
     def _propose(self, slot: Slot, m: int, most: int) -> tuple[list[Token], int]:
-        """Drafts of the MTP head, and the number of its decodes (`mtp_speculative_gen_draft`).
-
-        The first draft is used whatever its probability (an oddity); one below `p_min` is the last.
-        """
+        """Drafts of the MTP head, and the number of its decodes (`mtp_speculative_gen_draft`)."""
         if self._row is None:
             return [], 0
         p_min, drafts, decodes = self._options.draft_p_min, [], 0
+        # The last commit has left a proposal, so drafting starts one position later.
         if slot.follow_up is not None:
             drafts = [slot.follow_up]
             most = 1 if slot.follow_up_probability < p_min else most
@@ -305,11 +312,13 @@ class Speculation:
             if fed.logits is None or fed.hidden is None:
                 break
             unsure = _confidence(fed.logits) < p_min
+            # The first draft is used whatever its probability (an oddity).
             if unsure and drafts:
                 break
             token, row = self._primary.network.sample(fed.logits), fed.hidden
             drafts.append(token)
             position += 1
+            # One below `p_min` is the last.
             if unsure:
                 break
         return drafts, decodes
@@ -335,10 +344,13 @@ class Speculation:
                 break
         accepted = len(kept) - 1
         m = len(slot.cache_tokens) - len(drafted) - 1
+        # With all drafts accepted the state after the last token is the right one.
         if accepted < len(drafted):
             self._undo(slot, m, Count(accepted), Count(len(drafted)))
+        # #1754, as reported: the state after the first token is copied back.
         elif drafted and self._per_step and not self._rules.restores_when_accepted:
             self._primary.roll_back_to_step(SeqId(slot.id), Count(0), Count(0))
+        # The rejected drafts leave the list; the last kept token enters it with the next step.
         del slot.cache_tokens[m + 1 + accepted :]
         slot.n_past = len(slot.cache_tokens)
         hidden = [decoded.hidden[at + i] for i in range(accepted + 1)]
@@ -350,12 +362,15 @@ class Speculation:
 
     def _undo(self, slot: Slot, m: int, accepted: Count, drafted: Count) -> None:
         seq = SeqId(slot.id)
+        # Trap: until #1669 the recurrent row keeps the rejected tokens.
         if not self._rules.restores_recurrent:
             self._primary.cells.seq_rm(seq, m + accepted + 1, -1)
         elif self._primary.hybrid and self._per_step:
             self._primary.roll_back_to_step(seq, accepted, drafted)
             self._primary.cells.seq_rm(seq, m + accepted + 1, -1)
         elif self._primary.hybrid and self._before is not None:
+            # Without the states of single steps: the state from before, and the accepted tokens
+            # again.
             self._primary.cells.seq_rm(seq, m, -1)
             for layer, row in self._before.rows.items():
                 self._primary.rows[layer][seq] = row
@@ -368,6 +383,7 @@ class Speculation:
 
     def _commit(self, slot: Slot, base: int, kept: list[Token], hidden: list[Array]) -> None:
         """Decode the accepted tokens with the companion; its last row gives the next draft."""
+        # The companion decodes the accepted tokens once more, with the primary's hidden rows.
         self._head.seq_rm(base, -1)
         fed = self._head.decode(kept, Pos(base), hidden)
         self._note(fed, base, len(kept))
@@ -390,12 +406,10 @@ class Speculation:
 
 
 def _row_of(decoded: Decoded, at: int) -> Array:
-    """A row of the last decode (`llama_get_logits_ith`).
-
-    Trap: a draft may be longer than a batch. Its last rows are then in a part of the batch that is
-    not decoded yet: the sampler gets a null pointer, and the process ends.
-    """
+    """A row of the last decode (`llama_get_logits_ith`)."""
     row = decoded.logits.get(at)
+    # Trap: a draft may be longer than a batch. Its last rows are then in a part of the batch that
+    # is not decoded yet: the sampler gets a null pointer, and the process ends.
     if row is None:
         where, why = (
             "llama_get_logits_ith",
