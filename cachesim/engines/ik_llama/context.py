@@ -400,8 +400,8 @@ class Context:
     def roll_back_to_step(self, seq: SeqId, accepted: Count, drafted: Count) -> None:
         """Restore the state after the last accepted token (per-step recurrent checkpoints).
 
-            drafted      t0 t1 t2 | t3 t4        ubatches of three
-            rows         t3 t4 t2                after both; accepting t0 restores t3's state
+        drafted      t0 t1 t2 | t3 t4        ubatches of three
+        rows         t3 t4 t2                after both; accepting t0 restores t3's state
         """
         # Trap: each ubatch of more than one token writes its states from the first row on, so if a
         # draft is cut into ubatches, the row of the accepted token has the state of another one.

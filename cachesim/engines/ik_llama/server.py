@@ -553,9 +553,9 @@ class IkLlama(Engine):
     def _truncate(self, slot: Slot) -> None:
         """Drop whole blocks after n_keep until the prompt fits (`context_shift_prompt`).
 
-            slot     [128 ................ 325)            it was shifted by 128
-            prompt   [0 ............................ 426)  loses three blocks of 64
-            kept             [192 ........ 325)            the slot loses one: the two agree again
+        slot     [128 ................ 325)            it was shifted by 128
+        prompt   [0 ............................ 426)  loses three blocks of 64
+        kept             [192 ........ 325)            the slot loses one: the two agree again
         """
         keep = max(0, slot.n_keep)
         block = (slot.running.options or {}).get("n_discard", 0) or (slot.n_ctx - keep) // 2
@@ -689,9 +689,9 @@ class IkLlama(Engine):
     def _emit_all(self, slot: Slot, tokens: list[Token], rows: list[Array]) -> None:
         """Process the accepted tokens of a draft (`speculative_decoding_accept`).
 
-            n_predict 16   12 tokens sent, then a draft of three is accepted: four more
-            counted        12 + 4 = 16, the limit, before token 13 is sent
-            reply          13 tokens; 14 and 15 stay in the slot's list, 16 is the sampled token
+        n_predict 16   12 tokens sent, then a draft of three is accepted: four more
+        counted        12 + 4 = 16, the limit, before token 13 is sent
+        reply          13 tokens; 14 and 15 stay in the slot's list, 16 is the sampled token
         """
         # Trap: until #2358 all of them are counted before the first one is sent. If that reaches
         # `n_predict`, the reply ends with the first, and the slot keeps the others.

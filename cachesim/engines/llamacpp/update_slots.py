@@ -144,8 +144,8 @@ def pre_decode(server: ServerContext) -> ServerBatch:
 def shift_context(server: ServerContext, slot: Slot) -> None:
     """Keep the first tokens, discard some, move the rest down (upstream: "apply context-shift").
 
-        before   [ n_keep | n_discard | rest ...... )
-        after    [ n_keep | rest ...... )
+    before   [ n_keep | n_discard | rest ...... )
+    after    [ n_keep | rest ...... )
     """
     task, n_tokens = slot.running, int(slot.prompt.n_tokens)
     if not server.shifts_context:
