@@ -159,7 +159,7 @@ class Checkpointing:
 
 
 def evicted_index(checkpoints: list[Checkpoint], policy: str, *, keeps_earliest: bool) -> int:
-    """The index of the checkpoint to evict from a full list."""
+    """The index of the checkpoint to evict from a full list (#2020)."""
     count = len(checkpoints)
     if policy == "fifo":
         # #1877: the earliest checkpoint serves every prompt with this start.

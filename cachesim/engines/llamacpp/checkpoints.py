@@ -273,7 +273,7 @@ def make_room(server: ServerContext, slot: Slot, task: Task, most: int) -> None:
 
 
 def _thin_out(server: ServerContext, slot: Slot, task: Task, most: int) -> None:
-    """Drop checkpoints of other tasks close after their predecessors until one more fits."""
+    """Drop checkpoints of other tasks close after their predecessors (#28302)."""
     last = -1
     for checkpoint in list(slot.prompt.checkpoints):
         # Until #28302 every list was thinned (#25472), full or not: `most` is 0 then, and this

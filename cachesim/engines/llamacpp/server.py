@@ -232,7 +232,7 @@ def check_images(request: Request, kind: TaskKind, server: ServerContext) -> Non
 
 
 def why_refused(request: Request, task: Task, server: ServerContext) -> tuple[str, str] | None:
-    """The error of the HTTP side before a task is queued, and its message."""
+    """The error of upstream's HTTP side before a task is queued, and its message."""
     # Refused before anything is queued: no slot is taken and nothing is evicted for such a request.
     if [each.role for each in request.messages[-2:]] == [ASSISTANT, ASSISTANT]:
         return INVALID, "Cannot have 2 or more assistant messages at the end of the list."

@@ -117,7 +117,7 @@ def outputs_of(batch: Batch) -> tuple[bool, ...]:
 
 
 def not_consecutive(by_seq: dict[int, Sequence[int]], memory: Memory) -> str:
-    """Refusal of a sequence that does not continue the memory, without gaps."""
+    """Refusal of a sequence that does not continue the memory, without gaps, as upstream."""
     for s, positions in sorted(by_seq.items()):
         run, last = is_run(positions), memory.seq_pos_max(s)
         low = positions[0] if run else min(positions)
@@ -141,7 +141,7 @@ def not_ahead(by_seq: dict[int, Sequence[int]], memory: Memory) -> str:
 
 
 def diverged(distinct: set[Ids], memory: Memory) -> str:
-    """Refusal of coupled sequences with different positions."""
+    """Refusal of coupled sequences with different positions, as upstream."""
     for ids in distinct:
         for s in ids[1:]:
             # Both ends are compared, so a state at one position can be coupled only with one at the
