@@ -1,56 +1,13 @@
-"""Expected counts of the MTP head's drafts, without a server."""
+"""Drafts that a log tells, and the tokens that an answer swallows, without a server."""
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-from cachesim.model.network import FloatNetwork
-from cachesim.model.presets import tiny
 from cachesim.prove.llama_cpp.server import calls_of, drafts_of, last_call
 from cachesim.prove.llama_cpp.simulated import swallowed
 from cachesim.prove.llama_cpp.workload import Outcome
 from cachesim.units import as_tokens
-from conformance.real.llama_cpp import logits
-from conformance.real.llama_cpp.logits import drawn_prompt, expected_drafts, generate, head_guesses
-from tests.fixtures import Patch
-
-NETWORK = FloatNetwork(tiny("hybrid-mtp"))
-PROMPT = drawn_prompt(np.random.default_rng(1), 12)
-
-
-def count(monkeypatch: Patch, predict: int, right: set[int]) -> tuple[int, int]:
-    """Counts when the head is right about the reply's tokens of these numbers alone."""
-    reply, _ = generate(NETWORK, PROMPT, predict + 2)
-    told = [*PROMPT, *reply]
-    guesses = [told[i + 1] if i + 1 - len(PROMPT) in right else -1 for i in range(len(told) - 1)]
-    monkeypatch.setattr(logits, "head_guesses", lambda *_: guesses)
-    return expected_drafts(NETWORK, PROMPT, predict)
-
-
-@pytest.mark.parametrize(
-    ("predict", "right", "counts"),
-    [
-        (6, set(), (4, 0)),  # before every token but the last
-        (7, set(range(10)), (3, 3)),  # two tokens a turn
-        # Token 1 is a draft that was right, so token 2 came with it and nobody guesses it.
-        (6, {1, 2}, (3, 1)),
-    ],
-)
-def test_a_head_is_asked_before_the_tokens_that_did_not_come_along(
-    predict: int, right: set[int], counts: tuple[int, int], monkeypatch: Patch
-) -> None:
-    assert counts == count(monkeypatch, predict, right)
-
-
-def test_the_head_guesses_one_token_for_each_it_reads() -> None:
-    guesses = head_guesses(NETWORK, PROMPT)
-
-    assert len(PROMPT) == len(guesses)
-    assert all(265 <= guess < 512 for guess in guesses)
-
-
-# Drafts read from a log, and the tokens that an answer swallows.
 
 LINES = """\
 0.1 I slot launch_slot_: id  1 | task 7 | processing task, is_child = 0

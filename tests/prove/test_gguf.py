@@ -9,24 +9,12 @@ import numpy as np
 import pytest
 
 from cachesim.errors import SpecError
-from cachesim.model.arithmetic import PlainStore
-from cachesim.model.network import FloatNetwork
-from cachesim.model.presets import PRESETS, preset, tiny
+from cachesim.model.presets import PRESETS, preset
 from cachesim.model.spec import ModelSpec
-from cachesim.model.store import Ubatch
 from cachesim.model.weights import draw
 from cachesim.prove.ik_llama.deepseek4 import write_predictor, write_target
 from cachesim.prove.llama_cpp import gguf
 from cachesim.prove.llama_cpp.gguf import as_ggml_computes
-from cachesim.prove.llama_cpp.workload import Outcome
-from cachesim.units import Token, as_tokens
-from conformance.real.llama_cpp.logits import (
-    Agreement,
-    agreement,
-    distance,
-    drawn_prompt,
-    generate,
-)
 
 SIMPLE = {4: "<I", 5: "<i", 6: "<f", 7: "<?"}
 
@@ -172,70 +160,9 @@ def test_attention_layers_at_no_fixed_period_are_refused() -> None:
         gguf.model_keys(spec)
 
 
-# Comparing logits with the real server: the arithmetic of the comparison, without a server.
-
-
-def test_a_generated_reply_is_greedy_and_comes_with_its_log_probabilities() -> None:
-    network = FloatNetwork(tiny("hybrid"))
-    prompt = drawn_prompt(np.random.default_rng(0), 9)
-
-    reply, rows = generate(network, prompt, 3)
-
-    told = np.array([*prompt, *reply[:2]])
-    ubatch = Ubatch(tokens=told, positions=np.arange(11), outputs=np.array([8, 9, 10]))
-    logits = network.run(ubatch, PlainStore(network)).logits
-    assert logits.argmax(axis=1).tolist() == list(reply)
-    for row, expected in zip(rows, logits, strict=True):
-        assert 1.0 == pytest.approx(np.exp(row).sum())
-        assert np.allclose(expected - expected[0], row - row[0])
-
-
-def test_the_distance_is_the_largest_among_the_likeliest() -> None:
-    theirs = outcome([0, 1], {0: -1.25, 1: -2.0}, {1: -1.5, 0: -2.0})
-    mine = outcome([0, 1], {0: -1.0, 1: -2.0, 2: -3.0}, {0: -2.0, 1: -1.0, 2: -3.0})
-
-    assert 0.5 == distance(theirs, mine)
-
-
-def test_tokens_that_one_side_does_not_name_are_not_compared() -> None:
-    assert 0.25 == distance(outcome([0], {0: -1.0, 1: -9.0}), outcome([0], {0: -1.25, 2: -8.0}))
-
-
-def test_after_replies_part_nothing_is_compared() -> None:
-    theirs = outcome([1, 1], {1: -1.75}, {1: -9.0})
-
-    assert 0.25 == distance(theirs, outcome([0, 1], {0: -1.0, 1: -2.0}, {0: -1.0, 1: -2.0}))
-
-
-def test_a_preset_agrees_within_its_tolerance_on_99_of_100_prompts() -> None:
-    def agrees(equal: int, worst: float, own: float = 0.0) -> bool:
-        distances = (0.0,) * 99 + (worst,)
-        return Agreement(preset="dense", equal=equal, distances=distances, own=own).agrees
-
-    assert agrees(99, 9e-4)
-    assert not agrees(98, 0.0)
-    assert not agrees(100, 2e-3)
-    assert agrees(100, 2e-3, own=1e-3), "the real server is as far from itself"
-    assert not agrees(100, 2e-2, own=1e-3)
-
-
-def test_an_agreement_counts_equal_replies_and_both_distances() -> None:
-    theirs = [outcome([0], {0: -1.0}), outcome([1], {1: -1.0})]
-    mine = [outcome([0], {0: -1.5}), outcome([0], {0: -1.0, 1: -1.25})]
-    again = [outcome([0], {0: -1.125}), outcome([1], {1: -1.0})]
-
-    expected = Agreement(preset="dense", equal=1, distances=(0.5, 0.25), own=0.125)
-    assert expected == agreement("dense", theirs, mine, again)
-
-
 def test_ggml_takes_gelu_from_a_table_and_the_rest_as_it_is() -> None:
     assert "gelu-table" == as_ggml_computes(preset("swa")).activation
     assert preset("hybrid") == as_ggml_computes(preset("hybrid"))
-
-
-def outcome(reply: list[int], *tops: dict[int, float]) -> Outcome:
-    named = ({Token(token): each for token, each in top.items()} for top in tops)
-    return Outcome(reply=as_tokens(reply), top=tuple(named))
 
 
 def test_the_toy_of_deepseek_4_has_three_layers_and_its_predictor_the_fourth(
