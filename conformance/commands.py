@@ -94,7 +94,7 @@ def newest() -> str:
     """The newest interpreter there is; `conformance.end_to_end` runs the program on this one."""
     named = (shutil.which(f"python{version}") for version in NEWER)
     kept = (str(path) for v in NEWER for path in VERSIONS.glob(f"{v}.*/bin/python3"))
-    return next((each for each in (*named, *kept) if is_python(each)), sys.executable)
+    return next((each for each in (*named, *kept) if each and is_python(each)), sys.executable)
 
 
 def is_python(program: str | None) -> bool:

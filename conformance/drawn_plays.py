@@ -20,7 +20,11 @@ from cachesim.model.presets import PRESETS
 from cachesim.prove.mlx_lm.server_worker import VOCABULARY
 from conformance.real.mlx_lm.server_workloads import draw_workload
 from conformance.real.vectors.mlx_server import spec_of
-from tests.engines.plays import Play, digest, in_runs
+from tests.engines.plays import (  # type: ignore[attr-defined] # a folder has its name
+    Play,
+    digest,
+    in_runs,
+)
 
 FILE: Final = Path(__file__).parents[1] / "tests" / "engines" / "drawn_plays.txt"
 COUNT: Final = {"ik_llama.cpp": 420, "llama.cpp": 150, "mlx-lm": 140, "sglang": 360}
@@ -387,7 +391,7 @@ def answered(engine: str, number: int) -> str:
         lines.append("ContractError")
     except (CachesimError, UpstreamAbort, UpstreamEndless) as error:
         lines.append(type(error).__name__)
-    return digest(lines)
+    return str(digest(lines))
 
 
 def kept() -> dict[tuple[str, int], str]:

@@ -416,7 +416,7 @@ def cachesim(*arguments: str, folder: Path = ROOT) -> str:
 
 def compared(tab: Any, scenarios: int, logs: int, part: Part) -> None:
     """Runs and reports in the browser have the bytes that the program prints."""
-    files = shipped_files()
+    files: Sequence[Path] = shipped_files()
     files = part.of(files[:: max(1, len(files) // scenarios)][:scenarios])
     for path in files:
         text = path.read_text(encoding="utf-8")

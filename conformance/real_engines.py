@@ -31,7 +31,7 @@ from cachesim.prove.llama_cpp.server import (
     environment_for,
     router_environment,
 )
-from cachesim.prove.llama_cpp_python.scenarios import RealInstances
+from cachesim.prove.llama_cpp_python.scenarios import DRAWN, RealInstances
 from cachesim.prove.llama_cpp_python.scenarios import environment_for as binding_environment_for
 from cachesim.prove.mlx_lm.process import environment_for as mlx_environment_for
 from cachesim.prove.mlx_lm.scenarios import play_mlx_scenario
@@ -42,7 +42,6 @@ from cachesim.prove.transformers.environments import (
 from cachesim.scenario.shipped import load_all
 from conformance.real.llama_cpp.compare import PlayDrawn, SideBySide, Tally, show_difference
 from conformance.real.llama_cpp.logits import compare_logits
-from conformance.real.llama_cpp_python.commands import DRAWN
 from conformance.real.llama_cpp_python.compare import draw as draw_binding
 from conformance.real.mlx_lm.classes import compare_classes
 from conformance.real.mlx_lm.compare import compare_server

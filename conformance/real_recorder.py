@@ -286,7 +286,7 @@ def same_bytes(setup: Setup) -> Found:
         sent = setup.tap.answers(mark.encode())[0].body
         if got != (200, sent):
             wrong.append(f"{path} {index}")
-    never = [
+    never: list[tuple[str, str, Any]] = [
         ("GET", "/v1/models", None), ("GET", "/health", None), ("GET", "/nothing", None),
         ("POST", CHAT, {"messages": "nonsense"}), ("POST", CHAT, {}),
     ]  # fmt: skip

@@ -278,7 +278,7 @@ def overlap(real: WorkerProcess, rules: Rules) -> Iterator[dict[str, Any]]:
 
 
 def main(engine: str, release: str, path: Path) -> None:
-    scheduler, start, record = {
+    known: dict[str, tuple[Any, Any, Any]] = {
         "sglang": (SCHEDULER, SCHEDULER.start, recorded),
         "sglang-hosts": (SCHEDULER, SCHEDULER.start, hosts),
         "sglang-overlap": (SCHEDULER, SCHEDULER.start, overlap),
@@ -290,7 +290,8 @@ def main(engine: str, release: str, path: Path) -> None:
         "vllm-exports": (VLLM_SCHEDULER, VLLM_SCHEDULER.start, exports),
         "vllm-compressed": (VLLM_SCHEDULER, VLLM_SCHEDULER.start, compressed),
         "vllm-runner": (VLLM_SCHEDULER, start_runner, of_runner),
-    }[engine]
+    }
+    scheduler, start, record = known[engine]
     with start(release) as real:
         lines = [
             json.dumps({"version": release, **line}, separators=(",", ":")) + "\n"

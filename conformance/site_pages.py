@@ -38,7 +38,7 @@ from tests.docs.conftest import SITE
 
 sys.path.insert(0, str(ROOT / "docs"))  # scripts that write the documentation, which are no package
 
-import make_lessons  # isort: skip
+import make_lessons  # type: ignore[import-not-found]  # isort: skip
 
 LESSON: Final = "_generated/lessons/5-checkpoints.html"
 PAGES: Final = (

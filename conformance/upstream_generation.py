@@ -149,12 +149,13 @@ class Generator:
             decode_concurrency=self.completion_batch_size,
             prefill_step_size=self.prefill_step_size,
         )
-        model, rules = Limited(self.model, self.max_kv_size), self.model.rules.server
+        model: Any = Limited(self.model, self.max_kv_size)
+        rules = self.model.rules.server
         if rules.segments:
             self.inner = BatchGenerator(model, rules, options)
             return
         quiet = {"progress": lambda *_: None, "keep_checkpoint": lambda *_: None}
-        self.inner = OldBatchGenerator(model, rules, options, **quiet)  # type: ignore[arg-type]
+        self.inner = OldBatchGenerator(model, rules, options, **quiet)
 
     def insert(
         self,

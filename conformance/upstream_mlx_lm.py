@@ -271,7 +271,7 @@ def play(release: str) -> Outcome:
         kind.state = property(kind.state.fget, lambda self, v: self.put_state(v, self.meta_state))
     caches.KVCache.to_quantized = generation.to_quantized  # type: ignore[attr-defined]
     # the tests keep words and objects of their own in the store, which upstream copies as it finds
-    lru_prompt_cache.copy_prompt_cache = deepcopy  # type: ignore[assignment]
+    lru_prompt_cache.copy_prompt_cache = deepcopy  # type: ignore[attr-defined,assignment]
     sys.meta_path.insert(0, Nowhere())
     rules = FAMILY.release(release).rules
     for module in (*modules(rules), *generation.modules(rules)):
@@ -284,7 +284,7 @@ def play(release: str) -> Outcome:
         source = (archive(release) / f"{file}.py").read_text()
         module = types.ModuleType(file)
         exec(compile(source, f"{file}.py", "exec"), module.__dict__)
-        case = getattr(module, name, None)
+        case: Any = getattr(module, name, None)
         if case is not None:
             case.setUpClass()
         for test in unittest.defaultTestLoader.getTestCaseNames(case) if case else ():

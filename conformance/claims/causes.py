@@ -81,15 +81,15 @@ def _lowers(lost: Lost) -> bool:
 
 def _last(lost: Lost) -> bool:
     count = lost.detail.get("n_tokens", lost.detail.get("prompt_tokens"))
-    return count == lost.prompt_tokens and lost.after == count - 1
+    return bool(count == lost.prompt_tokens and lost.after == count - 1)
 
 
 def _granted(lost: Lost) -> bool:
-    return lost.before < lost.after == lost.detail["answer"]
+    return bool(lost.before < lost.after == lost.detail["answer"])
 
 
 def _not_kept(lost: Lost) -> bool:
-    return lost.detail.get("kept", lost.detail.get("found")) == lost.after < lost.before
+    return bool(lost.detail.get("kept", lost.detail.get("found")) == lost.after < lost.before)
 
 
 def _at_work(lost: Lost) -> bool:
@@ -136,7 +136,7 @@ def _unseen(lost: Lost) -> bool:
 
 def _moved(lost: Lost) -> bool:
     moves = sum(event["size"] for event in lost.events("chunk-reused"))
-    return lost.after - lost.before == moves
+    return bool(lost.after - lost.before == moves)
 
 
 def _unloaded(lost: Lost) -> bool:
@@ -160,7 +160,8 @@ def _refused(lost: Lost) -> bool:
 
 
 def _loosely(lost: Lost) -> bool:
-    return 0 <= lost.detail["exact"] <= lost.prompt_tokens and lost.detail["tolerant"] >= 0
+    exact, tolerant = lost.detail["exact"], lost.detail["tolerant"]
+    return bool(0 <= exact <= lost.prompt_tokens and tolerant >= 0)
 
 
 CAUSES: Final[Mapping[str, Callable[[Lost], bool]]] = {

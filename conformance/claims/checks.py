@@ -354,12 +354,12 @@ def _cause_of(case: Case, rule: str, detail: Mapping[str, Any], before: int, aft
         case "checkpoint-restored" | "checkpoint-fallback":
             found = case.events("checkpoint-restored")
             if rule == "checkpoint-restored":
-                here = [
+                restored = [
                     e
                     for e in found
                     if (e["pos_min"], e["pos_max"]) == (detail["pos_min"], detail["pos_max"])
                 ]
-                case.claim("restored", bool(here), said)
+                case.claim("restored", bool(restored), said)
                 case.claim("restored", after <= detail["n_tokens"], said)
         case "last-token" | "one-token-is-fed" if "n_tokens" in detail:
             whole = detail["n_tokens"] == len(case.record.prompt) == before

@@ -11,7 +11,7 @@ from itertools import takewhile
 from typing import Final
 
 from cachesim.play.session import Record
-from cachesim.units import Tokens
+from cachesim.units import Tokens, as_tokens
 from conformance.claims.played import Played
 from conformance.claims.watched import NOBODY, Cell, Watch
 
@@ -211,7 +211,7 @@ def readings(played: Played, index: int, place: str) -> Iterator[Reading]:
     """The tokens at the place in the request that the account names, which led to the answer."""
     step, record, watch = played.steps[index], played.records[index], played.watch
     account, fault = step.explanation, played.faults[index]
-    padded = () if fault is None else tuple(map(int, fault.holds))
+    padded = () if fault is None else as_tokens([int(token) for token in fault.holds])
     assert record.reply is not None
     assert account is not None
     assert account.fault is not None

@@ -358,7 +358,7 @@ def parse(release: str, lines: Sequence[Sequence[str]]) -> list[bool]:
 def run_mlx_flags() -> Result:
     """The flags of mlx-lm's server, in the help text of its own parser."""
     result, release = Result(), MLX_LM.real()[-1]
-    words = [mlx_environment_for(release).ready(), "-m", "mlx_lm.server", "--help"]
+    words = [str(mlx_environment_for(release).ready()), "-m", "mlx_lm.server", "--help"]
     text = subprocess.run(words, capture_output=True, text=True, check=True).stdout
     with folder_of(result, "flags") as folder:
         for option in MLX_LM.table():

@@ -21,6 +21,7 @@ from cachesim.engines.ik_llama.options import Options as IkOptions
 from cachesim.engines.llamacpp.options import Options
 from cachesim.engines.mlx_lm.options import MlxOptions
 from cachesim.errors import InputError, UpstreamAbort
+from cachesim.model.arithmetic import ArithmeticName
 from cachesim.model.presets import preset
 from cachesim.play import run
 from cachesim.play.session import SlotFiles
@@ -150,7 +151,7 @@ def play_scenario(mutant: tuple[Any, int]) -> str | None:
         return READ
     listed = scenario.engine.profiles
     profile = full_profile(scenario.engine.name, listed[dice % len(listed)])
-    arithmetic = "float" if dice % 100 < 2 else "ring"
+    arithmetic: ArithmeticName = "float" if dice % 100 < 2 else "ring"
     detail = dice % 50 == 7
     entry = run(scenario, profile, arithmetic=arithmetic, detail=detail)
     json_output.document([entry])
@@ -390,9 +391,9 @@ def damage_log(seed: str, chance: Chance) -> bytes:
 NUMBER: Final = re.compile(r"\d+")
 
 
-def varied_log(lines: Sequence[str], chance: Chance) -> bytes:
+def varied_log(kept: Sequence[str], chance: Chance) -> bytes:
     """A log with other numbers, lines that are lost, doubled or exchanged, another end."""
-    lines = varied(list(lines), chance)
+    lines: list[str] = varied(list(kept), chance)
     for _ in range(chance.choice((0, 1, 5))):
         at = chance.randrange(len(lines))
         numbers = list(NUMBER.finditer(lines[at]))
@@ -438,8 +439,18 @@ def recordings() -> tuple[dict[str, Any], ...]:
 
 
 def damage_recording(seed: Any, chance: Chance) -> bytes:
-    keys = ("messages", "content", "role", "tools", "usage", "timings", "prompt", "segments")
-    keys += ("tokens", "runs", "user_starts", "seen", "parting", "reply", "server", "hashes")
+    keys: tuple[str, ...] = ("messages", "content", "role", "tools", "usage", "timings", "prompt")
+    keys += (
+        "segments",
+        "tokens",
+        "runs",
+        "user_starts",
+        "seen",
+        "parting",
+        "reply",
+        "server",
+        "hashes",
+    )
     if chance.random() < SLIGHTLY:
         tree = varied(seed, chance)
     else:

@@ -8,6 +8,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory, gettempdir
 from typing import Any, Final
 
+from cachesim.errors import InputError
 from cachesim.model.presets import preset
 from cachesim.prove.llama_cpp.gguf import model_keys, write_model
 from cachesim.traces import graph
@@ -101,11 +102,11 @@ def play_state(mutant: Any) -> None:
     try:
         arrays = bytes(mutant["arrays"])
     except (TypeError, ValueError, KeyError):
-        raise graph.InputError("no bytes") from None
+        raise InputError("no bytes") from None
     try:
         graph.read(json.dumps(mutant.get("table")).encode(), arrays)
     except graph.DamagedError as error:
-        raise graph.InputError(str(error)) from None
+        raise InputError(str(error)) from None
 
 
 @cache

@@ -50,7 +50,7 @@ SERVERS: Final = (
 def traces() -> tuple[dict[str, Any], ...]:
     """A few requests as Mooncake, Bailian, `why`, vLLM and SGLang write them."""
     turns = ((3, 20), (4, 30), (2, 9), (5, 1), (3, 20))
-    mooncake = [
+    mooncake: list[dict[str, Any]] = [
         {
             "timestamp": 500 * at,
             "input_length": 512 * blocks - 3,
@@ -74,10 +74,10 @@ def traces() -> tuple[dict[str, Any], ...]:
         {"timestamp": 90 * at, "prompt": [[0, 0, 120], [at, 0, 15]], "reply": [[at + 50, 0, 8]]}
         for at in range(1, 5)
     ]
-    stored = [
+    stored: list[tuple[int, list[Any], Any]] = [
         (at, ["a", f"b{at}", 3], None) if at % 2 else (at, [at], f"b{at - 1}") for at in range(1, 6)
     ]
-    events = [
+    events: list[dict[str, Any]] = [
         {
             "ts": float(at),
             "events": [
@@ -104,7 +104,8 @@ def traces() -> tuple[dict[str, Any], ...]:
 
 
 def damage_trace(seed: Any, chance: Chance) -> bytes:
-    keys = ("timestamp", "input_length", "output_length", "hash_ids", "prompt", "reply", "ts")
+    keys: tuple[str, ...] = ("timestamp", "input_length", "output_length", "hash_ids", "prompt")
+    keys += ("reply", "ts")
     keys += ("events", "type", "group_idx", "kv_cache_spec_kind", *FIELDS)
     gentle = chance.random() < SLIGHTLY
     tree = (

@@ -27,7 +27,12 @@ from conformance import drawn_plays
 from conformance.hashes import digest_of, drawn, kept
 from conformance.mutants.random.ports import Port
 from conformance.real.vectors.replay import kind_of
-from tests.engines.plays import FOLDER, answers, cases, played
+from tests.engines.plays import (  # type: ignore[attr-defined] # a folder has its name
+    FOLDER,
+    answers,
+    cases,
+    played,
+)
 
 VECTORS: Final = Path(__file__).parents[3] / "tests" / "vectors"
 
@@ -120,7 +125,7 @@ def _answers(engine: str, number: int, wanted: str) -> bool:
 
 
 def _is_answered(case: dict[str, Any], wanted: str) -> bool:
-    return played(case) == wanted
+    return bool(played(case) == wanted)
 
 
 def _draws_alike(profile: Profile, model: str, count: int, wanted: str) -> bool:

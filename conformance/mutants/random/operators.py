@@ -113,7 +113,7 @@ def _reports(statement: ast.stmt) -> bool:
 
 def _name_of(call: ast.Call) -> str:
     called = call.func
-    return getattr(called, "attr", None) or getattr(called, "id", "")
+    return str(getattr(called, "attr", None) or getattr(called, "id", ""))
 
 
 def _expressions(statement: ast.stmt) -> Iterator[ast.expr]:

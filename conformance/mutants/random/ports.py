@@ -4,13 +4,13 @@ import ast
 import gc
 import importlib
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
 from types import CodeType, FunctionType
-from typing import Final
+from typing import Any, Final
 
 import cachesim
 from conformance.mutants.random.operators import Replacing, Site, sites
@@ -184,7 +184,7 @@ def signatures(port: Port) -> dict[str, tuple[str, ...]]:
 @cache
 def candidates(port: Port) -> tuple[RandomMutant, ...]:
     """Every mutant that the operators make, each once."""
-    types, found = signatures(port), {}
+    types, found = signatures(port), dict[Any, Any]()
     for function in functions(port):
         lines = (ENGINES / function.file).read_text().splitlines()
         for site in sites(function.node, types):
@@ -242,7 +242,7 @@ def plant(mutant: RandomMutant) -> None:
     _recompile([mutant.function], [Replacing(site.node, lambda _: replacement)])
 
 
-def probe(mutants: list[RandomMutant], name: str) -> None:
+def probe(mutants: Sequence[RandomMutant], name: str) -> None:
     """Call a builtin with a mutant's number before each statement that a mutant would change."""
     edits = []
     at: dict[int, list[int]] = {}

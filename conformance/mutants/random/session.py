@@ -147,7 +147,7 @@ def _judge(mutant: RandomMutant, chosen: list[tuple[Example, Played]]) -> Outcom
         ports.plant(mutant)
     except Exception as error:  # noqa: BLE001 - sent to the parent, which ends
         return PlantingError(f"{mutant.function.file}:{mutant.line}: {error!r}")
-    tried = dict.fromkeys(MEANS, 0)
+    tried: dict[str, int] = dict.fromkeys(MEANS, 0)
     for example, played in chosen:
         tried[example.means] += 1
         how = _fails(example, played)
