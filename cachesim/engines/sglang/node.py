@@ -32,8 +32,10 @@ def as_key(tokens: Integers, *, bigrams: bool) -> Integers:
     """
     if not bigrams:
         return tokens
+    # One token has no pair, so nothing of it can be matched.
     if len(tokens) < 2:
         return NO_SLOTS
+    # The drafter's entry of a token is computed from the next one, too: both must be equal.
     return (tokens[:-1] << 32) | tokens[1:]
 
 
@@ -183,6 +185,7 @@ class LruList:
         which = self.which
         at = node.prev[which]
         while at is not None and at is not self.head:
+            # Locked nodes stay in the list, and are passed over.
             if not at.locks[which] and not (leaves and at.children):
                 return at
             at = at.prev[which]

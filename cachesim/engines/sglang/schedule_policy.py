@@ -52,10 +52,13 @@ class Adder:
             self.chunk_left -= self.mixed
         self.total_offset += self.mixed
         self.current_offset += self.mixed
+        # Running requests will take more slots: a share of what they may still generate, since most
+        # end earlier.
         self.total_offset += sum(map(self._promised, self.running.reqs))
 
     def _promised(self, req: Req) -> float:
         ratio = self.ratio
+        # Without an end of text all of them are generated.
         if self.ignores_eos and self.rules.scheduler.ignoring_eos_counts_in_full:
             ratio = 1.0
         return min(req.max_new_tokens - req.num_output, CLIP) * ratio
@@ -74,6 +77,7 @@ class Adder:
 
     def _available(self) -> float:
         pool, tree = self.pool, self.tree
+        # Evictable slots count as free, so a full tree never blocks a prefill.
         full = pool.available + tree.evictable[FULL]
         if isinstance(pool, WindowPool) and not self.rules.scheduler.windows_have_their_budget:
             return min(full, pool.windows.available + tree.evictable[PART])
@@ -102,6 +106,7 @@ class Adder:
     def _window_tokens(self, extend: int, new: int, limit: int | None, on_host: int = 0) -> int:
         """The maximum of window slots of a request. Follows `estimate_swa_kv_tokens`."""
         window, page = self.tree.shape.window, self.pool.page
+        # While a chunk is computed all of its tokens have window slots; afterwards one window.
         allocated = extend if limit is None else min(extend, limit)
         loaded = self.ceil(on_host)
         return max(allocated - window, 0) + min(extend + new, window) + page + loaded
@@ -142,9 +147,11 @@ class Adder:
         pool = self.own_windows
         if pool is not None:
             left = min(left, self._window_left(pool) - self.pool.page)
+            # No window slot: it waits with what it has.
             if left <= 0:
                 return req
         elif left <= 0:
+            # Trap: without room the chunk is formed all the same, and the allocation must evict.
             left = limit
         if most is not None:
             left = min(left, most)
@@ -168,6 +175,7 @@ class Adder:
                 return "no-token"
             if self.ceil(extend - req.on_host) >= self.input_left and self.taken:
                 return "other"
+        # Locked while it is judged: the eviction for a load could take its own prefix.
         held = self.tree.lock(node)
         try:
             verdict = self._admit(req, total, new)
@@ -186,9 +194,11 @@ class Adder:
         shape = self._select(req, total, new, on_host=wants)
         if not isinstance(shape, str) and wants:
             came = self._load(req)
+            # The load brought more than attention's match on the host: less is left to compute.
             if came > req.on_host:
                 shape = self._shrunk(req, shape)
             elif came < req.on_host:
+                # The load failed: the request is judged again by what the device has.
                 shape = self._select(req, total, new, on_host=False)
         if isinstance(shape, str):
             return shape
@@ -216,16 +226,19 @@ class Adder:
         fits, limit = self._fits(whole, total, new, req.window_on_host if on_host else 0)
         if not fits:
             return "no-token"
+        # The first request of a batch is taken whatever its length, or it would wait forever.
         bounded = self.chunk_left is None or not self.rules.scheduler.reserves_a_page
         if bounded and self.taken and whole >= self.input_left:
             return "other"
         if limit is None or whole <= limit:
             return extend, min(req.max_new_tokens, CLIP), False
+        # This policy has one partly prefilled prompt at a time.
         if self.one_chunked:
             return "other"
         cut = limit // self.pool.page * self.pool.page
         if self.rules.scheduler.reserves_a_page:
             end = (prefix + cut) // self.pool.page * self.pool.page
+            # Chunks end on pages of the whole prompt, so that they can be inserted.
             cut = end - prefix
         return (cut, 0, True) if cut > 0 else "other"
 
@@ -250,6 +263,7 @@ class Adder:
         if needed < self._window_left(pool):
             return True, limit
         cap = 0
+        # Longer than all windows together: it can only come in chunks.
         if needed >= pool.windows.size:
             room = self._window_left(pool) - self._window_tokens(0, new, None, on_host)
             cap = max(0, room // pool.page * pool.page)
@@ -268,12 +282,14 @@ class Adder:
         """
         sign = 1 if limits.low_first else -1
         running = [r for r in self.running.reqs if not r.finished and r not in self.preempted]
+        # The lowest priority first, and of those the last to arrive.
         running.sort(key=lambda r: (-sign * r.priority, -r.queued))
         missing = (
             req.looked_up - req.prefix + min(req.max_new_tokens, CLIP) - self.total_left
         )  # min_tokens_to_remove
         chosen: list[Req] = []
         for each in running:
+            # A small difference is not worth a prefill that starts over.
             if (req.priority - each.priority) * -sign <= limits.threshold:
                 break
             chosen.append(each)
@@ -340,6 +356,7 @@ class SchedulePolicy:
     def sort(self, waiting: list[Req], running: Sequence[Req], processed: int) -> bool:
         """Sort the queue; True if all of its requests were matched. Follows `calc_priority`."""
         name, limits = self.limits.policy, self.limits
+        # Matching a long queue in each pass costs more than its order saves.
         if name in BOUNDED and len(waiting) > MOST_MATCHED:
             return False
         is_aware = name in CACHE_AWARE
@@ -382,6 +399,7 @@ class SchedulePolicy:
             match = lent or self.tree.match(self.tree.key_of(tokens), req.extra_key)
             self.matched[req.id] = match
             start = (req.extra_key, tokens[:IN_BATCH].tobytes())
+            # If one of several equal starts is computed first, the others find it in the tree.
             if match.length > IN_BATCH or len(tokens) < IN_BATCH:
                 continue
             if start in starts:
@@ -407,6 +425,7 @@ class SchedulePolicy:
         if req.id in self.waits:
             return inf
         uncached = req.num_prompt - self._known(req)
+        # The wait counts against the work, so a long prompt comes first in the end.
         return -max(0, processed - req.arrived) / uncached if uncached > 0 else -inf
 
     def _by_weight(self, waiting: list[Req]) -> None:

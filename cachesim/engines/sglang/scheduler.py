@@ -91,6 +91,7 @@ class Scheduler:
 
         Follows `on_idle`; in 0.5.9 `self_check_during_idle`, whatever waits.
         """
+        # Until 0.5.9 any pass without a batch resets it, whatever waits.
         if self.rules.scheduler.resets_beside_a_queue or not self.busy:
             self.ratio = self._first_ratio
 
@@ -116,6 +117,7 @@ class Scheduler:
         """Query the storage for tokens that the tree lacks."""
         if self.tree.stores:
             match = self._look_up(req, copies=False)
+            # A session's record is no node of the tree, so upstream finds no host node for it.
             if sessions.borrowed(req) is not None:
                 where = "UnifiedTreeCore.is_backuped"
                 raise UpstreamAbort(where, "KeyError: _VirtualNode")
@@ -132,11 +134,13 @@ class Scheduler:
             for req, known_until in self.tree.storage_retries(self.waiting):
                 req.reissues += 1
                 self._prefetch(req, known_until)
+        # Its last chunk enters the tree before anything is matched, and it stays out of the batch.
         if self.chunked is not None:
             excluded.append(self.chunked)
             if self.chunked.extend:
                 self._stash_chunk(self.chunked)
         last, running = self.last, self.running
+        # A prefill that is done joins the requests that decode.
         if last is not None and last.extend:
             if last.chunked is not None:
                 excluded.append(last.chunked)
@@ -151,6 +155,7 @@ class Scheduler:
         if rules.filters_before_prefill and running.keep():
             running.is_full = False
         batch = self._new_prefill()
+        # Prefills come first: a decode runs only where no prompt can.
         if batch is None and self.running.reqs:
             batch = self._decode_batch()
         if batch is not None:
@@ -180,18 +185,18 @@ class Scheduler:
         return count
 
     def _new_prefill(self) -> Batch | None:
-        """Follows `_get_new_batch_prefill_raw`.
-
-        Trap: 0.5.9 stops admitting when no row is free only while a prompt is half read.
-        """
+        """Follows `_get_new_batch_prefill_raw`."""
         rules, running = self.rules.scheduler, self.running
         preempts = self.limits.preempts
+        # Windows free slots while their requests decode, so the mark of an earlier pass may be
+        # wrong.
         cleared = rules.clears_full_flag and (self.tree.has_windows or not running.reqs)
         if preempts or cleared:
             running.is_full = False
         if (running.is_full or not self.waiting) and self.chunked is None:
             return None
         unread = self.chunked is None
+        # Trap: 0.5.9 stops here only while a prompt is partly prefilled.
         no_row = self._allocatable() <= 0 and unread == rules.full_flag_needs_no_chunk
         if no_row and not preempts:
             running.is_full = True
@@ -199,6 +204,7 @@ class Scheduler:
         if not rules.polls_every_pass:
             self.tree.poll()
         matched = self.policy.sort(self.waiting, running.reqs, self.processed)
+        # What waiting requests will match is otherwise the oldest of the tree, and evicted first.
         if rules.refreshes_waiting and not matched and self.tree.shape.policy == "lru":
             self._touch_waiting()
         adder = Adder(
@@ -215,6 +221,7 @@ class Scheduler:
         )
         if self.chunked is not None:
             most = self.policy.chunk_limit(self.chunked, self.waiting, adder.chunk_left or 0)
+            # Before the queue: it holds slots already.
             self.chunked = adder.add_chunked(self.chunked, most)
             unfinished = self.chunked is not None
             adder.one_chunked = unfinished and self.limits.policy == "shortest-prefill-first"
@@ -227,6 +234,7 @@ class Scheduler:
             for req in adder.preempted:
                 self.add(req)
         else:
+            # Trap: 0.5.9 loses them if the request that they made room for is not admitted.
             self.forgotten += adder.preempted
         if not adder.taken:
             return None
@@ -245,15 +253,13 @@ class Scheduler:
         return batch
 
     def _mix(self, batch: Batch) -> None:
-        """Join decoding requests to a prefill; 0.5.22 leaves them out where memory is short.
-
-        Follows `mix_with_running` and its caller.
-        """
+        """Join decoding requests to a prefill. Follows `mix_with_running` and its caller."""
         running = self.running
         finishing = self._finishing_inflight(running)
         running.keep(finishing)
         if finishing:
             running.is_full = False
+        # 0.5.22 leaves out who decodes where memory is short; 0.5.9 joins them, and may end.
         fits = self.room.can_decode(running.reqs) if running.reqs else False
         if self.rules.scheduler.mixes_what_fits and not fits:
             return
@@ -261,6 +267,8 @@ class Scheduler:
             self._prepare_for_decode(running)
             for req in running.reqs:
                 req.track_every = 0  # it tracks the prefill's states alone
+            # Trap: until 0.5.22 the prefill's tracking is lost, and the tree gets slots that nobody
+            # wrote.
             if self.rules.runner.mixing_drops_tracks:
                 for req in batch.reqs:
                     req.track_at = None
@@ -291,6 +299,7 @@ class Scheduler:
             if rules.checks_budget_before_each and adder.state() == "other":
                 break
             most = self.limits.loras
+            # Others may pass it: an adapter gets free only when its requests end.
             if most and req.lora_id not in loras and len(loras) >= most:
                 continue  # validate_lora_batch
             held = sum(each.has_row for each in adder.taken)
@@ -301,11 +310,13 @@ class Scheduler:
                 preempts and adder.preempt(req, self.limits, self._preempt)
             ):
                 break
+            # Its pages are on their way from the storage; later requests may pass it.
             if not self.tree.fetched(req):
                 continue
             match = self._look_up(req)
             if self.on_match is not None:
                 self.on_match(req, match)
+            # What it matched before was evicted: the storage is asked once more.
             if self.tree.shrank(req):
                 req.reissues += 1
                 self._prefetch(req)
@@ -314,10 +325,13 @@ class Scheduler:
             loras.add(req.lora_id)
             if verdict == "continue":
                 continue
+            # Full until somebody ends, except on an idle server, where nobody will.
             if verdict == "no-token":
                 idle = not adder.taken and not running.reqs
                 waits = rules.clears_full_flag or self.tree.shape.host is not None
                 running.is_full = not (waits and idle)
+            # It was matched, so a slot for its state is taken: a request that only waits must not
+            # hold it.
             if rules.returns_unused_state and not (adder.taken and adder.taken[-1] is req):
                 req.state_source = None
                 if req.state is not None and not req.in_session:
@@ -345,7 +359,9 @@ class Scheduler:
 
         Follows `init_next_round_input`.
         """
+        # The last token is computed for its logits.
         limit = max(req.num_tokens - 1, 0)
+        # A streaming session's turn continues in its own slots, not in the tree's.
         lent = sessions.match(self.tree, req, limit)
         match = lent or self.tree.match_tokens(req.tokens[:limit], req, copies=copies)
         req.looked_up = req.num_tokens
@@ -383,6 +399,7 @@ class Scheduler:
         if not (self.rules.scheduler.skips_finishing and self.result_queue):
             return []
         queued = {id(req) for req in self.result_queue[0].reqs}
+        # Their last token is being sampled: a further step would compute a token that nobody reads.
         ends = (req for req in batch.reqs if req.num_output + 1 >= req.max_new_tokens)
         return [req for req in ends if id(req) in queued]
 
@@ -396,12 +413,14 @@ class Scheduler:
             batch.is_full = False
             return None
         fits = self.room.can_decode(batch.reqs)
+        # Their slots come free with the result: nobody has to start over for that.
         if not fits and finishing:
             batch.is_full = False
             return None
         if not fits:
             self._retract(batch)
         else:
+            # Each step without a shortage lets admission promise fewer new tokens.
             first = self._first_ratio
             least = min(first * LEAST_FACTOR, 1.0)
             self.ratio = max(self.ratio - (first - least) / DECAY_STEPS, least)
@@ -441,13 +460,16 @@ class Scheduler:
         """
         order = list(batch.reqs)
         if self.limits.drafts is None or self.rules.scheduler.sorts_drafting:
+            # Who has generated least loses least.
             order.sort(key=self._worth, reverse=True)
+        # At least one, even if the sum would fit by now.
         gone, first = [], True
         while (first or not self.room.can_decode(order)) and len(order) > 1:
             first = False
             req = order.pop()
             gone.append(req)
             self._start_over(req, len(order))
+        # The last one does not fit alone: 0.5.22 aborts it, 0.5.9 ends.
         if len(order) <= 1 and not self.room.can_decode(order):
             if not self.rules.scheduler.aborts_last:
                 where = "retract_decode"
@@ -460,6 +482,7 @@ class Scheduler:
             if self.on_abort is not None:
                 self.on_abort(req)
         batch.reqs = order
+        # Admission was too hopeful: from now on it reserves what these requests really take.
         decoded = sum(req.num_output for req in order) + RETRACT_STEPS * len(order)
         self.ratio = min(1.0, decoded / (sum(req.max_new_tokens for req in order) + 1))
         for req in gone:
@@ -477,6 +500,7 @@ class Scheduler:
 
     def _start_over(self, req: Req, left: int) -> None:
         """Free a request's memory. Follows `release_req`."""
+        # Nothing is inserted: its slots are needed, and the tree would only have to evict them.
         self._release(req, insert=False)
         self.room.make_room(left * RETRACT_STEPS)
         req.reset_for_retract()
@@ -491,10 +515,8 @@ class Scheduler:
     # -- what came back ----------------------------------------------------------------------------
 
     def launch(self, batch: Batch) -> None:
-        """Queue a batch that runs. Follows `run_batch`.
-
-        Trap: a running batch that was a prefill adds the tokens of its prefill again in each step.
-        """
+        """Queue a batch that runs. Follows `run_batch`."""
+        # Trap: a running batch that was a prefill adds its tokens again in each step.
         self.processed += batch.tokens
         self.result_queue.append(batch.copy())
 
@@ -512,9 +534,11 @@ class Scheduler:
         if grouped:
             self.pool.begin_group()
         for number, (req, run) in enumerate(zip(batch.reqs, runs, strict=True)):
+            # Between chunks nothing is sampled.
             if batch.extend and req.is_chunked > 0:
                 req.is_chunked -= 1
                 continue
+            # With overlap it was in this batch before its end was known.
             if req.finished or req.retracted:
                 continue
             if drafting and not batch.extend:
@@ -535,11 +559,9 @@ class Scheduler:
         return done
 
     def _track(self, req: Req, track: DecodeTrack) -> None:
-        """Record a tracked state, and switch the slots. Follows `_handle_finish_state_updated_req`.
-
-        Trap: the slots are switched before a step that tracks is processed if it was in flight
-        then, and once more with its own result if no decode is in flight.
-        """
+        """Record a tracked state, and switch slots (`_handle_finish_state_updated_req`)."""
+        # Trap: the slots are switched before a step that tracks is processed if it was in flight
+        # then, and once more with its own result if no decode is in flight.
         ahead = req.decode_steps - track.step
         if track.at is not None:
             tracked_in_decode(req, track.at, track.slot)
@@ -565,6 +587,7 @@ class Scheduler:
         req.committed += count
         req.rounds += 1
         whole = self.rules.scheduler.tracks_whole_runs
+        # A verified run may pass a boundary anywhere; 0.5.9 overlooks one at its first token.
         if every and req.committed // every != (before + (not whole)) // every:
             at = req.committed // every * every
             if whole:
@@ -581,6 +604,7 @@ class Scheduler:
         too, but its node, at the end of the prompt, has a state already.
         """
         verified = self.limits.drafts is not None and not batch.extend
+        # A run beyond the last token is in the state and not in the key: no node may have it.
         if not self.rules.scheduler.leaves_no_later_state or not verified:
             return True
         if not self.tree.has_states:
@@ -607,12 +631,9 @@ class Scheduler:
     # -- clients that disconnect -------------------------------------------------------------------
 
     def abort(self, req: Req) -> None:
-        """Abort a request. Follows `abort_request`.
-
-        A waiting request leaves the queue. A running one runs once more, and is then kept as if
-        finished. 0.5.22 ends a partly prefilled prompt before its next chunk, and keeps the earlier
-        chunks; 0.5.9 prefills it to its end.
-        """
+        """Abort a request. Follows `abort_request`."""
+        # 0.5.22 ends a partly prefilled prompt before its next chunk and keeps the earlier ones;
+        # 0.5.9 prefills it to its end.
         if self.rules.scheduler.aborts_chunks and self.chunked is req:
             self.pending_abort = req
         if req in self.waiting:
@@ -620,11 +641,13 @@ class Scheduler:
             self.tree.stop_fetching(req)
             if req.stream is not None:
                 req.stream.inflight = False
+            # It was matched once, and holds a slot with a copied state.
             if req.state is not None:
                 self._release(req, insert=False)
             req.finished = req.dropped = True
         last = self.last.reqs if self.last is not None else []
         if not req.finished and (req in self.running.reqs or req in last):
+            # A running request runs once more, and is kept as if finished.
             req.to_finish = True
 
     def _abort_chunked(self) -> None:

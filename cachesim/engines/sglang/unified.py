@@ -78,6 +78,7 @@ class UnifiedRadixCache(UnifiedTreeCore):
             return
         if req.state is None:
             slot = self.state_pool.alloc()
+            # Locked, or the eviction could take the state that is to be copied.
             if slot is None:
                 held = self.lock(node)
                 slot = self.state_or_room("MambaComponent.finalize_match_result_in_cache")
@@ -103,11 +104,14 @@ class UnifiedRadixCache(UnifiedTreeCore):
         page, window = self.shape.page, self.shape.window
         if self.windows is None or not req.has_row or length - window < req.window_evicted + 1:
             return
+        # The protected part is the tree's own: its window goes by eviction, not here.
         start = max(req.window_evicted, self._dead_from(req))
         least = max(window, page)
+        # A window of half a page leaves a leaf that no match can end at.
         if self.rules.tree.keeps_whole_pages:
             least = -(-least // page) * page
         until = length - least
+        # The tree is to get the tracked state with a whole window before it.
         if self.has_states and req.tracked is not None:
             until = min(until, req.tracked - window)
         req.window_evicted = start
@@ -130,6 +134,7 @@ class UnifiedRadixCache(UnifiedTreeCore):
         """Follows `release_kv_cache`."""
         owned = req.committed
         if insert:
+            # Committed tokens only: the last sampled one was never computed.
             self._checkpoint(req, owned)
         self.free_row(req, req.protected, owned)
         if req.last_node is not None:
@@ -160,8 +165,10 @@ class UnifiedRadixCache(UnifiedTreeCore):
         finished = req.finished
         count, state, kept = self._length_to_cache(req, until)
         key = self.key_of(req.tokens[:count]) if count > 0 else self.key_of(req.tokens[:0])
+        # Before the insertion, so that the tree gets only windows that are alive.
         if self.windows is not None and not finished:
             self.let_windows_go(req, max(count - self._unpaired, 0) - 1)
+        # `extra_buffer` without a tracked state: nothing that a later match could resume from.
         if count <= 0:
             self._after(req, state, kept, inserted=False)
             return
@@ -174,6 +181,7 @@ class UnifiedRadixCache(UnifiedTreeCore):
             req.row[: len(key)].copy(),
             req.extra_key,
             own=req.protected,
+            # Trap (#31486): freed window slots count as alive, and are freed twice.
             gone=0 if self.rules.tree.inserts_gone_windows else req.window_evicted,
             inserted=req.inserted,
             state=state,
@@ -183,6 +191,7 @@ class UnifiedRadixCache(UnifiedTreeCore):
         req.inserted = max(req.inserted, len(key))
         self._prefer_prompt(req, key)
         node = insertion.node
+        # Trap: until 0.5.22 a match, which a short last window cuts.
         if not self.rules.tree.holds_what_it_inserts:
             node = self.match(key, req.extra_key).node
         slots = self.slots_to(node)
@@ -192,6 +201,7 @@ class UnifiedRadixCache(UnifiedTreeCore):
                 "UnifiedRadixCache.checkpoint_into_tree",
                 "assert: the request's protected prefix is longer than what it inserts",
             )
+        # From here on the request uses the tree's slots: its own duplicates are free.
         req.write(req.protected, slots[req.protected :])
         if req.last_node is not None:
             self.unlock(req.last_node, req.lock)
@@ -217,6 +227,7 @@ class UnifiedRadixCache(UnifiedTreeCore):
         """
         count, branch = until, req.window_branch
         if not self.has_states:
+            # Up to where attention matched: a window ends there for the next prompt.
             if self.has_windows and branch is not None and branch > req.protected:
                 count = min(branch + int(self.shape.bigrams), until)
             return count, None, None
@@ -230,6 +241,7 @@ class UnifiedRadixCache(UnifiedTreeCore):
         #
         # Follows `_select_finished_checkpoint`.
         length, kept = req.tracked or 0, req.kept_track
+        # With overlap a step in flight may have tracked a state beyond what is committed.
         if length > until:
             before = req.tracked_before
             alone = not self.rules.scheduler.keeps_previous_track or len(req.tracks or ()) != 2
@@ -248,6 +260,7 @@ class UnifiedRadixCache(UnifiedTreeCore):
         Follows `donate_mamba_ping_pong_slot`.
         """
         new = self.state_or_room("MambaComponent._alloc_mamba_slot")
+        # The track is given away, and the request gets a new one: no copy.
         if self.shape.extra_buffer and req.tracks is not None and req.kept_track is not None:
             given, req.tracks[req.kept_track] = req.tracks[req.kept_track], new
             return given
@@ -269,6 +282,7 @@ class UnifiedRadixCache(UnifiedTreeCore):
     def _free_states(self, req: Req, *, kept: int | None, donated: bool) -> None:
         if not self.has_states:
             return
+        # With `no_buffer` the running state itself was donated; a track never is the running state.
         if self.shape.extra_buffer or not donated:
             if req.state is not None:
                 self.state_pool.free(req.state)
@@ -281,6 +295,7 @@ class UnifiedRadixCache(UnifiedTreeCore):
         """Split at the end of the prompt, whose part is evicted last (attention alone)."""
         if self.has_windows or self.has_states or not self.rules.tree.keeps_prompt_end:
             return
+        # A repeated prompt is likelier than its reply: its part has a higher priority.
         prompt = self.key_of(req.tokens[: req.num_prompt])
         if 0 < len(prompt) < len(key):
             again = Insertion(
@@ -362,11 +377,13 @@ class UnifiedRadixCache(UnifiedTreeCore):
         """
         anchor, matched = match.best or match.node, match.length + match.on_host
         req.matched = matched
+        # Pages from the storage are inserted on the host, below a node that the host holds.
         if anchor is not self.root and anchor.host_full is None:
             return
         self.retries.cancel(req.id)
         if self.waits.get(req.id, Wait()).expired or req.id in self.ongoing:
             return
+        # A match ends below the last token, so its page would be fetched for nothing (#27291).
         limit = max(req.num_tokens - int(not self.rules.tree.fetches_last_page), 0)
         tokens, pair = req.tokens[matched:limit], int(self.shape.bigrams)
         assumed = known_until is not None and matched < known_until <= limit - pair
@@ -376,6 +393,7 @@ class UnifiedRadixCache(UnifiedTreeCore):
         assumed = assumed and matched + len(key) == known_until
         if len(key) < self.settings.threshold:
             return
+        # Half of the host at most, or fetches would evict what others are about to load.
         if self.occupied >= self.most:
             self.retries.missed(req.id, known_until)
             return
@@ -402,6 +420,8 @@ class UnifiedRadixCache(UnifiedTreeCore):
         """
         parts, page = list[PartFetch](), self.shape.page
         window = -(-self.shape.window // page)
+        # Trap: less than a window below a node is fetched without one, and no match ends there.
+        # From the root on a short prefix is a whole window.
         if self.has_windows and (pages >= window or anchor is self.root):
             parts.append(PartFetch(PART, page, [b""] * min(pages, window)))
         if self.has_states:
@@ -439,6 +459,7 @@ class UnifiedRadixCache(UnifiedTreeCore):
             return
         threads = self.threads
         self.polls += 1
+        # Slots returned by this poll are free after the next one.
         threads.run()
         released = drained(threads.released)
         self.host.poll()
@@ -505,6 +526,7 @@ class UnifiedRadixCache(UnifiedTreeCore):
                 continue
             each.slots = self.tier.room(each.part, count)
             if each.slots is None:
+                # A window without its state, or the reverse, is no place to resume from.
                 self.threads.release_parts(taken)
                 for other in taken:
                     other.slots = None
@@ -540,6 +562,7 @@ class UnifiedRadixCache(UnifiedTreeCore):
             return True
         fetch = info.fetch
         if not fetch.terminated:
+            # Trap: with `best_effort` nobody waits, so a hit that a later poll reports is lost.
             if not self._may_end(fetch):
                 return False
             if self.settings.policy == "timeout" and self.rules.tree.one_wait_per_request:
@@ -580,12 +603,14 @@ class UnifiedRadixCache(UnifiedTreeCore):
             fetch.hits.get(each.part, 0) == len(each.keys) for each in fetch.parts
         )
         fetch.handled = True
+        # Attention's pages without their window and state: no match could end there.
         if fetch.parts and not whole:
             self._retire(fetch, slots[:done], fetch.parts_here)
             return
         self.by_request = fetch.request
         graft = Graft(self, self.tier, self.threads, fetch)
         made = graft.insert(slots[:done], fetch.keys[: done // page])
+        # Inserted below a node that the host has dropped since: its pages have no prefix there.
         if made.dropped:
             self.threads.release(FULL, slots[:done])
             self.threads.release_parts(fetch.parts)
@@ -679,6 +704,7 @@ class Graft:
             child.last_access = tree.clock.tick()
             length = matching(child, key, page)
             node = tree.split(child, length, fetch.extra) if length < len(child) else child
+            # The device holds this node and the host does not: the fetched slots become its copy.
             if not back and node.host_full is None:
                 node.host_full = slots[:length]
                 self.tree.update_leaf(node)
@@ -688,12 +714,14 @@ class Graft:
                 self.host.notify("fetched", FULL, node)
                 refilled = True
             elif not back:
+                # With write-through a child has a copy only if its parent has: upstream asserts it.
                 if refilled:
                     where = "UnifiedTreeCore.insert_host"
                     raise UpstreamAbort(where, "assert: write-through host-prefix invariant broken")
                 made.known += length
             key, slots, keys = key[length:], slots[length:], keys[length // page :]
             walked += length
+        # `write_back`: the device's nodes need no copy, so their slots are not used.
         if back:
             made.known = walked
         if not len(key):

@@ -41,9 +41,11 @@ class UnifiedTreeCore(Tree):
         new.hits, new.created = child.hits, child.created
         new.locks[FULL], new.locks[PART] = child.locks[FULL], child.locks[PART]
         new.window = child.window
+        # The mark says where a lock's window ends upwards, so it moves to the upper half.
         new.window_mark, child.window_mark = child.window_mark, 0
         if new.window:
             self.window_lru.insert_after(child, new)
+        # A state is valid at its node's end only, so the upper half has none.
         if self.host is not None:
             self.host.split(new, child)
         child.last_access = self.clock.tick()
@@ -71,6 +73,7 @@ class UnifiedTreeCore(Tree):
         """Update the sets of evictable leaves. Follows `_update_evictable_leaf_sets`."""
         if self.host is not None:
             self.host.update_leaf(node)
+            # With a host, children that only the host holds do not count.
             taken = node.value is None or any(
                 each.value is not None for each in node.children.values()
             )
@@ -90,6 +93,7 @@ class UnifiedTreeCore(Tree):
         if not len(key):
             return Match(joined([]), self.root)
         page, node, found, attention = self.shape.page, self.root, [], 0
+        # Infinite at the root: a prefix shorter than the window is a whole one.
         best, usable, alive, tiered = node, 0, inf, self.host is not None
         beyond, reach, there = node, 0, inf  # the same with what is on the host only
         while len(key):
@@ -99,9 +103,12 @@ class UnifiedTreeCore(Tree):
             length = matching(child, key, page)
             attention += length
             partly = length < len(child)
+            # Trap: a match divides the node where it ends, and the upper half has no state: with
+            # `no_buffer` a repeated prompt, limited to one token less, never hits.
             node = self.split(child, length, extra) if partly else child
             if node.value is not None:
                 found.append(node.slots)
+            # A hole in the window: what comes before it does not count.
             alive = alive + len(node) if node.window else 0.0
             if node.value is not None and self._legal(alive, has_state=node.state is not None):
                 best, usable = node, len(found)
@@ -120,11 +127,15 @@ class UnifiedTreeCore(Tree):
         if self.has_windows:
             self.window_lru.use_path(self.near(beyond))
         if self.has_states:
+            # Trap: until #31643 each match renewed all states on its path, so states that nobody
+            # resumed from stayed, and used ones were evicted.
             if self.rules.tree.uses_path_states:
                 self.state_lru.use_path(beyond.path())
             elif beyond in self.state_lru:
                 self.state_lru.use(beyond)
         self._used_path(beyond)
+        # Attention may go further than what can be resumed: the difference is where this prefill
+        # should leave a state or a window for the next prompt.
         on_host = self.host.tokens_between(best, beyond) if self.host is not None else 0
         boundary = len(slots) + on_host
         return Match(
@@ -151,12 +162,14 @@ class UnifiedTreeCore(Tree):
         for node, length in self.walk(key):
             total += length
             alive = alive + length if node.window else 0.0
+            # Only at a node's end is its state valid.
             whole = length == len(node)
             if self._legal(alive, has_state=whole and node.state is not None):
                 usable = total
         return usable
 
     def _legal(self, alive: float, *, has_state: bool) -> bool:
+        # `sliding_window_size` already leaves out the current token.
         if self.has_windows and alive < self.shape.window:
             return False
         return not self.has_states or has_state
@@ -170,6 +183,7 @@ class UnifiedTreeCore(Tree):
         """A node and its ancestors within a window and a page."""
         reach, passed = self.shape.window + self.shape.page, 0
         for each in node.path():
+            # Farther up the match does not read windows, so they do not count as used.
             if passed >= reach:
                 return
             yield each
@@ -178,6 +192,7 @@ class UnifiedTreeCore(Tree):
     # -- locks -------------------------------------------------------------------------------------
 
     def lock(self, node: Node) -> int:
+        # Attention needs the whole path, a window its last tokens, a state one node.
         for each in node.path():
             if not each.locks[FULL] and each.value is not None:
                 self.evictable[FULL] -= len(each)
@@ -195,6 +210,7 @@ class UnifiedTreeCore(Tree):
     def _lock_window(self, node: Node) -> int:
         covered, mark = 0, 0
         for each in node.path():
+            # The rest of the path may lose its windows while the request runs.
             if covered >= self.shape.window:
                 break
             if not each.locks[PART] and each.window:
@@ -202,6 +218,7 @@ class UnifiedTreeCore(Tree):
             each.locks[PART] += 1
             covered += len(each)
             if covered >= self.shape.window:
+                # The node may be split before the unlock: the mark finds the end again.
                 if not each.window_mark:
                     self._marks += 1
                     each.window_mark = self._marks
@@ -243,6 +260,7 @@ class UnifiedTreeCore(Tree):
         gone = [0, 0, 0]
         for part in PARTS:
             count = wanted[part]
+            # An earlier part has freed enough by deleting whole leaves.
             if count <= 0 or self._available(part) >= targets[part]:
                 continue
             if part == FULL:
@@ -251,10 +269,13 @@ class UnifiedTreeCore(Tree):
                 heapq.heapify(heap)
                 while heap and self.pool.available < target:
                     _, node = heapq.heappop(heap)
+                    # The entry is older than a lock, or than a child.
                     if node not in self.leaves:
                         continue
                     parent = node.parent
+                    # A leaf goes with all its parts: nothing below it could use what stayed.
                     self._evict_leaf(node, gone)
+                    # Without its last child a parent is a leaf, too.
                     if parent is not None and parent in self.leaves:
                         heapq.heappush(heap, (self.first(parent), parent))
             elif gone[part] < count:
@@ -269,6 +290,8 @@ class UnifiedTreeCore(Tree):
         node = lru.oldest()
         while node is not None and gone[part] < count and self._available(part) < target:
             following = lru.before(node)
+            # On a leaf all parts are of equal worth; on an inner node attention's slots stay (a
+            # tombstone), since the nodes below need them.
             if node in self.leaves:
                 self._evict_leaf(node, gone)
             else:
@@ -281,6 +304,7 @@ class UnifiedTreeCore(Tree):
                     self.drop(node, STATE, gone)
                     self._gave_up(STATE, node)
                 self.update_leaf(node)
+            # The eviction took the next one along.
             if following is not None and following not in lru:
                 following = lru.oldest()
             node = following
@@ -305,6 +329,8 @@ class UnifiedTreeCore(Tree):
             gone[FULL] += len(node)
             self.evictable[FULL] -= len(node)
         elif part == PART and node.window and self.windows is not None:
+            # Trap (#27586): the entries stay, and a revival frees the slots that they name,
+            # although they are in use again.
             stale = self.windows.mapping[node.slots] if self.rules.tree.frees_by_a_stale_map else 0
             self.windows.free_window(node.slots)
             self.windows.mapping[node.slots] = stale
@@ -320,6 +346,7 @@ class UnifiedTreeCore(Tree):
             self.evictable[STATE] -= 1
             node.state = None
             self.state_lru.remove(node)
+            # Trap (#33713): the state is deleted where it should only move down.
             if self.host is not None and self.rules.tree.state_copies_go_too:
                 self.host.drop(node, STATE, [0, 0, 0])
             elif self.host is not None:
@@ -334,6 +361,7 @@ class UnifiedTreeCore(Tree):
         self.take_out(node)
         self.lost("node", node)
         if self.host is not None:
+            # Ancestors may now be held by neither device nor host.
             self.host.clear_above(node, gone)
 
     def take_out(self, node: Node) -> None:
@@ -395,6 +423,7 @@ class UnifiedTreeCore(Tree):
         Follows `_evict_excess_path_states`.
         """
         cap = self.shape.states_per_path
+        # The default: no limit (#31230).
         if cap < 0:
             return
         holders = [node for node in tail.path() if node.state is not None]
@@ -402,6 +431,7 @@ class UnifiedTreeCore(Tree):
         for node, _ in pairwise([*reversed(holders), tail]):
             if excess <= 0 or node is tail:
                 break
+            # A fork is where prompts diverge, and the tail is the next turn's start: both stay.
             if node.locks[STATE] or len(node.children) != 1 or node in self.leaves:
                 continue
             self.drop(node, STATE, [0, 0, 0])
@@ -452,13 +482,16 @@ class Insertion:
                 break
             child.last_access = tree.clock.tick()
             length = matching(child, self.key, page)
+            # The key diverges inside this node, or ends there.
             if length < len(child):
                 child = tree.split(child, length, self.extra)
             child.priority = max(child.priority, self.priority)
+            # The device has given up these slots: the request's own become the tree's.
             if child.evicted:
                 self._restore(child, length)
             else:
                 self._overlap(child, length)
+            # Tokens of earlier chunks were counted with those.
             if self.total + length > self.inserted:
                 self._count_hit(child)
             self.node = child
@@ -471,6 +504,7 @@ class Insertion:
         self._commit_state(fresh=fresh)
         if tree.has_windows and self.node is not tree.root:
             tree.window_lru.use_path(tree.near(self.node))
+        # A new leaf counts once; an old one may have gained a state or a window to copy.
         if fresh and self.total + len(self.node) > self.inserted:
             self._count_hit(self.node)
         elif not fresh and tree.host is not None:
@@ -481,6 +515,7 @@ class Insertion:
         `lfu` is `lru` there.
         """
         host = self.tree.host
+        # Trap: with `write_back` nothing is counted, so that `lfu` is `lru` there.
         if not self.tree.rules.tree.counts_hits or (host is not None and host.shape.writes_back):
             return
         node.hits += 1
@@ -503,6 +538,7 @@ class Insertion:
         if node.parent is not None:
             tree.update_leaf(node.parent)
         alive = max(self.total, self.gone)
+        # Only tokens whose window the request still has can be revived.
         if tree.windows is None or node.window or alive >= self.total + length:
             return
         if alive > self.total:
@@ -520,6 +556,7 @@ class Insertion:
         """
         tree, total = self.tree, self.total
         kept_from = length
+        # Below `own` the slots are the tree's already: freeing them would free the tree's.
         if tree.windows is not None and self.own < total + length:
             kept_from = self._revive(node, length)
         start = max(0, self.own - total)
@@ -548,6 +585,7 @@ class Insertion:
         if start > self.total:
             tree.split(node, start - self.total, self.extra)
         fresh = self.slots[start - self.total : length]
+        # Another request reads the tree's slots: only their window slots are exchanged.
         if node.locks[FULL]:
             windows = pool.mapping[fresh]
             pool.mapping[fresh] = 0
@@ -579,6 +617,8 @@ class Insertion:
         alive = max(total, self.gone)
         if alive >= total + len(node):
             return
+        # What has lost its window is a node of its own, since a node's window is alive or gone as a
+        # whole.
         if alive > total:
             tree.split(node, alive - total, self.extra)
         upper = self._split_for_lock(node)
@@ -590,6 +630,7 @@ class Insertion:
         """Follows `_maybe_split_leaf_for_swa_lock`."""
         page = self.tree.shape.page
         tail = -(-self.tree.shape.window // page) * page
+        # Only longer leaves: else the window is the whole leaf.
         if leaf.locks[PART] or len(leaf) <= tail:
             return None
         return self.tree.split(leaf, len(leaf) - tail, self.extra)
@@ -601,6 +642,7 @@ class Insertion:
         tree, node = self.tree, self.node
         if not tree.has_states or self.state is None:
             return
+        # The first state of a node stays; the caller frees the duplicate.
         if not fresh and node.state is not None:
             tree.state_lru.use(node)
             node.last_access = tree.clock.tick()
