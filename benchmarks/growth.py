@@ -205,9 +205,9 @@ def replayed(profile: str, requests: int) -> float:
 
 
 def replays(profile: str) -> tuple[float, float]:
-    """Seconds of few requests and of many, the least of two turns, each in a process of its own."""
+    """Seconds of few requests and of many, the least of three turns, each in its own process."""
     found: dict[int, list[float]] = {FEW: [], MANY: []}
-    for _ in range(2):
+    for _ in range(3):
         for requests, turns in found.items():
             with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
                 turns.append(process.submit(replayed, profile, requests).result())

@@ -94,7 +94,8 @@ def product(rows: Array, matrix: Matrix, ladder: Ladder) -> Array:
     factor, height, count = matrix.factor, ladder[-1], rows.shape[0]
     inner, columns = factor.shape
     if 0 < count < height and len(blocks(count, inner, columns)) == 1:
-        return np.asarray(np.matmul(rows, factor))
+        whole: Array = np.matmul(rows, factor)
+        return whole
     result = np.empty((count, columns))
     full = count // height * height
     if full:
