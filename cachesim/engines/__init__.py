@@ -36,6 +36,11 @@ PACKAGES: Final = {
     "koboldcpp": "koboldcpp",
     "ollama-runner": "ollama_runner",
     "mlx-lm": "mlx_lm",
+    "lm-studio": "lm_studio",
+    "ollama": "ollama",
+    "omlx": "omlx",
+    "vllm-mlx": "vllm_mlx",
+    "rapid-mlx": "rapid_mlx",
     "vllm": "vllm",
     "sglang": "sglang",
     "marconi": "marconi",
@@ -46,6 +51,7 @@ PACKAGES: Final = {
 SPELLINGS: Final = {
     "llama.cpp": ("llama-server",),
     "mlx-lm": ("mlx_lm.server",),
+    "lm-studio": ("mlx-engine",),
     "koboldcpp": ("Kobold",),
 }
 """What else people call an engine, beside other cases and signs: `LM Studio` is `lm-studio`."""

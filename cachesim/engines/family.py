@@ -26,7 +26,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Generic, Literal, TypeAlias, cast
 
 from cachesim.engines.fields import Field
-from cachesim.engines.former import today
+from cachesim.engines.former import former_patches, today
 from cachesim.engines.option import Option, options_by_name, options_of
 from cachesim.engines.search import R, S, Search
 from cachesim.errors import OptionError, ProfileError, SpecError
@@ -686,6 +686,7 @@ class Profile:
         engine, release = FAMILIES.named(shape["engine"]), shape["release"]
         family = FAMILIES.get(engine)
         named = () if family is None else (*family.names(), *(each.name for each in family.patches))
+        named += tuple(former_patches(engine))
         release, *patches = _separated(release, named)
         for each in shape["patches"].split("+")[1:]:
             patches += _separated(each, named)

@@ -18,8 +18,41 @@ FORMER: Final[Mapping[str, Mapping[str, str]]] = {
         "ollama-memory": "ollama-runner@0.24+memory",
         "ollama+ollama-llamarunner+ollama-memory": "ollama-runner@0.24+llamarunner+memory",
     },
+    "mlx-lm@0.31.3": {
+        "omlx": "omlx@2026-09",
+        "omlx-2762": "omlx@2026-09+2762",
+        "omlx-4096": "omlx@2026-09+blocks-4096",
+        "omlx-no-boundaries": "omlx@2026-09+blocks-4096+no-boundaries",
+        "vllm-mlx": "vllm-mlx@0.6.0",
+        "vllm-mlx-mllm": "vllm-mlx@0.6.0+mllm",
+        "vllm-mlx-718": "vllm-mlx@0.5.0",
+        "vllm-mlx-order": "vllm-mlx@0.6.0+order",
+        "vllm-mlx-whole": "vllm-mlx@0.6.0+whole",
+        "rapid-mlx": "rapid-mlx@0.12.5",
+        "rapid-mlx-unlisted": "rapid-mlx@0.12.5+unlisted",
+        "mlx-engine": "lm-studio@before-352+one-request",
+        "mlx-engine-batched": "lm-studio@before-352",
+        "mlx-engine-disk": "lm-studio@after-352",
+        "mlx-engine-disk-4096": "lm-studio@after-352+context-4096",
+    },
+    "mlx-lm@0.32.2": {
+        "ollama": "ollama@0.33.0+drafter",
+        "ollama-no-drafter": "ollama@0.33.0",
+        "ollama-lazy": "ollama@0.32.5",
+    },
 }
 """Engine and release -> its former patch, or several -> the profile of today."""
+
+
+def former_patches(engine: str) -> dict[str, str]:
+    """Each former patch of an engine -> the profile that had it."""
+    return {
+        name: f"{at}+{name}"
+        for at, rows in FORMER.items()
+        if at.partition("@")[0] == engine
+        for row in rows
+        for name in row.split("+")
+    }
 
 
 def today(engine: str, release: str, patches: Sequence[str]) -> tuple[str, tuple[str, ...]] | None:
@@ -27,13 +60,7 @@ def today(engine: str, release: str, patches: Sequence[str]) -> tuple[str, tuple
 
     Each patch laid all rules of its server: of several the last one counts.
     """
-    known = {
-        name: f"{at}+{name}"
-        for at, rows in FORMER.items()
-        if at.partition("@")[0] == engine
-        for row in rows
-        for name in row.split("+")
-    }
+    known = former_patches(engine)
     theirs = [each for each in patches if each in known]
     if not theirs:
         return None

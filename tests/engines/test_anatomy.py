@@ -46,9 +46,13 @@ MOST: Final = 500
 IN_SLOTS: Final = "the ledger begins with what slots and the prompt cache hold: no record is kept"
 IN_STORE: Final = "the ledger begins with what the store holds: no record is kept"
 
-BELOW: Final = "what it holds and had computed is that of the engine below it"
+BELOW: Final = "that of the engine below it"
 
 WITHOUT: Final[dict[str, dict[str, str]]] = {
+    **{
+        name: dict.fromkeys(("rules", "options", "observe", "account"), BELOW)
+        for name in ("lm_studio", "ollama", "omlx", "vllm_mlx", "rapid_mlx")
+    },
     "koboldcpp": {"observe": BELOW, "account": BELOW},
     "ollama_runner": {"observe": BELOW, "account": BELOW},
     "llamacpp": {"account": f"{IN_SLOTS} (`selection.py`)"},

@@ -11,6 +11,14 @@ from cachesim.scenario.labels import rules_of
 from tests.fixtures import Capture
 
 SPELLED = {
+    "LM Studio": "lm-studio",
+    "lmstudio": "lm-studio",
+    "mlx-engine": "lm-studio",
+    "Ollama": "ollama",
+    "vllm-mlx": "vllm-mlx",
+    "Rapid-MLX": "rapid-mlx",
+    "omlx": "omlx",
+    "oMLX": "omlx",
     "KoboldCpp": "koboldcpp",
     "kobold": "koboldcpp",
     "vLLM": "vllm",

@@ -1,7 +1,7 @@
 """The options of `mlx_lm.server` that affect the cache, under upstream's names."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from cachesim.engines.chat import TEMPLATES, ByteTokenizer, ChatTokenizer
@@ -174,6 +174,31 @@ class MlxOptions:
         return build(self.chat_template, spec)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServedOptions(MlxOptions):
+    """Options of a server built on mlx-lm's caches: `mlx_lm.server`'s own flags are none of its."""
+
+    prompt_cache_size: int = option(default=10, internal=True)
+    prompt_cache_bytes: int | None = option(default=None, kind="size", internal=True)
+    prefill_step_size: int = option(
+        "prefill_step_size",
+        "maximum tokens per prefill step",
+        default=2048,
+        low=1,
+        unit="tokens",
+        tried=(2048, 64, 16),
+    )
+    prompt_concurrency: int = option(default=8, internal=True)
+    decode_concurrency: int = option(default=32, internal=True)
+    kv_bits: int | None = option(default=None, kind="whole number", internal=True)
+    kv_group_size: int = option(default=64, internal=True)
+    quantized_kv_start: int = option(default=5000, internal=True)
+    draft_model: str | None = option(
+        default=None, kind="choice", choices=("self", *PRESETS), internal=True
+    )
+    num_draft_tokens: int = option(default=3, internal=True)
+
+
 FIELDS: Final = (
     request_field(
         "seed", "whole number", "a request with a seed is served alone, on a different path"
@@ -182,7 +207,7 @@ FIELDS: Final = (
     request_field(
         "stream",
         "yes or no",
-        "whether the reply is streamed: of effect with the patch vllm-mlx-whole alone",
+        "whether the reply is streamed: of effect on vllm-mlx's default engine (`whole`) alone",
     ),
     request_field(
         "tools",
@@ -197,3 +222,6 @@ FIELDS: Final = (
     ),
 )
 """Request fields that affect the cache; those of sampling do not."""
+
+SERVED_FIELDS: Final = tuple(replace(each, since="") for each in FIELDS)
+"""The same of a server built on mlx-lm's caches, whose releases have other names."""

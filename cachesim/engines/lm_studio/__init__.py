@@ -1,0 +1,1 @@
+"""LM Studio's mlx-engine, over mlx-lm's caches."""

@@ -1,0 +1,1 @@
+"""Ollama's MLX runner, over mlx-lm's caches."""

@@ -1,0 +1,1 @@
+"""oMLX, over mlx-lm's caches."""

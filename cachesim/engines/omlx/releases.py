@@ -1,0 +1,65 @@
+"""Releases of oMLX, and what differs between its servers, as patches."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, Final
+
+from cachesim.engines.family import Patch, Release
+from cachesim.engines.mlx_lm.beneath import patches_below, serving
+from cachesim.engines.mlx_lm.rules import GridRules, MlxRules
+from cachesim.typed import there_is
+
+BENEATH: Final = "0.31.3"
+"""The release of mlx-lm whose caches it uses."""
+
+NAMES: Final = ("2026-09",)
+
+
+def _grid(**changes: Any) -> Callable[[MlxRules], MlxRules]:
+    """A patch of the positions at which states are kept."""
+
+    def lay(rules: MlxRules) -> MlxRules:
+        grid = replace(there_is(rules.server.grid), **changes)
+        return replace(rules, server=replace(rules.server, grid=grid))
+
+    return lay
+
+
+SEPTEMBER: Final = GridRules(interval=2048, fewest_arrays=2, on_disk=True)
+
+RELEASES: Final = (
+    Release(
+        name="2026-09",
+        about="September 2026: blocks of 2,048, and no state of one array",
+        rules=serving(BENEATH, grid=SEPTEMBER),
+        upstream="main of September 2026",
+    ),
+)
+
+OWN: Final[tuple[Patch[MlxRules], ...]] = (
+    Patch(
+        name="2762",
+        server=True,
+        pull=2762,
+        about="a state of one array is stored",
+        fits=NAMES,
+        lay=_grid(fewest_arrays=1),
+    ),
+    Patch(
+        name="blocks-4096",
+        server=True,
+        about="blocks of 4,096, as on 64 GB and more",
+        fits=NAMES,
+        lay=_grid(interval=4096),
+    ),
+    Patch(
+        name="no-boundaries",
+        server=True,
+        about="no states at the ends of blocks, as in omlx#3699",
+        fits=NAMES,
+        lay=_grid(captures=False),
+    ),
+)
+
+PATCHES: Final = (*OWN, *patches_below(BENEATH, NAMES))
+"""Its own, and those of mlx-lm's caches below it."""

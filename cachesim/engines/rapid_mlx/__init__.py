@@ -1,0 +1,1 @@
+"""Rapid-MLX, over mlx-lm's caches."""

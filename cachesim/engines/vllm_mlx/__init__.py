@@ -1,0 +1,1 @@
+"""vllm-mlx, over mlx-lm's caches."""

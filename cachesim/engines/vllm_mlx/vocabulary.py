@@ -1,0 +1,1 @@
+"""Events and causes of vllm-mlx: those of mlx-lm's caches, so far."""
