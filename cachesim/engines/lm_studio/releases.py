@@ -3,7 +3,7 @@
 from typing import Final
 
 from cachesim.engines.family import Patch, Release, laying
-from cachesim.engines.mlx_lm.beneath import patches_below, serving
+from cachesim.engines.mlx_lm.releases import patches_below, serving
 from cachesim.engines.mlx_lm.rules import DiskRules, MlxRules, SessionRules
 
 BENEATH: Final = "0.31.3"

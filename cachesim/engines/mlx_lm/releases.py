@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
 
 from cachesim.engines.family import Package, Patch, Release, laying
 from cachesim.engines.history import History, Merged
@@ -676,3 +676,27 @@ RELEASES: Final[tuple[Release[MlxRules], ...]] = (
         runtime="0.32.4",
     ),
 )
+
+
+# What a server takes from the release of mlx-lm that it is built on: rules, and patches of it.
+
+
+def serving(release: str, **own: Any) -> MlxRules:
+    """Our own: the rules of a release with those of another server's prefix cache."""
+    rules = HISTORY.rules(release)
+    return replace(rules, server=replace(rules.server, **own))
+
+
+def patches_below(release: str, names: tuple[str, ...]) -> tuple[Patch[MlxRules], ...]:
+    """Our own: mlx-lm's patches of a release, as patches of the named ones that are built on it."""
+    merged = NAMES[: NAMES.index(release) + 1]
+    return tuple(
+        replace(
+            each,
+            fits=names if release in each.fits else (),
+            landed=names[0] if each.landed in merged else "",
+            back=each.back if each.landed in merged else None,
+        )
+        for each in HISTORY.patches
+        if release in each.fits or each.landed in merged
+    )

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from cachesim.engines.family import Patch, Release
-from cachesim.engines.mlx_lm.beneath import patches_below, serving
+from cachesim.engines.mlx_lm.releases import patches_below, serving
 from cachesim.engines.mlx_lm.rules import GridRules, MlxRules
 from cachesim.typed import there_is
 
