@@ -68,7 +68,7 @@ def test_a_patched_release_has_no_label() -> None:
 
 
 def test_the_rules_of_another_server_have_one() -> None:
-    assert SOURCE == label_of_release(Profile("mlx-lm", "0.31.3", ("omlx",)))
+    assert SOURCE == label_of_release(Profile("vllm-mlx", "0.6.0", ("mllm",)))
     assert SOURCE == label_of_release(Profile("ollama-runner", "0.24", ("llamarunner",)))
 
 

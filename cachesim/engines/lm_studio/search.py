@@ -14,5 +14,5 @@ SEARCH: Final[Search[MlxRules, MlxOptions]] = replace(
     finds_again=lambda _: 0,
     draft_flag="",
     hunted=({},),
-    scopes=(Scope(lengths=(1, 257), window=4),),
+    scopes=(Scope(lengths=(1, 4, 5), window=4),),
 )

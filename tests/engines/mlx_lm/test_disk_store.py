@@ -114,7 +114,7 @@ def test_the_records_have_room_for_one_context() -> None:
 
 
 def test_without_a_batch_form_of_its_caches_a_model_is_refused() -> None:
-    with pytest.raises(OptionError, match="by its other kit: name the patch mlx-engine"):
+    with pytest.raises(OptionError, match=r"by its other kit: name the patch \+one-request"):
         server(replace(preset("swa"), layers=("window",) * 3 + ("attention",), chunked=True))
 
 

@@ -387,7 +387,7 @@ def _check_images(request: Request, options: MlxOptions, rules: ServerRules) -> 
     if isinstance(rules.memory, WholeRules) and not request.images:
         raise OptionError(
             "vllm-mlx's default engine serves a prompt of text alone by another class, which is "
-            "not simulated: name an image in it, or the patch vllm-mlx-mllm"
+            "not simulated: name an image in it, or the patch +mllm"
         )
     ends_with_one = mllm and bool(request.images) and request.images[-1].end == len(request.prompt)
     if not request.images or own or (mllm and not ends_with_one):
@@ -400,7 +400,7 @@ def _check_images(request: Request, options: MlxOptions, rules: ServerRules) -> 
     elif ends_with_one:
         msg = "no chat ends with an image, as this prompt does: write some tokens after it"
     elif rules.memory is not None:
-        msg = "vllm-mlx serves a model that reads images otherwise: name the patch vllm-mlx-mllm"
+        msg = "vllm-mlx serves a model that reads images otherwise: name the patch +mllm"
     elif rules.grid is not None:
         msg = "images in mlx-engine, and in oMLX and Ollama's MLX runner are not simulated"
     raise OptionError(msg)

@@ -611,7 +611,7 @@ class ResponseGenerator:
             layer.merges for model in models.values() for layer in model.make_cache()
         ):
             msg = "mlx-engine serves a model whose caches have no batch form by its other kit: "
-            msg += "name the patch mlx-engine"
+            msg += "name the patch +one-request"
             raise OptionError(msg)
         self.requests: deque[Job] = deque()
         self.batch: ServedBatch | None = None
