@@ -18,8 +18,7 @@ from typing import Any, Final
 
 from cachesim.engines.base import Engine, Reply, Request
 from cachesim.engines.chat import Message
-from cachesim.engines.family import Patch, Profile
-from cachesim.engines.mlx_lm.family import FAMILY
+from cachesim.engines.family import Patch, Profile, family_of
 from cachesim.engines.mlx_lm.rules import (
     UNLISTED,
     MemoryRules,
@@ -211,11 +210,13 @@ def started(workload: Workload, memory: MemoryRules) -> MlxLm:
     def lay(rules: MlxRules) -> MlxRules:
         return replace(rules, server=replace(rules.server, memory=memory))
 
-    drawn = Patch(name="drawn", about="the limits of a workload", fits=(RELEASE,), lay=lay)
+    family = family_of("rapid-mlx" if isinstance(memory, RapidRules) else "vllm-mlx")
+    newest = family.names()[-1]
+    drawn = Patch(name="drawn", about="the limits of a workload", fits=(newest,), lay=lay)
     return of_kind(
         MlxLm,
         Engine.create(
-            Profile("mlx-lm", RELEASE, ("drawn",)),
+            Profile(family.name, newest, ("drawn",)),
             model=toy_of(workload["model"], VOCABULARY),
             arithmetic="ring",
             options={
@@ -223,7 +224,7 @@ def started(workload: Workload, memory: MemoryRules) -> MlxLm:
                 "tokenizer": "words",
                 "chat_template": workload["template"],
             },
-            family=replace(FAMILY, patches=(*FAMILY.patches, drawn)),
+            family=replace(family, patches=(*family.patches, drawn)),
         ),
     )
 

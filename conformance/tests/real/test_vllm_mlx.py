@@ -205,7 +205,7 @@ def requests_of(name: str, patch: str) -> list[dict[str, Any]]:
             "reply": there_is(record.reply).generated,
             "stream": record.step.options.get("stream", False),
         }
-        for record in Session(scenario, Profile("mlx-lm", "0.31.3", (patch,))).run()
+        for record in Session(scenario, Profile.parse(f"mlx-lm@0.31.3+{patch}")).run()
     ]
 
 
