@@ -132,9 +132,10 @@ def test_words_without_a_check_are_false(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_every_cause_is_judged() -> None:
-    modules = [import_module(f"cachesim.engines.{each}.causes") for each in PACKAGES.values()]
+    modules = [import_module(f"cachesim.engines.{each}.vocabulary") for each in PACKAGES.values()]
+    own = [getattr(each, "causes", each) for each in modules]  # llama.cpp's are in a file apart
 
-    assert {cause.id for each in modules for cause in declared(vars(each))} == set(CAUSES)
+    assert {cause.id for each in own for cause in declared(vars(each))} == set(CAUSES)
 
 
 # --- planted falsehoods -----------------------------------------------------------------------
