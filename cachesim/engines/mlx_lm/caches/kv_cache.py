@@ -43,6 +43,7 @@ class RowsCache(LayerCache, shared=True):
     def count_bytes(self) -> int:
         if self.keys is None or self.values is None:
             return 0
+        # Bytes of the real model's rows; the simulated ones are smaller or wider.
         if self.row_bytes is None:
             return int(self.keys.nbytes + self.values.nbytes)
         return int(self.keys.shape[0] * self.keys.shape[2] * self.row_bytes)
@@ -75,6 +76,7 @@ class RingCache(RowsCache, shared=True):
 
     def update_and_fetch(self, keys: Array, values: Array) -> tuple[Array, Array]:
         """Write one column in place, several at the end; follows upstream's method."""
+        # Trap: one column is written into the ring, several make it longer than `max_size`.
         if keys.shape[2] == 1:
             return self._update_in_place(keys, values)
         return self._update_concat(keys, values)
@@ -87,6 +89,7 @@ class RingCache(RowsCache, shared=True):
 
     def _grow(self, keys: Array, values: Array) -> None:
         prev = self.fill
+        # Rows are added until the ring is full, never beyond.
         if self.keys is not None and rows_of(self.keys) > min(prev, self.max_size - 1):
             return
         count = min(self.step, self.max_size - prev)
@@ -151,6 +154,7 @@ class KVCache(RowsCache):
 
     def trim(self, n: int) -> int:
         """Move the end back; the buffer stays. Follows `KVCache.trim`."""
+        # Nothing is erased: the rows after the offset are written over later.
         n = min(self.offset, n)
         self.offset -= n
         return n
@@ -192,6 +196,7 @@ class QuantizedKVCache(KVCache):
         self.bits = bits
         self.key_order: Integers | None = None  # order of a key's numbers, if not the real one
 
+    # Trap: a list of such caches counts as empty wherever sizes decide.
     def size(self) -> int:
         """0, as upstream's class inherits it."""
         return 0
@@ -296,6 +301,7 @@ class RotatingKVCache(RingCache):
         return self._offset if self.rules.rotating_unrolls_on_trim else self.offset
 
     def without_middle(self, excess: int, buffer: Array) -> Array:
+        # The first `keep` rows survive every rotation.
         """Delete rows `[keep, keep + excess)`; follows `RotatingKVCache._trim`."""
         if excess <= 0:
             return buffer
@@ -304,6 +310,7 @@ class RotatingKVCache(RingCache):
     def temporal_order(self, buffer: Array | None) -> Array:
         """Oldest row first, unused rows cut off; follows `RotatingKVCache._temporal_order`."""
         rows = some(buffer)
+        # Not wrapped, or written by a concat: rows are in order already.
         if self._idx == rows.shape[2]:
             return rows
         if self._idx < self.fill:
@@ -313,6 +320,7 @@ class RotatingKVCache(RingCache):
 
     def _update_concat(self, keys: Array, values: Array) -> tuple[Array, Array]:
         """Unroll, drop the oldest rows beyond W - 1, append. Follows `_update_concat`."""
+        # The first write is stored as it is, however long.
         if self.keys is None:
             self.keys, self.values = keys.copy(), values.copy()
         else:
@@ -321,6 +329,8 @@ class RotatingKVCache(RingCache):
                 self.temporal_order(self.values),
             )
             self._idx = rows_of(self.keys)
+            # One row less than the window: the first of the new tokens still attends to W - 1 old
+            # ones.
             excess = self._idx - self.max_size + 1
             self.keys = joined((self.without_middle(excess, self.keys), keys))
             self.values = joined((self.without_middle(excess, self.values), values))
@@ -332,11 +342,13 @@ class RotatingKVCache(RingCache):
     def _update_in_place(self, keys: Array, values: Array) -> tuple[Array, Array]:
         """Grow up to W rows, then wrap around. Follows `_update_in_place`."""
         self._grow(keys, values)
+        # Rows beyond W were left by a concat, and are in order: the oldest are the first ones.
         excess = rows_of(self.keys) - self.max_size
         if excess > 0:
             self.keys = self.without_middle(excess, some(self.keys))
             self.values = self.without_middle(excess, some(self.values))
             self._idx = self.max_size
+        # Full: the oldest row after the kept ones is written over.
         if self._idx == self.max_size:
             self._idx = self.keep
         self._write(self._idx, self._idx + 1, keys, values)
@@ -374,25 +386,30 @@ class RotatingKVCache(RingCache):
         if meta_state is not None and len(meta_state) > 4:
             self._offset = int(meta_state[3])
 
+    # Trap: a ring that has exactly `max_size` tokens is frozen already: `<`, not `<=`.
     def is_trimmable(self) -> bool:
         return self.rules.rotating_unrolls_on_trim or self.offset < self.max_size
 
     def trim(self, n: int) -> int:
         if self.rules.rotating_unrolls_on_trim:
             return self._trim_unrolled(n)
+        # Not checked here: on a wrapped ring `_idx` may become negative, and later rows are lost.
         n = min(self.offset, n)
         self.offset -= n
         self._idx -= n
         return n
 
     def _trim_unrolled(self, n: int) -> int:
-        """#999: unroll, keep the first rows; after a long concat those are the oldest.
+        """#999: unroll, keep the first rows.
 
         before  [0 ..... effective) of the temporal order      after  [0 ... effective - n)
         """
+        # Trap: after a long concat the first rows are the oldest ones, not the newest before the
+        # cut.
         effective = min(self._offset, self.max_size)
         n = min(effective, n)
         left = effective - n
+        # Trap: without buffers the layer counts as empty, and a batch of such rows as fresh.
         if left == 0:
             self.keys = self.values = None
         else:
@@ -426,6 +443,7 @@ class RotatingKVCache(RingCache):
             return mask if mask.offset + columns > window else "causal"
         if window_size is None:
             return None
+        # One column on a ring larger than its window: the mask turns with the ring.
         if self.fill >= window_size and self.max_size > window_size:
             position = 0 if self._idx >= self.max_size else self._idx
             count = min(self.fill + 1, self.max_size)
@@ -452,13 +470,11 @@ class ChunkedKVCache(RowsCache):
         self.start_position = 0
 
     def maybe_trim_front(self) -> None:
-        """Drop the oldest rows beyond one chunk; follows `ChunkedKVCache.maybe_trim_front`.
-
-        Before #1673 allocated rows counted as tokens: a cache of six tokens jumps to start 252,
-        and every later slice has a negative bound.
-        """
+        """Drop the oldest rows beyond one chunk; follows `ChunkedKVCache.maybe_trim_front`."""
         if self.keys is None:
             return
+        # Trap: before #1673 allocated rows counted as tokens: a cache of six tokens jumps to start
+        # 252, and every later slice has a negative bound.
         if not self.rules.chunk_front_counts_valid_rows:
             if rows_of(self.keys) >= self.chunk_size:
                 self.start_position += rows_of(self.keys) - self.chunk_size
@@ -508,6 +524,7 @@ class ChunkedKVCache(RowsCache):
         """All fields; the sliced form has `offset` rows, as if none had been dropped."""
         if self.rules.state_form == "whole":
             return self.keys, self.values, self.offset, self.chunk_size, self.start_position
+        # Trap: rows are counted from `start_position`, but cut at `offset`.
         keys, values = some(self.keys), some(self.values)
         return keys[:, :, : self.offset], values[:, :, : self.offset]
 
@@ -520,14 +537,18 @@ class ChunkedKVCache(RowsCache):
             self.keys, self.values, self.offset, self.chunk_size, self.start_position = state
             return
         self.keys, self.values = state
+        # Trap: a restored cache has the number of its rows as offset, which is less after a front
+        # was dropped.
         self.offset = rows_of(self.keys)
         self.chunk_size, self.start_position = map(int, meta_state)
 
     def is_trimmable(self) -> bool:
+        # Trap: upstream always says yes, although dropped rows cannot come back.
         return self.rules.chunks_always_trim or self.start_position == 0
 
     def trim(self, n: int) -> int:
         """Move the end back, not below `start_position`; follows `ChunkedKVCache.trim`."""
+        # Trap: it may remove less than asked for, and the caller does not look.
         n = min(self.offset - self.start_position, n)
         self.offset -= n
         return n

@@ -75,12 +75,10 @@ class PromptProcessingBatch:
         self.prompt_cache = extend_cache(self.prompt_cache, batch.prompt_cache)
 
     def split(self, indices: Sequence[int]) -> "PromptProcessingBatch":
-        """Move these rows into a batch of their own; the caches are copied, then both filtered.
-
-        If no row stays, the caches themselves move, without a copy.
-        """
+        """Move these rows into a batch of their own; both are filtered afterwards."""
         leaving = sorted(indices)
         staying = sorted(set(range(len(self.rows))) - set(leaving))
+        # The rows that stay keep their caches, so the leaving ones take a copy.
         layers = copy_cache(self.prompt_cache) if staying else list(self.prompt_cache)
         new = PromptProcessingBatch(self.model, self.prefill_step_size, list(self.rows), layers)
         self.filter(staying)
@@ -103,21 +101,25 @@ class PromptProcessingBatch:
             row.tokens += piece
         lengths = [len(piece) for piece in tokens]
         padding = [max(lengths) - length for length in lengths]
+        # Rows of equal length need no padding, and no layer has to roll any.
         if max(padding) > 0:
             columns = right_padded(tokens)
             for layer in self.prompt_cache:
                 layer.prepare(lengths=lengths, right_padding=padding)
         else:
             columns = as_columns(tokens)
+        # In steps of all rows together: a short row's padding is fed beside a long row's tokens.
         while columns.shape[1] > 0:
             self.model(columns[:, : self.prefill_step_size], self.prompt_cache)
             columns = columns[:, self.prefill_step_size :]
         if max(padding) > 0:
+            # The padding is rolled to the front, where masks hide it.
             for layer in self.prompt_cache:
                 layer.finalize()
 
     def generate(self, tokens: Sequence[Sequence[Token]]) -> "GenerationBatch":
         """Feed the last token of each prompt, and start decoding."""
+        # Only the last token may give the first logits, so the others are prefilled before.
         if any(len(piece) > 1 for piece in tokens):
             self.prompt([piece[:-1] for piece in tokens])
         last = [piece[-1] for piece in tokens]
@@ -160,17 +162,14 @@ class GenerationBatch:
         self.next_tokens.extend(batch.next_tokens)
 
     def step(self) -> list[Token]:
-        """Feed the last sampled tokens, sample the next ones. Follows `_step`.
-
-        So a row's `tokens` always lists the tokens in its caches, and a stop token is also fed
-        before it is returned.
-        """
+        """Feed the last sampled tokens, sample the next ones. Follows `_step`."""
         inputs = self.next_tokens
         columns = np.array(inputs, dtype=np.int64)[:, None]
         logits = self.model(columns, self.prompt_cache)
         self.next_tokens = [
             row.sampler(of_row) for row, of_row in zip(self.rows, logits, strict=True)
         ]
+        # So `tokens` lists what is in the caches. A stop token is fed too, before it is returned.
         for row, token in zip(self.rows, inputs, strict=True):
             row.tokens.append(token)
         return inputs
@@ -202,6 +201,7 @@ class GenerationBatch:
                         all_tokens=row.tokens,
                     )
                 )
+        # Finished rows leave after their caches were extracted; the others stay where they are.
         if len(keep) < len(self.rows):
             self.filter(keep)
         return responses
@@ -211,6 +211,7 @@ def finish_reason(row: Row, token: Token) -> str | None:
     """The reason why the sequence ends with this token, or None; a stop precedes the length."""
     row.num_tokens += 1
     reason = "length" if row.num_tokens >= row.max_tokens else None
+    # A stop wins over the length where both hold.
     return "stop" if row.stopper.advance(token) else reason
 
 
@@ -240,6 +241,7 @@ class Processing:
         """The next piece, within a segment."""
         if not self.segments:
             raise UpstreamIndexError("list index out of range")
+        # A piece ends with its segment, so a state can be taken exactly at the segment's end.
         piece = self.segments[0][:step]
         self.segments[0] = self.segments[0][len(piece) :]
         self.done += len(piece)
@@ -271,12 +273,9 @@ class BatchGenerator:
         cache: PromptCache | None,
         all_tokens: Sequence[Token],
     ) -> int:
-        """Queue one sequence; its last token becomes a segment of its own.
-
-        Follows `insert_segments` for one sequence. An exact hit has no segment: 0.32.0 checks the
-        prompt, earlier releases its last segment.
-        """
+        """Queue one sequence. Follows `insert_segments` for one sequence."""
         pieces = [list(each) for each in segments]
+        # An exact hit has no segment: 0.32.0 checks the prompt, earlier releases its last segment.
         if self.rules.refuses_empty_prompts:
             pieces = [each for each in pieces if each]
             if not pieces:
@@ -285,6 +284,7 @@ class BatchGenerator:
             raise UpstreamIndexError("list index out of range")
         if max_tokens < 1 and self.rules.no_tokens == "dies":
             raise UpstreamValueError(f"Sequence {self._uid_count}'s max_tokens must be > 0.")
+        # The last token becomes a segment of its own: decode starts with it.
         if len(pieces[-1]) != 1:
             pieces.append(pieces[-1][-1:])
             pieces[-2] = pieces[-2][:-1]
@@ -338,7 +338,10 @@ class BatchGenerator:
 
     def next(self) -> tuple[list[PromptResponse], list[TokenResponse]]:
         """An iteration: decode, admit, start decoding, prefill. Follows `_next`."""
+        # Decode comes first: a long prefill never delays the rows in decode by more than its own
+        # step.
         tokens = self._generation_batch.next()
+        # No slot for a further reply: prefills wait, even if they have begun.
         if len(self._generation_batch) >= self.completion_batch_size:
             return [], tokens
         self._take_in()
@@ -348,6 +351,7 @@ class BatchGenerator:
 
     def _take_in(self) -> None:
         count = min(
+            # A row in prefill needs a decode slot as well, once it is done.
             self.prefill_batch_size - len(self._prompt_batch),
             self.completion_batch_size - len(self._generation_batch),
             len(self._waiting),
@@ -369,6 +373,7 @@ class BatchGenerator:
         going = [self._processing[index] for index in leaving]
         self._processing = [each for each in self._processing if not each.at_last_token]
         last = [each.segments[0] for each in going]
+        # Rows at their last token leave the prefill together.
         batch = self._prompt_batch.split(leaving).generate(last)
         responses = [
             PromptResponse(
@@ -383,6 +388,8 @@ class BatchGenerator:
         pieces, responses = [], []
         for uid, each in zip(self._prompt_batch.uids, self._processing, strict=True):
             pieces.append(each.take(self.prefill_step_size))
+            # The segment's end is reported in the step that reaches it; the state is extracted
+            # then.
             ended = not each.segments[0]
             if ended:
                 each.segments.pop(0)
@@ -490,6 +497,8 @@ class OldBatchGenerator:
         """Queue one prompt, by length. Follows `insert`."""
         row = Row(uid=self._uid_count, sampler=sampler, stopper=stopper, max_tokens=max_tokens)
         self._unprocessed.append(Unprocessed(row, rest, cache, checkpoint))
+        # By length, so that rows of one batch need little padding; requests do not keep their
+        # order.
         self._unprocessed.sort(key=lambda each: each.length)
         self._uid_count += 1
         return row.uid
@@ -530,6 +539,7 @@ class OldBatchGenerator:
     def next(self) -> list[TokenResponse]:
         """An iteration: prefill while decode slots are free, then one token per row. As `_next`."""
         free = self.completion_batch_size - (len(self._active) if self._active else 0)
+        # Prompts are prefilled to the end in this call: rows in decode wait for all of them.
         while free >= self.prefill_batch_size:
             prompts = self._unprocessed[: self.prefill_batch_size]
             if not prompts:
@@ -567,11 +577,14 @@ class OldBatchGenerator:
 
     def _process_prompts(self, prompts: Sequence[Unprocessed]) -> Batch:
         """Prefill, store checkpoints, sample the first tokens. Follows `_process_prompts`."""
+        # One distance for the whole batch, the largest: shorter rows stop earlier than they asked
+        # for.
         prompt_end = max(1, *(_distance(each) for each in prompts))
         if self._is_fresh(prompts):
             cache, inputs = self._prefill_fresh(prompts, prompt_end)
         else:
             cache, inputs = self._prefill_history(prompts, prompt_end)
+        # Rolls the padding, before states are taken and the last columns fed.
         for layer in cache:
             layer.finalize()
         if self.rules.checkpoint:
@@ -580,14 +593,17 @@ class OldBatchGenerator:
             for index, each in enumerate(prompts):
                 row = len(prompts) - 1 if self.rules.binds_late else index
                 self._keep_checkpoint(each.row.uid, prompt_end, partial(extract_cache, cache, row))
+        # Trap: these columns are fed again in `_step`: C - 1 tokens enter the state twice.
         if prompt_end > 1:
             self.model(inputs[:, : prompt_end - 1], cache)
         rows = [each.row for each in prompts]
         return Batch(rows, self._step(inputs, cache, rows), cache)
 
     def _is_fresh(self, prompts: Sequence[Unprocessed]) -> bool:
+        # Until #690 a cache with any token made the batch one with a history.
         if self.rules.fresh_by_length:
             return not any(layer.size() for each in prompts for layer in each.cache)
+        # Trap: only the first layer of each list is asked.
         return all(each.cache[0].empty() for each in prompts)
 
     def _prefill_fresh(
@@ -606,6 +622,8 @@ class OldBatchGenerator:
         last = self._last_inputs(prompts, prompt_end)
         columns = right_padded([each.rest for each in prompts])
         cache = merge_caches([each.cache for each in prompts])
+        # #738: lengths without the last tokens, which this prefill does not feed; before, a ring
+        # kept one token too many of each shorter row.
         unfed = prompt_end if self.rules.lengths_leave_last else 0
         for layer in cache:
             layer.prepare(
@@ -617,6 +635,7 @@ class OldBatchGenerator:
 
     def _last_inputs(self, prompts: Sequence[Unprocessed], prompt_end: int) -> Integers:
         """The last C tokens of each prompt; shorter ones raise, or are padded (#1006)."""
+        # Until #1006's second commit prompts of unequal tails raise.
         last = [each.rest[-prompt_end:] for each in prompts]
         return left_padded(last, prompt_end) if self.rules.tails == "padded" else as_columns(last)
 
@@ -636,6 +655,7 @@ class OldBatchGenerator:
 
 
 def _distance(prompt: Unprocessed) -> int:
+    # A positive number is a position, a negative one a distance from the end.
     if prompt.checkpoint > 0:
         return len(prompt.rest) - prompt.checkpoint
     return -prompt.checkpoint
@@ -651,12 +671,14 @@ def _finish_reason(row: Row, token: Token) -> str | None:
 def batch_form_of(layer: LayerCache, left_padding: Sequence[int]) -> LayerCache:
     """A fresh layer as the batch class for left-padded input. Follows `_make_cache`."""
     form: LayerCache
+    # A recurrent layer has no batch class of its own: the same object gets the padding.
     if isinstance(layer, ArraysCache):
         layer.left_padding = np.array(left_padding, dtype=np.int64)
         return layer
     if isinstance(layer, CacheList):
         return CacheList(layer.rules, *(batch_form_of(each, left_padding) for each in layer.caches))
     if isinstance(layer, RotatingKVCache):
+        # `keep` is lost in batches, so upstream refuses it here.
         if layer.keep > 0:
             raise UpstreamValueError("RotatingKVCache with keep tokens is not supported.")
         form = BatchRotatingKVCache(layer.rules, layer.max_size, left_padding)

@@ -121,10 +121,12 @@ class SegmentBatch(ServedBatch):
         """Follows `_generate`: tokenise, fetch, drop cached segments, insert, trim the store."""
         serving = self.serving
         segments = cut(job.tokenizer, job.messages, job.prompt)
+        # #1667: where a state cannot be trimmed, each segment ends with a whole chunk.
         if serving.rules.segments_end_with_chunks and not can_trim_prompt_cache(
             serving.make_cache()
         ):
             segments = at_chunks(segments, serving.options.prefill_step_size)
+        # Looked up at admission: parallel requests never find what another one will store.
         cache, _ = serving.store.look_up(job, job.prompt, self.jobs.values())
         cached = serving.admitted(job, "batch", cache, job.prompt, segments=segments).cached
         tokens, types = without_cached(segments, cached)
@@ -134,10 +136,12 @@ class SegmentBatch(ServedBatch):
             stopper=job.stopper,
             max_tokens=job.max_tokens,
             cache=cache,
+            # The tokens before the first fed one, so that a state's key lists all tokens in it.
             all_tokens=job.prompt[:cached],
         )
         job.segment_types = types[::-1]
         self.jobs[job.uid] = job
+        # The generator's own bytes count as well, so the store shrinks while requests run.
         serving.store.trim(job, self.generator)
 
     def turn(self) -> None:
@@ -147,13 +151,17 @@ class SegmentBatch(ServedBatch):
             task = self.jobs[prompt.uid].ticket
             self.serving.emit(vocabulary.PromptProgress(task=task, done=done, total=total))
             self._answered.append(prompt.uid)
+        # The last token is a segment of its own, whose state is not stored: that of the reply
+        # follows.
         ended = [each.uid for each in prompts if each.end_of_segment and not each.end_of_prompt]
         uids = [uid for uid in ended if self.jobs[uid].segment_types]
+        # Key and state come together, since #1072: earlier releases computed the key apart.
         for uid, (cache, key) in self.generator.extract_cache(uids).items():
             job = self.jobs[uid]
             self.serving.store.insert(job, key, cache, job.segment_types.pop())
         for token in tokens:
             job = self.add_token(token)
+            # The end of a reply: the key has all tokens that were fed, the stop token too.
             if token.finish_reason is not None and token.prompt_cache is not None:
                 self.serving.finish(job, token.finish_reason)
                 self.serving.store.insert(job, token.all_tokens or (), token.prompt_cache)
@@ -161,6 +169,7 @@ class SegmentBatch(ServedBatch):
 
     def remove_stopped(self) -> None:
         stopped = self.stopped()
+        # #1072 drops the state of a disconnected client; #741 had stored it.
         self.generator.remove(stopped)
         for uid in stopped:
             job = self.jobs.pop(uid)
@@ -187,12 +196,16 @@ class OldBatch(ServedBatch):
     def admit(self, job: Job) -> None:
         """Follows `_generate` of those releases, #923 included."""
         serving = self.serving
+        # #923: a key ends with the last whole message, so that a template's opening of the reply is
+        # not part of it.
         key, job.boundaries = snapshot_key(serving.rules, job.tokenizer, job.messages, job.prompt)
         cache, found = serving.store.look_up(job, key, self.jobs.values())
         job.old_position = found.position
         job.cache_key = list(key)
+        # #911: a state near the end of a chat's prompt is stored too.
         self._choose_checkpoint(job)
         cached = serving.admitted(job, "batch", cache, key).cached
+        # What the key leaves out is fed too.
         job.uid = self.generator.insert(
             (*key[cached:], *job.prompt[len(key) :]),
             sampler=job.sampler,
@@ -220,20 +233,20 @@ class OldBatch(ServedBatch):
         self.serving.emit(vocabulary.PromptProgress(task=task, done=min(done, total), total=total))
 
     def _keep_checkpoint(self, uid: int, prompt_end: int, state: Callable[[], PromptCache]) -> None:
-        """Follows `checkpoint_callback`: the batch's distance cuts every request's key.
-
-        The last form of #1006 leaves out requests with another distance.
-        """
+        """Store a state near the prompt's end. Follows `checkpoint_callback`."""
         job, rules = self.jobs[uid], self.serving.rules
         if not job.checkpoint.store:
             return
+        # The last form of #1006 leaves out requests with another distance than the batch's.
         if rules.checkpoint_only_at_own_distance and -job.checkpoint.position != prompt_end:
             return
+        # Trap: the batch's distance cuts every request's key, whatever its own is.
         self.serving.store.insert(job, job.cache_key[:-prompt_end], state(), "user")
 
     def turn(self) -> None:
         for token in self.generator.next():
             job = self.add_token(token)
+            # #923 stores prompts without their replies, so their tokens are not part of the key.
             if self.serving.rules.snapshots is None:
                 job.cache_key.append(token.token)
             if token.finish_reason is not None and token.prompt_cache is not None:
@@ -242,13 +255,12 @@ class OldBatch(ServedBatch):
                 del self.jobs[token.uid]
 
     def remove_stopped(self) -> None:
-        """Store the state of a stopped request with the tokens so far (#741).
-
-        Before, it was discarded, and the request stayed listed in the batch.
-        """
+        """End the requests that were stopped by a stop word (#741)."""
         stored = self.serving.rules.forgets_stopped
         for uid, cache in self.generator.remove(self.stopped()).items():
             job = self.jobs.pop(uid)
+            # Before #741 the state was discarded, and the request stayed listed: its batch never
+            # drained.
             if stored:
                 self.serving.store.insert(job, job.cache_key, cache)
             self.left_over += not stored
@@ -264,16 +276,15 @@ class OldBatch(ServedBatch):
 
 
 def quantize(options: MlxOptions, network: Network, cache: PromptCache) -> None:
-    """Quantise the layers of a list in place. Follows `maybe_quantize_kv_cache`.
-
-    Rings raise; recurrent layers, and lists of caches, are skipped.
-    """
+    """Quantise the layers of a list in place. Follows `maybe_quantize_kv_cache`."""
     if options.kv_bits is None:
         return
     for index, (shape, layer) in enumerate(zip(network.shapes, cache, strict=False)):
         long = getattr(layer, "offset", -1) >= options.quantized_kv_start
+        # Recurrent layers have no offset; a layer that is short yet stays as it is.
         if shape.marks or not long or isinstance(layer, QuantizedKVCache):
             continue
+        # Raises: upstream has no quantised ring.
         if isinstance(layer, RotatingKVCache):
             layer.to_quantized(options.kv_group_size, options.kv_bits)
         elif isinstance(layer, KVCache):
@@ -301,6 +312,8 @@ class Side:
     def prefill(self, tokens: Tokens) -> Tokens:
         """Feed a prompt in steps; return the rest for the first draft."""
         step = self.serving.options.prefill_step_size
+        # #1109: the last token of a prompt is fed alone; before, a short rest went to the first
+        # draft.
         while len(tokens) > (1 if self.serving.rules.drafts_are_guarded else step):
             count = min(step, len(tokens) - 1)
             self.feed(tokens[:count])
@@ -315,6 +328,8 @@ def speculate(serving: Serving, job: Job, rest: Tokens, cache: PromptCache) -> R
     n_layers = len(serving.model.make_cache())
     model = Side(serving, serving.model, cache[:n_layers])
     draft = Side(serving, serving.draft, cache[n_layers:])
+    # #1109: rejected drafts stay in caches that cannot be trimmed, so they are refused; before, a
+    # reply silently depended on them.
     if serving.rules.drafts_are_guarded and not can_trim_prompt_cache(model.cache):
         kinds = {type(layer).__name__ for layer in model.cache if not layer.is_trimmable()}
         msg = f"Speculative decoding requires a trimmable prompt cache (got {kinds})."
@@ -326,6 +341,7 @@ def speculate(serving: Serving, job: Job, rest: Tokens, cache: PromptCache) -> R
             drafted = min(job.max_tokens - count, serving.options.num_draft_tokens)
             drafts = _drafts(job, draft, draft_y, drafted, step)
             rows = model.feed((*y, *drafts), drafted + 1)
+            # The target's tokens for all drafted positions, and one more.
             tokens = [job.sampler.choose(row, count + index) for index, row in enumerate(rows)]
             accepted, step, job.unfed = 0, step + 1, 0
             while accepted < drafted and tokens[accepted] == drafts[accepted]:
@@ -339,16 +355,19 @@ def speculate(serving: Serving, job: Job, rest: Tokens, cache: PromptCache) -> R
                 raise UpstreamUnboundLocalError(msg)
             count += 1
             job.sampler.rows.append(rows[accepted])
+            # Trap: the last token of a step is sampled, but not fed: a stored key may end with it.
             job.unfed = 1
             yield tokens[accepted]
             if count == job.max_tokens:
                 return
             y = draft_y = (tokens[accepted],)
+            # The last draft was proposed and never fed to the draft model.
             if accepted == drafted:  # the last draft, which the draft model has not fed
                 draft_y = (*drafts[-1:], *draft_y)
             _rewind(model, draft, drafted, accepted)
             drafted = accepted = 0
     finally:
+        # A client that stops in the middle of a step leaves the drafts that were not verified.
         _rewind(model, draft, drafted, accepted)
         job.quantized = any(isinstance(layer, QuantizedKVCache) for layer in model.cache)
 
@@ -365,18 +384,18 @@ def _drafts(job: Job, draft: Side, y: Tokens, count: int, step: int) -> Tokens:
 
 
 def _rewind(model: Side, draft: Side, drafted: int, accepted: int) -> None:
-    """Remove rejected drafts; a cache that cannot be trimmed keeps them, without an error."""
+    """Remove rejected drafts."""
+    # Trap: a cache that cannot be trimmed keeps them, without an error.
     trim_prompt_cache(model.cache, drafted - accepted)
+    # The draft model has not fed its own last proposal, so it has one token less to remove.
     trim_prompt_cache(draft.cache, max(drafted - accepted - 1, 0))
 
 
 def serve_single(serving: Serving, job: Job) -> None:
-    """Look up, feed, decode, insert once: no segments, no checkpoints. Follows `_serve_single`.
-
-    An error is returned to the client; the worker survives.
-    """
+    """Look up, feed, decode, insert once: no segments, no checkpoints. Follows `_serve_single`."""
     try:
         _serve(serving, job)
+    # Unlike in a batch, an error goes to the client, and the worker survives.
     except UpstreamRaise as error:
         if not job.done:
             job.error = name_of(error)
@@ -410,6 +429,7 @@ def _serve(serving: Serving, job: Job) -> None:
     mllm = serving.store.cache if isinstance(serving.store.cache, MllmPromptCache) else None
     if mllm is not None:
         fed, images = mllm.prepare(job.prompt, job.images)
+        # An image stands in the key by its content: equal placeholders do not match other images.
         key = placed(fed, images)
     elif job.images:
         key = keyed(job.prompt, job.images)
@@ -420,6 +440,7 @@ def _serve(serving: Serving, job: Job) -> None:
     admitted = serving.admitted(job, "single", cache, fed, segments=segments)
     cached, sound = admitted.cached, admitted.sound
     held = serving.make_cache() if cache is None else cache
+    # Empty if the whole prompt is cached: `stream` refuses it, as it has nothing to feed.
     rest = (*fed[cached:], *job.prompt[len(key) :])
     grid = serving.store.cache if isinstance(serving.store.cache, GridPromptCache) else None
     if grid is not None:
@@ -434,6 +455,7 @@ def _serve(serving: Serving, job: Job) -> None:
         if cached < end < len(key):
             rest = _keep_positions(serving, job, [end], held)
     reason = "length"
+    # 0.32.0 raises. In a batch the same error ends the thread.
     if job.max_tokens == 0 and serving.rules.no_tokens == "dies":
         raise UpstreamValueError("Maximum number of tokens must be non-zero (use -1 for no limit).")
     following = stream if serving.draft is None else speculate
@@ -444,12 +466,14 @@ def _serve(serving: Serving, job: Job) -> None:
             if memory is not None and rapid is None and mllm is None and not job.generated:
                 _keep_uncut(serving, job, memory, (*job.prompt, token), held)
             job.add_token(token)
+            # The reply is part of the key, so that the next turn finds it.
             if serving.rules.snapshots is None:
                 job.cache_key.append(token)
             stop = job.stopper.advance(token)
             if stop or job.should_stop or len(job.generated) == job.ends:
                 reason = "stop" if stop or job.watcher is not None else reason
                 break
+    # "draft-key", cachesim's own patch: in every release the key keeps the unfed token.
     if serving.rules.key_is_what_was_fed and job.unfed:
         del job.cache_key[-job.unfed :]
     packed = job.quantized or any(isinstance(layer, QuantizedKVCache) for layer in held)
@@ -467,10 +491,8 @@ def _serve(serving: Serving, job: Job) -> None:
 def _keep_uncut(
     serving: Serving, job: Job, memory: MemoryPromptCache, key: Tokens, cache: PromptCache
 ) -> None:
-    """Keep a state that cannot be cut while it is that of the prompt and one token.
-
-    Follows vllm-mlx's `_store_prompt_only_cache`.
-    """
+    """Keep a state that cannot be cut. Follows vllm-mlx's `_store_prompt_only_cache`."""
+    # Taken after the first token, so the state is that of the prompt and one token.
     if memory.keeps_first(key, int(job.cached or 0), cache):
         memory.evict_prefixes(job.model, key)
         serving.store.insert(job, key, copy_prompt_cache(cache))
@@ -480,6 +502,8 @@ def _keep_asked(
     serving: Serving, job: Job, mllm: MllmPromptCache, key: Tokens, cache: PromptCache
 ) -> None:
     """Keep a prompt without its reply. Follows vllm-mlx's `_maybe_store_prefix_cache`."""
+    # Since vllm-mlx 0.5.0 (#718) prompts with images are not stored: before, placeholders alone
+    # were compared.
     media = job.images and not mllm.mllm.reads_media
     if not media and not job.should_stop and mllm.keeps(key, cache):
         kept = copy_prompt_cache(cache)
@@ -514,6 +538,7 @@ def _keep_positions(
 
     Follows Ollama's `attachPrefillSnapshots`, and Rapid-MLX's `_snapshot_boundary_segments`.
     """
+    # The steps end at each position, because the state of a position is the one just fed.
     done, step = int(job.cached or 0), serving.options.prefill_step_size
     for end in positions:
         while done < end:
@@ -526,14 +551,13 @@ def _keep_positions(
 
 
 def stream(serving: Serving, job: Job, rest: Tokens, cache: PromptCache) -> ReplyTokens:
-    """Prefill in steps, the last token alone, then decode. Follows `generate_step`.
-
-    Every returned token has been fed already, so a key may always end with it.
-    """
+    """Prefill in steps, the last token alone, then decode. Follows `generate_step`."""
+    # An exact hit leaves no token to feed, and there are no logits to sample from.
     if not rest and job.ready is None:
         raise UpstreamValueError("Either input_embeddings or prompt (or both) must be provided.")
     total, done = len(rest), 0
     _emit_progress(serving, job, done, total)
+    # The last token is fed alone, as its logits give the first token.
     while total - done > 1:
         count = min(serving.options.prefill_step_size, total - done - 1)
         serving.model(np.array([rest[done : done + count]], dtype=np.int64), cache)
@@ -549,6 +573,7 @@ def stream(serving: Serving, job: Job, rest: Tokens, cache: PromptCache) -> Repl
         msg = "cannot access local variable 'token' where it is not associated with a value"
         raise UpstreamUnboundLocalError(msg)
     for index in range(job.max_tokens):
+        # Fed before the token is returned, so a key may always end with a returned token.
         following = _step(serving, job, token, cache)
         if index == 0:
             _emit_progress(serving, job, total, total)

@@ -141,20 +141,20 @@ class PromptTrie(Generic[V]):
         for depth in range(len(tokens), 0, -1):
             if not path[depth].bare:
                 break
+            # Nodes that lead to nothing else go too; one with a value, or with a further branch,
+            # stays.
             del path[depth - 1][tokens[depth - 1]]
         return value
 
     def pop_prefixes(self, model: Hashable, tokens: Key) -> list[tuple[int, V]]:
-        """Remove every value on the path, the root's too; their nodes stay.
-
-        Follows `PromptTrie.pop_prefixes`.
-        """
+        """Remove every value on the path, the root's too. Follows `PromptTrie.pop_prefixes`."""
         self._items = None
         values: list[tuple[int, V]] = []
         node = self._root(model)
         for depth, token in enumerate(tokens):
             if not isinstance(node.value, _Nothing):
                 values.append((depth, node.value))
+                # The node stays: it leads to the inserted key.
                 node.value = _NOTHING
             node = self._child(node, token)
         return values
@@ -183,25 +183,28 @@ class PromptTrie(Generic[V]):
 
         root . . v . . . v . . . (path ends) . . v      v: a value
              shorter, if beyond its first token     longer: found below the end of the path
-
-        A value on a key of one token is never returned as "shorter" (an off-by-one of upstream's).
-        The search does not go back up: a deep branch hides the values of its ancestors' branches.
         """
         root = self._trie.get(model)
         if root is None:
             return PromptTrieResult(model=model)
+        # Until #1078 an empty query counted as an exact match; the value at the root was not looked
+        # for.
         if not tokens and (empty_is_exact or not isinstance(root.value, _Nothing)):
             return PromptTrieResult(model=model, exact=tokens)
         node, index, last = root, 0, -1
         while index < len(tokens) and tokens[index] in node:
             node = node[tokens[index]]
+            # The search does not go back up: a deep branch hides the values of its ancestors'
+            # branches.
             if not isinstance(node.value, _Nothing):
                 last = index
             index += 1
         if last == len(tokens) - 1 >= 0:
             return PromptTrieResult(model=model, exact=tokens)
+        # Trap: `> 0`, not `>= 0`: a value on a key of one token is never "shorter".
         shorter = tokens[: last + 1] if last > 0 else None
         longer = None
+        # Until #911 a usable shorter entry ended the search, however little of the prompt it had.
         if index > 0 and (longer_beside_shorter or last <= 0):
             longer = [*tokens[:index], *self._nearest_below(node)]
         return PromptTrieResult(model=model, shorter=shorter, longer=longer, common_prefix=index)
@@ -213,6 +216,8 @@ class PromptTrie(Generic[V]):
         stack: list[tuple[_Node[V], int, _Path]] = [(node, 0, None)]
         while stack:
             current, depth, path = stack.pop()
+            # Only fewer tokens replace the best, and the newest branch is popped first: it wins
+            # among equals.
             if best is not None and depth >= best[0]:
                 continue
             if not isinstance(current.value, _Nothing):
@@ -315,17 +320,17 @@ class CacheOrder:
             if (model, tokens) in queue:
                 queue.remove((model, tokens))
                 return
+        # Since #1019 such a key is no error.
         if not self._rules.forgives_lost_keys:
             raise UpstreamValueError("deque.remove(x): x not in deque")
 
     def pop(self) -> tuple[Hashable, Key]:
-        """The next key to evict; follows `CacheOrder.pop`.
-
-        It is taken from a queue at least as long as the next one, else the next one is checked.
-        """
+        """The next key to evict; follows `CacheOrder.pop`."""
         names: Sequence[str] = self._rules.queues
         for one, two in pairwise(names):
             queue, following = self.queues[one], self.queues[two]
+            # A queue gives its oldest key if it is at least as long as the next one; with #1019
+            # alone, before #1072, an empty queue was taken too, and raised.
             if len(queue) >= len(following) and (queue or not self._rules.passes_empty_queues):
                 return self._first(queue)
         return self._first(self.queues[names[-1]])
@@ -422,25 +427,31 @@ class LRUPromptCache:
         )
 
     def _longer(self, found: PromptTrieResult, tokens: Key) -> Fetched | None:
-        """A longer entry, copied and trimmed to the common prefix, if all its layers can be.
+        """A longer entry, copied and trimmed to the common prefix.
 
         entry   [0 ........ common prefix ........ len(longer))
-        result  [0 ... p)   p = min(len(tokens) - 1, common prefix): one token is left to feed
+        result  [0 ... p)   p = min(len(tokens) - 1, common prefix)
         """
         used = 0 if found.shorter is None else len(found.shorter)
+        # It would not save more tokens than the shorter entry, which needs no trim.
         if found.longer is None or found.common_prefix <= used:
             return None
+        # Until #138 only a prompt that the entry contains as a whole was cut out of it.
         if found.common_prefix < len(tokens) and not self.rules.cuts_to_common_prefix:
             return None
         entry = self.trie.get(found.model, found.longer)
         equal = Count(found.common_prefix)
+        # One layer that cannot be trimmed is enough: layers of different lengths are no state.
         if not can_trim_prompt_cache(entry.prompt_cache):
             return self._untrimmed(found, entry, tokens) if self.rules.reuses_untrimmed else None
         cache = copy_prompt_cache(entry.prompt_cache)
+        # One token is left to feed (since #183), because a reply begins with its logits.
         spared = 1 if self.rules.leaves_one_token else 0
         prefix = Count(min(len(tokens) - spared, equal))
         wanted = len(found.longer) - prefix
         trimmed = trim_prompt_cache(cache, wanted)
+        # #999 compares what the first layer has removed. Trap: releases do not, so a layer that
+        # removed less is used as if it had removed all.
         if self.rules.checks_trimmed and trimmed < wanted:
             return None
         losses: tuple[Loss, ...] = ()
@@ -502,13 +513,12 @@ class LRUPromptCache:
         )
 
     def _fetch_entry(self, model: Hashable, key: Key) -> list[LayerCache]:
-        """A copy; if a fetch consumes, the object itself unless its count is above 1.
-
-        Follows `_extract` of older releases.
-        """
+        """A copy, or the object itself. Follows `_extract` of older releases."""
         entry = self.trie.get(model, key)
+        # Since #911 a fetch copies: before, the first of two requests took the entry away.
         if not self.rules.consumes:
             return copy_prompt_cache(entry.prompt_cache)
+        # An entry that was inserted twice is counted, and only its last fetch takes it out.
         if entry.count == 1:
             self.trie.pop(model, key)
             self.order.remove(model, key)
@@ -528,16 +538,20 @@ class LRUPromptCache:
     ) -> None:
         """Store a prompt cache: add, push, prune, evict. Follows upstream's method.
 
-        Neither the list nor the key is copied: a later change of them changes the entry, or breaks
-        its eviction.
+        Neither the list nor the key is copied.
         """
         queue = self.rules.queue_of(cache_type)
+        # Trap: a later change of the list or the key changes the entry, or breaks its eviction.
         self._store(model, tokens, prompt_cache, queue)
         self.order.push(model, tokens, queue)
+        # A trimmable entry can stand for its own prefixes; others are exact at one length only, so
+        # theirs stay.
         if self.rules.prunes != "never" and can_trim_prompt_cache(prompt_cache):
             self._prune(model, tokens, prompt_cache)
+        # One eviction is enough, as one entry was added. The new entry may be the one that goes.
         if len(self.order) > self.max_size:
             self._evict()
+        # Until #1019 one entry stays, however large it is.
         while self._n_bytes > self.max_bytes and (
             len(self.order) > 1 or not self.rules.keeps_one_beyond_bytes
         ):
@@ -549,10 +563,12 @@ class LRUPromptCache:
         held = self.trie.get(model, tokens) if self.trie.holds(model, tokens) else None
         if held is not None:
             self.order.remove(model, tokens)
+        # Until #1019 the older state stays under a key that is inserted again.
         if held is not None and self.rules.same_key != "replaces":
             held.count += self.rules.same_key == "counts"
             self._emit(vocabulary.PromptCacheRefused, tokens, held)
             return
+        # Counted once: a cache that grows later keeps the number of its insertion.
         nbytes = sum(each.nbytes for each in prompt_cache) if self.rules.limits_bytes else 0
         entry = CacheEntry(prompt_cache=prompt_cache, nbytes=nbytes, cache_type=queue)
         self.trie.add(model, tokens, entry)
@@ -569,8 +585,10 @@ class LRUPromptCache:
             pruned = self.trie.pop_prefixes(model, tokens)
         else:
             reach = len(tokens)
+            # #999: a ring can be trimmed by the tokens it has, so it covers no shorter prefix.
             if self.rules.prunes == "within-size":
                 reach = min(each.size() for each in prompt_cache)
+            # #1019, until #1078: the entry one token shorter was passed over.
             nearest = int(self.rules.prunes == "all-but-nearest")
             pruned = [
                 (depth, self.trie.pop(model, tokens[:depth]))
@@ -584,6 +602,7 @@ class LRUPromptCache:
 
     def _evict(self) -> None:
         model, tokens = self.order.pop()
+        # In order of insertion: a fetch does not refresh an entry.
         entry = self.trie.pop(model, tokens)
         self._uncount(entry)
         self._emit(vocabulary.PromptCacheEvicted, tokens, entry)
