@@ -76,6 +76,7 @@ class StateCache:
         longest, best = 0, None
         for key in self._keys():
             shared = get_common_prefix(key, prompt)
+            # Strict: of equally long prefixes the first key wins, in the order of the last use.
             if shared > longest:
                 longest, best = shared, key
         return best
@@ -85,18 +86,21 @@ class StateCache:
         key = self.find(prompt)
         if key is None:
             return None
+        # Read, and put back as the newest: the order of eviction is that of the last use.
         state = self.entries.pop(key)
         self.entries[key] = state
         return state
 
     def put(self, key: Tokens, state: State) -> list[State]:
         """Keep a state; return the evicted states, which may include it."""
+        # A key that is kept again moves to the end.
         self.entries.pop(key, None)
         self.entries[key] = state
         return self._evict()
 
     def _evict(self) -> list[State]:
         evicted: list[State] = []
+        # The new state goes too if it alone exceeds the capacity.
         while self.size > self.capacity and self.entries:
             evicted.append(self.entries.pop(next(iter(self.entries))))
         return evicted
@@ -117,10 +121,12 @@ class DiskCache(StateCache):
     def take(self, prompt: Sequence[Token]) -> State | None:
         """The state under that key, which is no longer kept."""
         key = self.find(prompt)
+        # Upstream reads with `pop`: what was loaded once is gone until the next call saves it.
         return None if key is None else self.entries.pop(key)
 
     def _evict(self) -> list[State]:
         evicted: list[State] = []
+        # The database has a limit of its own, and removes a few entries at a time.
         while self.size > DISK_BYTES and len(self.entries) > 1 and len(evicted) < CULLED:
             evicted.append(self.entries.pop(next(iter(self.entries))))
         return evicted + super()._evict()
@@ -161,7 +167,9 @@ def _stored_number(number: int) -> bytes:
 
 def lookup(tokens: Integers, most_ngram: int, most: int) -> list[Token]:
     """Draft what followed the last n-gram at its first place (`find_candidate_pred_tokens`)."""
+    # The longest n-gram first; the first match ends the search.
     for size in range(min(most_ngram, len(tokens) - 1), 0, -1):
+        # Without the last token, as the last window is the n-gram itself.
         windows = sliding_window_view(tokens[:-1], size)
         (starts,) = (windows == tokens[-size:]).all(axis=1).nonzero()
         if len(starts):

@@ -67,6 +67,7 @@ class ArraysCache(LayerCache):
     @property
     def left_padding(self) -> Integers | None:
         """Number of columns before each row's first token."""
+        # A cache that was restored before #807 lacks the field.
         if isinstance(self._left_padding, Missing):
             self.lacks("left_padding")
         return self._left_padding
@@ -107,6 +108,8 @@ class ArraysCache(LayerCache):
         """The batch size of the first slot or padding field that is set; else 1."""
         for state in self.cache:
             if state is not None:
+                # The first slot that has a state: before the first write only the padding tells the
+                # batch's size.
                 return int(state.shape[0])
         for vector in (self._left_padding, self._lengths):
             if isinstance(vector, np.ndarray):
@@ -121,7 +124,8 @@ class ArraysCache(LayerCache):
         return self.cache
 
     def put_state(self, state: State, meta_state: State) -> None:
-        """Follows the setter of `state`; before #807 without the padding fields."""
+        """Follows the setter of `state`."""
+        # Before #807 a restored cache had no padding fields, and the first mask raised.
         made = self.rules.restores_padding_fields
         self._left_padding = None if made else MISSING
         self._lengths = None if made or not self.rules.batches_recurrent else MISSING
@@ -142,10 +146,12 @@ class ArraysCache(LayerCache):
             self.lacks("trim")
         if n <= 0:
             return 0
+        # #1253, #1254: a trim of any length drops the state, as no earlier one is kept.
         self.cache = [None] * len(self.cache)
         return n
 
     def count_bytes(self) -> int:
+        # Before #918 a slot without a state raised.
         if not self.rules.bytes_skip_missing_slots:
             for state in self.cache:
                 some(state)
@@ -175,11 +181,8 @@ class ArraysCache(LayerCache):
             self._left_padding = left_padding - columns
 
     def mask_of(self, columns: int, *, window_size: int | None = None) -> Mask:
-        """True where a column is a token of its row; None without padding.
-
-        Follows `ArraysCache.make_mask`; before 0.32.0 left padding replaces lengths, and before
-        #690 it counts only without a state.
-        """
+        """True where a column is a token of its row. Follows `ArraysCache.make_mask`."""
+        # Before #690 left padding counted only for the first columns of a sequence.
         if not self.rules.batches_recurrent and not self.empty():
             return None
         if self.left_padding is None and self.lengths is None:
@@ -191,8 +194,12 @@ class ArraysCache(LayerCache):
         before = None if self.lengths is None else position < self.lengths[:, None]
         if after is None or before is None:
             return before if after is None else after
+        # Trap: before 0.32.0 left padding replaces lengths, so right padding enters the state as
+        # tokens.
         if not self.rules.lengths_beside_left_padding:
             return after
+        # Two vectors of different length are those of different batches, which upstream's arrays
+        # refuse.
         try:
             return np.logical_and(after, before)
         except ValueError as error:
@@ -200,12 +207,14 @@ class ArraysCache(LayerCache):
 
     def filter(self, rows: Sequence[int]) -> None:
         """Keep these rows of every slot; follows `ArraysCache.filter`."""
+        # Before #1072 a slot without a state raised.
         if self.rules.filter_accepts_empty:
             self.cache = [None if each is None else chosen(each, rows) for each in self.cache]
         else:
             self.cache = [chosen(indexed(each), rows) for each in self.cache]
         if not self.rules.batches_recurrent:
             self.left_padding = None
+        # Trap: before #1072 lengths kept the rows that left, and before #1177 left padding did.
         if self.rules.filter_keeps_lengths and self.lengths is not None:
             self.lengths = chosen(self.lengths, rows)
         if self.rules.filter_keeps_left_padding and self.left_padding is not None:
@@ -220,6 +229,7 @@ class ArraysCache(LayerCache):
         ]
         if not self.rules.batches_recurrent:
             self.left_padding = None
+        # Since #1169 and #1177 padding fields are joined as slots are.
         if self.rules.arrays_extend == "zeros":
             self.left_padding = self._appended(self.left_padding, other.left_padding, sizes)
             self.lengths = self._appended(self.lengths, other.lengths, sizes)
@@ -233,8 +243,10 @@ class ArraysCache(LayerCache):
         if present is None:
             return None
         if one is None or other is None:
+            # Trap: 0.31.2 leaves the missing side out, so the batch has fewer rows than sequences.
             if self.rules.arrays_extend == "skipped":
                 return present
+            # Zeros of the missing side's own batch size, because a fresh state is zeros.
             missing = sizes[0] if one is None else sizes[1]
             zeros = np.zeros((missing, *present.shape[1:]), present.dtype)
             one, other = (zeros, present) if one is None else (present, zeros)
@@ -249,24 +261,24 @@ class ArraysCache(LayerCache):
 
     @classmethod
     def merge(cls, caches: Sequence["ArraysCache"]) -> "ArraysCache":
-        """A zero block per slot with the rows that exist; follows `ArraysCache.merge`.
-
-        The first cache's class is called with the number of slots, which a `MambaCache` uses as its
-        left padding (an oddity).
-        """
+        """A zero block per slot with the rows that exist; follows `ArraysCache.merge`."""
         caches[0].needs_batches("merge")
         rules = caches[0].rules
         batch = cls(rules, len(caches[0].cache), is_mamba=caches[0].is_mamba)
+        # The first cache's class is called with the number of slots, which a `MambaCache` uses as
+        # its left padding (an oddity).
         if batch.is_mamba:
             batch.left_padding = np.array(len(batch.cache))
         inherit_bytes(batch, caches[0])
         empties = rules.arrays_merge_of_empties
+        # Since #1177 a left padding of zeros gives an empty batch its size.
         if empties != "raises" and all(each.empty() for each in caches):
             if empties == "zero-padded":
                 batch.left_padding = integers([0] * len(caches))
             return batch
         for slot in range(len(batch.cache)):
             states = [each[slot] for each in caches]
+            # Before #755 a missing state raised.
             if not rules.merge_skips_empty:
                 for state in states:
                     indexed(state)
@@ -276,6 +288,7 @@ class ArraysCache(LayerCache):
     @staticmethod
     def _block(states: Sequence[Array | None]) -> Array:
         present = next((each for each in states if each is not None), None)
+        # Missing in all caches, although the first slot is not: upstream's generator ends.
         if present is None:
             raise UpstreamStopIteration
         block = np.zeros((len(states), *present.shape[1:]), present.dtype)
@@ -310,6 +323,7 @@ class CacheList(LayerCache):
 
     def trim(self, n: int) -> int:
         """Trim every member; return the last one's result. Follows `CacheList.trim`."""
+        # Trap: the last member's number, whatever the others have removed.
         trimmed = [each.trim(n) for each in self.caches]
         return trimmed[-1]
 
@@ -320,6 +334,7 @@ class CacheList(LayerCache):
         return max(each.size() for each in self.caches)
 
     def empty(self) -> bool:
+        # Trap: only the first member is asked.
         return self.caches[0].empty()
 
     def count_bytes(self) -> int:

@@ -47,6 +47,7 @@ class BatchCache(RowsCache, shared=True):
     def _pad(self, left_padding: Sequence[int] | None) -> None:
         """Apply the left padding of `prepare`."""
         if left_padding is not None:
+            # Rows that are in the buffer would keep their old padding.
             if self.keys is not None:
                 msg = f"Left padding can only be added to an empty {type(self).__name__}"
                 raise UpstreamValueError(msg)
@@ -55,6 +56,7 @@ class BatchCache(RowsCache, shared=True):
             self.offset = added(self.offset, -padding)
 
     def filter(self, rows: Sequence[int]) -> None:
+        # Before #1072 an empty batch raised.
         if self.keys is not None or not self.rules.filter_accepts_empty:
             self.keys = chosen(indexed(self.keys), rows)
             self.values = chosen(indexed(self.values), rows)
@@ -65,6 +67,7 @@ class BatchCache(RowsCache, shared=True):
         """First part of `extend`; True if both batches are empty."""
         promotes = self.rules.extend_promotes
         self.row_bytes = extended_row_bytes(self, other, promotes=promotes)
+        # Before 0.31.2 two empty batches raised.
         if not (self.empty() and other.empty()) or self.rules.batch_extend == "raises":
             return False
         self.left_padding = np.concatenate((self.left_padding, other.left_padding))
@@ -97,8 +100,7 @@ def extended(
 ) -> tuple[Array, Array, Integers, Integers]:
     """Keys, values, offsets and left padding of two batches, aligned to one end and length.
 
-    Follows the inner part of upstream's two `extend` methods. An empty side becomes zeros without
-    rows; a rule decides its batch size.
+    Follows the inner part of upstream's two `extend` methods.
 
         one    [padding | tokens]            _idx
         other      [left | padding | tokens] _idx + left
@@ -108,9 +110,12 @@ def extended(
         some(other.keys)
     end = max(one.idx, other.idx)
     longest = max(0 if each.keys is None else each.keys.shape[2] for each in (one, other))
+    # An empty side becomes zeros without rows.
     full = some(one.keys if other.keys is None else other.keys)
     sides = []
     for side in (one, other):
+        # Trap: 0.31.2 takes the batch size of the other side (#1141), so offsets and rows differ in
+        # number.
         batch = side.offset.shape[0] if rules.batch_extend == "own-side" else full.shape[0]
         left = end - side.idx
         keys = _fitted(side.keys, some(_first(one.keys, other.keys)), batch, left, longest)
@@ -134,6 +139,7 @@ def _fitted(buffer: Array | None, like: Array, batch: int, left: int, longest: i
     if buffer is None:
         buffer = np.zeros((batch, like.shape[1], 0, like.shape[3]), like.dtype)
     right = longest - buffer.shape[2] - left
+    # A buffer that reaches beyond the common end has allocated rows there, which are cut.
     if right < 0:
         buffer = buffer[:, :, :right]
         right = 0
@@ -175,6 +181,7 @@ class BatchKVCache(BatchCache, batches=KVCache):
     def announce(self, padding: Announced) -> None:
         """Apply left padding, store right padding; follows `BatchKVCache.prepare`."""
         self._pad(padding.left_padding)
+        # Padding of 0 everywhere needs no roll.
         if padding.right_padding is not None and max(padding.right_padding) > 0:
             self._right_padding = integers(padding.right_padding)
 
@@ -184,8 +191,10 @@ class BatchKVCache(BatchCache, batches=KVCache):
         before  tokens junk [_idx            after  junk tokens [_idx
         """
         padding = self.right_padding
+        # Nothing is pending: the rows end together already.
         if padding is None:
             return
+        # The whole buffer turns, its allocated rows too.
         self.keys = rolled_rows(self.keys, padding)
         self.values = rolled_rows(self.values, padding)
         self.offset = added(self.offset, -padding)
@@ -205,6 +214,7 @@ class BatchKVCache(BatchCache, batches=KVCache):
 
     def put_state(self, state: State, meta_state: State) -> None:
         """Follows the setter of `state`, which omits the field for pending padding (an oddity)."""
+        # Trap: the field for pending padding is left out, so `finalize` raises on a restored batch.
         self._right_padding = MISSING
         if self.rules.state_form == "whole":
             self.keys, self.values, self.offset, self.left_padding, self._idx = state
@@ -218,6 +228,8 @@ class BatchKVCache(BatchCache, batches=KVCache):
 
     def trim(self, n: int) -> int:
         """Move the common end back, even into the padding; follows `BatchKVCache.trim`."""
+        # Trap: the common end may move back into the padding of short rows, whose offset becomes
+        # negative.
         n = min(self._idx, n)
         self._idx -= n
         self.offset = self.offset - n
@@ -230,10 +242,8 @@ class BatchKVCache(BatchCache, batches=KVCache):
         return Causal(columns, self._idx, window_size, tuple(self.left_padding.tolist()))
 
     def filter(self, rows: Sequence[int]) -> None:
-        """Keep these rows, then drop their common padding; follows upstream's method.
-
-        Pending right padding keeps its size, so the next `finalize` raises (an oddity).
-        """
+        """Keep these rows, then drop their common padding; follows upstream's method."""
+        # Trap: pending right padding keeps its size, so the next `finalize` raises.
         super().filter(rows)
         shared = int(min(self.left_padding))
         if shared > 0:
@@ -256,6 +266,7 @@ class BatchKVCache(BatchCache, batches=KVCache):
         cache = KVCache(self.rules)
         inherit_bytes(cache, self)
         padding = int(self.left_padding[row])
+        # Its padding stays behind in the batch: the row begins with its first token.
         cache.keys = indexed(self.keys)[row : row + 1, :, padding : self._idx].copy()
         cache.values = indexed(self.values)[row : row + 1, :, padding : self._idx].copy()
         cache.offset = rows_of(cache.keys)
@@ -267,12 +278,14 @@ class BatchKVCache(BatchCache, batches=KVCache):
         rules = caches[0].rules
         lengths = [each.size() for each in caches]
         longest = max(lengths)
+        # Before #1072 a merge of empty caches raised.
         if longest == 0 and rules.merge_of_empties:
             return cls._like(caches, [0] * len(caches))
         padding = [longest - length for length in lengths]
         keys = blank_batch([each.keys for each in caches], longest)
         values = blank_batch([each.values for each in caches], longest)
         for row, (left, cache) in enumerate(zip(padding, caches, strict=True)):
+            # Before #755 a cache without keys raised.
             if cache.keys is None and rules.merge_skips_empty:
                 continue
             held = indexed(cache.keys)
@@ -321,6 +334,7 @@ class BatchRotatingKVCache(RingCache, BatchCache, batches=RotatingKVCache):
 
     def temporal_order(self) -> None:
         """Unroll the ring in place; follows `BatchRotatingKVCache._temporal_order`."""
+        # A ring that has not turned is in order.
         if self.rotated:
             self.keys = np.roll(some(self.keys), -self._idx, axis=2)
             self.values = np.roll(some(self.values), -self._idx, axis=2)
@@ -336,7 +350,9 @@ class BatchRotatingKVCache(RingCache, BatchCache, batches=RotatingKVCache):
             if rows_of(self.keys) > self._idx:
                 self.keys = self.keys[:, :, : self._idx]
                 self.values = some(self.values)[:, :, : self._idx]
+            # Before the oldest rows are dropped: padding after a row's end would evict its tokens.
             self._roll_padding()
+            # One row less than the window, as in a single ring.
             excess = max(0, self._idx - self.max_size + 1)
             self.left_padding = self.left_padding - excess
             self.keys = joined((some(self.keys)[:, :, excess:], keys))
@@ -359,6 +375,7 @@ class BatchRotatingKVCache(RingCache, BatchCache, batches=RotatingKVCache):
 
     def _update_in_place(self, keys: Array, values: Array) -> tuple[Array, Array]:
         """Grow up to W rows, then wrap around; follows `_update_in_place`."""
+        # Pending padding is rolled by `finalize`; a single column would be written after it.
         if self.lengths is not None:
             raise UpstreamRuntimeError("finalize() comes before single columns")
         self._grow(keys, values)
@@ -371,6 +388,7 @@ class BatchRotatingKVCache(RingCache, BatchCache, batches=RotatingKVCache):
         if self._idx == self.max_size:
             self.rotated = True
             self._idx = 0
+        # Each write replaces a row, those of the padding too, so left padding falls below zero.
         if self.rotated:
             self.left_padding = self.left_padding - 1
         self._write(self._idx, self._idx + 1, keys, values)
@@ -421,6 +439,7 @@ class BatchRotatingKVCache(RingCache, BatchCache, batches=RotatingKVCache):
             return
         self.keys, self.values, self.offset, self.left_padding = state
         self.max_size, self._offset, self._idx = map(int, meta_state[:3])
+        # Before 0.32.0 the text "False" counts as true.
         restored = (
             meta_state[3] == "True" if self.rules.rotated_is_restored else bool(meta_state[3])
         )
@@ -434,6 +453,7 @@ class BatchRotatingKVCache(RingCache, BatchCache, batches=RotatingKVCache):
         if self.rules.rotating_unrolls_on_trim:
             return self._trim_unrolled(n)
         n = min(self._offset, n)
+        # Not checked: a ring that has turned is left with a wrong end.
         self._offset -= n
         self._idx -= n
         self.offset = self.offset - n
@@ -464,12 +484,12 @@ class BatchRotatingKVCache(RingCache, BatchCache, batches=RotatingKVCache):
         """A windowed mask without each row's padding, rolled for a single column of a ring.
 
         Follows `BatchRotatingKVCache.make_mask`.
-        On a wrapped ring `_idx` is not the number of rows, and the rows that the write drops are
-        not subtracted: padding seems longer than it is (an oddity, see `ring-mask`).
         """
         window = window_size or self.max_size
         offset = min(self.max_size - 1, self._offset)
         left_padding = self.left_padding
+        # Trap: on a wrapped ring `_idx` is not the number of rows, and the rows that the write
+        # drops are not subtracted: padding seems longer than it is (see `ring-mask`).
         rows = self._idx
         if self.rules.ring_mask_counts_rows and self.rotated and columns > 1:
             rows = rows_of(self.keys)
@@ -477,6 +497,7 @@ class BatchRotatingKVCache(RingCache, BatchCache, batches=RotatingKVCache):
         if excess > 0:
             left_padding = left_padding - excess
         turning = columns == 1 and (self.rotated or self._idx >= self.max_size)
+        # The column replaces a row of the ring, which may be one of the padding.
         if turning:
             left_padding = left_padding - 1
         mask = Causal(columns, offset, window, tuple(left_padding.tolist()))
@@ -488,6 +509,7 @@ class BatchRotatingKVCache(RingCache, BatchCache, batches=RotatingKVCache):
     def extend(self, other: "BatchRotatingKVCache") -> None:
         if self._extend_empty(other):
             return
+        # Rings at different places are unrolled, so that rows of both batches are in order.
         if self.rotated != other.rotated or self._idx != other.idx:
             self.temporal_order()
             other.temporal_order()
@@ -495,6 +517,7 @@ class BatchRotatingKVCache(RingCache, BatchCache, batches=RotatingKVCache):
         joint = extended(self, other, self.rules)
         self.keys, self.values, self.offset, self.left_padding = joint
         self._idx = end
+        # Trap: one fill for both sides: a batch with fewer tokens counts as full too.
         self._offset = max(self._offset, other.fill)
 
     def extract(self, row: int) -> RotatingKVCache:
@@ -504,6 +527,8 @@ class BatchRotatingKVCache(RingCache, BatchCache, batches=RotatingKVCache):
         if self.keys is None and self.rules.rotating_unrolls_on_trim:
             return cache
         padding = int(self.left_padding[row])
+        # #1072; before, a negative padding counted from the end, and the row lost its newest
+        # tokens.
         if self.rules.rotating_extract == "clamped":
             padding = max(0, padding)
         keys = indexed(self.keys)[row : row + 1]
@@ -512,6 +537,7 @@ class BatchRotatingKVCache(RingCache, BatchCache, batches=RotatingKVCache):
         if self.rotated:
             keys, values = np.roll(keys, -end, axis=2), np.roll(values, -end, axis=2)
             end = self.max_size
+        # Before #738 a row without padding kept its unused rows.
         uncut = padding <= 0 and self.rules.rotating_extract == "uncut"
         cut = slice(None) if uncut else slice(padding, end)
         cache.adopt(keys[:, :, cut].copy(), values[:, :, cut].copy(), int(self.offset[row]))
@@ -521,6 +547,7 @@ class BatchRotatingKVCache(RingCache, BatchCache, batches=RotatingKVCache):
     def merge(cls, caches: Sequence[RotatingKVCache]) -> "BatchRotatingKVCache":
         """Merge rings, oldest row first, aligned at the end; as upstream's `merge`."""
         rules, max_size = caches[0].rules, caches[0].max_size
+        # Rows of one buffer share one ring.
         if any(each.max_size != max_size for each in caches):
             msg = "BatchRotatingKVCache can only merge caches with the same maximum size"
             raise UpstreamValueError(msg)
@@ -529,12 +556,14 @@ class BatchRotatingKVCache(RingCache, BatchCache, batches=RotatingKVCache):
         padding = [longest - length for length in lengths]
         batch = cls(rules, max_size, padding)
         inherit_bytes(batch, next((each for each in caches if not each.empty()), caches[0]))
+        # Before #1072 a merge of empty rings raised.
         if longest == 0 and rules.merge_of_empties:
             return batch
         keys = blank_batch([each.keys for each in caches], longest)
         values = blank_batch([each.values for each in caches], longest)
         for row, (left, length, cache) in enumerate(zip(padding, lengths, caches, strict=True)):
             if cache.keys is not None or not rules.merge_skips_empty:
+                # #1072: the last rows; before, the whole order was written where fewer rows fit.
                 last = -length if rules.rotating_merge == "last-rows" else None
                 width = {"by-index": cache.idx, "by-offset": cache.offset}
                 place = slice(left, left + width.get(rules.rotating_merge, length))
