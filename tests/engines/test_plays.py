@@ -26,7 +26,7 @@ def test_a_play_is_answered_as_before(engine: str, name: str) -> None:
     assert ANSWERS[engine].get(name) == played(PLAYS[engine][name])
 
 
-@pytest.mark.parametrize("share", [5, pytest.param(1, marks=NIGHTLY)])
+@pytest.mark.parametrize("share", [10, pytest.param(1, marks=NIGHTLY)])
 @pytest.mark.parametrize("engine", drawn_plays.COUNT)
 def test_drawn_plays_are_answered_as_before(engine: str, share: int) -> None:
     kept = drawn_plays.kept()

@@ -85,7 +85,7 @@ def test_rounding_is_measured_on_fewer_prompts_where_that_takes_much_of_the_time
 ) -> None:
     monkeypatch.setattr(loop, "CALIBRATING", share)
     with fake("llama", PROFILES["llama"]) as server:
-        result = probed(server.url, requests=600)
+        result = probed(server.url, requests=200)
     assert fewest == (len(result.judge.noise.alone) == loop.FEWEST_SAMPLES)
 
 

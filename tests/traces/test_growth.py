@@ -31,6 +31,7 @@ def calls(requests: int, profile: str, options: Mapping[str, Any]) -> int:
     return int(pstats.Stats(work).total_calls)  # type: ignore[attr-defined]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("profile", ENGINES)
 def test_work_grows_as_the_requests_do(profile: str) -> None:
     options = FULL.get(profile, {})
