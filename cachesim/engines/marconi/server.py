@@ -165,6 +165,7 @@ class Marconi(SerialEngine[Rules, MarconiOptions]):
 
     def _serve(self, job: Job) -> None:
         job.prompt = prompt = tuple(job.prompt)  # keys are cut and compared: a rope's are slow
+        # Trap: the artifact counts a whole prompt as reused, with nothing left to compute.
         query = prompt[:-1] if self._right else prompt
         match = self.tree.look_up(query)
         job.cached = Count(match.reusable)
@@ -181,6 +182,8 @@ class Marconi(SerialEngine[Rules, MarconiOptions]):
         memory.load(usable)
         states: dict[int, dict[int, Array]] = {}
         tokens = list(job.prompt)
+        # The branch is where the next request with this prefix resumes, so the prefill stops there
+        # once.
         stops = {match.agreed} if match.branches else set()
         for stop in sorted({each for each in stops if memory.length < each < len(tokens)}):
             self._piece(memory, tokens[memory.length : stop], wanted=False)
@@ -191,6 +194,8 @@ class Marconi(SerialEngine[Rules, MarconiOptions]):
             job.rows.append(row)
             job.sampled.append(Token(self._token(job, index, row)))
             tokens.append(job.sampled[-1])
+            # The last sampled token is never fed; the artifact counts it as kept, so it is fed for
+            # that.
             if index + 1 < job.limit or not self._right:
                 row = self._piece(memory, tokens[memory.length :], wanted=True)
                 states[memory.length] = memory.saved()
@@ -232,6 +237,7 @@ class Marconi(SerialEngine[Rules, MarconiOptions]):
         end = branch.end
         whole: Content = lower.content
         upper, lower.content = whole.parted(len(branch.key))
+        # Above the matched state this prefill did not pass: a second pass computes it.
         upper.state = states[end] if end in states else self._second_pass(branch)
         branch.content = upper
 

@@ -58,6 +58,7 @@ class Costs:
 def normalised(values: Array) -> Array:
     """Values scaled to 0 to 1; all 1 if they are equal."""
     low, high = values.min(), values.max()
+    # No difference, so this part of the score decides nothing.
     if low == high:
         return np.ones(len(values))
     scaled: Array = (values - low) / (high - low)
@@ -174,11 +175,7 @@ class Tree:
         return match
 
     def match(self, tokens: Tokens) -> Match:
-        """Nodes whose keys match to their end. Follows `match_prefix`.
-
-        Trap: the artifact continues among the children of a partly matching edge, and counts their
-        tokens as reusable.
-        """
+        """Nodes whose keys match to their end. Follows `match_prefix`."""
         self.time += 1
         nodes: list[Node] = []
         node, rest, agreed = self.root, tokens, 0
@@ -191,13 +188,17 @@ class Tree:
             shared = shared_with(child.key, rest)
             agreed += shared
             rest = rest[shared:]
+            # A state is valid at its node's end only.
             if shared == len(child.key):
                 nodes.append(child)
+            # Trap: the artifact continues among the children of an edge that matches in part, and
+            # counts their tokens as reusable.
             elif not self.rules.descends_partial:
                 if self.policy == "lru":
                     child.last_access = self.time
                 break
             node = child
+        # Only the state that is used counts as used, not those above it.
         if self.policy != "lru" and nodes:
             nodes[-1].last_access = self.time
             self._weigh(nodes[-1])
@@ -214,10 +215,12 @@ class Tree:
         self.time += 1
         if self.policy == "tuned":
             self.window.append((prompt, tokens))
+            # Once: the weight is tuned on the requests before and after the first eviction.
             if self.bootstrap is not None and len(self.hits) == self.bootstrap:
                 self.weight = tuned(self.options, self.rules, self.window)
                 self.window = []
         match = self.match(tokens)
+        # Two states where an edge is divided: one at the branch, one at the end.
         needed = (1 + match.branches) * self.costs.state_bytes()
         needed += self.costs.keys_bytes(len(tokens) - match.agreed)
         over = self.size + needed - self.options.capacity_bytes
@@ -242,6 +245,7 @@ class Tree:
                 self.tokens += len(rest)
                 return leaf, branch
             shared = shared_with(child.key, rest)
+            # Two sequences have this much in common: a third may, too, so the branch gets a state.
             if shared < len(child.key):
                 child = branch = self._divide(child, shared, by)
             node, rest = child, rest[shared:]
@@ -293,6 +297,8 @@ class Tree:
     def evict(self, wanted: int) -> None:
         """Free at least `wanted` bytes if possible. Follows `evict`."""
         self.time += 1
+        # The first eviction: how many requests the weight is tuned on depends on how many came
+        # before.
         if self.bootstrap is None:
             self.bootstrap = self.options.bootstrap_multiplier * len(self.hits)
         if self.policy == "lru":
@@ -319,6 +325,7 @@ class Tree:
             while freed < wanted and self.nodes:
                 node = self._least_worth()
                 freed += self.costs.state_bytes()
+                # Its state goes, and its keys stay with the child, which needs them.
                 if node.children:
                     if self.on_merged is not None:
                         self.on_merged(node)
@@ -340,6 +347,7 @@ class Tree:
         """The candidate with the lowest score, the first of equals (`evict_v2`)."""
         count = len(self._candidates)
         worths, scores = self._worths[:count], self._used[:count]  # in order of the last access
+        # At weight 0 recency alone decides.
         if self.weight:
             scores = self.weight * normalised(worths) + normalised(1 / (self.time - scores))
         equal = [self._candidates[at] for at in np.flatnonzero(scores == scores.min())]
@@ -349,6 +357,7 @@ class Tree:
         """Note a node that may be evicted, as it is now."""
         if self.policy == "lru" or node is self.root:
             return
+        # A fork is never evicted: its state serves several sequences.
         if len(node.children) > 1:
             self._leave_out(node)
             return
@@ -379,10 +388,7 @@ class Tree:
             stack.extend(reversed(node.children.values()))
 
     def worth(self, whole: int, own: int) -> float:
-        """FLOPs that a node of `own` tokens saves beyond its parent, per byte of its prefix.
-
-        Trap: the artifact subtracts the attention FLOPs of the parent's tokens from the MLP FLOPs.
-        """
+        """FLOPs that a node of `own` tokens saves beyond its parent, per byte of its prefix."""
         known = self._worth.get((whole, own))
         if known is None:
             known = self._worth[whole, own] = self._saved_per_byte(whole, whole - own)
@@ -391,6 +397,7 @@ class Tree:
     def _saved_per_byte(self, whole: int, above: int) -> float:
         costs = self.costs
         saved = costs.recurrent(whole - above) + costs.attention(whole) - costs.attention(above)
+        # Trap: the artifact subtracts attention's FLOPs of the parent's tokens instead.
         less = costs.mlp(above)
         if self.rules.mlp_less_attention:
             layers = self.options.num_attn_layers or 1
@@ -421,6 +428,7 @@ def tuned(options: MarconiOptions, rules: Rules, requests: list[tuple[Tokens, To
         recent = tree.hits[-LAST:]
         saved = tree.costs.recurrent(sum(hit for _, hit in recent))
         saved += sum(tree.costs.attention(hit) + tree.costs.mlp(hit) for _, hit in recent)
+        # Of equal weights the smallest.
         if saved > most:
             best, most = weight, saved
     return best

@@ -30,10 +30,12 @@ class Allocation:
         """Follows `evict_from_tree_cache`."""
         pool, whole = self.pool, self.rules.scheduler.evicts == "whole-demand"
         if isinstance(pool, WindowPool):
+            # Each pool by its own shortage: evicting for one may leave the other as it is.
             full = max(0, count - pool.available)
             windows = max(0, count - pool.windows.available)
             if full or windows:
                 self.tree.evict(tokens=full, window=windows)
+        # 0.5.9 evicts as many as are wanted, although some are free.
         elif pool.available < count:
             self.tree.evict(tokens=count if whole else count - pool.available)
 
@@ -46,6 +48,7 @@ class Allocation:
     def can_decode(self, reqs: Sequence[Req]) -> bool:
         """True if there is room for one more token of each request. Follows `check_decode_mem`."""
         page = self.pool.page
+        # Only a request at a page's end takes a new page.
         needed = sum(1 for req in reqs if req.committed % page == 0) * page
         if self.drafts is not None:
             kept = self.rules.scheduler.keeps_reserve
@@ -74,6 +77,7 @@ class Allocation:
             where = "alloc_for_extend"
             raise UpstreamAbort(where, "RuntimeError: Prefill out of memory")
         for req in reqs:
+            # Counted when its slots are taken, before the chunk is computed.
             req.committed = req.allocated = req.fill
             sessions.take(req)
 
@@ -86,6 +90,7 @@ class Allocation:
             self.make_room(total)
             slots = self.pool.alloc(total)
         else:
+            # Upstream's bound: each request may begin one more page than its tokens fill.
             most = total + len(spans) * page
             self.make_room(most)
             counted = self.rules.scheduler.window_pages_are_counted
@@ -136,6 +141,7 @@ class Allocation:
         """Free the slots beyond those that a request owns. Follows
         `_release_overallocated_kv_indices`.
         """
+        # The last page is shared with committed tokens.
         start = -(-start // self.pool.page) * self.pool.page
         if start < req.allocated:
             self.pool.free(req.row[start : req.allocated].copy())
@@ -165,7 +171,9 @@ class Allocation:
         self.pool.begin_group()
         for req in reqs:
             length = req.num_tokens - 1
+            # 0.5.9: once for each window that is decoded, so up to two windows are held.
             if not steps:
+                # The first decode frees what the prefill left.
                 if req.decode_steps % window == 1:
                     # Follows `_evict_swa` of 0.5.9.
                     pool = self.pool
@@ -184,6 +192,7 @@ class Allocation:
         """Allocate a row for each request, and its states. Follows `alloc_req_slots`."""
         if self.tree.has_states:
             pool, per_request = self.tree.state_pool, self.rules.scheduler.states_per_request
+            # Trap: 0.5.9 makes room for three states, whatever the request holds already.
             if per_request:
                 needed = len(reqs) * per_request
             else:
@@ -209,6 +218,7 @@ class Allocation:
             req.state = pool.alloc()
             if req.state is None:
                 raise UpstreamAbort(where, "assert: Not enough space for mamba cache")
+        # Written in turn: one can be given to the tree while the other is written.
         if self.tree.shape.extra_buffer and req.tracks is None:
             count = self.track_slots
             if pool.available < count:

@@ -151,6 +151,7 @@ class HostTier:
 
     def left(self, node: Node, part: int) -> None:
         """Make the host's copy of a part evictable, after the device has evicted that part."""
+        # Only now: while the device holds the part too, the copy is not in the list.
         if self.has(node, part) and node not in self.lru(part):
             self.lru(part).insert(node)
 
@@ -184,6 +185,7 @@ class HostTier:
         held = HostHold(node)
         if node is self.tree.root:
             return held
+        # What a load reads must not be evicted from the host meanwhile.
         if node.host_full is not None or self.shape.writes_back:
             held.full = len(node)
             node.locks[HOST + FULL] += 1
@@ -222,6 +224,7 @@ class HostTier:
             self._release_part(node, STATE)
         for each in self._segment(node, held.window):
             self._release_part(each, PART)
+        # By tokens, not by nodes: the node may have been split since.
         for each in self._segment(node, held.full):
             each.locks[HOST + FULL] -= 1
             self.tree.update_leaf(each)
@@ -272,6 +275,8 @@ class HostTier:
             node = lru.oldest()
             while gone[part] < count and node is not None and node in lru:
                 following = lru.before(node)
+                # A leaf of the host goes with all its parts; a node with children keeps attention's
+                # slots.
                 if node in self.leaves:
                     self._drop_leaf(node, gone)
                 else:
@@ -287,6 +292,7 @@ class HostTier:
                     self.tree.update_leaf(node)
                 node = following
             return gone[part]
+        # What the device holds, too, goes first: nothing is lost by it.
         if self.shape.writes_back:
             self._reclaim_twice(count, gone)
         heap = [(self.tree.first(node), node) for node in self.leaves]
@@ -314,6 +320,7 @@ class HostTier:
         """
         at = node.parent
         while at is not None and at is not self.tree.root and not at.children:
+            # A copy or a load still needs it.
             if any(at.locks):
                 return
             if at.value is not None or at.host_full is not None:
@@ -332,6 +339,7 @@ class HostTier:
         Follows `_reclaim_full_host_duplicates`.
         """
         swept = []
+        # The device's leaves are the next to be evicted there: their copies are wanted soon.
         for spares_leaves in (True, False):
             for node in self.twice.values():
                 if gone[FULL] >= count:
@@ -357,6 +365,7 @@ class HostTier:
         found = [node]
         for each in node.path():
             if each is not node:
+                # Its ancestors have copies, too: a copy without its prefix could not be loaded.
                 if each.host_full is not None:
                     break
                 found.append(each)
@@ -364,6 +373,7 @@ class HostTier:
 
     def backup_if_used(self, node: Node) -> None:
         """Follows `_inc_hit_count_and_check`."""
+        # `write_through_selective` copies what was used twice.
         if node.host_full is None and node.hits >= self.shape.threshold:
             self.backup(self.chain(node))
 
@@ -372,6 +382,7 @@ class HostTier:
         `_should_backup_after_insert`.
         """
         back = self.shape.writes_back
+        # With `write_back` copies are made at eviction.
         if back and not self.tree.rules.tree.copies_late_windows:
             return
         if node.host_full is None or node.pending is not None:
@@ -408,8 +419,10 @@ class HostTier:
             state = node.state if node.host_state is None else None
             if not len(full) and not windows and state is None:
                 continue
+            # Its descendants would lack their prefix on the host.
             if not self._copy(node, (full, windows, state)):
                 return 0
+            # Until the copy is done its slots must not be given to another request (#39830).
             held = None if waits else self.tree.lock(node)
             covers = [*(each for each in windows if each is not node), node]
             for each in covers:
@@ -432,6 +445,7 @@ class HostTier:
             return False
         to_state = self.room(STATE, 1) if state is not None else NO_SLOTS
         to_window = self.room(PART, rows(windows)) if to_state is not None else None
+        # All or none: attention without its state or window is no place to resume from.
         if to_state is None or to_window is None:
             self.pools.full.free(to)
             if to_state is not None and self.pools.state is not None:
@@ -521,6 +535,7 @@ class HostTier:
                     self.window_lru.insert(new)
                     self.window_lru.insert(child)
         new.pending, new.loading = child.pending, child.loading
+        # The copy under way covers both halves.
         if child.pending is not None and child.pending in self.writing:
             covers = self.writing[child.pending].covers
             if child in covers:
@@ -529,9 +544,11 @@ class HostTier:
     def let_leaf_go(self, node: Node, gone: list[int]) -> None:
         """Evict a leaf from the device. Follows `evict_device_leaf` and its callers."""
         if node.host_full is None:
+            # Not copied, since it was not used often enough: it is lost.
             if not self.shape.writes_back:
                 self.tree.delete_leaf(node, gone)
                 return
+            # The host has no room, and what it holds below this node would have no prefix.
             if self.backup([node], waits=True) <= 0:
                 self._drop_subtree(node, gone)
                 return
@@ -539,10 +556,8 @@ class HostTier:
         self._demote(node, gone)
 
     def _demote(self, node: Node, gone: list[int]) -> None:
-        """Evict a leaf from the device; the host keeps its copy. Follows `_demote`.
-
-        Trap: a locked copy becomes most recently used now, not at its unlock.
-        """
+        """Evict a leaf from the device; the host keeps its copy. Follows `_demote`."""
+        # Trap: a locked copy becomes most recently used now, not at its unlock.
         for part in (PART, STATE, FULL):
             self.tree.drop(node, part, gone)
             if part != FULL:
@@ -580,6 +595,8 @@ class HostTier:
         """
         rules = self.tree.rules.tree
         copies = rules.copies_inner_states if part == STATE else rules.copies_inner_windows
+        # Trap: releases without #40680 and #29204 lose an inner node's state or window, although
+        # attention's slots are still there.
         if not copies or not self.shape.writes_back or node.host_full is not None:
             return
         if self.has(node, part) or node.value is None:
@@ -631,8 +648,10 @@ class HostTier:
         node, before = req.best, req.last_node
         if node is None or before is None:
             return 0
+        # As #31771 proposes: else the window slots of a whole long node are loaded.
         if self.tree.rules.tree.splits_long_windows:
             self._split_long_window(node, req)
+        # Both tiers: the room for the load is made by evicting, which must not take its own prefix.
         held, lock = self.hold(node), self.tree.lock(node)
         came = self._load_back(node, req)
         self.tree.unlock(node, lock)
@@ -663,6 +682,7 @@ class HostTier:
         """Follows `load_back`."""
         tree, held = self.tree, self.hold(node)
         lock = tree.lock(node)
+        # The request runs on a state of its own, and the tree gets the loaded one.
         own = None
         if req.state is None and node.state is None and node.host_state is not None:
             own = req.state = tree.state_or_room("MambaComponent.prepare_load_back")
@@ -697,8 +717,10 @@ class HostTier:
         windows.reverse()
         state = node.state is None and node.host_state is not None
         needed = (*full, *windows, *([node] if state else ()))
+        # Another request loads it: this one gets what the device has.
         if any(each.loading not in {None, node.id} for each in needed):
             return None
+        # Too few for a load: they are computed again.
         if rows(full) < LEAST_LOADED and not windows and not state:
             return None
         return full, windows, state

@@ -117,6 +117,7 @@ class TokenPool:
         found, at = [], 0
         for (before, after, last), count in zip(spans, needed, strict=True):
             rest = min(after, -(-before // page) * page) - before
+            # First the rest of the last page: it belongs to this request alone.
             if rest:
                 found.append(np.arange(last + 1, last + 1 + rest, dtype=np.int64))
             if count:
@@ -129,11 +130,13 @@ class TokenPool:
         """Free slots; inside a group, all at its end."""
         if not len(slots):
             return
+        # Pages are freed once, at the group's end, even if several requests had slots of one.
         if self._group is not None:
             self._group.append(slots)
         elif self.page == 1:
             self.free_pages.put(slots)
         else:
+            # Trap: with pages larger than one slot freed ones are the next to be taken.
             self.free_pages.put_first(np.unique(slots // self.page))
 
     def begin_group(self) -> None:
@@ -195,6 +198,7 @@ class WindowPool(TokenPool):
             starts = np.unique(slots // self.page) * self.page
             slots = (starts[:, None] + np.arange(self.page)).ravel()
         windows = self.mapping[slots]
+        # Entries of 0 are free already.
         self.windows.free(windows[windows > 0])
         self.mapping[slots] = 0
 
@@ -230,6 +234,7 @@ class StatePool:
 
     def alloc(self) -> int | None:
         """Allocate the slot that has been free for longest."""
+        # Reserved for the waiting requests, so that none of them evicts another's state.
         if self._group:
             return self._group.pop(0)
         if not self.free_slots.count:
@@ -292,6 +297,7 @@ def hashes_of(numbers: Integers, prior: bytes | None, page: int, *, bigrams: boo
     """
     plain = np.asarray(numbers, np.int64)
     if bigrams:
+        # Of a pair both tokens count.
         plain = np.stack((plain >> 32, plain & 0xFFFFFFFF), axis=1).ravel()
     data, width = plain.astype("<u4").tobytes(), page * (8 if bigrams else 4)
     found: list[bytes] = []

@@ -32,6 +32,8 @@ class RadixCache(Tree):
                 break
             child.last_access = now
             length = matching(child, key, page)
+            # The match ends inside this node: it is divided at once, so that a lock covers only
+            # what is used.
             if length < len(child):
                 node = self._split(child, length, extra)
                 found.append(node.slots)
@@ -70,6 +72,7 @@ class RadixCache(Tree):
             if length < len(node):
                 node = self._split(node, length, extra)
             node.priority = max(node.priority, priority)
+        # Duplicates are the caller's to free: the tree keeps the slots that it had.
         if len(key):
             new = self._hang(node, key, slots, extra)
             new.priority = priority
@@ -81,6 +84,7 @@ class RadixCache(Tree):
 
     def _update_leaf(self, node: Node) -> None:
         """Update the set of evictable leaves. Follows `_update_leaf_status`."""
+        # Only leaves go, or a prefix would have a gap.
         if node is self.root or node.locks[FULL] or node.children:
             self.leaves.discard(node)
         else:
@@ -115,6 +119,7 @@ class RadixCache(Tree):
             self.lost("node", node)
             if parent is not None:
                 self._update_leaf(parent)
+                # With its last child gone the parent is a leaf.
                 if not parent.children and not parent.locks[FULL]:
                     heapq.heappush(heap, (self.first(parent), parent))
 
@@ -124,6 +129,7 @@ class RadixCache(Tree):
         key = self.key_of(req.tokens[:fill])
         self.by_request = req.id
         known = self.insert(key, req.row[: len(key)].copy(), req.extra_key, req.priority)
+        # The request's own slots of tokens that the tree had already.
         self.pool.free(req.row[req.protected : known].copy())
         match = self.match(key, req.extra_key)
         slots = match.slots
@@ -131,6 +137,7 @@ class RadixCache(Tree):
         req.protected = len(slots)
         if req.last_node is not None:
             self.unlock(req.last_node)
+        # Deeper than before: the chunk's tokens are the tree's now, and must not be evicted.
         self.lock(match.node)
         req.prefix = fill
         req.last_node = match.node
@@ -138,6 +145,7 @@ class RadixCache(Tree):
     def cache_finished(self, req: Req, *, insert: bool = True) -> None:
         """Follows `cache_finished_req`."""
         committed = req.committed
+        # Trap (#16521): the reply's slots are freed, so the next turn computes the reply again.
         end = req.num_prompt if self.rules.tree.inserts_prompt_only else committed
         key = self.key_of(req.tokens[: min(end, committed)])
         count = len(key)
@@ -146,6 +154,7 @@ class RadixCache(Tree):
             self.by_request = req.id
             known = self.insert(key, req.row[:count].copy(), req.extra_key, req.priority)
         self.pool.free(req.row[req.protected : known].copy())
+        # The rest of a page has no key.
         self.pool.free(req.row[count:committed].copy())
         if req.last_node is not None:
             self.unlock(req.last_node)
@@ -179,12 +188,14 @@ class SWARadixCache(Tree):
             return Match(joined([]), self.root)
         page, window, node = self.shape.page, self.shape.window, self.root
         found: list[Integers] = []
+        # Infinite at the root: a prefix shorter than the window is a whole one.
         alive: float = inf
         best, usable = node, 0
         while len(key):
             child = node.children.get(self.child_key(key, extra))
             if child is None:
                 break
+            # The hole begins here: the last place to resume from is the end of the node before.
             if not child.window:
                 if alive >= window:
                     best, usable = node, len(found)
@@ -209,6 +220,7 @@ class SWARadixCache(Tree):
         new = self._halves(child, length, extra)
         new.window = child.window
         new.locks[FULL], new.locks[PART] = child.locks[FULL], child.locks[PART]
+        # The mark says where a lock's window ends upwards: the upper half has that end.
         new.window_mark, child.window_mark = child.window_mark, 0
         child.last_access = self.clock.tick()
         self.full_lru.remove(child)
@@ -244,6 +256,7 @@ class SWARadixCache(Tree):
             length = matching(node, key, page)
             if length < len(node):
                 node = self._split(node, length, extra)
+            # Below `own` the slots are the tree's already.
             if own < total + length:
                 self._overlap(node, slots[:length], gone - total, extra)
             total += length
@@ -251,6 +264,7 @@ class SWARadixCache(Tree):
         self.kept(total + len(key), len(key))
         if len(key):
             dead = gone - total
+            # A node's window is alive or gone as a whole, so the dead part is a node of its own.
             if 0 < dead < len(key):
                 node = self._add(node, key[:dead], slots[:dead], extra, alive=False)
                 key, slots = key[dead:], slots[dead:]
@@ -263,6 +277,7 @@ class SWARadixCache(Tree):
         node     [ tombstone ............ )
         slots    [ gone ... | alive ..... )     the alive ones replace the tree's
         """
+        # Nothing to revive, or nothing to revive it with.
         if node.window or gone >= len(slots):
             self.pool.free(slots)
             return
@@ -296,6 +311,7 @@ class SWARadixCache(Tree):
             if not each.locks[FULL]:
                 self.evictable[FULL] -= len(each)
             each.locks[FULL] += 1
+            # The window lock ends where the window does: older windows may be evicted meanwhile.
             if covered < self.shape.window:
                 if not each.locks[PART]:
                     self.evictable[PART] -= len(each)
@@ -328,6 +344,7 @@ class SWARadixCache(Tree):
         if tokens > 0:
             node = self.full_lru.oldest(leaves=True)
             while evicted < tokens and node is not None and node in self.full_lru:
+                # A leaf that goes for attention's sake frees its window slots as well.
                 windows += len(node)
                 following = self.full_lru.before(node, leaves=True)
                 freed, last = self._evict_leaf(node)
@@ -340,6 +357,7 @@ class SWARadixCache(Tree):
             while windows < window and node is not None and node in self.window_lru:
                 windows += len(node)
                 following = self.window_lru.before(node)
+                # An inner node keeps attention's slots, which the nodes below need: a tombstone.
                 if node.children:
                     self.windows.free_window(node.slots)
                     self.window_lru.remove(node)
@@ -364,6 +382,7 @@ class SWARadixCache(Tree):
     # -- requests ----------------------------------------------------------------------------------
 
     def _own(self, req: Req) -> int:
+        # N tokens have N - 1 pairs: the last slot is not the tree's.
         if self.shape.bigrams and req.prefix > req.protected:
             return req.prefix - 1
         return req.prefix
@@ -392,6 +411,7 @@ class SWARadixCache(Tree):
         if insert:
             self.by_request = req.id
             slots = req.row[:count].copy()
+            # Trap (#31486): at 0 freed window slots count as alive, and are freed twice.
             gone = 0 if self.rules.tree.inserts_gone_windows else req.window_evicted
             self.insert(key, slots, req.extra_key, own, gone)
         else:
@@ -439,9 +459,12 @@ class MambaRadixCache(Tree):
             child = node.children.get(self.child_key(key, extra))
             if child is None:
                 break
+            # Checked before each step down, so the deepest state on the path counts.
             if node.state is not None:
                 best, usable = node, len(found)
             length = matching(child, key, page)
+            # Trap: the limit of a prompt's length minus one divides the very node that has the
+            # state, so with `no_buffer` a repeated prompt reuses nothing.
             if length < len(child):
                 node = self._split(child, length, extra)
                 found.append(node.slots)
@@ -451,10 +474,12 @@ class MambaRadixCache(Tree):
         if node.state is not None:
             best, usable = node, len(found)
         self.full_lru.use_path(best.path())
+        # Trap: all states on the path count as used, not only the one that is (#31643).
         self.state_lru.use_path(best.path())
         self._used_path(best)
         attention = sum(map(len, found))
         branch = None
+        # Attention goes further than the state: this prefill should leave one there.
         if len(found) > usable:
             branch = attention // self.shape.grid * self.shape.grid or None
         return Match(joined(found[:usable]), best, attention, branch)
@@ -479,11 +504,13 @@ class MambaRadixCache(Tree):
             return
         if req.state is None:
             slot = self.state_pool.alloc()
+            # Locked, or the eviction for its copy could take the very state that is to be copied.
             if slot is None:
                 self.lock(node)
                 slot = self.state_or_room("MambaRadixCache.match_prefix")
                 self.unlock(node)
             req.state = slot
+        # A copy, since the first token would overwrite the tree's state.
         self.state_pool.copy(node.state, req.state)
         if self.rules.runner.shares_states:
             req.state_source = node.state
@@ -524,6 +551,7 @@ class MambaRadixCache(Tree):
             self.kept_state(node)
             return total, False
         self.kept(total, 0)
+        # The path was there, its state was evicted or never saved.
         if node.state is None:
             node.state = state
             self.full_lru.use(node)
@@ -577,6 +605,8 @@ class MambaRadixCache(Tree):
         if states > 0:
             evicted, node = 0, self.state_lru.oldest()
             while evicted < states and node is not None and node in self.state_lru:
+                # A tombstone: attention's slots stay for the nodes below, and still say where
+                # prompts diverge.
                 if node.children:
                     following = self.state_lru.before(node)
                     self.state_lru.remove(node)
@@ -615,13 +645,16 @@ class MambaRadixCache(Tree):
         """
         fill = req.fill
         count = req.tracked if self.shape.extra_buffer else fill
+        # No grid position was passed: nothing is inserted, and the slots stay the request's own.
         if count is None or req.state is None:
             req.prefix = fill
             return
         key = self._whole_pages(req, count, "MambaRadixCache.cache_unfinished_req")
         source = req.state
         if self.shape.extra_buffer and req.tracks is not None:
+            # The slot that was tracked in last; the other one is being written to.
             source = req.tracks[req.other_track]
+        # The request continues on its own state, so the tree gets a copy.
         forked = self.state_or_room("MambaRadixCache.cache_unfinished_req")
         self.state_pool.copy(source, forked)
         self.by_request = req.id
@@ -649,6 +682,7 @@ class MambaRadixCache(Tree):
             count = (req.tracked or 0) if self.shape.extra_buffer else committed
             if self.rules.tree.key_without_reply:
                 count = len(self.key_of(req.tokens[: min(count, req.num_prompt)]))
+            # Slots after the tracked state are freed: attention without a state is of no use.
             if count != committed:
                 self.pool.free(req.row[max(count, req.protected) : committed].copy())
             state = req.state
@@ -661,6 +695,7 @@ class MambaRadixCache(Tree):
             self.pool.free(req.row[req.protected : known].copy())
         else:
             self.pool.free(req.row[req.protected : committed].copy())
+        # The node has a state already, so none is donated.
         if there:
             keep = None
         if self.shape.extra_buffer or there:

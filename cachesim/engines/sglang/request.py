@@ -133,6 +133,7 @@ class Req:
         made.num_tokens = len(prompt)
         made.routing_key = routing_key
         made.lora_id, made.strengths = lora_id, strengths
+        # An adapter's keys and values are its own, so its name is part of the tree's key.
         if lora_id:
             made.extra_key = f"{extra_key or ''}{lora_id}"
         if images:
@@ -152,6 +153,7 @@ class Req:
 
     def read(self, start: int, end: int) -> Integers:
         """The tokens that the network computes; the model replaces an image's by its embeddings."""
+        # An image's ids are only for the tree: the network gets its embeddings.
         if self.contents is None or start >= self.num_prompt:
             return self.tokens[start:end]
         return np.concatenate((self.contents[start:end], self.tokens[self.num_prompt : end]))
@@ -371,23 +373,26 @@ def plan_track(req: Req, grid: int) -> None:
 
     Follows `_mamba_radix_cache_v2_req_prepare_for_extend`.
     """
+    # No grid position in this chunk, so no state of it enters the tree.
     if req.extend < grid:
         return
     at = req.prefix + req.extend // grid * grid
+    # The slots take turns: the state of the last chunk stays readable.
     req.kept_track = req.next_track
     req.next_track = req.other_track
     branch = req.branch
     reached = branch is not None and req.prefix < branch < end_of_tracking(req, at)
+    # A state where attention already matched serves the next prompt with this prefix, instead of
+    # this prompt's own end: a repeated prompt hits less.
     if branch is not None and reached and (branch - req.prefix) % grid == 0:
         at = branch
     req.tracked = req.track_at = at
 
 
 def end_of_tracking(req: Req, at: int) -> int:
-    """The limit of a branching point: the chunk's end, or one beyond a forced position.
-
-    Trap: where pages are larger than the kernel's chunk, the position is forced and the end moves.
-    """
+    """The limit of a branching point: the chunk's end, or one beyond a forced position."""
+    # Trap: where pages are larger than the kernel's chunk, the position is forced and the end
+    # moves.
     fine = req.prefix + req.extend // 64 * 64
     return at + 1 if fine != at else req.fill
 

@@ -52,6 +52,7 @@ class Contents:
 
     def cells(self, place: Place, slots: Integers) -> Integers:
         """The cells of attention's slots in the layers of a place."""
+        # A window layer has fewer slots: the map leads from attention's slot to its own.
         if self.windows is not None and place == "window":
             return self.windows.mapping[slots]
         return slots
@@ -193,6 +194,7 @@ class ChunkStore:
         """
         shape = self.contents.shapes[layer]
         found = np.zeros((1, shape.row), shape.dtype)
+        # At position 0 only gated delta nets read their slot; others know that there is no state.
         if self.initial is None or not (self._start or self.contents.has_delta):
             return found
         taps = 0 if self._start else shape.conv
@@ -231,6 +233,8 @@ class Runner:
         """Copy the contents wherever a pool copies a slot."""
         if states is not None:
             states.on_copy = self._copy
+            # 0.5.9 clears a slot when it is taken, not when it is read: a state copied into it in
+            # between stays, and a first chunk starts from it.
             if self.rules.first_chunk_reads_slot:
                 states.on_alloc = self.contents.clear_state
 
@@ -239,6 +243,7 @@ class Runner:
         self.late_now = begins and self.rules.snapshot_after_next_chunk
 
     def _copy(self, source: int, target: int) -> None:
+        # Trap (#24221): the snapshot races with the next chunk, whose state is then stored.
         if self.late_now:
             self.pending.append((source, target))
         else:
@@ -248,6 +253,7 @@ class Runner:
 
     def to_host(self, part: int, at: Integers, to: Integers) -> None:
         """Copy slots of the device to the host; with the defect, only when they are read."""
+        # Trap (#39830): by the time of the copy the slots can hold another request's tokens.
         if self.rules.host_copy_late:
             self.unmade.append((part, at.copy(), to.copy()))
         else:
@@ -309,6 +315,7 @@ class Runner:
             req.tokens[req.sampled : req.sampled + len(run)] = run
             req.sampled += len(run)
             tokens.append(run)
+        # Trap (#31833): the place among the batch's states is counted from the first request.
         if batch.extend and self.rules.offset_of_first:
             for req in batch.reqs:
                 if req.track_at is None or req.tracks is None or req.kept_track is None:
@@ -334,6 +341,8 @@ class Runner:
         start, end = req.prefix, req.fill
         slot = self._state_of(req)
         blank = start == 0 and not self.rules.first_chunk_reads_slot
+        # Trap (#29330): loading is tied to tracking, so a short chunk ignores the state of its
+        # prefix.
         if self.rules.load_needs_tracking and req.tracks is not None and req.extend < self.grid:
             blank = True
         initial = None if blank else slot
@@ -353,6 +362,7 @@ class Runner:
         """The slot that a request runs on, with the state of its prefix in it."""
         source, req.state_source = req.state_source, None
         if source is not None and req.state is not None and req.prefix:
+            # A copy otherwise: the first token overwrites the slot that it runs on.
             if self.rules.shares_states:
                 return source
             self.contents.copy_state(source, req.state)
@@ -386,6 +396,7 @@ class Runner:
             more = len(run)
             logits = self._decode(req, more)[-1] if self.computes else self._word(req, more)
             run.append(judge(req, logits, more))
+            # A refused draft ends the run; the token sampled in its place counts.
             if run[-1] != draft:
                 break
             req.tokens[req.sampled + more] = draft
@@ -396,6 +407,7 @@ class Runner:
         at = req.sampled + more - req.skipped
         logits = self._piece(req, at - 1, at, req.state, req.state, wanted=True)
         due = bool(req.track_every) and at % req.track_every == 0
+        # Decoding leaves a state at each multiple of the interval, not at each token.
         if due and req.tracks is not None and req.state is not None:
             self.contents.copy_state(req.state, req.tracks[req.next_track])
         return logits

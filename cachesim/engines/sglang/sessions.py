@@ -81,13 +81,11 @@ class SessionReqNode:
         self.children = []
 
     def clear(self, nodes: dict[str, "SessionReqNode"]) -> None:
-        """End this request and those that continue it, and forget them.
-
-        Trap: two of one name are one entry; to forget the second ends the server.
-        """
+        """End this request and those that continue it, and forget them."""
         for child in self.children:
             child.clear(nodes)
         self.abort()
+        # Trap: two of one name are one entry, and forgetting the second ends the server.
         if self.name not in nodes:
             where = "SessionReqNode.clear"
             raise UpstreamAbort(where, f"KeyError: {self.name!r}")
@@ -110,14 +108,12 @@ class Session:
     def prompt(self, params: SessionParams, tokens: Integers) -> Integers | None:
         """The prompt of a request of these tokens; None where it is refused. Follows
         `create_req`.
-
-        Trap: to replace all of a session ends the server, which empties the dictionary that it
-        iterates over.
         """
         if self.closes:
             return None
         if self.stream is not None:
             return _next_turn(self.stream, params, tokens)
+        # Trap: upstream empties the dictionary that it iterates over.
         if params.replace and not params.rid and self.nodes:
             where = "Session.create_req"
             raise UpstreamAbort(where, "RuntimeError: dictionary changed size during iteration")
@@ -129,6 +125,7 @@ class Session:
         if params.replace:
             last.abort()
             last.clear_children(self.nodes)
+        # The tokens of its reply are not known yet.
         elif not (last.req.finished and not last.req.dropped):
             return None
         end = last.req.num_prompt if params.drop_previous_output else last.req.num_tokens
@@ -221,6 +218,7 @@ def match(tree: Tree, req: Req, length: int) -> Match | None:
     stream = req.stream
     if stream is None or stream.holder is None:
         return None
+    # Trap: a refused request marks the session as idle, though another turn may run.
     if req.to_finish:
         stream.inflight = req.in_session = False
         req.stream = None
@@ -229,10 +227,12 @@ def match(tree: Tree, req: Req, length: int) -> Match | None:
         _move_record(stream.holder, req)
         stream.holder = req
     prefix = min(req.committed, length)
+    # The tree's part is locked: a turn can only add to it.
     if prefix < req.protected:
         where = "StreamingSession.try_match_prefix"
         raise UpstreamAbort(where, "assert: streaming session prefix shrank")
     page = tree.shape.page
+    # The window of the cut page is gone, so the page is computed again.
     if page > 1 and req.window_evicted > prefix:
         prefix = prefix // page * page
     _cut(tree, req, prefix)
@@ -249,14 +249,12 @@ def _cut(tree: Tree, req: Req, length: int) -> None:
 
 
 def take(req: Req) -> None:
-    """Give a first turn's record and lock to its session. Follows `take`.
-
-    Trap: a refused request takes them too where the session has none, which ends the server if
-    the first turn is in the same batch.
-    """
+    """Give a first turn's record and lock to its session. Follows `take`."""
     stream = req.stream
     if stream is None or stream.holder is req:
         return
+    # Trap: a refused request takes the record too where there is none, which ends the server if the
+    # first turn is in the same batch.
     if stream.holder is not None:
         where = "StreamingSession.take"
         raise UpstreamAbort(where, "assert: the session already has a slot")
@@ -274,6 +272,7 @@ def checkpoint(tree: Tree, req: Req) -> None:
     stream = borrowed(req)
     if stream is None:
         tree.cache_unfinished(req)
+    # Only the first prompt enters the tree; later turns stay in the record.
     elif stream.publishes:
         req.last_node, req.lock = stream.node, stream.lock
         tree.cache_unfinished(req)
@@ -296,10 +295,12 @@ def keep_turn(tree: Tree, req: Req, *, aborted: bool) -> bool:
     if stream.holder is not req:
         where = "StreamingSession.try_cache_finished_req"
         raise UpstreamAbort(where, "assert: a streaming request does not run on its slot")
+    # An aborted turn gives the record away: the next one is matched in the tree.
     if aborted:
         stream.holder, stream.inflight = None, False
         req.last_node, req.lock = stream.node, stream.lock
         return False
+    # A run may have gone beyond the last token.
     if req.finished_len is not None:
         req.num_tokens = req.num_prompt + req.finished_len
     target, page = req.num_tokens, tree.shape.page

@@ -198,6 +198,7 @@ class Tree(OneTier, ABC):
 
     def _used_path(self, node: Node) -> None:
         now = self.clock.tick()
+        # A parent counts as older than its child, so that equals have an order.
         for each in (*node.path(), self.root):
             each.last_access = now
             now -= 1e-5
@@ -210,6 +211,7 @@ class Tree(OneTier, ABC):
     def child_key(self, key: Integers, extra: Hashable) -> Hashable:
         """The key of a child: its first page, and the request's extra key."""
         page = self.shape.page
+        # By the first page, since a match shorter than a page is none.
         plain = int(key[0]) if page == 1 else key[:page].tobytes()
         return plain if extra is None else (extra, plain)
 
@@ -288,6 +290,7 @@ class Tree(OneTier, ABC):
             and parent is not self.root
             and is_tombstone(parent)
             and not parent.children
+            # A running request still reads it.
             and not parent.locks[FULL]
         ):
             self.pool.free(parent.slots)
@@ -356,6 +359,7 @@ class Tree(OneTier, ABC):
         """Evict slots, and emit an event on each evicted part."""
         self._evicting += 1
         after = None
+        # An eviction may begin another: only the first is reported.
         if self.on_evict is not None and self._evicting == 1:
             after = self.on_evict((tokens, window, states))
         try:

@@ -130,6 +130,7 @@ class BlockLedger:
 
     def acquire(self, block: int) -> None:
         """Add a reference."""
+        # Nobody else has it: it leaves the evictable blocks, and is counted from two references on.
         if block in self.cached:
             del self.cached[block]
         else:
@@ -143,6 +144,7 @@ class BlockLedger:
         if left > 0:
             return False
         if block in self.block_to_hash:
+            # It keeps its hash, so a later prompt can still match it.
             if not no_cache:
                 self.cached[block] = None
                 return False
@@ -201,12 +203,14 @@ class CacheAllocator:
     def needs_new_blocks(self, request: int, past: int, query: int) -> int:
         """Blocks that a request lacks; a window's ring needs none beyond its size."""
         total = past + query
+        # A window's ring is written over, so it never grows beyond the window.
         if self.window:
             total = min(total, self.window)
         return max(0, -(-total // self.page) - len(self.tables.get(request, ())))
 
     def needs_new_sectors(self, request: int, past: int, query: int) -> int:
         """Sectors that a request lacks."""
+        # Blocks of sectors that the allocator has already are used first.
         missing = self.needs_new_blocks(request, past, query) - self.num_free
         return max(0, -(-missing // self.blocks_per_sector))
 
@@ -241,6 +245,7 @@ class CacheAllocator:
         """The hashes of the whole pages that a prompt may match."""
         found: list[int] = []
         number = None
+        # Below the last token, which is computed in any case.
         for start in range(0, (len(prompt) - 1) // self.page * self.page, self.page):
             number = compute_block_hash(number, prompt[start : start + self.page])
             found.append(number)
@@ -266,6 +271,7 @@ class CacheAllocator:
             number = self.ledger.block_to_hash.get(block)
             if number is None:
                 own = tokens[at * self.page : (at + 1) * self.page]
+                # Only what the last batch filled: later blocks are not written yet.
                 if not count or len(own) < self.page:
                     break
                 number = compute_block_hash(parent, own)
@@ -277,6 +283,8 @@ class CacheAllocator:
                     hashed.append(block)
                     ends.append(end)
                 else:
+                    # Two requests computed the same tokens: one block stays, unlike in vLLM, which
+                    # keeps both.
                     self.ledger.acquire(other)
                     table[at] = other
                     if self.ledger.release(block):
@@ -343,6 +351,7 @@ class PagedAttentionCache:
             )
             for index, kind in enumerate(kinds)
         }
+        # One ring among the allocators turns matches off: what left a window cannot be shared.
         self.use_prefix_sharing = all(each.use_block_sharing for each in self.allocators.values())
         self.read_cache_limit = geometry.window if list(kinds) == [WINDOW] else None
         self.max_tokens_read = max(
@@ -356,6 +365,7 @@ class PagedAttentionCache:
         """
         past, each_one = state.position_offset, self.allocators.values()
         needed = [each.needs_new_sectors(state.id, past, query) for each in each_one]
+        # Counted over all allocators first, so that a refused request takes nothing.
         if len(self.pool.free_sectors) < sum(needed):
             return False
         for each, count in zip(each_one, needed, strict=True):
@@ -409,10 +419,8 @@ class PagedAttentionCache:
         return (state.position_offset % full.page + query) // full.page
 
     def mark_complete_blocks(self, state: RequestState, count: int) -> None:
-        """Register the blocks that a batch filled.
-
-        Trap: a request that is finished registers none, so its last batch leaves no hash.
-        """
+        """Register the blocks that a batch filled."""
+        # Trap: the last batch of a finished request leaves no hash.
         if count and state.status != Status.FINISHED:
             self.register(state, count)
 

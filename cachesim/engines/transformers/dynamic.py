@@ -58,6 +58,7 @@ class Keys:
         if count > 0:
             if not self.rules.crops_to_length:
                 raise ValueError("a positive number of tokens")
+            # The older meaning: the length that remains; a negative number is what is removed.
             count = max(self.length - count, 0)
         if count and (self.rows is not None or not self.rules.crops_unused):
             self.rows = [row[: -abs(count)] for row in held(self.rows)]
@@ -101,17 +102,17 @@ class WindowKeys(Keys):
     def feed(self, new: Rows) -> Rows:
         self.count += len(new[0])
         whole = joined(self.rows, new)
+        # One token less than the window: the next token is the last of it.
         if not self.recording:
             self.rows = [row[1 - self.window :] for row in whole]
             return whole
+        # Recording keeps what left the window, so that a crop can bring it back.
         self.rows = whole
         return [row[-(self.window - 1 + len(new[0])) :] for row in whole]
 
     def crop(self, count: int) -> None:
-        """Follows `DynamicSlidingWindowLayer.crop`.
-
-        Trap: the slice may be shorter than the window, `get_seq_length` counts as if it were whole.
-        """
+        """Follows `DynamicSlidingWindowLayer.crop`."""
+        # Nothing has left yet, so it is cropped as full attention is.
         if self.count < self.window:
             super().crop(count)
             if self.rows is None:
@@ -120,6 +121,7 @@ class WindowKeys(Keys):
             return
         if not self.recording or count > 0:
             raise RuntimeError("not recorded, or a positive number of tokens")
+        # Trap: the slice may be shorter than the window, and is counted as if it were whole.
         first, last = 1 - self.window + count, count or None
         self.rows = [row[first:last] for row in held(self.rows)]
         self.count += count
@@ -193,6 +195,7 @@ class States(Keys):
             whole = joined(self.rows, new)
         else:
             self.used = True
+            # Before the first token a convolution sees zeros.
             missing = 0 if self.recording else max(size - len(new[0]), 0)
             whole = [[0] * missing + row for row in new]
         self.rows = whole if self.recording else copied(self.rows, [row[-size:] for row in whole])
@@ -205,12 +208,11 @@ class States(Keys):
         return whole
 
     def crop(self, count: int) -> None:
-        """Follows `LinearAttentionCacheLayerMixin.crop`.
-
-        Trap: the state keeps the removed tokens; only `is_croppable` shows it.
-        """
+        """Follows `LinearAttentionCacheLayerMixin.crop`."""
         if not self.recording or count > 0:
             raise RuntimeError("not recorded, or a positive number of tokens")
+        # Trap: only the inputs are cut; the state keeps the removed tokens (`is_croppable` says
+        # so).
         first, last = count - self.kernel, count or None
         self.rows = [row[first:last] for row in held(self.rows)]
 

@@ -47,12 +47,11 @@ class Scheduler:
         self.active.pop(request, None)
 
     def cancel(self, request: int) -> None:
-        """Forget a request, and release its blocks. Follows `clear_cancelled_requests`.
-
-        Trap: `block_new` stays set if the last active request is cancelled: nothing runs any more.
-        """
+        """Forget a request, and release its blocks. Follows `clear_cancelled_requests`."""
         self.active.pop(request, None)
         self.waiting.pop(request, None)
+        # Trap: `block_new` stays set if the last active request is cancelled, so nothing runs any
+        # more.
         if request in self.order:
             self.order.remove(request)
         self.cache.free_blocks(request)
@@ -65,6 +64,7 @@ class Scheduler:
         others = [each for each in self.active.values() if each.status == Status.PREFILLING]
         first, second = (others, decoding) if self.prefill_first else (decoding, others)
         candidates = first + second
+        # After a request was set back no other one begins, or it would take the room again.
         if not self.block_new:
             candidates += [self.waiting[each] for each in self.order]
         left: set[int] = set()
@@ -82,6 +82,8 @@ class Scheduler:
         request_budget = self.most_requests
         in_margin = self._try_to_meet_safety_margin()
         for state in candidates:
+            # With little memory one prefill a batch, and only as its first request; decoding ones
+            # continue.
             if not in_margin and scheduled and state.status != Status.DECODING:
                 break
             tokens = self._infer_request_tokens(state, left)
@@ -89,10 +91,12 @@ class Scheduler:
             read = state.position_offset
             if self.cache.read_cache_limit is not None:
                 read = min(read, self.cache.read_cache_limit)
+            # Passed over: a later request with a shorter prefix may still fit.
             if cache_budget < read:
                 continue
             if not self.cache.can_store_request_tokens(state, query):
                 failed = True
+                # Active and without room: it may be set back, newest first.
                 if state.id in self.active:
                     self.starved.append((state, query))
                 continue
@@ -120,6 +124,7 @@ class Scheduler:
         cache = self.cache
         cache.pool.try_to_free_sectors()
         enough = cache.compute_free_capacity() >= self.margin
+        # All hashed blocks without a reference at once: there is no order of last use.
         if not enough and cache.evict_cached_blocks():
             cache.pool.try_to_free_sectors()
             enough = cache.compute_free_capacity() >= self.margin
@@ -136,6 +141,8 @@ class Scheduler:
                 matched = self.cache.search_prefix_match(state.id, state.remaining)
             if self.on_lookup is not None:
                 self.on_lookup(state, matched)
+            # Trap: a match makes the request active before there is room for the rest of its
+            # prompt.
             if matched:
                 self.active[state.id] = state
                 self.waiting.pop(state.id, None)
@@ -153,6 +160,7 @@ class Scheduler:
             self.active[state.id] = state
             left.add(state.id)
         if len(tokens) <= token_budget:
+            # A decoding request already has its next token here.
             if state.status <= Status.PREFILLING:
                 state.to_process = state.remaining
                 state.remaining = []
