@@ -22,7 +22,7 @@ from typing import Final
 
 from cachesim.cli.main import main as cachesim
 from cachesim.engines import FAMILIES
-from cachesim.engines.family import Profile, family_of
+from cachesim.engines.family import BESIDE_ENGINE, Profile, family_of
 from cachesim.errors import CachesimError
 from cachesim.learn import lessons
 from cachesim.model.presets import PRESETS
@@ -38,6 +38,9 @@ KEPT: Final = Path(__file__).parent / "hashes.txt"
 ROOT: Final = Path(__file__).parents[1]
 DRAWN: Final = 2_000
 """Workloads of an engine, over its releases and presets in turn."""
+
+FEW: Final = 56
+"""Workloads of an engine over the caches of another one, which its own draws cover."""
 
 SEED: Final = 20261122
 SHAPE: Final = Shape(incidents=True, chats=True)
@@ -151,12 +154,13 @@ def printed(words: Sequence[str]) -> str:
     return out.getvalue()
 
 
-def work(count: int) -> Iterator[tuple[object, ...]]:
+def work(most: int) -> Iterator[tuple[object, ...]]:
     """A function and its arguments for each process that is free."""
     for engine in FAMILIES:
         family = family_of(engine)
         profiles = [Profile.parse(f"{engine}@{name}") for name in family.names()]
         pairs = [(profile, model) for profile in profiles for model in PRESETS]
+        count = most if family.evidence == BESIDE_ENGINE else min(most, FEW)
         for at, (profile, model) in enumerate(pairs):
             share = count // len(pairs) + (at < count % len(pairs))
             if share:

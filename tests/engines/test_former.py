@@ -7,6 +7,8 @@ from cachesim.engines import FAMILIES, Profile
 from cachesim.engines.family import BESIDE_ENGINE, family_of
 from cachesim.engines.former import FORMER
 from cachesim.errors import ProfileError
+from cachesim.play import run
+from cachesim.scenario import scenario_of
 from cachesim.scenario.labels import rules_of
 from tests.fixtures import Capture
 
@@ -81,3 +83,21 @@ def test_the_evidence_of_an_engines_rules_is_in_its_reports(engine: str, capsys:
 
 def test_other_engines_reports_do_not_repeat_it() -> None:
     assert "" == rules_of("llama.cpp")
+
+
+def test_a_scenario_of_before_runs_with_the_flags_of_the_engine_below() -> None:
+    """`prompt_cache_size` is a flag of mlx-lm's own server alone."""
+    engine = {
+        "name": "mlx_lm",
+        "profiles": ["0.31.3", "0.31.3+rapid-mlx"],
+        "options": {"prompt_cache_size": 3, "prefill_step_size": 16},
+    }
+    steps = [{"prompt": [300, 301, 302], "predict": 1}]
+    scenario = scenario_of(
+        {"format": 1, "name": "n", "model": {"preset": "dense"}, "engine": engine, "step": steps}
+    )
+
+    played = [run(scenario, each, arithmetic="ring") for each in scenario.engine.profiles]
+
+    assert ["mlx-lm@0.31.3", "rapid-mlx@0.12.5"] == [each.profile for each in played]
+    assert [] == [step.error for each in played for step in each.steps if step.error]
