@@ -8,7 +8,7 @@ from cachesim.engines.family import BESIDE_ENGINE, family_of
 from cachesim.engines.former import FORMER
 from cachesim.errors import ProfileError
 from cachesim.play import run
-from cachesim.scenario import scenario_of
+from cachesim.scenario import full_profile, scenario_of
 from cachesim.scenario.labels import rules_of
 from tests.fixtures import Capture
 
@@ -97,7 +97,8 @@ def test_a_scenario_of_before_runs_with_the_flags_of_the_engine_below() -> None:
         {"format": 1, "name": "n", "model": {"preset": "dense"}, "engine": engine, "step": steps}
     )
 
-    played = [run(scenario, each, arithmetic="ring") for each in scenario.engine.profiles]
+    profiles = [full_profile("mlx-lm", each) for each in scenario.engine.profiles]
+    played = [run(scenario, each, arithmetic="ring") for each in profiles]
 
     assert ["mlx-lm@0.31.3", "rapid-mlx@0.12.5"] == [each.profile for each in played]
     assert [] == [step.error for each in played for step in each.steps if step.error]
