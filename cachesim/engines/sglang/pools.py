@@ -233,7 +233,7 @@ class StatePool:
             self.free_slots.put(np.array(group, np.int64))
 
     def alloc(self) -> int | None:
-        """Allocate the slot that has been free for longest."""
+        """Allocate the slot that has been free for longest (`MambaPool.alloc`)."""
         # Reserved for the waiting requests, so that none of them evicts another's state.
         if self._group:
             return self._group.pop(0)
