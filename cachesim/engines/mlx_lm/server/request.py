@@ -65,17 +65,15 @@ def tokenize(
 
 
 def system_end(tokenizer: ChatTokenizer, messages: Sequence[Message], prompt: Tokens) -> int:
-    """First token that differs from the system messages with an empty user message.
-
-    Follows `_tokenize`. The user's header belongs to the system segment; without a difference in
-    the shorter of the two there is no such segment.
-    """
+    """First token unlike the system messages before an empty user message (`_tokenize`)."""
     leading = next((i for i, m in enumerate(messages) if m.role != "system"), len(messages))
     if leading == 0:
         return 0
+    # An empty user message makes the user's header a part of the system segment.
     empty = (*messages[:leading], Message(role="user", content=""))
     system = tokenizer.apply_chat_template(empty, add_generation_prompt=False)
     pairs = enumerate(zip(system, prompt, strict=False))
+    # Without a difference in the shorter of the two there is no such segment.
     return next((i for i, (one, other) in pairs if one != other), 0)
 
 
@@ -110,6 +108,7 @@ def cut(
 ) -> tuple[Segment, ...]:
     """Up to three segments of a prompt. Follows `_tokenize` from #1072 on."""
     whole = (Segment(type="assistant", tokens=prompt),)
+    # A reply that is continued, or a tool's answer, is one segment as a whole.
     if not messages or messages[-1].role != "user":
         return whole
     start = system_end(tokenizer, messages, prompt)
@@ -135,6 +134,7 @@ def without_cached(
     types = [each.type for each in segments]
     left = cached
     while left > 0:
+        # A cached segment is dropped with its type; the one in which the match ends is cut.
         if left >= len(tokens[0]):
             left -= len(tokens.pop(0))
             types.pop(0)
@@ -152,15 +152,13 @@ def prompt_checkpoint(
     *,
     trimmable: bool,
 ) -> Checkpoint:
-    """The checkpoint of a prompt, if a state is to be stored.
-
-    Follows `_compute_prompt_checkpoint`: the last token, or the one before a thinking mark that is
-    at most nine from the end; with #1006, for caches that cannot be trimmed, the last user text.
-    """
+    """The checkpoint of a prompt, if a state is to be stored (`_compute_prompt_checkpoint`)."""
     if not messages or messages[-1].role != "user":
         return Checkpoint()
+    # #1006: before the last user text, for caches that cannot be trimmed.
     if rules.checkpoint_at_last_user and not trimmable:
         return Checkpoint(store=True, position=_last_user_text(tokenizer, messages, prompt))
+    # The last token, or the one before a thinking mark that is at most nine from the end.
     return Checkpoint(store=True, position=_before_thinking(tokenizer.think_start, prompt))
 
 
@@ -189,9 +187,10 @@ def stable_end(tokenizer: ChatTokenizer, messages: Sequence[Message]) -> Count:
         end         [ ............. )  8
 
     Follows Rapid-MLX's `_compute_prefix_boundary`, for templates that write the messages before the
-    generation prompt as without it. Trap: 0 if the first message is the last of a user.
+    generation prompt as without it.
     """
     users = [at for at, each in enumerate(messages) if each.role == "user"]
+    # Trap: a chat that begins with its last user message gets none.
     if not users or users[-1] == 0:
         return Count(0)
     stable = tokenizer.apply_chat_template(messages, add_generation_prompt=False)
@@ -211,10 +210,8 @@ def think_suffix(tokenizer: ChatTokenizer) -> int:
 def message_boundaries(
     tokenizer: ChatTokenizer, messages: Sequence[Message], *, after_every_message: bool
 ) -> tuple[Count, ...]:
-    """The lengths of the rendered first 1, 2, ... messages. Follows `_compute_message_boundaries`.
-
-    #923 leaves out the whole conversation; #929 includes it.
-    """
+    """The lengths of the rendered first 1, 2, ... messages (`_compute_message_boundaries`)."""
+    # #923 leaves out the whole conversation; #929 includes it.
     last = len(messages) + after_every_message
     rendered = (
         tokenizer.apply_chat_template(messages[:count], add_generation_prompt=False)
@@ -231,13 +228,12 @@ def snapshot_key(
         key       [ message 1 ][ message 2 ] ... [ message m ]
         state     [ the same, the generation prompt and the reply, and whatever earlier turns left ]
 
-    The key omits tokens that are in the state, so every state is longer than its key.
-
-    Follows `_tokenize_for_cache_key`: the template without the generation prompt. Without #923 the
-    prompt is its own key.
+    Follows `_tokenize_for_cache_key`. Without #923 the prompt is its own key.
     """
     if rules.snapshots is None or not messages:
         return prompt, ()
+    # The template without the generation prompt: the key omits tokens that are in the state, so
+    # every state is longer than its key.
     key = tokenizer.apply_chat_template(messages, add_generation_prompt=False)
     every = rules.snapshots.boundary_after_every_message
     return key, message_boundaries(tokenizer, messages, after_every_message=every)

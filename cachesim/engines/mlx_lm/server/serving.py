@@ -69,6 +69,7 @@ def next_prompt_step_size(
         return step - past  # after a partial restore
     if remaining > step:
         return most
+    # Where a layer has a state, a call ends at a chunk, so that the state can be kept there.
     end = (processed + remaining - 1) // chunk * chunk
     return max(0, end - processed) if has_states else 0
 
@@ -111,6 +112,7 @@ def serve_kit(serving: Serving, job: Job, disk: DiskPromptCache) -> None:
         saver.after_call(held, job.cache_key, len(job.cache_key))
         stop = job.stopper.advance(token)
         stopped = job.should_stop or (stop and token != job.tokenizer.eos)
+        # A stop string ends a request as a client does that disconnects: nothing of it is kept.
         if (stop or left == 0) and not stopped:
             extracted(held)
         job.add_token(token)

@@ -667,6 +667,7 @@ class ResponseGenerator:
     @cached_property
     def _merging(self) -> frozenset[str]:
         """Models whose caches can be merged, if requests are batched at all."""
+        # Another server's stores and these two options know no batches.
         alone = (
             self.rules.grid is not None
             or self.rules.memory is not None
@@ -681,6 +682,8 @@ class ResponseGenerator:
 
     def _is_batchable(self, job: Job) -> bool:
         """Follows `_is_batchable`, which asks about a model that may not be the request's."""
+        # Until #743 the caches of every model loaded so far decide, not those of the request's
+        # model.
         asked = self._ever_loaded if self.rules.batches_by == "all loaded" else {self.loaded}
         return asked <= self._merging and not job.seeded and not job.images
 
@@ -729,6 +732,7 @@ class ResponseGenerator:
             self.batch.turn()
             self.batch.remove_stopped()
             return True
+        # Trap: before #741 a request ended by a stop word stays listed, and its batch never drains.
         if self._drain and self.batch is not None and self.batch.left_over:
             left_over = self.batch.left_over
             self.dead = ENDLESS
@@ -748,16 +752,20 @@ class ResponseGenerator:
         if self.batch is not None and job.model == self.loaded and batchable:
             self.batch.admit(job)
             return
+        # Another model, or a request served alone: the batch is finished first, and nothing is
+        # admitted meanwhile.
         if self.batch is not None:
             self._drain = True
             self._unprocessed.append(job)
             return
         self._load(job)
+        # #842: the model is loaded first, so its own caches decide.
         if self.rules.batches_by == "asked":
             batchable = self._is_batchable(job)
         if batchable:
             form = SegmentBatch if self.rules.segments else OldBatch
             self.batch = form(self.serving)
+            # It is admitted once more as the next request, now to the new batch.
             self._unprocessed.append(job)
         elif isinstance(self.store.cache, DiskPromptCache):
             serve_kit(self.serving, job, self.store.cache)
@@ -766,6 +774,7 @@ class ResponseGenerator:
 
     def _next_request(self) -> Job | None:
         if self._unprocessed:
+            # Put back requests come first, the newest of them before the others.
             return self._unprocessed.pop()
         return self.requests.popleft() if self.requests else None
 
@@ -776,6 +785,7 @@ class ResponseGenerator:
     def _refuse_requests(self) -> bool:
         """Refuse requests to a dead worker, or leave them without an answer."""
         turned = bool(self.requests)
+        # Since 0.32.0 such a request fails; before, it waited forever.
         refuses = self.rules.when_dead == "refused"
         worker = "waits forever" if self.dead == ENDLESS else "is gone"
         for job in self.requests:

@@ -109,14 +109,12 @@ def _of_rows(like: KVCache | RotatingKVCache, keys: Array, values: Array, end: i
 
 
 def _sliced(layer: LayerCache, chunk: Chunk) -> LayerCache:
-    """A layer's part of a record. Follows `prepare_prompt_cache_records_for_chunk`.
-
-    A ring may have lost rows of the chunk; then none of its records is written.
-    """
+    """A layer's part of a record. Follows `prepare_prompt_cache_records_for_chunk`."""
     if not isinstance(layer, KVCache | RotatingKVCache):
         return layer.copy()
     keys, values = _rows(layer)
     first = layer.offset - keys.shape[2]
+    # A ring may have lost rows of the chunk; then none of its records is written.
     if chunk.start < first or chunk.end > layer.offset:
         msg = f"cache snapshot covers [{first}, {layer.offset}), not [{chunk.start}, {chunk.end})"
         raise UpstreamValueError(msg)
@@ -181,6 +179,8 @@ class RecordStore:
         for chunk in chunks:
             keys: list[RecordKey] = []
             for kind in WRITE_ORDER:
+                # A state is needed at the prefix's own end alone, a ring's rows only as far as its
+                # window reaches.
                 last = chunk.key == chunks[-1].key
                 beyond = chunk.end <= chunks[-1].end - self._window
                 passed = (kind == "state_checkpoint" and not last) or (
@@ -188,6 +188,7 @@ class RecordStore:
                 )
                 if kind not in self._layout or passed:
                     continue
+                # One missing record is enough: layers of different lengths are no prefix.
                 if (chunk.key, kind) not in self.records:
                     return None
                 keys.append((chunk.key, kind))
@@ -199,7 +200,9 @@ class RecordStore:
 
         Follows `plan_longest_prefix_restore`.
         """
+        # The prompt's last token is fed, so a chunk that ends with it is of no use.
         chunks = [each for each in self.chunks(tokens) if each.end < len(tokens)]
+        # The longest prefix first; a record that was evicted leaves only shorter ones.
         for count in range(len(chunks) if self._layout else 0, 0, -1):
             plan = self.plan(chunks[:count])
             if plan is not None:
@@ -227,12 +230,14 @@ class RecordStore:
             chunk = chunks[at]
             try:
                 layers = [_sliced(each, chunk) for each in cache]
+            # This chunk alone is left out; later ones may be complete in the ring.
             except UpstreamValueError:
                 continue
             if not self._layout:
                 rings = [each.max_size for each in cache if isinstance(each, RotatingKVCache)]
                 self._layout, self._window = kinds, max(rings, default=0)
             for kind in WRITE_ORDER:
+                # The state is that of `length` tokens, so only a chunk that ends there can have it.
                 if kind in kinds and (kind != "state_checkpoint" or chunk.end == length):
                     own = {i: layers[i] for i, each in enumerate(kinds) if each == kind}
                     self._put(chunk, kind, own)
@@ -251,6 +256,7 @@ class RecordStore:
 
     def _touch(self, plan: Sequence[Sequence[RecordKey]]) -> None:
         """Follows `_ordered_record_keys_for_touch`: a prefix outlives what follows it."""
+        # A prefix outlives what follows it, because nothing after a missing chunk can be used.
         for keys in reversed(plan):
             for key in sorted(keys, key=lambda each: RETENTION.index(each[1])):
                 self.records.move_to_end(key)
@@ -271,6 +277,7 @@ class RecordStore:
         It is that of one context: rows for `max_kv_size` tokens, rings too, and a state per chunk.
         """
         context = self.rules.max_kv_size
+        # The budget is set once, by the first finished request.
         if self._final or context is None:
             return
         self._final, self.max_bytes = True, 0
@@ -350,6 +357,7 @@ class DiskPromptCache(LRUPromptCache):
             name = type(cache[frozen[0]]).__name__
             detail = {"entry": len(key), "layer": frozen[0], "cache": name}
             hot_reason = (common, vocabulary.NOT_TRIMMABLE, detail)
+        # The records win if they reach further, or if the entry cannot be cut as far as needed.
         if cache is None or not used or on_disk > used or trim(cache, surplus) != surplus:
             used, key = on_disk, tokens[:on_disk]
             cache = store.load(used, plan) if used else None

@@ -90,6 +90,7 @@ class LiveBuffer:
         if start == len(key):
             for each in above:
                 each.user |= user
+        # A reply's leaf grows, and is copied again as a whole.
         elif above and not (user or below or above[0].user):
             above[0].key, above[0].lazy = key, True
         else:
@@ -111,10 +112,12 @@ class LiveBuffer:
         for each in sorted(self.snapshots, key=lambda each: each.start):
             if min(_equal(each.key, tokens), matched) > max(each.start, offset):
                 offset = min(len(each.key), matched)
+                # A lazy snapshot is still in the buffer: reaching it is a rewind, without a copy.
                 rewound = each.lazy
                 if not each.lazy:  # its rows are appended
                     self._copy_out(each.start, len(each.key))
         self.key, self.prompt, self.checked = tokens[:used], len(tokens), used
+        # Only the first append after a rewind copies out what it overwrites.
         if rewound or used < offset:
             self.checked += max(min(CHUNK, len(tokens) - used - 1), 1)
             self._copy_out(used, self.checked)
@@ -129,6 +132,7 @@ class LiveBuffer:
         """Overwrite the lazy snapshots in the way, which entries with their path restore."""
         begin, held = max(len(self.key), self.checked), list(entries)
         for each in self.snapshots:
+            # Trap: later appends overwrite lazy snapshots, which then have another chat's keys.
             start, stop = max(begin, each.start), min(len(key), len(each.key))
             if not each.lazy or start >= stop:
                 continue
@@ -158,10 +162,12 @@ class GridPromptCache(LRUPromptCache):
         Follows `_emit_prefill_boundary_snapshot`, and `schedulePrefillSnapshots`.
         """
         grid = self.grid
+        # oMLX#3699: where layers have states, no state of a prompt is kept.
         if not (grid.captures or self.sliceable):
             return []
         found = set(range(grid.interval, length, grid.interval))
         found |= {length - grid.before_end} if grid.before_end else set()
+        # With a drafter a key names the token after its state, so the state is that much earlier.
         found = {each - grid.lookahead for each in found}
         found |= {matched - grid.lookahead} if grid.keeps_the_end else set()
         return sorted(each for each in found if cached < each < length)
@@ -187,6 +193,8 @@ class GridPromptCache(LRUPromptCache):
         elif used > 0:
             key = tokens[:used]
         losses: tuple[Loss, ...] = ()
+        # oMLX#2762: a layer's state of too few arrays was stored as a placeholder, so nothing is
+        # restored.
         if key is not None and self.placeholder is not None:
             detail = {"layer": self.placeholder, "used": used}
             losses = (
@@ -268,9 +276,11 @@ class SessionPromptCache(GridPromptCache):
         """Follows `_restore_cache`, and `_prepare_prompt_cache_for_generation`."""
         found, used = LRUPromptCache.fetch(self, model, tokens), 0
         cache, key = found.prompt_cache, found.key
+        # A match that leaves tokens to feed is used as mlx-lm would.
         if cache is not None and found.rest:
             return found
         cause: Loss | None = None
+        # The whole prompt is cached: one token is cut off, so that it can be fed.
         if cache is not None and can_trim_prompt_cache(cache) and trim_prompt_cache(cache, 1) == 1:
             used, detail = len(tokens) - 1, {"n_tokens": len(tokens)}
             cause = Loss(
@@ -281,6 +291,7 @@ class SessionPromptCache(GridPromptCache):
             )
         else:
             cache = key = None
+            # Where that fails, an entry of the prompt without its last token may exist.
             if self.session.asks_again and len(tokens) > 1:
                 again = LRUPromptCache.fetch(self, model, tokens[:-1])
                 cache, key, used = again.prompt_cache, again.key, len(tokens) - 1 - len(again.rest)

@@ -56,11 +56,13 @@ class MemoryPromptCache(LRUPromptCache):
             after=Count(0),
             detail={"least": self.memory.least},
         )
+        # Below this length a lookup is not worth it (`least`).
         if len(asked) < self.memory.least:
             return miss(asked, equal, short)
         keys = sorted(key for _, key, _ in self.trie.items())
         at = bisect_left(keys, asked)
         longer = [key for key in keys[at:] if key[: len(asked)] == asked]
+        # Trap: a longer entry is looked for before a shorter one, and then neither is used.
         covering = asked if found.exact is not None else max(longer, key=len, default=None)
         if covering is not None and (covering == asked or self._frozen(model, covering) is None):
             self._used(model, covering)
@@ -75,11 +77,13 @@ class MemoryPromptCache(LRUPromptCache):
             )
             loss = loss if covering is None else self._uncut(model, covering, equal, used)
             return self._hit(model, asked[:used], asked, equal, loss)
+        # Only the neighbours among the sorted keys are compared: one of them shares most tokens.
         near = max(
             keys[max(at - 1, 0) : at + 1],
             key=lambda each: get_common_prefix(each, asked),
             default=[],
         )
+        # A shorter match is not worth a copy either.
         if equal < self.memory.least:
             return miss(asked, equal, short)
         if self._frozen(model, near) is not None:
@@ -114,6 +118,7 @@ class MemoryPromptCache(LRUPromptCache):
         used = get_common_prefix(key, asked)
         self._used(model, key)
         cache = copy_prompt_cache(self.trie.get(model, key).prompt_cache)
+        # Cut where it diverges: all of its layers can be, or nothing is cut at all.
         trim_prompt_cache(cache, len(key) - used)
         return Fetched(
             prompt_cache=cache,
@@ -133,6 +138,7 @@ class MemoryPromptCache(LRUPromptCache):
 
         Not soon after a hit, and not without a layer that counts its tokens.
         """
+        # Soon after a hit the stored state is near enough.
         beyond = len(key) - 1 - cached
         return (
             len(key) >= self.memory.least
@@ -181,11 +187,7 @@ class RapidPromptCache(MemoryPromptCache):
         self.rapid = memory
 
     def fetch(self, model: Hashable, tokens: Key) -> Fetched:
-        """Follows `_fetch_locked`.
-
-        Trap: of the entries that cover the prompt only the longest is considered. If it cannot be
-        cut, a shorter one that covers the prompt is found only as the next among the sorted keys.
-        """
+        """Follows `_fetch_locked`."""
         asked, keys = list(tokens), sorted(key for _, key, _ in self.trie.items())
         at = bisect_left(keys, asked)
         covering = [key for key in keys[at:] if key[: len(asked)] == asked]
@@ -195,6 +197,8 @@ class RapidPromptCache(MemoryPromptCache):
         near = max(beside, key=lambda each: get_common_prefix(each, asked), default=[])
         equal = Count(len(asked)) if covering else get_common_prefix(near, asked)
         frozen: list[list[int]] = []
+        # Trap: of the entries that cover the prompt only the longest is considered. If it cannot be
+        # cut, a shorter one that covers the prompt is found only as the next among the sorted keys.
         for key in (*exact, longest):
             if key and self._frozen(model, key) is None:
                 return self._cut(model, key, asked, equal, frozen)
@@ -222,9 +226,11 @@ class RapidPromptCache(MemoryPromptCache):
         cut back becomes one without a window.
         """
         common = get_common_prefix(key, asked)
+        # One token is left to feed.
         used = Count(min(common, len(asked) - 1))
         self._used(model, key)
         cache = copy_prompt_cache(self.trie.get(model, key).prompt_cache)
+        # Trap: a window's layer that is cut back becomes one without a window.
         if common < len(key):
             cache = [_whole(layer) for layer in cache]
         trim_prompt_cache(cache, len(key) - used)
@@ -255,6 +261,7 @@ class RapidPromptCache(MemoryPromptCache):
         """Follows `store` and `_enforce_hybrid_bound_locked`."""
         super().insert_cache(model, tokens, prompt_cache, cache_type=cache_type)
         keys = [key for queue in self.order.queues.values() for _, key in queue]
+        # The oldest entries that cannot be cut go first, whatever the others are.
         frozen = [key for key in keys if self._frozen(model, key) is not None]
         for key in frozen[: max(0, len(frozen) - self.rapid.uncut)]:
             self.drop(model, list(key), PromptCacheEvicted)

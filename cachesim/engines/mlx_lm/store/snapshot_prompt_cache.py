@@ -38,14 +38,15 @@ def checkpoint_positions(
 ) -> tuple[Count, ...]:
     """Positions of snapshots: message ends near the multiples of the interval.
 
-    Follows `_find_checkpoint_positions`. For each multiple M below the length it is the last
-    boundary that is new and at most M + interval / 2; with #929 also the last boundary of all.
+    Follows `_find_checkpoint_positions`.
     """
     within = [each for each in boundaries if 0 < each < length]
     positions: set[int] = set()
+    # #929, its first fix: in a chat shorter than the interval no boundary is near a multiple.
     if rules.always_the_last_boundary and within:
         positions.add(within[-1])
     last = 0
+    # For each multiple the last boundary that is new and not more than half an interval beyond it.
     for multiple in range(rules.interval, length, rules.interval):
         near = [each for each in within if last < each <= multiple + rules.interval // 2]
         if near:
@@ -83,10 +84,13 @@ class SnapshotPromptCache(LRUPromptCache):
                 position=found.exact,
                 equal=Count(len(tokens)),
             )
+        # A shorter entry ends the search: longer ones are not considered.
         if found.shorter is None:
             return super().fetch(model, tokens)
         snapshot = self.trie.get(model, found.shorter).is_snapshot
         fetched = Fetched(
+            # Trap: an ordinary entry is returned uncopied and stays, so its object grows under the
+            # old key.
             prompt_cache=self._extract(model, found.shorter, stays=not snapshot),
             rest=tokens[len(found.shorter) :],
             kind="snapshot" if snapshot else "shorter",
@@ -110,6 +114,7 @@ class SnapshotPromptCache(LRUPromptCache):
     def _extract(self, model: Hashable, key: Key, *, stays: bool) -> list[LayerCache]:
         """The object itself, never a copy. Follows #923's `_extract`."""
         entry = self.trie.get(model, key)
+        # Inserted more than once: each fetch takes one off the count.
         if entry.count > 1:
             entry.count -= 1
         elif not stays:
@@ -132,9 +137,10 @@ class SnapshotPromptCache(LRUPromptCache):
     ) -> None:
         """Delete the entry at `position`, insert, make snapshots, evict.
 
-        Follows #923's `insert_cache`. A missing position raises: two successors of one conversation
-        got the same object, and the second one finds its entry moved.
+        Follows #923's `insert_cache`.
         """
+        # Trap: a missing position raises: two successors of one conversation got the same object,
+        # and the second one finds its entry moved.
         if position is not None and list(position) != list(tokens):
             self._take_out(model, position)
         entry = self._entry(prompt_cache)
@@ -171,15 +177,18 @@ class SnapshotPromptCache(LRUPromptCache):
     ) -> None:
         """A copy, trimmed by the tokens of the key beyond `position`.
 
-        Follows `_create_checkpoint_snapshot`: all layers are trimmed or none; with #929 each
-        trimmable one.
+        Follows `_create_checkpoint_snapshot`.
         """
+        # A position that has an entry keeps it, whatever state that is.
         if self.trie.holds(model, tokens[:position]):
             return
         snapshot = copy_prompt_cache(prompt_cache)
         beyond = len(tokens) - position
+        # All layers are trimmed or none. Trap: without a trim the copy has the state of the whole
+        # conversation under the key of a part.
         if can_trim_prompt_cache(snapshot):
             trim_prompt_cache(snapshot, beyond)
+        # #929, its third fix. Trap: the others keep the tokens beyond `position`.
         elif self.snapshots.trims_each_layer_it_can:
             for layer in snapshot:
                 if layer.is_trimmable():
