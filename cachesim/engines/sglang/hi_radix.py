@@ -106,6 +106,7 @@ class HiRadixCache(RadixCache):
             length = matching(child, key, page)
             partly = length < len(child)
             node = self._split(child, length, extra) if partly else child
+            # Below a node that only the host holds there is none that the device holds.
             if node.value is not None:
                 found.append(node.slots)
             else:
@@ -114,6 +115,7 @@ class HiRadixCache(RadixCache):
                 break
             key = key[length:]
         slots, deepest = joined(found), node
+        # The lock goes on what the device holds; the rest is loaded once the request is admitted.
         while node.evicted and node.parent is not None:
             node = node.parent
         reach = len(slots) + on_host
@@ -179,7 +181,8 @@ class HiRadixCache(RadixCache):
             self._update_leaf(node.parent)
 
     def _count_hit(self, node: Node) -> None:
-        """Follows `_inc_hit_count`: a partly prefilled prompt does not count."""
+        """Follows `_inc_hit_count`."""
+        # A partly prefilled prompt would be counted once for each chunk.
         if self.tier.writes_back or self._half_read:
             return
         node.hits += 1
@@ -197,6 +200,7 @@ class HiRadixCache(RadixCache):
     def _update_leaf(self, node: Node) -> None:
         """Update the set of evictable leaves. Follows `_update_leaf_status`."""
         free = node is not self.root and not node.locks[FULL] and not node.evicted
+        # Children that only the host holds do not keep their parent on the device.
         if free and all(each.evicted for each in node.children.values()):
             self.leaves.add(node)
         else:
@@ -239,6 +243,7 @@ class HiRadixCache(RadixCache):
             self.on_backup(FULL, node.slots, to)
         self._notify("copied", node)
         self.writing[node.id] = PendingCopy(node, [node], is_held=not waits)
+        # Its slots must not be given to another request before the copy is done.
         if not waits:
             self.lock(node)
         self.writes.queued.append(node.id)
@@ -302,14 +307,17 @@ class HiRadixCache(RadixCache):
             if node.locks[FULL]:
                 continue
             parent = node.parent or self.root
+            # A copy is there: only the slots of the device go.
             if node.host_full is not None:
                 evicted += self._demote(node)
+            # Copied first, and evicted once all copies of this eviction are done.
             elif self.tier.writes_back:
                 evicted += self._backup(node, waits=True)
                 back.append(node)
             else:
                 evicted += len(node)
                 self._delete(node)
+            # Without children on the device the parent is the next leaf.
             if all(each in back or each.evicted for each in parent.children.values()):
                 heapq.heappush(heap, (self.first(parent), parent))
         if self.tier.writes_back:
@@ -360,6 +368,7 @@ class HiRadixCache(RadixCache):
             _, node = heapq.heappop(heap)
             if node is self.root:
                 break
+            # Loaded again since, or read by a transfer.
             if not node.evicted or node.host_full is None or node.locks[HOST + FULL]:
                 continue
             parent = node.parent or self.root
@@ -396,6 +405,7 @@ class HiRadixCache(RadixCache):
         """Follows `load_back`."""
         self.lock(above)
         count = rows(nodes)
+        # So few tokens are computed again instead.
         if count < LEAST_LOADED:
             self.unlock(above)
             return None
@@ -461,6 +471,7 @@ class HiRadixCache(RadixCache):
         if match.node is not self.root and match.node.host_full is None:
             return
         node, page = match.best or match.node, self.shape.page
+        # Fetched pages are inserted on the host, below a node that the host holds.
         while node is not self.root and node.host_full is None:
             node = node.parent or self.root
         end = req.num_tokens - int(not self.rules.tree.fetches_last_page)
@@ -489,11 +500,14 @@ class HiRadixCache(RadixCache):
         keys = hashes_of(each.tokens, each.prior, self.shape.page, bigrams=False)
         found = self.storage.known(keys)
         count = found * self.shape.page
+        # A short hit is not worth a transfer.
         if count < self.least:
             self.revoked.append(each.request)
             self._release(each.slots)
             return False
         each.keys = keys[:found]
+        # Slots were taken for all that was queried, before the hit was known; not so in the unified
+        # tree.
         self._release(each.slots[count:])
         each.wanted = each.slots[:count]
         return True
@@ -513,6 +527,7 @@ class HiRadixCache(RadixCache):
         count = each.completed
         self.by_request = req.id
         known = self._insert_on_host(each, count)
+        # Inserted by another request in the meantime: these slots are duplicates.
         self.host.free(each.slots[:known])
         each.node.locks[HOST + FULL] -= 1
         del self.ongoing[req.id]

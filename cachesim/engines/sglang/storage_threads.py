@@ -166,6 +166,7 @@ class Retries:
             if req.reissues >= self.attempts or self.interval <= 0:
                 self.cancel(req.id)
                 continue
+            # The wait begins with the first pass after the miss.
             if retry.due is None:
                 retry.due = self.step + self.interval
             if retry.due > self.step:
@@ -271,6 +272,7 @@ class Threads:
 
     def _restorable(self, keys: list[bytes], parts: Sequence[PartFetch]) -> int:
         """Pages up to the last one whose parts are all stored. Follows `batch_exists_v2`."""
+        # From the end: attention needs all pages, a window or a state only the last ones.
         for count in range(self.storage.known(keys), 0, -1):
             if all(
                 self.storage.parts[each.part].keys() >= set(_trailing(keys, count, each))
@@ -283,6 +285,7 @@ class Threads:
         goes_on, count = not fetch.terminated, 0
         for first in range(0, len(fetch.keys), BATCH):
             batch = fetch.keys[first : first + BATCH]
+            # A gap ends the prefix, so later batches are acknowledged and not fetched.
             if goes_on:
                 came = self.storage.known(batch)
                 for index in range(first, first + came):
@@ -303,6 +306,7 @@ class Threads:
                 self.release(each.part, each.slots[needed:])
                 each.slots = each.slots[:needed]
             hits[each.part] = 0
+            # Too few slots for all of it: a part of a window is of no use.
             if each.slots is None or len(each.slots) != needed:
                 continue
             there = [key in self.storage.parts[each.part] for key in each.keys]

@@ -102,6 +102,7 @@ class Vllm(SlotlessEngine[Rules, VllmOptions, Job]):
         self.options = requested.fitted(groups, self.rules)
         options = self.options
         batches = 1 + (options.overlaps(self.rules) and self.rules.scheduler.cap_counts_batches)
+        # The interval thins windows and states; other models ignore it.
         sparse = any(group.kind in {"window", "mamba"} for group in groups)
         self.manager = KVCacheManager(
             groups,
@@ -222,6 +223,7 @@ class Vllm(SlotlessEngine[Rules, VllmOptions, Job]):
         return self.options.max_model_len
 
     def forget(self, ticket: Ticket) -> None:
+        # A step in flight still samples for the request: its record goes with that step's output.
         if self._is_pending(ticket):
             self._events.clear()
             self._released.add(ticket)
@@ -240,6 +242,8 @@ class Vllm(SlotlessEngine[Rules, VllmOptions, Job]):
             return
         elsewhere = self.nixl is not None and self.nixl.withdraw(request)
         scheduled = self._is_in_flight(request)
+        # In every release the chunk of a step in flight runs; skipping it is an injected defect
+        # (#56525).
         skipped = scheduled and self.rules.runner.skips_aborted
         for step in self._in_flight if skipped else ():
             step.drop(request)
@@ -290,6 +294,7 @@ class Vllm(SlotlessEngine[Rules, VllmOptions, Job]):
         Follows `step` and `step_with_batch_queue`.
         """
         overlaps = self.scheduler.limits.overlaps
+        # Nothing to schedule, and a step without output: only that is taken.
         if self._in_flight and not self.scheduler.busy and not self._transfers:
             self._take_output()
             return True
@@ -300,6 +305,7 @@ class Vllm(SlotlessEngine[Rules, VllmOptions, Job]):
         step = self._schedule()
         if not (step.chunks or step.preempted or self._transfers or self._in_flight):
             self.idle += 1
+            # The real engine would loop without end: nothing that it waits for can happen.
             if self.idle > MOST_IDLE:
                 where, why = "Scheduler.schedule", "a request waits for more blocks than there are"
                 if step.cut_to_none:
@@ -313,6 +319,7 @@ class Vllm(SlotlessEngine[Rules, VllmOptions, Job]):
         waits = self._transfers and self.offloading is None
         goes_on = bool(step.chunks) or waits
         first = goes_on and len(self._in_flight) == 1
+        # Asynchronous: the first step stays in flight, so each output comes a step late.
         if self._in_flight and not (overlaps and first):
             self._take_output()
         return True
@@ -378,6 +385,7 @@ class Vllm(SlotlessEngine[Rules, VllmOptions, Job]):
     def _take_output(self) -> None:
         """Run the oldest step in flight and process its output."""
         step = self._in_flight.pop(0)
+        # The chunk was scheduled before the step ahead of it had verified its drafts.
         if self.scheduler.limits.overlaps and self.options.drafts:
             step.chunks = [
                 each.settled(self._jobs[each.request.id].proposed) for each in step.chunks
@@ -390,6 +398,7 @@ class Vllm(SlotlessEngine[Rules, VllmOptions, Job]):
         for chunk in step.chunks:
             self.computed.learn(chunk.request, min(chunk.end, chunk.request.num_tokens))
         transfers = NO_TRANSFERS if self.connector is None else self.connector.get_finished()
+        # Noted before the scheduler cuts a request at its first invalid block.
         loaded = {each: each.num_computed for each in transfers.received}
         ended = {each.request.id for each in step.chunks if each.request.status in ENDED}
         finished = self.scheduler.update_from_output(step, sampled, transfers)
@@ -446,6 +455,7 @@ class Vllm(SlotlessEngine[Rules, VllmOptions, Job]):
             token = self._token(job, request.num_output + row, logits[row])
             job.rows.append(logits[row])
             tokens.append(token)
+            # The rows after a refused draft continue a text that does not exist.
             if row == len(chunk.drafts) or chunk.drafts[row] != token:
                 break
             if request.num_output + len(tokens) >= request.max_tokens:
