@@ -338,7 +338,7 @@ def profile(rng: Random, engine: str) -> str:
     """A release, as often with a patch that fits it."""
     family = family_of(engine)
     release = rng.choice(family.names())
-    fitting = [each.name for each in family.patches if release in each.fits]
+    fitting = [patch.name for patch in family.patches if release in patch.fits]
     return release + "".join(f"+{each}" for each in rng.sample(fitting, rng.choice((0, 0, 1, 1))))
 
 

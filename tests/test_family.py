@@ -195,7 +195,7 @@ def test_one_more_release_and_patch_stand_in_the_documentation(
 ) -> None:
     words = page("releases:page")
     assert "`b99999`" in words
-    assert any(each.startswith("[`99`](") for each in words)
+    assert any(word.startswith("[`99`](") for word in words)
 
 
 def test_rules_that_no_release_has_are_played_from_a_value() -> None:
@@ -292,13 +292,13 @@ def everything(family: Family[Any, Any]) -> list[str]:
     options = [*family.declared, *family.fields]
     named = [each for option in options for each in (option.since, option.until, *option.later)]
     named += [each for option in options for each in option.arrived.values()]
-    named += [each for patch in family.patches for each in (*patch.fits, patch.landed)]
+    named += [fit for patch in family.patches for fit in (*patch.fits, patch.landed)]
     return [each for each in named if each]
 
 
 @pytest.mark.parametrize("family", FAMILIES.values(), ids=lambda family: family.name)
 def test_a_family_speaks_of_its_own_releases_only(family: Family[Any, Any]) -> None:
-    names = [*family.names(), *(alias for each in family.releases for alias in each.aliases)]
+    names = [*family.names(), *(alias for release in family.releases for alias in release.aliases)]
 
     assert len(set(names)) == len(names)
     assert set(everything(family)) <= set(family.names())

@@ -180,7 +180,7 @@ def test_modules_do_not_import_each_other() -> None:
 def careless(path: Path) -> set[str]:
     """Text of a file, a log or a server could steer the terminal on one of Rich's own."""
     calls = (node.func for node in nodes_of(path) if isinstance(node, ast.Call))
-    return {each.id for each in calls if isinstance(each, ast.Name)} & {"Console", "print"}
+    return {call.id for call in calls if isinstance(call, ast.Name)} & {"Console", "print"}
 
 
 def test_every_console_is_careful_with_what_it_prints() -> None:
@@ -198,7 +198,7 @@ def test_the_core_reads_no_clock_no_file_and_draws_no_chance() -> None:
 
 
 def test_engines_do_not_know_each_other_but_for_those_they_are_built_from() -> None:
-    packages = {each.package.rpartition(".")[2]: each for each in FAMILIES.values()}
+    packages = {family.package.rpartition(".")[2]: family for family in FAMILIES.values()}
     for path in sorted((PACKAGE / "engines").rglob("*.py")):
         package = path.relative_to(PACKAGE / "engines").parts[0]
         names = {name for name in imported_names(path) if name.startswith("cachesim.engines.")}
@@ -215,8 +215,8 @@ def test_engines_do_not_know_each_other_but_for_those_they_are_built_from() -> N
 
 def test_every_engine_is_registered() -> None:
     packages = {path.parent.name for path in (PACKAGE / "engines").glob("*/family.py")}
-    assert packages == {each.package.rpartition(".")[2] for each in FAMILIES.values()}
-    assert list(FAMILIES) == [each.name for each in FAMILIES.values()]
+    assert packages == {family.package.rpartition(".")[2] for family in FAMILIES.values()}
+    assert list(FAMILIES) == [family.name for family in FAMILIES.values()]
 
 
 def test_files_stay_short_enough_to_read() -> None:
@@ -227,7 +227,11 @@ def long_functions(path: Path) -> list[str]:
     functions = [
         node for node in nodes_of(path) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
     ]
-    return [each.name for each in functions if (each.end_lineno or 0) - each.lineno >= 100]
+    return [
+        function.name
+        for function in functions
+        if (function.end_lineno or 0) - function.lineno >= 100
+    ]
 
 
 def test_functions_stay_short_enough_to_read() -> None:
@@ -281,7 +285,7 @@ def imported_from_the_package(path: Path) -> Iterable[tuple[str, str]]:
     """Modules and names that the imports of a file at its top level name."""
     for node in ast.parse(path.read_text(encoding="utf-8")).body:
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(PROGRAMS):
-            yield from ((node.module or "", each.name) for each in node.names)
+            yield from ((node.module or "", name.name) for name in node.names)
 
 
 def has(module: str, name: str) -> bool:

@@ -41,7 +41,7 @@ def found_in(text: str) -> Iterator[str]:
             value = first.value if isinstance(first, ast.Constant) else ""
             if name in {"import_module", "__import__"} and str(value).split(".")[0] in FORBIDDEN:
                 yield f"{name} {value}"
-            given = {each.arg: each.value for each in node.keywords}
+            given = {keyword.arg: keyword.value for keyword in node.keywords}
             allowed = given.get("allow_pickle")
             if isinstance(allowed, ast.Constant) and allowed.value is not False:
                 yield "allow_pickle"

@@ -152,7 +152,7 @@ def test_the_written_engine_keeps_the_contract(package: Path) -> None:
 def test_the_contract_finds_a_bug_of_an_engine(
     package: Path, right: str, wrong: str, law: str
 ) -> None:
-    [file] = [each for each in package.glob("*/*.py") if right in each.read_text()]
+    [file] = [path for path in package.glob("*/*.py") if right in path.read_text()]
     file.write_text(file.read_text().replace(right, wrong))
     family = import_module("tried_engine.family").FAMILY
 
@@ -181,7 +181,7 @@ def keeps_the_contract(engine: str, release: str, *, right: bool) -> None:
 
 
 @pytest.mark.sampled(4)
-@pytest.mark.parametrize("engine", [each for each in FAMILIES if each not in SHORT])
+@pytest.mark.parametrize("engine", [family for family in FAMILIES if family not in SHORT])
 def test_every_engine_keeps_the_contract(engine: str) -> None:
     keeps_the_contract(engine, FAMILIES[engine].names()[-1], right=engine not in FAITHFUL)
 
@@ -191,9 +191,9 @@ def test_every_engine_keeps_the_contract(engine: str) -> None:
 @pytest.mark.parametrize(
     ("engine", "release"),
     [
-        (engine, each)
+        (engine, name)
         for engine, known in FAMILIES.items()
-        for each in known.names()[:-1]
+        for name in known.names()[:-1]
         if engine not in SHORT
     ],
 )

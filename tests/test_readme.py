@@ -106,6 +106,6 @@ def test_the_extras_of_the_install_page_are_those_of_the_package() -> None:
 
     assert set(settings["optional-dependencies"]) == set(re.findall(r"\.\[(\w+)\]", page))
     assert f"Python {settings['requires-python'].removeprefix('>=')} or newer" in page
-    packages = {re.split(r"\W", each)[0] for each in settings["dependencies"]}
+    packages = {re.split(r"\W", dependency)[0] for dependency in settings["dependencies"]}
     named = there_is(re.search(r"installs (.*?)\.", page))
     assert packages == set(re.findall(r"\w+", named[1].lower())) - {"and"}

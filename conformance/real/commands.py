@@ -167,9 +167,9 @@ def _real_logs(release: str, *, seed: int, requests: int) -> int:
     for head in HEADS:
         table.add_column(head, justify="left" if head in {"log", "other release"} else "right")
     wrong: list[str] = []
-    for each in agreements(columns, seed=seed, requests=requests):
-        table.add_row(*each.row())
-        wrong += each.wrong
+    for agreement in agreements(columns, seed=seed, requests=requests):
+        table.add_row(*agreement.row())
+        wrong += agreement.wrong
     playing.console().print(table)
     if wrong:
         playing.console().print(f"differing: {', '.join(wrong[:20])}")
@@ -178,7 +178,7 @@ def _real_logs(release: str, *, seed: int, requests: int) -> int:
 
 def _random(release: str, flags: LlamaCppFlags) -> int:
     presets = tuple(flags.model) or tuple(PRESETS)
-    unknown = [each for each in presets if each not in PRESETS]
+    unknown = [preset for preset in presets if preset not in PRESETS]
     if unknown:
         raise OptionError(f"there is no preset {unknown[0]!r}; there are {', '.join(PRESETS)}")
     out = playing.console()

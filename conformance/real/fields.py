@@ -19,7 +19,9 @@ def differing_fields(
     family: Family[Any, Any], declared: Mapping[str, frozenset[str]]
 ) -> tuple[str, ...]:
     """A line for each field without a row, and for each row whose field is gone."""
-    rows = {(each.owner, each.name) for each in family.upstream_fields() if each.owner in declared}
+    rows = {
+        (field.owner, field.name) for field in family.upstream_fields() if field.owner in declared
+    }
     there = {(owner, name) for owner, names in declared.items() for name in names}
     table = family.configuration
     return (
@@ -117,9 +119,9 @@ def _arguments(found: ast.FunctionDef) -> Iterator[str]:
             continue
         if call.func.attr != "add_argument":
             continue
-        named = {each.arg: each.value for each in call.keywords}
-        flags = [str(each.value) for each in call.args if isinstance(each, ast.Constant)]
-        long = next((each for each in flags if each.startswith("--")), flags[0] if flags else "")
+        named = {keyword.arg: keyword.value for keyword in call.keywords}
+        flags = [str(arg.value) for arg in call.args if isinstance(arg, ast.Constant)]
+        long = next((flag for flag in flags if flag.startswith("--")), flags[0] if flags else "")
         dest = named.get("dest")
         name = str(dest.value) if isinstance(dest, ast.Constant) else long.lstrip("-")
         yield name.replace("-", "_")
@@ -136,6 +138,6 @@ def _popped(found: ast.FunctionDef) -> Iterator[str]:
 
 def _parameters(found: ast.FunctionDef) -> Iterator[str]:
     given = found.args
-    for each in (*given.posonlyargs, *given.args, *given.kwonlyargs):
-        if each.arg != "self":
-            yield each.arg
+    for posonlyarg in (*given.posonlyargs, *given.args, *given.kwonlyargs):
+        if posonlyarg.arg != "self":
+            yield posonlyarg.arg

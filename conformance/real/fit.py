@@ -197,13 +197,15 @@ class Search(Generic[R, T, D]):
             trial=best.trial,
             at_first=scores[nearest].total,
             steps=tuple(steps),
-            differences=tuple(best.differences[each] for each in sorted(best.differences)),
+            differences=tuple(
+                best.differences[difference] for difference in sorted(best.differences)
+            ),
             requests=self._requests,
         )
 
     @property
     def _requests(self) -> int:
-        return sum(each.requests for each in self.recordings)
+        return sum(recording.requests for recording in self.recordings)
 
     def _score(self, trial: T) -> _Score[T, D]:
         score = _Score[T, D](trial, [], {})
@@ -232,7 +234,7 @@ class Search(Generic[R, T, D]):
 
     def _open(self, now: _Score[T, D]) -> list[Change]:
         known = tuple(self.known.values())
-        found = [each for each in changes(known) if not each.holds(now.trial)]
+        found = [change for change in changes(known) if not change.holds(now.trial)]
         return sorted(found, key=lambda change: not any(map(change.holds, known)))
 
     def _changes_something(self, now: _Score[T, D], change: Change, where: Sequence[int]) -> bool:
@@ -339,7 +341,7 @@ def explain(
         )
         steps = search.run((release, rules)).steps if differing else ()
         for step in steps:
-            values = tuple(each.value_in(rules) for each in step.changes)
+            values = tuple(change.value_in(rules) for change in step.changes)
             rules = changed(rules, step.changes)
             now = _agreeing(played, rules)
             found.append(Found(changes=step.changes, values=values, gained=now - before))

@@ -66,7 +66,7 @@ class Conversation:
     @property
     def tokens(self) -> Row:
         """The prompt of its next reply."""
-        rows = (*self.head, *(each.tokens for each in self.messages))
+        rows = (*self.head, *(message.tokens for message in self.messages))
         return tuple(token for row in rows for token in row)
 
     def with_more(self, *messages: Message) -> "Conversation":
@@ -116,9 +116,9 @@ class Agents:
     def _drawn(self) -> tuple[Conversation, ...]:
         rng, conversation = self._rng, self._conversations[-1]
         if self._workers and not self._one_in(3):
-            return tuple(each.with_more(self._result()) for each in self._workers)
+            return tuple(worker.with_more(self._result()) for worker in self._workers)
         if self._workers:  # what they found goes to who sent them
-            found = tuple(token for each in self._workers for token in each.messages[-1].tokens)
+            found = tuple(token for worker in self._workers for token in worker.messages[-1].tokens)
             self._workers, self.move = (), "more_results"
             return (conversation.with_more(Message("tool", found)),)
         moves = rng.choices([move for move, _ in MOVES], [often for _, often in MOVES])

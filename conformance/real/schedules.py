@@ -66,7 +66,7 @@ def count(
     """Count a workload; one that the release itself fails on does not count as agreeing."""
     failed = raised(real)
     real, simulated = comparable(real, simulated)
-    requests = [each for group in real for each in group.get("requests", ())]
+    requests = [request for group in real for request in group.get("requests", ())]
     difference = first_difference(real, simulated)
     agreement.add(
         workload["id"].rpartition("-")[0],
@@ -74,7 +74,7 @@ def count(
         difference,
         workloads=1,
         requests=len(requests),
-        tokens_cached=sum(each["cached"] or 0 for each in requests),
+        tokens_cached=sum(request["cached"] or 0 for request in requests),
         agreeing=difference is None and not failed,
         raised=failed,
     )
@@ -226,7 +226,7 @@ class RealScheduler(Generic[R]):
         workload = {
             "id": scenario.name,
             "config": self.config_of(session.engine),
-            "steps": [each for each in steps if each],
+            "steps": [step for step in steps if step],
         }
         return records, workload, session.engine
 
@@ -262,7 +262,7 @@ class RealScheduler(Generic[R]):
         profile = Profile(self.family.name, self.family.release(release).name)
         title = f"{profile}: scheduler, guided workloads of seed {seed}"
         found = Agreement(title=title, kinds="models")
-        models = [each for each in PRESETS if compatible(profile, each, ())]
+        models = [preset for preset in PRESETS if compatible(profile, preset, ())]
         with self.start(profile.release) as real:
             for number, model in watched([*product(numbers, models)]):
                 try:
@@ -273,7 +273,7 @@ class RealScheduler(Generic[R]):
                     found.add(model, "", None, workloads=1, not_compared=1, steps=0, agreeing=0)
                     found.reasons[str(error).rpartition(NOT_BESIDE)[-1]] += 1
                     continue
-                first = next((each for each in steps if not each.agrees), None)
+                first = next((step for step in steps if not step.agrees), None)
                 different = None
                 if first is not None:
                     at = steps.index(first)
@@ -381,13 +381,15 @@ def wanted_of(record: Record, more: Mapping[str, Any]) -> dict[str, Any]:
         "reply": spell(generated),
     }
     if record.images:
-        request["images"] = [[each.name, each.start, each.count] for each in record.images]
+        request["images"] = [[image.name, image.start, image.count] for image in record.images]
     return request | dict(more)
 
 
 def events_of(record: Record, kind: type[E]) -> list[E]:
     """The events of one class of a step's own request."""
-    return [each for each in record.events if isinstance(each, kind) and each.task == record.ticket]
+    return [
+        event for event in record.events if isinstance(event, kind) and event.task == record.ticket
+    ]
 
 
 def images_of(wanted: Mapping[str, Any]) -> tuple[Image, ...]:

@@ -25,7 +25,9 @@ def played(row: Row) -> tuple[str, str, str]:
 def test_every_scenario_that_expects_a_wrong_answer_has_a_row() -> None:
     scenarios = {file.stem: load(file) for file in shipped_files()}
     wrong = {
-        (name, digest(each)) for name, each in scenarios.items() if "diverged" in str(each.expect)
+        (name, digest(scenario))
+        for name, scenario in scenarios.items()
+        if "diverged" in str(scenario.expect)
     }
     assert {(row.scenario, row.file) for row in ROWS} == wrong
 

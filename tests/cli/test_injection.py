@@ -101,9 +101,9 @@ def test_colour_is_still_there(tmp_path: Path, capsys: Capture, monkeypatch: Pat
 
     styles = re.findall(r"\x1b(\S*?[a-zA-Z])", capsys.readouterr().out)
     assert styles
-    assert all(re.fullmatch(r"\[[\d;]*m", each) for each in styles)
+    assert all(re.fullmatch(r"\[[\d;]*m", style) for style in styles)
 
 
 def test_json_holds_the_text_itself(capsys: Capture) -> None:
     entries = json.loads(output(capsys, ["list", "scenarios", "--format", "json"]))
-    assert "llama.cpp-three-requests" in [each["name"] for each in entries]
+    assert "llama.cpp-three-requests" in [entry["name"] for entry in entries]

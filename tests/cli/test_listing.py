@@ -76,7 +76,7 @@ def test_the_list_of_scenarios_says_what_the_files_say(capsys: Capture) -> None:
     entries = json.loads(output(capsys, ["list", "--format", "json"]))
     read = [load(path) for path in shipped_files()]
     assert [(each.name, each.kind or "", each.source.issue) for each in read] == [
-        (each["name"], each["about"], each["upstream"]) for each in entries
+        (entry["name"], entry["about"], entry["upstream"]) for entry in entries
     ]
 
 
@@ -170,8 +170,8 @@ def test_of_a_hundred_and_ten_reports_so_many_are_found_among_the_first_three() 
     counted = {
         "first": sum(each < 1 for each in tuned),
         "in three": sum(each < 3 for each in tuned),
-        "not tuned on, first": sum(each < 1 for each in others),
-        "not tuned on, in three": sum(each < 3 for each in others),
+        "not tuned on, first": sum(other < 1 for other in others),
+        "not tuned on, in three": sum(other < 3 for other in others),
         "fresh, first": sum(each < 1 for each in fresh),
         "fresh, in three": sum(each < 3 for each in fresh),
     }

@@ -23,7 +23,7 @@ TABLE: Final = {
     ),
     "--set": ("run why check compare bisect record", "A flag of the server, such as"),
     "--seed": (
-        f"run check compare bisect probe {' '.join(f'real/{each}' for each in REAL.split(', '))}",
+        f"run check compare bisect probe {' '.join(f'real/{part}' for part in REAL.split(', '))}",
         "The seed of everything drawn at random",
     ),
     "--format": ("run why check compare sweep bisect probe list", "How to print."),
@@ -92,10 +92,10 @@ def test_an_option_means_the_same_in_every_command_that_has_it(
     monkeypatch.setenv("COLUMNS", "600")
     assert main(["real", "--help"]) == 0
     engines = re.findall(r"^│ ([a-z][\w.-]+) ", spoken(capsys)[0], re.MULTILINE)
-    commands = [(each,) for each in COMMANDS if each != "real"]
+    commands = [(command,) for command in COMMANDS if command != "real"]
     found = {
         "/".join(words): helped(capsys, *words)
-        for words in (*commands, *(("real", each) for each in engines))
+        for words in (*commands, *(("real", engine) for engine in engines))
     }
 
     for option, (places, begins) in TABLE.items():

@@ -41,7 +41,7 @@ REPLACED = [
 
 
 def names_in(folder: Path) -> list[str]:
-    return sorted(each.name for each in folder.iterdir())
+    return sorted(path.name for path in folder.iterdir())
 
 
 @pytest.mark.parametrize("words", NEVER_REPLACED + REPLACED, ids=" ".join)
@@ -140,7 +140,7 @@ def test_a_written_file_has_the_permissions_of_any_new_file(tmp_path: Path) -> N
     (tmp_path / "plain").write_text("")
     Output.at(tmp_path / "page.html", "--report", PAGE).write("<!doctype html>")
 
-    modes = {each.name: each.stat().st_mode for each in tmp_path.iterdir()}
+    modes = {path.name: path.stat().st_mode for path in tmp_path.iterdir()}
     assert modes["plain"] == modes["page.html"]
 
 

@@ -74,7 +74,7 @@ def words_of(session: Session, folder: Path) -> list[str]:
     words = []
     for word in shlex.split(session.command, comments=True)[1:]:
         found = (
-            sorted(str(each.relative_to(folder)) for each in folder.glob(word))
+            sorted(str(path.relative_to(folder)) for path in folder.glob(word))
             if "*" in word
             else []
         )
@@ -86,7 +86,7 @@ def words_of(session: Session, folder: Path) -> list[str]:
 
 def is_shown(shown: str, printed: str) -> bool:
     """Check the lines that a page shows; `...` stands for any number of lines."""
-    lines = ["(?:.*\n)*" if each == "..." else f"{re.escape(each)}\n" for each in shown.split("\n")]
+    lines = ["(?:.*\n)*" if part == "..." else f"{re.escape(part)}\n" for part in shown.split("\n")]
     return bool(re.fullmatch("".join(lines), f"{printed}\n"))
 
 
@@ -140,13 +140,13 @@ def test_a_command_prints_what_is_shown(session: Session, folder: Path, capsys: 
 def test_the_commands_of_the_quick_start_work_one_after_the_other(
     folder: Path, capsys: Capture
 ) -> None:
-    steps = [each for each in sessions() if each.page == IN_ORDER]
+    steps = [session for session in sessions() if session.page == IN_ORDER]
 
-    for each in steps:
-        compare(each, folder, capsys)
+    for step in steps:
+        compare(step, folder, capsys)
 
     assert len(steps) > 4
-    assert all(each.shown or "-o" in each.command for each in steps)
+    assert all(step.shown or "-o" in step.command for step in steps)
 
 
 @pytest.mark.parametrize(
@@ -221,5 +221,7 @@ def commands() -> dict[str, str]:
 
 
 def test_blocks_are_found() -> None:
-    assert 5 <= len([each for each in sessions() if each.page not in {"README.md", IN_ORDER}])
-    assert any(each.page == "README.md" and each.shown for each in sessions())
+    assert 5 <= len(
+        [session for session in sessions() if session.page not in {"README.md", IN_ORDER}]
+    )
+    assert any(session.page == "README.md" and session.shown for session in sessions())

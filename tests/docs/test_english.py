@@ -65,7 +65,7 @@ CODE: Final = sorted([*(ROOT / "cachesim").rglob("*.py"), *(ROOT / "docs" / "pag
 
 
 def found(text: str) -> list[str]:
-    return [each[0] for each in PATTERN.finditer(" ".join(text.split()))]
+    return [match[0] for match in PATTERN.finditer(" ".join(text.split()))]
 
 
 def spoken(path: Path) -> Iterator[str]:

@@ -27,7 +27,7 @@ def test_pages_are_written_where_the_site_looks_for_them(site: Path) -> None:
     written = {str(path.relative_to(pages)): path.read_text() for path in pages.rglob("*.md")}
 
     assert set(generate.PAGES) == set(written)
-    assert {f"lessons/{each.file}" for each in lessons()} < set(written)
+    assert {f"lessons/{lesson.file}" for lesson in lessons()} < set(written)
     for name, text in written.items():
         assert text.startswith("# "), name
         assert "{{" not in text, name

@@ -29,8 +29,8 @@ def named(text: str) -> list[str]:
 
 
 def functions(path: Path) -> set[str]:
-    return {each.name for each in ast.walk(ast.parse(path.read_text()))
-            if isinstance(each, ast.FunctionDef | ast.ClassDef)}  # fmt: skip
+    return {node.name for node in ast.walk(ast.parse(path.read_text()))
+            if isinstance(node, ast.FunctionDef | ast.ClassDef)}  # fmt: skip
 
 
 def test_the_table_of_rooms_is_what_the_house_test_watches() -> None:
@@ -76,7 +76,7 @@ def test_every_file_that_a_guide_names_is_there(guide: str) -> None:
 @pytest.mark.parametrize("guide", GUIDES)
 def test_every_link_of_a_guide_leads_somewhere(guide: str) -> None:
     targets = re.findall(r"\]\(([^)#]+)\)", (ROOT / guide).read_text())
-    local = [each for each in targets if not each.startswith(("http", "_generated/"))]
+    local = [target for target in targets if not target.startswith(("http", "_generated/"))]
 
     assert [] == [each for each in local if not (ROOT / guide).parent.joinpath(each).exists()]
 

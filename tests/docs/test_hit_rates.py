@@ -52,7 +52,7 @@ def test_a_table_of_hit_rates_holds_what_its_scenario_gives(
         for release in PROFILES[name]:
             done = run(loaded, full_profile("mlx-lm", release), arithmetic="ring")
             assert prompts == tuple(step.prompt_tokens for step in done.steps)
-            shown = [each.strip() for each in re.sub(r"\*|\(.*?\)", "", cached).split(",")]
+            shown = [part.strip() for part in re.sub(r"\*|\(.*?\)", "", cached).split(",")]
             counted = [
                 f"{round(100 * (step.cached or 0) / step.prompt_tokens)} %"
                 if "%" in text

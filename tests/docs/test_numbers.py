@@ -198,7 +198,7 @@ BUGS: list[Row] = make_bugs.PAGE.numbers()
 
 
 def test_every_defect_was_searched_for_by_every_search() -> None:
-    known = {(each.name, str(each.profile), each.model) for each in defects()}
+    known = {(defect.name, str(defect.profile), defect.model) for defect in defects()}
 
     assert len(known) >= 80
     for how in METHODS:
@@ -226,8 +226,8 @@ def scope_of(**changes: Any) -> dict[str, Any]:
 def test_every_release_has_a_line_and_every_failure_its_evidence() -> None:
     releases = [f"{name}@{each}" for name in FAMILIES for each in FAMILIES[name].names()]
 
-    assert releases == [each["profile"] for each in LINES]
-    assert [bool(each["failed"]) for each in LINES] == [bool(each["evidence"]) for each in LINES]
+    assert releases == [line["profile"] for line in LINES]
+    assert [bool(line["failed"]) for line in LINES] == [bool(line["evidence"]) for line in LINES]
 
 
 @pytest.mark.parametrize("line", LINES[::9], ids=lambda line: line["profile"])

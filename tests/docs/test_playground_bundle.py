@@ -13,9 +13,9 @@ def imported() -> Iterator[str]:
     """The first part of every module that the core imports."""
     for package in CORE:
         for path in (ROOT / "cachesim" / package).rglob("*.py"):
-            for each in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-                names = [name.name for name in each.names] if isinstance(each, ast.Import) else []
-                names += [each.module or ""] if isinstance(each, ast.ImportFrom) else []
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+                names = [name.name for name in node.names] if isinstance(node, ast.Import) else []
+                names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
                 yield from (name.partition(".")[0] for name in names)
 
 

@@ -34,7 +34,7 @@ def sources() -> dict[str, set[str]]:
 
 def without_scenario() -> list[str]:
     rows = re.findall(r"^\| ([\w./-]+#\d+(?:, [\w./-]+#\d+)*) \|", PAGE.read_text(), re.MULTILINE)
-    return [each for row in rows for each in row.split(", ")]
+    return [part for row in rows for part in row.split(", ")]
 
 
 def test_no_report_is_forgotten() -> None:

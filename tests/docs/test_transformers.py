@@ -35,7 +35,7 @@ def test_the_page_has_the_counts_of_the_verdicts() -> None:
 
 def test_families_with_the_same_verdicts_have_one_row() -> None:
     cells = [CELL, CELL | {"family": "b"}, CELL | {"family": "c", "verdict": "right"}]
-    kept = make_transformers.compact([json.dumps(each) for each in cells])
+    kept = make_transformers.compact([json.dumps(cell) for cell in cells])
 
     assert {"a": "w", "b": "w", "c": "r"} == kept["families"]
     text = make_transformers.picture(["crop"], {"a": "w", "b": "w", "c": "r"})
@@ -67,7 +67,7 @@ def test_verdicts_of_causes_are_kept_in_order_and_replaced_by_later_ones(
     cause = CELL | {"family": "bamba", "operation": "tokens"}
     for release, verdict in (("5.10.1", "right"), ("5.9.0", "crash"), ("5.10.1", "wrong")):
         lines = [cause | {"release": release, "verdict": verdict}, CELL]  # the last shows none
-        make_transformers.keep_causes([json.dumps(each) for each in lines])
+        make_transformers.keep_causes([json.dumps(line) for line in lines])
 
     assert {"bamba, tokens": "5.9 crash, 5.10 wrong"} == make_transformers.courses_of_causes()
 
@@ -78,7 +78,9 @@ def test_the_page_names_the_releases_in_which_reports_were_played() -> None:
         releases = dict.fromkeys(each["release"] for each in csv.DictReader(table))
 
     [told] = re.findall(r"^Run: (.*)\.$", page.replace("\n(", " ("), flags=re.MULTILINE)
-    assert sorted(releases, key=lambda each: tuple(map(int, each.split(".")))) == told.split(", ")
+    assert sorted(releases, key=lambda release: tuple(map(int, release.split(".")))) == told.split(
+        ", "
+    )
 
 
 def test_releases_with_one_verdict_are_a_range() -> None:
@@ -94,10 +96,10 @@ def test_reports_have_the_same_verdicts_in_the_newest_release_again() -> None:
     with make_transformers.REPORTS.open(newline="", encoding="utf-8") as table:
         rows = [each for each in csv.DictReader(table) if each["release"] == NEWEST]
     worker, found = Worker(environment_for(NEWEST).python), Found(NEWEST)
-    for each in rows:
-        family, operation = each["family"], each["operation"]
+    for row in rows:
+        family, operation = row["family"], row["operation"]
         play_family(worker, family, {operation: drawn(operation, family, 0)}, "eager", found)
     worker.close()
 
     assert 8 == len(rows)
-    assert [each["verdict"] for each in rows] == [each.verdict for each in found.cells]
+    assert [row["verdict"] for row in rows] == [cell.verdict for cell in found.cells]

@@ -20,7 +20,7 @@ def answer(engine: Engine, prompt: Sequence[int], predict: int = -1, **fields: A
 
 
 def cached(engine: Engine, *prompts: Sequence[int], **fields: Any) -> list[int | None]:
-    return [answer(engine, each, **fields).cached for each in prompts]
+    return [answer(engine, prompt, **fields).cached for prompt in prompts]
 
 
 def is_cold(engine: Engine, reply: Reply) -> bool:

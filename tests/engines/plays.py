@@ -59,7 +59,7 @@ def request_of(given: Mapping[str, Any]) -> Request:
         if name in fields:
             fields[name] = as_tokens(from_runs(fields[name]))
     if "drafts" in fields:
-        fields["drafts"] = tuple(as_tokens(from_runs(each)) for each in fields["drafts"])
+        fields["drafts"] = tuple(as_tokens(from_runs(draft)) for draft in fields["drafts"])
     if "messages" in fields:
         fields["messages"] = tuple(
             Message(role=role, content=content) for role, content in fields["messages"]
@@ -88,9 +88,9 @@ def in_words(reply: Reply, *, exact: bool) -> str:
     parts += [f"error: {reply.error}"] if reply.error else []
     parts += [f"{len(reply.generated)} generated"]
     parts += [digest([list(map(int, reply.generated)), reply.logits.tolist()])] if exact else []
-    parts += [f"why {digest([dict(each.detail) for each in reply.losses])}"] if reply.losses else []
-    rules = (f"{each.rule} {each.before} to {each.after}" for each in reply.losses)
-    return ", ".join(parts) + "".join(f"; {each}" for each in rules)
+    parts += [f"why {digest([dict(loss.detail) for loss in reply.losses])}"] if reply.losses else []
+    rules = (f"{loss.rule} {loss.before} to {loss.after}" for loss in reply.losses)
+    return ", ".join(parts) + "".join(f"; {rule}" for rule in rules)
 
 
 class Play:
@@ -135,7 +135,7 @@ class Play:
 
     def end(self) -> Iterator[str]:
         """The server's content and events."""
-        events = [{**each.as_dict(), "sentence": ""} for each in self.engine.events]
+        events = [{**event.as_dict(), "sentence": ""} for event in self.engine.events]
         yield f"holds {digest(self.engine.snapshot())}, {len(events)} events {digest(events)}"
 
 

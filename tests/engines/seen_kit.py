@@ -25,7 +25,7 @@ def found(profile: str, model: str, number: int, shape: Shape = SHAPE) -> list[F
     list(client.run())
     trial = play(client.scenario, Profile.parse(profile), stop_early=False, thin=True)
     laws = {"broken invariant", "lost reuse", "refusal"}
-    return [each for each in trial.findings if each.kind in laws]
+    return [finding for finding in trial.findings if finding.kind in laws]
 
 
 def seen_of(reply: Reply, events: Iterable[Event], **more: Any) -> Seen:
@@ -41,7 +41,7 @@ def changed(kind: type[Event], **changes: Any) -> Callable[[Seen], Seen]:
     """The request with other fields in its events of a kind."""
 
     def change(seen: Seen) -> Seen:
-        assert kind in map(type, seen.events), sorted({each.name() for each in seen.events})
+        assert kind in map(type, seen.events), sorted({event.name() for event in seen.events})
         events = [replace(e, **changes) if isinstance(e, kind) else e for e in seen.events]
         return replace(seen, events=events)
 

@@ -245,14 +245,14 @@ SEARCHES: Final = ("testing", "prove", "play/findings.py")
 
 
 def test_what_only_searches_read_is_no_field_of_a_family() -> None:
-    names = {each.name for each in fields(Family)}
+    names = {field.name for field in fields(Family)}
     told = "".join(
         path.read_text()
         for path in PROGRAM.rglob("*.py")
         if not path.relative_to(PROGRAM).as_posix().startswith(SEARCHES)
     )
 
-    assert set() == names & {each.name for each in fields(Search)}
+    assert set() == names & {field.name for field in fields(Search)}
     assert set() == {name for name in names if not re.search(rf"\.{name}\b", told)}
 
 

@@ -38,7 +38,7 @@ def test_what_two_engines_say_alike_is_written_once() -> None:
 
 @pytest.mark.parametrize(("engine", "event"), EVENTS, **by_name)
 def test_every_event_has_a_sentence_over_its_own_fields(engine: str, event: type[Event]) -> None:
-    known = {each.name for each in fields(event)}
+    known = {field.name for field in fields(event)}
     composes = event.sentence is not Event.sentence  # its numbers decide what is said
     assert composes or event.template
     assert set() == names_in(event.template) - known

@@ -38,7 +38,7 @@ def played(profile: str, *, forgets: bool) -> tuple[Engine, list[Reply]]:
 
 
 def told(replies: list[Reply]) -> list[object]:
-    return [(each.cached, each.equal, each.equal_with, each.losses) for each in replies]
+    return [(reply.cached, reply.equal, reply.equal_with, reply.losses) for reply in replies]
 
 
 @pytest.mark.parametrize("profile", PROFILES)

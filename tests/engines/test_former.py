@@ -97,8 +97,8 @@ def test_a_scenario_of_before_runs_with_the_flags_of_the_engine_below() -> None:
         {"format": 1, "name": "n", "model": {"preset": "dense"}, "engine": engine, "step": steps}
     )
 
-    profiles = [full_profile("mlx-lm", each) for each in scenario.engine.profiles]
-    played = [run(scenario, each, arithmetic="ring") for each in profiles]
+    profiles = [full_profile("mlx-lm", profile) for profile in scenario.engine.profiles]
+    played = [run(scenario, profile, arithmetic="ring") for profile in profiles]
 
     assert ["mlx-lm@0.31.3", "rapid-mlx@0.12.5"] == [each.profile for each in played]
     assert [] == [step.error for each in played for step in each.steps if step.error]

@@ -51,7 +51,7 @@ def test_an_image_is_reused_where_it_is_the_same(engine: str) -> None:
 
 def test_llama_server_decodes_each_image_apart_from_the_text() -> None:
     run = run_scenario(prompts("llama.cpp@b11549", "S photo other q"))
-    decoded = [each.n_tokens for each in run.steps[0].events if isinstance(each, BatchDecoded)]
+    decoded = [event.n_tokens for event in run.steps[0].events if isinstance(event, BatchDecoded)]
 
     assert [32, 32, 32, 16] == decoded
 
@@ -183,7 +183,7 @@ def test_vllm_mlx_says_whose_prepared_images_are_used() -> None:
         prompts("mlx-lm@0.31.3+vllm-mlx-mllm", "S photo other q", "S other photo q", "S photo q")
     )
     events = [event for step in run.steps for event in step.events]
-    [used] = [each for each in events if isinstance(each, PreparedAlready)]
+    [used] = [event for event in events if isinstance(event, PreparedAlready)]
 
     assert (("photo", "other"), ("other", "photo")) == (used.images, used.asked)
     assert ["same", "diverged", "same"] == [step.answer for step in run.steps]

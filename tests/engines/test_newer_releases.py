@@ -38,7 +38,7 @@ def values(option: Option) -> tuple[Any, ...]:
 
 def named(family: Family[Any, Any], text: str) -> list[str]:
     """The releases that a sentence names, by a whole number or by the minor alone."""
-    names = {*family.names()} | {each.rpartition(".")[0] for each in family.names()} - {""}
+    names = {*family.names()} | {name.rpartition(".")[0] for name in family.names()} - {""}
     return re.findall(rf"(?<![\w.])(?:{'|'.join(map(re.escape, names))})(?![\w.]*\w)", text)
 
 

@@ -82,8 +82,8 @@ SEQUENCES = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=9), min_si
 def known(sequences: list[list[int]], wanted: list[int]) -> int:
     """The longest prefix of a sequence that another one begins with."""
     return max(
-        next((at for at in range(len(wanted)) if each[at : at + 1] != wanted[at : at + 1]), 9)
-        for each in sequences
+        next((at for at in range(len(wanted)) if sequence[at : at + 1] != wanted[at : at + 1]), 9)
+        for sequence in sequences
     )
 
 
@@ -92,16 +92,20 @@ def test_the_longest_prefix_of_all_is_found_with_the_request_that_came_first(
     sequences: list[list[int]],
 ) -> None:
     seen = PrefixTree()
-    for by, each in enumerate(sequences[:-1]):
-        for end in range(1, len(each) + 1):  # a reply, token by token
-            seen.learn(np.array(each[:end], np.int64), None, by)
+    for by, sequence in enumerate(sequences[:-1]):
+        for end in range(1, len(sequence) + 1):  # a reply, token by token
+            seen.learn(np.array(sequence[:end], np.int64), None, by)
     wanted = sequences[-1]
 
     count, by = seen.find(np.array(wanted, np.int64), None)
 
     assert min(known([[], *sequences[:-1]], wanted), len(wanted)) == count
     assert by == next(
-        (at for at, each in enumerate(sequences[:-1]) if count and each[:count] == wanted[:count]),
+        (
+            at
+            for at, sequence in enumerate(sequences[:-1])
+            if count and sequence[:count] == wanted[:count]
+        ),
         -1,
     )
 

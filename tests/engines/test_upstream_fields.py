@@ -42,13 +42,13 @@ def family(monkeypatch: Patch) -> Family[Any, Any]:
 def test_what_a_row_names_as_simulated_is_an_option(engine: str) -> None:
     family = FAMILIES[engine]
     shown = {each.name for each in (*family.table(), *family.fields)}
-    named = {option for each in family.upstream_fields() for option in each.options}
+    named = {option for field in family.upstream_fields() for option in field.options}
     assert set() == named - shown
 
 
 @pytest.mark.parametrize("engine", WITH_TABLE)
 def test_a_field_has_one_row(engine: str) -> None:
-    rows = [(each.owner, each.name) for each in FAMILIES[engine].upstream_fields()]
+    rows = [(field.owner, field.name) for field in FAMILIES[engine].upstream_fields()]
     assert sorted(set(rows)) == sorted(rows)
 
 
@@ -65,7 +65,7 @@ def test_rows_are_sorted_and_have_upstreams_flags() -> None:
         ("page_size", "--page-size", "simulated"),
         ("pool", "--pool", "simulated"),
         ("shards", "--num-shards", "not simulated"),
-    ] == [(each.name, each.flag, each.kind) for each in ROWS]
+    ] == [(row.name, row.flag, row.kind) for row in ROWS]
 
 
 @pytest.mark.parametrize(

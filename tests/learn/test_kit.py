@@ -63,7 +63,7 @@ def test_a_server_answers_letters(capsys: pytest.CaptureFixture[str]) -> None:
     replies = kit.serve("llama.cpp@b11549", "dense", "abc", {"prompt": "abd", "reply": "xy"})
     kit.table(replies, entries=True)
 
-    assert [(0, 3), (2, 1)] == [(each.cached, each.processed) for each in replies]
+    assert [(0, 3), (2, 1)] == [(reply.cached, reply.processed) for reply in replies]
     assert "abd            3       2  same" in capsys.readouterr().out
     assert 1 == len(replies[0].seen("slot-released"))
 

@@ -15,7 +15,7 @@ class Terminal(io.StringIO):
 
 
 def answers(number: int) -> list[str]:
-    return [answer for each in execute(lesson(number)).exercises for answer in each.answers]
+    return [answer for exercise in execute(lesson(number)).exercises for answer in exercise.answers]
 
 
 def test_without_a_number_all_lessons_are_listed(capsys: Capture) -> None:
@@ -96,7 +96,7 @@ def test_at_a_terminal_each_question_is_asked(capsys: Capture, monkeypatch: Patc
 def test_a_question_mark_prints_the_hint_and_spends_no_try(
     capsys: Capture, monkeypatch: Patch
 ) -> None:
-    right = [" ".join(each.answers) for each in execute(lesson(4)).exercises]
+    right = [" ".join(exercise.answers) for exercise in execute(lesson(4)).exercises]
     monkeypatch.setattr("sys.stdin", Terminal("\n".join(["?", "8", *right])))
 
     assert 0 == main(["learn", "4", "--check"])
@@ -106,7 +106,7 @@ def test_a_question_mark_prints_the_hint_and_spends_no_try(
 
 
 def test_answers_may_stand_between_commas() -> None:
-    given = [",".join(each.answers) for each in execute(lesson(3)).exercises]
+    given = [",".join(exercise.answers) for exercise in execute(lesson(3)).exercises]
 
     assert 0 == main(["learn", "3", "--check", *given])
 

@@ -54,12 +54,18 @@ def one(request: pytest.FixtureRequest) -> Lesson:
 
 
 def sentences(chosen: Lesson) -> list[str]:
-    parts = [*chosen.parts, *(part for each in chosen.exercises for part in each.explanation)]
+    parts = [
+        *chosen.parts,
+        *(part for exercise in chosen.exercises for part in exercise.explanation),
+    ]
     return [part.text for part in parts if part.kind in {"prose", "heading"}]
 
 
 def blocks(chosen: Lesson) -> list[str]:
-    inner = [(*each.question, each.answer, *each.explanation) for each in chosen.exercises]
+    inner = [
+        (*exercise.question, exercise.answer, *exercise.explanation)
+        for exercise in chosen.exercises
+    ]
     parts = [*chosen.parts, *(part for parts in inner for part in parts)]
     return [part.text for part in parts if part.kind in {"code", "answer"}]
 
@@ -117,7 +123,7 @@ def test_it_draws_asks_and_lets_a_number_be_changed(one: Lesson) -> None:
     assert kinds["picture"] >= 2
     assert kinds["control"] >= 1
     assert kinds["question"] >= 2
-    for control in (each.shown for each in whole.parts if each.source.kind == "control"):
+    for control in (part.shown for part in whole.parts if part.source.kind == "control"):
         assert isinstance(control, Control)
         assert len({said for _, said, _ in control.shown}) > 1, "it changes nothing"
 
@@ -156,12 +162,12 @@ def test_the_page_folds_away_what_follows_a_question() -> None:
 
 
 def test_a_picture_in_the_terminal_marks_what_is_wrong() -> None:
-    shown = [each.shown for each in execute(lesson(5)).parts if each.source.kind == "picture"]
+    shown = [part.shown for part in execute(lesson(5)).parts if part.source.kind == "picture"]
     wrong = shown[-1] if isinstance(shown[-1], Drawn) else None
 
     texts = [each.text() for each in shown if isinstance(each, Drawn)]
     assert wrong is not None
-    assert any("    hbcdefxyz\n    ^^^^^^^^^" in each for each in texts)
+    assert any("    hbcdefxyz\n    ^^^^^^^^^" in text for text in texts)
 
 
 def test_it_names_the_reports_it_explains(one: Lesson) -> None:
@@ -181,7 +187,7 @@ def test_names_of_scenarios_exist(one: Lesson) -> None:
 
 def test_told_in_a_terminal_no_line_is_wider_than_80(one: Lesson) -> None:
     whole = execute(one)
-    for part in (*whole.parts, *(each.run for each in whole.exercises)):
+    for part in (*whole.parts, *(exercise.run for exercise in whole.exercises)):
         assert max(map(len, part.output.splitlines()), default=0) <= 78
         if part.source.kind in {"code", "answer", "console"}:
             assert max(map(len, part.text.splitlines())) <= 76
@@ -203,7 +209,7 @@ def test_two_tellings_are_alike(one: Lesson) -> None:
 
 def test_its_own_answers_are_right_and_others_are_not(one: Lesson) -> None:
     whole = execute(one)
-    answers = [answer for each in whole.exercises for answer in each.answers]
+    answers = [answer for exercise in whole.exercises for answer in exercise.answers]
     changed = ["99" if answer != "99" else "98" for answer in answers]
 
     assert all(each.is_right for each in mark(whole, answers))
@@ -240,10 +246,10 @@ def test_the_page_has_the_same_words_for_an_answer_as_the_terminal() -> None:
 def test_each_exercise_has_fields_and_a_hint_on_its_page(one: Lesson) -> None:
     whole, text = execute(one), page(execute(one))
 
-    assert [] == [each.title for each in one.exercises if not each.hint]
-    for each in whole.exercises:
-        form = text.partition(f"### {each.title}\n")[2].partition("</form>")[0]
-        assert len(each.answers) == form.count("<input")
+    assert [] == [exercise.title for exercise in one.exercises if not exercise.hint]
+    for exercise in whole.exercises:
+        form = text.partition(f"### {exercise.title}\n")[2].partition("</form>")[0]
+        assert len(exercise.answers) == form.count("<input")
         assert "Hint: " in form
 
 
@@ -259,8 +265,8 @@ def test_a_picture_leads_to_its_run_in_the_playground() -> None:
 
 def test_the_two_texts_of_lesson_1_share_cells_in_picture_and_control() -> None:
     whole = execute(lesson(1))
-    boxes = [each.shown for each in whole.parts if isinstance(each.shown, Boxes)]
-    (control,) = [each.shown for each in whole.parts if isinstance(each.shown, Control)]
+    boxes = [part.shown for part in whole.parts if isinstance(part.shown, Boxes)]
+    (control,) = [part.shown for part in whole.parts if isinstance(part.shown, Control)]
 
     assert "goodbyeday" == "".join(text for text, tone in boxes[0].rows[1][1] if tone)
     assert 4 == sum(tone == "both" for _, tone in boxes[0].rows[1][1])
@@ -271,8 +277,8 @@ def test_the_two_texts_of_lesson_1_share_cells_in_picture_and_control() -> None:
 def test_the_capstone_predicts_what_the_second_server_did() -> None:
     whole = execute(lesson(12))
 
-    assert "5" == [each.question.answer for each in whole.parts if each.question][-1]
-    assert any("predicted 600  real 600" in each.output for each in whole.parts)
+    assert "5" == [part.question.answer for part in whole.parts if part.question][-1]
+    assert any("predicted 600  real 600" in part.output for part in whole.parts)
 
 
 def test_more_answers_than_questions_are_refused() -> None:
@@ -283,7 +289,7 @@ def test_more_answers_than_questions_are_refused() -> None:
 
 def test_lessons_4_and_5_ask_for_the_cached_counts_of_three_requests() -> None:
     for number in (4, 5):
-        asked = {each.title: each.answers for each in execute(lesson(number)).exercises}
+        asked = {exercise.title: exercise.answers for exercise in execute(lesson(number)).exercises}
         assert 3 == len(asked["Three requests"])
 
 
@@ -332,7 +338,7 @@ def test_the_lesson_on_batches_says_on_which_side_the_servers_pad() -> None:
 
 def test_wrong_answers_of_releases_are_confirmed_or_derived(one: Lesson) -> None:
     whole = execute(one)
-    parts = (*whole.parts, *(each.run for each in whole.exercises))
+    parts = (*whole.parts, *(exercise.run for exercise in whole.exercises))
 
     assert not any(SOURCE in part.output for part in parts)
 
@@ -365,13 +371,13 @@ def needed_of_pictures(chosen: Lesson) -> list[str]:
     needed = []
     for part in chosen.parts:
         if part.kind in {"code", "picture", "control"}:
-            names = [each for each in ast.walk(ast.parse(part.text)) if isinstance(each, ast.Name)]
-            own = {each.id for each in names if isinstance(each.ctx, ast.Store)}
+            names = [node for node in ast.walk(ast.parse(part.text)) if isinstance(node, ast.Name)]
+            own = {name.id for name in names if isinstance(name.ctx, ast.Store)}
             if part.kind == "code":
                 needed += [
-                    each.id
-                    for each in names
-                    if each.id not in own and set_by.get(each.id, "code") != "code"
+                    name.id
+                    for name in names
+                    if name.id not in own and set_by.get(name.id, "code") != "code"
                 ]
             set_by = dict.fromkeys(own, part.kind) | set_by
     return needed

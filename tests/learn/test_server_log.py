@@ -17,7 +17,7 @@ COUNTS = [0, 2639, 2869, 0, 3259]
 def test_the_requests_played_are_those_of_the_log() -> None:
     log = example()
 
-    assert COUNTS == [each["cached"] for each in log.report["requests"]]
+    assert COUNTS == [request["cached"] for request in log.report["requests"]]
     assert COUNTS == [step.cached for step in log.run().steps]
 
 

@@ -254,7 +254,7 @@ def fed(network: Network, counts: tuple[int, ...], padding: Padding | None) -> l
 def recurrent(kind: str, arithmetic: ArithmeticName) -> Network:
     """A network of recurrent layers alone: sets share no attention."""
     spec = tiny(kind, vocabulary=64)
-    layers = tuple(each for each in spec.layers if each in {"ssm", "delta", "conv"}) * 2
+    layers = tuple(layer for layer in spec.layers if layer in {"ssm", "delta", "conv"}) * 2
     return build(tiny(kind, vocabulary=64, layers=layers), arithmetic)
 
 

@@ -69,9 +69,9 @@ def test_an_answer_that_no_network_computed_is_not_judged() -> None:
 
     steps = run(scenario, profile, arithmetic="counts").steps
 
-    assert [0, 6, 6, 7] == [each.cached for each in steps]
-    assert 4 * [None] == [each.answer for each in steps]
-    assert 4 * [None] == [each.max_difference for each in steps]
-    assert [None, None, None, "lost"] == [each.reuse for each in steps]
+    assert [0, 6, 6, 7] == [step.cached for step in steps]
+    assert 4 * [None] == [step.answer for step in steps]
+    assert 4 * [None] == [step.max_difference for step in steps]
+    assert [None, None, None, "lost"] == [step.reuse for step in steps]
     assert run(scenario, profile, arithmetic="counts").as_expected
     assert "diverged" == run(scenario, profile, arithmetic="ring").steps[-1].answer

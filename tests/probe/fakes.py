@@ -212,7 +212,7 @@ def _top(row: Any, count: int) -> list[tuple[int, float]]:
 
 
 def _llama(fake: Fake, body: Any) -> Any:
-    reply = tuple(int(each.strip("<[]>")) for each in body.get("grammar", "").split()[2:])
+    reply = tuple(int(part.strip("<[]>")) for part in body.get("grammar", "").split()[2:])
     done = fake.model.reply(
         tuple(body["prompt"]),
         reply,
@@ -276,7 +276,7 @@ def _sglang(fake: Fake, body: Any) -> Any:
 
 def _text(fake: Fake, body: Any) -> Any:
     """Words w0 to w511, as mlx_lm.server has them: without a switch for the cache."""
-    ids = [int(each[1:]) if each[1:].isdigit() else 0 for each in body["prompt"].split()]
+    ids = [int(part[1:]) if part[1:].isdigit() else 0 for part in body["prompt"].split()]
     done = fake.model.reply(tuple(ids), (), body["max_tokens"])
     if isinstance(done, str):
         return done
@@ -300,8 +300,8 @@ def _chat(fake: Fake, body: Any) -> Any:
     """Messages, each between two tokens of a template."""
     words = [
         word
-        for each in body["messages"]
-        for word in (f"w{ROLES[each['role']]}", *each["content"].split(), "w4")
+        for message in body["messages"]
+        for word in (f"w{ROLES[message['role']]}", *message["content"].split(), "w4")
     ]
     found = _text(fake, {**body, "prompt": " ".join([*words, "w3"])})
     if isinstance(found, dict):
@@ -315,7 +315,7 @@ def _ollama(fake: Fake, body: Any) -> Any:
         fake.erased += 1
         fake.model.engine = fake.model.created()
         return {"done": True}
-    ids = [int(each[1:]) if each[1:].isdigit() else 0 for each in body["prompt"].split()]
+    ids = [int(part[1:]) if part[1:].isdigit() else 0 for part in body["prompt"].split()]
     done = fake.model.reply(tuple(ids), (), body["options"]["num_predict"])
     if isinstance(done, str):
         return done

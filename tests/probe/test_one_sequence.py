@@ -78,4 +78,4 @@ def test_a_cold_request_is_remembered_without_the_slot_that_it_does_not_name() -
         target.cold(query)
         target.close()
     assert [(True, 2), (False, -1)] == [(q.cache_prompt, q.slot) for (q,) in target.sent]
-    assert [2, None] == [each.get("id_slot") for each in server.bodies[-2:]]
+    assert [2, None] == [body.get("id_slot") for body in server.bodies[-2:]]

@@ -95,7 +95,7 @@ def test_messages_of_a_chat_end_at_the_same_tokens_in_other_words() -> None:
     one, other = (query_of(step, {n: f"{word}{n}" for n in range(200, 400)}) for word in "ab")
     assert one.messages == other.messages
     assert (3, 4, 5) == one.messages
-    roles = [(each["role"], each["content"]) for each in _messages(one)]
+    roles = [(message["role"], message["content"]) for message in _messages(one)]
     chat = [("system", "a265 a266 a276"), ("user", "a270"), ("assistant", "a288"), ("user", "a300")]
     assert chat == roles
 

@@ -138,20 +138,20 @@ def test_chats_are_sent_as_messages(context: object) -> None:
         fake("chat", PROFILES["text"], prompt_cache_size=0) as cold,
     ):
         result = probed(warm.url, cold=cold.url, requests=900, no_repeats=True, chat=True)
-        roles = [[each["role"] for each in body["messages"]] for body in warm.bodies]
+        roles = [[message["role"] for message in body["messages"]] for body in warm.bodies]
     assert (context is sound) == result.right
-    assert {"user"} == {each[-1] for each in roles}
+    assert {"user"} == {role[-1] for role in roles}
     assert ["system", "user", "assistant", "user"] in roles
 
 
 def test_chats_that_open_together_have_a_system_message_each() -> None:
     steps = opened_together(Seeded("rows"), 100)
     names = {token: str(token) for token in WORDS}
-    ends = [query_of(each, names).messages for each in steps]
-    assert {len(each) for each in ends} == {1}
+    ends = [query_of(step, names).messages for step in steps]
+    assert {len(end) for end in ends} == {1}
     assert min(ends)[0] < 10
     assert max(ends)[0] in range(40, 51)
-    assert [each.with_previous for each in steps].count(False) == 3
+    assert [step.with_previous for step in steps].count(False) == 3
 
 
 @pytest.mark.thorough
@@ -290,7 +290,7 @@ def test_a_key_is_sent_and_not_written(monkeypatch: Patch, tmp_path: Path) -> No
     assert not result.right
     text = (tmp_path / "report.md").read_text()
     assert '-H "Authorization: Bearer $SERVER_KEY"' in text
-    assert "sk-secret" not in "".join(each.read_text() for each in tmp_path.iterdir())
+    assert "sk-secret" not in "".join(path.read_text() for path in tmp_path.iterdir())
     monkeypatch.setenv("SERVER_KEY", "")
     with pytest.raises(InputError, match="--key SERVER_KEY: the environment has no key"):
         probed(server.url, key="SERVER_KEY")
@@ -388,12 +388,12 @@ def test_files_hold_the_report_the_whole_sequence_and_the_requests(tmp_path: Pat
             Settings(url=server.url, requests=1500, longest=60, minutes=2.0, emit=tmp_path)
         )
     # No scenario: the simulated server is right, and this one was never started afresh.
-    assert {".sh", ".md", ".jsonl"} == {each.suffix for each in finished.files}
+    assert {".sh", ".md", ".jsonl"} == {file.suffix for file in finished.files}
     report = next(tmp_path.glob("*.md")).read_text()
     assert report.count("curl -s") >= 3
     assert "Against the server as it was: earlier requests may have a part in it:" in report
     assert "WRONG" in report
-    lines = [json.loads(each) for each in next(tmp_path.glob("*.jsonl")).read_text().splitlines()]
+    lines = [json.loads(line) for line in next(tmp_path.glob("*.jsonl")).read_text().splitlines()]
     assert all({"number", "time", "prompt", "status", "usage"} == line.keys() for line in lines)
 
 

@@ -29,7 +29,7 @@ def test_the_true_release_is_always_among_those_that_are_left() -> None:
 
 def test_rules_that_releases_share_are_one_candidate() -> None:
     found = Fingerprint.of("mlx-lm", 1, 4096)
-    releases = [each for one in found.left for each in one.releases]
+    releases = [release for one in found.left for release in one.releases]
     assert found.first == len(found.left) < len(releases)
 
 
@@ -58,9 +58,9 @@ def test_after_a_finding_more_workloads_are_drawn_until_another_fault_is_met() -
         replace(
             EMPTY,
             engine=Server(name="llama.cpp"),
-            step=tuple(Step(name=f"r{at}", prompt=p, reply=(500,)) for at, p in enumerate(each)),
+            step=tuple(Step(name=f"r{at}", prompt=p, reply=(500,)) for at, p in enumerate(prompt)),
         )
-        for each in prompts
+        for prompt in prompts
     )
     every = Fingerprint.of("llama.cpp", 1, 4096).left
     true = [e for e in every if "b11549" in e.releases and e.model == "swa" and not e.shown]

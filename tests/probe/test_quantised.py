@@ -11,7 +11,7 @@ WEIGHTS = np.random.default_rng(0).normal(size=(3, 512)).astype(np.float32)
 
 
 def q8_0(block: Any) -> list[float]:
-    return [float(block["scale"]) * int(each) for each in block["numbers"]]
+    return [float(block["scale"]) * int(number) for number in block["numbers"]]
 
 
 def q4_k(block: Any) -> list[float]:

@@ -27,7 +27,7 @@ def test_prompts_share_what_they_shared_in_the_file(name: str, grows: bool) -> N
     """A chat that grows, and one whose system prompt has a clock near its begin."""
     prompts = prompts_of(EXAMPLES / name)
     assert len(prompts) > 2
-    assert all(0 < len(each) <= 300 for each in prompts)
+    assert all(0 < len(prompt) <= 300 for prompt in prompts)
     shared = [get_common_prefix(one, two) / len(one) for one, two in pairwise(prompts)]
     assert all(share > 0 for share in shared)
     assert all((share > 0.5) == grows for share in shared)
@@ -36,7 +36,7 @@ def test_prompts_share_what_they_shared_in_the_file(name: str, grows: bool) -> N
 def test_a_scaled_trace_keeps_the_parts_that_are_equal(tmp_path: Path) -> None:
     file = tmp_path / "trace.jsonl"
     texts = [[[0, 0, 6000]], [[0, 0, 4000], [1, 0, 2000]], [[2, 0, 6000]]]
-    file.write_text("".join(json.dumps({"prompt": each}) + "\n" for each in texts))
+    file.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in texts))
     first, second, third = prompts_of(file, 62)
     assert [60, 60, 60] == list(map(len, (first, second, third)))
     assert (40, 0) == (get_common_prefix(first, second), get_common_prefix(first, third))
@@ -94,6 +94,6 @@ def test_requests_of_these_shapes_are_sent(monkeypatch: pytest.MonkeyPatch) -> N
     like = EXAMPLES / "hybrid.log"
     with fake("llama", "llama.cpp@b11549") as server:
         result = run(Settings(url=server.url, requests=250, longest=60, like=like)).result
-    sent = {len(each["prompt"]) for each in server.bodies}
+    sent = {len(body["prompt"]) for body in server.bodies}
     assert {len(each) for each in prompts_of(like, 60)} <= sent
     assert result.right

@@ -37,8 +37,8 @@ def running(command: str) -> bool:
     """True if a process of this command is alive, after a second at most."""
     for _ in range(20):
         shown = subprocess.run(["ps", "-eo", "stat,args"], capture_output=True, text=True)  # noqa: PLW1510
-        lines = [each for each in shown.stdout.splitlines() if not each.startswith("Z")]
-        if not any(each.endswith(command) for each in lines):
+        lines = [line for line in shown.stdout.splitlines() if not line.startswith("Z")]
+        if not any(line.endswith(command) for line in lines):
             return False
         time.sleep(0.05)
     return True
@@ -76,7 +76,7 @@ def test_a_server_that_ignores_sigterm_is_killed(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(target, "PATIENCE", 0.3)
     result = probed(f"{SERVER} {{port}} stays")
     assert result.right
-    assert any(each.startswith(target.KILLED) for each in result.outcome.notes)
+    assert any(note.startswith(target.KILLED) for note in result.outcome.notes)
     assert not running(f" {result.url.rpartition(':')[2]} stays")
 
 
@@ -88,7 +88,7 @@ def test_a_child_that_a_server_leaves_is_killed(apart: str, said: int) -> None:
     result = probed(f"sh -c '{apart}{command} & exec {SERVER} $0' {{port}}")
     assert result.right
     assert not running(command)
-    assert said == sum(each.startswith(target.STRAYS) for each in result.outcome.notes)
+    assert said == sum(note.startswith(target.STRAYS) for note in result.outcome.notes)
 
 
 def test_a_server_that_goes_to_the_background_is_ended() -> None:

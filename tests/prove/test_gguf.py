@@ -172,9 +172,9 @@ def test_the_toy_of_deepseek_4_has_three_layers_and_its_predictor_the_fourth(
     write_target(files[0], 512, 128)
     write_predictor(files[1], 512, 128)
 
-    (keys, target), (more, predictor) = (read(io.BytesIO(each.read_bytes())) for each in files)
+    (keys, target), (more, predictor) = (read(io.BytesIO(file.read_bytes())) for file in files)
     layers = [
-        {each.split(".")[1] for each in tensors if each.startswith("blk.")}
+        {tensor.split(".")[1] for tensor in tensors if tensor.startswith("blk.")}
         for tensors in (target, predictor)
     ]
 

@@ -74,7 +74,9 @@ def _caught(monkeypatch: Patch) -> list[Counterexample]:
 def always_the_same(profile: Profile, model: str, **_: object) -> Survey:
     """A search that comes upon the three requests of the first screen, whatever it looks at."""
     prompts = (range(300, 305), range(400, 440), (*range(400, 420), *range(450, 470)))
-    steps = (Step(name=f"r{n}", prompt=tuple(each), reply=(300,)) for n, each in enumerate(prompts))
+    steps = (
+        Step(name=f"r{n}", prompt=tuple(prompt), reply=(300,)) for n, prompt in enumerate(prompts)
+    )
     drawn = replace(scenario(*steps), model=Model(preset=model))
     found = Survey(report=Report(profile=profile, model=model, workloads=1))
     for cause, (step, detail) in causes(drawn, profile, "ring", "wrong").items():
@@ -397,12 +399,12 @@ def test_a_real_server_confirms_an_answer_and_counts_and_no_law_by_its_wrong_ans
     lost = f"{steps[wrong.step].real.cached} of 99 tokens cached"
     monkeypatch.setattr(llama_cpp, "play_scenario", lambda *_, **__: steps)
     laws = KEPT, replace(LOST, detail=lost, due=99), replace(LOST, due=99)
-    tried = [wrong, *(replace(each, step=wrong.step) for each in laws)]
+    tried = [wrong, *(replace(law, step=wrong.step) for law in laws)]
 
     results = [PROVER.prove(brought(each), OCTOBER) for each in tried]
 
-    assert all("WRONG" in each.seen for each in results)
-    assert [CONFIRMED, SOURCE, CONFIRMED, SOURCE] == [each.evidence for each in results]
+    assert all("WRONG" in result.seen for result in results)
+    assert [CONFIRMED, SOURCE, CONFIRMED, SOURCE] == [result.evidence for result in results]
 
 
 def report_of(finding: Finding, result: ProofResult, folder: Path) -> str:

@@ -74,7 +74,7 @@ def test_what_was_played_is_replayed_from_the_line_that_is_recorded() -> None:
     first = Outcome(cached=0, processed=150, reply=as_tokens([301]), slot=0)
     second = Outcome(cached=145, processed=5, reply=as_tokens([302, 303]), slot=0)
 
-    groups = [[each] for each in steps]
+    groups = [[step] for step in steps]
     right = line_of(scenario, "8337e4cd3", groups, [first, second])
     wrong = line_of(scenario, "8337e4cd3", groups, [first, first])
 
@@ -92,7 +92,7 @@ def test_requests_that_are_sent_together_are_one_entry_and_may_arrive_in_any_ord
 
     line = line_of(scenario, "8337e4cd3", [steps, [again]], [*replies, last])
 
-    assert ["A", "b"] == [each["name"] for each in line["steps"][0]]
+    assert ["A", "b"] == [step["name"] for step in line["steps"][0]]
     found = judged({**line, "options": {"cache_ram": 0}})
     assert isinstance(found, Race)
     assert "order 2, 1" in found.order

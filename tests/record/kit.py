@@ -38,7 +38,7 @@ class Call:
     @property
     def headers(self) -> dict[str, str]:
         lines = self.head.decode("latin-1").split("\r\n")[1:]
-        return {k.lower(): v for k, _, v in (each.partition(": ") for each in lines) if k}
+        return {k.lower(): v for k, _, v in (line.partition(": ") for line in lines) if k}
 
     async def send(self, *pieces: bytes) -> None:
         for piece in pieces:

@@ -188,11 +188,11 @@ async def test_two_turns_are_recorded(name: str, stream: bool, tmp_path: Path) -
     assert len(REPLY) == reply["text"]
     assert "unread" not in first | second
     assert [False, False] == [each["cancelled"] for each in (first, second)]
-    assert [100, 160] == [each["prompt_tokens"] for each in found["requests"]] or not known
+    assert [100, 160] == [request["prompt_tokens"] for request in found["requests"]] or not known
     cached = [0, 90] if dialect.reports_cached else [None, None]
-    assert cached == [each["cached"] for each in found["requests"]]
-    assert [None, 0] == [each["continues"] for each in found["requests"]]
-    assert [None, None] == [each["parting"] for each in found["requests"]]
+    assert cached == [request["cached"] for request in found["requests"]]
+    assert [None, 0] == [request["continues"] for request in found["requests"]]
+    assert [None, None] == [request["parting"] for request in found["requests"]]
     assert SYSTEM not in (tmp_path / "recorded.jsonl").read_text()
 
 
@@ -205,7 +205,7 @@ async def test_kept_texts_are_the_same_prompts(name: str, tmp_path: Path) -> Non
     for request, texts in zip(
         requests, ([SYSTEM, FIRST], [SYSTEM, FIRST, REPLY, SECOND]), strict=True
     ):
-        kept = [each.text for each in request.segments if each.kind == "text"]
+        kept = [segment.text for segment in request.segments if segment.kind == "text"]
         assert "".join(texts) == "".join(kept)
 
 
@@ -241,7 +241,7 @@ async def test_images_beside_a_text_are_attachments(tmp_path: Path) -> None:
 
     first, _ = await recorded(dialect, tmp_path, stream=True)
 
-    assert ["text", "attachment"] == [each["kind"] for each in first["segments"]]
+    assert ["text", "attachment"] == [segment["kind"] for segment in first["segments"]]
 
 
 async def test_a_stream_of_sglang_may_bring_only_what_is_new(tmp_path: Path) -> None:

@@ -63,7 +63,7 @@ async def test_a_refusal_of_the_recorder_ends_after_its_line_too(tmp_path: Path)
         async with client.post(taking.url + CHAT, json=chat("hello")) as got:
             assert 502 == got.status
             await got.read()
-        assert [502] == [each["status"] for each in taking.entries]
+        assert [502] == [entry["status"] for entry in taking.entries]
 
 
 async def test_an_analysis_that_takes_long_is_added_to_its_line(
@@ -84,14 +84,16 @@ async def test_an_analysis_that_takes_long_is_added_to_its_line(
                 async with client.post(taking.url + CHAT, json=body) as got:
                     await got.read()
             assert len(conversation) == len(taking.entries)
-            late = not any("seen" in each for each in taking.entries)
+            late = not any("seen" in entry for entry in taking.entries)
             going.set()
             await taking.written(len(conversation))
         with taking.path.open("rb") as file:
             requests = read_dump("recorded", file)
         assert len(conversation) == len(requests)
         assert late == (b'"adds"' in taking.path.read_bytes())
-        return [(each.seen, each.divergence, each.runs, each.server) for each in requests]
+        return [
+            (request.seen, request.divergence, request.runs, request.server) for request in requests
+        ]
 
     monkeypatch.setattr(sessions, "ANALYSIS", 60.0)
     at_once = await lines(tmp_path / "at once")
@@ -127,7 +129,7 @@ async def test_a_stream_that_is_parsed_for_ever_holds_up_its_own_client_alone(
         await asyncio.to_thread(parsing.wait)
         async with client.post(taking.url + CHAT, json=chat("other")) as got:
             assert COUNTED == await got.read()
-        assert [1] == [len(each["reply"]) for each in taking.entries]
+        assert [1] == [len(entry["reply"]) for entry in taking.entries]
         going.set()
         assert (await (await hostile).read()).endswith(delta("end"))
         assert 2 == len(taking.entries)

@@ -433,7 +433,7 @@ async def test_no_text_and_no_key_is_in_the_file(tmp_path: Path) -> None:
             await got.read()
         await taking.written(1)
         text = taking.path.read_text()
-        assert [] == [each for each in secrets if each in text]
+        assert [] == [secret for secret in secrets if secret in text]
         assert "/v1/chat/completions?api_key=sk-query" in fake.calls[0].line
 
 
@@ -538,7 +538,7 @@ async def test_a_response_is_recorded_like_a_chat(stream: bool, tmp_path: Path) 
         (entry,) = await taking.written(1)
         (found,) = read_dump("x", BytesIO(taking.path.read_bytes()))
         assert (35, 34, 1) == (found.prompt_tokens, found.cached, found.processed)
-        roles = [(each.role, each.kind) for each in found.segments]
+        roles = [(segment.role, segment.kind) for segment in found.segments]
         expected = [("system", "text"), ("user", "text")]
         assert [*expected, ("assistant", "tool call"), ("tool", "tool call")] == roles
         assert [("text", 5)] == [(each["kind"], each["characters"]) for each in entry["reply"]]
@@ -572,13 +572,13 @@ async def test_why_says_of_the_file_what_the_live_view_said(tmp_path: Path) -> N
         await taking.written(3)
         while len(taking.rows) < 3:
             await asyncio.sleep(0.01)
-        said = [each.why for each in taking.rows]
+        said = [row.why for row in taking.rows]
         assert "message 1 (system) differs at character 10: `10:31` / `10:32`: a clock" == (said[1])
         told = report_of_dump(read_dump("x", BytesIO(taking.path.read_bytes())), source="x")
-        later = [each["why"] for each in told["requests"]]
+        later = [request["why"] for request in told["requests"]]
         assert "message 1 (system) differs at character 10: a clock" == later[1]
         assert [said[0], said[2]] == [later[0], later[2]]
-        assert [each.again for each in taking.rows] == [e["again"] for e in told["requests"]]
+        assert [row.again for row in taking.rows] == [e["again"] for e in told["requests"]]
 
 
 async def test_slots_that_are_saved_erased_and_restored_are_recorded(tmp_path: Path) -> None:
@@ -613,20 +613,22 @@ async def test_slots_that_are_saved_erased_and_restored_are_recorded(tmp_path: P
         text = taking.path.read_text()
         acts = [each for each in written if "action" in each]
 
-        assert ["save", "erase", "restore"] == [each["action"] for each in acts]
-        assert [0, 0, 0] == [each["slot"] for each in acts]
+        assert ["save", "erase", "restore"] == [act["action"] for act in acts]
+        assert [0, 0, 0] == [act["slot"] for act in acts]
         assert acts[0]["file"] == acts[2]["file"]
         assert 106 == acts[0]["moved"]
         assert "secret-name" not in text
         assert "sk-1" not in text
         assert ["slot 0 saved: 106 tokens", "slot 0 erased: 106 tokens"] == [
-            each.why for each in taking.rows[1:3]
+            row.why for row in taking.rows[1:3]
         ]
         said = "continues request 0: slot 0, which held it, was erased by request 2"
         assert said == taking.rows[3].why
         told = report_of_dump(read_dump("x", BytesIO(text.encode())), source="x")
         prompts = [row for row in taking.rows if row.how]
-        assert [each.why for each in prompts] == [each["why"] for each in told["requests"]]
+        assert [prompt.why for prompt in prompts] == [
+            request["why"] for request in told["requests"]
+        ]
         assert "slot-taken" == told["causes"][0]["kind"]
 
 

@@ -35,7 +35,7 @@ def _hostile(run: Run) -> Run:
 def _hostile_step(step: Step) -> Step:
     assert step.detail is not None
     assert step.explanation is not None
-    parts = tuple(replace(each, name=SCRIPT) for each in step.detail.parts)
+    parts = tuple(replace(part, name=SCRIPT) for part in step.detail.parts)
     first = SlotSaved(slot=0, file=f"{IMAGE}{SCRIPT}", n_tokens=1, n_bytes=1)
     explanation = replace(step.explanation, sentences=(IMAGE, SCRIPT, QUOTES))
     if explanation.fault:

@@ -45,8 +45,8 @@ JUDGED = ("llama.cpp-three-requests", "llama.cpp-24143-load-consumes-entry")
 def runs_of(name: str) -> list[Run]:
     scenario = load(shipped_file(name))
     return [
-        run(scenario, full_profile(scenario.engine.name, each), detail=True)
-        for each in scenario.engine.profiles
+        run(scenario, full_profile(scenario.engine.name, profile), detail=True)
+        for profile in scenario.engine.profiles
     ]
 
 
@@ -161,7 +161,7 @@ def test_a_page_asks_for_nothing_from_anywhere(three: list[Run]) -> None:
     policy = there_is(next(a["content"] for t, a in elements if a.get("http-equiv")))
 
     assert policy.startswith("default-src 'none'")
-    assert [] == [each for each in elements if "src" in each[1]]
+    assert [] == [element for element in elements if "src" in element[1]]
     assert ["data:,"] == [a["href"] for t, a in elements if t == "link"]
     assert not re.search(r"\b(fetch|XMLHttpRequest|import|eval|innerHTML|outerHTML)\b\s*[(=]", text)
     assert [] == re.findall(r"url\((?!#p[xga]\))", text)
@@ -176,11 +176,19 @@ def test_texts_of_a_scenario_stay_texts(three: list[Run]) -> None:
 
 
 def test_a_fragment_escapes_what_it_shows_and_runs_nothing(three: list[Run]) -> None:
-    found = {tag for each in hostile_runs(three) for tag, _ in Elements(fragment(each)).found}
+    found = {
+        tag
+        for hostile_run in hostile_runs(three)
+        for tag, _ in Elements(fragment(hostile_run)).found
+    }
 
     assert found.isdisjoint({"script", "img", "b", "iframe"})
     assert "onerror=" not in str(
-        [attrs for each in hostile_runs(three) for _, attrs in Elements(fragment(each)).found]
+        [
+            attrs
+            for hostile_run in hostile_runs(three)
+            for _, attrs in Elements(fragment(hostile_run)).found
+        ]
     )
 
 

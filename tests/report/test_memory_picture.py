@@ -84,7 +84,7 @@ def test_no_arrow_leads_to_a_slot_that_was_reset_after_it_restored_a_checkpoint(
     )
 
     assert () == reset.arrows
-    assert ["restored from 395[394..394] of A"] == [each.label for each in kept.arrows]
+    assert ["restored from 395[394..394] of A"] == [arrow.label for arrow in kept.arrows]
 
 
 def test_a_model_that_recalls_facts_is_drawn_in_words_and_its_long_request_is_clipped() -> None:
@@ -249,7 +249,7 @@ def test_letters_that_two_prompts_begin_with_have_one_colour() -> None:
     rows_of = [row for row in story(first.watched()).rows if row.kind == "request"]
 
     assert [[(8, 0)], [(3, 0), (3, 1)]] == [
-        [each for bar in row.bars for each in bar.colours] for row in rows_of
+        [colour for bar in row.bars for colour in bar.colours] for row in rows_of
     ]
 
 
@@ -258,8 +258,8 @@ def test_a_legend_explains_the_fills_that_occur_and_no_others() -> None:
     right = inline(story(watched(THREE, "llama.cpp@b11549+erase-equal")), "x")
     words = ("reused, or still held", "processed new", "lost and reprocessed", ">wrong<")
 
-    assert [True] * 4 == [each in wrong for each in words]
-    assert [True, True, True, False] == [each in right for each in words]
+    assert [True] * 4 == [word in wrong for word in words]
+    assert [True, True, True, False] == [word in right for word in words]
     assert "evicted" not in wrong + right
 
 
@@ -316,7 +316,7 @@ def test_the_mark_at_the_end_of_a_node_covers_none_of_its_letters() -> None:
 @pytest.mark.thorough
 def test_cached_blocks_are_drawn_as_chains_of_hashes_that_fork_where_prompts_do() -> None:
     picture = story(watched("vllm-45238-unique-tail", "vllm@0.19.1"))
-    chains = [(each.branch.stem, each.label) for each in picture.rows[-17:-4] if each.branch]
+    chains = [(row.branch.stem, row.label) for row in picture.rows[-17:-4] if row.branch]
     forked = next(row for row in picture.rows if row.label == "#2 → #3, under #1")
 
     assert ("", "attention: 16 cached blocks of 528 tokens, by hash") == chains[0]

@@ -72,9 +72,9 @@ def test_every_engine_release_patch_and_flag_can_be_chosen() -> None:
 def test_a_request_is_stepped_through_with_the_rule_where_it_decides() -> None:
     asked(THREE, "llama.cpp@b11549")
     told = question(do="step", step=2)
-    words = [each["word"] for each in told["frames"]]
+    words = [frame["word"] for frame in told["frames"]]
     looks = [
-        re.findall(r'class="b (\w+)', told["pool"][each["rows"][0]]) for each in told["frames"]
+        re.findall(r'class="b (\w+)', told["pool"][frame["rows"][0]]) for frame in told["frames"]
     ]
 
     assert ["request", "match"] == words[:2]
@@ -95,7 +95,7 @@ def test_a_file_is_opened_as_a_form_where_the_form_has_a_place_for_all_of_it() -
 
     assert "llama.cpp@b11549" == three["profile"]
     assert [("hello", 5), ("S", 20), ("b", 20), ("c", 20)] == [
-        (each["name"], each["length"]) for each in three["form"]["spans"]
+        (span["name"], span["length"]) for span in three["form"]["spans"]
     ]
     assert 8 == window["form"]["window"]
     assert chat["form"] is None
@@ -150,7 +150,7 @@ def test_a_log_is_handed_out_with_the_server_that_was_read_out_of_it() -> None:
     assert ["model"] == read["how"]["assumed"]
     assert "ctx_checkpoints" in read["how"]["printed"]
     told = question(text=read["toml"], profile="llama.cpp@b9538", arithmetic="ring")
-    assert [0, 1240, 0, 1580, 1840] == [each["cached"] for each in told["steps"]]
+    assert [0, 1240, 0, 1580, 1840] == [step["cached"] for step in told["steps"]]
 
 
 def test_a_setting_of_the_reader_replaces_the_logs() -> None:
@@ -164,7 +164,7 @@ def test_a_log_that_is_not_replayed_is_handed_out_without_a_scenario() -> None:
     lines = (ROOT / "tests" / "why" / "excerpts.jsonl").read_text(encoding="utf-8").splitlines()
     texts = (each["files"][0][1] for each in map(json.loads, lines) if len(each["files"]) == 1)
     told = (
-        json.loads(explained("one.log", each.encode("utf-8", "surrogateescape"))) for each in texts
+        json.loads(explained("one.log", text.encode("utf-8", "surrogateescape"))) for text in texts
     )
     found = next(each["server"] for each in told if not each.get("server", {"played": 1})["played"])
 

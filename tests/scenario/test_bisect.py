@@ -112,9 +112,10 @@ def test_flags_and_a_seed_are_those_of_the_scenario_that_is_bisected(capsys: Cap
     flags = ["--set", "ctx_checkpoints=0", "--seed", "7"]
 
     said = json.loads(output(capsys, ["bisect", name, *flags, "--format", "json"], 1))
-    releases = {each["release"]: each for each in said["releases"]}
-    assert [0, 0, 140, 248, 0] == [each["cached"] for each in releases["b11549"]["steps"]]
+    releases = {release["release"]: release for release in said["releases"]}
+    assert [0, 0, 140, 248, 0] == [step["cached"] for step in releases["b11549"]["steps"]]
     assert "turn-2: reuses 0 of 32" == "{step}: {why}".format(**releases["b11549"])
     assert [("b9294", "bad", "23280")] == [
-        (each["after"], each["became"], each["causes"][0]["patch"]) for each in said["changes"]
+        (change["after"], change["became"], change["causes"][0]["patch"])
+        for change in said["changes"]
     ]

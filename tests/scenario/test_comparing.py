@@ -162,7 +162,7 @@ def test_the_command_prints_json_and_a_row_of_ones_own(capsys: Capture) -> None:
     told = json.loads(output(capsys, [*words, "--arithmetic", "counts", "--format", "json"]))
 
     assert BOUND == told["rows"][0]["name"]
-    assert max(each["reused"] for each in told["rows"]) == told["rows"][0]["reused"]
+    assert max(row["reused"] for row in told["rows"]) == told["rows"][0]["reused"]
     assert "sglang@0.5.23,page_size=64" == told["rows"][-1]["name"]
 
 
@@ -266,14 +266,14 @@ def test_three_profiles_keep_the_flags_of_the_scenario_as_two_do(capsys: Capture
     told = json.loads(output(capsys, [*RESET, *REFUSING, *third, "--format", "json"]))
 
     assert [[0, 0, 410], [0, 395, 410]] == two
-    assert [*two, [0, 0, 410]] == [each["cached"] for each in told["rows"][1:]]
+    assert [*two, [0, 0, 410]] == [row["cached"] for row in told["rows"][1:]]
 
 
 def test_a_flag_of_the_command_replaces_that_of_the_scenario(capsys: Capture) -> None:
     words = [*RESET, *REFUSING, "-p", "d2da6da05,companion=attn", "--format", "json"]
     told = json.loads(output(capsys, words))
 
-    assert [0, 395, 395] == [each["cached"][1] for each in told["rows"][1:]]
+    assert [0, 395, 395] == [row["cached"][1] for row in told["rows"][1:]]
 
 
 def test_another_engine_refuses_flags_that_it_does_not_have(capsys: Capture) -> None:

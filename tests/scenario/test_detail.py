@@ -65,7 +65,9 @@ def test_a_history_computed_again_is_that_of_the_step_that_did_so_last() -> None
     (slot,) = after(entry, 1, "slot-released")["slots"]
 
     assert [{"step": 2, "at": 0, "count": 47}] == row["tokens"]
-    assert [[{"step": 1, "at": 0, "count": 36}]] == [each["row"] for each in slot["checkpoints"]]
+    assert [[{"step": 1, "at": 0, "count": 36}]] == [
+        checkpoint["row"] for checkpoint in slot["checkpoints"]
+    ]
 
 
 def test_cells_name_the_step_that_computed_them(three: dict[str, Any]) -> None:
@@ -95,7 +97,9 @@ def test_logits_are_told_for_both_with_the_tokens_that_win(three: dict[str, Any]
 def test_steps_go_on_from_the_state_that_the_one_before_left(three: dict[str, Any]) -> None:
     details = [step["detail"] for step in three["steps"]]
 
-    assert [each["at"][-1] for each in details[:-1]] == [each["before"] for each in details[1:]]
+    assert [detail["at"][-1] for detail in details[:-1]] == [
+        detail["before"] for detail in details[1:]
+    ]
     assert all(
         len(step["events"]) == len(step["detail"]["at"]) for step in three["steps"]
     )  # fmt: skip
@@ -182,7 +186,7 @@ def test_who_watches_a_long_run_sees_its_beginning(monkeypatch: pytest.MonkeyPat
 
     part = run(scenario, profile, arithmetic="ring", detail=True)
 
-    seen = [[*each.detail.at] for each in part.steps if each.detail]
+    seen = [[*step.detail.at] for step in part.steps if step.detail]
     assert -1 in seen[-1]
     assert -1 not in seen[0][:1]
     assert max(number for each in seen for number in each) < len(part.detail.states)

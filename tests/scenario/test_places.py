@@ -95,7 +95,7 @@ def test_problems_are_told_with_their_lines_in_the_order_of_the_file() -> None:
         "x.toml:17: engine.spans: unknown key 'spans'; did you mean 'options'?",
         "x.toml:21: step[0].prompt: there is no span 'S'",
         "x.toml:30: step[2].name: must be a string, found an integer: 7",
-    ] == [each.removesuffix("; did you mean 'S'?") for each in problems(text)][:4]
+    ] == [problem.removesuffix("; did you mean 'S'?") for problem in problems(text)][:4]
 
 
 STORY = """\

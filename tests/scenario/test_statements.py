@@ -176,7 +176,7 @@ def test_diff_names_the_first_decision_that_differs_with_both_its_sides(
 def test_only_a_step_that_was_run_names_a_release_where_it_goes_better() -> None:
     runs = [played("sglang-34870-pairs", each) for each in ("0.5.23+no-34870", "0.5.23")]
     ended, _ = side_by_side(runs)
-    better = [[each.sentence for each in s.facts if each.word == "but with"] for s in ended.steps]
+    better = [[fact.sentence for fact in s.facts if fact.word == "but with"] for s in ended.steps]
 
-    assert ["aborted", "not-run"] == [each.error for each in ended.steps]
+    assert ["aborted", "not-run"] == [step.error for step in ended.steps]
     assert [["0.5.23: answer same, 0 of 1024 reused"], []] == better

@@ -69,7 +69,7 @@ class Blocks:
     def load(self, request: Request, count: int) -> Rows | None:
         keys = list(self.chain(request))[: count // UNIT]
         blocks = [self.pins.get(key, self.blocks.get(key)) for key in keys]
-        return None if None in [each and 1 for each in blocks] else joined(blocks)  # type: ignore[arg-type]
+        return None if None in [block and 1 for block in blocks] else joined(blocks)  # type: ignore[arg-type]
 
     def evict(self, request: Request) -> None:
         keys = list(self.chain(request))
@@ -211,7 +211,7 @@ class States:
         return request
 
     def store(self, request: Request, rows: Rows) -> None:
-        self.kept[self.key(request)] = [each.copy() for each in rows]
+        self.kept[self.key(request)] = [row.copy() for row in rows]
 
     def lookup(self, request: Request) -> int:
         lengths = range(len(request.tokens), 0, -1)
@@ -219,7 +219,7 @@ class States:
 
     def load(self, request: Request, count: int) -> Rows | None:
         rows = self.kept.get(self.key(request.first(count)))
-        return rows and [each.copy() for each in rows]
+        return rows and [row.copy() for row in rows]
 
 
 class Trimmed(States):
@@ -289,8 +289,8 @@ class Files(Blocks):
             self.path(key).unlink(missing_ok=True)
 
     def clear(self) -> None:
-        for each in self.place.iterdir():
-            each.unlink()
+        for path in self.place.iterdir():
+            path.unlink()
 
 
 def of_servers(name: str, of: Callable[[Server], Hashable]) -> type[Files]:
@@ -394,7 +394,7 @@ PLANTED: dict[Any, tuple[str, dict[str, Any]]] = {
 KINDS = ("dense", "swa", "hybrid", "recurrent")
 
 RIGHT: dict[str, tuple[Any, dict[str, Any]]] = {
-    **{f"blocks, {each}": (Blocks, {"presets": (each,)}) for each in KINDS},
+    **{f"blocks, {kind}": (Blocks, {"presets": (kind,)}) for kind in KINDS},
     **{
         f"states, {each}": (States, {"presets": (each,)}) for each in ("hybrid-delta", "hybrid-swa")
     },

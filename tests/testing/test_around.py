@@ -102,7 +102,7 @@ def test_flags_that_a_given_model_refuses_are_left_out() -> None:
     drawn = (Around(profile, model, n, seed=0, shape=around(COMPRESSED)) for n in range(12))
     flags = [client.scenario.engine.options for client in drawn]
 
-    assert all(own.items() <= each.items() for each in flags)
+    assert all(own.items() <= flag.items() for flag in flags)
     assert 12 > flags.count(own) > 4
 
 
@@ -142,10 +142,10 @@ def test_a_long_scenario_is_sent_in_parts() -> None:
 def test_a_log_has_its_own_server_and_its_requests_in_two_sizes() -> None:
     found = scenarios_like(LOG, "dense")
 
-    servers = {(each.engine.name, each.engine.profiles) for each in found.scenarios}
+    servers = {(scenario.engine.name, scenario.engine.profiles) for scenario in found.scenarios}
     assert {("llama.cpp", ("b9538",))} == servers
     assert (Profile.parse("llama.cpp@b9538"),) == found.profiles
-    longest = [max(len(step.ids) for step in each.step) for each in found.scenarios]
+    longest = [max(len(step.ids) for step in scenario.step) for scenario in found.scenarios]
     assert min(longest) <= SIZES[0] < max(longest) <= SIZES[1]
 
 
@@ -154,7 +154,9 @@ def test_the_requests_of_a_log_are_searched_on_another_engine_too() -> None:
     found = scenarios_like(LOG, "dense", vllm)
 
     assert vllm == found.profiles
-    assert {("", "dense")} == {(each.engine.name, each.model.preset) for each in found.scenarios}
+    assert {("", "dense")} == {
+        (scenario.engine.name, scenario.model.preset) for scenario in found.scenarios
+    }
 
 
 def test_flags_at_the_default_of_a_logs_release_are_not_taken_to_another() -> None:
@@ -212,7 +214,7 @@ def test_a_trace_is_searched_on_the_named_release(
 ) -> None:
     trace = tmp_path / "trace.jsonl"
     lines = ({"timestamp": n, "prompt": [[0, 0, 90], [n, 0, 9]], "reply": []} for n in range(5))
-    trace.write_text("".join(json.dumps(each) + "\n" for each in lines))
+    trace.write_text("".join(json.dumps(line) + "\n" for line in lines))
 
     command = ["check", "vllm@0.33.0", "--like", str(trace), "--model", "dense", "--jobs", "1"]
     assert 0 == main([*command, "--examples", "6"])
@@ -241,8 +243,8 @@ def test_what_is_found_is_run_on_the_real_engine(
     assert 1 == main([*command, "--format", "json"])
     (search,) = json.loads(capsys.readouterr().out)["searches"]
     assert 0 == search["exercised"]["cancel"]  # the real server is sent none
-    seen = [(each["evidence"], each["proof"]) for each in search["findings"]]
-    own = [f"workload {each['workload']}" for each in search["findings"]]
+    seen = [(finding["evidence"], finding["proof"]) for finding in search["findings"]]
+    own = [f"workload {finding['workload']}" for finding in search["findings"]]
     assert seen == [(CONFIRMED, each) if fits else (SOURCE, NOT_RUN) for each in own]
 
 
@@ -257,7 +259,7 @@ def test_a_search_around_a_model_with_layers_of_its_own_runs_these(
     status = main([*command, "4", "--emit", str(tmp_path / "found")])
 
     assert "llama.cpp@b11549, its own layers: " in capsys.readouterr().out
-    found = [load(each) for each in (tmp_path / "found").iterdir()]
+    found = [load(path) for path in (tmp_path / "found").iterdir()]
     assert [layers] * status == [each.model.layers for each in found]
     assert 2 == main([*command, "4", "--model", "swa"])
     assert "it has its own layers; leave --model out" in " ".join(capsys.readouterr().err.split())

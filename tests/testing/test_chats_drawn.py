@@ -48,7 +48,7 @@ def test_a_message_is_read_as_the_tokens_that_it_was_made_of() -> None:
 def test_the_search_comes_upon_the_ring_that_has_turned() -> None:
     found = survey(OCTOBER, "swa", first=35, examples=1, shape=CROWDED)
 
-    assert ["ring-mask"] == [each.cure for each in found.counts]
+    assert ["ring-mask"] == [count.cure for count in found.counts]
 
 
 def test_a_chat_is_made_small_message_by_message() -> None:

@@ -56,8 +56,8 @@ def test_requests_of_one_call_are_alike_where_a_hunt_wants_them_so() -> None:
         scenario, _ = drawn_of("llama.cpp@b11549", number, "hybrid", shape=shape)
         for group in groups_of(scenario):
             steps = [scenario.step[at] for at in group]
-            calls = [each for each in steps if each.do == "complete" and not each.turns]
-            asked = [(each.slot, each.reply, each.options) for each in calls]
+            calls = [step for step in steps if step.do == "complete" and not step.turns]
+            asked = [(call.slot, call.reply, call.options) for call in calls]
 
             assert asked == asked[:1] * len(asked)
 
@@ -91,7 +91,7 @@ def test_a_server_of_no_flags_or_one_is_searched_too(flags: int, monkeypatch: Pa
 
     workloads = [drawn_of("mlx-lm@0.32.2", number, "hybrid")[0] for number in range(20)]
 
-    assert 20 == len({each.name for each in workloads})
+    assert 20 == len({workload.name for workload in workloads})
 
 
 def test_a_server_that_does_nothing_new_gets_no_more_requests() -> None:
@@ -281,15 +281,15 @@ def test_what_fails_with_images_becomes_smaller() -> None:
     assert "a prompt of 21 tokens with 3 images (i1, i2, i0), 1 as before" in told[-1]
     assert 3 >= len(found.counterexample.scenario.step)
     assert 20 >= sum(
-        len(each)
-        for each in found.counterexample.scenario.spans.values()
-        if not isinstance(each, int | str)
+        len(span)
+        for span in found.counterexample.scenario.spans.values()
+        if not isinstance(span, int | str)
     )
 
 
 def test_prompts_reach_the_lengths_at_which_another_server_branches() -> None:
     scenarios = [played("mlx-lm@0.31.3+omlx", n, "dense")[0] for n in range(16)]
-    longest = [max(len(step.ids) for step in each.step) for each in scenarios]
+    longest = [max(len(step.ids) for step in scenario.step) for scenario in scenarios]
 
     assert min(longest) < 200
     assert max(longest) > 2048
@@ -297,15 +297,17 @@ def test_prompts_reach_the_lengths_at_which_another_server_branches() -> None:
 
 def test_some_requests_have_stop_words_tools_or_another_template() -> None:
     scenarios = [played("mlx-lm@0.32.2", n, "dense")[0] for n in range(60)]
-    fields = {name for each in scenarios for step in each.step for name in step.options}
+    fields = {name for scenario in scenarios for step in scenario.step for name in step.options}
 
     assert {"seed", "stop_words", "tools"} == fields
-    assert {"chatml", "strip-reasoning"} == {each.chat.template for each in scenarios}
+    assert {"chatml", "strip-reasoning"} == {scenario.chat.template for scenario in scenarios}
 
 
 def test_some_prompts_have_a_gap_and_some_servers_load_one_model_at_a_time() -> None:
     scenarios = [played("llama.cpp@b11549", n, "dense")[0] for n in range(40)]
-    infills = [step for each in scenarios for step in each.step if step.options.get("endpoint")]
+    infills = [
+        step for scenario in scenarios for step in scenario.step if step.options.get("endpoint")
+    ]
     loaded = {s.engine.options["models_max"] for s in scenarios if s.models}
 
     assert {1, 2} == loaded

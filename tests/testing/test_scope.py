@@ -67,13 +67,13 @@ def renamed(steps: tuple[Step, ...]) -> list[Any]:
     names: dict[int, int] = {}
     return [
         (
-            each.do,
-            each.of,
-            each.turns,
-            each.with_previous,
-            [names.setdefault(word, len(names)) for word in (*each.ids, -1, *words(each))],
+            step.do,
+            step.of,
+            step.turns,
+            step.with_previous,
+            [names.setdefault(word, len(names)) for word in (*step.ids, -1, *words(step))],
         )
-        for each in steps
+        for step in steps
     ]
 
 
@@ -102,8 +102,8 @@ def test_no_workload_occurs_twice(engine: str) -> None:
     scope = whole(newest(engine), model_of(engine))
     scenarios = [scenario for _, scenario in scope.workloads()]
     different = {
-        json.dumps([dict(each.engine.options), renamed(each.step)], default=str)
-        for each in scenarios
+        json.dumps([dict(scenario.engine.options), renamed(scenario.step)], default=str)
+        for scenario in scenarios
     }
 
     assert COUNTS[engine] == len(scenarios) == len(different)
@@ -245,11 +245,11 @@ def test_the_smallest_workload_of_each_cause_is_played_on_the_real_engine(
     command = ("check", "mlx-lm@0.31.3", "--scope", "2", "--prove", "--jobs", "1")
 
     (search,) = json.loads(output(capsys, [*command, "--format", "json"], 1))["searches"]
-    labels = {each["kind"]: each["evidence"] for each in search["findings"]}
+    labels = {finding["kind"]: finding["evidence"] for finding in search["findings"]}
     assert {"crash": CONFIRMED if fits else SOURCE, "wrong answer": SOURCE} == labels
-    for each in search["findings"]:
-        assert each["proof"] == (
-            str(each["workload"]) if fits else "cannot be run on the real package"
+    for finding in search["findings"]:
+        assert finding["proof"] == (
+            str(finding["workload"]) if fits else "cannot be run on the real package"
         )
 
 

@@ -133,7 +133,7 @@ def test_a_dead_generation_thread_is_one_crash_however_many_requests_wait() -> N
 
     trial = play(exact, Profile.parse("mlx-lm@0.31.3"), stop_early=False)
 
-    assert ["crash"] == [each.kind for each in trial.findings]
+    assert ["crash"] == [finding.kind for finding in trial.findings]
     assert trial.findings[0].detail.startswith("worker died: IndexError")
 
 
@@ -188,8 +188,8 @@ def test_one_layer_of_each_kind_decides_and_shows_what_all_of_them_do(
 
             assert whole.cached == thin.cached
             assert whole.exercised == thin.exercised
-            assert [(each.kind, each.step) for each in whole.findings] == [
-                (each.kind, each.step) for each in thin.findings
+            assert [(finding.kind, finding.step) for finding in whole.findings] == [
+                (finding.kind, finding.step) for finding in thin.findings
             ]
 
 
@@ -312,7 +312,7 @@ def test_processed_and_cached_tokens_that_are_not_the_prompt_s_are_a_finding(
     trial = play(replace(drawn, step=(Step(name="a", prompt=(3, 4, 5)),)), profile)
 
     assert [("broken invariant", 0, "0 cached and 1 processed of 3 tokens")] == [
-        (each.kind, each.step, each.detail) for each in trial.findings
+        (finding.kind, finding.step, finding.detail) for finding in trial.findings
     ]
 
 
@@ -324,7 +324,7 @@ def _findings_of_two_completions() -> list[tuple[str, int, str]]:
     drawn = next(workloads(profile, "dense"))
     engine = replace(drawn.engine, options={"parallel": 2})
     trial = play(replace(drawn, engine=engine, step=(TWO,)), profile)
-    return [(each.kind, each.step, each.detail) for each in trial.findings]
+    return [(finding.kind, finding.step, finding.detail) for finding in trial.findings]
 
 
 def test_a_completion_that_is_not_returned_is_a_finding(monkeypatch: Patch) -> None:
@@ -348,7 +348,9 @@ def test_a_wrong_answer_of_a_further_completion_is_a_finding(monkeypatch: Patch)
 
     monkeypatch.setattr(LlamaCpp, "replies", with_wrong_child)
 
-    assert [("wrong answer", 0)] == [each[:2] for each in _findings_of_two_completions()]
+    assert [("wrong answer", 0)] == [
+        completion[:2] for completion in _findings_of_two_completions()
+    ]
 
 
 @pytest.mark.parametrize(

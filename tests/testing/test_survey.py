@@ -63,14 +63,14 @@ def test_what_is_made_small_still_shows_its_own_cause(found: Survey, monkeypatch
 
 
 def test_a_wrong_answer_is_told_by_the_patch_that_it_needs(found: Survey) -> None:
-    (cause,) = (each for each in found.counts if each.cure)
+    (cause,) = (count for count in found.counts if count.cure)
     drawn = found.first[cause]
 
     plain = play(drawn.scenario, WINDOWS, stop_early=False)
     patched = play(drawn.scenario, WINDOWS.with_patches(cause.cure), stop_early=False)
 
-    assert drawn.step in {each.step for each in plain.findings}
-    assert drawn.step not in {each.step for each in patched.findings}
+    assert drawn.step in {finding.step for finding in plain.findings}
+    assert drawn.step not in {finding.step for finding in patched.findings}
 
 
 @pytest.mark.parametrize(
@@ -142,10 +142,10 @@ def test_a_server_that_runs_one_request_at_once_fixes_no_wrong_batch() -> None:
 @pytest.mark.parametrize("name", sorted(FAMILIES))
 def test_another_server_s_rules_fix_no_wrong_answer_of_a_release(name: str) -> None:
     family = FAMILIES[name]
-    cures = [each for r in family.names() for each in family.cures(Profile.parse(f"{name}@{r}"))]
+    cures = [cure for r in family.names() for cure in family.cures(Profile.parse(f"{name}@{r}"))]
 
-    assert [] == [each.name for each in cures if each.server]
-    assert [] == [each.name for each in family.patches if each.server and each.cures]
+    assert [] == [cure.name for cure in cures if cure.server]
+    assert [] == [patch.name for patch in family.patches if patch.server and patch.cures]
 
 
 def test_a_slot_file_that_could_not_be_restored_is_no_part_of_a_cause() -> None:
@@ -233,7 +233,7 @@ def test_a_cancel_goes_with_the_request_that_it_ends() -> None:
 def test_a_workload_that_was_played_is_not_played_again_for_its_causes(
     found: Survey, monkeypatch: Patch
 ) -> None:
-    (cause,) = (each for each in found.counts if each.cure)
+    (cause,) = (count for count in found.counts if count.cure)
     drawn = found.first[cause].scenario
     expected = survey_room.causes(drawn, WINDOWS, "ring", "wrong")
     trial, profiles = play(drawn, WINDOWS, stop_early=False), []
@@ -254,7 +254,9 @@ def flagged(profile: str, model: str, *prompts: Sequence[int], **options: Any) -
     parsed = Profile.parse(profile)
     shape = Shape(flags=False, min_steps=1, max_steps=1, fixed=options)
     drawn = next(workloads(parsed, model, shape=shape))
-    steps = (Step(name=f"r{i}", prompt=tuple(each), predict=8) for i, each in enumerate(prompts))
+    steps = (
+        Step(name=f"r{i}", prompt=tuple(prompt), predict=8) for i, prompt in enumerate(prompts)
+    )
     scenario = replace(drawn, step=tuple(steps))
     return [step for _, step, _ in lost(run(scenario, parsed, arithmetic="ring"), scenario)]
 

@@ -30,12 +30,12 @@ CLEARED = {"type": "AllBlocksCleared"}
 def audit(*batches: Any) -> Audit:
     lines = [
         (
-            {"ts": at, "events": each}
-            if (isinstance(each, list) and not isinstance(each[0], float))
-            else each,
+            {"ts": at, "events": batch}
+            if (isinstance(batch, list) and not isinstance(batch[0], float))
+            else batch,
             f"events:{at}",
         )
-        for at, each in enumerate(batches, 1)
+        for at, batch in enumerate(batches, 1)
     ]
     return Audit.of(lines)
 
@@ -92,7 +92,7 @@ def test_a_router_is_told_which_blocks_it_took_for_held(tmp_path: Path, capsys: 
         {"ts": 0.0, "events": [stored([11, 12])]},
         {"ts": 1.0, "events": [stored([11, 12])]},  # evicted in between, and nobody was told
     ]
-    path.write_text("".join(json.dumps(each) + "\n" for each in lines))
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
 
     printed = " ".join(output(capsys, ["why", str(path)], 1).split())
     assert (

@@ -68,7 +68,7 @@ def test_the_replicas_add_up_and_a_second_run_is_equal(router: str, turn: int) -
     found = play(cell(router=router, turn=turn))
     parts, fleet = found["fleet"]["by_replica"], found["fleet"]
     for name in ("requests", "prompt_tokens", "cached"):
-        assert found[name] == sum(each[name] for each in parts), name
+        assert found[name] == sum(part[name] for part in parts), name
     assert found["cached"] + fleet["elsewhere"] == fleet["best"]
     assert fleet["elsewhere"] >= found["lost"].get("on-another-replica", 0)
     assert found == play(cell(router=router, turn=turn))
@@ -173,7 +173,7 @@ def test_what_another_replica_held_is_the_most_of_one() -> None:
         more += max([held or 0 for held in each.held]) - (each.answer.cached or 0)
     found = play(fleet)
     assert more == found["fleet"]["elsewhere"] >= found["lost"]["on-another-replica"] > 0
-    assert [(0, 0)] * 3 == [(each.load, each.waiting) for each in servers]
+    assert [(0, 0)] * 3 == [(server.load, server.waiting) for server in servers]
 
 
 @pytest.mark.parametrize("profile", ["vllm@0.33.0", "sglang@0.5.23"])
@@ -363,7 +363,7 @@ def test_routers_and_sizes_are_not_compared_as_releases() -> None:
         ],
     }
     rows = [row_of(each, play(each)) for each in plan_of(plan)]
-    assert {("0.30.0", "0.33.0")} == {(each.before, each.after) for each in upgrades(rows)}
+    assert {("0.30.0", "0.33.0")} == {(upgrade.before, upgrade.after) for upgrade in upgrades(rows)}
     assert 4 == len(upgrades(rows))
 
 

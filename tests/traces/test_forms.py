@@ -33,7 +33,7 @@ CHAT = [
 
 def written(folder: Path, lines: Iterable[Any]) -> Path:
     path = folder / "trace.jsonl"
-    path.write_text("".join(json.dumps(each) + "\n" for each in lines))
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     return path
 
 
@@ -109,7 +109,7 @@ def stored(hashes: list[Any], parent: Any = None, size: int = 16, **more: Any) -
 def blocks(path: Path) -> list[tuple[list[int], int]]:
     unit, requests = open_trace(path)
     assert unit == 16
-    return [(list(each.blocks), each.output // unit) for each in requests]
+    return [(list(request.blocks), request.output // unit) for request in requests]
 
 
 def test_blocks_that_are_stored_tell_requests(tmp_path: Path) -> None:
@@ -146,8 +146,8 @@ def test_windows_states_and_other_tiers_are_left_out(tmp_path: Path) -> None:
 def stream_of(count: int, seed: int) -> Iterator[list[Any]]:
     """KV events of a server without limits for a made trace's whole blocks."""
     seen: set[int] = set()
-    for number, each in enumerate(made_requests(count, seed)):
-        whole = each.blocks[: each.length // UNIT]
+    for number, request in enumerate(made_requests(count, seed)):
+        whole = request.blocks[: request.length // UNIT]
         fresh = [block for block in whole if block not in seen]
         seen.update(fresh)
         known = len(whole) - len(fresh)
@@ -161,15 +161,15 @@ def test_every_request_that_stored_several_blocks_is_found(tmp_path: Path) -> No
     path = written(tmp_path, stream_of(80, 5))
     names: dict[int, int] = {}
     wanted, seen = [], set[int]()
-    for each in made_requests(80, 5):
-        whole = each.blocks[: each.length // UNIT]
+    for request in made_requests(80, 5):
+        whole = request.blocks[: request.length // UNIT]
         numbers = [names.setdefault(block, len(names)) for block in whole]
         if len(set(whole) - seen) > 1:
             wanted.append(numbers)
         seen.update(whole)
 
     unit, requests = open_trace(path)
-    found = [list(each.blocks) for each in requests]
+    found = [list(request.blocks) for request in requests]
 
     assert UNIT == unit
     assert len(wanted) > 20
@@ -247,7 +247,7 @@ def test_batches_of_another_rank_do_not_end_a_request(tmp_path: Path) -> None:
 
     _, requests = open_trace(written(tmp_path, batches), rank=0)
 
-    assert [(0, 1, 2, 3)] == [each.blocks for each in requests]
+    assert [(0, 1, 2, 3)] == [request.blocks for request in requests]
 
 
 def test_a_rank_without_a_stored_block_is_named(tmp_path: Path) -> None:
@@ -389,7 +389,7 @@ def test_no_server_beats_the_bound_where_a_reply_is_asked_for_again_whole(tmp_pa
     source = Source(name=str(written(tmp_path, lines)))
     profiles = ("mlx-lm@0.32.2", "llama.cpp@b11549")
     bound = play(Cell(source=source, profile="bound"))
-    found = [play(Cell(source=source, profile=each, model="dense")) for each in profiles]
+    found = [play(Cell(source=source, profile=profile, model="dense")) for profile in profiles]
 
     assert (129, [129, 128]) == (bound["cached"], [each["cached"] for each in found])
 

@@ -28,7 +28,7 @@ def test_quartiles_are_those_that_are_stated(
 def test_the_share_of_a_conversation_that_is_computed_is_the_stated_one() -> None:
     shares = [each.lengths[-1] / sum(each.lengths) for each in DRAWN]
 
-    below = [mean(each < quartile for each in shares) for quartile in source.COMPUTED[1:4]]
+    below = [mean(share < quartile for share in shares) for quartile in source.COMPUTED[1:4]]
     assert [0.25, 0.5, 0.75] == pytest.approx(below, abs=0.025)
     assert 0.09 == pytest.approx(mean(shares), abs=0.01)
 
@@ -39,9 +39,9 @@ def test_a_cache_of_everything_reuses_what_conversations_have_in_common() -> Non
 
     assert (600, source.AGENT_UNIT // 16) == (found["requests"], found["scale"])
     lengths: dict[int, int] = {}
-    for each in source.agent_requests(600, 3):
-        lengths[each.blocks[0]] = max(lengths.get(each.blocks[0], 0), each.length)
-    new = sum(lengths.values()) / sum(each.length for each in source.agent_requests(600, 3))
+    for request in source.agent_requests(600, 3):
+        lengths[request.blocks[0]] = max(lengths.get(request.blocks[0], 0), request.length)
+    new = sum(lengths.values()) / sum(request.length for request in source.agent_requests(600, 3))
     assert 1 - new == pytest.approx(found["rate"], abs=0.004)  # a partial block is computed again
 
 

@@ -20,7 +20,7 @@ from tests.fixtures import Capture, Patch
 
 def file(folder: Path, *values: Any, name: str = "trace.jsonl") -> Path:
     path = folder / name
-    path.write_text("".join(json.dumps(each) + "\n" for each in values))
+    path.write_text("".join(json.dumps(value) + "\n" for value in values))
     return path
 
 
@@ -117,7 +117,7 @@ def test_steps_of_an_agent_are_the_queries_that_it_sent(tmp_path: Path) -> None:
 
     path = file(tmp_path, {"trajectory": steps, "history": TALK})
 
-    assert [33, 1 + 10 + 1 + 5 + 1 + 2 + 1] == [each.length for each in requests(path)]
+    assert [33, 1 + 10 + 1 + 5 + 1 + 2 + 1] == [request.length for request in requests(path)]
     assert [0, 11] == reused(path)
 
 
@@ -156,7 +156,7 @@ def test_tools_of_a_call_stand_first(tmp_path: Path) -> None:
 
     path = file(tmp_path, row, row | {"tools": [1]}, row | {"tools": [2]})
 
-    assert [33, 35, 35] == [each.length for each in requests(path)]
+    assert [33, 35, 35] == [request.length for request in requests(path)]
     assert [0, 1, 1] == reused(path)  # the role
 
 
@@ -348,7 +348,7 @@ def test_burstgpts_failures_are_left_out(tmp_path: Path) -> None:
     path.write_text(BURST)
 
     assert [(0, 472, 18), (43_000, 417, 276)] == [
-        (each.time, each.length, each.output) for each in requests(path)
+        (request.time, request.length, request.output) for request in requests(path)
     ]
 
 

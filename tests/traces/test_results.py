@@ -239,6 +239,6 @@ def test_a_server_that_refuses_requests_says_why(capsys: pytest.CaptureFixture[s
     flags = ["compare", "made:20", "-p", "vllm@0.33.0", "--set", "max_model_len=40"]
 
     assert 0 == main([*flags, "--format", "json"])
-    (row,) = (each for each in json.loads(capsys.readouterr().out) if each["refused"])
+    (row,) = (load for load in json.loads(capsys.readouterr().out) if load["refused"])
     said = "vllm@0.33.0 refused requests; the first one: the maximum context length is 40 tokens"
     assert any(note.startswith(said) for note in row["notes"])

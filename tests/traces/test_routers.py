@@ -146,7 +146,7 @@ def test_a_conversation_that_rests_too_long_is_assigned_again(arrival: Requests)
 def test_min_group_counts_conversations_at_work(arrival: Requests) -> None:
     router, _ = started("sticky,assignment=min_group")
     requests = [arrival(text((1, 8)), session=session) for session in (1, 2, 3)]
-    chosen = [router.choose(each) for each in requests]
+    chosen = [router.choose(request) for request in requests]
     assert {0, 1, 2} == set(chosen)
     router.finished(requests[1], chosen[1])
     assert chosen[1] == router.choose(arrival(text((1, 8)), session=4))
@@ -157,7 +157,7 @@ def test_a_conversation_passes_on_only_from_a_replica_above_the_bound(arrival: R
     homes = {router.choose(arrival(text((1, 8)), session=session)) for session in range(50)}
     assert {0, 1, 2} == homes
     home = router.choose(arrival(text((1, 8))))
-    others = [each for each in replicas if each.number != home]
+    others = [replica for replica in replicas if replica.number != home]
     replicas[home].load = 3
     others[0].load, others[1].load = 2, 1  # mean 2, bound 3
     assert home == router.choose(arrival(text((1, 8))))

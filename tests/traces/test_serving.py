@@ -32,14 +32,14 @@ def apart(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("trace") / "apart.jsonl"
     lines = (
         {
-            "timestamp": 600_000 * each.time,
-            "input_length": each.length,
-            "output_length": each.output,
-            "hash_ids": each.blocks,
+            "timestamp": 600_000 * request.time,
+            "input_length": request.length,
+            "output_length": request.output,
+            "hash_ids": request.blocks,
         }
-        for each in made_requests(60, 4)
+        for request in made_requests(60, 4)
     )
-    path.write_text("".join(json.dumps(each) + "\n" for each in lines))
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     return path
 
 
@@ -77,7 +77,7 @@ def test_a_server_that_ends_plays_no_more_and_the_replay_says_where(
         {"timestamp": 0, "input_length": 40, "output_length": output, "hash_ids": [0, 1, 2]}
         for output in (5, 500, 5)
     ]
-    path.write_text("".join(json.dumps(each) + "\n" for each in lines))
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     shift = ["--set", "ctx_size=256", "--set", "context_shift=true", "--model", "hybrid-swa"]
     command = ["compare", str(path), "-p", "llama.cpp@b11549", *shift, "--format", "json"]
 
@@ -99,7 +99,7 @@ def test_a_bounded_memory_knows_the_blocks_that_were_asked_for_last() -> None:
     known = Known(3)
     chats = [[(1, 16), (2, 16)], [(3, 16)], [(1, 16)], [(4, 16)]]
 
-    assert [0, 0, 16, 0] == [known.add(each) for each in chats]
+    assert [0, 0, 16, 0] == [known.add(chat) for chat in chats]
     assert 16 == known.add([(1, 16), (2, 16)])  # block 2 is the one that went
 
 

@@ -338,7 +338,7 @@ def test_the_table_for_a_notebook_has_a_column_for_each_flag_and_cause() -> None
 
 
 def test_from_python_a_sweep_is_a_list_of_flat_rows() -> None:
-    assert [flat(each) for each in rows()] == cachesim.sweep(SMALL)
+    assert [flat(row) for row in rows()] == cachesim.sweep(SMALL)
 
 
 LONG: Final = {"input_length": 32_000, "output_length": 3, "hash_ids": [*range(63)]}

@@ -27,7 +27,7 @@ LINES = [
 
 def trace(folder: Path, lines: list[dict[str, object]] | None = None) -> Path:
     path = folder / "trace.jsonl"
-    path.write_text("".join(json.dumps(each) + "\n" for each in lines or LINES))
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines or LINES))
     return path
 
 
@@ -36,7 +36,7 @@ def test_the_first_request_says_how_many_tokens_a_block_has(tmp_path: Path) -> N
 
     assert 512 == unit
     assert [(1100, 40, (0, 1, 2)), (1024, 1, (0, 1)), (1500, 70, (0, 1, 3))] == [
-        (each.length, each.output, each.blocks) for each in requests
+        (request.length, request.output, request.blocks) for request in requests
     ]
 
 
@@ -111,7 +111,7 @@ def test_without_a_network_the_same_is_decided(model: str) -> None:
     for scenario in islice(workloads(profile, model, seed=5), 12):
         told = [
             [
-                (record.reply and record.reply.cached, [each.as_dict() for each in record.events])
+                (record.reply and record.reply.cached, [event.as_dict() for event in record.events])
                 for record in Session(
                     scenario, profile, arithmetic=arithmetic, reads_state=False
                 ).run()

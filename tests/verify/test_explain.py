@@ -242,6 +242,6 @@ def test_details_change_no_explanation(name: str) -> None:
     )
 
     assert any(step.answer != "same" for step in plain.steps)
-    assert [each.explanation for each in detailed.steps] == [
-        each.explanation for each in plain.steps
+    assert [step.explanation for step in detailed.steps] == [
+        step.explanation for step in plain.steps
     ]

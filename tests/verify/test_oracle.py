@@ -111,5 +111,5 @@ def test_plays_that_are_alike_share_the_oracle_of_their_network() -> None:
     first = oracles.of(NETWORK)
 
     assert oracles.of(NETWORK) is first
-    assert all(oracles.of(each).network is each for each in networks)
+    assert all(oracles.of(network).network is network for network in networks)
     assert oracles.of(NETWORK) is not first  # the others took its place

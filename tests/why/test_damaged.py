@@ -24,8 +24,8 @@ def logs() -> list[bytes]:
     texts = []
     for path in sorted(DATA.glob("*.gz")):
         texts += [
-            each["log"].encode()
-            for each in json.loads(gzip.decompress(path.read_bytes()))["servers"]
+            server["log"].encode()
+            for server in json.loads(gzip.decompress(path.read_bytes()))["servers"]
         ]
     return texts
 
@@ -46,8 +46,8 @@ def damaged(log: bytes, chance: Random) -> bytes:
                 lines.insert(at, lines[chance.randrange(len(lines))])
             case 4:
                 lines[at] = bytes(
-                    chance.choice(b"0123456789-.") if chr(each).isdigit() and chance.random() < 0.5
-                    else each for each in lines[at]
+                    chance.choice(b"0123456789-.") if chr(line).isdigit() and chance.random() < 0.5
+                    else line for line in lines[at]
                 )  # fmt: skip
             case 5:
                 lines = lines[:at]
@@ -90,7 +90,7 @@ def test_what_is_no_log_gets_a_clear_word(data: bytes) -> None:
 def test_a_line_without_an_end_is_cut() -> None:
     pieces = list(pieces_of(BytesIO(b"x" * (5 * LONGEST_LINE) + b"\nnext\n")))
 
-    assert [len(each) for each in pieces] == [LONGEST_LINE, 5]
+    assert [len(piece) for piece in pieces] == [LONGEST_LINE, 5]
     assert [line.text for line in lines_of(BytesIO(b"slot one\n\nnothing\nsrv two"))] == [
         "slot one",
         "srv two",
@@ -194,7 +194,7 @@ def test_of_a_scenario_the_command_that_runs_it_is_named() -> None:
 
 def test_a_log_without_counts_has_no_total_of_prompt_tokens() -> None:
     log = b"".join(
-        each for each in LOG.read_bytes().splitlines(keepends=True) if b"eval time" not in each
+        line for line in LOG.read_bytes().splitlines(keepends=True) if b"eval time" not in line
     )
     read = read_files([("uncounted.log", BytesIO(log))])
 

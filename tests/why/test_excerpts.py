@@ -46,11 +46,16 @@ def digest(value: object) -> str:
 def rebuilt(replay: Replay) -> Iterator[object]:
     """Facts of each prompt: its length, its turns, and its divergence from earlier ones."""
     earlier: list[Any] = []
-    for each in replay.requests:
-        if each.submitted is not None:
-            prompt = each.submitted.prompt
+    for request in replay.requests:
+        if request.submitted is not None:
+            prompt = request.submitted.prompt
             shared = [prompt.common(other) for other in earlier]
-            yield each.lengths.prompt.value, each.holder, each.submitted.user_starts, shared
+            yield (
+                request.lengths.prompt.value,
+                request.holder,
+                request.submitted.user_starts,
+                shared,
+            )
             earlier.append(prompt)
 
 
@@ -67,9 +72,9 @@ def printed(case: Mapping[str, Any]) -> str:
         replays = replays_of(read, UserSettings(**case["wanted"]))
         found = why(read, replays)
         asked = [
-            [list(rebuilt(each)), list(answers([each], requested(each.settings, OTHERS)))]
-            for each in replays
-            if each.settings.profile.startswith("llama.cpp@")
+            [list(rebuilt(replay)), list(answers([replay], requested(replay.settings, OTHERS)))]
+            for replay in replays
+            if replay.settings.profile.startswith("llama.cpp@")
         ]
     except InputError as error:
         return f"refused: {error}\n"

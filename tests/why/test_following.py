@@ -20,7 +20,7 @@ LOG = Path(__file__).parents[2] / "docs" / "examples" / "hybrid.log"
 def a_log() -> bytes:
     """Twelve lives of June's server, one after the other."""
     text = gzip.decompress((DATA / "b9538-3.json.gz").read_bytes())
-    return b"".join(each["log"].encode() for each in json.loads(text)["servers"][:12])
+    return b"".join(server["log"].encode() for server in json.loads(text)["servers"][:12])
 
 
 def followed(log: bytes, *, at_once: int) -> list[dict[str, Any]]:
@@ -71,7 +71,7 @@ def test_what_was_played_is_not_played_again(monkeypatch: pytest.MonkeyPatch) ->
 def quiet(preset: str) -> str:
     """A log of the newest server at the default verbosity, without its model's name."""
     servers = json.loads(gzip.decompress((DATA / "b11549-3.json.gz").read_bytes()))["servers"]
-    logs: list[str] = [each["log"] for each in servers if each["preset"] == preset]
+    logs: list[str] = [server["log"] for server in servers if server["preset"] == preset]
     return re.sub(r"loading model '[^']*'", "loading model 'm.gguf'", logs[0])
 
 
@@ -79,25 +79,25 @@ def quiet(preset: str) -> str:
 def test_states_are_inferred_while_a_log_grows(preset: str) -> None:
     entries = followed(quiet(preset).encode(), at_once=300)
 
-    (first,) = [at for at, each in enumerate(entries) if "inferred" in each]
+    (first,) = [at for at, entry in enumerate(entries) if "inferred" in entry]
     assert "The log does not name the model's layers." in entries[first]["inferred"]
-    assert all(each["agrees"] for each in entries[first:])
+    assert all(entry["agrees"] for entry in entries[first:])
     assert first > 0
-    assert list(range(len(entries))) == sorted(each["number"] for each in entries)
+    assert list(range(len(entries))) == sorted(entry["number"] for entry in entries)
 
 
 def test_states_are_inferred_of_each_server_of_a_log() -> None:
     log = quiet("recurrent").encode()
     entries = followed(log + log, at_once=300)
 
-    assert [0, 1] == [each["server"] for each in entries if "inferred" in each]
+    assert [0, 1] == [entry["server"] for entry in entries if "inferred" in entry]
 
 
 def test_full_attention_stays_while_a_log_grows() -> None:
     entries = followed(quiet("dense").encode(), at_once=300)
 
     assert entries
-    assert not any("inferred" in each for each in entries)
+    assert not any("inferred" in entry for entry in entries)
 
 
 def test_a_line_that_never_ends_is_not_kept() -> None:

@@ -45,7 +45,7 @@ def test_release_flags_and_numbers_of_a_report_give_its_own_count() -> None:
         "speculative_method": "mtp",
         "num_speculative_tokens": 3,
     } == dict(scenario.engine.options)
-    assert [0, 6336] == [each.cached for each in played.steps]
+    assert [0, 6336] == [step.cached for step in played.steps]
     assert "the second request reuses 6336 tokens in 0.24.0; the report says 6336" == draft.note
     assert (
         "how many tokens two prompts share; the same prompt is sent twice here",

@@ -36,7 +36,7 @@ def explained(text: str) -> dict[str, Any]:
 )
 def test_what_the_log_does_not_count_is_in_no_sum_of_a_replay(name: str, count: int) -> None:
     found = explained(log_of(name))
-    unknown = [each for each in found["requests"] if each["processed"] is None]
+    unknown = [request for request in found["requests"] if request["processed"] is None]
     requests = "1 request" if count == 1 else f"{count} requests"
     says = f"leave out {requests} whose processed tokens the log does not have."
 

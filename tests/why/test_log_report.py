@@ -84,7 +84,7 @@ def test_json_follows_its_schema(capsys: Capture) -> None:
     found = json.loads(output(capsys, "why", LOG, "--format", "json"))
 
     assert fits(found, why_schema())
-    assert [each["number"] for each in found["requests"]] == [0, 1, 2, 3, 4]
+    assert [request["number"] for request in found["requests"]] == [0, 1, 2, 3, 4]
     assert found["agreement"] == {
         "requests": 5, "comparable": 5, "agreeing": 5, "played": 5, "differing": [],
         "declining": [],
@@ -171,7 +171,7 @@ def test_of_each_cause_the_flags_in_its_advice_are_shown(capsys: Capture) -> Non
     now, *others = found["what_if"]
     (cause,) = found["causes"]
     fewer = {each["flag"]: each["fewer"] for each in cause["tried"]}
-    assert [now["processed"] - each["processed"] for each in others] == [
+    assert [now["processed"] - other["processed"] for other in others] == [
         fewer["--ctx-checkpoints 128"],
         fewer["--checkpoint-min-step 64"],
         fewer["--ubatch-size 1024"],
@@ -218,8 +218,8 @@ def test_slots_that_are_added_bring_their_part_of_the_context(tmp_path: Path) ->
         replays = replays_of(read_files([("two.log", file)]), UserSettings(profile="b9538"))
     tried = swept(of_log(replays, None).runs)
 
-    (context,) = {each.options["ctx_size"] for each in of_log(replays, None).runs}
-    shown = [each["flag"] for each in of_flags(tried, "slot-busy", replays[0].settings)]
+    (context,) = {run.options["ctx_size"] for run in of_log(replays, None).runs}
+    shown = [flag["flag"] for flag in of_flags(tried, "slot-busy", replays[0].settings)]
     assert [f"--parallel {n} --ctx-size {n * context}" for n in (2, 4)] == shown
 
 
@@ -415,7 +415,7 @@ def test_a_prompt_that_takes_long_to_judge_is_not_judged_on_every_release() -> N
         read = read_files([("a.log", BytesIO(lines.encode()))])
         replays = replays_of(read, UserSettings(model="hybrid", profile="b9538"))
         rows = answers(replays, usual(replays[0].settings))
-        return {each["wrong_answers"] is not None for each in rows}
+        return {row["wrong_answers"] is not None for row in rows}
 
     assert {True} == judged(100)
     assert {False} == judged(90_000)

@@ -19,12 +19,12 @@ KINDS = ("b9093-3", "b9538-3", "b11549-4", "b11549-3")
 
 def logs_of(kind: str) -> list[str]:
     servers = json.loads(gzip.decompress((DATA / f"{kind}.json.gz").read_bytes()))["servers"]
-    return [each["log"] for each in servers]
+    return [server["log"] for server in servers]
 
 
 def requests_read(text: str) -> int:
     servers = read_files([("server.log", BytesIO(text.encode()))]).servers
-    return sum(len(each.requests) for each in servers)
+    return sum(len(server.requests) for server in servers)
 
 
 def merged(one: str, other: str, chance: Random) -> str:

@@ -24,7 +24,7 @@ def post(status: int = 200) -> str:
 
 
 def progress(*steps: str) -> str:
-    return "".join(at("INFO", f"Prompt processing progress: {each}") for each in steps)
+    return "".join(at("INFO", f"Prompt processing progress: {step}") for step in steps)
 
 
 def body(message: str, content: dict[str, Any]) -> str:
@@ -43,7 +43,7 @@ def replied(prompt: int, cached: int) -> str:
 
 def entries(text: str) -> list[tuple[int | None, Any]]:
     lines = [json.loads(line) for line in as_dump(BytesIO(text.encode())).read().splitlines()]
-    return [(each.get("timings", {}).get("prompt_n"), each.get("usage")) for each in lines]
+    return [(line.get("timings", {}).get("prompt_n"), line.get("usage")) for line in lines]
 
 
 def test_what_was_processed_is_told_and_what_was_cached_is_not_known() -> None:
@@ -52,10 +52,10 @@ def test_what_was_processed_is_told_and_what_was_cached_is_not_known() -> None:
     read = read_files([("mlx.log", BytesIO(text.encode()))])
     found = why(read, replays_of(read, UserSettings()))
 
-    assert [each["processed"] for each in found["requests"]] == [165, 107, 106]
-    assert {each["known"]["cached"] for each in found["requests"]} == {"unknown"}
+    assert [request["processed"] for request in found["requests"]] == [165, 107, 106]
+    assert {request["known"]["cached"] for request in found["requests"]} == {"unknown"}
     assert (None, 378) == (found["totals"]["cached"], found["totals"]["processed"])
-    assert {each["slot"] for each in found["requests"]} == {None}
+    assert {request["slot"] for request in found["requests"]} == {None}
     assert found["servers"][0]["profile"].startswith("mlx-lm@")
     assert "--log-level DEBUG" in found["servers"][0]["missing"][0]
 
@@ -87,7 +87,7 @@ def test_a_streamed_answer_has_no_usage_and_a_refused_request_is_left_out() -> N
         + asked("broken") + post(404) + asked("two") + post() + progress("5/5") + replied(14, 9)
     )  # fmt: skip
 
-    assert [each[0] for each in entries(log)] == [9, 5]
+    assert [entry[0] for entry in entries(log)] == [9, 5]
     assert entries(log)[0][1] is None
 
 
@@ -140,7 +140,7 @@ def test_requests_behind_a_prefix_of_a_supervisor_are_read(dress: str) -> None:
 
 def test_a_whole_body_in_one_object_of_a_collector_is_read() -> None:
     messages = (asked("one"), post(), progress("64/107"), replied(196, 89))
-    text = "".join(json.dumps({"textPayload": each.rstrip("\n")}) + "\n" for each in messages)
+    text = "".join(json.dumps({"textPayload": message.rstrip("\n")}) + "\n" for message in messages)
 
     assert entries("".join(messages)) == entries(text)
 
@@ -166,7 +166,7 @@ def test_the_requests_of_a_debug_log_are_told_as_recorded_ones(
     )  # fmt: skip
 
     requests = json.loads(output(capsys, ["why", str(file), "--format", "json"]))["requests"]
-    assert [each["cached"] for each in requests] == [0, 16]
+    assert [request["cached"] for request in requests] == [0, 16]
     assert "message 2" in requests[1]["parting"]["part"]
 
 

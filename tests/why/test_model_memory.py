@@ -262,9 +262,9 @@ def test_a_plan_names_a_model() -> None:
     cells = plan_of({"format": 1, "trace": [{"made": 3}], "server": [server]})
 
     conv, state = STATES["qwen3-next-80b-a3b"]
-    assert ["hybrid", "hybrid"] == [each.model for each in cells]
+    assert ["hybrid", "hybrid"] == [cell.model for cell in cells]
     assert [2 * (conv + state), 2 * conv + 4 * state] == [
-        spec.sizes.state for each in cells if (spec := each.spec()).sizes is not None
+        spec.sizes.state for cell in cells if (spec := cell.spec()).sizes is not None
     ]
 
 
@@ -360,7 +360,7 @@ def test_the_file_that_a_real_server_loads_has_the_keys_that_were_written(
 ) -> None:
     file = tmp_path / "model.gguf"
     write_model(preset(name), file)
-    expected = {key: each.value for key, each in model_keys(preset(name)).items()}
+    expected = {key: model_key.value for key, model_key in model_keys(preset(name)).items()}
     found = read_header(file)
 
     assert list(expected) == list(found)

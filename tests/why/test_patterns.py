@@ -59,7 +59,7 @@ def one_of(choices: Any) -> str:
     """A character of a set."""
     shape = re.compile("[" + "".join(map(spelled, choices)) + "]")
     candidates = "a1 x-./:=A_\t{[\"'`|,\n" + "".join(map(chr, range(33, 127)))
-    return next((each for each in candidates if shape.fullmatch(each)), "")
+    return next((candidate for candidate in candidates if shape.fullmatch(candidate)), "")
 
 
 def spelled(choice: tuple[Any, Any]) -> str:
@@ -173,7 +173,7 @@ def inline() -> Iterator[tuple[str, re.Pattern[Any], bool]]:
                 ) if name not in {"escape", "compile"}:
                     parts = shape.values if isinstance(shape, ast.JoinedStr) else [shape]
                     text = "".join(
-                        each.value if isinstance(each, ast.Constant) else "x" for each in parts
+                        part.value if isinstance(part, ast.Constant) else "x" for part in parts
                     )
                     searched = name not in {"match", "fullmatch"}
                     yield f"{module}:{node.lineno}", re.compile(text), searched

@@ -36,7 +36,7 @@ def hit(n_tokens: int, rest: int) -> str:
 
 def counts(found: dict[str, Any]) -> list[tuple[int | None, ...]]:
     names = ("prompt_tokens", "cached", "processed")
-    return [tuple(each[name] for name in names) for each in found["requests"]]
+    return [tuple(request[name] for name in names) for request in found["requests"]]
 
 
 def test_each_call_has_the_counts_of_the_real_package() -> None:
@@ -47,7 +47,7 @@ def test_each_call_has_the_counts_of_the_real_package() -> None:
     assert [
         (prompt, held, prompt - held) for prompt, held in zip(lengths * 3, cached, strict=True)
     ] == counts(found)
-    assert [4] * 18 == [each["generated"] for each in found["requests"]]
+    assert [4] * 18 == [request["generated"] for request in found["requests"]]
     assert ["gemma3", "granitehybrid", "llama"] == sorted(
         line.split("'")[3] for line in RECORDED.read_text().splitlines() if "Model meta" in line
     )
@@ -74,7 +74,9 @@ def test_calls_that_replace_what_is_held_name_the_cache() -> None:
 
 
 def test_a_window_that_was_loaded_and_cut_early_may_answer_wrongly(capsys: Capture) -> None:
-    stale = {each["number"]: each["stale"] for each in read(RECORDED.read_text())["requests"]}
+    stale = {
+        request["number"]: request["stale"] for request in read(RECORDED.read_text())["requests"]
+    }
 
     assert {10: WINDOW, 11: WINDOW} == {n: reason for n, reason in stale.items() if reason}
     assert main(["why", str(RECORDED)]) == 0
@@ -90,7 +92,7 @@ def test_a_small_window_that_was_cut_early_may_answer_wrongly() -> None:
     )
     found = read(start + LOADED + timed(350, 1) + hit(100, 10) + timed(10, 1))
 
-    assert [None, SMALL] == [each["stale"] for each in found["requests"]]
+    assert [None, SMALL] == [request["stale"] for request in found["requests"]]
 
 
 def test_a_prompt_that_is_held_is_as_long_as_what_the_call_before_left() -> None:
@@ -118,7 +120,7 @@ def test_a_state_that_resets_in_silence_has_an_unknown_prefix() -> None:
     memory = "llama_memory_recurrent: size = 0.04 MiB (     1 cells,   6 layers)\n"
     found = read(memory + LOADED + timed(50, 1) + timed(60, 1))
 
-    assert ["unknown", "unknown"] == [each["known"]["common"] for each in found["requests"]]
+    assert ["unknown", "unknown"] == [request["known"]["common"] for request in found["requests"]]
     assert [] == found["places"]
 
 

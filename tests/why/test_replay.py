@@ -61,9 +61,9 @@ def test_the_replay_reuses_what_the_real_server_reused(kind: str) -> None:
         replay = replay_of(server)
 
         answered = [
-            (each.lengths.cached.value, each.replayed.cached)
-            for each in replay.requests
-            if each.is_comparable
+            (request.lengths.cached.value, request.replayed.cached)
+            for request in replay.requests
+            if request.is_comparable
         ]
         assert [log for log, _ in answered] == [again for _, again in answered]
         assert len(replay.requests) == server["requests"]
@@ -74,9 +74,9 @@ def test_the_log_says_what_the_answers_said(kind: str) -> None:
     for server in servers_of(kind):
         requests = replay_of(server).requests
 
-        for each, cached in zip(requests, server["cached"], strict=True):
+        for request, cached in zip(requests, server["cached"], strict=True):
             if cached is not None:
-                assert each.lengths.cached.value == cached
+                assert request.lengths.cached.value == cached
 
 
 def test_the_release_is_known_by_its_wording() -> None:
@@ -122,7 +122,7 @@ def test_an_object_of_ik_llama_behind_a_prefix_is_read(dress: str) -> None:
 
     (log,) = Reader().take(lines_of(BytesIO(text.encode()))).servers
     assert "ik_llama.cpp" == log.engine
-    assert [(7, 12)] == [(each.task, each.first_cut) for each in log.requests]
+    assert [(7, 12)] == [(request.task, request.first_cut) for request in log.requests]
 
 
 @pytest.mark.parametrize("names", [("pod/llama-a/llama", "pod/llama-b/llama"), ("50123", "50124")])
@@ -167,7 +167,9 @@ def test_docker_and_powershell_logs_are_read_too() -> None:
 
 
 def told(replay: Replay) -> list[object]:
-    return [(each.lengths, each.common, each.replayed.cached) for each in replay.requests]
+    return [
+        (request.lengths, request.common, request.replayed.cached) for request in replay.requests
+    ]
 
 
 MLX_LINES = """
@@ -209,7 +211,7 @@ def test_servers_of_one_log_are_kept_apart() -> None:
     text = "\n".join(server["log"] for server in both)
 
     servers = Reader().take(lines_of(BytesIO(text.encode()))).servers
-    found = [len(each.requests) for each in servers if not each.is_empty]
+    found = [len(server.requests) for server in servers if not server.is_empty]
     assert found == [server["requests"] for server in both]
 
 
@@ -220,9 +222,9 @@ def test_a_replay_on_the_same_server_repeats_itself(kind: str) -> None:
     options = options_for(kind.partition("-")[0], server["options"])
     again = play_workload(workload_of(replay), replay.settings.profile, options)
 
-    for each in replay.requests:
-        if each.submitted is not None and not each.observed.cancelled:
-            assert again.replayed[each.observed.number].cached == each.replayed.cached
+    for request in replay.requests:
+        if request.submitted is not None and not request.observed.cancelled:
+            assert again.replayed[request.observed.number].cached == request.replayed.cached
 
 
 QUIET = [
@@ -287,7 +289,7 @@ def test_a_slot_that_a_server_lacks_is_not_filled_from_a_file() -> None:
     player = Player("llama.cpp@b9093", preset("dense"), {"parallel": 1, "ctx_size": 512})
     player.read_back("1", 3)
 
-    assert [[]] == [list(each.prompt.tokens) for each in player.engine.server.slots]
+    assert [[]] == [list(slot.prompt.tokens) for slot in player.engine.server.slots]
 
 
 @pytest.mark.parametrize(("release", "fields"), [("b9093", [None]), ("b11549", ["message_spans"])])

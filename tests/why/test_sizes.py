@@ -152,7 +152,7 @@ def test_what_differs_by_layer_is_counted_by_layer(fields: dict[str, Any], sizes
 def test_the_file_of_a_preset_says_what_the_preset_has(name: str) -> None:
     """The files that real servers load, key by key."""
     spec = preset(name)
-    fields = {key: each.value for key, each in model_keys(spec).items()}
+    fields = {key: model_key.value for key, model_key in model_keys(spec).items()}
     own = dict.fromkeys(("attention", "window"), 0)
     for layer, kind in enumerate(spec.layers):
         if kind in own:
@@ -172,7 +172,7 @@ def test_sizes_in_a_scenario_decide_what_is_parked() -> None:
             "llama.cpp@b9538", model=spec, options={"cache_ram": 2}, arithmetic="counts"
         )
         for first in (300, 1300, 2300):
-            prompt = tuple(300 + (first + each) % 200 for each in range(40))
+            prompt = tuple(300 + (first + number) % 200 for number in range(40))
             engine.submit(Request(prompt=as_tokens(prompt), predict=1, reply=as_tokens([301])))
             engine.run()
         parked.append(len(engine.snapshot()["prompt_cache"]))

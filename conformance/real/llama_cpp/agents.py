@@ -115,14 +115,14 @@ class _Session:
         user, predict = rng.choice(self._users), rng.choice(REPLIES)
         conversations = user.next()
         steps = [self._step(conversation, predict) for conversation in conversations]
-        together = sum(len(each.tokens) + predict for each in conversations)
+        together = sum(len(conversation.tokens) + predict for conversation in conversations)
         if len(steps) == 1:
             steps = [self._placed(steps[0])]
         elif self._slots == 1 or self._is_chat or together > self._context or rng.random() < 0.4:
-            user.learn([self._send(each)[0] for each in steps])
+            user.learn([self._send(step)[0] for step in steps])
             return
         first, *others = steps
-        group = [first, *(replace(each, with_previous=True) for each in others)]
+        group = [first, *(replace(other, with_previous=True) for other in others)]
         plain = not (group[0].leaves or self._is_chat)
         usual = "batch_size" not in self._options and plain
         fits = together + 2 * READING[1] < self._context
@@ -141,7 +141,7 @@ class _Session:
         answers = self._server.send(named)
         self.steps += named
         self.outcomes += answers
-        return [each.reply for each in answers]
+        return [answer.reply for answer in answers]
 
     def _step(self, conversation: Conversation, predict: int) -> Step:
         if not self._is_chat:

@@ -74,7 +74,7 @@ def _of_step(step: Step) -> Iterator[str]:
         "no opened reply": "add_generation_prompt" in step.options,
         "content parts": step.parts and bool(step.messages),
         "continued message": step.messages[-1:] != () and step.messages[-1].role == "assistant",
-        "role developer": any(each.role == "developer" for each in step.messages),
+        "role developer": any(message.role == "developer" for message in step.messages),
         "cache_prompt said": "cache_prompt" in step.options,
         "n_predict below -1": step.options.get("n_predict", 0) < -1,
         "completions": step.completions > 1,
@@ -302,7 +302,7 @@ def first_difference(
     Rules that no release has may be tried in place of those of the workload's own. A simulator that
     ends as it starts answers nothing.
     """
-    drafts_known = all(each.drafts is not None for each in outcomes if each.drafted)
+    drafts_known = all(outcome.drafts is not None for outcome in outcomes if outcome.drafted)
     arithmetic: ArithmeticName = "counts" if trial else "ring"
     try:
         simulator = SimulatedServer(workload, arithmetic if drafts_known else None, trial=trial)
@@ -321,7 +321,7 @@ def first_difference(
                 step=at + offset,
                 real=real[offset],
                 simulated=simulated[offset],
-                events=tuple(each for record in simulator.records for each in record.events),
+                events=tuple(event for record in simulator.records for event in record.events),
                 outcomes=tuple(outcomes),
             )
         if simulator.lost:

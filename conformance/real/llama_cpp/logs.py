@@ -151,13 +151,13 @@ class LogMaker(AbstractContextManager["LogMaker"]):
         replay = replay_of(log, workload, has_user_flags=self.agreement.verbosity == DEFAULT)
         counts = self.agreement.counts
         counts["requests"] += len(replay.requests)
-        for each in replay.requests:
-            counts["comparable"] += each.is_comparable
-            counts["right"] += each.is_comparable and each.agrees
-            sure = each.common.is_sure and each.lengths.prompt.is_sure
+        for request in replay.requests:
+            counts["comparable"] += request.is_comparable
+            counts["right"] += request.is_comparable and request.agrees
+            sure = request.common.is_sure and request.lengths.prompt.is_sure
             counts["sure"] += sure
-            if each.is_comparable and not each.agrees:
-                self.agreement.wrong.append(f"{workload.name} request {each.observed.number}")
+            if request.is_comparable and not request.agrees:
+                self.agreement.wrong.append(f"{workload.name} request {request.observed.number}")
         self._predict(replay, workload, outcomes)
 
     def _predict(self, replay: Replay, workload: Scenario, outcomes: Sequence[Outcome]) -> None:

@@ -76,7 +76,7 @@ class Recording:
     @classmethod
     def from_line(cls, line: str) -> "Recording":
         plain = json.loads(line)
-        outcomes = tuple(_outcome(each) for each in plain["outcomes"])
+        outcomes = tuple(_outcome(outcome) for outcome in plain["outcomes"])
         workload, _ = read(tomllib.loads(plain["workload"]))  # of a release that may be unknown
         return cls(workload=there_is(workload), outcomes=outcomes)
 
@@ -92,8 +92,8 @@ class Recording:
 
     def line(self) -> str:
         outcomes = [
-            {name: value for name, value in asdict(each).items() if name not in UNRECORDED}
-            for each in self.outcomes
+            {name: value for name, value in asdict(outcome).items() if name not in UNRECORDED}
+            for outcome in self.outcomes
         ]
         return json.dumps({"workload": to_toml(self.workload), "outcomes": outcomes})
 
@@ -101,7 +101,7 @@ class Recording:
 def _outcome(plain: dict[str, Any]) -> Outcome:
     drafts = plain.pop("drafts")
     reply = as_tokens(plain.pop("reply"))
-    proposed = None if drafts is None else tuple(as_tokens(each) for each in drafts)
+    proposed = None if drafts is None else tuple(as_tokens(draft) for draft in drafts)
     return Outcome(reply=reply, drafts=proposed, **plain)
 
 
@@ -248,7 +248,7 @@ def open_changes(
     """A change for each rule that no recording turns on: to a value that some release has."""
     found: dict[tuple[str, str], Change] = {}
     turned: set[tuple[str, str]] = set()
-    played = [(each, play_under(each, trial)) for each in recordings]
+    played = [(recording, play_under(recording, trial)) for recording in recordings]
     for change in changes(known):
         rule = (change.part, change.field)
         if change.holds(trial) or rule in turned or not any(map(change.holds, known)):
@@ -276,7 +276,7 @@ def probe(
     decisive: dict[Change, Recording] = {}
     plays = 0
     for number in range(most):
-        waiting = [each for each in rules if each not in decisive and turned[each] < PLAYED]
+        waiting = [rule for rule in rules if rule not in decisive and turned[rule] < PLAYED]
         if not waiting or plays > PLAYS:
             break
         setting = draw_setting(recordings.seed, number, release=recordings.release)
@@ -290,7 +290,7 @@ def probe(
         recording = recordings.play(number)
         ours = play_under(recording, trial)
         decisive |= {each: recording for each in turning if parts(recording, ours, each.of(trial))}
-    found = ((each, turned[each], decisive.get(each)) for each in rules)
+    found = ((rule, turned[rule], decisive.get(rule)) for rule in rules)
     return tuple(Probed(change=c, turned=n, recording=recording) for c, n, recording in found)
 
 
@@ -323,9 +323,9 @@ def wheel_named(name: str) -> Wheel:
     version = _VERSION.fullmatch(name)
     if version is not None:
         return Wheel(release=f"b{version['build']}", version=name)
-    for each in FAMILY.releases:
-        if name == each.name and each.package is not None:
-            return Wheel(release=name, version=each.package.version)
+    for release in FAMILY.releases:
+        if name == release.name and release.package is not None:
+            return Wheel(release=name, version=release.package.version)
     if re.fullmatch(r"b\d+", name):
         for wheel in _on_the_registry():
             if wheel.release == name:
@@ -395,7 +395,7 @@ def _played(recording: Recording) -> Played[Trial]:
     return Played(
         kind=str(recording.workload.model.preset),
         requests=len(steps),
-        size=sum(len(each.ids) for each in steps),
+        size=sum(len(step.ids) for step in steps),
         check=lambda trial: play_under(recording, trial),
     )
 

@@ -126,12 +126,12 @@ def real_llama_cpp_python(
                     playing.first_difference([e.real for e in steps], [e.simulated for e in steps]),
                     workloads=1,
                     calls=len(steps),
-                    agreeing=sum(each.agrees for each in steps),
-                    wrong=sum(each.proof > WRONG for each in steps),  # of the real class
-                    raised=sum("error" in each.real for each in steps),
+                    agreeing=sum(step.agrees for step in steps),
+                    wrong=sum(step.proof > WRONG for step in steps),  # of the real class
+                    raised=sum("error" in step.real for step in steps),
                 )
                 check = partial(difference_under, drawn, release, real.results)
-                size = sum(each.prompt_tokens for each in steps)
+                size = sum(step.prompt_tokens for step in steps)
                 played.append(Played(kind=name, requests=len(steps), size=size, check=check))
     status = found.show()
     if not version:

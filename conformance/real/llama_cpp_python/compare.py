@@ -106,4 +106,4 @@ def difference_under(
     """The first step at which other rules differ from the real class."""
     session = Instance(scenario, release, rules)
     steps = tuple(compared(session, session.counted(), results))
-    return first_difference([each.real for each in steps], [each.simulated for each in steps])
+    return first_difference([step.real for step in steps], [step.simulated for step in steps])

@@ -130,8 +130,8 @@ def logits(order: Json, mx: Real, caches: Real) -> Json:
     model.eval()
     mx.eval(model.parameters())
     return {
-        "prompts": [_prompt(mx, caches, model, each) for each in order["prompts"]],
-        "batches": [tried(partial(_batch, mx, caches, model, each)) for each in order["batches"]],
+        "prompts": [_prompt(mx, caches, model, prompt) for prompt in order["prompts"]],
+        "batches": [tried(partial(_batch, mx, caches, model, batch)) for batch in order["batches"]],
     }
 
 

@@ -32,7 +32,7 @@ Draw: TypeAlias = Callable[[str, int, int], Workload]
 def count(agreement: Agreement, line: Workload, found: Difference | None) -> None:
     """Add a workload; requests after a difference count as disagreeing."""
     requests = sum(map(len, line["steps"]))
-    answers = [each["answer"] for group in line["results"] for each in group["requests"]]
+    answers = [request["answer"] for group in line["results"] for request in group["requests"]]
     insertions = [each for group in line["results"] for each in group["inserted"]]
     agreement.add(
         line["model"]["family"],
@@ -43,7 +43,8 @@ def count(agreement: Agreement, line: Workload, found: Difference | None) -> Non
         agreeing=requests if found is None else found.step,
         wrong_answers=answers.count("diverged"),
         wrong_states=sum(
-            any(layer["state_is_key"] is False for layer in each["layers"]) for each in insertions
+            any(layer["state_is_key"] is False for layer in insertion["layers"])
+            for insertion in insertions
         ),
     )
 

@@ -174,7 +174,7 @@ class CachePlayer(Player):
 
     def do_save_load(self, op: Operation) -> Json:
         caches, metadata = self.reloaded(self._objects(op))
-        return {"caches": [self.snapshot(each) for each in caches], "metadata": metadata}
+        return {"caches": [self.snapshot(cache) for cache in caches], "metadata": metadata}
 
     def do_state(self, op: Operation) -> Json:
         return shape_of(self._object(op).state)

@@ -161,7 +161,7 @@ class Drawer:
         if not self.dialogs or kind < 0.3:
             return {"messages": self._opened()}
         dialog = self.random.choice(self.dialogs[-6:])
-        messages = [dict(each) for each in dialog.messages]
+        messages = [dict(message) for message in dialog.messages]
         if kind < 0.4:
             return {"messages": messages}
         if kind < 0.55:
@@ -366,7 +366,9 @@ class AgentDrawer(Drawer):
 
     def _of(self, conversation: Conversation) -> Request:
         messages = conversation.messages
-        turns = [{"role": each.role, "content": self._text(each.tokens)} for each in messages]
+        turns = [
+            {"role": message.role, "content": self._text(message.tokens)} for message in messages
+        ]
         system = [{"role": "system", "content": self._text(row)} for row in conversation.head[:1]]
         request: Request = {"messages": [*system, *turns]}
         if conversation.head[1:]:

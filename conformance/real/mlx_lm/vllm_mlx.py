@@ -232,8 +232,8 @@ def started(workload: Workload, memory: MemoryRules) -> MlxLm:
 def simulate(workload: Workload) -> Iterator[dict[str, Any]]:
     """Results of the simulator."""
     engine = started(workload, _rules(workload))
-    for each in workload["requests"]:
-        reply = answered(engine, each)
+    for request in workload["requests"]:
+        reply = answered(engine, request)
         yield {
             "prompt": [int(each) for each in reply.prompt],
             "cached": reply.cached,
@@ -261,7 +261,7 @@ def answered(engine: MlxLm, request: dict[str, Any]) -> Reply:
     ticket = engine.submit(
         Request(
             prompt=as_tokens(request.get("prompt", ())),
-            messages=tuple(Message(**each) for each in request.get("messages", ())),
+            messages=tuple(Message(**message) for message in request.get("messages", ())),
             images=images_of(request),
             reply=as_tokens(request["reply"]),
             predict=len(request["reply"]),
@@ -396,7 +396,7 @@ def _pieces(rng: Random) -> Iterator[dict[str, Any]]:
 
 
 def _words(rng: Random, count: int) -> list[Piece]:
-    return [("", [each]) for each in rng.choices(WORDS, k=count)]
+    return [("", [choice]) for choice in rng.choices(WORDS, k=count)]
 
 
 def _request(pieces: list[Piece]) -> dict[str, Any]:
@@ -411,7 +411,7 @@ def draw_whole(seed: int, number: int) -> Workload:
     """Prompts with images, most of them again or in another order, streamed or in one piece."""
     workload = draw_images(seed, number)
     rng = Random(f"vllm-mlx whole {seed} {number}")
-    requests = [each for each in workload["requests"] if each["images"]][:4] or [
+    requests = [request for request in workload["requests"] if request["images"]][:4] or [
         {"prompt": [12, 13, 14, 15], "images": [["a", 1, 2]], "reply": [16]}
     ]
     chosen = (rng.choice(requests) for _ in range(REQUESTS))
@@ -454,9 +454,9 @@ def simulate_images(workload: Workload, wheel: str) -> list[dict[str, Any]]:
     fed = Fed(engine.server.serving.model)
     object.__setattr__(engine.server.serving, "model", fed)
     found, first = list[dict[str, Any]](), dict[tuple[int, ...], int]()
-    for number, each in enumerate(workload["requests"]):
+    for number, request in enumerate(workload["requests"]):
         fed.tokens = []
-        reply, store = answered(engine, each), engine.server.store.cache
+        reply, store = answered(engine, request), engine.server.store.cache
         result: dict[str, Any] = {"fed": fed.tokens, "entries": entries_of(engine)}
         if "whole" in workload:  # which entry a request stored first
             for key, _ in result["entries"]:
@@ -490,13 +490,13 @@ def compare_images(
             played = real.play(workload)
             difference = first_difference(played, simulate_images(workload, wheel))
             step = difference.step if difference else None
-            wanted = [len(each["prompt"] + each["reply"]) for each in workload["requests"]]
+            wanted = [len(request["prompt"] + request["reply"]) for request in workload["requests"]]
             agreement.add(
                 workload["model"]["family"],
                 workload,
                 difference,
                 requests=len(played) if step is None else step,
-                with_images=sum(bool(each["images"]) for each in workload["requests"][:step]),
+                with_images=sum(bool(request["images"]) for request in workload["requests"][:step]),
                 hits=sum(len(each["fed"]) < n for each, n in zip(played, wanted, strict=True)),
                 entries=sum(len(each["entries"]) for each in played),
             )

@@ -56,9 +56,9 @@ def config_of(arguments: Sequence[str], alias: str | None = None) -> tuple[Json,
     named = argparse.Namespace(**parsed, _original_alias=alias)
     function: Any = ast.parse(inspect.getsource(line.serve_command)).body[0]
     call = next(
-        each
-        for each in ast.walk(function)
-        if isinstance(each, ast.Call) and _name(each.func) == CONFIG
+        node
+        for node in ast.walk(function)
+        if isinstance(node, ast.Call) and _name(node.func) == CONFIG
     )
     needed, kept = _names(call, ast.Load), list[ast.stmt]()
     for statement in reversed(_before(function.body, call)):
@@ -120,12 +120,12 @@ def answer(wanted: Json, folders: Folders) -> Json:
     requests = workload["requests"]
     if "whole" in workload:
         whole = Whole(workload, folders)
-        return [whole.served(each) for each in requests]
+        return [whole.served(request) for request in requests]
     if "pixels" in workload:
         mllm = Mllm(workload, folders)
         if asks:
             return [mllm.default, mllm.limits()]
-        return [mllm.served(str(number), each) for number, each in enumerate(requests)]
+        return [mllm.served(str(number), request) for number, request in enumerate(requests)]
     return settings(workload, folders) if asks else play(workload, folders)
 
 
@@ -134,8 +134,8 @@ def play(workload: Json, folders: Folders) -> list[Json]:
     scheduler, tokenizer = started(workload, folders)
     chats = renderer(tokenizer, scheduler.config) if "serve" in workload else None
     return [
-        served(scheduler, str(number), each if chats is None else rendered(chats, each))
-        for number, each in enumerate(workload["requests"])
+        served(scheduler, str(number), request if chats is None else rendered(chats, request))
+        for number, request in enumerate(workload["requests"])
     ]
 
 
@@ -400,7 +400,7 @@ class Mllm:
         self.language.fed = []
         self.scheduler.add_request(
             " ".join(words(wanted["prompt"], images)),
-            images=[as_url(each) for each in tokens],
+            images=[as_url(token) for token in tokens],
             max_tokens=len(wanted["reply"]),
             temperature=0.0,
             request_id=name,

@@ -357,7 +357,7 @@ class Core:
         groups = [(images, spans)]
         splitting = getattr(find("envs", "environ"), "SGLANG_ENABLE_MM_SPLITTING", None)
         if splitting is None or splitting.get():
-            groups = [([each], [span]) for each, span in zip(images, spans, strict=True)]
+            groups = [([image], [span]) for image, span in zip(images, spans, strict=True)]
         items = []
         for group, places in groups:
             names = " ".join(name for name, *_ in group)
@@ -671,7 +671,7 @@ class Unified(Core):
             "sglang.srt.managers.scheduler_components.pool_stats_observer"
         )
         count = observer.kv_private_swa_tokens if name == "swa" else observer.kv_private_tokens
-        return sum(count(each, self.page) for each in self.sessions.records())
+        return sum(count(record, self.page) for record in self.sessions.records())
 
     @property
     def root(self) -> Real:
@@ -684,7 +684,7 @@ class Unified(Core):
         if self.host is None:
             return [int(node.component_data[kind].value is not None) for has, kind in asked if has]
         parts = [node.component_data[kind] for has, kind in [(True, kinds.FULL), *asked] if has]
-        return [int(on is not None) for each in parts for on in (each.value, each.host_value)]
+        return [int(on is not None) for part in parts for on in (part.value, part.host_value)]
 
     @staticmethod
     def ids(tokens: list[int]) -> Real:

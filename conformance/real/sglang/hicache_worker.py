@@ -193,7 +193,7 @@ def _begin(storage: Real) -> None:
 
 
 def _files(storage: Real, keys: list[str], transfers: Real = None) -> set[str]:
-    names = ["", *(f".{each.name}" for each in transfers or ())]
+    names = ["", *(f".{transfer.name}" for transfer in transfers or ())]
     wanted = {f"{key}{name}{storage.config_suffix}" for key in keys for name in names}
     return {f"{each}.bin" for each in wanted & PAGES}
 

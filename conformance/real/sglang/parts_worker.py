@@ -64,7 +64,7 @@ class RustNodes:
         for node, start, end in self._nodes():
             number, length = self._texts.get(self.core.get_last_hash_value(node), (-1, end))
             path = self._tokens(number, length)
-            held = [each for kind in self.kinds for each in self._tiers(node, kind)]
+            held = [tier for kind in self.kinds for tier in self._tiers(node, kind)]
             found.append((path, end - start, held))
         return sorted(found)
 

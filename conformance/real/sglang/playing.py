@@ -183,7 +183,7 @@ class Played(Sglang):
         if like is not None:
             options, spec = like.options, like.network.spec
         self._asked = rules, options
-        named = (each.name for each in reversed(FAMILY.releases) if each.rules == rules)
+        named = (release.name for release in reversed(FAMILY.releases) if release.rules == rules)
         profile = Profile(FAMILY.name, next(named, FAMILY.releases[-1].name))
         super().__init__(profile, network=build(spec, "counts"), options={})
 

@@ -95,7 +95,7 @@ class Rows(scheduler_worker.Playing):
         self._deferred(self.runner, forward)
         self.backend.init_forward_metadata(forward)
         made = self.backend.forward_metadata
-        slots = [int(each) for each in made.mamba_cache_indices]
+        slots = [int(index) for index in made.mamba_cache_indices]
         spans = self._spans(batch)
         read = [self._text(slot) for slot in slots]
         asked = [
@@ -128,7 +128,7 @@ class Rows(scheduler_worker.Playing):
 
     def _spans(self, batch: Real) -> list[tuple[int, int]]:
         if not batch.forward_mode.is_extend():
-            lengths = [int(each) for each in batch.seq_lens]
+            lengths = [int(seq_len) for seq_len in batch.seq_lens]
             return [(length - 1, length) for length in lengths]
         pairs = zip(batch.prefix_lens, batch.extend_lens, strict=True)
         return [(int(start), int(start) + int(count)) for start, count in pairs]
@@ -139,8 +139,8 @@ class Rows(scheduler_worker.Playing):
         if masks is None:
             return [None for _ in batch.reqs]
         extends = batch.forward_mode.is_extend()
-        to = [int(each) for each in forward.mamba_track_indices]
-        chosen = [bool(each) for each in masks]
+        to = [int(index) for index in forward.mamba_track_indices]
+        chosen = [bool(mask) for mask in masks]
         if extends and any(chosen):
             self.backend._track_mamba_state_extend(forward, inside, self.states, made)
         elif not extends:  # `track_mamba_states_if_needed`, a kernel

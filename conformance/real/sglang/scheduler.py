@@ -260,7 +260,7 @@ def group_of(records: Sequence[Record], session: Session) -> list[dict[str, Any]
         if record.step.drafts is not None:
             own = iter([1 + each.accepted for each in events_of(record, DraftsVerified)])
             generated = record.reply.generated if record.reply else ()
-            rounds = [next(own, 1) if each else 1 for each in record.step.drafts]
+            rounds = [next(own, 1) if draft else 1 for draft in record.step.drafts]
             more["accepts"] = rounds + [1] * len(generated)
         more["lora"] = "".join(asked.get("lora", {}).values())
         wanted = wanted_of(record, {name: value for name, value in more.items() if value})
@@ -358,7 +358,7 @@ def features_of(release: str) -> dict[str, RealScheduler[Rules]]:
         for name, option in NEEDED.items()
         if FAMILY.release(release).name not in FAMILY.having(FAMILY.option(option))
     }
-    return {name: each for name, each in FEATURES.items() if name not in absent}
+    return {name: feature for name, feature in FEATURES.items() if name not in absent}
 
 
 def with_rust(scheduler: RealScheduler[Rules]) -> RealScheduler[Rules]:

@@ -169,7 +169,7 @@ class Playing:
         if batch.extend_num_tokens:  # as `run_batch` does
             self.core.scheduler.processed_tokens_counter += batch.extend_num_tokens
         most = self.core.loras  # `fetch_new_loras` asserts it
-        if most and not self.core.validate_lora_batch({each.lora_id for each in batch.reqs}):
+        if most and not self.core.validate_lora_batch({req.lora_id for req in batch.reqs}):
             raise AssertionError("len(cur_uids) <= self.max_loras_per_batch")
         extends = batch.forward_mode.is_extend()
         decoding = batch.decoding_reqs or () if extends else ()
@@ -186,7 +186,7 @@ class Playing:
         """Process the first result of the queue, with the requests' next tokens."""
         batch, _ = self.core.scheduler.result_queue.popleft()
         extends = batch.forward_mode.is_extend()
-        runs = [self.core.run_of(each, wanted[each.rid], extends=extends) for each in batch.reqs]
+        runs = [self.core.run_of(req, wanted[req.rid], extends=extends) for req in batch.reqs]
         self.core.take(batch, runs, extends=extends)
 
     def _result(self, requests: list[Json]) -> Json:

@@ -183,7 +183,7 @@ class ConfigFactory:
         """The fields that the release declares."""
         return sorted(
             getattr(self.arguments, "__struct_fields__", None)
-            or [each.name for each in dataclasses.fields(self.arguments)]
+            or [field.name for field in dataclasses.fields(self.arguments)]
         )
 
     def resolved(self, config: worker_side.Json) -> dict[str, worker_side.Json]:
@@ -193,7 +193,7 @@ class ConfigFactory:
             args.resolve_once()
             found = args.resolved_dict()
         else:  # 0.5.9 resolves when it is made
-            found = {each.name: getattr(args, each.name) for each in dataclasses.fields(args)}
+            found = {field.name: getattr(args, field.name) for field in dataclasses.fields(args)}
         found |= {
             "random_seed": None,  # drawn at every start
             "mamba_cache_chunk_size": self._chunk_size(args, config),

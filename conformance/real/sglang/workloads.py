@@ -105,7 +105,7 @@ def draw_priorities(seed: int, number: int, rules: Rules) -> dict[str, Any]:
 def draw_policies(seed: int, number: int, rules: Rules) -> dict[str, Any]:
     """A workload under a schedule policy, of requests that come while others run."""
     drawn, rng = draw(seed, number, rules), Random(f"sglang policies {seed} {number}")
-    known = [each for each in POLICIES_OF_QUEUES if rules.tree.trees == "unified" or each in OLD]
+    known = [queue for queue in POLICIES_OF_QUEUES if rules.tree.trees == "unified" or queue in OLD]
     policy = known[number % len(known)]
     drawn["config"] |= {
         "schedule": policy,

@@ -97,7 +97,7 @@ def compare(python: Path, release: str, seed: int, workloads: int) -> int:
             simulated = list(Played(workload, seen).results())
             found = playing.first_difference(real, json_of(simulated))
             agreement.add(
-                "+".join(sorted({KINDS[each] for each in workload["layers"]})),
+                "+".join(sorted({KINDS[layer] for layer in workload["layers"]})),
                 number,
                 found,
                 workloads=1,
@@ -167,7 +167,7 @@ class Played:
     def __init__(self, workload: Json, seen: Counter[str]) -> None:
         self.workload, self.seen = workload, seen
         geometry = Geometry(
-            layers=tuple(KINDS[each] for each in workload["layers"]),
+            layers=tuple(KINDS[layer] for layer in workload["layers"]),
             window=workload["window"],
             token_bytes=2 * F16_BYTES * workload["head_dim"],
             page=workload["page"],
@@ -245,13 +245,15 @@ def content_of(cache: PagedAttentionCache, scheduler: Scheduler) -> Json:
         "sectors": list(pool.free_sectors),
         "allocators": [
             {
-                "tables": sorted([name, table[:]] for name, table in each.tables.items()),
-                "shared": sorted(each.ledger.shared.items()),
-                "hashes": sorted(each.ledger.block_to_hash.items()),
-                "cached": list(each.ledger.cached),
-                "free": [[root, tree[:]] for root, tree in pool.free[each.index].trees.items()],
+                "tables": sorted([name, table[:]] for name, table in allocator.tables.items()),
+                "shared": sorted(allocator.ledger.shared.items()),
+                "hashes": sorted(allocator.ledger.block_to_hash.items()),
+                "cached": list(allocator.ledger.cached),
+                "free": [
+                    [root, tree[:]] for root, tree in pool.free[allocator.index].trees.items()
+                ],
             }
-            for each in cache.allocators.values()
+            for allocator in cache.allocators.values()
         ],
     }
 

@@ -218,15 +218,18 @@ class Batches:
             "sectors": list(pool.free_sectors),
             "allocators": [
                 {
-                    "tables": sorted([int(name), list(t)] for name, t in each.block_table.items()),
-                    "shared": sorted(each.ledger.shared_ref_counts.items()),
-                    "hashes": sorted(each.ledger.block_to_hash.items()),
-                    "cached": list(each.ledger.cached_blocks),
+                    "tables": sorted(
+                        [int(name), list(t)] for name, t in allocator.block_table.items()
+                    ),
+                    "shared": sorted(allocator.ledger.shared_ref_counts.items()),
+                    "hashes": sorted(allocator.ledger.block_to_hash.items()),
+                    "cached": list(allocator.ledger.cached_blocks),
                     "free": [
-                        [root, list(t)] for root, t in pool._free_blocks[each.index].trees.items()
+                        [root, list(t)]
+                        for root, t in pool._free_blocks[allocator.index].trees.items()
                     ],
                 }
-                for each in self.cache.cache_allocators.values()
+                for allocator in self.cache.cache_allocators.values()
             ],
         }
 
@@ -268,8 +271,8 @@ class Layers:
         kinds = utils.DYNAMIC_LAYER_TYPE_MAPPING
         self.order, self.kinds = order, order["kinds"]
         layers = [
-            kinds[each](**({"sliding_window": order["window"]} if "sliding" in each else {}))
-            for each in self.kinds
+            kinds[kind](**({"sliding_window": order["window"]} if "sliding" in kind else {}))
+            for kind in self.kinds
         ]
         self.cache = utils.DynamicCache()
         self.cache.layers, self.cache.layer_class_to_replicate = layers, None
@@ -286,7 +289,7 @@ class Layers:
                 found = getattr(self.cache, METHODS[name])(*value)
         except (AttributeError, IndexError, RuntimeError, TypeError, ValueError) as error:
             found = type(error).__name__
-        return [found, [self._content(each) for each in self.cache.layers]]
+        return [found, [self._content(layer) for layer in self.cache.layers]]
 
     def _feed(self, number: int, rows: Json) -> Json:
         """Update a layer's cache; the values that attention or a convolution reads."""

@@ -342,10 +342,10 @@ CAUSES: Final = (
     ),
 )
 
-SHOWN: Final = {each.shown: each for each in CAUSES if each.shown[0]}
+SHOWN: Final = {cause.shown: cause for cause in CAUSES if cause.shown[0]}
 """A cause by the family and operation that show it."""
 
 
 def cause_of(cell: Cell) -> Cause | None:
     """The cause of a wrong result."""
-    return next((each for each in CAUSES if each.explains(cell)), None)
+    return next((cause for cause in CAUSES if cause.explains(cell)), None)

@@ -147,13 +147,13 @@ def real_transformers(
         return int(is_worse(*releases))
     if newest:
         return max(unknown, int(changes))
-    return int(any(each.verdict == "wrong" for found in releases for each in found.cells))
+    return int(any(cell.verdict == "wrong" for found in releases for cell in found.cells))
 
 
 def check_names(operations: Sequence[str], attention: str) -> None:
     """Refuse unknown operations and attention."""
     known = [*OPERATIONS, *NAMED]
-    unknown = [each for each in operations if each not in known]
+    unknown = [operation for operation in operations if operation not in known]
     if unknown:
         raise OptionError(f"--operation {unknown[0]} is unknown; there are {', '.join(known)}")
     if attention not in ("eager", "sdpa"):
@@ -193,11 +193,11 @@ class Playing(NamedTuple):
                         ):
                             console().print(f"{path}", markup=False, soft_wrap=True)
                 finally:
-                    for each in workers:
-                        each.close()
+                    for worker in workers:
+                        worker.close()
                 if results is not None:
-                    cells = [each for found in releases for each in found.cells]
-                    results.write("".join(f"{json.dumps(asdict(each))}\n" for each in cells))
+                    cells = [cell for found in releases for cell in found.cells]
+                    results.write("".join(f"{json.dumps(asdict(cell))}\n" for cell in cells))
         return releases
 
     def _release(self, workers: Sequence[Worker], name: str, *, needed: bool) -> Found:
@@ -228,7 +228,7 @@ def beside_simulated(
     """Batches or layers beside the simulated ones, or else the settings; the exit status."""
     for name in environments:
         package_of(FAMILY, name)
-    pythons = {name: each.ready() for name, each in environments.items()}
+    pythons = {name: environment.ready() for name, environment in environments.items()}
     if batches:
         return max(compare(python, name, seed, batches) for name, python in pythons.items())
     if layers:

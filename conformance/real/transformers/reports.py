@@ -92,10 +92,10 @@ def _report(
         "Compared with `use_cache=False` over the same tokens."
     )
     verdicts = [
-        (found.release, each.verdict)
+        (found.release, cell.verdict)
         for found in releases
-        for each in found.cells
-        if (each.family, each.operation) == (shown.family, shown.operation)
+        for cell in found.cells
+        if (cell.family, cell.operation) == (shown.family, shown.operation)
     ]
     parts = [
         f"# {title}",
@@ -106,8 +106,8 @@ def _report(
         f"Upstream: {cause.known or 'no thread found.'}" if cause else "",
         f"Releases: {steps_of(verdicts)}.",
         fill(_measured(cause), 100) if cause else "",
-        fill("Operations: " + _listed(each.operation for each in cells), 100),
-        fill("Families: " + _listed(each.family for each in cells), 100),
+        fill("Operations: " + _listed(cell.operation for cell in cells), 100),
+        fill("Families: " + _listed(cell.family for cell in cells), 100),
     ]
     return "\n\n".join(filter(None, parts)) + "\n"
 

@@ -67,9 +67,9 @@ def show(found: Found, title: str) -> None:
     for name, cells in by_operation.items():
         counts = Counter(each.verdict for each in cells)
         wrong = [each.family for each in cells if each.verdict == "wrong"]
-        table.add_row(name, *(str(counts[each]) for each in VERDICTS), ", ".join(wrong))
+        table.add_row(name, *(str(counts[verdict]) for verdict in VERDICTS), ", ".join(wrong))
     totals = Counter(each.verdict for each in found.cells)
-    table.add_row("all", *(str(totals[each]) for each in VERDICTS), "")
+    table.add_row("all", *(str(totals[verdict]) for verdict in VERDICTS), "")
     console().print(table)
     show_causes(found)
     families = len({each.family for each in found.cells})
@@ -139,10 +139,10 @@ def show_changes(releases: Sequence[Found]) -> bool:
 def is_worse(before: Found, after: Found) -> bool:
     """True if what is wrong or a crash was not so before, or a family is no longer run."""
     bad = ("wrong", "crash")
-    known = {(each.family, each.operation) for each in before.cells if each.verdict in bad}
-    gone = {each.family for each in before.cells} - {each.family for each in after.cells}
+    known = {(cell.family, cell.operation) for cell in before.cells if cell.verdict in bad}
+    gone = {cell.family for cell in before.cells} - {cell.family for cell in after.cells}
     return bool(gone) or any(
-        each.verdict in bad and (each.family, each.operation) not in known for each in after.cells
+        cell.verdict in bad and (cell.family, cell.operation) not in known for cell in after.cells
     )
 
 

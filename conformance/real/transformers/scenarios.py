@@ -102,7 +102,7 @@ def watched(scenario: Scenario, release: str) -> tuple[list[Record], Json, list[
     spec, options = session.network.spec, engine.options
     named = {kind: name for name, kind in KINDS.items()}
     workload = {
-        "layers": [named[each] for each in spec.layers],
+        "layers": [named[layer] for layer in spec.layers],
         "window": spec.window,
         "head_dim": spec.kv_heads * spec.head_size,
         "page": options.page_size,
@@ -143,7 +143,7 @@ def _played(record: Record, real: Json, simulated: Json, *, same: bool) -> StepP
 
 
 def _start(batches: Json, ticket: Ticket | None) -> str:
-    chunks = (chunk for each in batches for chunk in each.get("batch", ()))
+    chunks = (chunk for batch in batches for chunk in batch.get("batch", ()))
     return next((str(start) for number, start, *_ in chunks if number == ticket), "")
 
 

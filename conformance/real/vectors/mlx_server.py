@@ -140,7 +140,7 @@ CLOSE: Final = 1e-5
 PACKED: Final = 0.1
 """Accepted difference of packed keys and values: one between two steps is rounded up or down."""
 
-FIELDS: Final = tuple(each.name for each in FAMILY.fields)
+FIELDS: Final = tuple(field.name for field in FAMILY.fields)
 BY_SIZE: Final = ("nbytes",)
 """Fields compared by size for classes with layers of their own."""
 
@@ -180,7 +180,7 @@ class ServerPlayer:
             "element_bytes": FLOAT32,
             "provenance": False,
         }
-        models = {name: spec_of(each) for name, each in line.get("models", {}).items()}
+        models = {name: spec_of(model) for name, model in line.get("models", {}).items()}
         networks = {name: build(each) for name, each in {"": self.spec, **models}.items()}
         engine = MlxLm(
             self.profile,
@@ -194,10 +194,10 @@ class ServerPlayer:
         self.engine = engine
         self.engine.server.store.watch = self._watch
         self._cold = {
-            name: ColdStates(each, self.rules.of_class(family_of(each.spec)), within=CLOSE)
-            for name, each in networks.items()
+            name: ColdStates(network, self.rules.of_class(family_of(network.spec)), within=CLOSE)
+            for name, network in networks.items()
         }
-        self._oracles = {name: Oracle(each) for name, each in networks.items()}
+        self._oracles = {name: Oracle(network) for name, network in networks.items()}
         self._inserted: list[dict[str, Json]] = []
         self._numbers: list[tuple[PromptCache, int]] = []
         self._seen = 0
@@ -266,7 +266,7 @@ class ServerPlayer:
         tokenizer = self.engine.tokenizer
         return Request(
             prompt=tokenizer.encode(request["text"]) if "text" in request else (),
-            messages=tuple(Message(**each) for each in request.get("messages", ())),
+            messages=tuple(Message(**message) for message in request.get("messages", ())),
             predict=request["max_tokens"],
             reply=as_tokens(reply),
             drafts=_drafts(request["drafts"], len(reply)) if "drafts" in request else None,
@@ -283,7 +283,7 @@ class ServerPlayer:
     ) -> dict[str, Json]:
         if ticket is None:
             return dict(REFUSED)
-        mine = [each for each in events if each.task == ticket]
+        mine = [event for event in events if event.task == ticket]
         reply = self.engine.reply(ticket)
         admitted = next(iter(of_kind(RequestAdmitted, mine)), None)
         finished = next(iter(of_kind(RequestFinished, mine)), None)
@@ -315,7 +315,7 @@ class ServerPlayer:
                 tokens = None if recorded["wire"]["tokens"] is None else list(sent)
                 result["wire"] |= {"completion_tokens": len(sent), "tokens": tokens}
         if admitted is not None and self.rules.server.segments:
-            result["segments"] = [list(each) for each in admitted.segments]
+            result["segments"] = [list(segment) for segment in admitted.segments]
         if admitted is not None and admitted.checkpoint is not None:
             result["checkpoint"] = list(admitted.checkpoint)
         return result
@@ -358,7 +358,7 @@ def _drafts(drawn: Sequence[Sequence[int]], count: int) -> tuple[Tokens, ...]:
 
 def of_kind(kind: type[Any], events: Iterable[Event]) -> list[Any]:
     """The events of one class."""
-    return [each for each in events if isinstance(each, kind)]
+    return [event for event in events if isinstance(event, kind)]
 
 
 def under(release: str, rules: MlxRules) -> Family[MlxRules, MlxOptions]:

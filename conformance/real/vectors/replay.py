@@ -231,7 +231,7 @@ def _player_for(line: Mapping[str, Any]) -> Player:
             driver = Driver(config, VLLM.release(release).rules, recorded=True)
             scheduler = driver.server.scheduler
             if scheduler.splitter is not None:
-                states = next(each for each in config["groups"] if each["kind"] == "mamba")
+                states = next(group for group in config["groups"] if group["kind"] == "mamba")
                 scheduler.splitter = replace(scheduler.splitter, size=states["block"])
             return driver
         return SglangDriver(config, SGLANG.release(release).rules)

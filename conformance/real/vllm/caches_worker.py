@@ -33,7 +33,7 @@ class Caches:
 
     def of(self, settings: Real, config: Json) -> tuple[Real, tuple[int, int]]:
         if config.get("compressed"):
-            block = next(each["block"] for each in config["groups"] if each["kind"] == "full")
+            block = next(group["block"] for group in config["groups"] if group["kind"] == "full")
             caches = CompressedLayers(settings, block)
             layers, layouts = caches.specs(), caches.layouts
         else:
@@ -53,7 +53,7 @@ class Caches:
             (*self._described(group.kv_cache_spec), mark or all_)
             for group, mark in zip(groups, marks, strict=True)
         ]
-        wanted = [(*_described(each), bool(each.get("eagle"))) for each in config["groups"]]
+        wanted = [(*_described(group), bool(group.get("eagle"))) for group in config["groups"]]
         if found != wanted:
             raise ValueError(f"the engine core's groups are {found}, not {wanted}")
         settings.cache_config.num_gpu_blocks = made.num_blocks = config["blocks"]
@@ -74,7 +74,7 @@ class Caches:
         heads = most // block
         in_turn = [group for group in groups for _ in range(LAYERS)]
         layers = [groups[number] for number in config["layers"]] if "layers" in config else in_turn
-        layers = [_before_promotion(*each) for each in enumerate(layers)]
+        layers = [_before_promotion(*layer) for layer in enumerate(layers)]
         found = {
             f"{layer}.{group['kind']}": self.spec(
                 group,
@@ -160,7 +160,7 @@ def _before_promotion(layer: int, group: Json) -> Json:
 def layouts_of(backends: list[Real]) -> list[str]:
     """The layouts of memory that all backends of attention work on."""
     utils: Real = importlib.import_module("vllm.v1.attention.backends.utils")
-    return [each.name for each in utils.get_supported_kv_cache_layouts(backends)]
+    return [layout.name for layout in utils.get_supported_kv_cache_layouts(backends)]
 
 
 def exporting(group: Json) -> Json:
@@ -271,5 +271,7 @@ class CompressedLayers:
 
     def layouts(self) -> list[str]:
         """The layouts of memory that the caches' own backends work on."""
-        asked = {each.get_attn_backend() for each in self.caches.values() if type(each) is not Stub}
+        asked = {
+            cache.get_attn_backend() for cache in self.caches.values() if type(cache) is not Stub
+        }
         return layouts_of(list(asked))

@@ -112,8 +112,8 @@ class Model:
         for name, layer in runner.compilation_config.static_forward_context.items():
             if ("linear" in name or "mamba" in name) != states:
                 continue
-            for each in _tensors(getattr(layer, "kv_cache", None), torch.Tensor):
-                each.mul_(SPOILED)
+            for tensor in _tensors(getattr(layer, "kv_cache", None), torch.Tensor):
+                tensor.mul_(SPOILED)
                 count += 1
         return count
 

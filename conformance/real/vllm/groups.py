@@ -100,11 +100,11 @@ class HostCopies:
 
     def begin(self, loads: Mapping[int, Name], stores: Sequence[int], flushed: set[int]) -> None:
         """Begin what a step brings."""
-        now = [each for each in stores if each in flushed]
+        now = [store for store in stores if store in flushed]
         self.under_way |= dict.fromkeys((*self.later, *now, *loads), self.steps)
         self.under_way |= {each: 1 for each in self.under_way if each in flushed}
         self.loads |= loads
-        self.later = [each for each in stores if each not in flushed]
+        self.later = [store for store in stores if store not in flushed]
 
     def next(self) -> tuple[list[int], list[Name]]:
         """The copies that end with this step, and the requests whose loads do."""
@@ -165,7 +165,7 @@ class Groups:
         if problem:
             return {"error": problem}
         self.scheduler.schedule()  # flushes what the last step left
-        entries = [self._entry(name, each) for name, each in requests.items()]
+        entries = [self._entry(name, request) for name, request in requests.items()]
         played = {"requests": entries, "evicted": self.evicted} | self.pool()
         return played | ({"jobs": self.jobs, **self.host()} if self.copies else {})
 
@@ -243,14 +243,14 @@ class Groups:
         self.hand_over(step, sampled)
         if self.drafts and self.most_under_way == 1:
             self.propose(requests, proposals)
-        for each in requests.values():
-            self.learn(each)
+        for request in requests.values():
+            self.learn(request)
 
     def _entry(self, name: Name, request: Real) -> Entry:
         chunks, prompt = self.results[name]["chunks"], getattr(request, self.PROMPT)
         return {
             "cached": chunks[0][0] if chunks else None,
             "lookups": self.results[name]["lookups"],
-            "chunks": [each for each in chunks if each[0] < prompt or each[1] - each[0] > 1],
+            "chunks": [chunk for chunk in chunks if chunk[0] < prompt or chunk[1] - chunk[0] > 1],
             "preempted": getattr(request, self.PREEMPTIONS),
         }

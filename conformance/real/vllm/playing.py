@@ -54,10 +54,10 @@ def spec_of(config: Config) -> ModelSpec:
     """The model with a workload's groups of layers."""
     groups = config["groups"]
     if config.get("compressed"):
-        window = max(each.get("window", 0) for each in groups)
+        window = max(group.get("window", 0) for group in groups)
         return preset("swa", compressed=True, window=window)
     numbers = config.get("layers") or [at for at in range(len(groups)) for _ in range(LAYERS)]
-    local = {key: each[key] for each in groups for key in ("window", "chunk") if each.get(key)}
+    local = {key: group[key] for group in groups for key in ("window", "chunk") if group.get(key)}
     kinds = [kind_of(groups[number]) for number in numbers]
     if config.get("further", {}).get("disable_hybrid_kv_cache_manager") and local:
         kinds = ["window" if layer % 2 else "attention" for layer in range(len(kinds))]
@@ -99,14 +99,14 @@ class WorkloadOptions(VllmOptions):
 def options_of(config: Config, rules: Rules, *, recorded: bool) -> WorkloadOptions:
     """The flags that a workload's configuration means."""
     groups, further = config["groups"], config.get("further", {})
-    sizes = {each["kind"]: each["block"] for each in reversed(groups)}
+    sizes = {group["kind"]: group["block"] for group in reversed(groups)}
     local = next((sizes[kind] for kind in ("window", "chunked") if kind in sizes), 0)
     block = sizes.get("full") or local or sizes["mamba"]
-    modes = [each.get("mode", "align") for each in groups if each["kind"] == "mamba"]
+    modes = [group.get("mode", "align") for group in groups if group["kind"] == "mamba"]
     if config.get("compressed"):
         block, local = VllmOptions().block_size, 0
     given: dict[str, Any] = {
-        "wanted": tuple(GroupSpec(**each) for each in groups),
+        "wanted": tuple(GroupSpec(**group) for group in groups),
         "recorded": recorded,
         "block_size": block,
         "window_block_size": local if "full" in sizes and local != block else 0,
@@ -242,7 +242,7 @@ class Store:
     def get_finished(self) -> Transfers:
         """The transfers that end with this step."""
         *names, invalid = self.loads.next()
-        received, sent, failed = (tuple(map(self.server.made, each)) for each in names)
+        received, sent, failed = (tuple(map(self.server.made, name)) for name in names)
         return Transfers(received=received, sent=sent, failed=failed, invalid=frozenset(invalid))
 
 
@@ -273,7 +273,7 @@ class Played(Vllm):
         self.wanted: dict[int, Wanted] = {}
         self.replies: dict[int, list[int]] = {}
         self.turns = Counter[int]()  # steps with drafts, by request
-        named = (each.name for each in reversed(FAMILY.releases) if each.rules == rules)
+        named = (release.name for release in reversed(FAMILY.releases) if release.rules == rules)
         profile = Profile(FAMILY.name, next(named, FAMILY.releases[-1].name))
         super().__init__(profile, network=build(spec, "counts"), options={})
 
@@ -417,7 +417,7 @@ class Calls:
         self._schedule()  # flushes what the last step left
         side = self.server.offloading.side if self.server.offloading is not None else None
         played = {
-            "requests": [self._entry(*each) for each in self.requests.items()],
+            "requests": [self._entry(*request) for request in self.requests.items()],
             "evicted": self.evicted,
             "cache": [
                 [block, *self._label(key)]
@@ -442,7 +442,9 @@ class Calls:
             "cached": chunks[0][0] if chunks else None,
             "lookups": self.results[name]["lookups"],
             "chunks": [
-                each for each in chunks if each[0] < request.num_prompt or each[1] - each[0] > 1
+                chunk
+                for chunk in chunks
+                if chunk[0] < request.num_prompt or chunk[1] - chunk[0] > 1
             ],
             "preempted": request.preemptions,
         }

@@ -148,7 +148,7 @@ def _register(architecture: str, root: Path) -> None:
     models: Real = importlib.import_module("vllm.model_executor.models")
     interfaces: Real = importlib.import_module("vllm.model_executor.models.interfaces")
     module: Real = importlib.import_module("torch.nn").Module
-    found = [getattr(interfaces, each, None) for each in _bases(architecture, root)]
+    found = [getattr(interfaces, base, None) for base in _bases(architecture, root)]
     traits = tuple(each for each in found if each is not None)
     made = type(architecture, (_Model, module, *traits), {})
     models.ModelRegistry.register_model(architecture, made)

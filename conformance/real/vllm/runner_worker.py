@@ -107,7 +107,7 @@ class Marks:
         window = self.torch.arange(width)[None, :, None]
         self.windows = self.torch.arange(blocks)[:, None, None] * ROWS + window
         self.states = self.torch.arange(blocks)[:, None].clone()
-        self.before = [each.clone() for each in self.tensors.values()]
+        self.before = [tensor.clone() for tensor in self.tensors.values()]
         self.copies: dict[str, list[Json]] = {}
 
     @property
@@ -406,7 +406,7 @@ class RunnerV1:
         module.get_pp_group = module.get_tp_group = lambda: rank
         module.initialize_mamba_ssu_backend = lambda *_, **__: None
         module.prepare_kernel_block_sizes = lambda caches, _: [
-            each.kv_cache_spec.block_size for each in caches.kv_cache_groups
+            group.kv_cache_spec.block_size for group in caches.kv_cache_groups
         ]
         self.torch.Event = cuda.Event = cuda.Stream = lambda *_, **__: NoOp()
         Copies.watch(module, self.marks)
@@ -611,7 +611,7 @@ class RunnerV2:
         step = Prepared(
             list(self.batch.req_ids),
             [int(each) for each in self.batch.query_start_loc_np],
-            [int(each) for each in self.batch.seq_lens],
+            [int(seq_len) for seq_len in self.batch.seq_lens],
             *self.seen,
             runner.block_tables.input_block_tables,
         )
@@ -621,7 +621,7 @@ class RunnerV2:
         """Pass the step's sampled tokens, and the rejected ones."""
         torch, batch, runner = self.torch, self.batch, self.runner
         runner.execute_model_state = None
-        width = max(1, *(len(each) for each in tokens.values()))
+        width = max(1, *(len(token) for token in tokens.values()))
         rows = [tokens[name] for name in batch.req_ids]
         counts = [len(row) for row in rows]
         rejected = [
@@ -726,7 +726,7 @@ class Runs(Server):
             super().hand_over(step, sampled)
             return
         rows = self.runner.step(step)
-        drafted = {name: len(each) for name, each in step.scheduled_spec_decode_tokens.items()}
+        drafted = {name: len(token) for name, token in step.scheduled_spec_decode_tokens.items()}
         with self.runner.torch.inference_mode():
             self.runner.sampled(dict(sampled), drafted)
         self.steps.append({"rows": rows, "copies": self.marks.moved()})

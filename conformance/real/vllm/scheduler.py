@@ -40,7 +40,9 @@ def config_of(server: Engine) -> dict[str, Any]:
     """Configuration of the real scheduler for a simulated server."""
     engine = of_kind(Vllm, server)
     options, limits, manager = engine.options, engine.scheduler.limits, engine.manager
-    group_of_layer = {layer: at for at, each in enumerate(manager.groups) for layer in each.layers}
+    group_of_layer = {
+        layer: at for at, group in enumerate(manager.groups) for layer in group.layers
+    }
     return {
         "groups": [
             {name: value for name, value in asdict(group).items() if name != "layers"}
@@ -228,5 +230,5 @@ def overrides(release: str, seed: int, numbers: range) -> list[Override]:
     configs = [make(seed, number, known.rules)["config"] for number in numbers for make in drawn]
     with SCHEDULER.start(known.name) as real:
         answers = real.order({"settings": configs})["results"]
-    rows = sorted((row for each in answers for row in each), key=lambda row: str(row[0]))
+    rows = sorted((row for answer in answers for row in answer), key=lambda row: str(row[0]))
     return overrides_of(rows, OVERRIDES, PRETENDED)

@@ -200,7 +200,7 @@ class Server(Groups):
             self.release.request,
             request_id=str(number),
             prompt_token_ids=prompt,
-            mm_features=[self._feature(*each) for each in wanted.get("images", ())] or None,
+            mm_features=[self._feature(*image) for image in wanted.get("images", ())] or None,
             sampling_params=self.release.params(
                 max_tokens=most,
                 ignore_eos=True,
@@ -230,7 +230,7 @@ class Server(Groups):
         self.scheduler.finish_requests(request.request_id, self.release.aborted)
 
     def until_done(self, requests: dict[str, Real], group: Json) -> str:
-        watched = [each for each in LOOKUPS if hasattr(self.manager, each)]
+        watched = [lookup for lookup in LOOKUPS if hasattr(self.manager, lookup)]
         for name in watched:
             setattr(self.manager, name, self._watched(getattr(self.manager, name)))
         problem = super().until_done(requests, group)
@@ -300,7 +300,7 @@ class Server(Groups):
         def prepare_store(keys: Real, *rest: Real) -> Real:
             answer = store(keys, *rest)
             if answer is not None:
-                self.host_evicted += [self._host_label(each) for each in answer.evicted_keys]
+                self.host_evicted += [self._host_label(key) for key in answer.evicted_keys]
                 order.update(zip(answer.keys_to_store, count, strict=False))
             return answer
 

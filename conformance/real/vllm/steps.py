@@ -134,7 +134,7 @@ class Recorder(Runner):
             row[kind] = {
                 str(group): [
                     stores[0].initial[group],
-                    [each for store in stores for each in store.targets[group]],
+                    [target for store in stores for target in store.targets[group]],
                     *([[exported[group], position]] if group in exported else []),
                 ]
                 for group in self.state_groups
@@ -187,7 +187,7 @@ def difference(
     theirs, mine = _steps(real), _steps(ours)
     likes = [*theirs, *mine[len(theirs) :]]
     return first_difference(
-        [_shown(each, each) for each in theirs],
+        [_shown(their, their) for their in theirs],
         [_shown(each, like) for each, like in zip(mine, likes, strict=False)],
     )
 
@@ -204,22 +204,22 @@ def _shown(step: Mapping[str, Any], like: Mapping[str, Any]) -> Mapping[str, Any
         name: {what: row.get(what) for what in known.get(name, row)}
         for name, row in step["rows"].items()
     }
-    return {"rows": rows, "copies": {phase: each for phase, each in step["copies"].items() if each}}
+    return {"rows": rows, "copies": {phase: copy for phase, copy in step["copies"].items() if copy}}
 
 
 def count(agreement: Agreement, workload: Entry, real: list[Entry], ours: list[Entry]) -> None:
     """Count a workload by the mode of its states; one that the release fails on is no agreement."""
     failed = raised(real)
     found = difference(*comparable(real, ours))
-    steps = [each for each in _steps(real) if "rows" in each]
+    steps = [step for step in _steps(real) if "rows" in step]
     agreement.add(
         mode_of(workload["config"]),
         workload["id"],
         found,
         workloads=1,
         steps=len(steps),
-        rows=sum(len(each["rows"]) for each in steps),
-        copies=sum(len(copies) for each in steps for copies in each["copies"].values()),
+        rows=sum(len(step["rows"]) for step in steps),
+        copies=sum(len(copies) for step in steps for copies in step["copies"].values()),
         agreeing=int(found is None and not failed),
         raised=int(failed),
     )

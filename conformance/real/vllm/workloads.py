@@ -110,7 +110,7 @@ def draw_async(seed: int, number: int, rules: Rules, *, option: str = "") -> dic
 def draft(rng: Random, workload: dict[str, Any], rules: Rules) -> None:
     """Give the workload's server a drafter: an MTP head or EAGLE, or n-grams."""
     config, drafts, eagle = workload["config"], rng.choice((1, 2, 3)), rng.random() < 0.7
-    kinds = {each["kind"] for each in config["groups"]}
+    kinds = {group["kind"] for group in config["groups"]}
     if len(config["groups"]) > len(kinds) > 2:  # the drafter's layer would change the groups
         eagle = False
     config |= {"drafts": drafts, "eagle": eagle, "lookahead_hashes": True}
@@ -234,8 +234,8 @@ def draw_compressed(seed: int, number: int, rules: Rules) -> dict[str, Any]:
     model = preset("swa", compressed=True, window=COMPRESSED_WINDOW)
     fields = ("kind", "block", "window", "eagle")
     groups = [
-        {name: value for name in fields if (value := getattr(each, name))}
-        for each in compressed_groups(model, rules, drafts=bool(drafts))
+        {name: value for name in fields if (value := getattr(compressed_group, name))}
+        for compressed_group in compressed_groups(model, rules, drafts=bool(drafts))
     ]
     config: dict[str, Any] = {
         "compressed": True,
@@ -306,7 +306,7 @@ def config_of(rng: Random, kind: str, rules: Rules) -> dict[str, Any]:
         groups[1] = window | {"block": 2 * block}
     if kind == "mamba-fine" or (kind == "store" and states in groups and rng.random() < 0.5):
         larger = block * rng.choice((2, 4))
-        groups = [each | {"block": larger} for each in groups]
+        groups = [group | {"block": larger} for group in groups]
         if rules.lookup.partial_hits and rng.random() < 0.7:
             config["hash_block"] = block
     groups = _as_of_layers(rng, groups, drafter=kind == "eagle")
@@ -316,7 +316,7 @@ def config_of(rng: Random, kind: str, rules: Rules) -> dict[str, Any]:
         config["lookahead_hashes"] = True
         groups = speculative(groups, config["drafts"], rules, eagle=kind == "eagle")
     if not rules.scheduler.accepts_small_budgets:
-        held = [each["block"] for each in groups if each["kind"] == "mamba"]
+        held = [group["block"] for group in groups if group["kind"] == "mamba"]
         config["budget"] = max(config["budget"], *held, 0)
     if rng.random() < (0.7 if kind == "priority" else 0.3):
         config["reserve_full"] = False
@@ -326,8 +326,8 @@ def config_of(rng: Random, kind: str, rules: Rules) -> dict[str, Any]:
         config["policy"] = "priority"
     config["groups"] = groups
     thinned = {"window", "mamba"} if rules.retention.thins_states else {"window"}
-    if rules.retention.interval and any(each["kind"] in thinned for each in groups):
-        unit = math.lcm(*(each["block"] for each in groups))
+    if rules.retention.interval and any(group["kind"] in thinned for group in groups):
+        unit = math.lcm(*(group["block"] for group in groups))
         config["retention"] = rng.choice((None, 0, 0, unit, 4 * unit))
     return config
 
@@ -348,10 +348,10 @@ def _hash_finely(
         config["groups"] = speculative(kinds, drafts, rules, eagle=True)
         config["retention"] = rng.choice((None, 0, 0, block, 4 * block))
     groups, unit = config["groups"], config["groups"][0]["block"]
-    if always or (any(each["kind"] != "full" for each in groups) and rng.random() < 0.5):
+    if always or (any(group["kind"] != "full" for group in groups) and rng.random() < 0.5):
         config["hash_block"] = unit
         times = rng.choice((2, 4))
-        config["groups"] = [each | {"block": times * unit} for each in groups]
+        config["groups"] = [group | {"block": times * unit} for group in groups]
         if not rules.scheduler.accepts_small_budgets:
             config["budget"] = max(config["budget"], times * unit)
         if config.get("retention"):
@@ -363,7 +363,7 @@ LOCAL: Final = ("window", "chunk")
 
 def options_of(rules: Rules) -> tuple[str, ...]:
     """Those of `FURTHER` that a release with these rules has."""
-    names = {each.name for each in FAMILY.releases if each.rules == rules}
+    names = {release.name for release in FAMILY.releases if release.rules == rules}
     return tuple(option for option in FURTHER if names & set(FAMILY.having(FAMILY.option(option))))
 
 
@@ -385,7 +385,7 @@ def _set_further(rng: Random, config: dict[str, Any], rules: Rules, kind: str, o
         further[option] = rng.choice((2, 3, 5))
     elif option == "disable_eagle_block_drop" and config.get("eagle"):
         further[option] = True
-        config["groups"] = [each | {"eagle": False} for each in groups]
+        config["groups"] = [group | {"eagle": False} for group in groups]
     elif option == "num_speculative_tokens_per_batch_size" and drafts:
         ends = sorted(rng.sample(range(1, 8), rng.randint(1, 3)))
         starts = [1, *(end + rng.choice((1, 1, 2)) for end in ends[:-1])]
@@ -394,7 +394,7 @@ def _set_further(rng: Random, config: dict[str, Any], rules: Rules, kind: str, o
         further[option] = str(ranges if apart else ranges[:1])
     elif option == "disable_hybrid_kv_cache_manager":
         further[option] = True
-        local = {key: value for each in groups for key, value in each.items() if key in LOCAL}
+        local = {key: value for group in groups for key, value in group.items() if key in LOCAL}
         config["groups"] = [{"kind": "full", "block": groups[0]["block"]} | local]
         config.pop("retention", None)
     elif option == "enable_mamba_shared_prefix_checkpoint" and config.get("eagle"):
@@ -410,7 +410,7 @@ def fit_further(config: dict[str, Any], rules: Rules) -> None:
     further, drafts = config["further"], config.get("drafts", 0)
     least = 1 + drafts if drafts and rules.scheduler.padding != "never" else 1
     if not rules.scheduler.accepts_small_budgets:
-        states = [each["block"] for each in config["groups"] if each["kind"] == "mamba"]
+        states = [group["block"] for group in config["groups"] if group["kind"] == "mamba"]
         least = max(least, *states, 1)
     if "long_prefill_token_threshold" in further:
         threshold = further["long_prefill_token_threshold"]
@@ -438,11 +438,11 @@ def _as_of_layers(
     """
     if rng.random() < 0.5:
         rng.shuffle(groups)
-    others = [each for each in groups if each["kind"] != "full"]
+    others = [group for group in groups if group["kind"] != "full"]
     if len(groups) < 2 or (drafter and len(groups) > 2) or rng.random() < 0.7:
         return groups
     many, times = rng.choice(others), rng.choice((2, 3))
-    return [each for group in groups for each in [group] * (times if group is many else 1)]
+    return [time for group in groups for time in [group] * (times if group is many else 1)]
 
 
 def speculative(

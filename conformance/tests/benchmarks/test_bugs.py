@@ -79,7 +79,7 @@ def test_a_file_keeps_searches_and_only_missing_ones_are_repeated(tmp_path: Path
     kept = read(file)
 
     assert rows == sorted(kept.values(), key=lambda row: row.defect)
-    names = {each.name for each in defects("mlx-lm-1908")}
+    names = {defect.name for defect in defects("mlx-lm-1908")}
     kept = {each.key: each for each in (line(name, "guided", 1, 2, found=False) for name in names)}
     assert [] == list(missing(kept, ["guided"], [1], 2, "mlx-lm-1908"))
     assert names == {each.name for each, *_ in missing(kept, ["guided"], [1], 3, "mlx-lm-1908")}

@@ -132,8 +132,12 @@ def test_words_without_a_check_are_false(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_every_cause_is_judged() -> None:
-    modules = [import_module(f"cachesim.engines.{each}.vocabulary") for each in PACKAGES.values()]
-    own = [getattr(each, "causes", each) for each in modules]  # llama.cpp's are in a file apart
+    modules = [
+        import_module(f"cachesim.engines.{package}.vocabulary") for package in PACKAGES.values()
+    ]
+    own = [
+        getattr(module, "causes", module) for module in modules
+    ]  # llama.cpp's are in a file apart
 
     assert {cause.id for each in own for cause in declared(vars(each))} == set(CAUSES)
 
@@ -182,7 +186,7 @@ def reworded(old: str, new: str) -> Callable[[Any], Any]:
 
 def _released_rule(patch: pytest.MonkeyPatch) -> None:
     """The rule of the release is printed for every patch: the defect that this guard is for."""
-    wrong = {k: replace(each, rule="pos_max > pos_next") for k, each in ERASURES.items()}
+    wrong = {k: replace(erasure, rule="pos_max > pos_next") for k, erasure in ERASURES.items()}
     patch.setattr(checkpoints, "ERASURES", wrong)
 
 
@@ -322,8 +326,8 @@ def claimed(name: str, word: str, change: Callable[[str], str]) -> Tally:
             replace(
                 step,
                 facts=tuple(
-                    replace(each, sentence=change(each.sentence)) if each.word == word else each
-                    for each in step.facts
+                    replace(fact, sentence=change(fact.sentence)) if fact.word == word else fact
+                    for fact in step.facts
                 ),
             )
             for step in played.steps
@@ -492,7 +496,7 @@ def test_a_cause_with_other_numbers_is_found(name: str) -> None:
                 judge = CAUSES[loss.rule]
 
                 assert judge(told)
-                assert not all(judge(each) for each in lies), loss
+                assert not all(judge(lie) for lie in lies), loss
 
 
 def _lie(value: object) -> Any:

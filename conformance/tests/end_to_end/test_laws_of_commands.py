@@ -154,15 +154,17 @@ def test_a_file_that_was_not_written_is_a_failure(monkeypatch: Patch, tmp_path: 
     with bench("a kind", result) as place:
         place.try_(Case(words=["list", "presets"], writes=("r.html",)))
 
-    assert ["status 0, but r.html was not written"] == [each.problem for each in result.failures]
+    assert ["status 0, but r.html was not written"] == [
+        failure.problem for failure in result.failures
+    ]
 
 
 def test_the_kept_logs_are_of_every_release_and_engine() -> None:
     lives = list(kept())
     names = " ".join(name for name, _, _ in kept_of_others())
 
-    assert {3, 4} == {each.verbosity for each in lives}
-    assert all(each.log and any(one.was_launched for one in each.answers) for each in lives)
+    assert {3, 4} == {life.verbosity for life in lives}
+    assert all(life.log and any(one.was_launched for one in life.answers) for life in lives)
     assert "ik_llama.cpp" in names
     assert "mlx-lm" in names
     assert json.dumps(lives[0].truth())

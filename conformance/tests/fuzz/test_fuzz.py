@@ -17,7 +17,7 @@ SAMPLE = {"scenario": 120, "file": 120, "vector": 100, "slot": 60, "workload": 4
 def test_a_sample_of_changed_inputs_is_played_or_refused_in_words(name: str) -> None:
     tally = search(name, 2026, range(SAMPLE.get(name, 60)))
 
-    assert [] == [f"{each.again}\n{each.failure}" for each in tally.failures]
+    assert [] == [f"{failure.again}\n{failure.failure}" for failure in tally.failures]
     assert tally.counts[name, REFUSED] < 2 / 3 * tally.counts.total()
 
 

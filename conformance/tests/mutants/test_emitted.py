@@ -223,7 +223,7 @@ def test_an_emitted_file_fails_until_its_defect_is_fixed(planted: Planted) -> No
 
     assert planted.kind == finding.kind
     assert planted.detail in finding.detail
-    assert any(f": {planted.kind}: " in each for each in with_it.mismatches)
+    assert any(f": {planted.kind}: " in mismatch for mismatch in with_it.mismatches)
     assert () == without.mismatches
 
 

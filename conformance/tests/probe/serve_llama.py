@@ -27,7 +27,7 @@ def main() -> None:
     model, port, *flags = sys.argv[1:]
     values = DEFAULTS | {"model.path": model, "port": int(port)}
     values["slot_save_path"] = f"{tempfile.mkdtemp()}/"
-    values |= {name: json.loads(value) for name, value in (each.split("=", 1) for each in flags)}
+    values |= {name: json.loads(value) for name, value in (flag.split("=", 1) for flag in flags)}
     parameters = wheel.CommonParams()
     for name, value in values.items():
         *path, last = name.split(".")

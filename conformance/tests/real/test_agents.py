@@ -64,8 +64,8 @@ def test_sub_agents_share_their_beginning_and_part_where_their_tasks_begin() -> 
 
     assert groups
     for one, *others in groups:
-        assert all(each.head == one.head for each in others)
-        assert all(each.tokens != one.tokens for each in others)
+        assert all(other.head == one.head for other in others)
+        assert all(other.tokens != one.tokens for other in others)
 
 
 def test_a_date_in_the_system_prompt_changes_one_token_of_it() -> None:
@@ -121,7 +121,7 @@ def test_who_arrives_meanwhile_finds_more_than_a_batch_to_be_read() -> None:
     assert pairs
     for reading, first, *others in pairs:
         assert len(reading.ids) >= 2100
-        assert [1] + [None] * len(others) == [first.turns, *(each.turns for each in others)]
+        assert [1] + [None] * len(others) == [first.turns, *(other.turns for other in others)]
 
 
 def test_a_prompt_that_was_given_up_is_read_as_far_as_on_the_real_server() -> None:
@@ -191,11 +191,11 @@ def test_agents_chats_for_mlx_lm_have_tools_and_system_prompts_of_hundreds_of_wo
     requests = [request for each in drawn for group in each["steps"] for request in group]
 
     assert drawn == [draw_mlx_agents("0.32.2", 1, number) for number in range(12)]
-    assert any(len(each["messages"][0]["content"].split()) > 200 for each in requests)
+    assert any(len(request["messages"][0]["content"].split()) > 200 for request in requests)
     assert {"system", "user", "assistant", "tool"} <= {
-        message["role"] for each in requests for message in each["messages"]
+        message["role"] for request in requests for message in request["messages"]
     }
-    assert any("tools" in each for each in requests)
+    assert any("tools" in request for request in requests)
 
 
 def requests_of(drawn: Sequence[dict[str, list[list[dict[str, str]]]]]) -> list[dict[str, str]]:
@@ -238,7 +238,7 @@ def test_clients_ask_for_replies_to_be_continued_and_speak_in_unknown_roles() ->
     for _ in range(200):
         messages = chats.next()
         last.append(messages[-1])
-        roles |= {each.role for each in messages}
+        roles |= {message.role for message in messages}
         chats.learn(messages, as_tokens([400, 401]))
 
     continued = [each.content for each in last if each.role == "assistant"]
@@ -250,7 +250,7 @@ def test_a_continued_reply_is_one_message_in_the_next_chat() -> None:
     chats = tree()
     for _ in range(300):
         messages = chats.next()
-        assert ("assistant", "assistant") not in pairwise([each.role for each in messages])
+        assert ("assistant", "assistant") not in pairwise([message.role for message in messages])
         chats.learn(messages, as_tokens([400]))
 
 

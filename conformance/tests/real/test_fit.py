@@ -76,7 +76,7 @@ def test_what_no_rule_explains_is_left() -> None:
     fit = Search([wrong], {"b9538": KNOWN["b9538"]}, wheels.play_under).run()
 
     assert fit.steps == ()
-    assert [each.step for each in fit.differences] == [len(wrong.outcomes) - 1]
+    assert [difference.step for difference in fit.differences] == [len(wrong.outcomes) - 1]
 
 
 def test_every_field_has_its_values_and_a_change_sets_one() -> None:
@@ -215,7 +215,7 @@ def test_what_the_generator_would_not_ask_any_more_is_played_again(folder: Path)
     steps = before[1].workload.step
     other = replace(before[1].workload, step=(replace(steps[0], predict=39), *steps[1:]))
     lines = [before[0], replace(before[1], workload=other), before[2]]
-    wheel(folder).file.write_text("".join(f"{each.line()}\n" for each in lines))
+    wheel(folder).file.write_text("".join(f"{line.line()}\n" for line in lines))
     again = wheel(folder)
 
     assert before == list(again.take(3))

@@ -38,7 +38,7 @@ def scheduled(scheduler: RealScheduler[Any], release: str, numbers: range) -> li
 
 
 def rules_of(family: Any) -> dict[str, Any]:
-    return {each.name: each.rules for each in family.releases}
+    return {release.name: release.rules for release in family.releases}
 
 
 def differing(one: Any, other: Any) -> set[tuple[str, Any]]:
@@ -51,7 +51,7 @@ def differing(one: Any, other: Any) -> set[tuple[str, Any]]:
 
 
 def changed_by(found: Sequence[Found]) -> set[tuple[str, str]]:
-    return {(each.name, repr(each.value)) for step in found for each in step.changes}
+    return {(change.name, repr(change.value)) for step in found for change in step.changes}
 
 
 @pytest.mark.nightly

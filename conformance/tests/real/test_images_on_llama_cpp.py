@@ -58,7 +58,7 @@ def simulated(release: str, model: str, prompts: Sequence[list[str]]) -> list[Ou
             "model": {"preset": model},
             "engine": {"name": "llama.cpp", "profiles": [release], "options": OPTIONS},
             "spans": TEXTS | dict.fromkeys(PICTURES, TOKENS),
-            "step": [{"prompt": " ".join(each), "predict": 1} for each in prompts],
+            "step": [{"prompt": " ".join(prompt), "predict": 1} for prompt in prompts],
         },
         arithmetic="counts",
     )
@@ -80,8 +80,8 @@ def real(worker: Worker, prompts: Sequence[list[str]]) -> list[Outcome]:
     marker = called(worker, "/props").get("media_marker", "<__media__>")
     found: list[Outcome] = []
     for names in prompts:
-        words = "".join(marker if each in PICTURES else TEXTS[each] for each in names)
-        pictures = [picture(PICTURES[each]) for each in names if each in PICTURES]
+        words = "".join(marker if name in PICTURES else TEXTS[name] for name in names)
+        pictures = [picture(PICTURES[name]) for name in names if name in PICTURES]
         prompt: Any = {"prompt_string": words, "multimodal_data": pictures}
         answer = called(worker, "/completion", {"prompt": prompt, "n_predict": 1, "temperature": 0})
         if answer == ENDED:

@@ -147,9 +147,9 @@ def test_everything_is_drawn_by_default_beside_the_real_server() -> None:
 
 
 def test_every_kind_of_pooling_is_drawn() -> None:
-    settings = [draw_setting(4, each, release="b11549", everything=True) for each in range(800)]
+    settings = [draw_setting(4, number, release="b11549", everything=True) for number in range(800)]
 
-    assert {None, *get_args(Pooling)} == {each.options.get("pooling") for each in settings}
+    assert {None, *get_args(Pooling)} == {setting.options.get("pooling") for setting in settings}
 
 
 # A real server that does not answer is told by its process: gone, turning for ever, or waiting.

@@ -81,10 +81,13 @@ def test_models_of_a_workload_are_of_different_classes_and_each_is_asked() -> No
         workload = draw_models("0.32.2", 0, number)
         drawn = [workload["model"], *workload["models"].values()]
         requests = [each for group in workload["steps"] for each in group]
-        asked.update(each.get("model", "first") for each in requests)
+        asked.update(request.get("model", "first") for request in requests)
 
         assert len(drawn) == len({each["family"] for each in drawn})
-        assert {each.get("model", "first") for each in requests} <= {"first", *workload["models"]}
+        assert {request.get("model", "first") for request in requests} <= {
+            "first",
+            *workload["models"],
+        }
     assert {"first", "second", "third"} == set(asked)
 
 
@@ -95,7 +98,7 @@ def test_both_tokenizers_render_alike(template: str) -> None:
     for messages in conversations(template):
         for prompt in (True, False):
             rendered = theirs.apply_chat_template(messages, add_generation_prompt=prompt)
-            chat = [Message(**each) for each in messages]
+            chat = [Message(**message) for message in messages]
             assert rendered == list(ours.apply_chat_template(chat, add_generation_prompt=prompt))
 
 
@@ -156,8 +159,8 @@ def test_workloads_have_every_kind_of_request() -> None:
     ]
 
     kinds = {"text", "messages", "seed", "stop_words", "at", "leaves_after", "stream", "refused"}
-    assert kinds <= {key for each in requests for key in each}
-    assert all(1 <= len(each["reply"]) <= max(1, each["max_tokens"]) for each in requests)
+    assert kinds <= {key for request in requests for key in request}
+    assert all(1 <= len(request["reply"]) <= max(1, request["max_tokens"]) for request in requests)
 
 
 def test_a_workload_that_differs_is_made_smaller() -> None:

@@ -121,7 +121,7 @@ def pair(registry: str, monkeypatch: Patch) -> type[Pair]:
     return played
 
 
-KNOWN = {"common_params": frozenset(each.name for each in FIELDS)}
+KNOWN = {"common_params": frozenset(field.name for field in FIELDS)}
 
 
 @pytest.mark.usefixtures("pair")

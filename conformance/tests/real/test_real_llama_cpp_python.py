@@ -81,8 +81,8 @@ def test_the_wrong_answer_is_there_on_the_real_package() -> None:
     scenario = load(shipped_file("llama-cpp-python-ram-cache-on-a-window"))
     steps = scenarios.play_scenario(scenario, "0.3.36")
 
-    assert [True] * 4 == [each.agrees for each in steps]
-    assert [False, False, False, True] == [each.confirmed for each in steps]
+    assert [True] * 4 == [step.agrees for step in steps]
+    assert [False, False, False, True] == [step.confirmed for step in steps]
 
 
 def played(**changes: Any) -> StepPlayed:

@@ -99,7 +99,7 @@ def wrong_in(worker: Worker, family: str) -> set[str]:
     scripts = {name: drawn(name, family, 0) for name in OPERATIONS}
     play_family(worker, family, scripts, "eager", found)
     assert not found.unbuilt
-    return {each.operation for each in found.cells if each.verdict == "wrong"}
+    return {cell.operation for cell in found.cells if cell.verdict == "wrong"}
 
 
 @NIGHTLY
@@ -135,7 +135,7 @@ def test_a_lost_key_or_state_is_seen_in_the_next_logits(family: str) -> None:
     folder = str(WORKER.parent)
     command = [environment_for(NEWEST).python, "-W", "ignore", "-c", LOST, folder, family]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
-    gaps = [float(each.split()[0]) for each in done.stdout.splitlines()]
+    gaps = [float(line.split()[0]) for line in done.stdout.splitlines()]
     assert len(gaps) >= 4
     assert min(gaps) > 5 * WRONG_GAP, done.stdout
 
@@ -184,7 +184,7 @@ def test_a_wrong_result_has_its_cause(
 ) -> None:
     found = Found(NEWEST)
     play_family(worker, family, {operation: drawn(operation, family, 0)}, "eager", found)
-    assert [(verdict, cause)] == [(each.verdict, each.cause) for each in found.cells]
+    assert [(verdict, cause)] == [(cell.verdict, cell.cause) for cell in found.cells]
 
 
 @NIGHTLY
@@ -193,16 +193,16 @@ def test_a_wrong_result_has_its_cause(
 def test_a_cache_that_rounds_has_the_verdicts_of_one_that_does_not(kind: str) -> None:
     worker, found = Worker(QUANTISING.python), Found(NEWEST)
     names = [each for each in ROUNDED if each.startswith(kind)]
-    exact = [each.replace(kind, "grouped") for each in names]
-    scripts = {each: drawn(each, "llama", 0) for each in (*names, *exact)}
+    exact = [name.replace(kind, "grouped") for name in names]
+    scripts = {name: drawn(name, "llama", 0) for name in (*names, *exact)}
     play_family(worker, "llama", scripts, "eager", found)
     worker.close()
-    verdicts = {each.operation: each.verdict for each in found.cells}
+    verdicts = {cell.operation: cell.verdict for cell in found.cells}
 
     assert ["right", "crash", "right", "right", "wrong", "crash"] == [
-        verdicts[each] for each in names
+        verdicts[name] for name in names
     ]
-    assert [verdicts[each] for each in exact] == [verdicts[each] for each in names]
+    assert [verdicts[each] for each in exact] == [verdicts[name] for name in names]
 
 
 @NIGHTLY
@@ -212,7 +212,7 @@ def test_a_request_that_waits_in_the_memory_of_the_cpu_has_the_cold_answer(
 ) -> None:
     found, name = Found(NEWEST), "paged-offloaded"
     play_family(worker, family, {name: drawn(name, family, 0)}, "eager", found)
-    assert ["right"] == [each.verdict for each in found.cells]
+    assert ["right"] == [cell.verdict for cell in found.cells]
     play_family(worker, family, {name: [["offloaded", 3]]}, "eager", found)
     assert 1 == len(found.cells)  # all requests have room, so that nothing is told
 
@@ -220,7 +220,7 @@ def test_a_request_that_waits_in_the_memory_of_the_cpu_has_the_cold_answer(
 @NIGHTLY
 def test_a_report_has_a_program_that_runs_in_the_release(worker: Worker, tmp_path: Path) -> None:
     found, operations = Found(NEWEST), ("tokens", "select")
-    scripts = {each: drawn(each, "bamba", 0) for each in operations}
+    scripts = {operation: drawn(operation, "bamba", 0) for operation in operations}
     play_family(worker, "bamba", scripts, "eager", found)
     python = environment_for(NEWEST).python
     [wrong, crash] = write_reports(tmp_path, worker, python, [found], "eager")
@@ -330,5 +330,5 @@ def test_a_printed_program_is_wrong_as_its_script_is(
     done = subprocess.run(
         [python, "-W", "ignore", "-c", program], capture_output=True, text=True, check=True
     )
-    far, deviation = (float(each.rstrip(";")) for each in done.stdout.split() if each[0].isdigit())
+    far, deviation = (float(part.rstrip(";")) for part in done.stdout.split() if part[0].isdigit())
     assert far > deviation / 1000

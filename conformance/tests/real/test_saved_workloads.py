@@ -175,7 +175,7 @@ def test_more_completions_than_slots_are_refused_in_the_saved_scenario_too() -> 
 
     run = run_scenario(tomllib.loads(to_toml(as_scenario(asked, answers))), arithmetic="ring")
 
-    assert ["invalid_request_error"] == [each.error for each in answers]
+    assert ["invalid_request_error"] == [answer.error for answer in answers]
     assert ["invalid_request_error"] == [each.error for each in run.steps]
     assert run.as_expected
 

@@ -169,7 +169,7 @@ def test_every_field_of_a_configuration_is_compared() -> None:
 def test_some_servers_are_started_with_their_model_alone() -> None:
     settings = [draw_setting(0, n, release="b11549", everything=True) for n in range(2 * BARE)]
 
-    bare = [each for each in settings if each.bare]
+    bare = [setting for setting in settings if setting.bare]
 
     assert 2 == len(bare)
     assert all(NO_FLAGS == each.workload().engine.options for each in bare)

@@ -97,7 +97,7 @@ def test_a_row_that_only_one_has_is_a_difference() -> None:
 
 def test_models_without_states_are_not_compared() -> None:
     workloads = [drawn(number) for number in range(8)]
-    kinds = {each["config"]["kind"]: is_compared(each) for each in workloads}
+    kinds = {workload["config"]["kind"]: is_compared(workload) for workload in workloads}
 
     assert {"full": False, "window": False, "mamba": True} == kinds
 

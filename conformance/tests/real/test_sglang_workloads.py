@@ -70,12 +70,12 @@ def test_slots_that_059_counts_beyond_its_nodes_end_no_comparison() -> None:
 def test_drawn_workloads_retract_evict_arrive_and_abort(release: str) -> None:
     rules = FAMILY.release(release).rules
     groups = [group for number in range(36) for group in play(draw(1, number, rules), rules)]
-    requests = [each for group in groups for each in group.get("requests", ())]
+    requests = [request for group in groups for request in group.get("requests", ())]
 
-    assert any(each["retracted"] for each in requests)
-    assert any(each.get("aborted") for each in requests)
-    assert any(each["branch"] for each in requests)
-    assert any(len(each["chunks"]) > 1 for each in requests)
+    assert any(request["retracted"] for request in requests)
+    assert any(request.get("aborted") for request in requests)
+    assert any(request["branch"] for request in requests)
+    assert any(len(request["chunks"]) > 1 for request in requests)
     assert any(group["evicted"] for group in groups if "evicted" in group)
 
 
@@ -128,8 +128,8 @@ def test_drawn_workloads_of_a_feature_depend_on_it(feature: str, release: str) -
         plain = drawn | {"config": drawn["config"] | WITHOUT[feature]}
         if feature in {"sessions", "streaming"}:
             steps = [[dict(each) for each in step] for step in drawn["steps"]]
-            for each in chain.from_iterable(steps):
-                each.pop("session", None)
+            for step in chain.from_iterable(steps):
+                step.pop("session", None)
             plain["steps"] = steps
         differing += play(drawn, rules) != play(plain, rules)
         if differing >= enough:
@@ -164,7 +164,7 @@ def test_a_prefill_that_leaves_no_page_for_each_request_ends_059() -> None:
     old, new = (play(workload, FAMILY.release(name).rules)[0] for name in ("0.5.9", "0.5.23"))
 
     assert "Prefill out of memory" in old["error"]
-    assert [[[0, 20]]] * 8 == [each["chunks"] for each in new["requests"]]
+    assert [[[0, 20]]] * 8 == [request["chunks"] for request in new["requests"]]
 
 
 def test_the_last_request_that_finds_no_memory_counts_as_retracted_too() -> None:
@@ -191,7 +191,7 @@ def test_the_last_request_that_finds_no_memory_counts_as_retracted_too() -> None
 
     [told] = play({"config": config, "steps": [group]}, NEWEST)
 
-    assert [0, 0, 1, 1, 1, 1] == [each["retracted"] for each in told["requests"]]
+    assert [0, 0, 1, 1, 1, 1] == [request["retracted"] for request in told["requests"]]
 
 
 def test_a_request_that_a_last_plan_retracts_is_counted() -> None:
@@ -295,7 +295,7 @@ def test_a_client_of_a_scenario_leaves_at_its_turn() -> None:
         {"arrives": other["arrives"]},
     )
     assert [[0, 0], [64]] == [
-        [each["cached"] for each in group["requests"]] for group in play(workload, NEWEST)
+        [request["cached"] for request in group["requests"]] for group in play(workload, NEWEST)
     ]
 
 

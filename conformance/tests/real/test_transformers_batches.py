@@ -49,8 +49,8 @@ def test_a_server_that_answers_nobody_runs_batches_of_nothing_for_ever() -> None
     [(_, scenario)] = load_all([SCENARIOS[0]])
     records, _, batches = watched(scenario, NEWEST)
 
-    assert [True] * FURTHER == [each.get("idle") for each in batches[-FURTHER:]]
-    assert ["cancelled", *["endless"] * 3] == [each.error for each in records]
+    assert [True] * FURTHER == [batch.get("idle") for batch in batches[-FURTHER:]]
+    assert ["cancelled", *["endless"] * 3] == [record.error for record in records]
 
 
 @pytest.mark.wheel

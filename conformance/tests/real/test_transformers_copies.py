@@ -152,7 +152,7 @@ def verdicts(
     words = {"family": [family], "operation": [operation], "output": output, **more}
     status = real_transformers(library=library, **words)
     rows = [json.loads(line) for line in output.read_text().splitlines()]
-    return status, [[each["release"], each["verdict"]] for each in rows]
+    return status, [[row["release"], row["verdict"]] for row in rows]
 
 
 BUGS = {

@@ -365,7 +365,7 @@ def test_each_cause_has_an_operation_that_shows_it_and_those_alone_are_played(
     monkeypatch.setattr(commands, "play_family", play)
     assert 0 == commands.real_transformers(causes=True)
     assert played == set(SHOWN)
-    assert {each.title for each in CAUSES} == {each.title for each in SHOWN.values()}
+    assert {cause.title for cause in CAUSES} == {each.title for each in SHOWN.values()}
     played.clear()
     commands.real_transformers(causes=True, operation=["paged"])
     assert {"paged"} == {operation for _, operation in played}
@@ -426,13 +426,15 @@ def test_a_program_keeps_float32_where_a_router_computes_in_it() -> None:
 
 def test_most_operations_have_a_program() -> None:
     model = Model("llama", LLAMA, positions=True)
-    without = [each for each in OPERATIONS if not program_of(model, drawn(each, "llama", 0))]
+    without = [
+        operation for operation in OPERATIONS if not program_of(model, drawn(operation, "llama", 0))
+    ]
 
     assert ["offloaded", "generate-offloaded", "generate-mtp"] == without
 
 
 def test_a_report_names_the_releases_in_which_its_cause_was_measured() -> None:
-    first = next(each for each in CAUSES if each.shown == ("llama", "generate-cached"))
+    first = next(cause for cause in CAUSES if cause.shown == ("llama", "generate-cached"))
 
     assert (
         "llama, generate-cached on 26 releases: 4.57.6 crash, 5.3.0 wrong (each verdict from that "

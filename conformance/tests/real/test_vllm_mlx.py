@@ -96,7 +96,7 @@ def test_its_scheduler_gives_and_keeps_what_is_simulated(wheel: str) -> None:
 
     assert found.difference is None
     assert sum(
-        len(draw(0, each, wheel)["requests"]) for each in range(2 * len(MODELS))
+        len(draw(0, number, wheel)["requests"]) for number in range(2 * len(MODELS))
     ) == found.total("requests")
     assert found.total("hits") > 0 < found.total("found not all used")
 
@@ -201,7 +201,7 @@ def requests_of(name: str, patch: str) -> list[dict[str, Any]]:
     return [
         {
             "prompt": record.prompt,
-            "images": [(each.name, each.start, each.count) for each in record.images],
+            "images": [(image.name, image.start, image.count) for image in record.images],
             "reply": there_is(record.reply).generated,
             "stream": record.step.options.get("stream", False),
         }

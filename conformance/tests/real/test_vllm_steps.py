@@ -195,7 +195,7 @@ def test_in_all_mode_a_step_after_a_short_one_reads_on_from_what_was_accepted() 
 def first_row(release: str, *requests: dict[str, Any], **more: Any) -> Mapping[str, Any]:
     """The first row of the third request."""
     steps = steps_of(workload(*requests, max_seqs=2, **more), release)
-    rows: list[Mapping[str, Any]] = [each["rows"]["2"] for each in steps if "2" in each["rows"]]
+    rows: list[Mapping[str, Any]] = [step["rows"]["2"] for step in steps if "2" in step["rows"]]
     return rows[0]
 
 

@@ -41,7 +41,7 @@ def test_workloads_with_an_option_show_it(option: str) -> None:
         plain = workload | {"config": workload["config"] | {"further": {}}}
         if option == "disable_eagle_block_drop" and workload["config"].get("eagle"):
             groups = [
-                each | {"eagle": each["kind"] == "full"} for each in plain["config"]["groups"]
+                group | {"eagle": group["kind"] == "full"} for group in plain["config"]["groups"]
             ]
             plain["config"]["groups"] = groups
         shown += play(workload, NEWEST) != play(plain, NEWEST)
@@ -87,9 +87,9 @@ def test_a_workload_has_only_groups_that_an_engine_core_makes_of_layers(release:
     repeated = 0
     for config in drawn:
         groups = config["groups"]
-        blocks = [each["block"] for each in groups if each["kind"] != "mamba"]
-        states = {each["block"] for each in groups if each["kind"] == "mamba"}
-        kinds = [each["kind"] for each in groups]
+        blocks = [group["block"] for group in groups if group["kind"] != "mamba"]
+        states = {group["block"] for group in groups if group["kind"] == "mamba"}
+        kinds = [group["kind"] for group in groups]
         repeated += len(kinds) > len(set(kinds))
         assert not blocks or states <= {min(blocks)}
         assert sorted(kinds, key=kinds.index) == kinds
@@ -186,7 +186,7 @@ def test_the_scheduler_alone_decides_as_the_whole_engine_does() -> None:
         FAMILY.release("0.33.0").rules,
     )
 
-    assert [0, 32] == [each["cached"] for each in told[0]["requests"]]
+    assert [0, 32] == [request["cached"] for request in told[0]["requests"]]
     assert {"reset": True} == told[1]
     assert 0 == told[2]["requests"][0]["cached"]
 
@@ -212,7 +212,7 @@ def test_a_client_that_leaves_is_an_abort_of_its_turn() -> None:
 
     _, workload, _ = SCHEDULER.workload_of(scenario, "0.23.0")
 
-    assert [3, None, None, None, None, None] == [each.get("abort") for each in workload["steps"][1]]
+    assert [3, None, None, None, None, None] == [step.get("abort") for step in workload["steps"][1]]
 
 
 def test_who_comes_later_is_told_in_turns() -> None:
@@ -232,7 +232,7 @@ def test_the_real_scheduler_is_told_what_the_store_had(name: str) -> None:
     session = Session(scenario, Profile(FAMILY.name, "0.33.0"), arithmetic="ring")
     records = list(session.run())
 
-    groups = [group_of([each], session) for each in records]
+    groups = [group_of([record], session) for record in records]
     told = play(
         {"config": config_of(session.engine), "steps": groups}, FAMILY.release("0.33.0").rules
     )
@@ -303,7 +303,7 @@ def test_workloads_of_a_guided_search_are_compared_model_by_model(
 ) -> None:
     def played(workload: dict[str, Any]) -> list[dict[str, Any]]:
         groups = play(workload, NEWEST)
-        return [{**each, "queue": "-"} for each in groups] if differs else groups
+        return [{**group, "queue": "-"} for group in groups] if differs else groups
 
     started = nullcontext(SimpleNamespace(play=played))
     monkeypatch.setattr(RealScheduler, "start", lambda *_: started)
@@ -352,8 +352,8 @@ def test_a_prefill_server_is_read_once_and_a_failed_read_fails_as_a_whole(
     results = play(workload, NEWEST)
 
     assert 2 == len(results[0]["requests"][0]["lookups"])
-    assert [0] == [each.reply.cached for each in records if each.reply is not None]
-    assert [0] == [each["cached"] for each in results[0]["requests"]]
+    assert [0] == [record.reply.cached for record in records if record.reply is not None]
+    assert [0] == [request["cached"] for request in results[0]["requests"]]
 
 
 def prefilled_elsewhere(*more: Step, **options: Any) -> Scenario:
@@ -387,8 +387,8 @@ def test_drafts_that_find_no_blocks_are_proposed_to_the_scheduler_too(release: s
     records, workload, _ = SCHEDULER.workload_of(scenario, release)
     [group] = play(workload, FAMILY.release(release).rules)
 
-    own = [[isinstance(e, RequestPreempted) for e in each.events] for each in records]
-    assert [0, 1] == [each["preempted"] for each in group["requests"]] == [*map(sum, own)]
+    own = [[isinstance(e, RequestPreempted) for e in record.events] for record in records]
+    assert [0, 1] == [request["preempted"] for request in group["requests"]] == [*map(sum, own)]
 
 
 def test_requests_reach_the_scheduler_when_their_prefill_elsewhere_is_done() -> None:

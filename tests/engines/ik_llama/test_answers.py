@@ -127,7 +127,7 @@ def test_a_shift_by_text_loses_the_tokens_that_the_slot_has() -> None:
     server.server.submit(request)
     server.server.run()
 
-    [shifted] = [each for each in server.server.events if isinstance(each, ContextShifted)]
+    [shifted] = [event for event in server.server.events if isinstance(event, ContextShifted)]
     assert (124, 1, 53, 74) == (
         shifted.n_keep, shifted.n_discard, shifted.removed, shifted.n_past,
     )  # fmt: skip
@@ -154,7 +154,7 @@ def test_every_request_agrees_with_the_real_server(workload: dict[str, Any]) -> 
 @pytest.mark.nightly
 @pytest.mark.thorough
 def test_with_one_slot_no_order_of_arrival_is_needed() -> None:
-    alone = [each for each in workloads() if each["options"]["parallel"] == 1]
+    alone = [workload for workload in workloads() if workload["options"]["parallel"] == 1]
 
     assert 211 == len(alone)
     assert [] == [each["id"] for each in alone if play(each)[1] is not None]

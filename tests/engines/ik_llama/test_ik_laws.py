@@ -29,7 +29,7 @@ OTHER = tuple(range(400, 500))
 def test_no_release_breaks_one(release: str, model: str, number: int) -> None:
     findings = found(f"ik_llama.cpp@{release}", model, number, Shape(incidents=True, chats=True))
 
-    assert [] == [each for each in findings if each.kind == "broken invariant"]
+    assert [] == [finding for finding in findings if finding.kind == "broken invariant"]
 
 
 class Played:
@@ -52,11 +52,11 @@ class Played:
             step=tuple(
                 Step(
                     name=f"r{number}",
-                    prompt=tuple(each),
+                    prompt=tuple(prompt),
                     reply=reply,
                     drafts=drafts if "companion" in options else None,
                 )
-                for number, each in enumerate(prompts)
+                for number, prompt in enumerate(prompts)
             ),
         )
         profile = Profile.parse("ik_llama.cpp@8337e4cd3")

@@ -26,12 +26,12 @@ def opened(release: str, model: str = "dense", **options: object) -> KoboldCpp:
 
 def last(engine: KoboldCpp, *prompts: Sequence[int]) -> tuple[int | None, str | None, bool]:
     """Of the last of some calls: reused tokens, why they are approximate, whether it is cold."""
-    *_, reply = [called(engine, *each) for each in prompts]
+    *_, reply = [called(engine, *prompt) for prompt in prompts]
     return reply.cached, reply.approximated, is_cold(engine, reply)
 
 
 def saved(engine: KoboldCpp) -> list[tuple[int, int]]:
-    return [(each.slot, each.n_tokens) for each in engine.events if each.name() == "slot-saved"]
+    return [(event.slot, event.n_tokens) for event in engine.events if event.name() == "slot-saved"]
 
 
 def acted(engine: KoboldCpp, what: str, name: str = "0") -> Reply:
@@ -69,7 +69,7 @@ def test_nothing_is_kept_without_fast_forward() -> None:
 
     reply = called(engine, *run(0, 20), 90)
 
-    assert (0, ["prefix-not-kept"]) == (reply.cached, [each.rule for each in reply.losses])
+    assert (0, ["prefix-not-kept"]) == (reply.cached, [loss.rule for loss in reply.losses])
 
 
 def test_a_prompt_that_leaves_no_room_for_the_reply_loses_its_start() -> None:
@@ -97,7 +97,7 @@ def test_what_a_chat_dropped_is_erased_and_the_rest_moves() -> None:
 
     assert (440, "context-shift", False) == last(engine, *chat(90, 400))
     assert [(90, 40)] == [
-        (each.erased, each.position) for each in engine.events if each.name() == "tokens-erased"
+        (event.erased, event.position) for event in engine.events if event.name() == "tokens-erased"
     ]
 
 

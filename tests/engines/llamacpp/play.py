@@ -102,13 +102,15 @@ class Play:
 
     def checkpoints(self, slot: int = 0) -> list[int]:
         """n_tokens of a slot's checkpoints."""
-        return [each["n_tokens"] for each in self.snapshot["slots"][slot]["checkpoints"]]
+        return [
+            checkpoint["n_tokens"] for checkpoint in self.snapshot["slots"][slot]["checkpoints"]
+        ]
 
     def ranges(self, slot: int = 0) -> list[tuple[int, int, int]]:
         """n_tokens, pos_min and pos_max of a slot's checkpoints."""
         return [
-            (each["n_tokens"], each["pos_min"], each["pos_max"])
-            for each in self.snapshot["slots"][slot]["checkpoints"]
+            (checkpoint["n_tokens"], checkpoint["pos_min"], checkpoint["pos_max"])
+            for checkpoint in self.snapshot["slots"][slot]["checkpoints"]
         ]
 
     @property

@@ -36,7 +36,7 @@ NAMES_UPSTREAM: Final = re.compile(r"upstream|`[a-z_]+(::\w+)?\(?\)?`|#\d{4,5}",
 
 def functions(file: str) -> Iterator[ast.FunctionDef]:
     tree = ast.parse((ROOM / file).read_text())
-    yield from (each for each in ast.walk(tree) if isinstance(each, ast.FunctionDef))
+    yield from (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef))
 
 
 def rows() -> list[list[str]]:
@@ -62,11 +62,11 @@ def source(file: str) -> str:
 @pytest.mark.parametrize("file", PORTED)
 def test_a_ported_function_of_ten_lines_or_more_names_what_it_follows(file: str) -> None:
     silent = [
-        each.name
-        for each in functions(file)
-        if (each.end_lineno or 0) - each.lineno >= 10
-        and each.name not in OURS.get(file, set())
-        and not NAMES_UPSTREAM.search(ast.get_docstring(each) or "")
+        function.name
+        for function in functions(file)
+        if (function.end_lineno or 0) - function.lineno >= 10
+        and function.name not in OURS.get(file, set())
+        and not NAMES_UPSTREAM.search(ast.get_docstring(function) or "")
     ]
     assert silent == []
 
@@ -86,7 +86,11 @@ def test_every_function_of_the_table_stands_where_it_says() -> None:
 
 def test_every_function_that_others_may_call_is_in_the_table() -> None:
     named = {name for name, _ in table()}
-    public = {each.name for each in functions("update_slots.py") if not each.name.startswith("_")}
+    public = {
+        function.name
+        for function in functions("update_slots.py")
+        if not function.name.startswith("_")
+    }
     assert public - named == set()
 
 
@@ -106,9 +110,9 @@ def test_every_kind_of_memory_is_in_the_table_and_has_upstreams_operations(upstr
     ]
     assert len(named) == 1
     (ours,) = (
-        each
-        for each in ast.walk(ast.parse(source(re.findall(r"`(\w+\.py)`", named[0][-1])[0])))
-        if isinstance(each, ast.ClassDef) and each.name == MEMORIES[upstream]
+        node
+        for node in ast.walk(ast.parse(source(re.findall(r"`(\w+\.py)`", named[0][-1])[0])))
+        if isinstance(node, ast.ClassDef) and node.name == MEMORIES[upstream]
     )
     has = {each.name for each in ours.body if isinstance(each, ast.FunctionDef)}
     operations = {

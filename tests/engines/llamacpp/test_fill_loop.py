@@ -48,7 +48,7 @@ def walked(case: dict[str, Any]) -> int:
             if far or n_tokens == case["last"] or not case["heeds_spacing"]:
                 break
         offsets = (4 + case["n_ubatch"], 4) if eligible else ()
-        if any(case["whole"] == n_tokens + min(case["n_batch"], each) for each in offsets):
+        if any(case["whole"] == n_tokens + min(case["n_batch"], offset) for offset in offsets):
             break
         if n_tokens == case["split_at"]:
             break
@@ -66,7 +66,7 @@ def jumped(case: dict[str, Any]) -> int:
             )
         ),
     )
-    checkpoints: Any = [SimpleNamespace(n_tokens=each) for each in case["checkpoints"]]
+    checkpoints: Any = [SimpleNamespace(n_tokens=checkpoint) for checkpoint in case["checkpoints"]]
     prompt = Prompt([Token(0)] * case["n_tokens"], checkpoints)
     slot: Any = SimpleNamespace(prompt=prompt, split_at=case["split_at"])
     params = TaskParams(user_starts=frozenset(case["starts"]), last_user_start=case["last"])

@@ -46,7 +46,7 @@ def played(model: str, seed: int, *, at_once: bool) -> tuple[list[Reply], Engine
         found = [engine.reply(ticket) for ticket in tickets]
         replies += [each for each in found if each is not None]
         engine.check_integrity()
-    return replies, engine, sum(isinstance(each, BatchDecoded) for each in engine.events)
+    return replies, engine, sum(isinstance(event, BatchDecoded) for event in engine.events)
 
 
 @pytest.mark.parametrize("model", MODELS)

@@ -81,11 +81,11 @@ def behind(clear: Callable[[RecurrentCells], None]) -> Callable[[RecurrentCells]
 
 def turned(streams: Streams, ubatch: Ubatch) -> list[LanePlan]:
     plans = attention.plan_lanes(streams, ubatch)
-    frames = [each.frame._replace(positions=each.frame.positions[::-1]) for each in plans]
-    rows = [np.arange(each.frame.positions.size) + MARGIN for each in plans]
+    frames = [plan.frame._replace(positions=plan.frame.positions[::-1]) for plan in plans]
+    rows = [np.arange(plan.frame.positions.size) + MARGIN for plan in plans]
     return [
-        each._replace(frame=frame, picked=picked[::-1])
-        for each, frame, picked in zip(plans, frames, rows, strict=True)
+        plan._replace(frame=frame, picked=picked[::-1])
+        for plan, frame, picked in zip(plans, frames, rows, strict=True)
     ]
 
 
@@ -248,7 +248,7 @@ def _has_a_larger_batch(engine: Router) -> None:
 
 
 def _moves_a_checkpoint(engine: Router) -> None:
-    checkpoints = next(each.prompt.checkpoints for each in engine.server.slots)
+    checkpoints = next(slot.prompt.checkpoints for slot in engine.server.slots)
     checkpoints[0] = replace(checkpoints[0], pos_max=checkpoints[0].pos_max - 1)
 
 
@@ -318,10 +318,10 @@ def test_each_law_of_a_request_can_be_broken(change: Callable[[Seen], Seen], det
 def test_a_batch_that_is_not_full_is_found() -> None:
     engine = served("dense", batch_size=64)
     laws, seen = LlamaLaws(engine), ask(engine, range(150, 249))
-    first, second, *rest = (each for each in seen.events if isinstance(each, BatchDecoded))
+    first, second, *rest = (event for event in seen.events if isinstance(event, BatchDecoded))
     assert (64, 35) == (first.n_tokens, second.n_tokens)
     events = [replace(first, n_tokens=63), replace(second, n_tokens=36), *rest]
-    others = [each for each in seen.events if not isinstance(each, BatchDecoded)]
+    others = [event for event in seen.events if not isinstance(event, BatchDecoded)]
 
     breach = there_is(laws.broken(replace(seen, events=[*others, *events])))
 

@@ -100,7 +100,7 @@ def played(
 
 def told(reply: Reply | None) -> object:
     assert reply is not None
-    losses = [(each.rule, each.before, each.after) for each in reply.losses]
+    losses = [(loss.rule, loss.before, loss.after) for loss in reply.losses]
     return reply.cached, reply.processed, reply.slot, reply.error, len(reply.generated), losses
 
 

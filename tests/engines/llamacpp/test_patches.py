@@ -29,7 +29,7 @@ def test_patches_are_laid_in_order() -> None:
 
 
 def test_a_change_whose_pull_request_is_not_known_says_what_may_have_been_it() -> None:
-    unknown = [each for each in FAMILY.patches if each.landed and not each.pull]
+    unknown = [patch for patch in FAMILY.patches if patch.landed and not patch.pull]
 
     assert {each.name: FAMILY.upstream_of(each) for each in unknown} == {
         "counts-checked": "no pull request confirmed",
@@ -51,7 +51,7 @@ def test_a_change_whose_pull_request_is_not_known_says_what_may_have_been_it() -
 number = st.integers(0, 6)
 
 RULES = [
-    *((each.rule, each.erases) for each in ERASURES.values()),
+    *((erasure.rule, erasure.erases) for erasure in ERASURES.values()),
     *(
         (each.refused_if, lambda cur, p, each=each: not each.passes(cur, p))
         for tests in (*EXACT.values(), *LIMITS.values(), (FROM_START,))

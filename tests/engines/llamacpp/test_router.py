@@ -130,7 +130,7 @@ def test_slots_of_all_loaded_models_are_listed() -> None:
     server: Any = opened(models_max=2)
     answered(server, ["", "b"])
 
-    assert [(each["model"], each["id"]) for each in server.books()["slots"]] == [("", 0), ("b", 0)]
+    assert [(slot["model"], slot["id"]) for slot in server.books()["slots"]] == [("", 0), ("b", 0)]
     assert server.amounts().attention == 2 * 61
 
 

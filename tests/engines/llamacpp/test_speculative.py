@@ -65,7 +65,7 @@ def test_random_drafts_leave_answers_and_memory_as_they_would_be(
     held: list[int] = []
     for letters, given_drafts in prompts:
         prompt = held[: len(letters) * 3] + letters
-        drafts: tuple[Tokens, ...] = tuple(as_tokens(each) for each in given_drafts)
+        drafts: tuple[Tokens, ...] = tuple(as_tokens(draft) for draft in given_drafts)
         forced = as_tokens([300 + (k * k) % 3 for k in range(9)])
         reply = answer(engine, prompt, 9, reply=forced, drafts=drafts)
 

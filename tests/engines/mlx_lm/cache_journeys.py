@@ -67,10 +67,10 @@ class Batch:
 
     def keep(self, rows: Sequence[int]) -> None:
         filter_cache(self.cache, rows)
-        self.rows = [self.rows[each] for each in rows]
+        self.rows = [self.rows[row] for row in rows]
 
     def without(self, row: int) -> list[int]:
-        return [each for each in range(len(self.rows)) if each != row]
+        return [number for number in range(len(self.rows)) if number != row]
 
 
 @dataclass

@@ -170,7 +170,7 @@ class Store(LRUPromptCache):
 
 def of(found: Fetched) -> tuple[int, int, list[str]]:
     """Tokens of the entry, tokens to process, causes."""
-    return len(found.key or ()), len(found.rest), [each.cause.id for each in found.losses]
+    return len(found.key or ()), len(found.rest), [loss.cause.id for loss in found.losses]
 
 
 def digits(key: str) -> list[int]:

@@ -36,11 +36,11 @@ class Journey:
 
     @property
     def wrong(self) -> int:
-        return sum(each.same is False for each in self.answers)
+        return sum(answer.same is False for answer in self.answers)
 
     @property
     def unsound(self) -> int:
-        return sum(each.state_is_key is False for each in self.insertions)
+        return sum(insertion.state_is_key is False for insertion in self.insertions)
 
 
 @dataclass(slots=True)
@@ -79,7 +79,7 @@ def play(
     answers = [
         answer for group in workload["steps"] for answer in _play_group(engine, oracle, group)
     ]
-    insertions = tuple(each for each in engine.events if isinstance(each, Insertion))
+    insertions = tuple(event for event in engine.events if isinstance(event, Insertion))
     return Journey(tuple(answers), insertions)
 
 
@@ -100,7 +100,7 @@ def play_staggered(workload: Mapping[str, Any], pauses: Sequence[int]) -> Journe
     engine.check_integrity()
     oracle = Oracle(network)
     answers = tuple(_judged(engine, oracle, ticket, alone=False) for ticket in tickets)
-    insertions = tuple(each for each in engine.events if isinstance(each, Insertion))
+    insertions = tuple(event for event in engine.events if isinstance(event, Insertion))
     return Journey(answers, insertions)
 
 
@@ -123,7 +123,7 @@ def _play_group(engine: MlxLm, oracle: Oracle, group: list[Any]) -> Iterator[Ans
 def _request(engine: MlxLm, request: Mapping[str, Any]) -> Request:
     return Request(
         prompt=engine.tokenizer.encode(request["text"]) if "text" in request else (),
-        messages=tuple(Message(**each) for each in request.get("messages", ())),
+        messages=tuple(Message(**message) for message in request.get("messages", ())),
         predict=request["max_tokens"],
         reply=as_tokens(request["reply"]),
         drafts=tuple(map(as_tokens, request["drafts"])) if "drafts" in request else None,

@@ -65,7 +65,7 @@ class Bench:
         """Prompt responses and tokens; the size of the state that a finished row takes along."""
         self.fed.clear()
         prompts, tokens = self.generator.next()
-        return [_prompt(each) for each in prompts], [self._token(each) for each in tokens]
+        return [_prompt(prompt) for prompt in prompts], [self._token(token) for token in tokens]
 
     def _token(self, response: TokenResponse) -> tuple[int, int, int | None]:
         state = None if response.prompt_cache is None else self.absorbed(response.prompt_cache)

@@ -16,7 +16,7 @@ from cachesim.typed import of_kind
 from cachesim.units import as_tokens
 from tests.engines.asking import answer
 
-PROMPT = [each * 7 % 90 + 100 for each in range(700)]
+PROMPT = [number * 7 % 90 + 100 for number in range(700)]
 REPLY = [200, 201, 202]
 OTHER = [9] * 20
 
@@ -28,7 +28,7 @@ def server(model: str | ModelSpec, patch: str = "mlx-engine-disk") -> MlxLm:
 
 def cached(engine: MlxLm, *prompts: list[int], reply: list[int] = REPLY) -> list[int]:
     """Cached tokens of requests, one after the other."""
-    replies = [answer(engine, each, reply=as_tokens(reply)) for each in prompts]
+    replies = [answer(engine, prompt, reply=as_tokens(reply)) for prompt in prompts]
     return [each.cached or 0 for each in replies]
 
 
@@ -38,7 +38,7 @@ def stored(engine: MlxLm) -> RecordStore:
 
 def records(engine: MlxLm) -> list[tuple[int, str]]:
     """Ends and kinds of the records, the next one to evict first."""
-    return [(each.chunk.end, each.kind) for each in stored(engine).records.values()]
+    return [(record.chunk.end, record.kind) for record in stored(engine).records.values()]
 
 
 def test_the_entry_in_memory_is_cut_where_all_layers_can_be() -> None:
@@ -82,7 +82,7 @@ def test_a_state_is_kept_at_the_last_chunk_before_the_end_of_a_prompt() -> None:
 
 def test_a_state_is_kept_every_256_tokens_of_a_reply() -> None:
     engine = server("hybrid-delta")
-    long = [each % 50 + 30 for each in range(300)]
+    long = [number % 50 + 30 for number in range(300)]
 
     assert [0, 768] == cached(engine, PROMPT, [*PROMPT, *long[:100]], reply=long)
 
@@ -92,7 +92,7 @@ def test_a_chunk_that_a_window_has_lost_leaves_a_gap_and_a_wider_one_none(
     window: int, reused: int
 ) -> None:
     engine = server(replace(preset("swa"), window=window))
-    long = [each % 50 + 30 for each in range(100)]
+    long = [number % 50 + 30 for number in range(100)]
     longer = [*PROMPT, *long, *PROMPT]
 
     assert [0, 800, 0, reused] == cached(engine, PROMPT, longer, OTHER, longer, reply=long)

@@ -143,7 +143,7 @@ def test_a_family_that_does_not_fit_is_refused(name: str, family: str, says: str
 
 
 def test_a_release_changes_the_rules_of_a_class() -> None:
-    classes = {each.name: each.rules.classes for each in FAMILY.releases}
+    classes = {release.name: release.rules.classes for release in FAMILY.releases}
 
     assert classes["0.31.1"]["qwen3_5"].advances is False
     assert classes["0.31.2"]["qwen3_5"].advances is True

@@ -90,7 +90,7 @@ def test_lists_of_caches_come_back_since_886() -> None:
         together = CacheList(rules, states, kv(1, 2, release=release))
         loaded, _ = load_prompt_cache(save_prompt_cache([together], rules=rules), rules=rules)
         back = of_kind(CacheList, loaded[0])
-        found[release] = tuple(type(each).__name__ for each in back.caches)
+        found[release] = tuple(type(cache).__name__ for cache in back.caches)
 
     assert {("ArraysCache", "KVCache")} == set(found.values())
 

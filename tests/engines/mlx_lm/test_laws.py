@@ -45,7 +45,7 @@ from tests.engines.seen_kit import changed, without
 
 FAMILY = family_of("mlx-lm")
 PROFILES = [f"mlx-lm@{release}" for release in FAMILY.names()] + [
-    f"mlx-lm@{each.fits[-1]}+{each.name}" for each in FAMILY.patches if not each.landed
+    f"mlx-lm@{patch.fits[-1]}+{patch.name}" for patch in FAMILY.patches if not patch.landed
 ]
 PROMPT = tuple(range(265, 305))
 
@@ -58,8 +58,8 @@ def scenario_of(*prompts: Sequence[int], **options: Any) -> Scenario:
         model=Model(preset="dense"),
         engine=Server(name="mlx-lm", profiles=("0.32.2",), options=options),
         step=tuple(
-            Step(name=f"r{number}", prompt=tuple(each), reply=(401, 402))
-            for number, each in enumerate(prompts)
+            Step(name=f"r{number}", prompt=tuple(prompt), reply=(401, 402))
+            for number, prompt in enumerate(prompts)
         ),
     )
 
@@ -154,10 +154,10 @@ def test_each_server_stores_a_prompt_at_its_own_lengths(
     session = session_of(profile, tuple(265 + number % 240 for number in range(length)))
     laws = laws_of(session)
     [seen] = seen_of(session)
-    kept = [each for each in seen.events if not isinstance(each, Insertion)]
+    kept = [event for event in seen.events if not isinstance(event, Insertion)]
     fewer = replace(seen, events=[*kept, *insertions(seen)[1:]])
 
-    assert found == [each.length for each in insertions(seen)]
+    assert found == [insertion.length for insertion in insertions(seen)]
     assert [] == list(laws._kept(seen))
     assert [f"states of {found[1:]} tokens are stored, not of {found}"] == list(laws._kept(fewer))
 
@@ -169,7 +169,7 @@ def test_the_tokens_that_open_a_reasoning_part_are_stored_by_no_key_of_keys_and_
     laws = laws_of(session)
     [seen] = seen_of(session)
 
-    assert [138] == [each.length for each in insertions(seen)]
+    assert [138] == [insertion.length for insertion in insertions(seen)]
     assert [] == list(laws._kept(seen))
 
 
@@ -183,7 +183,7 @@ def test_the_mark_of_a_reasoning_part_begins_the_last_segment() -> None:
     session = Session(scenario, Profile.parse("mlx-lm@0.32.2"), arithmetic="counts")
     laws = laws_of(session)
     [seen] = (replace(each, chat=True) for each in seen_of(session))
-    [admitted] = [each for each in seen.events if isinstance(each, RequestAdmitted)]
+    [admitted] = [event for event in seen.events if isinstance(event, RequestAdmitted)]
     total, tail = len(seen.reply.prompt), admitted.segments[-1][0]
     moved = replace(admitted, segments=((total - tail + 1, "user"), (tail - 1, "assistant")))
     opens = f"where a reasoning part opens at [{total - tail}]"
@@ -196,7 +196,7 @@ def test_the_mark_of_a_reasoning_part_begins_the_last_segment() -> None:
 
 
 def insertions(seen: Seen) -> list[Insertion]:
-    return [each for each in seen.events if isinstance(each, Insertion)]
+    return [event for event in seen.events if isinstance(event, Insertion)]
 
 
 def quantised() -> Session:

@@ -373,7 +373,7 @@ def test_a_fetch_takes_the_deepest_position_and_names_what_it_left() -> None:
     assert (list(range(4)), 7, ["states-on-a-grid"]) == (
         found.key,
         found.equal,
-        [each.cause.id for each in found.losses],
+        [loss.cause.id for loss in found.losses],
     )
     assert [*range(4, 7), 99, 100] == list(found.rest)
 
@@ -384,7 +384,7 @@ def test_a_drafter_is_named_where_it_takes_the_last_matching_token() -> None:
     found = cache.fetch("model", [*range(8), 99, 100])
 
     assert [("drafter-lookahead", 8, 7)] == [
-        (each.cause.id, each.before, each.after) for each in found.losses
+        (loss.cause.id, loss.before, loss.after) for loss in found.losses
     ]
 
 
@@ -393,7 +393,7 @@ def test_a_state_of_one_array_is_found_and_rejected() -> None:
     cache.insert_cache("model", list(range(4)), [])
     found = cache.fetch("model", list(range(6)))
 
-    assert (None, ["placeholder"]) == (found.key, [each.cause.id for each in found.losses])
+    assert (None, ["placeholder"]) == (found.key, [loss.cause.id for loss in found.losses])
     assert list(range(6)) == list(found.rest)
 
 
@@ -413,7 +413,7 @@ CHUNK = 2048
 
 def stays_lazy(live: LiveBuffer, key: tuple[int, ...]) -> list[tuple[int, int]]:
     """The ranges of `key`'s path that are still parts of the buffer."""
-    path = [each for each in live.snapshots if each.key == key[: len(each.key)]]
+    path = [snapshot for snapshot in live.snapshots if snapshot.key == key[: len(snapshot.key)]]
     return [(each.start, len(each.key)) for each in path if each.lazy]
 
 

@@ -153,7 +153,7 @@ def test_a_reply_that_ends_with_a_token_of_the_models_own_is_stored_without_it(
     said = as_tokens([40, 41, 44, 42, 43] if sound else [40, 41, 42, 43])
     forced = tuple(map(as_tokens, drafts))
     reply = answer(engine, PROMPT, len(said), reply=said, drafts=forced)
-    stored = next(each for each in engine.events if isinstance(each, Insertion))
+    stored = next(event for event in engine.events if isinstance(event, Insertion))
     next_turn = answer(engine, (*PROMPT, *said, *PROMPT), 2)
 
     assert is_cold(engine, reply)

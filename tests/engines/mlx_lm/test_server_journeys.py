@@ -39,10 +39,10 @@ def with_drafts(release: str, family: str, number: int) -> Workload:
 
 def losses_add_up(journey: Journey) -> bool:
     return all(
-        each.reply.equal - each.reply.cached
-        == sum(loss.before - loss.after for loss in each.reply.losses)
-        for each in journey.answers
-        if each.reply.cached is not None
+        answer.reply.equal - answer.reply.cached
+        == sum(loss.before - loss.after for loss in answer.reply.losses)
+        for answer in journey.answers
+        if answer.reply.cached is not None
     )
 
 
@@ -97,7 +97,7 @@ def test_a_draft_model_spoils_nothing_where_keys_end_with_their_states(
 def test_without_the_cure_a_draft_model_spoils_states() -> None:
     journeys = [play(drafted("llama", number, 2)) for number in range(6)]
 
-    assert 0 < sum(each.unsound for each in journeys)
+    assert 0 < sum(journey.unsound for journey in journeys)
 
 
 @pytest.mark.thorough
@@ -127,7 +127,7 @@ def test_what_the_ledger_says_of_a_state_is_what_its_numbers_say(
     watch = Watch()
     journey = play(workload, watch=watch)
 
-    assert watch.by_numbers == [each.state_is_key for each in journey.insertions]
+    assert watch.by_numbers == [insertion.state_is_key for insertion in journey.insertions]
     assert losses_add_up(journey)
 
 
@@ -136,9 +136,11 @@ def found(release: str, family: str, count: int = 12) -> Counter[str]:
     tally: Counter[str] = Counter()
     for number in range(count):
         journey = play(drawn(release, family, number), provenance=False)
-        tally["answered"] += sum(each.same is not None for each in journey.answers)
+        tally["answered"] += sum(answer.same is not None for answer in journey.answers)
         tally["wrong"] += journey.wrong
-        tally["wrong alone"] += sum(each.alone and each.same is False for each in journey.answers)
+        tally["wrong alone"] += sum(
+            answer.alone and answer.same is False for answer in journey.answers
+        )
     return tally
 
 
@@ -186,7 +188,7 @@ def test_the_shortest_workload_that_0_31_3_gets_wrong(release: str, wrong: int) 
     journey = play(SHORTEST | {"version": release})
 
     assert wrong == journey.wrong
-    assert [True, wrong == 0] == [each.same for each in journey.answers]
+    assert [True, wrong == 0] == [answer.same for answer in journey.answers]
 
 
 @pytest.mark.parametrize(("release", "wrong"), [("0.30.7", 0), ("0.31.1", 1), ("0.31.2", 0)])
@@ -213,4 +215,4 @@ NEIGHBOURS = {
 def test_a_row_that_joins_at_the_wrong_moment(release: str, expected: list[bool]) -> None:
     journey = play_staggered(SHORTEST | NEIGHBOURS | {"version": release}, [1])
 
-    assert expected == [each.same for each in journey.answers]
+    assert expected == [answer.same for answer in journey.answers]

@@ -54,7 +54,7 @@ def test_without_a_layer_that_counts_its_tokens_nothing_is_kept() -> None:
 
 def test_the_eleventh_entry_evicts_one() -> None:
     engine = server("hybrid-delta")
-    prompts = [[each, *PROMPT[:5]] for each in range(300, 311)]
+    prompts = [[number, *PROMPT[:5]] for number in range(300, 311)]
 
     assert [0] * 11 == cached(engine, *prompts)
     assert [0, 9] == cached(engine, [*prompts[0], *REPLY, 9], [*prompts[2], *REPLY, 9])

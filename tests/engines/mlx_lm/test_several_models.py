@@ -22,7 +22,7 @@ def played(release: str, *steps: dict[str, Any], **changes: Any) -> Run:
             "models": models,
             "engine": engine,
             "spans": {"S": 20, "a": 5},
-            "step": [{"predict": 2, "prompt": "S a"} | each for each in steps],
+            "step": [{"predict": 2, "prompt": "S a"} | step for step in steps],
         },
         arithmetic="ring",
     )
@@ -30,7 +30,7 @@ def played(release: str, *steps: dict[str, Any], **changes: Any) -> Run:
 
 def paths(run: Run) -> list[str]:
     events = (event for step in run.steps for event in step.events)
-    return [each.path for each in events if isinstance(each, RequestAdmitted)]
+    return [event.path for event in events if isinstance(event, RequestAdmitted)]
 
 
 @pytest.mark.parametrize(

@@ -84,5 +84,5 @@ def test_every_token_that_was_equal_and_not_used_is_accounted_for(
         (it.T if each[0] == "T" else it.N)(each[1:])
     found = it.fetch("m", digits(query))
 
-    assert losses == [(each.rule, each.before, each.after) for each in found.losses]
+    assert losses == [(loss.rule, loss.before, loss.after) for loss in found.losses]
     assert len(query) - len(found.rest) == found.equal - sum(b - a for _, b, a in losses)

@@ -49,7 +49,7 @@ def test_the_prefix_of_a_busy_slot_is_shared_only_for_many_users(
 
     assert counts(*replies) == [(0, 20), (1, cached)]
     assert all_cold(engine, *replies)
-    assert ["slot-busy"] * (not multiuser) == [each.rule for each in replies[1].losses]
+    assert ["slot-busy"] * (not multiuser) == [loss.rule for loss in replies[1].losses]
 
 
 def test_a_third_request_waits_for_a_slot() -> None:
@@ -84,7 +84,7 @@ def test_one_batch_serves_all_and_goes_on_with_whom_it_left_out() -> None:
 def test_windows_keep_a_token_more_where_there_are_slots() -> None:
     caches = [opened("", "swa", num_parallel=n).slots[0].cache for n in (1, 2)]
 
-    assert [caches[0].window, caches[0].window + 1] == [each.memory for each in caches]
+    assert [caches[0].window, caches[0].window + 1] == [cache.memory for cache in caches]
 
 
 def test_a_model_with_a_state_has_one_slot_whatever_is_asked_for() -> None:

@@ -90,19 +90,19 @@ def test_checkpoints_are_1664_positions_apart_or_a_batch_more() -> None:
     for start in range(0, 6144, 512):
         held.start_forward(start, 512)
 
-    assert [511, 2559, 4607] == [each.pos for each in held.entries if each.pos >= 0]
+    assert [511, 2559, 4607] == [entry.pos for entry in held.entries if entry.pos >= 0]
 
 
 def test_a_full_ring_overwrites_the_oldest_and_a_cut_frees_the_newest() -> None:
     held = kept(hybrid=True)
     for number in range(25):
         held.start_forward(2000 * number, 2000)
-    assert min(each.pos for each in held.entries) == 3999
+    assert min(entry.pos for entry in held.entries) == 3999
 
     held.remove(41_999)
     held.start_forward(41_999, 1664)
 
-    positions = sorted(each.pos for each in held.entries if each.pos >= 0)
+    positions = sorted(entry.pos for entry in held.entries if entry.pos >= 0)
     assert positions[:1] + positions[-2:] == [3999, 39_999, 43_662]
 
 

@@ -28,7 +28,7 @@ def send(engine: Engine, first: int, count: int, adapter: str = "", predict: int
     """Send a prompt, under an adapter as `L=v1`."""
     name, _, path = adapter.partition("=")
     asked = {"lora": {"name": name, "path": path}} if name else None
-    prompt = as_tokens([(first + each) % 256 for each in range(count)])
+    prompt = as_tokens([(first + number) % 256 for number in range(count)])
     return engine.submit(Request(prompt=prompt, predict=predict, options=asked))
 
 
@@ -53,7 +53,7 @@ def test_each_load_of_an_adapter_has_prefixes_of_its_own(
     """A file that is loaded again under its old name has a new id."""
     engine = with_files(release)
 
-    assert hits == [cached(engine, each) for each in adapters]
+    assert hits == [cached(engine, adapter) for adapter in adapters]
 
 
 @pytest.mark.parametrize("release", RELEASES)
@@ -62,7 +62,7 @@ def test_each_request_is_computed_under_its_own_adapter(release: str) -> None:
     tickets = [send(engine, 0, 30, each) for each in ("L=v1", "M=v2", "", "L=v1")]
     engine.run()
 
-    replies = [there_is(engine.reply(each)) for each in tickets]
+    replies = [there_is(engine.reply(ticket)) for ticket in tickets]
 
     for reply in replies:
         cold = Oracle(engine.network).logits(reply.prompt, reply.generated, reply.strengths)

@@ -106,7 +106,9 @@ def test_059_overlooks_a_boundary_that_the_first_token_of_a_run_reaches() -> Non
     def drafts(reply: Tokens) -> tuple[Tokens, ...]:
         return tuple(reply[n : n + (n < 105)] for n in range(1, 120, 2))
 
-    found = {each: followed(each, buffered(each), 120, 120, drafts) for each in RELEASES}
+    found = {
+        release: followed(release, buffered(release), 120, 120, drafts) for release in RELEASES
+    }
 
     assert {"0.5.9": (64, False), "0.5.22": (0, True), "0.5.23": (0, True)} == found
 

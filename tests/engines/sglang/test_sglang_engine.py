@@ -124,10 +124,10 @@ def test_a_request_waits_for_the_copies_that_lock_what_it_needs(release: str) ->
     engine = server(release, "dense", "ring", **ON, **options)
     prompts = (range(300, 360), range(400, 460))
 
-    tickets = [engine.submit(Request(prompt=as_tokens(each), predict=1)) for each in prompts]
+    tickets = [engine.submit(Request(prompt=as_tokens(prompt), predict=1)) for prompt in prompts]
     steps = sum(1 for _ in iter(engine.step, False))
 
-    assert [0, 0] == [there_is(engine.reply(each)).cached for each in tickets]
+    assert [0, 0] == [there_is(engine.reply(ticket)).cached for ticket in tickets]
     assert steps > 20
 
 
@@ -215,7 +215,7 @@ def played(rules: Rules, config: dict[str, Any], *steps: list[dict[str, Any]]) -
 
 
 def chunks(told: dict[str, Any]) -> list[Any]:
-    return [each["chunks"] for each in told["requests"]]
+    return [request["chunks"] for request in told["requests"]]
 
 
 def test_rows_that_the_batch_holds_are_not_free() -> None:

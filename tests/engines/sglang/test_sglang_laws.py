@@ -52,8 +52,8 @@ class Played:
             model=Model(preset=model),
             engine=Server(name="sglang", profiles=(release,), options=options),
             step=tuple(
-                Step(name=f"r{number}", prompt=tuple(each), reply=REPLY, drafts=drafts)
-                for number, each in enumerate(prompts)
+                Step(name=f"r{number}", prompt=tuple(prompt), reply=REPLY, drafts=drafts)
+                for number, prompt in enumerate(prompts)
             ),
         )
         session = Session(scenario, Profile.parse(f"sglang@{release}"), arithmetic="counts")

@@ -38,8 +38,8 @@ def test_who_decodes_takes_a_token_of_the_chunk(release: str) -> None:
         for mixes in (True, False)
     )
 
-    assert [[[0, 3]], [[0, 7], [7, 14]]] == [each["chunks"] for each in told["requests"]]
-    assert [[[0, 3]], [[0, 8], [8, 14]]] == [each["chunks"] for each in alone["requests"]]
+    assert [[[0, 3]], [[0, 7], [7, 14]]] == [request["chunks"] for request in told["requests"]]
+    assert [[[0, 3]], [[0, 8], [8, 14]]] == [request["chunks"] for request in alone["requests"]]
     assert [[0, 3, 3], [0, 4, 1], [1, 7, 7], [1, 14, 7]] == told["tree"]
 
 
@@ -53,7 +53,7 @@ def test_a_prompt_that_leaves_no_memory_for_who_decodes_ends_059() -> None:
 
     assert "Decode out of memory" in old["error"]
     assert [[0, 4, 4], [1, 4, 4], [2, 4, 4], [3, 12, 12]] == new["tree"]
-    assert [0, 0, 0, 0] == [each["retracted"] for each in new["requests"]]
+    assert [0, 0, 0, 0] == [request["retracted"] for request in new["requests"]]
 
 
 class Mixed(Workload):

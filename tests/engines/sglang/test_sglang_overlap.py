@@ -116,9 +116,9 @@ def test_a_token_in_flight_is_sampled_again_after_a_retraction(release: str, ser
         tickets.append(send(engine, PROMPT[5:], 30))
         engine.run()
         engine.check_integrity()
-        found = [there_is(engine.reply(each)) for each in tickets]
+        found = [there_is(engine.reply(ticket)) for ticket in tickets]
         answers.append([(each.generated, each.logits.tolist()) for each in found])
-        retracted = sum(isinstance(each, RequestRetracted) for each in engine.events)
+        retracted = sum(isinstance(event, RequestRetracted) for event in engine.events)
         assert (tokens == 79) == (retracted > 0)
 
     assert answers[1] == answers[0]

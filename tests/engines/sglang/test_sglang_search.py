@@ -120,9 +120,9 @@ def test_nothing_is_found_beside_the_known_defects(
     """
     tried = trials(Profile.parse(f"sglang@{release}"), model, shape=shape_for(settings))
 
-    findings = [each for _, _, trial in islice(tried, EXAMPLES) for each in trial.findings]
+    findings = [finding for _, _, trial in islice(tried, EXAMPLES) for finding in trial.findings]
 
-    assert [] == [each for each in findings if not each.detail.endswith(KNOWN_ENDS)]
+    assert [] == [finding for finding in findings if not finding.detail.endswith(KNOWN_ENDS)]
 
 
 def test_a_page_more_than_the_pool_is_never_admitted() -> None:

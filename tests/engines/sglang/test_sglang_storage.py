@@ -35,9 +35,9 @@ def send(engine: Sglang, prompt: Tokens, key: str | None = None) -> tuple[int | 
     """Reused tokens of a prompt, and the cause; its reply is one token."""
     options = {"extra_key": key} if key else {}
     reply = answer(engine, prompt, 1, reply=prompt[:1], options=options)
-    lost = sum(each.before - each.after for each in reply.losses)
+    lost = sum(loss.before - loss.after for loss in reply.losses)
     assert reply.equal - there_is(reply.cached) == lost
-    return reply.cached, [each.rule for each in reply.losses]
+    return reply.cached, [loss.rule for loss in reply.losses]
 
 
 def fresh(first: int, count: int = 200) -> Tokens:

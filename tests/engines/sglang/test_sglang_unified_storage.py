@@ -74,7 +74,7 @@ def test_who_waits_for_a_slow_storage(release: str, storage: dict[str, Any], cac
     host = {"policy": "write_through", "ratio": 2.0}
     host["storage"] = {"threshold": 20, "lag": 2, **storage}
     prompts = ["1-64", *(f"{at}-{at + 199}" for at in range(1000, 7000, 1000)), "1-70"]
-    groups = [[{"prompt": each, "generate": 1, "reply": "9999"}] for each in prompts]
+    groups = [[{"prompt": prompt, "generate": 1, "reply": "9999"}] for prompt in prompts]
     reset = [] if release == "0.5.9" else [[{"reset": True}]]
     config = {"kind": "full", "tokens": 400, "host": host}
     workload = {"config": config, "steps": [*groups[:-1], *reset, groups[-1]]}

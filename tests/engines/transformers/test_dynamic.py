@@ -103,12 +103,12 @@ def test_the_same_seed_draws_the_same_script() -> None:
 
 def test_scripts_reach_every_kind_and_operation() -> None:
     scripts = [draw_layers(0, number) for number in range(60)]
-    names = {name for each in scripts for name, _ in each["steps"]}
+    names = {name for script in scripts for name, _ in script["steps"]}
     assert {"feed", "crop", "record", "reorder", "select", "repeat", "reset"} == names
-    assert set(dynamic.KINDS) == {kind for each in scripts for kind in each["kinds"]}
-    results = [result for each in scripts for result, _ in layers_played(each, NEWEST)]
+    assert set(dynamic.KINDS) == {kind for script in scripts for kind in script["kinds"]}
+    results = [result for script in scripts for result, _ in layers_played(script, NEWEST)]
     errors = {"AttributeError", "IndexError", "RuntimeError", "TypeError", "ValueError"}
-    assert errors == {each for each in results if isinstance(each, str)}
+    assert errors == {result for result in results if isinstance(result, str)}
 
 
 def real(release: str, *marks: pytest.MarkDecorator) -> object:

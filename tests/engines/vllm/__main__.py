@@ -31,16 +31,16 @@ def defects(out: Console) -> int:
     for head in ("defect", "profile", "model", "workload", "requests", "without it"):
         table.add_column(head)
     missed = 0
-    for each in DEFECTS:
-        report, control = each.hunt(), each.hunt(each.cured, examples=100)
+    for defect in DEFECTS:
+        report, control = defect.hunt(), defect.hunt(defect.cured, examples=100)
         found = report.counterexample
         small = "" if found is None else str(sum(s.do == "complete" for s in found.scenario.step))
         wrong = found is None or found.finding.kind != "wrong answer" or int(small) > MOST_REQUESTS
         missed += wrong or control.counterexample is not None
         table.add_row(
-            each.about,
-            each.profile,
-            each.model,
+            defect.about,
+            defect.profile,
+            defect.model,
             "GOT AWAY" if found is None else str(found.number),
             small,
             "nothing" if control.counterexample is None else "FOUND TOO",

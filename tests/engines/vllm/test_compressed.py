@@ -98,7 +98,7 @@ def test_a_hit_with_one_block_is_answered_wrongly_where_windows_or_states_have_t
 def test_groups_have_the_blocks_of_the_release(release: str, blocks: list[int]) -> None:
     engine = server(f"vllm@{release}", speculative_method="mtp")
 
-    found = [(each.block, each.window, each.eagle) for each in engine.manager.groups]
+    found = [(group.block, group.window, group.eagle) for group in engine.manager.groups]
 
     assert [*blocks, 4, 8] == [block for block, _, _ in found]
     assert {(256, 0, False), (64, 128, False), (64, 128, True), (4, 8, False), (8, 128, False)} == {
@@ -163,7 +163,7 @@ def test_a_window_block_less_is_another_decision() -> None:
     lines = [draw_compressed(0, number, NEWEST) for number in range(10)]
     wrong = replace(NEWEST, lookup=replace(NEWEST.lookup, window_one_short=True))
 
-    assert any(play(each, NEWEST) != play(each, wrong) for each in lines)
+    assert any(play(line, NEWEST) != play(line, wrong) for line in lines)
 
 
 def ready(release: str) -> None:

@@ -32,7 +32,9 @@ def text(first: int, count: int) -> Tokens:
 
 
 def chunks(engine: Engine) -> list[tuple[int, int]]:
-    return [(each.start, each.end) for each in engine.events if isinstance(each, ChunkScheduled)]
+    return [
+        (event.start, event.end) for event in engine.events if isinstance(event, ChunkScheduled)
+    ]
 
 
 @pytest.mark.parametrize(

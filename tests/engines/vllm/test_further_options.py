@@ -29,7 +29,7 @@ def together(engine: Engine, *prompts: Tokens, predict: int = 4) -> list[tuple[i
         engine.submit(Request(prompt=prompt, predict=predict))
     engine.run()
     engine.check_integrity()
-    scheduled = [each for each in engine.events if isinstance(each, ChunkScheduled)]
+    scheduled = [event for event in engine.events if isinstance(event, ChunkScheduled)]
     return [(int(each.task), int(each.start), int(each.end)) for each in scheduled]
 
 
@@ -90,8 +90,8 @@ def test_a_prefill_waits_for_its_turn_beside_a_decode_since_0_33(release: str, w
             engine.step()
         engine.submit(Request(prompt=text(100, 8), predict=1))
         engine.run()
-        chunks = [each for each in engine.events if isinstance(each, ChunkScheduled)]
-        found[interval] = [int(each.task) for each in chunks].index(1)
+        chunks = [event for event in engine.events if isinstance(event, ChunkScheduled)]
+        found[interval] = [int(chunk.task) for chunk in chunks].index(1)
     assert waits == (found[4] > found[1])
 
 
@@ -165,7 +165,7 @@ def test_a_state_at_the_junction_serves_siblings_behind_a_drafter(
         enable_mamba_shared_prefix_checkpoint=leaves,
     )
     siblings = [(*text(10, 56), *text(100 + 50 * number, 40)) for number in range(4)]
-    replies = [answer(engine, each, 1) for each in siblings]
+    replies = [answer(engine, sibling, 1) for sibling in siblings]
 
-    assert [0, 0, hit, hit] == [each.cached for each in replies]
-    assert {"same"} == {verdict(engine, each) for each in replies}
+    assert [0, 0, hit, hit] == [reply.cached for reply in replies]
+    assert {"same"} == {verdict(engine, reply) for reply in replies}

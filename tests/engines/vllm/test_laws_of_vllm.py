@@ -66,7 +66,7 @@ def test_no_release_breaks_one(profile: str) -> None:
 
 
 def _manager(engine: Any, kind: str) -> Any:
-    return next(each for each in engine.manager.managers if each.spec.kind == kind)
+    return next(manager for manager in engine.manager.managers if manager.spec.kind == kind)
 
 
 def _waits_with_tokens(engine: Any) -> None:
@@ -168,7 +168,7 @@ def test_an_image_that_is_kept_for_a_drafter_leaves_no_room_until_0_32() -> None
     ticket = engine.submit(Request(prompt=PROMPT, predict=1, images=images))
     engine.run()
 
-    ends = [each.end for each in engine.events if isinstance(each, ChunkScheduled)]
+    ends = [event.end for event in engine.events if isinstance(event, ChunkScheduled)]
     assert [12, 19] == ends[:2]
     reply = there_is(engine.reply(ticket))
     seen = replace(seen_of(reply, engine.events), images=True)
@@ -262,7 +262,7 @@ def test_outputs_of_images_that_are_computed_or_not_yet_are_found(place: int, he
 def judged(change: Callable[[Event], Event], engine: Any, *more: Event, **fields: Any) -> Any:
     """The law that a server's last request breaks, with other events."""
     job = [*engine._jobs][-1]
-    events = [change(each) for each in engine.events if each.task == job.ticket]
+    events = [change(event) for event in engine.events if event.task == job.ticket]
     reply = replace(job.reply(), **fields)
     return VllmLaws(engine).broken(seen_of(reply, [*more, *events]))
 
@@ -387,7 +387,7 @@ def test_drafts_that_are_not_those_of_the_latest_n_gram_are_found(*, overlaps: b
 
 def test_a_second_lookup_is_found() -> None:
     engine = served()
-    lookup = next(each for each in engine.events if isinstance(each, CacheLookup))
+    lookup = next(event for event in engine.events if isinstance(event, CacheLookup))
 
     assert "2 lookups of a request, of 1" == judged(unchanged, engine, lookup).detail
 

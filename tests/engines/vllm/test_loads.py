@@ -55,9 +55,9 @@ def test_others_run_while_a_request_waits_for_its_load() -> None:
     engine.run()
 
     order = [
-        type(each).__name__ + str(each.task)
-        for each in engine.events[seen:]
-        if isinstance(each, ChunkScheduled | LoadArrived)
+        type(event).__name__ + str(event.task)
+        for event in engine.events[seen:]
+        if isinstance(event, ChunkScheduled | LoadArrived)
     ]
 
     ran, arrived = f"ChunkScheduled{other}", f"LoadArrived{waiting}"
@@ -81,7 +81,7 @@ def test_what_arrived_before_the_failed_block_counts(failed: int, valid: int) ->
 
     assert valid == reply.cached
     assert (cold.logits == reply.logits).all()
-    assert [valid] == [each.after for each in reply.losses if each.rule == "load-failed"]
+    assert [valid] == [loss.after for loss in reply.losses if loss.rule == "load-failed"]
 
 
 @pytest.mark.parametrize(("model", "failed"), [("dense", 0), ("hybrid", 2)])
@@ -90,7 +90,7 @@ def test_a_load_of_which_nothing_counts_is_looked_up_again(model: str, failed: i
     engine = server(model, kv_load_failure_policy="recompute")
 
     assert 96 == answer(engine, STORED, options={"failed_block": failed}).cached
-    told = [type(each).__name__ for each in engine.events]
+    told = [type(event).__name__ for event in engine.events]
     assert ["LoadFailed", "LoadArrived"] == [each for each in told if each.startswith("Load")]
 
 
@@ -116,7 +116,9 @@ def test_a_load_leaves_free_blocks_to_the_rest_of_another_prompt() -> None:
     stored = engine.submit(base.Request(prompt=STORED, predict=1))
     engine.run()
 
-    told = [f"{type(each).__name__}{each.task}" for each in engine.events[seen:] if each.task >= 0]
+    told = [
+        f"{type(event).__name__}{event.task}" for event in engine.events[seen:] if event.task >= 0
+    ]
     assert [f"RequestDeferred{stored}"] * 3 == [each for each in told if "Deferred" in each]
     assert told.index(f"LoadArrived{longer}") < told.index(f"ChunkScheduled{stored}")
     assert [96, 96] == [reply.cached for each in (longer, stored) if (reply := engine.reply(each))]
@@ -168,7 +170,7 @@ def test_a_request_whose_load_failed_was_not_played_as_one_that_arrived() -> Non
 
     def cached(more: dict[str, Any], **settings: Any) -> list[Any]:
         told = play({"config": config | settings, "steps": [[whole | more]]}, rules)
-        return [each["cached"] for each in told[0]["requests"]]
+        return [request["cached"] for request in told[0]["requests"]]
 
     assert [32] == cached({})
     assert [8] == cached({"fails": 1}, recomputes=True)
@@ -189,8 +191,8 @@ def test_chunks_that_divide_blocks_give_each_block_its_own_state(singly: bool) -
     ("rows", "block", "chunk", "singly", "found"),
     [
         # Chunks that do not divide blocks give states of other lengths.
-        ([(0, 2500)], 416, 256, False, [(0, each) for each in range(256, 1537, 256)]),
-        ([(0, 2500)], 416, 256, True, [(0, each) for each in range(256, 1537, 256)]),
+        ([(0, 2500)], 416, 256, False, [(0, number) for number in range(256, 1537, 256)]),
+        ([(0, 2500)], 416, 256, True, [(0, number) for number in range(256, 1537, 256)]),
         # A block may get the state of the request before it.
         ([(0, 9), (5, 13)], 6, 4, False, [(0, 9), (1, 8)]),
         # Since 0.31 an index before the first state counts from the last.
@@ -203,7 +205,7 @@ def test_where_states_of_blocks_come_from(
 ) -> None:
     states = cached_states(rows, block, chunk, singly=singly)[-1]
 
-    assert found == [(each.row, each.end) for each in states][: len(found)]
+    assert found == [(state.row, state.end) for state in states][: len(found)]
 
 
 @pytest.mark.parametrize(

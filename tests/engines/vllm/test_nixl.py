@@ -73,7 +73,7 @@ def test_the_prefill_server_leaves_the_last_token_of_a_model_with_states(
 
     answer(engine, PROMPT)
 
-    told = [each.tokens for each in engine.events if isinstance(each, PrefilledElsewhere)]
+    told = [event.tokens for event in engine.events if isinstance(event, PrefilledElsewhere)]
     assert [Count(200 - left)] == told
 
 
@@ -123,7 +123,7 @@ def test_a_failed_read_ends_the_request_or_is_computed_here(model: str) -> None:
     engine = server(model, kv_load_failure_policy="recompute")
     reply = answer(engine, PROMPT, options={"failed_block": 0})
 
-    assert any(isinstance(each, LoadFailed) for each in engine.events)
+    assert any(isinstance(event, LoadFailed) for event in engine.events)
     assert is_cold(reply, model)
     assert frees_all(engine)
 
@@ -135,7 +135,7 @@ def test_all_of_a_failed_read_is_computed_here(length: int, failed: int) -> None
 
     reply = answer(engine, PROMPT[:length], options={"failed_block": failed})
 
-    assert 0 == next(each.start for each in engine.events if isinstance(each, ChunkScheduled))
+    assert 0 == next(event.start for event in engine.events if isinstance(event, ChunkScheduled))
     assert is_cold(reply, "dense")
 
 
@@ -152,7 +152,7 @@ def test_a_failed_read_of_states_leaves_running_requests_as_they_are() -> None:
     alone = asking.answer(server("recurrent", connector="none"), PROMPT[:17], 9)
     assert (alone.logits == running.logits).all()
     assert is_cold(failed, "recurrent")
-    assert 1 == sum(isinstance(each, LoadFailed) for each in engine.events)
+    assert 1 == sum(isinstance(event, LoadFailed) for event in engine.events)
 
 
 @pytest.mark.parametrize(("lease", "same"), [(0, True), (7, True), (3, False)])
@@ -166,7 +166,7 @@ def test_a_read_after_the_lease_brings_what_others_have_written(lease: int, same
     engine.run()
 
     assert same == is_cold(there_is(engine.reply(ticket)), "dense")
-    ended = [each.task for each in engine.events if isinstance(each, LeaseEnded)]
+    ended = [event.task for event in engine.events if isinstance(event, LeaseEnded)]
     assert same == (int(ticket) not in ended)
 
 

@@ -74,7 +74,7 @@ def test_a_request_waits_for_the_copies_of_another(steps: int) -> None:
     asked = [engine.submit(base.Request(prompt=FIRST, predict=1)) for _ in range(2)]
     engine.run()
 
-    waiting = [each.task for each in engine.events if isinstance(each, RequestAskedLater)]
+    waiting = [event.task for event in engine.events if isinstance(event, RequestAskedLater)]
 
     assert asked[1] in waiting
     assert [96, 96] == [engine.reply(each).cached for each in asked]
@@ -85,7 +85,7 @@ def test_the_host_evicts_its_oldest_chunks() -> None:
 
     again = returning(engine)
 
-    assert sum(each.chunks for each in engine.events if isinstance(each, HostEvicted)) > 0
+    assert sum(event.chunks for event in engine.events if isinstance(event, HostEvicted)) > 0
     assert again.cached == 0
 
 
@@ -94,8 +94,8 @@ def test_a_prompt_larger_than_the_host_is_not_stored() -> None:
 
     again = returning(engine)
 
-    assert any(isinstance(each, HostFull) for each in engine.events)
-    assert not any(isinstance(each, BlocksOffloaded) for each in engine.events)
+    assert any(isinstance(event, HostFull) for event in engine.events)
+    assert not any(isinstance(event, BlocksOffloaded) for event in engine.events)
     assert again.cached == 0
 
 
@@ -170,9 +170,9 @@ def test_drawn_workloads_load_and_evict(release: str) -> None:
 
     groups = [each for group in played for each in group]
 
-    assert not [each for each in groups if "error" in each]
-    assert any(not stores for each in groups for _, stores, *_ in each["jobs"])
-    assert any(each["host_evicted"] for each in groups)
+    assert not [group for group in groups if "error" in group]
+    assert any(not stores for group in groups for _, stores, *_ in group["jobs"])
+    assert any(group["host_evicted"] for group in groups)
 
 
 def stored(host: HostCache, keys: list[Key], access: Access) -> None:

@@ -50,7 +50,7 @@ def test_a_release_marks_the_groups_that_its_engine_core_marks(
 ) -> None:
     groups = groups_of(release, "hybrid-mtp", speculative_method=method)
 
-    assert marked == [each.kind for each in groups if each.eagle]
+    assert marked == [group.kind for group in groups if group.eagle]
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ def test_beside_attention_states_have_its_blocks_in_align_mode(
     options: Any = {"mamba_cache_mode": mode, "mamba_block_size": size}
     groups = groups_of("0.27.1", model, **options)
 
-    assert {block} == {each.block for each in groups if each.kind == "mamba"}
+    assert {block} == {group.block for group in groups if group.kind == "mamba"}
 
 
 def test_prefill_is_cut_in_the_smallest_block_of_all_groups() -> None:
@@ -131,7 +131,7 @@ def test_an_interval_of_retention_is_checked_without_a_prefix_cache_too(release:
 def test_a_mark_that_is_named_goes_before_the_releases_own() -> None:
     groups = groups_of("0.33.0", "swa", speculative_method="eagle", eagle_groups="window")
 
-    assert ["window"] == [each.kind for each in groups if each.eagle]
+    assert ["window"] == [group.kind for group in groups if group.eagle]
 
 
 @pytest.mark.parametrize(
@@ -285,9 +285,9 @@ def test_windows_have_blocks_of_their_own() -> None:
     windows = groups_of("0.33.0", "swa", **SMALL)
     beside_states = VllmOptions(**SMALL).groups(THREE, FAMILY.release("0.28.0").rules)
 
-    assert {("full", 32), ("window", 16)} == {(each.kind, each.block) for each in windows}
+    assert {("full", 32), ("window", 16)} == {(window.kind, window.block) for window in windows}
     assert [("mamba", 32), ("full", 32), ("window", 16)] == [
-        (each.kind, each.block) for each in beside_states
+        (state.kind, state.block) for state in beside_states
     ]
 
 
@@ -348,8 +348,8 @@ def test_a_state_beside_its_cached_tail_takes_one_block_since_0_31(
     groups = [{"kind": "full", "block": 8}, {"kind": "mamba", "block": 8, "mode": "align"}]
     config = {"groups": groups, "blocks": 9, "hash_block": 2, "retention": 0}
     prompts = ("300-309", "400-409")
-    together = [{"prompt": each, "generate": 3, "reply": "1 2 3"} for each in prompts]
+    together = [{"prompt": prompt, "generate": 3, "reply": "1 2 3"} for prompt in prompts]
 
     [result] = playing.play({"config": config, "steps": [together]}, FAMILY.release(release).rules)
 
-    assert preempted == [each["preempted"] for each in result["requests"]]
+    assert preempted == [request["preempted"] for request in result["requests"]]

@@ -155,7 +155,9 @@ def windows(profile: str, window: int, **options: Any) -> SlidingWindow:
     )
     assert isinstance(engine, Vllm)
     return next(
-        each for each in engine.manager.coordinator.managers if isinstance(each, SlidingWindow)
+        manager
+        for manager in engine.manager.coordinator.managers
+        if isinstance(manager, SlidingWindow)
     )
 
 
@@ -192,7 +194,7 @@ def chunks(*requests: Request, **options: Any) -> list[tuple[int, int, int]]:
     for request in requests:
         ticket = engine.submit(request)
         engine.run()
-    found = (each for each in engine.events if isinstance(each, ChunkScheduled))
+    found = (event for event in engine.events if isinstance(event, ChunkScheduled))
     return [(each.start, each.end, each.drafts) for each in found if each.task == ticket]
 
 

@@ -51,7 +51,7 @@ def test_a_request_that_skips_the_lookup_is_cut_at_the_last_one_and_hits_beside_
     ]
 
     assert chunks == [(e.start, e.end) for e in last.events if isinstance(e, ChunkScheduled)]
-    causes = {each.cause for each in there_is(last.reply).losses}
+    causes = {loss.cause for loss in there_is(last.reply).losses}
     assert (chunks[0][0] == 0) == (CACHE_NOT_READ in causes)
 
 

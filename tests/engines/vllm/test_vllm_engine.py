@@ -88,9 +88,9 @@ def test_a_step_is_scheduled_before_the_output_of_the_previous_one() -> None:
 
     kinds = (vocabulary.ChunkScheduled, vocabulary.StepWritten)
     shown = [
-        f"{each.start}-{each.end}" if isinstance(each, vocabulary.ChunkScheduled) else "written"
-        for each in engine.events
-        if isinstance(each, kinds)
+        f"{event.start}-{event.end}" if isinstance(event, vocabulary.ChunkScheduled) else "written"
+        for event in engine.events
+        if isinstance(event, kinds)
     ]
     steps = ["0-16", "16-32", "written", "32-40", "written", "40-41", "written", "41-42"]
     assert [*steps, "written", "written"] == shown
@@ -116,7 +116,7 @@ def test_a_step_beside_drafts_is_scheduled_as_if_all_were_accepted() -> None:
     ticket = engine.submit(asked)
     engine.run()
 
-    shown = [each for each in engine.events if isinstance(each, vocabulary.ChunkScheduled)]
+    shown = [event for event in engine.events if isinstance(event, vocabulary.ChunkScheduled)]
     chunks = [(each.start, each.end) for each in shown]
     verified = [e.accepted for e in engine.events if isinstance(e, vocabulary.DraftsVerified)]
     assert [(0, 20), (20, 23), (23, 26), (26, 29), (27, 30)] == chunks[:5]
@@ -132,7 +132,9 @@ def test_a_request_whose_image_waits_lets_others_pass_since_0_33() -> None:
             engine.submit(Request(prompt=text(300 + 30 * at, length), predict=1, images=images))
         engine.run()
 
-        first = (each.task for each in engine.events if isinstance(each, vocabulary.ChunkScheduled))
+        first = (
+            event.task for event in engine.events if isinstance(event, vocabulary.ChunkScheduled)
+        )
         assert order == [*dict.fromkeys(first)], release
 
 
@@ -272,8 +274,8 @@ def test_who_is_preempted_with_a_step_in_flight_keeps_the_token_that_it_says(rel
 
     told = played(release, config, asked("10-17", 2, "18-19"), asked("23-31", 1, "32"))
 
-    assert [0, 1] == [each["preempted"] for each in told["requests"]]
-    assert [[[0, 8]], [[0, 9]]] == [each["chunks"] for each in told["requests"]]
+    assert [0, 1] == [request["preempted"] for request in told["requests"]]
+    assert [[[0, 8]], [[0, 9]]] == [request["chunks"] for request in told["requests"]]
     assert "5 4 3 2 1" == told["queue"]
 
 
@@ -296,8 +298,8 @@ def test_no_step_is_scheduled_for_who_surely_ends_with_the_one_in_flight() -> No
     told = played("0.33.0", config, *group)
     alone = played("0.33.0", config | {"overlaps": False}, *group)
 
-    assert [1, 3] == [len(each["lookups"]) for each in told["requests"]]
-    assert [1, 2] == [len(each["lookups"]) for each in alone["requests"]]
+    assert [1, 3] == [len(request["lookups"]) for request in told["requests"]]
+    assert [1, 2] == [len(request["lookups"]) for request in alone["requests"]]
 
 
 def test_who_is_aborted_while_a_step_is_in_flight_frees_at_once() -> None:
@@ -337,6 +339,6 @@ def test_with_every_fix_the_search_finds_nothing() -> None:
 
 
 def test_every_patch_that_puts_a_defect_back_is_searched_for() -> None:
-    back = {each.name for each in FAMILY.patches if each.name.startswith("no-")}
+    back = {patch.name for patch in FAMILY.patches if patch.name.startswith("no-")}
 
-    assert back <= {name for each in DEFECTS for name in each.profile.split("+")[1:]}
+    assert back <= {name for defect in DEFECTS for name in defect.profile.split("+")[1:]}

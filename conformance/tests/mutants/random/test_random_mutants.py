@@ -81,7 +81,7 @@ def test_a_seed_always_draws_the_same_mutants_of_different_statements() -> None:
 def test_a_statement_that_goes_redraws_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     before = draw(IK, 40, 0)
     gone = before[0].site.statement
-    rest = tuple(each for each in candidates(IK) if each.site.statement is not gone)
+    rest = tuple(candidate for candidate in candidates(IK) if candidate.site.statement is not gone)
     monkeypatch.setattr(ports, "candidates", lambda _: rest)
 
     assert [each.key for each in before[1:]] == [each.key for each in draw(IK, 39, 0)]
@@ -89,7 +89,7 @@ def test_a_statement_that_goes_redraws_no_other(monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.thorough
 def test_every_equivalent_is_a_mutant_that_can_be_drawn_and_has_a_reason() -> None:
-    drawn = {each.key for port in PORTS.values() for each in candidates(port)}
+    drawn = {candidate.key for port in PORTS.values() for candidate in candidates(port)}
 
     assert set() == {*EQUIVALENT} - drawn
     assert all(len(why.split()) > 4 for why in EQUIVALENT.values())
@@ -98,10 +98,10 @@ def test_every_equivalent_is_a_mutant_that_can_be_drawn_and_has_a_reason() -> No
 def advance(old: str) -> RandomMutant:
     """A change of `if self.head >= self.size` in the search of ik_llama.cpp's cells."""
     return next(
-        each
-        for each in candidates(IK)
-        if each.function.qualname == "Cells.advance"
-        and (each.old, each.operator) == (old, "comparison")
+        candidate
+        for candidate in candidates(IK)
+        if candidate.function.qualname == "Cells.advance"
+        and (candidate.old, candidate.operator) == (old, "comparison")
     )
 
 
@@ -175,10 +175,10 @@ def test_a_mutant_without_the_only_call_of_super_is_planted() -> None:
     vllm = PORTS["vllm"]
     ports.load(vllm)
     forget = next(
-        each
-        for each in candidates(vllm)
-        if (each.function.qualname, each.new) == ("Vllm.forget", "pass")
-        and each.source.startswith("super()")
+        candidate
+        for candidate in candidates(vllm)
+        if (candidate.function.qualname, candidate.new) == ("Vllm.forget", "pass")
+        and candidate.source.startswith("super()")
     )
     examples = [Example("laws", "of another function", counts)]
     known = {0: replace(control(examples, [forget], 1)[0], reached=frozenset({0}))}

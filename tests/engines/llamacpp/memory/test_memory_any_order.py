@@ -148,7 +148,7 @@ def lanes(player: MemoryPlayer) -> list[tuple[list[int], ...]]:
 
     def told(plan: LanePlan) -> tuple[list[int], ...]:
         numbers = (np.r_[plan.picked], *plan.frame)
-        return tuple(each.tolist() for each in numbers)
+        return tuple(number.tolist() for number in numbers)
 
     return [
         told(plan)
