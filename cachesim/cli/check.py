@@ -518,11 +518,11 @@ def check_command(
         if format == "text":
             _print(printed, Text(summary))
     status, told = AS_EXPECTED, list[dict[str, Json]]()
-    for each in dict.fromkeys(model or [_default_model(chosen)]):
+    for fromkey in dict.fromkeys(model or [_default_model(chosen)]):
         plan = Plan(
             profiles=chosen,
             against=None if against is None else Profile.parse(against),
-            model=each,
+            model=fromkey,
             examples=examples,
             minutes=minutes,
             seed=seed,
@@ -600,7 +600,9 @@ def _proven(
     check_minutes(minutes)
     printed: list[RenderableType] = []
     with _pool(jobs) as hands:
-        found = [hunt(each, printed, hands, minutes=minutes or 10, **how) for each in profiles]
+        found = [
+            hunt(profile, printed, hands, minutes=minutes or 10, **how) for profile in profiles
+        ]
     write_page(page, "cachesim check --prove", [Heading("cachesim check --prove"), *printed])
     return max(found)
 
@@ -695,10 +697,10 @@ def _survey(profile: Profile, plan: Plan, hands: Hands) -> int:
         order = [cause for cause, _ in found.counts.most_common()]
         shrunk = partial(made_small, profile=profile, **shrinking)
         do = map if pool is None else pool.map
-        smallest = list(do(shrunk, order, [found.first[each] for each in order]))
+        smallest = list(do(shrunk, order, [found.first[cause] for cause in order]))
     small = dict(zip(order, smallest, strict=True))
     found.report.model = plan.called
-    proofs = {each: proof_of(small[each], profile) for each in order if plan.prove}
+    proofs = {cause: proof_of(small[cause], profile) for cause in order if plan.prove}
     return print_survey(found, small, plan, scope, proofs)
 
 
@@ -771,7 +773,8 @@ def hunt(
     lines = [causes if findings.workloads else NOTHING_RUN]
     lines += [f"  {path}" for _, path in reports]
     lines += [
-        f"  not confirmed: {each.cause}: {each.result.seen}" for each in findings.missed.values()
+        f"  not confirmed: {proven_finding.cause}: {proven_finding.result.seen}"
+        for proven_finding in findings.missed.values()
     ]
     _print(printed, Text(title), *([table] if reports else []), *map(Text, lines))
     return NOT_AS_EXPECTED if reports or not findings.workloads else AS_EXPECTED

@@ -139,12 +139,12 @@ def causes(thing: str = "") -> list[Item]:
 
     return [
         Item(
-            name=f"{family.name} {each.id}",
-            about=each.about,
-            facts=(f"printed as: {each.sentence}",),
+            name=f"{family.name} {cause.id}",
+            about=cause.about,
+            facts=(f"printed as: {cause.sentence}",),
         )
         for family in families(thing)
-        for each in causes_of(family.name)
+        for cause in causes_of(family.name)
     ]
 
 

@@ -66,4 +66,4 @@ def maybe_get_adapters(fields: Mapping[str, Any], files: Sequence[str]) -> LoRAR
         known = ", ".join(files) if files else "none: set option 'lora'"
         msg = f"request field {FIELD!r}: there is no file {weights!r}; there are {known}"
         raise OptionError(msg)
-    return LoRARequest(**texts, strengths=tuple(float(each == weights) for each in files))
+    return LoRARequest(**texts, strengths=tuple(float(file == weights) for file in files))

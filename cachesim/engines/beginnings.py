@@ -47,8 +47,8 @@ class Beginnings(Generic[Held]):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         twin = type(self)()
-        for each in self._root.held:
-            twin.add(deepcopy(each, memo))
+        for holder in self._root.held:
+            twin.add(deepcopy(holder, memo))
         return twin
 
     def add(self, new: Held) -> None:

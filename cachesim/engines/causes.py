@@ -173,7 +173,9 @@ class Candidates:
 
     def keep(self, *holders: object) -> None:
         """Eliminate all others, none of which has more tokens, so that they need no cause."""
-        self._common = {each: self._common[each] for each in holders if each in self._common}
+        self._common = {
+            holder: self._common[holder] for holder in holders if holder in self._common
+        }
         self._best = self._holders()
 
     def _take(self, holder: object) -> Count:

@@ -54,24 +54,24 @@ def without_reasoning(content: str) -> str:
 
 def show_as_written(messages: Sequence[Message]) -> tuple[tuple[str, str], ...]:
     """Every message as the client sent it."""
-    return tuple((each.role, turn(each.role, each.content)) for each in messages)
+    return tuple((message.role, turn(message.role, message.content)) for message in messages)
 
 
 def show_without_old_reasoning(messages: Sequence[Message]) -> tuple[tuple[str, str], ...]:
     """Assistant messages before the last user message lose their reasoning (as Qwen 3 does)."""
-    user_turns = [index for index, each in enumerate(messages) if each.role == "user"]
+    user_turns = [index for index, message in enumerate(messages) if message.role == "user"]
     last_user = user_turns[-1] if user_turns else -1
     return tuple(
-        (each.role, turn(each.role, without_reasoning(each.content)))
-        if each.role == "assistant" and index < last_user
-        else (each.role, turn(each.role, each.content))
-        for index, each in enumerate(messages)
+        (message.role, turn(message.role, without_reasoning(message.content)))
+        if message.role == "assistant" and index < last_user
+        else (message.role, turn(message.role, message.content))
+        for index, message in enumerate(messages)
     )
 
 
 def show_if_a_user_speaks(messages: Sequence[Message]) -> tuple[tuple[str, str], ...]:
     """The messages as written; at least one user message is required (as by Qwen 3.5)."""
-    if not any(each.role == "user" for each in messages):
+    if not any(message.role == "user" for message in messages):
         msg = "the chat template 'needs-user' found no user message; add one with role = \"user\""
         raise TemplateError(msg)
     return show_as_written(messages)

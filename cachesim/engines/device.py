@@ -29,7 +29,7 @@ _ALL: Final = (
     Device("cpu", "no GPU", 0),
 )
 
-DEVICES: Final = MappingProxyType({each.name: each for each in _ALL})
+DEVICES: Final = MappingProxyType({device.name: device for device in _ALL})
 
 USUAL: Final = "h100"
 """The machine of a scenario or a trace that names none."""
@@ -37,11 +37,11 @@ USUAL: Final = "h100"
 
 def device_option(chosen: str, *without: str) -> Value:
     """The option `device` of an engine that chooses these flags by it."""
-    kinds = [each for each in _ALL if each.name not in without]
-    shown = ", ".join(f"{each.name}: {each.about}" for each in kinds)
+    kinds = [device for device in _ALL if device.name not in without]
+    shown = ", ".join(f"{kind.name}: {kind.about}" for kind in kinds)
     return option(
         "",
         f"the machine, by which the server chooses {chosen} where they are left out ({shown})",
         default=USUAL,
-        choices=tuple(each.name for each in kinds),
+        choices=tuple(kind.name for kind in kinds),
     )

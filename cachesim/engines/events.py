@@ -43,7 +43,7 @@ class Event:
     @cache
     def own_fields(cls) -> tuple[str, ...]:
         """The fields beside slot and task."""
-        return tuple(each.name for each in fields(cls) if each.name not in {"slot", "task"})
+        return tuple(field.name for field in fields(cls) if field.name not in {"slot", "task"})
 
     def loudness(self) -> Tone:
         """The tone of this event, for classes whose numbers decide it."""
@@ -57,12 +57,14 @@ class Event:
     @property
     def sentence(self) -> str:
         """The event's sentence: lower case, no full stop."""
-        return filled(self.template, {each.name: getattr(self, each.name) for each in fields(self)})
+        return filled(
+            self.template, {field.name: getattr(self, field.name) for field in fields(self)}
+        )
 
     def as_dict(self) -> dict[str, Any]:
         """The event's data: its name first, then its fields in order."""
         return {"event": self.name()} | {
-            each.name: getattr(self, each.name) for each in fields(self)
+            field.name: getattr(self, field.name) for field in fields(self)
         }
 
 

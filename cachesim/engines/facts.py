@@ -22,7 +22,7 @@ def engines() -> tuple[str, ...]:
 def shipped() -> tuple[str, ...]:
     """The built-in engines, without registered ones."""
     return tuple(
-        each for each in engines() if _package(each).startswith(f"{__name__.split('.')[0]}.")
+        engine for engine in engines() if _package(engine).startswith(f"{__name__.split('.')[0]}.")
     )
 
 
@@ -33,7 +33,7 @@ def causes_of(engine: str) -> tuple[Cause, ...]:
 
 def causes_in(package: str) -> tuple[Cause, ...]:
     """Every cause of an engine's package."""
-    return tuple(each for module in _vocabulary(package) for each in declared(vars(module)))
+    return tuple(cause for module in _vocabulary(package) for cause in declared(vars(module)))
 
 
 def events_of(engine: str) -> tuple[type[Event], ...]:
@@ -44,7 +44,7 @@ def events_of(engine: str) -> tuple[type[Event], ...]:
 def events_in(package: str) -> tuple[type[Event], ...]:
     """Every event class of an engine's package."""
     _vocabulary(package)
-    return tuple(each for each in _leaves(Event) if each.__module__.startswith(f"{package}."))
+    return tuple(leaf for leaf in _leaves(Event) if leaf.__module__.startswith(f"{package}."))
 
 
 def _vocabulary(package: str) -> list[ModuleType]:
@@ -59,7 +59,9 @@ def _package(engine: str) -> str:
 
 def _leaves(cls: type[Event]) -> Iterator[type[Event]]:
     """The leaf classes; of the pair that `slots=True` creates, the last one."""
-    found = {(each.__module__, each.__name__): each for each in cls.__subclasses__()}
+    found = {
+        (subclass.__module__, subclass.__name__): subclass for subclass in cls.__subclasses__()
+    }
     for each in found.values():
         if each.__subclasses__():
             yield from _leaves(each)

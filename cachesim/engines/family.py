@@ -149,7 +149,8 @@ def laying(**changes: Rules) -> Callable[[Rules], Rules]:
 
     def lay(rules: Rules) -> Rules:
         return replace(
-            rules, **{name: _replaced(getattr(rules, name), each) for name, each in changes.items()}
+            rules,
+            **{name: _replaced(getattr(rules, name), change) for name, change in changes.items()},
         )
 
     return lay
@@ -241,7 +242,7 @@ class Family(Generic[R, S]):
 
     def names(self) -> tuple[str, ...]:
         """The releases' names, oldest first."""
-        return tuple(each.name for each in self.releases)
+        return tuple(release.name for release in self.releases)
 
     def since(self, first: str = "", last: str = "") -> tuple[str, ...]:
         """The releases from `first` to `last`; an empty end is open."""
@@ -252,11 +253,11 @@ class Family(Generic[R, S]):
 
     def real(self) -> tuple[str, ...]:
         """The releases that a real package runs, oldest first."""
-        return tuple(each.name for each in self.releases if each.package is not None)
+        return tuple(release.name for release in self.releases if release.package is not None)
 
     def current_name(self, name: str) -> str:
         """The release's name, also for an alias."""
-        return next((each.name for each in self.releases if name in each.aliases), name)
+        return next((release.name for release in self.releases if name in release.aliases), name)
 
     def release(self, name: str) -> Release[R]:
         """A release under any of its names."""
@@ -294,15 +295,15 @@ class Family(Generic[R, S]):
 
     def fitting(self, release: str) -> tuple[str, ...]:
         """The patches that fit a release."""
-        return tuple(each.name for each in self.patches if release in each.fits)
+        return tuple(patch.name for patch in self.patches if release in patch.fits)
 
     def cures(self, profile: "Profile") -> tuple[Patch[R], ...]:
         """Patches that fix wrong answers of a profile, merged ones first."""
         fits = self.fitting(profile.release)
-        mine = (each for each in self.patches if not each.server)
-        found = (each for each in mine if each.cures and each.name in fits)
-        left = (each for each in found if each.name not in profile.patches)
-        return tuple(sorted(left, key=lambda each: not each.landed))
+        mine = (patch for patch in self.patches if not patch.server)
+        found = (patch for patch in mine if patch.cures and patch.name in fits)
+        left = (patch for patch in found if patch.name not in profile.patches)
+        return tuple(sorted(left, key=lambda patch: not patch.landed))
 
     def rules(self, profile: "Profile") -> R:
         """The rules of a release with the patches laid over it, in order."""
@@ -365,7 +366,7 @@ class Family(Generic[R, S]):
 
     def table(self) -> tuple[Option, ...]:
         """The server's options without internal ones."""
-        return tuple(each for each in self.declared if not each.internal)
+        return tuple(option for option in self.declared if not option.internal)
 
     def upstream_fields(self) -> tuple[Field, ...]:
         """Every field of the newest release's own configuration."""
@@ -377,8 +378,8 @@ class Family(Generic[R, S]):
         """The options of a scenario of `engine`, without those that only an engine below has."""
         if engine not in self.kin:
             return dict(given)
-        below = {each.name for each in FAMILIES[engine].table()}
-        own = {each.name for each in self.table()}
+        below = {option.name for option in FAMILIES[engine].table()}
+        own = {option.name for option in self.table()}
         return {name: value for name, value in given.items() if name in own or name not in below}
 
     def read(self, profile: "Profile", given: Mapping[str, Any]) -> S:
@@ -419,7 +420,7 @@ class Family(Generic[R, S]):
         """The further fields of a request, checked."""
         if not given:
             return {}
-        known = {each.name: each for each in self.fields}
+        known = {option.name: option for option in self.fields}
         values = {
             name: self._read_one(profile, known, name, value, "request field")
             for name, value in given.items()
@@ -430,9 +431,9 @@ class Family(Generic[R, S]):
 
     def refuse_internal(self, profile: "Profile", given: Mapping[str, Any]) -> None:
         """Refuse internal options, with the error for an unknown name."""
-        shown = {each.name: each for each in self.table()}
+        shown = {option.name: option for option in self.table()}
         for name in given:
-            if any(each.name == name and each.internal for each in self.declared):
+            if any(option.name == name and option.internal for option in self.declared):
                 self._read_one(profile, shown, name, given[name], "option")
 
     def default(self, option: Option, release: str) -> Value:
@@ -504,9 +505,9 @@ class Family(Generic[R, S]):
         """The field under its name or flag; one that is not simulated before others."""
         plain = name.lstrip("-").replace("-", "_")
         alike = (
-            each
-            for each in self.upstream_fields()
-            if plain in {each.name, each.flag.lstrip("-").replace("-", "_")}
+            upstream_field
+            for upstream_field in self.upstream_fields()
+            if plain in {upstream_field.name, upstream_field.flag.lstrip("-").replace("-", "_")}
         )
         return min(alike, key=lambda each: not each.differs, default=None)
 
@@ -551,8 +552,8 @@ def _laid(family: Family[R, S], profile: "Profile") -> R:
 @lru_cache(maxsize=256)
 def _defaults(family: Family[R, S], release: str) -> Mapping[str, Value]:
     made: Any = family.options
-    later = (each for each in options_of(made) if each.later)
-    return MappingProxyType({each.name: family.default(each, release) for each in later})
+    later = (option for option in options_of(made) if option.later)
+    return MappingProxyType({option.name: family.default(option, release) for option in later})
 
 
 def _letters(name: str) -> str:
@@ -685,11 +686,13 @@ class Profile:
             raise ProfileError(msg)
         engine, release = FAMILIES.named(shape["engine"]), shape["release"]
         family = FAMILIES.get(engine)
-        named = () if family is None else (*family.names(), *(each.name for each in family.patches))
+        named = (
+            () if family is None else (*family.names(), *(patch.name for patch in family.patches))
+        )
         named += tuple(former_patches(engine))
         release, *patches = _separated(release, named)
-        for each in shape["patches"].split("+")[1:]:
-            patches += _separated(each, named)
+        for part in shape["patches"].split("+")[1:]:
+            patches += _separated(part, named)
         current = release if family is None else family.current_name(release)
         if (now := today(engine, current, patches)) is not None:
             server, own = now
@@ -701,7 +704,7 @@ class Profile:
         return replace(self, patches=(*self.patches, *patches))
 
     def __str__(self) -> str:
-        signed = (each if each.startswith("-") else f"+{each}" for each in self.patches)
+        signed = (patch if patch.startswith("-") else f"+{patch}" for patch in self.patches)
         return "".join((f"{self.engine}@{self.release}", *signed))
 
 

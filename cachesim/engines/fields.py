@@ -87,4 +87,4 @@ def fields_of(
             return (flags or {})[name]
         return "" if {name, "*"} & {*flagless.split()} else f"--{name.replace('_', '-')}"
 
-    return tuple(sorted(rows(), key=lambda each: each.name))
+    return tuple(sorted(rows(), key=lambda row: row.name))

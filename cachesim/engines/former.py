@@ -61,7 +61,7 @@ def today(engine: str, release: str, patches: Sequence[str]) -> tuple[str, tuple
     Each patch laid all rules of its server: of several the last one counts.
     """
     known = former_patches(engine)
-    theirs = [each for each in patches if each in known]
+    theirs = [patch for patch in patches if patch in known]
     if not theirs:
         return None
     rows = FORMER.get(f"{engine}@{release}", {})
@@ -69,4 +69,4 @@ def today(engine: str, release: str, patches: Sequence[str]) -> tuple[str, tuple
     if server is None:
         msg = f"patch {theirs[-1]!r} does not fit {engine}@{release}; it fits {known[theirs[-1]]}"
         raise ProfileError(msg)
-    return server, tuple(each for each in patches if each not in known)
+    return server, tuple(patch for patch in patches if patch not in known)

@@ -154,8 +154,8 @@ class Held:
     def texts(self) -> "Texts":
         """The tokens of slots and entries."""
         return Texts(
-            slots=tuple((each.id, each.tokens) for each in self.slots),
-            entries=tuple(each.tokens for each in self.entries),
+            slots=tuple((slot.id, slot.tokens) for slot in self.slots),
+            entries=tuple(entry.tokens for entry in self.entries),
         )
 
 

@@ -33,4 +33,4 @@ class Image:
 
 def within(images: Sequence[Image], start: int, end: int) -> list[Image]:
     """The images with a token in `[start, end)`."""
-    return [each for each in images if each.start < end and start < each.end]
+    return [image for image in images if image.start < end and start < image.end]

@@ -188,7 +188,7 @@ class SlotlessEngine(JobEngine[R, S, B]):
         if not request.prompt:
             raise TokenError("a prompt without tokens: write at least one")
         size = self.network.spec.vocabulary
-        outside = (each for each in request.prompt if not 0 <= each < size)
+        outside = (token for token in request.prompt if not 0 <= token < size)
         first = next(outside, None) if self.computes else None
         if first is not None:
             raise TokenError(f"token {first} of the prompt is outside the vocabulary of {size}")
@@ -263,7 +263,7 @@ class SerialEngine(SlotlessEngine[R, S, SampledJob]):
         return job.ticket
 
     def step(self) -> bool:
-        job = next((each for each in self._jobs if not each.done), None)
+        job = next((sampled_job for sampled_job in self._jobs if not sampled_job.done), None)
         if job is None:
             return False
         self._serve(job)

@@ -178,4 +178,4 @@ def options_by_name(options: type) -> Mapping[str, Option]:
 
 def listed(text: str) -> tuple[str, ...]:
     """The names in an option's comma-separated value."""
-    return tuple(each.strip() for each in text.split(",") if each.strip())
+    return tuple(part.strip() for part in text.split(",") if part.strip())

@@ -23,14 +23,16 @@ SHAPE: Final = re.compile(r"[\w.-]+")
 def discover(families: MutableMapping[str, Family[Any, Any]]) -> dict[str, str]:
     """Add every installed engine; of those that cannot be loaded, the reason by name."""
     broken = {}
-    for each in sorted(entry_points(group=GROUP), key=lambda each: (each.name, each.value)):
+    for point in sorted(
+        entry_points(group=GROUP), key=lambda entry_point: (entry_point.name, entry_point.value)
+    ):
         try:
-            family = _loaded(each)
+            family = _loaded(point)
             if family.name in families:
                 msg = f"there is an engine {family.name!r} already"
                 raise ValueError(msg)  # noqa: TRY301 - told like every other reason
         except (Exception, SystemExit) as error:  # noqa: BLE001 - a foreign module may do anything
-            broken[each.name] = f"{each.value}: {type(error).__name__}: {error}"
+            broken[point.name] = f"{point.value}: {type(error).__name__}: {error}"
         else:
             families[family.name] = family
     return broken

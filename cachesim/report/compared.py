@@ -29,7 +29,7 @@ def comparison(title: str, rows: Sequence[Compared]) -> list[RenderableType]:
     """Reused tokens, wrong answers, bytes held, tokens lost by cause; a plot on pages."""
     steps = max((len(row.cached) for row in rows), default=0)
     labels = [Text(f"wrong answers of {row.name}: {row.evidence}") for row in rows if row.evidence]
-    labels += [Text(each) for each in dict.fromkeys(row.rules for row in rows) if each]
+    labels += [Text(fromkey) for fromkey in dict.fromkeys(row.rules for row in rows) if fromkey]
     reused = _reused(title, rows, steps if steps <= WIDE else 0)
     table = _table()
     most = max((row.reused for row in rows), default=0)

@@ -499,10 +499,10 @@ def _with(
     chain = [flag]
     while chain[-1].needs and chain[-1].needs not in options:
         chain.append(family_of(profile.engine).option(chain[-1].needs))
-    names = [each.name for each in chain]
+    names = [option.name for option in chain]
     values = [
-        draws.shuffled([value for value in _values(each, options) if value != each.default])
-        for each in chain
+        draws.shuffled([value for value in _values(option, options) if value != option.default])
+        for option in chain
     ]
     values[0] = values[0][:1]
     for chosen in islice(product(*values), TRIED):
@@ -551,7 +551,7 @@ def with_further_flags(
         return options
     order = Seeded(f"{seed} {number // len(further)}").shuffled(further)
     flag = order.pop(number % len(order))
-    akin = [each for each in order if _words(each) & _words(flag)] or order
+    akin = [option for option in order if _words(option) & _words(flag)] or order
     options = _with(draws, profile, model, options, flag)
     for _ in range(draws.integer(0, 2) if order else 0):
         flag = draws.one_of(akin if draws.integer(0, 2) else order)
@@ -564,9 +564,9 @@ def _further(profile: Profile) -> tuple[Option, ...]:
     """The flags of a release, but for sizes in bytes."""
     family = family_of(profile.engine)
     return tuple(
-        each
-        for each in family.table()
-        if family.has(each, profile) and each.kind != "size" and not each.rare
+        option
+        for option in family.table()
+        if family.has(option, profile) and option.kind != "size" and not option.rare
     )
 
 

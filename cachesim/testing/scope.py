@@ -194,7 +194,7 @@ def scopes_of(profile: Profile, model: str, fixed: Mapping[str, Any]) -> tuple[S
             continue
         # The flags that a release has.
         flags = scope.flags
-        known = {each.name: each for each in family.declared}
+        known = {option.name: option for option in family.declared}
         for unknown in flags.keys() - known.keys():
             msg = f"a scope of {family.name} has an unknown flag {unknown!r}"
             raise InputError(msg)

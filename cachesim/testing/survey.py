@@ -273,12 +273,12 @@ def cured_by(
     if not cured:
         return {}
     without = {
-        each.name: wrong_with(other for other in known if other is not each) for each in known
+        patch.name: wrong_with(other for other in known if other is not patch) for patch in known
     }
     found: dict[int, tuple[Patch[Any], ...]] = {}
     for step in cured:
-        needed = tuple(each for each in known if step in without[each.name])
-        enough = (each for each in known if step not in wrong_with([each]))
+        needed = tuple(patch for patch in known if step in without[patch.name])
+        enough = (patch for patch in known if step not in wrong_with([patch]))
         found[step] = needed or tuple(islice(enough, 1))
     return found
 
@@ -350,7 +350,7 @@ def lost(played: Run, scenario: Scenario) -> Iterator[tuple[Cause, int, str]]:
         return
     stateful = not set(spec_of(scenario.model).layers) <= STATELESS
     for index, step in enumerate(played.steps):
-        rules = [each for each in step.why if each.after < each.before]
+        rules = [loss for loss in step.why if loss.after < loss.before]
         declined = not scenario.step[index].cache_prompt
         if step.explanation is None or step.cached is None or not rules or declined:
             continue

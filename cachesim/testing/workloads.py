@@ -93,10 +93,10 @@ class Drawn:
 def flags_of(profile: Profile) -> Mapping[str, tuple[Any, ...]]:
     """The flags and values that a profile accepts, found by trial."""
     found = {}
-    for each in family_of(profile.engine).table():
-        kept = tuple(v for v in each.tried if _accepts(profile, "dense", {each.name: v}))
+    for option in family_of(profile.engine).table():
+        kept = tuple(v for v in option.tried if _accepts(profile, "dense", {option.name: v}))
         if kept:
-            found[each.name] = kept
+            found[option.name] = kept
     return found
 
 
@@ -200,7 +200,7 @@ def weighs(scenario: Scenario, profile: Profile) -> bool:
 @cache
 def _limits(engine: str) -> tuple[str, ...]:
     table = family_of(engine).table()
-    return tuple(each.name for each in table if each.kind == "size" or each.unit in BYTES)
+    return tuple(option.name for option in table if option.kind == "size" or option.unit in BYTES)
 
 
 Chat: TypeAlias = tuple[Turn, ...]
@@ -358,7 +358,7 @@ def with_models(draws: Draws, scenario: Scenario) -> Scenario:
     if spec_of(scenario.model).recall:
         return scenario
     further = {"second": Model(preset=draws.one_of(FURTHER), seed=1)}
-    steps = tuple(asked(draws, each) for each in scenario.step)
+    steps = tuple(asked(draws, step) for step in scenario.step)
     return replace(scenario, models=further, step=steps)
 
 

@@ -38,8 +38,10 @@ def held(slots: Sequence[Slot], primary: Context, cache: PromptCache) -> Held:
         cells=_cells(primary),
         rows=_rows(slots, primary),
         entries=tuple(
-            EntryHeld(tokens=tuple(each.tokens), checkpoints=len(each.checkpoints), size=each.size)
-            for each in cache.entries
+            EntryHeld(
+                tokens=tuple(entry.tokens), checkpoints=len(entry.checkpoints), size=entry.size
+            )
+            for entry in cache.entries
         ),
     )
 
@@ -48,7 +50,7 @@ def texts(slots: Sequence[Slot], cache: PromptCache) -> Texts:
     """The tokens of slots and entries."""
     return Texts(
         slots=tuple((int(slot.id), tuple(slot.cache_tokens)) for slot in slots),
-        entries=tuple(tuple(each.tokens) for each in cache.entries),
+        entries=tuple(tuple(entry.tokens) for entry in cache.entries),
     )
 
 
@@ -59,7 +61,7 @@ def amounts(slots: Sequence[Slot], primary: Context, cache: PromptCache) -> Amou
         attention=used,
         window=used,
         states=len(_rows(slots, primary)),
-        checkpoints=sum(each.size for slot in slots for each in slot.checkpoints),
+        checkpoints=sum(checkpoint.size for slot in slots for checkpoint in slot.checkpoints),
         prompt_cache=cache.size,
     )
 
@@ -109,13 +111,15 @@ def _slot(slot: Slot, context: Context) -> SlotHeld:
         tokens=tuple(slot.cache_tokens),
         checkpoints=tuple(
             CheckpointHeld(
-                pos_min=int(each.pos_min),
-                pos_max=int(each.pos_max),
-                n_tokens=int(each.n_tokens),
-                made_by=each.made_by,
-                node=UNKNOWN if layer not in each.state.rows else int(each.state.rows[layer][0]),
+                pos_min=int(checkpoint.pos_min),
+                pos_max=int(checkpoint.pos_max),
+                n_tokens=int(checkpoint.n_tokens),
+                made_by=checkpoint.made_by,
+                node=UNKNOWN
+                if layer not in checkpoint.state.rows
+                else int(checkpoint.state.rows[layer][0]),
             )
-            for each in slot.checkpoints
+            for checkpoint in slot.checkpoints
         ),
     )
 
@@ -225,13 +229,22 @@ def _checkpoints(found: list[Checkpoint], primary: Context, options: Options) ->
     for one, other in pairwise(found):
         if other.n_tokens and one.n_tokens >= other.n_tokens:  # 0: of a slot file (an oddity)
             _fail(f"a checkpoint of {other.n_tokens} tokens follows one of {one.n_tokens}")
-    for each in found:
-        _state(each.state, primary, partial=True)
-        end = max(each.state.positions, default=0)
-        if not each.pos_min == each.pos_max == end:
-            _fail(f"a checkpoint from {each.pos_min} to {each.pos_max} of a state at {end}")
-        if each.pos_max_prompt - each.pos_max != each.pos_min_prompt - each.pos_min:
-            _fail(f"a checkpoint begins at {each.pos_min_prompt} and ends at {each.pos_max_prompt}")
+    for checkpoint in found:
+        _state(checkpoint.state, primary, partial=True)
+        end = max(checkpoint.state.positions, default=0)
+        if not checkpoint.pos_min == checkpoint.pos_max == end:
+            _fail(
+                f"a checkpoint from {checkpoint.pos_min} to {checkpoint.pos_max} "
+                f"of a state at {end}"
+            )
+        if (
+            checkpoint.pos_max_prompt - checkpoint.pos_max
+            != checkpoint.pos_min_prompt - checkpoint.pos_min
+        ):
+            _fail(
+                f"a checkpoint begins at {checkpoint.pos_min_prompt} "
+                f"and ends at {checkpoint.pos_max_prompt}"
+            )
 
 
 def _entry(entry: PromptEntry, primary: Context, options: Options) -> None:

@@ -57,9 +57,9 @@ class IkLaws:
     def begin_anew(self) -> None:
         """Read the content of slots and prompt cache."""
         self._used |= {
-            each.slot: at
-            for at, each in enumerate(self._engine.events)
-            if isinstance(each, SlotReleased)
+            event.slot: at
+            for at, event in enumerate(self._engine.events)
+            if isinstance(event, SlotReleased)
         }
         self._lists = [list(slot.cache_tokens) for slot in self._engine.slots]
         self._entries = len(self._engine.cache.entries)
@@ -68,7 +68,7 @@ class IkLaws:
         """The first law that a request breaks."""
         self._agrees = self._agrees and self._still_agrees(seen)
         self._moved = self._moved or any(
-            each.n_past != each.n_past_prompt for each in seen.of(PrefixMatched)
+            matched.n_past != matched.n_past_prompt for matched in seen.of(PrefixMatched)
         )
         self._cut = self._cut or seen.reply.truncated
         broken: Iterator[str] = iter(())
@@ -94,7 +94,7 @@ class IkLaws:
             or slot.stray
             or (reply.truncated and len(reply.prompt) >= slot.n_ctx)
             or (ContextShifted in kinds and not listed)
-            or any(each.removed != each.n_discard for each in seen.of(ContextShifted))
+            or any(shifted.removed != shifted.n_discard for shifted in seen.of(ContextShifted))
             or (DraftVerified in kinds and primary.hybrid)
         )
 
@@ -137,7 +137,7 @@ class IkLaws:
         texts = [*map(cache.text_of, prompt)]
         blocks = re.compile("{}.*?{}".format(*map(re.escape, cache.tags)), re.DOTALL)
         whole, starts = "".join(texts), {0, *accumulate(map(len, texts))}
-        if all(starts >= {*each.span()} for each in blocks.finditer(whole)):
+        if all(starts >= {*match.span()} for match in blocks.finditer(whole)):
             wanted, text = blocks.sub("", whole), "".join(map(cache.text_of, kept))
             if text != wanted:
                 yield f"{text[-40:]!r} is compared, without reasoning it is {wanted[-40:]!r}"
@@ -174,7 +174,7 @@ class IkLaws:
             return
         floor = np.float32(self._options.cache_ram_similarity if rules.ram_floor else 0)
         score = score if loaded else similarity(held, prompt, cache.text_of)
-        for entry in map(cache.stripped, (each.tokens for each in cache.entries)):
+        for entry in map(cache.stripped, (prompt_entry.tokens for prompt_entry in cache.entries)):
             kept = np.float32(get_common_prefix(entry, prompt)) / np.float32(len(entry) or 1)
             if kept >= floor and _dice_ratio(entry, prompt) > score:
                 yield f"an entry with similarity {_dice_ratio(entry, prompt)} is left for {score}"
@@ -205,9 +205,11 @@ class IkLaws:
             alone = len(self._engine.slots) == 1 and not self._cut
             if alone and not np.array_equal(cells, np.arange(len(cells))):
                 yield f"the only slot has cells {cells[-9:]}"
-            for each in slot.checkpoints:
-                if each.n_tokens and each.pos_max != each.n_tokens - 1:
-                    yield f"a checkpoint of {each.n_tokens} tokens ends at {each.pos_max}"
+            for checkpoint in slot.checkpoints:
+                if checkpoint.n_tokens and checkpoint.pos_max != checkpoint.n_tokens - 1:
+                    yield (
+                        f"a checkpoint of {checkpoint.n_tokens} tokens ends at {checkpoint.pos_max}"
+                    )
         for entry in self._engine.cache.entries:
             if not primary.recurrent and len(entry.state.positions) != entry.length:
                 yield f"an entry of {entry.length} tokens has {len(entry.state.positions)} cells"
@@ -251,13 +253,17 @@ class IkLaws:
         primary, reply = self._engine.primary, seen.reply
         if seen.of(DraftVerified) or self._moved or not reply.generated:
             return
-        made = [each.n_tokens for each in seen.of(CheckpointCreated)]
+        made = [created.n_tokens for created in seen.of(CheckpointCreated)]
         if not (primary.hybrid or primary.recurrent) or not self._options.ctx_checkpoints:
             if made:
                 yield f"checkpoints are saved of {made} tokens"
             return
-        old = [int(each.n_tokens) for each in slot.checkpoints if each.made_by != slot.id_task]
-        old += [each.n_tokens for each in seen.of(CheckpointErased) if not each.rule]
+        old = [
+            int(checkpoint.n_tokens)
+            for checkpoint in slot.checkpoints
+            if checkpoint.made_by != slot.id_task
+        ]
+        old += [erased.n_tokens for erased in seen.of(CheckpointErased) if not erased.rule]
         newest = max({*old} - {*made}, default=0)
         restored = seen.of(CheckpointRestored)
         begin = self._rules.interval_starts_at
@@ -297,14 +303,14 @@ class IkLaws:
     def _drafted(self, seen: Seen, slot: Slot) -> Iterator[str]:
         """Drafts: limits, and the companion's memory after the last of them."""
         events, flags = seen.of(DraftVerified), self._options
-        for each in events:
+        for event in events:
             if (
-                not max(each.accepted, min(flags.draft_min, flags.draft_max))
-                <= each.drafted
+                not max(event.accepted, min(flags.draft_min, flags.draft_max))
+                <= event.drafted
                 <= flags.draft_max
             ):
-                yield f"{each.accepted} of {each.drafted} drafts are accepted"
-        found = [(each.drafted, each.accepted) for each in events]
+                yield f"{event.accepted} of {event.drafted} drafts are accepted"
+        found = [(event.drafted, event.accepted) for event in events]
         wanted = self._verified(slot, len(seen.reply.prompt)) if not seen.reply.truncated else None
         if wanted is not None and found != wanted:
             yield f"drafts are verified as {found}, not as {wanted}"
@@ -315,7 +321,7 @@ class IkLaws:
             if len(np.unique(positions)) < len(positions):
                 yield "the companion has two cells of one position"
         end, refused = len(slot.cache_tokens) - 1, seen.of(CompanionRefused)
-        if any(each.position == 0 for each in refused) and not isinstance(
+        if any(companion_refused.position == 0 for companion_refused in refused) and not isinstance(
             companion, AttentionCompanion
         ):
             yield "an empty companion refuses the beginning of a prompt"
@@ -323,7 +329,7 @@ class IkLaws:
             return
         if not events and len(seen.reply.generated) == 1 and companion.tail != end:
             yield f"the companion ends at {companion.tail}, the prompt at {end}"
-        returned = 1 + sum(each.accepted + 1 for each in events)
+        returned = 1 + sum(event.accepted + 1 for event in events)
         if not events or returned < len(seen.reply.generated):
             return
         last, by_step = events[-1], flags.recurrent_ckpt_mode in {"auto", "per-step"}

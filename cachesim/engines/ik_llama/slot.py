@@ -440,7 +440,10 @@ class PromptCache:
         found: dict[PromptEntry, Count | None] = {**self.common(tokens)}
         if self._by_text:
             found.update(dict.fromkeys(self._by_text))
-            found = {each: found[each] for each in sorted(found, key=lambda each: each.number)}
+            found = {
+                entry: found[entry]
+                for entry in sorted(found, key=lambda prompt_entry: prompt_entry.number)
+            }
         return found
 
     def room_for(self, prompt: CachedPrompt) -> bool:
@@ -525,7 +528,7 @@ def _read(text: dict[str, Any], rest: "_Elements") -> SavedSlot:
         tokens=tuple(tokens_of(text["tokens"])),
         approximate=None if text["approximate"] is None else whole(text["approximate"]),
         state=state,
-        checkpoints=tuple(_checkpoint(each, rest) for each in text["checkpoints"]),
+        checkpoints=tuple(_checkpoint(checkpoint, rest) for checkpoint in text["checkpoints"]),
     )
 
 

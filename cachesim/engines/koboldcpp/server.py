@@ -189,7 +189,7 @@ class KoboldCpp(CallServer[KoboldRules, KoboldOptions]):
 
         Trap: the first slot that is similar enough is taken, not the one that shares most.
         """
-        held = [each.tokens for each in self.savestates]
+        held = [savestate.tokens for savestate in self.savestates]
         if self.recurrent:
             if contained(self.current, prompt):
                 return
@@ -367,7 +367,11 @@ class KoboldCpp(CallServer[KoboldRules, KoboldOptions]):
 
     def _snapshot(self, slot: int = NONE) -> None:
         """Follows `smartcache_quick_snapshot`."""
-        current, near, held = self.current, NONE, [each.tokens for each in self.savestates]
+        current, near, held = (
+            self.current,
+            NONE,
+            [savestate.tokens for savestate in self.savestates],
+        )
         if slot == NONE and self.kobold.checkpoints and current not in held:
             texts = [  # close states of the same text, of which the shortest counts
                 i
@@ -385,9 +389,9 @@ class KoboldCpp(CallServer[KoboldRules, KoboldOptions]):
 
     def _keep(self, slot: int) -> None:
         """Save the context into a slot, or note the use of one that holds it."""
-        for each in self.savestates:
-            if each.tokens == self.current:
-                each.last_used = self._clock
+        for savestate in self.savestates:
+            if savestate.tokens == self.current:
+                savestate.last_used = self._clock
                 return
         self._save(slot)
 
@@ -445,7 +449,7 @@ class KoboldCpp(CallServer[KoboldRules, KoboldOptions]):
 
     @property
     def _entries(self) -> Collection[SaveState]:
-        return [each for each in self.savestates if each.blob is not None]
+        return [savestate for savestate in self.savestates if savestate.blob is not None]
 
 
 def contained(tokens: list[Token], whole: list[Token]) -> bool:
@@ -467,5 +471,5 @@ def longest_common(one: Sequence[Token], other: Sequence[Token]) -> tuple[int, i
 
 def index_of(tokens: list[Token], run: list[Token]) -> int:
     """The first place of a run of tokens (`ArrFindIndexOf`), which is there."""
-    places = (i for i, each in enumerate(tokens) if each == run[0])
+    places = (i for i, token in enumerate(tokens) if token == run[0])
     return next(i for i in places if tokens[i : i + len(run)] == run)

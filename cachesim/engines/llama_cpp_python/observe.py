@@ -31,9 +31,9 @@ Entries: TypeAlias = Collection[Saved]
 def books(slots: Slots, entries: Entries) -> dict[str, Any]:
     """Tokens of each sequence, and the saved states."""
     return {
-        "slots": [{"id": each.id, "tokens": list(each.tokens)} for each in slots],
+        "slots": [{"id": slot.id, "tokens": list(slot.tokens)} for slot in slots],
         "prompt_cache": [
-            {"n_tokens": each.n_tokens, "checkpoints": 0, "bytes": each.size} for each in entries
+            {"n_tokens": entry.n_tokens, "checkpoints": 0, "bytes": entry.size} for entry in entries
         ],
     }
 
@@ -41,13 +41,13 @@ def books(slots: Slots, entries: Entries) -> dict[str, Any]:
 def held(context: Context, slots: Slots, entries: Entries) -> Held:
     """Cells and states with the marks of a traced network."""
     cells, rows = memory_held(context)
-    saved = (EntryHeld(tokens=each.held, checkpoints=0, size=each.size) for each in entries)
+    saved = (EntryHeld(tokens=entry.held, checkpoints=0, size=entry.size) for entry in entries)
     return Held(slots=slots, cells=cells, rows=rows, entries=tuple(saved))
 
 
 def texts(slots: Slots, entries: Entries) -> Texts:
     """The tokens of each sequence and of each saved state."""
     return Texts(
-        slots=tuple((each.id, each.tokens) for each in slots),
-        entries=tuple(each.held for each in entries),
+        slots=tuple((slot.id, slot.tokens) for slot in slots),
+        entries=tuple(entry.held for entry in entries),
     )

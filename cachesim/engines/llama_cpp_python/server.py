@@ -107,7 +107,7 @@ class MemoryServer(SlotlessEngine[R, Q, S]):
     def _account(self, one: S) -> Ledger:
         """Compare the tokens of a prompt ever evaluated with those still held."""
         slots, entries = self._slots(), self._entries
-        kept = (*(each.tokens for each in slots), *(each.held for each in entries))
+        kept = (*(slot.tokens for slot in slots), *(entry.held for entry in entries))
         one.ledger = self._evaluated.of(one.prompt, kept)
         return one.ledger
 
@@ -221,7 +221,7 @@ class CallServer(MemoryServer[R, Q, Call]):
         """Start with other arguments, as `LlamaProxy` does for another alias."""
         read = self.family.read(self.profile, options)
         changed: Any = self.options
-        self.options = replace(changed, **{each: getattr(read, each) for each in options})
+        self.options = replace(changed, **{option: getattr(read, option) for option in options})
         self._start()
 
     def sleep(self) -> None:
@@ -229,7 +229,7 @@ class CallServer(MemoryServer[R, Q, Call]):
         raise OptionError("an instance never sleeps: write 'restart'")
 
     def step(self) -> bool:
-        one = next((each for each in self._jobs if not each.done), None)
+        one = next((job for job in self._jobs if not job.done), None)
         if one is None:
             return False
         try:

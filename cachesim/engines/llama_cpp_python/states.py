@@ -66,7 +66,7 @@ class StateCache:
     @property
     def size(self) -> int:
         """Bytes that the capacity is compared with."""
-        return sum(each.size for each in self.entries.values())
+        return sum(entry.size for entry in self.entries.values())
 
     def _keys(self) -> Iterable[Tokens]:
         return self.entries
@@ -112,7 +112,7 @@ class DiskCache(StateCache):
     @property
     def size(self) -> int:
         """Bytes that `volume()` counts."""
-        return DATABASE + sum(each.on_disk for each in self.entries.values())
+        return DATABASE + sum(entry.on_disk for entry in self.entries.values())
 
     def _keys(self) -> Iterable[Tokens]:
         """The keys in the order of their stored bytes (`iterkeys`)."""

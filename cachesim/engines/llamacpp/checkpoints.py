@@ -135,7 +135,7 @@ def accept_tests(rules: ReuseRules, *, exact: bool, thold: int) -> tuple[Accept,
     """The tests that a checkpoint has to pass, in upstream's order."""
     tests = LIMITS[rules.search_limit] + (EXACT[rules.exact_search] if exact else (THRESHOLD,))
     if rules.start_passes and thold == 0:
-        tests = tuple(FROM_START if each is THRESHOLD else each for each in tests)
+        tests = tuple(FROM_START if test is THRESHOLD else test for test in tests)
     return (*tests, INSIDE_PREFIX) if rules.exact_search == "pos_end" else tests
 
 

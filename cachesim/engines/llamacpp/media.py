@@ -27,21 +27,21 @@ NO_CHUNK = "Chunk not found"
 
 def whole_chunks(task: Task, n_past: int) -> int:
     """A common prefix: an image belongs to it whole or not at all (`get_common_prefix`)."""
-    inside = (int(each.start) for each in task.images if each.start < n_past < each.end)
+    inside = (int(image.start) for image in task.images if image.start < n_past < image.end)
     return next(inside, n_past)
 
 
 def is_between_images(server: ServerContext, slot: Slot, n_past: int) -> bool:
     """True if the slot has an image before and one after a cut (`keep_first`, `find_chunk`)."""
     tokens, images = slot.prompt.tokens, slot.running.images
-    return any(each.end == n_past and each.count > 1 for each in images) and any(
+    return any(image.end == n_past and image.count > 1 for image in images) and any(
         tuple(tokens[n_past : n_past + len(image)]) == image for image in server.media
     )
 
 
 def next_image(task: Task, n_tokens: int) -> int:
     """The start of the next image, at which a batch of text ends."""
-    starts = (int(each.start) for each in task.images if each.start >= n_tokens)
+    starts = (int(image.start) for image in task.images if image.start >= n_tokens)
     return min(starts, default=int(task.n_tokens))
 
 

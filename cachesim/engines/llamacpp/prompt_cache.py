@@ -61,7 +61,7 @@ class Entry:
 
     def __post_init__(self) -> None:
         self.n_tokens = Count(len(self.tokens))  # no token is ever added
-        self.size = self.state.size + sum(each.size for each in self.checkpoints)
+        self.size = self.state.size + sum(checkpoint.size for checkpoint in self.checkpoints)
 
     def empty(self) -> None:
         """Remove the target's blob after a failed load."""

@@ -229,7 +229,7 @@ class Router(LlamaCpp):
         for server in self._children():
             self._turn_to(server)
             super().cancel(ticket)
-        self._waiting = {name: each for name, each in self._waiting.items() if each.queue}
+        self._waiting = {name: context for name, context in self._waiting.items() if context.queue}
         self._promised &= self._waiting.keys()
 
     def tokens_held_for(self, ticket: Ticket) -> int:
@@ -264,9 +264,9 @@ class Router(LlamaCpp):
         return Texts() if self._routes else super().texts()
 
     def amounts(self) -> Amounts:
-        found = [amounts(each) for each in self._children()]
+        found = [amounts(child) for child in self._children()]
         return Amounts(
-            **{each.name: sum(getattr(a, each.name) for a in found) for each in fields(Amounts)}
+            **{field.name: sum(getattr(a, field.name) for a in found) for field in fields(Amounts)}
         )
 
     def check_integrity(self) -> None:

@@ -137,20 +137,20 @@ def encode(slot: Slot, blob: Blob, checkpoints: Sequence[Checkpoint] = ()) -> by
     approximate = slot.prompt.approximate
     blobs = [pack(blob)]
     entries = []
-    for each in checkpoints:
+    for checkpoint in checkpoints:
         own = [
             None if part is None else pack(part)
-            for part in (each.state.target, each.state.companion)
+            for part in (checkpoint.state.target, checkpoint.state.companion)
         ]
         blobs += [part for part in own if part is not None]
         entries.append(
             {
-                **each.as_dict(),
+                **checkpoint.as_dict(),
                 "blobs": [None if part is None else len(part) for part in own],
                 "drafter": None
-                if each.drafter is None
-                else {"type": each.drafter.dtype.str, "words": each.drafter.tolist()},
-                "header": each.state.header,
+                if checkpoint.drafter is None
+                else {"type": checkpoint.drafter.dtype.str, "words": checkpoint.drafter.tolist()},
+                "header": checkpoint.state.header,
             }
         )
     head = {
@@ -179,7 +179,7 @@ def _read(head: Mapping[str, Any], blobs: "_Blobs") -> SlotFile:
         if approximate is None
         else Approximation(start=Count(whole(approximate[0])), why=approximate[1]),
         blob=unpack(blobs.take(head["state"])),
-        checkpoints=[_checkpoint(each, blobs) for each in head["checkpoints"]],
+        checkpoints=[_checkpoint(checkpoint, blobs) for checkpoint in head["checkpoints"]],
     )
 
 

@@ -100,11 +100,11 @@ class LlamaLaws:
     def _broken(self, seen: Seen, slots: list[Tokens], entries: list[Tokens]) -> Iterator[str]:
         """The broken laws of a request, after which slots and entries hold these texts."""
         launched = seen.of(TaskLaunched)
-        parents = [each.slot for each in launched if not each.is_child]
+        parents = [task_launched.slot for task_launched in launched if not task_launched.is_child]
         if parents != [seen.reply.slot]:
             yield f"slot {seen.reply.slot} replies first, slots {parents} were launched"
             return
-        children = {each.slot for each in launched if each.is_child}
+        children = {task_launched.slot for task_launched in launched if task_launched.is_child}
         yield from self._chosen(seen)
         if seen.reply.error is None and not children:
             yield from self._work(seen)
@@ -143,9 +143,9 @@ class LlamaLaws:
         """The tokens decoded and held are those of prompt and reply."""
         reply, flags = seen.reply, self._engine.server.options
         prompt, made = len(reply.prompt), max(0, len(reply.generated) - 1)
-        decoded = sum([each.n_tokens for each in seen.of(BatchDecoded)])
+        decoded = sum([batch_decoded.n_tokens for batch_decoded in seen.of(BatchDecoded)])
         shifts = seen.of(ContextShifted)
-        drafts = [each.n_tokens for each in seen.of(DraftMade)]
+        drafts = [draft_made.n_tokens for draft_made in seen.of(DraftMade)]
         accepted = self._accepted(seen)
         if (reply.drafted, reply.accepted) != (sum(drafts), accepted):
             yield (
@@ -187,12 +187,12 @@ class LlamaLaws:
             return
         if seen.of(BatchRetried):
             return
-        for each in seen.of(BatchDecoded):
+        for decoded in seen.of(BatchDecoded):
             if left > 0:
                 due = min(left, server.options.n_batch)
-                if each.n_tokens != due:
-                    yield f"a batch has {each.n_tokens} tokens, not {due} of {left} left"
-                left -= each.n_tokens
+                if decoded.n_tokens != due:
+                    yield f"a batch has {decoded.n_tokens} tokens, not {due} of {left} left"
+                left -= decoded.n_tokens
 
     def _gap(self, seen: Seen) -> Iterator[str]:
         """Three quarters of a batch are for the text before a gap, one for that after it."""
@@ -210,10 +210,10 @@ class LlamaLaws:
         """Accepted tokens of all drafts; a restore decodes a draft's accepted part again."""
         total, replays = 0, False
         own = self._engine.server.rules.slots.replay_counts_correction
-        for each in seen.of(DraftVerified):
-            if each.rolled_back != "checkpoint":
-                total += each.accepted - (replays and not own)
-            replays = each.rolled_back == "checkpoint"
+        for verified in seen.of(DraftVerified):
+            if verified.rolled_back != "checkpoint":
+                total += verified.accepted - (replays and not own)
+            replays = verified.rolled_back == "checkpoint"
         return total
 
     def _checkpoints(self, seen: Seen) -> Iterator[str]:
@@ -244,9 +244,9 @@ class LlamaLaws:
         cache, flags = server.cache, server.options
         dropped = seen.of(CacheEntryDropped)
         if cache is not None and cache.limit_size > 0:
-            for each in dropped:
-                if each.reason == "tokens":  # the limit is what fits into the bytes
-                    yield f"an entry is dropped for {each.limit} tokens, though its bytes fit"
+            for drop in dropped:
+                if drop.reason == "tokens":  # the limit is what fits into the bytes
+                    yield f"an entry is dropped for {drop.limit} tokens, though its bytes fit"
         loaded = seen.of(CacheEntryLoaded)
         purged = any((dropped, seen.of(CacheEntryTooLarge), seen.of(SlotPurged)))
         if purged or not self._completes(seen):
@@ -256,7 +256,7 @@ class LlamaLaws:
                 yield f"an entry of {len(text)} tokens is gone from the prompt cache"
         own, swapped = (
             int(seen.reply.slot or 0),
-            {each.slot for each in seen.of(PromptCacheUpdateBegun)},
+            {begun.slot for begun in seen.of(PromptCacheUpdateBegun)},
         )
         for slot, text in enumerate(self._slots):
             taken = slot == own or slot in children

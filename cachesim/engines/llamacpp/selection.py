@@ -328,8 +328,8 @@ def _least_recently_used(server: ServerContext) -> Slot | None:
     """The idle slot released longest ago."""
     # From the highest id down: upstream's test is `<=` in order of ids, so the highest of equals
     # wins, and a fresh server fills its last slot first.
-    idle = (each for each in reversed(server.slots) if not each.is_processing)
-    return min(idle, key=lambda each: each.t_last_used, default=None)
+    idle = (slot for slot in reversed(server.slots) if not slot.is_processing)
+    return min(idle, key=lambda slot: slot.t_last_used, default=None)
 
 
 def _rule_out_slots(server: ServerContext, choice: Choice, candidates: Candidates) -> None:

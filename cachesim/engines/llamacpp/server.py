@@ -62,7 +62,7 @@ def message_starts(prompt: Tokens, fields: Mapping[str, Any]) -> tuple[Start, ..
     delimiters only for chats, from the template; here requests may have them as in b11434, so that
     a plain prompt can have messages.
     """
-    spans = [_span(each, len(prompt)) for each in fields.get("message_spans") or ()]
+    spans = [_span(span, len(prompt)) for span in fields.get("message_spans") or ()]
     found = find_delimiters(prompt, [_delimiter(d) for d in fields.get("message_delimiters") or ()])
     return tuple(sorted([*spans, *found], key=lambda start: start[1]))
 
@@ -147,7 +147,7 @@ def to_task(
         prompt, _ = format_prompt_infill(prompt, suffix, options.batch)
     check_tokens(request, prompt, server.network.spec.vocabulary)
     check_images(request, kind, server)
-    server.media |= {prompt[each.start : each.end] for each in request.images}
+    server.media |= {prompt[image.start : image.end] for image in request.images}
     # Releases that place checkpoints every so many tokens know no messages.
     if server.rules.checkpoints.placement == "every":
         starts = ()
@@ -223,7 +223,7 @@ def check_images(request: Request, kind: TaskKind, server: ServerContext) -> Non
         "completions": request.completions > 1,
         "endpoint": kind != "completion",
     }
-    if any(each.end == len(request.prompt) for each in request.images):
+    if any(image.end == len(request.prompt) for image in request.images):
         msg = "a prompt that ends with an image is not simulated: write a span of text after it"
         raise OptionError(msg)
     for name, present in beside.items():
@@ -234,7 +234,7 @@ def check_images(request: Request, kind: TaskKind, server: ServerContext) -> Non
 def why_refused(request: Request, task: Task, server: ServerContext) -> tuple[str, str] | None:
     """The error of upstream's HTTP side before a task is queued, and its message."""
     # Refused before anything is queued: no slot is taken and nothing is evicted for such a request.
-    if [each.role for each in request.messages[-2:]] == [ASSISTANT, ASSISTANT]:
+    if [message.role for message in request.messages[-2:]] == [ASSISTANT, ASSISTANT]:
         return INVALID, "Cannot have 2 or more assistant messages at the end of the list."
     embeds = server.options.embedding
     if task.is_embedded and not (
@@ -282,7 +282,7 @@ def render_chat(
     opens = fields.get("add_generation_prompt", True)
     tools = fields.get("tools", ())
     tokenizer = ByteTokenizer(server.options.chat_template).with_arguments(tools, {})
-    shown = [_as_read(each) for each in messages]
+    shown = [_as_read(message) for message in messages]
     # An assistant message at the end is no turn of its own: the reply continues it.
     continued = shown.pop() if shown and shown[-1].role == ASSISTANT else None
     if continued is not None:

@@ -671,7 +671,7 @@ def _find_checkpoint(
     candidates = slot.prompt.checkpoints[::-1]
     # #24035, later form: the longest one, in whatever order they were made.
     if server.is_exact and server.rules.reuse.exact_search == "longest":
-        candidates.sort(key=lambda each: -each.n_tokens)
+        candidates.sort(key=lambda candidate: -candidate.n_tokens)
     thold = prefix.pos_min_thold
     tests = accept_tests(server.rules.reuse, exact=server.is_exact, thold=thold)
     for cur in candidates:

@@ -49,7 +49,7 @@ def held(tree: Tree, network: Network) -> Held:
         if node.content.state
     ]
     drawn = TreeHeld(
-        name="radix tree", of="memory", nodes=tuple(_node(*each, marks) for each in nodes)
+        name="radix tree", of="memory", nodes=tuple(_node(*node, marks) for node in nodes)
     )
     return Held(cells=tuple(cells), rows=tuple(rows), tree=drawn)
 

@@ -84,8 +84,8 @@ class ModelFamily:
 
 
 FAMILIES: Final[Mapping[str, ModelFamily]] = {
-    each.name: each
-    for each in (
+    model_family.name: model_family
+    for model_family in (
         ModelFamily(name="llama", about="Llama and its relatives", layers=("attention",)),
         ModelFamily(name="gemma3_text", about="Gemma 3", layers=("window", "attention")),
         ModelFamily(
@@ -263,7 +263,7 @@ def _alternates(spec: ModelSpec) -> bool:
 
 def _default(spec: ModelSpec) -> str:
     if spec.chunked:
-        return next(each.name for each in FAMILIES.values() if each.chunked)
+        return next(family.name for family in FAMILIES.values() if family.chunked)
     if set(spec.layers) == {"ssm"}:
         return "mamba2"
     return next(name for kind, name in DEFAULTS.items() if kind in spec.layers)

@@ -65,20 +65,20 @@ def held(store: ServerStore, networks: Mapping[Any, Network]) -> Held:
 
 def _nodes(store: ServerStore, networks: Mapping[Any, Network]) -> Iterator[NodeHeld]:
     """The nodes of the trie; a leaf without an entry is a remainder of a removed one."""
-    for each in store.cache.trie.segments():
-        tokens = as_tokens(each.tokens)
-        saved = [f"{entry.cache_type} cache".strip() for entry in each.values]
+    for segment in store.cache.trie.segments():
+        tokens = as_tokens(segment.tokens)
+        saved = [f"{entry.cache_type} cache".strip() for entry in segment.values]
         yield NodeHeld(
-            number=each.number,
-            parent=each.parent,
+            number=segment.number,
+            parent=segment.parent,
             tokens=tokens,
-            count=each.count,
-            kept="here" if saved or each.leads_on else "gone",
+            count=segment.count,
+            kept="here" if saved or segment.leads_on else "gone",
             saved=saved[0] if saved else "",
             held=tuple(
                 place
-                for entry in each.values
-                for place in _misplaced(networks[each.model], entry, tokens)
+                for entry in segment.values
+                for place in _misplaced(networks[segment.model], entry, tokens)
             ),
         )
 
@@ -89,9 +89,9 @@ def _misplaced(
     if has_images(tokens):  # their tokens are not in the key
         return ()
     return tuple(
-        (each.place, each.tokens)
-        for each in proof_of(network, entry.prompt_cache, tokens)
-        if not each.sound
+        (holding.place, holding.tokens)
+        for holding in proof_of(network, entry.prompt_cache, tokens)
+        if not holding.sound
     )
 
 
@@ -198,7 +198,7 @@ def restore_problems(layer: LayerCache) -> Iterator[str]:
     if rules.state_form == "sliced":
         slots = layer.cache if isinstance(layer, ArraysCache) else [getattr(layer, "keys", layer)]
         lists = isinstance(layer, CacheList) and not rules.list_state_by_member
-        if any(each is None for each in slots) or lists:
+        if any(slot is None for slot in slots) or lists:
             return
     saved = layer.state, layer.meta_state
     other = LayerCache.named(kind.__name__).from_state(*saved, rules=rules)
@@ -221,7 +221,7 @@ def _same(one: State, other: State) -> bool:
 def _queues(cache: LRUPromptCache) -> Iterator[str]:
     """Each entry is in the queue of its type, once."""
     stored = cache.trie.items()
-    entries = [(each.cache_type, model, tuple(tokens)) for model, tokens, each in stored]
+    entries = [(entry.cache_type, model, tuple(tokens)) for model, tokens, entry in stored]
     queued = [
         (name, model, tuple(tokens))
         for name, queue in cache.order.queues.items()
@@ -245,13 +245,13 @@ def _bytes(cache: LRUPromptCache) -> Iterator[str]:
 
 def _records(store: RecordStore) -> Iterator[str]:
     """Records of whole chunks, whose bytes are counted and within the budget."""
-    total = sum(each.nbytes for each in store.records.values())
+    total = sum(record.nbytes for record in store.records.values())
     if total != store.total_bytes:
         yield f"the records take {total} bytes, the counter says {store.total_bytes}"
     if total > store.max_bytes:
         yield f"the records take {total} bytes, {store.max_bytes} are allowed"
-    for each in store.records.values():
-        if each.chunk.end - each.chunk.start != store.rules.interval:
-            yield f"a record covers {each.chunk.start} to {each.chunk.end}"
-        if each.nbytes != sum(layer.nbytes for layer in each.layers.values()):
-            yield f"a record of {each.nbytes} bytes has layers of another size"
+    for record in store.records.values():
+        if record.chunk.end - record.chunk.start != store.rules.interval:
+            yield f"a record covers {record.chunk.start} to {record.chunk.end}"
+        if record.nbytes != sum(layer.nbytes for layer in record.layers.values()):
+            yield f"a record of {record.nbytes} bytes has layers of another size"

@@ -223,5 +223,5 @@ FIELDS: Final = (
 )
 """Request fields that affect the cache; those of sampling do not."""
 
-SERVED_FIELDS: Final = tuple(replace(each, since="") for each in FIELDS)
+SERVED_FIELDS: Final = tuple(replace(field, since="") for field in FIELDS)
 """The same of a server built on mlx-lm's caches, whose releases have other names."""

@@ -692,11 +692,11 @@ def patches_below(release: str, names: tuple[str, ...]) -> tuple[Patch[MlxRules]
     merged = NAMES[: NAMES.index(release) + 1]
     return tuple(
         replace(
-            each,
-            fits=names if release in each.fits else (),
-            landed=names[0] if each.landed in merged else "",
-            back=each.back if each.landed in merged else None,
+            patch,
+            fits=names if release in patch.fits else (),
+            landed=names[0] if patch.landed in merged else "",
+            back=patch.back if patch.landed in merged else None,
         )
-        for each in HISTORY.patches
-        if release in each.fits or each.landed in merged
+        for patch in HISTORY.patches
+        if release in patch.fits or patch.landed in merged
     )

@@ -112,8 +112,8 @@ class RunnerCache:
         from the state of its last token; and a short prompt sent again has no checkpoint before its
         last token.
         """
-        fit = (each for each in self.entries if ABSENT < each.pos < pos)
-        return max(fit, key=lambda each: each.pos, default=None)
+        fit = (entry for entry in self.entries if ABSENT < entry.pos < pos)
+        return max(fit, key=lambda checkpoint: checkpoint.pos, default=None)
 
     def copy_prefix(self, other: "RunnerCache", count: int) -> None:
         """Follows `CopyPrefix` of a window, which copies no key: it shares the cells."""
@@ -123,9 +123,9 @@ class RunnerCache:
     def remove(self, end: int) -> None:
         """Follows `Remove` up to the end, and `pruneAfter`."""
         self.end = end
-        for each in self.entries:
-            if each.pos >= end:
-                each.pos, each.state = ABSENT, None
+        for entry in self.entries:
+            if entry.pos >= end:
+                entry.pos, entry.state = ABSENT, None
         self._settle(end - 1)
 
     def shift(self, keep: int, discard: int) -> None:
@@ -138,18 +138,18 @@ class RunnerCache:
         """
         self.end -= discard
         self.first = max(min(self.first, keep), self.first - discard)
-        for each in self.entries:
-            if each.pos >= keep + discard:
-                each.pos -= discard
-                each.state = each.state and _moved(each.state, discard)
-            elif each.pos >= keep:
-                each.pos, each.state = ABSENT, None
-        self._settle(max((each.pos for each in self.entries), default=ABSENT))
+        for entry in self.entries:
+            if entry.pos >= keep + discard:
+                entry.pos -= discard
+                entry.state = entry.state and _moved(entry.state, discard)
+            elif entry.pos >= keep:
+                entry.pos, entry.state = ABSENT, None
+        self._settle(max((entry.pos for entry in self.entries), default=ABSENT))
 
     def _settle(self, last: int) -> None:
         """The entry to overwrite next: the first free one, else the oldest."""
         if self.entries:
-            free = (i for i, each in enumerate(self.entries) if each.pos == ABSENT)
+            free = (i for i, entry in enumerate(self.entries) if entry.pos == ABSENT)
             oldest = min(range(len(self.entries)), key=lambda i: self.entries[i].pos)
             self._next, self._last = next(free, oldest), last
 
@@ -245,8 +245,8 @@ class Ollama(MemoryServer[RunnerRules, RunnerOptions, Sequence]):
             kv_unified=not rules.llama,
             swa_full=True,
         )
-        for each in self._caches():  # Ollama takes the first cells that are free
-            each.streams.reclaims &= rules.llama
+        for cache in self._caches():  # Ollama takes the first cells that are free
+            cache.streams.reclaims &= rules.llama
         window = self.network.spec.window if "window" in places and not rules.llama else None
         self.slots = [
             Slot(i, RunnerCache(rules, options.n_ctx, window, hybrid=hybrid, slots=slots))
@@ -322,7 +322,7 @@ class Ollama(MemoryServer[RunnerRules, RunnerOptions, Sequence]):
 
     def _admit(self) -> None:
         """Give waiting requests a slot, in order of arrival."""
-        waiting = (each for each in self._jobs if not each.done and each.slot is None)
+        waiting = (job for job in self._jobs if not job.done and job.slot is None)
         for index, seq in enumerate(self.seqs):
             one = next(waiting, None) if seq is None else None
             if one is not None:
@@ -500,8 +500,10 @@ class Ollama(MemoryServer[RunnerRules, RunnerOptions, Sequence]):
         batches = []
         for part in live:
             known = part.one.sampled[-1:] * part.tokens.count(SAMPLED)
-            held = [each for each in part.tokens if each != SAMPLED] + known
-            given = [Token(0) if part.early and each == SAMPLED else each for each in part.tokens]
+            held = [token for token in part.tokens if token != SAMPLED] + known
+            given = [
+                Token(0) if part.early and token == SAMPLED else token for token in part.tokens
+            ]
             sent = given if part.early else held
             part.slot.inputs += held
             batches.append(Batch.of(sent, start=part.start, seq=part.slot.id))

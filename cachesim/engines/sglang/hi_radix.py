@@ -201,7 +201,7 @@ class HiRadixCache(RadixCache):
         """Update the set of evictable leaves. Follows `_update_leaf_status`."""
         free = node is not self.root and not node.locks[FULL] and not node.evicted
         # Children that only the host holds do not keep their parent on the device.
-        if free and all(each.evicted for each in node.children.values()):
+        if free and all(child.evicted for child in node.children.values()):
             self.leaves.add(node)
         else:
             self.leaves.discard(node)
@@ -213,7 +213,7 @@ class HiRadixCache(RadixCache):
         deleted before its children; deleting those fails an assertion.
         """
         free = node.evicted and not node.locks[FULL]
-        if free and not any(each.evicted for each in node.children.values()):
+        if free and not any(child.evicted for child in node.children.values()):
             self.host_leaves.add(node)
         else:
             self.host_leaves.discard(node)
@@ -265,15 +265,15 @@ class HiRadixCache(RadixCache):
             backups = self.backups.due()
             for backup in backups:
                 self._store(backup)
-            for each in [each for each in self.prefetches.due() if self._query(each)]:
+            for prefetch in [each for each in self.prefetches.due() if self._query(each)]:
                 # Follows `_page_transfer`: without a waiting request nothing is fetched.
-                if not each.terminated:
-                    for index, key in enumerate(each.keys):
+                if not prefetch.terminated:
+                    for index, key in enumerate(prefetch.keys):
                         if self.on_fetch is not None:
                             place = self._place(self.storage.places[key])
-                            self.on_fetch(FULL, self._page(each.wanted, index), place)
-                    each.completed = len(each.wanted)
-                self._release(each.wanted[each.completed :])
+                            self.on_fetch(FULL, self._page(prefetch.wanted, index), place)
+                    prefetch.completed = len(prefetch.wanted)
+                self._release(prefetch.wanted[prefetch.completed :])
             for request in self.revoked:
                 gone = self.ongoing.pop(request, None)
                 if gone is not None:
@@ -285,7 +285,7 @@ class HiRadixCache(RadixCache):
             self.revoked, self.released = [], []
 
     def held_by_host(self) -> Iterator[Node]:
-        yield from (each.node for each in self.writing.values() if each.is_held)
+        yield from (copy.node for copy in self.writing.values() if copy.is_held)
         yield from self.loaded.values()
 
     def host_free(self) -> dict[str, int]:
@@ -318,7 +318,7 @@ class HiRadixCache(RadixCache):
                 evicted += len(node)
                 self._delete(node)
             # Without children on the device the parent is the next leaf.
-            if all(each in back or each.evicted for each in parent.children.values()):
+            if all(child in back or child.evicted for child in parent.children.values()):
                 heapq.heappush(heap, (self.first(parent), parent))
         if self.tier.writes_back:
             for number in self.writes.wait():
@@ -391,7 +391,7 @@ class HiRadixCache(RadixCache):
         last = req.best
         if last is None or not last.evicted:
             return 0
-        nodes = [each for each in last.path() if each.evicted][::-1]
+        nodes = [node for node in last.path() if node.evicted][::-1]
         above = nodes[0].parent or self.root
         slots = self._load_back(nodes, last, above)
         if slots is None:
@@ -589,8 +589,10 @@ class HiRadixCache(RadixCache):
         return self.storage.known(keys) * page
 
     def host_underway(self) -> dict[str, int]:
-        asked = {id(each): each.slots for _, each in self.prefetches.waiting}
-        asked |= {id(each): each.slots[: each.completed] for each in self.ongoing.values()} | asked
+        asked = {id(prefetch): prefetch.slots for _, prefetch in self.prefetches.waiting}
+        asked |= {
+            id(prefetch): prefetch.slots[: prefetch.completed] for prefetch in self.ongoing.values()
+        } | asked
         count = sum(map(len, asked.values())) + sum(map(len, self.released))
         return {"host_tokens": count}
 

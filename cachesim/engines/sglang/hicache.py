@@ -424,9 +424,9 @@ class HostTier:
                 return 0
             # Until the copy is done its slots must not be given to another request (#39830).
             held = None if waits else self.tree.lock(node)
-            covers = [*(each for each in windows if each is not node), node]
-            for each in covers:
-                each.pending = node.id
+            covers = [*(window for window in windows if window is not node), node]
+            for cover in covers:
+                cover.pending = node.id
             self.writing[node.id] = PendingCopy(node, covers, held, is_held=not waits)
             self.writes.queued.append(node.id)
             written = len(full)
@@ -457,9 +457,9 @@ class HostTier:
         if state is not None:
             node.host_state = int(to_state[0])
             self._moved(STATE, np.array([state]), to_state, node)
-        for each in windows:
-            each.host_window, to_window = to_window[: len(each)], to_window[len(each) :]
-            self._moved(PART, self.tree.window_slots(each), each.host_window, each)
+        for window in windows:
+            window.host_window, to_window = to_window[: len(window)], to_window[len(window) :]
+            self._moved(PART, self.tree.window_slots(window), window.host_window, window)
         return True
 
     def room(self, part: int, count: int) -> Integers | None:
@@ -488,12 +488,12 @@ class HostTier:
             done, held = self.loaded.pop(number)
             self.tree.unlock(done.node, done.held)
             self.release(held)
-            for each in done.node.path():
+            for node in done.node.path():
                 if self.shape.writes_back:
-                    if each.loading != number:
+                    if node.loading != number:
                         continue
-                    each.loading = None
-                self.track_twice(each)
+                    node.loading = None
+                self.track_twice(node)
 
     def settle(self) -> None:
         """Wait for all copies under way. Follows `writing_check(write_back=True)`."""
@@ -770,11 +770,11 @@ class HostTier:
             self.notify("loaded", FULL, each)
         for each in full:
             tree.update_leaf(each)
-        for each in windows:
-            tree.put_window(each, to_window[: len(each)])
-            self._load(PART, each.host_window, to_window[: len(each)])
-            self.notify("loaded", PART, each)
-            to_window = to_window[len(each) :]
+        for window in windows:
+            tree.put_window(window, to_window[: len(window)])
+            self._load(PART, window.host_window, to_window[: len(window)])
+            self.notify("loaded", PART, window)
+            to_window = to_window[len(window) :]
         if state is not None and node.host_state is not None:
             tree.put_state(node, state)
             at = np.array([node.host_state])

@@ -115,7 +115,7 @@ class Node:
 
     def depth(self) -> int:
         """Tokens from the root to the node's end."""
-        return sum(len(each.key) for each in self.path())
+        return sum(len(node.key) for node in self.path())
 
 
 class LruList:

@@ -90,7 +90,7 @@ def held(tree: Tree, contents: Contents, host: Contents, network: Network) -> He
         for node, depth in nodes
         if node.state is not None
     ]
-    nodes_held = tuple(_node(each, tree, contents, marks) for each in tree.nodes())
+    nodes_held = tuple(_node(node, tree, contents, marks) for node in tree.nodes())
     drawn = TreeHeld(name="radix tree", of="memory", nodes=nodes_held)
     return Held(cells=tuple(cells), rows=tuple(rows), entries=on_host, tree=drawn)
 
@@ -163,13 +163,13 @@ def _host_entries(tree: Tree, host: Contents, network: Network) -> Iterator[Entr
     counted: set[int] = set()
     sizes = _sizes(network.spec, tree)
     for path in _host_paths(tree):
-        mine = [each for each in path if each.id not in counted and each.host_full is not None]
-        counted.update(each.id for each in mine)
+        mine = [node for node in path if node.id not in counted and node.host_full is not None]
+        counted.update(node.id for node in mine)
         tokens = _tokens(tree, path)
         yield EntryHeld(
             tokens=tokens,
-            checkpoints=sum(each.host_state is not None for each in path),
-            size=sum(_bytes(each, sizes) for each in mine),
+            checkpoints=sum(node.host_state is not None for node in path),
+            size=sum(_bytes(node, sizes) for node in mine),
             kind="host",
             held=tuple(_misplaced(network, host, path, tokens)),
         )
@@ -179,7 +179,7 @@ def _host_paths(tree: Tree) -> Iterator[list[Node]]:
     """The path to each node on the host that has no child there."""
     for node in tree.nodes():
         if node.host_full is not None and all(
-            each.host_full is None for each in node.children.values()
+            child.host_full is None for child in node.children.values()
         ):
             yield list(node.path())[::-1]
 
@@ -265,7 +265,7 @@ MASK: Final = (1 << 32) - 1
 def check_books(tree: Tree, alive: Iterable[Req], streams: Iterable[Stream] = ()) -> None:
     """Raise ContractError at the first disagreement."""
     lent = [stream for stream in streams if stream.holder is not None]
-    held = {id(req): req for req in (*alive, *(there_is(each.holder) for each in lent))}
+    held = {id(req): req for req in (*alive, *(there_is(stream.holder) for stream in lent))}
     running = [req for req in held.values() if req.has_row]
     locks = _locks(tree, [*running, *lent])
     evictable = [0, 0, 0]
@@ -326,7 +326,7 @@ def _lists(tree: Tree) -> None:
 
 
 def _locks(tree: Tree, holders: Sequence[Req | Stream]) -> Counter[int]:
-    nodes = (each.node if isinstance(each, Stream) else each.last_node for each in holders)
+    nodes = (holder.node if isinstance(holder, Stream) else holder.last_node for holder in holders)
     anchors = [node for node in nodes if node is not None]
     return Counter(node.id for anchor in (*anchors, *tree.held_by_host()) for node in anchor.path())
 
@@ -448,9 +448,9 @@ def check_account(account: Account, tree: Tree) -> None:
 def _fetches(tree: Tree) -> None:
     """The tokens that prefetches from the storage occupy."""
     if isinstance(tree, HiRadixCache):
-        tokens = sum(len(each.tokens) for each in tree.ongoing.values())
+        tokens = sum(len(prefetch.tokens) for prefetch in tree.ongoing.values())
     elif isinstance(tree, UnifiedRadixCache) and tree.stores:
-        tokens = sum(len(each.fetch.key) for each in tree.ongoing.values())
+        tokens = sum(len(ongoing.fetch.key) for ongoing in tree.ongoing.values())
     else:
         return
     if tokens != tree.occupied:

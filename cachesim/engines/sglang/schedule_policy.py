@@ -439,7 +439,7 @@ class SchedulePolicy:
             order += node.children.values()
         for node in reversed(order):
             own = len(below.get(id(node), ()))
-            weights[id(node)] = own + sum(weights[id(each)] for each in node.children.values())
+            weights[id(node)] = own + sum(weights[id(child)] for child in node.children.values())
         waiting.clear()
         stack = [(self.tree.root, False)]
         while stack:
@@ -448,8 +448,8 @@ class SchedulePolicy:
                 waiting += below.get(id(node), ())
                 continue
             stack.append((node, True))
-            children = sorted(node.children.values(), key=lambda each: -weights[id(each)])
-            stack += [(each, False) for each in reversed(children)]
+            children = sorted(node.children.values(), key=lambda child: -weights[id(child)])
+            stack += [(child, False) for child in reversed(children)]
 
     def chunk_limit(self, chunked: Req, waiting: Sequence[Req], budget: int) -> int | None:
         """The longest chunk that leaves room for shorter prompts. Follows

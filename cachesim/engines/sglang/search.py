@@ -88,7 +88,7 @@ class Evictions:
                 n for n in tree.nodes() if n.value is None and not (n.children or any(n.locks))
             ]
             first = STRATEGIES[tree.shape.policy]
-            return any(first(each) < first(node) for each in leaves)
+            return any(first(leaf) < first(node) for leaf in leaves)
         inner = part != FULL and bool(node.children) and isinstance(tier, HostTier)
         cascades = part == STATE and tree.has_windows
         return inner and not cascades and there_is(tier).lru(part).oldest() is not node
@@ -226,7 +226,9 @@ class SglangLaws:
         problems, self._problems = [*self._problems, *self._evictions.take()], []
         for detail in problems:
             return Breach(kind="broken invariant", detail=detail)
-        ended = [each.task for each in seen.events if isinstance(each, vocabulary.RequestFinished)]
+        ended = [
+            event.task for event in seen.events if isinstance(event, vocabulary.RequestFinished)
+        ]
         of_session = sessions.FIELD in seen.fields
         if seen.reply.error is not None or not seen.alone or of_session or len(ended) != 1:
             return None
@@ -279,17 +281,17 @@ class SglangLaws:
     def _chunks(self, seen: Seen, req: Req) -> Iterator[str]:
         """Chunks that are not consecutive, or shorter than fits."""
         limit, pool = self._engine.scheduler.limits.chunk, self._tree.pool
-        chunks = [each for each in seen.events if isinstance(each, vocabulary.ChunkScheduled)]
+        chunks = [event for event in seen.events if isinstance(event, vocabulary.ChunkScheduled)]
         if req.retractions or not chunks:
             return
         at, prompt = seen.reply.cached or 0, len(seen.reply.prompt)
         size = min(pool.size, pool.windows.size) if isinstance(pool, WindowPool) else pool.size
         ample = size > 2 * (len(req.tokens) + self._engine.scheduler.room.reserve + 4 * pool.page)
         room = limit // pool.page * pool.page if limit > 0 and ample else 0
-        for each in chunks:
-            if each.start != at:
-                yield f"a chunk begins at {each.start}, after {at} computed tokens"
-            at, length = each.end, each.end - each.start
+        for chunk in chunks:
+            if chunk.start != at:
+                yield f"a chunk begins at {chunk.start}, after {at} computed tokens"
+            at, length = chunk.end, chunk.end - chunk.start
             if 0 < limit < length:
                 yield f"a chunk has {length} tokens, of at most {limit}"
             if at < prompt and length + pool.page <= room:
@@ -308,8 +310,8 @@ class SglangLaws:
             if at >= len(generated):
                 break
             due += [(len(proposed), accepted)] if proposed else []
-        rounds = [each for each in seen.events if isinstance(each, vocabulary.DraftsVerified)]
-        found = [(each.proposed, each.accepted) for each in rounds]
+        rounds = [event for event in seen.events if isinstance(event, vocabulary.DraftsVerified)]
+        found = [(verified.proposed, verified.accepted) for verified in rounds]
         if found[: len(due)] != due:
             yield f"drafts (proposed, accepted) are verified as {found}, not as {due}"
 
@@ -318,7 +320,7 @@ class SglangLaws:
     def _path(self, seen: Seen, req: Req) -> Iterator[str]:
         """The nodes of a finished request: most recently used, with no more states than the cap."""
         tree = self._tree
-        if req.extra_key is not None or any(isinstance(each, RESTARTS) for each in seen.events):
+        if req.extra_key is not None or any(isinstance(event, RESTARTS) for event in seen.events):
             return
         key = tree.key_of(req.tokens[: self._due(seen)])
         path = [node for node, length in tree.walk(key) if length == len(node)]
@@ -330,7 +332,7 @@ class SglangLaws:
             for node in tree.nodes()
             if node.id not in numbers and there_is(node.parent).id not in numbers
         ]
-        if path and others and min(each.last_access for each in path) < max(others):
+        if path and others and min(node.last_access for node in path) < max(others):
             yield "the nodes of the last request are not those used last"
         if isinstance(tree, UnifiedTreeCore | RadixCache):
             yield from self._prioritized(req, path, len(key))
@@ -371,10 +373,10 @@ class SglangLaws:
         Copies to the host lock further ones while they are under way.
         """
         tree, cap = self._tree, self._tree.shape.states_per_path
-        kept = [each.tokens for each in seen.events if isinstance(each, vocabulary.StateKept)]
+        kept = [event.tokens for event in seen.events if isinstance(event, vocabulary.StateKept)]
         gone = any(
-            isinstance(each, (vocabulary.NodeEvicted, vocabulary.WindowEvicted))
-            for each in seen.events
+            isinstance(event, (vocabulary.NodeEvicted, vocabulary.WindowEvicted))
+            for event in seen.events
         )
         copies = tree.shape.host is not None
         if cap < 0 or not kept or gone or copies or not isinstance(tree, UnifiedTreeCore):
@@ -433,11 +435,11 @@ class SglangLaws:
         """The computed tokens that a match must find: all, or those up to a saved state."""
         tree, end = self._tree, len(seen.reply.prompt) + max(len(seen.reply.generated) - 1, 0)
         branches = any(
-            isinstance(each, vocabulary.PrefixMatched) and each.branch for each in seen.events
+            isinstance(event, vocabulary.PrefixMatched) and event.branch for event in seen.events
         )
         if not tree.has_states:  # what reaches a branching point is kept up to there
             return 0 if branches else end
-        kept = (each.tokens for each in seen.events if isinstance(each, vocabulary.StateKept))
+        kept = (event.tokens for event in seen.events if isinstance(event, vocabulary.StateKept))
         return max(kept, default=0)
 
     def _missing_state(self, seen: Seen, req: Req) -> Iterator[str]:
@@ -447,17 +449,17 @@ class SglangLaws:
         no_buffer       [ chunk ................................. )[ chunk ... )  reply )
         """
         tree, shape = self._tree, self._tree.shape
-        gone = any(isinstance(each, EVICTIONS + RESTARTS) for each in seen.events)
+        gone = any(isinstance(event, EVICTIONS + RESTARTS) for event in seen.events)
         branches = any(
-            isinstance(each, vocabulary.PrefixMatched) and each.branch for each in seen.events
+            isinstance(event, vocabulary.PrefixMatched) and event.branch for event in seen.events
         )
         other = req.extra_key is not None or tree.rules.tree.key_without_reply
         if not tree.has_states or gone or branches or other:
             return
         prompt, drafts = len(seen.reply.prompt), self._engine.options.drafts is not None
         end = prompt + max(len(seen.reply.generated) - 1, 0)
-        chunks = [each for each in seen.events if isinstance(each, vocabulary.ChunkScheduled)]
-        due = [each.end for each in chunks]
+        chunks = [event for event in seen.events if isinstance(event, vocabulary.ChunkScheduled)]
+        due = [chunk.end for chunk in chunks]
         if shape.extra_buffer:
             whole = [(e.start, (e.end - e.start) // shape.grid * shape.grid) for e in chunks]
             due = [start + length for start, length in whole if length]

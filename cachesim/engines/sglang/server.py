@@ -50,7 +50,10 @@ def leaks(tree: Tree, records: Sequence[Req] = ()) -> bool:
     if isinstance(pool, WindowPool):
         own -= sum(max(0, r.window_evicted - r.protected) for r in records)
         pools.append((pool.windows, own + sum(len(node) for node in nodes if node.window)))
-    return any(each.available + held != each.size // each.page * each.page for each, held in pools)
+    return any(
+        token_pool.available + held != token_pool.size // token_pool.page * token_pool.page
+        for token_pool, held in pools
+    )
 
 
 MOST_IDLE: Final = 3
@@ -242,7 +245,7 @@ class Sglang(SlotlessEngine[Rules, SglangOptions, Job]):
             beyond=self._most_drafts,
         )
         if request.drafts is not None:
-            job.req.drafts = tuple(each[: self._most_drafts] for each in request.drafts)
+            job.req.drafts = tuple(draft[: self._most_drafts] for draft in request.drafts)
         job.req.stream, job.req.to_finish = stream, refused
         reasons = fields.get("require_reasoning", self.options.reasoning_parser != "none")
         job.req.strips = self.options.strip_thinking_cache and reasons
@@ -390,11 +393,11 @@ class Sglang(SlotlessEngine[Rules, SglangOptions, Job]):
         records = sessions.records(self._sessions)
         if records and not leaks(self.tree, records):
             return
-        for name, (each, part) in pools.items():
-            total = each.size // each.page * each.page
-            if each.available + evictable[part] != total:
+        for name, (token_pool, part) in pools.items():
+            total = token_pool.size // token_pool.page * token_pool.page
+            if token_pool.available + evictable[part] != total:
                 where = "SchedulerInvariantChecker"
-                numbers = f"available={each.available}, evictable={evictable[part]}"
+                numbers = f"available={token_pool.available}, evictable={evictable[part]}"
                 raise UpstreamAbort(where, f"{name} pool memory leak detected! {total=}, {numbers}")
 
     def _begin(self, batch: Batch) -> None:

@@ -181,12 +181,12 @@ def _check_turn(stream: Stream) -> None:
 
 def streams(sessions: Mapping[str, Session]) -> list[Stream]:
     """The streaming sessions."""
-    return [each.stream for each in sessions.values() if each.stream is not None]
+    return [session.stream for session in sessions.values() if session.stream is not None]
 
 
 def records(sessions: Mapping[str, Session]) -> list[Req]:
     """The records that sessions hold."""
-    return [each.holder for each in streams(sessions) if each.holder is not None]
+    return [stream.holder for stream in streams(sessions) if stream.holder is not None]
 
 
 RECORD: Final = (

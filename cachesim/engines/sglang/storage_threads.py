@@ -221,15 +221,15 @@ class Threads:
         """Run the operations that are due."""
         for backup in self.backups.due():
             # Follows `_page_backup`; what the storage has already is not written again.
-            for each in backup.parts:
+            for part in backup.parts:
                 fresh = False
-                for index, key in enumerate(each.keys):
-                    place = self.storage.put(key, each.part)
+                for index, key in enumerate(part.keys):
+                    place = self.storage.put(key, part.part)
                     fresh = fresh or place is not None
                     if place is not None and self.on_store is not None:
-                        self.on_store(each.part, _page(each, index), _place(each, place))
+                        self.on_store(part.part, _page(part, index), _place(part, place))
                 if fresh:
-                    self.stored.append(("stored", each.part, backup.node))
+                    self.stored.append(("stored", part.part, backup.node))
             self.saved.append(backup)
         for fetch in self.queries.due():
             # Follows `prefetch_thread_func`: the longest span that can be resumed from.
@@ -257,8 +257,8 @@ class Threads:
 
     def release_parts(self, parts: Sequence[PartFetch]) -> None:
         """Release the slots of a fetch's windows and state."""
-        for each in parts:
-            self.release(each.part, each.slots)
+        for part in parts:
+            self.release(part.part, part.slots)
 
     # -- to the storage ----------------------------------------------------------------------------
 
@@ -275,8 +275,8 @@ class Threads:
         # From the end: attention needs all pages, a window or a state only the last ones.
         for count in range(self.storage.known(keys), 0, -1):
             if all(
-                self.storage.parts[each.part].keys() >= set(_trailing(keys, count, each))
-                for each in parts
+                self.storage.parts[part.part].keys() >= set(_trailing(keys, count, part))
+                for part in parts
             ):
                 return count
         return 0
@@ -299,21 +299,21 @@ class Threads:
     def _transfer_parts(self, fetch: Fetch) -> dict[int, int]:
         """Transfer windows and states; pages of each. Follows `_page_transfer_sidecar`."""
         hits: dict[int, int] = {}
-        for each in fetch.parts:
-            each.keys = _trailing(fetch.keys, len(fetch.keys), each)
-            needed = len(each.keys) * each.page
-            if each.slots is not None and len(each.slots) > needed:
-                self.release(each.part, each.slots[needed:])
-                each.slots = each.slots[:needed]
-            hits[each.part] = 0
+        for part in fetch.parts:
+            part.keys = _trailing(fetch.keys, len(fetch.keys), part)
+            needed = len(part.keys) * part.page
+            if part.slots is not None and len(part.slots) > needed:
+                self.release(part.part, part.slots[needed:])
+                part.slots = part.slots[:needed]
+            hits[part.part] = 0
             # Too few slots for all of it: a part of a window is of no use.
-            if each.slots is None or len(each.slots) != needed:
+            if part.slots is None or len(part.slots) != needed:
                 continue
-            there = [key in self.storage.parts[each.part] for key in each.keys]
+            there = [key in self.storage.parts[part.part] for key in part.keys]
             for index, is_there in enumerate(there):
                 if is_there:
-                    self._fetch(each, index)
-            hits[each.part] = there.index(False) if False in there else len(there)
+                    self._fetch(part, index)
+            hits[part.part] = there.index(False) if False in there else len(there)
         return hits
 
     def _fetch(self, each: PartFetch, index: int) -> None:

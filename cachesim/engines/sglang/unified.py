@@ -325,8 +325,8 @@ class UnifiedRadixCache(UnifiedTreeCore):
 
     def held_by_host(self) -> Iterator[Node]:
         if self.host is not None:
-            yield from (each.node for each in self.host.writing.values() if each.is_held)
-            yield from (each.node for each, _ in self.host.loaded.values())
+            yield from (copy.node for copy in self.host.writing.values() if copy.is_held)
+            yield from (copy.node for copy, _ in self.host.loaded.values())
 
     def host_free(self) -> dict[str, int]:
         if self.host is None:
@@ -520,18 +520,18 @@ class UnifiedRadixCache(UnifiedTreeCore):
         `_alloc_prefetch_aux_staging`.
         """
         taken: list[PartFetch] = []
-        for each in parts:
-            count = min(len(each.keys), hit // self.shape.page) * each.page
-            if each.slots is not None or not count:
+        for part in parts:
+            count = min(len(part.keys), hit // self.shape.page) * part.page
+            if part.slots is not None or not count:
                 continue
-            each.slots = self.tier.room(each.part, count)
-            if each.slots is None:
+            part.slots = self.tier.room(part.part, count)
+            if part.slots is None:
                 # A window without its state, or the reverse, is no place to resume from.
                 self.threads.release_parts(taken)
                 for other in taken:
                     other.slots = None
                 return False
-            taken.append(each)
+            taken.append(part)
         return True
 
     def _take_news(self, ack: Ack) -> None:
@@ -600,7 +600,7 @@ class UnifiedRadixCache(UnifiedTreeCore):
         fetch, page, done = info.fetch, self.shape.page, info.fetch.completed
         slots = NO_SLOTS if info.slots is None else info.slots
         whole = done == len(fetch.keys) * page and all(
-            fetch.hits.get(each.part, 0) == len(each.keys) for each in fetch.parts
+            fetch.hits.get(part.part, 0) == len(part.keys) for part in fetch.parts
         )
         fetch.handled = True
         # Attention's pages without their window and state: no match could end there.
@@ -663,8 +663,9 @@ class UnifiedRadixCache(UnifiedTreeCore):
         for fetch in self.moving:
             counts[HOST_NAMES[FULL]] += len(fetch.own)
             if not (fetch.handled and fetch.parts_done):
-                for each in fetch.parts:
-                    counts[HOST_NAMES[each.part]] += 0 if each.slots is None else len(each.slots)
+                for fetched in fetch.parts:
+                    size = 0 if fetched.slots is None else len(fetched.slots)
+                    counts[HOST_NAMES[fetched.part]] += size
         for part, slots in self.threads.released:
             counts[HOST_NAMES[part]] += len(slots)
         return counts
@@ -742,11 +743,11 @@ class Graft:
 
     def commit(self, made: Grafted) -> None:
         """Commit the windows and the state of a fetch. Follows `commit_hicache_transfers`."""
-        for each in self.fetch.parts:
-            if each.part == PART:
-                self._commit_window(each, made)
+        for part in self.fetch.parts:
+            if part.part == PART:
+                self._commit_window(part, made)
             else:
-                self._commit_state(each, made)
+                self._commit_state(part, made)
 
     def _commit_state(self, each: PartFetch, made: Grafted) -> None:
         node = made.node

@@ -75,7 +75,7 @@ class UnifiedTreeCore(Tree):
             self.host.update_leaf(node)
             # With a host, children that only the host holds do not count.
             taken = node.value is None or any(
-                each.value is not None for each in node.children.values()
+                child.value is not None for child in node.children.values()
             )
         else:
             taken = bool(node.children)

@@ -352,7 +352,9 @@ class PagedAttentionCache:
             for index, kind in enumerate(kinds)
         }
         # One ring among the allocators turns matches off: what left a window cannot be shared.
-        self.use_prefix_sharing = all(each.use_block_sharing for each in self.allocators.values())
+        self.use_prefix_sharing = all(
+            allocator.use_block_sharing for allocator in self.allocators.values()
+        )
         self.read_cache_limit = geometry.window if list(kinds) == [WINDOW] else None
         self.max_tokens_read = max(
             geometry.page * per_sector[kind] * self.pool.num_sectors for kind in kinds
@@ -364,15 +366,15 @@ class PagedAttentionCache:
         Follows `can_store_request_tokens`.
         """
         past, each_one = state.position_offset, self.allocators.values()
-        needed = [each.needs_new_sectors(state.id, past, query) for each in each_one]
+        needed = [allocator.needs_new_sectors(state.id, past, query) for allocator in each_one]
         # Counted over all allocators first, so that a refused request takes nothing.
         if len(self.pool.free_sectors) < sum(needed):
             return False
-        for each, count in zip(each_one, needed, strict=True):
+        for allocator, count in zip(each_one, needed, strict=True):
             for _ in range(count):
-                self.pool.allocate_sector(each.index)
-        for each in each_one:
-            each.allocate_cache_to_request(state.id, past, query)
+                self.pool.allocate_sector(allocator.index)
+        for allocator in each_one:
+            allocator.allocate_cache_to_request(state.id, past, query)
         return True
 
     def count_storable_requests(self, wanted: Sequence[Mapping[str, int]]) -> int:
@@ -381,23 +383,23 @@ class PagedAttentionCache:
         Follows `count_storable_requests`.
         """
         sectors = len(self.pool.free_sectors)
-        blocks = {name: each.num_free for name, each in self.allocators.items()}
+        blocks = {name: allocator.num_free for name, allocator in self.allocators.items()}
         for number, needed in enumerate(wanted):
-            for name, each in self.allocators.items():
+            for name, allocator in self.allocators.items():
                 missing = needed[name] - blocks[name]
                 if missing > 0:
-                    new = ceil(missing / each.blocks_per_sector)
+                    new = ceil(missing / allocator.blocks_per_sector)
                     if new > sectors:
                         return number
                     sectors -= new
-                    blocks[name] += new * each.blocks_per_sector
+                    blocks[name] += new * allocator.blocks_per_sector
                 blocks[name] -= needed[name]
         return len(wanted)
 
     def free_blocks(self, request: int, *, no_cache: bool = False) -> None:
         """Release a request's blocks in every allocator."""
-        for each in self.allocators.values():
-            each.free_blocks(request, no_cache=no_cache)
+        for allocator in self.allocators.values():
+            allocator.free_blocks(request, no_cache=no_cache)
 
     def search_prefix_match(self, request: int, prompt: Sequence[int]) -> int:
         """Begin a request with the longest hashed prefix; return its tokens.
@@ -431,12 +433,12 @@ class PagedAttentionCache:
 
     def evict_cached_blocks(self) -> bool:
         """Evict all hashed blocks without a reference; True if there were any."""
-        evicted = [each.evict_cached_blocks() for each in self.allocators.values()]
+        evicted = [allocator.evict_cached_blocks() for allocator in self.allocators.values()]
         return any(evicted)
 
     def compute_free_capacity(self) -> float:
         """The free share of the memory."""
         free = len(self.pool.free_sectors) * self.bytes_per_sector
-        for each in self.allocators.values():
-            free += each.num_free * each.bytes_per_block
+        for allocator in self.allocators.values():
+            free += allocator.num_free * allocator.bytes_per_block
         return free / (self.pool.num_sectors * self.bytes_per_sector)

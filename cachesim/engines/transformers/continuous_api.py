@@ -177,11 +177,14 @@ class Processor:
             return []
         if self.scheduler.starved:
             self.offload_requests()
-        for each in batch:
-            state = each.state
-            each.start, each.tokens = state.position_offset, state.to_process
-            state.position_offset += each.query
-            if each.has_new_token:
+        for future_request_state in batch:
+            state = future_request_state.state
+            future_request_state.start, future_request_state.tokens = (
+                state.position_offset,
+                state.to_process,
+            )
+            state.position_offset += future_request_state.query
+            if future_request_state.has_new_token:
                 state.to_process = [TEMPORARY]
         return batch
 
@@ -194,15 +197,15 @@ class Processor:
         """Append each request's token; return the finished ones. Follows `update_batch`."""
         finished: list[RequestState] = []
         sampled = iter(tokens)
-        for each in batch:
-            state = each.state
-            if not each.has_new_token:
-                self.cache.mark_complete_blocks(state, each.complete_blocks)
+        for future_request_state in batch:
+            state = future_request_state.state
+            if not future_request_state.has_new_token:
+                self.cache.mark_complete_blocks(state, future_request_state.complete_blocks)
                 continue
             done = state.update_and_check_completion(next(sampled))
-            if done and self.rules.registers_last_batch and each.complete_blocks:
-                self.cache.register(state, each.complete_blocks)
-            self.cache.mark_complete_blocks(state, each.complete_blocks)
+            if done and self.rules.registers_last_batch and future_request_state.complete_blocks:
+                self.cache.register(state, future_request_state.complete_blocks)
+            self.cache.mark_complete_blocks(state, future_request_state.complete_blocks)
             if done:
                 self.scheduler.finish_request(state.id)
                 self.scheduler.block_new = False
@@ -221,8 +224,8 @@ class Processor:
             return evicted
         wanted = [
             {
-                name: each.needs_new_blocks(state.id, state.position_offset, query)
-                for name, each in cache.allocators.items()
+                name: allocator.needs_new_blocks(state.id, state.position_offset, query)
+                for name, allocator in cache.allocators.items()
             }
             for state, query in starved
         ]

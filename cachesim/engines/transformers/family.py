@@ -12,7 +12,7 @@ from cachesim.model.spec import ModelSpec
 
 def check_model(spec: ModelSpec) -> None:
     """Refuse layers without an allocator, as `group_layers_by_attn_type` does."""
-    other = next((each for each in spec.layers if each not in {"attention", "window"}), None)
+    other = next((layer for layer in spec.layers if layer not in {"attention", "window"}), None)
     if other is not None or spec.chunked:
         kind = "chunked windows" if spec.chunked else f"{other!r}"
         raise SpecError(

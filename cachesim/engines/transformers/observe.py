@@ -19,8 +19,8 @@ def snapshot(cache: PagedAttentionCache, scheduler: Scheduler) -> dict[str, Any]
         "slots": [],
         "prompt_cache": [],
         "blocks": {
-            name: {"tables": dict(each.tables), "cached": list(each.ledger.cached)}
-            for name, each in cache.allocators.items()
+            name: {"tables": dict(allocator.tables), "cached": list(allocator.ledger.cached)}
+            for name, allocator in cache.allocators.items()
         },
         "free": cache.compute_free_capacity(),
         "running": list(scheduler.active),
@@ -33,7 +33,8 @@ def held(cache: PagedAttentionCache, pages: Pages, network: Network) -> Held:
     marks = Marks.of(network)
     return Held(
         cells=tuple(
-            _cells(kind, each, cache, pages, marks) for kind, each in cache.allocators.items()
+            _cells(kind, allocator, cache, pages, marks)
+            for kind, allocator in cache.allocators.items()
         )
     )
 
@@ -82,33 +83,33 @@ def _cells(
 def amounts(cache: PagedAttentionCache) -> Amounts:
     """Tokens of blocks that are in use or cached."""
     found = {}
-    for kind, each in cache.allocators.items():
-        used = {block for table in each.tables.values() for block in table}
-        found[kind] = (len(used) + len(each.ledger.cached)) * each.page
+    for kind, allocator in cache.allocators.items():
+        used = {block for table in allocator.tables.values() for block in table}
+        found[kind] = (len(used) + len(allocator.ledger.cached)) * allocator.page
     return Amounts(attention=found.get("attention", 0), window=found.get("window", 0))
 
 
 def check_books(cache: PagedAttentionCache) -> None:
     """Raise ContractError if blocks are lost or counted twice."""
     sectors = len(cache.pool.free_sectors)
-    for kind, each in cache.allocators.items():
-        ledger = each.ledger
-        owners = Counter(block for table in each.tables.values() for block in table)
-        free = [leaf for tree in cache.pool.free[each.index].trees.values() for leaf in tree]
+    for kind, allocator in cache.allocators.items():
+        ledger = allocator.ledger
+        owners = Counter(block for table in allocator.tables.values() for block in table)
+        free = [leaf for tree in cache.pool.free[allocator.index].trees.values() for leaf in tree]
         groups = (set(free), set(owners), set(ledger.cached))
         total = len(free) + len(owners) + len(ledger.cached)
         shared = {block: count for block, count in owners.items() if count > 1}
         sound = (
             len(set().union(*groups)) == total
-            and total % each.blocks_per_sector == 0
-            and len(free) == each.num_free
+            and total % allocator.blocks_per_sector == 0
+            and len(free) == allocator.num_free
             and shared == ledger.shared
             and {number: block for block, number in ledger.block_to_hash.items()}
             == ledger.hash_to_block
         )
         if not sound:
             raise ContractError(f"transformers: the {kind} blocks disagree with tables and ledger")
-        sectors += total // each.blocks_per_sector
+        sectors += total // allocator.blocks_per_sector
     if sectors != cache.pool.num_sectors:
         msg = f"transformers: {sectors} of {cache.pool.num_sectors} sectors are accounted for"
         raise ContractError(msg)

@@ -60,8 +60,8 @@ class Scheduler:
         self, token_budget: int, cache_budget: int
     ) -> list[FutureRequestState] | None:
         """The next batch; None if there is no room for any request. Follows `schedule_batch`."""
-        decoding = [each for each in self.active.values() if each.status == Status.DECODING]
-        others = [each for each in self.active.values() if each.status == Status.PREFILLING]
+        decoding = [state for state in self.active.values() if state.status == Status.DECODING]
+        others = [state for state in self.active.values() if state.status == Status.PREFILLING]
         first, second = (others, decoding) if self.prefill_first else (decoding, others)
         candidates = first + second
         # After a request was set back no other one begins, or it would take the room again.

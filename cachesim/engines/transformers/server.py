@@ -126,8 +126,8 @@ class Transformers(SlotlessEngine[Rules, TransformersOptions, Job]):
     def _looked_up(self, state: RequestState, matched: int) -> None:
         job = self._jobs[state.id]
         if not job.started:
-            for each in self.scheduler.active.values():
-                self.account.learn(each)
+            for request_state in self.scheduler.active.values():
+                self.account.learn(request_state)
             job.cached = Count(matched)
             job.ledger = self.account.of(state, matched)
         if matched:

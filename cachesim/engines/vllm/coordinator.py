@@ -79,10 +79,10 @@ class Coordinator:
         self.retention = retention
         self.scheduler_block = sizes.scheduler_block
         self.hash_block = sizes.hash_block
-        blocks = [each.block for each in cacheable(groups)]
+        blocks = [spec.block for spec in cacheable(groups)]
         # Every group reads the same list of ids, taken at the ends of its own blocks: an end
         # between two ids has none.
-        if enable_caching and len(groups) > 1 and any(each % self.hash_block for each in blocks):
+        if enable_caching and len(groups) > 1 and any(block % self.hash_block for block in blocks):
             raise OptionError(
                 f"the real server ends as it starts: groups with blocks of {blocks} tokens, of"
                 f" which some are no multiple of the {self.hash_block} tokens of an id"
@@ -118,25 +118,25 @@ class Coordinator:
             hash_lookahead=pool.hash_lookahead,
         )
         self.spec_groups = self._split(groups)
-        self.mamba = [each for each in self.managers if isinstance(each, managers.Mamba)]
+        self.mamba = [manager for manager in self.managers if isinstance(manager, managers.Mamba)]
         # Beside a drafter hits end one unit lower in every group: a tail above it is never hit.
         # 0.30 lowered it only in marked groups, and 0.26 to 0.29 in none.
         if use_eagle:
-            for each in self.mamba:
-                each.drop_eagle_checkpoint = rules.state.tail in {"prompt-drafter", "checkpoint"}
-        for each in self.mamba:
-            each.exporter = self.exports
+            for mamba in self.mamba:
+                mamba.drop_eagle_checkpoint = rules.state.tail in {"prompt-drafter", "checkpoint"}
+        for mamba in self.mamba:
+            mamba.exporter = self.exports
 
     def _partial_hits(self, groups: Sequence[GroupSpec]) -> bool:
         # A state's block can have hundreds of tokens, and a shorter prompt never hits (#40696,
         # #48401).
         coarse = any(
-            each.kind == "mamba" and each.mode == "align" and each.block > self.hash_block
-            for each in groups
+            group.kind == "mamba" and group.mode == "align" and group.block > self.hash_block
+            for group in groups
         )
         # A window group searches whole blocks only, so one with coarse blocks turns partial hits
         # off for all groups (#53786); until 0.27 its first lookup ended the engine core instead.
-        blocked = any(each.kind not in FINE and each.block != self.hash_block for each in groups)
+        blocked = any(group.kind not in FINE and group.block != self.hash_block for group in groups)
         return coarse and not (blocked and self.rules.lookup.coarse_beside_windows)
 
     def _split(self, groups: Sequence[GroupSpec]) -> list[SpecGroup]:
@@ -146,7 +146,9 @@ class Coordinator:
             if group.kind == "ring":
                 continue
             eagle = i in self.eagle_ids
-            same = next((each for each in found if each.spec.shape == group.shape), None)
+            same = next(
+                (spec_group for spec_group in found if spec_group.spec.shape == group.shape), None
+            )
             if same is None:
                 found.append(SpecGroup(group, [i], self.managers[i], eagle))
             else:
@@ -154,10 +156,10 @@ class Coordinator:
                 # Groups of one spec have one lookup, so one marked group makes all of them drop.
                 same.use_eagle |= eagle
         # Attention first: its hit can be cut anywhere, so it bounds the search of the others.
-        found.sort(key=lambda each: each.spec.kind != "full")
-        for each in found:
-            for i in each.ids:
-                self.managers[i].use_eagle = each.use_eagle
+        found.sort(key=lambda spec_group: spec_group.spec.kind != "full")
+        for spec_group in found:
+            for i in spec_group.ids:
+                self.managers[i].use_eagle = spec_group.use_eagle
         return found
 
     # -- lookup ------------------------------------------------------------------------------------
@@ -365,8 +367,8 @@ class KVCacheManager:
         # Whether a prefill ends at a junction inside a block, whose state is then cached.
         shares = shared_prefix_checkpoint and self.coordinator.marked
         self.shared_prefix_checkpoint = shares and self.coordinator.partial_hits
-        for each in self.coordinator.mamba:
-            each.shared_prefix_checkpoint = self.shared_prefix_checkpoint
+        for mamba in self.coordinator.mamba:
+            mamba.shared_prefix_checkpoint = self.shared_prefix_checkpoint
         self.on_published: Callable[[Request, Published], None] | None = None
         self.nothing: tuple[list[int], ...] = tuple([] for _ in groups)
         self.pins: dict[int, list[int]] = {}  # by request: blocks referenced for a store to read
@@ -491,8 +493,8 @@ class KVCacheManager:
     def shortened(self, hit: Hit, length: int) -> Hit:
         """A hit cut to whole blocks. Follows `truncate_computed_blocks`."""
         short = any(
-            len(each) < length // group.block
-            for each, group in zip(hit.blocks, self.groups, strict=True)
+            len(block) < length // group.block
+            for block, group in zip(hit.blocks, self.groups, strict=True)
         )
         # In 0.27 a state's table may be shorter than attention's hit: upstream asserts that it is
         # not.
@@ -505,7 +507,7 @@ class KVCacheManager:
 
     def waits_for_step(self, hit: Sequence[Sequence[int]]) -> bool:
         """True if a hit includes a state that the current step writes."""
-        return any(each.is_of_this_step(hit[each.group]) for each in self.coordinator.mamba)
+        return any(mamba.is_of_this_step(hit[mamba.group]) for mamba in self.coordinator.mamba)
 
     def tables_of(self, request: Request) -> tuple[list[int], ...]:
         """A copy of the request's block tables."""
@@ -603,7 +605,7 @@ class KVCacheManager:
         copies = []
         for manager in self.managers:
             if manager.copies:
-                copies += [(manager.group, *each) for each in manager.copies]
+                copies += [(manager.group, *copy) for copy in manager.copies]
                 manager.copies = []
         return copies
 

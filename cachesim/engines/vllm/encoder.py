@@ -26,7 +26,7 @@ class EncoderCache:
 
     def fit(self, images: Sequence[Image]) -> None:
         """Grow to a longest image, which is a model's own limit (`compute_mm_encoder_budget`)."""
-        more = max(max((each.count for each in images), default=0) - self.size, 0)
+        more = max(max((image.count for image in images), default=0) - self.size, 0)
         self.size, self.unused = self.size + more, self.unused + more
 
     def take(
@@ -80,9 +80,9 @@ class EncoderCache:
                 alone = self.rules.encoder_counts_places
                 users -= {
                     # Until 0.30 a user is counted once, so its first place also frees the second.
-                    each
-                    for each in users
-                    if each == place or (not alone and each[0] == place[0])
+                    user
+                    for user in users
+                    if user == place or (not alone and user[0] == place[0])
                 }
                 if not users:
                     self.idle[image.name] = image.count

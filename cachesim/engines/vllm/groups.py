@@ -52,8 +52,8 @@ def check_groups(options: Flags, groups: Sequence[GroupSpec], rules: Rules) -> N
     _check_states(options, groups, rules)
     _check_windows(options, groups, rules)
     unit, block = options.prefix_match_unit, groups[0].block
-    if unit and any(each.block % unit for each in groups):
-        sizes = " and ".join(map(str, sorted({each.block for each in groups})))
+    if unit and any(group.block % unit for group in groups):
+        sizes = " and ".join(map(str, sorted({group.block for group in groups})))
         raise OptionError(
             f"option 'prefix_match_unit' is {unit}; it must divide the blocks of {sizes} tokens"
         )
@@ -68,7 +68,7 @@ def check_groups(options: Flags, groups: Sequence[GroupSpec], rules: Rules) -> N
 
 def _check_windows(options: Flags, groups: Sequence[GroupSpec], rules: Rules) -> None:
     """Follows `unify_kv_cache_spec_page_size`: the smaller pages hold a multiple of tokens."""
-    size, kinds = options.window_block_size, {each.kind for each in groups}
+    size, kinds = options.window_block_size, {group.kind for group in groups}
     if not size:
         return
     if not {"full", "window"} <= kinds:
@@ -76,7 +76,7 @@ def _check_windows(options: Flags, groups: Sequence[GroupSpec], rules: Rules) ->
             f"option 'window_block_size' is {size}; it is for models with full attention and "
             "windows: leave it out"
         )
-    modes = {each.mode for each in groups if each.kind == "mamba"}
+    modes = {group.mode for group in groups if group.kind == "mamba"}
     fine = modes == {"align"} and rules.lookup.fine_beside_states
     if modes and options.enable_prefix_caching and not fine:
         but = " but in mode 'align'" if rules.lookup.fine_beside_states else ""
@@ -95,13 +95,13 @@ def check_drafter(options: Flags, layers: Sequence[GroupSpec], rules: Rules) -> 
     """Follows `get_kv_cache_groups`: layers that attend alike are one group; in other models
     the blocks of smaller pages are a multiple of the largest page's.
     """
-    size, kinds = options.drafter_block_size, {each.kind for each in layers}
-    blocks = sorted({each.block for each in layers if each.kind != "mamba"})
-    aligned = [each.block for each in layers if each.kind == "mamba" and each.mode == "align"]
+    size, kinds = options.drafter_block_size, {layer.kind for layer in layers}
+    blocks = sorted({layer.block for layer in layers if layer.kind != "mamba"})
+    aligned = [layer.block for layer in layers if layer.kind == "mamba" and layer.mode == "align"]
     why = ""
     if len(kinds) == 1 < len(blocks):
         why = "where all layers attend alike, the drafter's is in their group, of equal blocks"
-    elif any(each % blocks[0] for each in blocks):
+    elif any(block % blocks[0] for block in blocks):
         why = f"of the blocks of {' and '.join(map(str, blocks))} tokens the smallest must "
         why += "divide the others"
     elif blocks[0] < max(aligned, default=0) and not rules.lookup.fine_beside_states:
@@ -111,7 +111,7 @@ def check_drafter(options: Flags, layers: Sequence[GroupSpec], rules: Rules) -> 
 
 
 def _check_states(options: Flags, groups: Sequence[GroupSpec], rules: Rules) -> None:
-    aligned = [each.block for each in groups if each.kind == "mamba" and each.mode == "align"]
+    aligned = [group.block for group in groups if group.kind == "mamba" and group.mode == "align"]
     states = max(aligned, default=0)
     if options.max_num_batched_tokens < states and not rules.scheduler.accepts_small_budgets:
         raise OptionError(
@@ -124,8 +124,8 @@ def _check_states(options: Flags, groups: Sequence[GroupSpec], rules: Rules) -> 
             f"option 'long_prefill_token_threshold' is {threshold}; with states in blocks of "
             f"{states} tokens this release takes 0, or {states} or more"
         )
-    kept = [each.block for each in groups if each.kind == "mamba" and each.mode == "all"]
-    others = [each.block for each in groups if each.kind != "mamba"]
+    kept = [group.block for group in groups if group.kind == "mamba" and group.mode == "all"]
+    others = [group.block for group in groups if group.kind != "mamba"]
     if kept and others and kept[0] != others[0] and not rules.lookup.mixed_blocks:
         raise OptionError(
             f"option 'mamba_block_size' is {kept[0]}; in this release all groups have blocks "
@@ -168,7 +168,7 @@ def promoted(layers: Sequence[GroupSpec]) -> tuple[GroupSpec, ...]:
 
     Follows `unify_hybrid_kv_cache_specs`.
     """
-    kinds = {each.kind for each in layers}
+    kinds = {layer.kind for layer in layers}
     if len(kinds) == 1:
         return ()
     if kinds not in ({"full", "window"}, {"full", "chunked"}):
@@ -176,13 +176,13 @@ def promoted(layers: Sequence[GroupSpec]) -> tuple[GroupSpec, ...]:
             "option 'disable_hybrid_kv_cache_manager' is true; this model does not start with "
             f"it, as layers of {', '.join(sorted(kinds))} fit no common group: leave it out"
         )
-    if len({each.block for each in layers}) > 1:
+    if len({layer.block for layer in layers}) > 1:
         raise OptionError(
             "option 'disable_hybrid_kv_cache_manager' is true; all blocks then have block_size "
             "tokens: leave window_block_size and drafter_block_size out"
         )
-    window, chunk = (max(getattr(each, name) for each in layers) for name in ("window", "chunk"))
-    whole = next(each for each in layers if each.kind == "full")
+    window, chunk = (max(getattr(layer, name) for layer in layers) for name in ("window", "chunk"))
+    whole = next(layer for layer in layers if layer.kind == "full")
     return (replace(whole, window=window, chunk=chunk, layers=tuple(range(len(layers)))),)
 
 

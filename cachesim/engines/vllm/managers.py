@@ -547,7 +547,9 @@ class Mamba(Manager):
                 self.cached_this_step.add(key)
                 done.append(block)
             if request.id in self.exports:  # its block may have another id now, or none
-                done = [each for each in dict.fromkeys(done) if self.pool.key[each] is not None]
+                done = [
+                    fromkey for fromkey in dict.fromkeys(done) if self.pool.key[fromkey] is not None
+                ]
         if after > before:
             for block in self.tables[request.id][before:after]:
                 held = self.pool.key[block]
@@ -760,9 +762,9 @@ class Mamba(Manager):
         self.retired.pop(request.id, None)
         self.exports.pop(request.id, None)
         self.producers.discard(request.id)
-        self.tails = [each for each in self.tails if each[0] != request.id]
+        self.tails = [tail for tail in self.tails if tail[0] != request.id]
         if self.offers:
-            self.offers = [each for each in self.offers if each[0] != request.id]
+            self.offers = [offer for offer in self.offers if offer[0] != request.id]
         return super().pop_blocks_for_free(request)
 
     def remove_skipped_blocks(self, request: Request, num_computed: int) -> None:

@@ -100,7 +100,7 @@ class Nixl(Connector):
     @property
     def busy(self) -> bool:
         """True if a request, or a step without one, is still on the prefill server."""
-        waits = any(each.blocks is None for each in self.prefills.values())
+        waits = any(prefill.blocks is None for prefill in self.prefills.values())
         return waits or self.ahead.in_flight
 
     @property
@@ -125,23 +125,25 @@ class Nixl(Connector):
     def advance(self) -> tuple[list[Prefill], list[Prefill]]:
         """Step the prefill server; return its finished requests and expired leases."""
         busy, done, ended = self.busy, [], []
-        for each in self.prefills.values():
-            self.delays[each.request.id] += each.blocks is None
-            each.left -= each.blocks is not None and each.holds
+        for prefill in self.prefills.values():
+            self.delays[prefill.request.id] += prefill.blocks is None
+            prefill.left -= prefill.blocks is not None and prefill.holds
             # The lease is over: the blocks are freed though nobody has read them.
-            if each.blocks is not None and each.holds and not each.left:
-                self._free(each)
-                ended.append(each)
+            if prefill.blocks is not None and prefill.holds and not prefill.left:
+                self._free(prefill)
+                ended.append(prefill)
         if busy:
-            if any(each.holds for each in self.prefills.values() if each.blocks is not None):
+            if any(
+                prefill.holds for prefill in self.prefills.values() if prefill.blocks is not None
+            ):
                 self.ahead.idle = 0  # reads will free blocks
             self.ahead.step()
-        for each in self.prefills.values():
-            if each.blocks is None and each.made.status == "finished":
-                tables = self.ahead.manager.tables_of(each.made)
-                each.blocks, each.left = self._clipped(tables), self.lease
-                self.ahead.forget(each.ticket)
-                done.append(each)
+        for prefill in self.prefills.values():
+            if prefill.blocks is None and prefill.made.status == "finished":
+                tables = self.ahead.manager.tables_of(prefill.made)
+                prefill.blocks, prefill.left = self._clipped(tables), self.lease
+                self.ahead.forget(prefill.ticket)
+                done.append(prefill)
         return done, ended
 
     def withdraw(self, request: Request) -> bool:

@@ -100,7 +100,7 @@ def held(manager: KVCacheManager, runner: Runner, prefixes: Prefixes) -> Held:
         cells.append(
             CellsHeld(
                 part=place,
-                stream=sum(PLACES[each.kind] == place for each in manager.groups[:i]),
+                stream=sum(PLACES[spec.kind] == place for spec in manager.groups[:i]),
                 size=pool.size * size,
                 window=group.window if group.kind == "window" else None,
                 runs=runs_of(at, np.array(positions, np.int64), np.ones_like(at), births),
@@ -217,12 +217,12 @@ def check_tables(scheduler: Scheduler, runner: Runner, in_flight: Sequence[Chunk
     if not runner.held.keys() <= running.keys() | scheduled:
         _fail(f"the runner has the requests {[*runner.held]}, and {[*running]} run")
     for number, request in running.items():
-        for each in scheduler.manager.managers:
-            table = each.tables.get(number, [])
-            _check_table(each, request, table, scheduler)
+        for manager in scheduler.manager.managers:
+            table = manager.tables.get(number, [])
+            _check_table(manager, request, table, scheduler)
             if not runner.computes or (number in scheduled and number not in runner.held):
                 continue
-            held = runner.held[number].tables[each.group]
+            held = runner.held[number].tables[manager.group]
             same = (own in {NULL, other} for own, other in zip(table, held, strict=False))
             more = len(table) - len(held)  # those of a step in flight
             if more < 0 or (more and number not in scheduled) or not all(same):

@@ -106,8 +106,8 @@ class OffloadingScheduler:
             for i, spec in enumerate(manager.groups)
             if id(spec) in kept
         )
-        full = [i for i, each in enumerate(self.groups) if each.window is None]
-        windows = [i for i, each in enumerate(self.groups) if each.window is not None]
+        full = [i for i, group in enumerate(self.groups) if group.window is None]
+        windows = [i for i, group in enumerate(self.groups) if group.window is not None]
         self.windows = tuple(sorted(windows, key=lambda i: -(self.groups[i].window or 0)))
         # Attention first, which windows then only shorten; the largest window before the others.
         self.lookup_groups = (*full, *self.windows)
@@ -117,13 +117,13 @@ class OffloadingScheduler:
             [self.alignment] = sizes
         # Without attention the largest chunk decides where hits can end.
         elif not sizes:
-            self.alignment = max(each.chunk for each in self.groups)
+            self.alignment = max(group.chunk for group in self.groups)
         aligned = {"align"} | ({"all"} if rules.aligns_all_mode else set())
         self.state_chunk = next(
             (
-                each.chunk
-                for each in self.groups
-                if each.spec.kind == "mamba" and each.spec.mode in aligned
+                group.chunk
+                for group in self.groups
+                if group.spec.kind == "mamba" and group.spec.mode in aligned
             ),
             0,
         )

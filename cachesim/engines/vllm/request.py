@@ -268,7 +268,7 @@ class Job(job.Job):
     def generated(self) -> Tokens:
         if self.request is None:
             return ()
-        return tuple(Token(each) for each in self.request.tokens[self.request.num_prompt :])
+        return tuple(Token(token) for token in self.request.tokens[self.request.num_prompt :])
 
 
 PLACEHOLDER = -1
@@ -374,12 +374,12 @@ class Step:
 
     def has(self, request: Request) -> bool:
         """True if the step has a chunk of the request."""
-        return any(each.request is request for each in self.chunks)
+        return any(chunk.request is request for chunk in self.chunks)
 
     def drop(self, request: Request) -> list[Chunk]:
         """Remove and return the chunks of a request."""
-        out = [each for each in self.chunks if each.request is request]
-        self.chunks = [each for each in self.chunks if each.request is not request]
+        out = [chunk for chunk in self.chunks if chunk.request is request]
+        self.chunks = [chunk for chunk in self.chunks if chunk.request is not request]
         return out
 
 

@@ -369,7 +369,7 @@ class Runner:
         before = {name: row for row, name in enumerate(self.input_batch)}
         counts = [self.held[name].accepted if name in self.held else 1 for name in self.input_batch]
         rows: list[int | None] = [name if name in chunks else None for name in self.input_batch]
-        for name in (each for each in chunks if each not in before):
+        for name in (chunk for chunk in chunks if chunk not in before):
             if None not in rows:
                 rows.append(None)
                 counts.append(1)
@@ -383,7 +383,7 @@ class Runner:
         self.input_batch = [name for name in rows if name is not None]
         longest = 1 + self._state.speculative_blocks
         regions = [_region(chunks[name], longest) for name in self.input_batch]
-        wrong = [row for row, each in enumerate(sorted(regions)) if regions[row] != each]
+        wrong = [row for row, region in enumerate(sorted(regions)) if regions[row] != region]
         order = dict(zip(sorted(wrong, key=regions.__getitem__), wrong, strict=True))
         for source in tuple(order):
             target = order[source]

@@ -60,7 +60,7 @@ class Cadence:
         if self.interval == 1 or self.bound or self.executed + 1 - self.last >= self.interval:
             return False
         # Without a decode to spare, waiting gains nothing.
-        return any(not each.is_prefill_chunk for each in running)
+        return any(not request.is_prefill_chunk for request in running)
 
     def count(self, step: Step, *, prefills: bool) -> None:
         """Count a step that has tokens; the interval begins with one that has prefills."""
@@ -137,7 +137,7 @@ class Scheduler:
 
     def _sort_waiting(self) -> None:
         if self.limits.by_priority:
-            self.waiting = deque(sorted(self.waiting, key=lambda each: each.rank))
+            self.waiting = deque(sorted(self.waiting, key=lambda request: request.rank))
 
     # -- one step ----------------------------------------------------------------------------------
 
@@ -280,7 +280,7 @@ class Scheduler:
     def _lowest(self) -> Request:
         """The last arrival, or the lowest priority, of the running requests."""
         ranks = self.limits.by_priority
-        return max(self.running, key=lambda each: each.rank) if ranks else self.running[-1]
+        return max(self.running, key=lambda request: request.rank) if ranks else self.running[-1]
 
     def _victim(self, turn: "_Turn") -> Request:
         """The running request to preempt."""
@@ -292,7 +292,7 @@ class Scheduler:
         # Under priorities the victim may have a chunk in this step. It is removed and never runs,
         # but the ids of its blocks stay, so that others hit what nobody wrote (#57580).
         withdrawn = turn.step.drop(victim)
-        turn.budget += sum(each.count for each in withdrawn)
+        turn.budget += sum(chunk.count for chunk in withdrawn)
         # The list is one shorter: without a step back the next request would be skipped.
         if place < turn.index if self.rules.scheduler.steps_back_by_place else withdrawn:
             turn.index -= 1
@@ -302,7 +302,7 @@ class Scheduler:
         """The loads of adapters that run (`scheduled_loras`)."""
         every = self.rules.scheduler.counts_running_adapters
         running = self.running if every else [chunk.request for chunk in step.chunks]
-        loras = {each.lora.load for each in running if each.lora.load}
+        loras = {request.lora.load for request in running if request.lora.load}
         # Trap: until 0.32 a running request without a chunk in this step does not count, so another
         # adapter gets in, and its next chunk ends the engine core.
         if len(loras) > self.limits.loras:
@@ -440,7 +440,7 @@ class Scheduler:
 
     def _encode(self, request: Request, images: Sequence[Image], turn: "_Turn") -> None:
         self.encoder.allocate(request, images)
-        turn.embeddings -= sum(each.count for each in images)
+        turn.embeddings -= sum(image.count for image in images)
 
     def _count(self, request: Request, start: int, turn: "_Turn", budget: int) -> tuple[int, bool]:
         """Tokens to compute of a waiting request, 0 if it has to wait; and if it is padded."""
@@ -490,10 +490,10 @@ class Scheduler:
         """
         limits = self.limits
         slots = 1 + limits.drafts + limits.lookahead if limits.drafts else 0
-        attention = (each.block for each in self.manager.groups if each.kind != "mamba")
-        return sum(self.manager.remaining_blocks(each, slots) for each in self.prefills) + sum(
-            cdiv(slots, block) for block in attention
-        )
+        attention = (group.block for group in self.manager.groups if group.kind != "mamba")
+        return sum(
+            self.manager.remaining_blocks(prefill, slots) for prefill in self.prefills
+        ) + sum(cdiv(slots, block) for block in attention)
 
     def _prefix_hit(self, request: Request) -> tuple[Hit, Stored]:
         """Prefix hit of a waiting request, and the tokens of a store beyond it.

@@ -70,7 +70,7 @@ class VllmLaws:
         )
 
     def _job(self, seen: Seen) -> Job | None:
-        number = next(each.task for each in seen.events if isinstance(each, RequestFinished))
+        number = next(event.task for event in seen.events if isinstance(event, RequestFinished))
         jobs = self._engine._jobs  # noqa: SLF001 - its own server
         return next((job for job in jobs if job.ticket == number), None)
 
@@ -189,7 +189,7 @@ class VllmLaws:
                 continue
             start, end = event.start, event.end
             stops = {end, end + encoder.lookahead * rules.encoder_stops_ahead}
-            after = next((each for each in request.images if each.start in stops), None)
+            after = next((image for image in request.images if image.start in stops), None)
             full = end - start in self._longest
             if after is None and not full:
                 return f"a chunk from {start} on ends at {end}, before no image"
@@ -267,7 +267,7 @@ class VllmLaws:
     def _lost(self, seen: Seen, request: Request) -> Breach | None:
         """Tokens of a prompt and its answer that a repeated prompt would not hit."""
         manager = self._engine.manager
-        kinds = {each.kind for each in manager.groups}
+        kinds = {group.kind for group in manager.groups}
         if not manager.enable_caching or (self._options.connector == "nixl" and kinds != {"full"}):
             return None  # what is read is in blocks of the prompt's end
         for tokens, due in self._due(seen, request):
@@ -284,12 +284,12 @@ class VllmLaws:
         """The blocks of attention of a finished request, which a store never loses."""
         manager, reply = self._engine.manager, seen.reply
         kept = self._options.connector in STORES and not self._options.drafts
-        attends = {each.kind for each in manager.groups} == {"full"}
+        attends = {group.kind for group in manager.groups} == {"full"}
         if not (kept and attends and manager.enable_caching and request.reads_cache):
             return None
         jobs = [job.request for job in self._engine._jobs]  # noqa: SLF001 - its own server
         name, block = reply.equal_with, manager.sizes.scheduler_block
-        by = next((each for each in jobs if each and name == f"request {each.id}"), request)
+        by = next((job for job in jobs if job and name == f"request {job.id}"), request)
         due = min(reply.equal, request.num_prompt - 1) // block * block
         images = by.images or request.images  # which are in ids, not in the number of equal tokens
         if by.status != "finished" or by is request or images or "failed_block" in seen.fields:
@@ -309,10 +309,10 @@ class VllmLaws:
         coordinator, groups = manager.coordinator, manager.groups
         block, count = manager.sizes.scheduler_block, request.num_prompt
         modes, marked = (
-            {each.mode for each in groups if each.kind == "mamba"},
+            {group.mode for group in groups if group.kind == "mamba"},
             coordinator.eagle_ids,
         )
-        sizes, exact = {each.block for each in groups}, rules.scheduler.prompt_stop != "floor"
+        sizes, exact = {group.block for group in groups}, rules.scheduler.prompt_stop != "floor"
         drops = len(sizes) == 1 and rules.retention.boundaries != "prompt-end"
         stored = self._options.has_connector  # windows, without a drafter's block
         if "none" in modes or (marked and (stored or not drops)):
@@ -324,7 +324,7 @@ class VllmLaws:
         partly = coordinator.partial_hits and rules.state.tail == "checkpoint" and not marked
         unit = coordinator.alignment if partly else block
         yield count, (count - 1) // unit * unit - less
-        junction = max(each.junction for each in seen.events if isinstance(each, CacheLookup))
+        junction = max(event.junction for event in seen.events if isinstance(event, CacheLookup))
         if "align" in modes and rules.retention.keeps_junction and junction >= block and not marked:
             at = junction // block * block
             yield at + 1, at
@@ -335,7 +335,7 @@ class VllmLaws:
         late = self._options.drafts and not rules.scheduler.caches_after_drafts
         end = count if late or interval else request.num_tokens
         step = block if interval is None else math.lcm(interval, block)
-        first = next(each.start for each in seen.events if isinstance(each, ChunkScheduled))
+        first = next(event.start for event in seen.events if isinstance(event, ChunkScheduled))
         for at in range(step, end, step):
             if at - less > first:  # before a hit, ids of windows and states may have gone
                 yield at + 1, at - less

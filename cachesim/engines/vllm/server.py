@@ -61,11 +61,13 @@ class Drafter:
         if not count:
             return []
         if given is not None:
-            found = [int(each) for each in given[turn]] if turn < len(given) else []
+            found = [int(token) for token in given[turn]] if turn < len(given) else []
         elif self.options.speculative_method == "ngram":
             found = _lookup(request.tokens, count)
         elif forced is not None:
-            found = [int(each) for each in forced[request.num_output : request.num_output + count]]
+            found = [
+                int(token) for token in forced[request.num_output : request.num_output + count]
+            ]
         else:
             found = _lookup(request.tokens, count)
         found = found[:count]
@@ -373,13 +375,13 @@ class Vllm(SlotlessEngine[Rules, VllmOptions, Job]):
     def _prefill_elsewhere(self, nixl: Nixl) -> bool:
         """Step the prefill server, and add its finished requests; True if nothing else is."""
         done, ended = nixl.advance()
-        for each in ended:
-            self._emit(vocabulary.LeaseEnded(task=each.request.id))
-        for each in done:
-            tokens = each.made.num_prompt
-            self.computed.learn(each.request, tokens)
-            self._emit(vocabulary.PrefilledElsewhere(task=each.request.id, tokens=Count(tokens)))
-            self.scheduler.add_request(each.request)
+        for prefill in ended:
+            self._emit(vocabulary.LeaseEnded(task=prefill.request.id))
+        for prefill in done:
+            tokens = prefill.made.num_prompt
+            self.computed.learn(prefill.request, tokens)
+            self._emit(vocabulary.PrefilledElsewhere(task=prefill.request.id, tokens=Count(tokens)))
+            self.scheduler.add_request(prefill.request)
         return nixl.busy and not self.scheduler.busy and not self._loading
 
     def _take_output(self) -> None:

@@ -23,16 +23,16 @@ class Splitter:
     @classmethod
     def of(cls, manager: KVCacheManager, *, budget: int, use_eagle: bool) -> "Splitter | None":
         """The splitter for a model with states at chunk ends, else None."""
-        mamba = next((each for each in manager.groups if each.kind == "mamba"), None)
+        mamba = next((group for group in manager.groups if group.kind == "mamba"), None)
         # In mode `all` the kernel leaves a state in every block, so chunks may end anywhere.
         if mamba is None or mamba.mode != "align":
             return None
         sizes = manager.sizes
-        states = [each for each in manager.groups if each.kind == "mamba"]
+        states = [group for group in manager.groups if group.kind == "mamba"]
         # One cut serves all groups: a layer that cannot export needs the chunk to end there.
-        exports = all(each.checkpoint_alignment for each in states)
+        exports = all(state.checkpoint_alignment for state in states)
         # `cache_config.block_size`: a ring, whose blocks have no ids, is left out.
-        smallest = min(each.block for each in cacheable(manager.groups))
+        smallest = min(spec.block for spec in cacheable(manager.groups))
         return cls(
             manager=manager,
             size=smallest if manager.rules.scheduler.cuts_in_smallest_block else mamba.block,

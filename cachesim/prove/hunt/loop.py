@@ -63,8 +63,8 @@ def targets(profile: Profile, models: Sequence[str]) -> Iterator[Target]:
 
 def unmasked(profile: Profile) -> tuple[Profile, ...]:
     """The release itself; with all fixes but one, for each; with all of them."""
-    names = [each.name for each in family_of(profile.engine).cures(profile)]
-    without = [[other for other in names if other != each] for each in names]
+    names = [cure.name for cure in family_of(profile.engine).cures(profile)]
+    without = [[other for other in names if other != name] for name in names]
     laid = [[], *without, names]
     return tuple(dict.fromkeys(profile.with_patches(*each) for each in laid))
 
@@ -138,7 +138,7 @@ def hunt(
     """
     prover = prover_of(profile, tuple(PRESETS))
     prover.ready(profile.release)
-    playable = [each for each in models or prover.models if not _refused(profile, each, {})]
+    playable = [model for model in models or prover.models if not _refused(profile, model, {})]
     known, findings = known_causes(profile), Findings()
 
     def goes_on(_: Report | None = None) -> bool:
@@ -187,7 +187,7 @@ def _tasks(
         for number, target in enumerate(targets(profile, models)):
             if not going():
                 return
-            if target.seeks in {each.cure for each in findings.proven} - {""} or _refused(
+            if target.seeks in {cause.cure for cause in findings.proven} - {""} or _refused(
                 target.profile, target.model, target.flags
             ):
                 continue
@@ -269,7 +269,8 @@ def _shown_by(profile: Profile, candidate: Scenario, target: Profile) -> bool:
     seen = play(candidate, target, stop_early=False).findings
     plain = play(candidate, profile, stop_early=False).findings
     return bool(
-        {(each.kind, each.step) for each in seen} & {(each.kind, each.step) for each in plain}
+        {(finding.kind, finding.step) for finding in seen}
+        & {(finding.kind, finding.step) for finding in plain}
     )
 
 

@@ -53,7 +53,7 @@ class Prover:
 
 def refuted_by(played: Sequence[StepPlayed]) -> ProofResult | None:
     """The refutation of a finding: the first field of a step that the real engine has otherwise."""
-    step = next((each for each in played if not each.agrees), None)
+    step = next((step_played for step_played in played if not step_played.agrees), None)
     if step is None:
         return None
     whole = ("", step.real, step.simulated)
@@ -65,7 +65,7 @@ def refuted_by(played: Sequence[StepPlayed]) -> ProofResult | None:
 def step_of(found: "Counterexample", played: Sequence[StepPlayed]) -> StepPlayed:
     """The step of a finding, as it was run; some steps, as of cancellation, are not compared."""
     name = "".join(found.scenario.step_names[found.finding.step :][:1])
-    return next((each for each in played if each.name == name), played[-1])
+    return next((step_played for step_played in played if step_played.name == name), played[-1])
 
 
 ENDS: Final = frozenset({"crash", "refusal"})

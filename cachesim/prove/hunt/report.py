@@ -181,7 +181,7 @@ def curl(
 
     With `words`, of a model that recalls facts, prompts are sent and replies shown as text.
     """
-    free = [replace(each, reply=None) if shown else each for each in steps]
+    free = [replace(step, reply=None) if shown else step for step in steps]
     call = call_for(free)
     body = call["body"]
     if "response_fields" in body:
@@ -211,6 +211,8 @@ def _flags(scenario: Scenario, release: str) -> Iterator[str]:
     for name, value in {**STATED, **options}.items():
         if name != "lora":
             yield from filter(None, [flag_of(LLAMA_CPP, name, value, release)])
-    yield from (f"--lora {adapter_file(Path(), each)}" for each in adapter_names(options))
+    yield from (
+        f"--lora {adapter_file(Path(), adapter_name)}" for adapter_name in adapter_names(options)
+    )
     if any(step.file for step in scenario.step):
         yield "--slot-save-path ./"

@@ -249,21 +249,21 @@ def places_of(requests: Sequence[tuple[int, Rebuilt]], least: float) -> list[Pla
 
     `requests` with their numbers; `least` is the part of a prompt that chooses a slot.
     """
-    whole = sum(each.lengths.processed.value or 0 for _, each in requests)
+    whole = sum(rebuilt.lengths.processed.value or 0 for _, rebuilt in requests)
     found = [*_at_one_token(requests), *_near_the_start(requests, least)]
-    return [each for each in found if each.processed * 2 >= whole > 0]
+    return [place for place in found if place.processed * 2 >= whole > 0]
 
 
 def _at_one_token(requests: Sequence[tuple[int, Rebuilt]]) -> Iterator[Place]:
     groups: dict[int, list[tuple[int, Rebuilt]]] = {}
-    for number, each in requests:
-        at = _diverges_at(each)
+    for number, rebuilt in requests:
+        at = _diverges_at(rebuilt)
         if at is not None:
-            groups.setdefault(at, []).append((number, each))
+            groups.setdefault(at, []).append((number, rebuilt))
     for at, group in groups.items():
         if len(group) < FEWEST:
             continue
-        after = sum((each.lengths.prompt.value or 0) - at for _, each in group)
+        after = sum((rebuilt.lengths.prompt.value or 0) - at for _, rebuilt in group)
         yield Place(
             token=at,
             requests=[number for number, _ in group],
@@ -271,7 +271,7 @@ def _at_one_token(requests: Sequence[tuple[int, Rebuilt]]) -> Iterator[Place]:
             sentence=f"{len(group)} of {len(requests)} requests diverge from what was held at the "
             f"same place, token {at:,}: the {after:,} tokens from there on were processed.",
             advice=SHIFTED
-            if all(each.observed.shifted_before == at for _, each in group)
+            if all(rebuilt.observed.shifted_before == at for _, rebuilt in group)
             else EITHER,
         )
 
@@ -287,9 +287,9 @@ def _diverges_at(each: Rebuilt) -> int | None:
 
 
 def _near_the_start(requests: Sequence[tuple[int, Rebuilt]], least: float) -> Iterator[Place]:
-    group = [(number, each) for number, each in requests if _is_early(each)]
+    group = [(number, rebuilt) for number, rebuilt in requests if _is_early(rebuilt)]
     if len(group) >= FEWEST and least > 0:
-        processed = sum(each.lengths.processed.value or 0 for _, each in group)
+        processed = sum(rebuilt.lengths.processed.value or 0 for _, rebuilt in group)
         yield Place(
             token=None,
             requests=[number for number, _ in group],
@@ -567,7 +567,9 @@ def request_entry(each: Rebuilt, *, server: int, number: int) -> dict[str, Any]:
             "common": each.common.how,
         },
         "bounds": {
-            name: [each.low, each.high] for name, each in numbers.items() if each.how == "bounded"
+            name: [known.low, known.high]
+            for name, known in numbers.items()
+            if known.how == "bounded"
         },
         "common": each.common.value,
         "common_with": each.holder,

@@ -73,10 +73,10 @@ def _printed_prefixes(
     if bounds is not None and len(held):
         yield held, bounds.low
     remaining = iter(entries)
-    for each in request.search.compared:
+    for compared in request.search.compared:
         for entry in remaining:
-            if len(entry) == each.n_tokens:
-                yield entry, each.lcp
+            if len(entry) == compared.n_tokens:
+                yield entry, compared.lcp
                 break
 
 
@@ -109,7 +109,7 @@ def with_entries(
             bounds = bounds and bounds.meet(counts_of(search.found_keep, len(entry)))
             if bounds is not None and counts_of(search.found_keep, len(entry)) is not None:
                 yield entry, f"prompt cache entry {index}", _narrowed(bounds, exact), True
-    best = max(search.compared, key=lambda each: each.lcp, default=None)
+    best = max(search.compared, key=lambda compared: compared.lcp, default=None)
     if best is not None and best.lcp > 0:
         for index, entry in enumerate(entries):
             if len(entry) == best.n_tokens and best.lcp <= whole:
@@ -608,7 +608,9 @@ class Rebuilder:
             found += [(rope, name, bounds, False) for rope, name, bounds, _ in found]
         least = float(self.settings.values.get("slot_prompt_similarity", 0.1))
         spelt = self._spelt_out(rebuilt, found)
-        fitting = (each for each in spelt if matches_choice(request, each, held, least))
+        fitting = (
+            candidate for candidate in spelt if matches_choice(request, candidate, held, least)
+        )
         candidates = list(islice(fitting, MOST_CANDIDATES)) or list(
             islice(self._spelt_out(rebuilt, found), MOST_CANDIDATES)
         )
@@ -632,10 +634,12 @@ class Rebuilder:
         if held is None or replayed in held:
             return
         earlier = self.log.requests[: request.number]
-        last = next((each for each in reversed(earlier) if each.slot == request.slot), None)
+        last = next(
+            (observed for observed in reversed(earlier) if observed.slot == request.slot), None
+        )
         if last is not None and (last.held_after or -1) in held:
             return  # what the slot held last; the replay differs
-        fits = [each.number for each in earlier if (each.held_after or -1) in held]
+        fits = [observed.number for observed in earlier if (observed.held_after or -1) in held]
         if fits:
             self.replay.found.files.setdefault(request.number, fits[-1])
 

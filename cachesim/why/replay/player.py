@@ -144,10 +144,13 @@ class Player:
         held += [entry.checkpoints for entry in (server.cache.entries if server.cache else ())]
         return {
             end
-            for each in chain.from_iterable(held)
-            for end in (each.n_tokens - 1, each.n_tokens, each.pos_min, each.pos_min + 1,
-                        each.pos_max, each.pos_max + 1)
-        }  # fmt: skip
+            for checkpoint in chain.from_iterable(held)
+            for end in (
+                *(checkpoint.n_tokens - 1, checkpoint.n_tokens),
+                *(checkpoint.pos_min, checkpoint.pos_min + 1),
+                *(checkpoint.pos_max, checkpoint.pos_max + 1),
+            )
+        }
 
     def erase(self, slot: int) -> None:
         """Erase an idle slot."""
@@ -224,7 +227,7 @@ class Player:
         self.submitted.pop(number, None)
         reply = self.engine.reply(ticket)
         made = self.engine.events[self.seen.pop(number) :]
-        events = [each for each in made if isinstance(each, OF_CHECKPOINTS)]
+        events = [event for event in made if isinstance(event, OF_CHECKPOINTS)]
         if number in self.saved_after and reply is not None and reply.slot is not None:
             self.engine.slot_save(int(reply.slot), str(number))
             self.engine.take_in()

@@ -155,5 +155,5 @@ B11434: Final = replace(
 
 def differing(one: MemoryRules, other: MemoryRules) -> tuple[str, ...]:
     """The fields in which two releases differ, names aside."""
-    names = (each.name for each in fields(MemoryRules) if each.name != "name")
+    names = (field.name for field in fields(MemoryRules) if field.name != "name")
     return tuple(name for name in names if getattr(one, name) != getattr(other, name))

@@ -61,7 +61,10 @@ def _slot_snapshot(server: ServerContext, slot: Slot) -> dict[str, Any]:
         "id": int(slot.id),
         "state": slot.state.value,
         "tokens": [int(token) for token in slot.prompt.tokens],
-        "checkpoints": [{**each.as_dict(), "bytes": each.size} for each in slot.prompt.checkpoints],
+        "checkpoints": [
+            {**checkpoint.as_dict(), "bytes": checkpoint.size}
+            for checkpoint in slot.prompt.checkpoints
+        ],
         "companion": follows,
         "t_last_used": slot.t_last_used,
     }
@@ -184,8 +187,10 @@ def held(server: ServerContext) -> Held:
         companion_cells=other[0],
         companion_rows=other[1],
         entries=tuple(
-            EntryHeld(tokens=tuple(each.tokens), checkpoints=len(each.checkpoints), size=each.size)
-            for each in (server.cache.entries if server.cache else ())
+            EntryHeld(
+                tokens=tuple(entry.tokens), checkpoints=len(entry.checkpoints), size=entry.size
+            )
+            for entry in (server.cache.entries if server.cache else ())
         ),
     )
 
@@ -195,7 +200,7 @@ def texts(server: ServerContext) -> Texts:
     return Texts(
         slots=tuple((int(slot.id), tuple(slot.prompt.tokens)) for slot in server.slots),
         entries=tuple(
-            tuple(each.tokens) for each in (server.cache.entries if server.cache else ())
+            tuple(entry.tokens) for entry in (server.cache.entries if server.cache else ())
         ),
     )
 
@@ -204,7 +209,9 @@ def amounts(server: ServerContext) -> Amounts:
     """The amount of each kind of content, without a companion's memory."""
     return replace(
         memory_amounts(server.contexts.target),
-        checkpoints=sum(each.size for slot in server.slots for each in slot.prompt.checkpoints),
+        checkpoints=sum(
+            checkpoint.size for slot in server.slots for checkpoint in slot.prompt.checkpoints
+        ),
         prompt_cache=0 if server.cache is None else server.cache.size,
     )
 
@@ -229,9 +236,9 @@ def memory_held(context: Context) -> tuple[tuple[CellsHeld, ...], tuple[RowHeld,
     attention, recurrent = parts_of(context.memory)
     window = context.network.spec.window
     cells = tuple(
-        each
+        cell
         for part, cache in caches_of(attention).items()
-        for each in _cells(part, cache, window if part == "window" else None)
+        for cell in _cells(part, cache, window if part == "window" else None)
     )
     return cells, () if recurrent is None else _rows(recurrent)
 
@@ -279,7 +286,8 @@ def _slot(slot: Slot, server: ServerContext) -> SlotHeld:
         state=slot.state.value,
         tokens=tuple(slot.prompt.tokens),
         checkpoints=tuple(
-            _checkpoint(each, has_row=recurrent is not None) for each in slot.prompt.checkpoints
+            _checkpoint(checkpoint, has_row=recurrent is not None)
+            for checkpoint in slot.prompt.checkpoints
         ),
     )
 

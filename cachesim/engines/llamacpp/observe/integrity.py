@@ -151,7 +151,7 @@ def content_of(context: Context) -> Content:
             cells, tail = recurrent.cells, recurrent.cells.tail[seq]
             at = [] if tail < 0 else [recurrent.rs_idx[seq] * recurrent.size + tail]
             positions = np.array([cells.pos[tail]] if at else [], np.int64)
-            rows = tuple(each[at] for each in recurrent.planes.rows.values())
+            rows = tuple(row[at] for row in recurrent.planes.rows.values())
             parts.append(Part(positions, rows, -1))
         found[seq] = tuple(parts)
     return found
@@ -194,7 +194,7 @@ def check_sizes(server: ServerContext) -> None:
     batches = context.n_batch, context.n_ubatch, context.n_ctx, context.n_seq_max
     wanted = flags.n_batch, flags.n_ubatch, flags.n_ctx, n_slots
     require(batches == wanted, "batch, ubatch, context, sequences are {}, not {}", batches, wanted)
-    kinds = {spec.kind(each.layer) for each in (recurrent.shapes if recurrent else ())}
+    kinds = {spec.kind(shape.layer) for shape in (recurrent.shapes if recurrent else ())}
     drafted = flags.spec_draft_n_max if flags.spec_type == "draft-mtp" else 0
     planes = drafted if kinds and kinds <= server.rules.memory.rollback_layers else 0
     require(context.n_rs_seq == planes, "{0.n_rs_seq} tokens roll back, not {1}", context, planes)
@@ -218,14 +218,14 @@ def check_saved(server: ServerContext) -> None:
     """Raise ContractError if a saved state has other positions than its tokens."""
     _, recurrent = _parts(server.contexts.target)
     for slot in server.slots if server.rules.reuse.erasure != "trimmed" else ():
-        for each in slot.prompt.checkpoints:
-            blob = each.state.target
+        for checkpoint in slot.prompt.checkpoints:
+            blob = checkpoint.state.target
             for ends in [] if blob is None else _ends(blob):
-                inside = int(each.pos_min) <= ends[0] or recurrent is not None
+                inside = int(checkpoint.pos_min) <= ends[0] or recurrent is not None
                 require(
-                    inside and ends[1] == each.pos_max,
+                    inside and ends[1] == checkpoint.pos_max,
                     "a checkpoint {0.pos_min} to {0.pos_max} has {1}",
-                    each,
+                    checkpoint,
                     ends,
                 )
     for entry in server.cache.entries if server.cache is not None else ():
@@ -245,7 +245,7 @@ def check_saved(server: ServerContext) -> None:
 
 def _ends(blob: Blob) -> list[tuple[int, int]]:
     """The lowest and the highest position of each list of cells, in its order of saving."""
-    lists = [each.positions for each in blob.fields if isinstance(each, CellList)]
+    lists = [field.positions for field in blob.fields if isinstance(field, CellList)]
     return [(int(each.min()), int(each.max())) for each in lists if each.size]
 
 
@@ -458,11 +458,11 @@ def _try_additions(context: Context, seq: int, high: int) -> None:
 def _freed(context: Context, call: Callable[[], object]) -> None:
     """Run a call, after which the head is at or before the first cell that it freed."""
     streams = [cache.streams for cache in _parts(context)[0]]
-    used = [[cells.pos >= 0 for cells in each.cells] for each in streams]
+    used = [[cells.pos >= 0 for cells in stream.cells] for stream in streams]
     call()
     context.check_integrity()
-    for each, one in zip(streams, used, strict=True):
-        for head, cells, before in zip(each.heads, each.cells, one, strict=True):
+    for stream, one in zip(streams, used, strict=True):
+        for head, cells, before in zip(stream.heads, stream.cells, one, strict=True):
             freed = np.flatnonzero(before & (cells.pos < 0))
             require(head <= freed.min(initial=head), "the head is after a freed cell")
 

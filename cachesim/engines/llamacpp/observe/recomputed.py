@@ -229,7 +229,7 @@ def _wrong_pieces() -> Iterator[str]:
     whole = Batch.joined(run.batch(0, len(run.tokens)) for run in runs)
     for low, high in combinations(range(batch.length + 1), 2):
         ends = ((0, low), (low, high), (high, batch.length))
-        pieces = [batch.piece(*each) for each in ends if each[0] < each[1]]
+        pieces = [batch.piece(*end) for end in ends if end[0] < end[1]]
         if Batch.joined(piece.batch() for piece in pieces) != whole:
             yield f"a batch of {batch.length} tokens is divided otherwise at {low} and {high}"
         slots = {ids[0] for piece in pieces for ids in piece.batch().seqs or ()}

@@ -88,7 +88,10 @@ def _copy_of(server: ServerContext) -> ServerContext:
 def _try_file(server: ServerContext, number: int) -> None:
     """Save a slot, then erase and restore it in its place and in the next slot."""
     slot, target, files = server.slots[number], server.contexts.target, Files()
-    text, held = tuple(slot.prompt.tokens), [each.as_dict() for each in slot.prompt.checkpoints]
+    text, held = (
+        tuple(slot.prompt.tokens),
+        [checkpoint.as_dict() for checkpoint in slot.prompt.checkpoints],
+    )
     n_bytes = target.state_write(number).size + target.rules.sequence_header
     saved, numbers = content_of(target)[number], (len(text), n_bytes)
     _require_event(server, slot, files, "slot-save", numbers)
@@ -104,7 +107,7 @@ def _try_file(server: ServerContext, number: int) -> None:
         require(tuple(place.prompt.tokens) == text, "a slot is restored with other tokens")
         for part, other in zip(content_of(target)[place.id], saved, strict=True):
             require(part.seen(1).equals(other.seen(1)), "a slot is restored otherwise")
-        found = [each.as_dict() for each in place.prompt.checkpoints]
+        found = [checkpoint.as_dict() for checkpoint in place.prompt.checkpoints]
         carried = held if server.rules.slots.file_holds_checkpoints else []
         dropped = server.rules.slots.restore_drops_checkpoints
         require(found == carried or not dropped, f"{found} are restored of checkpoints {carried}")
@@ -121,9 +124,9 @@ def _require_event(
     require(reply.error is None, f"a {kind} is refused: {reply.message}")
     require(reply.slot == slot.id, f"slot {reply.slot} replies to a {kind} of slot {slot.id}")
     told = [
-        tuple(value for name, value in each.as_dict().items() if name in {"n_tokens", "n_bytes"})
-        for each in server.events[before:]
-        if isinstance(each, SlotSaved | SlotErased | SlotRestored)
+        tuple(value for name, value in event.as_dict().items() if name in {"n_tokens", "n_bytes"})
+        for event in server.events[before:]
+        if isinstance(event, SlotSaved | SlotErased | SlotRestored)
     ]
     require(told == [numbers], f"a {kind} of {numbers} reports {told}")
 
@@ -183,4 +186,4 @@ def _replied(
         (tuple(slot.prompt.tokens), tried.replies[Ticket(slot.id)][0], content[slot.id])
         for slot in busy
     ]
-    return replies, sum(isinstance(each, BatchDecoded) for each in tried.events)
+    return replies, sum(isinstance(event, BatchDecoded) for event in tried.events)

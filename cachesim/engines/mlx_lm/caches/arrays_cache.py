@@ -272,12 +272,12 @@ class ArraysCache(LayerCache):
         inherit_bytes(batch, caches[0])
         empties = rules.arrays_merge_of_empties
         # Since #1177 a left padding of zeros gives an empty batch its size.
-        if empties != "raises" and all(each.empty() for each in caches):
+        if empties != "raises" and all(cache.empty() for cache in caches):
             if empties == "zero-padded":
                 batch.left_padding = integers([0] * len(caches))
             return batch
         for slot in range(len(batch.cache)):
-            states = [each[slot] for each in caches]
+            states = [cache[slot] for cache in caches]
             # Before #755 a missing state raised.
             if not rules.merge_skips_empty:
                 for state in states:
@@ -319,43 +319,43 @@ class CacheList(LayerCache):
         return self.rules.batches_recurrent
 
     def is_trimmable(self) -> bool:
-        return all(each.is_trimmable() for each in self.caches)
+        return all(cache.is_trimmable() for cache in self.caches)
 
     def trim(self, n: int) -> int:
         """Trim every member; return the last one's result. Follows `CacheList.trim`."""
         # Trap: the last member's number, whatever the others have removed.
-        trimmed = [each.trim(n) for each in self.caches]
+        trimmed = [cache.trim(n) for cache in self.caches]
         return trimmed[-1]
 
     def size(self) -> int:
         """The largest member's size; 0 before #769."""
         if not self.rules.batches_recurrent:
             return super().size()
-        return max(each.size() for each in self.caches)
+        return max(cache.size() for cache in self.caches)
 
     def empty(self) -> bool:
         # Trap: only the first member is asked.
         return self.caches[0].empty()
 
     def count_bytes(self) -> int:
-        return sum(each.nbytes for each in self.caches)
+        return sum(cache.nbytes for cache in self.caches)
 
     @property
     def state(self) -> State:
         """The members' states; before #886 in one flat list, which cannot be restored."""
         if self.rules.state_form == "whole":
-            return [(each.state, type(each).__name__) for each in self.caches]
+            return [(cache.state, type(cache).__name__) for cache in self.caches]
         if self.rules.list_state_by_member:
-            return [each.state for each in self.caches]
-        return [part for each in self.caches for part in each.state]
+            return [cache.state for cache in self.caches]
+        return [part for cache in self.caches for part in cache.state]
 
     @property
     def meta_state(self) -> State:
         """The members' classes and their own `meta_state`."""
         if not self.rules.list_state_by_member:
             return ""
-        return [type(each).__name__ for each in self.caches], [
-            each.meta_state for each in self.caches
+        return [type(cache).__name__ for cache in self.caches], [
+            cache.meta_state for cache in self.caches
         ]
 
     def put_state(self, state: State, meta_state: State) -> None:
@@ -372,8 +372,8 @@ class CacheList(LayerCache):
         ]
 
     def filter(self, rows: Sequence[int]) -> None:
-        for each in self.caches:
-            each.filter(rows)
+        for cache in self.caches:
+            cache.filter(rows)
 
     def extend(self, other: "CacheList") -> None:
         for one, two in zip(self.caches, other.caches, strict=False):
@@ -381,24 +381,24 @@ class CacheList(LayerCache):
 
     def extract(self, row: int) -> "CacheList":
         self.needs_batches("extract")
-        return CacheList(self.rules, *(each.extract(row) for each in self.caches))
+        return CacheList(self.rules, *(cache.extract(row) for cache in self.caches))
 
     def announce(self, padding: Announced) -> None:
         self.needs_batches("prepare")
-        for each in self.caches:
-            each.announce(padding)
+        for cache in self.caches:
+            cache.announce(padding)
 
     def finalize(self) -> None:
         self.needs_batches("finalize")
-        for each in self.caches:
-            each.finalize()
+        for cache in self.caches:
+            cache.finalize()
 
     @classmethod
     def merge(cls, caches: Sequence["CacheList"]) -> "CacheList":
         caches[0].needs_batches("merge")
         try:
             members = [
-                member.merge([each.caches[i] for each in caches])
+                member.merge([cache.caches[i] for cache in caches])
                 for i, member in enumerate(caches[0].caches)
             ]
         except StopIteration as error:

@@ -77,7 +77,7 @@ class BatchCache(RowsCache, shared=True):
 
 def blank_batch(buffers: Sequence[Array | None], rows: int) -> Array:
     """Zeros for one row of the batch per buffer, as wide as the widest of them."""
-    present = [each for each in buffers if each is not None]
+    present = [buffer for buffer in buffers if buffer is not None]
     if not present:
         raise UpstreamValueError("max() arg is an empty sequence")
     if rows < 0:
@@ -109,7 +109,7 @@ def extended(
         some(one.keys)
         some(other.keys)
     end = max(one.idx, other.idx)
-    longest = max(0 if each.keys is None else each.keys.shape[2] for each in (one, other))
+    longest = max(0 if cache.keys is None else cache.keys.shape[2] for cache in (one, other))
     # An empty side becomes zeros without rows.
     full = some(one.keys if other.keys is None else other.keys)
     sides = []
@@ -276,14 +276,14 @@ class BatchKVCache(BatchCache, batches=KVCache):
     def merge(cls, caches: Sequence[KVCache]) -> "BatchKVCache":
         """Merge single caches, aligned at the end; follows `BatchKVCache.merge`."""
         rules = caches[0].rules
-        lengths = [each.size() for each in caches]
+        lengths = [kv_cache.size() for kv_cache in caches]
         longest = max(lengths)
         # Before #1072 a merge of empty caches raised.
         if longest == 0 and rules.merge_of_empties:
             return cls._like(caches, [0] * len(caches))
         padding = [longest - length for length in lengths]
-        keys = blank_batch([each.keys for each in caches], longest)
-        values = blank_batch([each.values for each in caches], longest)
+        keys = blank_batch([kv_cache.keys for kv_cache in caches], longest)
+        values = blank_batch([kv_cache.values for kv_cache in caches], longest)
         for row, (left, cache) in enumerate(zip(padding, caches, strict=True)):
             # Before #755 a cache without keys raised.
             if cache.keys is None and rules.merge_skips_empty:
@@ -301,7 +301,7 @@ class BatchKVCache(BatchCache, batches=KVCache):
     @classmethod
     def _like(cls, caches: Sequence[KVCache], padding: Sequence[int]) -> "BatchKVCache":
         batch = cls(caches[0].rules, padding)
-        inherit_bytes(batch, next((each for each in caches if not each.empty()), caches[0]))
+        inherit_bytes(batch, next((cache for cache in caches if not cache.empty()), caches[0]))
         return batch
 
 
@@ -548,19 +548,29 @@ class BatchRotatingKVCache(RingCache, BatchCache, batches=RotatingKVCache):
         """Merge rings, oldest row first, aligned at the end; as upstream's `merge`."""
         rules, max_size = caches[0].rules, caches[0].max_size
         # Rows of one buffer share one ring.
-        if any(each.max_size != max_size for each in caches):
+        if any(rotating_kv_cache.max_size != max_size for rotating_kv_cache in caches):
             msg = "BatchRotatingKVCache can only merge caches with the same maximum size"
             raise UpstreamValueError(msg)
-        lengths = [each.size() for each in caches]
+        lengths = [rotating_kv_cache.size() for rotating_kv_cache in caches]
         longest = max(lengths)
         padding = [longest - length for length in lengths]
         batch = cls(rules, max_size, padding)
-        inherit_bytes(batch, next((each for each in caches if not each.empty()), caches[0]))
+        inherit_bytes(
+            batch,
+            next(
+                (
+                    rotating_kv_cache
+                    for rotating_kv_cache in caches
+                    if not rotating_kv_cache.empty()
+                ),
+                caches[0],
+            ),
+        )
         # Before #1072 a merge of empty rings raised.
         if longest == 0 and rules.merge_of_empties:
             return batch
-        keys = blank_batch([each.keys for each in caches], longest)
-        values = blank_batch([each.values for each in caches], longest)
+        keys = blank_batch([rotating_kv_cache.keys for rotating_kv_cache in caches], longest)
+        values = blank_batch([rotating_kv_cache.values for rotating_kv_cache in caches], longest)
         for row, (left, length, cache) in enumerate(zip(padding, lengths, caches, strict=True)):
             if cache.keys is not None or not rules.merge_skips_empty:
                 # #1072: the last rows; before, the whole order was written where fewer rows fit.
@@ -570,6 +580,6 @@ class BatchRotatingKVCache(RingCache, BatchCache, batches=RotatingKVCache):
                 place_rows(keys, row, place, cache.temporal_order(cache.keys)[:, :, last:])
                 place_rows(values, row, place, cache.temporal_order(cache.values)[:, :, last:])
         batch.keys, batch.values = keys, values
-        batch.offset = integers([each.offset for each in caches])
+        batch.offset = integers([rotating_kv_cache.offset for rotating_kv_cache in caches])
         batch._idx = batch._offset = longest
         return batch

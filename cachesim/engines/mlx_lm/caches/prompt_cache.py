@@ -30,20 +30,20 @@ from cachesim.units import Array
 
 def can_trim_prompt_cache(cache: Sequence[LayerCache]) -> bool:
     """Check whether every layer can be trimmed now; follows `can_trim_prompt_cache`."""
-    return all(each.is_trimmable() for each in cache)
+    return all(layer_cache.is_trimmable() for layer_cache in cache)
 
 
 def trim_prompt_cache(cache: Sequence[LayerCache], num_tokens: int) -> int:
     """Trim all layers or none; return the first one's result. Follows `trim_prompt_cache`."""
     if not can_trim_prompt_cache(cache) or len(cache) == 0:
         return 0
-    trimmed = [each.trim(num_tokens) for each in cache]
+    trimmed = [layer_cache.trim(num_tokens) for layer_cache in cache]
     return trimmed[0]
 
 
 def copy_prompt_cache(cache: Sequence[LayerCache]) -> list[LayerCache]:
     """Independent layers, arrays included; upstream's `copy.deepcopy` of a prompt cache."""
-    return [each.copy() for each in cache]
+    return [layer_cache.copy() for layer_cache in cache]
 
 
 __all__ = [
@@ -74,19 +74,19 @@ def save_prompt_cache(
     In the sliced form an empty cache has no state to save, and a missing slot cannot be written.
     """
     whole = rules.state_form == "whole"
-    states = [each.state for each in caches]
-    scalars = None if whole else [each.meta_state for each in caches]
+    states = [cache.state for cache in caches]
+    scalars = None if whole else [cache.meta_state for cache in caches]
     arrays: list[Array] = []
     header = {
         "form": rules.state_form,
         "states": _packed(states, arrays, rules),
         "meta_states": scalars,
         "metadata": dict(metadata or {}),
-        "classes": [type(each).__name__ for each in caches],
+        "classes": [type(cache).__name__ for cache in caches],
     }
-    header["arrays"] = [{"dtype": each.dtype.str, "shape": each.shape} for each in arrays]
+    header["arrays"] = [{"dtype": array.dtype.str, "shape": array.shape} for array in arrays]
     text = json.dumps(header, sort_keys=True).encode()
-    body = b"".join(np.ascontiguousarray(each).tobytes() for each in arrays)
+    body = b"".join(np.ascontiguousarray(array).tobytes() for array in arrays)
     blob = MAGIC + _FIXED.pack(VERSION, len(text)) + text + body
     return blob + _SUM.pack(zlib.crc32(blob))
 
@@ -147,8 +147,8 @@ def _opened(blob: bytes) -> tuple[dict[str, Any], list[Array]]:
         raise BlobError(msg)
     header = json.loads(blob[start : start + length])
     arrays, at = [], start + length
-    for each in header["arrays"]:
-        dtype, shape = np.dtype(each["dtype"]), tuple(each["shape"])
+    for array in header["arrays"]:
+        dtype, shape = np.dtype(array["dtype"]), tuple(array["shape"])
         count = int(np.prod(shape, dtype=np.int64))
         arrays.append(np.frombuffer(blob, dtype, count, at).reshape(shape).copy())
         at += count * dtype.itemsize

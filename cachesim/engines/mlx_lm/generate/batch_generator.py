@@ -274,10 +274,10 @@ class BatchGenerator:
         all_tokens: Sequence[Token],
     ) -> int:
         """Queue one sequence. Follows `insert_segments` for one sequence."""
-        pieces = [list(each) for each in segments]
+        pieces = [list(segment) for segment in segments]
         # An exact hit has no segment: 0.32.0 checks the prompt, earlier releases its last segment.
         if self.rules.refuses_empty_prompts:
-            pieces = [each for each in pieces if each]
+            pieces = [piece for piece in pieces if piece]
             if not pieces:
                 raise UpstreamValueError(f"Sequence {self._uid_count} has an empty prompt.")
         if not pieces:
@@ -308,9 +308,9 @@ class BatchGenerator:
             for index, row in enumerate(batch.rows):
                 if row.uid in wanted:
                     found[row.uid] = (extract_cache(batch.prompt_cache, index), row.tokens)
-        for each in self._waiting:
-            if each.row.uid in wanted:
-                found[each.row.uid] = (each.cache, each.row.tokens)
+        for waiting in self._waiting:
+            if waiting.row.uid in wanted:
+                found[waiting.row.uid] = (waiting.cache, waiting.row.tokens)
         return found
 
     def held(self) -> Iterator[tuple[list[Row], PromptCache]]:
@@ -321,7 +321,9 @@ class BatchGenerator:
     def remove(self, uids: Iterable[int]) -> None:
         """Remove these sequences."""
         removed = set(uids)
-        self._waiting = deque(each for each in self._waiting if each.row.uid not in removed)
+        self._waiting = deque(
+            waiting for waiting in self._waiting if waiting.row.uid not in removed
+        )
         staying = _staying(self._prompt_batch.uids, removed)
         if len(staying) < len(self._prompt_batch):
             self._prompt_batch.filter(staying)
@@ -334,7 +336,7 @@ class BatchGenerator:
     def prompt_cache_nbytes(self) -> int:
         """Bytes of all caches in use, padding and unused capacity included."""
         batches = (self._prompt_batch.prompt_cache, self._generation_batch.prompt_cache)
-        return nbytes_of([*(each.cache for each in self._waiting), *batches])
+        return nbytes_of([*(waiting.cache for waiting in self._waiting), *batches])
 
     def next(self) -> tuple[list[PromptResponse], list[TokenResponse]]:
         """An iteration: decode, admit, start decoding, prefill. Follows `_next`."""
@@ -360,41 +362,48 @@ class BatchGenerator:
             return
         taken = [self._waiting.popleft() for _ in range(count)]
         self._processing += [
-            Processing(each.segments, 0, sum(map(len, each.segments))) for each in taken
+            Processing(waiting.segments, 0, sum(map(len, waiting.segments))) for waiting in taken
         ]
-        rows, caches = [each.row for each in taken], [each.cache for each in taken]
+        rows, caches = [waiting.row for waiting in taken], [waiting.cache for waiting in taken]
         batch = PromptProcessingBatch.of(self.model, self.prefill_step_size, rows, caches)
         self._prompt_batch.extend(batch)
 
     def _start_decoding(self) -> list[PromptResponse]:
-        leaving = [i for i, each in enumerate(self._processing) if each.at_last_token]
+        leaving = [i for i, processing in enumerate(self._processing) if processing.at_last_token]
         if not leaving:
             return []
         going = [self._processing[index] for index in leaving]
-        self._processing = [each for each in self._processing if not each.at_last_token]
-        last = [each.segments[0] for each in going]
+        self._processing = [
+            processing for processing in self._processing if not processing.at_last_token
+        ]
+        last = [processing.segments[0] for processing in going]
         # Rows at their last token leave the prefill together.
         batch = self._prompt_batch.split(leaving).generate(last)
         responses = [
             PromptResponse(
-                uid=uid, progress=(each.total, each.total), end_of_segment=True, end_of_prompt=True
+                uid=uid,
+                progress=(processing.total, processing.total),
+                end_of_segment=True,
+                end_of_prompt=True,
             )
-            for uid, each in zip(batch.uids, going, strict=True)
+            for uid, processing in zip(batch.uids, going, strict=True)
         ]
         self._generation_batch.extend(batch)
         return responses
 
     def _prefill(self) -> list[PromptResponse]:
         pieces, responses = [], []
-        for uid, each in zip(self._prompt_batch.uids, self._processing, strict=True):
-            pieces.append(each.take(self.prefill_step_size))
+        for uid, processing in zip(self._prompt_batch.uids, self._processing, strict=True):
+            pieces.append(processing.take(self.prefill_step_size))
             # The segment's end is reported in the step that reaches it; the state is extracted
             # then.
-            ended = not each.segments[0]
+            ended = not processing.segments[0]
             if ended:
-                each.segments.pop(0)
+                processing.segments.pop(0)
             responses.append(
-                PromptResponse(uid=uid, progress=(each.done, each.total), end_of_segment=ended)
+                PromptResponse(
+                    uid=uid, progress=(processing.done, processing.total), end_of_segment=ended
+                )
             )
         self._prompt_batch.prompt(pieces)
         return responses
@@ -499,7 +508,7 @@ class OldBatchGenerator:
         self._unprocessed.append(Unprocessed(row, rest, cache, checkpoint))
         # By length, so that rows of one batch need little padding; requests do not keep their
         # order.
-        self._unprocessed.sort(key=lambda each: each.length)
+        self._unprocessed.sort(key=lambda unprocessed: unprocessed.length)
         self._uid_count += 1
         return row.uid
 
@@ -519,7 +528,9 @@ class OldBatchGenerator:
                     caches[row.uid] = extract_cache(self._active.cache, index)
             staying = [index for index, row in enumerate(rows) if row.uid not in removed]
             self._keep_active(staying)
-        self._unprocessed = [each for each in self._unprocessed if each.row.uid not in removed]
+        self._unprocessed = [
+            unprocessed for unprocessed in self._unprocessed if unprocessed.row.uid not in removed
+        ]
         return caches
 
     def _keep_active(self, staying: Sequence[int]) -> None:
@@ -534,7 +545,7 @@ class OldBatchGenerator:
     def prompt_cache_nbytes(self) -> int:
         """Bytes of all caches in use, padding and unused capacity included."""
         active = [] if self._active is None else [self._active.cache]
-        return nbytes_of([*(each.cache for each in self._unprocessed), *active])
+        return nbytes_of([*(unprocessed.cache for unprocessed in self._unprocessed), *active])
 
     def next(self) -> list[TokenResponse]:
         """An iteration: prefill while decode slots are free, then one token per row. As `_next`."""
@@ -579,7 +590,7 @@ class OldBatchGenerator:
         """Prefill, store checkpoints, sample the first tokens. Follows `_process_prompts`."""
         # One distance for the whole batch, the largest: shorter rows stop earlier than they asked
         # for.
-        prompt_end = max(1, *(_distance(each) for each in prompts))
+        prompt_end = max(1, *(_distance(prompt) for prompt in prompts))
         if self._is_fresh(prompts):
             cache, inputs = self._prefill_fresh(prompts, prompt_end)
         else:
@@ -590,45 +601,47 @@ class OldBatchGenerator:
         if self.rules.checkpoint:
             # Pass every row's state to the server. Until #976 the generators that extracted the
             # rows were bound late: all to the last row.
-            for index, each in enumerate(prompts):
+            for index, prompt in enumerate(prompts):
                 row = len(prompts) - 1 if self.rules.binds_late else index
-                self._keep_checkpoint(each.row.uid, prompt_end, partial(extract_cache, cache, row))
+                self._keep_checkpoint(
+                    prompt.row.uid, prompt_end, partial(extract_cache, cache, row)
+                )
         # Trap: these columns are fed again in `_step`: C - 1 tokens enter the state twice.
         if prompt_end > 1:
             self.model(inputs[:, : prompt_end - 1], cache)
-        rows = [each.row for each in prompts]
+        rows = [prompt.row for prompt in prompts]
         return Batch(rows, self._step(inputs, cache, rows), cache)
 
     def _is_fresh(self, prompts: Sequence[Unprocessed]) -> bool:
         # Until #690 a cache with any token made the batch one with a history.
         if self.rules.fresh_by_length:
-            return not any(layer.size() for each in prompts for layer in each.cache)
+            return not any(layer.size() for prompt in prompts for layer in prompt.cache)
         # Trap: only the first layer of each list is asked.
-        return all(each.cache[0].empty() for each in prompts)
+        return all(prompt.cache[0].empty() for prompt in prompts)
 
     def _prefill_fresh(
         self, prompts: Sequence[Unprocessed], prompt_end: int
     ) -> tuple[PromptCache, Integers]:
-        longest = max(len(each.rest) for each in prompts)
-        padding = [longest - len(each.rest) for each in prompts]
+        longest = max(len(prompt.rest) for prompt in prompts)
+        padding = [longest - len(prompt.rest) for prompt in prompts]
         cache = [batch_form_of(layer, padding) for layer in self.model.make_cache()]
-        columns = left_padded([each.rest for each in prompts], longest)
+        columns = left_padded([prompt.rest for prompt in prompts], longest)
         return cache, self._feed(prompts, columns, cache, prompt_end)
 
     def _prefill_history(
         self, prompts: Sequence[Unprocessed], prompt_end: int
     ) -> tuple[PromptCache, Integers]:
-        longest = max(len(each.rest) for each in prompts)
+        longest = max(len(prompt.rest) for prompt in prompts)
         last = self._last_inputs(prompts, prompt_end)
-        columns = right_padded([each.rest for each in prompts])
-        cache = merge_caches([each.cache for each in prompts])
+        columns = right_padded([prompt.rest for prompt in prompts])
+        cache = merge_caches([prompt.cache for prompt in prompts])
         # #738: lengths without the last tokens, which this prefill does not feed; before, a ring
         # kept one token too many of each shorter row.
         unfed = prompt_end if self.rules.lengths_leave_last else 0
         for layer in cache:
             layer.prepare(
-                lengths=[len(each.rest) - unfed for each in prompts],
-                right_padding=[longest - len(each.rest) for each in prompts],
+                lengths=[len(prompt.rest) - unfed for prompt in prompts],
+                right_padding=[longest - len(prompt.rest) for prompt in prompts],
             )
         self._feed(prompts, columns, cache, prompt_end)
         return cache, last
@@ -636,7 +649,7 @@ class OldBatchGenerator:
     def _last_inputs(self, prompts: Sequence[Unprocessed], prompt_end: int) -> Integers:
         """The last C tokens of each prompt; shorter ones raise, or are padded (#1006)."""
         # Until #1006's second commit prompts of unequal tails raise.
-        last = [each.rest[-prompt_end:] for each in prompts]
+        last = [prompt.rest[-prompt_end:] for prompt in prompts]
         return left_padded(last, prompt_end) if self.rules.tails == "padded" else as_columns(last)
 
     def _feed(
@@ -649,8 +662,8 @@ class OldBatchGenerator:
             self.model(columns[:, :count], cache)
             columns = columns[:, count:]
             done += count
-            for each in prompts:
-                self._progress(each.row.uid, done, len(each.rest))
+            for prompt in prompts:
+                self._progress(prompt.row.uid, done, len(prompt.rest))
         return columns
 
 
@@ -676,7 +689,9 @@ def batch_form_of(layer: LayerCache, left_padding: Sequence[int]) -> LayerCache:
         layer.left_padding = np.array(left_padding, dtype=np.int64)
         return layer
     if isinstance(layer, CacheList):
-        return CacheList(layer.rules, *(batch_form_of(each, left_padding) for each in layer.caches))
+        return CacheList(
+            layer.rules, *(batch_form_of(cache, left_padding) for cache in layer.caches)
+        )
     if isinstance(layer, RotatingKVCache):
         # `keep` is lost in batches, so upstream refuses it here.
         if layer.keep > 0:

@@ -442,7 +442,7 @@ class RecurrentRows:
         ]
         for state in slots:
             if len(state) != batch:
-                msg = f"states of {[len(each) for each in slots]} rows for a batch of {batch}"
+                msg = f"states of {[len(slot) for slot in slots]} rows for a batch of {batch}"
                 raise UpstreamValueError(msg)
         before = np.concatenate(slots, axis=1)
         mask = lengths = None
@@ -595,7 +595,7 @@ class _Call:
             for shape, layer in layers
             if isinstance(layer, ArraysCache)
         }
-        offsets = [each.offsets for each in self.attention.values()]
+        offsets = [rows.offsets for rows in self.attention.values()]
         self.first = (
             [max(of_row) for of_row in zip(*offsets, strict=True)] if offsets else [0] * batch
         )
@@ -622,8 +622,8 @@ class _Call:
         a mask. Columns after the tokens are computed if a recurrent layer uses them.
         """
         start, stop = max(0, -self.first[row]), self.inputs.shape[1]
-        for each in self.recurrent.values():
-            columns = each.computed(row)
+        for rows in self.recurrent.values():
+            columns = rows.computed(row)
             return range(min(start, columns.start), columns.stop)
         return range(start, stop)
 
@@ -637,7 +637,13 @@ class _Call:
             positions=_one_by_one(positions),
             sets=len(rows),
             outputs=_last_rows(len(rows), length, outputs),
-            padding=next((each.padding(rows, columns) for each in self.recurrent.values()), None),
+            padding=next(
+                (
+                    recurrent_rows.padding(rows, columns)
+                    for recurrent_rows in self.recurrent.values()
+                ),
+                None,
+            ),
         )
         group = self, rows, columns, positions
         self.several = self.network.run(ubatch, _GroupStore(*group)).logits
@@ -650,8 +656,8 @@ class _Call:
 
     def finish(self) -> None:
         """Store the new states of recurrent layers; collect the logits."""
-        for each in self.recurrent.values():
-            each.finish()
+        for rows in self.recurrent.values():
+            rows.finish()
         batch = len(self.inputs)
         if len(self.logits) == batch:  # all rows, in order
             return

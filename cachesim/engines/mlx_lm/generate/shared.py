@@ -52,9 +52,9 @@ class Stopper:
             return False
         self.met = next(
             (
-                len(each)
-                for each in self.sequences
-                if bool(each) and tuple(self.seen[-len(each) :]) == tuple(each)
+                len(sequence)
+                for sequence in self.sequences
+                if bool(sequence) and tuple(self.seen[-len(sequence) :]) == tuple(sequence)
             ),
             0,
         )
@@ -106,29 +106,29 @@ class TokenResponse:
 def leaves(cache: PromptCache) -> list[LayerCache]:
     """The layer caches, with the members of a `CacheList`."""
     return [
-        each
+        layer_cache
         for layer in cache
-        for each in (layer.caches if isinstance(layer, CacheList) else (layer,))
+        for layer_cache in (layer.caches if isinstance(layer, CacheList) else (layer,))
     ]
 
 
 def as_columns(prompts: Sequence[Sequence[Token]]) -> Integers:
     """Prompts of one length as an array (batch, columns); others raise, as in `mx.array`."""
-    if len({len(each) for each in prompts}) > 1:
+    if len({len(prompt) for prompt in prompts}) > 1:
         raise UpstreamValueError("Initialization encountered non-uniform length.")
     columns = len(prompts[0]) if prompts else 0
-    return np.array([list(each) for each in prompts], np.int64).reshape(len(prompts), columns)
+    return np.array([list(prompt) for prompt in prompts], np.int64).reshape(len(prompts), columns)
 
 
 def right_padded(prompts: Sequence[Sequence[Token]]) -> Integers:
     """Prompts, then padding up to the longest. Follows `_right_pad_prompts`."""
     longest = max(map(len, prompts))
-    return as_columns([[*each, *[PAD] * (longest - len(each))] for each in prompts])
+    return as_columns([[*prompt, *[PAD] * (longest - len(prompt))] for prompt in prompts])
 
 
 def left_padded(prompts: Sequence[Sequence[Token]], length: int) -> Integers:
     """Padding up to `length`, then prompts. Follows `_left_pad_prompts`."""
-    return as_columns([[*[PAD] * (length - len(each)), *each] for each in prompts])
+    return as_columns([[*[PAD] * (length - len(prompt)), *prompt] for prompt in prompts])
 
 
 def merge_caches(caches: Sequence[PromptCache]) -> PromptCache:

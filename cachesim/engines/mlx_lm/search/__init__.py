@@ -86,7 +86,7 @@ class MlxLaws:
         self._keys = self._held()
         self._entries, self._bytes = len(cache), cache.nbytes if self._counts_bytes else 0
         self._stored = self._engine.server.store.number
-        self._records = sum(len(each.records) for each in self._disks)
+        self._records = sum(len(disk.records) for disk in self._disks)
         self._recomputed: dict[str, Recomputed] = {}
 
     @property
@@ -163,18 +163,18 @@ class MlxLaws:
         cache = self._engine.server.store.cache
         limited = self._options.prompt_cache_bytes is not None
         broken = ""
-        for each in events:
-            self._stored += isinstance(each, Insertion)
-            self._records += isinstance(each, RecordStored) - isinstance(each, RecordEvicted)
-            if isinstance(each, PromptCacheInserted):
+        for event in events:
+            self._stored += isinstance(event, Insertion)
+            self._records += isinstance(event, RecordStored) - isinstance(event, RecordEvicted)
+            if isinstance(event, PromptCacheInserted):
                 self._entries += 1
-                self._bytes += each.nbytes
-            elif isinstance(each, LEAVES):
+                self._bytes += event.nbytes
+            elif isinstance(event, LEAVES):
                 room = self._entries <= cache.max_size
-                if isinstance(each, PromptCacheEvicted) and room and not limited:
+                if isinstance(event, PromptCacheEvicted) and room and not limited:
                     broken = f"an entry is evicted from {self._entries} of {cache.max_size}"
                 self._entries -= 1
-                self._bytes -= each.nbytes
+                self._bytes -= event.nbytes
         return "" if isinstance(self._rules.server.memory, RapidRules) else broken
 
     def _accounts(self, seen: Seen) -> Iterator[str]:
@@ -189,13 +189,13 @@ class MlxLaws:
             return
         if self._entries != len(cache):
             yield f"{self._entries} entries by the events, {len(cache)} in the store"
-        if self._records != sum(len(each.records) for each in self._disks):
+        if self._records != sum(len(disk.records) for disk in self._disks):
             yield f"{self._records} records by the events, not as many on disk"
         if self._counts_bytes and self._bytes != cache.nbytes:
             yield f"{self._bytes} bytes by the events, {cache.nbytes} by the store's counter"
-        for each in seen.events:
-            if isinstance(each, RequestAdmitted):
-                yield from self._admitted(each, seen)
+        for event in seen.events:
+            if isinstance(event, RequestAdmitted):
+                yield from self._admitted(event, seen)
 
     def _admitted(self, admitted: RequestAdmitted, seen: Seen) -> Iterator[str]:
         """The reported counts of an admitted request, and its path: batched, or alone."""
@@ -236,29 +236,31 @@ class MlxLaws:
         # #1494: a chunk goes back to its front at most, the layers with full attention all the way
         apart = self._engine.network.spec.chunked and self._rules.caches.chunks_always_trim
         exact = exact and not (unrolls or apart)
-        for each in seen.events:
-            if not isinstance(each, Insertion):
+        for event in seen.events:
+            if not isinstance(event, Insertion):
                 continue
-            if not seen.images and each.key != tokens[: each.length]:
-                yield f"a state of {each.length} tokens is stored under another key"
-            counts = {layer["offset"] for layer in each.layers if "offset" in layer}
-            if exact and counts - {each.length, *self._uncounted(seen)}:
-                yield f"a state of {counts} tokens is stored under a key of {each.length}"
+            if not seen.images and event.key != tokens[: event.length]:
+                yield f"a state of {event.length} tokens is stored under another key"
+            counts = {layer["offset"] for layer in event.layers if "offset" in layer}
+            if exact and counts - {event.length, *self._uncounted(seen)}:
+                yield f"a state of {counts} tokens is stored under a key of {event.length}"
         if STOPS in seen.fields or seen.images or not seen.plain:
             return
-        stored = [each for each in seen.events if isinstance(each, Insertion)]
+        stored = [event for event in seen.events if isinstance(event, Insertion)]
         cache = self._engine.server.store.cache
         suffix = cache.suffix if isinstance(cache, MllmPromptCache) else 0
-        due, found = lengths(own, seen, suffix), [int(each.length) for each in stored]
+        due, found = lengths(own, seen, suffix), [int(insertion.length) for insertion in stored]
         if due is not None and due != found:
             yield f"states of {found} tokens are stored, not of {due}"
         for disk in self._disks:
             chunks = disk.chunks(tokens)
             if own.grid == DiskRules() and seen.layers <= CUT and len(self._disks) == 1:
-                missing = [each.end for each in chunks if (each.key, KV) not in disk.records]
+                missing = [chunk.end for chunk in chunks if (chunk.key, KV) not in disk.records]
                 if missing:
                     yield f"the records up to {missing} are not on disk"
-        others = {each.type for each in stored[-1:]} - {self._rules.store.queue_of("assistant")}
+        others = {insertion.type for insertion in stored[-1:]} - {
+            self._rules.store.queue_of("assistant")
+        }
         if own.grid is None and own.memory is None and others:
             yield f"the state after a reply is stored as one of {others}"
 
@@ -276,26 +278,30 @@ class MlxLaws:
         )
         if seen.forced is not None and told != seen.forced:
             yield f"{len(reply.generated)} tokens are returned of {len(seen.forced)}"
-        reasons = [each.reason for each in events if isinstance(each, RequestFinished)]
+        reasons = [event.reason for event in events if isinstance(event, RequestFinished)]
         if reasons != ["length"] and STOPS not in seen.fields:
             yield f"a reply without a stop word ends as {reasons}"
         rest = len(reply.prompt) - (0 if self._whole else there_is(reply.cached))
-        fed = sum(each.rows * each.columns for each in events if isinstance(each, ModelCalled))
+        fed = sum(event.rows * event.columns for event in events if isinstance(event, ModelCalled))
         if not self._drafts and not self._ragged and fed != rest + len(reply.generated):
             yield f"{fed} tokens are fed for {rest} of the prompt and {len(reply.generated)}"
-        widest = max((each.columns for each in events if isinstance(each, ModelCalled)), default=0)
+        widest = max(
+            (event.columns for event in events if isinstance(event, ModelCalled)), default=0
+        )
         most = self._options.prefill_step_size
         if not (self._drafts or self._ragged) and widest > most:
             yield f"the model is given {widest} tokens at once"
-        for each in events:
-            if isinstance(each, RequestAdmitted) and each.segments:
-                cut = sum(length for length, _ in each.segments)
+        for event in events:
+            if isinstance(event, RequestAdmitted) and event.segments:
+                cut = sum(length for length, _ in event.segments)
                 if cut != len(reply.prompt):
                     yield f"the segments have {cut} tokens of {len(reply.prompt)}"
-        done = [(each.done, each.total) for each in events if isinstance(each, PromptProgress)]
+        done = [(event.done, event.total) for event in events if isinstance(event, PromptProgress)]
         if any(one[0] > other[0] for one, other in pairwise(done)):
             yield "the progress of a prompt goes back"
-        alone = any(isinstance(each, RequestAdmitted) and each.path == "single" for each in events)
+        alone = any(
+            isinstance(event, RequestAdmitted) and event.path == "single" for event in events
+        )
         short = 0 if alone or self._rules.server.segments else 1  # its last token is fed apart
         if done and not self._ragged and done[-1][0] != done[-1][1] - short:
             yield f"a prompt's progress ends at {done[-1][0]} of {done[-1][1]}"
@@ -410,7 +416,7 @@ def _images(own: rules.ServerRules, flags: MlxOptions) -> Images:
     if isinstance(own.memory, rules.WholeRules):
         return "all"
     others = (own.snapshots, own.grid, own.memory, flags.draft_model)
-    reads = own.reads_images and all(each is None for each in others)
+    reads = own.reads_images and all(other is None for other in others)
     return "some" if reads or isinstance(own.memory, rules.MllmRules) else "none"
 
 

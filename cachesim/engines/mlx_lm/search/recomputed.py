@@ -72,16 +72,19 @@ class Recomputed:
         whole = prompt + generated
         ends = tuple(ends_of(cached, len(prompt), len(generated), self._step))
         found = {
-            each.cut(cached)
-            for each in (*self._fed, History((), ()))
-            if cached <= get_common_prefix(each.tokens, prompt) and (cached or not each.tokens)
+            history.cut(cached)
+            for history in (*self._fed, History((), ()))
+            if cached <= get_common_prefix(history.tokens, prompt)
+            and (cached or not history.tokens)
         }
-        histories = [each.continued(whole, ends, self._start) for each in found]
-        if not histories or sum(len(each.calls) for each in histories) > MOST:
+        histories = [history.continued(whole, ends, self._start) for history in found]
+        if not histories or sum(len(history.calls) for history in histories) > MOST:
             self._fed += histories
             return None
         right = [
-            each for each in histories if np.array_equal(logits, self._logits(each, len(prompt)))
+            history
+            for history in histories
+            if np.array_equal(logits, self._logits(history, len(prompt)))
         ]
         self._fed += right or histories
         return not right

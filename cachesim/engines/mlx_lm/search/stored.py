@@ -32,7 +32,7 @@ def lengths(own: rules.ServerRules, seen: Seen, suffix: int) -> list[int] | None
         return _on_grid(own.grid, seen, whole)
     if own.memory is not None:
         return _in_memory(own.memory, seen, whole, suffix)
-    [admitted] = [each for each in seen.events if isinstance(each, RequestAdmitted)]
+    [admitted] = [event for event in seen.events if isinstance(event, RequestAdmitted)]
     if own.segments:
         return [*_ends(admitted), whole]
     store, at = admitted.checkpoint or (False, 0)

@@ -27,7 +27,7 @@ class MlxLm(JobEngine[MlxRules, MlxOptions, Job]):
 
     def _set_up(self) -> None:
         self.tokenizer = self.options.chat_tokenizer(self.network.spec)
-        self.models = {name: self._forward(each) for name, each in self.networks.items()}
+        self.models = {name: self._forward(network) for name, network in self.networks.items()}
         self.server = self._started()
 
     def _forward(self, network: Network) -> Forward:
@@ -112,7 +112,9 @@ class MlxLm(JobEngine[MlxRules, MlxOptions, Job]):
         return observe.snapshot(self.server)
 
     def held(self) -> Held:
-        return observe.held(self.server.store, {n: each.network for n, each in self.models.items()})
+        return observe.held(
+            self.server.store, {n: model.network for n, model in self.models.items()}
+        )
 
     def texts(self) -> Texts:
         return observe.texts(self.server.store) if len(self.networks) == 1 else Texts()

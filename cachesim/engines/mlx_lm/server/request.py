@@ -97,9 +97,9 @@ def tail_start(mark: Tokens, prompt: Tokens) -> int:
 def at_chunks(segments: Sequence[Segment], step: int) -> tuple[Segment, ...]:
     """Segments that end where a chunk of a cold prefill does, as #1667 proposes."""
     return tuple(
-        Segment(type=each.type, tokens=each.tokens[start : start + step])
-        for each in segments
-        for start in range(0, len(each.tokens), step)
+        Segment(type=segment.type, tokens=segment.tokens[start : start + step])
+        for segment in segments
+        for start in range(0, len(segment.tokens), step)
     )
 
 
@@ -130,8 +130,8 @@ def without_cached(
 
     Follows the loop of `_generate`. An exact hit leaves none.
     """
-    tokens = [each.tokens for each in segments]
-    types = [each.type for each in segments]
+    tokens = [segment.tokens for segment in segments]
+    types = [segment.type for segment in segments]
     left = cached
     while left > 0:
         # A cached segment is dropped with its type; the one in which the match ends is cut.
@@ -189,7 +189,7 @@ def stable_end(tokenizer: ChatTokenizer, messages: Sequence[Message]) -> Count:
     Follows Rapid-MLX's `_compute_prefix_boundary`, for templates that write the messages before the
     generation prompt as without it.
     """
-    users = [at for at, each in enumerate(messages) if each.role == "user"]
+    users = [at for at, message in enumerate(messages) if message.role == "user"]
     # Trap: a chat that begins with its last user message gets none.
     if not users or users[-1] == 0:
         return Count(0)
@@ -378,7 +378,7 @@ def job_of(
 def _check_images(request: Request, options: MlxOptions, rules: ServerRules) -> None:
     """Refuse images where upstream's server does not read them, or not as here."""
     others = (rules.snapshots, rules.grid, rules.memory, options.draft_model)
-    own = rules.reads_images and all(each is None for each in others)
+    own = rules.reads_images and all(other is None for other in others)
     mllm = isinstance(rules.memory, (MllmRules, WholeRules))
     if isinstance(rules.memory, WholeRules) and not request.images:
         raise OptionError(

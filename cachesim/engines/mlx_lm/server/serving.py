@@ -53,7 +53,7 @@ class Serving:
             cached=cached,
             reported=job.cached if self.rules.reports_cached else None,
             sound=self.store.soundness(job, cache, key[:cached]),
-            segments=tuple((len(each.tokens), each.type) for each in segments),
+            segments=tuple((len(segment.tokens), segment.type) for segment in segments),
             checkpoint=(job.checkpoint.store, job.checkpoint.position) if checkpointed else None,
         )
         self.emit(event)

@@ -73,7 +73,7 @@ def holdings(network: Network, cache: PromptCache, key: Tokens) -> tuple[Holding
 def is_sound(network: Network, cache: PromptCache, key: Tokens) -> bool | None:
     """Check whether a prompt cache holds exactly the key's tokens; None without a trace."""
     held = holdings(network, cache, key)
-    return all(each.sound for each in held) if held else None
+    return all(holding.sound for holding in held) if held else None
 
 
 def _holding(
@@ -253,14 +253,14 @@ class ServerStore:
             length=Count(len(key)),
             key=tuple(key),
             layers=described(network, cache),
-            state_is_key=all(each.sound for each in held) if held else None,
-            held={each.place: each.tokens for each in held if not each.sound},
+            state_is_key=all(holding.sound for holding in held) if held else None,
+            held={holding.place: holding.tokens for holding in held if not holding.sound},
         )
         self._emit(insertion)
         if self._rules.server.snapshots is not None:
             # Report the content of copies that an insertion under #923 made.
             for model, tokens, entry in self.cache.trie.items():
-                if not entry.is_snapshot or any(entry is each for each in self._snapshots):
+                if not entry.is_snapshot or any(entry is snapshot for snapshot in self._snapshots):
                     continue
                 self._snapshots.append(entry)
                 held = holdings(
@@ -270,8 +270,10 @@ class ServerStore:
                     SnapshotTaken(
                         task=job.ticket,
                         length=Count(len(tokens)),
-                        state_is_key=all(each.sound for each in held) if held else None,
-                        held={each.place: each.tokens for each in held if not each.sound},
+                        state_is_key=all(holding.sound for holding in held) if held else None,
+                        held={
+                            holding.place: holding.tokens for holding in held if not holding.sound
+                        },
                     )
                 )
         if self.watch is not None:

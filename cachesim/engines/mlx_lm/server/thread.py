@@ -153,7 +153,8 @@ class SegmentBatch(ServedBatch):
             self._answered.append(prompt.uid)
         # The last token is a segment of its own, whose state is not stored: that of the reply
         # follows.
-        ended = [each.uid for each in prompts if each.end_of_segment and not each.end_of_prompt]
+        in_parts = [prompt for prompt in prompts if not prompt.end_of_prompt]
+        ended = [prompt.uid for prompt in in_parts if prompt.end_of_segment]
         uids = [uid for uid in ended if self.jobs[uid].segment_types]
         # Key and state come together, since #1072: earlier releases computed the key apart.
         for uid, (cache, key) in self.generator.extract_cache(uids).items():
@@ -676,8 +677,8 @@ class ResponseGenerator:
         )
         return frozenset(
             name
-            for name, each in self.servings.items()
-            if not alone and all(layer.merges for layer in each.model.make_cache())
+            for name, serving in self.servings.items()
+            if not alone and all(layer.merges for layer in serving.model.make_cache())
         )
 
     def _is_batchable(self, job: Job) -> bool:

@@ -44,7 +44,7 @@ def without_channels(messages: Sequence[Message]) -> Iterator[tuple[str, str]]:
 
 def with_thoughts_since_the_user(messages: Sequence[Message]) -> Iterator[tuple[str, str]]:
     """As `without_thoughts`, but assistant turns after the last user message are complete."""
-    last_user = max((i for i, each in enumerate(messages) if each.role == "user"), default=-1)
+    last_user = max((i for i, message in enumerate(messages) if message.role == "user"), default=-1)
     for index, (role, content) in enumerate(without_thoughts(messages)):
         if role == "assistant" and index > last_user:
             yield role, f"{THINK_MARKS[0]} \n {messages[index].content}"
@@ -69,8 +69,8 @@ class WordTemplate:
 
 
 WORD_TEMPLATES: Final = {
-    each.name: each
-    for each in (
+    word_template.name: word_template
+    for word_template in (
         WordTemplate(name="chatml", show=as_sent),
         WordTemplate(name="think", show=without_thoughts, marks=THINK_MARKS),
         WordTemplate(name="think-tools", show=with_thoughts_since_the_user, marks=THINK_MARKS),

@@ -127,7 +127,7 @@ def _assembled(parts: Sequence[LayerCache], end: int) -> LayerCache:
     last = parts[-1]
     if not isinstance(last, KVCache | RotatingKVCache):
         return last.copy()
-    rows = [_rows(each) for each in parts if isinstance(each, KVCache | RotatingKVCache)]
+    rows = [_rows(part) for part in parts if isinstance(part, KVCache | RotatingKVCache)]
     kept = slice(-last.max_size if isinstance(last, RotatingKVCache) else 0, None)
     keys, values = (joined([pair[at] for pair in rows])[:, :, kept].copy() for at in (0, 1))
     return _of_rows(last, keys, values, end)
@@ -164,7 +164,7 @@ class RecordStore:
 
     def matched(self, chunks: Sequence[Chunk]) -> int:
         """End of the last chunk with a record of any kind."""
-        held = (each.end for each in reversed(chunks) if any(self._of(each)))
+        held = (chunk.end for chunk in reversed(chunks) if any(self._of(chunk)))
         return next(held, 0)
 
     def _of(self, chunk: Chunk) -> Iterator[RecordKey]:
@@ -201,7 +201,7 @@ class RecordStore:
         Follows `plan_longest_prefix_restore`.
         """
         # The prompt's last token is fed, so a chunk that ends with it is of no use.
-        chunks = [each for each in self.chunks(tokens) if each.end < len(tokens)]
+        chunks = [chunk for chunk in self.chunks(tokens) if chunk.end < len(tokens)]
         # The longest prefix first; a record that was evicted leaves only shorter ones.
         for count in range(len(chunks) if self._layout else 0, 0, -1):
             plan = self.plan(chunks[:count])
@@ -216,7 +216,7 @@ class RecordStore:
             for index, layer in self.records[key].layers.items():
                 parts[index].append(layer)
         self._touch(plan)
-        return [_assembled(each, end) for each in parts]
+        return [_assembled(part, end) for part in parts]
 
     def save(
         self, cache: Sequence[LayerCache], chunks: Sequence[Chunk], first: int, length: int
@@ -229,12 +229,16 @@ class RecordStore:
         for at in range(first, len(chunks)):
             chunk = chunks[at]
             try:
-                layers = [_sliced(each, chunk) for each in cache]
+                layers = [_sliced(layer_cache, chunk) for layer_cache in cache]
             # This chunk alone is left out; later ones may be complete in the ring.
             except UpstreamValueError:
                 continue
             if not self._layout:
-                rings = [each.max_size for each in cache if isinstance(each, RotatingKVCache)]
+                rings = [
+                    layer_cache.max_size
+                    for layer_cache in cache
+                    if isinstance(layer_cache, RotatingKVCache)
+                ]
                 self._layout, self._window = kinds, max(rings, default=0)
             for kind in WRITE_ORDER:
                 # The state is that of `length` tokens, so only a chunk that ends there can have it.
@@ -247,7 +251,7 @@ class RecordStore:
     def _put(self, chunk: Chunk, kind: Kind, layers: dict[int, LayerCache]) -> None:
         key = (chunk.key, kind)
         if key not in self.records:
-            nbytes = sum(each.nbytes for each in layers.values())
+            nbytes = sum(layer.nbytes for layer in layers.values())
             record = Record(chunk=chunk, kind=kind, layers=layers, nbytes=nbytes)
             self.records[key] = record
             self.total_bytes += nbytes
@@ -336,11 +340,11 @@ class DiskPromptCache(LRUPromptCache):
     def listed(self) -> Iterator[dict[str, Any]]:
         """The records as entries, the next one to evict first."""
         for model, store in self.stores.items():
-            for each in store.records.values():
-                state = each.kind == "state_checkpoint"
-                entry = {"n_tokens": each.chunk.end, "checkpoints": 0, "type": each.kind}
+            for record in store.records.values():
+                state = record.kind == "state_checkpoint"
+                entry = {"n_tokens": record.chunk.end, "checkpoints": 0, "type": record.kind}
                 owner = {"model": model} if model else {}
-                yield {**entry, "nbytes": each.nbytes, "trimmable": not state, **owner}
+                yield {**entry, "nbytes": record.nbytes, "trimmable": not state, **owner}
 
     def fetch(self, model: Hashable, tokens: Key) -> Fetched:
         """The longer of both matches. Follows `_restore_best_prefix`."""
@@ -419,4 +423,7 @@ def extracted(cache: Sequence[LayerCache]) -> list[LayerCache]:
     Trap: a list of caches has them, and the attention in it does not.
     """
     batched = (ArraysCache, CacheList)
-    return [each.extract(0) if isinstance(each, batched) else each for each in cache]
+    return [
+        layer_cache.extract(0) if isinstance(layer_cache, batched) else layer_cache
+        for layer_cache in cache
+    ]

@@ -77,19 +77,21 @@ class LiveBuffer:
 
         A reply's leaf grows, and is copied again as a whole.
         """
-        for each in list(self.snapshots):
-            equal = _equal(each.key, key)
+        for snapshot in list(self.snapshots):
+            equal = _equal(snapshot.key, key)
             start = max(start, equal)
-            if each.start < equal < len(each.key):
-                self.snapshots.append(_Snapshot(each.key[:equal], each.start, each.lazy))
-                each.start = equal
+            if snapshot.start < equal < len(snapshot.key):
+                self.snapshots.append(
+                    _Snapshot(snapshot.key[:equal], snapshot.start, snapshot.lazy)
+                )
+                snapshot.start = equal
         stem = key[:start]
-        above = [each for each in self.snapshots if each.key == stem]
-        at_end = [each for each in self.snapshots if each.start == start]
-        below = [each for each in at_end if each.key[:start] == stem]
+        above = [snapshot for snapshot in self.snapshots if snapshot.key == stem]
+        at_end = [snapshot for snapshot in self.snapshots if snapshot.start == start]
+        below = [snapshot for snapshot in at_end if snapshot.key[:start] == stem]
         if start == len(key):
-            for each in above:
-                each.user |= user
+            for snapshot in above:
+                snapshot.user |= user
         # A reply's leaf grows, and is copied again as a whole.
         elif above and not (user or below or above[0].user):
             above[0].key, above[0].lazy = key, True
@@ -97,8 +99,10 @@ class LiveBuffer:
             self.snapshots.append(_Snapshot(key, start, user=user))
 
     def _copy_out(self, start: int, stop: int) -> None:
-        for each in self.snapshots:
-            each.lazy = each.lazy and not (each.start < stop and len(each.key) > start)
+        for snapshot in self.snapshots:
+            snapshot.lazy = snapshot.lazy and not (
+                snapshot.start < stop and len(snapshot.key) > start
+            )
 
     def resume(self, tokens: Key, matched: int, used: int) -> int:
         """Rewind, restore the snapshots of another path, and append the first chunk.
@@ -109,13 +113,13 @@ class LiveBuffer:
         if offset < len(self.key):
             self._take(self.key)
         rewound = True
-        for each in sorted(self.snapshots, key=lambda each: each.start):
-            if min(_equal(each.key, tokens), matched) > max(each.start, offset):
-                offset = min(len(each.key), matched)
+        for snapshot in sorted(self.snapshots, key=lambda each: each.start):
+            if min(_equal(snapshot.key, tokens), matched) > max(snapshot.start, offset):
+                offset = min(len(snapshot.key), matched)
                 # A lazy snapshot is still in the buffer: reaching it is a rewind, without a copy.
-                rewound = each.lazy
-                if not each.lazy:  # its rows are appended
-                    self._copy_out(each.start, len(each.key))
+                rewound = snapshot.lazy
+                if not snapshot.lazy:  # its rows are appended
+                    self._copy_out(snapshot.start, len(snapshot.key))
         self.key, self.prompt, self.checked = tokens[:used], len(tokens), used
         # Only the first append after a rewind copies out what it overwrites.
         if rewound or used < offset:
@@ -131,13 +135,13 @@ class LiveBuffer:
     ) -> None:
         """Overwrite the lazy snapshots in the way, which entries with their path restore."""
         begin, held = max(len(self.key), self.checked), list(entries)
-        for each in self.snapshots:
+        for snapshot in self.snapshots:
             # Trap: later appends overwrite lazy snapshots, which then have another chat's keys.
-            start, stop = max(begin, each.start), min(len(key), len(each.key))
-            if not each.lazy or start >= stop:
+            start, stop = max(begin, snapshot.start), min(len(key), len(snapshot.key))
+            if not snapshot.lazy or start >= stop:
                 continue
             for path, layers in held:
-                end = min(stop, _equal(path, each.key))
+                end = min(stop, _equal(path, snapshot.key))
                 overwrite(layers, cache, start, end)
         if len(key) < self.prompt:
             self._take(key, start=len(self.key), user=True)
@@ -184,7 +188,7 @@ class GridPromptCache(LRUPromptCache):
         equal = Count(len(tokens) if whole else found.common_prefix)
         limit = min(equal - self.grid.lookahead, len(tokens) - 1)
         ends = [*self.trie.prefixes(model, tokens), *([len(tokens)] if whole else [])]
-        used, key = max((each for each in ends if each <= limit), default=0), None
+        used, key = max((end for end in ends if end <= limit), default=0), None
         longest = tokens if whole else found.longer
         entry = self.trie.get(model, longest) if longest is not None else None
         cut = entry is not None and self.grid.keeps_the_end and limit > used
@@ -238,7 +242,7 @@ class GridPromptCache(LRUPromptCache):
     ) -> None:
         """Insert a copy; the live buffer overwrites snapshots first (`appendKV`)."""
         if self.live is not None:
-            entries = [(tuple(key), each.prompt_cache) for _, key, each in self.trie.items()]
+            entries = [(tuple(key), entry.prompt_cache) for _, key, entry in self.trie.items()]
             self.live.append(tuple(tokens), prompt_cache, entries)
         super().insert_cache(model, tokens, prompt_cache, cache_type=cache_type)
 

@@ -569,7 +569,7 @@ class LRUPromptCache:
             self._emit(vocabulary.PromptCacheRefused, tokens, held)
             return
         # Counted once: a cache that grows later keeps the number of its insertion.
-        nbytes = sum(each.nbytes for each in prompt_cache) if self.rules.limits_bytes else 0
+        nbytes = sum(cache.nbytes for cache in prompt_cache) if self.rules.limits_bytes else 0
         entry = CacheEntry(prompt_cache=prompt_cache, nbytes=nbytes, cache_type=queue)
         self.trie.add(model, tokens, entry)
         self._n_bytes += nbytes
@@ -587,7 +587,7 @@ class LRUPromptCache:
             reach = len(tokens)
             # #999: a ring can be trimmed by the tokens it has, so it covers no shorter prefix.
             if self.rules.prunes == "within-size":
-                reach = min(each.size() for each in prompt_cache)
+                reach = min(cache.size() for cache in prompt_cache)
             # #1019, until #1078: the entry one token shorter was passed over.
             nearest = int(self.rules.prunes == "all-but-nearest")
             pruned = [

@@ -80,7 +80,7 @@ class MemoryPromptCache(LRUPromptCache):
         # Only the neighbours among the sorted keys are compared: one of them shares most tokens.
         near = max(
             keys[max(at - 1, 0) : at + 1],
-            key=lambda each: get_common_prefix(each, asked),
+            key=lambda key: get_common_prefix(key, asked),
             default=[],
         )
         # A shorter match is not worth a copy either.

@@ -62,7 +62,7 @@ class MllmPromptCache(MemoryPromptCache):
         if key in self.prepared:
             self.prepared.move_to_end(key)
             used, asked = (
-                tuple(each.name for each in of) for of in (self.prepared[key][1], images)
+                tuple(image.name for image in of) for of in (self.prepared[key][1], images)
             )
             self.on_event(PreparedAlready(task=self.task, images=used, asked=asked))
             return self.prepared[key]

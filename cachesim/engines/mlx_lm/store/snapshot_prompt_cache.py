@@ -40,7 +40,7 @@ def checkpoint_positions(
 
     Follows `_find_checkpoint_positions`.
     """
-    within = [each for each in boundaries if 0 < each < length]
+    within = [boundary for boundary in boundaries if 0 < boundary < length]
     positions: set[int] = set()
     # #929, its first fix: in a chat shorter than the interval no boundary is near a multiple.
     if rules.always_the_last_boundary and within:
@@ -52,7 +52,7 @@ def checkpoint_positions(
         if near:
             last = max(near)
             positions.add(last)
-    return tuple(Count(each) for each in sorted(positions))
+    return tuple(Count(position) for position in sorted(positions))
 
 
 class SnapshotPromptCache(LRUPromptCache):
@@ -151,8 +151,8 @@ class SnapshotPromptCache(LRUPromptCache):
             self.order.remove(model, tokens)
             self._emit(PromptCacheReplaced, tokens, held)
         self._add(model, tokens, entry)
-        for each in checkpoint_positions(self.snapshots, len(tokens), boundaries):
-            self._snapshot(model, tokens, prompt_cache, each)
+        for checkpoint_position in checkpoint_positions(self.snapshots, len(tokens), boundaries):
+            self._snapshot(model, tokens, prompt_cache, checkpoint_position)
         while len(self.order) > self.max_size:
             self._evict()
         while self._n_bytes > self.max_bytes and len(self.order) > 1:
@@ -161,7 +161,7 @@ class SnapshotPromptCache(LRUPromptCache):
     def _entry(self, prompt_cache: list[LayerCache]) -> CacheEntry:
         return CacheEntry(
             prompt_cache=prompt_cache,
-            nbytes=sum(each.nbytes for each in prompt_cache),
+            nbytes=sum(cache.nbytes for cache in prompt_cache),
             cache_type=self.rules.queues[0],
         )
 

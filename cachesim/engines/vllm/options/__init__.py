@@ -507,9 +507,10 @@ class VllmOptions(OffloadOptions):
         layers = [self._layer(spec, kind, rules) for kind in spec.layers]
         if rules.state.blocks_of_whole_chunks and self.state_mode(rules) == "all":
             size = self.mamba_chunk_size or 1
-            layers = [replace(each, block=cdiv(each.block, size) * size) for each in layers]
+            layers = [replace(layer, block=cdiv(layer.block, size) * size) for layer in layers]
         attention = sorted(
-            (each for each in layers if each.kind != "mamba"), key=lambda each: each.kind != "full"
+            (layer for layer in layers if layer.kind != "mamba"),
+            key=lambda layer: layer.kind != "full",
         )
         drafter = len(layers)
         if self.use_eagle and attention:  # with the target's heads
@@ -524,12 +525,12 @@ class VllmOptions(OffloadOptions):
         marked = "all" if marked and len(layers) == drafter else marked
         return tuple(
             replace(
-                each,
-                eagle=marked in {"all", each.kind}
-                or (marked == "drafter" and drafter in each.layers),
-                layers=tuple(layer for layer in each.layers if layer != drafter),
+                group,
+                eagle=marked in {"all", group.kind}
+                or (marked == "drafter" and drafter in group.layers),
+                layers=tuple(layer for layer in group.layers if layer != drafter),
             )
-            for each in groups
+            for group in groups
         )
 
     def _layer(self, spec: ModelSpec, kind: str, rules: Rules) -> GroupSpec:
@@ -673,7 +674,7 @@ class VllmOptions(OffloadOptions):
             else:
                 high = middle - 1
         longest = low
-        aligned = sum(each.kind == "mamba" and each.mode == "align" for each in groups)
+        aligned = sum(group.kind == "mamba" and group.mode == "align" for group in groups)
         counted = self._blocks(groups, rules, self.max_model_len) - aligned
         room = self.num_gpu_blocks_override - rules.pool.reserves_null_block
         if longest > 1 and self.max_model_len > longest and counted > room:
@@ -688,7 +689,7 @@ class VllmOptions(OffloadOptions):
                 "this model needs more blocks for a single request"
             )
         interval = self.prefix_cache_retention_interval
-        hybrid = len({each.kind == "mamba" for each in groups}) > 1
+        hybrid = len({group.kind == "mamba" for group in groups}) > 1
         if interval == UNSET and hybrid and self.use_eagle:
             interval = DENSE
         return replace(
