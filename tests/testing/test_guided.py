@@ -278,7 +278,7 @@ def test_what_fails_with_images_becomes_smaller() -> None:
 
     assert found.counterexample is not None
     told = story(found.counterexample, profile)
-    assert "a prompt of 21 tokens with 3 images (i1, i2, i0), 1 as before" in told[-1]
+    assert "a prompt of 18 tokens with 2 images (i0, i1), 1 as before" in told[-1]
     assert 3 >= len(found.counterexample.scenario.step)
     assert 20 >= sum(
         len(span)
