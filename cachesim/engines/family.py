@@ -126,6 +126,7 @@ class Patch(Generic[R]):
     back: Callable[[R], R] | None = None  # reverts a merged patch
     cures: str = ""  # the wrong answers that it fixes, by cause
     server: bool = False  # the rules of another server, about which a wrong answer is a claim
+    repository: str = ""  # where it was proposed, if it is a change of the engine below
 
     def __post_init__(self) -> None:
         if not self.name:
@@ -265,10 +266,11 @@ class Family(Generic[R, S]):
         for each in self.releases:
             if each.name == own:
                 return each
+        landed = [patch.name for patch in self.patches if patch.landed]
         for known in self.names():  # a change to be taken back, misspelled
             rest = own.removeprefix(f"{known}-")
-            hint = did_you_mean(rest, (patch.name for patch in self.patches if patch.landed))
-            if rest != own and hint:
+            hint = did_you_mean(rest, landed)
+            if rest != own and hint and rest not in landed:
                 raise ProfileError(f"there is no {self.name} patch {rest!r}; {hint}")
         msg = f"there is no {self.name} release {name!r}; {near_release(name, self.names())}"
         raise ProfileError(msg)
@@ -287,7 +289,7 @@ class Family(Generic[R, S]):
     def upstream_of(self, patch: Patch[R]) -> str:
         """The pull request of a patch, if known; empty for a patch of cachesim."""
         if patch.pull:
-            return f"{self.repository}#{patch.pull}"
+            return f"{patch.repository or self.repository}#{patch.pull}"
         if not patch.landed:
             return ""
         perhaps = " or ".join(f"#{number}" for number in patch.perhaps)

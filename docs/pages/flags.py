@@ -28,8 +28,18 @@ def page() -> str:
 
 
 def _engines() -> Iterator[str]:
+    shown: list[Family[Any, Any]] = []
     for name, family in FAMILIES.items():
         yield f"## {name}"
+        alike = [
+            other.name
+            for other in shown
+            if (other.options, other.fields) == (family.options, family.fields)
+        ]
+        if alike:
+            yield f"Those of {alike[0]}."
+            continue
+        shown.append(family)
         yield _table(family)
         rows = [_row(flag) for flag in fields_of(family)]
         if rows:

@@ -23,8 +23,11 @@ def page() -> str:
     """Releases, then patches, engine by engine."""
     blocks = [INTRODUCTION]
     for name, family in FAMILIES.items():
-        blocks += [f"## {name}", _releases(family), f"### Patches of {name}", _patches(family)]
+        blocks += [f"## {name}", _releases(family)]
+        blocks += [f"### Patches of {name}", _patches(family)] if _proposed(family) else []
         blocks += [f"### Merged into {name}", _merged(family)] if _landed(family) else []
+        if any(patch.repository for patch in family.patches):
+            blocks.append(f"Patches of {family.kin[0]} can be laid over it, too.")
     return "\n\n".join(blocks) + "\n"
 
 
@@ -54,8 +57,7 @@ def _package(release: Release[Any]) -> str:
 def _patches(family: Family[Any, Any]) -> str:
     rows = [
         (_linked(patch.name, patch.pull, family.name), plain(patch.about), _span(patch.fits))
-        for patch in family.patches
-        if not patch.landed
+        for patch in _proposed(family)
     ]
     return table(("patch", "what it does", "fits"), rows)
 
@@ -78,8 +80,17 @@ def _merged(family: Family[Any, Any]) -> str:
     return table(("release", "changes"), rows)
 
 
+def _proposed(family: Family[Any, Any]) -> list[Patch[Any]]:
+    return [patch for patch in _own(family) if not patch.landed]
+
+
 def _landed(family: Family[Any, Any]) -> list[Patch[Any]]:
-    return [patch for patch in family.patches if patch.landed]
+    return [patch for patch in _own(family) if patch.landed]
+
+
+def _own(family: Family[Any, Any]) -> list[Patch[Any]]:
+    """Its patches, without those of the engine below it."""
+    return [patch for patch in family.patches if not patch.repository]
 
 
 def _linked(name: str, pull: int | None, engine: str) -> str:

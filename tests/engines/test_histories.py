@@ -136,3 +136,21 @@ def test_a_change_that_cannot_be_taken_back_is_refused_with_the_reason(
 
     with pytest.raises(ProfileError, match=says):
         FAMILIES[profile.engine].rules(profile)
+
+
+def test_a_change_of_the_engine_below_is_named_by_its_own_pull_request() -> None:
+    below = FAMILIES["mlx-lm"]
+    above = [family for family in FAMILIES.values() if below.name in family.kin]
+    shared = [
+        (family, patch)
+        for family in above
+        for patch in family.patches
+        if patch.pull and patch.name in {own.name for own in below.patches}
+    ]
+
+    assert {family.name for family in above} == {family.name for family, _ in shared}
+    assert [] == [
+        (family.name, patch.name)
+        for family, patch in shared
+        if family.upstream_of(patch) != below.upstream_of(below.patch(patch.name))
+    ]

@@ -5,13 +5,13 @@ from typing import Final
 from cachesim.engines.family import Family
 from cachesim.engines.mlx_lm.families import family_of
 from cachesim.engines.mlx_lm.options import FIELDS, MlxOptions
-from cachesim.engines.mlx_lm.releases import HISTORY, RELEASES
+from cachesim.engines.mlx_lm.releases import HISTORY, RELEASES, REPOSITORY
 from cachesim.engines.mlx_lm.rules import MlxRules
 
 FAMILY: Final[Family[MlxRules, MlxOptions]] = Family(
     name="mlx-lm",
     about="mlx_lm.server: prompt trie, cache classes per layer, batches",
-    repository="ml-explore/mlx-lm",
+    repository=REPOSITORY,
     serves_models=lambda _: True,
     takes_images=True,
     vocabulary="mlx lru arrays batch rotating chunked deep granite gemma trim metal",

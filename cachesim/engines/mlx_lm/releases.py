@@ -15,6 +15,8 @@ from cachesim.engines.mlx_lm.rules import (
     StoreRules,
 )
 
+REPOSITORY: Final = "ml-explore/mlx-lm"
+
 NAMES: Final = (
     "0.29.1",
     "0.30.0",
@@ -696,6 +698,7 @@ def patches_below(release: str, names: tuple[str, ...]) -> tuple[Patch[MlxRules]
             fits=names if release in patch.fits else (),
             landed=names[0] if patch.landed in merged else "",
             back=patch.back if patch.landed in merged else None,
+            repository=REPOSITORY,
         )
         for patch in HISTORY.patches
         if release in patch.fits or patch.landed in merged
