@@ -50,10 +50,8 @@ def leaks(tree: Tree, records: Sequence[Req] = ()) -> bool:
     if isinstance(pool, WindowPool):
         own -= sum(max(0, r.window_evicted - r.protected) for r in records)
         pools.append((pool.windows, own + sum(len(node) for node in nodes if node.window)))
-    return any(
-        token_pool.available + held != token_pool.size // token_pool.page * token_pool.page
-        for token_pool, held in pools
-    )
+    whole_pages = [(part, part.size // part.page * part.page, held) for part, held in pools]
+    return any(part.available + held != size for part, size, held in whole_pages)
 
 
 MOST_IDLE: Final = 3
