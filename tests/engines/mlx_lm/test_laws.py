@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cachesim.engines.base import Engine, Reply
+from cachesim.engines.base import Reply
 from cachesim.engines.family import Profile, family_of
 from cachesim.engines.mlx_lm.caches.batch_kv_cache import BatchKVCache
 from cachesim.engines.mlx_lm.caches.kv_cache import KVCache, QuantizedKVCache
@@ -35,8 +35,6 @@ from cachesim.engines.mlx_lm.vocabulary import (
 )
 from cachesim.engines.seen import Breach, Seen
 from cachesim.errors import InputError
-from cachesim.model.build import build
-from cachesim.model.presets import preset
 from cachesim.play.findings import play
 from cachesim.play.session import Session
 from cachesim.scenario.format import FORMAT, Chat, Model, Scenario, Server, Step, Turn
@@ -325,11 +323,10 @@ def test_the_books_of_records_are_checked() -> None:
 
 
 def test_a_model_that_reads_images_has_no_drafter_in_the_default_engine() -> None:
-    profile = Profile.parse("vllm-mlx@0.6.0+whole")
-    model = build(preset("dense"), "ring")
+    scenario = scenario_of(PROMPT, draft_model="self")
 
     with pytest.raises(InputError, match="no draft_model"):
-        Engine.create(profile, model=model, options={"draft_model": "self"})
+        Session(scenario, Profile.parse("mlx-lm@0.31.3+vllm-mlx-whole"))
 
 
 @pytest.mark.parametrize("predict", [-1, 1, 2, 5])
