@@ -1,18 +1,12 @@
 """What a search draws for oMLX."""
 
-from dataclasses import replace
 from typing import Final
 
 from cachesim.engines.mlx_lm.options import MlxOptions
 from cachesim.engines.mlx_lm.rules import MlxRules
-from cachesim.engines.mlx_lm.search import SEARCH as BELOW
-from cachesim.engines.search import Scope, Search
+from cachesim.engines.mlx_lm.search import above
+from cachesim.engines.search import Search
 
-SEARCH: Final[Search[MlxRules, MlxOptions]] = replace(
-    BELOW,
-    draws_models=False,
-    finds_again=lambda _: 0,
-    draft_flag="",
-    hunted=({},),
-    scopes=(Scope(lengths=(1, 4, 5), window=4),),
-)
+# No scope: states are kept at the ends of blocks of 2,048 tokens, and a scope's prompts have at
+# most 497, so that none would be reused.
+SEARCH: Final[Search[MlxRules, MlxOptions]] = above()

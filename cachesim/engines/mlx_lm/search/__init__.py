@@ -4,6 +4,7 @@ Each law holds on every release and patch, but where a rule of theirs is named h
 """
 
 from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any, Final
 
@@ -458,3 +459,15 @@ SEARCH: Final[Search[MlxRules, MlxOptions]] = Search(
         "worker-died": "worker death",
     },
 )
+
+
+def above(*scopes: Scope) -> Search[MlxRules, MlxOptions]:
+    """What a search draws for a server over these caches: no drafter, no flags of its own."""
+    return replace(
+        SEARCH,
+        draws_models=False,
+        finds_again=lambda _: 0,
+        draft_flag="",
+        hunted=({},),
+        scopes=scopes,
+    )
