@@ -37,7 +37,6 @@ COUNTS = {
     "ollama-runner": 44,
     "lm-studio": 27,
     "ollama": 44,
-    "omlx": 27,
     "vllm-mlx": 14,
     "rapid-mlx": 27,
     "mlx-lm": 54,
@@ -59,7 +58,8 @@ def newest(engine: str) -> str:
 
 
 def model_of(engine: str) -> str:
-    return "dense" if engine == "transformers" else "hybrid"
+    """vllm-mlx 0.5.0 keeps no state that cannot be cut, so that a hybrid reuses nothing there."""
+    return "dense" if engine in {"transformers", "vllm-mlx"} else "hybrid"
 
 
 def renamed(steps: tuple[Step, ...]) -> list[Any]:
@@ -110,7 +110,11 @@ def test_no_workload_occurs_twice(engine: str) -> None:
 
 
 def test_every_engine_has_a_scope() -> None:
-    assert FAMILIES.keys() == COUNTS.keys()
+    longer = {"omlx"}  # blocks of 2,048 tokens, more than the prompts of a scope have
+
+    assert FAMILIES.keys() - longer == COUNTS.keys()
+    with pytest.raises(InputError, match="omlx"):
+        whole(newest("omlx"))
 
 
 @pytest.mark.thorough

@@ -12,7 +12,8 @@ TINY: Final = {"n_ctx": 64, "n_batch": 4, "n_ubatch": 4}
 SEARCH: Final[Search[RunnerRules, RunnerOptions]] = Search(
     may_decline=False,
     scopes=(
-        Scope(flags=TINY, lengths=(1, 4, 5, 9)),
+        # A hybrid's first checkpoint is of position 16 (`FIRST`); shorter prompts reuse none.
+        Scope(flags=TINY, lengths=(1, 5, 17, 21)),
         Scope(flags=TINY, lengths=(1, 4, 5, 9), layers=frozenset({"window"}), window=4),
     ),
     incidents=("restart",),
