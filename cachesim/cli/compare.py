@@ -67,7 +67,7 @@ Rows: TypeAlias = Annotated[
     Parameter(
         help="Instead of --profile. engines: each at its newest release; releases: all of them; "
         "policies: those for windows and recurrent states, with the flags that matter; or a file "
-        "of rows. [default: engines]"
+        "of rows. [default: engines, if neither --profile nor --row names any]"
     ),
 ]
 
@@ -78,7 +78,8 @@ def compare_command(
     profile: Sides = None,
     rows: Rows = None,
     row: Annotated[
-        list[str] | None, Parameter(help="A row in addition to --rows, written like --profile.")
+        list[str] | None,
+        Parameter(help="A row in addition to --rows or --profile, written like --profile."),
     ] = None,
     settings: Settings = None,
     seed: Seed = None,
@@ -117,12 +118,9 @@ def compare_command(
             {"--rows": rows, "--row": row, "--plot": plot, "--seed": seed}
             | {"--arithmetic float": arithmetic == "float"},
         )
-        for each in (each for each in wanted if each.options):
-            msg = f"--profile {each.name}: flags of a trace's servers are given by --set"
-            raise InputError(msg)
         return replay(
             workload,
-            profiles=profile or (),
+            servers=wanted,
             flags=trace,
             settings=flags,
             jobs=jobs,
@@ -148,16 +146,12 @@ def compare_command(
         raise InputError(msg)
     scenario = changed(only_scenario(workload, "compare"), seed, {})
     engine = scenario.engine.name
-    chosen = tuple(
-        replace(
-            each,
-            profile=str(full_profile(engine, each.profile)),
-            options={**flags, **each.options},
-            as_written=True,
-        )
-        for each in wanted
-    ) or rows_of(rows or "engines")
-    chosen += tuple(map(row_of, row or ()))
+    chosen = [replace(one, options={**flags, **one.options}, as_written=True) for one in wanted]
+    further = [*map(row_of, row or ())]
+    if rows or not (chosen or further):
+        chosen += rows_of(rows or "engines")
+    chosen += further
+    chosen = [replace(one, profile=str(full_profile(engine, one.profile))) for one in chosen]
     problems = [refused_profile(Profile.parse(each.profile)) for each in chosen]
     if any(problems):
         raise ScenarioError(*filter(None, problems))

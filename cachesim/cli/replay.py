@@ -22,6 +22,7 @@ from cachesim.cli.outputs import output_at, print_report, progress, write_page
 from cachesim.errors import InputError
 from cachesim.files import Output, readable
 from cachesim.model.spec import Sizes
+from cachesim.play.comparing import Row
 from cachesim.report.sweep import sweep_report
 from cachesim.scenario.shipped import STDIN
 from cachesim.traces.fleet.fleet import ROUTERS, Fleet
@@ -178,15 +179,18 @@ WHOLE: Final = TraceFlags()
 def replay(
     trace: str,
     *,
-    profiles: Sequence[str],
+    servers: Sequence[Row],
     flags: TraceFlags,
     settings: Mapping[str, Any],
     jobs: int | None,
     format: Format,
     page: Output | None,
 ) -> int:
-    """Replay a trace on servers; 1 if an answer is wrong or a server ends before the trace does."""
-    if not profiles:
+    """Replay a trace on servers; 1 if an answer is wrong or a server ends before the trace does.
+
+    `settings` are for all servers; the options of one replace them.
+    """
+    if not servers:
         msg = f"{trace} is a trace: name a profile to replay it on, as in: --profile vllm@0.33.0"
         raise InputError(msg)
     measured = flags.measured()
@@ -196,10 +200,11 @@ def replay(
         source = flags.source(name, file)
         model = flags.model or ("hybrid" if measured is None else measured.preset())
         bound = Cell(source=source, profile=BOUND, model=model)
-        server = replace(bound, options=tuple(settings.items()), measured=measured)
-        fleets = flags.fleets()
-        pairs = product(profiles, fleets)
-        cells = [bound, *(replace(server, profile=each, fleet=fleet) for each, fleet in pairs)]
+        cells = [bound]
+        for server, fleet in product(servers, flags.fleets()):
+            options = tuple({**settings, **server.options}.items())
+            cell = replace(bound, profile=server.profile, options=options, measured=measured)
+            cells.append(replace(cell, fleet=fleet))
         for cell in cells:
             check(cell)
         if events is not None and len(cells) > 2:
@@ -244,7 +249,8 @@ def _verified(cells: Sequence[Cell], count: int, jobs: int | None) -> list[Verif
 
 def _notes(cells: Sequence[Cell], held: Sequence[Verified]) -> Iterator[Text]:
     for cell, each in zip(cells, held, strict=False):
-        yield Text(f"{cell.profile}, {cell.model}: {each.sentence}")
+        flags = f", {cell.settings}" if cell.options else ""
+        yield Text(f"{cell.profile}, {cell.model}{flags}: {each.sentence}")
         for wrong in each.wrong[:MOST_WRONG]:
             yield Text(f"  {wrong.sentence}")
         if len(each.wrong) > MOST_WRONG:

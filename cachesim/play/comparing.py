@@ -42,8 +42,9 @@ REFUSED: Final = "refused"
 class Row:
     """A server: an engine at a release, with options; `model` replaces the workload's.
 
-    The flags, slots and request fields of a scenario are those of its own engine. `as_written`:
-    they are kept on any engine, which refuses those that it does not have.
+    The flags, slots and request fields of a scenario are those of its own engine; the row's options
+    replace flags of the same name. `as_written`: they are kept on any engine, which refuses those
+    that it does not have.
     """
 
     name: str
@@ -53,29 +54,30 @@ class Row:
     as_written: bool = False
 
     def keeps_flags(self, scenario: Scenario) -> bool:
-        """True if the scenario's flags are this server's too; a row with a model has its own."""
-        own = Profile.parse(self.profile).engine == scenario.engine.name
-        return self.as_written or (own and self.model is None)
+        """True if the scenario's flags are this server's too."""
+        return self.as_written or Profile.parse(self.profile).engine == scenario.engine.name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compared:
-    """The results of a row on the workload; `problem` is the reason why it was not run."""
+    """The results of a row on the workload; `problem`: why it was not run, or answered nothing."""
 
     name: str
     cached: tuple[int | None, ...] = ()
     prompt_tokens: int = 0  # tokens of all prompts
     lost: Mapping[str, int] = field(default_factory=dict)  # cause -> tokens; up to the bound
     wrong: int | None = None  # answers that differ; None: not judged
+    by_design: int | None = None  # answers that differ by design of the server
     bytes: int | None = None
     problem: str = ""
     evidence: Evidence | None = None  # of its wrong answers
     rules: str = ""  # whence its engine's rules are, if not from a comparison with it
 
     @property
-    def reused(self) -> int:
-        """Total of reused tokens."""
-        return sum(each or 0 for each in self.cached)
+    def reused(self) -> int | None:
+        """Total of reused tokens; None where no request was answered."""
+        known = [cached for cached in self.cached if cached is not None]
+        return sum(known) if known else None
 
     def as_dict(self) -> dict[str, Any]:
         """The row as JSON."""
@@ -86,6 +88,7 @@ class Compared:
             "prompt_tokens": self.prompt_tokens,
             "lost": dict(self.lost),
             "wrong": self.wrong,
+            "by_design": self.by_design,
             "bytes": self.bytes,
             "problem": self.problem or None,
             "evidence": self.evidence,
@@ -134,7 +137,9 @@ class _Played:
     replies: tuple[Reply | None, ...]
     due: tuple[int | None, ...]
     wrong: int | None
+    by_design: int | None
     bytes: int | None
+    refusal: str  # of the first request that was refused
     evidence: Evidence | None
     rules: str
 
@@ -142,6 +147,13 @@ class _Played:
     def lengths(self) -> tuple[int, ...]:
         """Prompt lengths of the answered requests."""
         return tuple(0 if reply is None else len(reply.prompt) for reply in self.replies)
+
+    @property
+    def problem(self) -> str:
+        """Why no request was answered; empty if one was."""
+        if any(self.replies) or not self.refusal:
+            return ""
+        return f"no request was answered; the first one: {self.refusal}"
 
     def against(self, bound: Sequence[int | None]) -> Compared:
         """Tokens reused, and the rest up to the bound by cause."""
@@ -154,7 +166,9 @@ class _Played:
             prompt_tokens=sum(self.lengths),
             lost=lost,
             wrong=self.wrong,
+            by_design=self.by_design,
             bytes=self.bytes,
+            problem=self.problem,
             evidence=self.evidence,
             rules=self.rules,
         )
@@ -203,7 +217,7 @@ def served_by(scenario: Scenario, row: Row) -> Scenario:
 
 
 def _run(name: str, session: Session, *, verify: bool) -> _Played:
-    oracle, ideal = Oracle(session.network), IdealCache()
+    oracle, ideal, refusal, by_design = Oracle(session.network), IdealCache(), "", 0
     replies: list[Reply | None] = []
     due: list[int | None] = []
     wrong = list[str]()
@@ -214,18 +228,23 @@ def _run(name: str, session: Session, *, verify: bool) -> _Played:
         if reply is None or reply.error is not None or not reply.prompt:
             replies.append(None)
             due.append(None)
+            refusal = refusal or record.message or record.error or ""
             continue
         replies.append(reply)
         due.append(max(int(ideal.due(reply)), int(reply.cached or 0)))
         ideal.remember(reply)
         if verify:
             verdict = judge(reply, oracle)
-            wrong += [record.name] if verdict and verdict.answer == "diverged" else []
+            answer = verdict and verdict.answer
+            wrong += [record.name] if answer == "diverged" else []
+            by_design += answer == "by-design"
     return _Played(
         name=name,
         replies=tuple(replies),
         due=tuple(due),
         wrong=len(wrong) if verify else None,
+        by_design=by_design if verify else None,
+        refusal=refusal,
         bytes=_bytes_of(session.engine.held(), session.network.spec),
         rules=rules_of(session.profile.engine),
         evidence=weakest(label_of(session.scenario, session.profile, each) for each in wrong),

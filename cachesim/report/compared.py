@@ -32,17 +32,22 @@ def comparison(title: str, rows: Sequence[Compared]) -> list[RenderableType]:
     labels += [Text(fromkey) for fromkey in dict.fromkeys(row.rules for row in rows) if fromkey]
     reused = _reused(title, rows, steps if steps <= WIDE else 0)
     table = _table()
-    most = max((row.reused for row in rows), default=0)
+    most = max((row.reused or 0 for row in rows), default=0)
     table.add_column("against the bound", no_wrap=True)
     table.add_column("wrong", justify="right", no_wrap=True)
     table.add_column("bytes", justify="right", no_wrap=True)
     table.add_column("lost to", overflow="fold")
     for row in rows:
-        wrong = "" if row.wrong is None else str(row.wrong)
+        wrong = "" if row.wrong is None or row.problem else str(row.wrong)
+        design = f", {row.by_design} by design" if row.by_design else ""
         size = "" if row.bytes is None else f"{row.bytes:,}"
         text = row.problem or _lost_to(row)
         bar = Text() if row.problem else _bar(row, most)
-        cells = (bar, Text(wrong, style="wrong" if row.wrong else ""), Text(size))
+        cells = (
+            bar,
+            Text(wrong, style="wrong" if row.wrong else "").append(design, "lost"),
+            Text(size),
+        )
         table.add_row(Text(row.name), *cells, Text(text, style="quiet" if row.problem else "lost"))
     return [reused, table, *labels, PageOnly((Picture("", plot(title, rows)),))]
 
@@ -56,7 +61,7 @@ def _table(title: str = "") -> Table:
 def _reused(title: str, rows: Sequence[Compared], steps: int) -> Table:
     """Reused tokens of each request and in total, with a bar up to the bound."""
     table = _table(f"{title}: tokens reused of each request")
-    most = max((row.reused for row in rows), default=0)
+    most = max((row.reused or 0 for row in rows), default=0)
     for number in range(1, steps + 1):
         table.add_column(str(number), justify="right", no_wrap=True)
     table.add_column("sum", justify="right", no_wrap=True)
@@ -67,15 +72,16 @@ def _reused(title: str, rows: Sequence[Compared], steps: int) -> Table:
         if row.problem:
             continue
         counts = [Text("-" if each is None else str(each)) for each in row.cached] if steps else []
-        cells = [Text(row.name), *counts, Text(f"{row.reused:,}", style="bold")]
+        reused = row.reused or 0
+        cells = [Text(row.name), *counts, Text(f"{reused:,}", style="bold")]
         if not steps:
-            cells += [Text(f"{row.reused / (row.prompt_tokens or 1):.1%}"), _bar(row, most)]
+            cells += [Text(f"{reused / (row.prompt_tokens or 1):.1%}"), _bar(row, most)]
         table.add_row(*cells)
     return table
 
 
 def _bar(row: Compared, most: int) -> Bar:
-    return Bar(row.reused / most if most else 0.0, BAR)
+    return Bar((row.reused or 0) / most if most else 0.0, BAR)
 
 
 def _lost_to(row: Compared) -> str:
@@ -121,7 +127,8 @@ def colours_of(rows: Sequence[Compared]) -> dict[str, int]:
 
 def _row(row: Compared, colours: dict[str, int], widest: int) -> Iterator[str]:
     """Table row of a server: name, sum, reused tokens, causes, new tokens."""
-    text = "not run" if row.problem else f"{row.reused:,} of {row.prompt_tokens:,}"
+    refused = "no request answered" if row.cached else "not run"
+    text = refused if row.problem else f"{row.reused or 0:,} of {row.prompt_tokens:,}"
     yield f'<text class="l" x="0" y="10">{escape(row.name)}'
     yield f'<tspan class="note" dx="8">{escape(text)}</tspan></text>'
     for at, line in enumerate(wrap(row.problem or "", PLOT_LETTERS)):
@@ -131,7 +138,7 @@ def _row(row: Compared, colours: dict[str, int], widest: int) -> Iterator[str]:
     yield f'<line class="g" x1="0" x2="{rail}" y1="{middle}" y2="{middle}"/>'
     start = 0
     for name, tokens, colour in (
-        ("reused", row.reused, REUSED),
+        ("reused", row.reused or 0, REUSED),
         *((cause, row.lost.get(cause, 0), colour) for cause, colour in colours.items()),
     ):
         if not tokens:

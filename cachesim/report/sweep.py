@@ -339,14 +339,12 @@ def sweep_report(rows: Rows, name: str = "") -> list[RenderableType]:
         if refused:
             table.add_column("refused", justify="right")
         for row in members:
-            cells: list[RenderableType] = [
-                server_of(row),
-                f"{row['prompt_tokens']:,}",
-                f"{row['cached']:,}",
-                f"{row['rate']:.4f}",
-                Bar(row["rate"], BAR),
-            ]
-            table.add_row(*cells, *([f"{row['refused']:,}"] if refused else []))
+            counts = [f"{row['prompt_tokens']:,}", f"{row['cached']:,}", f"{row['rate']:.4f}"]
+            if row["refused"] == row["requests"]:  # no answer to count; a note says why
+                counts = ["-"] * len(counts)
+            bar = Bar(row["rate"], BAR)
+            last = [f"{row['refused']:,}"] if refused else []
+            table.add_row(server_of(row), *counts, bar, *last)
         parts += [Heading(title, level=2), Text()]
         for flag in swept(members):
             heading = Heading(f"share of the prompts that is reused, over {flag}", level=3)

@@ -55,6 +55,7 @@ class Verified:
     reusing: int  # requests of the trace that reused something
     sampled: int
     wrong: tuple[Wrong, ...] = ()
+    by_design: int = 0  # answers that differ by design of the server
     otherwise: int = 0  # requests of which arithmetic made the server reuse another number
     evidence: Evidence | None = None  # of the wrong answers
 
@@ -65,8 +66,12 @@ class Verified:
             return "no request reused anything, so no answer was computed"
         text = (
             f"{self.sampled} of {self.reusing:,} requests that reused something were computed with "
-            f"and without the cache: {self.sampled - len(self.wrong)} answers are the same"
+            f"and without the cache: {self.sampled - len(self.wrong) - self.by_design} answers are "
+            "the same"
         )
+        if self.by_design:
+            verb = "differs" if self.by_design == 1 else "differ"
+            text += f", {self.by_design:,} {verb} by design of the server"
         if self.otherwise:
             text += f"; {self.otherwise:,} of {self.played:,} requests were decided differently"
         return text
@@ -87,12 +92,15 @@ def verified(cell: Cell, count: int) -> Verified:
     sample = set(spread(reusing, count))
     last = max(sample, default=-1)
     server = cell.engine("ring", vocabulary=VOCABULARY)
-    oracle, wrong, otherwise = Oracle(server.network), [], 0
+    oracle, wrong, by_design, otherwise = Oracle(server.network), [], 0, 0
     for served in spelled(server, cell, last + 1):
         number, answer = served.request.number, served.answer
         otherwise += _cached(answer) != reused[number]
         verdict = judge(answer, oracle) if answer is not None and number in sample else None
-        if answer is not None and verdict is not None and verdict.wrong is not None:
+        by_design += verdict is not None and verdict.answer == "by-design"
+        if answer is None or verdict is None or verdict.answer == "by-design":
+            continue
+        if verdict.wrong is not None:
             wrong.append(
                 Wrong(
                     number=number,
@@ -106,6 +114,7 @@ def verified(cell: Cell, count: int) -> Verified:
         reusing=len(reusing),
         sampled=len(sample),
         wrong=tuple(wrong),
+        by_design=by_design,
         otherwise=otherwise,
         evidence=label_of_release(Profile.parse(cell.profile)) if wrong else None,
     )

@@ -113,6 +113,35 @@ def test_requests_keep_their_columns_where_a_row_refuses_one(monkeypatch: Patch)
     assert {REFUSED: 7} == ik.lost
 
 
+def test_a_row_whose_requests_are_all_refused_says_why() -> None:
+    scenario = load(shipped_file("llama.cpp-context-limit"))
+    row = Row(name="small", profile="vllm@0.33.0", options={"max_model_len": 4})
+    beside = Row(name="beside", profile="llama.cpp@b11549")
+    _, small, _ = compare(scenario, (row, beside), arithmetic="counts")
+
+    assert small.as_dict()["reused"] is None
+    assert small.problem.startswith("no request was answered; the first one: ")
+    assert "4" in small.problem
+
+
+def test_an_answer_that_differs_by_design_is_counted() -> None:
+    scenario = load(shipped_file("llama.cpp-chunk-reuse-dense"))
+    rows = [
+        Row(name="moves", profile="llama.cpp@b11549"),
+        Row(name="not", profile="llama.cpp@b11549", options={"cache_reuse": 0}),
+    ]
+    _, moves, keeps = compare(scenario, rows)
+
+    assert [(0, 1), (0, 0)] == [(each.wrong, each.by_design) for each in (moves, keeps)]
+
+
+def test_a_row_with_a_model_keeps_the_flags_of_its_own_engine() -> None:
+    scenario = load(shipped_file("llama.cpp-context-limit"))
+    row = Row(name="hybrid", profile="llama.cpp@b11549", model=HYBRID, options={"parallel": 1})
+
+    assert {"ctx_size": 256, "parallel": 1} == dict(served_by(scenario, row).engine.options)
+
+
 def test_a_token_is_lost_to_the_rule_that_lowered_the_number_last() -> None:
     def lost(*changes: tuple[str, int, int], equal: int, cached: int, bound: int) -> Counter[str]:
         losses = tuple(
@@ -161,9 +190,14 @@ def test_the_command_prints_json_and_a_row_of_ones_own(capsys: Capture) -> None:
 
     told = json.loads(output(capsys, [*words, "--arithmetic", "counts", "--format", "json"]))
 
-    assert BOUND == told["rows"][0]["name"]
-    assert max(row["reused"] for row in told["rows"]) == told["rows"][0]["reused"]
-    assert "sglang@0.5.23,page_size=64" == told["rows"][-1]["name"]
+    assert [BOUND, "sglang@0.5.23,page_size=64"] == [row["name"] for row in told["rows"]]
+    assert told["rows"][0]["reused"] > told["rows"][1]["reused"]
+
+
+def test_a_row_may_name_a_release_alone_as_a_profile_may(capsys: Capture) -> None:
+    words = ["compare", "llama.cpp-context-limit", "--row", "b9538", "--format", "json"]
+
+    assert [BOUND, "b9538"] == [row["name"] for row in json.loads(output(capsys, words))["rows"]]
 
 
 def test_the_command_draws_a_picture(tmp_path: Path, capsys: Capture) -> None:
@@ -250,7 +284,7 @@ def test_a_scenario_is_compared_as_it_is_run(name: str) -> None:
             if asked.do == "complete"
         ]
 
-        assert "" == row.problem
+        assert all(each is None for each in answered) == bool(row.problem)
         assert answered == list(row.cached)
 
 

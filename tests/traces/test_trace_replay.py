@@ -50,6 +50,37 @@ def test_blocks_stay_whole_when_a_trace_is_scaled() -> None:
     assert 1 == len(reply)
 
 
+def test_each_server_of_a_trace_has_its_own_flags(tmp_path: Path, capsys: Capture) -> None:
+    small = ["-p", "vllm@0.33.0,max_model_len=8"]
+    words = ["compare", str(trace(tmp_path)), "-p", "vllm@0.33.0", *small, "-s", "block_size=16"]
+    rows = json.loads(output(capsys, [*words, "--format", "json"]))
+
+    expected = [{}, {"block_size": 16}, {"block_size": 16, "max_model_len": 8}]
+    assert expected == [row["settings"] for row in rows]
+    assert [0, 0, 3] == [row["refused"] for row in rows]
+    table = output(capsys, words)
+    [refused] = [line for line in table.splitlines() if "-        -" in line]
+    assert refused.split()[-1] == "3"
+    assert "vllm@0.33.0 refused requests; the first one:" in table
+
+
+def test_an_answer_that_differs_by_design_is_not_a_wrong_one(tmp_path: Path) -> None:
+    lines: list[dict[str, object]] = [
+        {"input_length": 32 * len(blocks), "output_length": 4, "hash_ids": blocks}
+        for blocks in ([0, 1, 2, 3, 4], [0, 1, 3, 4])  # the last two move to the left
+    ]
+    moving = Cell(
+        source=Source(name=str(trace(tmp_path, lines)), scale=1, unit=32),
+        profile="llama.cpp@b11549",
+        model="dense",
+        options=(("cache_reuse", 1), ("parallel", 1)),
+    )
+    found = verified(moving, 9)
+
+    assert (1, (), 1) == (found.sampled, found.wrong, found.by_design)
+    assert "0 answers are the same, 1 differs by design of the server" in found.sentence
+
+
 def test_a_scale_that_cuts_blocks_is_refused() -> None:
     with pytest.raises(InputError, match="must divide the trace's blocks of 512"):
         Source(name="made:1", scale=3).open()
