@@ -1,8 +1,17 @@
 """A reference simulator of how LLM servers keep, cut, save and reload their caches.
 
-What is named here is loaded when it is first used: `cachesim --help` needs neither NumPy nor a
-server.
+Run a scenario, and look at what its last request got:
+
+    import cachesim
+
+    run = cachesim.run_scenario("llama.cpp-two-codes")
+    run.steps[-1].cached, run.steps[-1].answer    # (7, 'diverged'): B was given A's code
+    cachesim.show(run)                            # in a notebook
+
+`cachesim.Engine` is a server that you step by hand, `cachesim.sweep` replays traces.
 """
+
+# What is named here is loaded when it is first used: `cachesim --help` needs no NumPy.
 
 from typing import TYPE_CHECKING, Final
 

@@ -6,7 +6,10 @@ from importlib import import_module
 
 
 def lazily(package: str, homes: Mapping[str, str]) -> Callable[[str], object]:
-    """A package's `__getattr__`: `homes` has the module of each name."""
+    """A package's `__getattr__`: `homes` has the module of each name.
+
+    The package also gets a `__dir__`, so that `dir()` and `help()` list these names and no others.
+    """
 
     def find(name: str) -> object:
         if name not in homes:
@@ -15,4 +18,5 @@ def lazily(package: str, homes: Mapping[str, str]) -> Callable[[str], object]:
         setattr(sys.modules[package], name, value)
         return value
 
+    vars(sys.modules[package])["__dir__"] = lambda: sorted(homes)
     return find

@@ -13,7 +13,7 @@ from cachesim.engines.events import Event, EventLog
 from cachesim.engines.family import Family, Profile, Rules, family_of
 from cachesim.engines.held import Amounts, Held, Texts
 from cachesim.engines.images import Image
-from cachesim.errors import OptionError
+from cachesim.errors import ContractError, OptionError
 from cachesim.model.arithmetic import ArithmeticName, Network
 from cachesim.model.build import build
 from cachesim.model.spec import ModelSpec
@@ -139,6 +139,13 @@ class Engine(ABC):
 
         `family` replaces the registered one, for instance by a copy with further releases or
         patches.
+
+        >>> from cachesim import Engine, Request, preset
+        >>> server = Engine.create("llama.cpp@b11549", model=preset("dense"), arithmetic="ring")
+        >>> server.ask(Request(prompt=tuple(range(300, 340)), predict=1)).cached
+        0
+        >>> server.ask(Request(prompt=tuple(range(300, 340)), predict=1)).cached
+        39
         """
         named = Profile.parse(profile) if isinstance(profile, str) else profile
         family = family or family_of(named.engine)
@@ -174,6 +181,20 @@ class Engine(ABC):
         """Step until the server is idle."""
         while self.step():
             pass
+
+    def ask(self, request: Request) -> Reply:
+        """Submit a request, step until the server is idle, and return the reply.
+
+        Two requests at once, or a client that leaves, need `submit`, `step` and `reply`.
+        """
+        ticket = self.submit(request)
+        self.run()
+        reply = self.reply(ticket)
+        if reply is None:
+            raise ContractError(
+                f"{self.profile}: the server is idle, and request {ticket} has no reply"
+            )
+        return reply
 
     @abstractmethod
     def reply(self, ticket: Ticket) -> Reply | None:

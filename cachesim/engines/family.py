@@ -684,7 +684,12 @@ class Profile:
 
     @classmethod
     def parse(cls, text: str) -> "Profile":
-        """Read `engine@release+patch+patch`; older names of a release become the current one."""
+        """Read `engine@release+patch+patch`; older names of a release become the current one.
+
+        >>> from cachesim import Profile
+        >>> Profile.parse("llama.cpp@b11549+24035").patches
+        ('24035',)
+        """
         shape = _SHAPE.fullmatch(text.strip())
         if shape is None:
             msg = f"{text!r} is not a profile: write ENGINE@RELEASE+PATCH, like {_example(text)}"

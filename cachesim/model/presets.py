@@ -109,7 +109,14 @@ ABOUT: Final[Mapping[str, str]] = {
 
 
 def preset(name: str, /, **changes: Any) -> ModelSpec:
-    """The preset of a name, with some fields changed."""
+    """The preset of a name, with some fields changed.
+
+    >>> from cachesim import preset
+    >>> preset("hybrid").layers
+    ('ssm', 'ssm', 'attention', 'ssm', 'ssm', 'attention')
+    >>> preset("hybrid", seed=7).seed
+    7
+    """
     if name not in ALL_PRESETS:
         raise SpecError(f"there is no preset {name!r}; there are {', '.join(ALL_PRESETS)}")
     base = ALL_PRESETS[name]

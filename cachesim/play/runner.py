@@ -528,6 +528,12 @@ def run(
 ) -> Run:
     """Run a scenario on one profile.
 
+    >>> from cachesim import Profile, load, run
+    >>> scenario = load("scenarios/llama.cpp/llama.cpp-two-codes.toml")
+    >>> played = run(scenario, Profile.parse("llama.cpp@b11549"))
+    >>> played.steps[-1].answer
+    'diverged'
+
     Several runs of one scenario may share an oracle: cold answers are computed once. A run with a
     diverged answer, or one that differs by design, is repeated with provenance traced in every
     memory, to find the state that differs. A scenario that expects a diverged answer is traced at
@@ -668,7 +674,14 @@ def run_scenario(
 ) -> Run:
     """Run a scenario: a mapping, or the name of a shipped scenario or of a file.
 
-    `profile` overrides what the scenario lists; without it the scenario names exactly one.
+    `profile` replaces the first one that the scenario lists.
+
+    >>> from cachesim import run_scenario
+    >>> run_scenario("llama.cpp-two-codes").profile
+    'llama.cpp@b11549'
+    >>> fixed = run_scenario("llama.cpp-two-codes", profile="b11549+24035")
+    >>> [step.answer for step in fixed.steps]
+    ['same', 'same', 'same', 'same']
     """
     scenario = _named(mapping) if isinstance(mapping, str) else scenario_of(mapping)
     wanted = chosen(scenario, profile)
@@ -683,10 +696,8 @@ def _named(name: str) -> Scenario:
 
 
 def chosen(scenario: Scenario, profile: str | None) -> Profile:
-    """The requested profile, or the only one of the scenario."""
+    """The requested profile, or the first one that the scenario lists."""
     listed = scenario.engine.profiles
-    if profile is None and len(listed) != 1:
-        found = ", ".join(listed) if listed else "none"
-        msg = f"engine.profiles: say which profile to run; the scenario lists {found}"
-        raise ScenarioError(msg)
+    if profile is None and not listed:
+        raise ScenarioError("engine.profiles: say which profile to run; the scenario lists none")
     return full_profile(scenario.engine.name, listed[0] if profile is None else profile)

@@ -490,5 +490,13 @@ class Framed:
 
 
 def show(runs: Run | Sequence[Run]) -> Shown:
-    """Wrap one or several results of `run_scenario` for a notebook."""
+    """Wrap one or several results of `run_scenario` for a notebook.
+
+    As the last line of a cell it is drawn there; `.frame()` puts the whole report into the cell,
+    `.page()` returns it as an HTML file.
+
+    >>> from cachesim import run_scenario, show
+    >>> show(run_scenario("llama.cpp-two-codes"))
+    <llama.cpp-two-codes on llama.cpp@b11549: cached 0 6 6 7, diverged>
+    """
     return Shown((runs,) if isinstance(runs, Run) else tuple(runs))

@@ -18,7 +18,13 @@ from cachesim.typed import Json
 
 
 def load(path: Path | str) -> Scenario:
-    """The scenario of a file; every line of an error begins with the file's name."""
+    """The scenario of a file; every line of an error begins with the file's name.
+
+    >>> from cachesim import load
+    >>> scenario = load("scenarios/llama.cpp/llama.cpp-two-codes.toml")
+    >>> [step.name for step in scenario.step]
+    ['rules', 'a-asks', 'b-reads', 'b-asks']
+    """
     try:
         with Path(path).open("rb") as file:
             data = file.read(limits.FILE_BYTES + 1)

@@ -154,6 +154,12 @@ def sweep(
 
     `pandas.DataFrame(cachesim.sweep("plan.toml"))` is one. With a `store` what was run before
     with the same code is not run again.
+
+    >>> import cachesim
+    >>> server = {"profile": ["vllm@0.33.0", "sglang@0.5.23"], "model": "dense"}
+    >>> rows = cachesim.sweep({"format": 1, "trace": [{"made": 20}], "server": [server]})
+    >>> [(row["profile"], row["requests"]) for row in rows]
+    [('vllm@0.33.0', 20), ('sglang@0.5.23', 20)]
     """
     cells = plan_of(plan) if isinstance(plan, Mapping) else read_plan(Path(plan))
     path = None if store is None else Path(store)

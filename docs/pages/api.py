@@ -44,11 +44,8 @@ from cachesim import Engine, Request, preset
 from cachesim.units import as_tokens
 
 server = Engine.create("llama.cpp@b11549", model=preset("dense"), arithmetic="ring")
-first = server.submit(Request(prompt=as_tokens(range(300, 340)), predict=1))
-server.run()
-again = server.submit(Request(prompt=as_tokens(range(300, 340)), predict=1))
-server.run()
-assert server.reply(again).cached == 39
+server.ask(Request(prompt=as_tokens(range(300, 340)), predict=1))
+assert server.ask(Request(prompt=as_tokens(range(300, 340)), predict=1)).cached == 39
 assert server.events[0].sentence.startswith("slot 0 is chosen")
 """,
     "testing": """\

@@ -1,12 +1,18 @@
 """The page of the Python interface: its examples run, and it names every public name."""
 
+import inspect
 import re
-from typing import Any
+from doctest import DocTestFinder, DocTestRunner
+from pathlib import Path
+from typing import Any, Final
 
+import pytest
 from pages import api
 
 import cachesim
 from cachesim import testing
+
+ROOT: Final = Path(__file__).parents[2]
 
 
 def test_the_examples_run_one_after_the_other() -> None:
@@ -23,3 +29,25 @@ def test_every_public_name_has_an_entry_that_says_something() -> None:
         for name in names:
             entry = page.partition(f"### {where}.{name}\n")[2].partition("\n### ")[0]
             assert len(entry.split()) > 5, name
+
+
+@pytest.mark.parametrize("name", sorted(cachesim.__all__))
+def test_an_example_in_a_docstring_runs_as_printed(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT)  # the examples name scenarios of the checkout
+    value = getattr(cachesim, name)
+    examples = [
+        example
+        for example in DocTestFinder().find(value, name, module=False)  # of all methods, too
+        if example.examples
+    ]
+    said: list[str] = []
+    for example in examples:
+        DocTestRunner().run(example, out=said.append)
+    assert "".join(said) == ""
+    assert examples or not inspect.isfunction(value), f"{name} has no example"
+
+
+def test_help_and_dir_list_the_public_names_and_no_others() -> None:
+    assert dir(cachesim) == sorted(cachesim.__all__)

@@ -224,7 +224,7 @@ class Played(Sglang):
             self.scheduler.idle()
         return self._worked
 
-    def ask(self, wanted: Wanted) -> Req:
+    def submit_wanted(self, wanted: Wanted) -> Req:
         """Submit a request of a workload."""
         number = int(self._jobs.ticket())
         self.wanted[number], self.replies[number] = wanted, read_row(wanted.get("reply", ""))
@@ -403,7 +403,7 @@ class Driver:
         idle = 0
         for turn in range(MOST_STEPS):
             while len(reqs) < len(group) and group[len(reqs)].get("arrives", 0) <= turn:
-                reqs.append(server.ask(group[len(reqs)]))
+                reqs.append(server.submit_wanted(group[len(reqs)]))
                 calls.learn(reqs[-1])
             for req, wanted in zip(reqs, group, strict=False):
                 if wanted.get("aborted") == turn and not req.finished:

@@ -291,7 +291,7 @@ class Played(Vllm):
             self.connector = cast("Connector", store)
             self.scheduler.external, self.scheduler.delays_free = store.find, store.sends
 
-    def ask(self, wanted: Wanted) -> Ticket:
+    def submit_wanted(self, wanted: Wanted) -> Ticket:
         """Submit a request of a workload."""
         number = int(self._jobs.ticket())
         name, path, self.loads.number = wanted.get("lora", ("", "", 0))
@@ -465,7 +465,7 @@ class Driver:
         tickets: list[Ticket] = []
         for turn in range(MOST_STEPS):
             while len(tickets) < len(group) and group[len(tickets)].get("after", 0) <= turn:
-                tickets.append(self.server.ask(group[len(tickets)]))
+                tickets.append(self.server.submit_wanted(group[len(tickets)]))
             for ticket, wanted in zip(tickets, group, strict=False):
                 if wanted.get("abort") == turn:
                     self.server.cancel(ticket)
