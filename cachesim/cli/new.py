@@ -119,6 +119,8 @@ def drafted(report: str, name: str) -> str:
     screen = notes()
     for each in draft.missing:
         show(screen, Text(f"not in the report: {each}"))
+    if draft.server:
+        show(screen, Text(f"server: {draft.server}"))
     show(screen, Text(draft.note))
     return draft.text
 

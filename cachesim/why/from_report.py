@@ -1,9 +1,9 @@
 """A first draft of a scenario from a report: a saved thread, or text pasted from one.
 
 Where the text has enough of a llama-server's log, the log reader finds the worst miss and the
-requests that it needs. Otherwise names, flags and numbers are looked for, and two requests are
-written that share as much as the numbers say. What a report does not say is named, so that its
-author can be asked; nothing is made up without a word about it.
+requests that it needs. Otherwise names, flags and numbers are looked for, and requests are written
+that share as much as the numbers say. What a report does not say is named, so that its author can
+be asked, and marked as a guess where it is written.
 """
 
 import json
@@ -18,49 +18,31 @@ from cachesim.engines import FAMILIES
 from cachesim.engines.family import Family
 from cachesim.errors import CachesimError, InputError, OptionError
 from cachesim.play import run
+from cachesim.play.result import Step
 from cachesim.scenario import full_profile, loads
 from cachesim.scenario.files import to_toml
 from cachesim.typed import mapping
 from cachesim.why.explain.whole import UserSettings, read_files, replays_of
 from cachesim.why.extract import worst_scenario
 from cachesim.why.infer.settings import kind_of
+from cachesim.why.named import Named, server_in
+from cachesim.why.read.observed import ServerLog
+from cachesim.why.reported import (
+    MOST_REQUESTS,
+    UNKNOWN_PROMPT,
+    Asked,
+    Counts,
+    counts_in,
+    logged_counts,
+    observed_counts,
+    prompts_of,
+    spans_of,
+)
 
 MOST: Final = 4 << 20
 """Bytes of a report."""
 
-LONG: Final = 262_144
-"""Tokens of a scenario's longest prompt."""
-
-UNKNOWN_PROMPT: Final = 1000
-UNKNOWN_REST: Final = 40
-"""Tokens written where a report gives no number."""
-
-# A search tries a pattern at each character. So no part of one may go on without a bound: a line of
-# 70,000 characters would be read 70,000 times (tests/why/test_patterns.py).
-
-DIGITS: Final = r"\d{1,3}(?:,\d{3}){1,4}|\d{1,15}"
-NUMBER: Final = rf"({DIGITS})"
-
-SHARED: Final = rf"(?P<shared>{DIGITS})"
-SHAPES: Final = (
-    rf"shared={SHARED} entry_len=(?P<held>\d{{1,15}}) requested_len=(?P<whole>\d{{1,15}})",
-    rf"n_past = {SHARED}, slot\.prompt\.tokens\.size\(\) = (?P<held>\d{{1,15}})",
-    rf"total=(?P<whole>\d{{1,15}}) matched={SHARED} cached=(?P<cached>[1-9]\d{{0,14}}) left=",
-)
-"""Common prefix of two prompts, beside other counts, as servers log it."""
-
-REUSED: Final = (
-    rf"\b{NUMBER}\s{{0,8}}(?:/|of|out of)\s{{0,8}}{NUMBER}"
-    r"[^.\n]{0,24}?(?:cached|tokens|hit|reused)"
-)
-"""Reused tokens of a prompt."""
-
-WHOLE: Final = (
-    rf"task\.n_tokens = {NUMBER}",
-    rf"prompt_tokens[\"'`:= ]{{1,12}}{NUMBER}",
-    rf"\b{NUMBER}[- ]tokens?[- ](?:prompt|request|conversation)",
-    rf"prompt (?:of|with) {NUMBER} tokens",
-)
+NUMBERS: Final = r"(\d{1,6}(?:\.\d{1,6}){1,2})(?![.\w])"
 BUILD: Final = r"\bb(\d{4,5})\b|\bbuild:? (\d{4,5})\b|\bversion: (\d{4,5})\b"
 VERSION: Final = r"\bv?(\d{1,6}\.\d{1,6}\.\d{1,6})"
 """Form of a release: a build number, or three numbers."""
@@ -79,24 +61,6 @@ ISSUES: Final = (
 LIMITS: Final = ("ctx_size", "max_model_len", "n_ctx")
 """Options with the maximum tokens of a conversation."""
 
-CACHED: Final = rf"(?<![a-z])cached[_ ]?tokens?(?:[\"'`:= ]| is | was ){{1,12}}{NUMBER}"
-
-RESTORED: Final = r"cached_tokens=(\d{1,15}) uncached_tokens=(\d{1,15})"
-"""Reused tokens and the others but the last, as LM Studio logs them."""
-
-FULL: Final = r"full prompt re-?processing|\bMISS\b"
-"""A prompt of which nothing is reused."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Counts:
-    """Numbers of tokens in a report; None where it has none."""
-
-    whole: int | None = None  # of the later prompt
-    shared: int | None = None  # of it, with what was there
-    held: int | None = None  # of the conversation that was there
-    cached: int | None = None  # reused, as reported
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Draft:
@@ -105,16 +69,24 @@ class Draft:
     text: str
     missing: tuple[str, ...]
     note: str = ""
+    server: str = ""  # and what names it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Server:
     """The server of a report, as far as it names it."""
 
-    engine: str
+    named: Named
     release: str
     preset: str
     options: Mapping[str, Any] = field(default_factory=dict)
+    guesses: Mapping[str, str] = field(default_factory=dict)
+    """What the report does not say: release, preset, an option."""
+
+    @property
+    def engine(self) -> str:
+        """Its engine."""
+        return self.named.engine
 
 
 def draft_of(name: str, data: bytes, *, source: str) -> Draft:
@@ -126,7 +98,7 @@ def draft_of(name: str, data: bytes, *, source: str) -> Draft:
     if b"\0" in data or not re.search(r"\w", text):
         msg = f"{source}: has no text; save the thread as text or Markdown, with its log lines"
         raise InputError(msg)
-    return _from_log(name, data, text) or _from_words(name, text)
+    return _from_log(name, data, text) or _from_words(name, data, text)
 
 
 def _from_log(name: str, data: bytes, text: str) -> Draft | None:
@@ -138,35 +110,84 @@ def _from_log(name: str, data: bytes, text: str) -> Draft | None:
     settings = replays[0].settings
     missing = []
     if settings.release.how != "printed":
-        missing.append(f"the build (`llama-server --version`); {settings.release.value} is assumed")
+        missing.append(f"the build (`llama-server --version`); {settings.release.value} is a guess")
     if settings.preset.how == "assumed":
-        missing.append(f"the model; the preset {settings.preset.value} is assumed")
+        missing.append(f"the model; the preset {settings.preset.value} is a guess")
     head = _head(missing, issue_in(text))
     return Draft(text=f"{head}\n{to_toml(found)}", missing=tuple(missing), note="from its log")
 
 
-def _from_words(name: str, text: str) -> Draft:
+def _logs(name: str, data: bytes) -> list[ServerLog]:
+    try:
+        return read_files([(name, BytesIO(data))]).servers
+    except CachesimError:
+        return []
+
+
+def _from_words(name: str, data: bytes, text: str) -> Draft:
     missing: list[str] = []
-    family = _family(text, missing)
+    logs = _logs(name, data)
+    named = server_in(text, logs)
+    if named.is_guess:
+        missing.append(f"a log line or a thread of the server; {named.engine} is a guess")
+    guesses: dict[str, str] = {}
     server = Server(
-        engine=family.name, release=_release(family, text, missing), preset=_preset(text, missing)
+        named=named,
+        release=_release(FAMILIES[named.engine], text, guesses),
+        preset=_preset_of_checkpoints(logs) or _preset(text, guesses),
+        guesses=guesses,
     )
-    counts = counts_in(text)
-    if counts.whole is None:
-        missing.append(f"the lengths of the prompts in tokens; {UNKNOWN_PROMPT} are assumed")
-    if counts.shared is None:
-        missing.append("how many tokens two prompts share; the same prompt is sent twice here")
-    if counts.cached is None:
-        missing.append("how many tokens were reused (`cached_tokens`, `cache_n`)")
-    options = dict(_flags(family, server.release, text))
+    missing += guesses.values()
+    counts = _counts(named, logs, text, missing)
+    asked = prompts_of(counts)
+    options = dict(_flags(FAMILIES[named.engine], server.release, text))
+    server, steps = _started(name, text, replace(server, options=options), asked, missing)
+    lines = [
+        f"{ordinal} reuses {step.cached or 0} tokens in {server.release}{_reported(request)}"
+        for ordinal, step, request in zip(_ordinals(asked), steps, asked, strict=True)
+        if request.counts is not None
+    ]
+    written = _written(name, text, server, asked, missing)
+    said = f"{named.engine}, by {named.by}" if named.by else ""
+    return Draft(text=written, missing=tuple(missing), note="\n".join(lines), server=said)
+
+
+def _counts(
+    named: Named, logs: Sequence[ServerLog], text: str, missing: list[str]
+) -> Sequence[Counts]:
+    """The counts of each request of the report, and what they lack."""
+    found = max(map(observed_counts, logs), key=len, default=[])
+    printer, others = logged_counts(text)
+    if len(others) > len(found) and printer in {"", named.engine}:
+        found = others
+    counts = found or [counts_in(text)]
+    if len(counts) > MOST_REQUESTS:
+        missing.append(f"which of {len(counts)} requests matter; the last {MOST_REQUESTS} are here")
+    of = "" if len(counts) == 1 else "of some requests, "
+    if any(one.whole is None for one in counts):
+        missing.append(f"{of}the lengths of the prompts in tokens; those here are guesses")
+    if any(one.shared is None for one in counts):
+        same = (
+            "the same prompt is sent twice here" if len(counts) == 1 else "they extend each other"
+        )
+        missing.append(f"{of}how many tokens two prompts share; {same}, a guess")
+    if any(one.cached is None for one in counts):
+        missing.append(f"{of}how many tokens were reused (`cached_tokens`, `cache_n`)")
+    return counts
+
+
+def _started(
+    name: str, text: str, server: Server, asked: Sequence[Asked], missing: list[str]
+) -> tuple[Server, Sequence[Step]]:
+    """The server with the flags of the report that it takes, and the steps, in counts alone."""
+    family, options, guesses = FAMILIES[server.engine], dict(server.options), dict(server.guesses)
     refused = set[str]()
     while True:
-        server = replace(server, options=options)
+        server = replace(server, options=options, guesses=guesses)
         try:
-            # The later request of a draft, in numbers of tokens alone.
-            draft = _written(name, text, server, counts, ())
+            draft = _written(name, text, server, asked, ())
             profile = full_profile(server.engine, server.release)
-            last = run(loads(draft.encode(), name=name), profile, arithmetic="counts").steps[-1]
+            steps = run(loads(draft.encode(), name=name), profile, arithmetic="counts").steps
         except CachesimError as error:
             if not options:
                 raise
@@ -176,14 +197,34 @@ def _from_words(name: str, text: str) -> Draft:
             missing.append(f"whether {dropped} is {value!r}; left out, as refused: {_first(error)}")
             continue
         limit = next((option.name for option in family.declared if option.name in LIMITS), "")
-        if last.error is None or not limit or limit in options or limit in refused:
-            break
-        options[limit] = 2 * max(counts.whole or 0, counts.held or 0, UNKNOWN_PROMPT)
-        missing.append(f"{limit}, the maximum tokens; {options[limit]} is assumed")
-    said = "" if counts.cached is None else f"; the report says {counts.cached}"
-    note = f"the second request reuses {last.cached or 0} tokens in {server.release}{said}"
-    written = _written(name, text, server, counts, missing)
-    return Draft(text=written, missing=tuple(missing), note=note)
+        is_whole = all(step.error is None for step in steps)
+        if is_whole or not limit or limit in options or limit in refused:
+            return server, steps
+        options[limit] = 2 * max(UNKNOWN_PROMPT, *(request.length for request in asked))
+        guesses[limit] = f"{limit}, the maximum tokens; {options[limit]} is a guess"
+        missing.append(guesses[limit])
+
+
+def _reported(request: Asked) -> str:
+    cached = None if request.counts is None else request.counts.cached
+    return "" if cached is None else f"; the report says {cached}"
+
+
+def _ordinals(asked: Sequence[Asked]) -> list[str]:
+    """The names of the requests in sentences."""
+    names = _names(asked)
+    return [f"the {name} request" if len(asked) == 2 else name for name in names]
+
+
+def _names(asked: Sequence[Asked]) -> list[str]:
+    """The names of the steps: a request that the report does not show came before."""
+    if len(asked) == 2:
+        return ["first", "second"]
+    shown, before, names = 0, 0, []
+    for request in asked:
+        shown, before = shown + (request.counts is not None), before + (request.counts is None)
+        names.append(f"before-{before}" if request.counts is None else f"request-{shown}")
+    return names
 
 
 def _first(error: CachesimError) -> str:
@@ -196,54 +237,62 @@ def issue_in(text: str) -> str:
     return f"{found[1]}#{found[2]}" if found else ""
 
 
-def _family(text: str, missing: list[str]) -> Family[Any, Any]:
-    """The server that a report names most often."""
-    low = text.lower()
-    words = Counter(re.findall(r"[a-z]+", low))
-
-    def score(family: Family[Any, Any]) -> float:
-        own = set(family.vocabulary.split())
-        program = family.program.split("/")[-1].split(" ")[0].lower()
-        names = {family.repository.lower(), family.name, program, family.name.replace("-", "_")}
-        named = sum(
-            len(re.findall(rf"(?<![\w.]){re.escape(name)}\b", low))
-            for name in names
-            if name and name in low
-        )
-        return 10 * named + sum(words[word] for word in own)
-
-    best = max(FAMILIES.values(), key=score)
-    if not score(best):
-        missing.append(f"the server; {best.name} is assumed")
-    return best
-
-
-def _release(family: Family[Any, Any], text: str, missing: list[str]) -> str:
+def _release(family: Family[Any, Any], text: str, guesses: dict[str, str]) -> str:
     """The newest known release that is not newer than the one that a report names."""
-    known = {name: _version(name) for name in family.names()}
-    oldest, newest = family.names()[0], family.names()[-1]
-    shape = BUILD if newest[:1] == "b" else VERSION
-    said = (_version("".join(each)) for each in re.findall(shape, text))
-    near = [each for each in said if len(each) == 1 or each[0] == known[newest][0]]
-    wanted = next((each for each in near if known[oldest] <= each), None)
-    if wanted is None:
-        missing.append(f"the release; {newest} is assumed")
+    names = family.names()
+    newest = names[-1]
+    builds = newest[:1] == "b"
+    if not builds and re.fullmatch(r"\d+(?:\.\d+){1,2}", newest) is None:
+        guesses["release"] = f"the state of its source; {newest} is a guess"
         return newest
-    found = max((each for each in known.values() if each <= wanted), default=known[oldest])
+    known = {name: _version(name) for name in names if _version(name)}
+    oldest = min(known.values())
+    said = _versions(family, text, builds=builds)
+    near = [each for each in said if len(each) == 1 or each[0] == known[newest][0]]
+    wanted = next((each for each in near if oldest <= each), None)
+    if wanted is None:
+        older = f", and {_spelled(near[0])} is older than all that are simulated" if near else ""
+        release = newest if not near else names[0]
+        guesses["release"] = f"the release{older}; {release} is a guess"
+        return release
+    found = max(each for each in known.values() if each <= wanted)
     release = next(name for name, each in known.items() if each == found)
     if found != wanted:
-        spelled = ".".join(map(str, wanted))
-        missing.append(
-            f"what differs between {spelled} and {release}, the nearest that is simulated"
+        guesses["release"] = (
+            f"what differs between {_spelled(wanted)} and {release}, the nearest that is simulated"
         )
     return release
+
+
+def _versions(family: Family[Any, Any], text: str, *, builds: bool) -> list[tuple[int, ...]]:
+    """Releases that a report names: those behind the server's name, else any of that form."""
+    if builds:
+        return [_version("".join(each)) for each in re.findall(BUILD, text)]
+    name = r"[\s._-]?".join(map(re.escape, re.split(r"[\s._-]+", family.name)))
+    behind = re.findall(
+        rf"{name}[^\w\n]{{0,6}}(?:version|release|v)?[^\w\n]{{0,4}}{NUMBERS}", text, re.IGNORECASE
+    )
+    return [_version(each) for each in behind or re.findall(VERSION, text)]
+
+
+def _spelled(version: tuple[int, ...]) -> str:
+    return ".".join(map(str, version))
 
 
 def _version(text: str) -> tuple[int, ...]:
     return tuple(map(int, re.findall(r"\d{1,6}", text)))
 
 
-def _preset(text: str, missing: list[str]) -> str:
+def _preset_of_checkpoints(logs: Sequence[ServerLog]) -> str:
+    """The preset of a model whose checkpoints a log has: a state is of one position."""
+    requests = [request for log in logs for request in log.requests]
+    spans = [span[:2] for request in requests for span in (*request.checked, *request.created)]
+    if not spans:
+        return ""
+    return "hybrid" if all(first == last for first, last in spans) else "swa"
+
+
+def _preset(text: str, guesses: dict[str, str]) -> str:
     """The preset with the memory of the model that a report names."""
     words = Counter(re.findall(NAME, text))
     named = Counter[str | None]()
@@ -251,6 +300,8 @@ def _preset(text: str, missing: list[str]) -> str:
         if any(map(str.isdigit, word)):
             named[kind_of(word)] += times
     kinds = {kind: times for kind, times in named.items() if kind not in {None, "dense"}}
+    if len(kinds) > 1:  # Mamba beside the name of a model with attention is its kind of state
+        kinds.pop("recurrent", None)
     low = text.lower()
     if kinds:
         preset = max(kinds, key=kinds.__getitem__) or ""
@@ -261,46 +312,9 @@ def _preset(text: str, missing: list[str]) -> str:
     elif "dense" in named:
         return "dense"
     else:
-        missing.append("the model, or its kinds of layers; full attention is assumed")
+        guesses["preset"] = "the model, or its kinds of layers; full attention is a guess"
         return "dense"
     return "hybrid-mtp" if preset == "hybrid-delta" and re.search(r"\bmtp\b", low) else preset
-
-
-def counts_in(text: str) -> Counts:
-    """The numbers of tokens that a report gives; logged ones before those in sentences."""
-    for shape in SHAPES:
-        if found := re.search(shape, text):
-            groups = found.groupdict()
-            whole = groups.get("whole") or _group(WHOLE[0], text)
-            cached = groups.get("cached") or ("0" if re.search(FULL, text) else None)
-            return Counts(
-                shared=_known(groups["shared"]),
-                held=_known(groups.get("held")),
-                whole=_known(whole),
-                cached=_known(cached),
-            )
-    if found := re.search(REUSED, text, re.IGNORECASE):
-        return Counts(cached=_number(found[1]), whole=_number(found[2]))
-    if restored := [*re.finditer(RESTORED, text)]:
-        cached, rest = map(_number, restored[-1].groups())
-        return Counts(cached=cached, whole=cached + rest + 1)
-    whole = next((each for shape in WHOLE if (each := _group(shape, text)) is not None), None)
-    named = [match[1] for match in re.finditer(CACHED, text, re.IGNORECASE)]
-    full = ["0"] if re.search(FULL, text) else []
-    return Counts(whole=_known(whole), cached=_known(next(iter([*named[::-1], *full]), None)))
-
-
-def _group(shape: str, text: str) -> str | None:
-    found = re.search(shape, text, re.IGNORECASE)
-    return found[1] if found else None
-
-
-def _known(text: str | None) -> int | None:
-    return None if text is None else _number(text)
-
-
-def _number(text: str) -> int:
-    return min(int(text.replace(",", "")), LONG)
 
 
 def _flags(family: Family[Any, Any], release: str, text: str) -> Iterator[tuple[str, Any]]:
@@ -344,49 +358,60 @@ def _plain(text: str | None) -> object:
     return int(text) if re.fullmatch(r"-?\d{1,12}", text) else text
 
 
-def _written(name: str, text: str, server: Server, counts: Counts, missing: Sequence[str]) -> str:
-    """The file: two requests, the later one with as much in common as the report says."""
-    whole = counts.whole or (counts.shared or UNKNOWN_PROMPT) + (
-        UNKNOWN_REST if counts.shared else 0
-    )
-    shared = min(whole if counts.shared is None else counts.shared, whole)
-    spans = {"S": shared, "a": max((counts.held or shared) - shared, 0), "b": whole - shared}
-    rows = [f"{key} = {length}" for key, length in spans.items() if length]
-    first = " ".join(key for key in ("S", "a") if spans[key])
-    second = " ".join(key for key in ("S", "b") if spans[key])
-    flags = [f"{key} = {json.dumps(value)}" for key, value in server.options.items()]
+def _written(
+    name: str, text: str, server: Server, asked: Sequence[Asked], missing: Sequence[str]
+) -> str:
+    """The file: requests that have as much in common as the report says."""
+    spans, prompts = spans_of(asked)
+    rows = "\n".join(f"{key} = {length}" for key, length in spans.items())
+    flags = [
+        f"{key} = {json.dumps(value)}{_mark(key in server.guesses)}"
+        for key, value in server.options.items()
+    ]
     options = "\n".join(flags) or "# no flag of the report has an effect on the cache"
-    lengths = "\n".join(rows)
-    said = "" if counts.cached is None else f"# reported: cached = {counts.cached}, of = {whole}\n"
+    by = f"  # by {server.named.by}" if server.named.by and not server.named.is_guess else ""
+    steps = "\n".join(
+        f"""{_comment(request)}[[step]]
+name    = "{step}"
+prompt  = "{" ".join(prompt)}"
+predict = 1
+"""
+        for step, request, prompt in zip(_names(asked), asked, prompts, strict=True)
+    )
     return f"""{_head(missing, issue_in(text))}
 format = 1
 name   = "{name}"
-about  = "A draft from a report: two requests, as its numbers say."
+about  = "A draft from a report: requests as its numbers say."
 class  = "lost-reuse"
 
 [model]
-preset = "{server.preset}"
+preset = "{server.preset}"{_mark("preset" in server.guesses)}
 
 [engine]
-name     = "{server.engine}"
-profiles = ["{server.release}"]
+name     = "{server.engine}"{by or _mark(server.named.is_guess)}
+profiles = ["{server.release}"]{_mark("release" in server.guesses)}
 
 [engine.options]
 {options}
 
 [spans]
-{lengths}
+{rows}
 
-[[step]]
-name    = "first"
-prompt  = "{first}"
-predict = 1
+{steps}"""
 
-{said}[[step]]
-name    = "second"
-prompt  = "{second}"
-predict = 1
-"""
+
+def _mark(is_guess: bool) -> str:  # noqa: FBT001 - a question about a value, not a switch
+    return "  # a guess" if is_guess else ""
+
+
+def _comment(request: Asked) -> str:
+    """What the report says of a request, and what of the step is a guess."""
+    lines = [f"# a guess: {' and '.join(request.guesses)}"] if request.guesses else []
+    if request.counts is None:
+        lines.insert(0, "# before the requests of the report: what they share with it")
+    elif request.counts.cached is not None:
+        lines.append(f"# reported: cached = {request.counts.cached}, of = {request.length}")
+    return "".join(f"{line}\n" for line in lines)
 
 
 def _head(missing: Sequence[str], issue: str) -> str:

@@ -9,7 +9,8 @@ from cachesim.cli.main import main
 from cachesim.errors import InputError
 from cachesim.play import run
 from cachesim.scenario import Scenario, full_profile, loads
-from cachesim.why.from_report import Counts, counts_in, draft_of, issue_in
+from cachesim.why.from_report import draft_of, issue_in
+from cachesim.why.reported import Counts, counts_in
 from tests.fixtures import Capture
 
 EXAMPLES: Final = Path(__file__).parents[2] / "docs" / "examples"
@@ -48,7 +49,7 @@ def test_release_flags_and_numbers_of_a_report_give_its_own_count() -> None:
     assert [0, 6336] == [step.cached for step in played.steps]
     assert "the second request reuses 6336 tokens in 0.24.0; the report says 6336" == draft.note
     assert (
-        "how many tokens two prompts share; the same prompt is sent twice here",
+        "how many tokens two prompts share; the same prompt is sent twice here, a guess",
     ) == draft.missing
 
 
@@ -65,6 +66,54 @@ def test_a_report_that_says_nothing_is_asked_for_everything() -> None:
 
     assert 6 == len(draft.missing)
     assert all(f"# not in the report: {each}" in draft.text for each in draft.missing)
+    guesses = [line.partition(" ")[0] for line in draft.text.splitlines() if "  # a guess" in line]
+    assert ["preset", "name", "profiles"] == guesses
+    assert 2 == draft.text.count("# a guess: its length")
+
+
+@pytest.mark.parametrize(
+    ("engine", "text"),
+    [
+        ("koboldcpp", "KoboldCpp has batches\nProcessing Prompt [BATCH] (512 / 2397 tokens)"),
+        ("koboldcpp", "kobold.cpp keeps trimming the batch, while llama.cpp does not; kobold.cpp"),
+        ("koboldcpp", "LostRuins/koboldcpp · issue #1895\n# no batch, mlx_lm.server is fine"),
+        ("ollama", "ollama · MLX engine\ncache hit total=23169  matched=21742  cached=9"),
+        ("ollama-runner", "ollama 0.24 with a GGUF model reprocesses everything"),
+        ("lm-studio", "LM Studio: Prompt caching doesn't work for the MLX version of a model"),
+        ("llama.cpp", "LM Studio reprocesses a GGUF model on each turn"),
+        ("omlx", "2026-09-20 - omlx.scheduler - INFO - re-prefills 13956 of 120452 tokens"),
+        ("vllm", "vLLM 0.26.0\nvllm:prefix_cache_hits_total     0"),
+        ("sglang", "Prefill batch. #new-token: 1872, #cached-token: 16384, token usage: 0.10"),
+        ("llama.cpp", "slot launch_slot_: id  0 | task 2505 | processing task"),
+        ("mlx-lm", "mlx_lm.server trims nothing. LM Studio has it as well."),
+        ("rapid-mlx", "raullenchai/Rapid-MLX · issue #214\nmlx_lm.server  # baseline"),
+        ("vllm-mlx", "waybarrios/vllm-mlx · issue #145: vllm is not meant"),
+        ("ik_llama.cpp", "ik_llama.cpp reprocesses, llama.cpp does not; ik_llama.cpp -c 4096"),
+    ],
+)  # fmt: skip
+def test_a_server_is_named_by_its_log_its_thread_or_its_name(engine: str, text: str) -> None:
+    assert engine == drafted(text).engine.name
+
+
+def test_each_request_of_a_log_is_written_with_what_it_shares() -> None:
+    report = """ollama/ollama · issue #18267, MLX runner of 0.33.0, qwen3.8:27b-mlx
+cache hit total=23169  matched=21742  cached=16383   left=6786
+cache hit total=38086  matched=36620  cached=32767   left=5319
+cache hit total=35755  matched=35735  cached=32767   left=2988"""
+    scenario = drafted(report)
+    played = run(scenario, full_profile("ollama", "0.33.0"), arithmetic="counts")
+    shown = [step for step in played.steps if step.name.startswith("request-")]
+
+    assert [23169, 38086, 35755] == [step.prompt_tokens for step in shown]
+    assert [16384, 32768, 32768] == [step.cached for step in shown]
+
+
+def test_a_release_is_read_behind_the_name_of_its_server() -> None:
+    older = drafted("raullenchai/Rapid-MLX · issue #1, Rapid-MLX 0.6.11, mlx-lm 0.31.3")
+    draft = draft_of("draft", b"KoboldCpp 1.115 and a 700-token prompt", source="thread.md")
+
+    assert ("0.12.5",) == older.engine.profiles
+    assert "between 1.115 and 1.104, the nearest that is simulated" in " ".join(draft.missing)
 
 
 @pytest.mark.parametrize(
