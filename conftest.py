@@ -33,7 +33,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
     Of a `sampled(n)` test all cases but the last in every n are for `make nightly`.
 
-    Of the thorough tests that need no real engine, `make check` runs half. The choice depends on
+    Of the thorough tests that need no real engine, `make check` runs a third. The choice depends on
     a test's name alone, so that a new test changes nothing for the others.
     """
     cases: Counter[str] = Counter()
@@ -48,7 +48,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if item.path.is_relative_to(WORKBENCH):
             item.add_marker(pytest.mark.workbench)
         alone = item.get_closest_marker("thorough") and not item.get_closest_marker("wheel")
-        if alone and crc32(item.nodeid.encode()) % 2:
+        if alone and crc32(item.nodeid.encode()) % 3:
             item.add_marker(pytest.mark.nightly)
 
 
