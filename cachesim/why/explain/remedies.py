@@ -114,6 +114,13 @@ REMEDIES: Final[Mapping[str, Remedy]] = {
     ),
     "unknown": Remedy("unknown", "Start the server with `-lv 4`: then the log says why."),
     "request-refused": LARGER,
+    "block-end": Remedy(
+        "design",
+        "Nothing to set where a model has recurrent states: oMLX enlarges the blocks for it, and "
+        f"drops a last one whose state was not stored. {KEEP_HISTORY}",
+        "jundot/omlx#2876",
+        client=KEEP_HISTORY,
+    ),
 }
 """Cause -> remedy."""
 

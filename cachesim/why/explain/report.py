@@ -13,11 +13,16 @@ from cachesim.why.infer.settings import setting
 from cachesim.why.infer.sizes import WHOSE, how_known
 from cachesim.why.read.observed import (
     IK,
+    KOBOLD,
     LM_STUDIO,
+    LM_STUDIO_LLAMA,
     MLX,
+    MLX_OPENAI,
     OLLAMA,
+    OMLX,
     PYTHON,
     SGLANG,
+    UNKNOWN,
     Known,
     Observed,
     computed,
@@ -97,6 +102,8 @@ def _memory(o: Observed) -> Iterator[str]:
 
 
 def _whose(o: Observed) -> str:
+    if o.restores_blocks:
+        return "stored sequence's"
     return "slot's" if o.shared is None else "instance's"
 
 
@@ -158,12 +165,17 @@ def _no_state(equal: int) -> str:
 
 
 def _rule_of(o: Observed, equal: int, cached: int) -> tuple[str, str]:
-    if o.refused_cut and o.shared is not None:
+    if o.refused_cut and o.shared is not None and o.refused_at is None:
         return "cut-refused", f"A recurrent state cannot be cut back to token {equal:,}"
     if o.refused_cut:
         return "seq-rm-refused", "Memory cannot be cut there, and was cleared"
     if o.forced or (o.checked and o.restored is None):
         return "full-reprocessing", _none_qualifies(o, equal)
+    if o.restores_blocks and cached < equal:
+        return "block-end", (
+            f"{equal:,} tokens match a stored sequence, and the last of its blocks that could be "
+            f"restored ends at {cached:,}"
+        )
     if o.takes_snapshots and cached < equal - 1:
         return "state-missing", (
             f"No snapshot is at token {equal:,}, and the last before it is at {cached:,}. The "
@@ -468,6 +480,14 @@ FACTS_WITHOUT_REPLAY: Final[Mapping[str, str]] = {
     SGLANG: "Its lines have each prompt's length and its cached tokens, and not how many match. "
     "With `--log-requests-level 3 --log-requests-format json` they have the prompts: `cachesim "
     "compare` replays such a log.",
+    OMLX: "Its lines have each prompt's length, its reused tokens, and how many a stored sequence "
+    "shares with it.",
+    KOBOLD: "Its lines have how much of each prompt was processed, and not how many tokens match: "
+    "record the requests (`cachesim record`) to know why others were not reused.",
+    MLX_OPENAI: "Its lines have how much of each prompt was processed; at the log level DEBUG, its "
+    "length and its cached tokens too.",
+    LM_STUDIO_LLAMA: "Its lines have each prompt's length, how many tokens match the last one, and "
+    "how many were processed.",
     LM_STUDIO: "Its lines have the reused and the other tokens of each prompt, and not how many "
     "match: record the requests (`cachesim record`) to know why others were not reused.",
 }
@@ -539,6 +559,7 @@ def request_entry(each: Rebuilt, *, server: int, number: int) -> dict[str, Any]:
     why, equal = causes_of(each)
     file = None if each.submitted is None else each.submitted.file
     numbers = {"prompt_tokens": lengths.prompt, "common": each.common}
+    numbers |= {"cached": lengths.cached, "processed": lengths.processed}
     return {
         "number": number,
         "server": server,
@@ -594,7 +615,11 @@ def _slot_known(observed: Observed) -> str:
 
 def causes_of(each: Rebuilt) -> tuple[list[dict[str, Any]], int | None]:
     """Causes of a request's loss with their tokens, from the replay or the log's own lines."""
-    assumed = each.assumed is not None and (each.observed.forced or bool(each.observed.checked))
+    observed = each.observed
+    seen = observed.forced or bool(observed.checked)
+    assumed = seen and (each.assumed is not None or each.is_open)
+    if observed.started_before and not (each.common.is_sure or each.common.value):
+        return losses_of(observed, UNKNOWN, each.lengths), None
     if each.is_played and each.agrees and not each.is_taken_to_decline and not assumed:
         return [loss.as_dict() for loss in each.replayed.losses], each.replayed.equal
     losses = losses_of(each.observed, each.common, each.lengths)

@@ -78,6 +78,8 @@ def read_files(files: Sequence[tuple[str, BinaryIO]]) -> Read:
             msg = f"the log has more than {MOST_REQUESTS} requests: cut it, as with tail -n 500000"
             raise InputError(msg)
     servers = [server for server in reader.servers if not server.is_empty]
+    if len(reader.named) == 1 and len(servers) == 1:
+        servers[0].facts["named"] = min(reader.named)
     return Read(
         servers=servers,
         sources=[name for name, _ in files],
@@ -175,8 +177,8 @@ def _nothing_in(read: Read) -> str:
     return (
         f"{names}: no log of a known server: no line of {read.tally.lines} was recognised. "
         "`cachesim why` reads the logs of llama-server (its standard error), ik_llama.cpp, "
-        "llama-cpp-python, mlx_lm.server, SGLang, Ollama and LM Studio, or recorded requests as "
-        "JSON Lines."
+        "llama-cpp-python, mlx_lm.server, SGLang, Ollama, LM Studio, KoboldCpp, oMLX and "
+        "mlx-openai-server, or recorded requests as JSON Lines."
     )
 
 
@@ -359,7 +361,7 @@ def as_printed(request: Observed) -> Rebuilt:
     if request.leaves_last and lengths.processed.value is not None:
         lengths = replace(lengths, processed=computed(lengths.processed.value))
     holder = f"slot {request.slot}" if request.slot >= 0 else "the instance"
-    holder = "the cache" if request.takes_snapshots else holder
+    holder = "the cache" if request.takes_snapshots or request.restores_blocks else holder
     holder = holder if common.value else "nothing"
     return Rebuilt(request, lengths, common=common, holder=holder, is_played=False)
 

@@ -82,6 +82,11 @@ def lengths_of(request: Observed) -> Lengths:
     elif whole is not None:
         prompt = computed(whole)
     cached = _cached(request, whole, count)
+    bounds = prompt_bounds(request)
+    if prompt.value is None and bounds.low == bounds.high:
+        whole, prompt = bounds.low, computed(bounds.low)
+    if cached.value is None and request.cached_within is not None:
+        cached = bounded(*request.cached_within)
     processed = UNKNOWN
     if count is not None:
         processed = printed(count)
@@ -89,16 +94,85 @@ def lengths_of(request: Observed) -> Lengths:
         read: int | None = whole
         if request.cancelled:
             read = None if request.held_after is None else min(whole, request.held_after)
-        processed = UNKNOWN if read is None else computed(max(0, read - cached.value))
+        if read is not None:
+            near, low, high = (max(0, read - (end or 0)) for end in _ends_of(cached))
+            processed = bounded(near, high, low)
     if prompt.value is None and None not in {cached.value, processed.value}:
         prompt = computed((cached.value or 0) + (processed.value or 0))
-    if prompt.value is None and request.held_after is None and request.checked:
-        prompt = Known(1, "bounded", 1, None)
-    elif prompt.value is None and request.cancelled and request.held_after is not None:
-        low = max((n + 1 for _, _, n in request.created), default=1)
+    if prompt.value is None and request.cancelled and request.held_after is not None:
         near = max((n + 4 for _, _, n in request.created), default=request.held_after)
-        prompt = Known(max(low, near), "bounded", low, None)
-    return Lengths(prompt, cached, processed)
+        prompt = Known(bounds.near(near), "bounded", bounds.low, _end(bounds))
+    elif prompt.value is None and request.held_after is None and bounds.low > 1:
+        prompt = Known(bounds.low, "bounded", bounds.low, _end(bounds))
+    return _with_processed(Lengths(prompt, cached, processed), request)
+
+
+def _with_processed(lengths: Lengths, request: Observed) -> Lengths:
+    """Bounds of the processed tokens of a prompt of which only bounds are known."""
+    prompt, cached = lengths.prompt, lengths.cached.value
+    if lengths.processed.is_sure or prompt.how != "bounded" or request.cancelled:
+        return lengths
+    least = max((tokens for tokens, _ in request.shares_read), default=0)
+    near = most = None
+    if cached is not None:
+        least, near = max(least, (prompt.low or 0) - cached), (prompt.value or 0) - cached
+    if prompt.high is not None:
+        most = prompt.high - (cached or 0)
+    known = Known(max(least, near or 0), "bounded", least, most)
+    return replace(lengths, processed=known) if known.value else lengths
+
+
+def _ends_of(known: Known) -> tuple[int | None, int | None, int | None]:
+    is_bounded = known.how == "bounded"
+    return known.value, *((known.low, known.high) if is_bounded else (known.value, known.value))
+
+
+MOST: Final = 1 << 40
+"""An upper bound where the log has none."""
+
+
+def _end(bounds: Interval) -> int | None:
+    return None if bounds.high == MOST else bounds.high
+
+
+def prompt_bounds(request: Observed) -> Interval:
+    """Bounds of a prompt's length from lines without it.
+
+    against N             so much matches, and one token is always processed
+    [N, end)              a batch begins there, as after a checkpoint of N tokens
+    N tokens = 0.6810     the part that they are of the prompt, in rounded decimals
+    """
+    low = max(
+        request.at_least,
+        *(bound + 1 for _, _, bound in request.checked),
+        *(cut + 1 for cut in request.cuts),
+        *(tokens + 1 for _, _, tokens in request.created),
+        *(tokens for tokens, _ in request.shares_read),
+        (request.restored or 0) + 1,
+    )
+    high = MOST
+    for tokens, share in request.shares:
+        between = _whole_of(tokens, share)
+        low, high = max(low, between.low), min(high, between.high)
+    for tokens, share in request.shares_read:  # without what was cached, of which the part is
+        low = max(low, _whole_of(tokens, share).low)
+    if len(request.shares_read) > 1:
+        (least, first), *_, (most, last) = request.shares_read
+        apart = float(last) - float(first) - 2 * _half_step(last)
+        if most > least and apart > 0:
+            high = min(high, floor((most - least) / apart))
+    return Interval(low, max(low, high))
+
+
+def _whole_of(tokens: int, share: str) -> Interval:
+    """Bounds of a length of which some tokens are a printed part."""
+    part, half = float(share), _half_step(share)
+    low = ceil(tokens / (part + half))
+    return Interval(low, max(low, floor(tokens / (part - half))) if part > half else MOST)
+
+
+def _half_step(share: str) -> float:
+    return float(0.5 * 0.1 ** len(share.partition(".")[2]) + SLACK / 1000)
 
 
 def with_length_from_ratios(
@@ -115,10 +189,8 @@ def with_length_from_ratios(
         lowest = max(low, ceil(bound / (ratio + HALF_STEP)))
         highest = max(lowest, floor(bound / max(ratio - HALF_STEP, SLACK)))
         nearest = guess if lowest <= guess <= highest else round(bound / ratio)
-        return replace(
-            lengths,
-            prompt=Known(Interval(lowest, highest).near(nearest), "bounded", lowest, highest),
-        )
+        known = Known(Interval(lowest, highest).near(nearest), "bounded", lowest, highest)
+        return _with_processed(replace(lengths, prompt=known), request)
     pairs = [(request.keep, request.sim, held)]
     pairs += [(request.search.found_keep, request.search.found_sim, entry) for entry in entries]
     pairs.append((request.search.keep, request.search.sim, held))
@@ -131,7 +203,7 @@ def with_length_from_ratios(
         bounds = Interval(max(low, lowest), highest)
         if bounds.low <= bounds.high:
             known = Known(bounds.near(guess), "bounded", bounds.low, bounds.high)
-            return replace(lengths, prompt=known)
+            return _with_processed(replace(lengths, prompt=known), request)
     return lengths
 
 
@@ -141,7 +213,7 @@ def _cached(request: Observed, whole: int | None, processed: int | None) -> Know
     if request.refused_cut:
         return printed(0)
     most = None if whole is None else whole - (processed or 0)
-    if request.first_cut is not None and not request.started_before:
+    if request.first_cut is not None and (not request.started_before or request.begins):
         kept = request.first_cut + (request.offset if request.first_cut else 0)
         if most is None or kept <= most:  # else it is a later cut: the first one's line is missing
             return printed(kept)
@@ -176,7 +248,8 @@ def common_with_holder(
         common = bound + window
         if bound == 0 and window > 0:
             return Known(window, "bounded", 0, window)
-        if whole is not None and common == whole - 1 and request.sim in {None, "1.000"}:
+        own = prompt_length(request.n_tokens, request.held_after, request.generated)
+        if whole == own == common + 1 and request.sim in {None, "1.000"}:
             return bounded(whole, whole - 1, whole) if request.sim is None else computed(whole)
         return computed(common)
     if request.restored is not None or request.forced or not verbose or whole is None:

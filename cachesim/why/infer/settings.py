@@ -15,7 +15,7 @@ from cachesim.model.presets import PRESETS, preset
 from cachesim.model.spec import ModelSpec, Sizes
 from cachesim.why.infer.sizes import sizes_of
 from cachesim.why.read.lines import JUNE, MAY, STYLES
-from cachesim.why.read.observed import IK, LM_STUDIO, OLLAMA, PYTHON, SGLANG, How, ServerLog
+from cachesim.why.read.observed import IK, MLX, PYTHON, How, ServerLog
 
 RELEASES: Final[Mapping[str, int]] = {
     each.name: int(each.name.removeprefix("b")) for each in FAMILY.releases
@@ -100,7 +100,9 @@ def settings_of(
     given: Mapping[str, Any] | None = None,
 ) -> Settings:
     """Settings from the log, else from the user, else assumed."""
-    build = int(log.facts["build"]) if log.facts.get("build", "0") != "0" else None
+    printed = log.facts.get("build", "0")
+    named = log.facts.get("named", "0") if printed == "0" else printed
+    build = int(named) if named != "0" else None
     engine, of_engine, _ = (profile or "").partition("@")
     if of_engine and engine != log.engine:
         raise InputError(f"--profile {profile}: the log is of {log.engine}; name a release of it")
@@ -133,7 +135,7 @@ def _printed_only(
     log: ServerLog, build: int | None, profile: str | None, model: str | None, window: int | None
 ) -> Settings:
     """Settings of another engine, whose lines have few flags and which is not replayed."""
-    if log.engine in {OLLAMA, LM_STUDIO, SGLANG}:
+    if log.engine not in {IK, MLX, PYTHON}:  # no release of it is replayed under this name
         return Settings(
             release=Setting("", "printed"),
             preset=UNKNOWN_MODEL if model is None else Setting(model, "given"),
@@ -179,8 +181,13 @@ def _release(
     for style in STYLES:
         if style.name in log.styles:
             return Setting(style.release, "bounded"), ()  # or a release before or after it
+    if "timed-progress" in log.facts:  # June's lines too; a log of today is likelier
+        return Setting(STYLES_OF_LLAMA[0].release, "assumed"), ()
     silent = JUNE if "verbosity" in log.facts else MAY  # June was the first to print its level
     return Setting(silent.release, "assumed"), ()
+
+
+STYLES_OF_LLAMA: Final = [style for style in STYLES if style.release]
 
 
 def alike(release: str) -> Iterator[str]:

@@ -15,7 +15,19 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import BinaryIO, Final
 
-from cachesim.why.read.observed import IK, LLAMA, LM_STUDIO, MLX, OLLAMA, PYTHON, SGLANG
+from cachesim.why.read.observed import (
+    IK,
+    KOBOLD,
+    LLAMA,
+    LM_STUDIO,
+    LM_STUDIO_LLAMA,
+    MLX,
+    MLX_OPENAI,
+    OLLAMA,
+    OMLX,
+    PYTHON,
+    SGLANG,
+)
 
 LONGEST_LINE: Final = 1 << 16
 """Most bytes of a line that are parsed: a request of SGLang has up to 2,048 tokens of its prompt
@@ -108,7 +120,9 @@ ENDS: Final = re.compile(rb"(?:tokens per second\)|tokens|generated\)|MiB\)?|ms|
 OURS: Final = re.compile(
     rb"slot |srv |que |cmn |llama|eval time|build|print_info|general\.arch|model|verbosity|"
     rb"listening|draft|id_slot|rompt |Llama\.|Cache: |hit rate|cached-token|HTTP/1|httpd at|"
-    rb'msg="cache |completion_tokens|"MESSAGE" ?: ?\['
+    rb' matched=|completion_tokens|"MESSAGE" ?: ?\[|CtxLimit:|Tokens: |Processed |e reuse summary|'
+    rb"re-prefills|n_past=|load config: |refix cache restore|hat completion: |Failed to remove|"
+    rb"\bb\d{4,5}\b"
 )
 """Patterns of the lines that are parsed; others are only counted."""
 
@@ -291,6 +305,8 @@ class Style:
     """The release to replay if the log names none."""
     engine: str = LLAMA
     words: tuple[tuple[str, ...], ...]
+    lacks: str = "\0"
+    """A word of another server's lines with the same words."""
     prints_checkpoints: bool = True
     """Restores, creations and full re-processing, at the default verbosity."""
     prints_depth: bool = False
@@ -329,7 +345,7 @@ STYLES: Final[tuple[Style, ...]] = (
     ),
     Style(
         engine=OLLAMA,
-        words=(("prefix_cache.go", 'msg="cache '), ("cache.go", " matched=", " cached=")),
+        words=((" total=", " matched=", " cached=", " left="),),
         prints_checkpoints=False,
     ),
     Style(
@@ -343,8 +359,33 @@ STYLES: Final[tuple[Style, ...]] = (
         prints_checkpoints=False,
     ),
     Style(
+        engine=LM_STUDIO_LLAMA,
+        words=(("Cache reuse summary: ", " prefix, "),),
+        prints_checkpoints=False,
+    ),
+    Style(
+        engine=OMLX,
+        words=(
+            (" re-prefills ", " tokens (reused "),
+            ("Prefix cache restore for ", " suffix="),
+            ("omlx.", "hat completion: model="),
+        ),
+        prints_checkpoints=False,
+    ),
+    Style(
+        engine=KOBOLD,
+        words=(("CtxLimit:", "Process"), ("Processing Prompt", " tokens)")),
+        prints_checkpoints=False,
+    ),
+    Style(
+        engine=MLX_OPENAI,
+        words=(("Total Input Tokens: ",), ("Processed ", " tok/s)")),
+        prints_checkpoints=False,
+    ),
+    Style(
         engine=MLX,
         words=(("Prompt processing progress: ",), ("Starting httpd at ",)),
+        lacks="%",  # LM Studio prints a share under the same name
         prints_checkpoints=False,
     ),
     Style(
@@ -374,7 +415,7 @@ def style_in(text: str) -> str | None:
     """The name of the style of a line's words."""
     for style in STYLES:
         for words in style.words:
-            if all(word in text for word in words):
+            if style.lacks not in text and all(word in text for word in words):
                 return style.name
     return None
 

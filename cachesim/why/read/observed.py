@@ -1,7 +1,7 @@
 """Facts of a log by request, before any inference."""
 
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
+from typing import Final, Literal, TypeAlias
 
 # -- numbers with their sources --------------------------------------------------------------------
 
@@ -43,12 +43,21 @@ def bounded(value: int, low: int, high: int) -> Known:
     return computed(value) if low == high else Known(value, "bounded", low, high)
 
 
+HUNDREDTH: Final = 0.005
+"""Rounding error of two printed decimals."""
+
+
 # -- observations ----------------------------------------------------------------------------------
 
 
 LLAMA, IK, MLX, PYTHON = "llama.cpp", "ik_llama.cpp", "mlx-lm", "llama-cpp-python"
 OLLAMA, LM_STUDIO, SGLANG = "Ollama's MLX runner", "LM Studio's MLX engine", "SGLang"
-"""Engines whose lines are known."""
+OMLX, KOBOLD, MLX_OPENAI = "oMLX", "KoboldCpp", "mlx-openai-server"
+LM_STUDIO_LLAMA = "LM Studio's llama.cpp engine"
+OTHERS: Final = (
+    IK, OLLAMA, LM_STUDIO, LM_STUDIO_LLAMA, OMLX, KOBOLD, MLX_OPENAI, SGLANG, MLX, PYTHON,
+)  # fmt: skip
+"""Engines whose lines are known, besides llama.cpp."""
 
 SlotChoice: TypeAlias = Literal["similarity", "age", "id", "unknown"]
 
@@ -102,6 +111,10 @@ class Observed:
     one_token: bool = False
     first_cut: int | None = None
     cuts: list[int] = field(default_factory=list)
+    shares: list[tuple[int, str]] = field(default_factory=list)  # tokens held, part of the prompt
+    shares_read: list[tuple[int, str]] = field(default_factory=list)  # the same of those processed
+    cached_within: tuple[int, int, int] | None = None  # likeliest, by time and rate of the rest
+    at_least: int = 1  # tokens of the prompt
     done_at: int | None = None  # tokens of the slot when the prompt had been read
     processed: int | None = None
     generated: int | None = None
@@ -125,10 +138,24 @@ class Observed:
     prints_tries: bool = True  # the server names every checkpoint that it tries
     shared: Known | None = None  # the prompt's common prefix, where its own lines have it
     takes_snapshots: bool = False  # a state is saved where a prompt parts from a stored one
+    restores_blocks: bool = False  # only whole blocks of a stored sequence are reused
     leaves_last: bool = False  # its lines do not count the prompt's last token
     notes: list[str] = field(default_factory=list)
     stale: str | None = None
     launched_at: float | None = None
+
+    @property
+    def begins(self) -> bool:
+        """True if lines of the prompt's start are in the log, though its launch may not be."""
+        seen = self.checked or self.erased or self.depth or self.first_cut == 0
+        return bool(seen or self.forced or self.restored is not None)
+
+    def note_cached(self, whole: int, seconds: float, rate: float) -> None:
+        """Bound what was reused of a prompt by the time of the rest and its rate."""
+        most = min(whole, int((seconds + HUNDREDTH) * (rate + HUNDREDTH)) + 1)
+        least = max(1, int((seconds - HUNDREDTH) * (rate - HUNDREDTH)))
+        low, high = whole - most, max(0, whole - least)
+        self.cached_within = min(max(low, whole - round(seconds * rate)), high), low, high
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,8 +191,7 @@ class ServerLog:
     @property
     def engine(self) -> str:
         """The engine of the lines; llama.cpp's have several styles."""
-        others = (IK, OLLAMA, LM_STUDIO, SGLANG, MLX, PYTHON)
-        return next((other for other in others if other in self.styles), LLAMA)
+        return next((other for other in OTHERS if other in self.styles), LLAMA)
 
     @property
     def is_empty(self) -> bool:

@@ -7,12 +7,10 @@ llama_perf_context_print:        eval time = 0.49 ms / 3 runs
 llama_perf_context_print:       total time = 9.48 ms / 8 tokens      the call's end
 """
 
-from collections.abc import Mapping
-from typing import Final, TypeAlias
+from typing import Final
 
 from cachesim.why.read.observed import UNKNOWN, Observed, ServerLog, bounded, computed, printed
-
-Fields: TypeAlias = Mapping[str, str]
+from cachesim.why.read.patterns import Fields
 
 LOADED: Final = "A saved state was loaded: more of the prompt matches its tokens."
 MISSES: Final = "No saved state begins with the first token of the prompt."

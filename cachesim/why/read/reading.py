@@ -14,160 +14,146 @@ says which release prints what at which level.
 import re
 from collections import deque
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Final
 
 from cachesim.errors import InputError
+from cachesim.why.read.counts import COUNT_PATTERNS, Counts
 from cachesim.why.read.lines import BY_NAME, Line, style_in
 from cachesim.why.read.mixture import ADVICE, Mixture
 from cachesim.why.read.observed import (
     IK,
     LLAMA,
-    LM_STUDIO,
     MLX,
     PYTHON,
     SGLANG,
-    UNKNOWN,
     Compared,
     LogEvent,
     Observed,
     Search,
     ServerLog,
     SlotChoice,
-    printed,
 )
-from cachesim.why.read.python_calls import Calls, Fields, milliseconds
+from cachesim.why.read.patterns import Fields, bounded, first, pattern
+from cachesim.why.read.python_calls import Calls, milliseconds
 
+_W: Final = r"(?P<pos_min>-?\d+), pos_max = (?P<pos_max>-?\d+)(?:, n_tokens = (?P<n_tokens>\d+))?"
+"""The span of a checkpoint; April's lines do not have its number of tokens."""
 
-@dataclass(frozen=True, slots=True)
-class Pattern:
-    """A message: its name, the literal words of its lines, and its numbers."""
-
-    name: str
-    words: str
-    shape: re.Pattern[str]
-
-
-def _pattern(name: str, words: str, shape: str) -> Pattern:
-    return Pattern(name, words, re.compile(bounded(shape)))
-
-
-def bounded(shape: str) -> str:
-    """The shape with bounds for numbers and words: a search begins at each character of a line."""
-    bounds = {r"\d+": r"\d{1,18}", r"\w+": r"\w{1,80}", r"\S*": r"\S{0,300}", r"\S+": r"\S{1,300}"}
-    for free, bound in bounds.items():
-        shape = shape.replace(free, bound)
-    return shape
-
-
-_W: Final = r"(?P<pos_min>-?\d+), pos_max = (?P<pos_max>-?\d+), n_tokens = (?P<n_tokens>\d+)"
 _R: Final = r"-?\d+(?:\.\d+)?|-?nan|-?inf"
 
 SLOT_PATTERNS: Final = (
-    _pattern(
+    pattern(
         "by-similarity",
         "selected slot by LCP",
         rf"sim(?:_best)? = (?P<sim>{_R}) \(> (?P<threshold>{_R}) thold\), f_keep = (?P<keep>{_R})",
     ),
-    _pattern("slot-sim", "checking sim", r"sim = \S+ \((?P<common>\d+)/(?P<n_tokens>\d+)\)"),
-    _pattern("by-age", "selected slot by LRU", r"t_last = (?P<t_last>-?\d+)"),
-    _pattern("by-id", "selected slot by id", r"by id \(?(?P<id>\d+)"),
-    _pattern("launched", "processing task", r"processing task(?:, is_child = (?P<child>\d))?"),
-    _pattern(
+    pattern("slot-sim", "checking sim", r"sim = \S+ \((?P<common>\d+)/(?P<n_tokens>\d+)\)"),
+    pattern("by-age", "selected slot by LRU", r"t_last = (?P<t_last>-?\d+)"),
+    pattern("by-id", "selected slot by id", r"by id \(?(?P<id>\d+)"),
+    pattern("launched", "processing task", r"processing task(?:, is_child = (?P<child>\d))?"),
+    pattern(
         "prompt",
         "new prompt",
         r"n_ctx_slot = (?P<n_ctx>\d+), n_keep = (?P<keep>-?\d+), "
         r"(?:task\.n_tokens|n_prompt_tokens) = (?P<n_tokens>\d+)",
     ),
-    _pattern(
+    pattern(
         "depth",
         "slot.prompt.tokens.size()",
         r"n_past = (?P<n_past>\d+), slot\.prompt\.tokens\.size\(\) = (?P<held>\d+), seq_id = \d+, "
         r"pos_min = (?P<pos_min>-?\d+), n_swa = (?P<n_swa>\d+)",
     ),
-    _pattern(
+    pattern(
         "checked",
         "hecking checkpoint with",
         r"with \[(?P<pos_min>-?\d+), (?P<pos_max>-?\d+)\] against (?P<bound>-?\d+)",
     ),
-    _pattern(
+    pattern(
         "restored",
         "restored context checkpoint",
         rf"pos_min = {_W}(?:, n_past = (?P<n_past>\d+))?, size = (?P<size>\d+(?:\.\d+)?) MiB",
     ),
-    _pattern("forced", "forcing full prompt re-processing", r"(?P<all>forcing)"),
-    _pattern(
+    pattern("forced", "forcing full prompt re-processing", r"(?P<all>forcing)"),
+    pattern(
         "erased",
         "erased invalidated context checkpoint",
         rf"pos_min = {_W}, n_swa = (?P<n_swa>\d+)(?:, pos_next = (?P<pos_next>\d+))?",
     ),
-    _pattern("dropped", "erasing old context checkpoint", rf"pos_min = {_W}"),
-    _pattern(
+    pattern("dropped", "erasing old context checkpoint", rf"pos_min = {_W}"),
+    pattern(
         "created",
         "created context checkpoint",
         rf"(?P<index>\d+) of (?P<most>\d+) \(pos_min = {_W}, size = (?P<size>\d+(?:\.\d+)?) MiB",
     ),
-    _pattern(
+    pattern(
         "one-token",
         "need to evaluate at least 1 token",
         r"n_past = (?P<n_past>\d+), task\.n_tokens\(\) = (?P<n_tokens>\d+)",
     ),
-    _pattern(
-        "removed", "memory_seq_rm [", r"n_tokens = (?P<n_tokens>\d+), memory_seq_rm \[(?P<p0>\d+),"
+    pattern("removed", "memory_seq_rm [", r"memory_seq_rm \[(?P<p0>\d+),"),
+    pattern("removed", "kv cache rm [", r"kv cache rm \[(?P<p0>\d+),"),
+    pattern("empty", "empty prompt - releasing slot", r"(?P<all>empty)"),
+    pattern("refused-cut", "failed to truncate", r"(?P<all>failed)"),
+    pattern(
+        "progress",
+        "prompt processing progress",
+        r"progress, (?:n_past|n_tokens) = (?P<held>\d+),.{0,60} progress = (?P<share>[01]\.\d+)",
     ),
-    _pattern("empty", "empty prompt - releasing slot", r"(?P<all>empty)"),
-    _pattern("refused-cut", "failed to truncate", r"(?P<all>failed)"),
-    _pattern("progress", "prompt processing progress", r"n_tokens = (?P<n_tokens>\d+)"),
-    _pattern(
-        "read", "done, n_tokens", r"^prompt (?:processing )?done, n_tokens = (?P<n_tokens>\d+)"
+    pattern(
+        "timed-progress",
+        "prompt processing, n_tokens",
+        r"n_tokens = +(?P<read>\d+), progress = (?P<share>[01]\.\d+)",
     ),
-    _pattern(
+    pattern(
+        "read", "done, n_", r"^prompt (?:processing )?done, n_(?:tokens|past) = (?P<n_tokens>\d+)"
+    ),
+    pattern(
         "shifted",
         "context shift, n_keep",
         r"n_keep = (?P<keep>\d+), n_left = (?P<left>-?\d+), n_discard = (?P<discard>-?\d+)",
     ),
-    _pattern(
+    pattern(
         "chunk",
         "reusing chunk with size",
         r"size (?P<size>\d+), shifting KV cache \[(?P<was>\d+), \d+\) -> \[(?P<at>\d+),",
     ),
-    _pattern(
+    pattern(
         "drafts",
         "draft acceptance",
         r"\( *(?P<accepted>\d+) accepted / *(?P<drafted>\d+) generated",
     ),
-    _pattern(
+    pattern(
         "released",
-        "stop processing: n_tokens",
-        r"n_tokens = (?P<n_tokens>\d+), truncated = (?P<truncated>\d)",
+        "stop processing: n_",
+        r"n_(?:tokens|past) = (?P<n_tokens>\d+), truncated = (?P<truncated>\d)",
     ),
-    _pattern("slot-opened", "new slot", r"n_ctx = (?P<n_ctx>\d+)"),
-    _pattern("idle-saved", "saving idle slot to prompt cache", r"(?P<all>saving)"),
-    _pattern("slot-cleared", "clearing prompt with", r"with (?P<n_tokens>\d+) tokens"),
-    _pattern("timing-head", "", r"^\s*(?P<all>)$"),
+    pattern("slot-opened", "new slot", r"n_ctx = (?P<n_ctx>\d+)"),
+    pattern("idle-saved", "saving idle slot to prompt cache", r"(?P<all>saving)"),
+    pattern("slot-cleared", "clearing prompt with", r"with (?P<n_tokens>\d+) tokens"),
+    pattern("timing-head", "", r"^\s*(?P<all>)$"),
 )
 """Messages of lines that name a slot and a task."""
 
 KEYED_PATTERNS: Final = (
-    _pattern("launched", "slot is processing task |", r"(?P<all>processing)"),
-    _pattern("removed", "kv cache rm [p0, end) |", r"\bp0=(?P<p0>\d+)"),
-    _pattern("one-token", "have to evaluate at least 1 token", r"(?P<all>evaluate)"),
-    _pattern("empty", "empty prompt - releasing slot |", r"(?P<all>empty)"),
-    _pattern(
+    pattern("launched", "slot is processing task |", r"(?P<all>processing)"),
+    pattern("removed", "kv cache rm [p0, end) |", r"\bp0=(?P<p0>\d+)"),
+    pattern("one-token", "have to evaluate at least 1 token", r"(?P<all>evaluate)"),
+    pattern("empty", "empty prompt - releasing slot |", r"(?P<all>empty)"),
+    pattern(
         "shifted", "slot context shift |", r"\bn_left=(?P<left>-?\d+) n_discard=(?P<discard>-?\d+)"
     ),
-    _pattern(
+    pattern(
         "released",
         "slot released |",
         r"\bn_cache_tokens=(?P<n_tokens>\d+) truncated=(?P<truncated>\w+)",
     ),
-    _pattern("slot-opened", "new slot |", r"\bn_ctx_slot=(?P<n_ctx>\d+)"),
-    _pattern(
+    pattern("slot-opened", "new slot |", r"\bn_ctx_slot=(?P<n_ctx>\d+)"),
+    pattern(
         "prompt-time",
         "prompt eval time ",
         r"= +(?P<ms>\d+[.,]\d+) ms / +(?P<tokens>\d+) tokens",
     ),
-    _pattern(
+    pattern(
         "reply-time",
         "generation eval time ",
         r"= +(?P<ms>\d+[.,]\d+) ms / +(?P<tokens>\d+) runs",
@@ -176,77 +162,59 @@ KEYED_PATTERNS: Final = (
 """Messages of ik_llama.cpp whose numbers are keys: `slot released | ... n_cache_tokens=40`."""
 
 SERVER_PATTERNS: Final = (
-    _pattern(
+    pattern(
         "saving",
         "saving prompt with length",
         r"length (?P<n_tokens>\d+), total state size = (?P<size>\d+(?:\.\d+)?) MiB",
     ),
-    _pattern("already", "already in the cache", r"(?P<all>already)"),
-    _pattern("obsolete", "removing obsolete cached prompt", r"length (?P<n_tokens>\d+)"),
-    _pattern(
+    pattern("already", "already in the cache", r"(?P<all>already)"),
+    pattern("obsolete", "removing obsolete cached prompt", r"length (?P<n_tokens>\d+)"),
+    pattern(
         "looking",
         "looking for better prompt",
         rf"base f_keep = (?P<keep>{_R}), (?:f_)?sim = (?P<sim>{_R})",
     ),
-    _pattern(
+    pattern(
         "compared",
         "prompt with length",
         rf"length (?P<n_tokens>\d+), lcp = (?P<lcp>\d+), f_keep = (?P<keep>{_R}), f_sim",
     ),
-    _pattern(
+    pattern(
         "found", "found better prompt", rf"f_keep = (?P<keep>{_R}), (?:f_)?sim = (?P<sim>{_R})"
     ),
-    _pattern(
+    pattern(
         "cache-state",
         "cache state:",
         r"(?P<entries>\d+) prompts, (?P<size>\d+(?:\.\d+)?) MiB "
         r"\(limits: (?P<limit>\d+(?:\.\d+)?) MiB, "
         r"(?P<tokens>\d+) tokens",
     ),
-    _pattern(
+    pattern(
         "entry",
-        "- prompt 0x",
-        r"0x[0-9a-f]+: +(?P<n_tokens>\d+) tokens, checkpoints: +(?P<checkpoints>\d+), "
-        r"+(?P<size>\d+(?:\.\d+)?) MiB",
+        "- prompt ",
+        r"prompt (?:0x)?[0-9a-fA-F]+: +(?P<n_tokens>\d+) tokens, "
+        r"checkpoints: +(?P<checkpoints>\d+), +(?P<size>\d+(?:\.\d+)?) MiB",
     ),
-    _pattern(
+    pattern(
         "found-in-slot",
         "======== Cache: cache_size",
         r"cache_size = (?P<held>\d+), n_past = +(?P<n_past>\d+), "
         r"n_past_prompt = (?P<in_prompt>\d+)",
     ),
-    _pattern(
+    pattern(
         "slot-kept",
         "======== Prompt cache: cache size",
         rf"cache size: (?P<held>\d+),.{{0,400}} f_keep: (?P<keep>{_R})",
     ),
-    _pattern(
+    pattern(
         "progress-of-one", "Prompt processing progress: ", r"progress: (?P<done>\d+)/(?P<whole>\d+)"
     ),
-    _pattern("post", '"POST /', r'"POST (?P<path>/\S*completions) HTTP/[\d.]+" (?P<status>\d+)'),
-    _pattern(
-        "lookup",
-        'msg="cache ',
-        r'"cache (?:hit|miss)".{0,400} total=(?P<n_tokens>\d+) matched=(?P<matched>\d+) '
-        r"cached=(?P<cached>\d+) left=(?P<left>\d+)",
-    ),
-    _pattern(
-        "prefix-restored",
-        "Prompt cache restore:",
-        r"cached_tokens=(?P<cached>\d+) uncached_tokens=(?P<left>\d+)",
-    ),
-    _pattern(
-        "finished",
-        "meta_info prompt_tokens=",
-        r"^meta_info prompt_tokens=(?P<n_tokens>\d+)(?: \w+_retractions=(?P<retractions>\d+))?"
-        r" completion_tokens=(?P<generated>\d+) cached_tokens=(?P<cached>\d+)",
-    ),
-    _pattern("completion", '"completion_tokens"', r'completion_tokens": (?P<generated>\d+)'),
-    _pattern("room", "making room", r"(?P<all>making)"),
-    _pattern("limit", "limit reached", r"(?P<which>\w+) limit reached"),
-    _pattern("cancelled", "cancel task", r"id_task = (?P<task>\d+)"),
-    _pattern("chat", "Chat format:", r"format: (?P<format>\S+)"),
-    _pattern(
+    pattern("post", '"POST /', r'"POST (?P<path>/\S*completions) HTTP/[\d.]+" (?P<status>\d+)'),
+    pattern("room", "making room", r"(?P<all>making)"),
+    pattern("limit", "limit reached", r"(?P<which>\w+) limit reached"),
+    pattern("cancelled", "cancel task", r"id_task = (?P<task>\d+)"),
+    pattern("chat", "Chat format:", r"format: (?P<format>\S+)"),
+    pattern(
         "too-long",
         "exceeds the available context size",
         r"(?:task id = (?P<task>\d+), .{0,200})?"
@@ -256,12 +224,12 @@ SERVER_PATTERNS: Final = (
 """Messages of the server as a whole that belong to requests."""
 
 TIMING_PATTERNS: Final = (
-    _pattern(
+    pattern(
         "prompt-time",
         "prompt eval time =",
         r"prompt eval time = +(?P<ms>\d+(?:[.,]\d+)?) ms / +(?P<tokens>\d+) tokens",
     ),
-    _pattern(
+    pattern(
         "reply-time",
         "eval time =",
         r"eval time = +(?P<ms>\d+(?:[.,]\d+)?) ms / +(?P<tokens>\d+) tokens",
@@ -271,19 +239,19 @@ TIMING_PATTERNS: Final = (
 
 
 PYTHON_PATTERNS: Final = (
-    _pattern(
+    pattern(
         "py-hit", "prefix-match hit", r"(?P<n_tokens>\d+) prefix-match hit, remaining (?P<rest>\d+)"
     ),
-    _pattern("py-refused", "prefix-match found but", r"(?P<n_tokens>\d+) prefix-match found but"),
-    _pattern("py-held", "full prompt already cached", r"(?P<all>full)"),
-    _pattern("py-cache", "Llama._create_completion: cache", r"cache (?P<what>hit|miss)$"),
-    _pattern(
+    pattern("py-refused", "prefix-match found but", r"(?P<n_tokens>\d+) prefix-match found but"),
+    pattern("py-held", "full prompt already cached", r"(?P<all>full)"),
+    pattern("py-cache", "Llama._create_completion: cache", r"cache (?P<what>hit|miss)$"),
+    pattern(
         "py-prompt-time",
         ": prompt eval time =",
         r"= +(?P<ms>\d+[.,]\d+) ms / +(?P<tokens>\d+) tokens",
     ),
-    _pattern("py-reply-time", "eval time =", r"= +(?P<ms>\d+[.,]\d+) ms / +(?P<tokens>\d+) runs"),
-    _pattern("py-end", "total time =", r"(?P<all>total)"),
+    pattern("py-reply-time", "eval time =", r"= +(?P<ms>\d+[.,]\d+) ms / +(?P<tokens>\d+) runs"),
+    pattern("py-end", "total time =", r"(?P<all>total)"),
 )
 """Messages of llama-cpp-python with `verbose=True`, and llama.cpp's own counts after each call."""
 
@@ -292,29 +260,12 @@ def message_of(line: Line) -> tuple[str, Fields] | None:
     """The message of a line with its numbers; None for lines not about caches."""
     body = line.body
     if "Llama." in body or "llama_perf_context_print:" in body:
-        return _first(PYTHON_PATTERNS, body)
+        return first(PYTHON_PATTERNS, body)
     if "eval time =" in body and not line.is_keyed:
-        return _first(TIMING_PATTERNS, body)
+        return first(TIMING_PATTERNS, body)
     if line.component == "slot":
-        return _first(KEYED_PATTERNS if line.is_keyed else SLOT_PATTERNS, body)
-    return _first(SERVER_PATTERNS, body)
-
-
-DIGITS, WIDEST = 12, 200
-"""Most digits of a number, and most characters of a field."""
-
-
-def _is_sane(field: str | None) -> bool:
-    return field is None or len(field) <= (WIDEST if not field[:1].isdecimal() else DIGITS + 8)
-
-
-def _first(patterns: tuple[Pattern, ...], body: str) -> tuple[str, Fields] | None:
-    for pattern in patterns:
-        if pattern.words in body:
-            found = pattern.shape.search(body)
-            if found is not None and all(map(_is_sane, found.groups())):
-                return pattern.name, {k: v for k, v in found.groupdict().items() if v is not None}
-    return None
+        return first(KEYED_PATTERNS if line.is_keyed else SLOT_PATTERNS, body)
+    return first(SERVER_PATTERNS, body) or first(COUNT_PATTERNS, body)
 
 
 RESTART: Final = frozenset({"build", "loading"})
@@ -329,7 +280,9 @@ FACTS: Final = tuple(
         ("slots", "n_slots", r"n_slots ?= ?(?P<value>\d+)"),
         ("commit", "build info |", r"commit=\"?(?P<value>[0-9a-f]{7,40})"),
         ("n_ctx_slot", "n_ctx_slot", r"initializing.{0,400}n_ctx_slot = (?P<value>\d+)"),
-        ("kv_unified", "kv_unified", r"kv_unified\s+= '?(?P<value>true|false)"),
+        ("kv_unified", "kv_unified", r"kv_unified\s*= ?'?(?P<value>true|false)"),
+        ("slots", "load config: n_parallel", r"n_parallel=(?P<value>\d+)"),  # LM Studio
+        ("n_ctx", "load config: n_parallel", r"n_ctx=(?P<value>\d+)"),
         ("model-file", "loaded meta data with", r"tensors from (?P<value>.{1,500}) \(version"),
         ("swa-cells", "creating     SWA KV cache", r"size = (?P<value>\d+) cells"),
         ("n_ctx", "n_ctx ", r"llama_context: n_ctx\s+= (?P<value>\d+)"),
@@ -388,6 +341,9 @@ def facts_of(line: Line) -> list[tuple[str, str]]:
     return found
 
 
+NAMED: Final = re.compile(r"(?:^|[\s(`*'\"/:,])b(\d{4,5})(?=$|[\s)`*'\",.:;])")
+"""A build in the words around a pasted excerpt: `I see it on b10078 as well`."""
+
 FOREIGN: Final = (("vLLM", "Prefix cache hit rate"), ("SGLang", "#cached-token:"))
 """Servers recognised by their lines that cannot be replayed from them."""
 
@@ -398,6 +354,11 @@ def found_in_slot(request: Observed, fields: Fields) -> None:
         request.depth = int(fields["n_past"]), int(fields["held"]), 0
         request.offset = int(fields["in_prompt"]) - int(fields["n_past"])
         request.prints_tries = False
+
+
+def _size(fields: Fields) -> int:
+    """Tokens of a checkpoint: as printed, or up to its last position."""
+    return int(fields.get("n_tokens", int(fields["pos_max"]) + 1))
 
 
 def _update(server: ServerLog, request: Observed, name: str, fields: Fields) -> None:
@@ -419,18 +380,18 @@ def _update(server: ServerLog, request: Observed, name: str, fields: Fields) -> 
             span = int(fields["pos_min"]), int(fields["pos_max"])
             request.checked.append((*span, int(fields["bound"])))
         case "restored":
-            request.restored_at = int(fields["n_tokens"])
-            request.restored = int(fields.get("n_past", fields["n_tokens"]))
+            request.restored_at = _size(fields)
+            request.restored = int(fields.get("n_past", request.restored_at))
             server.checkpoint_mib.append((request.restored_at, float(fields["size"])))
         case "forced":
             request.forced = True
         case "erased":
             following = fields.get("pos_next")
             end = None if following is None else int(following)
-            request.erased.append((int(fields["n_tokens"]), end))
+            request.erased.append((_size(fields), end))
             request.swa = int(fields["n_swa"])
         case "created":
-            n_tokens = int(fields["n_tokens"])
+            n_tokens = _size(fields)
             request.created.append((int(fields["pos_min"]), int(fields["pos_max"]), n_tokens))
             server.facts.setdefault("checkpoints", fields["most"])
             server.checkpoint_mib.append((n_tokens, float(fields["size"])))
@@ -457,6 +418,11 @@ def _update(server: ServerLog, request: Observed, name: str, fields: Fields) -> 
             request.processed, request.prompt_ms = int(fields["tokens"]), milliseconds(fields)
         case "reply-time" if not request.is_empty:
             request.generated, request.reply_ms = int(fields["tokens"]), milliseconds(fields)
+        case "progress":
+            request.shares.append((int(fields["held"]), fields["share"]))
+        case "timed-progress":
+            request.shares_read.append((int(fields["read"]), fields["share"]))
+            server.facts["timed-progress"] = "printed"
         case "shifted":
             request.shifts.append((int(fields["left"]), int(fields["discard"])))
             if fields.get("keep"):
@@ -482,6 +448,7 @@ class Reader:
     def __init__(self) -> None:
         self.servers: list[ServerLog] = []
         self.source = "the log"
+        self.named: set[str] = set()  # builds that the words around an excerpt name
         self._left: set[str] = set()  # engines whose lines ended without a restart
         self._open()
 
@@ -499,7 +466,7 @@ class Reader:
         self._reading: list[Observed] = []  # requests of mlx-lm whose prompts are being read
         self._found: Fields | None = None  # what the next line of a slot has in common with it
         self._idle = False  # the parking lines that follow belong to idle slots
-        self._calls = Calls(self.server)
+        self._calls, self._counts = Calls(self.server), Counts(self.server)
         self._mixture = Mixture()
 
     def take(self, lines: Iterable[Line]) -> "Reader":
@@ -535,6 +502,8 @@ class Reader:
         if ALL_IDLE in line.body and line.component == "srv":
             self._mixture.idle(self._at_work)
         if message is None and not facts:
+            if not line.component and not line.is_keyed:
+                self.named |= set(NAMED.findall(line.text))
             self.server.foreign |= {name for name, words in FOREIGN if words in line.text}
             return
         self.server.known_lines += 1
@@ -714,22 +683,8 @@ class Reader:
                     self._posts.append(line.number)
             case "progress-of-one":
                 self._progress_of_one(line, fields)
-            case "lookup":  # Ollama's MLX runner: a prompt, its match, and the reused part of it
-                request = self._begun(line, int(fields["cached"]), int(fields["left"]))
-                request.n_tokens = int(fields["n_tokens"])
-                request.shared, request.takes_snapshots = printed(int(fields["matched"])), True
-            case "prefix-restored":  # LM Studio: the reused part, the rest without its last token
-                request = self._begun(line, int(fields["cached"]), int(fields["left"]) + 1)
-                request.shared, request.leaves_last = UNKNOWN, True
-            case "finished":  # SGLang, with --log-requests
-                request = self.server.begin(line.number)
-                request.n_tokens, request.first_cut = int(fields["n_tokens"]), int(fields["cached"])
-                request.generated, request.shared = int(fields["generated"]), UNKNOWN
-                request.ended = True
-                self.server.retracted += int(fields.get("retractions", "0")) > 0
-            case "completion":  # LM Studio: the length of the last request's reply
-                if self.server.engine == LM_STUDIO and self.server.requests[-1].generated is None:
-                    self.server.requests[-1].generated = int(fields["generated"])
+            case _:
+                self._counts.take(line.number, name, fields)
 
     def _progress_of_one(self, line: Line, fields: Fields) -> None:
         """mlx-lm: progress of a prompt's uncached part; its lines name no request.
@@ -749,11 +704,6 @@ class Reader:
         if done >= whole:
             request.ended = True
             self._reading.remove(request)
-
-    def _begun(self, line: Line, cached: int, processed: int) -> Observed:
-        request = self.server.begin(line.number)
-        request.first_cut, request.processed = cached, processed
-        return request
 
 
 CHOICES: Final[Mapping[str, SlotChoice]] = {

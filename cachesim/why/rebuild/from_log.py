@@ -28,7 +28,15 @@ from cachesim.why.infer.evidence import (
 )
 from cachesim.why.infer.settings import Settings
 from cachesim.why.read.lines import prints_checkpoints, prints_depth
-from cachesim.why.read.observed import Known, LogEvent, Observed, ServerLog, bounded, computed
+from cachesim.why.read.observed import (
+    UNKNOWN,
+    Known,
+    LogEvent,
+    Observed,
+    ServerLog,
+    bounded,
+    computed,
+)
 from cachesim.why.replay.player import Player, ReplayRequest
 from cachesim.why.replay.replayed import (
     BEFORE,
@@ -624,6 +632,9 @@ class Rebuilder:
         return candidates
 
     def _too_little(self, request: Observed, held: Rope, whole: int, least: float) -> Known:
+        if request.started_before and not len(held):  # what its slot held, no line says
+            ends = [min(whole, tokens - 1 + self.window) for tokens, _ in request.erased]
+            return Known(0, "bounded", 0, min(ends)) if ends else UNKNOWN
         if self.verbose or request.choice != "age":
             return computed(0)
         most = int(least * whole) if least else whole

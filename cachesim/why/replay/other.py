@@ -139,7 +139,7 @@ def counted(replay: Replay) -> frozenset[int]:
     All of them if the log has none, and its sums are unknown.
     """
     played = [request for request in replay.requests if request.submitted is not None]
-    known = [rebuilt for rebuilt in played if rebuilt.lengths.processed.value is not None]
+    known = [rebuilt for rebuilt in played if rebuilt.lengths.processed.is_sure]
     return frozenset(rebuilt.observed.number for rebuilt in known or played)
 
 
@@ -152,8 +152,8 @@ def left_out(replays: Sequence[Replay]) -> str:
         if not request.observed.too_long
     ]
     out = [rebuilt for rebuilt, is_counted in every if not is_counted]
-    unknown = sum(rebuilt.lengths.processed.value is None for rebuilt in out)
-    tokens = [n for rebuilt in out if (n := rebuilt.lengths.processed.value) is not None]
+    sure = [rebuilt.lengths.processed for rebuilt in out if rebuilt.lengths.processed.is_sure]
+    unknown, tokens = len(out) - len(sure), [known.value or 0 for known in sure]
     parts = []
     if unknown:
         parts.append(f"{in_words(unknown, 'request')} whose processed tokens the log does not have")

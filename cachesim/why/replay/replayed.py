@@ -33,8 +33,14 @@ class Rebuilt:
     @property
     def is_comparable(self) -> bool:
         """True if the log has a count of a prompt that was replayed."""
-        known = self.lengths.cached.value is not None
+        known = self.lengths.cached.value is not None and not self.is_open
         return self.is_played and known and self.submitted is not None
+
+    @property
+    def is_open(self) -> bool:
+        """True if the prompt's length has no upper bound, so that the replay's is a guess."""
+        prompt = self.lengths.prompt
+        return prompt.how == "bounded" and prompt.high is None and not self.observed.cancelled
 
     @property
     def is_taken_to_decline(self) -> bool:
