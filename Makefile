@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 # Without byte code each of a thousand processes would compile all modules.
 unexport PYTHONDONTWRITEBYTECODE
 NEWEST := llama.cpp mlx-lm vllm sglang transformers
-SITE   := "sphinx>=8.1" "myst-parser>=4" "furo>=2024.8.6"
+SITE   := "sphinx>=8.1" "myst-parser>=4" "furo>=2024.8.6" "pillow>=10.1"
 
 .PHONY: run test check pages sentences engines inputs lowest packages programs users nightly hashes fuzz mutants wheels newest $(NEWEST:%=newest-%) bench docs clean help
 

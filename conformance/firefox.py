@@ -58,7 +58,7 @@ class Tab:
 
 def checked(tab: Tab, home: str, folder: str) -> None:
     tab.goto(f"{home}index.html")
-    holds(tab.do("document.querySelector('figure.memory svg') !== null"), "no picture")
+    holds(tab.do("document.querySelector('.first svg') !== null"), "no picture")
     tab.goto(f"{home}_generated/lessons/1-cells.html")
     tab.do("document.querySelector('p.run button').click()")
     tab.until("/Done|Could/.test(document.querySelector('p.run span').textContent)")

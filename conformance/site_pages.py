@@ -39,6 +39,7 @@ from tests.docs.conftest import SITE
 sys.path.insert(0, str(ROOT / "docs"))  # scripts that write the documentation, which are no package
 
 import make_lessons  # type: ignore[import-not-found]  # isort: skip
+from two_codes import LENGTHS  # type: ignore[import-not-found]  # isort: skip
 
 LESSON: Final = "_generated/lessons/5-checkpoints.html"
 PAGES: Final = (
@@ -153,13 +154,42 @@ def taken(tab: Any, home: str) -> None:
         tab.keyboard.press("ArrowRight")
     equal([False, False, False, True], ["reply 7413" in each for each in seen])
     say("a control changes a number by key, and the picture follows")
+
+
+def watched(browser: Any, home: str) -> None:
+    """Home plays five frames once and stops; the slider and the fix change the answer."""
+    tab = browser.new_context().new_page()
     tab.goto(home + "index.html")
-    holds("reply 7413 is WRONG" in tab.locator("figure.memory").text_content(), "no picture")
-    holds(
-        "Open the playground" in text(tab, "article a[href='playground/index.html']"),
-        "no way to the playground",
-    )
-    say("home shows the picture, and leads to the playground")
+    current = "document.querySelector('.first [aria-current=true]').dataset.frame"
+    seen = [tab.evaluate(current)]
+    while seen[-1] != "4":
+        tab.wait_for_function(f"{current} !== '{seen[-1]}'")
+        seen.append(tab.evaluate(current))
+    equal(list("01234"), seen)
+    equal("▶ Play", text(tab, ".first .play"))
+    still = new_tab(browser)
+    still.goto(home + "index.html")
+    equal("4", still.evaluate(current))
+    slider, fix = (still.locator(f".first [type={kind}]") for kind in ("range", "checkbox"))
+    for words, fixed, reply in (
+        (600, False, "7413 ✗"),
+        (515, False, "2361 ✓"),
+        (520, False, "7413 ✗"),
+        (520, True, "2361 ✓"),
+    ):
+        slider.fill(str(LENGTHS.index(words)))
+        fix.set_checked(fixed)
+        equal(reply, text(still, ".first .told")[: len(reply)])
+    sent = still.evaluate("performance.getEntriesByType('navigation')[0].decodedBodySize")
+    holds(sent < MOST_BYTES, f"home has {sent} bytes")
+    names = still.evaluate("performance.getEntriesByType('resource').map((each) => each.name)")
+    equal([], [name for name in names if "playground" in name])
+    holds("Install" in text(still, "article a[href='install.html']"), "no way to install it")
+    say("home plays five frames once, without the simulator: 515 words are right, 520 are wrong")
+
+
+MOST_BYTES: Final = 100_000
+"""Of the home page, with all its frames."""
 
 
 def done(tab: Any, home: str, name: str) -> None:
@@ -253,6 +283,7 @@ def in_browser(site: Path, arguments: Sequence[str]) -> bool:
                 equal([], list(misfits(new_tab(browser), home, site)))
                 say("no table is wider than its page, and no flag is broken at a hyphen")
                 taken(new_tab(browser), home)
+                watched(browser, home)
                 if playground_in(site):
                     make_lessons.main(site)
                     ran(new_tab(browser), home)

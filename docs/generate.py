@@ -3,11 +3,13 @@
 `make docs` runs it before every build, so that no page can fall behind the code.
 """
 
+import importlib
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
+import make_picture
 from pages import (
     api,
     causes,
@@ -42,6 +44,7 @@ PAGES: Final[Mapping[str, Callable[[], str]]] = {
 
 PARTS: Final[Mapping[str, Callable[[], str]]] = {
     "static/picture.css": lambda: STYLE,
+    "static/two-codes.svg": make_picture.picture,
     "parts/home.inc": home.page,
     "parts/gallery.inc": gallery.page,
 }
@@ -55,6 +58,10 @@ def main() -> None:
         path = FOLDER / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(write(), encoding="utf-8")
+    write_gif = importlib.import_module(
+        "make_gif"
+    ).write_gif  # needs Pillow, which tests do without
+    write_gif(FOLDER / "static" / "two-codes.gif")
 
 
 if __name__ == "__main__":

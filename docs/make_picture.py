@@ -1,53 +1,91 @@
-"""Draws `docs/images/two-codes.svg`: a reply from the checkpoint of another conversation.
+"""Draws the five frames of `two_codes` as a picture that moves, for the README and to be posted.
 
-`python docs/make_picture.py` writes it; a test compares. The letters are those of whatever font
-the reader's machine has: the picture fetches nothing.
+`python docs/make_picture.py` writes `docs/images/two-codes.svg`; a test compares. The letters are
+those of whatever font the reader's machine has: the picture fetches nothing.
 """
 
-import tomllib
-from dataclasses import replace
+from collections.abc import Iterator
+from dataclasses import dataclass
+from html import escape
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal, TypeAlias
 
-from cachesim import run_scenario
-from cachesim.report.picture import Kind, Picture, story
-from cachesim.report.svg import standalone
-from cachesim.scenario.shipped import shipped_file
+from two_codes import DRAWN, SHOWN, Moment, Told, told
+
+from cachesim.report.svg import LINE, file_of, hatches, row_svg
 
 ROOT: Final = Path(__file__).parents[1]
 PICTURE: Final = ROOT / "docs" / "images" / "two-codes.svg"
-SCENARIO: Final = "llama.cpp-two-codes"
-PROFILE: Final = "llama.cpp@b11549"
-SHOWN: Final[tuple[Kind, ...]] = ("request", "recurrent", "checkpoint")
-"""The rows that the story is told by."""
-NARROW: Final = 11
-"""Positions that are drawn: those of the longest prompt that is not cut."""
+SECONDS: Final = (2, 2, 2, 4, 5)
+"""Of each frame."""
+TOP: Final = 84
+"""Pixels of the chats, above the rows."""
+TALL: Final = TOP + 2 * LINE + 36
+
+SIZE: Final = 14
+"""Pixels of a letter's height."""
+
+Tone: TypeAlias = Literal["", "h", "bad"]
 
 
-def shown() -> Picture:
-    """The requests below each other, the restored checkpoint, and the state resumed from it."""
-    mapping = tomllib.loads(shipped_file(SCENARIO).read_text(encoding="utf-8"))
-    whole = story(run_scenario(mapping, profile=PROFILE, detail=True), kinds=SHOWN)
-    arrow = next(each for each in whole.arrows if each.wrong)
-    name = whole.rows[arrow.from_row].label
-    kept = [
-        i
-        for i, row in enumerate(whole.rows)
-        if row.kind == "request" or i == arrow.to_row or row.label == name
-    ]
-    number = {old: new for new, old in enumerate(kept)}
-    return replace(
-        whole,
-        rows=tuple(whole.rows[i] for i in kept),
-        positions=min(whole.positions, NARROW),
-        headings=tuple((number[at], text) for at, text in whole.headings),
-        arrows=(replace(arrow, from_row=number[arrow.from_row], to_row=number[arrow.to_row]),),
-    )
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """A line of text: where it starts, and whether it is bold or an error."""
+
+    x: int
+    y: int
+    text: str
+    tone: Tone = ""
 
 
-def picture() -> str:
+def lines(story: Told, moment: Moment) -> Iterator[Line]:
+    """The chats, and the frame's sentence below the rows."""
+    a, begins, asks = story.chats
+    yield Line(x=0, y=16, text="Chat A", tone="h")
+    yield Line(x=64, y=16, text=f"{a}  → {story.told_a}, right")
+    yield Line(x=0, y=42, text="Chat B", tone="h")
+    yield Line(x=64, y=42, text=f"{begins} … {SHOWN} more words")
+    if moment.answered:
+        wrong = story.reply != story.right
+        text = f"{asks}  → {story.reply}"
+        text += f", WRONG: B's code is {story.right}" if wrong else ", right"
+        yield Line(x=64, y=64, text=text, tone="bad" if wrong else "")
+    tone: Tone = "bad" if moment.answered and story.reply != story.right else ""
+    yield Line(x=0, y=TALL - 12, text=moment.sentence, tone=tone)
+
+
+def picture(*, fixed: bool = False) -> str:
     """The picture as SVG; the same bytes on every machine."""
-    return standalone(shown())
+    story = told(SHOWN, fixed=fixed)
+    whole, start = sum(SECONDS), 0
+    style = [f".fr{{visibility:hidden;animation:{whole}s step-end infinite}}"]
+    drawn = [hatches("")]
+    for i, (moment, seconds) in enumerate(zip(story.moments, SECONDS, strict=True)):
+        first, end = 100 * start / whole, 100 * (start + seconds) / whole
+        hidden, shown = "{visibility:hidden}", "{visibility:visible}"
+        keys = f"0%{hidden}{first:.4g}%{shown}{end:.4g}%{hidden}"
+        style.append(f"@keyframes k{i}{{{keys}}}.fr{i}{{animation-name:k{i}}}")
+        drawn.append(f'<g class="fr fr{i}">{_frame(story, moment)}</g>')
+        start += seconds
+    last = f".fr{len(SECONDS) - 1}{{visibility:visible}}"
+    style.append(f"{last}@media(prefers-reduced-motion:reduce){{.fr{{animation:none}}}}")
+    about = " ".join(moment.sentence for moment in story.moments)
+    fills = f"<style>{''.join(style)}</style>"
+    title = f"Chat B is told {story.reply}, which only chat A said"
+    return file_of(title, f'<desc id="d">{escape(about)}</desc>', "".join(drawn), TALL, fills)
+
+
+def _frame(story: Told, moment: Moment) -> str:
+    parts = []
+    for line in lines(story, moment):
+        weight = ' font-weight="700"' if line.tone else ""
+        css = ' class="bad"' if line.tone == "bad" else ""
+        at = f'x="{line.x}" y="{line.y}" style="font-size:{SIZE}px"'
+        parts.append(f"<text{css} {at}{weight}>{escape(line.text)}</text>")
+    for i, row in enumerate(moment.rows):
+        place = f'y="{TOP + LINE * i}" width="100%" height="{LINE}"'
+        parts.append(f'<svg class="r" {place}>{row_svg(row, DRAWN, "")}</svg>')
+    return "".join(parts)
 
 
 if __name__ == "__main__":

@@ -110,7 +110,7 @@ RUNNING: Final = 5.8
 SHORTEST: Final = 4
 """Letters of a word that is shortened."""
 
-_LIGHT: Final = (
+LIGHT_COLOURS: Final = (
     "#f6b26b", "#8ec1f2", "#9bd18b", "#c9b1ec", "#f0dc6e", "#7fd1c7", "#f3a9c8", "#c4c9d0",
 )  # fmt: skip
 _DARK: Final = (
@@ -124,7 +124,7 @@ def _variables(colours: tuple[str, ...], **others: str) -> str:
 
 
 _ON_LIGHT: Final = _variables(
-    _LIGHT, ink="#14181f", quiet="#4a525e", ground="#ffffff", wrong="#c01818", light=".3"
+    LIGHT_COLOURS, ink="#14181f", quiet="#4a525e", ground="#ffffff", wrong="#c01818", light=".3"
 )
 _ON_DARK: Final = _variables(
     _DARK, ink="#f3f5f8", quiet="#b4bdc9", ground="#14181d", wrong="#ff6b62", light=".5"
