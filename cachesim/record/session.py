@@ -277,8 +277,8 @@ ANALYSIS: Final = 0.1
 MOST_STORED: Final = 256
 """Most conversations of LM Studio that may be continued."""
 
-QUOTES: Final = ("before", "after", "sentence", "advice")
-"""Fields of a divergence that quote the prompt or repeat its kind."""
+POSITIONS: Final = ("kind", "part", "where", "character", "equal_characters")
+"""Fields of a divergence that quote nothing of the prompt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -496,9 +496,10 @@ class Session:
             added["parting"] = {
                 key: value
                 for key, value in found["parting"].items()
-                if self._hasher is None or key not in QUOTES
+                if self._hasher is None or key in POSITIONS
             }
-        row = row_of(exchange, found["why"])
+        lines = () if found["parting"] is None else found["parting"]["lines"]
+        row = row_of(exchange, "\n".join((found["why"], *lines)))
         numbers = {"prompt": found["prompt_tokens"], "cached": own.cached, "again": found["again"]}
         self._view(replace(row, how=found["how"], **numbers))
         return added

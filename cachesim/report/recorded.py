@@ -141,6 +141,8 @@ def recorded_request(each: Mapping[str, Any]) -> RenderableType:
         known = "follow it" if each["cached"] is None else "after it are processed"
         cost = "" if after is None else f"; {about}{after:,} tokens {known}"
         table.add_row("parts", f"{parting['sentence']}{cost}")
+        for line in parting["lines"]:
+            table.add_row("", line)
         table.add_row("helps", parting["advice"])
     for loss in each["losses"]:
         table.add_row("rule", f"{loss['sentence']}: {loss['from']:,} to {loss['to']:,} tokens")

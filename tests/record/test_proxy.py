@@ -573,7 +573,12 @@ async def test_why_says_of_the_file_what_the_live_view_said(tmp_path: Path) -> N
         while len(taking.rows) < 3:
             await asyncio.sleep(0.01)
         said = [row.why for row in taking.rows]
-        assert "message 1 (system) differs at character 10: `10:31` / `10:32`: a clock" == (said[1])
+        sentence, before, after = said[1].splitlines()
+        assert "message 1 (system) differs at character 10: `10:31` / `10:32`: a clock" == sentence
+        assert [f"- It is 10:31. {LONG}"[:38], f"+ It is 10:32. {LONG}"[:38]] == [
+            line.removesuffix("…") for line in (before, after)
+        ]
+        assert "10:31" not in taking.path.read_text()
         told = report_of_dump(read_dump("x", BytesIO(taking.path.read_bytes())), source="x")
         later = [request["why"] for request in told["requests"]]
         assert "message 1 (system) differs at character 10: a clock" == later[1]

@@ -13,233 +13,30 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Final, Self
 
 from cachesim.engines.tokens import get_common_prefix
+from cachesim.typed import mapping
+from cachesim.why.explain.changes import excerpt, line_around, named
+from cachesim.why.explain.marked import notes_in, reasoning_in, without, without_reasoning
+from cachesim.why.explain.rewrites import REWRITES
 from cachesim.why.read.dump import Recorded
 from cachesim.why.read.segments import BLOCK, Segment, shared
-
-AROUND: Final = 24
-"""Characters printed on each side of a difference."""
-
-COUNT: Final = re.compile(r"[0-9]{1,15}")
-FAR: Final = 10_000
-"""Distance from which two numbers are no counter."""
-
-CLOCK: Final = re.compile(
-    r"\d{1,2}:\d{2}(:\d{2})?|\d{4}-\d{2}-\d{2}|\d{1,2}[./]\d{1,2}[./]\d{2,4}|"
-    r"(Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)[a-z]* \d|"
-    r"(Mon|Tues?|Wednes|Thurs?|Fri|Satur|Sun)day|\b1[6-9]\d{8}(\d{3})?\b"
-)
-TOKEN: Final = re.compile(r"[0-9A-Fa-f-]{5,}|(?=\w*\d)[A-Za-z0-9_]{12,}")
-DIGIT: Final = re.compile(r"\d")
-WORD: Final = re.compile(r"[\w:./+-]+")
-STOPS: Final = ".,:/+-"
-"""Characters that end a sentence or a clause, and are not part of the preceding word."""
-
-NEAR: Final = 12
-"""Characters beside a clock within which a number is part of it: `22 November 2026`."""
 
 CUT: Final = 48
 """Length of the prefix by which a truncated text is found."""
 
-PIECES: Final = re.compile(r"[\w-]+"), re.compile(r"\w+")
-"""Shapes of an identifier inside a longer word, such as a path."""
+LABEL: Final = re.compile(r"\W*([^\d\n]{6,24})")
+"""The beginning of a note without a tag, by which it is found in a later message."""
 
-ESCAPES: Final = str.maketrans({"\n": "\\n", "\r": "\\r", "\t": "\\t"})
-"""Escapes of line breaks in a sentence."""
-REMINDER: Final = re.compile(
-    r"(?:(?<!\s)\s+)?<(system-reminder|system_reminder|reminder|environment_details|environment_context)\b.*?</\1>\s*",
-    re.DOTALL,
-)
+TOKENS: Final = re.compile(r"\d+(?: \d+)*")
+"""A prompt given as the numbers of its tokens."""
+
 SUMMARY: Final = re.compile(
     r"summar|compact(ed|ion)|previous conversation|continued from", re.IGNORECASE
 )
-CLEARED: Final = re.compile(r"\b(cleared|omitted|elided|removed|truncated)\b", re.IGNORECASE)
+CLEARED: Final = re.compile(
+    r"\b(clear|omit|elid|remov|truncat|snip|trim|prun|compress|shorten|collaps|strip|redact|archiv|hidden|placeholder)",
+    re.IGNORECASE,
+)
 SYSTEM: Final = frozenset(("system", "developer"))
-
-
-@dataclass(frozen=True, slots=True)
-class Rewrite:
-    """A client's rewrite of a prompt; `words` describe a whole part or the changed word."""
-
-    kind: str
-    words: str
-    advice: str
-    is_whole: bool = True
-
-    def describe(self, where: str, at: int, before: str, after: str) -> str:
-        """Description for the client's author."""
-        where, before, after = (each.translate(ESCAPES) for each in (where, before, after))
-        if self.is_whole:
-            return self.words.format(where=where, at=at)
-        words = f"{where} differs at character {at}"
-        if before or after:
-            words += f": `{before}` / `{after}`"
-        return f"{words}: {self.words}" if self.words else words
-
-
-def _word(kind: str, words: str, advice: str) -> Rewrite:
-    return Rewrite(kind, words, advice, is_whole=False)
-
-
-REWRITES: Final = {
-    each.kind: each
-    for each in (
-        _word("clock", "a clock", "Put the time at the end of the conversation, or leave it out."),
-        _word(
-            "identifier",
-            "an identifier",
-            "Keep the identifier out of the prompt, or put it at its end.",
-        ),
-        _word("counter", "a counter", "Put what counts up at the end of the conversation."),
-        _word(
-            "whitespace",
-            "only blanks differ",
-            "Send the text unchanged; do not trim or reformat it.",
-        ),
-        _word(
-            "keys-reordered",
-            "keys in a different order",
-            "Serialise JSON with its keys in one order.",
-        ),
-        _word(
-            "reserialised",
-            "the same JSON, formatted differently",
-            "Send the arguments of a call back as exactly the text that came.",
-        ),
-        _word(
-            "attachment-changed",
-            "a different attachment, or the same one re-encoded",
-            "Send an attachment's bytes unchanged instead of re-encoding it.",
-        ),
-        _word(
-            "unicode",
-            "the same text in another Unicode form",
-            "Send the text unchanged; do not normalise it.",
-        ),
-        _word(
-            "truncated",
-            "the text is cut",
-            "Keep messages whole: a cut message is reprocessed from the cut on.",
-        ),
-        _word(
-            "cleared",
-            "an old result was cleared",
-            "Clear many old results at once and seldom: each time, all after it is reprocessed.",
-        ),
-        _word(
-            "reminder-changed",
-            "a different reminder",
-            "Append a new reminder at the end and leave the old one as it was.",
-        ),
-        _word("edited", "", "Nothing, if the user edited it; otherwise send history unchanged."),
-        Rewrite(
-            "reasoning-dropped",
-            "{where} is gone",
-            "Send the reasoning back as it came, or use a template that keeps it.",
-        ),
-        Rewrite(
-            "reasoning-added",
-            "{where} was not there before",
-            "Send every message again as it was sent before.",
-        ),
-        Rewrite(
-            "reply-left-out",
-            "the reply is left out, {where}",
-            "Send the reply back as it came, before what follows it.",
-        ),
-        Rewrite(
-            "tools-reordered",
-            "the tools come in a different order, from {where} on",
-            "Sort the tools by name before sending them.",
-        ),
-        Rewrite(
-            "tools-changed",
-            "the list of tools differs from {where} on",
-            "Keep the list of tools as it is for a whole conversation.",
-        ),
-        Rewrite("attachment-moved", "{where}", "Keep attachments in the message they came with."),
-        Rewrite(
-            "attachment-dropped",
-            "{where} is gone",
-            "Keep attachments as long as their message: all after one is reprocessed.",
-        ),
-        Rewrite(
-            "attachment-added",
-            "{where} was not there before",
-            "Add an attachment to the newest message.",
-        ),
-        Rewrite(
-            "beginning-cut",
-            "{where} are cut",
-            "Drop text at the beginning in large steps and seldom: all after is reprocessed.",
-        ),
-        Rewrite(
-            "system-changed",
-            "{where} is another text, before the same conversation",
-            "Keep the system prompt, and put what changes into the newest message.",
-        ),
-        Rewrite(
-            "reminder-moved",
-            "a reminder moved, at {where}",
-            "Leave reminders where they were put, and append new ones.",
-        ),
-        Rewrite(
-            "reminder-added",
-            "a reminder was put into {where}",
-            "Leave old messages alone; put reminders into the newest one.",
-        ),
-        Rewrite(
-            "message-removed",
-            "a message before {where} is gone",
-            "Let old messages stay until a whole summary replaces them.",
-        ),
-        Rewrite(
-            "history-truncated",
-            "several messages before {where} are gone",
-            "Drop old messages in large steps and seldom: then all after is reprocessed.",
-        ),
-        Rewrite(
-            "compacted",
-            "the history was replaced by a summary, from {where} on",
-            "Nothing: a summary has to be prefilled once.",
-        ),
-        Rewrite(
-            "message-inserted",
-            "{where} was inserted",
-            "Append new messages instead of inserting them.",
-        ),
-        Rewrite(
-            "messages-reordered",
-            "messages come in a different order, from {where} on",
-            "Send messages in the order in which they were said.",
-        ),
-        Rewrite(
-            "messages-joined",
-            "{where} joins several messages into one",
-            "Keep messages as they were sent instead of joining them.",
-        ),
-        Rewrite("role", "{where} has a different role", "Keep the role of each message."),
-        Rewrite(
-            "side-task",
-            "a different system prompt, as side tasks have: {where}",
-            "Give side tasks a smaller server, or in llama-server a slot (`--parallel`).",
-        ),
-        Rewrite(
-            "same-template",
-            "{where} differs at character {at}, and the conversation begins "
-            "there: another task from one template, or its first message edited",
-            "Put what differs at the end of the template: what stands before it is reused.",
-        ),
-        Rewrite(
-            "other-conversation",
-            "a different conversation, from {where} on",
-            "In llama-server, give each conversation a slot of its own (`--parallel`).",
-        ),
-    )
-}
-"""Known client behaviours by name."""
-
-CONVERSATIONS: Final = frozenset(("side-task", "same-template", "other-conversation"))
-"""Divergences without a rewrite: the requests are of different conversations."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,7 +76,7 @@ class Place:
     def cut(self) -> int:
         """Characters removed from the beginning of the text; 0 for none."""
         now, then = self.now.text, self.then.text
-        lost = then.find(now[:CUT]) if len(now) >= CUT else 0
+        lost = then.find(now[:CUT]) if len(now) >= CUT and self.now.role not in SYSTEM else 0
         return lost if lost > 0 and 2 * shared(now, then[lost:]) >= len(then) - lost else 0
 
     def where(self, kind: str) -> str:
@@ -290,8 +87,21 @@ class Place:
             return f"{self.moved_from.name} moved to {place_of(self.now)}"
         if kind == "beginning-cut":
             return f"the first {self.cut} characters of {self.now.name}"
-        gone = kind in {"reasoning-dropped", "reply-left-out", "attachment-dropped"}
+        gone = kind in {
+            "reasoning-dropped",
+            "reply-left-out",
+            "attachment-dropped",
+            "tools-removed",
+        }
         return self.then.name if gone else self.now.name
+
+    @property
+    def is_clients(self) -> bool:
+        """True if no user writes at this place."""
+        now = self.now
+        if now.role in SYSTEM or now.kind == "tool":
+            return True
+        return any(start <= self.at < end for start, end in notes_in(now.text))
 
     @property
     def rest(self) -> Sequence[Segment]:
@@ -307,20 +117,6 @@ class Place:
 def place_of(segment: Segment) -> str:
     """The message of a part."""
     return f"{segment.part} ({segment.role})" if segment.role else segment.part
-
-
-def excerpt(segment: Segment, at: int) -> str:
-    """The text around a character, cut to a word."""
-    text = segment.text
-    if not text:
-        return ""
-    start = at
-    while start > 0 and at - start < AROUND and WORD.fullmatch(text[start - 1]):
-        start -= 1
-    found = WORD.match(text, start)
-    word = found.group().rstrip(STOPS) if found else ""
-    end = max(at + 1, start + len(word))
-    return text[start : min(end, start + 2 * AROUND)]
 
 
 def _of_kinds(place: Place) -> str:
@@ -345,29 +141,79 @@ def _of_attachments(place: Place) -> str:
 
 
 def _of_tools(place: Place) -> str:
-    mine = [segment.key for segment in place.rest if segment.kind == "tool"]
-    theirs = [segment.key for segment in place.old if segment.kind == "tool"]
-    if len(mine) == len(theirs) and set(mine) == set(theirs):
-        return "tools-reordered"
-    now, then = place.now.text, place.then.text
-    if _same_json(now, then):
+    mine, theirs = ([_tool(part) for part in parts] for parts in (place.rest, place.old))
+    now, then = mine[0], theirs[0]
+    if _same_json(place.now.text, place.then.text):
         return "keys-reordered"
-    if len(mine) == len(theirs) and mine[1:] == theirs[1:]:
-        return _of_word(place) or "tools-changed"
-    return "tools-changed"
+    if now == then:
+        word = _of_word(place)
+        return word if word in {"clock", "identifier", "working-directory"} else "tool-described"
+    moved, gone = bool(now) and now in theirs, bool(then) and then in mine
+    if moved and gone:
+        return "tools-reordered"
+    if gone or not then:
+        return "tools-added"
+    return "tools-removed" if moved or not now else "tools-changed"
 
 
-def _of_reminders(place: Place) -> str:
+def _tool(segment: Segment) -> str:
+    """A tool's name, or its hashes; empty for other parts."""
+    if segment.kind != "tool" or not segment.text:
+        return str(segment.key) if segment.kind == "tool" else ""
+    fields = mapping(json.loads(segment.text))
+    return str(mapping(fields.get("function")).get("name") or fields.get("name") or segment.text)
+
+
+def _of_notes(place: Place) -> str:
     now, then = place.now, place.then
+    if _note_has_moved(place):
+        return "reminder-moved"
     if now.role != then.role or not (now.text and then.text):
         return ""
-    mine, theirs = (REMINDER.sub("", segment.text).strip() for segment in (now, then))
-    has, had = (REMINDER.search(segment.text) is not None for segment in (now, then))
+    has, had = notes_in(now.text), notes_in(then.text)
+    mine, theirs = without(now.text, has).strip(), without(then.text, had).strip()
     if mine != theirs or not (has or had):
-        return ""
+        return _of_label(place)
     if has and had:
         return _of_word(place) or "reminder-changed"
     return "reminder-added" if has else "reminder-moved"
+
+
+def _note_has_moved(place: Place) -> bool:
+    """True if a message is gone, all behind it stayed, and one like it comes later.
+
+    earlier   [ a ][ NOTE ][ b ]
+    later     [ a ][ b ][ reply ][ NOTE ][ c ]
+    """
+    then, behind = place.then, [segment.key for segment in place.old[1:]]
+    stayed = behind == [segment.key for segment in place.rest[: len(behind)]]
+    found = LABEL.match(then.text)
+    if not stayed or found is None or then.role == "assistant" or then.kind != "text":
+        return False
+    news = (each for each in place.rest[len(behind) + 1 :] if each.role == then.role)
+    return any(each.text.startswith(found.group()) for each in news)
+
+
+def _of_label(place: Place) -> str:
+    """A note without tags that went from the end, or the beginning, of a message to a later one."""
+    now, then = place.now.text.strip(), place.then.text.strip()
+    if place.now.role in SYSTEM or not now or now == then:
+        return ""
+    extra = then[len(now) :] if then.startswith(now) else then[: -len(now)]
+    found = LABEL.match(extra.strip()) if then in {now + extra, extra + now} else None
+    later = (segment.text for segment in place.rest[1:] if segment.role == place.now.role)
+    return "reminder-moved" if found and any(found[1] in text for text in later) else ""
+
+
+def _of_reasoning(place: Place) -> str:
+    """Reasoning that left a text, or came into it, where the rest of the text stayed."""
+    now, then = place.now, place.then
+    if now.role != then.role or now.kind != "text" or then.kind != "text":
+        return ""
+    has, had = reasoning_in(now.text), reasoning_in(then.text)
+    if has == had or without_reasoning(now.text) != without_reasoning(then.text):
+        return ""
+    return "reasoning-dropped" if has < had else "reasoning-added"
 
 
 def _of_system(place: Place) -> str:
@@ -436,19 +282,34 @@ def _of_text(place: Place) -> str:
         same = _of_calls(place)
         if same:
             return same
+    if now.part == "prompt" and _are_tokens(now.text) and _are_tokens(then.text):
+        return "tokens-changed"
+    if now.role in SYSTEM:
+        form = _of_form(place) if now.text and then.text else ""
+        return form or _of_word(place) or "system-changed"
     if not now.text or not then.text:
-        return "edited" if now.hashes else "truncated"
-    return _of_length(place) or _of_word(place) or "edited"
+        return _edited(place) if now.hashes else "truncated"
+    return _of_length(place) or _of_word(place) or _edited(place)
+
+
+def _edited(place: Place) -> str:
+    """A change without another name; users edit messages, and no results of tools."""
+    return "edited" if place.now.role in {"user", "assistant"} else "history-changed"
+
+
+def _of_form(place: Place) -> str:
+    now, then = (unicodedata.normalize("NFC", each.text) for each in (place.now, place.then))
+    return _of_blanks(place) or ("unicode" if now == then and now else "")
 
 
 def _of_length(place: Place) -> str:
     now, then = place.now.text, place.then.text
-    if _of_blanks(place):
-        return "whitespace"
-    if unicodedata.normalize("NFC", now) == unicodedata.normalize("NFC", then):
-        return "unicode"
+    if _of_form(place):
+        return _of_form(place)
     if len(now) < len(then) / 2 and CLEARED.search(now):
         return "cleared"
+    if len(now) < len(then) and CLEARED.search(now[place.at : place.at + 2 * CUT]):
+        return "truncated"
     cut = len(now) < len(then) and place.at >= len(now) * 0.6
     return "truncated" if then.startswith(now) or (cut and not _of_word(place)) else ""
 
@@ -465,33 +326,7 @@ def _of_calls(place: Place) -> str:
 
 
 def _of_word(place: Place) -> str:
-    now, then, at = place.now, place.then, place.at
-    before, after = excerpt(then, at), excerpt(now, at)
-    if _is_clock(then.text, at, before) and _is_clock(now.text, at, after):
-        return "clock"
-    if COUNT.fullmatch(before) and COUNT.fullmatch(after) and abs(int(before) - int(after)) < FAR:
-        return "counter"
-    for piece in PIECES:
-        one, other = _piece(piece, then.text, at), _piece(piece, now.text, at)
-        if TOKEN.fullmatch(one) and TOKEN.fullmatch(other) and DIGIT.search(one + other):
-            return "identifier"
-    return ""
-
-
-def _is_clock(text: str, at: int, word: str) -> bool:
-    """True inside a date or a time, or a number beside one."""
-    first = max(0, at - AROUND)
-    near = NEAR if DIGIT.search(word) else 0
-    found = CLOCK.finditer(text[first : at + AROUND])
-    return any(match.start() - near <= at - first <= match.end() + near for match in found)
-
-
-def _piece(shape: re.Pattern[str], text: str, at: int) -> str:
-    start = at
-    while start > 0 and at - start < 2 * AROUND and shape.fullmatch(text[start - 1]):
-        start -= 1
-    found = shape.match(text, start)
-    return found.group() if found else ""
+    return named(place.then.text, place.now.text, place.at, is_clients=place.is_clients)
 
 
 def _alike(place: Place) -> bool:
@@ -539,6 +374,7 @@ class Divergence:
     sentence: str
     advice: str
     equal_characters: int
+    lines: tuple[str, ...] = ()  # `- Sun Mar 22`, `+ Mon Mar 23`: with the text around it
 
     def as_dict(self) -> dict[str, Any]:
         """The divergence as JSON."""
@@ -581,6 +417,8 @@ def divergence_of(later: Recorded, earlier: Recorded) -> Divergence | None:
             equal += segment.length
             continue
         at = _common(segment, other)
+        if segment.part == "prompt" and at == segment.length and segment is later.segments[-1]:
+            return None  # a beginning of the earlier prompt
         if index == len(earlier.segments) - 1 and _goes_on(segment, other, at):
             whole = _prefill_with_reply(other, earlier)
             at = _common(segment, whole)
@@ -591,28 +429,48 @@ def divergence_of(later: Recorded, earlier: Recorded) -> Divergence | None:
         place = Place(later.segments, known, index, at)
         kind = (
             _of_kinds(place)
-            or _of_reminders(place)
+            or _of_reasoning(place)
+            or _of_notes(place)
             or ("beginning-cut" if place.cut else "")
             or _of_system(place)
             or _of_order(place)
             or _of_text(place)
         )
-        before, after = excerpt(place.then, place.at), excerpt(place.now, place.at)
+        before, after = _words_of(place, kind)
         where = place.where(kind)
         rewrite = REWRITES[kind]
-        sentence = rewrite.describe(where, place.at, before, after)
+        at = segment.text[:at].count(" ") if kind == "tokens-changed" else at
         return Divergence(
             kind,
             place.now.part,
             where,
-            place.at,
+            at,
             before,
             after,
-            sentence,
+            rewrite.describe(where, at, before, after),
             rewrite.advice,
-            equal + at,
+            equal + place.at,
+            lines=_lines(place),
         )
     return None
+
+
+def _words_of(place: Place, kind: str) -> tuple[str, str]:
+    """What stood at the difference and what stands there now: words, or names of tools."""
+    if kind not in {"tools-added", "tools-removed", "tools-changed"}:
+        return excerpt(place.then.text, place.at), excerpt(place.now.text, place.at)
+    mine, theirs = (
+        [_tool(part) for part in parts if part.kind == "tool" and part.text]
+        for parts in (place.rest, place.old)
+    )
+    gone, new = ([n for n in theirs if n not in mine], [n for n in mine if n not in theirs])
+    return ", ".join(gone)[:100], ", ".join(new)[:100]
+
+
+def _lines(place: Place) -> tuple[str, ...]:
+    then, now = (line_around(part.text, place.at) for part in (place.then, place.now))
+    lines = {"-": then, "+": now} if then != now else {}
+    return tuple(f"{sign} {text}" for sign, text in lines.items() if text)
 
 
 def _as_sent(reply: Sequence[Segment], sent: Sequence[Segment]) -> tuple[Segment, ...]:
@@ -648,7 +506,22 @@ def _common(one: Segment, other: Segment) -> int:
     if one.hashes or other.hashes:
         blocks = get_common_prefix(one.hashes, other.hashes)
         return min(blocks * BLOCK, one.length, other.length)
-    return shared(one.text, other.text)
+    at = shared(one.text, other.text)
+    near = one.text[max(0, at - CUT) : at + CUT], other.text[max(0, at - CUT) : at + CUT]
+    if one.part == "prompt" and at < max(one.length, other.length) and all(map(_are_tokens, near)):
+        return _end_of_tokens(one.text, other.text, at)
+    return at
+
+
+def _are_tokens(text: str) -> bool:
+    return TOKENS.fullmatch(text.strip()) is not None
+
+
+def _end_of_tokens(one: str, other: str, at: int) -> int:
+    """The end of the last whole number that two lists of tokens share: `12 34` and `12 39`."""
+    if at in {len(one), len(other)} and max(one, other, key=len)[at] == " ":
+        return at
+    return one.rfind(" ", 0, at) + 1 if at else 0
 
 
 def _common_characters(one: Recorded, other: Recorded) -> int:

@@ -18,16 +18,10 @@ from cachesim.engines.family import Profile, family_of
 from cachesim.engines.words import counted
 from cachesim.errors import InputError
 from cachesim.model.presets import PRESETS, preset
-from cachesim.why.explain.divergence import (
-    CONVERSATIONS,
-    Candidate,
-    Divergence,
-    Kin,
-    divergence_of,
-    kin_of,
-)
+from cachesim.why.explain.divergence import Candidate, Divergence, Kin, divergence_of, kin_of
 from cachesim.why.explain.remedies import remedy_of
 from cachesim.why.explain.report import FORMAT
+from cachesim.why.explain.rewrites import CONVERSATIONS
 from cachesim.why.explain.whole import UserSettings
 from cachesim.why.infer.settings import kind_of
 from cachesim.why.read.dump import Recorded
