@@ -26,6 +26,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "why": {"model", "engines", "verify", "scenario", "play"},
     "traces": {"model", "engines", "verify", "scenario", "play", "why"},
     "prove": {"model", "engines", "verify", "scenario", "play", "testing", "why"},
+    "export": {"model", "engines", "verify", "scenario", "play", "testing", "why", "prove"},
     "record": {"model", "engines", "verify", "scenario", "play", "why"},
     "probe": {
         "model",
@@ -48,6 +49,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "play",
         "testing",
         "prove",
+        "export",
         "report",
         "learn",
         "why",
@@ -247,8 +249,8 @@ def test_every_exemption_from_a_rule_has_its_reason() -> None:
     assert {} == broken(without_a_reason)
 
 
-NAMES_AN_ENGINE = {"conformance", "learn", "probe", "prove", "why"}
-"""Rooms that are about one engine's logs, its package, or its story."""
+NAMES_AN_ENGINE = {"conformance", "export", "learn", "probe", "prove", "why"}
+"""Rooms that are about one engine's logs, its package, its tests, or its story."""
 
 
 def engines_named(path: Path) -> set[Any]:

@@ -51,6 +51,10 @@ COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
         "record:record_command",
         "Record a client's requests to a server; explain each miss.",
     ),
+    "export": (
+        "export:export_command",
+        "Write a scenario as the engine's own test, or as a report to its project.",
+    ),
     "probe": ("probe:probe_command", "Search a live server, over HTTP, for wrong cached answers."),
     "real": ("", "Run the same requests on the real engines."),
     "learn": ("learn:learn_command", "Take a lesson: predict a result, then run its code."),

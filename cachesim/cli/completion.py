@@ -24,6 +24,7 @@ SCENARIOS: Final = {
     "run": "names",
     "compare": "workload",
     "bisect": "name",
+    "export": "scenario",
     "list": "what",
     "new": "source",
 }

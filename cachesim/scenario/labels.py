@@ -79,7 +79,12 @@ def label_of_right(scenario: Scenario, profile: Profile, step: str) -> Evidence 
         return None
     if step not in {scenario.shows.before.step, scenario.shows.after.step}:
         return None
-    return ALIKE if (digest(scenario), profile.release) in _agreeing() else None
+    return ALIKE if agrees(scenario, profile) else None
+
+
+def agrees(scenario: Scenario, profile: Profile) -> bool:
+    """True if every step of a scenario was on the real release as it is simulated."""
+    return not profile.patches and (digest(scenario), profile.release) in _agreeing()
 
 
 def digest(scenario: Scenario) -> str:

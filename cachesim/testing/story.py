@@ -25,7 +25,7 @@ def story(found: Counterexample, profile: Profile) -> list[str]:
     seen: list[tuple[int, ...]] = []
     for index, step in enumerate(scenario.step):
         if step.do != "complete":
-            lines.append(f"    {_deed(step)}")
+            lines.append(f"    {deed(step)}")
             continue
         prompt = _tokens(step.prompt, scenario)
         text = _chat(step) if step.messages else f"a prompt of {counted(len(prompt), 'token')}"
@@ -88,7 +88,8 @@ def _chat(step: Step) -> str:
     return f"a chat ({', '.join(turns)} tokens)"
 
 
-def _deed(step: Step) -> str:
+def deed(step: Step) -> str:
+    """An action that is no completion, in words."""
     if step.do == "cancel":
         turns = counted(step.turns or 1, "turn")
         return f"then its client disconnects after {turns} of the server's loop"

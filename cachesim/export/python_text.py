@@ -1,0 +1,63 @@
+"""Parts of exported Python files: names, comments, runs of tokens."""
+
+import keyword
+import re
+from collections.abc import Mapping, Sequence
+from textwrap import wrap
+from typing import Final
+
+WIDTH: Final = 96
+
+SPANS: Final = """\
+rng = random.Random(0)
+
+
+def span(first, count):
+    \"\"\"Tokens that no other span begins with.\"\"\"
+    return [first, *rng.choices(range({lowest}, {highest}), k=count - 1)]
+
+
+"""
+
+
+def name_of(word: str) -> str:
+    """A name of a scenario as a Python name."""
+    name = re.sub(r"\W", "_", word)
+    name = f"_{name}" if name[:1].isdigit() else name
+    return f"{name}_" if keyword.iskeyword(name) or name in TAKEN else name
+
+
+TAKEN: Final = frozenset(
+    {"server", "rng", "span", "warm", "cold", "body", "res", "complete", "time", "random", "struct"}
+)
+"""Names that the files use for something else."""
+
+
+def comment(text: str, indent: str = "") -> str:
+    """A text as lines of a comment."""
+    width = WIDTH - len(indent) - 2
+    lines = wrap(" ".join(text.split()), width, break_long_words=False, break_on_hyphens=False)
+    return "\n".join(f"{indent}# {line}" for line in lines)
+
+
+def span_lines(
+    spans: Mapping[str, Sequence[int]],
+    written: Mapping[str, int | str | Sequence[int]],
+    *,
+    lowest: int,
+    highest: int,
+) -> str:
+    """Assignments of the spans: lengths are drawn anew, ids stay as they are written."""
+    if not spans:
+        return ""
+    drawn = {name for name in spans if isinstance(written[name], int)}
+    fixed = {tokens[0] for name, tokens in spans.items() if name not in drawn and tokens}
+    firsts = (each for each in range(lowest, highest) if each not in fixed)
+    lines = [
+        f"{name_of(name)} = span({next(firsts)}, {len(tokens)})"
+        if name in drawn
+        else f"{name_of(name)} = {list(map(int, tokens))}"
+        for name, tokens in spans.items()
+    ]
+    head = SPANS.format(lowest=lowest, highest=highest) if drawn else ""
+    return head + "\n".join(lines) + "\n"
