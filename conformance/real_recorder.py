@@ -448,7 +448,7 @@ PLANTED: Final[tuple[tuple[str, Json, Json], ...]] = (
      chat("w1", system=f"cch=1c8b4; {SYSTEM}")),
     ("whitespace", chat(f"{LONG} w1", "w2", "w3"), chat(f"{LONG}  w1", "w2", "w3")),
     ("tools-reordered", chat("w1", tools=TOOLS), chat("w1", tools=TOOLS[::-1])),
-    ("tools-changed", chat("w1", tools=TOOLS), chat("w1", tools=TOOLS[:2])),
+    ("tools-removed", chat("w1", tools=TOOLS), chat("w1", tools=TOOLS[:2])),
     ("keys-reordered", chat("w1", tools=TOOLS),
      chat("w1", tools=[dict([*tool.items()][::-1]) for tool in TOOLS])),
     ("reasoning-dropped",
