@@ -223,7 +223,7 @@ class LiveView:
         totals = self._totals
         worst = self._worst
         table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, expand=True)
-        for name in ("request", "prompt", "cached", "reprocessed"):
+        for name in ("request", "prompt", "cached", "again"):
             table.add_column(name, justify="right", no_wrap=True)
         table.add_column("client", no_wrap=True, overflow="ellipsis", max_width=18)
         table.add_column("why", ratio=1, overflow="fold")
@@ -244,7 +244,7 @@ class LiveView:
         if worst:
             most = worst[0]
             tokens = most["tokens"]
-            cost = "" if tokens is None else f", {tokens:,} tokens reprocessed"
+            cost = "" if tokens is None else f", {tokens:,} tokens prefilled again"
             times = f"{len(most['requests'])} times" if len(most["requests"]) > 1 else "once"
             parts.append(
                 Text(f"worst: {most['kind']}, {times}{cost}. {most['advice']}", style="lost")
@@ -261,7 +261,7 @@ def status_text(row: "Row") -> str:
 
 
 def numbers(row: "Row") -> tuple[str, str, str]:
-    """Prompt, cached and reprocessed tokens; empty without a prompt."""
+    """Prompt, cached and again prefilled tokens; empty without a prompt."""
     if not row.how:
         return "", "", ""
     return number(row.prompt), number(row.cached), number(row.again)

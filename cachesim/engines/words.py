@@ -1,7 +1,7 @@
 """Formatting of values in the sentences of events and causes."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from string import Formatter
 from typing import Any, Final
 
@@ -39,6 +39,13 @@ def of_one(text: str) -> str:
 def counted(number: int, noun: str) -> str:
     """A number and its noun."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def numbered(noun: str, numbers: Sequence[int], most: int = MOST + 1) -> str:
+    """Some things by their numbers, the first ones if they are many."""
+    more = f" and {len(numbers) - most} more" if len(numbers) > most else ""
+    plural = "" if len(numbers) == 1 else "s"
+    return f"{noun}{plural} {', '.join(map(str, numbers[:most]))}{more}"
 
 
 def names_in(template: str) -> frozenset[str]:

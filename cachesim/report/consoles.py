@@ -26,6 +26,7 @@ THEME: Final = Theme(
         "reused": "green",
         "cut": "red",
         "again": "yellow",
+        "differs": "yellow",
     }
 )
 """The styles; every coloured text is readable without colour."""

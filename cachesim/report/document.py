@@ -4,6 +4,7 @@ A command composes one list of parts. `consoles.show` prints it, `html_document.
 a page. Tables keep their numbers whole on a narrow terminal.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -62,13 +63,20 @@ class PageOnly:
 
 
 class FittingTable(Table):
-    """A table, or a list of its rows if the terminal is too narrow."""
+    """A table, or a list of its rows if the terminal is too narrow.
 
-    def __init__(self, **settings: Any) -> None:
+    `below`: the sentences of a row stand in a line below its numbers.
+    """
+
+    def __init__(self, *, below: bool = False, **settings: Any) -> None:
         frame: dict[str, Any] = {"box": SIMPLE_HEAD, "show_edge": False, "pad_edge": False}
         super().__init__(**frame | settings)
+        self._below = below
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        if self._below and (lines := list(self._rows_of_lines(options.max_width))):
+            yield from lines
+            return
         if self._narrowest(console, options) <= options.max_width:
             yield from super().__rich_console__(console, options)
             return
@@ -90,6 +98,27 @@ class FittingTable(Table):
             for line in [*([Text(", ").join(numbers)] if numbers else []), *sentences]:
                 yield Padding(line, (0, 0, 0, 2))
 
+    def _rows_of_lines(self, wide: int) -> Iterator[RenderableType]:
+        """Each row's numbers in a line, its sentences in one below; nothing if that is too wide."""
+        columns = [column for column in self.columns if column.overflow != "fold"]
+        sentences = [column for column in self.columns if column.overflow == "fold"]
+        cells = [[as_text(cell) for cell in (column.header, *column.cells)] for column in columns]
+        widths = [max(map(len, each)) for each in cells]
+        if sum(widths) + 2 * len(widths) - 2 > wide:
+            return
+        for number, row in enumerate(zip(*cells, strict=True), -1):
+            line = Text("  ").join(
+                _aligned(cell, column, width)
+                for cell, column, width in zip(row, columns, widths, strict=True)
+            )
+            line.rstrip()
+            if number < 0:
+                line.stylize("name")
+            yield line
+            below = [as_text(list(column.cells)[number]) for column in sentences if number >= 0]
+            if words := Text("; ").join(text for text in below if text.plain):
+                yield Padding(Text.assemble((words.plain, "quiet")), (0, 0, 0, widths[0] + 2))
+
     def _narrowest(self, console: Console, options: ConsoleOptions) -> int:
         wide = options.update_width(UNBOUND)
         _, right, _, left = self.padding
@@ -103,6 +132,12 @@ def facts(*, gap: int = 1, narrowest: int | None = None) -> Table:
     """A table of words, each with its sentence."""
     word = Column(style="quiet", min_width=narrowest, no_wrap=True)
     return Table.grid(word, Column(overflow="fold"), padding=(0, gap, 0, 0), pad_edge=False)
+
+
+def _aligned(cell: Text, column: Column, width: int) -> Text:
+    padded = cell.copy()
+    padded.align("right" if column.justify == "right" else "left", width)
+    return padded
 
 
 def _narrowest(column: Column, console: Console, wide: ConsoleOptions) -> int:

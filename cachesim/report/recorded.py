@@ -9,6 +9,7 @@ from rich.text import Text
 
 from cachesim.engines.words import counted
 from cachesim.report.document import SENTENCES, FittingTable, Heading, facts
+from cachesim.report.requests import answer, request_lines
 from cachesim.report.why import shown
 
 
@@ -17,21 +18,16 @@ def dump_report(found: Mapping[str, Any], *, worst: int) -> list[RenderableType]
     totals = found["totals"]
     names = ", ".join(found["dump"]["sources"])
     parts: list[RenderableType] = [
+        *answer(found),
+        Text(),
         Heading(f"{names}: {counted(totals['requests'], 'recorded request')}"),
         Text(totals_line(totals)),
     ]
     if found["server"] is not None:
         server = found["server"]
-        agreement = found["agreement"]
-        compared = (
-            f"it reuses as many tokens as the server did in {agreement['agreeing']} of "
-            f"{agreement['comparable']} requests."
-            if agreement["comparable"]
-            else "no answer reports cached tokens to compare it with."
-        )
         line = (
             f"Replayed on {server['profile']} ({server['profile_known']}) with a {server['model']} "
-            f"model ({server['model_known']}): {compared}"
+            f"model ({server['model_known']})."
         )
         parts.append(
             Text(f"{line} It ended early: {server['problem']}" if server["problem"] else line)
@@ -52,6 +48,8 @@ def dump_report(found: Mapping[str, Any], *, worst: int) -> list[RenderableType]
         ),
         key=lambda request: (-(request["again"] or 0), request["number"]),
     )
+    if found["requests"]:
+        parts += [Text(), *request_lines(found["requests"])]
     for each in ranked[:worst]:
         parts += [Text(), recorded_request(each)]
     return parts
@@ -69,25 +67,25 @@ def totals_line(totals: Mapping[str, Any]) -> str:
     prompts, cached, processed = (reported[key] for key in ("prompt_tokens", "cached", "processed"))
     if not answered:
         return "No request was answered."
-    reused, read = f"{shown(totals['cached'])} reused", f"{shown(totals['processed'])} processed"
-    again = f"{shown(totals['again'])} of these reprocessed."
+    reused, read = f"{shown(totals['cached'])} cached", f"{shown(totals['processed'])} prefilled"
+    again = f"{shown(totals['again'])} of these again."
     whole = f"{shown(totals['prompt_tokens'])} prompt tokens"
     if prompts == cached == processed == answered:
         rest = totals["prompt_tokens"] - totals["cached"] - totals["processed"]
         unknown = f", {rest:,} unknown" if rest > 0 else ""  # of prompts whose client left
         return f"{whole}: {reused}, {read}{unknown}, {again}"
     if not prompts and not cached and not processed:
-        return "Prompt, reused and processed tokens: unknown, no answer reports them."
+        return "Prompt, cached and prefilled tokens: unknown, no answer reports them."
     first = f"{whole} in {prompts} of {answered} answered requests."
     if not prompts:
         first = "Prompt tokens: unknown, no answer reports them."
     elif prompts == answered:
         first = f"{whole}."
     if not cached and not processed:
-        return f"{first} Reused and processed: unknown, no answer reports cached tokens."
+        return f"{first} Cached and prefilled: unknown, no answer reports cached tokens."
     if cached == processed:
         return f"{first} In {cached} of {answered} answered requests: {reused}, {read}, {again}"
-    some = f"{reused} in {cached} of {answered} answered requests" if cached else "Reused: unknown"
+    some = f"{reused} in {cached} of {answered} answered requests" if cached else "Cached: unknown"
     return f"{first} {some}; {read} in {processed} of {answered}."
 
 
@@ -98,7 +96,7 @@ def tokens_of(count: int | None) -> str:
 
 def _causes(groups: Sequence[Mapping[str, Any]]) -> RenderableType:
     table = FittingTable()
-    table.add_column("reprocessed", justify="right")
+    table.add_column("tokens", justify="right")
     table.add_column("requests", justify="right")
     table.add_column("by", no_wrap=True)
     table.add_column("what happened, and what helps", overflow="fold", min_width=SENTENCES)
@@ -112,7 +110,7 @@ def _causes(groups: Sequence[Mapping[str, Any]]) -> RenderableType:
 def _elsewhere(rows: Sequence[Mapping[str, Any]]) -> RenderableType:
     table = FittingTable()
     table.add_column("the same requests on", no_wrap=True)
-    for name in ("processed", "reused", "requests that reuse"):
+    for name in ("prefilled", "cached", "hits"):
         table.add_column(name, justify="right")
     table.add_column("", overflow="fold")
     for row in rows:
@@ -138,7 +136,7 @@ def recorded_request(each: Mapping[str, Any]) -> RenderableType:
     if parting is not None:
         after = each["tokens_after"]
         about = "" if each["known"]["tokens_after"] == "computed" else "about "
-        known = "follow it" if each["cached"] is None else "after it are processed"
+        known = "follow it" if each["cached"] is None else "after it are prefilled"
         cost = "" if after is None else f"; {about}{after:,} tokens {known}"
         table.add_row("parts", f"{parting['sentence']}{cost}")
         for line in parting["lines"]:

@@ -6,19 +6,13 @@ from typing import Any, Final
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.padding import Padding
-from rich.table import Table
 from rich.text import Text
 
-from cachesim.engines.words import MIB, counted, mib
+from cachesim.engines.words import MIB, counted, mib, numbered
 from cachesim.report.charts import scatter
-from cachesim.report.document import SENTENCES, Bar, FittingTable, Heading, PageOnly, Picture, facts
+from cachesim.report.document import SENTENCES, FittingTable, Heading, PageOnly, Picture, facts
+from cachesim.report.requests import answer, request_lines
 from cachesim.scenario.labels import SOURCE
-
-NAMED: Final = 6
-"""Most differing requests that are named."""
-
-BAR: Final = 12
-"""Columns of a full bar."""
 
 KINDS: Final = {
     "design": "by design",
@@ -44,25 +38,28 @@ def why_report(
     """The report; a page has every request, a terminal the worst."""
     log, agreement = found["log"], found["agreement"]
     parts: list[RenderableType] = [
+        *answer(found),
+        *_wrong_answers(found),
+        Text(),
         Heading(
             f"{', '.join(log['sources'])}: {counted(found['totals']['requests'], 'request')} in "
             f"{log['lines']:,} lines"
-        )
+        ),
     ]
     if log["broken"]:
         parts.append(Text(log["broken"], style="wrong"))
     if len(found["servers"]) > 1:
         parts.append(Text(_starts(len(found["servers"]), swaps=log.get("swaps", False))))
-    parts += [*map(Text, [*dict.fromkeys(map(_server, found["servers"]))][:4]), Text()]
-    if agreement["played"]:
-        parts += [*_agreement(found), Text()]
-    parts += _totals(found)
+    parts += map(Text, [*dict.fromkeys(map(_server, found["servers"]))][:4])
+    parts.append(Text(" ".join([_sum_in_words(found["totals"]), *_left_out(found["totals"])])))
+    parts += _agreement(found)
     for place in found["places"]:
         parts += [Text(), Text(f"{place['sentence']} {place['advice']}")]
     if found["causes"]:
         parts += [Text(), causes(found["causes"], found["tuned"])]
     if advice := advice_of(found["tuned"]):
         parts += [Text(), Text(advice)]
+    parts += [Text(), *request_lines(found["requests"])]
     for each in worst:
         parts += [Text(), request(each)]
     if found["what_if"] and found["totals"]["processed"]:
@@ -78,7 +75,10 @@ def why_report(
     notes = [log["long"], *(note for server in found["servers"] for note in server["missing"])]
     for note in filter(None, dict.fromkeys(notes)):
         parts += [Text(), Text(note, style="quiet")]
-    return [*parts, PageOnly((Heading("Requests", level=2), _requests(found["requests"])))]
+    return [
+        *parts,
+        PageOnly((Heading("Requests", level=2), *request_lines(found["requests"], None))),
+    ]
 
 
 def _server(server: Mapping[str, Any]) -> str:
@@ -100,21 +100,7 @@ def _how_known(how: str) -> str:
 
 def _agreement(found: Mapping[str, Any]) -> Iterator[RenderableType]:
     agreement = found["agreement"]
-    differing = agreement["differing"]
-    if not agreement["comparable"]:
-        yield Text("The log has no request with both its prompt's length and its reused tokens.")
-        return
-    text = Text(
-        f"The simulator reproduces the log's reuse on {agreement['agreeing']} of "
-        f"{counted(agreement['comparable'], 'request')}"
-    )
-    if not differing:
-        text.append(".")
-    else:
-        verb = "differs" if len(differing) == 1 else "differ"
-        text.append(f"; {_named(differing)} {verb}.")
-    yield text
-    for number in differing[:2]:
+    for number in agreement["differing"][:2]:
         each = next(r for r in found["requests"] if r["number"] == number)
         yield Text(
             f"  request {number} (line {each['line']}): cached {shown(each['cached'])} in the "
@@ -122,23 +108,14 @@ def _agreement(found: Mapping[str, Any]) -> Iterator[RenderableType]:
         )
     if declining := agreement.get("declining"):
         yield Text(
-            f"The replay assumes `cache_prompt: false` of {_named(declining)}, which the log does "
-            "not print."
+            f"The replay assumes `cache_prompt: false` of {numbered('request', declining)}, as the "
+            "log does not print it."
         )
 
 
-def _named(numbers: Sequence[int]) -> str:
-    """The first of some requests by their numbers."""
-    more = f" and {len(numbers) - NAMED} more" if len(numbers) > NAMED else ""
-    noun = "request" if len(numbers) == 1 else "requests"
-    return f"{noun} {', '.join(map(str, numbers[:NAMED]))}{more}"
-
-
-def _totals(found: Mapping[str, Any]) -> Iterator[RenderableType]:
-    yield Text(" ".join([_sum_in_words(found["totals"]), *_left_out(found["totals"])]))
+def _wrong_answers(found: Mapping[str, Any]) -> Iterator[RenderableType]:
     stale = [each["number"] for each in found["requests"] if each["stale"]]
     if stale:
-        numbers = ", ".join(map(str, stale[:NAMED]))
         played = found["agreement"]["played"]
         reasons = "; ".join(
             dict.fromkeys(each["stale"] for each in found["requests"] if each["stale"])
@@ -149,32 +126,26 @@ def _totals(found: Mapping[str, Any]) -> Iterator[RenderableType]:
             else f": {reasons}"
         )
         yield Text(
-            f"WRONG ANSWERS ARE POSSIBLE: request {numbers}{reason}. Evidence: {SOURCE}.",
+            f"WRONG ANSWERS ARE POSSIBLE: {numbered('request', stale)}{reason}. "
+            f"Evidence: {SOURCE}.",
             style="wrong",
         )
 
 
 def _sum_in_words(totals: Mapping[str, Any]) -> str:
     if not totals["prompt_tokens"]:
-        return "No line says how many tokens a prompt had, or how many were processed."
+        return "No line says how many tokens a prompt had, or how many were prefilled."
     if totals["untold"] == totals["requests"] - totals["refused"]:
         if totals["processed"] is None:
-            return "The log does not say how many tokens were processed or reused."
+            return "The log does not say how many tokens were prefilled or cached."
         return (
-            f"{totals['processed']:,} tokens were processed; how many were reused, "
-            "the log does not say."
+            f"{totals['processed']:,} tokens were prefilled; how many were cached, the log does "
+            "not say."
         )
     unknown = f", {totals['unknown']:,} unknown" if totals["unknown"] else ""
-    again, most = totals["again"], totals["again_at_most"]
-    sums = (
-        f"{totals['prompt_tokens']:,} prompt tokens: {totals['cached']:,} reused, "
-        f"{shown(totals['processed'])} processed{unknown}."
-    )
-    if again is None:
-        return f"{sums} The log does not say how many of the processed tokens the server held."
-    matched = f"{again:,}" if again == most else f"{again:,} to {most:,}"
     return (
-        f"{sums} Of the processed tokens, the server already held {matched} and reprocessed them."
+        f"{totals['prompt_tokens']:,} prompt tokens: {totals['cached']:,} cached, "
+        f"{shown(totals['processed'])} prefilled{unknown}."
     )
 
 
@@ -207,7 +178,7 @@ def causes(groups: Sequence[Mapping[str, Any]], tuned: Mapping[str, Any] | None)
     table.add_column("tokens", justify="right")
     table.add_column("requests", justify="right")
     table.add_column(
-        "why they were reprocessed, and what helps", overflow="fold", min_width=SENTENCES
+        "why they were prefilled again, and what helps", overflow="fold", min_width=SENTENCES
     )
     for group in groups:
         words = Text(group["cause"], style="name")
@@ -350,34 +321,6 @@ def _neighbours(cells: Sequence[tuple[str, ...]]) -> Iterator[list[tuple[str, ..
         group.append(cell)
     if group:
         yield group
-
-
-def _requests(requests: Sequence[Mapping[str, Any]]) -> Table:
-    """All requests, one row each."""
-    table = FittingTable()
-    for head in ("request", "prompt", "cached", "processed", "slot"):
-        table.add_column(head, justify="right")
-    table.add_column("reused")
-    table.add_column("why")
-    for each in requests:
-        reasons = " ".join(
-            f"{loss['from']:,} to {loss['to']:,}: {loss['sentence']}." for loss in each["why"]
-        )
-        differs = each["agrees"] is False
-        if differs:
-            reasons = f"The replay differs: cached {shown(each['replayed']['cached'])}."
-        numbers = map(
-            shown, (each[key] for key in ("prompt_tokens", "cached", "processed", "slot"))
-        )
-        share = (each["cached"] or 0) / (each["prompt_tokens"] or 1)
-        table.add_row(
-            str(each["number"]),
-            *numbers,
-            Bar(share, BAR),
-            reasons,
-            style="differs" if differs else "",
-        )
-    return table
 
 
 def shown(value: int | None) -> str:

@@ -262,7 +262,7 @@ def test_an_assumed_request_without_a_cache_is_named(capsys: Capture, tmp_path: 
         found["servers"][0]["model"]["preset"],
         found["servers"][0]["model"]["how"],
     )
-    assert "assumes `cache_prompt: false` of request 1, which" in output(capsys, *words)
+    assert "assumes `cache_prompt: false` of request 1, as" in output(capsys, *words)
 
 
 def test_lengths_that_no_line_has_sum_to_an_unknown_number(capsys: Capture, tmp_path: Path) -> None:

@@ -65,7 +65,7 @@ def test_totals_do_not_count_what_the_log_does_not_say(capsys: Capture, tmp_path
     file.write_text(STARTED + post() + progress("165/165"))
 
     shown = output(capsys, ["why", str(file)])
-    assert "165 tokens were processed; how many were reused, the log does not say." in shown
+    assert "165 tokens were prefilled; how many were cached, the log does not say." in shown
     assert "prompt tokens" not in shown
 
 

@@ -80,7 +80,7 @@ def test_a_window_that_was_loaded_and_cut_early_may_answer_wrongly(capsys: Captu
 
     assert {10: WINDOW, 11: WINDOW} == {n: reason for n, reason in stale.items() if reason}
     assert main(["why", str(RECORDED)]) == 0
-    assert "request 10, 11: the window of a loaded state" in " ".join(
+    assert "requests 10, 11: the window of a loaded state" in " ".join(
         capsys.readouterr().out.split()
     )
 

@@ -9,6 +9,7 @@ from cachesim.engines.family import Profile
 from cachesim.errors import InputError
 from cachesim.scenario.labels import label_of_release
 from cachesim.why.advise import tuning
+from cachesim.why.explain.answer import answer_of
 from cachesim.why.explain.remedies import remedy_of
 from cachesim.why.explain.whole import other_candidates
 from cachesim.why.infer.evidence import Interval
@@ -405,3 +406,4 @@ def add_other_settings(
     elif played and not what_if:
         unlike = UNLIKE if found["agreement"]["comparable"] else UNKNOWN_REUSE
         found["log"]["long"] = LONG_LOG if alike else unlike
+    found["answer"] = answer_of(found)

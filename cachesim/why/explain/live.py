@@ -18,7 +18,15 @@ from cachesim.engines.family import Profile, family_of
 from cachesim.engines.words import counted
 from cachesim.errors import InputError
 from cachesim.model.presets import PRESETS, preset
-from cachesim.why.explain.divergence import Candidate, Divergence, Kin, divergence_of, kin_of
+from cachesim.why.explain.answer import answer_of
+from cachesim.why.explain.divergence import (
+    SYSTEM,
+    Candidate,
+    Divergence,
+    Kin,
+    divergence_of,
+    kin_of,
+)
 from cachesim.why.explain.remedies import remedy_of
 from cachesim.why.explain.report import FORMAT
 from cachesim.why.explain.rewrites import CONVERSATIONS
@@ -65,9 +73,10 @@ def entry_of(understood: Understood, played: Replayed) -> dict[str, Any]:
     prompt, kin, divergence = understood.prompt, understood.kin, understood.divergence
     request = prompt.recorded
     total = len(prompt.rope) if request.prompt_tokens is None else request.prompt_tokens
-    again = _again_of(understood)
     agrees = None if request.cached is None else played.cached == request.cached
-    return {
+    equal = played.equal if agrees and prompt.how == "computed" else 0
+    again, changed = _again_of(understood, equal)
+    found: dict[str, Any] = {
         "number": request.number,
         "line": request.line,
         "prompt_tokens": request.prompt_tokens,
@@ -79,8 +88,12 @@ def entry_of(understood: Understood, played: Replayed) -> dict[str, Any]:
         "begins_like": number_of(kin.begins_like),
         "equal_characters": kin.equal,
         "characters": request.characters,
-        "equal": prompt.equal,
+        "equal": max(prompt.equal, equal),
         "again": again,
+        "again_changed": changed,
+        "turn": turn_of(understood),
+        "sections": sections_of(prompt),
+        "seconds": request.prefill_seconds,
         "tokens_after": None if divergence is None else max(0, total - prompt.equal),
         "known": {
             "prompt_tokens": "unknown" if request.prompt_tokens is None else "printed",
@@ -98,6 +111,8 @@ def entry_of(understood: Understood, played: Replayed) -> dict[str, Any]:
         "retokenised": _retokenised(understood, played, again),
         "why": why_of(understood, played, again),
     }
+    cause = cause_of(found)
+    return found | {"because": None if cause is None else cause["kind"]}
 
 
 def number_of(request: Recorded | None) -> int | None:
@@ -105,25 +120,52 @@ def number_of(request: Recorded | None) -> int | None:
     return None if request is None else request.number
 
 
-def _again_of(understood: Understood) -> int | None:
-    """Tokens of an earlier request that were reprocessed.
+def turn_of(understood: Understood) -> str:
+    """What a request is to the one that it continues."""
+    if not understood.prompt.recorded.was_read:
+        return "refused"
+    if understood.continues is None:
+        return "new"
+    divergence, segments = understood.divergence, understood.prompt.recorded.segments
+    if divergence is not None:
+        return "other" if divergence.kind in CONVERSATIONS else "changed"
+    return "tool result" if segments and segments[-1].role == "tool" else "continues"
+
+
+def sections_of(prompt: Prompt) -> dict[str, int]:
+    """About how many tokens are of tools, of the system prompt and of messages, by characters."""
+    request = prompt.recorded
+    total = len(prompt.rope) if request.prompt_tokens is None else request.prompt_tokens
+    sums = dict.fromkeys(("tools", "system", "messages"), 0)
+    for segment in request.segments:
+        kind = "system" if segment.role in SYSTEM else "messages"
+        sums["tools" if segment.kind == "tool" else kind] += segment.length
+    return {name: round(total * size / max(1, request.characters)) for name, size in sums.items()}
+
+
+def _again_of(understood: Understood, equal: int) -> tuple[int | None, int | None]:
+    """Tokens of an earlier request that were prefilled again, and those of them after a change.
 
     earlier   [ equal ][ clock ][ the rest, as before ]
     later     [ equal ][ clock ][ the rest, as before ][ new ]
-    again               ^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^
+    again         ^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^   past the cached ones
+    changed            ^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^
+
+    `equal`: tokens that the server had computed, where the replay knows it.
     """
     prompt, earlier, divergence = understood.prompt, understood.earlier, understood.divergence
     cached = prompt.recorded.cached
     if cached is None:
-        return None
-    if earlier is None:
-        return 0
-    reach = prompt.equal
-    if understood.kin.begins_like is understood.continues:
-        reach = min(reach, _computed(earlier))
-    if divergence is not None and divergence.kind not in CONVERSATIONS:
-        reach = max(reach, min(len(prompt.rope), len(earlier.rope)))
-    return max(0, reach - cached)
+        return None, None
+    reach = 0
+    if earlier is not None:
+        held = prompt.equal
+        if understood.kin.begins_like is understood.continues:
+            held = min(held, _computed(earlier))
+        equal = max(equal, held)
+        if divergence is not None and divergence.kind not in CONVERSATIONS:
+            reach = min(len(prompt.rope), len(earlier.rope))
+    return max(0, equal - cached, reach - cached), max(0, reach - max(equal, cached))
 
 
 def _computed(earlier: Prompt) -> int:
@@ -202,6 +244,7 @@ def cause_of(found: Mapping[str, Any]) -> dict[str, Any] | None:
             "kind": divergence["kind"],
             "part": divergence["part"],
             "by": "neither" if divergence["kind"] in CONVERSATIONS else "the client",
+            "who": "flag" if divergence["kind"] in CONVERSATIONS else "client",
             "example": divergence["sentence"],
             "advice": divergence["advice"],
         }
@@ -210,6 +253,7 @@ def cause_of(found: Mapping[str, Any]) -> dict[str, Any] | None:
             "kind": SLOT_TAKEN,
             "part": "",
             "by": "the client",
+            "who": "client",
             "example": found["slot_taken"],
             "advice": ADVICE,
         }
@@ -218,6 +262,7 @@ def cause_of(found: Mapping[str, Any]) -> dict[str, Any] | None:
             "kind": RETOKENISED,
             "part": "",
             "by": "the server",
+            "who": "design",
             "example": found["retokenised"],
             "advice": KEEP_TOKENS,
         }
@@ -228,6 +273,7 @@ def cause_of(found: Mapping[str, Any]) -> dict[str, Any] | None:
         "kind": loss["rule"],
         "part": "",
         "by": "the server",
+        "who": remedy_of(loss["rule"]).kind,
         "example": loss["sentence"],
         "advice": remedy_of(loss["rule"]).advice,
     }
@@ -243,7 +289,7 @@ MOST_TEXT: Final = 128 << 20
 """Most characters of earlier requests in memory, repeated parts included."""
 
 
-COUNTS: Final = ("prompt_tokens", "cached", "processed", "again")
+COUNTS: Final = ("prompt_tokens", "cached", "processed", "again", "again_changed")
 
 
 @dataclass(slots=True)
@@ -358,8 +404,10 @@ class Live:
         cause = cause_of(found)
         if cause is not None:
             group = self.groups.setdefault(
-                (cause["kind"], cause["part"]), {**cause, "tokens": None, "requests": []}
+                (cause["kind"], cause["part"]),
+                {**cause, "tokens": None, "tokens_after": 0, "requests": []},
             )
+            group["tokens_after"] += found["tokens_after"] or 0
             if found["again"] is not None:
                 group["tokens"] = (group["tokens"] or 0) + found["again"]
             group["requests"].append(found["number"])
@@ -449,13 +497,13 @@ def report_of_dump(
     found["requests"] = entries
     if len(requests) <= FEW or what_if:
         found["what_if"] = list(elsewhere(live, what_if))
-    return found
+    return found | {"answer": answer_of(found)}
 
 
 def report_of_live(live: Live, *, source: str) -> dict[str, Any]:
     """Totals of the requests so far."""
     totals = live.totals
-    return {
+    found = {
         "format": FORMAT,
         "dump": {"sources": [source], "requests": totals.requests},
         "server": server_of(live),
@@ -469,6 +517,7 @@ def report_of_live(live: Live, *, source: str) -> dict[str, Any]:
         "requests": [],
         "what_if": [],
     }
+    return found | {"answer": answer_of(found)}
 
 
 def server_of(live: Live) -> dict[str, Any] | None:

@@ -7,6 +7,7 @@ from typing import Any, Final
 from cachesim.engines.family import family_of
 from cachesim.engines.llamacpp.vocabulary.events import CheckpointKept, CheckpointRestored
 from cachesim.engines.words import counted, of_one
+from cachesim.why.explain.answer import answer_of
 from cachesim.why.explain.remedies import remedy_of
 from cachesim.why.infer.evidence import Lengths
 from cachesim.why.infer.settings import setting
@@ -131,8 +132,9 @@ def held_by(o: Observed, common: Known) -> float | None:
         return o.depth[1]
     if o.search.saved is not None and o.search.found_keep is None:
         return o.search.saved
+    kept = o.keep if o.search.found_keep is None else o.search.found_keep  # of what was loaded
     try:
-        keep = float(o.keep) if o.keep is not None else 0.0
+        keep = float(kept) if kept is not None else 0.0
     except ValueError:
         return None
     return common.value / keep if common.value is not None and keep > 0 else None
@@ -360,9 +362,12 @@ def report_of(
     for server, replay in enumerate(replays):
         requests += requests_of(replay, server=server, first=len(requests))
     groups = groups_of(requests, replays[0].settings.engine)
+    kinds = {group.cause: remedy_of(group.cause, group.engine).kind for group in groups}
+    for request in requests:
+        request["by"] = "client" if request["turn"] == "changed" else kinds.get(request["because"])
     known = {how_known(each.log, each.settings.spec) for each in replays if each.settings.is_played}
     comparable = [request for request in requests if request["agrees"] is not None]
-    return {
+    found: dict[str, Any] = {
         "format": FORMAT,
         "log": {
             "sources": list(sources),
@@ -393,6 +398,7 @@ def report_of(
         "left_out_says": "",
         "bytes_say": next((words for how, words in WHOSE.items() if how in known), ""),
     }
+    return found | {"answer": answer_of(found)}
 
 
 def _places(replays: Sequence[Replay]) -> list[Place]:
@@ -557,6 +563,9 @@ def request_entry(each: Rebuilt, *, server: int, number: int) -> dict[str, Any]:
     observed, lengths, replayed = each.observed, each.lengths, each.replayed
     cached = lengths.cached.value if lengths.cached.value is not None else replayed.cached
     why, equal = causes_of(each)
+    turn, held = turn_of(each)
+    rule = rule_of(why)
+    ends = min(held or 0, lengths.prompt.value or 0)
     file = None if each.submitted is None else each.submitted.file
     numbers = {"prompt_tokens": lengths.prompt, "common": each.common}
     numbers |= {"cached": lengths.cached, "processed": lengths.processed}
@@ -597,6 +606,12 @@ def request_entry(each: Rebuilt, *, server: int, number: int) -> dict[str, Any]:
         "equal": equal,
         "equal_with": replayed.equal_with if each.is_played and each.agrees else each.holder,
         "again": None if equal is None else max(0, equal - (cached or 0)),
+        "again_changed": max(0, ends - (each.common.value or 0)) if turn == "changed" else 0,
+        "turn": turn,
+        "held": held,
+        "because": rule,
+        "by": None,
+        "seconds": None if observed.prompt_ms is None else observed.prompt_ms / 1000,
         "why": why,
         "log_says": log_sentences(
             observed, each.common, lengths, (None if file is None else file[0])
@@ -605,6 +620,32 @@ def request_entry(each: Rebuilt, *, server: int, number: int) -> dict[str, Any]:
             {"pos_min": low, "pos_max": high, "n_tokens": n} for low, high, n in observed.created
         ],
     }
+
+
+def turn_of(each: Rebuilt) -> tuple[str, int | None]:
+    """What a request is to the tokens that its slot held, and their number where it is known."""
+    at, whole = each.common.value, each.lengths.prompt.value
+    held = None if at is None else held_by(each.observed, each.common)
+    tokens = None if held is None else round(held)
+    if each.observed.too_long:
+        return "refused", tokens
+    if at is None or whole is None:
+        return "unknown", tokens
+    if not at:
+        return "new", tokens
+    if at >= whole:
+        return "repeats", tokens
+    if held is None:
+        return "shares", tokens
+    if at >= round(held):
+        return "continues", tokens
+    return "changed" if 2 * at >= min(held, whole) else "other", tokens
+
+
+def rule_of(why: Sequence[Mapping[str, Any]]) -> str | None:
+    """The rule that cost a request most."""
+    worst = max(_net_losses(why), key=lambda loss: loss["from"] - loss["to"], default=None)
+    return None if worst is None else worst["rule"]
 
 
 def _slot_known(observed: Observed) -> str:
@@ -669,6 +710,7 @@ def _totals_of(requests: Sequence[Mapping[str, Any]]) -> dict[str, int | None]:
         "unknown": unknown,
         "again": sum(request["again"] or 0 for request in requests) if known else None,
         "again_at_most": sum(map(_again_at_most, requests)) if known else None,
+        "again_changed": sum(request["again_changed"] for request in requests),
         "untold": sum(other["cached"] is None for other in others),
         "without_length": len(others) - len(sure),
         "refused": len(refused),

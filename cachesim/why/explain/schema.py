@@ -69,6 +69,13 @@ def _request_of_a_log() -> dict[str, Any]:
             "common_with": {"type": "string"},
             "equal": COUNT,
             "again": COUNT,
+            "again_changed": COUNT
+            | {"description": "At most so many more were prefilled for a change before them."},
+            "turn": {"type": "string", "description": "What it is to the tokens of its slot."},
+            "held": COUNT,
+            "because": {"type": ["string", "null"], "description": "The rule that cost it most."},
+            "by": {"type": ["string", "null"], "description": "Who can change that."},
+            "seconds": {"type": ["number", "null"], "description": "Of its prefill."},
             "why": {"type": "array", "items": loss},
             "log_says": {"type": "array", "items": {"type": "string"}},
             "stale": {"type": ["string", "null"]},
@@ -85,6 +92,14 @@ def why_schema() -> dict[str, Any]:
             "format": {"const": FORMAT},
             "log": {"type": "object"},
             "servers": {"type": "array"},
+            "answer": _table(
+                "How many tokens were prefilled again, who can change it, how sure this is.",
+                {
+                    "by": {"type": "object", "additionalProperties": {"type": "integer"}},
+                    "says": {"type": "array", "items": {"type": "string"}},
+                },
+                ["by", "says"],
+            ),
             "agreement": {"type": "object"},
             "totals": {"type": "object"},
             "places": {

@@ -54,6 +54,7 @@ class Recorded:
     reply: tuple[Segment, ...] = ()
     began: float | None = None  # seconds since 1970
     seconds: float | None = None
+    prefill_seconds: float | None = None
     status: int | None = None
     fingerprint: str = ""  # the server's own word for its build
     server: Mapping[str, Any] = field(default_factory=dict)  # what the recorder knew of it
@@ -215,6 +216,7 @@ def recorded_from(
     sampling = mapping(entry.get("sampling")) or {
         key: request[key] for key in ("cache_prompt", "id_slot", "n") if key in request
     }
+    milliseconds = _number(mapping(entry.get("timings")).get("prompt_ms"))
     analysis = analysis_of(entry, first)
     if not in_order:
         analysis |= {"runs": (), "user_starts": (), "seen": None}
@@ -232,6 +234,7 @@ def recorded_from(
         reply=tuple(map(keep, _reply(entry.get("reply")))),
         began=_moment(entry.get("time")),
         seconds=_number(entry.get("seconds")),
+        prefill_seconds=None if milliseconds is None else milliseconds / 1000,
         status=whole(entry.get("status")),
         fingerprint=str(entry.get("fingerprint") or "")[:200],
         sampling=sampling,

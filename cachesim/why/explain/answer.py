@@ -1,0 +1,187 @@
+"""The answer of `cachesim why` in three sentences: how many tokens, who can change it, how sure.
+
+    prompt      [ what the server had held ............ )[ as before, past a change )[ new ... )
+    cached      [ reused ........ )
+    again                          [ prefilled again ... )
+    changed                                              [ prefilled for it ...... )
+
+The words mean the same of a log and of a recording. A log proves less: what a prompt shares with a
+slot or an entry that the server compared, and how many tokens at most follow a change.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+from cachesim.engines.words import counted, numbered
+
+CLEARLY: Final = 0.01
+"""Share of the prefilled tokens from which a flag or a release is worth a sentence."""
+
+
+def answer_of(found: Mapping[str, Any]) -> dict[str, Any]:
+    """The answer as JSON: who could spare how many tokens, and the three sentences."""
+    by: Counter[str] = Counter()
+    for who, lost in _losses(found):
+        by[who] += lost
+    ranked = dict(sorted(by.items(), key=lambda item: -item[1]))
+    return {"by": ranked, "says": [_tokens(found), _change(found, ranked), _sure(found)]}
+
+
+def _losses(found: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
+    """Who can change a loss, and its tokens: each request's of a log, each cause's of a recording.
+
+    Where no answer of a recording reports cached tokens, all that follow a change.
+    """
+    if "log" in found:
+        for request in found["requests"]:
+            if (lost := _lost(request)) and (who := _who(request, found)):
+                yield who, lost
+        return
+    for cause in found["causes"]:
+        if lost := cause["tokens"] or (cause["tokens"] is None and cause["tokens_after"]):
+            yield cause["who"], lost
+
+
+def _lost(request: Mapping[str, Any]) -> int:
+    return int(request["again"] or 0) + int(request["again_changed"])
+
+
+def _who(request: Mapping[str, Any], found: Mapping[str, Any]) -> str | None:
+    """Who can change a request's loss; a flag only where one helps, or none was tried."""
+    who: str | None = request["by"]
+    if who == "flag" and found.get("tuned") and not _flag(found):
+        return "either" if request["turn"] == "other" else "design"
+    return who
+
+
+def _whose(found: Mapping[str, Any]) -> str:
+    return "log" if "log" in found else "recording"
+
+
+def _tokens(found: Mapping[str, Any]) -> str:
+    totals = found["totals"]
+    prefilled, again = totals["processed"], totals["again"]
+    changed = totals["again_changed"] or 0
+    if prefilled is None and (after := totals.get("after_partings")):
+        return (
+            f"About {after:,} tokens follow a change in the prompt; how many were prefilled again, "
+            "no answer reports."
+        )
+    if prefilled is None:
+        return f"How many tokens were prefilled is unknown: the {_whose(found)} does not say it."
+    whole = counted(prefilled, "prefilled token")
+    if again is None:
+        return f"The {_whose(found)} does not say how many of the {whole} the server had held."
+    if "log" not in found:
+        again -= changed  # a recording's sum has both
+    most = max(again, totals.get("again_at_most") or 0)
+    if not most and not changed:
+        return f"None of the {whole} were prefilled again: all were new to the server."
+    number = f"{again:,}" if most == again else f"{again:,} to {most:,}"
+    words = f"{number} of the {whole} were prefilled again although the server had held them"
+    if not changed:
+        return f"{words}."
+    more = f"{words}; {changed:,} more"
+    if not most:
+        more = f"{changed:,} of the {whole} were prefilled again"
+    if "log" in found:
+        more = more.replace(f"{changed:,}", f"up to {changed:,}").replace("up", "Up", not most)
+        return f"{more} after a change in the prompt."
+    return f"{more} because the client had changed the prompt before them."
+
+
+LEADS: Final[Mapping[str, str]] = {
+    "client": "The client can change it{part}:",
+    "either": "The client can change it{part}, if it continues one conversation:",
+    "flag": "A flag can change it{part}:",
+    "untried": "A flag may change it{part}:",
+    "defect": "Another release can change it{part}:",
+    "design": "Nobody can change it{part}, as the server is designed so:",
+    "unknown": "Who can change it{part} is unknown:",
+}
+
+
+def _change(found: Mapping[str, Any], ranked: Mapping[str, int]) -> str:
+    """Who can change it, and the one thing to do."""
+    flag = _flag(found)
+    if not ranked:
+        if None in (found["totals"]["again"], found["totals"]["processed"]):
+            return "Nor who can change it: `cachesim why --doctor` names what is missing."
+        return f"A flag saves tokens all the same: {flag}." if flag else "Nobody has to change it."
+    who, tokens = next(iter(ranked.items()))
+    whole = sum(ranked.values())
+    part = "" if tokens == whole else f", for {tokens:,} of {whole:,} tokens"
+    lead = LEADS["untried" if who == "flag" and not flag else who].format(part=part)
+    if who == "flag" and flag:
+        return f"{lead} {flag}."
+    if who == "defect" and (release := _release(found)):
+        return f"{lead} {release}."
+    also = f" A flag helps too: {flag}." if flag else ""
+    return f"{lead} {_to_do(found, who)}{also}"
+
+
+def _to_do(found: Mapping[str, Any], who: str) -> str:
+    """The advice on the largest cause that this one can change."""
+    if "log" not in found:
+        cause = next(cause for cause in found["causes"] if cause["who"] == who)
+        return f"{cause['example']}. {cause['advice']}".rstrip()
+    requests = [r for r in found["requests"] if _lost(r) and _who(r, found) == who]
+    departing = [request for request in requests if request["turn"] in {"changed", "other"}]
+    if who in {"client", "either"} and departing:
+        worst = max(departing, key=_lost)
+        others = f", the worst of {len(departing)}," if len(departing) > 1 else ""
+        return (
+            f"have it send its history unchanged. Request {worst['number']}{others} departs from "
+            f"it at token {worst['common']:,} of {worst['held']:,}."
+        )
+    rules: Counter[str] = Counter()
+    for request in requests:
+        rules[request["because"]] += _lost(request)
+    rule = max(rules, key=lambda each: rules[each])
+    (cause,) = (cause for cause in found["causes"] if cause["cause"] == rule)
+    return " ".join(filter(None, (cause["tried_says"], cause["cure"])))
+
+
+def _flag(found: Mapping[str, Any]) -> str:
+    """The recommended flags with the tokens that they save in the replay; empty without any."""
+    tuned = found.get("tuned")
+    if not tuned or tuned.get("withheld"):
+        return ""
+    own, best = tuned["own"], tuned["recommended"]
+    saved = own["processed"] - best["processed"]
+    if not best["changes"] or best["failed"] > own["failed"] or saved < CLEARLY * own["processed"]:
+        return ""
+    share = 100 * saved / max(1, own["processed"])
+    return (
+        f"`{' '.join(best['flags'])}` prefills {saved:,} tokens ({share:.0f} %) fewer in the replay"
+    )
+
+
+def _release(found: Mapping[str, Any]) -> str:
+    """The newest release with which the replay prefills the fewest tokens, if clearly fewer."""
+    own, *others = found["what_if"] or [{}]
+    better = [row for row in others if row["failed"] <= own["failed"] and row["wrong_answers"] == 0]
+    best = min(reversed(better), key=lambda row: int(row["processed"]), default=own)
+    saved = own["processed"] - best["processed"] if better else 0
+    if saved < max(1, CLEARLY * own.get("processed", 0)):
+        return ""
+    return f"{best['name']} prefills {saved:,} tokens fewer in the replay"
+
+
+def _sure(found: Mapping[str, Any]) -> str:
+    agreement = found["agreement"]
+    requests, comparable = agreement["requests"], agreement["comparable"]
+    same = agreement["agreeing"]
+    if not agreement.get("played", found.get("server") is not None):
+        return f"These are the {_whose(found)}'s own numbers; no replay checks them."
+    if not comparable:
+        return f"Not sure: the {_whose(found)} has no count to compare the replay with."
+    rest = ""
+    if left := requests - comparable:
+        rest = f"; {left} more {'has' if left == 1 else 'have'} no count to compare"
+    reproduced = f"the replay reproduces {same} of {counted(comparable, 'request')}"
+    if same == comparable:
+        return f"Sure: {reproduced} to the token{rest}."
+    differing = [r["number"] for r in found["requests"] if r["agrees"] is False]
+    return f"Less sure: {reproduced}, and not {numbered('request', differing)}{rest}."
