@@ -28,8 +28,8 @@ def letters(text: str) -> str:
     return re.sub(r"[\W_]+", "", text).lower()
 
 
-def test_the_readme_has_at_most_nine_hundred_words() -> None:
-    assert len(README.split()) <= 900
+def test_the_readme_has_at_most_seven_hundred_words() -> None:
+    assert len(README.split()) <= 700
 
 
 def test_the_readme_counts_what_is_there() -> None:
