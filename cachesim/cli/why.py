@@ -312,18 +312,16 @@ def tune_command(
             f"--set {name}={wanted.options[name]} limits bytes, and those of the model are not "
             "known; write --sizes MODEL or --gguf FILE"
         )
-    found = swept(tuned.runs, on_all_cores)
+    found = swept(tuned, on_all_cores)
     result = {
         "format": 1,
         "source": ", ".join(files),
         "requests": tuned.requests,
-        "assumed": list(tuned.assumed),
         "small_network": tuned.sizes == ASSUMED,
         "sizes": tuned.sizes,
         "bytes_say": WHOSE.get(tuned.sizes, ""),
-        "left_out_says": tuned.left_out,
         "options": dict(run.options),
-    } | tuning.summary(found, run)
+    } | tuning.summary(found, tuned)
     parts = tune_report(result)
     write_page(page, "cachesim why --tune", parts)
     print_report(parts, result, format=format)

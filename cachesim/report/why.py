@@ -12,7 +12,6 @@ from cachesim.engines.words import MIB, counted, mib, numbered
 from cachesim.report.charts import scatter
 from cachesim.report.document import SENTENCES, FittingTable, Heading, PageOnly, Picture, facts
 from cachesim.report.requests import answer, request_lines
-from cachesim.scenario.labels import SOURCE
 
 KINDS: Final = {
     "design": "by design",
@@ -114,20 +113,11 @@ def _agreement(found: Mapping[str, Any]) -> Iterator[RenderableType]:
 
 
 def _wrong_answers(found: Mapping[str, Any]) -> Iterator[RenderableType]:
-    stale = [each["number"] for each in found["requests"] if each["stale"]]
-    if stale:
-        played = found["agreement"]["played"]
-        reasons = "; ".join(
-            dict.fromkeys(each["stale"] for each in found["requests"] if each["stale"])
-        )
-        reason = (
-            " resumed from a state that holds tokens of another prompt"
-            if played
-            else f": {reasons}"
-        )
+    for wrong in found["wrong"]:
+        shown_by = f" Scenario: {wrong['scenario']}." if wrong["scenario"] else ""
         yield Text(
-            f"WRONG ANSWERS ARE POSSIBLE: {numbered('request', stale)}{reason}. "
-            f"Evidence: {SOURCE}.",
+            f"WRONG ANSWERS ARE POSSIBLE: {numbered('request', wrong['requests'])}: "
+            f"{wrong['says']}.{shown_by} Evidence: {wrong['evidence']}.",
             style="wrong",
         )
 
@@ -165,11 +155,12 @@ def _left_out(totals: Mapping[str, int]) -> Iterator[str]:
 
 def advice_of(tuned: Mapping[str, Any] | None) -> str:
     """The recommendation of `cachesim why --tune`; empty without a choice of settings."""
-    if tuned is None or len(tuned["tried"]) < 2 or not tuned["own"]["processed"]:
+    if tuned is None:
         return ""
+    if tuned["withheld"] or len(tuned["tried"]) < 2 or not tuned["own"]["processed"]:
+        return str(tuned["withheld"])
     words = verdict(tuned["own"], tuned["recommended"], tuned["tried"])
-    words += "".join(f" Assumed: {each}." for each in tuned["assumed"])
-    return f"Replayed with {len(tuned['tried'])} settings, as `cachesim why --tune` does. {words}"
+    return words + "".join(f" Assumed: {each}." for each in tuned["assumed"])
 
 
 def causes(groups: Sequence[Mapping[str, Any]], tuned: Mapping[str, Any] | None) -> RenderableType:
@@ -357,6 +348,8 @@ def tune_report(found: Mapping[str, Any]) -> list[RenderableType]:
             "" if each == own else _change(size),
         )
     parts: list[RenderableType] = [Heading(f"{found['source']}: {title}"), Text()]
+    if found.get("withheld"):
+        return [*parts, Text(found["withheld"]), Text(), Text(found["left_out_says"], "quiet")]
     parts += [Text(verdict(own, best, found["tried"])), Text(), Text(found["command"], "bold")]
     parts += [Text(), table]
     if len({each["processed"] for each in found["tried"]}) > 1:  # else one line of signs
@@ -452,34 +445,20 @@ class _Plot:
         return grid, {sign: words for sign, words in SIGNS.items() if sign in marks.values()}
 
 
-CLEARLY: Final = 1
-"""Percent of the prefilled tokens that a recommended setting saves, or another reason is given."""
-
-
 def verdict(
     own: Mapping[str, Any], best: Mapping[str, Any], tried: Sequence[Mapping[str, Any]]
 ) -> str:
     """The tokens saved by the recommended settings, and their memory."""
     saved, cost = own["processed"] - best["processed"], held(best) - held(own)
+    count = f"the {counted(len(tried), 'setting')} tried"
     if not best["changes"]:
-        return "The settings as they are: none of the settings tried prefills clearly fewer tokens."
+        return f"The settings as they are: none of {count} is proven to save tokens."
     if best["failed"] < own["failed"]:
         answered = counted(own["failed"] - best["failed"], "request")
         return f"{answered} more would be answered, with {_cost(cost)}: {words_of(best)}."
     part = 100 * saved / max(1, own["processed"])
-    if part < CLEARLY:
-        fewest = min(each["processed"] for each in tried if each["failed"] <= own["failed"])
-        clearly = "clearly " if fewest < own["processed"] else ""
-        tokens = "The same number of tokens is"
-        if saved:
-            kind = "fewer token" if saved > 0 else "more token"
-            tokens = f"{counted(abs(saved), kind)} {'is' if abs(saved) == 1 else 'are'}"
-        return (
-            f"None of the settings tried prefills {clearly}fewer tokens. {tokens} prefilled with "
-            f"{_cost(cost)}: {words_of(best)}."
-        )
     return (
-        f"Best: {words_of(best)} prefills {part:.0f} % fewer tokens "
+        f"Best of {count}: {words_of(best)} prefills {part:.0f} % fewer tokens "
         f"({best['processed']:,} instead of {own['processed']:,}), with {_cost(cost)}."
     )
 

@@ -38,7 +38,7 @@ def test_what_the_log_does_not_count_is_in_no_sum_of_a_replay(name: str, count: 
     found = explained(log_of(name))
     unknown = [request for request in found["requests"] if request["processed"] is None]
     requests = "1 request" if count == 1 else f"{count} requests"
-    says = f"leave out {requests} whose processed tokens the log does not have."
+    says = f"{requests} whose prefilled tokens the log does not have."
 
     assert count == len(unknown)
     assert found["totals"]["processed"] == found["what_if"][0]["processed"]
@@ -63,8 +63,8 @@ def test_processed_tokens_of_a_prompt_without_a_length_are_named() -> None:
 
     assert (86, 50) == (found["totals"]["processed"], found["what_if"][0]["processed"])
     assert (
-        "The sums of replays leave out 1 request of 36 processed tokens, as the log does not have "
-        "the length of the prompt." == found["left_out_says"]
+        "Replays are summed over 1 request, those whose replay equals the log. Left out: 1 request "
+        "of 36 prefilled tokens that the replay does not reproduce." == found["left_out_says"]
     )
 
 
@@ -74,4 +74,4 @@ def test_a_sweep_says_what_its_sums_leave_out(capsys: Capture, tmp_path: Path) -
     file.write_text(log_of("b10229-lv3-36-8"))
 
     shown = " ".join(output(capsys, ["why", "--tune", str(file)]).split())
-    assert "The sums of replays leave out 2 requests" in shown
+    assert "Left out: 2 requests whose prefilled tokens the log does not have" in shown

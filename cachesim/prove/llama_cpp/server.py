@@ -228,12 +228,15 @@ class RealServer(AbstractContextManager["RealServer"]):
 
     @contextmanager
     def started(
-        self, options: Mapping[str, Any], model: Path, *, probabilities: int = 0
+        self, options: Mapping[str, Any], model: Path, *, probabilities: int = 0, threads: int = 0
     ) -> "Iterator[Played]":
+        """A server with these flags; `threads` of its HTTP side, where two are too few."""
         values = parameters(options, model.parent) | {
             "model.path": str(model),
             "verbosity": self._verbosity if self._log else QUIET,
         }
+        if threads:
+            values["n_threads_http"] = threads
         ubatch = effective_ubatch(values)
         if self._routes:
             values = {"arguments": arguments(options), "models": str(model.parent)}

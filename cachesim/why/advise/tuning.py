@@ -1,9 +1,10 @@
 """A server under other settings: prefilled tokens against memory.
 
-own settings -> each alone, larger and smaller -> the best ones together -> the Pareto front
+own settings -> each alone, larger and smaller -> the best ones together -> between the best values
+             -> the Pareto front, and one that is recommended: if its saving is proven
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final
 
@@ -17,14 +18,32 @@ from cachesim.play.session import Session
 from cachesim.scenario.checks import full_profile, spec_of
 from cachesim.scenario.format import Scenario
 from cachesim.typed import of_kind
+from cachesim.why.advise.workloads import workloads_of
 from cachesim.why.explain.live import Live
 from cachesim.why.explain.whole import UserSettings
+from cachesim.why.explain.wrong import wrong_with
 from cachesim.why.infer.settings import flag_of, matters, setting
 from cachesim.why.infer.sizes import ASSUMED, GIVEN, context_bytes, how_known
 from cachesim.why.read.dump import Recorded
-from cachesim.why.rebuild.from_recording import Rerun, known, options_in, spec_for, started
+from cachesim.why.rebuild.from_recording import (
+    Rerun,
+    known,
+    options_in,
+    spec_for,
+    started,
+    wrong_answers,
+)
 from cachesim.why.rebuild.prompts import Prompt
-from cachesim.why.replay.other import Outcome, Replayable, left_out, workload_of
+from cachesim.why.replay.other import Outcome, Replayable, Workload
+from cachesim.why.replay.player import FAILED, replayed
+from cachesim.why.replay.proof import (
+    MATTERS,
+    Counts,
+    Proof,
+    counts_of,
+    left_out,
+    proof_of,
+)
 from cachesim.why.replay.replayed import Replay
 
 CELLS: Final = 256
@@ -33,25 +52,53 @@ CELLS: Final = 256
 
 @dataclass(frozen=True, slots=True)
 class ServerRun:
-    """Requests of a server from start to end, and its settings."""
+    """Requests of a server from start to end, its settings, and what is proven of its replay.
+
+    `others` are other requests for which the server answers as it did: what the log leaves open.
+    """
 
     subject: Replayable
     options: Mapping[str, Any]
+    proof: Proof
+    others: tuple[Replayable, ...] = ()
+
+
+def server_run(
+    subject: Replayable,
+    options: Mapping[str, Any],
+    counts: Sequence[Counts] | None,
+    others: Sequence[Replayable] = (),
+) -> ServerRun:
+    """A run with its proof: the counts that its replay meets; all of a scenario's own (None)."""
+    played = subject.outcome(options).played
+    if counts is None:
+        counts = [Counts(n, each.cached, each.processed, None) for n, each in played.items()]
+    return ServerRun(subject, options, proof_of(counts, played), tuple(others))
 
 
 @dataclass(frozen=True, slots=True)
 class Tuned:
     """Input of a sweep: server runs, source of byte sizes, assumptions."""
 
-    runs: tuple[ServerRun, ...]  # the one with the most requests first
+    runs: tuple[ServerRun, ...]
     sizes: str
     assumed: tuple[str, ...] = ()
-    left_out: str = ""  # a sentence on requests whose tokens are not summed
+    untried: tuple[str, ...] = ()  # settings whose effect the log does not show
 
     @property
     def requests(self) -> int:
         """Total number of requests."""
         return sum(run.subject.requests for run in self.runs)
+
+    @property
+    def left_out(self) -> str:
+        """A sentence on requests whose tokens are not summed."""
+        return left_out([run.proof for run in self.runs])
+
+    @property
+    def proven(self) -> int:
+        """Number of requests whose replay is the log."""
+        return sum(len(run.proof.logged) for run in self.runs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,15 +118,13 @@ class ScenarioReplay(Replayable):
         profile = Profile.parse(self.profile)
         session = Session(changed, profile, arithmetic="ring", reads_state=False)
         server = of_kind(LlamaCpp, session.engine)  # the profile says so
-        processed = failed = peak = 0
-        for record in session.run():
+        played, peak = {}, 0
+        for number, record in enumerate(session.run()):
             peak = max(peak, server.held_bytes())
             if record.step.do == "complete":
-                answer = record.reply
-                done = None if answer is None else answer.processed
-                processed += 0 if done is None else int(done)
-                failed += done is None
-        return Outcome(processed, peak, failed)
+                played[number] = FAILED if record.reply is None else replayed(record.reply, ())
+        failed = sum(answer.processed is None for answer in played.values())
+        return Outcome(played, peak, failed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,25 +141,35 @@ class RequestReplay(Replayable):
         """Replay in the order of arrivals and ends."""
         rerun = Rerun("", started(self.profile, self.spec, options), weighs=True)
         rerun.add_all(self.prompts)
-        answers = [replayed for replayed in rerun.played.values() if replayed.cached is not None]
-        return Outcome(
-            processed=sum(answer.processed or 0 for answer in answers),
-            peak_bytes=rerun.peak_bytes,
-            failed=len(self.prompts) - len(answers),
-        )
+        answers = [answer for answer in rerun.played.values() if answer.cached is not None]
+        return Outcome(rerun.played, rerun.peak_bytes, failed=len(self.prompts) - len(answers))
 
 
-def of_log(replays: Sequence[Replay], sizes: Sizes | None) -> Tuned:
-    """A log's rebuilt workloads, one for each start of the server."""
-    longest_first = sorted(replays, key=lambda replay: -len(replay.requests))
-    longest = longest_first[0]
+def of_log(replays: Sequence[Replay], sizes: Sizes | None, runs: Sequence[ServerRun] = ()) -> Tuned:
+    """A log's rebuilt workloads, one for each start of the server (`runs`, if they are known)."""
+    longest = max(replays, key=lambda replay: len(replay.requests))
     known_by = how_known(longest.log, longest.settings.spec)
     if sizes is not None:
         known_by = GIVEN
         for replay in replays:
             replay.settings.sizes = sizes
-    runs = (ServerRun(workload_of(replay), replay.settings.values) for replay in longest_first)
-    return Tuned(tuple(runs), known_by, tuple(uncompared(replays)), left_out(replays))
+    hidden = compares_nothing(replays)
+    return Tuned(
+        tuple(runs or runs_of(replays)),
+        known_by,
+        (UNCOMPARED,) if hidden else (),
+        untried=HOLDERS if hidden else (),
+    )
+
+
+def runs_of(replays: Sequence[Replay]) -> list[ServerRun]:
+    """The run of each start of a log's server, with all requests that fit the log."""
+    runs = []
+    for replay in replays:
+        likeliest, *others = workloads_of(replay)
+        values = replay.settings.values
+        runs.append(server_run(likeliest, values, counts_of(replay), others))
+    return runs
 
 
 def most_agree(replays: Sequence[Replay]) -> bool:
@@ -123,20 +178,22 @@ def most_agree(replays: Sequence[Replay]) -> bool:
     return 0 < comparable <= 2 * sum(replay.agreeing for replay in replays)
 
 
-def uncompared(replays: Sequence[Replay]) -> Iterator[str]:
-    """The assumptions: that a log's requests are as replayed, and the common prefixes that a server
-    without a prompt cache does not log.
-    """
-    if not most_agree(replays):
-        yield "requests as they were replayed, whose reuse is mostly not the log's"
-    for replay in replays:
-        options = replay.settings.values
-        if options.get("cache_ram") == 0 and len(replay.requests) > options.get("parallel", 1):
-            yield (
-                "no prefix shared with a conversation that left its slot: without a prompt cache "
-                "the log does not compare them, so --parallel and --cache-ram may save more"
-            )
-            return
+HOLDERS: Final = ("parallel", "cache_ram", "cache_idle_slots", "slot_prompt_similarity")
+"""Settings that decide which conversations are held, and so what a prompt may begin like."""
+
+UNCOMPARED: Final = (
+    "no prefix shared with a conversation that left its slot: without a prompt cache the log does "
+    "not compare them, so --parallel and --cache-ram are not tried, and may save tokens"
+)
+
+
+def compares_nothing(replays: Sequence[Replay]) -> bool:
+    """True if conversations left their slots on a server without a prompt cache."""
+    return any(
+        replay.settings.values.get("cache_ram") == 0
+        and len(replay.requests) > replay.settings.values.get("parallel", 1)
+        for replay in replays
+    )
 
 
 def of_dump(requests: Sequence[Recorded], user: UserSettings, sizes: Sizes | None) -> Tuned:
@@ -163,8 +220,6 @@ def of_dump(requests: Sequence[Recorded], user: UserSettings, sizes: Sizes | Non
         prompt.recorded.prompt_tokens is None and not prompt.recorded.runs for prompt in prompts
     ):
         assumed.append("lengths of prompts, from their characters")
-    if 2 * live.rerun.agreeing < sum(prompt.recorded.cached is not None for prompt in prompts):
-        assumed.append("requests as they were replayed, whose reuse is mostly not the server's")
     assumed += [] if user.model else [f"a model like the preset {live.rerun.model}"]
     if "ctx_size" not in options and any(option.name == "ctx_size" for option in family.declared):
         longest = max(len(prompt.rope) + len(prompt.reply) for prompt in prompts)
@@ -172,7 +227,16 @@ def of_dump(requests: Sequence[Recorded], user: UserSettings, sizes: Sizes | Non
         assumed.append(f"ctx_size {options['ctx_size']}")
     spec = spec_for(live.profile, live.rerun.model, window=user.window or None, sizes=sizes)
     subject = RequestReplay(live.profile, spec, tuple(prompts))
-    return Tuned((ServerRun(subject, options),), _given(spec), tuple(assumed))
+    run = server_run(subject, options, [_counts(prompt.recorded) for prompt in prompts])
+    return Tuned((run,), _given(spec), tuple(assumed))
+
+
+def _counts(recorded: Recorded) -> Counts:
+    """A request's counts as its client was answered them."""
+    whole, cached, prefilled = recorded.prompt_tokens, recorded.cached, recorded.processed
+    if prefilled is None and whole is not None and cached is not None and not recorded.cancelled:
+        prefilled = whole - cached
+    return Counts(recorded.number, cached, prefilled, whole)
 
 
 def of_scenario(scenario: Scenario, user: UserSettings, sizes: Sizes | None) -> Tuned:
@@ -188,7 +252,8 @@ def of_scenario(scenario: Scenario, user: UserSettings, sizes: Sizes | None) -> 
     options = {**scenario.engine.options, **user.options}
     options.setdefault("ctx_size", FAMILY.default(FAMILY.option("ctx_size"), played.release))
     subject = ScenarioReplay(str(played), spec_of(scenario.model), scenario)
-    return Tuned((ServerRun(subject, options),), _given(subject.spec))
+    run = server_run(subject, options, None)
+    return Tuned((run,), _given(subject.spec))
 
 
 def _given(spec: ModelSpec) -> str:
@@ -196,7 +261,19 @@ def _given(spec: ModelSpec) -> str:
 
 
 NEARLY: Final = 1.01
-"""Relative difference in tokens within which the setting with less memory is preferred."""
+"""Relative difference in tokens within which the simpler setting is preferred."""
+
+CLEARLY: Final = 0.03
+"""Part of the prefilled tokens that a recommended setting saves: more than a proof leaves open."""
+
+STEP: Final = 32
+"""Multiples in which numbers as large are tried."""
+
+MOST_CHECKED: Final = 6
+"""Most settings that are checked, best first, before none is recommended."""
+
+MOST_JUDGED: Final = 100_000
+"""Most prompt tokens whose answers are verified."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,6 +286,7 @@ class TrialResult:
     peak_bytes: int
     context_bytes: int
     failed: int
+    open: int  # tokens by which requests left out may change
     is_alone: bool = True  # one setting, with what has to change with it
 
     @property
@@ -232,6 +310,15 @@ class Trial:
     is_alone: bool = True
 
 
+def may_be_tried(trial: Trial, untried: Sequence[str]) -> bool:
+    """False for settings that make a release answer wrongly, or whose effect the log hides."""
+    run = trial.runs[0]
+    profile, spec, changed = run.subject.profile, run.subject.spec, {**run.options, **trial.changes}
+    if wrong_with(profile, spec, changed) and not wrong_with(profile, spec, run.options):
+        return False
+    return not any(name in trial.changes for name in untried)
+
+
 def run_trial(trial: Trial) -> TrialResult | None:
     """Replay under some settings; None if the server refuses them."""
     outcomes, context, subject = [], 0, trial.runs[0].subject
@@ -242,16 +329,18 @@ def run_trial(trial: Trial) -> TrialResult | None:
         except InputError:
             return None
         context = max(context, context_bytes(run.subject.spec, options))
+    sums = [*zip(trial.runs, outcomes, strict=True)]
     return TrialResult(
         changes=trial.changes,
         flags=tuple(
             setting(FAMILIES[subject.engine], name, value, subject.release)
             for name, value in trial.changes.items()
         ),
-        processed=sum(outcome.processed for outcome in outcomes),
+        processed=sum(run.proof.prefilled(outcome.played) for run, outcome in sums),
         peak_bytes=max(outcome.peak_bytes for outcome in outcomes),
         context_bytes=context,
         failed=sum(outcome.failed for outcome in outcomes),
+        open=sum(run.proof.open(outcome.played) for run, outcome in sums),
         is_alone=trial.is_alone,
     )
 
@@ -310,15 +399,103 @@ def front(found: Iterable[TrialResult]) -> list[TrialResult]:
     return kept
 
 
+def between(found: Sequence[TrialResult], runs: Sequence[ServerRun]) -> list[Trial]:
+    """Numbers halfway between the best ones and their neighbours that were tried.
+
+    ubatch_size   256 ... 512 (own) . 768 . 1024 . 1536    the last one tried has no neighbour above
+    """
+    own, best = found[0], min(found, key=lambda result: (result.failed, result.processed))
+    trials: dict[str, Trial] = {}
+    for name, value in best.changes.items():
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1 or name == "ctx_size":
+            continue
+        tried = {result.changes.get(name) for result in found}
+        tried.add(runs[0].options.get(name, value))
+        known = sorted(each for each in tried if isinstance(each, int))
+        below = max((each for each in known if each < value), default=0)
+        above = min((each for each in known if each > value), default=2 * value)
+        step = STEP if value >= STEP else 1
+        for middle in ((below + value) // 2 // step * step, (value + above) // 2 // step * step):
+            if middle not in known and middle > 0 and best.processed < own.processed:
+                changes = {**best.changes, **_change(runs[0].options, name, middle)}
+                trials.setdefault(str(changes), Trial(tuple(runs), changes, len(changes) == 1))
+    return list(trials.values())
+
+
 def recommended(found: Sequence[TrialResult]) -> TrialResult:
-    """The setting with the least memory among those with nearly the fewest tokens."""
-    best = min(found, key=lambda result: (result.failed, result.processed))
+    """The fewest changes with nearly the fewest tokens, and of those the least memory; the user's
+    own settings if the tokens are not clearly fewer.
+    """
+    own, best = found[0], min(found, key=lambda result: (result.failed, result.processed))
+    if best.failed >= own.failed and best.processed > (1 - CLEARLY) * own.processed:
+        return own
     good = [
         result
         for result in found
         if result.failed == best.failed and result.processed <= best.processed * NEARLY
     ]
-    return min(good, key=lambda result: (result.held, len(result.changes)))
+    return min(good, key=lambda result: (len(result.changes), result.held))
+
+
+NOTHING_PROVEN: Final = (
+    "No setting is recommended: the replay reproduces no request with both its counts."
+)
+WRONG: Final = "more answers of the replay are wrong"
+
+
+def confirmed(found: Sequence[TrialResult], runs: Sequence[ServerRun]) -> tuple[TrialResult, str]:
+    """The best setting whose saving and answers are proven; else the user's own, and why."""
+    left, own, reason = list(found), found[0], ""
+    if not any(run.proof.logged for run in runs):
+        return own, NOTHING_PROVEN
+    for _ in range(MOST_CHECKED):
+        best = recommended(left)
+        doubt = "" if best is own else _doubt(own, best, runs)
+        if not doubt:
+            return best, reason if best is own else ""
+        left.remove(best)
+        reason = reason or f"No setting is recommended: with {' '.join(best.flags)} {doubt}."
+    return own, reason
+
+
+def _doubt(own: TrialResult, best: TrialResult, runs: Sequence[ServerRun]) -> str:
+    """What speaks against a setting that saves tokens in the replay."""
+    if best.open > MATTERS * own.processed:
+        return (
+            f"the requests left out may change by {best.open:,} tokens, beside {own.processed:,} "
+            "prefilled for those that the replay reproduces"
+        )
+    if not _holds(own, best, runs):
+        return "other prompts that fit the log save less"
+    return "" if _is_sound(best.changes, runs) else WRONG
+
+
+def _holds(own: TrialResult, best: TrialResult, runs: Sequence[ServerRun]) -> bool:
+    """True if other requests that fit the log save as much."""
+    for place in range(max(len(run.others) for run in runs)):
+        other = [
+            replace(run, subject=run.others[place]) if place < len(run.others) else run
+            for run in runs
+        ]
+        before, after = (run_trial(Trial(tuple(other), each.changes)) for each in (own, best))
+        if before is None or after is None or before.processed != own.processed:
+            continue  # the log decides against them
+        if after.processed - best.processed > MATTERS * own.processed:
+            return False
+    return True
+
+
+def _is_sound(changes: Mapping[str, Any], runs: Sequence[ServerRun]) -> bool:
+    """True if no more answers of the replay are wrong than with the user's own settings."""
+    for run in runs:
+        if isinstance(run.subject, Workload):
+            counts = [
+                wrong_answers(run.subject, run.subject.profile, dict(options), most=MOST_JUDGED)
+                for options in (run.options, {**run.options, **changes})
+            ]
+            if None not in counts and len(counts[0] or ()) < len(counts[1] or ()):
+                return False
+    return True
 
 
 def command_line(subject: Replayable, options: Mapping[str, Any]) -> str:
@@ -328,13 +505,16 @@ def command_line(subject: Replayable, options: Mapping[str, Any]) -> str:
     return " ".join([family.program, *filter(None, flags)])
 
 
-def summary(found: Sequence[TrialResult], run: ServerRun) -> dict[str, Any]:
+def summary(found: Sequence[TrialResult], tuned: Tuned) -> dict[str, Any]:
     """A sweep as JSON, with the command line of the best settings."""
-    best = recommended(found)
+    run, (best, withheld) = tuned.runs[0], confirmed(found, tuned.runs)
     return {
         "own": found[0].as_dict(),
         "recommended": best.as_dict(),
         "command": command_line(run.subject, {**run.options, **best.changes}),
         "front": [result.as_dict() for result in front(found)],
         "tried": [result.as_dict() for result in found],
+        "withheld": withheld,
+        "left_out_says": tuned.left_out,
+        "assumed": list(tuned.assumed),
     }

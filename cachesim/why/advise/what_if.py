@@ -8,26 +8,23 @@ from typing import Any, Final, TypeAlias
 from cachesim.engines.family import Profile
 from cachesim.errors import InputError
 from cachesim.scenario.labels import label_of_release
+from cachesim.typed import of_kind
 from cachesim.why.advise import tuning
 from cachesim.why.explain.answer import answer_of
 from cachesim.why.explain.remedies import remedy_of
-from cachesim.why.explain.whole import other_candidates
-from cachesim.why.infer.evidence import Interval
+from cachesim.why.explain.wrong import wrong_too
 from cachesim.why.infer.settings import RELEASES, Settings
 from cachesim.why.infer.sizes import context_bytes
 from cachesim.why.rebuild.from_recording import wrong_answers
 from cachesim.why.replay.other import (
     ServerResult,
     Workload,
-    counted,
     default_step,
-    left_out,
     options_for,
     play_workload,
-    workload_of,
 )
-from cachesim.why.replay.player import Replayed, ReplayRequest
-from cachesim.why.replay.replayed import FRESH, Replay, text_of
+from cachesim.why.replay.proof import left_out
+from cachesim.why.replay.replayed import Replay
 
 PATCHES: Final = ("24035", "24143", "25592", "erase-equal")
 """Proposed patches to try, on releases that can take them."""
@@ -91,26 +88,28 @@ def of_flags(
 
 
 def flags_in_words(found: Sequence[Mapping[str, Any]]) -> str:
-    """The flags that help, best first, with their best values; and those without any effect.
+    """The flags of which a value helps, best first, and those without any effect; no number, as
+    the saving is promised once, with the setting that is recommended.
 
     A setting with which requests fail that were answered does not help.
     """
     helpful = [each for each in found if each["fewer"] > 0 and each["failed"] <= 0]
-    best: dict[str, Mapping[str, Any]] = {}
-    for each in sorted(helpful, key=lambda one: -one["fewer"]):
-        best.setdefault(_name(each["flag"]), each)
-    words = [f"{_quoted(each['flag'])} saves {each['fewer']:,} tokens" for each in best.values()]
-    useless = dict.fromkeys(f"`{_name(e['flag'])}`" for e in found if _name(e["flag"]) not in best)
+    best = list(
+        dict.fromkeys(
+            _name(each["flag"]) for each in sorted(helpful, key=lambda one: -one["fewer"])
+        )
+    )
+    useless = dict.fromkeys(
+        _name(each["flag"]) for each in found if _name(each["flag"]) not in best
+    )
+    words = []
+    if best:
+        named = ", ".join(f"`{name}`" for name in best)
+        words.append(f"another value of {named} prefills fewer tokens")
     if useless:
-        others = "other values of " if best else "no value tried of "
-        saves = "save none" if best else "saves tokens"
-        words.append(f"{others}{', '.join(useless)} {saves}")
+        named = ", ".join(f"`{name}`" for name in useless)
+        words.append(f"no value tried of {named} saves tokens")
     return f"On these requests {'; '.join(words)}." if words else ""
-
-
-def _quoted(flag: str) -> str:
-    left_out = flag.removeprefix("without ")
-    return f"`{flag}`" if left_out == flag else f"leaving out `{left_out}`"
 
 
 def _name(flag: str) -> str:
@@ -127,41 +126,42 @@ def value_of(text: str) -> object:
     return {"true": True, "false": False}.get(text, text)
 
 
-def answers(replays: Sequence[Replay], questions: Sequence[Question]) -> Iterator[dict[str, Any]]:
-    """An entry for each question, over all lives of the log's server.
+def answers(
+    replays: Sequence[Replay],
+    questions: Sequence[Question],
+    runs: Sequence[tuning.ServerRun] = (),
+) -> Iterator[dict[str, Any]]:
+    """An entry for each question, over all lives of the log's server (`runs`: what is proven).
 
     A usual one that the server of a log cannot be asked is left out.
     """
-    allowed = [workloads_of(replay) for replay in replays]
+    runs = runs or tuning.runs_of(replays)
     judged = MOST_JUDGED // max(1, len(questions))
     for question in questions:
         try:
             played = [
-                list(_play(replay, workloads, question))
-                for replay, workloads in zip(replays, allowed, strict=True)
+                list(_play(replay, run, question))
+                for replay, run in zip(replays, runs, strict=True)
             ]
         except InputError:
             if question.is_requested:
                 raise
             continue
         counts = [
-            wrong_answers(workloads[0], others[0].profile, dict(others[0].options), most=judged)
-            for workloads, others in zip(allowed, played, strict=True)
+            wrong_answers(
+                of_kind(Workload, run.subject),
+                others[0].profile,
+                dict(others[0].options),
+                most=judged,
+            )
+            for run, others in zip(runs, played, strict=True)
         ]
-        wrong = summed(counts)
+        wrong = None if None in counts else sum(len(numbers or ()) for numbers in counts)
         label = label_of_release(Profile.parse(played[0][0].profile)) if wrong else None
-        yield entry(question, replays, played) | {"wrong_answers": wrong, "evidence": label}
+        yield entry(question, replays, runs, played) | {"wrong_answers": wrong, "evidence": label}
 
 
-def summed(counts: Sequence[int | None]) -> int | None:
-    """The sum, if every number is known."""
-    known = [count for count in counts if count is not None]
-    return sum(known) if len(known) == len(counts) else None
-
-
-def _play(
-    replay: Replay, workloads: Sequence[Workload], question: Question
-) -> Iterator[ServerResult]:
+def _play(replay: Replay, run: tuning.ServerRun, question: Question) -> Iterator[ServerResult]:
     settings = replay.settings
     profile = question.profile or settings.profile
     release = profile.partition("@")[2]
@@ -169,23 +169,24 @@ def _play(
     if release.partition("+")[0] != settings.release.value:
         values = {n: v for n, v in values.items() if n not in default_step(settings)}
     options = options_for(release, values) | dict(question.options)
-    if question.is_own:
-        workloads = workloads[:1]  # the log itself
-    for workload in workloads:
-        yield play_workload(workload, profile, options)
+    for workload in (run.subject, *(() if question.is_own else run.others)):
+        yield play_workload(of_kind(Workload, workload), profile, options)
 
 
 def entry(
-    question: Question, replays: Sequence[Replay], played: Sequence[Sequence[ServerResult]]
+    question: Question,
+    replays: Sequence[Replay],
+    runs: Sequence[tuning.ServerRun],
+    played: Sequence[Sequence[ServerResult]],
 ) -> dict[str, Any]:
     """A row: prefilled tokens, requests with reuse, peak bytes."""
     hits = failed = 0
     read = []
-    for replay, others in zip(replays, played, strict=True):
-        first, numbers = others[0].replayed, counted(replay)
+    for replay, run, others in zip(replays, runs, played, strict=True):
+        first, proof = others[0].replayed, run.proof
         failed += sum(first[n].cached is None for n in _numbers(replay))
-        hits += sum(bool(first[n].cached) for n in numbers)
-        read.append([sum(other.replayed[n].processed or 0 for n in numbers) for other in others])
+        hits += sum(bool(first[n].cached) for n in proof.logged)
+        read.append([proof.prefilled(other.replayed) for other in others])
     return {
         "name": question.name,
         "asked": question.is_requested,
@@ -204,127 +205,6 @@ def entry(
 
 def _numbers(replay: Replay) -> list[int]:
     return [request.observed.number for request in replay.requests if request.submitted is not None]
-
-
-# -- other workloads that fit the log --------------------------------------------------------------
-
-# open                  where messages begin that no line shows; which conversation was loaded;
-#                       whether prompts that meet in nothing begin with the same few tokens
-# one answer from all   the log settles it
-# several answers       reported as bounds
-
-SHORT: Final = 8
-"""Most new tokens without room for a message and its marks."""
-
-
-PLACES: Final = (0.0, 0.5, 1.0)
-"""Places of a tried message in a request's new part: start, middle, end."""
-
-ROUNDS: Final = 6
-"""Most rounds in which messages are removed until the log's numbers agree."""
-
-
-def workloads_of(replay: Replay) -> list[Workload]:
-    """The likeliest workload, then the alternatives."""
-    likeliest = workload_of(replay)
-    found = [likeliest]
-    found += _with_other_starts(replay, likeliest)
-    other = other_candidates(replay)
-    if other is not None:
-        found.append(workload_of(other))
-    return found
-
-
-def _with_other_starts(replay: Replay, workload: Workload) -> Iterator[Workload]:
-    """Workloads with message starts anywhere in a request's new part, or without any."""
-    names_chats = any(request.is_chat for request in replay.log.requests)
-    open_ = [
-        request.observed.number
-        for request in replay.requests
-        if request.submitted is not None
-        and (request.observed.is_chat or not (names_chats or request.is_verbose))
-    ]
-    if not open_:
-        return
-    for part in PLACES:
-        starts = {number: _start_in(workload.submitted[number], part) for number in open_}
-        found = {number: at for number, at in starts.items() if at is not None}
-        other = _as_logged(replay, workload, found)
-        if other is not None:
-            yield other
-    if any(submitted.user_starts for submitted in workload.submitted.values()):
-        submitted = {
-            n: replace(request, user_starts=()) for n, request in workload.submitted.items()
-        }
-        without = replace(workload, submitted=submitted)
-        if not _wrong(replay, without):
-            yield without
-
-
-def _as_logged(
-    replay: Replay, workload: Workload, starts: dict[int, tuple[int, int]]
-) -> Workload | None:
-    """A workload with further messages for which the server answers as logged.
-
-    Where it does not, the newest text in those requests has no message of its own.
-    """
-    for _ in range(ROUNDS):
-        other = _with_starts(workload, starts)
-        wrong = _wrong(replay, other)
-        if not wrong:
-            return other
-        known = {text for text, _ in starts.values()}
-        texts = {
-            max((text for text, _, _ in other.submitted[n].prompt.runs if text in known), default=0)
-            for n in wrong
-        }
-        starts = {number: at for number, at in starts.items() if at[0] not in texts}
-    return None
-
-
-def _wrong(replay: Replay, workload: Workload) -> list[int]:
-    """Requests with another answer than the log's."""
-    played = play_workload(workload, workload.profile, replay.settings.values).replayed
-    return [
-        request.observed.number
-        for request in replay.requests
-        if request.submitted is not None
-        and played[request.observed.number].cached != request.replayed.cached
-    ]
-
-
-def _start_in(request: ReplayRequest, part: float) -> tuple[int, int] | None:
-    """Text and place of a possible message start in a request's new part."""
-    own = text_of(request.number, FRESH)
-    for text, first, last in request.prompt.runs:
-        if text == own and last - first > SHORT:
-            return own, first + 1 + int(part * (last - first - SHORT))
-    return None
-
-
-def _with_starts(workload: Workload, more: Mapping[int, tuple[int, int]]) -> Workload:
-    places = dict(more.values())
-    submitted = {}
-    for number, request in workload.submitted.items():
-        at, starts = 0, set(request.user_starts)
-        for text, first, last in request.prompt.runs:
-            place = places.get(text)
-            if place is not None and first <= place < last:
-                starts.add(at + place - first)
-            at += last - first
-        submitted[number] = replace(request, user_starts=tuple(sorted(starts)))
-    return replace(workload, submitted=submitted)
-
-
-def cached_over(played: Sequence[Mapping[int, Replayed]]) -> dict[int, Interval]:
-    """The least and the most cached tokens of each request."""
-    found: dict[int, Interval] = {}
-    for number in played[0]:
-        counts = [each[number].cached for each in played if number in each]
-        known = [count for count in counts if count is not None]
-        if known:
-            found[number] = Interval(min(known), max(known))
-    return found
 
 
 FEW: Final = 300
@@ -354,12 +234,28 @@ def in_turn(trials: Sequence[tuning.Trial]) -> list[tuning.TrialResult]:
     return [result for result in map(tuning.run_trial, trials) if result is not None]
 
 
-def swept(runs: Sequence[tuning.ServerRun], play: Plays = in_turn) -> list[tuning.TrialResult]:
-    """All trials, the user's own settings first."""
-    first = play(tuning.alone(runs))
-    if not first:
+ROUNDS: Final = 3
+"""Rounds in which values between the best one and its neighbours are tried."""
+
+
+def swept(tuned: tuning.Tuned, play: Plays = in_turn) -> list[tuning.TrialResult]:
+    """All trials, the user's own settings first; no other where nothing could be recommended."""
+    runs = [replace(run, others=()) for run in tuned.runs]  # what trials need
+    found: list[tuning.TrialResult] = []
+
+    def tried(trials: Sequence[tuning.Trial]) -> bool:
+        allowed = [trial for trial in trials if tuning.may_be_tried(trial, tuned.untried)]
+        found.extend(play(allowed) if allowed else ())
+        return bool(allowed)
+
+    tried(tuning.alone(runs)[: None if tuned.proven else 1])
+    if not found:
         raise InputError("the server refuses its own settings; name its release with --profile")
-    return first + play(tuning.together(first, runs))
+    tried(tuning.together(found, runs))
+    for _ in range(ROUNDS):
+        if not tried(tuning.between(found, runs)):
+            break
+    return found
 
 
 Entries: TypeAlias = Iterator[dict[str, Any]]
@@ -370,6 +266,19 @@ Shown: TypeAlias = Callable[[Entries, int], Entries]
 def as_they_come(entries: Entries, _: int) -> Entries:
     """The entries, without progress."""
     return entries
+
+
+def add_wrong(
+    found: dict[str, Any], replays: Sequence[Replay], runs: Sequence[tuning.ServerRun]
+) -> None:
+    """Add what the replay knows of wrong answers of the log's own server."""
+    first = 0
+    for replay, run in zip(replays, runs, strict=True):
+        known = {number for each in found["wrong"] for number in each["requests"]}
+        workload = of_kind(Workload, run.subject)
+        wrong = wrong_answers(workload, run.subject.profile, dict(run.options), most=MOST_JUDGED)
+        found["wrong"] += wrong_too(replay, first, wrong or (), known)
+        first += len(replay.requests)
 
 
 def add_other_settings(
@@ -387,18 +296,20 @@ def add_other_settings(
     alike = tuning.most_agree(played)
     if what_if and not played:
         raise InputError(f"--what-if: {found['servers'][0]['missing'][0]}")
-    found["left_out_says"] = left_out(played)
+    runs = tuning.runs_of(played) if played and (what_if or (few and alike)) else []
+    found["left_out_says"] = left_out([run.proof for run in runs])
     if what_if:
         asked = requested(played[0].settings, what_if)
-        found["what_if"] = list(shown(answers(played, asked), len(asked)))
-    elif few and alike:
+        found["what_if"] = list(shown(answers(played, asked, runs), len(asked)))
+    elif runs:
         asked = usual(played[0].settings)
-        found["what_if"] = list(shown(answers(played, asked), len(asked)))
-    if few and alike:
-        wanted = tuning.of_log(played, None)
-        every = swept(wanted.runs, play)
-        found["tuned"] = tuning.summary(every, wanted.runs[0]) | {"assumed": list(wanted.assumed)}
-        for cause in found["causes"]:
+        found["what_if"] = list(shown(answers(played, asked, runs), len(asked)))
+    if runs and few and alike:
+        add_wrong(found, played, runs)
+        wanted = tuning.of_log(played, None, runs)
+        every = swept(wanted, play)
+        found["tuned"] = tuning.summary(every, wanted)
+        for cause in found["causes"] if not found["tuned"]["withheld"] else ():
             flags = of_flags(every, cause["cause"], played[0].settings)
             cause |= {"tried": flags, "tried_says": flags_in_words(flags)}
             if flags:  # what was run is known better than the advice about flags

@@ -91,8 +91,7 @@ REMEDIES: Final[Mapping[str, Remedy]] = {
     "full-reprocessing": Remedy(
         "flag",
         "A larger `--ctx-checkpoints`, a smaller `--checkpoint-min-step` or another "
-        "`--ubatch-size` may leave a checkpoint before that place; with a sliding window "
-        f"`--swa-full` also helps, if it is not set. {KEEP_HISTORY}",
+        f"`--ubatch-size` may leave a checkpoint before that place. {KEEP_HISTORY}",
         "ggml-org/llama.cpp#24055",
         (*DENSER, "swa_full"),
         KEEP_HISTORY,

@@ -9,6 +9,7 @@ from cachesim.engines.llamacpp.vocabulary.events import CheckpointKept, Checkpoi
 from cachesim.engines.words import counted, of_one
 from cachesim.why.explain.answer import answer_of
 from cachesim.why.explain.remedies import remedy_of
+from cachesim.why.explain.wrong import wrong_in
 from cachesim.why.infer.evidence import Lengths
 from cachesim.why.infer.settings import setting
 from cachesim.why.infer.sizes import WHOSE, how_known
@@ -392,6 +393,7 @@ def report_of(
         "totals": _totals_of(requests),
         "places": [asdict(place) for place in _places(replays)],
         "causes": [group.as_dict() for group in groups],
+        "wrong": wrong_in(replays, requests),
         "requests": requests,
         "what_if": [],
         "tuned": None,

@@ -59,6 +59,9 @@ OTHERS: Final = (
 )  # fmt: skip
 """Engines whose lines are known, besides llama.cpp."""
 
+OVERWRITTEN: Final = "another request loaded a conversation of the prompt cache over its slot"
+"""Why an answer is wrong that was generated while a later request named the busy slot."""
+
 SlotChoice: TypeAlias = Literal["similarity", "age", "id", "unknown"]
 
 

@@ -24,6 +24,7 @@ from cachesim.why.read.observed import (
     IK,
     LLAMA,
     MLX,
+    OVERWRITTEN,
     PYTHON,
     SGLANG,
     Compared,
@@ -655,6 +656,8 @@ class Reader:
                 self._search.compared.append(compared)
             case "found":  # an entry is a better match than the slot
                 self._search.found_keep, self._search.found_sim = fields["keep"], fields["sim"]
+                for slot in self._chosen.keys() & self._active.keys():
+                    self._active[slot].stale = OVERWRITTEN
             case "saving":
                 self.server.sizes.append((int(fields["n_tokens"]), float(fields["size"])))
                 if not self._idle:

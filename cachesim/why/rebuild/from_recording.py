@@ -50,8 +50,8 @@ FIRST: Final = 300
 
 def wrong_answers(
     workload: Workload, profile: str, options: dict[str, Any], *, most: int
-) -> int | None:
-    """Number of wrong answers on a server; None above a number of prompt tokens."""
+) -> list[int] | None:
+    """Requests with wrong answers on a server; None above a number of prompt tokens."""
     if sum(len(replay_request.prompt) for replay_request in workload.submitted.values()) > most:
         return None
     spec = replace(workload.spec, vocabulary=VOCABULARY)
@@ -59,7 +59,7 @@ def wrong_answers(
     engine.limit_turns(MOST_TURNS)
     oracle = Oracle(engine.network)
     tickets: dict[int, Ticket] = {}
-    wrong = 0
+    wrong: list[int] = []
     try:
         for what, number in workload.order:
             if what == "erase":
@@ -67,8 +67,8 @@ def wrong_answers(
             request = workload.submitted[number]
             if what == "launch":
                 tickets[number] = engine.submit(_request(request, profile))
-            else:
-                wrong += _is_wrong(engine, tickets[number], oracle)
+            elif _is_wrong(engine, tickets[number], oracle):
+                wrong.append(number)
     except (UpstreamAbort, EndlessError):
         return wrong
     return wrong

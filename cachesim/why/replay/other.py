@@ -5,13 +5,12 @@ taken: concurrent requests stay concurrent, sequential ones sequential.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from cachesim.engines.family import Profile
 from cachesim.engines.llamacpp.family import FAMILY
-from cachesim.engines.words import counted as in_words
 from cachesim.model.spec import ModelSpec
 from cachesim.why.infer.settings import Settings
 from cachesim.why.replay.player import FAILED, Player, Replayed, ReplayRequest
@@ -54,7 +53,7 @@ def default_step(settings: Settings) -> set[str]:
 class Outcome:
     """Result of one run of all requests."""
 
-    processed: int
+    played: Mapping[int, Replayed]
     peak_bytes: int  # of prompt-cache entries and checkpoints
     failed: int  # requests without an answer
 
@@ -92,8 +91,6 @@ class Workload(Replayable):
 
     submitted: Mapping[int, ReplayRequest]
     order: tuple[tuple[str, int], ...]
-    uncounted: frozenset[int] = frozenset()
-    """Requests without processed tokens in the log: sums leave them out, as those of the log do."""
 
     @property
     def requests(self) -> int:
@@ -102,17 +99,10 @@ class Workload(Replayable):
 
     def outcome(self, options: Mapping[str, Any]) -> Outcome:
         """Replay with these settings on its own release."""
-        played = play_workload(self, self.profile, options)
-        answers = [replayed for number, replayed in played.replayed.items() if number >= 0]
-        return Outcome(
-            processed=sum(
-                replayed.processed or 0
-                for number, replayed in played.replayed.items()
-                if number >= 0 and number not in self.uncounted
-            ),
-            peak_bytes=played.peak_bytes,
-            failed=sum(answer.cached is None for answer in answers),
-        )
+        result = play_workload(self, self.profile, options)
+        answers = {n: answer for n, answer in result.replayed.items() if n >= 0}
+        failed = sum(answer.cached is None for answer in answers.values())
+        return Outcome(answers, result.peak_bytes, failed)
 
 
 def workload_of(replay: Replay, spec: ModelSpec | None = None) -> Workload:
@@ -129,41 +119,7 @@ def workload_of(replay: Replay, spec: ModelSpec | None = None) -> Workload:
         spec or settings.spec,
         submitted,
         tuple(replay.order),
-        frozenset(submitted.keys() - counted(replay)),
     )
-
-
-def counted(replay: Replay) -> frozenset[int]:
-    """Requests whose tokens are summed: those replayed with processed tokens in the log.
-
-    All of them if the log has none, and its sums are unknown.
-    """
-    played = [request for request in replay.requests if request.submitted is not None]
-    known = [rebuilt for rebuilt in played if rebuilt.lengths.processed.is_sure]
-    return frozenset(rebuilt.observed.number for rebuilt in known or played)
-
-
-def left_out(replays: Sequence[Replay]) -> str:
-    """Sentence on the requests that sums over replays leave out; empty without any."""
-    every = [
-        (request, request.observed.number in counted(replay))
-        for replay in replays
-        for request in replay.requests
-        if not request.observed.too_long
-    ]
-    out = [rebuilt for rebuilt, is_counted in every if not is_counted]
-    sure = [rebuilt.lengths.processed for rebuilt in out if rebuilt.lengths.processed.is_sure]
-    unknown, tokens = len(out) - len(sure), [known.value or 0 for known in sure]
-    parts = []
-    if unknown:
-        parts.append(f"{in_words(unknown, 'request')} whose processed tokens the log does not have")
-    if tokens:
-        one = in_words(len(tokens), "request")
-        parts.append(
-            f"{one} of {in_words(sum(tokens), 'processed token')}, as the log does not have the "
-            "length of the prompt"
-        )
-    return f"The sums of replays leave out {' and '.join(parts)}." if parts else ""
 
 
 def play_workload(workload: Workload, profile: str, options: Mapping[str, Any]) -> ServerResult:

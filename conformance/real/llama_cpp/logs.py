@@ -23,7 +23,7 @@ from cachesim.prove.llama_cpp.flags import draw_preset
 from cachesim.prove.llama_cpp.server import RealServer
 from cachesim.prove.llama_cpp.workload import Outcome, release_of
 from cachesim.scenario.format import Scenario
-from cachesim.why.advise.what_if import cached_over, workloads_of
+from cachesim.why.advise.workloads import cached_over, workloads_of
 from cachesim.why.explain.whole import rebuild
 from cachesim.why.infer.settings import settings_of
 from cachesim.why.read.lines import BY_NAME, lines_of, prints_checkpoints

@@ -1,0 +1,130 @@
+"""Other workloads that fit a log: what its lines leave open, and what an answer owes to that.
+
+open                  where messages begin that no line shows; which conversation was loaded;
+                      whether prompts that meet in nothing begin with the same few tokens
+one answer from all   the log settles it
+several answers       reported as bounds
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Final
+
+from cachesim.why.explain.whole import other_candidates
+from cachesim.why.infer.evidence import Interval
+from cachesim.why.replay.other import Workload, play_workload, workload_of
+from cachesim.why.replay.player import Replayed, ReplayRequest
+from cachesim.why.replay.replayed import FRESH, Replay, text_of
+
+SHORT: Final = 8
+"""Most new tokens without room for a message and its marks."""
+
+
+PLACES: Final = (0.0, 0.5, 1.0)
+"""Places of a tried message in a request's new part: start, middle, end."""
+
+ROUNDS: Final = 6
+"""Most rounds in which messages are removed until the log's numbers agree."""
+
+
+def workloads_of(replay: Replay) -> list[Workload]:
+    """The likeliest workload, then the alternatives."""
+    likeliest = workload_of(replay)
+    found = [likeliest]
+    found += _with_other_starts(replay, likeliest)
+    other = other_candidates(replay)
+    if other is not None:
+        found.append(workload_of(other))
+    return found
+
+
+def _with_other_starts(replay: Replay, workload: Workload) -> Iterator[Workload]:
+    """Workloads with message starts anywhere in a request's new part, or without any."""
+    names_chats = any(request.is_chat for request in replay.log.requests)
+    open_ = [
+        request.observed.number
+        for request in replay.requests
+        if request.submitted is not None
+        and (request.observed.is_chat or not (names_chats or request.is_verbose))
+    ]
+    if not open_:
+        return
+    for part in PLACES:
+        starts = {number: _start_in(workload.submitted[number], part) for number in open_}
+        found = {number: at for number, at in starts.items() if at is not None}
+        other = _as_logged(replay, workload, found)
+        if other is not None:
+            yield other
+    if any(submitted.user_starts for submitted in workload.submitted.values()):
+        submitted = {
+            n: replace(request, user_starts=()) for n, request in workload.submitted.items()
+        }
+        without = replace(workload, submitted=submitted)
+        if not _wrong(replay, without):
+            yield without
+
+
+def _as_logged(
+    replay: Replay, workload: Workload, starts: dict[int, tuple[int, int]]
+) -> Workload | None:
+    """A workload with further messages for which the server answers as logged.
+
+    Where it does not, the newest text in those requests has no message of its own.
+    """
+    for _ in range(ROUNDS):
+        other = _with_starts(workload, starts)
+        wrong = _wrong(replay, other)
+        if not wrong:
+            return other
+        known = {text for text, _ in starts.values()}
+        texts = {
+            max((text for text, _, _ in other.submitted[n].prompt.runs if text in known), default=0)
+            for n in wrong
+        }
+        starts = {number: at for number, at in starts.items() if at[0] not in texts}
+    return None
+
+
+def _wrong(replay: Replay, workload: Workload) -> list[int]:
+    """Requests with another answer than the log's."""
+    played = play_workload(workload, workload.profile, replay.settings.values).replayed
+    return [
+        request.observed.number
+        for request in replay.requests
+        if request.submitted is not None
+        and played[request.observed.number].cached != request.replayed.cached
+    ]
+
+
+def _start_in(request: ReplayRequest, part: float) -> tuple[int, int] | None:
+    """Text and place of a possible message start in a request's new part."""
+    own = text_of(request.number, FRESH)
+    for text, first, last in request.prompt.runs:
+        if text == own and last - first > SHORT:
+            return own, first + 1 + int(part * (last - first - SHORT))
+    return None
+
+
+def _with_starts(workload: Workload, more: Mapping[int, tuple[int, int]]) -> Workload:
+    places = dict(more.values())
+    submitted = {}
+    for number, request in workload.submitted.items():
+        at, starts = 0, set(request.user_starts)
+        for text, first, last in request.prompt.runs:
+            place = places.get(text)
+            if place is not None and first <= place < last:
+                starts.add(at + place - first)
+            at += last - first
+        submitted[number] = replace(request, user_starts=tuple(sorted(starts)))
+    return replace(workload, submitted=submitted)
+
+
+def cached_over(played: Sequence[Mapping[int, Replayed]]) -> dict[int, Interval]:
+    """The least and the most cached tokens of each request."""
+    found: dict[int, Interval] = {}
+    for number in played[0]:
+        counts = [each[number].cached for each in played if number in each]
+        known = [count for count in counts if count is not None]
+        if known:
+            found[number] = Interval(min(known), max(known))
+    return found

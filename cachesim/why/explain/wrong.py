@@ -1,0 +1,136 @@
+"""Answers of a log's server that are known to be wrong: of which requests, why, and the evidence.
+
+the log's lines   a request that names a busy slot loads a conversation over the one that runs
+the replay        a checkpoint outlived its tokens, and a later request resumed from it
+its answers       differ from those of an uncached run: the settings say by which rule
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, Final, TypeAlias
+
+from cachesim.engines.family import Profile
+from cachesim.engines.llamacpp.family import FAMILY
+from cachesim.errors import CachesimError
+from cachesim.model.spec import ModelSpec
+from cachesim.scenario.files import load
+from cachesim.scenario.labels import SOURCE, label_of
+from cachesim.scenario.shipped import shipped_file
+from cachesim.why.read.observed import OVERWRITTEN
+from cachesim.why.replay.replayed import Replay
+
+Json: TypeAlias = dict[str, Any]
+
+BUSY: Final = "llama.cpp-pinned-busy-slot"
+STATE: Final = "llama.cpp-three-requests"
+WINDOW_STATE: Final = "llama.cpp-three-requests-window"
+WINDOW_FROM_RAM: Final = "llama.cpp-swa-full-from-ram"
+WINDOW_BEYOND: Final = "llama.cpp-24411-window-beyond"
+WINDOW_ONE: Final = "llama.cpp-window-one-beyond"
+CHUNKS: Final = "llama.cpp-26557-chunk-reuse-hybrid"
+SHIFTED: Final = "llama.cpp-shift-old-checkpoints"
+FROM_FILE: Final = "llama.cpp-restore-old-checkpoints"
+
+SAYS: Final[Mapping[str, str]] = {
+    BUSY: "ran when another request named its slot (`id_slot`): the server loaded a conversation "
+    "of the prompt cache over it. Leave `id_slot` out, or wait for the answer",
+    STATE: "resumed from a state that holds tokens of another prompt",
+    WINDOW_STATE: "resumed from a window that holds keys of another prompt",
+    WINDOW_FROM_RAM: "came back from the prompt cache without keys that the window should see. "
+    "Leave `--swa-full` out, or set `--cache-ram 0`",
+    CHUNKS: "moved a recurrent state together with chunks of its prompt. Leave `--cache-reuse` out",
+    SHIFTED: "resumed from a checkpoint of before a context shift",
+    FROM_FILE: "resumed from a checkpoint of before its slot was restored from a file",
+    WINDOW_BEYOND: "resumed from a window's checkpoint beyond the divergence",
+    WINDOW_ONE: "resumed from a window that lacks a key which its next token should see",
+    "": "got another answer in the replay than in an uncached run",
+}
+"""Scenario -> what happened to a request, and what avoids it."""
+
+
+def wrong_in(replays: Sequence[Replay], requests: Sequence[Mapping[str, Any]]) -> list[Json]:
+    """Findings of the log's lines, and of checkpoints that outlived their tokens in the replay."""
+    groups: dict[tuple[str, str, str], list[int]] = {}
+    for request in (request for request in requests if request["stale"]):
+        settings = replays[request["server"]].settings
+        scenario = STATE if not settings.spec.window else WINDOW_STATE
+        if request["stale"] == OVERWRITTEN:
+            scenario = BUSY
+        says = SAYS[scenario] if settings.is_played else request["stale"]
+        key = (scenario if settings.is_played else "", says, settings.profile)
+        groups.setdefault(key, []).append(request["number"])
+    return [_finding(numbers, *key) for key, numbers in groups.items()]
+
+
+def wrong_too(
+    replay: Replay, first: int, wrong: Sequence[int], known: Collection[int]
+) -> list[Json]:
+    """Findings of the replay's answers (`first`: the number of its first request in the report).
+
+    Of requests that the replay does not reproduce, and of those that are known, it says nothing.
+    """
+    groups: dict[str, list[int]] = {}
+    for number in wrong:
+        if number >= 0 and first + number not in known and _is_reproduced(replay, number):
+            groups.setdefault(_scenario_of(replay, number), []).append(first + number)
+    profile = replay.settings.profile
+    return [_finding(numbers, name, SAYS[name], profile) for name, numbers in groups.items()]
+
+
+def _is_reproduced(replay: Replay, number: int) -> bool:
+    rebuilt = replay.requests[number]
+    return rebuilt.is_comparable and rebuilt.agrees
+
+
+def _finding(numbers: Sequence[int], scenario: str, says: str, profile: str) -> Json:
+    evidence = evidence_of(scenario, profile) if scenario else SOURCE
+    return {"requests": [*numbers], "scenario": scenario, "says": says, "evidence": evidence}
+
+
+def _scenario_of(replay: Replay, number: int) -> str:
+    """The scenario whose rule makes an answer of the replay wrong; empty if none is known."""
+    settings, request = replay.settings, replay.requests[number]
+    values, spec = settings.values, settings.spec
+    before = [earlier for earlier in replay.requests[:number] if earlier.observed.shifts]
+    windows = bool(spec.window_layers)
+    likely = {
+        wrong_with(settings.profile, spec, values): windows,
+        CHUNKS: bool(values.get("cache_reuse")) and not windows,
+        SHIFTED: bool(before) and not windows,
+        FROM_FILE: request.submitted is not None and request.submitted.file is not None,
+        WINDOW_BEYOND: windows,
+        WINDOW_ONE: windows,
+    }
+    release = str(settings.release.value)
+    return next((name for name, may in likely.items() if name and may and _on(name, release)), "")
+
+
+def _on(scenario: str, release: str) -> bool:
+    """True if a scenario has a wrong answer on the last release until this one that it names."""
+    names = FAMILY.names()
+    expected = {
+        expect.profile: "diverged" in (expect.answer or ())
+        for expect in load(shipped_file(scenario)).expect
+        if expect.profile in names
+    }
+    until = [each for each in names[: names.index(release) + 1] if each in expected]
+    return bool(until) and expected[until[-1]]
+
+
+def wrong_with(profile: str, spec: ModelSpec, options: Mapping[str, Any]) -> str:
+    """The scenario that shows how a server with these settings answers wrongly; empty if none."""
+    named = Profile.parse(profile)
+    if named.engine != FAMILY.name or not options.get("swa_full") or not spec.window_layers:
+        return ""
+    rules = FAMILY.rules(named)
+    ram = options.get("cache_ram", FAMILY.default(FAMILY.option("cache_ram"), named.release))
+    is_short = rules.reuse.swa_full_hides_window and rules.memory.saves_unmasked_window
+    return WINDOW_FROM_RAM if is_short and ram else ""
+
+
+def evidence_of(scenario: str, profile: str) -> str:
+    """The label of a scenario's wrong answer on a release."""
+    try:
+        found = load(shipped_file(scenario))
+        return label_of(found, Profile.parse(profile), found.shows.before.step) or SOURCE
+    except (CachesimError, ValueError):  # a package without the scenarios
+        return SOURCE

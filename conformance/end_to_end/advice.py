@@ -1,0 +1,389 @@
+"""Advice of `why`, carried out: what it promises, and what the real server then saves.
+
+    python -m conformance.end_to_end.advice --seed N [--lives 60] [--jobs 1] [--keep FOLDER]
+
+A life is drawn from a seed: release, model, level of the log, flags, and clients of one kind. Its
+log goes through the installed program. Where that recommends a setting, a second server is started
+with it, and gets the same requests: the bodies that the first one got, in the same order. One that
+goes out beside others does so when the one before it has its slot. A reply is greedy, and its
+length is fixed; where it differs all the same, that is counted.
+
+    promised   tokens that `why --format json` says are saved (`tuned`)
+    saved      tokens prefilled by the first server less those of the second, as clients are told
+
+Requests that go out together race for a slot. So a promise that is missed is tried once more on the
+server as it was: if that run too differs from the first, the traffic is not steady, and says
+nothing of the promise.
+
+Two settings are named to `why`. The release, because wheels print build 0, where a user's server
+prints its own; and the model's layers, because at the default level a file's name has to tell.
+"""
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import islice, product
+from pathlib import Path
+from random import Random
+from typing import Any, Final, TypeAlias
+
+from cachesim.prove.llama_cpp.calls import RealServerError
+from cachesim.prove.llama_cpp.flags import NO_FLAGS
+from cachesim.prove.llama_cpp.gguf import text_of, write_model
+from cachesim.prove.llama_cpp.server import RealServer, environment_for
+from cachesim.scenario.checks import spec_of
+from cachesim.scenario.format import Model
+from conformance.end_to_end.client import Answer, Call, post
+from conformance.end_to_end.life import CHAT, COMPLETION, DEFAULT, PRINTING, SECONDS_TO_WRITE
+from conformance.end_to_end.program import load, run
+from conformance.end_to_end.talk import FIRST_WORD, PAST_LAST_WORD, WORD, Talk
+
+RELEASES: Final = ("b9538", "b10566", "b11549")
+MODELS: Final = ("dense", "hybrid", "recurrent", "swa")
+KINDS: Final = ("agents", "four clients", "several answers", "pinned slots")
+
+LONGEST: Final = {
+    "agents": 6000, "four clients": 3000, "several answers": 4000, "pinned slots": 4000
+}  # fmt: skip
+"""Most tokens of a prompt."""
+
+WITHIN: Final = 2
+"""Percent of the prefilled tokens by which a promise may be missed."""
+
+PATIENCE: Final = 0.5
+"""Seconds until the next request of a group goes out, if the log does not show that one has a slot:
+it waits for one.
+"""
+
+THREADS: Final = 8
+"""HTTP threads: with the two of other comparisons, a third client waits outside of the server."""
+
+Group: TypeAlias = tuple[Call, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Life:
+    """A server's flags, and the clients it has."""
+
+    number: int
+    release: str
+    model: str
+    verbosity: int
+    kind: str
+    options: Mapping[str, Any]
+    seed: int
+
+    @property
+    def name(self) -> str:
+        """The life in one line."""
+        return f"{self.number} {self.release} {self.model} -lv {self.verbosity} {self.kind}"
+
+    @property
+    def rng(self) -> Random:
+        return Random(f"advice {self.seed} {self.name}")
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What a server wrote, and what its clients were answered."""
+
+    log: bytes
+    traffic: tuple[Group, ...]
+    answers: tuple[Answer, ...]
+
+    @property
+    def prefilled(self) -> int:
+        """Prefilled tokens, as the clients are told them; further completions have none of their
+        own: they take their parent's state.
+        """
+        return sum(answer.processed or 0 for answer in self.answers)
+
+
+@dataclass(slots=True)
+class Result:
+    """One life's advice, and what came of it."""
+
+    life: Life
+    why: str = ""  # the reason for no advice, or for no comparison
+    flags: str = ""
+    prefilled: int = 0
+    promised: int = 0
+    saved: int = 0
+    again: int | None = None  # prefilled tokens of the same server once more
+    unlike: int = 0  # replies that differ
+    stated: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def missed(self) -> float:
+        """Percent of the prefilled tokens by which the promise is missed."""
+        return 100 * abs(self.promised - self.saved) / max(1, self.prefilled)
+
+    @property
+    def verdict(self) -> str:
+        """The word for the table."""
+        if self.why:
+            return self.why
+        if self.promised > 0 >= self.saved:
+            kind = "WRONG SIGN"
+        elif self.missed > WITHIN:
+            kind = "MISSED"
+        else:
+            return "kept"
+        return kind if self.again in (None, self.prefilled) else "not steady"
+
+
+def lives(seed: int) -> Iterator[Life]:
+    """Every release, model, level and kind in turn; flags are drawn."""
+    every = [*product(RELEASES, MODELS, (DEFAULT, PRINTING), KINDS)]
+    Random(f"advice {seed}").shuffle(every)
+    number = 0
+    while True:
+        for release, model, verbosity, kind in every:
+            rng = Random(f"advice flags {seed} {number}")
+            options = draw_options(rng, kind, release)
+            yield Life(
+                number=number, release=release, model=model, verbosity=verbosity, kind=kind,
+                options=options, seed=seed,
+            )  # fmt: skip
+            number += 1
+
+
+def draw_options(rng: Random, kind: str, release: str) -> dict[str, Any]:
+    """Half of the servers have their own defaults."""
+    options: dict[str, Any] = dict(NO_FLAGS)
+    if rng.random() < 0.6:
+        slots = 4 if kind in {"four clients", "several answers"} else rng.choice((1, 1, 2, 4))
+        options = {"parallel": slots, "ctx_size": 16384 * slots}
+    rare: dict[str, tuple[float, Sequence[Any]]] = {
+        "ubatch_size": (0.25, (64, 128, 256)),
+        "cache_ram": (0.5, (0, 1, 1, 2)),
+        "ctx_checkpoints": (0.4, (1, 2)),
+        "checkpoint_min_step": (0.25, (64, 256)),
+        "slot_prompt_similarity": (0.1, (0.5,)),
+    }
+    for name, (often, values) in rare.items():
+        if rng.random() < often and not (name == "checkpoint_min_step" and release == "b9538"):
+            options[name] = rng.choice(values)
+    return options
+
+
+class Agents:
+    """Conversations over a long file each: they go on, and the file changes somewhere."""
+
+    def __init__(self, rng: Random, longest: int) -> None:
+        self._rng, self._longest = rng, longest
+        system = self.words(100, 800)
+        self.talks = [
+            Talk(system if rng.random() < 0.7 else self.words(50, 400))
+            for _ in range(rng.choice((1, 2, 3)))
+        ]
+        self._files = [self.words(longest // 4, longest // 2) for _ in self.talks]
+        self._changes_at = [rng.uniform(0.2, 0.95) for _ in self.talks]
+
+    def words(self, least: int, most: int) -> str:
+        """A text of so many tokens."""
+        draw = self._rng.randrange
+        count = self._rng.randint(least, most)
+        return text_of([draw(FIRST_WORD, PAST_LAST_WORD) for _ in range(count)])
+
+    def next(self) -> Talk:
+        """A conversation with its next turn."""
+        number = self._rng.randrange(len(self.talks))
+        talk = self.talks[number]
+        words = WORD.findall(self._files[number])
+        if talk.messages and self._rng.random() < 0.45:
+            kept = int(len(words) * self._changes_at[number])
+            rest = len(words) - kept
+            self._files[number] = "".join(words[:kept]) + self.words(rest, rest)
+            talk.messages[0] = {"role": "user", "content": self._files[number]}
+            if self._rng.random() < 0.5:
+                del talk.messages[1:]
+        elif not talk.messages:
+            talk.messages.append({"role": "user", "content": self._files[number]})
+        if talk.messages[-1]["role"] == "assistant":
+            talk.messages.append({"role": "user", "content": self.words(20, 300)})
+        while talk.words > self._longest:
+            del talk.messages[1:3]
+        return talk
+
+    def answered(self, talk: Talk, reply: str) -> None:
+        """Add a reply."""
+        if reply and talk.messages[-1]["role"] == "user":
+            talk.messages.append({"role": "assistant", "content": reply})
+
+
+def traffic(life: Life) -> Iterator[tuple[Agents, list[tuple[Talk, Call]]]]:
+    """Groups of requests, each drawn after the one before it was answered."""
+    rng = life.rng
+    talker = Agents(rng, LONGEST[life.kind])
+    together = 4 if life.kind == "four clients" else 1
+    for _ in range(5 if together > 1 else 12):
+        drawn = []
+        for _client in range(together):
+            talk = talker.next()
+            predict = 24 if together > 1 else rng.choice((1, 4, 12))
+            body: dict[str, Any] = {
+                "temperature": 0, "seed": 1, "ignore_eos": True, "max_tokens": predict,
+                "n_predict": predict,
+            }  # fmt: skip
+            path = CHAT
+            if life.kind == "several answers" and rng.random() < 0.4:
+                body["n"] = rng.choice((2, 3))
+            if life.kind == "pinned slots":
+                path = COMPLETION
+                slots = life.options["parallel"]
+                body["id_slot"] = rng.randrange(slots if slots > 0 else 4)
+            key = "messages" if path == CHAT else "prompt"
+            body[key] = [dict(m) for m in talk.all_messages()] if path == CHAT else talk.text
+            drawn.append((talk, Call(path=path, body=body)))
+        yield talker, drawn
+
+
+def send(address: str, group: Group, number: int, log: Path) -> list[Answer]:
+    """The answers of a group, in its order: each call goes out when the last one has its slot."""
+    with ThreadPoolExecutor(len(group)) as pool:
+        waiting = []
+        for call in group:
+            before = launches(log)
+            waiting.append(pool.submit(post, address, call, number))
+            ends = time.monotonic() + PATIENCE
+            while call is not group[-1] and time.monotonic() < ends and launches(log) == before:
+                time.sleep(0.002)
+        return [future.result() for future in waiting]
+
+
+def launches(log: Path) -> int:
+    return log.read_bytes().count(b"processing task") if log.exists() else 0
+
+
+def played(
+    life: Life, options: Mapping[str, Any], folder: Path, same: Sequence[Group] = ()
+) -> Run | None:
+    """A server's life: with the clients of the first one (`same`), or with new ones."""
+    model = folder / f"{life.model}.gguf"
+    if not model.exists():
+        write_model(spec_of(Model(preset=life.model)), model)
+    with tempfile.TemporaryDirectory() as name:
+        file = Path(name) / "server.log"
+        sent: list[Group] = []
+        answers: list[Answer] = []
+        try:
+            with (
+                RealServer(life.release, log=file, verbosity=life.verbosity) as real,
+                real.started(options, model, threads=THREADS) as server,
+            ):
+                for number, group in enumerate(same):
+                    answers += send(server.address, group, number, file)
+                    sent.append(group)
+                for number, (talker, drawn) in enumerate(() if same else traffic(life)):
+                    found = send(server.address, tuple(call for _, call in drawn), number, file)
+                    for (talk, _), answer in zip(drawn, found, strict=True):
+                        talker.answered(talk, answer.text)
+                    answers += found
+                    sent.append(tuple(call for _, call in drawn))
+        except RealServerError:
+            return None
+        time.sleep(SECONDS_TO_WRITE)
+        return Run(file.read_bytes(), tuple(sent), tuple(answers))
+
+
+def tried(life: Life, keep: Path | None = None) -> Result:
+    """Play a life, ask for advice, carry it out."""
+    result = Result(life)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        if keep:
+            folder = keep / life.name.replace(" ", "_")
+            folder.mkdir(parents=True, exist_ok=True)
+        first = played(life, life.options, folder)
+        if first is None:
+            return replace(result, why="the server refuses its flags")
+        result.prefilled = first.prefilled
+        (folder / "server.log").write_bytes(first.log)
+        words = ["why", "server.log", "--format", "json", "--profile", life.release]
+        ran = run([*words, "--model", life.model], folder)
+        if ran.status:
+            return replace(result, why=f"status {ran.status}: {ran.err.strip()[-100:]}")
+        result.stated = json.loads(ran.out)
+        tuned = result.stated["tuned"]
+        if tuned is None or not tuned["recommended"]["changes"]:
+            return replace(result, why=f"no advice: {no_advice(result.stated)}")
+        result.flags = " ".join(tuned["recommended"]["flags"])
+        result.promised = tuned["own"]["processed"] - tuned["recommended"]["processed"]
+        changed = {**life.options, **tuned["recommended"]["changes"]}
+        second = played(life, changed, folder, first.traffic)
+        if second is None:
+            return replace(result, why="the server refuses the flags that were recommended")
+        (folder / "carried-out.log").write_bytes(second.log)
+        result.saved = first.prefilled - second.prefilled
+        both = zip(first.answers, second.answers, strict=True)
+        result.unlike = sum(one.text != other.text for one, other in both)
+        if result.verdict != "kept":
+            once_more = played(life, life.options, folder, first.traffic)
+            result.again = once_more.prefilled if once_more else None
+    return result
+
+
+def no_advice(stated: Mapping[str, Any]) -> str:
+    """The reason, shortened to a kind that can be counted."""
+    tuned = stated["tuned"]
+    if tuned is None:
+        return "most requests are not reproduced"
+    return tuned["withheld"].partition(": ")[2] or "no setting saves tokens"
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Print a line for each life; 1 for a wrong sign, or more than 5 % missed promises."""
+    parser = argparse.ArgumentParser(
+        prog="python -m conformance.end_to_end.advice", description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    parser.add_argument("--seed", type=int, required=True)
+    parser.add_argument("--advice", type=int, default=60, help="Pieces of advice to carry out.")
+    parser.add_argument("--lives", type=int, default=400, help="Most lives that are played.")
+    parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--keep", type=Path, help="Folder for the logs.")
+    arguments = parser.parse_args(words)
+    for release in RELEASES:
+        environment_for(release).ready()
+    load()
+    counts: Counter[str] = Counter()
+    carried_out = 0
+    with ProcessPoolExecutor(arguments.jobs) as pool:
+        for batch_start in range(0, arguments.lives, arguments.jobs):
+            batch = islice(lives(arguments.seed), batch_start, batch_start + arguments.jobs)
+            for result in pool.map(partial(tried, keep=arguments.keep), batch):
+                counts[result.verdict] += 1
+                carried_out += not result.why
+                sys.stdout.write(line(result) + "\n")
+                sys.stdout.flush()
+            if carried_out >= arguments.advice:
+                break
+    for verdict, count in counts.most_common():
+        sys.stdout.write(f"{count:4}  {verdict}\n")
+    wrong = counts["WRONG SIGN"]
+    return int(wrong > 0 or counts["MISSED"] * 20 > carried_out)
+
+
+def line(result: Result) -> str:
+    """A life's line: promised and saved tokens of those prefilled."""
+    numbers = ""
+    if not result.why:
+        again = "" if result.again is None else f", once more {result.again:,}"
+        unlike = f", {result.unlike} replies differ" if result.unlike else ""
+        numbers = (
+            f": promised {result.promised:,}, saved {result.saved:,} of {result.prefilled:,} "
+            f"({result.flags}){again}{unlike}"
+        )
+    return f"{result.verdict:10} {result.life.name} {dict(result.life.options)}{numbers}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
