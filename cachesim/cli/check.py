@@ -138,6 +138,7 @@ class Plan:
     shape: Shape
     jobs: int
     emit: Path | None
+    export: Path | None
     require: frozenset[str]
     find: Find = "wrong"
     everything: bool = False  # continue past the first finding
@@ -159,7 +160,9 @@ class Plan:
         check_minutes(self.minutes)
         processes_wanted(self.jobs)
         if self.emit is not None:
-            check_folder(self.emit)
+            check_folder(self.emit, "--emit")
+        if self.export is not None:
+            check_folder(self.export, "--export")
         check_whole("--examples", self.examples, 1)
         if self.against is not None and self.dask is not None:
             msg = "--dask is for a search; --against compares on this machine: give one of them"
@@ -212,14 +215,14 @@ class Plan:
         }
 
 
-def check_folder(emit: Path) -> None:
+def check_folder(emit: Path, option: str) -> None:
     """Refuse a folder without write permission, before the search starts."""
     try:
         emit.mkdir(parents=True, exist_ok=True)
         with TemporaryFile(dir=emit):
             pass
     except OSError as error:
-        msg = f"--emit {emit}: cannot be written to: {error.strerror or error}"
+        msg = f"{option} {emit}: cannot be written to: {error.strerror or error}"
         raise InputError(msg) from None
 
 
@@ -232,6 +235,7 @@ def print_search(report: Report, plan: Plan, scope: WholeScope | None = None) ->
         lines += story(shown, report.profile)
         lines += _evidence(report.profile)
         lines += _emitted(shown, report.profile, plan.emit)
+        lines += _exported(shown, report.profile, plan.export)
         found.append(_told(shown, report.profile))
     elif scope is None and report.workloads:
         lines.append("  nothing wrong was found")
@@ -267,6 +271,7 @@ def print_survey(
         elif plan.find != "lost":
             lines += [f"  {line}" for line in _evidence(report.profile)]
         lines += [f"  {line}" for line in _emitted(one, report.profile, plan.emit)]
+        lines += [f"  {line}" for line in _exported(one, report.profile, plan.export)]
         told.append(data)
     return _print_report(lines, report, plan, scope, told)
 
@@ -364,6 +369,15 @@ def _emitted(found: Counterexample, profile: Profile, folder: Path | None) -> li
     lines = [f"  to run it again: {again}"]
     command = proof_command(scenario, profile, path)
     return [*lines, f"  on the real server: {command}"] if command else lines
+
+
+def _exported(found: Counterexample, profile: Profile, folder: Path | None) -> list[str]:
+    if folder is None:
+        return []
+    from cachesim.export.forms import written_finding
+
+    scenario = found.scenario
+    return list(written_finding(scenario, scenario.step_names[found.finding.step], profile, folder))
 
 
 def _leak_with_texts(found: Counterexample, profile: Profile) -> Scenario:
@@ -472,6 +486,9 @@ def check_command(
         Parameter(help=f"Fail unless the workloads exercised it; one of {', '.join(WORDS)}."),
     ] = None,
     emit: Annotated[Path | None, Parameter(help="The folder for counterexamples.")] = None,
+    export: Annotated[
+        Path | None, Parameter(help="The folder for findings as tests of the engine's own suite.")
+    ] = None,
     seed: Annotated[int, Parameter(help="The seed of everything drawn at random.")] = 0,
     arithmetic: options.JudgingArithmetic = "ring",
     jobs: options.Jobs = None,
@@ -502,6 +519,7 @@ def check_command(
             "--dask": dask,
             "--arithmetic": arithmetic != "ring",
             "--format": format != "text",
+            "--export": export,
         }
         options.refuse_beside("--prove", drawn | refused)
         how: dict[str, Any] = {"seed": seed, "models": model or (), "emit": emit or Path("hunt")}
@@ -530,6 +548,7 @@ def check_command(
             shape=shape,
             jobs=processors() if jobs is None else jobs,
             emit=emit,
+            export=export,
             require=frozenset(require or ()),
             find=find,
             everything=everything,
@@ -747,7 +766,7 @@ def hunt(
 ) -> int:
     """Search a release for wrong answers, prove them on the real engine, and write reports."""
     _refuse_patches(wanted)
-    check_folder(emit)
+    check_folder(emit, "--emit")
     where, budget = prover_of(wanted, ()).where, Budget(minutes)
     reports: list[tuple[ProvenFinding, Path]] = []
     with bar(f"{wanted}", budget, WITHOUT_END) as going:

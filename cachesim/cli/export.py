@@ -2,7 +2,7 @@
 
 import sys
 from pathlib import Path
-from typing import Annotated, Final, Literal, TypeAlias
+from typing import Annotated, Literal, TypeAlias
 
 from cyclopts import Parameter
 from rich.text import Text
@@ -14,8 +14,6 @@ from cachesim.report.consoles import notes, show
 from cachesim.scenario.shipped import load_all
 
 Form: TypeAlias = Literal["test", "pytest", "unittest", "issue", "patch"]
-
-NOT_RUN: Final = "Not run: nobody has seen this test fail or pass yet."
 
 
 def export_command(
@@ -50,28 +48,22 @@ def export_command(
 
     Example: cachesim export llama.cpp-two-codes --to pytest -o test_two_codes.py
     """
-    from cachesim.export.case import case_of
-    from cachesim.export.issue import issue_of, patch_of
-
     loaded = load_all([scenario])
     if len(loaded) != 1:
         raise InputError(f"{scenario}: a folder of {len(loaded)} scenarios; name one of them")
-    case = case_of(loaded[0][1], release)
     status, said = AS_EXPECTED, ""
     if to in {"issue", "patch"}:
+        from cachesim.export.case import case_of
+        from cachesim.export.issue import issue_of, patch_of
+
+        case = case_of(loaded[0][1], release)
         text = issue_of(case) if to == "issue" else patch_of(case)
     else:
-        from cachesim.export.forms import form_of, with_header
-        from cachesim.export.proof import can_run
-        from cachesim.export.proof import prove as run_it
+        from cachesim.export.forms import exported
 
-        form = form_of(case, to)
-        text, proof = form.write(case), None
-        if prove or (prove is None and can_run(case)):
-            proof = run_it(case, text)
-            status = AS_EXPECTED if proof.holds else NOT_AS_EXPECTED
-        said = NOT_RUN if proof is None else proof.sentence(case)
-        text = with_header(text, said)
+        test = exported(loaded[0][1], release, to=to, runs=prove)
+        text, said = test.text, test.said
+        status = AS_EXPECTED if test.as_said else NOT_AS_EXPECTED
     if output is None:
         sys.stdout.write(text)
     else:

@@ -67,7 +67,7 @@ class Case:
         """True if a step of any profile keeps the law."""
         match self.law:
             case "answer":
-                return step.error is None and step.answer not in {"diverged", None}
+                return step.error is None and step.answer in {"same", "rounding"}
             case "answered":
                 return step.error is None
             case "reuse":
@@ -85,15 +85,20 @@ class Case:
             return None
         return self.kept_by(steps[self.step]) if self.step < len(steps) else False
 
-    def keeping(self) -> Iterator[Profile]:
-        """Other profiles that keep the law: those of the scenario first, then the next releases."""
-        listed = [full_profile(self.scenario.engine.name, e) for e in self.scenario.engine.profiles]
-        names = self.family.names()
+    def keeping(self) -> Profile | None:
+        """A release with a package that keeps the law: of the scenario, else the next one."""
+        engine, names = self.scenario.engine, self.family.names()
+        listed = [full_profile(engine.name, profile) for profile in engine.profiles]
         place = names.index(self.profile.release)
         near = sorted(self.family.real(), key=lambda name: abs(names.index(name) - place))
         tried = [self.fixed] if self.fixed is not None else []
-        tried += [e for e in listed if not e.patches] + [Profile(self.family.name, e) for e in near]
-        yield from (e for e in dict.fromkeys(tried) if e != self.profile and self.verdict(e))
+        tried += [*listed, *(Profile(self.family.name, name) for name in near)]
+        real = (
+            profile
+            for profile in dict.fromkeys(tried)
+            if not profile.patches and profile.release in near and profile != self.profile
+        )
+        return next((profile for profile in real if self.verdict(profile)), None)
 
     def expected(self) -> str:
         """The law in a sentence."""

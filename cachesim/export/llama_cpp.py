@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from cachesim.errors import ScenarioError
 from cachesim.export.case import Case
-from cachesim.export.python_text import comment, name_of, span_lines
+from cachesim.export.python_text import comment, name_of, span_lines, tokens_text
 from cachesim.model.spec import ModelSpec
 from cachesim.model.weights import draw
 from cachesim.play.session import AS_TEXT
@@ -17,7 +17,7 @@ from cachesim.prove.llama_cpp.fitting import drafting, hurdle
 from cachesim.prove.llama_cpp.gguf import model_keys
 from cachesim.prove.llama_cpp.workload import in_one_call, resolved, vocabulary_of
 from cachesim.scenario.checks import spec_of
-from cachesim.scenario.format import Step
+from cachesim.scenario.format import Prompt, Step
 from cachesim.scenario.prompts import REPLY, piece_of
 from cachesim.why.infer.settings import flag_of
 
@@ -125,6 +125,12 @@ def complete(server, prompt, n_predict, **more):
     return res.body
 """
 
+ONLY: Final = """\
+def only(tokens):
+    \"\"\"A grammar that allows this reply alone.\"\"\"
+    return "root ::= " + " ".join(f"<[{token}]>" for token in tokens)
+"""
+
 LIKELIHOODS: Final = """\
 def likelihoods(body):
     return [token["logprob"] for token in body["completion_probabilities"]]
@@ -183,6 +189,7 @@ def pytest_of(case: Case) -> str:
     if "time.sleep" in body:
         imports = imports.replace("import struct\n", "import struct\nimport time\n")
     helpers = [COMPLETE] if "complete(" in body else []
+    helpers += [ONLY] if "only(" in body else []
     helpers += [LIKELIHOODS] if "likelihoods(" in body else []
     fixture = FIXTURE.format(patching=", monkeypatch" if others else "", flags=flags)
     why = comment(f"{case.issue}: {case.about}" if case.issue else case.about, "    ")
@@ -283,7 +290,11 @@ def _steps(case: Case) -> Iterator[str]:
         body = dict(call_for(group)["body"])
         for key in (*GREEDY, "n_probs", "prompt", "n_predict", "content"):
             body.pop(key, None)
-        more = "".join(f", {key}={value!r}" for key, value in body.items())
+        forced = body.pop("grammar", None) and _tokens(
+            case, scenario.step[numbers[0]].reply, steps[numbers[0]].reply
+        )
+        more = f", grammar=only({forced})" if forced else ""
+        more += "".join(f", {key}={value!r}" for key, value in body.items())
         texts = [_prompt(case, number, steps[number]) for number in numbers]
         prompt = texts[0] if len(texts) == 1 else f"[{', '.join(texts)}]"
         if first.options.get("endpoint") == "embedding":
@@ -321,7 +332,7 @@ def _judged(case: Case, prompt: str, predict: int, more: str) -> Iterator[str]:
     if case.law == "answer":
         predict = max(predict, 1)
         yield f"    warm = complete(server, {prompt}, {predict}{more}, n_probs=1)"
-        kept = "".join(re.findall(r", grammar='[^']*'", more))
+        kept = "".join(re.findall(r", grammar=only\([^()]*\)", more))
         yield ANSWER.format(prompt=prompt, predict=predict, more=kept).rstrip("\n")
     elif case.law == "answered":
         yield f"    complete(server, {prompt}, {predict}{more})"
@@ -336,19 +347,10 @@ def _judged(case: Case, prompt: str, predict: int, more: str) -> Iterator[str]:
 
 
 def _prompt(case: Case, number: int, step: Step) -> str:
-    """A prompt by the names of its spans and replies, or its ids."""
-    written = case.scenario.step[number].prompt
-    if not isinstance(written, str):
-        return str(list(step.ids))
-    parts = []
-    for word in written.split():
-        name, piece = piece_of(word)
-        if name.endswith(REPLY):
-            text = f'{name_of(name.removesuffix(REPLY))}["tokens"]'
-        else:
-            text = name_of(name)
-        if piece != slice(None):
-            ends = ("" if e is None else str(e) for e in (piece.start, piece.stop))
-            text += f"[{':'.join(ends)}]"
-        parts.append(text)
-    return " + ".join(parts) or "[]"
+    return _tokens(case, case.scenario.step[number].prompt, step.prompt)
+
+
+def _tokens(case: Case, written: Prompt, ids: Prompt) -> str:
+    """Tokens by the names of their spans and replies, or the ids."""
+    replies = {f"{s.name}{REPLY}": f'{name_of(s.name)}["tokens"]' for s in case.run.steps}
+    return tokens_text(written, ids if isinstance(ids, tuple) else (), replies)

@@ -4,7 +4,11 @@ import keyword
 import re
 from collections.abc import Mapping, Sequence
 from textwrap import wrap
+from types import MappingProxyType
 from typing import Final
+
+from cachesim.scenario.format import Prompt
+from cachesim.scenario.prompts import piece_of
 
 WIDTH: Final = 96
 
@@ -28,7 +32,20 @@ def name_of(word: str) -> str:
 
 
 TAKEN: Final = frozenset(
-    {"server", "rng", "span", "warm", "cold", "body", "res", "complete", "time", "random", "struct"}
+    {
+        "only",
+        "server",
+        "rng",
+        "span",
+        "warm",
+        "cold",
+        "body",
+        "res",
+        "complete",
+        "time",
+        "random",
+        "struct",
+    }
 )
 """Names that the files use for something else."""
 
@@ -61,3 +78,20 @@ def span_lines(
     ]
     head = SPANS.format(lowest=lowest, highest=highest) if drawn else ""
     return head + "\n".join(lines) + "\n"
+
+
+def tokens_text(
+    written: Prompt, ids: Sequence[int], replies: Mapping[str, str] = MappingProxyType({})
+) -> str:
+    """Tokens as an expression: by the names of their spans and replies, or their ids."""
+    if not isinstance(written, str):
+        return str(list(map(int, ids)))
+    parts = []
+    for word in written.split():
+        name, piece = piece_of(word)
+        text = replies.get(name) or name_of(name)
+        if piece != slice(None):
+            ends = ("" if end is None else str(end) for end in (piece.start, piece.stop))
+            text += f"[{':'.join(ends)}]"
+        parts.append(text)
+    return " + ".join(parts) or "[]"
