@@ -486,9 +486,7 @@ def check_command(
         Parameter(help=f"Fail unless the workloads exercised it; one of {', '.join(WORDS)}."),
     ] = None,
     emit: Annotated[Path | None, Parameter(help="The folder for counterexamples.")] = None,
-    export: Annotated[
-        Path | None, Parameter(help="The folder for findings as tests of the engine's own suite.")
-    ] = None,
+    export: options.Tests = None,
     seed: Annotated[int, Parameter(help="The seed of everything drawn at random.")] = 0,
     arithmetic: options.JudgingArithmetic = "ring",
     jobs: options.Jobs = None,

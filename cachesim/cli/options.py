@@ -59,6 +59,10 @@ JudgingArithmetic: TypeAlias = Annotated[
 Seed: TypeAlias = Annotated[
     int | None, Parameter(help="The seed of everything drawn at random; by default the scenario's.")
 ]
+Tests: TypeAlias = Annotated[
+    Path | None, Parameter(help="The folder for findings as tests of the engine's own suite.")
+]
+
 Jobs: TypeAlias = Annotated[
     int | None, Parameter(help="Number of processes; all processors by default.")
 ]
