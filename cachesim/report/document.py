@@ -104,10 +104,12 @@ class FittingTable(Table):
         sentences = [column for column in self.columns if column.overflow == "fold"]
         cells = [[as_text(cell) for cell in (column.header, *column.cells)] for column in columns]
         widths = [max(map(len, each)) for each in cells]
-        if sum(widths) + 2 * len(widths) - 2 > wide:
+        room = (wide - sum(widths)) // max(1, len(widths) - 1)
+        if room < 1:
             return
+        gap = " " * min(room, 2)
         for number, row in enumerate(zip(*cells, strict=True), -1):
-            line = Text("  ").join(
+            line = Text(gap).join(
                 _aligned(cell, column, width)
                 for cell, column, width in zip(row, columns, widths, strict=True)
             )
@@ -117,7 +119,9 @@ class FittingTable(Table):
             yield line
             below = [as_text(list(column.cells)[number]) for column in sentences if number >= 0]
             if words := Text("; ").join(text for text in below if text.plain):
-                yield Padding(Text.assemble((words.plain, "quiet")), (0, 0, 0, widths[0] + 2))
+                yield Padding(
+                    Text.assemble((words.plain, "quiet")), (0, 0, 0, widths[0] + len(gap))
+                )
 
     def _narrowest(self, console: Console, options: ConsoleOptions) -> int:
         wide = options.update_width(UNBOUND)

@@ -37,8 +37,8 @@ def why_report(
     """The report; a page has every request, a terminal the worst."""
     log, agreement = found["log"], found["agreement"]
     parts: list[RenderableType] = [
-        *answer(found),
         *_wrong_answers(found),
+        *answer(found),
         Text(),
         Heading(
             f"{', '.join(log['sources'])}: {counted(found['totals']['requests'], 'request')} in "
@@ -116,7 +116,7 @@ def _wrong_answers(found: Mapping[str, Any]) -> Iterator[RenderableType]:
     for wrong in found["wrong"]:
         shown_by = f" Scenario: {wrong['scenario']}." if wrong["scenario"] else ""
         yield Text(
-            f"WRONG ANSWERS ARE POSSIBLE: {numbered('request', wrong['requests'])}: "
+            f"WRONG ANSWERS ARE POSSIBLE, {numbered('request', wrong['requests'])}: "
             f"{wrong['says']}.{shown_by} Evidence: {wrong['evidence']}.",
             style="wrong",
         )

@@ -73,22 +73,37 @@ def _tokens(found: Mapping[str, Any]) -> str:
     whole = counted(prefilled, "prefilled token")
     if again is None:
         return f"The {_whose(found)} does not say how many of the {whole} the server had held."
-    if "log" not in found:
-        again -= changed  # a recording's sum has both
-    most = max(again, totals.get("again_at_most") or 0)
+    most, unknown = max(again, totals.get("again_at_most") or 0), totals.get("again_unknown") or 0
+    if unknown and unknown == prefilled:
+        return f"The log does not say how many of the {whole} the server had held."
+    untold = f" Of {unknown:,} more the log does not say it." if unknown else ""
     if not most and not changed:
+        if unknown:
+            new = f"{prefilled - unknown:,} of the {whole} were new to the server"
+            return f"{new}; of the others the log does not say it."
         return f"None of the {whole} were prefilled again: all were new to the server."
+    share = f"{whole} ({_share(again, prefilled)})" if again else whole
     number = f"{again:,}" if most == again else f"{again:,} to {most:,}"
-    words = f"{number} of the {whole} were prefilled again although the server had held them"
+    words = f"{number} of the {share} were prefilled again although the server had held them"
+    if most and not again:
+        words = f"Up to {most:,} of the {whole} may have been prefilled again"
     if not changed:
-        return f"{words}."
-    more = f"{words}; {changed:,} more"
+        return f"{words}.{untold}"
+    if "log" not in found:  # its sum has both
+        which = "all" if changed == again else f"{changed:,}"
+        words = f"{number} of the {share} were prefilled again"
+        return f"{words}, {which} of them because the client had changed the prompt before them."
     if not most:
-        more = f"{changed:,} of the {whole} were prefilled again"
-    if "log" in found:
-        more = more.replace(f"{changed:,}", f"up to {changed:,}").replace("up", "Up", not most)
-        return f"{more} after a change in the prompt."
-    return f"{more} because the client had changed the prompt before them."
+        share = f"{whole} ({_share(changed, prefilled)})"
+        words, more = f"Up to {changed:,} of the {share} were prefilled again", ""
+    else:
+        more = f"; up to {changed:,} more"
+    return f"{words}{more} after a change in the prompt.{untold}"
+
+
+def _share(tokens: int, whole: int) -> str:
+    percent = 100 * tokens / whole
+    return f"{percent:.0f} %" if percent >= 1 else "less than 1 %"
 
 
 LEADS: Final[Mapping[str, str]] = {
@@ -104,13 +119,19 @@ LEADS: Final[Mapping[str, str]] = {
 
 def _change(found: Mapping[str, Any], ranked: Mapping[str, int]) -> str:
     """Who can change it, and the one thing to do."""
-    flag = _flag(found)
+    flag, totals = _flag(found), found["totals"]
+    whole, prefilled = sum(ranked.values()), totals["processed"]
     if not ranked:
-        if None in (found["totals"]["again"], found["totals"]["processed"]):
+        if None in (totals["again"], prefilled):
             return "Nor who can change it: `cachesim why --doctor` names what is missing."
-        return f"A flag saves tokens all the same: {flag}." if flag else "Nobody has to change it."
+        if flag:
+            return f"A flag saves tokens all the same: {flag}."
+        if totals.get("again_unknown") or totals.get("again_at_most"):
+            return "Who can change it is unknown: `cachesim why --doctor` names what is missing."
+        return "There is nothing to change."
+    if prefilled and whole < CLEARLY * prefilled and not flag:
+        return "That is too little to change anything for it."
     who, tokens = next(iter(ranked.items()))
-    whole = sum(ranked.values())
     part = "" if tokens == whole else f", for {tokens:,} of {whole:,} tokens"
     lead = LEADS["untried" if who == "flag" and not flag else who].format(part=part)
     if who == "flag" and flag:

@@ -566,6 +566,8 @@ def request_entry(each: Rebuilt, *, server: int, number: int) -> dict[str, Any]:
     cached = lengths.cached.value if lengths.cached.value is not None else replayed.cached
     why, equal = causes_of(each)
     turn, held = turn_of(each)
+    if turn == "new" and equal is None and each.common.high:
+        turn = "unknown"  # the log only bounds what the server held of it
     rule = rule_of(why)
     ends = min(held or 0, lengths.prompt.value or 0)
     file = None if each.submitted is None else each.submitted.file
@@ -713,6 +715,7 @@ def _totals_of(requests: Sequence[Mapping[str, Any]]) -> dict[str, int | None]:
         "again": sum(request["again"] or 0 for request in requests) if known else None,
         "again_at_most": sum(map(_again_at_most, requests)) if known else None,
         "again_changed": sum(request["again_changed"] for request in requests),
+        "again_unknown": sum(map(_again_unknown, others)),
         "untold": sum(other["cached"] is None for other in others),
         "without_length": len(others) - len(sure),
         "refused": len(refused),
@@ -729,6 +732,13 @@ def _again_at_most(request: Mapping[str, Any]) -> int:
     if not bounds or request["cached"] is None:
         return again
     return max(again, int(bounds[1] - request["cached"]))
+
+
+def _again_unknown(request: Mapping[str, Any]) -> int:
+    """Prefilled tokens of which the log does not say, nor bound, whether the server held them."""
+    told = request["again"] is not None or request["turn"] != "unknown"
+    bounded = bool(request["bounds"].get("common")) and request["cached"] is not None
+    return 0 if told or bounded else int(request["processed"] or 0)
 
 
 def groups_of(requests: Sequence[Mapping[str, Any]], engine: str) -> list[Group]:
