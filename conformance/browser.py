@@ -181,11 +181,11 @@ def _(tab: Any) -> None:
     boxes = tab.locator("#prompt-0 .ribbon .tok")
     equal(40, boxes.count())
     equal(
-        "F" + 19 * "r" + 20 * "C",
+        "^" + 39 * "+",
         "".join(all_inner_text[:1] for all_inner_text in boxes.all_inner_texts()),
     )
     boxes.nth(25).hover()
-    equal("token 277 · position 25 · new c", text(tab, "#tip"))
+    equal("token 277 · position 25 · prefilled c", text(tab, "#tip"))
     boxes.nth(0).hover()
     holds("the recurrent state holds token 402, from step A, hello" in text(tab, "#tip"), "no tip")
 

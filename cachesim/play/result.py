@@ -232,6 +232,14 @@ class Step:
         return 0 if self.explanation is None else self.explanation.lost
 
     @property
+    def missed(self) -> int:
+        """The number in the column `lost`: 0 where no reuse was due, or the answer is wrong.
+
+        Every picture draws this many tokens as prefilled again, after the cached ones.
+        """
+        return self.lost if self.reuse == "lost" else 0
+
+    @property
     def statements(self) -> tuple[Fact, ...]:
         """The step's facts, and its evidence label."""
         label = [] if self.evidence is None else [Fact(word="evidence", sentence=self.evidence)]

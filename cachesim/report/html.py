@@ -23,7 +23,7 @@ from cachesim.errors import InputError
 from cachesim.play.result import Run, Step
 from cachesim.report.chain import chain
 from cachesim.report.picture import held, positions_of, request
-from cachesim.report.story import letters, prompt_parts, scale_of
+from cachesim.report.story import SIGNS_TEXT, letters, prompt_parts, scale_of
 from cachesim.report.svg import STYLE, frame, hatches, row_svg
 from cachesim.report.tables import SHOWN, cached_row, count, is_of_interest, worst_answer
 from cachesim.report.texts import Texts, texts_of
@@ -71,7 +71,7 @@ def fragment(run: Run, *, styled: bool = True, steps: int | None = None) -> str:
         f'<p><span class="what">{name}</span> on {profile}: {escape(_verdict(run.steps))}</p>'
         '<table><thead><tr><th>step</th><th class="n">prompt</th><th class="n">cached</th>'
         '<th>tokens</th><th>answer</th><th class="n">lost</th></tr></thead>'
-        f"<tbody>{rows}</tbody></table>{parts}</section>"
+        f"<tbody>{rows}</tbody></table><p>{SIGNS_TEXT}</p>{parts}</section>"
     )
 
 
@@ -84,13 +84,13 @@ def _verdict(steps: Sequence[Step]) -> str:
         "by-design": "answers differ, by design of the server",
         "diverged": "an answer is WRONG",
     }
-    missed = sum(step.lost for step in steps if step.reuse == "lost")
+    missed = sum(step.missed for step in steps)
     return words[answer] + (f"; {missed} tokens of reuse were lost" if missed else "")
 
 
 def _row(step: Step) -> str:
     answer = step.error or SHOWN.get(step.answer or "", step.answer or "-")
-    missed = str(step.lost) if step.reuse == "lost" else ""
+    missed = str(step.missed) if step.reuse == "lost" else ""
     cells = (
         f'<th scope="row">{escape(step.name)}</th>',
         f'<td class="n">{count(step.prompt_tokens)}</td>',
@@ -103,7 +103,7 @@ def _row(step: Step) -> str:
 
 
 def _ribbon_letters(step: Step) -> str:
-    """Letters of R reused, F wrong content, r reprocessed, C computed, scaled."""
+    """The letters of a prompt, scaled."""
     if step.cached is None or not step.explanation:
         return ""
     parts = prompt_parts(step)

@@ -201,28 +201,27 @@ MOST_ENTRIES: Final = 8
 MOST_LANES: Final = 12
 
 
-LABELS: Final = {"wrong": "reused, and wrong", "reprocessed": "matched, but reprocessed"}
+LABELS: Final = {"wrong": "cached, and wrong", "prefilled again": "lost, and prefilled again"}
 """Tooltip words for parts of a prompt, where the bar is too short."""
 
 
 def request(run: Run, index: int) -> Iterator[Row]:
-    """The prompt: reused, reprocessed, new."""
+    """The prompt: cached, prefilled again as far as it was lost, prefilled."""
     step, texts = run.steps[index], texts_of(run)
     if step.detail is None or not step.detail.prompt or step.cached is None:
         return
     total, cached = step.size, min(step.cached, step.size)
-    explained = step.explanation
-    equal = max(explained.equal if explained else 0, cached)
+    explained, due = step.explanation, cached + step.missed
     own: Piece = {"step": index, "at": 0, "count": total}
     fault = explained.fault if explained else None
     right = cached
     if fault is not None and step.answer == "diverged":
         right = min(cached, fault.position)
     segments: tuple[tuple[int, int, BarKind, str], ...] = (
-        (0, right, "shared", "reused"),
+        (0, right, "shared", "cached"),
         (right, cached, "wrong", "wrong"),
-        (cached, equal, "again", "reprocessed"),
-        (equal, total, "new", "new"),
+        (cached, due, "again", "prefilled again"),
+        (due, total, "new", "prefilled"),
     )
     bars = []
     for start, end, kind, word in segments:
@@ -241,7 +240,7 @@ MOST_NAMED: Final = 32
 def held(run: Run, state: State, index: int | None = None) -> tuple[Row, ...]:
     """Slots, cells, states, checkpoints, prompt-cache entries, and those of the companion.
 
-    With a step's number, tokens that this step processed are drawn as new or reprocessed.
+    With a step's number, tokens that it prefilled are drawn so, and again those that were lost.
     """
     texts = texts_of(run)
     believed = {slot.id: texts.spelled(slot.tokens) for slot in state.slots}
@@ -269,9 +268,9 @@ def held(run: Run, state: State, index: int | None = None) -> tuple[Row, ...]:
 
 
 def _since(run: Run, index: int, row: Row) -> Row:
-    """A row with the step's new tokens, or reprocessed ones where they matched."""
-    explained, detail = run.steps[index].explanation, run.steps[index].detail
-    equal = explained.equal if explained else 0
+    """A row with the tokens that the step prefilled; those after the cached ones may be lost."""
+    step, detail = run.steps[index], run.steps[index].detail
+    first_lost, due = step.cached or 0, (step.cached or 0) + step.missed
     prompt = () if detail is None else detail.prompt
     bars: list[Bar] = []
     for bar in row.bars:
@@ -279,11 +278,15 @@ def _since(run: Run, index: int, row: Row) -> Row:
             bars.append(bar)
             continue
         size = bar.end - bar.start
-        lost = min(max(equal - bar.start, 0), size)
-        if bar.tokens[:lost] != tuple(prompt[bar.start : bar.start + lost]):
-            lost = 0
-        named = "again" if 2 * lost >= size else "new"
-        segments: tuple[tuple[int, int, BarKind], ...] = ((0, lost, "again"), (lost, size, "new"))
+        at, until = (min(max(place - bar.start, 0), size) for place in (first_lost, due))
+        if bar.tokens[at:until] != tuple(prompt[bar.start + at : bar.start + until]):
+            until = at
+        named = "again" if 2 * (until - at) >= size else "new"
+        segments: tuple[tuple[int, int, BarKind], ...] = (
+            (0, at, "new"),
+            (at, until, "again"),
+            (until, size, "new"),
+        )
         for first, end, kind in segments:
             if first < end:
                 part = _cut_bar(bar, first, end, kind)

@@ -13,8 +13,10 @@ from cachesim.report.texts import Bar
 WIDEST: Final = 64
 """Columns of a row."""
 
-SYMBOLS: Final = {"shared": "=", "again": "~", "missing": " ", "gone": "/", "pending": "."}
-"""Kinds shown before the origin; reprocessed tokens in memory show their origin."""
+SYMBOLS: Final = {
+    "shared": "=", "new": "+", "again": "~", "missing": " ", "gone": "/", "pending": ".",
+}  # fmt: skip
+"""Kinds shown before the origin; prefilled tokens show their origin in memory."""
 
 MARKS: Final = {"saved": "●", "wrong": "✗", "lacks": "○", "": ""}
 """Sign of each mark at a node's end."""
@@ -61,7 +63,9 @@ def blocks(
                     )
             else:
                 sign = (
-                    "" if bar.kind == "again" and row.kind != "request" else SYMBOLS.get(bar.kind)
+                    ""
+                    if bar.kind in {"again", "new"} and row.kind != "request"
+                    else SYMBOLS.get(bar.kind)
                 )
                 _write(
                     held,
@@ -107,7 +111,7 @@ def legend(picture: Picture) -> list[str]:
 
 def _signs(picture: Picture) -> list[str]:
     """Legend of the signs without a step."""
-    lines = ["= reused, ~ reprocessed, ^ wrong or missing"]
+    lines = ["= cached, + prefilled, ~ prefilled again, ^ wrong or missing"]
     if any(row.branch is not None for row in picture.rows):
         lines.append(
             "a node begins at its parent's end: ● to resume from, ○ nothing, ✗ wrong, / evicted"

@@ -223,7 +223,7 @@ def _step(run: Run, index: int) -> dict[str, Any]:
         "cached": step.cached,
         "answer": step.answer,
         "error": step.error,
-        "lost": step.lost if step.reuse == "lost" else 0,
+        "lost": step.missed,
         "facts": [[statement.word, statement.sentence] for statement in step.statements],
         "chain": [
             [link.word, run.steps[link.step].name, link.sentence] for link in chain(run, index)
@@ -274,12 +274,12 @@ def frames(run: Run, index: int) -> Iterator[Frame]:
         if not decided and (progress is not None or event.name() == "memory-cut"):
             decided = True
             for rule in rules:
-                rows = _frame_rows(run, index, _split(cached, equal, cached, total), before)
+                rows = _frame_rows(run, index, _split(step, cached), before)
                 yield Frame(word="rule", sentence=rule, rows=rows)
         if progress is not None:
             done = progress if event.name() != "batch-decoded" else done + progress
         before = _state(run, number) or before
-        segments = _split(cached, equal, done, total) if decided else matched
+        segments = _split(step, done) if decided else matched
         yield Frame(
             word=event.name().replace("-", " "),
             sentence=event.sentence,
@@ -296,7 +296,7 @@ def _answer(step: Step) -> str:
         return step.error or "The server gives no answer."
     words = {"same": "equal to that of a cold run", None: "not compared with a cold run"}
     return (
-        f"{step.cached} of {step.prompt_tokens} tokens were reused; the answer is "
+        f"{step.cached} of {step.prompt_tokens} tokens were cached; the answer is "
         f"{words.get(step.answer, str(step.answer))}."
     )
 
@@ -318,14 +318,15 @@ def _frame_rows(run: Run, index: int, segments: Segments, state: State | None) -
     return (replace(first, bars=bars), *(() if state is None else held(run, state, index)))
 
 
-def _split(cached: int, equal: int, done: int, total: int) -> Segments:
-    """Reused, reprocessed and new tokens, up to the processed ones."""
-    at = min(max(done, cached), total)
+def _split(step: Step, done: int) -> Segments:
+    """Cached tokens, those prefilled again and prefilled, and those that are still to come."""
+    total, cached = step.size, min(step.cached or 0, step.size)
+    at, due = min(max(done, cached), total), cached + step.missed
     found: Segments = (
-        (0, cached, "shared", "reused"),
-        (cached, equal, "again", "reprocessed" if at >= equal else "lost"),
-        (equal, at, "new", "new"),
-        (max(at, equal), total, "pending", "to be processed"),
+        (0, cached, "shared", "cached"),
+        (cached, due, "again", "prefilled again" if at >= due else "lost"),
+        (due, at, "new", "prefilled"),
+        (max(at, due), total, "pending", "to be prefilled"),
     )
     return tuple((a, b, kind, f"{b - a} {words}") for a, b, kind, words in found if a < b)
 

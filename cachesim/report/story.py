@@ -19,24 +19,26 @@ from cachesim.report.texts import texts_of
 
 # -- token ribbons ---------------------------------------------------------------------------------
 
-# R  reused: computed for an earlier request and taken from cache
-# F  reused, wrong content: memory holds something other than this token, or nothing
-# r  matches what was held, but reprocessed
-# C  computed: new
-# X  removed: held before, not part of this prompt
+# The signs are those of `picture_text` and of the page; drawings have a look for each.
+# =  cached: prefilled for an earlier request and taken from cache
+# ^  cached, wrong content: memory holds something other than this token, or nothing
+# ~  lost, so prefilled again
+# +  prefilled
+# -  removed: held before, not part of this prompt
 # .  held, unchanged by this step
 
 LETTERS: Final = {
-    "R": "reused",
-    "F": "wrong",
-    "r": "again",
-    "C": "computed",
-    "X": "cut",
+    "=": "reused",
+    "^": "wrong",
+    "~": "again",
+    "+": "computed",
+    "-": "cut",
     ".": "quiet",
 }
+SIGNS_TEXT: Final = "= cached  ^ cached, wrong content  ~ lost, and prefilled again  + prefilled"
 LEGEND: Final = (
-    "R reused  F reused, wrong content  r matched, but reprocessed  C computed"
-    "\nX removed  . unchanged  xN: each letter stands for N tokens"
+    f"{SIGNS_TEXT}"
+    "\n- removed  . unchanged  xN: each sign stands for N tokens"
     "\ncorrupted: computed from wrong cache contents"
 )
 WIDEST: Final = 58
@@ -45,11 +47,10 @@ Parts: TypeAlias = Sequence[tuple[str, int]]
 
 
 def prompt_parts(step: Step) -> list[tuple[str, int]]:
-    """The letters of a prompt: reused, wrong content, reprocessed, new."""
+    """The letters of a prompt: cached, wrong content, prefilled again, prefilled."""
     cached = step.cached or 0
-    equal = max(step.explanation.equal if step.explanation else 0, cached)
-    new = step.size - equal
-    return [*reused_parts(step, cached), ("r", equal - cached), ("C", new)]
+    new = step.size - cached - step.missed
+    return [*reused_parts(step, cached), ("~", step.missed), ("+", new)]
 
 
 def reused_parts(step: Step, count: int) -> list[tuple[str, int]]:
@@ -60,10 +61,10 @@ def reused_parts(step: Step, count: int) -> list[tuple[str, int]]:
     """
     fault = step.explanation.fault if step.explanation else None
     if fault is None or fault.position >= count:
-        return [("R", count)]
+        return [("=", count)]
     if fault.place == "recurrent":
-        return [("R", fault.position), ("F", count - fault.position)]
-    return [("R", fault.position), ("F", 1), ("R", count - fault.position - 1)]
+        return [("=", fault.position), ("^", count - fault.position)]
+    return [("=", fault.position), ("^", 1), ("=", count - fault.position - 1)]
 
 
 def scale_of(*ribbons: Parts, widest: int = WIDEST) -> int:
@@ -289,4 +290,6 @@ def _slot_parts(run: Run, index: int, slot: SlotCount) -> list[tuple[str, int]]:
         return [(".", slot.n_tokens)] if slot.n_tokens else []
     kept = min(step.cached, slot.n_tokens)
     cut = max(0, before - kept)
-    return [*reused_parts(step, kept), ("C", slot.n_tokens - kept), ("X", cut)]
+    again = min(step.missed, slot.n_tokens - kept)
+    new = slot.n_tokens - kept - again
+    return [*reused_parts(step, kept), ("~", again), ("+", new), ("-", cut)]

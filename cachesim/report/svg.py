@@ -340,13 +340,13 @@ _ROUND: Final = tuple(digit * 10**power for power in range(9) for digit in (1, 2
 
 
 LEGEND: Final[Mapping[str, tuple[frozenset[BarKind], str]]] = {
-    "held": (frozenset({"shared", "held"}), "reused, or still held"),
-    "new": (frozenset({"new"}), "processed new"),
-    "again": (frozenset({"again"}), "lost and reprocessed"),
+    "held": (frozenset({"shared", "held"}), "cached, or still held"),
+    "new": (frozenset({"new"}), "prefilled"),
+    "again": (frozenset({"again"}), "lost, and prefilled again"),
     "wrong": (frozenset({"wrong"}), "wrong"),
     "missing": (frozenset({"missing"}), "missing, but needed"),
     "gone": (frozenset({"gone"}), "evicted"),
-    "pending": (frozenset({"pending"}), "not processed yet"),
+    "pending": (frozenset({"pending"}), "not prefilled yet"),
 }
 """A sample of each fill -> its kinds of bars and its label."""
 NOTE: Final = 18

@@ -53,7 +53,7 @@ def step_cell(step: Step) -> Text:
     cell = Text(f"{step.cached:>6} ") + answer_text(step.answer)
     if step.reuse == "lost":
         cell.pad_right(max(0, 15 - cell.cell_len))
-        cell.append(f"{step.lost:>5}", style="lost")
+        cell.append(f"{step.missed:>5}", style="lost")
     return cell
 
 

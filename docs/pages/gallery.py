@@ -107,7 +107,7 @@ def bars(steps: Sequence[Step], shown: Step) -> str:
     rows = []
     for row, step in enumerate(asked):
         top, whole = 18 * row, _wide(step.prompt_tokens, longest)
-        kept, gone = _wide(step.cached or 0, longest), _wide(step.lost, longest)
+        kept, gone = _wide(step.cached or 0, longest), _wide(step.missed, longest)
         for look, x, width in (("new", 0, whole), ("kept", 0, kept), ("again", kept, gone)):
             if width:
                 rows.append(f'<rect class="{look}" x="{x}" y="{top}" width="{width}" height="14"/>')

@@ -29,6 +29,8 @@ TREES = (
     ("mlx-lm-1006-shared-system-prompt", "mlx-lm@0.31.1-main"),
 )
 
+CONSUMED = "llama.cpp-24143-load-consumes-entry"
+
 
 def watched(name: str, profile: str) -> Run:
     mapping = tomllib.loads(shipped_file(name).read_text(encoding="utf-8"))
@@ -52,12 +54,8 @@ def test_a_state_restored_from_another_conversation_is_outlined_from_its_first_t
     picture = there_is(after(watched(THREE, "llama.cpp@b11549"), 2))
 
     assert [(0, 1, 0, "wrong"), (1, 47, 2, "wrong")] == seen(row_of(picture, "recurrent"))
-    assert [(0, 1, 1, "held"), (1, 20, 2, "again"), (20, 47, 2, "new")] == seen(
-        row_of(picture, "attention")
-    )
-    assert [(0, 1, 2, "wrong"), (1, 20, 2, "again"), (20, 40, 2, "new")] == seen(
-        row_of(picture, "request")
-    )
+    assert [(0, 1, 1, "held"), (1, 47, 2, "new")] == seen(row_of(picture, "attention"))
+    assert [(0, 1, 2, "wrong"), (1, 40, 2, "new")] == seen(row_of(picture, "request"))
 
 
 def test_with_the_fix_nothing_is_outlined_and_no_arrow_is_drawn() -> None:
@@ -223,10 +221,10 @@ def test_hostile_names_stay_texts() -> None:
 
 
 def test_what_happened_is_seen_without_colour() -> None:
-    """Reprocessed is hatched, new is light, wrong is framed, and each bar names its text."""
+    """Lost is hatched, prefilled is light, wrong is framed, and each bar names its text."""
     picture = story(watched(THREE, "llama.cpp@b11549"))
-    text = inline(picture, "x")
     bars: list[Bar] = [bar for row in picture.rows if row.kind != "request" for bar in row.bars]
+    text = inline(picture, "x") + inline(story(watched(CONSUMED, "llama.cpp@b9538")), "x")
 
     assert re.search(r'<rect class="b again" [^>]*fill="url\(#xpa\)"', text)
     assert {"b new", "b again", "b held", "b wrong"} <= set(re.findall(r'class="(b \w+)"', text))
@@ -240,7 +238,7 @@ def test_a_shared_beginning_has_one_colour_whoever_computed_it() -> None:
     a, b, c = (row for row in picture.rows if row.kind == "request")
 
     assert (((5, 0),), ((20, 1), (20, 2))) == (a.bars[0].colours, b.bars[0].colours)
-    assert [((1, 1),), ((19, 1),), ((20, 3),)] == [bar.colours for bar in c.bars]
+    assert [((1, 1),), ((19, 1), (20, 3))] == [bar.colours for bar in c.bars]
 
 
 def test_letters_that_two_prompts_begin_with_have_one_colour() -> None:
@@ -256,10 +254,12 @@ def test_letters_that_two_prompts_begin_with_have_one_colour() -> None:
 def test_a_legend_explains_the_fills_that_occur_and_no_others() -> None:
     wrong = inline(story(watched(THREE, "llama.cpp@b11549")), "x")
     right = inline(story(watched(THREE, "llama.cpp@b11549+erase-equal")), "x")
-    words = ("reused, or still held", "processed new", "lost and reprocessed", ">wrong<")
+    lost = inline(story(watched(CONSUMED, "llama.cpp@b9538")), "x")
+    words = ("cached, or still held", ">prefilled<", "lost, and prefilled again", ">wrong<")
 
-    assert [True] * 4 == [word in wrong for word in words]
+    assert [True, True, False, True] == [word in wrong for word in words]
     assert [True, True, True, False] == [word in right for word in words]
+    assert [True, True, True, False] == [word in lost for word in words]
     assert "evicted" not in wrong + right
 
 

@@ -101,7 +101,7 @@ function rowView({ run, stepIndex }, row, before, slot, believed) {
 
 /** The words under a lane that holds what it should not. */
 function foreignLine(tokens, what) {
-  const strangers = tokens.filter((each) => each.letter === "F");
+  const strangers = tokens.filter((each) => each.letter === "^");
   if (!strangers.length) return null;
   const first = strangers[0];
   return h(
@@ -159,7 +159,7 @@ function checkpointCard(run, each, notes, believed, { maker = null, lost = false
   const first = each.cells && each.cells.length ? each.cells[0].position : 0;
   const pieces = each.row || (each.cells || []).map((cells) => cells.holds).filter((holds) => holds.step !== undefined || holds.tokens);
   const tokens = heldTokens(run, spelled(run, pieces), believed, { first: each.row ? 0 : first, step: stepIndex });
-  const foreign = tokens.some((token) => token.letter === "F");
+  const foreign = tokens.some((token) => token.letter === "^");
   return card(
     { class: `${lost ? "gone" : ""} ${foreign ? "bad" : ""}` },
     h("p", { class: "card-title" }, h("code", {}, each.pos_min === undefined ? `..${each.pos_max}` : checkpointWord(each)), maker !== null && h("span", { class: "quiet" }, ` by step ${run.steps[maker].name}`), fresh && h("span", { class: "mark" }, "new")),

@@ -108,7 +108,7 @@ function outcomeWords(step) {
   if (step.error !== null && FATES[fate][2] === "error") return [fate === "refused" || fate === "failed" ? `${fate}: ${step.error}` : FATES[fate][1]];
   if (step.do !== "complete") return ["done"];
   if (step.cached === null) return ["cancelled"];
-  const lost = step.reuse === "lost" && step.explanation ? `, ${step.explanation.lost} lost` : "";
+  const lost = step.reuse === "lost" ? `, ${missedOf(step)} lost` : "";
   const answer = step.answer === null ? "" : `${ANSWERS[step.answer][1]} ${ANSWERS[step.answer][0]}`;
   return [`${step.cached} cached${lost}`, answer];
 }
@@ -119,9 +119,9 @@ function promptView({ run, step }) {
   if (step.do !== "complete") return [quietLine(`${step.do}: no prompt.`)];
   if (!step.detail || !step.detail.prompt.length) return [quietLine(step.prompt_tokens ? `The prompt's ${step.prompt_tokens} tokens were left out of this report.` : "No prompt.")];
   const tokens = promptTokens(run, step);
-  const counts = { R: 0, F: 0, M: 0, r: 0, C: 0 };
+  const counts = { "=": 0, "^": 0, "?": 0, "~": 0, "+": 0 };
   for (const each of tokens) counts[each.letter] += 1;
-  const words = [["R", "reused"], ["F", "reused but foreign"], ["M", "missing in memory"], ["r", "reprocessed"], ["C", "new"]]
+  const words = [["=", "cached"], ["^", "cached but foreign"], ["?", "missing in memory"], ["~", "prefilled again"], ["+", "prefilled"]]
     .filter(([letter]) => counts[letter])
     .map(([letter, word]) => `${counts[letter]} ${word}`);
   return [
@@ -162,7 +162,7 @@ function replyView(step) {
       const wrong = row && row.difference > 0;
       const says = step.forced ? `forced; the server would generate ${row ? row.cached : "?"}` : "answered";
       const tip = row ? `token ${token}, ${says}: ${wrong ? `logits off by ${number(row.difference)}; a cold run generates ${row.cold}` : "the cold logits, bit for bit"}` : `token ${token}`;
-      return h("span", { class: `tok ${wrong ? "k-foreign" : row ? "k-reused" : "k-held"}`, "data-tip": tip }, h("b", {}, wrong ? "✗" : row ? "✓" : "."), String(token));
+      return h("span", { class: `tok ${wrong ? "k-foreign" : row ? "k-cached" : "k-held"}`, "data-tip": tip }, h("b", {}, wrong ? "✗" : row ? "✓" : "."), String(token));
     }),
     step.generated.length > 24 && h("span", { class: "quiet" }, ` and ${step.generated.length - 24} more`),
   );

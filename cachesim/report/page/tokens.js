@@ -1,14 +1,16 @@
 // --- runs of tokens, drawn as small boxes; long ones keep their ends
 
 const CLASSES = {
-  R: ["reused", "computed for an earlier request, taken from cache"],
-  r: ["recomputed", "matches what was held, but reprocessed"],
-  C: ["new", "computed now"],
-  F: ["foreign", "memory holds another token here"],
-  M: ["missing", "memory holds nothing here"],
-  X: ["cut", "held before, cut away"],
+  "=": ["cached", "prefilled for an earlier request, taken from cache"],
+  "~": ["prefilled again", "lost: an ideal cache would have had it"],
+  "+": ["prefilled", "run through the model now"],
+  "^": ["foreign", "memory holds another token here"],
+  "?": ["missing", "memory holds nothing here"],
+  "-": ["cut", "held before, cut away"],
   ".": ["held", "held, untouched"],
 };
+/** The class of a letter in the style sheet. */
+const lookOf = (letter) => `k-${CLASSES[letter][0].replace(" ", "-")}`;
 const WHOLE = 26;
 const HEAD = 8;
 const TAIL = 4;
@@ -23,7 +25,7 @@ function tokenTip(each) {
 }
 
 const box = (each) =>
-  h("span", { class: `tok k-${CLASSES[each.letter][0]}`, "data-tip": tokenTip(each) }, h("b", {}, each.letter), String(each.token));
+  h("span", { class: `tok ${lookOf(each.letter)}`, "data-tip": tokenTip(each) }, h("b", {}, each.letter), String(each.token));
 
 /** Neighbours of one letter and one name. */
 function grouped(tokens) {
@@ -60,7 +62,7 @@ function groupView(group, { label = true } = {}) {
   const words = `${word} ${tokens.length}${group.name ? `, ${group.name}` : ""}`;
   return h(
     "span",
-    { class: `group k-${word}`, role: "group", "aria-label": words },
+    { class: `group ${lookOf(letter)}`, role: "group", "aria-label": words },
     label && h("span", { class: "label" }, h("i", {}, `${letter}`), ` ${word} ${tokens.length}`, group.name && h("em", {}, group.name)),
     boxes,
   );
@@ -79,7 +81,7 @@ function scaleView(tokens) {
       h(
         "span",
         {
-          class: `k-${CLASSES[group.letter][0]}`,
+          class: lookOf(group.letter),
           style: `flex-grow:${group.tokens.length}`,
           "data-tip": `${CLASSES[group.letter][0]} ${group.tokens.length}\n${group.name || ""}`,
         },
@@ -89,13 +91,16 @@ function scaleView(tokens) {
   );
 }
 
+/** The number in the column `lost`, which is drawn as prefilled again. */
+const missedOf = (step) => (step.reuse === "lost" && step.explanation ? step.explanation.lost : 0);
+
 /** The prompt of a step, each token with its letter. */
 function promptTokens(run, step) {
   const foreign = foreignTokens(run, step);
-  const equal = Math.max((step.explanation || {}).equal || 0, step.cached || 0);
+  const due = (step.cached || 0) + missedOf(step);
   return step.detail.prompt.map((token, position) => {
     const stranger = foreign.get(position);
-    const letter = stranger ? (stranger.token === null ? "M" : "F") : position < (step.cached || 0) ? "R" : position < equal ? "r" : "C";
+    const letter = stranger ? (stranger.token === null ? "?" : "^") : position < (step.cached || 0) ? "=" : position < due ? "~" : "+";
     const note = !stranger
       ? ""
       : stranger.token === null
@@ -118,7 +123,7 @@ function heldTokens(run, held, believed, { first = 0, step = null } = {}) {
     return {
       token: each.token,
       position,
-      letter: foreign ? "F" : each.step === step ? "C" : ".",
+      letter: foreign ? "^" : each.step === step ? "+" : ".",
       name: originOf(run, foreign ? each : own),
       note: foreign
         ? `the slot's tokens have ${right.token} here`
