@@ -27,7 +27,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice, product
 from pathlib import Path
@@ -36,14 +36,14 @@ from typing import Any, Final, TypeAlias
 
 from cachesim.prove.llama_cpp.calls import RealServerError
 from cachesim.prove.llama_cpp.flags import NO_FLAGS
-from cachesim.prove.llama_cpp.gguf import text_of, write_model
+from cachesim.prove.llama_cpp.gguf import write_model
 from cachesim.prove.llama_cpp.server import RealServer, environment_for
 from cachesim.scenario.checks import spec_of
 from cachesim.scenario.format import Model
 from conformance.end_to_end.client import Answer, Call, post
 from conformance.end_to_end.life import CHAT, COMPLETION, DEFAULT, PRINTING, SECONDS_TO_WRITE
 from conformance.end_to_end.program import load, run
-from conformance.end_to_end.talk import FIRST_WORD, PAST_LAST_WORD, WORD, Talk
+from conformance.end_to_end.talk import Agents, Talk
 
 RELEASES: Final = ("b9538", "b10566", "b11549")
 MODELS: Final = ("dense", "hybrid", "recurrent", "swa")
@@ -118,12 +118,6 @@ class Result:
     saved: int = 0
     again: int | None = None  # prefilled tokens of the same server once more
     unlike: int = 0  # replies that differ
-    stated: dict[str, Any] = field(default_factory=dict)
-
-    @property
-    def missed(self) -> float:
-        """Percent of the prefilled tokens by which the promise is missed."""
-        return 100 * abs(self.promised - self.saved) / max(1, self.prefilled)
 
     @property
     def verdict(self) -> str:
@@ -132,7 +126,7 @@ class Result:
             return self.why
         if self.promised > 0 >= self.saved:
             kind = "WRONG SIGN"
-        elif self.missed > WITHIN:
+        elif 100 * abs(self.promised - self.saved) > WITHIN * self.prefilled:
             kind = "MISSED"
         else:
             return "kept"
@@ -172,51 +166,6 @@ def draw_options(rng: Random, kind: str, release: str) -> dict[str, Any]:
         if rng.random() < often and not (name == "checkpoint_min_step" and release == "b9538"):
             options[name] = rng.choice(values)
     return options
-
-
-class Agents:
-    """Conversations over a long file each: they go on, and the file changes somewhere."""
-
-    def __init__(self, rng: Random, longest: int) -> None:
-        self._rng, self._longest = rng, longest
-        system = self.words(100, 800)
-        self.talks = [
-            Talk(system if rng.random() < 0.7 else self.words(50, 400))
-            for _ in range(rng.choice((1, 2, 3)))
-        ]
-        self._files = [self.words(longest // 4, longest // 2) for _ in self.talks]
-        self._changes_at = [rng.uniform(0.2, 0.95) for _ in self.talks]
-
-    def words(self, least: int, most: int) -> str:
-        """A text of so many tokens."""
-        draw = self._rng.randrange
-        count = self._rng.randint(least, most)
-        return text_of([draw(FIRST_WORD, PAST_LAST_WORD) for _ in range(count)])
-
-    def next(self) -> Talk:
-        """A conversation with its next turn."""
-        number = self._rng.randrange(len(self.talks))
-        talk = self.talks[number]
-        words = WORD.findall(self._files[number])
-        if talk.messages and self._rng.random() < 0.45:
-            kept = int(len(words) * self._changes_at[number])
-            rest = len(words) - kept
-            self._files[number] = "".join(words[:kept]) + self.words(rest, rest)
-            talk.messages[0] = {"role": "user", "content": self._files[number]}
-            if self._rng.random() < 0.5:
-                del talk.messages[1:]
-        elif not talk.messages:
-            talk.messages.append({"role": "user", "content": self._files[number]})
-        if talk.messages[-1]["role"] == "assistant":
-            talk.messages.append({"role": "user", "content": self.words(20, 300)})
-        while talk.words > self._longest:
-            del talk.messages[1:3]
-        return talk
-
-    def answered(self, talk: Talk, reply: str) -> None:
-        """Add a reply."""
-        if reply and talk.messages[-1]["role"] == "user":
-            talk.messages.append({"role": "assistant", "content": reply})
 
 
 def traffic(life: Life) -> Iterator[tuple[Agents, list[tuple[Talk, Call]]]]:
@@ -311,10 +260,10 @@ def tried(life: Life, keep: Path | None = None) -> Result:
         ran = run([*words, "--model", life.model], folder)
         if ran.status:
             return replace(result, why=f"status {ran.status}: {ran.err.strip()[-100:]}")
-        result.stated = json.loads(ran.out)
-        tuned = result.stated["tuned"]
+        stated = json.loads(ran.out)
+        tuned = stated["tuned"]
         if tuned is None or not tuned["recommended"]["changes"]:
-            return replace(result, why=f"no advice: {no_advice(result.stated)}")
+            return replace(result, why=f"no advice: {no_advice(stated)}")
         result.flags = " ".join(tuned["recommended"]["flags"])
         result.promised = tuned["own"]["processed"] - tuned["recommended"]["processed"]
         changed = {**life.options, **tuned["recommended"]["changes"]}

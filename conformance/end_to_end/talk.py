@@ -115,3 +115,48 @@ class Talker:
         at = self._rng.randint(0, len(words)) if words else 0
         talk.system = "".join((*words[:at], self.words(0.01), *words[at + 1 :]))
         self._ask(talk)
+
+
+class Agents:
+    """Conversations over a long file each: they go on, and the file changes somewhere."""
+
+    def __init__(self, rng: Random, longest: int) -> None:
+        self._rng, self._longest = rng, longest
+        system = self.words(100, 800)
+        self.talks = [
+            Talk(system if rng.random() < 0.7 else self.words(50, 400))
+            for _ in range(rng.choice((1, 2, 3)))
+        ]
+        self._files = [self.words(longest // 4, longest // 2) for _ in self.talks]
+        self._changes_at = [rng.uniform(0.2, 0.95) for _ in self.talks]
+
+    def words(self, least: int, most: int) -> str:
+        """A text of so many tokens."""
+        draw = self._rng.randrange
+        count = self._rng.randint(least, most)
+        return text_of([draw(FIRST_WORD, PAST_LAST_WORD) for _ in range(count)])
+
+    def next(self) -> Talk:
+        """A conversation with its next turn."""
+        number = self._rng.randrange(len(self.talks))
+        talk = self.talks[number]
+        words = WORD.findall(self._files[number])
+        if talk.messages and self._rng.random() < 0.45:
+            kept = int(len(words) * self._changes_at[number])
+            rest = len(words) - kept
+            self._files[number] = "".join(words[:kept]) + self.words(rest, rest)
+            talk.messages[0] = {"role": "user", "content": self._files[number]}
+            if self._rng.random() < 0.5:
+                del talk.messages[1:]
+        elif not talk.messages:
+            talk.messages.append({"role": "user", "content": self._files[number]})
+        if talk.messages[-1]["role"] == "assistant":
+            talk.messages.append({"role": "user", "content": self.words(20, 300)})
+        while talk.words > self._longest:
+            del talk.messages[1:3]
+        return talk
+
+    def answered(self, talk: Talk, reply: str) -> None:
+        """Add a reply."""
+        if reply and talk.messages[-1]["role"] == "user":
+            talk.messages.append({"role": "assistant", "content": reply})

@@ -83,6 +83,14 @@ def test_what_is_assumed_of_a_request_proves_nothing_of_it() -> None:
     assert ({}, 30) == (proof.logged, proof.open(same))
 
 
+def test_a_request_that_is_replayed_in_another_slot_proves_nothing_either() -> None:
+    played = {0: replace(FAILED, cached=0, processed=30, slot=1)}
+    here, elsewhere = (proof_of([Counts(0, 0, 30, 30, slot)], played) for slot in (1, 0))
+
+    assert ({0: 30}, 0) == (here.logged, here.open(played))
+    assert ({}, 30) == (elsewhere.logged, elsewhere.open(played))
+
+
 def test_values_are_tried_between_the_best_one_and_its_neighbours() -> None:
     read = read_files([("hybrid.log", BytesIO(LOG.read_bytes()))])
     tuned = of_log(replays_of(read, UserSettings()), None)

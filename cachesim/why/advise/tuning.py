@@ -236,7 +236,7 @@ def _counts(recorded: Recorded) -> Counts:
     whole, cached, prefilled = recorded.prompt_tokens, recorded.cached, recorded.processed
     if prefilled is None and whole is not None and cached is not None and not recorded.cancelled:
         prefilled = whole - cached
-    return Counts(recorded.number, cached, prefilled, whole)
+    return Counts(recorded.number, cached, prefilled, whole, recorded.slot)
 
 
 def of_scenario(scenario: Scenario, user: UserSettings, sizes: Sizes | None) -> Tuned:

@@ -26,14 +26,19 @@ class Counts:
     cached: int | None
     prefilled: int | None
     prompt: int | None
+    slot: int | None = None
     is_child: bool = False
     is_assumed: bool = False  # the replay agrees only because something was assumed of it
 
     def is_met(self, played: Replayed | None) -> bool:
-        """True if a replay has both counts, and nothing was assumed to get there."""
-        if played is None or self.prefilled is None or self.is_assumed:
+        """True if a replay has both counts and the slot, and nothing was assumed for that."""
+        if played is None or self.prefilled is None or not self.is_followed_by(played):
             return False
         return (played.cached, played.processed) == (self.cached, self.prefilled)
+
+    def is_followed_by(self, played: Replayed) -> bool:
+        """True if a replay is in the same slot: else it holds other conversations elsewhere."""
+        return not self.is_assumed and self.slot in {None, played.slot}
 
     @property
     def most(self) -> int:
@@ -49,7 +54,7 @@ class Proof:
 
     logged: Mapping[int, int]  # request -> prefilled tokens, as the log has them
     out: tuple[Counts, ...] = ()
-    own: Mapping[int, int | None] = field(default_factory=dict)  # prefilled in the replay, of `out`
+    own: Mapping[int, Replayed] = field(default_factory=dict)  # the server itself, replayed
     children: int = 0  # further completions of a prompt, which take its state
 
     def prefilled(self, played: Mapping[int, Replayed]) -> int:
@@ -61,11 +66,14 @@ class Proof:
         return sum(self._open(counts, played.get(counts.number)) for counts in self.out)
 
     def _open(self, counts: Counts, played: Replayed | None) -> int:
-        own, now = self.own.get(counts.number), None if played is None else played.processed
-        if own is None or now is None or counts.is_assumed:
+        own = self.own.get(counts.number)
+        if own is None or played is None or not counts.is_followed_by(own):
             return counts.most
-        error = 0 if counts.prefilled is None else abs(own - counts.prefilled)
-        return error + abs(now - own)
+        before, now = own.processed, played.processed
+        if before is None or now is None:
+            return counts.most
+        error = 0 if counts.prefilled is None else abs(before - counts.prefilled)
+        return error + abs(now - before)
 
 
 def counts_of(replay: Replay) -> list[Counts]:
@@ -84,6 +92,7 @@ def counts_of(replay: Replay) -> list[Counts]:
                 cached,
                 prefilled,
                 prompt,
+                observed.slot if observed.slot >= 0 else None,
                 is_child=observed.is_child,
                 is_assumed=request.is_taken_to_decline,
             )
@@ -102,7 +111,7 @@ def proof_of(counts: Sequence[Counts], played: Mapping[int, Replayed]) -> Proof:
     return Proof(
         {each.number: each.prefilled or 0 for each in own if each.number in met},
         out,
-        {each.number: played[each.number].processed for each in out if each.number in played},
+        {each.number: played[each.number] for each in out if each.number in played},
         children=len(counts) - len(own),
     )
 
