@@ -455,6 +455,10 @@ Like: TypeAlias = Annotated[
         "trace. A scenario and llama-server's log have their own release, model and flags."
     ),
 ]
+Required: TypeAlias = Annotated[
+    list[str] | None,
+    Parameter(help=f"Fail unless the workloads exercised it; one of {', '.join(WORDS)}."),
+]
 Examples: TypeAlias = Annotated[
     int | None, Parameter(help="At most this many workloads; 200 (leak: 1000) by default.")
 ]
@@ -481,10 +485,7 @@ def check_command(
     everything: Annotated[
         bool, Parameter("--all", help="Continue past findings, and group them by cause.")
     ] = False,
-    require: Annotated[
-        list[str] | None,
-        Parameter(help=f"Fail unless the workloads exercised it; one of {', '.join(WORDS)}."),
-    ] = None,
+    require: Required = None,
     emit: Annotated[Path | None, Parameter(help="The folder for counterexamples.")] = None,
     export: options.Tests = None,
     seed: Annotated[int, Parameter(help="The seed of everything drawn at random.")] = 0,
