@@ -8,15 +8,19 @@ from cachesim.engines.option import option
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KoboldOptions:
-    """The context is that of `Llama(model_path)`; the other defaults are upstream's."""
+    """The defaults are upstream's.
+
+    `koboldcpp.py` of 1.102 has a context of 8,192 tokens, and so has `state.py` of 1.113.1; that of
+    1.76 was 4,096. The defaults of 1.99.4, 1.115.1 and 1.120 were not read: 8,192 is a guess there.
+    """
 
     n_ctx: int = option(
         "--contextsize",
-        "context; KoboldCpp takes 4,096 or more by default",
-        default=512,
+        "context",
+        default=8192,
         low=1,
         unit="tokens",
-        tried=(512, 256),
+        tried=(8192, 512, 256),
     )
     n_batch: int = option(
         "--batchsize",

@@ -8,15 +8,19 @@ from cachesim.engines.option import option
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunnerOptions:
-    """The context is that of `Llama(model_path)`; the other defaults are upstream's."""
+    """The defaults are upstream's.
+
+    `Serve` (`server/routes.go`) of 0.24.0 takes a context by the memory of all GPUs: 4,096 tokens
+    below 23 GiB, or without a GPU, 32,768 below 47 GiB, and 262,144 from there on.
+    """
 
     n_ctx: int = option(
         "num_ctx",
-        "context; Ollama takes 4,096 or more by default",
-        default=512,
+        "context of a slot; 4096 is Ollama's below 23 GiB of GPU memory, then it takes more",
+        default=4096,
         low=1,
         unit="tokens",
-        tried=(512, 256),
+        tried=(4096, 512, 256),
     )
     n_batch: int = option(
         "num_batch",

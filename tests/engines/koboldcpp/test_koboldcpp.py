@@ -131,7 +131,7 @@ LATER = (*run(30, 60), *run(310, 180), *run(100, 80))
 
 def halved() -> tuple[KoboldCpp, Reply]:
     """A server whose second prompt was halved, and the reply to it."""
-    engine = opened(NEWEST, noshift=True, smartcontext=True)
+    engine = opened(NEWEST, noshift=True, n_ctx=512, smartcontext=True)
     called(engine, *SYSTEM, *run(100, 200), *run(300, 190))
     return engine, called(engine, *SYSTEM, *LATER, predict=5)
 
