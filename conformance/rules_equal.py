@@ -2,8 +2,9 @@
 
 Compares every release of every engine, alone and with each patch that fits or can be taken back, at
 a git revision and in the working tree, field by field. A profile that the revision does not have is
-counted; one that is gone, or whose rules differ, is named. Move releases and patches, and run this:
-no play is needed to see that all is as before.
+counted; a former name counts as the profile that it stands for. One that is gone, or whose rules
+differ, is named. Move releases and patches, and run this: no play is needed to see that all is as
+before.
 """
 
 import json
@@ -86,6 +87,14 @@ def differing(before: object, after: object, path: str = "") -> Iterator[str]:
         yield f"{path.removeprefix('.')} {' -> '.join(shown)}".strip()
 
 
+def _named_today(profile: str) -> str:
+    """The profile of today that a former name stands for."""
+    try:
+        return str(Profile.parse(profile))
+    except ProfileError:
+        return ""
+
+
 def main(revision: str) -> int:
     """Print what differs; 1 if anything does."""
     with tempfile.TemporaryDirectory() as folder:
@@ -96,7 +105,8 @@ def main(revision: str) -> int:
     now = of_tree(ROOT)
     wrong = 0
     for profile, rules in then.items():
-        found = [*differing(rules, now[profile])] if profile in now else ["is gone"]
+        name = profile if profile in now else _named_today(profile)
+        found = [*differing(rules, now[name])] if name in now else ["is gone"]
         wrong += bool(found)
         for line in found[:FEW]:
             sys.stdout.write(f"{profile}: {line}\n")

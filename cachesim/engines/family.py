@@ -26,7 +26,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Generic, Literal, TypeAlias, cast
 
 from cachesim.engines.fields import Field
-from cachesim.engines.former import former_patches, today
+from cachesim.engines.former import TAKEN_BACK, former_patches, signed, today
 from cachesim.engines.option import Option, options_by_name, options_of
 from cachesim.engines.search import R, S, Search
 from cachesim.errors import OptionError, ProfileError, SpecError
@@ -699,11 +699,13 @@ class Profile:
         named = (
             () if family is None else (*family.names(), *(patch.name for patch in family.patches))
         )
-        named += tuple(former_patches(engine))
+        named += (*former_patches(engine), *TAKEN_BACK.get(engine, ()))
         release, *patches = _separated(release, named)
         for part in shape["patches"].split("+")[1:]:
             patches += _separated(part, named)
         current = release if family is None else family.current_name(release)
+        if family is not None and engine in TAKEN_BACK:
+            patches = signed(engine, patches, family.fitting(current))
         if (now := today(engine, current, patches)) is not None:
             server, own = now
             return cls.parse(server).with_patches(*own)

@@ -1,4 +1,6 @@
-"""Former profiles of the servers that were patches of the engine below them; they still run."""
+"""Former profiles, which still run: servers that were patches of the engine below them, and patches
+that said the same as a merged change taken back.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import Final
@@ -42,6 +44,24 @@ FORMER: Final[Mapping[str, Mapping[str, str]]] = {
     },
 }
 """Engine and release -> its former patch, or several -> the profile of today."""
+
+
+TAKEN_BACK: Final[Mapping[str, Mapping[str, str]]] = {
+    "vllm": {
+        "no-39273": "39273",
+        "no-44409": "44409",
+        "no-46281": "states-without-margin",
+        "no-55601": "55601",
+    },
+    "sglang": {"no-27291": "27291", "no-31643": "31643"},
+}
+"""Engine -> the former name of a patch -> the merged change that it took back."""
+
+
+def signed(engine: str, patches: Sequence[str], own: Sequence[str]) -> list[str]:
+    """Patches with the change that a former one took back; its `own` patches are still laid."""
+    back = TAKEN_BACK.get(engine, {})
+    return [f"-{back[name]}" if name in back and name not in own else name for name in patches]
 
 
 def former_patches(engine: str) -> dict[str, str]:

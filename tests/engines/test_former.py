@@ -6,7 +6,7 @@ from cachesim.cli.main import main
 from cachesim.engines import FAMILIES, Profile
 from cachesim.engines.family import BESIDE_ENGINE, family_of
 from cachesim.engines.former import FORMER
-from cachesim.errors import ProfileError
+from cachesim.errors import ProfileError, ScenarioError
 from cachesim.play import run
 from cachesim.scenario import full_profile, scenario_of
 from cachesim.scenario.labels import rules_of
@@ -102,3 +102,49 @@ def test_a_scenario_of_before_runs_with_the_flags_of_the_engine_below() -> None:
 
     assert ["mlx-lm@0.31.3", "rapid-mlx@0.12.5"] == [each.profile for each in played]
     assert [] == [step.error for each in played for step in each.steps if step.error]
+
+
+@pytest.mark.parametrize(
+    ("former", "today"),
+    [
+        ("vllm@0.33.0+43569+no-39273", "vllm@0.33.0+43569-39273"),
+        ("vllm@0.28.0+no-46281", "vllm@0.28.0-states-without-margin"),
+        ("vllm@0.27.1+no-55601", "vllm@0.27.1+no-55601"),  # older than the defect
+        ("vllm@0.32.0+no-55601", "vllm@0.32.0-55601"),
+        ("sglang@0.5.23+no-31643+no-27291", "sglang@0.5.23-31643-27291"),
+    ],
+)
+def test_a_former_patch_is_a_merged_change_taken_back(former: str, today: str) -> None:
+    profile = Profile.parse(former)
+
+    assert today == str(profile)
+    assert FAMILIES[profile.engine].rules(profile) is not None
+
+
+@pytest.mark.parametrize("engine", [name for name, each in FAMILIES.items() if not each.kin])
+def test_no_proposal_says_the_same_as_a_merged_change_taken_back(engine: str) -> None:
+    family, twice = FAMILIES[engine], []
+    merged = [patch for patch in family.patches if patch.back]
+    for release in family.names():
+        plain = family.rules(Profile(engine, release))
+        proposed = [patch.name for patch in family.patches if release in patch.fits]
+        laid = {
+            name: rules
+            for name in proposed
+            if not family.patch(name).landed
+            and (rules := family.rules(Profile(engine, release, (name,)))) != plain
+        }
+        back = [each.name for each in merged if laid and release in family.since(each.landed)]
+        for name in back:
+            rules = _rules(Profile(engine, release, (f"-{name}",)))
+            twice += [(release, patch, name) for patch, same in laid.items() if same == rules]
+
+    assert [] == twice
+
+
+def _rules(profile: Profile) -> object:
+    """The rules of a profile; none where a change cannot be taken back alone."""
+    try:
+        return FAMILIES[profile.engine].rules(profile)
+    except ProfileError:
+        return None

@@ -447,13 +447,6 @@ MERGED: Final[tuple[Merged, ...]] = (
 
 PROPOSED: Final[tuple[Patch[Rules], ...]] = (
     Patch(
-        name="no-31643",
-        pull=31643,
-        about="defect put back: a match refreshes every state on its path, not only the used one",
-        fits=("0.5.23",),
-        lay=laying(tree={"uses_path_states": True}),
-    ),
-    Patch(
         name="no-37836",
         pull=31833,
         about="defect put back: tracked states of a batch are read at the first request's offset",
@@ -543,13 +536,6 @@ PROPOSED: Final[tuple[Patch[Rules], ...]] = (
         about="defect put back: states are tracked on a finer grid than the tree's pages",
         fits=("0.5.22", "0.5.23"),
         lay=laying(tree={"tracks_by_chunks": True}),
-    ),
-    Patch(
-        name="no-27291",
-        pull=27291,
-        about="defect put back: the storage is asked for the last page too, where no match ends",
-        fits=("0.5.23",),
-        lay=laying(tree={"fetches_last_page": True}),
     ),
     Patch(
         pull=31771,

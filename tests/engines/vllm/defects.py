@@ -54,11 +54,13 @@ DEFECTS: Final = (
         cured=f"0.24.0{EARLIER}+44243-agreed+46281",
     ),
     Defect(
-        about="the same, put back", profile=f"0.28.0{EARLIER}+no-46281", cured=f"0.28.0{EARLIER}"
+        about="the same, put back",
+        profile=f"0.28.0{EARLIER}-states-without-margin",
+        cured=f"0.28.0{EARLIER}",
     ),
     Defect(
         about="a group takes blocks before another one holds its hit (#33775)",
-        profile=f"0.33.0{FIXED}+no-44409",
+        profile=f"0.33.0{FIXED}-44409",
         cured=f"0.33.0{FIXED}",
         model="swa",
         flags={
@@ -79,7 +81,7 @@ DEFECTS: Final = (
         cured=f"0.33.0{FIXED}", flags=MIXED,
     ),
     Defect(
-        about="the same, put back", profile=f"0.33.0{FIXED}+no-55601", cured=f"0.33.0{FIXED}",
+        about="the same, put back", profile=f"0.33.0{FIXED}-55601", cured=f"0.33.0{FIXED}",
         flags=MIXED,
     ),
     Defect(
@@ -89,7 +91,7 @@ DEFECTS: Final = (
         model="hybrid-delta",
     ),
     Defect(
-        about="the same, put back", profile=f"0.33.0{FIXED}+no-39273", cured=f"0.33.0{FIXED}",
+        about="the same, put back", profile=f"0.33.0{FIXED}-39273", cured=f"0.33.0{FIXED}",
         model="hybrid-delta",
     ),
     Defect(
