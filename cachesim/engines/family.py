@@ -377,15 +377,16 @@ class Family(Generic[R, S]):
         return tuple(importlib.import_module(self.configuration).FIELDS)
 
     def taken(self, engine: str, given: Mapping[str, Any]) -> dict[str, Any]:
-        """The options of a scenario of `engine`, without those that only an engine below has.
+        """The options of a scenario of `engine`, without defaults that only an engine below has.
 
-        One without a flag of its own here is kept: the server takes it, or refuses it by its rules.
+        Every other one is kept: the server takes it, or refuses it.
         """
         if engine not in self.kin:
             return dict(given)
-        below = {option.name for option in FAMILIES[engine].table()}
         own = {option.name for option in self.declared}
-        return {name: value for name, value in given.items() if name in own or name not in below}
+        below = [option for option in FAMILIES[engine].table() if option.name not in own]
+        idle = {option.name: option.default for option in below}
+        return {name: value for name, value in given.items() if value != idle.get(name, ...)}
 
     def read(self, profile: "Profile", given: Mapping[str, Any]) -> S:
         """The options of a server: the given ones, checked, over the release's defaults."""

@@ -104,6 +104,28 @@ def test_a_scenario_of_before_runs_with_the_flags_of_the_engine_below() -> None:
     assert [] == [step.error for each in played for step in each.steps if step.error]
 
 
+@pytest.mark.parametrize("former", ["koboldcpp", "ollama"])
+def test_a_flag_that_only_the_engine_below_has_is_refused_and_its_default_is_not(
+    former: str,
+) -> None:
+    def scenario(**flags: object) -> dict[str, object]:
+        engine = {
+            "name": "llama-cpp-python",
+            "profiles": ["0.3.36", f"0.3.36+{former}"],
+            "options": {"n_ctx": 512, **flags},
+        }
+        step = [{"name": "a", "prompt": "S", "predict": 1}]
+        model = {"preset": "dense"}
+        whole = {"format": 1, "name": "x", "model": model, "engine": engine, "step": step}
+        return {**whole, "spans": {"S": 20}}
+
+    for default in ({"logits_all": False}, {"embedding": False}, {"cache": "none"}):
+        assert scenario_of(scenario(**default)).engine.options.keys() == {"n_ctx", *default}
+    for flag, value in {"cache": "ram", "logits_all": True, "draft_model": "prompt-lookup"}.items():
+        with pytest.raises(ScenarioError, match=f"has no option '{flag}'"):
+            scenario_of(scenario(**{flag: value}))
+
+
 @pytest.mark.parametrize(
     ("former", "today"),
     [
