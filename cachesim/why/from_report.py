@@ -28,6 +28,7 @@ from cachesim.why.infer.settings import kind_of
 from cachesim.why.named import Named, server_in
 from cachesim.why.read.observed import ServerLog
 from cachesim.why.reported import (
+    LONG,
     MOST_REQUESTS,
     UNKNOWN_PROMPT,
     Asked,
@@ -163,6 +164,8 @@ def _counts(
     counts = found or [counts_in(text)]
     if len(counts) > MOST_REQUESTS:
         missing.append(f"which of {len(counts)} requests matter; the last {MOST_REQUESTS} are here")
+    if any(LONG in {one.whole, one.held} for one in counts):
+        missing.append(f"whether it needs prompts so long; they are cut to {LONG:,} tokens here")
     of = "" if len(counts) == 1 else "of some requests, "
     if any(one.whole is None for one in counts):
         missing.append(f"{of}the lengths of the prompts in tokens; those here are guesses")
@@ -181,13 +184,18 @@ def _started(
 ) -> tuple[Server, Sequence[Step]]:
     """The server with the flags of the report that it takes, and the steps, in counts alone."""
     family, options, guesses = FAMILIES[server.engine], dict(server.options), dict(server.guesses)
+    # Nothing reads what a state holds, and a long prompt would be walked at each stored one.
+    quiet = {family.records_provenance: False} if family.records_provenance else {}
     refused = set[str]()
     while True:
         server = replace(server, options=options, guesses=guesses)
         try:
             draft = _written(name, text, server, asked, ())
             profile = full_profile(server.engine, server.release)
-            steps = run(loads(draft.encode(), name=name), profile, arithmetic="counts").steps
+            scenario = loads(draft.encode(), name=name)
+            flags = {**scenario.engine.options, **quiet}
+            scenario = replace(scenario, engine=replace(scenario.engine, options=flags))
+            steps = run(scenario, profile, arithmetic="counts", verify=False).steps
         except CachesimError as error:
             if not options:
                 raise

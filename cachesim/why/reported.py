@@ -291,7 +291,8 @@ class Prompts:
             guesses.append("its length")
         if shared is None:
             least = cached or 0
-            shared = min(max(before, least), whole) if before or least else whole
+            alone = 0 if counts.fresh is not None else whole  # the same prompt is sent twice
+            shared = min(max(before, least), whole) if before or least else alone
             guesses.append("what it shares")
         return replace(counts, whole=whole, shared=min(shared, whole)), tuple(guesses)
 

@@ -108,6 +108,29 @@ cache hit total=35755  matched=35735  cached=32767   left=2988"""
     assert [16384, 32768, 32768] == [step.cached for step in shown]
 
 
+def test_a_log_of_what_was_processed_has_guesses_for_what_it_does_not_say() -> None:
+    report = """KoboldCpp 1.120
+Processing Prompt [BATCH] (512 / 2397 tokens)
+Processing Prompt [BATCH] (512 / 2935 tokens)
+Processing Prompt [BATCH] (190 / 190 tokens)"""
+    scenario = drafted(report)
+
+    assert {"S": 2397, "a": 538, "b": 190} == dict(scenario.spans)
+    assert ["S", "S a", "S a b"] == [step.prompt for step in scenario.step]
+    assert 3 == draft_of("d", report.encode(), source="x").text.count("# a guess: its length")
+
+
+def test_counts_of_a_block_store_are_those_of_its_log() -> None:
+    line = (
+        "2026-09-20 21:38:35,016 - omlx.scheduler - INFO - [-] - prefix cache: request 3dd "
+        "re-prefills 956 of 7100 tokens (reused 6144); closest stored sequence 471 shares the "
+        "first 6400 of 7000 comparable tokens before diverging"
+    )
+    draft = draft_of("draft", line.encode(), source="thread.md")
+
+    assert "the second request reuses 6144 tokens in 2026-09; the report says 6144" == draft.note
+
+
 def test_a_release_is_read_behind_the_name_of_its_server() -> None:
     older = drafted("raullenchai/Rapid-MLX · issue #1, Rapid-MLX 0.6.11, mlx-lm 0.31.3")
     draft = draft_of("draft", b"KoboldCpp 1.115 and a 700-token prompt", source="thread.md")
