@@ -505,11 +505,8 @@ def check_command(
     if find == "leak":
         model, arithmetic = _recalling(model), "float"
         examples = examples or (None if minutes else LEAKED_EXAMPLES)
-    drawn: dict[str, object] = {
-        "--against": against,
-        "--examples": examples,
-        "--find": find != "wrong",
-    }
+    drawn: dict[str, object] = {"--against": against, "--examples": examples}
+    drawn["--find"] = find != "wrong"
     if prove and like is None and scope is None:
         refused = {
             "--set": settings,
