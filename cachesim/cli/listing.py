@@ -6,7 +6,7 @@ import sys
 import tomllib
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields
 from html import escape
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -41,6 +41,7 @@ class Item:
     landed: str = ""  # between which releases it was merged
     also: tuple[str, ...] = ()  # other names of it
     facts: tuple[str, ...] = ()  # further lines where it is shown in full
+    fit: int | None = None  # percent of a symptom's words that it has
 
 
 def families(thing: str = "") -> "Iterable[Family[Any, Any]]":
@@ -194,11 +195,13 @@ SHOWN: Final = re.compile(r"^\[(shows|model|chat|engine|spans|\[step)\b", re.MUL
 
 
 def _with_symptom(words: str) -> list[Item]:
-    """Scenarios ranked by the similarity of their reports."""
+    """Scenarios, causes, changes of clients and pages, ranked by what they have of a symptom."""
     from cachesim.cli.symptoms import ranked
 
-    items = [(_scenario(each), each.get("shows", {})) for each in ranked(words)]
-    return [replace(item, about=shows.get("symptom", "") or item.about) for item, shows in items]
+    return [
+        Item(name=each.name, about=each.about, upstream=each.upstream, fit=round(100 * fit))
+        for each, fit in ((hit.entry, hit.fit) for hit in ranked(words)[:MOST_HITS])
+    ]
 
 
 def _scenario(content: Mapping[str, Any]) -> Item:
@@ -240,7 +243,11 @@ def list_command(
     ] = None,
     *,
     symptom: Annotated[
-        str, Parameter(help="Scenarios whose report sounds like this, the closest first.")
+        str,
+        Parameter(
+            help="Scenarios, causes, changes of clients and pages that sound like this, the "
+            "closest first."
+        ),
     ] = "",
     raw: Annotated[bool, Parameter(help="A shipped scenario's file exactly as it is.")] = False,
     flags: Annotated[
@@ -301,22 +308,40 @@ def _list(what: str, *, symptom: str, output: str, page: Output | None) -> int:
         raise InputError(f"--symptom searches scenarios; {name} have none")
     items = _with_symptom(symptom) if symptom else LISTS[name]()
     if symptom and not items:
-        raise InputError(f"no shipped scenario sounds like {symptom!r}; `cachesim list` names all")
-    write_page(page, f"cachesim list {name}", [Heading(f"{len(items)} {name}"), _table(items)])
+        raise InputError(f"nothing here sounds like {symptom!r}; `cachesim list` names scenarios")
+    what = f"entries for {symptom!r}" if symptom else name
+    write_page(page, f"cachesim list {name}", [Heading(f"{len(items)} {what}"), _table(items)])
     if output == "json":
-        return _as_json([asdict(item) for item in items])
+        return _as_json([_fields(item) for item in items])
     screen = results()
+    closest = max((item.fit or 0 for item in items[:3]), default=0)
+    if symptom and closest < FITS:
+        show(screen, Text(HARDLY.format(closest)))
     lines = listed(items)
     if screen.is_terminal and symptom:  # what was reported is to be read whole
         for item in items:
             about = Padding(Text(item.about), (0, 0, 0, 2))
-            show(screen, Text(item.name, style="name"), about)
+            show(screen, Text(f"{item.fit} %  ").append(item.name, style="name"), about)
         return AS_EXPECTED
     if screen.is_terminal:
         for line in lines:
             line.truncate(screen.width, overflow="ellipsis")
     show(screen, Text("\n").join(lines), wrap=False)
     return AS_EXPECTED
+
+
+def _fields(item: Item) -> dict[str, Any]:
+    """The fields of a line, its fit only where a symptom was given."""
+    return {key: value for key, value in asdict(item).items() if key != "fit" or value is not None}
+
+
+MOST_HITS: Final = 12
+FITS: Final = 25
+"""Percent of a symptom's words below which no entry fits well."""
+
+HARDLY: Final = (
+    "Nothing here fits well: the closest entries have {} % of the words, weighted by their rarity."
+)
 
 
 def _as_json(value: Json) -> int:
@@ -331,6 +356,8 @@ def listed(items: Sequence[Item]) -> list[Text]:
     for item in items:
         line = Text(f"{item.name:<{wide[0]}}", style="")
         line.stylize("name")
+        if item.fit is not None:
+            line = Text(f"{item.fit:>3} %  ", style="").append_text(line)
         line.append(f"  {item.about:<{wide[1] if item.upstream else 0}}", style="")
         if item.upstream:
             line.append(f"  {item.upstream}", style="quiet")

@@ -1,7 +1,8 @@
-"""A text index of the shipped scenarios, for `cachesim list scenarios --symptom`.
+"""A text index of scenarios, causes, rewrites of clients and pages, for `list scenarios --symptom`.
 
 A scenario is found by its own words and by what the threads that it cites report (`threads.csv`
-beside the scenarios), so that a user's words match a reporter's.
+beside the scenarios), so that a user's words match a reporter's; a rewrite and a page by the words
+of those who report or need it (`symptoms.toml`).
 """
 
 import csv
@@ -10,57 +11,33 @@ import re
 import tomllib
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import Any, Final
 
 from cachesim.engines import FAMILIES
+from cachesim.engines.facts import causes_of
 from cachesim.errors import InputError
 from cachesim.scenario.shipped import shipped_files, shipped_folder
+from cachesim.why.explain.rewrites import REWRITES
 
 STEM: Final = 5
 """Letters compared as a word's stem: `reprocessed`, `reprocessing`."""
 
-COMMON: Final = frozenset(
-    re.findall(
-        r"\w+",
-        "a after all also although an and any are as at be been but by can do does every for from"
-        " had has have how if in into is it its like may more most much my new no not of off on one"
-        " only or other out over own same so still than that the their them then there these they"
-        " this those though to too under up was were what when where which while who why will with"
-        " without would you your",
-    )
+DATA: Final[Mapping[str, Any]] = tomllib.loads(
+    Path(__file__).with_name("symptoms.toml").read_text("utf-8")
 )
-"""Words of every report."""
-
+COMMON: Final = frozenset(re.findall(r"\w+", DATA["common"]))
 SAME: Final[Mapping[str, str]] = {
-    word: meaning
-    for meaning, words in {
-        "state": "states ssm mamba mamba2 gdn deltanet delta recurrent rnn hybrid qwen nemotron"
-        " granite qwen3next kda arrayscache linear",
-        "window": "windows swa sliding rotating ring gemma gemma4 rotatingkvcache gpt",
-        "drafter": "draft drafts mtp eagle dflash spec speculative speculation ngram",
-        "adapter": "adapters lora loras",
-        "store": "connector lmcache offloading external",
-        "checkpoint": "checkpoints snapshot snapshots",
-        "reprocess": "reprocessed reprocessing reprefill prefill prefills recompute recomputes"
-        " recomputed processed evaluated",
-        "reuse": "reused hit hits cached cache caching",
-        "wrong": "garbage garbled corrupt corrupts corrupted corruption contaminated diverges"
-        " nonsense",
-        "crash": "crashes crashed crashing dies died kill kills killed assertion exception error"
-        " abort aborts ends fatal",
-        "erase": "erased evict evicts evicted eviction dropped discarded tombstone tombstoned"
-        " pruned removed removes",
-        "reasoning": "thinking think",
-        "park": "parked ram host",
-        "restore": "restores restored loadback load",
-    }.items()
-    for word in words.split()
+    word: meaning for meaning, words in DATA["same"].items() for word in words.split()
 }
-"""Words of one meaning: reports name a thing after a model, a class of upstream's or a flag."""
+"""Words of one meaning."""
+
+NAMES: Final = re.compile("|".join(map(re.escape, DATA["names"])), re.IGNORECASE)
 
 VOTE: Final = 0.5
-"""Factor for a scenario if all words of a server in a symptom belong to its engine."""
+"""Factor for an entry if all words of a server in a symptom belong to its engine."""
 
 WEIGHTS: Final[Mapping[str, float]] = {
     "symptom": 3,
@@ -85,35 +62,59 @@ CLOSE: Final = 0.4
 """Part of the best score that a scenario has which is named too."""
 
 
-def ranked(words: str) -> list[Mapping[str, Any]]:
-    """The shipped scenarios that match a symptom, best first; scored by BM25."""
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """What a symptom may be found in: a scenario, a cause, what a client does, a page."""
+
+    kind: str
+    name: str
+    about: str
+    upstream: str
+    engine: str
+    words: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Hit:
+    """An entry, and the part of the symptom's words that it has, weighted by their rarity."""
+
+    entry: Entry
+    fit: float
+
+
+def ranked(words: str) -> list[Hit]:
+    """The entries that match a symptom, best first; scored by BM25."""
     said = _words(words)
     if not said:
         msg = f"no word to search for in {words!r}; describe what you see, as a user would"
         raise InputError(msg)
     wanted = set(terms(words))
-    contents, texts = _index()
-    have = {word: sum(word in text for text in texts) for word in wanted}
+    entries = _index()
+    have = {word: sum(word in entry.words for entry in entries) for word in wanted}
     rarity = {
-        word: math.log(1 + (len(texts) - n + 0.5) / (n + 0.5)) * (PAIR if " " in word else 1)
+        word: math.log(1 + (len(entries) - n + 0.5) / (n + 0.5)) * (PAIR if " " in word else 1)
         for word, n in have.items()
     }
-    mean = sum(sum(text.values()) for text in texts) / max(len(texts), 1)
-    engine_of = {
-        word: family.name for family in FAMILIES.values() for word in family.vocabulary.split()
-    }
+    mean = sum(sum(entry.words.values()) for entry in entries) / max(len(entries), 1)
+    spoken = {family.name: family.vocabulary for family in FAMILIES.values()}
+    named = [*spoken.items(), *DATA["servers"].items()]
+    engine_of = {word: engine for engine, words in named for word in words.split()}
     votes = Counter(engine_of[word] for word in said if word in engine_of)
+    single = {word for word in wanted if " " not in word}
+    whole = sum(rarity[word] for word in single)
     found = []
-    for content, text in zip(contents, texts, strict=True):
-        share = votes[content["engine"]["name"]] / max(votes.total(), 1)
-        damped = SATURATION * (1 - LENGTH + LENGTH * sum(text.values()) / mean)
+    for entry in entries:
+        share = votes[entry.engine] / max(votes.total(), 1)
+        damped = SATURATION * (1 - LENGTH + LENGTH * sum(entry.words.values()) / mean)
         near = sum(
-            rarity[word] * text[word] / (text[word] + damped) for word in wanted & text.keys()
+            rarity[word] * entry.words[word] / (entry.words[word] + damped)
+            for word in wanted & entry.words.keys()
         )
-        found.append((-near * (1 + VOTE * share), content["name"], content))
+        fit = sum(rarity[word] for word in single & entry.words.keys()) / whole
+        found.append((-near * (1 + VOTE * share), entry.name, Hit(entry, fit)))
     best = min((each[0] for each in found), default=0.0)
     ordered = sorted(found, key=lambda each: each[:2])
-    return [content for score, _, content in ordered if score < 0 and score <= CLOSE * best]
+    return [hit for score, _, hit in ordered if score < 0 and score <= CLOSE * best]
 
 
 def terms(text: str) -> Iterator[str]:
@@ -132,7 +133,7 @@ def terms(text: str) -> Iterator[str]:
 
 def _words(text: str) -> list[str]:
     """The words and numbers of a text; parts of a class's or a flag's name are words too."""
-    whole = re.sub(r"\bre-(?=p)", "re", text)
+    whole = re.sub(r"\bre-(?=p)", "re", NAMES.sub(lambda m: DATA["names"][m[0].lower()], text))
     parted = re.sub(r"(?<=[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])|_", " ", whole).lower()
     found = re.findall(r"[a-z]+\d*|\d[\d,.]*\d|\d", parted)
     return [word.replace(",", "") for word in found if word not in COMMON]
@@ -147,14 +148,42 @@ def _threads() -> dict[str, str]:
 
 
 @cache
-def _index() -> tuple[list[dict[str, Any]], list[Mapping[str, float]]]:
-    contents = [tomllib.loads(file.read_text("utf-8")) for file in shipped_files()]
+def _index() -> list[Entry]:
     threads = _threads()
-    return contents, [_weighted(content, threads) for content in contents]
+    contents = [tomllib.loads(file.read_text("utf-8")) for file in shipped_files()]
+    return [
+        *(_of_scenario(content, threads) for content in contents),
+        *_of_causes(),
+        *(
+            _entry(
+                "client",
+                f"client {kind}",
+                f"the client changes the prompt. {rewrite.advice}",
+                {"symptom": [DATA["clients"][kind]]},
+            )
+            for kind, rewrite in REWRITES.items()
+        ),
+        *(
+            _entry("page", page, "a page of the documentation", {"symptom": [words]})
+            for page, words in DATA["pages"].items()
+        ),
+    ]
 
 
-def _weighted(content: Mapping[str, Any], threads: Mapping[str, str]) -> Mapping[str, float]:
-    """Words of a scenario, weighted by their place."""
+def _of_causes() -> Iterator[Entry]:
+    for family in FAMILIES.values():
+        for cause in causes_of(family.name):
+            name = f"{family.name} {cause.id}"
+            parts = {
+                "symptom": [DATA["causes"].get(name, "")],
+                "about": [cause.about, cause.sentence],
+                "name": [cause.id],
+                "played": [family.name],
+            }
+            yield _entry("cause", name, cause.about, parts, engine=family.name)
+
+
+def _of_scenario(content: Mapping[str, Any], threads: Mapping[str, str]) -> Entry:
     source, shows = content.get("source", {}), content.get("shows", {})
     engine, model = content["engine"], content["model"]
     seen = [value for part in ("before", "after") for value in shows.get(part, {}).values()]
@@ -174,8 +203,29 @@ def _weighted(content: Mapping[str, Any], threads: Mapping[str, str]) -> Mapping
             *seen,
         ],
     }
+    about = shows.get("symptom", "") or content.get("class", "")
+    return _entry(
+        "scenario",
+        content["name"],
+        about,
+        parts,
+        engine=engine["name"],
+        upstream=source.get("issue", ""),
+    )
+
+
+def _entry(
+    kind: str,
+    name: str,
+    about: str,
+    parts: Mapping[str, Sequence[object]],
+    *,
+    engine: str = "",
+    upstream: str = "",
+) -> Entry:
+    """An entry with its words, weighted by their place."""
     found = defaultdict[str, float](float)
     for part, pieces in parts.items():
         for term in terms(" ".join(map(str, pieces))):
             found[term] += WEIGHTS[part]
-    return dict(found)
+    return Entry(kind, name, " ".join(about.split()), upstream, engine, dict(found))

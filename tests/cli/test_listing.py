@@ -4,17 +4,21 @@ import csv
 import json
 import random
 import tomllib
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Final
 
 import pytest
 
 from cachesim.cli.main import main
-from cachesim.cli.symptoms import ranked
+from cachesim.cli.symptoms import DATA, ranked
+from cachesim.engines import FAMILIES
+from cachesim.engines.facts import causes_of
 from cachesim.errors import InputError
 from cachesim.scenario import load
 from cachesim.scenario.shipped import shipped_files, shipped_folder
 from cachesim.typed import there_is
+from cachesim.why.explain.rewrites import REWRITES
 from tests.fixtures import Capture, Patch, output
 
 KINDS = ("scenarios", "engines", "releases", "patches", "causes", "presets")
@@ -131,11 +135,14 @@ LEAST: Final = {
     "first": 21,
     "in three": 26,
     "not tuned on, first": 38,
-    "not tuned on, in three": 49,
+    "not tuned on, in three": 48,
     "fresh, first": 15,
     "fresh, in three": 17,
 }
 """Found of 30, 60 and 20, among 260 scenarios; a new scenario may come before the right one.
+
+It was 49 of the 60 before causes, changes of clients and pages were in the index too: a word that
+they use counts as less rare.
 
 Eleven threads of the later queries had no line in `threads.csv` when the queries were written;
 before these lines were added, from the threads, it was 47 of 60. The fresh ones were counted before
@@ -155,7 +162,8 @@ def places(table: Path) -> list[int]:
     found = []
     with table.open(encoding="utf-8", newline="") as queries:
         for row in csv.DictReader(queries):
-            names = [each["name"] for each in ranked(row["query"])]
+            hits = ranked(row["query"])
+            names = [hit.entry.name for hit in hits if hit.entry.kind == "scenario"]
             before = (names.index(each) for each in cited[row["report"]] if each in names)
             found.append(min(before, default=len(names)))
     return found
@@ -178,6 +186,54 @@ def test_of_a_hundred_and_ten_reports_so_many_are_found_among_the_first_three() 
 
     assert (30, 60, 20) == (len(tuned), len(others), len(fresh))
     assert [] == [name for name, least in LEAST.items() if counted[name] < least]
+
+
+PUBLIC: Final = {"symptoms_public": (60, 54), "symptoms_public_fresh": (30, 25)}
+"""Descriptions in the words of threads that no page and no scenario cites, with the entries that
+answer each, written before its ranking was looked at; how many find one among the first three.
+
+Of the sixty, 47 did at the first count, and 56 do: causes and names of servers got words of
+reporters. The thirty were written then, to see whether that helps others too: 27. Before causes,
+changes of clients and pages were in the index, it was 22 of the sixty."""
+
+
+@pytest.mark.parametrize("table", PUBLIC)
+def test_a_description_from_a_thread_finds_what_answers_it(table: str) -> None:
+    with TABLE.with_name(f"{table}.csv").open(encoding="utf-8", newline="") as lines:
+        rows = list(csv.DictReader(lines))
+    first = {row["query"]: [h.entry.name for h in ranked(row["query"])[:3]] for row in rows}
+    found = [
+        row["report"]
+        for row in rows
+        if any(fnmatch(n, fit) for n in first[row["query"]] for fit in row["fits"].split(";"))
+    ]
+
+    total, least = PUBLIC[table]
+    assert total == len(rows)
+    assert len(found) >= least
+
+
+def test_each_kind_of_rewrite_and_each_page_of_the_index_is_there() -> None:
+    assert set(REWRITES) == set(DATA["clients"])
+    causes = {
+        f"{family.name} {cause.id}"
+        for family in FAMILIES.values()
+        for cause in causes_of(family.name)
+    }
+    assert set() == set(DATA["causes"]) - causes
+    assert [] == [
+        page for page in DATA["pages"] if not (Path(__file__).parents[2] / page).is_file()
+    ]
+
+
+def test_a_symptom_that_nothing_fits_is_said_to_fit_nothing(capsys: Capture) -> None:
+    assert 0 == main(["list", "scenarios", "--symptom", "docker container cannot find libcuda"])
+    assert capsys.readouterr().out.startswith("Nothing here fits well")
+
+    assert 0 == main(["list", "scenarios", "--symptom", "my system prompt has today's date"])
+    first = capsys.readouterr().out.splitlines()[0].split()
+    assert ["%", "client", "clock"] == first[1:4]
+    assert int(first[0]) > 50
 
 
 def test_a_symptom_needs_a_word_that_tells_something() -> None:
