@@ -77,7 +77,11 @@ class Proof:
 
 
 def counts_of(replay: Replay) -> list[Counts]:
-    """The counts of a log's requests; those that were refused have none."""
+    """The counts of a log's requests; those that were refused have none.
+
+    Of a request without a reply the replay takes the end from the log: its client left, or a decode
+    found no room. With other settings it may end elsewhere.
+    """
     found = []
     for request in (each for each in replay.requests if not each.observed.too_long):
         lengths = request.lengths
@@ -94,7 +98,7 @@ def counts_of(replay: Replay) -> list[Counts]:
                 prompt,
                 observed.slot if observed.slot >= 0 else None,
                 is_child=observed.is_child,
-                is_assumed=request.is_taken_to_decline,
+                is_assumed=request.is_taken_to_decline or observed.cancelled,
             )
         )
     return found
