@@ -67,7 +67,7 @@ BROKEN: Final = r"""() => {
     return found;
 }"""
 """The flags of a page that are broken at a hyphen; longer ones do not fit a line."""
-NEEDED: Final = ("sphinx", "myst_parser", "furo")
+NEEDED: Final = ("sphinx", "myst_parser", "furo", "PIL")
 SITE_TESTS: Final = ("test_site.py", "test_generated.py", "test_words.py")
 
 

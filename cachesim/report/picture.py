@@ -609,6 +609,31 @@ def story(run: Run, *, kinds: Sequence[Kind] | None = None) -> Picture:
     )
 
 
+def decisive(picture: Picture) -> Picture:
+    """The requests, the restored checkpoint at every step, and the memory resumed from it.
+
+    With a wrong answer only the checkpoint that it came from; without one restored, all rows.
+    """
+    arrows = [arrow for arrow in picture.arrows if arrow.wrong] or picture.arrows
+    ends = {arrow.to_row for arrow in arrows}
+    names = {picture.rows[arrow.from_row].label for arrow in arrows}
+    kept = [
+        i
+        for i, row in enumerate(picture.rows)
+        if row.kind == "request" or i in ends or row.label in names or not names
+    ]
+    number = {old: new for new, old in enumerate(kept)}
+    return replace(
+        picture,
+        rows=tuple(picture.rows[i] for i in kept),
+        headings=tuple((number[at], text) for at, text in picture.headings if at in number),
+        arrows=tuple(
+            replace(arrow, from_row=number[arrow.from_row], to_row=number[arrow.to_row])
+            for arrow in arrows
+        ),
+    )
+
+
 def clip(row: Row, positions: int) -> Row:
     """The first positions of a row; its label has the number of tokens."""
     end = max((bar.end for bar in row.bars), default=0)

@@ -18,7 +18,7 @@ from cachesim.play.runner import chosen, run
 from cachesim.play.states import State, cut
 from cachesim.report.chain import chain
 from cachesim.report.json_output import document
-from cachesim.report.picture import Row, after, held, positions_of, request, story
+from cachesim.report.picture import Row, after, decisive, held, positions_of, request, story
 from cachesim.report.svg import frame, hatches, inline, row_svg
 from cachesim.report.texts import BarKind, texts_of
 from cachesim.scenario.checks import full_profile, scenario_of
@@ -98,6 +98,8 @@ def played(question: Mapping[str, Any]) -> dict[str, Any]:
     found = {row.kind for i in range(len(result.steps)) for row in _rows(result, i)}
     memory = [kind for kind in ("recurrent", "window") if kind in found] or ["attention"]
     kinds: list[Any] = ["request", *memory, "checkpoint", "tree", "entry"]
+    whole = story(result, kinds=kinds)
+    short = decisive(whole)
     return {
         "scenario": result.scenario,
         "profile": result.profile,
@@ -105,7 +107,8 @@ def played(question: Mapping[str, Any]) -> dict[str, Any]:
         "worst": result.steps.index(worst),
         "verdict": _verdict(result, worst),
         "cause": next((f"{word}: {sentences[word]}" for word in CAUSES if word in sentences), ""),
-        "story": inline(story(result, kinds=kinds), "s"),
+        "story": inline(short, "s"),
+        "whole": "" if short == whole else inline(whole, "s"),
         "steps": [_step(result, index) for index in range(len(result.steps))],
         "json": document([result]),
         "toml": question["text"] if "text" in question else to_toml(scenario),
@@ -204,7 +207,7 @@ def form_of(mapping: Mapping[str, Any]) -> dict[str, Any] | None:
     }
 
 
-CAUSES: Final = ("because", "rule", "match")
+CAUSES: Final = ("because", "consumed", "gone", "rule", "match")
 """Facts about causes, most specific first."""
 
 

@@ -254,7 +254,8 @@ function told(result, moments) {
   for (const id of ["share", "take", "json"]) byId(id).disabled = false;
   verdict(`${SIGN[result.fate] || "!"} ${words(result.verdict)}`, TONE[result.fate] || "lost");
   byId("cause").textContent = words(result.cause);
-  byId("story").replaceChildren(drawing(result.story));
+  const all = h("button", { type: "button", onclick: () => byId("story").replaceChildren(drawing(result.whole)) }, "Show all rows of memory");
+  byId("story").replaceChildren(drawing(result.story), ...(result.whole ? [all] : []));
   byId("steps-out").replaceChildren(h("h2", {}, "Request by request"), ...result.steps.map((step) =>
     h("details", { open: step.fate === result.fate && step.fate !== "right" },
       h("summary", {}, `${step.name}: ${step.prompt ?? "-"} tokens, ${step.error || `${step.cached} cached`}${step.answer ? `, answer ${step.answer === "same" ? "right" : step.answer}` : ""}${step.lost ? `, ${step.lost} lost` : ""}`),
