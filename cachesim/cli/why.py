@@ -2,12 +2,14 @@
 
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from io import BufferedReader
 from pathlib import Path
 from typing import Annotated, Any, Final, cast
 
 from cyclopts import Parameter
+from rich.console import RenderableType
 from rich.text import Text
 
 from cachesim.cli import AS_EXPECTED, NOT_AS_EXPECTED
@@ -28,8 +30,9 @@ from cachesim.engines.tokens import Rope, Run
 from cachesim.errors import InputError
 from cachesim.files import Output
 from cachesim.model.spec import Sizes
-from cachesim.report.consoles import results, show
+from cachesim.report.consoles import notes, results, show
 from cachesim.report.recorded import dump_report, recorded_request
+from cachesim.report.requests import answer, doctor_report
 from cachesim.report.why import request as request_text
 from cachesim.report.why import tune_report, why_report
 from cachesim.scenario.files import to_toml
@@ -40,6 +43,7 @@ from cachesim.traces.replay import limits_of
 from cachesim.typed import check_whole
 from cachesim.why.advise import tuning
 from cachesim.why.advise.what_if import add_other_settings, swept
+from cachesim.why.explain.doctor import doctor_of_dump, doctor_of_log, doctor_of_nothing
 from cachesim.why.explain.live import Live, report_of_dump
 from cachesim.why.explain.report import worst as worst_of
 from cachesim.why.explain.whole import (
@@ -110,6 +114,8 @@ class _Names:
             yield self._numbers.setdefault((life, text), len(self._numbers)), first, last
 
 
+SEARCHING: Final = "The search of settings continues; --no-tune leaves it out."
+
 SLOW: Final = 40
 """Number of requests from which a progress bar is shown."""
 
@@ -126,7 +132,16 @@ def why_command(
         ),
     ],
     tune: Annotated[
-        bool, Parameter(help="Replay the requests with other flags; print the best.")
+        bool | None,
+        Parameter(
+            negative="--no-tune",
+            help="Replay the requests with other flags; print the best. With --no-tune, `why` "
+            "explains the log and tries no other settings.",
+        ),
+    ] = None,
+    doctor: Annotated[
+        bool,
+        Parameter(help="Say what the input lacks, and the lines that change it."),
     ] = False,
     sizes: ModelSizes = None,
     gguf: Gguf = None,
@@ -161,26 +176,21 @@ def why_command(
     wanted = server.wanted(settings, chats=chats)
     smallest, requested = output_at(scenario, "--scenario"), output_at(trace, "--trace")
     page = page_at(report)
+    others: dict[str, object] = {"--what-if": what_if, "--request": request is not None}
+    others |= {"--scenario": scenario, "--trace": trace}
+    if doctor:
+        refuse_beside("--doctor", {"--tune": tune, "--follow": follow, **others})
+        return doctor_command(files, wanted, format=format, page=page)
     if tune:
-        refuse_beside(
-            "--tune",
-            {
-                "--follow": follow,
-                "--what-if": what_if,
-                "--request": request is not None,
-                "--scenario": scenario,
-                "--trace": trace,
-            },
-        )
+        refuse_beside("--tune", {"--follow": follow, **others})
         given_sizes = _sizes_of(sizes, gguf, wanted)
         return tune_command(files, wanted, given_sizes, format=format, page=page)
     for flag in (flag for flag, value in {"--sizes": sizes, "--gguf": gguf}.items() if value):
         msg = f"{flag} gives --tune the bytes of a model; add --tune, or leave {flag} out"
         raise InputError(msg)
     if follow:
-        printed = {"--request": request is not None, "--format json": format == "json"}
-        written = {"--scenario": scenario, "--trace": trace, "--report": report}
-        refuse_beside("--follow", {**written, "--what-if": what_if, **printed})
+        others |= {"--report": report, "--format json": format == "json"}
+        refuse_beside("--follow", others)
         return _follow_command(files, wanted)
     if len(files) == 1 and is_events(Path(files[0])):
         return _audit(Path(files[0]), format=format, page=page)
@@ -188,28 +198,40 @@ def why_command(
         requests = requests_in(inputs)
         if requests:
             source = ", ".join(file.name for file in inputs)
-            dump = report_of_dump(requests, source=source, about=wanted, what_if=what_if or ())
+            asked = what_if or (() if tune is None else None)
+            dump = report_of_dump(requests, source=source, about=wanted, what_if=asked)
             if smallest is not None:
                 write(smallest, to_toml(worst_of_recording(requests, wanted)))
             if requested is not None:
                 write(requested, trace_of_dump(requests, wanted))
             parts = dump_report(dump, worst=worst)
             write_page(page, "cachesim why", parts)
-            if request and format == "text":
-                parts = [*map(recorded_request, _numbered(dump, request, "dump"))]
-            print_report(parts, dump, format=format)
-            return AS_EXPECTED
+            return _print(dump, parts, recorded_request, numbers=request, format=format)
         read, replays = _replayed(inputs, wanted)
     found = why_of(read, replays)
-    add_other_settings(found, replays, what_if or (), on_all_cores, on_other_servers)
+    if what_if or tune is None:
+        shown = partial(announced, found)
+        add_other_settings(found, replays, what_if or (), on_all_cores, shown)
     if smallest is not None:
         write(smallest, to_toml(worst_scenario(replays)))
     if requested is not None:
         write(requested, trace_of_log(replays))
     parts = why_report(found, worst=worst_of(found["requests"], worst))
     write_page(page, "cachesim why", parts)
-    if request and format == "text":
-        parts = [*map(request_text, _numbered(found, request, "log"))]
+    return _print(found, parts, request_text, numbers=request, format=format)
+
+
+def _print(
+    found: dict[str, Any],
+    parts: Sequence[RenderableType],
+    details: Callable[[dict[str, Any]], RenderableType],
+    *,
+    numbers: Sequence[int] | None,
+    format: str,
+) -> int:
+    """Print a report; of requests that are named, their details alone."""
+    if numbers and format == "text":
+        parts = [*map(details, _numbered(found, numbers, "log" if "log" in found else "dump"))]
     print_report(parts, found, format=format)
     return AS_EXPECTED
 
@@ -292,6 +314,26 @@ def _show_ended(following: Following, data: bytes) -> None:
         show(results(), request_text(each))
 
 
+def doctor_command(
+    files: Sequence[str], wanted: UserSettings, *, format: str, page: Output | None
+) -> int:
+    """Print what a log or a recording lacks; without one, the commands of each server."""
+    found = doctor_of_nothing()
+    if files:
+        with given(files, example="cachesim why --doctor server.log") as inputs:
+            names = [file.name for file in inputs]
+            if requests := requests_in(inputs):
+                live = Live(wanted)
+                live.add_all(requests)
+                found = doctor_of_dump(requests, live, names)
+            else:
+                found = doctor_of_log(_replayed(inputs, wanted)[1], names)
+    parts = doctor_report(found)
+    write_page(page, "cachesim why --doctor", parts)
+    print_report(parts, found, format=format)
+    return AS_EXPECTED
+
+
 # -- the search for settings -----------------------------------------------------------------------
 
 
@@ -372,6 +414,15 @@ def _is_scenario(name: str) -> bool:
 def on_other_servers(entries: Iterator[dict[str, Any]], servers: int) -> Iterator[dict[str, Any]]:
     """Replays on other servers, with a progress line."""
     return tracked(entries, servers, "replaying on others", "servers")
+
+
+def announced(
+    found: Mapping[str, Any], entries: Iterator[dict[str, Any]], servers: int
+) -> Iterator[dict[str, Any]]:
+    """Replays on other servers, after the answer without them where they take a while."""
+    if found["totals"]["requests"] > SLOW or notes().is_terminal:
+        show(notes(), *answer(found), Text(SEARCHING))
+    return on_other_servers(entries, servers)
 
 
 def on_all_cores(trials: Sequence[tuning.Trial]) -> list[tuning.TrialResult]:

@@ -3,13 +3,15 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from rich.console import RenderableType
+from rich.console import Group, RenderableType
 from rich.text import Text
 
-from cachesim.report.document import FittingTable
+from cachesim.report.document import SENTENCES, FittingTable, Heading
 
 MOST_LINES: Final = 40
 """Most requests with a line on a terminal; a page has all."""
+
+YES: Final = {True: "yes", False: "no"}
 
 OF_A_LOG: Final = (
     "Tokens of each request. shared: with the slot or entry that the log compares; again: shared "
@@ -60,6 +62,27 @@ def request_lines(
             Text(f"{left:,} more requests are on the page (--report) and in --format json.")
         )
     return parts
+
+
+def doctor_report(found: Mapping[str, Any]) -> list[RenderableType]:
+    """What an input lacks for a full answer, and the lines that change it."""
+    parts: list[RenderableType] = []
+    if found["sources"]:
+        parts = [Heading(" ".join([f"{', '.join(found['sources'])}:", found["says"]])), Text()]
+    if found["findings"]:
+        table = FittingTable()
+        table.add_column("a full answer needs")
+        table.add_column("in it", justify="right")
+        table.add_column("what to change", overflow="fold", min_width=SENTENCES)
+        for each in found["findings"]:
+            lacking = each["known"] < each["of"]
+            part = f"{each['known']:,} of {each['of']:,}" if each["of"] > 1 else YES[not lacking]
+            table.add_row(each["what"], part, each["change"] if lacking else "")
+        parts += [table, Text()]
+    if found["commands"]:
+        parts.append(Text("The lines to change; other flags stay:"))
+    whole = [Text(line, "bold", no_wrap=True, overflow="ignore") for line in found["commands"]]
+    return [*parts, Group(*whole)]  # else lines are joined, and wrapped
 
 
 def _lost(request: Mapping[str, Any]) -> int:

@@ -212,8 +212,10 @@ def request(each: Mapping[str, Any]) -> RenderableType:
     for name, word in words.items():
         value = each[name]
         how = f"{known[name]}{_bounds(each, name)}"
-        table.add_row(word, "unknown" if value is None else f"{counted(value, 'token')} ({how})")
-    table.add_row("match", _equal(each))
+        if value is not None:
+            table.add_row(word, f"{counted(value, 'token')} ({how})")
+    if each["common"] is not None:
+        table.add_row("match", _equal(each))
     for loss in each["why"]:
         table.add_row("why", f"{loss['from']:,} to {loss['to']:,}: {loss['sentence']}")
     if each["stale"]:
@@ -228,8 +230,6 @@ def request(each: Mapping[str, Any]) -> RenderableType:
 
 def _equal(each: Mapping[str, Any]) -> str:
     common = each["common"]
-    if common is None:
-        return "unknown"
     words = f"{counted(common, 'token')} with {each['common_with']} ({each['known']['common']}"
     return f"{words}{_bounds(each, 'common')})"
 

@@ -11,6 +11,7 @@ slot or an entry that the server compared, and how many tokens at most follow a 
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from shlex import quote
 from typing import Any, Final
 
 from cachesim.engines.words import counted, numbered
@@ -71,6 +72,8 @@ def _tokens(found: Mapping[str, Any]) -> str:
     if prefilled is None:
         return f"How many tokens were prefilled is unknown: the {_whose(found)} does not say it."
     whole = counted(prefilled, "prefilled token")
+    if any(request["known"]["processed"] == "bounded" for request in found["requests"]):
+        whole += " or more"
     if again is None:
         return f"The {_whose(found)} does not say how many of the {whole} the server had held."
     most, unknown = max(again, totals.get("again_at_most") or 0), totals.get("again_unknown") or 0
@@ -123,11 +126,11 @@ def _change(found: Mapping[str, Any], ranked: Mapping[str, int]) -> str:
     whole, prefilled = sum(ranked.values()), totals["processed"]
     if not ranked:
         if None in (totals["again"], prefilled):
-            return "Nor who can change it: `cachesim why --doctor` names what is missing."
+            return f"Who can change it is unknown{_missing(found)}."
         if flag:
             return f"A flag saves tokens all the same: {flag}."
         if totals.get("again_unknown") or totals.get("again_at_most"):
-            return "Who can change it is unknown: `cachesim why --doctor` names what is missing."
+            return f"Who can change it is unknown{_missing(found)}."
         return "There is nothing to change."
     if prefilled and whole < CLEARLY * prefilled and not flag:
         return "That is too little to change anything for it."
@@ -139,7 +142,17 @@ def _change(found: Mapping[str, Any], ranked: Mapping[str, int]) -> str:
     if who == "defect" and (release := _release(found)):
         return f"{lead} {release}."
     also = f" A flag helps too: {flag}." if flag else ""
-    return f"{lead} {_to_do(found, who)}{also}"
+    do = _to_do(found, who)
+    return f"{lead} {do[0].lower() if do[1:2].islower() else do[0]}{do[1:]}{also}"
+
+
+def _missing(found: Mapping[str, Any]) -> str:
+    """What a log lacks, or the command that says it."""
+    cut = next((server["cut"] for server in found.get("servers", ()) if server["cut"]), "")
+    if cut:
+        return f", as the log is cut: it lacks {cut}"
+    files = found["log" if "log" in found else "dump"]["sources"]
+    return f": `cachesim why --doctor {' '.join(map(quote, files))}` names what is missing"
 
 
 def _to_do(found: Mapping[str, Any], who: str) -> str:

@@ -476,9 +476,9 @@ def report_of_dump(
     *,
     source: str,
     about: UserSettings | None = None,
-    what_if: Sequence[str] = (),
+    what_if: Sequence[str] | None = (),
 ) -> dict[str, Any]:
-    """The complete analysis, as `--format json` prints it."""
+    """The complete analysis, as `--format json` prints it; on no other server if that is None."""
     about = about or UserSettings()
     live = Live(about)
     entries = live.add_all(requests)
@@ -495,7 +495,7 @@ def report_of_dump(
     found = report_of_live(live, source=source)
     found["totals"]["after_partings"] = sum(entry["tokens_after"] or 0 for entry in entries)
     found["requests"] = entries
-    if len(requests) <= FEW or what_if:
+    if what_if or (what_if is not None and len(requests) <= FEW):
         found["what_if"] = list(elsewhere(live, what_if))
     return found | {"answer": answer_of(found)}
 

@@ -4,7 +4,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
-from cachesim.why.read.observed import IK, OLLAMA
+from cachesim.why.read.observed import (
+    IK,
+    KOBOLD,
+    LM_STUDIO,
+    LM_STUDIO_LLAMA,
+    MLX,
+    MLX_OPENAI,
+    OLLAMA,
+    OMLX,
+    PYTHON,
+    SGLANG,
+)
 
 Kind: TypeAlias = Literal["design", "client", "flag", "defect", "unknown"]
 
@@ -158,3 +169,29 @@ def remedy_of(cause: str, engine: str = "") -> Remedy:
     if cause == "cut-refused":
         return STATES
     return own or REMEDIES.get(cause, UNKNOWN_CURE)
+
+
+FACTS_WITHOUT_REPLAY: Final[Mapping[str, str]] = {
+    IK: "Its lines have every count of each request at the default verbosity. Record the requests "
+    "(`cachesim record`) to ask what another release or flag would do.",
+    MLX: "Its lines say how much of each prompt was processed. With `--log-level DEBUG` they have "
+    "the requests too, and, since 0.31 and for answers that are not streamed, what was cached; "
+    "or record the requests (`cachesim record`).",
+    PYTHON: "Its lines name neither prompts nor instances: counts are of one instance at a time, "
+    "and a draft model's tokens count among those of a prompt that nothing matches.",
+    OLLAMA: "Its lines have each prompt's length, its match and the reused tokens.",
+    SGLANG: "Its lines have each prompt's length and its cached tokens, and not how many match. "
+    "With `--log-requests-level 3 --log-requests-format json` they have the prompts: `cachesim "
+    "compare` replays such a log.",
+    OMLX: "Its lines have each prompt's length, its reused tokens, and how many a stored sequence "
+    "shares with it.",
+    KOBOLD: "Its lines have how much of each prompt was processed, and not how many tokens match: "
+    "record the requests (`cachesim record`) to know why others were not reused.",
+    MLX_OPENAI: "Its lines have how much of each prompt was processed; at the log level DEBUG, its "
+    "length and its cached tokens too.",
+    LM_STUDIO_LLAMA: "Its lines have each prompt's length, how many tokens match the last one, and "
+    "how many were processed.",
+    LM_STUDIO: "Its lines have the reused and the other tokens of each prompt, and not how many "
+    "match: record the requests (`cachesim record`) to know why others were not reused.",
+}
+"""Information in the lines of other engines' logs, and the flags that print more."""

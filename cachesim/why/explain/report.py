@@ -6,24 +6,15 @@ from typing import Any, Final
 
 from cachesim.engines.family import family_of
 from cachesim.engines.llamacpp.vocabulary.events import CheckpointKept, CheckpointRestored
-from cachesim.engines.words import counted, of_one
+from cachesim.engines.words import counted, numbered, of_one
 from cachesim.why.explain.answer import answer_of
-from cachesim.why.explain.remedies import remedy_of
+from cachesim.why.explain.remedies import FACTS_WITHOUT_REPLAY, remedy_of
 from cachesim.why.explain.wrong import wrong_in
 from cachesim.why.infer.evidence import Lengths
 from cachesim.why.infer.settings import setting
 from cachesim.why.infer.sizes import WHOSE, how_known
 from cachesim.why.read.observed import (
-    IK,
-    KOBOLD,
-    LM_STUDIO,
-    LM_STUDIO_LLAMA,
-    MLX,
-    MLX_OPENAI,
-    OLLAMA,
-    OMLX,
     PYTHON,
-    SGLANG,
     UNKNOWN,
     Known,
     Observed,
@@ -66,8 +57,6 @@ def _filled(after: int | None) -> Iterator[str]:
 
 
 def _choice(o: Observed) -> Iterator[str]:
-    if o.started_before:
-        yield "Its launch is not in the log: what its slot held is unknown."
     if o.sim is not None:
         yield f"Slot {o.slot} was chosen by similarity: {o.sim} of the prompt, {o.keep} of its own."
     elif o.choice in CHOICES:
@@ -473,33 +462,8 @@ def _server_entry(replay: Replay) -> dict[str, Any]:
         "invented": len(replay.invented),
         "requests": len(replay.requests),
         "missing": missing_of(replay),
+        "cut": _cut(replay) if settings.is_played else "",
     }
-
-
-FACTS_WITHOUT_REPLAY: Final[Mapping[str, str]] = {
-    IK: "Its lines have every count of each request at the default verbosity. Record the requests "
-    "(`cachesim record`) to ask what another release or flag would do.",
-    MLX: "Its lines say how much of each prompt was processed. With `--log-level DEBUG` they have "
-    "the requests too, and, since 0.31 and for answers that are not streamed, what was cached; "
-    "or record the requests (`cachesim record`).",
-    PYTHON: "Its lines name neither prompts nor instances: counts are of one instance at a time, "
-    "and a draft model's tokens count among those of a prompt that nothing matches.",
-    OLLAMA: "Its lines have each prompt's length, its match and the reused tokens.",
-    SGLANG: "Its lines have each prompt's length and its cached tokens, and not how many match. "
-    "With `--log-requests-level 3 --log-requests-format json` they have the prompts: `cachesim "
-    "compare` replays such a log.",
-    OMLX: "Its lines have each prompt's length, its reused tokens, and how many a stored sequence "
-    "shares with it.",
-    KOBOLD: "Its lines have how much of each prompt was processed, and not how many tokens match: "
-    "record the requests (`cachesim record`) to know why others were not reused.",
-    MLX_OPENAI: "Its lines have how much of each prompt was processed; at the log level DEBUG, its "
-    "length and its cached tokens too.",
-    LM_STUDIO_LLAMA: "Its lines have each prompt's length, how many tokens match the last one, and "
-    "how many were processed.",
-    LM_STUDIO: "Its lines have the reused and the other tokens of each prompt, and not how many "
-    "match: record the requests (`cachesim record`) to know why others were not reused.",
-}
-"""Information in the lines of other engines' logs, and the flags that print more."""
 
 
 def missing_of(replay: Replay) -> list[str]:
@@ -520,7 +484,9 @@ def missing_of(replay: Replay) -> list[str]:
             f"The server's clock goes back {replay.log.went_back} times: lines of several servers "
             f"seem to be mixed, or pieces of a log in another order. Give each its own file."
         )
-    if not replay.log.begins_at_start:
+    if cut := _cut(replay):
+        missing.append(f"The log is cut: it lacks {cut}.")
+    elif not replay.log.begins_at_start:
         missing.append(
             "The log does not begin with the server's start: what the server held then is unknown."
         )
@@ -550,6 +516,17 @@ def missing_of(replay: Replay) -> list[str]:
     return missing
 
 
+def _cut(replay: Replay) -> str:
+    """The parts of requests that a log lacks, in one sentence; empty where it has all."""
+    observed = [request.observed for request in replay.requests if not request.observed.too_long]
+    parts = {
+        "the start of {} and what the slot held": [o.number for o in observed if o.started_before],
+        "the end of {} with its counts": [o.number for o in observed if not o.ended],
+    }
+    lacks = [part.format(numbered("request", each)) for part, each in parts.items() if each]
+    return ", and ".join(lacks)
+
+
 def requests_of(replay: Replay, *, server: int, first: int) -> list[dict[str, Any]]:
     """The requests of one server in order of launch."""
     states = States()
@@ -569,7 +546,8 @@ def request_entry(each: Rebuilt, *, server: int, number: int) -> dict[str, Any]:
     if turn == "new" and equal is None and each.common.high:
         turn = "unknown"  # the log only bounds what the server held of it
     rule = rule_of(why)
-    ends = min(held or 0, lengths.prompt.value or 0)
+    follow = turn == "changed" and held_by(observed, each.common) is not None
+    ends = min(held or 0, lengths.prompt.value or 0) if follow else 0
     file = None if each.submitted is None else each.submitted.file
     numbers = {"prompt_tokens": lengths.prompt, "common": each.common}
     numbers |= {"cached": lengths.cached, "processed": lengths.processed}
@@ -610,7 +588,7 @@ def request_entry(each: Rebuilt, *, server: int, number: int) -> dict[str, Any]:
         "equal": equal,
         "equal_with": replayed.equal_with if each.is_played and each.agrees else each.holder,
         "again": None if equal is None else max(0, equal - (cached or 0)),
-        "again_changed": max(0, ends - (each.common.value or 0)) if turn == "changed" else 0,
+        "again_changed": max(0, ends - (each.common.value or 0)),
         "turn": turn,
         "held": held,
         "because": rule,
@@ -627,23 +605,27 @@ def request_entry(each: Rebuilt, *, server: int, number: int) -> dict[str, Any]:
 
 
 def turn_of(each: Rebuilt) -> tuple[str, int | None]:
-    """What a request is to the tokens that its slot held, and their number where it is known."""
-    at, whole = each.common.value, each.lengths.prompt.value
-    held = None if at is None else held_by(each.observed, each.common)
-    tokens = None if held is None else round(held)
-    if each.observed.too_long:
+    """What a request is to the tokens that its slot held, and their number, or a lower bound.
+
+    A checkpoint that was tried lies in the slot's tokens: they go on at least as far.
+    """
+    at, whole, observed = each.common.value, each.lengths.prompt.value, each.observed
+    held = None if at is None else held_by(observed, each.common)
+    least = max((high + 1 for _, high, _ in observed.checked), default=None)
+    tokens = least if held is None else round(held)
+    if observed.too_long:
         return "refused", tokens
     if at is None or whole is None:
         return "unknown", tokens
     if not at:
-        return "new", tokens
+        return ("new" if each.common.is_sure or each.is_played else "unknown"), tokens
     if at >= whole:
         return "repeats", tokens
-    if held is None:
-        return "shares", tokens
-    if at >= round(held):
+    if tokens is None or (held is None and tokens <= at):
+        return "shares", None
+    if at >= tokens:
         return "continues", tokens
-    return "changed" if 2 * at >= min(held, whole) else "other", tokens
+    return "changed" if 2 * at >= min(tokens, whole) else "other", tokens
 
 
 def rule_of(why: Sequence[Mapping[str, Any]]) -> str | None:
