@@ -120,6 +120,12 @@ def test_the_changed_text_is_shown_as_two_lines_with_what_stands_around_it() -> 
     assert ("- Today: Sun Mar 22 2026", "+ Today: Mon Mar 23 2026") == parting(one, other)["lines"]
 
 
+def test_reasoning_that_left_a_text_is_gone_and_not_the_message() -> None:
+    ((one, other),) = pairs({"replies": [("<think>Sum.</think>It is 4.", "It is 4.")]})
+
+    assert "the reasoning in message 3 (assistant) is gone" == parting(one, other)["sentence"]
+
+
 def test_prompts_of_tokens_part_at_a_whole_token_and_have_no_counter() -> None:
     first, second = [500, *range(40, 80), 474, 7], [500, *range(40, 80), 499, 7, 9]
 

@@ -85,6 +85,8 @@ class Place:
             return f"{self.then.name} moved to {place_of(self.moved_to)}"
         if kind == "attachment-moved" and self.moved_from is not None:
             return f"{self.moved_from.name} moved to {place_of(self.now)}"
+        if kind.startswith("reasoning-") and self.now.kind == self.then.kind == "text":
+            return f"the reasoning in {self.now.name}"
         if kind == "beginning-cut":
             return f"the first {self.cut} characters of {self.now.name}"
         gone = kind in {
