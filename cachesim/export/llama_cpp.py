@@ -201,12 +201,15 @@ def pytest_of(case: Case) -> str:
 def why_not(case: Case) -> str:
     """The reason for which the suite cannot play a scenario up to the step; empty where it can."""
     scenario = case.scenario
-    sent = scenario.step[: case.step + 1]
+    sent, after = scenario.step[: case.step + 1], scenario.step[case.step + 1 : case.step + 2]
     reasons: Sequence[tuple[bool, str]] = (
         (bool(scenario.models), "a router with several models needs several model files"),
         (drafting(scenario.engine.options), "its draft model proposes by weights of its own"),
         ("lora" in scenario.engine.options, "an adapter needs a file of its own"),
-        (any(step.turns for step in sent), "a request arrives while another is computed: a race"),
+        (
+            any(step.turns for step in sent) or any(step.with_previous for step in after),
+            "a request arrives while another is computed: a race",
+        ),
         (any(step.leaves for step in sent), "a client that disconnects is no request of the suite"),
         (any(step.messages for step in sent), "the chat template is the model's, not the test's"),
         (any(AS_TEXT in step.options for step in sent), "its prompts are texts of one tokenizer"),
@@ -277,10 +280,9 @@ def _steps(case: Case) -> Iterator[str]:
         for word in (step.prompt.split() if isinstance(step.prompt, str) else ())
         if piece_of(word)[0].endswith(REPLY)
     }
-    for call in in_one_call(scenario):
-        numbers = [number for number in call if number <= case.step]
-        if not numbers:
-            return
+    for numbers in in_one_call(scenario):
+        if case.step in numbers and len(numbers) > 1:
+            raise ScenarioError(f"{scenario.name}: the step is one of several prompts of a call")
         group = [steps[number] for number in numbers]
         first = group[0]
         judged = case.step in numbers
@@ -302,13 +304,11 @@ def _steps(case: Case) -> Iterator[str]:
             continue
         predict = first.predict if first.predict is not None else 1
         names = {step.name for step in group} & quoted
-        if judged and len(group) > 1:
-            raise ScenarioError(f"{scenario.name}: the step is one of several prompts of a call")
         if judged:
             yield from _judged(case, prompt, predict, more)
             return
         line = f"complete(server, {prompt}, {predict}{more})"
-        yield f"    {name_of(first.name)} = {line}" if names else f"    {line}"
+        yield f"    {name_of(first.name)}_reply = {line}" if names else f"    {line}"
 
 
 def _action(case: Case, number: int, step: Step) -> Iterator[str]:
@@ -352,5 +352,5 @@ def _prompt(case: Case, number: int, step: Step) -> str:
 
 def _tokens(case: Case, written: Prompt, ids: Prompt) -> str:
     """Tokens by the names of their spans and replies, or the ids."""
-    replies = {f"{s.name}{REPLY}": f'{name_of(s.name)}["tokens"]' for s in case.run.steps}
+    replies = {f"{s.name}{REPLY}": f'{name_of(s.name)}_reply["tokens"]' for s in case.run.steps}
     return tokens_text(written, ids if isinstance(ids, tuple) else (), replies)

@@ -1,5 +1,6 @@
 """Parts of exported Python files: names, comments, runs of tokens."""
 
+import builtins
 import keyword
 import re
 from collections.abc import Mapping, Sequence
@@ -28,7 +29,9 @@ def name_of(word: str) -> str:
     """A name of a scenario as a Python name."""
     name = re.sub(r"\W", "_", word)
     name = f"_{name}" if name[:1].isdigit() else name
-    return f"{name}_" if keyword.iskeyword(name) or name in TAKEN else name
+    return (
+        f"{name}_" if keyword.iskeyword(name) or name in TAKEN or hasattr(builtins, name) else name
+    )
 
 
 TAKEN: Final = frozenset(

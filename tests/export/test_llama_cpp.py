@@ -11,6 +11,7 @@ from cachesim.export.case import Case, case_of
 from cachesim.export.forms import form_of
 from cachesim.export.llama_cpp import pytest_of
 from cachesim.export.proof import prove
+from cachesim.export.python_text import name_of
 from cachesim.export.stand_in import utils
 from cachesim.model.weights import draw
 from cachesim.prove.llama_cpp.gguf import model_keys
@@ -93,6 +94,12 @@ def test_the_stand_in_gives_the_flags_of_its_attributes() -> None:
     assert ["--cache-ram", "0"] == words[words.index("--cache-ram") :][:2]
     assert "--kv-unified" == words[-1]
     assert "--hf-repo" not in words
+
+
+def test_names_of_spans_hide_none_of_pythons() -> None:
+    assert ["list_", "class_", "server_", "a_b"] == [
+        *map(name_of, ("list", "class", "server", "a-b"))
+    ]
 
 
 def test_what_the_suite_cannot_be_asked_is_named() -> None:
