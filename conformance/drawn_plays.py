@@ -334,11 +334,17 @@ MISCOUNTS: Final = frozenset({"27586"})
 """Defects put back whose symptom is a pool with more slots than it has: a slot is freed twice."""
 
 
+FORMER: Final = {"sglang@0.5.23": {0: "no-31643", 13: "no-27291"}}
+"""Former names of changes taken back, where they stood among the patches: draws stay the same."""
+
+
 def profile(rng: Random, engine: str) -> str:
     """A release, as often with a patch that fits it."""
     family = family_of(engine)
     release = rng.choice(family.names())
     fitting = [patch.name for patch in family.patches if release in patch.fits]
+    for place, name in FORMER.get(f"{engine}@{release}", {}).items():
+        fitting.insert(place, name)
     return release + "".join(f"+{each}" for each in rng.sample(fitting, rng.choice((0, 0, 1, 1))))
 
 
