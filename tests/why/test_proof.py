@@ -13,13 +13,13 @@ import cachesim.why.advise
 from cachesim.model.presets import preset
 from cachesim.scenario.shipped import shipped_files
 from cachesim.why.advise.tuning import Tuned, between, confirmed, of_log, server_run, summary
-from cachesim.why.advise.what_if import add_other_settings, swept
+from cachesim.why.advise.what_if import add_other_settings, answers, requested, swept
 from cachesim.why.explain.whole import UserSettings, read_files, replays_of, why
 from cachesim.why.explain.wrong import SAYS, WINDOW_FROM_RAM, evidence_of, wrong_with
 from cachesim.why.infer.sizes import ASSUMED
 from cachesim.why.replay.other import workload_of
 from cachesim.why.replay.player import FAILED
-from cachesim.why.replay.proof import Counts, counts_of, proof_of
+from cachesim.why.replay.proof import Counts, counts_of, left_out, proof_of
 
 LOG = Path(__file__).parents[2] / "docs" / "examples" / "hybrid.log"
 
@@ -89,6 +89,16 @@ def test_a_request_that_is_replayed_in_another_slot_proves_nothing_either() -> N
 
     assert ({0: 30}, 0) == (here.logged, here.open(played))
     assert ({}, 30) == (elsewhere.logged, elsewhere.open(played))
+
+
+def test_sums_are_the_replays_own_where_nothing_is_proven_and_never_0() -> None:
+    (replay,) = replays_of(read_files([("server.log", BytesIO(LOG.read_bytes()))]), UserSettings())
+    counts = [replace(each, cached=None) for each in counts_of(replay)]
+    run = server_run(workload_of(replay), replay.settings.values, counts)
+    (row,) = answers([replay], requested(replay.settings, ()), [run])
+
+    assert ({}, 6253) == (run.proof.logged, row["processed"])
+    assert left_out([run.proof]).endswith("the sums are the replay's own.")
 
 
 def test_values_are_tried_between_the_best_one_and_its_neighbours() -> None:

@@ -136,6 +136,8 @@ def answers(
     A usual one that the server of a log cannot be asked is left out.
     """
     runs = runs or tuning.runs_of(replays)
+    if not any(run.proof.logged for run in runs):  # then the sums are the replay's own
+        runs = [tuning.server_run(run.subject, run.options, None, run.others) for run in runs]
     judged = MOST_JUDGED // max(1, len(questions))
     for question in questions:
         try:

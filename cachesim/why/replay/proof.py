@@ -126,6 +126,8 @@ def left_out(proofs: Sequence[Proof]) -> str:
     if not parts:
         return ""
     summed = sum(len(proof.logged) for proof in proofs)
+    if not summed:
+        return "No request is replayed with the log's counts: the sums are the replay's own."
     return (
         f"Replays are summed over {counted(summed, 'request')}, those whose replay equals the log. "
         f"Left out: {'; '.join(parts)}."
