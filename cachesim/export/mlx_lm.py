@@ -41,7 +41,7 @@ class Test{title}(unittest.TestCase):
         self.store = LRUPromptCache({size})
 
     def generate(self, tokens, cache, reply):
-        """The likelihoods behind each token of a reply that is given."""
+        """The likelihoods of each token of a reply that is given."""
         replies = iter(reply)
         rows = generate_step(
             mx.array(tokens), self.model, max_tokens=len(reply), prompt_cache=cache,

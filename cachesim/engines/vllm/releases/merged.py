@@ -303,7 +303,7 @@ MERGED: Final[tuple[Merged, ...]] = (
     ),
     Merged(
         name="steps-back-by-place",
-        about="under priorities no running request is skipped behind a victim",
+        about="under priorities no running request is skipped past a victim",
         landed="0.28.0",
         sets={"scheduler.steps_back_by_place": True},
     ),
@@ -390,7 +390,7 @@ MERGED: Final[tuple[Merged, ...]] = (
     ),
     Merged(
         name="retired-states",
-        about="all states before the end of a skipped range are freed, behind null entries too",
+        about="all states before the end of a skipped range are freed, past null entries too",
         landed="0.30.0",
         sets={"state.retires_all": True},
     ),
