@@ -543,7 +543,10 @@ def elsewhere(live: Live, requested: Sequence[str]) -> Iterator[dict[str, Any]]:
     """The same requests on other engines: prefilled tokens, and requests with reuse."""
     if live.rerun is None or live.profile is None:
         return
+    recorded = {} if not live.prompts else options_in(live.prompts[0].recorded)
+    if "max_model_len" in recorded:  # vLLM's pool has to hold a request of this length
+        longest = max(len(prompt.rope) + len(prompt.reply) for prompt in live.prompts)
+        recorded["max_model_len"] = min(recorded["max_model_len"], longest + 1)
     for profile in map(full_name, requested) if requested else others(live.profile):
-        yield played_elsewhere(
-            profile, live.rerun.model, live.about.window, live.about.options, live.prompts
-        )
+        options = known(profile, recorded) | dict(live.about.options)
+        yield played_elsewhere(profile, live.rerun.model, live.about.window, options, live.prompts)

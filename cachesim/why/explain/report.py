@@ -6,8 +6,9 @@ from typing import Any, Final
 
 from cachesim.engines.family import family_of
 from cachesim.engines.llamacpp.vocabulary.events import CheckpointKept, CheckpointRestored
-from cachesim.engines.words import counted, numbered, of_one
+from cachesim.engines.words import counted, numbered
 from cachesim.why.explain.answer import answer_of
+from cachesim.why.explain.log_sentences import FORCED, FURTHER, NEARLY, held_by, log_sentences
 from cachesim.why.explain.remedies import FACTS_WITHOUT_REPLAY, remedy_of
 from cachesim.why.explain.wrong import wrong_in
 from cachesim.why.infer.evidence import Lengths
@@ -21,113 +22,6 @@ from cachesim.why.read.observed import (
     computed,
 )
 from cachesim.why.replay.replayed import Rebuilt, Replay
-
-CHOICES: Final[Mapping[str, str]] = {
-    "age": "Slot {slot} was chosen because it was used least recently.",
-    "id": "Slot {slot} was requested by number.",
-}
-SHOWN: Final = 6
-"""Most checkpoints that are listed singly."""
-
-FORCED: Final = "No checkpoint qualified: forcing full prompt re-processing."
-
-NEARLY: Final = 0.95
-"""Share from which a part counts as all."""
-
-
-def log_sentences(
-    request: Observed, common: Known, lengths: Lengths, after: int | None
-) -> list[str]:
-    """Sentences of the log's lines in order; `after`: the request whose slot file was restored."""
-    return [
-        *_choice(request),
-        *_filled(after),
-        *_memory(request),
-        *_divergence(request, common, lengths),
-        *request.notes,
-    ]
-
-
-def _filled(after: int | None) -> Iterator[str]:
-    if after is not None:
-        yield (
-            f"Its slot held as much as a slot did after request {after}, and not what it held "
-            f"last: assumed to be restored from a slot file."
-        )
-
-
-def _choice(o: Observed) -> Iterator[str]:
-    if o.sim is not None:
-        yield f"Slot {o.slot} was chosen by similarity: {o.sim} of the prompt, {o.keep} of its own."
-    elif o.choice in CHOICES:
-        yield CHOICES[o.choice].format(slot=o.slot)
-    if o.search.found_keep is not None:
-        yield (
-            f"A prompt-cache entry was loaded: {o.search.found_keep} of it is kept, "
-            f"{o.search.found_sim} of the prompt."
-        )
-
-
-def _memory(o: Observed) -> Iterator[str]:
-    if o.depth is not None:
-        yield of_one(f"{o.depth[0]:,} tokens match the {_whose(o)} {o.depth[1]:,}.")
-    if o.checked:
-        tried = ", ".join(f"[{low}..{high}]" for low, high, _ in o.checked[:SHOWN])
-        more = f" and {len(o.checked) - SHOWN} more" if len(o.checked) > SHOWN else ""
-        yield f"Checkpoints tried against position {o.checked[-1][2]:,}: {tried}{more}."
-    if o.restored is not None:
-        yield f"The checkpoint of {o.restored_at:,} tokens was restored."
-    if o.forced:
-        yield FORCED
-    if o.erased:
-        sizes = sorted({size for size, _ in o.erased})
-        to = f" to {sizes[-1]:,}" if len(sizes) > 1 else ""
-        yield f"Erased: {counted(len(sizes), 'checkpoint')}, of {sizes[0]:,}{to} tokens."
-    if o.refused_cut:
-        yield "Memory could not be cut, and was cleared."
-    if o.moved:
-        tokens = sum(size for _, _, size in o.moved)
-        yield f"{tokens:,} tokens were moved into place (`--cache-reuse`)."
-    for left, discarded in o.shifts:
-        yield f"The context was shifted: {discarded:,} of {left:,} tokens were discarded."
-
-
-def _whose(o: Observed) -> str:
-    if o.restores_blocks:
-        return "stored sequence's"
-    return "slot's" if o.shared is None else "instance's"
-
-
-def _divergence(o: Observed, common: Known, lengths: Lengths) -> Iterator[str]:
-    at, whole = common.value, lengths.prompt.value
-    held = held_by(o, common)
-    if at is None or held is None or at >= held or (whole is not None and at >= whole):
-        return
-    about = f"{held:,}" if isinstance(held, int) else f"{held:,.0f} or so"
-    lines = f"The prompt and the {_whose(o)} {about} tokens diverge at token {at:,}"
-    if at == o.shifted_before:
-        yield f"{lines}: a context shift discarded tokens there during the request before."
-    elif at < held / 10:
-        yield (
-            f"{lines}: another conversation, or one whose beginning changed, such as a date or the "
-            f"order of tools."
-        )
-    else:
-        yield f"{lines}: the client changed its history there, or a template did."
-
-
-def held_by(o: Observed, common: Known) -> float | None:
-    """Tokens in the slot when the prompt arrived."""
-    if o.depth is not None:
-        return o.depth[1]
-    if o.search.saved is not None and o.search.found_keep is None:
-        return o.search.saved
-    kept = o.keep if o.search.found_keep is None else o.search.found_keep  # of what was loaded
-    try:
-        keep = float(kept) if kept is not None else 0.0
-    except ValueError:
-        return None
-    return common.value / keep if common.value is not None and keep > 0 else None
 
 
 def losses_of(o: Observed, common: Known, lengths: Lengths) -> list[dict[str, Any]]:
@@ -174,8 +68,9 @@ def _rule_of(o: Observed, equal: int, cached: int) -> tuple[str, str]:
             "runner saves one there while it processes the prompt"
         )
     if o.restored is not None:
-        words = f"Memory could not go back to token {equal:,}; the checkpoint of {o.restored_at:,}"
-        return "memory-depth", f"{words} tokens was the last one before it"
+        words = f"Memory could not go back to token {equal:,}; the latest checkpoint that qualified"
+        used = "" if cached in {o.restored, o.restored_at} else f", of which {cached:,} were reused"
+        return "memory-depth", f"{words} has {o.restored_at:,} tokens{used}"
     if cached == equal - 1:
         return "last-token", "The last token is processed for its logits"
     return "unknown", "The log has no line on why fewer were reused"
@@ -186,8 +81,13 @@ def _none_qualifies(o: Observed, equal: int) -> str:
         return f"Memory could not be cut back to token {equal:,}, and no checkpoint helped"
     if not o.checked:
         return f"No checkpoint is at or before token {equal:,}: the slot had none"
-    lowest = min(low for low, _, _ in o.checked)
+    lowest, bound = min(low for low, _, _ in o.checked), o.checked[-1][2]
     tried = "the one that was" if len(o.checked) == 1 else f"the nearest of {len(o.checked)}"
+    if bound < lowest <= equal:  # a window before the token is needed too
+        return (
+            f"No checkpoint reaches back to position {bound:,}, where the window of token "
+            f"{equal:,} begins: {tried} tried begins at position {lowest:,}"
+        )
     return (
         f"No checkpoint is at or before token {equal:,}: {tried} tried begins at position "
         f"{lowest:,}"
@@ -283,7 +183,7 @@ def _at_one_token(requests: Sequence[tuple[int, Rebuilt]]) -> Iterator[Place]:
 def _diverges_at(each: Rebuilt) -> int | None:
     """The first token that differs from the slot's, if both continue."""
     at, prompt = each.common, each.lengths.prompt
-    cached, held = each.lengths.cached.value, held_by(each.observed, each.common)
+    cached, held = each.lengths.cached.value, held_by(each.observed, each.common, each.holder)
     if at.value is None or not at.is_sure or prompt.value is None or cached is None:
         return None
     goes_on = at.value < (prompt.value if held is None else min(held, prompt.value))
@@ -546,7 +446,7 @@ def request_entry(each: Rebuilt, *, server: int, number: int) -> dict[str, Any]:
     if turn == "new" and equal is None and each.common.high:
         turn = "unknown"  # the log only bounds what the server held of it
     rule = rule_of(why)
-    follow = turn == "changed" and held_by(observed, each.common) is not None
+    follow = turn == "changed" and held_by(observed, each.common, each.holder) is not None
     ends = min(held or 0, lengths.prompt.value or 0) if follow else 0
     file = None if each.submitted is None else each.submitted.file
     numbers = {"prompt_tokens": lengths.prompt, "common": each.common}
@@ -561,6 +461,7 @@ def request_entry(each: Rebuilt, *, server: int, number: int) -> dict[str, Any]:
         "slot": observed.slot if observed.slot >= 0 else None,
         "cancelled": observed.disconnected,
         "refused": observed.too_long,
+        "parent": None if each.parent is None else number - observed.number + each.parent,
         "generated": observed.generated,
         "replayed": {
             "cached": replayed.cached,
@@ -595,8 +496,10 @@ def request_entry(each: Rebuilt, *, server: int, number: int) -> dict[str, Any]:
         "by": None,
         "seconds": None if observed.prompt_ms is None else observed.prompt_ms / 1000,
         "why": why,
-        "log_says": log_sentences(
-            observed, each.common, lengths, (None if file is None else file[0])
+        "log_says": [FURTHER.format(parent=number - observed.number + each.parent)]
+        if each.parent is not None
+        else log_sentences(
+            observed, each.common, lengths, (None if file is None else file[0]), each.holder
         ),
         "checkpoints": [
             {"pos_min": low, "pos_max": high, "n_tokens": n} for low, high, n in observed.created
@@ -610,7 +513,7 @@ def turn_of(each: Rebuilt) -> tuple[str, int | None]:
     A checkpoint that was tried lies in the slot's tokens: they go on at least as far.
     """
     at, whole, observed = each.common.value, each.lengths.prompt.value, each.observed
-    held = None if at is None else held_by(observed, each.common)
+    held = None if at is None else held_by(observed, each.common, each.holder)
     least = max((high + 1 for _, high, _ in observed.checked), default=None)
     tokens = least if held is None else round(held)
     if observed.too_long:
@@ -642,6 +545,8 @@ def _slot_known(observed: Observed) -> str:
 
 def causes_of(each: Rebuilt) -> tuple[list[dict[str, Any]], int | None]:
     """Causes of a request's loss with their tokens, from the replay or the log's own lines."""
+    if each.parent is not None:  # they are its parent's
+        return [], None
     observed = each.observed
     seen = observed.forced or bool(observed.checked)
     assumed = seen and (each.assumed is not None or each.is_open)
@@ -679,7 +584,7 @@ def _totals_of(requests: Sequence[Mapping[str, Any]]) -> dict[str, int | None]:
     is known of it. A number that no request has is None.
     """
     refused = [request for request in requests if request["refused"]]
-    others = [request for request in requests if not request["refused"]]
+    others = [each for each in requests if not each["refused"] and each["parent"] is None]
     cached = sum(other["cached"] or 0 for other in others)
     processed = sum(other["processed"] or 0 for other in others)
     sure = [other for other in others if other["known"]["prompt_tokens"] in {"printed", "computed"}]
@@ -700,6 +605,7 @@ def _totals_of(requests: Sequence[Mapping[str, Any]]) -> dict[str, int | None]:
         "again_unknown": sum(map(_again_unknown, others)),
         "untold": sum(other["cached"] is None for other in others),
         "without_length": len(others) - len(sure),
+        "further": sum(request["parent"] is not None for request in requests),
         "refused": len(refused),
         "refused_tokens": sum(each["prompt_tokens"] or 0 for each in refused),
     }

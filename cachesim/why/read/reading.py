@@ -626,13 +626,14 @@ class Reader:
         )
         request = server.begin(line.number, slot, line.task)
         request.is_child, request.launched_at = fields.get("child") == "1", line.seconds
-        choice, values = self._chosen.pop(slot, ("unknown", {}))
-        request.choice = choice
-        request.sim, request.keep = values.get("sim"), values.get("keep")
-        request.threshold = values.get("threshold")
-        request.search, self._search = self._search, Search()
-        request.slot_common, self._slot_common = self._slot_common, {}
-        request.is_chat = bool(self._chats) and self._chats.popleft()
+        if not request.is_child:  # children are launched before their parent, which has the lines
+            choice, values = self._chosen.pop(slot, ("unknown", {}))
+            request.choice = choice
+            request.sim, request.keep = values.get("sim"), values.get("keep")
+            request.threshold = values.get("threshold")
+            request.search, self._search = self._search, Search()
+            request.slot_common, self._slot_common = self._slot_common, {}
+            request.is_chat = bool(self._chats) and self._chats.popleft()
         if before is not None and request.search.found_keep is None:
             request.shifted_before = before.shift_keep
         made = tuple((observed.number, len(observed.created)) for observed in self._active.values())

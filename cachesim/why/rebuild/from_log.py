@@ -103,6 +103,7 @@ class Candidate:
     cache_prompt: bool = True
     goes_on: bool = False  # it has all of what it shares something with
     at_joint: bool = False  # it parts from that where another prompt or reply did
+    holder_length: int = 0  # tokens of the prompt-cache entry that holds it
 
 
 def with_entries(
@@ -116,12 +117,12 @@ def with_entries(
             bounds = counts_of(search.found_sim, whole)
             bounds = bounds and bounds.meet(counts_of(search.found_keep, len(entry)))
             if bounds is not None and counts_of(search.found_keep, len(entry)) is not None:
-                yield entry, f"prompt cache entry {index}", _narrowed(bounds, exact), True
+                yield entry, f"{ENTRY} {index}", _narrowed(bounds, exact), True
     best = max(search.compared, key=lambda compared: compared.lcp, default=None)
     if best is not None and best.lcp > 0:
         for index, entry in enumerate(entries):
             if len(entry) == best.n_tokens and best.lcp <= whole:
-                name = f"prompt cache entry {index}"
+                name = f"{ENTRY} {index}"
                 yield entry, name, Interval(best.lcp, best.lcp), True
 
 
@@ -161,7 +162,7 @@ def guessed(
     whole = rebuilt.lengths.prompt.value or 0
     if not cached or (rebuilt.observed.choice == "similarity" and cached <= known):
         return
-    names = [(entry, f"prompt cache entry {i}") for i, entry in enumerate(entries)][::-1]
+    names = [(entry, f"{ENTRY} {i}") for i, entry in enumerate(entries)][::-1]
     if rebuilt.observed.choice != "similarity":  # else a ratio says what the slot shares
         names.insert(0, (held, f"slot {rebuilt.observed.slot}"))
     for rope, name in names:
@@ -345,6 +346,23 @@ def _may_be_comparable(lengths: Lengths) -> bool:
     return lengths.cached.value is not None or lengths.prompt.how == "bounded"
 
 
+ENTRY: Final = "prompt cache entry"
+
+LEAST_KEPT: Final = 0.25
+"""Part of a prompt-cache entry that a request keeps at least, or it is not loaded."""
+
+
+def _explains(candidate: Candidate, cached: int) -> int:
+    """How well a prompt explains so many reused tokens, where no trial reuses as many.
+
+    The next pass may find the state from which they were resumed. Of an entry, enough is kept.
+    """
+    common = candidate.common.value or 0
+    if common < cached:
+        return 0
+    return 2 if not candidate.holder_length or common >= LEAST_KEPT * candidate.holder_length else 1
+
+
 MOST_CANDIDATES: Final = 24
 """Most candidates tried for a request."""
 
@@ -379,6 +397,7 @@ class Rebuilder:
         self.progress = progress
         self._next = 0  # the moment to run next
         self._running: list[int] = []
+        self._children: list[Rebuilt] = []  # launched, and their parent not yet
         self._goal = 0  # requests that have to agree, or the replay is given up
         self._may_agree = 0  # requests that agree or are not replayed yet
 
@@ -439,6 +458,9 @@ class Rebuilder:
     def _finish(self, number: int) -> None:
         rebuilt = self.replay.requests[number]
         rebuilt.replayed = self.player.run_until(number)
+        children = [each for each in self.replay.requests if each.parent == number]
+        for child, replayed in zip(children, rebuilt.replayed.children, strict=False):
+            child.replayed, child.common, child.holder = replayed, rebuilt.common, rebuilt.holder
         if self.verbose and self.player.accepts_spans:
             refute_turn(self.replay, rebuilt)
         if _may_be_comparable(rebuilt.lengths) and not rebuilt.agrees:
@@ -469,7 +491,9 @@ class Rebuilder:
             if read >= 1.0:
                 self.player.run_prompt(number)
                 generated = max(1, int(spoken * (observed.generated or 1)) - 1)
-                self.player.advance(turns=1, at_once=generated)
+                turns = min(generated, self.player.spare_turns())
+                if turns > 0:
+                    self.player.advance(turns=1, at_once=turns)
             elif read * (whole - cached) >= batch:  # a batch is read as one
                 self.player.read_until(
                     number, cached + int(read * (whole - cached)) // batch * batch
@@ -477,8 +501,14 @@ class Rebuilder:
 
     def _launch(self, rebuilt: Rebuilt) -> bool:
         request, lengths = rebuilt.observed, rebuilt.lengths
-        if lengths.prompt.value is None or request.is_child:
+        if request.is_child:
+            self._children.append(rebuilt)
             return False
+        children, self._children = self._children, []
+        if lengths.prompt.value is None:
+            return False
+        for child in children:
+            child.parent = request.number
         file: tuple[int, int] | None = None
         known = request.slot < len(self.player.held()[0])
         if known and request.number in self.hints.files:
@@ -513,7 +543,7 @@ class Rebuilder:
                 return candidate
             if fallback is None and result.cached == cached:
                 fallback = candidate
-        return fallback or candidates[0]
+        return fallback or max(candidates, key=lambda each: _explains(each, cached))
 
     def _possible(self, candidates: Sequence[Candidate], cached: int) -> Iterator[Candidate]:
         """The candidates of which a server can reuse so many tokens: a copy of it is large.
@@ -552,9 +582,14 @@ class Rebuilder:
             reply=reply,
             slot=(request.slot if request.choice == "id" or silent else -1),
             cache_prompt=candidate.cache_prompt,
+            completions=1 + self._children_of(request),
             user_starts=starts_in(self.replay.found.marks, candidate.prompt),
             cancel_at=cancel,
         )
+
+    def _children_of(self, request: Observed) -> int:
+        """Further completions of a request, launched just before it."""
+        return sum(each.parent == request.number for each in self.replay.requests)
 
     def _reply_length(self, rebuilt: Rebuilt, prompt: int) -> int:
         request = rebuilt.observed
@@ -720,4 +755,5 @@ class Rebuilder:
                 cache_prompt=cache_prompt,
                 goes_on=0 < common == len(rope),
                 at_joint=not not_at_joint,
+                holder_length=len(rope) if name.startswith(ENTRY) else 0,
             )

@@ -130,11 +130,25 @@ def options_in(request: Recorded) -> dict[str, Any]:
     facts = request.server
     options: dict[str, Any] = {}
     slots, context = whole(facts.get("slots")), whole(facts.get("n_ctx"))
+    given = dict(mapping(facts.get("options")))
     if slots:
         options["parallel"] = slots
-    if context:
-        options["ctx_size"] = context * (slots or 1)
-    return options | dict(mapping(facts.get("options")))
+    played = profile_of(request)
+    is_llama = played is None or Profile.parse(played.profile).engine == LLAMA_CPP.name
+    if is_llama and slots == UNASKED and not {"parallel", "kv_unified"} & given.keys():
+        options["kv_unified"] = True
+    if context:  # of a slot, which is all of a context that the slots share
+        shares = options.get("kv_unified", given.get("kv_unified", False))
+        options |= dict.fromkeys(CONTEXTS, context)
+        options["ctx_size"] = context * (1 if shares else slots or 1)
+    return options | given
+
+
+UNASKED: Final = 4
+"""Slots that llama-server opens where no flag says how many; they share its context."""
+
+CONTEXTS: Final = ("n_ctx", "max_model_len", "context_length")
+"""Names of the context in other engines, for the same requests on them."""
 
 
 def field_of(request: Recorded, problem: str) -> str:

@@ -4,9 +4,10 @@ launch 3 ... launch 4 ... released 3 ... released 4      the log's order
 submit       turns, submit   turns until 3 answers       the player's
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from copy import copy, deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any, Final, cast
 
@@ -16,7 +17,7 @@ from cachesim.engines.events import Event
 from cachesim.engines.family import Profile
 from cachesim.engines.llamacpp.family import FAMILY
 from cachesim.engines.llamacpp.server import LlamaCpp
-from cachesim.engines.llamacpp.slot import Checkpoint
+from cachesim.engines.llamacpp.slot import Checkpoint, Slot, SlotState
 from cachesim.engines.llamacpp.vocabulary.events import (
     CheckpointCreated,
     CheckpointKept,
@@ -55,6 +56,7 @@ class ReplayRequest:
     reply: Rope
     slot: int = -1
     cache_prompt: bool = True
+    completions: int = 1
     user_starts: tuple[int, ...] = ()
     cancel_at: int | None = None  # tokens in the slot at which the client disconnects
     file: tuple[int, int] | None = None  # saved after that request, read back into this slot
@@ -81,6 +83,7 @@ class Replayed:
     events: tuple[Event, ...]
     error: str | None = None
     message: str = ""  # of the error
+    children: tuple["Replayed", ...] = ()  # its further completions
 
 
 FAILED: Final = Replayed(None, None, None, 0, "nothing", (), (), "aborted")
@@ -198,10 +201,32 @@ class Player:
                 reply=cast("Tokens", request.reply),
                 slot=request.slot,
                 cache_prompt=request.cache_prompt,
+                completions=request.completions,
                 options=request.options(spans=self.accepts_spans),
             )
         )
-        self.engine.take_in()
+        with self._as_busy(self._ended_early()):
+            self.engine.take_in()
+
+    def _ended_early(self) -> list[Slot]:
+        """Idle slots of requests that are answered here, and not yet where they were recorded.
+
+        None where no other slot would be left.
+        """
+        replies = map(self.engine.reply, self.tickets.values())
+        ended = {int(reply.slot) for reply in replies if reply and reply.slot is not None}
+        idle = [slot for slot in self.engine.server.slots if not slot.is_processing]
+        found = [slot for slot in idle if int(slot.id) in ended]
+        return found if len(found) < len(idle) else []
+
+    @contextmanager
+    def _as_busy(self, slots: Sequence[Slot]) -> Iterator[None]:
+        """Keep a request from slots that it found busy."""
+        for slot in slots:
+            slot.state = SlotState.GENERATING
+        yield
+        for slot in slots:
+            slot.state = SlotState.IDLE
 
     def play(self, request: ReplayRequest) -> Replayed:
         """Run a request to its end."""
@@ -224,6 +249,7 @@ class Player:
             self.dead = True
             return FAILED
         ticket = self.tickets.pop(number)
+        replies = self.engine.replies(ticket)
         self.submitted.pop(number, None)
         reply = self.engine.reply(ticket)
         made = self.engine.events[self.seen.pop(number) :]
@@ -231,9 +257,12 @@ class Player:
         if number in self.saved_after and reply is not None and reply.slot is not None:
             self.engine.slot_save(int(reply.slot), str(number))
             self.engine.take_in()
+        if reply is None:
+            return FAILED
         if not self.tickets:
             self.engine.forget(ticket)
-        return FAILED if reply is None else replayed(reply, events)
+        children = tuple(replayed(child, ()) for child in replies[1:])
+        return replace(replayed(reply, events), children=children)
 
     def _step(self, request: ReplayRequest) -> None:
         if request.cancel_at is None:
@@ -265,6 +294,20 @@ class Player:
         finally:
             self.engine.limit_turns(AT_ONCE)
 
+    def spare_turns(self) -> int:
+        """The turns after which every running request still lacks a token of its reply.
+
+        The log has no end of them yet: one that ended here would give its slot to the next.
+        """
+        return min(
+            (
+                len(request.reply) - 1 - max(0, self._holds(request) - len(request.prompt) + 1)
+                for request in self.submitted.values()
+                if request.cancel_at is None
+            ),
+            default=AT_ONCE,
+        )
+
     def read_until(self, number: int, tokens: int) -> None:
         """Prefill a request up to a number of tokens."""
         request = self.submitted.get(number)
@@ -274,6 +317,7 @@ class Player:
             if (
                 self._holds(request) >= tokens
                 or self.engine.reply(self.tickets[number]) is not None
+                or self.spare_turns() < 1
             ):
                 return
             self.advance(turns=1, at_once=1)

@@ -28,13 +28,15 @@ class Rebuilt:
     candidates: int = 1
     assumed: int | None = None  # tokens that its slot is taken to have held, as one prompt
     is_verbose: bool = True  # the log's level prints what memory and checkpoints did
+    parent: int | None = None  # the request of which it is a further completion (`n` > 1)
     is_played: bool = True  # otherwise only the log's own lines are reported
 
     @property
     def is_comparable(self) -> bool:
         """True if the log has a count of a prompt that was replayed."""
         known = self.lengths.cached.value is not None and not self.is_open
-        return self.is_played and known and self.submitted is not None
+        was_sent = self.submitted is not None or self.parent is not None
+        return self.is_played and known and was_sent
 
     @property
     def is_open(self) -> bool:
