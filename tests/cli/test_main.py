@@ -244,7 +244,7 @@ def test_a_story_keeps_one_scale_and_folds_what_every_request_brings(capsys: Cap
     assert "the request starts in slot 0" not in out
     assert "kept by" in out
     assert "restored" in out
-    assert "prompt       Frrrrrrrrr" in out
+    assert "prompt       ^+++++++++" in out
 
 
 LOG = "docs/examples/hybrid.log"
