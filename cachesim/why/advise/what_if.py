@@ -274,8 +274,12 @@ def add_wrong(
     found: dict[str, Any], replays: Sequence[Replay], runs: Sequence[tuning.ServerRun]
 ) -> None:
     """Add what the replay knows of wrong answers of the log's own server."""
-    first = 0
-    for replay, run in zip(replays, runs, strict=True):
+    first, of_played = 0, iter(runs)
+    for replay in replays:
+        if not replay.settings.is_played:
+            first += len(replay.requests)
+            continue
+        run = next(of_played)
         known = {number for each in found["wrong"] for number in each["requests"]}
         workload = of_kind(Workload, run.subject)
         wrong = wrong_answers(workload, run.subject.profile, dict(run.options), most=MOST_JUDGED)
@@ -307,7 +311,7 @@ def add_other_settings(
         asked = usual(played[0].settings)
         found["what_if"] = list(shown(answers(played, asked, runs), len(asked)))
     if runs and few and alike:
-        add_wrong(found, played, runs)
+        add_wrong(found, replays, runs)
         wanted = tuning.of_log(played, None, runs)
         every = swept(wanted, play)
         found["tuned"] = tuning.summary(every, wanted)
