@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import re
 from functools import cache
 from io import BytesIO, StringIO
 from pathlib import Path
@@ -377,10 +378,16 @@ def test_tune_finds_room_for_conversations_that_take_turns_on_mlx_lm(
     assert found["command"] == "mlx_lm.server --prompt-cache-size 3"
 
 
-def test_of_a_server_that_refuses_recorded_requests_the_counts_are_unknown(capsys: Capture) -> None:
+def test_of_a_server_that_refuses_recorded_requests_the_counts_are_unknown(
+    capsys: Capture, tmp_path: Path
+) -> None:
     small = ("--what-if", "llama-cpp-python@0.3.36")
-    found = json.loads(output(capsys, "why", RECORDED, "--format", "json", *small))
+    recorded, short = Path(RECORDED).read_text(), tmp_path / "short.jsonl"
+    short.write_text(re.sub(r'"n_ctx": ?\d+', '"n_ctx": 512', recorded))
+    as_recorded = json.loads(output(capsys, "why", RECORDED, "--format", "json", *small))
+    found = json.loads(output(capsys, "why", str(short), "--format", "json", *small))
 
+    assert [""] == [row["problem"] for row in as_recorded["what_if"]]
     problem = "refuses 4 of 4 requests: Requested tokens (1790) exceed context window of 512"
     unknown = dict.fromkeys(("processed", "cached", "hits"))
     assert [{"name": small[1], "problem": problem} | unknown] == found["what_if"]
