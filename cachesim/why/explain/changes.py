@@ -76,9 +76,14 @@ KEPT: Final = frozenset(("clock", "git-status", "editor-state", "file-list", "wo
 """Topics of which a number is a part; the numbers of others are counters."""
 
 SHAPES: Final = (
-    ("file-list", re.compile(r"\s*[│├└].*|[-*\s]*(?:[\w.@-]+/)*[\w@-]+\.[a-z]\w{0,4}")),
-    ("git-status", re.compile(r"\s*(?:[MADRCU]{1,2}|\?\?|[0-9a-f]{7,40}) \S.*")),
-    ("todo", re.compile(r"[-*\d.\s]*(?:\[[ xX~-]\]|[☐☑✅⬜]).*")),
+    (
+        "file-list",
+        re.compile(
+            r"\s{0,80}[│├└].*|[-*\s]{0,80}(?:[\w.@-]{1,80}/){0,20}[\w@-]{1,80}\.[a-z]\w{0,4}"
+        ),
+    ),
+    ("git-status", re.compile(r"\s{0,80}(?:[MADRCU]{1,2}|\?\?|[0-9a-f]{7,40}) \S.*")),
+    ("todo", re.compile(r"[-*\d.\s]{0,80}(?:\[[ xX~-]\]|[☐☑✅⬜]).*")),
 )
 """Lines that tell by themselves what they are, in both requests."""
 
