@@ -30,7 +30,8 @@ def report(*steps: Step) -> Report:
 def plan() -> Plan:
     return Plan(
         profiles=(PROFILE,), against=None, model="dense", examples=8, minutes=None, seed=0,
-        arithmetic="ring", shape=Shape(), jobs=1, emit=None, require=frozenset(),
+        arithmetic="ring", shape=Shape(), jobs=1, emit=None, export=None,
+        require=frozenset(),
     )  # fmt: skip
 
 
