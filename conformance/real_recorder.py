@@ -402,6 +402,39 @@ def cached_is_the_servers(setup: Setup) -> Found:
 
 # -- planted rewrites ------------------------------------------------------------------------
 
+SCHEMA: Final = {"type": "object", "properties": {"path": {"type": "string"}}}
+BLOCKS: Final[list[Json]] = [
+    {"role": "user", "content": "w51"},
+    {"role": "assistant", "content": [
+        {"type": "thinking", "thinking": "w52 w53", "signature": "s"},
+        {"type": "text", "text": "w54"},
+        {"type": "tool_use", "id": "c1", "name": "read", "input": {"path": "a b"}}]},
+    {"role": "user", "content": [
+        {"type": "tool_result", "tool_use_id": "c1", "content": [{"type": "text", "text": "w55"}]},
+        {"type": "text", "text": "w56"}]},
+]  # fmt: skip
+ITEMS: Final[list[Json]] = [
+    {"role": "user", "content": "w51"},
+    {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "w54"}]},
+    {"type": "function_call", "call_id": "c1", "name": "read", "arguments": '{"path": "a b"}'},
+    {"type": "function_call_output", "call_id": "c1", "output": "w55"},
+    {"role": "user", "content": [{"type": "input_text", "text": "w56"}]},
+]
+MIXED: Final[tuple[tuple[str, Json], ...]] = (
+    (CHAT, chat("w50", system=f"mixed {SYSTEM}")),
+    ("/v1/messages", {
+        "max_tokens": 4, "system": f"mixed {SYSTEM}", "messages": BLOCKS[:1]}),
+    ("/v1/responses", {
+        "max_output_tokens": 4, "instructions": f"mixed {SYSTEM}", "input": "w50"}),
+    ("/v1/messages", {
+        "max_tokens": 4, "messages": BLOCKS, "system": [{"type": "text", "text": SYSTEM}],
+        "tools": [{"name": "read", "description": "read it", "input_schema": SCHEMA}]}),
+    ("/v1/responses", {
+        "max_output_tokens": 4, "input": ITEMS,
+        "tools": [{"type": "function", "name": "read", "parameters": SCHEMA}]}),
+)  # fmt: skip
+"""A conversation that changes its API."""
+
 TOOLS: Final = [
     {
         "type": "function",
@@ -552,6 +585,20 @@ def slots_are_followed(setup: Setup) -> Found:
     return well, f"{sum(agree)} of {len(told)} requests; {'; '.join(taken)}"
 
 
+def other_apis_are_exact(setup: Setup) -> Found:
+    """Anthropic's messages and OpenAI's responses have exact tokens, also beside chats."""
+    if setup.name != "llama.cpp":
+        return True, "the server shows no tokens"
+    setup.settle()
+    before = len(setup.entries())
+    statuses = [call(setup.url, "POST", path, body)[0] for path, body in MIXED]
+    entries = setup.written(before + len(MIXED))[before:]
+    setup.settle()
+    exact = sum("tokens" in entry for entry in setup.entries()[before:])
+    well = exact == len(entries) == len(MIXED) and set(statuses) == {200}
+    return well, f"{exact} of {len(MIXED)} requests"
+
+
 def no_secrets(setup: Setup) -> Found:
     """No key of the client, and no word of its texts, is in the file."""
     text = setup.path.read_text()
@@ -561,7 +608,7 @@ def no_secrets(setup: Setup) -> Found:
 
 CHECKS: Final[tuple[Callable[[Setup], Found], ...]] = (
     same_bytes, streams_in_order, cancels_arrive, many_clients, rewrites_are_named,
-    cached_is_the_servers, no_secrets, why_agrees, slots_are_followed,
+    cached_is_the_servers, other_apis_are_exact, no_secrets, why_agrees, slots_are_followed,
 )  # fmt: skip
 
 

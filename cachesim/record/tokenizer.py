@@ -9,6 +9,7 @@ request 3, then come 57 that are new".
 """
 
 import asyncio
+import re
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ import numpy as np
 from aiohttp import ClientError, ClientSession, ClientTimeout
 
 from cachesim.engines.tokens import Rope, Run, common_numbers
+from cachesim.record.converted import chat_of
 from cachesim.typed import Json
 from cachesim.units import Array
 from cachesim.why.read.dump import Recorded
@@ -37,9 +39,12 @@ LONGEST: Final = 4 << 20
 TEMPLATED: Final = (
     "messages", "tools", "tool_choice", "parallel_tool_calls", "chat_template_kwargs",
     "add_generation_prompt", "reasoning_format", "response_format", "json_schema", "grammar",
-    "continue_final_message", "enable_thinking", "chat_template",
+    "continue_final_message", "enable_thinking", "chat_template", "reasoning_effort",
 )  # fmt: skip
 """Fields of a chat that its template reads."""
+
+UNSTAMPED: Final = 8929
+"""The first release here whose server overwrites a billing header's stamp (llama.cpp#21793)."""
 
 ONE, OTHER, THIRD = "ONE", "OTHER", "THIRD"
 
@@ -105,7 +110,7 @@ class ServerTokenizer:
             return None
         if own.prompt_tokens is not None and own.prompt_tokens != len(ids):
             return None
-        starts = self._user_starts(ids) if "messages" in request else ()
+        starts = self._user_starts(ids) if request.keys() & {"messages", "input"} else ()
         best, equal = None, 0
         for prompt in reversed(self._cached):
             shared = common_numbers(prompt.tokens, ids)
@@ -118,8 +123,11 @@ class ServerTokenizer:
         return Tokens(runs, starts)
 
     def _text(self, path: str, request: Mapping[str, Any]) -> str | list[int] | None:
-        if path.endswith("/chat/completions"):
-            fields = {key: request[key] for key in TEMPLATED if key in request}
+        build = re.match(r"b?(\d+)", str(self.facts.get("build", "")))
+        normalizes = build is None or int(build[1]) >= UNSTAMPED
+        chat = chat_of(path, request, normalizes=normalizes)
+        if chat is not None:
+            fields: dict[str, Any] = {key: chat[key] for key in TEMPLATED if key in chat}
             shown = self._request("POST", "/apply-template", fields)
             text = shown.get("prompt") if isinstance(shown, dict) else None
             return text if isinstance(text, str) else None
