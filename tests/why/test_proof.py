@@ -83,6 +83,13 @@ def test_what_is_assumed_of_a_request_proves_nothing_of_it() -> None:
     assert ({}, 30) == (proof.logged, proof.open(same))
 
 
+def test_a_prompt_that_shares_less_than_the_log_prints_proves_nothing() -> None:
+    (replay,) = replays_of(read_files([("server.log", BytesIO(LOG.read_bytes()))]), UserSettings())
+    replay.requests[1].shares_less = True
+
+    assert [1] == [each.number for each in counts_of(replay) if each.is_assumed]
+
+
 def test_a_request_that_is_replayed_in_another_slot_proves_nothing_either() -> None:
     played = {0: replace(FAILED, cached=0, processed=30, slot=1)}
     here, elsewhere = (proof_of([Counts(0, 0, 30, 30, slot)], played) for slot in (1, 0))

@@ -54,12 +54,14 @@ from cachesim.why.replay.replayed import (
 
 def note_prefixes(
     replay: Replay, request: Observed, prompt: Rope, slots: Sequence[Rope], entries: Sequence[Rope]
-) -> None:
-    """Record the requests that need another beginning in the next pass."""
+) -> bool:
+    """Record the requests that need another beginning in the next pass; True if there are any."""
+    is_short = False
     for rope, common in _printed_prefixes(request, slots, entries):
         at = prompt.common(rope)
         if at >= min(common, len(rope), len(prompt)):
             continue
+        is_short = True
         one, other = place_of(prompt, at)[0], place_of(rope, at)[0]
         later, earlier = (one, rope) if one > other else (other, prompt)
         owner, use = owner_of(later)
@@ -67,6 +69,7 @@ def note_prefixes(
             known = replay.found.prefixes.get(owner)
             if known is None or len(known) < common:
                 replay.found.prefixes[owner] = earlier[:common]
+    return is_short
 
 
 def _printed_prefixes(
@@ -521,7 +524,8 @@ class Rebuilder:
         if len(candidates) > 1:
             chosen = self._tried(rebuilt, candidates)
         rebuilt.candidates = len(candidates)
-        note_prefixes(self.replay, request, chosen.prompt, *self.player.held())
+        held = self.player.held()
+        rebuilt.shares_less = note_prefixes(self.replay, request, chosen.prompt, *held)
         submitted = self._request_of(rebuilt, chosen)
         rebuilt.submitted = replace(submitted, file=file)
         rebuilt.common, rebuilt.holder = chosen.common, chosen.holder

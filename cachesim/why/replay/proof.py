@@ -98,7 +98,9 @@ def counts_of(replay: Replay) -> list[Counts]:
                 prompt,
                 observed.slot if observed.slot >= 0 else None,
                 is_child=observed.is_child,
-                is_assumed=request.is_taken_to_decline or observed.cancelled,
+                is_assumed=(
+                    request.is_taken_to_decline or request.shares_less or observed.cancelled
+                ),
             )
         )
     return found
