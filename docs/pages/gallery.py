@@ -100,6 +100,10 @@ def _outcome(step: Step) -> str:
     return f"{step.cached or 0:,}/{step.prompt_tokens:,} reused"
 
 
+SEEN: Final = 2
+"""Pixels of the smallest loss: one token of thousands is drawn too."""
+
+
 def bars(steps: Sequence[Step], shown: Step) -> str:
     """A bar for each of the last requests up to the one that shows the report."""
     asked = [step for step in steps[: steps.index(shown) + 1] if step.prompt_tokens][-ROWS:]
@@ -108,7 +112,9 @@ def bars(steps: Sequence[Step], shown: Step) -> str:
     for row, step in enumerate(asked):
         top, whole = 18 * row, _wide(step.prompt_tokens, longest)
         kept, gone = _wide(step.cached or 0, longest), _wide(step.missed, longest)
-        for look, x, width in (("new", 0, whole), ("kept", 0, kept), ("again", kept, gone)):
+        gone = max(gone, SEEN) if step.missed else 0
+        at = min(kept, whole - gone)
+        for look, x, width in (("new", 0, whole), ("kept", 0, kept), ("again", at, gone)):
             if width:
                 rows.append(f'<rect class="{look}" x="{x}" y="{top}" width="{width}" height="14"/>')
         if step.answer == "diverged" or step.error:
