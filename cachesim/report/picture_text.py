@@ -106,7 +106,7 @@ def legend(picture: Picture) -> list[str]:
     few = ", ".join(named[: len(ORDER)])
     wide = f"a column is {scale} tokens" if scale > 1 else "a column is one token"
     reused, *nodes = _signs(picture)
-    return [f"{wide}; {reused};", f"written by {few}", *nodes]
+    return [f"{reused};", f"{wide}; written by {few}", *nodes]
 
 
 def _signs(picture: Picture) -> list[str]:

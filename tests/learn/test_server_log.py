@@ -56,7 +56,7 @@ def test_a_long_picture_fits_a_terminal_and_names_the_writers() -> None:
 
     assert max(map(len, text.splitlines())) <= 76
     assert "a column is 51 tokens" in text
-    assert "~" * 37 + "3" * 27 in text
+    assert "~" * 37 + "+" * 27 in text
 
 
 @pytest.mark.thorough
