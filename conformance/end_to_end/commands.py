@@ -19,6 +19,7 @@ from contextlib import contextmanager
 from fcntl import LOCK_EX, flock
 from pathlib import Path
 from typing import Any, Final, TypeAlias
+from zlib import crc32
 
 from cachesim.engines.family import Profile
 from cachesim.engines.llamacpp.family import FAMILY as LLAMA_CPP
@@ -68,7 +69,10 @@ def tasks(settings: Settings) -> Iterator[Task]:
     lines = [*dict.fromkeys(documented())]
     files = [file for file in shipped_files() if is_expected_wrong(load(file))]
     for at in range(PIECES if settings.all_commands else 1):
-        yield Task(name=f"documented {at}", do=run_documented, given=(lines[at::PIECES],))
+        piece = [line for line in lines if crc32(line.encode()) % PIECES == at]
+        if not settings.all_commands:  # `make check` compares the engines in a part of its own
+            piece = [line for line in piece if not line.startswith("cachesim real")]
+        yield Task(name=f"documented {at}", do=run_documented, given=(piece,))
         yield Task(name=f"proofs {at}", do=run_proofs, given=(files[at::PIECES],))
         yield Task(name=f"reports {at}", do=run_reports, given=(files[at::PIECES],))
     if settings.all_commands:
