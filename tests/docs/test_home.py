@@ -8,6 +8,8 @@ import pytest
 from pages import home
 from two_codes import LENGTHS, told
 
+pytestmark = pytest.mark.thorough
+
 
 @pytest.fixture(scope="module")
 def page() -> str:

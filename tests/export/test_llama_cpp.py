@@ -57,6 +57,7 @@ def test_a_test_is_python_and_names_nothing_of_ours(name: str) -> None:
     assert [] == [line for line in text.splitlines() if len(line) > 120]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", NAMES)
 def test_the_model_that_a_test_writes_has_the_shapes_of_the_scenarios(
     name: str, tmp_path: Path

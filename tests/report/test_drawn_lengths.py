@@ -60,7 +60,7 @@ def most_again(result: Run, index: int) -> int:
     )
 
 
-@pytest.mark.sampled(20)
+@pytest.mark.sampled(60)
 @pytest.mark.parametrize("path", shipped_files(), ids=lambda path: path.stem)
 def test_every_picture_of_a_request_has_the_lengths_of_its_table(path: Path) -> None:
     scenario = load(path)

@@ -63,6 +63,7 @@ def test_nothing_else_is_tried_on_request(capsys: Capture) -> None:
     assert [] == found_in(capsys, RECORDED)["what_if"]
 
 
+@pytest.mark.thorough
 def test_a_long_search_is_announced_after_the_answer(capsys: Capture, tmp_path: Path) -> None:
     log = tmp_path / "server.log"
     log.write_text("".join(

@@ -95,6 +95,7 @@ def test_a_server_is_named_by_its_log_its_thread_or_its_name(engine: str, text: 
     assert engine == drafted(text).engine.name
 
 
+@pytest.mark.thorough
 def test_each_request_of_a_log_is_written_with_what_it_shares() -> None:
     report = """ollama/ollama · issue #18267, MLX runner of 0.33.0, qwen3.8:27b-mlx
 cache hit total=23169  matched=21742  cached=16383   left=6786

@@ -146,6 +146,7 @@ def test_every_scenario_that_a_report_names_is_shipped_and_confirmed_on_a_releas
 BUSY = Path(__file__).with_name("busy-slot.log")
 
 
+@pytest.mark.thorough
 def test_an_answer_over_whose_slot_a_pinned_request_loaded_another_prompt_is_named() -> None:
     found = explained(BUSY.read_bytes())
 
