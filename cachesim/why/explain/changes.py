@@ -82,7 +82,10 @@ SHAPES: Final = (
             r"\s{0,80}[│├└].*|[-*\s]{0,80}(?:[\w.@-]{1,80}/){0,20}[\w@-]{1,80}\.[a-z]\w{0,4}"
         ),
     ),
-    ("git-status", re.compile(r"\s{0,80}(?:[MADRCU]{1,2}|\?\?|[0-9a-f]{7,40}) \S.*")),
+    (
+        "git-status",
+        re.compile(r"\s{0,80}(?:[MADRCU]{1,2}|\?\?|(?=[a-f]{0,39}\d)[0-9a-f]{7,40}) \S.*"),
+    ),
     ("todo", re.compile(r"[-*\d.\s]{0,80}(?:\[[ xX~-]\]|[☐☑✅⬜]).*")),
 )
 """Lines that tell by themselves what they are, in both requests."""
