@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from cachesim.cli.main import main
+from cachesim.why.explain import answer
 from tests.fixtures import Capture, output
 from tests.why.test_log_report import JUNE, LOG, RECORDED, finished, launched
 
@@ -136,3 +137,14 @@ def test_without_a_log_the_doctor_has_a_command_for_each_server(capsys: Capture)
     assert {"# llama.cpp", "# mlx-lm", "# SGLang", "# vLLM"} <= {
         f"# {line.partition('  # ')[2]}" for line in shown.splitlines()
     }
+
+
+@pytest.mark.parametrize(("agreeing", "named"), [(5, "b11549"), (4, ""), (0, "")])
+def test_a_release_is_named_only_where_the_replay_equals_the_log(agreeing: int, named: str) -> None:
+    rows = [
+        {"name": name, "processed": processed, "failed": 0, "wrong_answers": 0}
+        for name, processed in (("b9538", 1000), ("b10566", 900), ("b11549", 800))
+    ]
+    agreement = {"comparable": 5 if agreeing else 0, "agreeing": agreeing}
+    told = answer._release({"what_if": rows, "agreement": agreement})
+    assert named == told.partition(" ")[0]

@@ -193,7 +193,13 @@ def _flag(found: Mapping[str, Any]) -> str:
 
 
 def _release(found: Mapping[str, Any]) -> str:
-    """The newest release with which the replay prefills the fewest tokens, if clearly fewer."""
+    """The newest release with which the replay prefills the fewest tokens, if clearly fewer.
+
+    None is named where the replay differs from the log: the sum of a release may differ, too.
+    """
+    agreement = found["agreement"]
+    if not agreement["comparable"] or agreement["agreeing"] != agreement["comparable"]:
+        return ""
     own, *others = found["what_if"] or [{}]
     better = [row for row in others if row["failed"] <= own["failed"] and row["wrong_answers"] == 0]
     best = min(reversed(better), key=lambda row: int(row["processed"]), default=own)
