@@ -21,8 +21,9 @@ from cachesim.engines.mlx_lm.generate.batch_generator import BatchGenerator, Old
 from cachesim.engines.mlx_lm.generate.forward import Forward
 from cachesim.engines.mlx_lm.generate.shared import PromptCache, Sampler, Stopper, extend_cache
 from cachesim.engines.mlx_lm.options import MlxOptions
-from cachesim.engines.mlx_lm.rules import MlxRules
-from cachesim.engines.mlx_lm.server.thread import stream
+from cachesim.engines.mlx_lm.rules import MlxRules, StoreRules
+from cachesim.engines.mlx_lm.server.single import stream
+from cachesim.engines.mlx_lm.store.lru_prompt_cache import LRUPromptCache
 from cachesim.model.build import build
 from cachesim.model.presets import tiny
 from cachesim.model.spec import ModelSpec
@@ -267,7 +268,7 @@ def generate_step(
         rules=model.rules.server,
         options=MlxOptions(prefill_step_size=prefill_step_size),
         emit=lambda event: told(event.done, event.total),
-        store=types.SimpleNamespace(cache=None),
+        store=types.SimpleNamespace(cache=LRUPromptCache(StoreRules()), insert=lambda *_: None),
     )
     cache = model.caches() if prompt_cache is None else prompt_cache
     tokens = as_tokens([int(each) for each in np.asarray(prompt).reshape(-1)])

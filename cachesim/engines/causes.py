@@ -89,6 +89,10 @@ def declared(module: Mapping[str, object]) -> tuple[Cause, ...]:
 
 NO_STATE: Final = "no state was saved between {found} and {wanted} tokens"
 STATES_COVER: Final = "states to resume from cover {found} of {wanted} tokens"
+STATES_APART: Final = (
+    "of this prompt a state is kept every {interval} tokens; the last one that may be used is "
+    "after {used}"
+)
 
 
 def last_computed(about: str) -> Cause:

@@ -50,7 +50,7 @@ BELOW: Final = "that of the engine below it"
 
 WITHOUT: Final[dict[str, dict[str, str]]] = {
     **{
-        name: dict.fromkeys(("rules", "options", "observe", "account"), BELOW)
+        name: dict.fromkeys(("options", "observe", "account"), BELOW)
         for name in ("lm_studio", "ollama", "omlx", "vllm_mlx", "rapid_mlx")
     },
     "koboldcpp": {"observe": BELOW, "account": BELOW},
@@ -64,6 +64,7 @@ WITHOUT: Final[dict[str, dict[str, str]]] = {
 CORE: Final = "vllm/v1/core"
 CONNECTORS: Final = "vllm/distributed/kv_transfer/kv_connector/v1"
 MEM_CACHE: Final = "srt/mem_cache"
+KIT: Final = "mlx_engine/model_kit/batched_vision"
 CONTEXT: Final = "tools/server/server-context.cpp"
 
 UPSTREAM: Final[dict[str, dict[str, str]]] = {
@@ -159,13 +160,22 @@ UPSTREAM: Final[dict[str, dict[str, str]]] = {
         "generate/batch_generator.py": "mlx_lm/generate.py",
         "generate/forward.py": "mlx_lm/generate.py, mlx_lm/models/*.py",
         "generate/shared.py": "mlx_lm/generate.py",
-        "store/disk_prompt_cache.py": "of LM Studio's mlx-engine",
-        "store/grid_prompt_cache.py": "of oMLX, Ollama's MLX runner and mlx-engine",
         "store/lru_prompt_cache.py": "mlx_lm/models/cache.py",
-        "store/memory_prompt_cache.py": "of vllm-mlx and Rapid-MLX",
-        "store/mllm_prompt_cache.py": "of vllm-mlx",
         "store/snapshot_prompt_cache.py": "mlx_lm/server.py as of #923",
     },
+    "lm_studio": {
+        "batch_generator.py": f"{KIT}/batch_generator.py, {KIT}/model_kit.py",
+        "cache_wrapper.py": "mlx_engine/cache_wrapper.py",
+        "prompt_cache.py": f"{KIT}/prompt_cache",
+    },
+    "ollama": {"cache.py": "x/mlxrunner/cache.go, cache_trie.go, cache/kvcache.go"},
+    "omlx": {"prefix_cache.py": "omlx/cache/prefix_cache.py"},
+    "vllm_mlx": {
+        "memory_cache.py": "vllm_mlx/memory_cache.py, vllm_mlx/scheduler.py",
+        "mllm_batch_generator.py": "vllm_mlx/mllm_batch_generator.py",
+        "mllm_cache.py": "vllm_mlx/mllm_cache.py, vllm_mlx/models/mllm.py",
+    },
+    "rapid_mlx": {"memory_cache.py": "vllm_mlx/memory_cache.py, vllm_mlx/scheduler.py"},
     "llama_cpp_python": {
         "fields.py": "llama_cpp/llama.py, llama_cpp/server/settings.py",
         "llama.py": "llama_cpp/llama.py",
@@ -238,6 +248,22 @@ def test_a_package_itself_is_a_description(package: str) -> None:
 def test_a_written_engine_has_the_same_anatomy() -> None:
     assert {*NAMES} == lines_of(TEMPLATE).keys()
     assert set() == ported(TEMPLATE)
+
+
+ABOVE: Final = re.compile(r"omlx|ollama|vllm.?mlx|rapid|lm.?studio|mlx.engine", re.IGNORECASE)
+"""Servers that are built on mlx-lm's caches."""
+
+
+def test_mlx_lm_names_no_server_that_is_built_on_it() -> None:
+    """They are packages of their own: its server asks its store, and knows no other's."""
+    naming = [
+        f"{path.relative_to(ENGINES)}: {line.strip()}"
+        for path in sorted((ENGINES / "mlx_lm").rglob("*.py"))
+        for line in path.read_text().splitlines()
+        if ABOVE.search(line)
+    ]
+
+    assert [] == naming
 
 
 SEARCHES: Final = ("testing", "prove", "play/findings.py")

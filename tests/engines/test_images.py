@@ -11,9 +11,10 @@ import pytest
 from cachesim.engines.images import Image
 from cachesim.engines.llamacpp.vocabulary.events import BatchDecoded
 from cachesim.engines.mlx_lm.server.request import keyed as lookup_key
-from cachesim.engines.mlx_lm.vocabulary import Insertion, PreparedAlready, RequestAdmitted
+from cachesim.engines.mlx_lm.vocabulary import Insertion, RequestAdmitted
 from cachesim.engines.sglang.request import FIRST_PAD, Req
 from cachesim.engines.vllm.request import IMAGE, Prefixes, keyed
+from cachesim.engines.vllm_mlx.vocabulary import PreparedAlready
 from cachesim.errors import ScenarioError
 from cachesim.play.runner import run_scenario
 from cachesim.prove.mlx_lm.process import environment_for
@@ -164,7 +165,7 @@ def test_what_cannot_be_an_image_is_refused(
     [
         ("+vllm-mlx", r"name the patch \+mllm"),
         ("+rapid-mlx", "without a prefix cache"),
-        ("+omlx", "oMLX and Ollama.s MLX runner are not simulated"),
+        ("+omlx", "images in this server are not simulated"),
         ("", "this release reads no images"),
     ],
 )

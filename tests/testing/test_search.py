@@ -15,10 +15,10 @@ from cachesim.engines.llamacpp import prompt_cache
 from cachesim.engines.llamacpp.memory.recurrent_cells import Planes
 from cachesim.engines.llamacpp.server import LlamaCpp
 from cachesim.engines.mlx_lm.store.lru_prompt_cache import LRUPromptCache
-from cachesim.engines.mlx_lm.store.memory_prompt_cache import miss
 from cachesim.engines.sglang.server import Sglang
 from cachesim.engines.vllm.coordinator import Coordinator
 from cachesim.engines.vllm.server import Vllm
+from cachesim.engines.vllm_mlx.memory_cache import miss
 from cachesim.errors import SpecError
 from cachesim.model.presets import PRESETS
 from cachesim.model.spec import ModelSpec

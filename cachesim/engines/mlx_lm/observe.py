@@ -21,10 +21,7 @@ from cachesim.engines.mlx_lm.rules import CacheRules
 from cachesim.engines.mlx_lm.server.store import ServerStore
 from cachesim.engines.mlx_lm.server.store import holdings as proof_of
 from cachesim.engines.mlx_lm.server.thread import ResponseGenerator
-from cachesim.engines.mlx_lm.store.disk_prompt_cache import DiskPromptCache, RecordStore
 from cachesim.engines.mlx_lm.store.lru_prompt_cache import CacheEntry, LRUPromptCache
-from cachesim.engines.mlx_lm.store.memory_prompt_cache import RapidPromptCache
-from cachesim.engines.mlx_lm.store.mllm_prompt_cache import MllmPromptCache, has_images
 from cachesim.errors import ContractError
 from cachesim.model.arithmetic import Network
 from cachesim.units import Tokens, as_tokens
@@ -55,7 +52,7 @@ def held(store: ServerStore, networks: Mapping[Any, Network]) -> Held:
                 checkpoints=0,
                 size=int(entry.nbytes),
                 kind=entry.cache_type,
-                held=_misplaced(networks[model], entry, as_tokens(tokens)),
+                held=_misplaced(store, networks[model], entry, as_tokens(tokens)),
             )
             for model, tokens, entry in store.cache.trie.items()
         ),
@@ -78,15 +75,15 @@ def _nodes(store: ServerStore, networks: Mapping[Any, Network]) -> Iterator[Node
             held=tuple(
                 place
                 for entry in segment.values
-                for place in _misplaced(networks[segment.model], entry, tokens)
+                for place in _misplaced(store, networks[segment.model], entry, tokens)
             ),
         )
 
 
 def _misplaced(
-    network: Network, entry: CacheEntry, tokens: Tokens
+    store: ServerStore, network: Network, entry: CacheEntry, tokens: Tokens
 ) -> tuple[tuple[str, Tokens], ...]:
-    if has_images(tokens):  # their tokens are not in the key
+    if store.cache.has_images(tokens):  # their tokens are not in the key
         return ()
     return tuple(
         (holding.place, holding.tokens)
@@ -98,7 +95,7 @@ def _misplaced(
 def texts(store: ServerStore) -> Texts:
     """The keys of the entries without images, whose ids are no tokens of a text."""
     keys = (as_tokens(tokens) for _, tokens, _ in store.cache.trie.items())
-    return Texts(entries=tuple(key for key in keys if not has_images(key)))
+    return Texts(entries=tuple(key for key in keys if not store.cache.has_images(key)))
 
 
 def amounts(store: ServerStore) -> Amounts:
@@ -137,20 +134,7 @@ def problems(cache: LRUPromptCache) -> Iterator[str]:
             cache.restored[id(layer)] = parts
     if cache.rules.limits_bytes:
         yield from _bytes(cache)
-    if isinstance(cache, RapidPromptCache):
-        uncut = sum(
-            not all(layer.is_trimmable() for layer in entry.prompt_cache)
-            for _, _, entry in cache.trie.items()
-        )
-        if uncut > cache.rapid.uncut:
-            yield f"{uncut} entries cannot be cut, {cache.rapid.uncut} are allowed"
-    if isinstance(cache, MllmPromptCache) and len(cache.prepared) > cache.mllm.pixels:
-        yield f"{len(cache.prepared)} prompts are prepared, {cache.mllm.pixels} are allowed"
-    if isinstance(cache, DiskPromptCache):
-        if len(cache) > 1:
-            yield f"{len(cache)} conversations are in memory, one is allowed"
-        for store in cache.stores.values():
-            yield from _records(store)
+    yield from cache.problems()
 
 
 def quantised_otherwise(rules: CacheRules, bits: int) -> Iterator[str]:
@@ -241,17 +225,3 @@ def _bytes(cache: LRUPromptCache) -> Iterator[str]:
     for name, counts in cache.stats_by_type().items():
         if counts["n_bytes"] != sizes[name]:
             yield f"{name} entries take {sizes[name]} bytes, their counter says {counts}"
-
-
-def _records(store: RecordStore) -> Iterator[str]:
-    """Records of whole chunks, whose bytes are counted and within the budget."""
-    total = sum(record.nbytes for record in store.records.values())
-    if total != store.total_bytes:
-        yield f"the records take {total} bytes, the counter says {store.total_bytes}"
-    if total > store.max_bytes:
-        yield f"the records take {total} bytes, {store.max_bytes} are allowed"
-    for record in store.records.values():
-        if record.chunk.end - record.chunk.start != store.rules.interval:
-            yield f"a record covers {record.chunk.start} to {record.chunk.end}"
-        if record.nbytes != sum(layer.nbytes for layer in record.layers.values()):
-            yield f"a record of {record.nbytes} bytes has layers of another size"

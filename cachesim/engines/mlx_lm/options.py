@@ -207,7 +207,7 @@ FIELDS: Final = (
     request_field(
         "stream",
         "yes or no",
-        "whether the reply is streamed: of effect on vllm-mlx's default engine (`whole`) alone",
+        "whether the reply is streamed: of no effect on mlx-lm's own server",
     ),
     request_field(
         "tools",

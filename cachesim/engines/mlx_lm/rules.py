@@ -6,7 +6,7 @@ reads rules, never the release. The defaults are the newest release's.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from cachesim.engines.mlx_lm.families import ModelFamily, RecurrentRules
 
@@ -210,83 +210,11 @@ class SnapshotRules:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GridRules:
-    """Another server's prefix cache, read in its source: states of a prompt at fixed positions."""
+class PrefixCacheRules:
+    """The prefix cache of a server built on these caches, whose package has its fields.
 
-    interval: int  # tokens between two of them
-    before_end: int = 0  # Ollama: another one, this many tokens before the prompt's end
-    lookahead: int = 0  # Ollama with a drafter: a key names the token after its state, too
-    keeps_the_end: bool = False  # Ollama: the state after a reply, and one where a match ended
-    lazy: bool = False  # Ollama until 0.32.6: what a later append overwrites is not copied
-    captures: bool = True  # oMLX#3699: no state of a prompt is kept where layers have states
-    fewest_arrays: int = 1  # oMLX#2762: a layer's state of fewer arrays is a placeholder
-    on_disk: bool = False  # oMLX: its blocks are files, which a new server finds again
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SessionRules(GridRules):
-    """mlx-engine's: mlx-lm's own store, with one position near the end of a prompt, or none."""
-
-    interval: int = 0
-    before_end: int = 11  # DEFAULT_CHECKPOINT_TAIL_TOKENS
-    keeps_the_end: bool = True
-    most: int = 10  # entries
-    counts_by_offset: bool = True  # a list of caches without an `offset` is not stored
-    asks_again: bool = True  # a prompt without a match is looked up again without its last token
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DiskRules(GridRules):
-    """mlx-engine's since #326, for text since #352 (July 2026): one entry, and records on disk."""
-
-    interval: int = 256  # DEFAULT_PREFIX_CHUNK_SIZE
-    provisional_bytes: int = 30 << 30  # of the records, until a context's are known
-    max_kv_size: int | None = None  # tokens of a context, which then limits the records
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MemoryRules:
-    """vllm-mlx's prefix cache: entries of whole prompts and replies, found among sorted keys."""
-
-    least: int = 128  # tokens of a prompt, an entry or a match that are worth it
-    most: int = 1000  # entries
-    refresh: int = 4096  # tokens beyond a hit without which no further state is kept
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MllmRules(MemoryRules):
-    """vllm-mlx's for a model that reads images, which has a scheduler of its own."""
-
-    pixels: int = 100  # prepared prompts with images
-    sorts_images: bool = True  # their keys have the images in the order of their hashes
-    reads_media: bool = False
-    """Until 0.5.0 (#718) prompts with images are looked up and stored, by placeholders alone."""
-
-    keeps_logits: bool = True
-    """Since 0.6.0 a state that cannot be cut is stored after a prompt, with its logits."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WholeRules(MemoryRules):
-    """vllm-mlx's for a model that reads images, without `--continuous-batching`: the default."""
-
-    least: int = 0
-    most: int = 50
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RapidRules(MemoryRules):
-    """Rapid-MLX's: prompts alone beside prompts with replies, and few states that cannot be cut."""
-
-    least: int = 1
-    uncut: int = 8  # --hybrid-cache-entries: entries that cannot be cut
-    before_end: bool = True
-    """A prompt that finds nothing is stored without its last token: for a model that Rapid-MLX
-    lists as a hybrid, with `uncut` (`non_trimmable_exact_prefix_reuse`)."""
-
-
-UNLISTED: Final = RapidRules(uncut=0, before_end=False)
-"""Rapid-MLX's rules for a model that it does not list as a hybrid."""
+    Such a server is simulated for one request at a time: it knows no batches.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -348,8 +276,7 @@ class ServerRules:
     refuses_empty_prompts: bool = False  # 0.32.0: ValueError where an IndexError came
     when_dead: WhenDead = "hangs"  # 0.32.0: fails fast
     snapshots: SnapshotRules | None = None  # 923
-    grid: GridRules | None = None
-    memory: MemoryRules | None = None
+    prefix_cache: PrefixCacheRules | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -53,23 +53,6 @@ class ModelLoaded(Event):
 
 
 @event("quiet")
-class PreparedAlready(Event):
-    """A prompt with the same text and images was prepared before, and is used as it was."""
-
-    images: tuple[str, ...]
-    asked: tuple[str, ...]
-
-    def loudness(self) -> Tone:
-        return "quiet" if self.images == self.asked else "warn"
-
-    @property
-    def sentence(self) -> str:
-        prepared = f"an earlier prompt's prepared images are used: {', '.join(self.images)}"
-        astray = f"; this prompt has them as {', '.join(self.asked)}"
-        return prepared + (astray if self.images != self.asked else "")
-
-
-@event("quiet")
 class ModelCalled(Event):
     """the model gets {rows} rows of {columns} tokens"""
 
@@ -214,26 +197,6 @@ class PromptCacheConsumed(PromptCacheChange):
     """the stored prompt of {n_tokens} tokens is returned and removed from the store"""
 
 
-@event()
-class RecordChange(Event):
-    """A record of a chunk was written to disk, or removed."""
-
-    start: Count
-    n_tokens: Count
-    cache_type: str
-    nbytes: int
-
-
-@event("gain")
-class RecordStored(RecordChange):
-    """the {cache_type} record of tokens {start} to {n_tokens} is written to disk"""
-
-
-@event("loss")
-class RecordEvicted(RecordChange):
-    """the {cache_type} record of tokens {start} to {n_tokens} is evicted from disk"""
-
-
 STILL_AT_WORK: Final = Cause(
     id="still-at-work",
     sentence=(
@@ -264,76 +227,4 @@ NOT_TRIMMABLE: Final = Cause(
     sentence="the stored prompt of {entry} tokens cannot be trimmed: layer {layer} is {cache}",
     about="A recurrent layer, or a full rotating one, cannot be trimmed: the entry cannot be used.",
 )
-
-STATES_ON_A_GRID: Final = Cause(
-    id="states-on-a-grid",
-    sentence=(
-        "of this prompt a state is kept every {interval} tokens; the last one that may be used is "
-        "after {used}"
-    ),
-    about="oMLX and Ollama's MLX runner keep the states of a prompt at fixed positions only.",
-)
-DRAFTER_LOOKAHEAD: Final = Cause(
-    id="drafter-lookahead",
-    sentence="the drafter reads one token ahead: {used} of {equal} matching tokens can be reused",
-    about="With a drafter, Ollama's MLX runner matches one token beyond the keys that it cuts to.",
-)
-PLACEHOLDER: Final = Cause(
-    id="placeholder",
-    sentence=(
-        "in the stored prefix of {used} tokens the state of layer {layer}, one array, is a "
-        "placeholder: the prefix is rejected"
-    ),
-    about="oMLX stores a state of fewer than two arrays as a placeholder, and rejects it later.",
-)
-RECORD_MISSING: Final = Cause(
-    id="record-missing",
-    sentence=(
-        "{matched} matching tokens are on disk; {used} of them have all records, and leave a token "
-        "to feed"
-    ),
-    about="mlx-engine keeps states where a prefill step ended, or every 256 tokens of a reply.",
-)
-
-TOO_SHORT: Final = Cause(
-    id="too-short",
-    sentence="fewer than {least} tokens match: such a prefix is not reused",
-    about="vllm-mlx stores and reuses no prefix of fewer tokens than its limit.",
-)
-NO_TOKEN_LEFT: Final = Cause(
-    id="no-token-left",
-    sentence=(
-        "the stored prompt of {entry} tokens covers all {n_tokens}: none is left to feed, and it "
-        "is not used"
-    ),
-    about="vllm-mlx does not take a token back from an entry that covers the whole prompt.",
-)
-
-MEDIA_UNCACHED: Final = Cause(
-    id="media-uncached",
-    sentence="a prompt with images is neither looked up nor stored: all {n_tokens} are processed",
-    about="vllm-mlx's prefix cache has prompts of text alone, since its keys do not name images.",
-)
-IMAGE_AHEAD: Final = Cause(
-    id="image-ahead",
-    sentence="an image comes after the first {used} tokens, which match: none of them is reused",
-    about="vllm-mlx until 0.5.0 continues a stored prompt only with text.",
-)
-
-SAME_PROMPT_ALONE: Final = Cause(
-    id="same-prompt-alone",
-    sentence="only the same text with the same images is found: none of {n_tokens} is reused",
-    about="vllm-mlx's default engine keeps a prompt with images under a hash of all of it.",
-)
-STORED_UNUSED: Final = Cause(
-    id="stored-unused",
-    sentence="the same prompt is stored, and not used: all {n_tokens} are processed",
-    about="vllm-mlx's default engine leaves it to mlx-vlm, which is not given the stored state.",
-)
-FED_AGAIN: Final = Cause(
-    id="fed-again",
-    sentence="the stored state of the same prompt is used, and all {n_tokens} are fed after it",
-    about="vllm-mlx's default engine streams from a stored state without leaving out its tokens.",
-)
-
 CAUSES: Final = declared(globals())

@@ -4,7 +4,8 @@ from typing import Final
 
 from cachesim.engines.family import Patch, Release, laying
 from cachesim.engines.mlx_lm.releases import patches_below, serving
-from cachesim.engines.mlx_lm.rules import UNLISTED, MlxRules, RapidRules
+from cachesim.engines.mlx_lm.rules import MlxRules
+from cachesim.engines.rapid_mlx.rules import UNLISTED, RapidRules
 
 BENEATH: Final = "0.31.3"
 """The release of mlx-lm whose caches it uses."""
@@ -15,7 +16,7 @@ RELEASES: Final = (
     Release(
         name="0.12.5",
         about="a hybrid that it lists: eight entries that cannot be cut",
-        rules=serving(BENEATH, memory=RapidRules()),
+        rules=serving(BENEATH, prefix_cache=RapidRules()),
         upstream="v0.12.5",
     ),
 )
@@ -26,7 +27,7 @@ OWN: Final[tuple[Patch[MlxRules], ...]] = (
         server=True,
         about="every other model: no entry that cannot be cut is stored",
         fits=NAMES,
-        lay=laying(server={"memory": UNLISTED}),
+        lay=laying(server={"prefix_cache": UNLISTED}),
     ),
 )
 

@@ -4,7 +4,8 @@ from typing import Final
 
 from cachesim.engines.family import Patch, Release, laying
 from cachesim.engines.mlx_lm.releases import patches_below, serving
-from cachesim.engines.mlx_lm.rules import MemoryRules, MllmRules, MlxRules, WholeRules
+from cachesim.engines.mlx_lm.rules import MlxRules
+from cachesim.engines.vllm_mlx.rules import MemoryRules, MllmRules, WholeRules
 
 BENEATH: Final = "0.31.3"
 """The release of mlx-lm whose caches it uses."""
@@ -15,13 +16,13 @@ RELEASES: Final = (
     Release(
         name="0.5.0",
         about="the scheduler of models that read images: one token for all images (#718)",
-        rules=serving(BENEATH, memory=MllmRules(reads_media=True, keeps_logits=False)),
+        rules=serving(BENEATH, prefix_cache=MllmRules(reads_media=True, keeps_logits=False)),
         upstream="v0.5.0",
     ),
     Release(
         name="0.6.0",
         about="the scheduler of other models: a prompt with its reply, or its first token",
-        rules=serving(BENEATH, memory=MemoryRules()),
+        rules=serving(BENEATH, prefix_cache=MemoryRules()),
         upstream="v0.6.0",
     ),
 )
@@ -32,21 +33,21 @@ OWN: Final[tuple[Patch[MlxRules], ...]] = (
         server=True,
         about="the scheduler of a model that reads images: only prompts of text are kept",
         fits=("0.6.0",),
-        lay=laying(server={"memory": MllmRules()}),
+        lay=laying(server={"prefix_cache": MllmRules()}),
     ),
     Patch(
         name="order",
         server=True,
         about="that, with its fork's keys: images in the prompt's order (Rapid-MLX#22)",
         fits=("0.6.0",),
-        lay=laying(server={"memory": MllmRules(sorts_images=False)}),
+        lay=laying(server={"prefix_cache": MllmRules(sorts_images=False)}),
     ),
     Patch(
         name="whole",
         server=True,
         about="the default engine, of a model that reads images: whole prompts alone",
         fits=("0.6.0",),
-        lay=laying(server={"memory": WholeRules()}),
+        lay=laying(server={"prefix_cache": WholeRules()}),
     ),
 )
 

@@ -19,18 +19,13 @@ from typing import Any, Final
 from cachesim.engines.base import Engine, Reply, Request
 from cachesim.engines.chat import Message
 from cachesim.engines.family import Patch, Profile, family_of
-from cachesim.engines.mlx_lm.rules import (
-    UNLISTED,
-    MemoryRules,
-    MllmRules,
-    MlxRules,
-    RapidRules,
-    WholeRules,
-)
+from cachesim.engines.mlx_lm.rules import MlxRules
 from cachesim.engines.mlx_lm.server.engine import MlxLm
 from cachesim.engines.mlx_lm.server.store import described
 from cachesim.engines.mlx_lm.server.word_tokenizer import WordTokenizer
-from cachesim.engines.mlx_lm.store.mllm_prompt_cache import MllmPromptCache
+from cachesim.engines.rapid_mlx.rules import UNLISTED, RapidRules
+from cachesim.engines.vllm_mlx.mllm_batch_generator import MllmPromptCache
+from cachesim.engines.vllm_mlx.rules import MemoryRules, MllmRules, WholeRules
 from cachesim.prove.environment import UnpackedWheel
 from cachesim.prove.mlx_lm.families import order_of, toy_of
 from cachesim.prove.mlx_lm.process import environment_for
@@ -208,7 +203,7 @@ def started(workload: Workload, memory: MemoryRules) -> MlxLm:
     """The simulated server of a workload, with the rules of its prefix cache."""
 
     def lay(rules: MlxRules) -> MlxRules:
-        return replace(rules, server=replace(rules.server, memory=memory))
+        return replace(rules, server=replace(rules.server, prefix_cache=memory))
 
     family = family_of("rapid-mlx" if isinstance(memory, RapidRules) else "vllm-mlx")
     newest = family.names()[-1]

@@ -16,8 +16,8 @@ from cachesim.engines.llamacpp.memory.recurrent_cells import Planes
 from cachesim.engines.llamacpp.prompt_cache import PromptCache
 from cachesim.engines.llamacpp.router import Router
 from cachesim.engines.mlx_lm.store.lru_prompt_cache import LRUPromptCache
-from cachesim.engines.mlx_lm.store.memory_prompt_cache import miss
 from cachesim.engines.vllm.coordinator import Coordinator
+from cachesim.engines.vllm_mlx.memory_cache import miss
 from cachesim.errors import ContractError, UpstreamAbort
 from cachesim.model.arithmetic import ArithmeticName
 from cachesim.play import findings, loop, run

@@ -12,8 +12,10 @@ import pytest
 from cachesim.engines.family import Profile
 from cachesim.engines.mlx_lm.caches.prompt_cache import copy_prompt_cache
 from cachesim.engines.mlx_lm.store.lru_prompt_cache import Fetched, Key
-from cachesim.engines.mlx_lm.store.memory_prompt_cache import MemoryPromptCache, RapidPromptCache
-from cachesim.engines.mlx_lm.store.mllm_prompt_cache import MllmPromptCache, WholePromptCache
+from cachesim.engines.rapid_mlx.memory_cache import RapidPromptCache
+from cachesim.engines.vllm_mlx.memory_cache import MemoryPromptCache
+from cachesim.engines.vllm_mlx.mllm_batch_generator import MllmPromptCache
+from cachesim.engines.vllm_mlx.mllm_cache import WholePromptCache
 from cachesim.play.session import Session
 from cachesim.prove.playing import Agreement, Workload, show_overrides
 from cachesim.scenario.shipped import load_all

@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 
 from cachesim.engines.base import Reply
-from cachesim.engines.family import Profile, family_of
+from cachesim.engines.family import Profile, family_of, search_of
+from cachesim.engines.lm_studio.prompt_cache import DiskPromptCache
+from cachesim.engines.lm_studio.vocabulary import RecordStored
 from cachesim.engines.mlx_lm.caches.batch_kv_cache import BatchKVCache
 from cachesim.engines.mlx_lm.caches.kv_cache import KVCache, QuantizedKVCache
 from cachesim.engines.mlx_lm.caches.layer_cache import State
@@ -21,15 +23,12 @@ from cachesim.engines.mlx_lm.observe import (
 )
 from cachesim.engines.mlx_lm.rules import CacheRules
 from cachesim.engines.mlx_lm.search import MlxLaws
-from cachesim.engines.mlx_lm.server.engine import MlxLm
-from cachesim.engines.mlx_lm.store.disk_prompt_cache import DiskPromptCache
 from cachesim.engines.mlx_lm.vocabulary import (
     Insertion,
     ModelCalled,
     PromptCacheEvicted,
     PromptCacheInserted,
     PromptProgress,
-    RecordStored,
     RequestAdmitted,
     RequestFinished,
 )
@@ -76,7 +75,7 @@ def seen_of(session: Session) -> Iterator[Seen]:
 
 
 def laws_of(session: Session) -> MlxLaws:
-    return MlxLaws(of_kind(MlxLm, session.engine))
+    return of_kind(MlxLaws, there_is(search_of(session.family).laws)(session.engine))
 
 
 @pytest.mark.sampled(3)

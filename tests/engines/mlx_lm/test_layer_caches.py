@@ -23,13 +23,12 @@ from cachesim.engines.mlx_lm.caches.layer_cache import (
 from cachesim.engines.mlx_lm.families import family_of
 from cachesim.engines.mlx_lm.family import FAMILY
 from cachesim.engines.mlx_lm.generate.forward import Forward, Visibility, as_visible
-from cachesim.engines.mlx_lm.rules import CacheRules, GridRules, StoreRules
+from cachesim.engines.mlx_lm.rules import CacheRules
 from cachesim.engines.mlx_lm.server.request import _before_thinking, tail_start
-from cachesim.engines.mlx_lm.store.grid_prompt_cache import GridPromptCache, LiveBuffer
 from cachesim.errors import OptionError, SpecError
 from cachesim.model.arithmetic import ArithmeticName
 from cachesim.model.build import build
-from cachesim.model.presets import preset, tiny
+from cachesim.model.presets import tiny
 from cachesim.model.spec import LayerKind, ModelSpec
 from cachesim.units import Array, Token, as_tokens
 from cachesim.verify.oracle import cold_logits
@@ -331,152 +330,3 @@ def test_a_missing_state_has_no_bytes_or_is_an_error(release: str) -> None:
     else:
         with pytest.raises(UpstreamAttributeError):
             cache.count_bytes()
-
-
-# The prefix caches of oMLX and of Ollama's MLX runner: states at fixed positions of a prompt.
-
-OLLAMA = GridRules(interval=8, before_end=4, lookahead=1, keeps_the_end=True)
-
-
-def store(
-    grid: GridRules, *, sliceable: bool = False, placeholder: int | None = None
-) -> GridPromptCache:
-    made = GridPromptCache(StoreRules(), grid)
-    made.sliceable, made.placeholder = sliceable, placeholder
-    return made
-
-
-def test_positions_are_those_of_the_grid_below_the_end_and_beyond_what_is_cached() -> None:
-    assert [8, 16] == store(GridRules(interval=8)).positions(20, 0, 0)
-    assert [16] == store(GridRules(interval=8)).positions(20, 8, 8)
-    assert [8] == store(GridRules(interval=8)).positions(16, 0, 0)
-
-
-def test_ollama_keeps_one_token_earlier_near_the_end_and_where_a_match_ended() -> None:
-    assert [7, 15, 18] == store(OLLAMA).positions(23, 0, 0)
-    assert [11, 15, 18] == store(OLLAMA).positions(23, 7, 12)
-
-
-def test_without_snapshots_only_layers_that_can_be_cut_are_kept() -> None:
-    grid = GridRules(interval=8, captures=False)
-
-    assert [] == store(grid).positions(20, 0, 0)
-    assert [8, 16] == store(grid, sliceable=True).positions(20, 0, 0)
-
-
-def test_a_fetch_takes_the_deepest_position_and_names_what_it_left() -> None:
-    cache = store(GridRules(interval=4))
-    for end in (4, 8):
-        cache.insert_cache("model", list(range(end)), [])
-    found = cache.fetch("model", [*range(7), 99, 100])
-
-    assert (list(range(4)), 7, ["states-on-a-grid"]) == (
-        found.key,
-        found.equal,
-        [loss.cause.id for loss in found.losses],
-    )
-    assert [*range(4, 7), 99, 100] == list(found.rest)
-
-
-def test_a_drafter_is_named_where_it_takes_the_last_matching_token() -> None:
-    cache = store(OLLAMA)
-    cache.insert_cache("model", list(range(8)), [])
-    found = cache.fetch("model", [*range(8), 99, 100])
-
-    assert [("drafter-lookahead", 8, 7)] == [
-        (loss.cause.id, loss.before, loss.after) for loss in found.losses
-    ]
-
-
-def test_a_state_of_one_array_is_found_and_rejected() -> None:
-    cache = store(GridRules(interval=4, fewest_arrays=2), placeholder=0)
-    cache.insert_cache("model", list(range(4)), [])
-    found = cache.fetch("model", list(range(6)))
-
-    assert (None, ["placeholder"]) == (found.key, [loss.cause.id for loss in found.losses])
-    assert list(range(6)) == list(found.rest)
-
-
-@pytest.mark.parametrize("profile", ["0.31.3+omlx", "0.31.3+rapid-mlx"])
-def test_states_at_fixed_positions_know_no_draft_model(profile: str) -> None:
-    """The draft model's cache lies beside the model's, and one of them was fed with both."""
-    options = {"draft_model": "dense"}
-    with pytest.raises(OptionError, match="has no draft_model here"):
-        Engine.create(f"mlx-lm@{profile}", model=preset("dense"), options=options)
-
-
-# Ollama's live buffer until 0.32.6: a lazy snapshot is a range of it.
-
-C, A = tuple(range(100, 130)), (100, *range(210, 230))
-CHUNK = 2048
-
-
-def stays_lazy(live: LiveBuffer, key: tuple[int, ...]) -> list[tuple[int, int]]:
-    """The ranges of `key`'s path that are still parts of the buffer."""
-    path = [snapshot for snapshot in live.snapshots if snapshot.key == key[: len(snapshot.key)]]
-    return [(each.start, len(each.key)) for each in path if each.lazy]
-
-
-def played(live: LiveBuffer, prompt: tuple[int, ...], used: int, reply: int) -> tuple[int, ...]:
-    live.resume(prompt, used, used)
-    live.append(prompt[:-4], [], [])
-    whole = (*prompt, *range(900, 900 + reply))
-    live.append(whole, [], [])
-    return whole
-
-
-def test_an_append_after_a_rewind_copies_out_what_it_overwrites_and_the_next_one_nothing() -> None:
-    live = LiveBuffer()
-    whole = played(live, C, 0, 10)
-    assert [(0, 26)] == stays_lazy(live, whole)
-    live.resume(A, 1, 1)
-
-    assert [(26, 40)] == stays_lazy(live, whole)
-
-
-def test_a_first_chunk_that_reaches_the_end_copies_all_of_it_out() -> None:
-    live = LiveBuffer()
-    whole = played(live, C, 0, 10)
-    live.resume((100, *range(210, 250)), 1, 1)
-
-    assert [] == stays_lazy(live, whole)
-
-
-def test_a_long_prompt_overwrites_what_lies_beyond_its_first_chunk() -> None:
-    live = LiveBuffer()
-    whole = played(live, tuple(range(CHUNK + 10)), 0, 3)
-    live.resume((0, *range(9_000, 9_000 + 2 * CHUNK)), 1, 1)
-
-    assert [(CHUNK + 6, CHUNK + 13)] == stays_lazy(live, whole)
-
-
-def test_after_a_restored_copy_not_even_the_first_append_looks() -> None:
-    live = LiveBuffer()
-    played(live, C, 0, 10)
-    other = played(live, (100, *range(210, 250)), 1, 40)  # C is copied out
-    live.resume((*C[:20], 7, 8, 9, *range(400, 420)), 20, 20)
-
-    assert 20 == live.checked
-    assert [(37, 81)] == stays_lazy(live, other)
-
-
-def test_a_reply_that_goes_on_is_one_snapshot_again() -> None:
-    live = LiveBuffer()
-    whole = played(live, C, 0, 10)
-    live.resume(A, 1, 1)
-    live.append(A, [], [])
-    live.resume(whole, 39, 39)
-    longer = (*whole, 901)
-    live.append(longer, [], [])
-    live.resume(A, 1, 1)
-
-    assert [(26, 41)] == stays_lazy(live, longer)
-
-
-def test_the_rows_of_the_common_prefix_stay_in_the_buffer() -> None:
-    live = LiveBuffer()
-    played(live, C, 0, 10)
-
-    assert 1 == live.resume(A, 1, 1)
-    live.append(A, [], [])
-    assert 20 == live.resume((*A[:20], 7), 20, 20)

@@ -3,33 +3,20 @@
 Each law holds on every release and patch, but where a rule of theirs is named here.
 """
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from cachesim.engines.events import Event
-from cachesim.engines.mlx_lm import rules
-from cachesim.engines.mlx_lm.families import (
-    model_classes,
-)
+from cachesim.engines.mlx_lm.families import model_classes
 from cachesim.engines.mlx_lm.observe import problems, quantised_otherwise
 from cachesim.engines.mlx_lm.options import MlxOptions
-from cachesim.engines.mlx_lm.rules import (
-    DiskRules,
-    GridRules,
-    MllmRules,
-    MlxRules,
-    RapidRules,
-    SessionRules,
-    WholeRules,
-)
+from cachesim.engines.mlx_lm.rules import MlxRules, PrefixCacheRules
 from cachesim.engines.mlx_lm.search.recomputed import Recomputed
 from cachesim.engines.mlx_lm.search.stored import CUT, KEPT, lengths
 from cachesim.engines.mlx_lm.server.engine import MlxLm
 from cachesim.engines.mlx_lm.server.request import LONGEST_TAIL, opening_mark
-from cachesim.engines.mlx_lm.store.disk_prompt_cache import DiskPromptCache, RecordStore
-from cachesim.engines.mlx_lm.store.mllm_prompt_cache import MllmPromptCache
 from cachesim.engines.mlx_lm.vocabulary import (
     Insertion,
     ModelCalled,
@@ -39,8 +26,6 @@ from cachesim.engines.mlx_lm.vocabulary import (
     PromptCachePruned,
     PromptCacheReplaced,
     PromptProgress,
-    RecordEvicted,
-    RecordStored,
     RequestAdmitted,
     RequestFinished,
 )
@@ -59,20 +44,25 @@ STOPS: Final = "stop_words"
 DEEP: Final = 10
 """Entries of a store with several queues that never evicts the newest one first."""
 
-KV: Final = "kv_delta"
-"""The kind of a record of keys and values."""
-
 REFUSED: Final = frozenset({"ValueError", "NotImplementedError"})
 """Errors with which a request may fail: its prompt is covered, its draft or ring has no rule."""
 
 
 class MlxLaws:
-    """The laws, with the contents of the store by its events."""
+    """The laws, with the contents of the store by its events.
+
+    Those of a server that is built on mlx-lm say what its own store keeps and finds.
+    """
+
+    feeds_all = False
+    """Whole prompts are fed, whatever is cached, and no rule is known for their states."""
+
+    evicts_early = False
+    """An entry may be evicted while there is room."""
 
     def __init__(self, engine: MlxLm) -> None:
         self._engine, self._rules, self._options = engine, engine.rules, engine.options
         own = engine.rules.server
-        self._whole = isinstance(own.memory, WholeRules)
         self._drafts = self._options.draft_model is not None
         # A checkpoint before the last token: what follows it is fed again, one by one.
         thinks = self._options.chat_template == "strip-reasoning"
@@ -87,13 +77,7 @@ class MlxLaws:
         self._keys = self._held()
         self._entries, self._bytes = len(cache), cache.nbytes if self._counts_bytes else 0
         self._stored = self._engine.server.store.number
-        self._records = sum(len(disk.records) for disk in self._disks)
         self._recomputed: dict[str, Recomputed] = {}
-
-    @property
-    def _disks(self) -> Collection[RecordStore]:
-        cache = self._engine.server.store.cache
-        return cache.stores.values() if isinstance(cache, DiskPromptCache) else ()
 
     @property
     def _counts_bytes(self) -> bool:
@@ -125,8 +109,8 @@ class MlxLaws:
     def _equal(self, seen: Seen, keys: Sequence[Sequence[int]]) -> Iterator[str]:
         """The equal tokens of a reply: the prompt's longest common prefix with a key."""
         own, several = self._rules.server, len(self._engine.networks) > 1
-        if isinstance(own.grid, DiskRules) or own.snapshots is not None or seen.images or several:
-            return  # records on disk and snapshots are found under other keys
+        if own.snapshots is not None or seen.images or several:
+            return  # snapshots are found under other keys
         most = max((int(get_common_prefix(key, seen.reply.prompt)) for key in keys), default=0)
         if seen.reply.equal != most:
             yield f"{seen.reply.equal} tokens are equal, a key of the store has {most}"
@@ -135,7 +119,7 @@ class MlxLaws:
     def _rounds(self) -> bool:
         """True if keys and values are quantised, and calls of the model alone decide an answer."""
         own = self._rules.server
-        plain = own.grid is None and own.memory is None and own.snapshots is None
+        plain = own.prefix_cache is None and own.snapshots is None
         exact = not (self._rules.store.reuses_untrimmed or self._rules.caches.arrays_trim_resets)
         ring = arithmetic_of(self._engine.network) == "ring"
         rounds = self._options.kv_bits is not None and not self._drafts
@@ -166,7 +150,6 @@ class MlxLaws:
         broken = ""
         for event in events:
             self._stored += isinstance(event, Insertion)
-            self._records += isinstance(event, RecordStored) - isinstance(event, RecordEvicted)
             if isinstance(event, PromptCacheInserted):
                 self._entries += 1
                 self._bytes += event.nbytes
@@ -176,7 +159,7 @@ class MlxLaws:
                     broken = f"an entry is evicted from {self._entries} of {cache.max_size}"
                 self._entries -= 1
                 self._bytes -= event.nbytes
-        return "" if isinstance(self._rules.server.memory, RapidRules) else broken
+        return "" if self.evicts_early else broken
 
     def _accounts(self, seen: Seen) -> Iterator[str]:
         """The store's counts against its events, and its limit."""
@@ -190,8 +173,6 @@ class MlxLaws:
             return
         if self._entries != len(cache):
             yield f"{self._entries} entries by the events, {len(cache)} in the store"
-        if self._records != sum(len(disk.records) for disk in self._disks):
-            yield f"{self._records} records by the events, not as many on disk"
         if self._counts_bytes and self._bytes != cache.nbytes:
             yield f"{self._bytes} bytes by the events, {cache.nbytes} by the store's counter"
         for event in seen.events:
@@ -207,7 +188,7 @@ class MlxLaws:
             yield f"{admitted.reported} tokens are reported as cached, {cached} are"
         if admitted.prompt_tokens != len(seen.reply.prompt):
             yield f"a prompt of {len(seen.reply.prompt)} tokens is admitted with another length"
-        apart = own.grid is not None or own.memory is not None or flags.kv_bits is not None
+        apart = own.prefix_cache is not None or flags.kv_bits is not None
         alone = apart or self._drafts or seen.images or "seed" in seen.fields
         merges = seen.plain and seen.layers <= KEPT and not self._engine.network.spec.chunked
         known = alone or (merges and len(self._engine.networks) == 1)
@@ -230,7 +211,7 @@ class MlxLaws:
     def _kept(self, seen: Seen) -> Iterator[str]:
         """A state is stored under the tokens that it was fed, and its layers count them."""
         own, tokens = self._rules.server, seen.reply.prompt + seen.reply.generated
-        if self._drafts or own.snapshots is not None or self._whole:
+        if self._drafts or own.snapshots is not None or self.feeds_all:
             return
         unrolls = self._rules.caches.rotating_unrolls_on_trim
         exact = not (self._ragged or own.binds_late or self._rules.store.reuses_untrimmed)
@@ -248,22 +229,21 @@ class MlxLaws:
         if STOPS in seen.fields or seen.images or not seen.plain:
             return
         stored = [event for event in seen.events if isinstance(event, Insertion)]
-        cache = self._engine.server.store.cache
-        suffix = cache.suffix if isinstance(cache, MllmPromptCache) else 0
-        due, found = lengths(own, seen, suffix), [int(insertion.length) for insertion in stored]
-        if due is not None and due != found:
-            yield f"states of {found} tokens are stored, not of {due}"
-        for disk in self._disks:
-            chunks = disk.chunks(tokens)
-            if own.grid == DiskRules() and seen.layers <= CUT and len(self._disks) == 1:
-                missing = [chunk.end for chunk in chunks if (chunk.key, KV) not in disk.records]
-                if missing:
-                    yield f"the records up to {missing} are not on disk"
+        due, kept = self._lengths(seen), [int(insertion.length) for insertion in stored]
+        if due is not None and due != kept:
+            yield f"states of {kept} tokens are stored, not of {due}"
         others = {insertion.type for insertion in stored[-1:]} - {
             self._rules.store.queue_of("assistant")
         }
-        if own.grid is None and own.memory is None and others:
+        if own.prefix_cache is None and others:
             yield f"the state after a reply is stored as one of {others}"
+
+    def _lengths(self, seen: Seen) -> list[int] | None:
+        """Tokens of each state, in the order of their insertion; None where no rule is known.
+
+        Read off the rules alone, without the store, for a request that was served alone.
+        """
+        return lengths(self._rules.server, seen)
 
     def _uncounted(self, seen: Seen) -> frozenset[int]:
         """The count of layers without one."""
@@ -282,7 +262,7 @@ class MlxLaws:
         reasons = [event.reason for event in events if isinstance(event, RequestFinished)]
         if reasons != ["length"] and STOPS not in seen.fields:
             yield f"a reply without a stop word ends as {reasons}"
-        rest = len(reply.prompt) - (0 if self._whole else there_is(reply.cached))
+        rest = len(reply.prompt) - (0 if self.feeds_all else there_is(reply.cached))
         fed = sum(event.rows * event.columns for event in events if isinstance(event, ModelCalled))
         if not self._drafts and not self._ragged and fed != rest + len(reply.generated):
             yield f"{fed} tokens are fed for {rest} of the prompt and {len(reply.generated)}"
@@ -338,42 +318,23 @@ class MlxLaws:
         shared, length = int(get_common_prefix(prompt, held)), len(prompt)
         end = shared if shared == len(held) < length else 0  # where it continues the whole reply
         cut = min(shared, length - 1) if seen.plain and seen.layers <= CUT else 0
-        if rules.memory is not None:
-            return self._due_of_memory(before, seen, shared, end, cut)
-        if rules.grid is not None:
-            return self._due_on_grid(before, shared, end, cut)
+        if rules.prefix_cache is not None:
+            return self._due_of(rules.prefix_cache, before, seen, Shared(shared, end, cut))
         store = self._rules.store
         cuts = store.cuts_to_common_prefix and store.leaves_one_token
         return max(end, cut if cuts else 0) if shared > 1 else 0
 
-    def _due_on_grid(self, before: Seen, shared: int, end: int, cut: int) -> int:
-        grid = there_is(self._rules.server.grid)
-        if isinstance(grid, SessionRules):
-            kept = self._engine.server.store.cache
-            stored = getattr(kept, "keeps_replies", False) and shared > 1
-            return max(end, cut) if stored else 0
-        if isinstance(grid, DiskRules):
-            return max(end, cut)
-        if grid.keeps_the_end:
-            return max(end if not grid.lookahead else 0, min(cut, shared - grid.lookahead), 0)
-        return self._on_grid(grid, min(cut, len(before.reply.prompt) - 1))
+    def _due_of(self, own: PrefixCacheRules, before: Seen, seen: Seen, shared: "Shared") -> int:
+        """The tokens that the prefix cache of another server must reuse; none where unknown."""
+        return 0
 
-    @staticmethod
-    def _on_grid(grid: GridRules, most: int) -> int:
-        return max(0, most) // grid.interval * grid.interval
 
-    def _due_of_memory(self, before: Seen, seen: Seen, shared: int, end: int, cut: int) -> int:
-        memory, reply = there_is(self._rules.server.memory), before.reply
-        length, prompt = len(seen.reply.prompt), len(reply.prompt)
-        if self._whole or length < memory.least:
-            return 0
-        if isinstance(memory, RapidRules):
-            return end if memory.uncut else min(end, cut)
-        if not cut or self._options.chat_template == "strip-reasoning":
-            return 0
-        if isinstance(memory, MllmRules):
-            return min(prompt, length - 1) if shared >= prompt >= memory.least else 0
-        return end if end >= memory.least else 0
+class Shared(NamedTuple):
+    """What a prompt has in common with the request right before, in tokens."""
+
+    tokens: int
+    end: int  # the whole request with its reply, if the prompt continues it
+    cut: int  # as far as its layers can be cut
 
 
 FLAGS: Final[dict[str, tuple[Any, ...]]] = {
@@ -384,14 +345,16 @@ FLAGS: Final[dict[str, tuple[Any, ...]]] = {
 """Small limits in bytes; and flags with which no request is batched."""
 
 
-def guide(own: rules.ServerRules, flags: MlxOptions) -> Guide:
-    """The guide of a server with these rules and flags."""
-    fields: tuple[dict[str, Any], ...] = ({"seed": 0}, {"tools": ("a tool",)})
-    if isinstance(own.memory, rules.WholeRules):
-        fields = ({"stream": True}, {"stream": True}, {"seed": 0})
+FIELDS: Final[tuple[dict[str, Any], ...]] = ({"seed": 0}, {"tools": ("a tool",)})
+
+
+def guide(
+    sizes: Collection[int], images: Images = "none", fields: tuple[dict[str, Any], ...] = FIELDS
+) -> Guide:
+    """The guide of a server whose decisions change at these numbers of tokens."""
     return Guide(
-        sizes=_sizes(own),
-        images=_images(own, flags),
+        sizes=tuple(sorted({size for size in sizes if size > 1})),
+        images=images,
         fields=fields,
         stop_words="stop_words",
         templates=("strip-reasoning",),
@@ -399,26 +362,11 @@ def guide(own: rules.ServerRules, flags: MlxOptions) -> Guide:
     )
 
 
-def _sizes(own: rules.ServerRules) -> tuple[int, ...]:
-    found: set[int] = set()
-    if own.snapshots is not None:
-        found |= {own.snapshots.interval}
-    if own.memory is not None:
-        found |= {own.memory.least}
-    if isinstance(own.grid, rules.SessionRules):
-        found |= {own.grid.before_end}
-    elif own.grid is not None:
-        context = own.grid.max_kv_size if isinstance(own.grid, rules.DiskRules) else None
-        found |= {own.grid.interval, own.grid.before_end, context or 0}
-    return tuple(sorted(each for each in found if each > 1))
-
-
-def _images(own: rules.ServerRules, flags: MlxOptions) -> Images:
-    if isinstance(own.memory, rules.WholeRules):
-        return "all"
-    others = (own.snapshots, own.grid, own.memory, flags.draft_model)
-    reads = own.reads_images and all(other is None for other in others)
-    return "some" if reads or isinstance(own.memory, rules.MllmRules) else "none"
+def _guide(rules: MlxRules, flags: MlxOptions) -> Guide:
+    own = rules.server
+    reads = own.reads_images and own.snapshots is None and flags.draft_model is None
+    sizes = () if own.snapshots is None else (own.snapshots.interval,)
+    return guide(sizes, "some" if reads else "none")
 
 
 SEARCH: Final[Search[MlxRules, MlxOptions]] = Search(
@@ -434,7 +382,7 @@ SEARCH: Final[Search[MlxRules, MlxOptions]] = Search(
         and flags.prompt_cache_size >= 10
         and flags.prompt_cache_bytes is None
     ),
-    guide=lambda rules, flags: guide(rules.server, flags),
+    guide=_guide,
     laws=MlxLaws,
     draft_flag="draft_model",
     hunted=(
@@ -461,12 +409,16 @@ SEARCH: Final[Search[MlxRules, MlxOptions]] = Search(
 )
 
 
-def above(*scopes: Scope) -> Search[MlxRules, MlxOptions]:
+def above(
+    *scopes: Scope, guide: Callable[[PrefixCacheRules], Guide], laws: type[MlxLaws]
+) -> Search[MlxRules, MlxOptions]:
     """What a search draws for a server over these caches: no drafter, no flags of its own."""
     return replace(
         SEARCH,
         draws_models=False,
         finds_again=lambda _: 0,
+        guide=lambda rules, _: guide(there_is(rules.server.prefix_cache)),
+        laws=laws,
         draft_flag="",
         hunted=({},),
         scopes=scopes,

@@ -12,7 +12,11 @@ from cachesim.engines.mlx_lm.generate.shared import PAD
 from cachesim.engines.mlx_lm.options import MlxOptions
 from cachesim.engines.mlx_lm.rules import MlxRules
 from cachesim.engines.mlx_lm.server.request import Job, job_of
+from cachesim.engines.mlx_lm.server.serving import Serve
+from cachesim.engines.mlx_lm.server.single import serve_single
 from cachesim.engines.mlx_lm.server.thread import ResponseGenerator
+from cachesim.engines.mlx_lm.store.lru_prompt_cache import LRUPromptCache
+from cachesim.engines.mlx_lm.store.snapshot_prompt_cache import SnapshotPromptCache
 from cachesim.engines.mlx_lm.vocabulary import ModelCalled
 from cachesim.errors import OptionError
 from cachesim.model.arithmetic import Network
@@ -51,18 +55,26 @@ class MlxLm(JobEngine[MlxRules, MlxOptions, Job]):
             options=self.options,
             rules=self.rules,
             emit=self._events.append,
+            cache=self._prompt_cache(),
+            serve=self._serve(),
         )
 
+    def _prompt_cache(self) -> LRUPromptCache:
+        """The store of the server; one that is built on mlx-lm has its own."""
+        size, snapshots = self.options.prompt_cache_size, self.rules.server.snapshots
+        if snapshots is not None:
+            return SnapshotPromptCache(self.rules.store, snapshots, size)
+        return LRUPromptCache(self.rules.store, size)
+
+    def _serve(self) -> Serve:
+        """How the server answers a request that it serves alone."""
+        return serve_single
+
     def restart(self) -> None:
-        """Restart the server; files on disk stay (upstream: `_scan_existing_files`)."""
-        old = self.server
-        if old.rules.memory is not None:
-            raise OptionError("the files that this server writes when it ends are not simulated")
+        """Restart the server; what it holds is lost."""
         if not all(job.done for job in self._jobs):
             raise OptionError("the server is busy; let it finish first")
         self.server = self._started()
-        if old.rules.grid is not None and old.rules.grid.on_disk:
-            self.server.store.cache = old.store.cache
 
     def sleep(self) -> None:
         """Refuse it: the server has no idle state."""
@@ -71,6 +83,8 @@ class MlxLm(JobEngine[MlxRules, MlxOptions, Job]):
     def _draft(self) -> Forward | None:
         """The draft model or None; its states are not traced."""
         spec = self.options.draft_spec(self.network.spec)
+        if spec is not None and self.rules.server.prefix_cache is not None:
+            raise OptionError("a server with a prefix cache of its own has no draft_model here")
         return None if spec is None else self._untraced(build(spec, arithmetic_of(self.network)))
 
     def _emit_call(self, rows: int, columns: int) -> None:
@@ -78,6 +92,7 @@ class MlxLm(JobEngine[MlxRules, MlxOptions, Job]):
 
     def submit(self, request: Request) -> Ticket:
         ticket = self._jobs.ticket()
+        self._check_images(request)
         job = job_of(
             ticket,
             request,
@@ -91,6 +106,21 @@ class MlxLm(JobEngine[MlxRules, MlxOptions, Job]):
         if job.error is None:
             self.server.requests.append(job)
         return ticket
+
+    def _check_images(self, request: Request) -> None:
+        """Refuse images where upstream's server does not read them, or not as here."""
+        own, draft = self.rules.server, self.options.draft_model
+        reads = own.reads_images and own.snapshots is None
+        if request.images and own.prefix_cache is not None:
+            raise OptionError("images in this server are not simulated: leave them out")
+        if request.images and reads and draft is not None:
+            raise OptionError(
+                "images beside a draft model are not simulated: leave draft_model out"
+            )
+        if request.images and not reads:
+            raise OptionError(
+                "this release reads no images: name a later one of mlx-lm's own server"
+            )
 
     def step(self) -> bool:
         return self.server.step()

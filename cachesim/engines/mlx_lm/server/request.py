@@ -14,7 +14,7 @@ from cachesim.engines.chat import ChatTokenizer, Message, TemplateArguments, Thi
 from cachesim.engines.images import Image
 from cachesim.engines.mlx_lm.generate.shared import Sampler, Stopper
 from cachesim.engines.mlx_lm.options import MlxOptions
-from cachesim.engines.mlx_lm.rules import MllmRules, RapidRules, ServerRules, WholeRules
+from cachesim.engines.mlx_lm.rules import ServerRules
 from cachesim.engines.tokens import get_common_prefix
 from cachesim.errors import OptionError, TokenError
 from cachesim.model.arithmetic import Network
@@ -34,9 +34,6 @@ LONGEST_TAIL: Final = 11
 
 SENTINEL: Final = "x"
 """The text that replaces the last user message in #1006."""
-
-REPLAYED: Final = 8
-"""Tokens before the end of a chat's messages that Rapid-MLX leaves out of their entry."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,34 +176,6 @@ def _last_user_text(tokenizer: ChatTokenizer, messages: Sequence[Message], promp
     return common - len(prompt) if 0 < common < len(prompt) else -1
 
 
-def stable_end(tokenizer: ChatTokenizer, messages: Sequence[Message]) -> Count:
-    """Tokens of a chat that its next turn repeats, without the last eight of them.
-
-        prompt      [ messages ............ ][ generation prompt ]
-        next turn   [ messages ............ ][ reply ] ...
-        end         [ ............. )  8
-
-    Follows Rapid-MLX's `_compute_prefix_boundary`, for templates that write the messages before the
-    generation prompt as without it.
-    """
-    users = [at for at, message in enumerate(messages) if message.role == "user"]
-    # Trap: a chat that begins with its last user message gets none.
-    if not users or users[-1] == 0:
-        return Count(0)
-    stable = tokenizer.apply_chat_template(messages, add_generation_prompt=False)
-    return Count(max(0, len(stable) - REPLAYED))
-
-
-def think_suffix(tokenizer: ChatTokenizer) -> int:
-    """Tokens at a prompt's end that open a reasoning part.
-
-    Follows vllm-mlx's `_compute_think_suffix_len`.
-    """
-    start = tokenizer.think_start
-    end = tokenizer.apply_chat_template([Message(role="user", content="x")])[-2:]
-    return 0 if start is None or start not in end else len(end) - end.index(start)
-
-
 def message_boundaries(
     tokenizer: ChatTokenizer, messages: Sequence[Message], *, after_every_message: bool
 ) -> tuple[Count, ...]:
@@ -327,7 +296,6 @@ def job_of(
     for name, present in foreign.items():
         if present:
             raise OptionError(f"a request to mlx-lm has no field {name!r}: leave it out")
-    _check_images(request, options, rules)
     tokenizer = _with_arguments(tokenizer, fields)
     prompt, chat = tokenize(tokenizer, request.messages, request.prompt)
     if chat and request.prompt and request.prompt != prompt:
@@ -373,33 +341,6 @@ def job_of(
         job.error = "ValueError"
         job.message = "max_tokens must be at least 1"
     return job
-
-
-def _check_images(request: Request, options: MlxOptions, rules: ServerRules) -> None:
-    """Refuse images where upstream's server does not read them, or not as here."""
-    others = (rules.snapshots, rules.grid, rules.memory, options.draft_model)
-    own = rules.reads_images and all(other is None for other in others)
-    mllm = isinstance(rules.memory, (MllmRules, WholeRules))
-    if isinstance(rules.memory, WholeRules) and not request.images:
-        raise OptionError(
-            "vllm-mlx's default engine serves a prompt of text alone by another class, which is "
-            "not simulated: name an image in it, or the patch +mllm"
-        )
-    ends_with_one = mllm and bool(request.images) and request.images[-1].end == len(request.prompt)
-    if not request.images or own or (mllm and not ends_with_one):
-        return
-    msg = "this release reads no images: name a later one of mlx-lm's own server"
-    if rules.reads_images and options.draft_model is not None:
-        msg = "images beside a draft model are not simulated: leave draft_model out"
-    if isinstance(rules.memory, RapidRules):
-        msg = "Rapid-MLX serves a model that reads images without a prefix cache: not simulated"
-    elif ends_with_one:
-        msg = "no chat ends with an image, as this prompt does: write some tokens after it"
-    elif rules.memory is not None:
-        msg = "vllm-mlx serves a model that reads images otherwise: name the patch +mllm"
-    elif rules.grid is not None:
-        msg = "images in mlx-engine, and in oMLX and Ollama's MLX runner are not simulated"
-    raise OptionError(msg)
 
 
 def keyed(prompt: Tokens, images: Sequence[Image]) -> Tokens:

@@ -16,27 +16,13 @@ from cachesim.engines.mlx_lm.caches.layer_cache import LayerCache, UpstreamRaise
 from cachesim.engines.mlx_lm.generate.batch_generator import BatchGenerator, OldBatchGenerator
 from cachesim.engines.mlx_lm.generate.shared import PromptCache, leaves
 from cachesim.engines.mlx_lm.options import MlxOptions
-from cachesim.engines.mlx_lm.rules import (
-    DiskRules,
-    GridRules,
-    MemoryRules,
-    MllmRules,
-    MlxRules,
-    RapidRules,
-    SessionRules,
-    SnapshotRules,
-    WholeRules,
-)
-from cachesim.engines.mlx_lm.server.request import Job, think_suffix
-from cachesim.engines.mlx_lm.store.disk_prompt_cache import DiskPromptCache
-from cachesim.engines.mlx_lm.store.grid_prompt_cache import GridPromptCache, SessionPromptCache
+from cachesim.engines.mlx_lm.rules import MlxRules
+from cachesim.engines.mlx_lm.server.request import Job
 from cachesim.engines.mlx_lm.store.lru_prompt_cache import CacheEntry, Fetched, LRUPromptCache
-from cachesim.engines.mlx_lm.store.memory_prompt_cache import MemoryPromptCache, RapidPromptCache
-from cachesim.engines.mlx_lm.store.mllm_prompt_cache import MllmPromptCache, WholePromptCache
 from cachesim.engines.mlx_lm.store.snapshot_prompt_cache import SnapshotPromptCache
 from cachesim.engines.mlx_lm.vocabulary import Insertion, SnapshotTaken, StoreTrimmed
 from cachesim.engines.tokens import get_common_prefix
-from cachesim.errors import ContractError, OptionError
+from cachesim.errors import ContractError
 from cachesim.model.arithmetic import LayerShape, Network
 from cachesim.model.trace import NodeId, Traced
 from cachesim.units import Count, Integers, Token, Tokens
@@ -151,30 +137,6 @@ def nbytes_or_error(layer: LayerCache) -> int | str:
         return name_of(error)
 
 
-def _store_of(rules: MlxRules, options: MlxOptions, network: Network) -> LRUPromptCache:
-    """`LRUPromptCache`, or the cache of another server if its rules are set."""
-    store, size, own = rules.store, options.prompt_cache_size, rules.server
-    match own.memory or own.grid or own.snapshots:
-        case MllmRules() as mllm:
-            suffix = think_suffix(options.chat_tokenizer(network.spec))
-            return MllmPromptCache(store, mllm, suffix)
-        case WholeRules() as whole:
-            return WholePromptCache(store, whole)
-        case RapidRules() as rapid:
-            return RapidPromptCache(store, rapid)
-        case MemoryRules() as memory:
-            return MemoryPromptCache(store, memory)
-        case SessionRules() as session:
-            return SessionPromptCache(store, session)
-        case DiskRules() as disk:
-            return DiskPromptCache(store, disk)
-        case GridRules() as grid:
-            return GridPromptCache(store, grid)
-        case SnapshotRules() as snapshots:
-            return SnapshotPromptCache(store, snapshots, size)
-    return LRUPromptCache(store, size)
-
-
 class ServerStore:
     """A `LRUPromptCache` with its events and causes."""
 
@@ -184,6 +146,7 @@ class ServerStore:
         options: MlxOptions,
         rules: MlxRules,
         emit: Callable[[Event], None],
+        cache: LRUPromptCache,
     ) -> None:
         self._networks: Mapping[Any, Network] = networks  # by the key of their entries
         self._rules = rules
@@ -192,14 +155,7 @@ class ServerStore:
         self.number = 0
         self._snapshots: list[CacheEntry] = []
         self.watch: Callable[[Insertion, PromptCache], None] | None = None
-        positions = rules.server.grid is not None or isinstance(rules.server.memory, RapidRules)
-        if positions and options.draft_model is not None:
-            msg = "a prompt cache that keeps states at given positions has no draft_model here"
-            raise OptionError(msg)
-        if isinstance(rules.server.memory, WholeRules) and options.draft_model is not None:
-            msg = "vllm-mlx's default engine has no draft_model beside a model that reads images"
-            raise OptionError(msg)
-        self.cache = _store_of(rules, options, networks[""])
+        self.cache = cache
         self.cache.on_event = emit
 
     def look_up(
@@ -293,7 +249,6 @@ class ServerStore:
 
     def entries(self) -> list[dict[str, Any]]:
         """The stored prompt caches, depth first; `checkpoints` is a field of other servers."""
-        on_disk = self.cache.listed() if isinstance(self.cache, DiskPromptCache) else ()
         return [
             {
                 "n_tokens": len(tokens),
@@ -304,7 +259,7 @@ class ServerStore:
                 **({"model": model} if model else {}),
             }
             for model, tokens, entry in self.cache.trie.items()
-        ] + [*on_disk]
+        ] + [*self.cache.on_disk()]
 
 
 def _in_words(found: Fetched) -> str:

@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import ClassVar, Generic, TypeAlias, TypeVar
+from typing import Any, ClassVar, Generic, TypeAlias, TypeVar
 
 from cachesim.engines.causes import Cause, Loss
 from cachesim.engines.events import Event
@@ -23,12 +23,17 @@ from cachesim.engines.mlx_lm.caches.prompt_cache import (
     trim_prompt_cache,
 )
 from cachesim.engines.mlx_lm.rules import StoreRules
-from cachesim.units import Array, Count
+from cachesim.engines.mlx_lm.server.request import Job, keyed
+from cachesim.units import Array, Count, Token, Tokens
 
 V = TypeVar("V")
 
 Key: TypeAlias = Sequence[int]
 """Tokens of the caller; the store keeps the very object (an oddity of upstream's)."""
+
+
+Insert: TypeAlias = Callable[..., None]
+"""Insert a state under a key, and report it: `ServerStore.insert` for a request."""
 
 
 class _Nothing:
@@ -354,7 +359,7 @@ class CacheEntry:
     cache_type: str
     count: int = 1
     is_snapshot: bool = False
-    logits: Array | None = None  # after the key's last token (vllm-mlx, for a state)
+    logits: Array | None = None  # after the key's last token, where a server keeps them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -374,6 +379,7 @@ class LRUPromptCache:
     """Prompt caches under (model, tokens) (`LRUPromptCache`)."""
 
     type_at_positions: ClassVar[str] = "assistant"
+    """The type of entries at `positions`."""
 
     def __init__(self, rules: StoreRules, max_size: int = 10, max_bytes: int = UNLIMITED) -> None:
         self.rules = rules
@@ -639,6 +645,45 @@ class LRUPromptCache:
                 nbytes=entry.nbytes,
             )
         )
+
+    # What a request that is served alone asks its store, with mlx-lm's answers. A server that is
+    # built on these caches has a class of its own, with other ones.
+
+    def as_fed(self, job: Job, key: Tokens) -> tuple[Tokens, Tokens]:
+        """A prompt as it is fed to the model, and as it is looked up."""
+        return (job.prompt, keyed(job.prompt, job.images)) if job.images else (key, key)
+
+    def positions(self, _job: Job, _key: Tokens, _equal: int) -> Sequence[int]:
+        """Positions of the prompt after which its state is kept while it is fed."""
+        return ()
+
+    def logits_after(self, _job: Job, _key: Tokens) -> Array | None:
+        """Logits after a prompt that is cached as a whole."""
+        return None
+
+    def after_prompt(self, _job: Job, _cache: list[LayerCache], _insert: Insert) -> None:
+        """Keep the state of a whole prompt, before its reply."""
+
+    def after_first(
+        self, _job: Job, _token: Token, _cache: list[LayerCache], _insert: Insert
+    ) -> None:
+        """Keep a state after the first token of a reply."""
+
+    def at_end(self, job: Job, _key: Tokens, cache: list[LayerCache], insert: Insert) -> None:
+        """Keep the state after a reply."""
+        insert(job.cache_key, cache)
+
+    def has_images(self, key: Sequence[int]) -> bool:
+        """True if a key has ids of images, which are negative."""
+        return min(key, default=0) < 0
+
+    def on_disk(self) -> Iterator[dict[str, Any]]:
+        """What the store holds beside the entries of its trie."""
+        return iter(())
+
+    def problems(self) -> Iterator[str]:
+        """Inconsistencies of what only this store has, in words."""
+        return iter(())
 
     def _needs_bytes(self, name: str) -> None:
         if not self.rules.limits_bytes:

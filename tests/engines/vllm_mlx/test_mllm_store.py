@@ -9,16 +9,15 @@ from cachesim.engines.images import Image
 from cachesim.engines.mlx_lm.caches.arrays_cache import ArraysCache
 from cachesim.engines.mlx_lm.caches.kv_cache import KVCache, RotatingKVCache
 from cachesim.engines.mlx_lm.caches.layer_cache import LayerCache
-from cachesim.engines.mlx_lm.rules import CacheRules, MllmRules, StoreRules, WholeRules
-from cachesim.engines.mlx_lm.store.mllm_prompt_cache import (
+from cachesim.engines.mlx_lm.rules import CacheRules, StoreRules
+from cachesim.engines.vllm_mlx.mllm_batch_generator import (
     PLACEHOLDER,
     MllmPromptCache,
-    WholePromptCache,
-    has_images,
     named,
-    of_prompt,
     placed,
 )
+from cachesim.engines.vllm_mlx.mllm_cache import WholePromptCache, of_prompt
+from cachesim.engines.vllm_mlx.rules import MllmRules, WholeRules
 from cachesim.units import Count, Pos, as_tokens
 from tests.engines.mlx_lm.cache_kit import of
 
@@ -94,7 +93,7 @@ def test_a_name_has_one_place_for_an_image_of_any_size() -> None:
 
 def test_a_key_has_images_by_placeholders_or_negative_ids() -> None:
     assert [True, True, False, False] == [
-        has_images(key) for key in ([1, PLACEHOLDER], [1, -5], [1, 2], [])
+        store().has_images(key) for key in ([1, PLACEHOLDER], [1, -5], [1, 2], [])
     ]
 
 

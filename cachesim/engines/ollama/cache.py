@@ -1,19 +1,17 @@
-"""Prefix caches with states at fixed positions: oMLX's, Ollama's MLX runner's, mlx-engine's.
+"""The prefix cache of Ollama's MLX runner: states at fixed positions.
 
-    prompt      0 ......... 2048 ........ 4096 .... end       oMLX: the ends of its blocks
-                0 .................. 8191 .... end - 5        Ollama, with a drafter
+    prompt      0 .................. 8191 .... end - 5        with a drafter
     next one    0 ....................... x                   resumes at the last state before x
 
-Attention could be cut anywhere; a recurrent state is that of one position. Follows
-`BlockAwarePrefixCache` and `prefixCache`, without eviction.
+Attention could be cut anywhere; a recurrent state is that of one position. Follows `prefixCache`,
+without eviction.
 """
 
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar, Final
+from typing import Final
 
 from cachesim.engines.causes import Loss
-from cachesim.engines.mlx_lm import vocabulary
 from cachesim.engines.mlx_lm.caches.kv_cache import KVCache
 from cachesim.engines.mlx_lm.caches.layer_cache import some, write_rows
 from cachesim.engines.mlx_lm.caches.prompt_cache import (
@@ -22,9 +20,13 @@ from cachesim.engines.mlx_lm.caches.prompt_cache import (
     copy_prompt_cache,
     trim_prompt_cache,
 )
-from cachesim.engines.mlx_lm.rules import GridRules, SessionRules, StoreRules
+from cachesim.engines.mlx_lm.rules import StoreRules
+from cachesim.engines.mlx_lm.server.request import Job
 from cachesim.engines.mlx_lm.store.lru_prompt_cache import UNLIMITED, Fetched, Key, LRUPromptCache
-from cachesim.units import Count
+from cachesim.engines.mlx_lm.vocabulary import ONE_TOKEN_IS_FED
+from cachesim.engines.ollama.rules import RunnerRules
+from cachesim.engines.ollama.vocabulary import DRAFTER_LOOKAHEAD, STATES_ON_A_GRID
+from cachesim.units import Count, Tokens
 
 CHUNK: Final = 2048
 """Tokens of an append in prefill, independent of the request (`prefillChunkSize`)."""
@@ -148,72 +150,44 @@ class LiveBuffer:
         self.key = key
 
 
-class GridPromptCache(LRUPromptCache):
+class PrefixCache(LRUPromptCache):
     """Copies of a prompt's caches by position; a fetch returns the deepest usable one."""
 
-    def __init__(self, rules: StoreRules, grid: GridRules) -> None:
+    def __init__(self, rules: StoreRules, runner: RunnerRules) -> None:
         own = replace(rules, consumes=False, prunes="never", same_key="replaces")
         super().__init__(own, UNLIMITED)
-        self.grid = grid
-        self.sliceable = True  # no layer has a state
-        self.counted = True  # a layer has an offset
-        self.placeholder: int | None = None  # a layer with fewer arrays than are stored
-        self.live = LiveBuffer() if grid.lazy else None
+        self.runner = runner
+        self.live = LiveBuffer() if runner.lazy else None
 
-    def positions(self, length: int, cached: int, matched: int) -> list[int]:
-        """Positions of a prompt of `length` tokens after which a copy is kept.
-
-        Follows `_emit_prefill_boundary_snapshot`, and `schedulePrefillSnapshots`.
-        """
-        grid = self.grid
-        # oMLX#3699: where layers have states, no state of a prompt is kept.
-        if not (grid.captures or self.sliceable):
-            return []
-        found = set(range(grid.interval, length, grid.interval))
-        found |= {length - grid.before_end} if grid.before_end else set()
+    def positions(self, job: Job, key: Tokens, equal: int) -> list[int]:
+        """Follows `schedulePrefillSnapshots` and `attachPrefillSnapshots`."""
+        length, ahead = len(key), self.runner.lookahead
+        places = {*range(self.runner.interval, length, self.runner.interval), equal}
+        places.add(length - self.runner.before_end)
         # With a drafter a key names the token after its state, so the state is that much earlier.
-        found = {each - grid.lookahead for each in found}
-        found |= {matched - grid.lookahead} if grid.keeps_the_end else set()
-        return sorted(each for each in found if cached < each < length)
-
-    @property
-    def keeps_replies(self) -> bool:
-        """True if a request's state is kept at its end."""
-        return self.grid.keeps_the_end
+        return sorted(at - ahead for at in places if int(job.cached or 0) < at - ahead < length)
 
     def fetch(self, model: Hashable, tokens: Key) -> Fetched:
-        """Follows `fetch_cache` with `reconstruct_cache`, and `begin` with `switchToPath`."""
-        found = self.search(model, tokens)
-        whole = found.exact is not None
-        equal = Count(len(tokens) if whole else found.common_prefix)
-        limit = min(equal - self.grid.lookahead, len(tokens) - 1)
+        """Follows `begin` with `switchToPath`."""
+        near = self.search(model, tokens)
+        whole = near.exact is not None
+        equal = Count(len(tokens) if whole else near.common_prefix)
+        limit = min(equal - self.runner.lookahead, len(tokens) - 1)
         ends = [*self.trie.prefixes(model, tokens), *([len(tokens)] if whole else [])]
         used, key = max((end for end in ends if end <= limit), default=0), None
-        longest = tokens if whole else found.longer
+        longest = tokens if whole else near.longer
         entry = self.trie.get(model, longest) if longest is not None else None
-        cut = entry is not None and self.grid.keeps_the_end and limit > used
-        if entry is not None and longest and cut and can_trim_prompt_cache(entry.prompt_cache):
+        if entry is not None and limit > used and can_trim_prompt_cache(entry.prompt_cache):
             used, key = limit, longest
         elif used > 0:
             key = tokens[:used]
         losses: tuple[Loss, ...] = ()
-        # oMLX#2762: a layer's state of too few arrays was stored as a placeholder, so nothing is
-        # restored.
-        if key is not None and self.placeholder is not None:
-            detail = {"layer": self.placeholder, "used": used}
-            losses = (
-                Loss(cause=vocabulary.PLACEHOLDER, before=equal, after=Count(0), detail=detail),
-            )
-            used, key = 0, None
-        elif used < equal:
-            cause, detail = (
-                vocabulary.STATES_ON_A_GRID,
-                {"used": used, "interval": self.grid.interval},
-            )
+        if used < equal:
+            cause, detail = STATES_ON_A_GRID, {"used": used, "interval": self.runner.interval}
             if used == len(tokens) - 1:
-                cause, detail = vocabulary.ONE_TOKEN_IS_FED, {"n_tokens": len(tokens)}
+                cause, detail = ONE_TOKEN_IS_FED, {"n_tokens": len(tokens)}
             elif used == limit:
-                cause, detail = vocabulary.DRAFTER_LOOKAHEAD, {"used": used, "equal": equal}
+                cause, detail = DRAFTER_LOOKAHEAD, {"used": used, "equal": equal}
             losses = (Loss(cause=cause, before=equal, after=Count(used), detail=detail),)
         cache = None if key is None else copy_prompt_cache(self.trie.get(model, key).prompt_cache)
         if cache is not None and key is not None and len(key) > used:
@@ -245,69 +219,3 @@ class GridPromptCache(LRUPromptCache):
             entries = [(tuple(key), entry.prompt_cache) for _, key, entry in self.trie.items()]
             self.live.append(tuple(tokens), prompt_cache, entries)
         super().insert_cache(model, tokens, prompt_cache, cache_type=cache_type)
-
-
-class SessionPromptCache(GridPromptCache):
-    """The prompt caches of LM Studio's mlx-engine, which are mlx-lm's, used otherwise.
-
-        entry   0 ............... end - 11                    "user", while the prompt is fed
-                0 ............................ end ... reply  "assistant", after the reply
-        next    0 ............................ end            cut by one, or fed from end - 11
-
-    Follows `CacheWrapper`, and `BatchedModelKit`, which keeps the second entry alone; without
-    `max_kv_size`, `kv_bits` and a draft model, and without prompts that are left half fed. A live
-    cache is inserted as the next request arrives: here as its own ends, which no request can tell
-    apart. The kit that took the second one's place is `DiskPromptCache`.
-    """
-
-    type_at_positions: ClassVar[str] = "user"
-
-    def __init__(self, rules: StoreRules, session: SessionRules) -> None:
-        super().__init__(rules, session)
-        self.rules, self.max_size, self.session = rules, session.most, session
-
-    @property
-    def keeps_replies(self) -> bool:
-        """Follows `_flush_live_cache`. Trap: without an `offset` the live cache is made new."""
-        return self.counted or not self.session.counts_by_offset
-
-    def positions(self, length: int, cached: int, _matched: int) -> list[int]:
-        """The position of a prompt that is kept. Follows `update_cache`."""
-        end = length - self.session.before_end
-        return [end] if self.session.before_end and self.keeps_replies and end > cached else []
-
-    def fetch(self, model: Hashable, tokens: Key) -> Fetched:
-        """Follows `_restore_cache`, and `_prepare_prompt_cache_for_generation`."""
-        found, used = LRUPromptCache.fetch(self, model, tokens), 0
-        cache, key = found.prompt_cache, found.key
-        # A match that leaves tokens to feed is used as mlx-lm would.
-        if cache is not None and found.rest:
-            return found
-        cause: Loss | None = None
-        # The whole prompt is cached: one token is cut off, so that it can be fed.
-        if cache is not None and can_trim_prompt_cache(cache) and trim_prompt_cache(cache, 1) == 1:
-            used, detail = len(tokens) - 1, {"n_tokens": len(tokens)}
-            cause = Loss(
-                cause=vocabulary.ONE_TOKEN_IS_FED,
-                before=found.equal,
-                after=Count(used),
-                detail=detail,
-            )
-        else:
-            cache = key = None
-            # Where that fails, an entry of the prompt without its last token may exist.
-            if self.session.asks_again and len(tokens) > 1:
-                again = LRUPromptCache.fetch(self, model, tokens[:-1])
-                cache, key, used = again.prompt_cache, again.key, len(tokens) - 1 - len(again.rest)
-            if used < found.equal:
-                near = self.search(model, tokens)
-                near = replace(near, longer=near.exact or near.longer)
-                cause = self._why_not_longer(near, found.equal, Count(used))
-        return Fetched(
-            prompt_cache=cache,
-            rest=tokens[used:],
-            kind="miss" if cache is None else "shorter",
-            key=key,
-            equal=found.equal,
-            losses=() if cause is None else (cause,),
-        )

@@ -3,8 +3,8 @@
 import pytest
 
 from cachesim.engines.mlx_lm.server.engine import MlxLm
-from tests.engines.mlx_lm.test_disk_store import REPLY, cached
-from tests.engines.mlx_lm.test_disk_store import server as opened
+from tests.engines.lm_studio.test_disk_store import REPLY, cached
+from tests.engines.lm_studio.test_disk_store import server as opened
 
 PROMPT = list(range(100, 140))
 OTHER = [*PROMPT, 300, 301]

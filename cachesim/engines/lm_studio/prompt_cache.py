@@ -16,6 +16,8 @@ from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 from cachesim.engines.causes import Cause, Loss
 from cachesim.engines.events import Event
+from cachesim.engines.lm_studio.rules import DiskRules
+from cachesim.engines.lm_studio.vocabulary import RECORD_MISSING, RecordEvicted, RecordStored
 from cachesim.engines.mlx_lm import vocabulary
 from cachesim.engines.mlx_lm.caches.arrays_cache import ArraysCache, CacheList
 from cachesim.engines.mlx_lm.caches.kv_cache import KVCache, RotatingKVCache
@@ -27,7 +29,7 @@ from cachesim.engines.mlx_lm.caches.layer_cache import (
     rows_of,
 )
 from cachesim.engines.mlx_lm.caches.prompt_cache import LayerCache, trim_prompt_cache
-from cachesim.engines.mlx_lm.rules import DiskRules, StoreRules
+from cachesim.engines.mlx_lm.rules import StoreRules
 from cachesim.engines.mlx_lm.store.lru_prompt_cache import (
     UNLIMITED,
     CacheEntry,
@@ -35,7 +37,7 @@ from cachesim.engines.mlx_lm.store.lru_prompt_cache import (
     Key,
     LRUPromptCache,
 )
-from cachesim.engines.mlx_lm.vocabulary import PromptCacheConsumed, RecordEvicted, RecordStored
+from cachesim.engines.mlx_lm.vocabulary import PromptCacheConsumed
 from cachesim.engines.tokens import get_common_prefix
 from cachesim.units import Array, Count
 
@@ -301,6 +303,19 @@ class RecordStore:
             self.total_bytes -= record.nbytes
             self._report(RecordEvicted, record)
 
+    def problems(self) -> Iterator[str]:
+        """Records of whole chunks, whose bytes are counted and within the budget."""
+        total = sum(record.nbytes for record in self.records.values())
+        if total != self.total_bytes:
+            yield f"the records take {total} bytes, the counter says {self.total_bytes}"
+        if total > self.max_bytes:
+            yield f"the records take {total} bytes, {self.max_bytes} are allowed"
+        for record in self.records.values():
+            if record.chunk.end - record.chunk.start != self.rules.interval:
+                yield f"a record covers {record.chunk.start} to {record.chunk.end}"
+            if record.nbytes != sum(layer.nbytes for layer in record.layers.values()):
+                yield f"a record of {record.nbytes} bytes has layers of another size"
+
     def _report(self, event: type[RecordStored | RecordEvicted], record: Record) -> None:
         start, end = Count(record.chunk.start), Count(record.chunk.end)
         kind, nbytes = record.kind, record.nbytes
@@ -337,7 +352,7 @@ class DiskPromptCache(LRUPromptCache):
                 return key, entry
         return None
 
-    def listed(self) -> Iterator[dict[str, Any]]:
+    def on_disk(self) -> Iterator[dict[str, Any]]:
         """The records as entries, the next one to evict first."""
         for model, store in self.stores.items():
             for record in store.records.values():
@@ -345,6 +360,13 @@ class DiskPromptCache(LRUPromptCache):
                 entry = {"n_tokens": record.chunk.end, "checkpoints": 0, "type": record.kind}
                 owner = {"model": model} if model else {}
                 yield {**entry, "nbytes": record.nbytes, "trimmable": not state, **owner}
+
+    def problems(self) -> Iterator[str]:
+        """One conversation in memory, and the records of each model."""
+        if len(self) > 1:
+            yield f"{len(self)} conversations are in memory, one is allowed"
+        for store in self.stores.values():
+            yield from store.problems()
 
     def fetch(self, model: Hashable, tokens: Key) -> Fetched:
         """The longer of both matches. Follows `_restore_best_prefix`."""
@@ -377,7 +399,7 @@ class DiskPromptCache(LRUPromptCache):
 
 def _losses(length: int, used: int, matched: int, hot: Reason) -> tuple[Loss, ...]:
     """Causes in `_restore_best_prefix`: of the longer match, then of the other one."""
-    disk: Reason = (matched, vocabulary.RECORD_MISSING, {"matched": matched, "used": used})
+    disk: Reason = (matched, RECORD_MISSING, {"matched": matched, "used": used})
     reasons = sorted((hot, disk), key=itemgetter(0), reverse=True)
     if used == length - 1:
         reasons = [(reasons[0][0], vocabulary.ONE_TOKEN_IS_FED, {"n_tokens": length})]

@@ -1,4 +1,4 @@
-"""The prefix caches of vllm-mlx beside a model that reads images.
+"""The prefix cache of vllm-mlx beside a model that reads images.
 
     prepared  [ text ][ images, sorted ]    tokens and pixels of an earlier prompt
     entry     0 .............. prompt       of text alone, when its reply ends
@@ -7,31 +7,30 @@
               0 .............. prompt       and none of it is processed if it has logits
 
 Follows `MLLMBatchGenerator` and `VisionEmbeddingCache`, without limits in bytes. The default engine
-has a cache of its own, `WholePromptCache`.
+has a cache of its own (`mllm_cache.py`).
 """
 
 from collections import OrderedDict
-from collections.abc import Hashable, Sequence
-from copy import copy
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import replace
 from typing import Final
 
 from cachesim.engines.causes import Loss
+from cachesim.engines.chat import ChatTokenizer, Message
 from cachesim.engines.images import Image
-from cachesim.engines.mlx_lm import vocabulary
-from cachesim.engines.mlx_lm.caches.arrays_cache import ArraysCache
 from cachesim.engines.mlx_lm.caches.prompt_cache import (
-    KVCache,
     LayerCache,
-    RotatingKVCache,
     copy_prompt_cache,
     trim_prompt_cache,
 )
-from cachesim.engines.mlx_lm.rules import MemoryRules, MllmRules, StoreRules
-from cachesim.engines.mlx_lm.store.lru_prompt_cache import Fetched, Key
-from cachesim.engines.mlx_lm.store.memory_prompt_cache import MemoryPromptCache, miss
-from cachesim.engines.mlx_lm.vocabulary import PreparedAlready
-from cachesim.units import Count, Token, Tokens
+from cachesim.engines.mlx_lm.rules import StoreRules
+from cachesim.engines.mlx_lm.server.request import Job
+from cachesim.engines.mlx_lm.store.lru_prompt_cache import Fetched, Insert, Key
+from cachesim.engines.mlx_lm.vocabulary import ONE_TOKEN_IS_FED
+from cachesim.engines.vllm_mlx.memory_cache import MemoryPromptCache, miss
+from cachesim.engines.vllm_mlx.rules import MllmRules
+from cachesim.engines.vllm_mlx.vocabulary import IMAGE_AHEAD, MEDIA_UNCACHED, PreparedAlready
+from cachesim.units import Array, Count, Token, Tokens
 
 PLACEHOLDER: Final = Token(1 << 20)
 """The id in place of each token of any image: as in users' models, after those of all words."""
@@ -77,7 +76,7 @@ class MllmPromptCache(MemoryPromptCache):
         if PLACEHOLDER in asked and not self.mllm.reads_media:
             equal = Count(self.search(model, asked).common_prefix)
             detail: dict[str, object] = {"n_tokens": len(asked)}
-            cause = vocabulary.MEDIA_UNCACHED
+            cause = MEDIA_UNCACHED
             return miss(
                 asked, equal, Loss(cause=cause, before=equal, after=Count(0), detail=detail)
             )
@@ -89,7 +88,7 @@ class MllmPromptCache(MemoryPromptCache):
         used = count - len(found.rest)
         if PLACEHOLDER in asked[used:]:
             detail = {"used": used}
-            cause = vocabulary.IMAGE_AHEAD
+            cause = IMAGE_AHEAD
             loss = Loss(cause=cause, before=found.equal, after=Count(0), detail=detail)
             return miss(asked, found.equal, loss)
         return replace(found, rest=asked[used:])
@@ -103,7 +102,7 @@ class MllmPromptCache(MemoryPromptCache):
         cache = copy_prompt_cache(self.trie.get(model, key).prompt_cache)
         trim_prompt_cache(cache, len(key) - used)
         detail = {"n_tokens": len(asked)}
-        loss = Loss(cause=vocabulary.ONE_TOKEN_IS_FED, before=equal, after=used, detail=detail)
+        loss = Loss(cause=ONE_TOKEN_IS_FED, before=equal, after=used, detail=detail)
         return Fetched(
             prompt_cache=cache,
             rest=asked[used:],
@@ -112,6 +111,47 @@ class MllmPromptCache(MemoryPromptCache):
             equal=equal,
             losses=(loss,) if used < equal else (),
         )
+
+    def as_fed(self, job: Job, key: Tokens) -> tuple[Tokens, Tokens]:
+        """A prompt as it was prepared; its key has one id for all images' tokens."""
+        fed, images = self.prepare(job.prompt, job.images) if job.images else (key, job.images)
+        return fed, placed(fed, images)
+
+    def logits_after(self, job: Job, key: Tokens) -> Array | None:
+        """Logits that are stored with a state that cannot be cut."""
+        return self.trie.get(job.model, list(key)).logits
+
+    def after_prompt(self, job: Job, cache: list[LayerCache], insert: Insert) -> None:
+        """Keep the state of a prompt of text alone, with its logits. Follows `_process_prompts`."""
+        if not job.images and self.keeps_logits(job.prompt, int(job.cached or 0), cache):
+            insert(list(job.prompt), copy_prompt_cache(cache))
+            self.trie.get(job.model, list(job.prompt)).logits = job.sampler.rows[-1]
+
+    def after_first(
+        self, _job: Job, _token: Token, _cache: list[LayerCache], _insert: Insert
+    ) -> None:
+        """Nothing is kept here: a state that cannot be cut was kept before the reply."""
+
+    def at_end(self, job: Job, key: Tokens, cache: list[LayerCache], insert: Insert) -> None:
+        """Keep a prompt without its reply. Follows `_maybe_store_prefix_cache`."""
+        key = key[: len(key) - self.suffix]
+        # Since 0.5.0 (#718) prompts with images are not stored: before, placeholders alone were
+        # compared.
+        media = job.images and not self.mllm.reads_media
+        if not media and not job.should_stop and self.keeps(key, cache):
+            kept = copy_prompt_cache(cache)
+            trim_prompt_cache(kept, len(job.generated) + self.suffix)
+            self.evict_prefixes(job.model, list(key))
+            insert(list(key), kept)
+
+    def has_images(self, key: Sequence[int]) -> bool:
+        """True if a key has placeholders."""
+        return PLACEHOLDER in key or super().has_images(key)
+
+    def problems(self) -> Iterator[str]:
+        """No more prompts are prepared than are allowed."""
+        if len(self.prepared) > self.mllm.pixels:
+            yield f"{len(self.prepared)} prompts are prepared, {self.mllm.pixels} are allowed"
 
     def keeps_logits(self, prompt: Key, cached: int, cache: list[LayerCache]) -> bool:
         """True if a prompt is stored before its reply. Follows `_needs_prefill_checkpoint`."""
@@ -126,7 +166,7 @@ class MllmPromptCache(MemoryPromptCache):
 
 def named(prompt: Tokens, images: Sequence[Image], *, sorts: bool) -> Hashable:
     """Images and text of a prompt. Follows `_make_key` and `_make_cache_key`."""
-    text, names = list(prompt), [each.name for each in images]
+    text, names = list(prompt), [image.name for image in images]
     for image in reversed(images):
         text[image.start : image.end] = [PLACEHOLDER]
     return tuple(sorted(names) if sorts else names), tuple(text)
@@ -140,56 +180,11 @@ def placed(prompt: Tokens, images: Sequence[Image]) -> Tokens:
     return tuple(ids)
 
 
-def has_images(key: Sequence[int]) -> bool:
-    """True if a key has ids of images: placeholders, or mlx-lm's own, which are negative."""
-    return PLACEHOLDER in key or min(key, default=0) < 0
+def think_suffix(tokenizer: ChatTokenizer) -> int:
+    """Tokens at a prompt's end that open a reasoning part.
 
-
-class WholePromptCache(MemoryPromptCache):
-    """The cache of vllm-mlx's default engine beside a model that reads images.
-
-        name     [ images, sorted ][ text ]
-        entry    0 ............ prompt                     after an answer in one piece
-        next     0 ............ prompt                     the same name, in one piece: not used
-                 0 ............ prompt 0 ... prompt ...    streamed: fed again, into the entry
-
-    Follows `MLXMultimodalLM` and `MLLMPrefixCacheManager`, without limits in bytes.
+    Follows `_compute_think_suffix_len`.
     """
-
-    def __init__(self, rules: StoreRules, memory: MemoryRules) -> None:
-        super().__init__(rules, memory)
-        self.keys: dict[Hashable, list[int]] = {}  # by name; some are evicted
-        self.asked: tuple[Hashable, bool] = ("", False)  # name, and whether the reply is streamed
-
-    def fetch(self, model: Hashable, tokens: Key) -> Fetched:
-        """Follows `fetch` and `fetch_cache`. Trap: the entry itself is returned, and written to."""
-        name, streams = self.asked
-        asked, near = list(tokens), self.search(model, tokens)
-        equal = Count(near.common_prefix if near.exact is None else len(asked))
-        key, cache, cause = self.keys.get(name, []), None, vocabulary.SAME_PROMPT_ALONE
-        known = self.trie.holds(model, key)
-        if known:
-            self._used(model, key)
-            cause = vocabulary.FED_AGAIN if streams else vocabulary.STORED_UNUSED
-            cache = self.trie.get(model, key).prompt_cache if streams else None
-        loss = Loss(cause=cause, before=equal, after=Count(0), detail={"n_tokens": len(asked)})
-        found = replace(miss(asked, equal, loss), key=key if known else None)
-        return replace(found, prompt_cache=cache, kind="miss" if cache is None else "exact")
-
-
-def of_prompt(layer: LayerCache, count: int) -> LayerCache:
-    """A layer's first rows, as they are stored. Follows the end of `chat`.
-
-    Traps: the rows of a wrapped ring are not in order, and its place for the next one stays; a
-    state is that after the reply.
-    """
-    kept = copy(layer)
-    if isinstance(layer, ArraysCache):
-        kept = layer.copy()
-    elif isinstance(kept, (KVCache, RotatingKVCache)) and kept.keys is not None:
-        rows = min(count, kept.offset)
-        kept.keys, kept.values = (
-            None if each is None else each[:, :, :rows].copy() for each in (kept.keys, kept.values)
-        )
-        kept.offset = rows
-    return kept
+    start = tokenizer.think_start
+    end = tokenizer.apply_chat_template([Message(role="user", content="x")])[-2:]
+    return 0 if start is None or start not in end else len(end) - end.index(start)

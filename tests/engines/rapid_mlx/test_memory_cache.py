@@ -8,9 +8,9 @@ from cachesim.engines.chat import ByteTokenizer, Message
 from cachesim.engines.mlx_lm.caches.arrays_cache import ArraysCache
 from cachesim.engines.mlx_lm.caches.kv_cache import KVCache, RotatingKVCache
 from cachesim.engines.mlx_lm.caches.layer_cache import LayerCache
-from cachesim.engines.mlx_lm.rules import UNLISTED, CacheRules, RapidRules, StoreRules
-from cachesim.engines.mlx_lm.server.request import stable_end
-from cachesim.engines.mlx_lm.store.memory_prompt_cache import RapidPromptCache
+from cachesim.engines.mlx_lm.rules import CacheRules, StoreRules
+from cachesim.engines.rapid_mlx.memory_cache import RapidPromptCache, stable_end
+from cachesim.engines.rapid_mlx.rules import UNLISTED, RapidRules
 from cachesim.typed import there_is
 from tests.engines.mlx_lm.cache_kit import of
 

@@ -6,9 +6,9 @@ from itertools import pairwise
 import pytest
 
 from cachesim.engines.base import Engine
+from cachesim.engines.lm_studio.batch_generator import next_prompt_step_size
+from cachesim.engines.lm_studio.prompt_cache import DiskPromptCache, RecordStore
 from cachesim.engines.mlx_lm.server.engine import MlxLm
-from cachesim.engines.mlx_lm.server.serving import next_prompt_step_size
-from cachesim.engines.mlx_lm.store.disk_prompt_cache import DiskPromptCache, RecordStore
 from cachesim.errors import OptionError
 from cachesim.model.presets import preset
 from cachesim.model.spec import ModelSpec

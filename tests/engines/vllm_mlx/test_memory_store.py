@@ -7,8 +7,9 @@ import pytest
 from cachesim.engines.mlx_lm.caches.arrays_cache import ArraysCache
 from cachesim.engines.mlx_lm.caches.kv_cache import KVCache
 from cachesim.engines.mlx_lm.caches.layer_cache import LayerCache
-from cachesim.engines.mlx_lm.rules import CacheRules, MemoryRules, StoreRules
-from cachesim.engines.mlx_lm.store.memory_prompt_cache import MemoryPromptCache
+from cachesim.engines.mlx_lm.rules import CacheRules, StoreRules
+from cachesim.engines.vllm_mlx.memory_cache import MemoryPromptCache
+from cachesim.engines.vllm_mlx.rules import MemoryRules
 from tests.engines.mlx_lm.cache_kit import of
 
 MODEL = "model"

@@ -1,4 +1,4 @@
-"""The prefix caches of vllm-mlx and of Rapid-MLX, as their schedulers use them.
+"""The prefix cache of vllm-mlx, as its scheduler uses it.
 
     entry    0 ................ prompt ..... reply     layers that can be cut: all of it, at the end
              0 ................ prompt +1              others: after the first token of the reply
@@ -14,22 +14,20 @@ from dataclasses import replace
 
 from cachesim.engines.causes import Loss
 from cachesim.engines.mlx_lm import vocabulary
-from cachesim.engines.mlx_lm.caches.kv_cache import KVCache, RotatingKVCache
 from cachesim.engines.mlx_lm.caches.prompt_cache import (
     LayerCache,
     can_trim_prompt_cache,
     copy_prompt_cache,
     trim_prompt_cache,
 )
-from cachesim.engines.mlx_lm.rules import MemoryRules, RapidRules, StoreRules
-from cachesim.engines.mlx_lm.store.lru_prompt_cache import Fetched, Key, LRUPromptCache
-from cachesim.engines.mlx_lm.vocabulary import (
-    PromptCacheChange,
-    PromptCacheEvicted,
-    PromptCachePruned,
-)
+from cachesim.engines.mlx_lm.rules import StoreRules
+from cachesim.engines.mlx_lm.server.request import Job
+from cachesim.engines.mlx_lm.store.lru_prompt_cache import Fetched, Insert, Key, LRUPromptCache
+from cachesim.engines.mlx_lm.vocabulary import PromptCacheChange, PromptCachePruned
 from cachesim.engines.tokens import get_common_prefix
-from cachesim.units import Count
+from cachesim.engines.vllm_mlx.rules import MemoryRules
+from cachesim.engines.vllm_mlx.vocabulary import NO_TOKEN_LEFT, TOO_SHORT
+from cachesim.units import Count, Token, Tokens
 
 
 class MemoryPromptCache(LRUPromptCache):
@@ -51,7 +49,7 @@ class MemoryPromptCache(LRUPromptCache):
         found, asked = self.search(model, tokens), list(tokens)
         equal = Count(len(asked) if found.exact is not None else found.common_prefix)
         short = Loss(
-            cause=vocabulary.TOO_SHORT,
+            cause=TOO_SHORT,
             before=equal,
             after=Count(0),
             detail={"least": self.memory.least},
@@ -93,7 +91,7 @@ class MemoryPromptCache(LRUPromptCache):
     def _covered(self, _model: Hashable, key: list[int], asked: list[int]) -> Fetched:
         """An entry that covers the prompt: not used."""
         detail, equal = {"entry": len(key), "n_tokens": len(asked)}, Count(len(asked))
-        loss = Loss(cause=vocabulary.NO_TOKEN_LEFT, before=equal, after=Count(0), detail=detail)
+        loss = Loss(cause=NO_TOKEN_LEFT, before=equal, after=Count(0), detail=detail)
         return miss(asked, equal, loss)
 
     def _frozen(self, model: Hashable, key: Key) -> int | None:
@@ -147,6 +145,19 @@ class MemoryPromptCache(LRUPromptCache):
             and any(getattr(layer, "offset", None) is not None for layer in cache)
         )
 
+    def after_first(self, job: Job, token: Token, cache: list[LayerCache], insert: Insert) -> None:
+        """Keep a state that cannot be cut. Follows `_store_prompt_only_cache`."""
+        # Taken after the first token, so the state is that of the prompt and one token.
+        key = (*job.prompt, token)
+        if self.keeps_first(key, int(job.cached or 0), cache):
+            self.evict_prefixes(job.model, key)
+            insert(key, copy_prompt_cache(cache))
+
+    def at_end(self, job: Job, key: Tokens, cache: list[LayerCache], insert: Insert) -> None:
+        """Keep a prompt with its reply, unless its client disconnected."""
+        if self.keeps(job.cache_key, cache) and not job.should_stop:
+            super().at_end(job, key, cache, insert)
+
     def evict_prefixes(self, model: Hashable, key: Key) -> None:
         """Remove the entries that a new one continues. Follows `commit_prepared`."""
         if self.trie.holds(model, key):
@@ -166,118 +177,3 @@ def miss(asked: list[int], equal: Count, *lost: Loss) -> Fetched:
     """Nothing to reuse; without an equal token nothing is lost."""
     losses = lost if equal > 0 else ()
     return Fetched(prompt_cache=None, rest=asked, kind="miss", equal=equal, losses=losses)
-
-
-class RapidPromptCache(MemoryPromptCache):
-    """The prefix cache of Rapid-MLX, few of whose entries have a layer that cannot be cut.
-
-        entry   0 ............ prompt                     after the prompt
-                0 ........ prompt - 1                     instead, of a hybrid's without a hit
-                0 ..... messages - 8                      beside it, where a chat's messages end
-                0 ............ prompt ..... reply         at the end
-        next    0 ............ prompt ..... reply ... x   continues a whole entry
-                0 ........ x                              cuts an entry, if all layers can be cut
-
-    Follows `MemoryAwarePrefixCache` and `Scheduler` of Rapid-MLX, which comes from vllm-mlx,
-    without limits in bytes, packed entries and a disk.
-    """
-
-    def __init__(self, rules: StoreRules, memory: RapidRules) -> None:
-        super().__init__(rules, memory)
-        self.rapid = memory
-
-    def fetch(self, model: Hashable, tokens: Key) -> Fetched:
-        """Follows `_fetch_locked`."""
-        asked, keys = list(tokens), sorted(key for _, key, _ in self.trie.items())
-        at = bisect_left(keys, asked)
-        covering = [key for key in keys[at:] if key[: len(asked)] == asked]
-        exact = [key for key in covering if key == asked]
-        longest = max((key for key in covering if key != asked), key=len, default=[])
-        beside = [key for key in keys[max(at - 1, 0) : at + 1] if key != asked]
-        near = max(beside, key=lambda each: get_common_prefix(each, asked), default=[])
-        equal = Count(len(asked)) if covering else get_common_prefix(near, asked)
-        frozen: list[list[int]] = []
-        # Trap: of the entries that cover the prompt only the longest is considered. If it cannot be
-        # cut, a shorter one that covers the prompt is found only as the next among the sorted keys.
-        for key in (*exact, longest):
-            if key and self._frozen(model, key) is None:
-                return self._cut(model, key, asked, equal, frozen)
-            frozen += [key] if key else []
-        if ends := self.trie.prefixes(model, asked):
-            return self._cut(model, asked[: max(ends)], asked, equal, frozen)
-        if get_common_prefix(near, asked) > 0:
-            if self._frozen(model, near) is None:
-                return self._cut(model, near, asked, equal, frozen)
-            frozen.append(near)
-        loss = [self._uncut(model, key, equal, Count(0)) for key in frozen[:1]]
-        return miss(asked, equal, *loss)
-
-    def _cut(
-        self,
-        model: Hashable,
-        key: list[int],
-        asked: list[int],
-        equal: Count,
-        frozen: list[list[int]],
-    ) -> Fetched:
-        """A copy of an entry, cut where it diverges from the prompt, and before the last token.
-
-        Follows `_trim_cache_offset` and `_resolve_exact_hit_tokens`. Trap: a window's layer that is
-        cut back becomes one without a window.
-        """
-        common = get_common_prefix(key, asked)
-        # One token is left to feed.
-        used = Count(min(common, len(asked) - 1))
-        self._used(model, key)
-        cache = copy_prompt_cache(self.trie.get(model, key).prompt_cache)
-        # Trap: a window's layer that is cut back becomes one without a window.
-        if common < len(key):
-            cache = [_whole(layer) for layer in cache]
-        trim_prompt_cache(cache, len(key) - used)
-        detail: dict[str, object] = {"n_tokens": len(asked)}
-        cause = vocabulary.ONE_TOKEN_IS_FED
-        if common < len(asked):
-            cause, detail = vocabulary.SHORTER_ENTRY_FIRST, {"used": used}
-        loss = Loss(cause=cause, before=equal, after=used, detail=detail)
-        if frozen and common < len(asked):
-            loss = self._uncut(model, frozen[0], equal, used)
-        return Fetched(
-            prompt_cache=cache,
-            rest=asked[used:],
-            kind="shorter" if len(key) == used else "longer",
-            key=key,
-            equal=equal,
-            losses=(loss,) if used < equal else (),
-        )
-
-    def insert_cache(
-        self,
-        model: Hashable,
-        tokens: Key,
-        prompt_cache: list[LayerCache],
-        *,
-        cache_type: str = "assistant",
-    ) -> None:
-        """Follows `store` and `_enforce_hybrid_bound_locked`."""
-        super().insert_cache(model, tokens, prompt_cache, cache_type=cache_type)
-        keys = [key for queue in self.order.queues.values() for _, key in queue]
-        # The oldest entries that cannot be cut go first, whatever the others are.
-        frozen = [key for key in keys if self._frozen(model, key) is not None]
-        for key in frozen[: max(0, len(frozen) - self.rapid.uncut)]:
-            self.drop(model, list(key), PromptCacheEvicted)
-
-    def keeps(self, key: Key, cache: list[LayerCache]) -> bool:
-        """True if an entry is stored: its layers can be cut, or some that cannot be are kept."""
-        return self.rapid.uncut > 0 or super().keeps(key, cache)
-
-    def keeps_before_end(self, prompt: Key, cached: int) -> bool:
-        """True if a prompt is stored without its last token, instead of whole."""
-        return self.rapid.before_end and cached == 0 and len(prompt) > 1
-
-
-def _whole(layer: LayerCache) -> LayerCache:
-    if not isinstance(layer, RotatingKVCache):
-        return layer
-    whole = KVCache(layer.rules)
-    whole.keys, whole.values, whole.offset = layer.keys, layer.values, layer.offset
-    return whole
