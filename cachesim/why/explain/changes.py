@@ -58,6 +58,7 @@ class Topic:
     """What a text is about, by its label or by the words of its sentence."""
 
     kind: str
+    line: re.Pattern[str]
     label: re.Pattern[str]
     prose: re.Pattern[str]
 
@@ -67,12 +68,18 @@ TOPICS: Final = tuple(
         topic["kind"],
         *(
             re.compile("|".join(topic.get(key, ["(?!)"])), re.IGNORECASE)
-            for key in ("label", "prose")
+            for key in ("line", "label", "prose")
         ),
     )
     for topic in LABELS["topics"]
 )
-KEPT: Final = frozenset(("clock", "git-status", "editor-state", "file-list", "working-directory"))
+MODEL: Final = re.compile("|".join(LABELS["models"]), re.IGNORECASE)
+KEPT: Final = frozenset(
+    (
+        *("clock", "git-status", "editor-state", "file-list", "working-directory"),
+        *("billing-header", "reading", "examples", "model-name"),
+    )
+)
 """Topics of which a number is a part; the numbers of others are counters."""
 
 SHAPES: Final = (
@@ -84,9 +91,19 @@ SHAPES: Final = (
     ),
     (
         "git-status",
-        re.compile(r"\s{0,80}(?:[MADRCU]{1,2}|\?\?|(?=[a-f]{0,39}\d)[0-9a-f]{7,40}) \S.*"),
+        re.compile(
+            r"\s{0,80}(?:[MADRCU]{1,2}|\?\?|(?=[a-f]{0,39}\d)[0-9a-f]{7,40}) \S.*"
+            r"|\(?clean\)?|nothing to commit.*"
+        ),
     ),
-    ("todo", re.compile(r"[-*\d.\s]{0,80}(?:\[[ xX~-]\]|[☐☑✅⬜]).*")),
+    (
+        "todo",
+        re.compile(
+            r"[-*\d.\s]{0,80}(?:\[(?:[ xX~-]|pending|completed|in[_ ]progress|done|open)\]|"
+            r"[☐☑✅⬜]).*"
+        ),
+    ),
+    ("lore", re.compile(r"\[[A-Z][\w '-]{1,40}: .{10,}\]")),
 )
 """Lines that tell by themselves what they are, in both requests."""
 
@@ -96,10 +113,14 @@ KEY: Final = re.compile("([^\\W\\d_][\\w '/-]{1,40})[*\"']*\\s*[:\uff1a=(]")
 TAG: Final = re.compile(r"<(/?)([A-Za-z][\w:-]{0,40})[^<>\n]{0,200}>")
 HEADING: Final = re.compile(
     r"\s*(?:#+|\*\*|=+|-{2,})\s*(\S.*)|(\S.{0,80}):\s*|([A-Z][A-Z _-]{3,40})"
+    r"|\[([A-Z][\w '&/-]{2,60})\]"
 )
 SENTENCE: Final = re.compile(r"(?<=[.!?。|])\s+|\n")
 ABOVE: Final = 4_000
 """Characters before a change in which its heading is looked for."""
+
+LEVELS: Final = 7
+"""More than the depth of any heading."""
 
 MOST_LINES: Final = 60
 BEFORE, AFTER = 22, 26
@@ -143,6 +164,10 @@ def named(then: str, now: str, at: int, *, is_clients: bool) -> str:
         return "clock"
     if is_clients and words[0] != words[1] and all(map(_is_date_word, words)):
         return "clock"
+    if _is_in_code(now, at):
+        return "file-contents"
+    if is_clients and all(MODEL.match(_piece(UNBROKEN, text, at)) for text in (then, now)):
+        return "model-name"
     topic = _topic(then, now, at) if is_clients else ""
     if topic not in KEPT and _is_count(_number(then, at), _number(now, at)):
         return "counter"
@@ -155,7 +180,11 @@ def named(then: str, now: str, at: int, *, is_clients: bool) -> str:
         if TOKEN.fullmatch(one) and TOKEN.fullmatch(other) and DIGIT.search(one + other):
             return "identifier"
     paths = (PATH.match(_piece(UNBROKEN, text, at)) for text in (then, now))
-    return "working-directory" if is_clients and all(paths) else ""
+    if not is_clients:
+        return ""
+    begins = (text[text.rfind("\n", 0, at) + 1 : at + 1] for text in (then, now))
+    persona = all(line.startswith("You are ") for line in begins)
+    return "working-directory" if all(paths) else "mode" if persona else ""
 
 
 def _is_clock(text: str, at: int, word: str) -> bool:
@@ -199,11 +228,26 @@ def _piece(shape: re.Pattern[str], text: str, at: int) -> str:
     return found.group() if found else ""
 
 
+def _is_in_code(text: str, at: int) -> bool:
+    """True inside a block of code: an odd number of fences stands before."""
+    return text[max(0, at - ABOVE) : at].count("```") % 2 == 1
+
+
 def _topic(then: str, now: str, at: int) -> str:
-    """What the text is about, by the nearest label that says it."""
+    """What the text is about, by the nearest label that says it.
+
+    Text that was put in behind a line break begins after its own blanks.
+    """
+    put_in = now if len(now) > len(then) else then
+    after = put_in[at:].lstrip()
+    if put_in[at : at + 1] in {"\n", "\r"} and after:
+        then, now, at = put_in, put_in, len(put_in) - len(after)
     head = now[max(0, at - ABOVE) : at]
     begin = now.rfind("\n", 0, at) + 1
     lines = [text[begin : begin + 200].partition("\n")[0] for text in (now, then)]
+    for line in lines:
+        if found := next((topic.kind for topic in TOPICS if topic.line.match(line)), ""):
+            return found
     labels = [label for label, end in map(_label, lines) if begin + end >= at]
     sentence = SENTENCE.split(head)[-1]
     labels += KEY.findall(sentence)[-1:]
@@ -215,32 +259,45 @@ def _topic(then: str, now: str, at: int) -> str:
             return found
     if found := _first(_open_tags(head, now[at : at + ABOVE])):
         return found
-    told = [line for line in lines if line.strip()]
-    for kind, shape in SHAPES:
-        if told and all(map(shape.fullmatch, told)):
-            return kind
-    return _about_above(head.split("\n")[-MOST_LINES:-1])
+    told = [line for line in dict.fromkeys(lines) if line.strip()]
+    shapes = (kind for kind, shape in SHAPES if told and all(map(shape.fullmatch, told)))
+    level = _level(lines[0 if put_in is now else 1]) if at == begin else LEVELS
+    above = _about_above(head.split("\n")[-MOST_LINES:-1], level)
+    if above == "file-list" and not any("/" in line or "." in line for line in told):
+        above = ""  # "EDITING FILES" is no list
+    found = next(shapes, "")
+    return above if above in KEPT - {"file-list"} else found or above
 
 
-def _about_above(lines: Sequence[str]) -> str:
-    """The kind by the labels of a paragraph, then by the nearest heading.
+def _about_above(lines: Sequence[str], level: int) -> str:
+    """The kind by the labels of a paragraph, then by the nearest heading that it is under.
 
     The keys of a list's items are not labels: `- commit: write a commit`.
     """
     is_paragraph = True
     for line in reversed(lines):
         is_paragraph = is_paragraph and bool(line.strip())
-        is_heading = HEADING.fullmatch(line) is not None
+        is_heading = _level(line) < level
         is_label = is_heading or (is_paragraph and line.lstrip()[:1] not in {"-", "*"})
-        found = _about(_label(line)[0]) if is_label else ""
-        if found or is_heading:
+        if found := _about(_label(line)[0]) if is_label else "":
             return found
+        level = min(level, _level(line))
     return ""
+
+
+def _level(line: str) -> int:
+    """The depth of a heading: its number of `#`; 1 for capitals and rules; `LEVELS` for none."""
+    if HEADING.fullmatch(line) is None:
+        return LEVELS
+    marks = len(line) - len(line.lstrip("#"))
+    return marks or (1 if line.isupper() or line[:2] in {"==", "--"} else LEVELS - 1)
 
 
 def _label(line: str) -> tuple[str, int]:
     """The tag, key or heading that a line begins with, and its end."""
     blanks = len(line) - len(line.lstrip())
+    if line.startswith("#"):
+        return line.strip("# ")[:80], len(line)
     tag = TAG.match(line, blanks)
     if tag:
         return tag[2], tag.end()

@@ -5,6 +5,7 @@ later     [ system: It is 10:32. ... ][ user: Hello ][ assistant ... ]
 here
 """
 
+import html
 import json
 import re
 import unicodedata
@@ -29,14 +30,22 @@ LABEL: Final = re.compile(r"\W*([^\d\n]{6,24})")
 TOKENS: Final = re.compile(r"\d+(?: \d+)*")
 """A prompt given as the numbers of its tokens."""
 
+TYPED: Final = str.maketrans(
+    dict(zip("\u201c\u201d\u201e\u2018\u2019\u2013\u2014", '"""\'\'--', strict=True))
+    | dict.fromkeys("\ufeff\u200b\u200c\u200d\u2060", "")
+)
+"""Quotes and dashes as a keyboard has them; marks that are not seen are left out."""
+
 SUMMARY: Final = re.compile(
     r"summar|compact(ed|ion)|previous conversation|continued from", re.IGNORECASE
 )
 CLEARED: Final = re.compile(
-    r"\b(clear|omit|elid|remov|truncat|snip|trim|prun|compress|shorten|collaps|strip|redact|archiv|hidden|placeholder)",
+    r"\b(clear|omit|elid|remov|truncat|clip|snip|trim|prun|compress|shorten|collaps|strip|redact|archiv|hidden|placeholder)",
     re.IGNORECASE,
 )
 SYSTEM: Final = frozenset(("system", "developer"))
+NAME: Final = re.compile(r"[^\W\d_a-z][^\W\d_]{1,30}(?!\w)")
+CALL_ID: Final = re.compile(r'"(?:id|call_id|tool_call_id|tool_use_id)": ?"[^"\\]*"')
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +86,7 @@ class Place:
         """Characters removed from the beginning of the text; 0 for none."""
         now, then = self.now.text, self.then.text
         lost = then.find(now[:CUT]) if len(now) >= CUT and self.now.role not in SYSTEM else 0
+        lost = lost if any(map(str.isalnum, then[: max(lost, 0)])) else 0
         return lost if lost > 0 and 2 * shared(now, then[lost:]) >= len(then) - lost else 0
 
     def where(self, kind: str) -> str:
@@ -85,6 +95,8 @@ class Place:
             return f"{self.then.name} moved to {place_of(self.moved_to)}"
         if kind == "attachment-moved" and self.moved_from is not None:
             return f"{self.moved_from.name} moved to {place_of(self.now)}"
+        if kind == "attachment-dropped" and self.then.kind == "text":
+            return f"the attachment of {self.then.name}"
         if kind.startswith("reasoning-") and self.now.kind == self.then.kind == "text":
             return f"the reasoning in {self.now.name}"
         if kind == "beginning-cut":
@@ -128,7 +140,19 @@ def _of_kinds(place: Place) -> str:
         return _of_tools(place)
     if "reasoning" in kinds and now.kind != then.kind:
         return "reasoning-dropped" if then.kind == "reasoning" else "reasoning-added"
+    if kinds == {"text"} and _attachment_became_text(place):
+        return "attachment-dropped"
     return _of_attachments(place) if "attachment" in kinds else ""
+
+
+def _attachment_became_text(place: Place) -> bool:
+    """True if a message's text grew where its attachment stood."""
+    mine, theirs = (
+        [segment for segment in parts if segment.part == beside.part]
+        for parts, beside in ((place.rest, place.now), (place.old, place.then))
+    )
+    had, has = (any(each.kind == "attachment" for each in parts) for parts in (theirs, mine))
+    return had and not has and place.now.text.startswith(place.then.text.strip())
 
 
 def _of_attachments(place: Place) -> str:
@@ -149,13 +173,25 @@ def _of_tools(place: Place) -> str:
         return "keys-reordered"
     if now == then:
         word = _of_word(place)
+        if all(each.isdigit() for each in _words_of(place, "")):
+            word = ""  # a limit, and no identifier
         return word if word in {"clock", "identifier", "working-directory"} else "tool-described"
+    if not (now and then) and _is_of_another(place):
+        return "side-task"
     moved, gone = bool(now) and now in theirs, bool(then) and then in mine
     if moved and gone:
         return "tools-reordered"
     if gone or not then:
         return "tools-added"
     return "tools-removed" if moved or not now else "tools-changed"
+
+
+def _is_of_another(place: Place) -> bool:
+    """True if one request has no tools, and another system prompt."""
+    both = place.later, place.earlier
+    texts = [next((each.text for each in parts if each.role in SYSTEM), "") for parts in both]
+    bare = any(all(each.kind != "tool" for each in parts) for parts in both)
+    return bare and 2 * shared(*texts) < min(map(len, texts))
 
 
 def _tool(segment: Segment) -> str:
@@ -189,10 +225,11 @@ def _note_has_moved(place: Place) -> bool:
     """
     then, behind = place.then, [segment.key for segment in place.old[1:]]
     stayed = behind == [segment.key for segment in place.rest[: len(behind)]]
+    stayed = stayed and len(place.rest) > len(place.old)
     found = LABEL.match(then.text)
     if not stayed or found is None or then.role == "assistant" or then.kind != "text":
         return False
-    news = (each for each in place.rest[len(behind) + 1 :] if each.role == then.role)
+    news = (each for each in place.rest[len(behind) or 1 :] if each.role == then.role)
     return any(each.text.startswith(found.group()) for each in news)
 
 
@@ -241,7 +278,9 @@ def _of_other_system(place: Place) -> str:
     """Another system prompt: before the same history, or of a side task."""
     later, earlier = ({part.key for part in parts} for parts in (place.rest, place.old[1:]))
     same = len(place.rest) >= len(place.old) and 0 < len(earlier) <= 2 * len(later & earlier)
-    return "system-changed" if same else "side-task"
+    if same:
+        return _of_word(place) or _of_name(place) or "system-changed"
+    return "examples" if _of_word(place) == "examples" else "side-task"
 
 
 def _is_first_of_template(place: Place) -> bool:
@@ -268,7 +307,8 @@ def _of_messages(place: Place) -> str:
     now, then, old = place.now, place.then, place.old
     if now.role == "user" and then.role == "assistant":
         return "reply-left-out"
-    if now.role == "user" and SUMMARY.search(now.text) and not SUMMARY.search(then.text):
+    told = now.role == "user" or now.role != then.role
+    if told and SUMMARY.search(now.text) and not SUMMARY.search(then.text):
         return "compacted"
     next_text = old[1].text if len(old) > 1 else ""
     if next_text and now.text.startswith(then.text) and next_text in now.text[len(then.text) :]:
@@ -288,19 +328,49 @@ def _of_text(place: Place) -> str:
         return "tokens-changed"
     if now.role in SYSTEM:
         form = _of_form(place) if now.text and then.text else ""
-        return form or _of_word(place) or "system-changed"
+        return form or _of_word(place) or _of_name(place) or "system-changed"
     if not now.text or not then.text:
         return _edited(place) if now.hashes else "truncated"
-    return _of_length(place) or _of_word(place) or _edited(place)
+    return _of_length(place) or _of_word(place) or _of_name(place) or _edited(place)
 
 
 def _edited(place: Place) -> str:
-    """A change without another name; users edit messages, and no results of tools."""
-    return "edited" if place.now.role in {"user", "assistant"} else "history-changed"
+    """A change without another name; users edit messages, and no results or calls of tools."""
+    now, then = place.now, place.then
+    if now.role == "tool" or '"tool_result"' in now.text[:CUT]:
+        return "result-changed"
+    if now.kind == "tool call" or now.role not in {"user", "assistant"}:
+        return "history-changed"
+    if now.role == "user" or not (now.text and then.text):
+        return "edited"
+    if _bare(now.text) == _bare(then.text):
+        return "reformatted"
+    if len(now.text) < len(then.text) and then.text.endswith(now.text[place.at :]):
+        return "piece-removed"
+    return "edited" if _alike(place) else "regenerated"
+
+
+def _bare(text: str) -> str:
+    """A text without its marks and escapes: letters and digits."""
+    return "".join(filter(str.isalnum, html.unescape(text)))
+
+
+def _of_name(place: Place) -> str:
+    """One name in the place of another, wherever it stood."""
+    now, then = place.now.text, place.then.text
+    old, new = (NAME.match(excerpt(text, place.at)) for text in (then, now))
+    if old is None or new is None or re.sub(rf"\b{old[0]}\b", new[0], then) != now:
+        return ""
+    speaks = place.at == 0 and now[len(new[0]) :].startswith(":")
+    is_name = speaks or place.now.role in SYSTEM or then.count(old[0]) > 1
+    return "name" if is_name else ""
 
 
 def _of_form(place: Place) -> str:
-    now, then = (unicodedata.normalize("NFC", each.text) for each in (place.now, place.then))
+    now, then = (
+        unicodedata.normalize("NFKC", each.text).translate(TYPED)
+        for each in (place.now, place.then)
+    )
     return _of_blanks(place) or ("unicode" if now == then and now else "")
 
 
@@ -308,11 +378,12 @@ def _of_length(place: Place) -> str:
     now, then = place.now.text, place.then.text
     if _of_form(place):
         return _of_form(place)
-    if len(now) < len(then) / 2 and CLEARED.search(now):
+    if len(now) < len(then) / 2 and place.at < len(now) / 2 and CLEARED.search(now):
         return "cleared"
     if len(now) < len(then) and CLEARED.search(now[place.at : place.at + 2 * CUT]):
         return "truncated"
-    cut = len(now) < len(then) and place.at >= len(now) * 0.6
+    stays = then.endswith(now[place.at :]) and 2 * (len(then) - len(now)) < len(then)
+    cut = len(now) < len(then) and place.at >= len(now) * 0.6 and not stays
     return "truncated" if then.startswith(now) or (cut and not _of_word(place)) else ""
 
 
@@ -324,6 +395,8 @@ def _of_blanks(place: Place) -> str:
 def _of_calls(place: Place) -> str:
     if _same_json(place.now.text, place.then.text):
         return _of_blanks(place) or "keys-reordered"
+    if _same_json(*(CALL_ID.sub('"id": ""', each.text) for each in (place.now, place.then))):
+        return "call-ids"
     return "reserialised" if _same_json(place.now.text, place.then.text, inner=True) else ""
 
 
@@ -417,6 +490,8 @@ def divergence_of(later: Recorded, earlier: Recorded) -> Divergence | None:
         other = known[index]
         if segment.same(other) and segment.role == other.role:
             equal += segment.length
+            if _is_parted(later.segments, known, index):
+                return _found(Place(later.segments, known, index, 0), "messages-split", equal)
             continue
         at = _common(segment, other)
         if segment.part == "prompt" and at == segment.length and segment is later.segments[-1]:
@@ -438,23 +513,35 @@ def divergence_of(later: Recorded, earlier: Recorded) -> Divergence | None:
             or _of_order(place)
             or _of_text(place)
         )
-        before, after = _words_of(place, kind)
-        where = place.where(kind)
-        rewrite = REWRITES[kind]
-        at = segment.text[:at].count(" ") if kind == "tokens-changed" else at
-        return Divergence(
-            kind,
-            place.now.part,
-            where,
-            at,
-            before,
-            after,
-            rewrite.describe(where, at, before, after),
-            rewrite.advice,
-            equal + place.at,
-            lines=_lines(place),
-        )
+        return _found(place, kind, equal + place.at)
     return None
+
+
+def _is_parted(later: Sequence[Segment], earlier: Sequence[Segment], index: int) -> bool:
+    """True if an equal text begins a message of its own, which it did not before."""
+    if not index or later[index].role != "user" or later[index].kind != "text":
+        return False
+    is_new, was_new = (parts[index].part != parts[index - 1].part for parts in (later, earlier))
+    return is_new and not was_new and later[index - 1].kind == "text"
+
+
+def _found(place: Place, kind: str, equal: int) -> Divergence:
+    """The divergence at a place, as its kind of rewrite words it."""
+    before, after = _words_of(place, kind)
+    where, rewrite, at = place.where(kind), REWRITES[kind], place.at
+    at = place.now.text[:at].count(" ") if kind == "tokens-changed" else at
+    return Divergence(
+        kind,
+        place.now.part,
+        where,
+        at,
+        before,
+        after,
+        rewrite.describe(where, at, before, after),
+        rewrite.advice,
+        equal,
+        lines=_lines(place),
+    )
 
 
 def _words_of(place: Place, kind: str) -> tuple[str, str]:

@@ -121,6 +121,71 @@ REWRITES: Final = {
         _word("todo", "a list of things to do", "Put the list into the newest message."),
         _word("version", "a version", "Leave the version out of the prompt."),
         _word(
+            "billing-header",
+            "Claude Code's billing header",
+            "Start Claude Code with `CLAUDE_CODE_ATTRIBUTION_HEADER=0` in its environment.",
+        ),
+        _word(
+            "language",
+            "the language of the answers",
+            "Name the language in the first request, and keep it there.",
+        ),
+        _word(
+            "model-name",
+            "the name of the model",
+            "Leave the model's name out of the prompt: other models keep nothing of this one.",
+        ),
+        _word(
+            "name",
+            "a name",
+            "Keep names for a whole conversation: all after the first one is prefilled again.",
+        ),
+        _word(
+            "lore",
+            "an entry of a lorebook, or an author's note",
+            "Put entries into the newest message, and leave those of older messages there.",
+        ),
+        _word(
+            "examples",
+            "other examples, or the same ones in another order",
+            "Keep the examples and their order, or put them into the newest message.",
+        ),
+        _word(
+            "reading",
+            "a state or a reading of the world",
+            "Put states into the newest message, or let the model ask a tool for them.",
+        ),
+        _word(
+            "file-contents",
+            "a block of code or of a file",
+            "Send a file's new contents in the newest message, and leave the old ones.",
+        ),
+        _word(
+            "call-ids",
+            "the ids of calls were made anew",
+            "Send each call's id back as it came.",
+        ),
+        _word(
+            "reformatted",
+            "the same words with other marks",
+            "Send the text back as it came; do not reformat it.",
+        ),
+        _word(
+            "piece-removed",
+            "a piece of the text is gone",
+            "Send the text back as it came, with all its parts.",
+        ),
+        _word(
+            "result-changed",
+            "another result of a tool",
+            "Send results of tools back as they were sent before.",
+        ),
+        _word(
+            "regenerated",
+            "another reply",
+            "Nothing, if the user asked for another reply: all before it is reused.",
+        ),
+        _word(
             "system-changed",
             "the system prompt changed",
             "Keep the system prompt, and put what changes into the newest message.",
@@ -227,6 +292,11 @@ REWRITES: Final = {
             "messages-joined",
             "{where} joins several messages into one",
             "Keep messages as they were sent instead of joining them.",
+        ),
+        Rewrite(
+            "messages-split",
+            "{where} was part of the message before it",
+            "Keep messages as they were sent instead of splitting them.",
         ),
         Rewrite("role", "{where} has a different role", "Keep the role of each message."),
         Rewrite(
