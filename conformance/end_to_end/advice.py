@@ -26,46 +26,44 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice, product
 from pathlib import Path
 from random import Random
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 from cachesim.prove.llama_cpp.calls import RealServerError
-from cachesim.prove.llama_cpp.flags import NO_FLAGS
+from cachesim.prove.llama_cpp.fitting import Abilities
 from cachesim.prove.llama_cpp.gguf import write_model
 from cachesim.prove.llama_cpp.server import RealServer, environment_for
 from cachesim.scenario.checks import spec_of
 from cachesim.scenario.format import Model
-from conformance.end_to_end.client import Answer, Call, post
-from conformance.end_to_end.life import CHAT, COMPLETION, DEFAULT, PRINTING, SECONDS_TO_WRITE
+from conformance.end_to_end.client import Answer
+from conformance.end_to_end.life import (
+    AGENTS,
+    DEFAULT,
+    FOUR,
+    PINNED,
+    PRINTING,
+    SECONDS_TO_WRITE,
+    SEVERAL,
+    THREADS,
+    Group,
+    draw_groups,
+    draw_options_of_programs,
+    send,
+    talk_as_programs,
+)
 from conformance.end_to_end.program import load, run
-from conformance.end_to_end.talk import Agents, Talk
 
 RELEASES: Final = ("b9538", "b10566", "b11549")
 MODELS: Final = ("dense", "hybrid", "recurrent", "swa")
-KINDS: Final = ("agents", "four clients", "several answers", "pinned slots")
-
-LONGEST: Final = {
-    "agents": 6000, "four clients": 3000, "several answers": 4000, "pinned slots": 4000
-}  # fmt: skip
-"""Most tokens of a prompt."""
+KINDS: Final = (AGENTS, FOUR, SEVERAL, PINNED)
 
 WITHIN: Final = 2
 """Percent of the prefilled tokens by which a promise may be missed."""
-
-PATIENCE: Final = 0.5
-"""Seconds until the next request of a group goes out, if the log does not show that one has a slot:
-it waits for one.
-"""
-
-THREADS: Final = 8
-"""HTTP threads: with the two of other comparisons, a third client waits outside of the server."""
-
-Group: TypeAlias = tuple[Call, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,75 +139,12 @@ def lives(seed: int) -> Iterator[Life]:
     while True:
         for release, model, verbosity, kind in every:
             rng = Random(f"advice flags {seed} {number}")
-            options = draw_options(rng, kind, release)
+            options = draw_options_of_programs(rng, Abilities(release), kind)
             yield Life(
                 number=number, release=release, model=model, verbosity=verbosity, kind=kind,
                 options=options, seed=seed,
             )  # fmt: skip
             number += 1
-
-
-def draw_options(rng: Random, kind: str, release: str) -> dict[str, Any]:
-    """Half of the servers have their own defaults."""
-    options: dict[str, Any] = dict(NO_FLAGS)
-    if rng.random() < 0.6:
-        slots = 4 if kind in {"four clients", "several answers"} else rng.choice((1, 1, 2, 4))
-        options = {"parallel": slots, "ctx_size": 16384 * slots}
-    rare: dict[str, tuple[float, Sequence[Any]]] = {
-        "ubatch_size": (0.25, (64, 128, 256)),
-        "cache_ram": (0.5, (0, 1, 1, 2)),
-        "ctx_checkpoints": (0.4, (1, 2)),
-        "checkpoint_min_step": (0.25, (64, 256)),
-        "slot_prompt_similarity": (0.1, (0.5,)),
-    }
-    for name, (often, values) in rare.items():
-        if rng.random() < often and not (name == "checkpoint_min_step" and release == "b9538"):
-            options[name] = rng.choice(values)
-    return options
-
-
-def traffic(life: Life) -> Iterator[tuple[Agents, list[tuple[Talk, Call]]]]:
-    """Groups of requests, each drawn after the one before it was answered."""
-    rng = life.rng
-    talker = Agents(rng, LONGEST[life.kind])
-    together = 4 if life.kind == "four clients" else 1
-    for _ in range(5 if together > 1 else 12):
-        drawn = []
-        for _client in range(together):
-            talk = talker.next()
-            predict = 24 if together > 1 else rng.choice((1, 4, 12))
-            body: dict[str, Any] = {
-                "temperature": 0, "seed": 1, "ignore_eos": True, "max_tokens": predict,
-                "n_predict": predict,
-            }  # fmt: skip
-            path = CHAT
-            if life.kind == "several answers" and rng.random() < 0.4:
-                body["n"] = rng.choice((2, 3))
-            if life.kind == "pinned slots":
-                path = COMPLETION
-                slots = life.options["parallel"]
-                body["id_slot"] = rng.randrange(slots if slots > 0 else 4)
-            key = "messages" if path == CHAT else "prompt"
-            body[key] = [dict(m) for m in talk.all_messages()] if path == CHAT else talk.text
-            drawn.append((talk, Call(path=path, body=body)))
-        yield talker, drawn
-
-
-def send(address: str, group: Group, number: int, log: Path) -> list[Answer]:
-    """The answers of a group, in its order: each call goes out when the last one has its slot."""
-    with ThreadPoolExecutor(len(group)) as pool:
-        waiting = []
-        for call in group:
-            before = launches(log)
-            waiting.append(pool.submit(post, address, call, number))
-            ends = time.monotonic() + PATIENCE
-            while call is not group[-1] and time.monotonic() < ends and launches(log) == before:
-                time.sleep(0.002)
-        return [future.result() for future in waiting]
-
-
-def launches(log: Path) -> int:
-    return log.read_bytes().count(b"processing task") if log.exists() else 0
 
 
 def played(
@@ -231,12 +166,10 @@ def played(
                 for number, group in enumerate(same):
                     answers += send(server.address, group, number, file)
                     sent.append(group)
-                for number, (talker, drawn) in enumerate(() if same else traffic(life)):
-                    found = send(server.address, tuple(call for _, call in drawn), number, file)
-                    for (talk, _), answer in zip(drawn, found, strict=True):
-                        talker.answered(talk, answer.text)
-                    answers += found
-                    sent.append(tuple(call for _, call in drawn))
+                new = iter(()) if same else draw_groups(life.rng, life.kind, dict(life.options))
+                for group, told in talk_as_programs(server.address, new, file):
+                    answers += told
+                    sent.append(group)
         except RealServerError:
             return None
         time.sleep(SECONDS_TO_WRITE)

@@ -37,6 +37,7 @@ class Answer:
     cancelled: bool = False
     text: str = ""
     total: int | None = None  # of the prompt, where the server streamed its progress
+    likely: tuple[Mapping[str, float], ...] = ()  # logarithms of probabilities, if asked for them
 
     @property
     def was_launched(self) -> bool:
@@ -90,6 +91,7 @@ def _read(event: Any, answer: Answer) -> None:
     if not isinstance(event, dict):
         return
     answer.text += _text(event)
+    answer.likely = answer.likely or _likely(event)
     if isinstance(event.get("id_slot"), int) and event["id_slot"] >= 0:
         answer.slot = event["id_slot"]
     message = event.get("message")
@@ -127,3 +129,14 @@ def _text(event: Mapping[str, Any]) -> str:
         said = choice.get("delta") or choice.get("message") or choice
         return str(said.get("content") or said.get("text") or "")
     return ""
+
+
+def _likely(event: Mapping[str, Any]) -> tuple[Mapping[str, float], ...]:
+    """The likeliest tokens at each place of a whole reply, the chosen one first."""
+    choices = event.get("choices") or [{}]
+    places = event.get("completion_probabilities")
+    places = places or (choices[0].get("logprobs") or {}).get("content") or ()
+    return tuple(
+        {each["token"]: each["logprob"] for each in (place, *place["top_logprobs"])}
+        for place in places
+    )

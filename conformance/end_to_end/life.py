@@ -1,8 +1,10 @@
 """Lives of real llama.cpp servers: a server starts, answers some clients, and leaves its log.
 
-A life is drawn from a seed: model, flags, and 3 to 12 requests; some come two or three at once,
-some clients leave in the middle, some servers are started again. The clients' answers are kept
-beside the log.
+A life is drawn from a seed: model, flags, and the kind of clients. Half of the lives are of people:
+3 to 12 requests; some come two or three at once, some clients leave in the middle, some servers are
+started again. The other half are of programs (`KINDS`): agents with tools, four clients at once,
+several completions of one prompt (`n`), and slots that the clients name (`id_slot`), busy or not.
+The clients' answers are kept beside the log.
 """
 
 import time
@@ -13,19 +15,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 from tempfile import TemporaryDirectory
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, TypeAlias
 
 from cachesim.engines.llamacpp.family import FAMILY
 from cachesim.prove.llama_cpp.calls import RealServerError
 from cachesim.prove.llama_cpp.fitting import Abilities
-from cachesim.prove.llama_cpp.flags import draw_preset
+from cachesim.prove.llama_cpp.flags import NO_FLAGS, draw_preset
 from cachesim.prove.llama_cpp.gguf import write_model
 from cachesim.prove.llama_cpp.server import RealServer
 from cachesim.prove.llama_cpp.workload import Outcome
 from cachesim.scenario.checks import spec_of
 from cachesim.scenario.format import Model, Step
 from conformance.end_to_end.client import Answer, Call, post
-from conformance.end_to_end.talk import WORD, Talk, Talker
+from conformance.end_to_end.talk import WORD, Agents, Talk, Talker
 
 DEFAULT, PRINTING = 3, 4
 """`-lv`: unasked, and the level at which October's servers print lines of their caches."""
@@ -38,6 +40,28 @@ SECONDS_TO_NOTICE: Final = 0.03
 
 CHAT, COMPLETION, TEXT = "/v1/chat/completions", "/completion", "/v1/completions"
 MESSAGES, EMBEDDINGS = "/v1/messages", "/v1/embeddings"
+
+AGENTS, FOUR, SEVERAL, PINNED = "agents", "four clients", "several answers", "pinned slots"
+BUSY: Final = "busy slots"
+KINDS: Final = (AGENTS, FOUR, SEVERAL, PINNED, BUSY)
+"""Kinds of clients that are programs; of the last two, each request names its slot."""
+
+LONGEST: Final = {AGENTS: 6000, FOUR: 3000, SEVERAL: 4000, PINNED: 4000, BUSY: 4000}
+"""Most tokens of a prompt."""
+
+PATIENCE: Final = 0.5
+"""Seconds until the next request of a group goes out, if the log does not show that one has a slot:
+it waits for one.
+"""
+
+LIKELIEST: Final = 8
+"""Tokens whose probabilities an uncached run returns, at each place of its reply."""
+
+THREADS: Final = 8
+"""HTTP threads: with the two of other comparisons, a third client waits outside of the server."""
+
+Group: TypeAlias = tuple[Call, ...]
+Drawn: TypeAlias = tuple[Agents, list[tuple[Talk, Call]]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +77,7 @@ class Life:
     kinds: tuple[str, ...]
     log: bytes
     answers: tuple[Answer, ...]
+    sent: tuple[Call, ...] = ()  # the answers' requests; not kept beside the log
 
     @property
     def prints(self) -> bool:
@@ -124,6 +149,83 @@ def draw_options(rng: Random, able: Abilities, preset: str) -> dict[str, Any]:
     return options
 
 
+def draw_options_of_programs(rng: Random, able: Abilities, kind: str) -> dict[str, Any]:
+    """Flags of a server for programs: half of the servers have their own defaults."""
+    options: dict[str, Any] = dict(NO_FLAGS)
+    if rng.random() < 0.6:
+        slots = 4 if kind in {FOUR, SEVERAL} else rng.choice((1, 1, 2, 4))
+        options = {"parallel": slots, "ctx_size": 16384 * slots}
+    rare: dict[str, tuple[float, Sequence[Any]]] = {
+        "ubatch_size": (0.25, (64, 128, 256)),
+        "cache_ram": (0.5, (0, 1, 1, 2)),
+        "ctx_checkpoints": (0.4, (1, 2)),
+        "checkpoint_min_step": (0.25, (64, 256)),
+        "slot_prompt_similarity": (0.1, (0.5,)),
+    }
+    for name, (often, values) in rare.items():
+        if rng.random() < often and able.has(name):
+            options[name] = rng.choice(values)
+    return options
+
+
+def draw_groups(rng: Random, kind: str, options: dict[str, Any]) -> Iterator[Drawn]:
+    """Groups of requests of one kind, each drawn after the one before it was answered."""
+    talker = Agents(rng, LONGEST[kind], tools=kind == AGENTS)
+    for _ in range(5 if kind == FOUR else 12):
+        together = 4 if kind == FOUR else 1
+        if kind == BUSY:
+            together = rng.choice((1, 1, 2, 3))
+        drawn = []
+        for _client in range(together):
+            talk = talker.next()
+            predict = 24 if kind in {FOUR, BUSY} else rng.choice((1, 4, 12))
+            body: dict[str, Any] = {
+                "temperature": 0, "seed": 1, "ignore_eos": True, "max_tokens": predict,
+                "n_predict": predict,
+            }  # fmt: skip
+            if kind == SEVERAL and rng.random() < 0.4:
+                body["n"] = rng.choice((2, 3))
+            if kind in {PINNED, BUSY}:
+                path, slots = COMPLETION, options["parallel"]
+                body |= {"id_slot": rng.randrange(slots if slots > 0 else 4), "prompt": talk.text}
+            else:
+                path = CHAT
+                body["messages"] = [dict(message) for message in talk.all_messages()]
+            if talk.tools:
+                body["tools"] = talk.tools
+            drawn.append((talk, Call(path=path, body=body)))
+        yield talker, drawn
+
+
+def send(address: str, group: Group, number: int, log: Path) -> list[Answer]:
+    """The answers of a group, in its order: each call goes out when the last one has its slot."""
+    with ThreadPoolExecutor(len(group)) as pool:
+        waiting = []
+        for call in group:
+            before = _launches(log)
+            waiting.append(pool.submit(post, address, call, number))
+            ends = time.monotonic() + PATIENCE
+            while call is not group[-1] and time.monotonic() < ends and _launches(log) == before:
+                time.sleep(0.002)
+        return [future.result() for future in waiting]
+
+
+def _launches(log: Path) -> int:
+    return log.read_bytes().count(b"processing task") if log.exists() else 0
+
+
+def talk_as_programs(
+    address: str, groups: Iterator[Drawn], log: Path
+) -> Iterator[tuple[Group, list[Answer]]]:
+    """Send the groups in turn: each with its answers, which the next ones go on from."""
+    for number, (talker, drawn) in enumerate(groups):
+        group = tuple(call for _, call in drawn)
+        answers = send(address, group, number, log)
+        for (talk, _), answer in zip(drawn, answers, strict=True):
+            talker.answered(talk, answer.text)
+        yield group, answers
+
+
 class Asked(Protocol):
     @property
     def address(self) -> str: ...
@@ -153,6 +255,7 @@ class Client:
         self._path = rng.choices((CHAT, COMPLETION, TEXT, MESSAGES), (50, 30, 10, 10))[0]
         self._streams = rng.random() < 0.5
         self.answers: list[Answer] = []
+        self.sent: list[Call] = []
         self.kinds = {"embeddings" if self._embeds else self._path.rpartition("/")[2]}
 
     def live(self) -> None:
@@ -179,8 +282,9 @@ class Client:
                     pool.submit(post, self._server.address, call, group) for call, _ in asked
                 ]
                 answers = [future.result() for future in waiting]
-        for (_, talk), answer in zip(asked, answers, strict=True):
+        for (call, talk), answer in zip(asked, answers, strict=True):
             self.answers.append(answer)
+            self.sent.append(call)
             if answer.status != 200:
                 self.kinds.add("refused")
             if answer.cancelled:
@@ -225,6 +329,19 @@ class Client:
         return Call(path=path, body=body, leave_after=leaves, delay=delay), talk
 
 
+def alone(call: Call) -> Call:
+    """A request that reuses nothing and leaves nothing open, and is answered with probabilities."""
+    body = dict(call.body) | {"cache_prompt": False, "stream": False}
+    body |= {"n_probs": LIKELIEST, "logprobs": LIKELIEST}
+    for name in ("id_slot", "n", "stream_options"):
+        body.pop(name, None)
+    if call.path in {CHAT, MESSAGES}:
+        body |= {"logprobs": True, "top_logprobs": LIKELIEST}
+    if "system" in body:  # Anthropic's form has no probabilities
+        body["messages"] = [{"role": "system", "content": body.pop("system")}, *body["messages"]]
+    return Call(path=CHAT if call.path == MESSAGES else call.path, body=body)
+
+
 class Lives(AbstractContextManager["Lives"]):
     """Plays lives on the real servers of one release at one verbosity."""
 
@@ -245,12 +362,30 @@ class Lives(AbstractContextManager["Lives"]):
         rng = Random(f"life {name}")
         able = Abilities(self.release)
         preset, window = draw_preset(rng, abilities=able)
-        options = draw_options(rng, able, preset)
+        kind, options = "", {}
+        if rng.random() < 0.5:
+            kind = rng.choice(KINDS)
+            options = draw_options_of_programs(rng, able, kind)
+            options |= {"spec_type": "draft-mtp"} if preset == "hybrid-mtp" else {}
+        else:
+            options = draw_options(rng, able, preset)
         before = self._file.stat().st_size if self._file.exists() else 0
+        answers: list[Answer] = []
+        sent: list[Call] = []
+        kinds = {kind}
         try:
-            with self._real.started(options, self._model(preset, window, number)) as server:
-                client = Client(rng, server, options)
-                client.live()
+            model = self._model(preset, window, number)
+            threads = THREADS if kind else 0
+            with self._real.started(options, model, threads=threads) as server:
+                if kind:
+                    groups = draw_groups(rng, kind, options)
+                    for group, told in talk_as_programs(server.address, groups, self._file):
+                        sent += group
+                        answers += told
+                else:
+                    client = Client(rng, server, options)
+                    client.live()
+                    answers, sent, kinds = client.answers, client.sent, client.kinds
         except RealServerError:
             return None
         time.sleep(SECONDS_TO_WRITE)
@@ -264,10 +399,17 @@ class Lives(AbstractContextManager["Lives"]):
             preset=preset,
             window=window,
             options=options,
-            kinds=tuple(sorted(client.kinds)),
+            kinds=tuple(sorted(kinds)),
             log=log,
-            answers=tuple(client.answers),
+            answers=tuple(answers),
+            sent=tuple(sent),
         )
+
+    def uncached(self, life: Life) -> tuple[Answer, ...]:
+        """The answers of a fresh server that is told to reuse nothing, one request at a time."""
+        model = self._model(life.preset, life.window, 2)
+        with self._real.started(life.options, model, threads=THREADS) as server:
+            return tuple(post(server.address, alone(call)) for call in life.sent)
 
     def _model(self, preset: str, window: int, number: int) -> Path:
         """The model's file; its name describes the model in two lives of four.

@@ -1,11 +1,17 @@
 """The reused tokens of server lives: as `cachesim why` returns them, and as clients were answered.
 
-    python -m conformance.end_to_end.lives --seed N --lives N [--flags] [--together] [--keep FOLDER]
+    python -m conformance.end_to_end.lives --seed N --lives N [--flags] [--together] [--uncached]
+                                           [--keep FOLDER]
 
 Every life is new: seeds that no other test draws. The log goes through the installed program,
 without a flag, or with the flags that the server's user set (`--flags`). With `--together` one
 command line reads all logs of a release at one verbosity, which plays none of them on other servers
 and takes a quarter of the time.
+
+The table compares with the clients. Below it, for each level: the requests that the replay
+reproduces, of all that a slot took; one whose reuse is unknown is not reproduced. With `--uncached`
+the requests go to a fresh server too, one by one and with `cache_prompt: false`: a reply that
+differs there is a wrong answer, and `why` has to name its request.
 """
 
 import argparse
@@ -18,6 +24,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field, replace
 from itertools import permutations
+from math import inf
 from pathlib import Path
 from typing import Any, Final
 
@@ -35,6 +42,9 @@ LOADS: Final = b"load_model: loading model '"
 MANY: Final = 1000
 """More groups than one life has."""
 
+ROUNDING: Final = 0.02
+"""Difference of two logarithms of probabilities that batches of other sizes may reverse."""
+
 LIKELY: Final = 12
 """Places in a log that are followed up at once."""
 
@@ -46,8 +56,10 @@ def paired(answers: Sequence[Answer], requests: Sequence[Request]) -> list[Pair]
     """Each answer with its request in the log, in order of launch.
 
     Answers of one group went out together, so their order is open; a request that was refused, or
-    given up before any slot took it, may be missing from the log.
+    given up before any slot took it, may be missing from the log. Further completions of a prompt
+    have requests of their own there, and are in their parent's answer.
     """
+    requests = [request for request in requests if request.get("parent") is None]
     groups: dict[int, list[Answer]] = {}
     for answer in answers:
         groups.setdefault(answer.group, []).append(answer)
@@ -94,6 +106,50 @@ class Tally:
 
     counts: Counter[str] = field(default_factory=Counter)
     wrong: Counter[str] = field(default_factory=Counter)  # by kind of life
+    told: list[str] = field(default_factory=list)  # lives with requests that are not reproduced
+    answers: list[str] = field(default_factory=list)  # wrong ones
+
+    def add_replay(self, life: Life, found: dict[str, Any]) -> list[str]:
+        """Count the requests that the replay reproduces; a line for those that it does not."""
+        taken = [request for request in found["requests"] if not request["refused"]]
+        differing = [each["number"] for each in taken if each["agrees"] is False]
+        unknown = [each["number"] for each in taken if each["agrees"] is None]
+        self.counts["taken"] += len(taken)
+        self.counts["reproduced"] += len(taken) - len(differing) - len(unknown)
+        self.counts["differing"] += len(differing)
+        self.counts["not comparable"] += len(unknown)
+        names = (("differing", differing), ("unknown", unknown))
+        told = [f"{name} {numbers}" for name, numbers in names if numbers]
+        if told:
+            self.told.append(f"{life.name} ({', '.join(life.kinds)}; {life.preset}): {told}")
+        return told
+
+    def add_uncached(self, life: Life, alone: Sequence[Answer], column: "Column") -> list[str]:
+        """Count the wrong answers of a server, and those that `why` names."""
+        both = list(zip(life.answers, alone, strict=True))
+        gaps = {id(answer): parting(answer.text, lone) for answer, lone in both}
+        self.counts["replies"] += sum(bool(answer.text) for answer in life.answers)
+        if not any(gap is not None for gap in gaps.values()):
+            return []
+        found = json.loads(reading([life], column, whole=True).out)
+        named = {
+            number: finding["scenario"] or "without a scenario"
+            for finding in found["wrong"]
+            for number in finding["requests"]
+        }
+        told = []
+        for answer, request in paired(life.answers, found["requests"]):
+            gap, number = gaps[id(answer)], None if request is None else request["number"]
+            if gap is None:
+                continue
+            name = named.get(-1 if number is None else number)
+            kind = "wrong answers" if gap > ROUNDING else "rounded otherwise"
+            self.counts[kind] += 1
+            self.counts[f"{kind}, named"] += name is not None
+            told.append(f"request {number} differs by {gap:.3f}: {name or 'not named'}")
+        about = f"{life.name} ({', '.join(life.kinds)}; {life.preset})"
+        self.answers += [f"{about}: {each}" for each in told]
+        return told
 
     def add(self, life: Life, ran: Ran, pairs: Sequence[Pair] = ()) -> list[str]:
         """Count one life; a line for each request that differs."""
@@ -134,6 +190,27 @@ class Tally:
         """Add another one's counts."""
         self.counts.update(other.counts)
         self.wrong.update(other.wrong)
+        self.told += other.told
+        self.answers += other.answers
+
+    def summary(self, verbosity: int) -> Iterator[str]:
+        """Shares of what is reproduced, and the names of what is not."""
+        counts = self.counts
+        taken = counts["taken"]
+        share = 100 * counts["reproduced"] / max(1, taken)
+        yield (
+            f"-lv {verbosity}: the replay reproduces {counts['reproduced']:,} of {taken:,} "
+            f"requests ({share:.1f} %); {counts['differing']} differ, "
+            f"{counts['not comparable']} unknown"
+        )
+        yield from (f"  {each}" for each in self.told)
+        if counts["replies"]:
+            yield (
+                f"-lv {verbosity}: {counts['wrong answers']} wrong answers of "
+                f"{counts['replies']:,}, {counts['wrong answers, named']} of them named; "
+                f"{counts['rounded otherwise']} more may be rounded otherwise"
+            )
+            yield from (f"  {each}" for each in self.answers)
 
     def row(self, name: str) -> str:
         """The table's line."""
@@ -164,6 +241,7 @@ class Column:
     flags: bool
     keep: Path | None
     together: bool
+    uncached: bool = False
 
 
 def measured(column: Column) -> tuple[Column, Tally]:
@@ -176,22 +254,50 @@ def measured(column: Column) -> tuple[Column, Tally]:
             ran = reading(every, column)
             tally.add(merged(every), ran, by_life(every, ran) if ran.status == 0 else ())
             tally.counts["lives"] = len(every)
+            if ran.status == 0:
+                tally.add_replay(merged(every), json.loads(ran.out))
             return column, tally
         for life in found:
             ran = reading([life], column)
             differing = tally.add(life, ran)
+            if ran.status == 0:
+                stated = json.loads(ran.out)
+                differing += tally.add_replay(life, stated)
+                if column.uncached:
+                    differing += tally.add_uncached(life, lives.uncached(life), column)
             if differing and column.keep is not None:
                 kept(column.keep, life, ran, differing)
     return column, tally
 
 
-def reading(lives: Sequence[Life], column: Column) -> Ran:
-    """`why` on these logs, as on the files of one server."""
+def parting(text: str, alone: Answer) -> float | None:
+    """By how much the uncached run prefers its own token where a reply parts from it.
+
+    None where the reply is a part of it; without probabilities any other text is infinitely far.
+    """
+    if alone.text.startswith(text):
+        return None
+    at = 0
+    for place in alone.likely:
+        chosen, *others = place
+        if text.startswith(chosen, at):
+            at += len(chosen)
+            continue
+        gaps = [place[chosen] - place[other] for other in others if text.startswith(other, at)]
+        return max(0.0, min(gaps, default=inf))
+    return inf
+
+
+def reading(lives: Sequence[Life], column: Column, *, whole: bool = False) -> Ran:
+    """`why` on these logs, as on the files of one server; the `whole` of it looks for wrong answers
+    of the replay too, and tries other settings.
+    """
     with tempfile.TemporaryDirectory() as name:
         names = [f"{at}.log" for at in range(len(lives))]
         for file, life in zip(names, lives, strict=True):
             (Path(name) / file).write_bytes(life.log)
         told = lives[0].flags() if column.flags else []
+        told += [] if whole else ["--no-tune"]
         return run(["why", *names, "--format", "json", *told], Path(name))
 
 
@@ -242,6 +348,7 @@ def columns(arguments: argparse.Namespace) -> Iterator[Column]:
                 arguments.flags,
                 arguments.keep,
                 arguments.together,
+                arguments.uncached,
             )
 
 
@@ -251,11 +358,12 @@ def main(words: Sequence[str] | None = None) -> int:
         prog="python -m conformance.end_to_end.lives", description=__doc__
     )
     parser.add_argument("--seed", type=int, required=True)
-    parser.add_argument("--lives", type=int, default=1500)
+    parser.add_argument("--lives", type=int, default=200)
     parser.add_argument("--release", action="append", choices=releases())
     parser.add_argument("--flags", action="store_true")
     parser.add_argument("--keep", type=Path)
     parser.add_argument("--together", action="store_true")
+    parser.add_argument("--uncached", action="store_true")
     parser.add_argument("--jobs", type=int, default=2)
     arguments = parser.parse_args(words)
     work = list(columns(arguments))
@@ -274,6 +382,8 @@ def main(words: Sequence[str] | None = None) -> int:
     for verbosity, tally in sums.items():
         kinds = ", ".join(f"{kind} {count}" for kind, count in tally.wrong.most_common())
         sys.stdout.write(f"lives with a differing request at -lv {verbosity}: {kinds or 'none'}\n")
+    for verbosity, tally in sums.items():
+        sys.stdout.writelines(f"{each}\n" for each in tally.summary(verbosity))
     return 1 if any(each.counts["status 3"] for each in sums.values()) else 0
 
 

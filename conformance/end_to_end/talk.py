@@ -22,6 +22,7 @@ class Talk:
 
     system: str
     messages: list[Json] = field(default_factory=list)
+    tools: list[Json] = field(default_factory=list)
 
     def all_messages(self) -> list[Json]:
         system = [{"role": "system", "content": self.system}] if self.system else []
@@ -118,15 +119,20 @@ class Talker:
 
 
 class Agents:
-    """Conversations over a long file each: they go on, and the file changes somewhere."""
+    """Conversations over a long file each: they go on, and the file changes somewhere.
 
-    def __init__(self, rng: Random, longest: int) -> None:
+    With `tools` most of them call these: a reply gets a call, and its result follows.
+    """
+
+    def __init__(self, rng: Random, longest: int, *, tools: bool = False) -> None:
         self._rng, self._longest = rng, longest
         system = self.words(100, 800)
         self.talks = [
             Talk(system if rng.random() < 0.7 else self.words(50, 400))
             for _ in range(rng.choice((1, 2, 3)))
         ]
+        for talk in self.talks if tools else ():
+            talk.tools = [_tool(name) for name in TOOLS[: rng.randint(0, len(TOOLS))]]
         self._files = [self.words(longest // 4, longest // 2) for _ in self.talks]
         self._changes_at = [rng.uniform(0.2, 0.95) for _ in self.talks]
 
@@ -151,12 +157,31 @@ class Agents:
         elif not talk.messages:
             talk.messages.append({"role": "user", "content": self._files[number]})
         if talk.messages[-1]["role"] == "assistant":
-            talk.messages.append({"role": "user", "content": self.words(20, 300)})
+            role = "user"
+            if talk.tools and self._rng.random() < 0.7:
+                role = "tool"
+                talk.messages[-1]["tool_calls"] = [_call(talk.tools[-1], len(talk.messages))]
+            talk.messages.append({"role": role, "content": self.words(20, 300)})
+            if role == "tool":
+                talk.messages[-1]["tool_call_id"] = talk.messages[-2]["tool_calls"][0]["id"]
         while talk.words > self._longest:
             del talk.messages[1:3]
         return talk
 
     def answered(self, talk: Talk, reply: str) -> None:
         """Add a reply."""
-        if reply and talk.messages[-1]["role"] == "user":
+        if reply and talk.messages[-1]["role"] in {"user", "tool"}:
             talk.messages.append({"role": "assistant", "content": reply})
+
+
+TOOLS: Final = ("read_file", "write_file", "run")
+
+
+def _tool(name: str) -> Json:
+    shape = {"type": "object", "properties": {"path": {"type": "string"}}}
+    return {"type": "function", "function": {"name": name, "parameters": shape}}
+
+
+def _call(tool: Json, number: int) -> Json:
+    given = {"name": tool["function"]["name"], "arguments": '{"path": "a.py"}'}
+    return {"id": f"call-{number}", "type": "function", "function": given}
