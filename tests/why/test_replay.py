@@ -343,3 +343,17 @@ def test_the_progress_of_a_replay_names_its_passes() -> None:
     replays_of(read, UserSettings(), in_passes(lambda _, words: told.append(words), 900))
     assert re.fullmatch(r"\d+ of 900 lines", told[0])
     assert re.fullmatch(r"\d+ of 900 lines, pass [2-9]", told[-1])
+
+
+LIVES: dict[str, str] = json.loads(gzip.decompress((DATA / "lives.json.gz").read_bytes()))
+"""Logs of real servers, without the lines that say nothing of caches."""
+
+
+@pytest.mark.parametrize("name", LIVES)
+def test_a_log_is_reproduced_without_a_word_of_its_user(name: str) -> None:
+    read = read_files([(name, BytesIO(LIVES[name].encode()))])
+    replays = replays_of(read, UserSettings())
+
+    requests = [request for replay in replays for request in replay.requests]
+    differing = [each.observed.number for each in requests if not each.agrees]
+    assert (differing, len(requests)) == ([], LIVES[name].count("processing task"))

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from cachesim.engines.family import Family, family_of
+from cachesim.engines.family import Family, Profile, family_of
 from cachesim.engines.llamacpp.family import FAMILY
 from cachesim.engines.option import Option
 from cachesim.errors import InputError
@@ -15,7 +15,7 @@ from cachesim.model.presets import PRESETS, preset
 from cachesim.model.spec import ModelSpec, Sizes
 from cachesim.why.infer.sizes import sizes_of
 from cachesim.why.read.lines import JUNE, MAY, STYLES
-from cachesim.why.read.observed import IK, MLX, PYTHON, How, ServerLog
+from cachesim.why.read.observed import IK, MLX, PYTHON, How, Observed, ServerLog
 
 RELEASES: Final[Mapping[str, int]] = {
     each.name: int(each.name.removeprefix("b")) for each in FAMILY.releases
@@ -231,7 +231,7 @@ def _model(log: ServerLog, given: str | None) -> tuple[Setting, Setting]:
         kind, how = ("hybrid" if "kv-size" in log.facts else "recurrent"), "computed"
     elif seen is not None and kind not in seen:
         kind, how = seen[0], "bounded" if len(seen) < len(LIMITED) else "assumed"
-    elif kind == "hybrid" and int(log.facts.get("n_swa", "0")) > 0:
+    if kind == "hybrid" and (window.value or 0) > 1:
         kind = "hybrid-swa"
     if kind is None:
         return UNKNOWN_MODEL, window
@@ -250,13 +250,16 @@ def _seen_of_memory(log: ServerLog, window: Setting) -> tuple[str, ...] | None:
     """The presets that a log's lines allow; None without lines about memory.
 
     Only memory that cannot go back has checkpoints, and is re-processed in full; but b9294 also if
-    memory reaches back to position 0 and one token matches.
+    memory reaches back to position 0 and one token matches, as of a prompt of one token.
     """
     spans = [span for request in log.requests for span in request.spans]
     if any(low == high > 0 for low, high in spans):
         return RECURRENT
     limited = any(
-        r.created or r.restored is not None or r.refused_cut or (r.forced and not r.keeps_all)
+        r.created
+        or r.restored is not None
+        or r.refused_cut
+        or (r.forced and not r.keeps_all and _shares_more_than_one(r))
         for r in log.requests
     )
     if not limited:
@@ -266,6 +269,13 @@ def _seen_of_memory(log: ServerLog, window: Setting) -> tuple[str, ...] | None:
     if (window.value or 0) > 1 or any(0 <= low < high for low, high in spans):
         return WINDOWED
     return LIMITED
+
+
+def _shares_more_than_one(request: Observed) -> bool:
+    """True unless a prompt and its slot have one token in common at most, by a printed ratio."""
+    ratio = request.sim if request.sim is not None else request.search.sim
+    whole = prompt_length(request.n_tokens, request.held_after, request.generated)
+    return ratio is None or whole is None or round(_ratio(ratio) * whole) > 1
 
 
 def _window(log: ServerLog) -> Setting:
@@ -307,7 +317,22 @@ def _options(log: ServerLog, release: str) -> dict[str, Setting]:
         options["ctx_checkpoints"] = Setting(0, "printed")
     if "min-step" in facts and release in FAMILY.having(FAMILY.option("checkpoint_min_step")):
         options["checkpoint_min_step"] = Setting(int(facts["min-step"]), "printed")
+    options |= _idle_slots(log, release, unified=bool(unified.value))
     return options | _threshold(log) | _features(log, release)
+
+
+def _idle_slots(log: ServerLog, release: str, *, unified: bool) -> dict[str, Setting]:
+    """A server that starts with a prompt cache says whether idle slots are saved there."""
+    option, selection = (
+        FAMILY.option("cache_idle_slots"),
+        FAMILY.rules(Profile(FAMILY.name, release)).selection,
+    )
+    saves = unified or not selection.idle_save_needs_unified
+    if "cache-mib" not in log.facts or "idle-saved" in log.facts or not saves:
+        return {}
+    if release not in FAMILY.having(option):
+        return {}
+    return {option.name: Setting(value=False, how="computed")}
 
 
 def _features(log: ServerLog, release: str) -> dict[str, Setting]:
@@ -328,7 +353,7 @@ def _unified(log: ServerLog, slots: int) -> Setting:
         return Setting(facts["kv_unified"] == "true", "printed")
     if "idle-needs-unified" in facts:
         return Setting(value=False, how="printed")
-    if "idle-saved" in facts:
+    if "cleared" in facts.get("idle-saved", ""):
         return Setting(value=True, how="printed")
     total, one = facts.get("cache-limit-tokens"), facts.get("n_ctx_slot")
     if total is not None and one is not None and slots > 1:

@@ -298,7 +298,7 @@ FACTS: Final = tuple(
         ("checkpoints", "context checkpoints enabled", r"max = (?P<value>\d+)"),
         ("checkpoints-off", "context checkpoints disabled", r"(?P<value>disabled)"),
         ("min-step", "context checkpoints enabled", r"min spacing = (?P<value>-?\d+)"),
-        ("idle-saved", "idle slots will be saved", r"(?P<value>saved)"),
+        ("idle-saved", "idle slots will be saved", r"(?P<value>saved.{0,20} cleared|saved)"),
         ("idle-needs-unified", "requires --kv-unified", r"(?P<value>--kv-unified)"),
         ("idle-needs-cache", "--cache-idle-slots requires --cache-ram", r"(?P<value>--cache-ram)"),
         ("draft-mtp", "draft-mtp", r"(?P<value>adding)"),

@@ -237,18 +237,17 @@ class Player:
         """Take turns until a request is answered or cancelled."""
         if self.dead or number not in self.tickets:
             return FAILED
-        ticket, request = self.tickets[number], self.submitted[number]
+        ticket = self.tickets[number]
         try:
             for _ in range(MOST_TURNS):
                 if self.engine.reply(ticket) is not None:
                     break
-                if request.cancel_at is not None and self._holds(request) >= request.cancel_at:
-                    self.engine.cancel(ticket)
-                self._step(request)
+                self._step()
         except UpstreamAbort:
             self.dead = True
             return FAILED
         ticket = self.tickets.pop(number)
+        self._end_in_turn(self.engine.reply(ticket))
         replies = self.engine.replies(ticket)
         self.submitted.pop(number, None)
         reply = self.engine.reply(ticket)
@@ -264,13 +263,30 @@ class Player:
         children = tuple(replayed(child, ()) for child in replies[1:])
         return replace(replayed(reply, events), children=children)
 
-    def _step(self, request: ReplayRequest) -> None:
-        if request.cancel_at is None:
-            self.engine.step()
-            return
-        self.engine.limit_turns(max(1, request.cancel_at - self._holds(request) - 1))
-        self.engine.step()
-        self.engine.limit_turns(AT_ONCE)
+    def _end_in_turn(self, reply: Reply | None) -> None:
+        """Let an idle slot be the last one used: requests end in the recorded order, though a turn
+        of the replay may end several.
+        """
+        server = self.engine.server
+        slot = None if reply is None or reply.slot is None else server.slots[reply.slot]
+        if slot is not None and not slot.is_processing:
+            server.now += 1
+            slot.t_last_used = server.now
+
+    def _step(self, at_once: int = AT_ONCE) -> bool:
+        """Take a turn; requests end in it where their clients left, whichever is waited for."""
+        for number, request in self.submitted.items():
+            if request.cancel_at is None or self.engine.reply(self.tickets[number]) is not None:
+                continue
+            left = request.cancel_at - self._holds(request)
+            at_once = min(at_once, max(1, left - 1))
+            if left <= 0:
+                self.engine.cancel(self.tickets[number])
+        self.engine.limit_turns(at_once)
+        try:
+            return self.engine.step()
+        finally:
+            self.engine.limit_turns(AT_ONCE)
 
     def _holds(self, request: ReplayRequest) -> int:
         return self.engine.tokens_held_for(self.tickets[request.number])
@@ -285,14 +301,11 @@ class Player:
     def advance(self, *, turns: int, at_once: int = AT_ONCE) -> None:
         """Take a number of turns."""
         try:
-            self.engine.limit_turns(at_once)
             for _ in range(turns):
-                if not self.engine.step():
+                if not self._step(at_once):
                     break
         except UpstreamAbort:
             self.dead = True
-        finally:
-            self.engine.limit_turns(AT_ONCE)
 
     def spare_turns(self) -> int:
         """The turns after which every running request still lacks a token of its reply.
