@@ -103,6 +103,10 @@ class Powers:
 
     def __call__(self, exponents: Integers) -> Words:
         """base^exponent, word by word: one lookup per digit, the upper one signed."""
+        # No exponent is above the bits of all of them: those of short prompts have one digit.
+        if 0 <= np.bitwise_or.reduce(exponents) < 1 << DIGIT:
+            low: Words = self._low[exponents]
+            return low
         product: Words = self._low[exponents & _LOWER] * self._high[exponents >> _DIGIT]
         return product
 

@@ -132,8 +132,9 @@ class Session(Loop):
     ) -> None:
         """`reads_state` False: the server's state after each step is not recorded.
 
-        `thin`: the network has one layer of each kind that the model has. `family` runs rules
-        that no release has.
+        `thin`: the network has one layer of each kind that the model has, and the given reply of a
+        request that is alone is decoded at once but for its first and last token: in between
+        nothing is decided. `family` runs rules that no release has.
         """
         self.reads_state = reads_state
         self.family = family or family_of(profile.engine)
@@ -143,6 +144,7 @@ class Session(Loop):
         self.scenario = scenario
         # Where no steps are given, any may come.
         self._chats = not scenario.step or any(step.messages for step in scenario.step)
+        self._joins = thin
         self.profile = profile
         specs = {name: spec_of(network) for name, network in scenario.networks.items()}
         if thin:
@@ -207,6 +209,9 @@ class Session(Loop):
         numbered = enumerate(steps, self.n_sent)
         records = [Record(index=n, name=e.name or str(n + 1), step=e) for n, e in numbered]
         self.n_sent += len(records)
+        if self._joins:
+            stays = len(steps) == 1 and steps[0].held is None
+            self.engine.limit_turns(limits.TURNS if stays else 1)
         if len(records) == 1:
             records[0].alone = True
             if self.reads_state:

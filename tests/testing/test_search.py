@@ -11,7 +11,7 @@ from cachesim.engines.base import Reply, Ticket
 from cachesim.engines.facts import events_of
 from cachesim.engines.family import Family, search_of
 from cachesim.engines.ik_llama.slot import Slot
-from cachesim.engines.llamacpp import prompt_cache
+from cachesim.engines.llamacpp import prompt_cache, server_batch
 from cachesim.engines.llamacpp.memory.recurrent_cells import Planes
 from cachesim.engines.llamacpp.server import LlamaCpp
 from cachesim.engines.mlx_lm.store.lru_prompt_cache import LRUPromptCache
@@ -20,6 +20,7 @@ from cachesim.engines.vllm.coordinator import Coordinator
 from cachesim.engines.vllm.server import Vllm
 from cachesim.engines.vllm_mlx.memory_cache import miss
 from cachesim.errors import SpecError
+from cachesim.model.arithmetic import ArithmeticName
 from cachesim.model.presets import PRESETS
 from cachesim.model.spec import ModelSpec
 from cachesim.play import findings, loop, run, run_scenario
@@ -41,7 +42,7 @@ from cachesim.testing.search import (
     workloads,
 )
 from cachesim.testing.story import story
-from cachesim.testing.workloads import WHOLE, Shape, weighs
+from cachesim.testing.workloads import WHOLE, Shape, is_thin, weighs
 from cachesim.traces.replay import Cell
 from cachesim.traces.replay import play as replay
 from cachesim.traces.source import Source
@@ -515,3 +516,28 @@ def test_a_run_and_a_trace_of_a_port_that_loops_for_ever_end(
     assert not played.as_expected
     assert loop.FOREVER in played.steps[0].message
     assert loop.FOREVER in replayed["ended"]
+
+
+@pytest.mark.parametrize("arithmetic", ["ring", "float"])
+def test_replies_that_are_decoded_at_once_change_no_decision(
+    arithmetic: ArithmeticName, monkeypatch: Patch
+) -> None:
+    """A workload on one layer of each kind has such replies; one on all layers has none."""
+    profile = Profile.parse("llama.cpp@b11549")
+    joined = 0
+
+    def counted(*run: Any) -> bool:
+        nonlocal joined
+        joined += 1
+        return at_once(*run)
+
+    at_once = server_batch._decode_replies
+    monkeypatch.setattr(server_batch, "_decode_replies", counted)
+    drawn = islice(workloads(profile, "hybrid", seed=3), 12)
+    for scenario in (each for each in drawn if is_thin(1, each, profile)):
+        thin = play(scenario, profile, arithmetic=arithmetic, thin=True)
+        before = joined
+        whole = play(scenario, profile, arithmetic=arithmetic)
+        assert before == joined
+        assert (whole.cached, whole.findings) == (thin.cached, thin.findings)
+    assert joined

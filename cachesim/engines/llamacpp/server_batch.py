@@ -24,7 +24,7 @@ from cachesim.model.adapters import Strengths
 from cachesim.units import Token
 
 # Tokens put into a memory without a network: whole runs, and many steps of known replies, at once.
-# Known replies also go through a network at once where `limit_turns` allows it (ring arithmetic).
+# Known replies also go through a network at once where `limit_turns` allows it.
 #
 #     seq 0   [ held ........... )[ count new tokens )
 #             0                  start
@@ -181,7 +181,7 @@ def pass_over_replies(server: ServerContext) -> None:
 def _decode_replies(server: ServerContext, busy: list[Slot], runs: list[Advance]) -> bool:
     """Decode known tokens of all busy slots as one batch; False if they need a step each.
 
-    In ring arithmetic a token's logits and states do not depend on the batch it is decoded in.
+    A token's logits and states do not depend on the batch it is decoded in, in either arithmetic.
     """
     target = server.contexts.target
     attention, recurrent = parts_of(target.memory)
