@@ -166,9 +166,14 @@ class Candidates:
             self.ledger.apply(cause, max(self._common.values(), default=0), **detail)
             self._best = self._holders()
 
-    def drop(self, holder: object) -> bool:
-        """Eliminate a holder that needs no cause, as another one has as many tokens."""
-        if self._common.get(holder) == self.ledger.usable:
+    def drop(self, holder: object, least: float) -> bool:
+        """Eliminate a holder with fewer tokens than the least, if it needs no cause, as another one
+        has as many tokens.
+        """
+        count = self._common.get(holder)
+        if count is not None and count >= least:
+            return False
+        if count == self.ledger.usable:
             if self._best == 1:
                 return False
             self._best -= 1

@@ -123,8 +123,12 @@ class Rope:
 
     def common(self, other: "Rope") -> int:
         """The length of the common prefix."""
+        runs, others = self.runs, other.runs
+        count = min(len(runs), len(others))
+        if runs[:count] == others[:count]:  # a turn that continues a long conversation
+            return min(self._length, len(other))
         equal = 0
-        for one, two in zip(self.runs, other.runs, strict=False):
+        for one, two in zip(runs, others, strict=False):
             if one != two:
                 if one[0] == two[0] and one[1] == two[1]:
                     equal += min(one[2], two[2]) - one[1]
@@ -181,6 +185,8 @@ def get_common_prefix(one: Sequence[object] | Rope, other: Sequence[object] | Ro
     if isinstance(one, Rope) and isinstance(other, Rope):
         return Count(one.common(other))
     low, high = 0, min(len(one), len(other))
+    if not high or one[0] != other[0]:  # texts of two conversations mostly
+        return Count(0)
     if high > _SHORT:
         if type(one) is not type(other):  # slices of a list and a tuple are never equal
             one, other = list(one), list(other)

@@ -234,7 +234,7 @@ class PromptCache:
                 continue
             # Where less than a quarter would be kept, only the last of the best has a cause to
             # report.
-            if 5 * candidates.common(entry) >= entry.n_tokens or not candidates.drop(entry):
+            if not candidates.drop(entry, entry.n_tokens / 5):
                 yield entry
 
     def _beats(self, keep: Float32, sim: Float32, best_keep: Float32, best_sim: Float32) -> bool:
