@@ -257,13 +257,18 @@ class RealScheduler(Generic[R]):
             for number, index in enumerate(group)
         )
 
-    def compare_guided(self, release: str, seed: int, numbers: range) -> Agreement:
-        """Run workloads that a guided search draws, of each model and corner, on both."""
+    def compare_guided(
+        self, release: str, seed: int, numbers: range, *, started: WorkerProcess | None = None
+    ) -> Agreement:
+        """Run workloads that a guided search draws, of each model and corner, on both.
+
+        A process that is `started` already can be shared.
+        """
         profile = Profile(self.family.name, self.family.release(release).name)
         title = f"{profile}: scheduler, guided workloads of seed {seed}"
         found = Agreement(title=title, kinds="models")
         models = [preset for preset in PRESETS if compatible(profile, preset, ())]
-        with self.start(profile.release) as real:
+        with nullcontext(started) if started else self.start(profile.release) as real:
             for number, model in watched([*product(numbers, models)]):
                 try:
                     client = Guided(profile, model, number, seed=seed, shape=DRAWN)
