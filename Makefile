@@ -70,6 +70,7 @@ nightly: $(VENV)/.check      ## each real engine, the same on a thousand new log
 	@$(BIN)/python -m benchmarks.growth traces
 	@$(BIN)/python -m conformance.end_to_end.lives --seed $$(date +%Y%m%d) --lives 1500
 	@$(BIN)/python -m conformance.end_to_end.advice --seed $$(date +%Y%m%d)
+	@$(BIN)/python -m conformance.in_float --every
 	@$(BIN)/python -m conformance.claims
 	@$(BIN)/python -m conformance.browser --every
 	@$(BIN)/python -m conformance.playground --every

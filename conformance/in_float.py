@@ -1,6 +1,7 @@
-"""`python -m conformance.in_float`: every shipped scenario in float arithmetic, as expected.
+"""`python -m conformance.in_float [--every]`: shipped scenarios in float arithmetic, as expected.
 
-Those that would take minutes are named and left to `make run`, which plays all in ring.
+`make check` plays every second one, nightly all. Those that would take minutes are named and left
+to `make run`, which plays all in ring.
 """
 
 import contextlib
@@ -13,13 +14,16 @@ from cachesim.cli.main import main as cachesim
 from cachesim.cli.run import seconds_of
 from cachesim.scenario.shipped import shipped_files
 
+IN_CHECK: Final = 2
+"""Scenarios of which `make check` plays one."""
+
 LONGEST: Final = 2.0
 """Seconds, at most, of what is played."""
 
 
 def main() -> int:
     short: list[str] = []
-    for file in shipped_files():
+    for file in shipped_files()[:: 1 if "--every" in sys.argv[1:] else IN_CHECK]:
         if seconds_of(jobs_of([str(file)], (), None)) < LONGEST:
             short.append(str(file))
         else:

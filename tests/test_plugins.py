@@ -283,6 +283,7 @@ def test_an_exception_of_cachesim_itself_ends_a_search(monkeypatch: pytest.Monke
 
 
 @pytest.mark.wheel
+@pytest.mark.nightly
 def test_every_command_knows_an_installed_engine_and_none_remembers_it(tmp_path: Path) -> None:
     """An environment of its own, which sees the packages of this one."""
     subprocess.run([sys.executable, "-m", "venv", tmp_path / "venv"], check=True)

@@ -25,7 +25,7 @@ PARTS: Final = (
     "kept", "logs", "other_logs", "recordings", "traces", "headers", "scenarios", "commands",
 )  # fmt: skip
 SEED: Final = 20261122
-LOGS: Final = 7
+LOGS: Final = 5
 """Of so many releases one; the nightly run has forty of each, at both verbosities."""
 
 EVERY: Final = 40

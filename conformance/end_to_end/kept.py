@@ -1,6 +1,6 @@
 """The logs that the repository keeps, with wheels or none: each is read by what has its turn.
 
-Half of them where the run is not a whole one: `logs` reads fresh ones of each release.
+A quarter of them where the run is not a whole one: `logs` reads fresh ones of each release.
 """
 
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ def of_kept(half: int, seed: int, whole: bool) -> Result:
     result = Result()
     for number, life in enumerate(kept()):
         # Of the two verbosities of a release, one and the other by turns.
-        if number % 2 == half and (whole or number % 4 in {0, 3}):
+        if number % 2 == half and (whole or number % 8 in {0, 7}):
             logs.read(life, number + seed % len(logs.TURNS), result)
     for number, (name, log, answers) in enumerate(kept_of_others()):
         if number % 2 == half:

@@ -198,7 +198,7 @@ def test_llama_server_is_started_as_from_a_command_line(release: str) -> None:
     assert [] == without_a_reason(llama_cpp.overrides(release))
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(len(MLX_LM.real()))
 @pytest.mark.wheel
 @pytest.mark.parametrize("release", MLX_LM.real())
 def test_mlx_lm_server_is_started_as_from_a_command_line(release: str) -> None:

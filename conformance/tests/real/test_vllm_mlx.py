@@ -92,6 +92,7 @@ def test_it_is_started_as_from_a_command_line(wheel: str, capsys: Capture) -> No
 
 
 @pytest.mark.wheel
+@pytest.mark.nightly
 @WHEELS
 def test_its_scheduler_gives_and_keeps_what_is_simulated(wheel: str) -> None:
     found = compared(wheel)
@@ -132,12 +133,15 @@ class Wrong(WholePromptCache):
 RIGHT: Final = WholePromptCache.fetch
 
 
-def compared_images(wheel: str, drawing: Callable[[int, int], Workload] = draw_images) -> Agreement:
-    return compare_images(0, 12 * len(MODELS), wheel=wheel, drawing=drawing)
+def compared_images(
+    wheel: str, drawing: Callable[[int, int], Workload] = draw_images, *, each: int = 12
+) -> Agreement:
+    return compare_images(0, each * len(MODELS), wheel=wheel, drawing=drawing)
 
 
 @pytest.mark.wheel
-@pytest.mark.parametrize("wheel", [VLLM_MLX, pytest.param(BEFORE, marks=pytest.mark.nightly)])
+@pytest.mark.nightly
+@pytest.mark.parametrize("wheel", [VLLM_MLX, BEFORE])
 def test_its_scheduler_feeds_and_keeps_images_as_simulated(wheel: str) -> None:
     found = compared_images(wheel)
 
@@ -185,7 +189,7 @@ def test_a_wrong_rule_for_images_is_found(
 ) -> None:
     monkeypatch.setattr(MllmPromptCache, method, wrong)
 
-    assert compared_images(wheel).difference is not None
+    assert compared_images(wheel, each=2).difference is not None
 
 
 ON_A_SCHEDULER: Final = [

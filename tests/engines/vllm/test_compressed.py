@@ -135,9 +135,8 @@ def test_a_model_without_a_second_window_has_no_compressor() -> None:
 
 
 @pytest.mark.wheel
-@pytest.mark.parametrize(
-    "release", [*(pytest.param(each, marks=pytest.mark.nightly) for each in OLDER), "0.33.0"]
-)
+@pytest.mark.nightly
+@pytest.mark.parametrize("release", [*OLDER, "0.33.0"])
 def test_the_release_s_own_scheduler_decides_alike(release: str) -> None:
     ready(release)
 
