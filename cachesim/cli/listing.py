@@ -245,8 +245,9 @@ def list_command(
     symptom: Annotated[
         str,
         Parameter(
+            allow_leading_hyphen=True,
             help="Scenarios, causes, changes of clients and pages that sound like this, the "
-            "closest first."
+            "closest first.",
         ),
     ] = "",
     raw: Annotated[bool, Parameter(help="A shipped scenario's file exactly as it is.")] = False,

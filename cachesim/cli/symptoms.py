@@ -36,6 +36,11 @@ SAME: Final[Mapping[str, str]] = {
 
 NAMES: Final = re.compile("|".join(map(re.escape, DATA["names"])), re.IGNORECASE)
 
+FLAG: Final = re.compile(
+    r"(?<=--)[a-z]{2,20}(?:-[a-z]{2,20}){1,5}|[a-z]{2,20}(?:_[a-z]{2,20}){1,5}"
+)
+"""`--cache-ram`, `cache_prompt`: rarer than their words."""
+
 VOTE: Final = 0.5
 """Factor for an entry if all words of a server in a symptom belong to its engine."""
 
@@ -118,7 +123,8 @@ def ranked(words: str) -> list[Hit]:
 
 
 def terms(text: str) -> Iterator[str]:
-    """Stems and synonyms of a text's words, and its bigrams."""
+    """Stems and synonyms of a text's words, its bigrams, and its flags and fields as they are."""
+    yield from (flag.replace("-", "_") for flag in FLAG.findall(text.lower()))
     before = ""
     for word in _words(text):
         stem = word if word[0].isdigit() else word[:STEM]

@@ -188,13 +188,26 @@ def test_of_a_hundred_and_ten_reports_so_many_are_found_among_the_first_three() 
     assert [] == [name for name, least in LEAST.items() if counted[name] < least]
 
 
-PUBLIC: Final = {"symptoms_public": (60, 54), "symptoms_public_fresh": (30, 25)}
+PUBLIC: Final = {
+    "symptoms_public": (60, 54),
+    "symptoms_public_fresh": (30, 25),
+    "symptoms_second_reader": (80, 66),
+}
 """Descriptions in the words of threads that no page and no scenario cites, with the entries that
 answer each, written before its ranking was looked at; how many find one among the first three.
 
 Of the sixty, 47 did at the first count, and 56 do: causes and names of servers got words of
 reporters. The thirty were written then, to see whether that helps others too: 27. Before causes,
-changes of clients and pages were in the index, it was 22 of the sixty."""
+changes of clients and pages were in the index, it was 22 of the sixty.
+
+The second reader did not write the index. Of the first sixty, 40 were found (34 by a stricter
+reading), and 52 are; of the twenty written then 13, and 16."""
+
+
+def test_a_symptom_may_begin_with_the_name_of_a_flag(capsys: Capture) -> None:
+    printed = output(capsys, ["list", "scenarios", "--symptom", "--cache-ram is not enforced"])
+
+    assert "21690" in printed or "2320" in printed
 
 
 @pytest.mark.parametrize("table", PUBLIC)
