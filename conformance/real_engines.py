@@ -35,10 +35,6 @@ from cachesim.prove.llama_cpp_python.scenarios import DRAWN, RealInstances
 from cachesim.prove.llama_cpp_python.scenarios import environment_for as binding_environment_for
 from cachesim.prove.mlx_lm.process import environment_for as mlx_environment_for
 from cachesim.prove.mlx_lm.scenarios import play_mlx_scenario
-from cachesim.prove.transformers.environments import NEWEST as TRANSFORMERS
-from cachesim.prove.transformers.environments import (
-    environment_for as transformers_environment_for,
-)
 from cachesim.scenario.shipped import load_all
 from conformance.real.llama_cpp.compare import PlayDrawn, SideBySide, Tally, show_difference
 from conformance.real.llama_cpp.logits import compare_logits
@@ -55,6 +51,10 @@ from conformance.real.sglang.scheduler import AGENTS as SGLANG_AGENTS
 from conformance.real.sglang.scheduler import MIXED as SGLANG_MIXED
 from conformance.real.sglang.scheduler import SCHEDULER as SGLANG_SCHEDULER
 from conformance.real.sglang.scheduler import configuration_of, features_of, with_rust
+from conformance.real.transformers.environments import NEWEST as TRANSFORMERS
+from conformance.real.transformers.environments import (
+    environment_for as transformers_environment_for,
+)
 from conformance.real.vllm.scheduler import AGENTS as VLLM_AGENTS
 from conformance.real.vllm.scheduler import COMPRESSED as VLLM_COMPRESSED
 from conformance.real.vllm.scheduler import LOADS as VLLM_LOADS

@@ -34,7 +34,6 @@ from cachesim.learn import execute, kit, lessons
 from cachesim.play import run, run_scenario
 from cachesim.play.result import CLAIMS, Run
 from cachesim.play.session import ENDLESS, WORKER_GONE
-from cachesim.prove.ik_llama.commands import play_scenario as play_on_ik_llama
 from cachesim.prove.llama_cpp.scenarios import play_scenario as play_on_llama_cpp
 from cachesim.prove.llama_cpp.workload import SILENT
 from cachesim.prove.llama_cpp_python.scenarios import play_scenario as play_on_binding
@@ -44,6 +43,7 @@ from cachesim.scenario import Scenario, load
 from cachesim.scenario.checks import scenario_of
 from cachesim.scenario.labels import digest
 from cachesim.scenario.shipped import shipped_files
+from conformance.real.ik_llama.commands import play_scenario as play_on_ik_llama
 from conformance.real.sglang.rows import differs_in as sglang_differs_in
 from conformance.real.sglang.scheduler import SCHEDULER as SGLANG_SCHEDULER
 from conformance.real.transformers.scenarios import play_scenario as play_on_transformers

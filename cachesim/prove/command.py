@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from cachesim.engines.family import FAMILIES, Profile
+from cachesim.prove import workbench
 from cachesim.scenario.checks import full_profile
 from cachesim.scenario.format import Scenario
 
@@ -47,6 +48,9 @@ def proof_command(
     whose answer is wrong, where it is one.
     """
     if profile.engine == "ik_llama.cpp" and not profile.patches and plays_on_a_binary(scenario):
+        # Servers without a package are the workbench's: a wheel cannot run the command.
+        if profile.engine not in workbench.added(workbench.COMMANDS):
+            return ""
         words = ["--binary", BINARY.format(release=profile.release), "--scenario", str(source)]
         words += ["--release", profile.release]
         return shlex.join(["cachesim", "real", profile.engine, *words])

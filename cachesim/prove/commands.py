@@ -16,11 +16,9 @@ from cachesim.files import GGUF, Output
 from cachesim.model.presets import preset as preset_of
 from cachesim.prove import playing
 from cachesim.prove.hunt.report import commands
-from cachesim.prove.ik_llama.binary import exact_spec
-from cachesim.prove.ik_llama.commands import real_ik_llama_cpp
 from cachesim.prove.llama_cpp import scenarios as on_llama_cpp
 from cachesim.prove.llama_cpp import server
-from cachesim.prove.llama_cpp.gguf import write_adapter, write_model
+from cachesim.prove.llama_cpp.gguf import exact_spec, write_adapter, write_model
 from cachesim.prove.llama_cpp_python import scenarios as on_llama_cpp_python
 from cachesim.prove.mlx_lm import process
 from cachesim.prove.mlx_lm import scenarios as on_mlx_lm
@@ -123,6 +121,6 @@ def real_mlx_lm(*, scenario: str, release: str = "") -> int:
 
 
 __all__ = [
-    "ON_LLAMA_CPP", "ON_LLAMA_CPP_PYTHON", "ON_MLX_LM", "real_gguf", "real_ik_llama_cpp",
-    "real_llama_cpp", "real_llama_cpp_python", "real_mlx_lm",
+    "ON_LLAMA_CPP", "ON_LLAMA_CPP_PYTHON", "ON_MLX_LM", "real_gguf", "real_llama_cpp",
+    "real_llama_cpp_python", "real_mlx_lm",
 ]  # fmt: skip

@@ -15,10 +15,10 @@ from typing import Any, Final, Literal, TypeAlias
 from cachesim.engines import Profile
 from cachesim.errors import CachesimError, InputError, UpstreamAbort
 from cachesim.play.findings import play
-from cachesim.prove.ik_llama import orders
 from cachesim.testing.search import workloads
 from cachesim.testing.workloads import Shape
 from conformance.mutants.switches import Mutant
+from conformance.real.ik_llama import orders
 from conformance.real.mlx_lm import classes
 from conformance.real.vectors import mlx_server
 

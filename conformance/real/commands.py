@@ -18,6 +18,7 @@ from cachesim.prove.commands import ON_LLAMA_CPP
 from cachesim.prove.llama_cpp.calls import RealServerError
 from cachesim.prove.llama_cpp.fitting import PRESETS
 from cachesim.prove.llama_cpp.server import as_release, environment_for, overrides
+from conformance.real.ik_llama.commands import real_ik_llama_cpp
 from conformance.real.llama_cpp.compare import (
     PlayDrawn,
     SideBySide,
@@ -218,6 +219,6 @@ def _random(release: str, flags: LlamaCppFlags) -> int:
 
 
 __all__ = [
-    "real_llama_cpp", "real_llama_cpp_python", "real_marconi",
+    "real_ik_llama_cpp", "real_llama_cpp", "real_llama_cpp_python", "real_marconi",
     "real_mlx_lm", "real_sglang", "real_transformers", "real_vllm",
 ]  # fmt: skip

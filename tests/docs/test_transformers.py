@@ -8,10 +8,11 @@ from pathlib import Path
 import make_transformers
 import pytest
 
-from cachesim.prove.transformers.environments import NEWEST, Worker, environment_for
+from cachesim.prove.transformers.process import Worker
 from cachesim.prove.transformers.scripts import OPERATIONS, drawn
 from conformance.real.transformers.causes import SHOWN
 from conformance.real.transformers.commands import play_family
+from conformance.real.transformers.environments import NEWEST, environment_for
 from conformance.real.transformers.results import Found
 
 CELL = {"release": "5.23.0", "family": "a", "operation": "crop", "verdict": "wrong"}

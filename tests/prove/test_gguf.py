@@ -12,9 +12,9 @@ from cachesim.errors import SpecError
 from cachesim.model.presets import PRESETS, preset
 from cachesim.model.spec import ModelSpec
 from cachesim.model.weights import draw
-from cachesim.prove.ik_llama.deepseek4 import write_predictor, write_target
 from cachesim.prove.llama_cpp import gguf
 from cachesim.prove.llama_cpp.gguf import as_ggml_computes
+from conformance.real.ik_llama.deepseek4 import write_predictor, write_target
 
 SIMPLE = {4: "<I", 5: "<i", 6: "<f", 7: "<?"}
 

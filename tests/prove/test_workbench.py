@@ -12,7 +12,10 @@ from cachesim.engines import FAMILIES
 from cachesim.engines.family import Profile
 from cachesim.errors import OptionError
 from cachesim.prove import workbench
+from cachesim.prove.command import proof_command
 from cachesim.prove.hunt.proof import BY_METADATA, prover_of
+from cachesim.scenario import full_profile
+from cachesim.scenario.shipped import load_all
 from tests.fixtures import Capture, Patch
 
 ROOT = Path(__file__).parents[2]
@@ -47,13 +50,12 @@ def test_the_workbench_that_is_set_up_here_is_that_of_this_checkout(group: str) 
 
 
 def test_every_engine_is_compared_or_played() -> None:
-    played = {"ik_llama.cpp"}  # a binary that someone has built
     # Servers over another engine's caches: `real mlx-lm --vllm-mlx`, or read in the source only.
     above = {
         name for name, family in FAMILIES.items() if {"mlx-lm", "llama-cpp-python"} & {*family.kin}
     }
 
-    assert {*FAMILIES, "vectors"} == {*declared(workbench.COMMANDS), *played, *above}
+    assert {*FAMILIES, "vectors"} == {*declared(workbench.COMMANDS), *above}
     assert {*BY_METADATA} == {*declared(workbench.PROVERS)}
 
 
@@ -65,6 +67,7 @@ def test_every_engine_is_compared_or_played() -> None:
         ("vllm --workloads 3 --seed 1", "no `cachesim real vllm`"),
         ("vectors x.jsonl.gz", "no `cachesim real vectors`"),
         ("marconi", "no `cachesim real marconi`"),
+        ("ik_llama.cpp --binary llama-server", "no `cachesim real ik_llama.cpp`"),
         (
             "llama.cpp --workloads 3",
             "`cachesim real llama.cpp` with --scenario and --release alone",
@@ -85,7 +88,7 @@ def test_help_names_what_can_be_run_there(capsys: Capture, monkeypatch: Patch) -
     monkeypatch.setenv("COLUMNS", "200")
     assert 0 == main(["real", "--help"])
     named = re.findall(r"^│ ([a-z][\w.-]+) ", capsys.readouterr().out, re.MULTILINE)
-    assert ["gguf", "ik_llama.cpp", "llama-cpp-python", "llama.cpp", "mlx-lm"] == named
+    assert ["gguf", "llama-cpp-python", "llama.cpp", "mlx-lm"] == named
 
     assert 0 == main(["real", "llama.cpp", "--help"])
     options = capsys.readouterr().out.partition("Parameters")[2]
@@ -107,3 +110,11 @@ def test_findings_of_servers_that_answer_here_are_proven(engine: str) -> None:
     profile = Profile(engine, FAMILIES[engine].real()[-1])
 
     assert prover_of(profile, ()).where in {"the wheel", "the real package"}
+
+
+@pytest.mark.usefixtures("_alone")
+def test_a_wheel_prints_no_command_that_takes_the_workbench() -> None:
+    name = "ik_llama.cpp-2105-one-token-then-again"
+    [(_, scenario)] = load_all([name])
+
+    assert "" == proof_command(scenario, full_profile("ik_llama.cpp", "8337e4cd3"), name)

@@ -13,9 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cachesim.engines.chat import FILL_MIDDLE, FILL_PREFIX, FILL_SUFFIX
+from cachesim.engines.ik_llama.family import FAMILY as IK_LLAMA
 from cachesim.engines.llamacpp.memory.blob import ARCHITECTURES
 from cachesim.engines.llamacpp.options import TRAINED_CONTEXT
-from cachesim.errors import SpecError
+from cachesim.errors import OptionError, SpecError
 from cachesim.model import recall
 from cachesim.model.adapters import RANK, deltas
 from cachesim.model.spec import ModelSpec
@@ -36,6 +37,16 @@ TYPES: Final[Mapping[np.dtype[Any], tuple[int, int]]] = {
     Q4_K: (12, 256),
 }
 """Number of a tensor's type, and the weights of a block."""
+
+STATE: Final = 64
+"""Size of a recurrent state for which the server has a fused kernel (`iqk_fused_delta_net`).
+
+It has kernels for 64 and 128. With any other size a fresh server computes one answer where it reads
+a token in a prompt, and another where it decodes the token, so no reply can be compared.
+"""
+
+SWA_LAYERS: Final = ("window",) * 5 + ("attention",)
+"""Layers of a window model that the server loads: a whole period of its family."""
 
 Kind: TypeAlias = Literal["u32", "i32", "f32", "bool", "string"]
 Scalar: TypeAlias = int | float | bool | str
@@ -294,3 +305,16 @@ def text_of(tokens: Sequence[int]) -> str:
 def as_ggml_computes(spec: ModelSpec) -> ModelSpec:
     """The same model with GELU from ggml's table."""
     return replace(spec, activation="gelu-table") if spec.activation == "gelu" else spec
+
+
+def exact_spec(spec: ModelSpec) -> ModelSpec:
+    """The network in sizes that ik_llama.cpp loads, and computes alike in prompt and reply."""
+    if set(spec.layers) & {"ssm", "conv"}:
+        raise OptionError(
+            f"{IK_LLAMA.name} loads no {spec.name!r}; it loads {', '.join(IK_LLAMA.loads)}"
+        )
+    if "delta" in spec.layers and spec.state_size not in {64, 128}:
+        return replace(spec, state_size=STATE, inner=STATE * spec.state_heads)
+    if "window" in spec.layers and len(spec.layers) != len(SWA_LAYERS):
+        return replace(spec, layers=SWA_LAYERS)
+    return spec

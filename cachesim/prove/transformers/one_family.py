@@ -4,7 +4,7 @@ from functools import cache
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from cachesim.prove.transformers.environments import Worker
+from cachesim.prove.transformers.process import Worker
 from cachesim.prove.transformers.program import Model, program_of
 from cachesim.prove.transformers.scripts import OPERATIONS, drawn, text_of
 from cachesim.prove.worker_process import WorkerError

@@ -18,13 +18,7 @@ from cachesim.errors import OptionError
 from cachesim.files import Output
 from cachesim.prove.environment import Environment, package_of, versions_of
 from cachesim.prove.playing import comparing, console, show_overrides, watched
-from cachesim.prove.transformers.environments import (
-    NEWEST,
-    Copy,
-    Worker,
-    answered,
-    environment_for,
-)
+from cachesim.prove.transformers.process import Worker
 from cachesim.prove.transformers.program import Model, program_of
 from cachesim.prove.transformers.scripts import (
     NAMED,
@@ -39,6 +33,7 @@ from cachesim.prove.worker_process import WorkerError
 from conformance.real.fields import judge_wheel
 from conformance.real.transformers.caches import compare, compare_layers, overrides
 from conformance.real.transformers.causes import SHOWN
+from conformance.real.transformers.environments import NEWEST, Copy, answered, environment_for
 from conformance.real.transformers.reports import write_reports
 from conformance.real.transformers.results import Cell, Found, is_worse, show, show_changes
 from conformance.real.transformers.scenarios import STAGE

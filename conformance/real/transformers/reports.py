@@ -10,12 +10,13 @@ from pathlib import Path
 from textwrap import fill
 from typing import Final, NamedTuple
 
-from cachesim.prove.transformers.environments import Worker, answered
+from cachesim.prove.transformers.process import Worker
 from cachesim.prove.transformers.program import Model, has_program, program_of
 from cachesim.prove.transformers.scripts import Script, shrunk, text_of
 from cachesim.scenario.labels import table
 from cachesim.typed import Json
 from conformance.real.transformers.causes import Cause, cause_of
+from conformance.real.transformers.environments import answered
 from conformance.real.transformers.results import Cell, Found, normal, steps_of
 
 OFF: Final = re.compile(r"^off by (\S+); [^:]+: (\S+)", re.MULTILINE)

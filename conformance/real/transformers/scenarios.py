@@ -22,10 +22,10 @@ from cachesim.errors import ScenarioError, UpstreamAbort, UpstreamEndless
 from cachesim.play.session import ABORTED, ENDLESS, Record, Session
 from cachesim.prove.hunt.proof import by_metadata
 from cachesim.prove.playing import Stage, StepPlayed, first_difference
-from cachesim.prove.transformers.environments import environment_for
 from cachesim.scenario.format import Scenario
 from cachesim.typed import Json
 from conformance.real.transformers.caches import KINDS, content_of, json_of, started, taken_of
+from conformance.real.transformers.environments import environment_for
 
 FURTHER: Final = 20
 """Batches after the last one of a server that answers nobody: all of nothing."""

@@ -66,12 +66,12 @@ KINDS: Final = (
     ),
     Kind(
         "ik_llama.cpp server",
-        "cachesim.prove.ik_llama.orders",
+        "conformance.real.ik_llama.orders",
         "steps",
         _profile("ik_llama.cpp"),
         "judged",
     ),
-    Kind("llama.cpp server", "cachesim.prove.ik_llama.orders", "steps", _profile("llama.cpp")),
+    Kind("llama.cpp server", "conformance.real.ik_llama.orders", "steps", _profile("llama.cpp")),
 )
 """The kinds of files there are; the first that fits a file's first line is taken."""
 

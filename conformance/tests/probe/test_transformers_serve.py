@@ -17,7 +17,7 @@ from cachesim.engines.base import Request
 from cachesim.model.presets import preset
 from cachesim.probe.connection import Connection, Limits, Meter
 from cachesim.probe.target import ServerProcess
-from cachesim.prove.transformers.environments import NEWEST, environment_for
+from conformance.real.transformers.environments import NEWEST, environment_for
 
 SERVING: Final = environment_for(NEWEST, serves=True)
 SCRIPT: Final = Path(__file__).with_name("serve_transformers.py")

@@ -8,13 +8,14 @@ from pathlib import Path
 import make_transformers
 import pytest
 
-from cachesim.prove.transformers.environments import NEWEST, WORKER, Worker, environment_for
+from cachesim.prove.transformers.process import WORKER, Worker
 from cachesim.prove.transformers.program import Model, program_of
 from cachesim.prove.transformers.script_worker import WRONG as WRONG_GAP
 from cachesim.prove.transformers.scripts import OPERATIONS, ROUNDED, Script, drawn
 from conformance.real.transformers import reports
 from conformance.real.transformers.causes import SHOWN
 from conformance.real.transformers.commands import play_family
+from conformance.real.transformers.environments import NEWEST, environment_for
 from conformance.real.transformers.reports import write_reports
 from conformance.real.transformers.results import Cell, Found
 

@@ -5,9 +5,9 @@ from collections import Counter
 import pytest
 
 from cachesim.engines.transformers import scheduler
-from cachesim.prove.transformers.environments import NEWEST, environment_for
 from cachesim.scenario.shipped import load_all
 from conformance.real.transformers.caches import Played, draw, json_of, overrides
+from conformance.real.transformers.environments import NEWEST, environment_for
 from conformance.real.transformers.scenarios import FURTHER, play_scenario, watched
 
 

@@ -13,8 +13,8 @@ import pytest
 
 from cachesim.errors import OptionError
 from cachesim.prove.environment import Environment
-from cachesim.prove.transformers.environments import IMPORTED, NEWEST, Copy, environment_for
 from conformance.real.transformers.commands import real_transformers
+from conformance.real.transformers.environments import IMPORTED, NEWEST, Copy, environment_for
 from conformance.real.transformers.results import Found, is_worse
 from conformance.tests.real.test_transformers_scripts import cell
 from tests.fixtures import Capture, Patch

@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 
 from cachesim.errors import OptionError
-from cachesim.prove.transformers import environments as worker_module
 from cachesim.prove.transformers import one_family, parts_worker
-from cachesim.prove.transformers.environments import NEWEST, environment_for
+from cachesim.prove.transformers import process as worker_module
 from cachesim.prove.transformers.program import Model, program_of
 from cachesim.prove.transformers.script_worker import Play
 from cachesim.prove.transformers.scripts import (
@@ -28,6 +27,7 @@ from cachesim.prove.worker_process import WorkerError
 from conformance import real_engines
 from conformance.real.transformers import commands, reports
 from conformance.real.transformers.causes import CAUSES, SHOWN, cause_of
+from conformance.real.transformers.environments import NEWEST, environment_for
 from conformance.real.transformers.results import (
     LIMITS,
     Cell,

@@ -22,9 +22,9 @@ from cachesim.errors import UpstreamAbort
 from cachesim.model.build import build
 from cachesim.model.presets import preset
 from cachesim.play.session import SlotFiles
-from cachesim.prove.ik_llama.orders import mismatch, play
 from cachesim.typed import of_kind
 from cachesim.units import Token, Tokens, as_tokens
+from conformance.real.ik_llama.orders import mismatch, play
 from tests.engines.asking import is_cold
 from tests.engines.ik_llama.worked_kit import BIG, SEED_ERA, Played, Steps, run_of
 

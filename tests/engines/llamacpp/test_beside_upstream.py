@@ -11,7 +11,7 @@ from typing import Any, Final
 import pytest
 
 import cachesim
-from cachesim.prove.ik_llama.orders import mismatch
+from conformance.real.ik_llama.orders import mismatch
 
 ROOM: Final = Path(cachesim.__file__).parent / "engines" / "llamacpp"
 PAGE: Final = Path(__file__).parents[3] / "docs" / "architecture.md"

@@ -13,8 +13,8 @@ from cachesim.engines.transformers.dynamic import (
 )
 from cachesim.engines.transformers.dynamic import DynamicCache as Cache
 from cachesim.engines.transformers.family import FAMILY
-from cachesim.prove.transformers.environments import NEWEST, environment_for
 from conformance.real.transformers.caches import compare_layers, draw_layers, layers_played
+from conformance.real.transformers.environments import NEWEST, environment_for
 
 RULES = LayerRules()
 

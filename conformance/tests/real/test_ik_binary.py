@@ -11,15 +11,16 @@ from cachesim.engines.chat import FIRST_BYTE
 from cachesim.errors import OptionError, ScenarioError
 from cachesim.model.presets import preset
 from cachesim.prove.command import proof_command
-from cachesim.prove.ik_llama.binary import BinaryError, Server, arguments, exact_spec
-from cachesim.prove.ik_llama.commands import line_of, real_ik_llama_cpp, without_goodbyes
-from cachesim.prove.ik_llama.orders import judged
+from cachesim.prove.llama_cpp.gguf import exact_spec
 from cachesim.prove.llama_cpp.workload import Outcome
 from cachesim.prove.playing import Race
 from cachesim.scenario import full_profile
 from cachesim.scenario.format import Scenario, Step
 from cachesim.scenario.shipped import load_all
 from cachesim.units import as_tokens
+from conformance.real.ik_llama.binary import BinaryError, Server, arguments
+from conformance.real.ik_llama.commands import line_of, real_ik_llama_cpp, without_goodbyes
+from conformance.real.ik_llama.orders import judged
 
 SCENARIO = "ik_llama.cpp-2105-one-token-then-again"
 DRAFTS = {"companion": "attn", "draft_max": 3, "draft_p_min": 0.0, "context_shift": False}

@@ -1,4 +1,4 @@
-"""Environments of Transformers' releases, of a changed copy of the library, and their processes.
+"""Environments of Transformers' releases, and of a changed copy of the library.
 
 A copy is run with the packages of a release's environment:
 
@@ -12,16 +12,17 @@ An environment's own folder is imported first, so all else is the release's.
 import re
 import subprocess
 import venv
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Final, NamedTuple, Self
+from typing import Final, NamedTuple, Self
 
 from cachesim.errors import OptionError
 from cachesim.prove.environment import Environment
+from cachesim.prove.transformers.process import Worker
 from cachesim.prove.transformers.scripts import Script
-from cachesim.prove.worker_process import JsonProcess, WorkerError
+from cachesim.prove.worker_process import WorkerError
 from cachesim.typed import Json
 
 NEWEST: Final = "5.24.0"
@@ -113,38 +114,6 @@ class Copy(NamedTuple):
                     f"{environment.name}: {why[:300]}; --release names another release's packages"
                 )
             yield python
-
-
-WORKER: Final = Path(__file__).with_name("script_worker.py")
-
-
-class Worker:
-    """A release's models; a process that ended is started again."""
-
-    def __init__(self, python: Path) -> None:
-        self._command = [str(python), "-W", "ignore", str(WORKER)]
-        self._process: JsonProcess | None = None
-
-    def order(self, wanted: Mapping[str, Any]) -> Json:
-        """Send an order; WorkerError if the process ends over it."""
-        if self._process is None:
-            # a set in an error message has the same order in each run
-            variables = {"PYTHONHASHSEED": "0"}
-            self._process = JsonProcess("transformers", self._command, variables=variables)
-        try:
-            answer = self._process.order(wanted)
-        except WorkerError:
-            self.close()
-            raise
-        if isinstance(answer, dict) and answer.get("unbuilt", "").startswith("Timeout"):
-            self.close()  # the time may have ended an import, which other families share
-        return answer
-
-    def close(self) -> None:
-        """End the process."""
-        if self._process is not None:
-            self._process.__exit__(None, None, None)
-            self._process = None
 
 
 def answered(worker: Worker, family: str, attention: str, script: Script) -> Json:

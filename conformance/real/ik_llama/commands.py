@@ -21,15 +21,7 @@ from cachesim.model import recall
 from cachesim.model.spec import ModelSpec
 from cachesim.play import run
 from cachesim.prove import playing
-from cachesim.prove.ik_llama.binary import (
-    BinaryError,
-    Server,
-    arguments,
-    exact_spec,
-)
-from cachesim.prove.ik_llama.deepseek4 import write_predictor, write_target
-from cachesim.prove.ik_llama.orders import ENDED, judged
-from cachesim.prove.llama_cpp.gguf import write_model
+from cachesim.prove.llama_cpp.gguf import exact_spec, write_model
 from cachesim.prove.llama_cpp.scenarios import divergence_of
 from cachesim.prove.llama_cpp.workload import (
     CRASH,
@@ -42,6 +34,13 @@ from cachesim.scenario.checks import full_profile, spec_of
 from cachesim.scenario.format import Scenario, Step
 from cachesim.scenario.shipped import load_all
 from cachesim.units import as_tokens
+from conformance.real.ik_llama.binary import (
+    BinaryError,
+    Server,
+    arguments,
+)
+from conformance.real.ik_llama.deepseek4 import write_predictor, write_target
+from conformance.real.ik_llama.orders import ENDED, judged
 
 ROUNDING: Final = 3e-2
 """Limit of differences of log probabilities: right replies stay below 2e-2."""

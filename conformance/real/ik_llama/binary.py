@@ -10,7 +10,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Any, Final, Self
@@ -21,7 +21,6 @@ from cachesim.engines.ik_llama.options import FIELDS
 from cachesim.errors import CachesimError, OptionError
 from cachesim.model import recall
 from cachesim.model.presets import preset
-from cachesim.model.spec import ModelSpec
 from cachesim.prove.llama_cpp.gguf import word
 from cachesim.prove.llama_cpp.workload import CRASH, Outcome
 from cachesim.scenario.format import Step
@@ -31,16 +30,6 @@ from cachesim.why.infer.settings import flag_of
 SECONDS_TO_START: Final = 60.0
 SECONDS_FOR_ONE_CALL: Final = 300.0
 SECONDS_FOR_AN_ACTION, TRIES = 10.0, 3
-
-STATE: Final = 64
-"""Size of a recurrent state for which the server has a fused kernel (`iqk_fused_delta_net`).
-
-It has kernels for 64 and 128. With any other size a fresh server computes one answer where it reads
-a token in a prompt, and another where it decodes the token, so no reply can be compared.
-"""
-
-SWA_LAYERS: Final = ("window",) * 5 + ("attention",)
-"""Layers of a window model that the server loads: a whole period of its family."""
 
 IDLE: Final = "all slots are idle"
 """The log's line after which a request may come.
@@ -74,19 +63,6 @@ DRAFTS: Final = {"draft_max": "n_max", "draft_min": "n_min", "draft_p_min": "p_m
 
 class BinaryError(CachesimError):
     """The binary is no server of ik_llama.cpp, does not start, or contradicts itself."""
-
-
-def exact_spec(spec: ModelSpec) -> ModelSpec:
-    """The network in sizes that the server loads, and computes alike in prompt and reply."""
-    if set(spec.layers) & {"ssm", "conv"}:
-        raise OptionError(
-            f"{FAMILY.name} loads no {spec.name!r}; it loads {', '.join(FAMILY.loads)}"
-        )
-    if "delta" in spec.layers and spec.state_size not in {64, 128}:
-        return replace(spec, state_size=STATE, inner=STATE * spec.state_heads)
-    if "window" in spec.layers and len(spec.layers) != len(SWA_LAYERS):
-        return replace(spec, layers=SWA_LAYERS)
-    return spec
 
 
 def arguments(options: Mapping[str, Any], release: str) -> list[str]:
