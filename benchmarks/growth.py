@@ -1,7 +1,6 @@
 """Growth of processor time with tokens, slots and requests, in each arithmetic.
 
     python -m benchmarks growth                     the tables
-    python -m benchmarks.growth growth.json         and their numbers, for docs/make_growth.py
     python -m benchmarks.growth traces              only files: fails where cost grows too fast
     python -m benchmarks.growth traces traces.json  and their numbers, for docs/make_replays.py
 
@@ -16,7 +15,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from math import log
 from multiprocessing import get_context
 from pathlib import Path
@@ -236,16 +235,13 @@ def too_steep(out: Console, found: Mapping[str, tuple[float, float]]) -> int:
     return int(bool(steep))
 
 
-def run(out: Console, *, file: Path | None = None) -> int:
-    """The tables, and the numbers of the first three where a file is named; 1 as `run_traces`."""
+def run(out: Console) -> int:
+    """The tables; 1 as `run_traces`."""
     found = list(rows())
     for axis in AXES:
         out.print(table(axis, [row for row in found if row.axis == axis]))
-    if file is not None:
-        told = {"profile": PROFILE, "limit": LIMIT, **machine(), "rows": list(map(asdict, found))}
-        file.write_text(json.dumps(told, indent=2) + "\n", encoding="utf-8")
     out.print(f"a cell may take {LIMIT:.0f} s; load {machine()['load']}")
-    return 0 if file is not None else run_traces(out)
+    return run_traces(out)
 
 
 def run_traces(out: Console, *, file: Path | None = None) -> int:
@@ -263,7 +259,7 @@ def machine() -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    kind, *files = sys.argv[1:] if sys.argv[1:2] == ["traces"] else ["tables", *sys.argv[1:]]
-    table_of = run_traces if kind == "traces" else run
     screen = Console(width=120, highlight=False)
-    sys.exit(table_of(screen, file=Path(files[0]) if files else None))
+    if sys.argv[1:2] != ["traces"]:
+        sys.exit(run(screen))
+    sys.exit(run_traces(screen, file=Path(sys.argv[2]) if sys.argv[2:] else None))

@@ -48,7 +48,10 @@ def sentences(told: Mapping[str, Any]) -> Iterator[str]:
         for arithmetic in ARITHMETICS
     }
     ring, float_ = (f"{min(gain):.2f} to {max(gain):.2f} times" for gain in gains.values())
-    yield f"Leaving layers out makes a search {ring} as fast in ring, and {float_} in float."
+    yield (
+        "What a search leaves out, layers and steps that decide nothing, makes it"
+        f" {ring} as fast in ring, and {float_} in float."
+    )
 
 
 def picture(told: Mapping[str, Any]) -> str:

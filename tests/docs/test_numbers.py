@@ -3,33 +3,21 @@
 import re
 from itertools import count
 from types import ModuleType
-from typing import Any
 
-import make_bugs
 import make_conversation
 import make_fleet
-import make_growth
 import make_replays
-import make_scopes
 import make_search_speed
 import make_speed
 import measured
 import pytest
 
 from benchmarks import growth, model, search
-from benchmarks.bugs import Row
-from benchmarks.defects import defects
 from benchmarks.model import THEIRS
-from benchmarks.searches import METHODS
-from cachesim.engines.family import FAMILIES, Profile, search_of
 from cachesim.model.presets import PRESETS
-from cachesim.testing.scope import WholeScope
 from tests.fixtures import Patch
 
-PAGES = (
-    make_bugs, make_conversation, make_fleet, make_growth, make_replays, make_scopes,
-    make_search_speed, make_speed,
-)  # fmt: skip
+PAGES = (make_conversation, make_fleet, make_replays, make_search_speed, make_speed)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.__name__)
@@ -84,33 +72,6 @@ def test_a_row_of_the_fleet_that_does_not_bear_its_sentence_out_is_an_error() ->
 
 
 # Growth: a cell is bounded in time.
-
-GROWTH = make_growth.PAGE.numbers()
-
-
-def test_every_row_of_the_benchmark_is_there() -> None:
-    rows = {
-        (axis, model, arithmetic)
-        for axis, (_, models, _) in growth.AXES.items()
-        for model in models
-        for arithmetic in growth.ARITHMETICS
-    }
-
-    assert rows == {(row["axis"], row["model"], row["arithmetic"]) for row in GROWTH["rows"]}
-    assert (growth.PROFILE, growth.LIMIT) == (GROWTH["profile"], GROWTH["limit"])
-
-
-def test_a_sentence_that_the_cells_do_not_bear_out_is_an_error() -> None:
-    steep = {size: float(size) ** 2 for size in ("100", "1000", "10000", "100000")}
-    rows = [
-        {**row, "seconds": steep} if row["model"] == "recurrent" else row for row in GROWTH["rows"]
-    ]
-
-    with pytest.raises(
-        ValueError, match="the numbers do not bear out that windows and states are linear"
-    ):
-        list(make_growth.sentences({**GROWTH, "rows": rows}))
-
 
 def test_a_cell_that_would_take_too_long_is_left_out(monkeypatch: Patch) -> None:
     played: list[int] = []
@@ -190,72 +151,3 @@ def test_the_benchmark_of_searches_measures_what_the_page_tells_of() -> None:
 
     assert expected == [(row["profile"], row["model"], row["arithmetic"]) for row in rows]
     assert {search.RUNS} == {len(row[side]) for row in rows for side in ("whole", "searched")}
-
-
-# Known defects.
-
-BUGS: list[Row] = make_bugs.PAGE.numbers()
-
-
-def test_every_defect_was_searched_for_by_every_search() -> None:
-    known = {(defect.name, str(defect.profile), defect.model) for defect in defects()}
-
-    assert len(known) >= 80
-    for how in METHODS:
-        assert known == {(e.defect, e.profile, e.model) for e in BUGS if e.how == how}
-
-
-# Small scopes: every release has a line.
-
-LINES = make_scopes.PAGE.numbers()["lines"]
-
-
-def scope_of(**changes: Any) -> dict[str, Any]:
-    found = {
-        "profile": "marconi@paper",
-        "model": "hybrid",
-        "workloads": 9,
-        "seconds": 1.5,
-        "failed": {"wrong answer": 1},
-        "findings": [{"evidence": "source only, not run"}],
-        "scope": {"whole": True, "requests": 2},
-    }
-    return found | changes
-
-
-def test_every_release_has_a_line_and_every_failure_its_evidence() -> None:
-    releases = [
-        f"{name}@{release}"
-        for name, family in FAMILIES.items()
-        for release in family.names()
-        if search_of(family).scopes
-    ]
-
-    assert releases == [line["profile"] for line in LINES]
-    assert [bool(line["failed"]) for line in LINES] == [bool(line["evidence"]) for line in LINES]
-
-
-@pytest.mark.parametrize("line", LINES[::9], ids=lambda line: line["profile"])
-def test_a_line_counts_the_workloads_of_today(line: dict[str, Any]) -> None:
-    profile = Profile.parse(line["profile"])
-    scope = WholeScope(profile=profile, model=line["model"], requests=line["requests"])
-
-    assert line["workloads"] == scope.count()
-
-
-def test_a_scope_that_is_not_whole_has_no_line() -> None:
-    with pytest.raises(ValueError, match="the scope of marconi@paper was run whole"):
-        make_scopes.line_of(scope_of(scope={"whole": False, "requests": 2}))
-
-
-def test_a_new_line_replaces_that_of_its_release() -> None:
-    old = make_scopes.line_of(scope_of(workloads=8))
-    other = make_scopes.line_of(scope_of(profile="marconi@artifact"))
-
-    first, second = make_scopes.merged([old, other], [make_scopes.line_of(scope_of())])
-
-    assert "marconi@artifact" == first["profile"]
-    assert ("marconi@paper", 9) == (second["profile"], second["workloads"])
-    assert "| marconi@paper | 9 | 1.5 | wrong answer 1 | source |" in (
-        make_scopes.written({"lines": [second]})
-    )

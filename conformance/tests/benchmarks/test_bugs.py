@@ -11,8 +11,6 @@ from benchmarks.bugs import Row, faster, missing, read, row_of, table, write
 from benchmarks.defects import BEYOND, RARE, Defect, defects
 from benchmarks.searches import METHODS, scope
 
-MEASURED = Path(__file__).parents[3] / "docs" / "measurements" / "bugs.csv"
-
 
 @cache
 def known() -> Defect:
@@ -30,12 +28,6 @@ def test_defects_of_every_engine_with_their_controls_come_from_the_scenarios() -
     }
     assert all(each.profile != each.control for each in found)
     assert BEYOND.keys() | RARE.keys() <= {each.name for each in found}
-
-
-def test_what_no_workload_can_show_was_found_by_no_measured_search() -> None:
-    found = {row.defect for row in read(MEASURED).values() if row.found}
-
-    assert not BEYOND.keys() & found
 
 
 @pytest.mark.thorough
