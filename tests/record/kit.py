@@ -17,7 +17,9 @@ from cachesim.record.proxy import running
 from cachesim.record.session import Row, Session
 from cachesim.record.tokenizer import ServerTokenizer
 from cachesim.why.explain.live import Live
+from cachesim.why.explain.schema import requests_schema
 from cachesim.why.explain.whole import UserSettings
+from tests.schemas import fits, strict
 
 HEAD = b"HTTP/1.1 200 OK\r\nServer: Fake\r\nContent-Type: application/json\r\n"
 STREAM = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -111,6 +113,8 @@ class Recording:
         whole = {line["number"]: line for line in lines if "adds" not in line}
         for line in lines:
             whole[line["number"]] |= line.get("adds", {})
+        for entry in whole.values():
+            assert fits(entry, strict(requests_schema())), entry
         return list(whole.values())
 
     async def written(self, count: int) -> list[dict[str, Any]]:

@@ -18,6 +18,7 @@ from cachesim.why.explain.whole import UserSettings, read_files, replays_of
 from cachesim.why.read.observed import How
 from tests import fixtures
 from tests.fixtures import Capture, Patch
+from tests.schemas import fits, strict
 
 ROOT = Path(__file__).parents[2]
 LOG = str(ROOT / "docs" / "examples" / "hybrid.log")
@@ -59,25 +60,14 @@ def output(capsys: Capture, *words: str) -> str:
     return fixtures.output(capsys, words)
 
 
-def fits(value: Any, schema: dict[str, Any]) -> bool:
-    """True if a value conforms to the schema."""
-    if "enum" in schema:
-        return value in schema["enum"]
-    kinds = schema.get("type", [])
-    known = {"object": dict, "array": list, "string": str, "integer": int, "boolean": bool}
-    names = [kinds] if isinstance(kinds, str) else kinds
-    if names and not any(
-        value is None if name == "null" else isinstance(value, known[name]) for name in names
-    ):
-        return False
-    if isinstance(value, dict):
-        rest = schema.get("additionalProperties", {})
-        return all(name in value for name in schema.get("required", [])) and all(
-            fits(each, schema.get("properties", {}).get(name, rest)) for name, each in value.items()
-        )
-    if isinstance(value, list):
-        return all(fits(each, schema.get("items", {})) for each in value)
-    return True
+@pytest.mark.parametrize("file", [LOG, RECORDED])
+def test_every_key_of_the_json_is_in_its_schema(file: str) -> None:
+    assert fits(json.loads(said("why", file, "--format", "json")), strict(why_schema()))
+
+
+def test_every_key_of_a_recording_is_in_its_schema() -> None:
+    for line in Path(RECORDED).read_text().splitlines():
+        assert fits(json.loads(line), strict(requests_schema()))
 
 
 @pytest.mark.thorough

@@ -17,20 +17,62 @@ def _table(about: str, properties: dict[str, Any], required: list[str]) -> dict[
     return {"type": "object", "description": about, "properties": properties, "required": required}
 
 
-def _request_of_a_log() -> dict[str, Any]:
-    how = {"enum": HOWS, "description": "The source of the number."}
-    loss = _table(
-        "A cause that lowered the number, or regained tokens.",
-        {
-            "rule": {"type": "string"},
-            "from": {"type": "integer"},
-            "to": {"type": "integer"},
-            "detail": {"type": "object"},
-            "sentence": {"type": "string"},
-            "by": {"const": "the log", "description": "From the log, not from the replay."},
+_HOW: Final = {"enum": HOWS, "description": "The source of the number."}
+_TEXT: Final = {"type": "string"}
+_TEXT_OR_NONE: Final = {"type": ["string", "null"]}
+_LOSS: Final = _table(
+    "A cause that lowered the number, or regained tokens.",
+    {
+        "rule": _TEXT,
+        "from": {"type": "integer"},
+        "to": {"type": "integer"},
+        "detail": {"type": "object"},
+        "sentence": _TEXT,
+        "by": {"const": "the log", "description": "From the log, not from the replay."},
+    },
+    ["rule", "from", "to", "sentence"],
+)
+_PARTING: Final = _table(
+    "Its divergence from the request that it continues, by the text.",
+    {
+        "kind": _TEXT,
+        "part": _TEXT,
+        "where": _TEXT,
+        "character": {"type": "integer"},
+        "equal_characters": {"type": "integer"},
+        "before": {"type": "string", "description": "What stood there, where text is kept."},
+        "after": {"type": "string", "description": "What stands there now."},
+        "sentence": _TEXT,
+        "advice": _TEXT,
+        "lines": {
+            "type": "array",
+            "items": _TEXT,
+            "description": "Both lines, with `-` and `+`, where text is kept.",
         },
-        ["rule", "from", "to", "sentence"],
-    )
+    },
+    ["kind", "part", "character"],
+)
+_SHARED: Final = {
+    "number": {"type": "integer"},
+    "line": {"type": "integer"},
+    "prompt_tokens": COUNT,
+    "cached": COUNT,
+    "processed": COUNT,
+    "slot": {"type": ["integer", "null"]},
+    "agrees": {"type": ["boolean", "null"]},
+    "known": {"type": "object", "additionalProperties": _HOW},
+    "equal": COUNT,
+    "again": COUNT,
+    "again_changed": COUNT
+    | {"description": "At most so many more were prefilled for a change before them."},
+    "turn": {"type": "string", "description": "What it is to the tokens before it."},
+    "because": {"type": ["string", "null"], "description": "The rule or change that cost most."},
+    "seconds": {"type": ["number", "null"], "description": "Of its prefill."},
+}
+"""What a request of a log and a recorded one both have."""
+
+
+def _request_of_a_log() -> dict[str, Any]:
     replayed = _table(
         "The replay's count.",
         {
@@ -48,50 +90,78 @@ def _request_of_a_log() -> dict[str, Any]:
     )
     return _table(
         "One request, in order of launch.",
-        {
-            "number": {"type": "integer"},
+        _SHARED
+        | {
             "server": {"type": "integer"},
-            "line": {"type": "integer"},
-            "prompt_tokens": COUNT,
-            "cached": COUNT,
-            "processed": COUNT,
             "generated": COUNT,
-            "slot": {"type": ["integer", "null"]},
+            "refused": {"type": "boolean", "description": "True if it was too long."},
+            "parent": COUNT | {"description": "The request whose further answer it is."},
             "cancelled": {
                 "type": ["boolean", "null"],
                 "description": "True where the server printed that the client left.",
             },
             "replayed": replayed,
-            "agrees": {"type": ["boolean", "null"]},
-            "known": {"type": "object", "additionalProperties": how},
             "bounds": {"type": "object", "additionalProperties": {"type": "array"}},
             "common": COUNT,
-            "common_with": {"type": "string"},
-            "equal": COUNT,
-            "again": COUNT,
-            "again_changed": COUNT
-            | {"description": "At most so many more were prefilled for a change before them."},
-            "turn": {"type": "string", "description": "What it is to the tokens of its slot."},
+            "common_with": _TEXT,
+            "equal_with": _TEXT_OR_NONE | {"description": "Who held the `equal` tokens."},
             "held": COUNT,
-            "because": {"type": ["string", "null"], "description": "The rule that cost it most."},
             "by": {"type": ["string", "null"], "description": "Who can change that."},
-            "seconds": {"type": ["number", "null"], "description": "Of its prefill."},
-            "why": {"type": "array", "items": loss},
-            "log_says": {"type": "array", "items": {"type": "string"}},
-            "stale": {"type": ["string", "null"]},
+            "why": {"type": "array", "items": _LOSS},
+            "log_says": {"type": "array", "items": _TEXT},
+            "stale": _TEXT_OR_NONE,
+            "checkpoints": {
+                "type": "array",
+                "items": {"type": "object", "additionalProperties": {"type": "integer"}},
+                "description": "Those of its slot when it began.",
+            },
         },
         [*NUMBERS, "number", "cancelled", "replayed", "known"],
     )
 
 
+def _request_of_a_recording() -> dict[str, Any]:
+    replayed = _table("The replay's count.", {"cached": COUNT, "processed": COUNT}, ["cached"])
+    return _table(
+        "One recorded request, in order of time.",
+        _SHARED
+        | {
+            "cancelled": {"type": "boolean"},
+            "continues": COUNT | {"description": "The request whose conversation it is."},
+            "begins_like": COUNT | {"description": "The request that it shares most with."},
+            "equal_characters": COUNT,
+            "characters": COUNT,
+            "sections": {
+                "type": "object",
+                "additionalProperties": COUNT,
+                "description": "Tokens of tools, system prompt and messages.",
+            },
+            "tokens_after": COUNT | {"description": "Prompt tokens from the divergence on."},
+            "how": _HOW,
+            "replayed": replayed,
+            "losses": {"type": "array", "items": _LOSS},
+            "parting": _PARTING | {"type": ["object", "null"]},
+            "slot_taken": _TEXT_OR_NONE,
+            "retokenised": _TEXT_OR_NONE,
+            "why": {"type": "string", "description": "Its sentence in the live view."},
+        },
+        [*NUMBERS, "number", "cancelled", "replayed", "known", "sections", "parting", "why"],
+    )
+
+
 def why_schema() -> dict[str, Any]:
-    """Schema of `cachesim why LOG --format json`."""
+    """Schema of `cachesim why --format json`: of a log, or of recorded requests."""
     body = _table(
-        "A log, replayed.",
+        "A log or recorded requests, replayed.",
         {
             "format": {"const": FORMAT},
             "log": {"type": "object"},
-            "servers": {"type": "array"},
+            "servers": {"type": "array", "description": "Those of a log."},
+            "dump": {"type": "object", "description": "Recorded requests have this, and no log."},
+            "server": {"type": "object", "description": "The one of recorded requests."},
+            "wrong": {"type": "array", "description": "Wrong answers that the log proves."},
+            "left_out_says": {"type": "string", "description": "What is in no sum."},
+            "bytes_say": {"type": "string", "description": "Whose bytes the memory figures are."},
             "answer": _table(
                 "How many tokens were prefilled again, who can change it, how sure this is.",
                 {
@@ -107,16 +177,20 @@ def why_schema() -> dict[str, Any]:
                 "description": "The start of most processed tokens, if at one place.",
             },
             "causes": {"type": "array"},
-            "requests": {"type": "array", "items": _request_of_a_log()},
+            "requests": {
+                "type": "array",
+                "items": {"anyOf": [_request_of_a_log(), _request_of_a_recording()]},
+            },
             "what_if": {"type": "array"},
             "tuned": {
                 "type": ["object", "null"],
                 "description": "The result of `cachesim why --tune`; null if nothing was tried.",
             },
         },
-        ["format", "servers", "agreement", "totals", "causes", "requests", "what_if"],
+        ["format", "agreement", "totals", "causes", "requests", "what_if"],
     )
-    return {**schema_head("why", "why"), **body}
+    either = {"anyOf": [{"required": ["servers"]}, {"required": ["dump"]}]}
+    return {**schema_head("why", "why"), **body, **either}
 
 
 def _segments(about: str) -> dict[str, Any]:
@@ -172,7 +246,18 @@ def requests_schema() -> dict[str, Any]:
             "status": number,
             "bytes": {"type": "object"},
             "sampling": {"type": "object", "description": "Fields that matter for a cache."},
-            "server": {"type": "object", "description": "The known settings of the server."},
+            "server": _table(
+                "The known settings of the server.",
+                {
+                    "build": _TEXT,
+                    "slots": number,
+                    "n_ctx": number,
+                    "model": {"type": "string", "description": "The name of its file."},
+                    "profile": {"type": "string", "description": "As `--profile` gave it."},
+                    "options": {"type": "object", "description": "As `--set` gave them."},
+                },
+                [],
+            ),
             "fingerprint": {"type": "string", "description": "The server's `system_fingerprint`."},
             "tokens": _table(
                 "The prompt's tokens, if the server returned them.",
@@ -196,17 +281,7 @@ def requests_schema() -> dict[str, Any]:
                 },
                 "description": "The earlier requests that it was compared with.",
             },
-            "parting": _table(
-                "Its divergence from the request that it continues, by the text.",
-                {
-                    "kind": {"type": "string"},
-                    "part": {"type": "string"},
-                    "where": {"type": "string"},
-                    "character": {"type": "integer"},
-                    "equal_characters": {"type": "integer"},
-                },
-                ["kind", "part", "character"],
-            ),
+            "parting": _PARTING,
             "adds": {
                 "type": "object",
                 "description": "`server`, `tokens`, `seen` and `parting` of the earlier line of "
