@@ -188,6 +188,7 @@ function clear() {
   byId("log").replaceChildren();
   player.begin([], 0);
   for (const id of ["share", "take", "json"]) byId(id).disabled = true;
+  byId("page").hidden = true;
 }
 
 function verdict(text, tone = "") {
@@ -415,6 +416,7 @@ async function readLog() {
   byId("log").hidden = false;
   byId("log").replaceChildren(frame);
   byId("json").disabled = false;
+  byId("page").hidden = false;
 }
 
 function search() {
@@ -492,9 +494,11 @@ function listen() {
   });
   byId("take").addEventListener("click", () => { if (last) { keep(`${form.name}.toml`, last.toml, "application/toml"); said("Run it with: cachesim run FILE"); } });
   byId("json").addEventListener("click", () => { if (last) keep(`${form.name}.json`, `${last.json}\n`, "application/json"); else if (report) keep(`${report.name}.json`, report.json, "application/json"); });
+  byId("page").addEventListener("click", () => { if (report) keep(`${report.name}.html`, report.html, "text/html"); });
 }
 
 async function begin() {
+  document.body.classList.toggle("embed", new URLSearchParams(window.location.search).has("embed"));
   let manifest;
   try {
     [choices, openings, shipped, logs, manifest] = await Promise.all(["choices.json", "openings.json", "scenarios.json", "logs.json", "manifest.json"].map(async (name) => (await file(name)).json()));
