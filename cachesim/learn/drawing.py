@@ -135,7 +135,7 @@ def swept(
     for value in values:
         replies = play(value)
         last = replies[-1]
-        text = f"last request: {last.cached} of {last.tokens} cached, answer {last.answer}"
+        text = f"{last.cached} of {last.tokens} cached, answer {last.answer}"
         text += f", reply {last.reply}" if last.reply else ""
         found.append((str(value), text, drawn(replies, *also)))
     return Control(label=label, shown=tuple(found))

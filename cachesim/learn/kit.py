@@ -34,6 +34,7 @@ from cachesim.scenario.checks import scenario_of
 from cachesim.scenario.files import to_toml
 from cachesim.units import Array, Token, Tokens, as_tokens
 from cachesim.verify.oracle import cold_logits
+from cachesim.verify.verdict import SHOWN
 
 FIRST: Final = 280
 """Offset between a letter's code point and its token."""
@@ -363,7 +364,7 @@ def _answered(prompt: str, step: Played) -> Answered:
         tokens=step.size,
         cached=step.cached or 0,
         processed=step.processed or 0,
-        answer=step.answer or "",
+        answer=SHOWN.get(step.answer or "", ""),
         off_by=float(f"{step.max_difference or 0.0:.2g}"),
         checkpoints=step.checkpoints,
         entries=tuple(dict(each) for each in step.prompt_cache),

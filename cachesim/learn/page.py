@@ -97,7 +97,7 @@ def _shown(shown: Boxes | Drawn | Control, uid: str, code: str) -> str:
 
 def _link(fragment: str) -> str:
     address = f"../../playground/index.html#{fragment}"
-    return f'<p><a href="{address}">Open this run in the playground</a></p>' if fragment else ""
+    return f'<p><a href="{address}">In the playground</a></p>' if fragment else ""
 
 
 def _blocks(parts: Iterable[ExecutedPart]) -> Iterator[str]:

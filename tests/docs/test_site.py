@@ -77,4 +77,4 @@ def test_the_pages_hold_the_numbers_of_the_lessons(site: Path) -> None:
     page = (site / "_generated" / "lessons" / "5-checkpoints.html").read_text(encoding="utf-8")
     text = re.sub(r"<[^>]+>", "", page)
 
-    assert "abcdefxyz          9       1  diverged  1[0..0] 5[4..4]" in text
+    assert "abcdefxyz          9       1  WRONG     1[0..0] 5[4..4]" in text

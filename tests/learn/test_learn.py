@@ -37,17 +37,17 @@ def test_a_lesson_is_told_without_its_answers(capsys: Capture) -> None:
 
 
 def test_at_a_terminal_it_waits_before_each_run(capsys: Capture, monkeypatch: Patch) -> None:
-    monkeypatch.setattr("sys.stdin", Terminal("?\n10\n7\n6\ndiverged\nfirst\n"))
+    monkeypatch.setattr("sys.stdin", Terminal("?\n10\n7\n6\nwrong\nfirst\n"))
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
 
     assert 0 == main(["learn", "5"])
     said = capsys.readouterr()
     asked = " ".join(said.err.split())
     assert "It is taken before the last four letters are read" in asked
-    assert "10: right" in said.out
+    assert "10: yes" in said.out
     assert "Not yet. Hint: It matches `the cat sat `." in asked
     assert "6: the run says 10" in said.out
-    assert "diverged: right" in said.out
+    assert "WRONG: yes" in said.out
     assert "3 of 4 predicted" in said.out
 
 

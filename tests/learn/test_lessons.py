@@ -154,7 +154,7 @@ def test_a_question_without_its_run_and_a_picture_of_nothing_are_refused(text: s
 
 def test_the_page_folds_away_what_follows_a_question() -> None:
     text = page(execute(lesson(5)))
-    before, _, after = text.partition('<form class="ask" data-answers="[&quot;diverged&quot;]">')
+    before, _, after = text.partition('<form class="ask" data-answers="[&quot;WRONG&quot;]">')
 
     assert "restored from 1[0..0]" not in before
     assert '<details class="reveal">' in after[: after.index("abcdefxyz          9       1")]
