@@ -15,7 +15,8 @@ extensions = ["myst_parser"]
 source_suffix = {".md": "markdown"}
 exclude_patterns = ["_build", "architecture.md", "companion-trim.md"]
 exclude_patterns += ["mlx-lm-hit-rates.md", "out-of-reach.md"]
-exclude_patterns += ["explanation/answered-before-released.md"]
+exclude_patterns += ["explanation/answered-before-released.md", "measurements.md"]
+exclude_patterns += ["measurements/*.md", "howto/releases-of-mlx-lm.md"]
 """Pages for contributors and for the authors of proposals: in the repository, not on the site."""
 templates_path = ["templates"]
 html_theme = "furo"
@@ -68,16 +69,6 @@ class FlagsOnOneLine(SphinxTransform):
                 parent.replace(text, [*pieces, nodes.Text(text[end:])])
 
 
-FORMER_NAMES = "## Former names"
-"""A section for contributors."""
-
-
 def setup(app: Sphinx) -> None:
-    """Leave former names of functions and classes out of the page of words; keep flags whole."""
-
-    def shorten(_: Sphinx, name: str, source: list[str]) -> None:
-        if name == "words":
-            source[0] = source[0].partition(FORMER_NAMES)[0]
-
-    app.connect("source-read", shorten)
+    """Keep flags whole."""
     app.add_transform(FlagsOnOneLine)

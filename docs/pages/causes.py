@@ -14,12 +14,10 @@ FOLDER: Final = Path(__file__).parents[1] / "causes"
 INTRODUCTION: Final = """\
 # Causes
 
-Why fewer tokens were reused than matched: each engine declares its causes, the branch that lowers
-the number names one and hands over the numbers of its test. `cachesim run` prints them as `rule`
-lines, the JSON lists them under `why`, `cachesim list memory-depth` shows one. Quoted is the line
-of a step, with the usable tokens before and after; without an example, the sentence. Most examples
-were found by search and shrunk; all are run whenever this page is written, from the files in
-`docs/causes`.
+Why were fewer tokens cached than matched? The branch that lowers the number names its cause, with
+the numbers of its test. You see it in the `rule` lines of `cachesim run`, and under `why` in JSON.
+`cachesim list memory-depth` shows you one. Quoted is such a line from the example in `docs/causes`,
+which is run whenever this page is written. Without an example, you see the sentence.
 """
 
 
@@ -48,12 +46,12 @@ def _example(engine: str, cause: Cause) -> Iterator[str]:
 
 
 def example(file: Path, cause: str) -> str:
-    """The line of the first step that shows a cause."""
+    """The sentence of the first request that shows a cause."""
     scenario = load(file)
     profile = full_profile(scenario.engine.name, scenario.engine.profiles[0])
     played = run(scenario, profile, arithmetic="ring", verify=False)
     for step in played.steps:
         for loss in step.why:
             if loss.rule == cause:
-                return f"{step.name}: {loss.before} → {loss.after}  {loss.sentence}"
+                return loss.sentence
     raise LookupError(f"{file.name} does not show {cause}")

@@ -12,10 +12,9 @@ from cachesim.cli.main import main
 INTRODUCTION = """\
 # Commands
 
-`cachesim COMMAND --help` prints what stands here. `python -m cachesim` is the same program.
-Results go to standard output, everything else to standard error; `NO_COLOR`, pipes and narrow
-terminals work. Options with the same words as above are only named. `cachesim real ENGINE --help`
-prints what each comparison with a real engine can do.
+`cachesim COMMAND --help` explains each flag, and `cachesim real ENGINE --help` what each comparison
+with a real engine can do. `python -m cachesim` is the same program. Results go to standard output,
+everything else to standard error. `NO_COLOR`, pipes and narrow terminals work.
 
 | status | meaning |
 |---|---|
@@ -34,11 +33,15 @@ def page() -> str:
 
 
 def _sections() -> Iterator[str]:
-    shown: set[str] = set()
     for name in COMMANDS:
-        text = _without_repeats(help_of(name), shown)
+        text = help_of(name)
         if text:
-            yield f"## cachesim {name}\n\n```text\n{text}\n```"
+            about = re.split(r"\n (?:Arguments|Parameters|Commands)\n", text)[0].strip()
+            flags = ", ".join(
+                dict.fromkeys(re.findall(r"^ +(?:\*  )?(--[\w-]+)", text, re.MULTILINE))
+            )
+            yield f"## cachesim {name}\n\n```text\n{about}\n```"
+            yield f"Flags: {flags}"
 
 
 def help_of(*words: str) -> str:
@@ -55,23 +58,6 @@ def help_of(*words: str) -> str:
         else:
             os.environ["COLUMNS"] = before
     return _plain(printed.getvalue()) if status == 0 else ""
-
-
-def _without_repeats(text: str, shown: set[str]) -> str:
-    """Help in which options already on the page, word by word, are named in one line."""
-    entries = re.split(r"\n(?= {1,4}(?:\*  )?-)", text)
-    kept, named = entries[:1], []
-    for each in entries[1:]:
-        entry, gap, rest = each.partition("\n\n")
-        known = " ".join(entry.split())
-        if known in shown:
-            named.append(known.split()[0])
-        else:
-            shown.add(known)
-            kept.append(entry)
-        if gap:
-            kept[-1] += gap + rest
-    return "\n".join([*kept, *([f"\n As above: {', '.join(named)}"] if named else [])])
 
 
 def _plain(text: str) -> str:

@@ -9,11 +9,15 @@ from pages.tables import code, plain, table
 INTRODUCTION = """\
 # Events
 
-Events are an engine's only output besides replies. Each is one thing that happened, as a small
-value; the lines of the real servers' logs that carry numbers are among them, with the same
-numbers. In the JSON output every event has its name under `event`, `slot` and `task` (-1 where
-there is none), the fields in braces, and the others.
+An event is one thing that happened, as a small value. The lines of the real servers' logs that
+carry numbers are among them, with the same numbers. In the JSON output you find each event's name
+under `event`, its `slot` and `task` (-1 if there's none), its fields, and a `sentence` that says
+what happened. llama.cpp's are explained here, with the fields in braces. Of the others you see the
+names.
 """
+
+IN_FULL = "llama.cpp"
+"""The engine whose events are explained here; each event says in the output what happened."""
 
 
 def page() -> str:
@@ -26,8 +30,13 @@ def _engines() -> Iterator[str]:
         files = sorted(folder.rglob("*.py"))
         known = [each for path in files for each in classes(path)]
         yield f"## {engine}"
-        rows = [_row(each, known) for each in known if _is_event(each, known)]
-        yield table(("event", "meaning", "other fields"), rows)
+        events = [each for each in known if _is_event(each, known)]
+        if engine == IN_FULL:
+            yield table(
+                ("event", "meaning", "other fields"), [_row(each, known) for each in events]
+            )
+        else:
+            yield ", ".join(code(_name(each.name)) for each in events)
 
 
 def _is_event(one: Class, known: list[Class]) -> bool:

@@ -11,15 +11,20 @@ from pages.tables import code, plain, shape, table
 INTRODUCTION = """\
 # Server flags
 
-What a scenario may write under `[engine.options]`, and a step under `options`, with the real
-server's flag. `cachesim list ENGINE --flags` prints the same, `cachesim list ENGINE@RELEASE
---flags` what one release has. Ranges are of whole numbers. Where no release is named, all have the
-option. Of two names the second is the flag; a single name is both, with `--` and dashes as a flag.
+What you can write under `[engine.options]` of a scenario, and under `options` of a step.
+`cachesim list ENGINE --flags` explains every option of an engine, with its values and its default.
+`cachesim list ENGINE@RELEASE --flags` does so for one release. llama.cpp's are here in full, the
+others by name.
 
-A field of the real server's own configuration that is no option here is refused, with the reason:
-it has no influence on what is cached, or it is not simulated. `cachesim list ENGINE --flags` names
-every one of them.
+Ranges are of whole numbers. If no release is named, all have the option. Of two names the second is
+the real server's flag. A single name is both: for example, `swa_full` is `--swa-full`.
+
+If you write another field of the real server's configuration, it's refused with the reason: it has
+no influence on what is cached, or it isn't simulated.
 """
+
+IN_FULL = "llama.cpp"
+"""The engine whose flags are explained here; the command explains all."""
 
 
 def page() -> str:
@@ -40,16 +45,22 @@ def _engines() -> Iterator[str]:
             yield f"Those of {alike[0]}."
             continue
         shown.append(family)
-        yield _table(family)
-        rows = [_row(flag) for flag in fields_of(family)]
-        if rows:
-            yield f"### Fields of a request to {name}"
-            yield table(("field", "meaning", "value", "default", "releases"), rows)
+        write = _tables if name == IN_FULL else _names
+        yield from write(family)
 
 
-def _table(family: Family[Any, Any]) -> str:
-    titles = ("option, and its flag", "meaning", "value", "default", "releases")
-    return table(titles, map(_row, flags_of(family)))
+def _names(family: Family[Any, Any]) -> Iterator[str]:
+    yield ", ".join(code(flag.name) for flag in flags_of(family))
+    fields = ", ".join(code(flag.name) for flag in fields_of(family))
+    if fields:
+        yield f"Fields of a request: {fields}"
+
+
+def _tables(family: Family[Any, Any]) -> Iterator[str]:
+    titles = ("meaning", "value", "default", "releases")
+    yield table(("option, and its flag", *titles), map(_row, flags_of(family)))
+    yield f"### Fields of a request to {family.name}"
+    yield table(("field", *titles), map(_row, fields_of(family)))
 
 
 def _row(flag: Flag) -> tuple[str, ...]:

@@ -97,7 +97,7 @@ def _outcome(step: Step) -> str:
         return f"ends: {code(step.error)}"
     if step.answer == "diverged":
         return "<b>wrong answer</b>"
-    return f"{step.cached or 0:,}/{step.prompt_tokens:,} reused"
+    return f"{step.cached or 0:,}/{step.prompt_tokens:,} cached"
 
 
 SEEN: Final = 2

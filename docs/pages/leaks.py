@@ -15,7 +15,7 @@ INTRODUCTION: Final = """\
 
 Each shipped wrong answer with a recall model: every prompt is rewritten, so that a fact stands
 where the wrong memory lies, and the last prompt asks for it. A leak is a reply with a value that
-only other requests contained. `docs/leaks.csv` has the reply, the cold reply and the positions;
+only other requests contained. `docs/leaks.csv` has the reply, the uncached reply and the positions;
 `python -m conformance.leaks` writes it.
 """
 

@@ -64,6 +64,39 @@ READ: Final = sorted(
 CODE: Final = sorted([*(ROOT / "cachesim").rglob("*.py"), *(ROOT / "docs" / "pages").rglob("*.py")])
 
 
+CONF: Final = (ROOT / "docs" / "conf.py").read_text(encoding="utf-8")
+SITE: Final = [
+    path
+    for path in READ
+    if path == ROOT / "README.md"
+    or (
+        (path.suffix == ".md" and {"docs", "texts"} & {*path.relative_to(ROOT).parts})
+        and f'"{path.relative_to(ROOT).as_posix().removeprefix("docs/")}"' not in CONF
+    )
+]
+"""README, lessons, and the pages of the site that are written by hand."""
+
+VOICE: Final = {
+    r"\b(you|your|yours|yourself)\b": (0.15, 1),
+    r"\b\w+n't\b|\b\w+'(re|ve|ll|d)\b|\b(it|that|there|what|here|let)'s\b": (0.05, 1),
+    r"\b(for example|for instance|e\.g\.|such as)\b": (0.03, 1),
+    r";": (0, 0.04),
+    r"^(\S+\s+){30}\S": (0, 0.04),
+}
+"""A sentence's reader, contraction, example, semicolon and length, each with its share of all."""
+
+
+def sentences(text: str) -> Iterator[str]:
+    """Those of paragraphs and lists; code, tables, headings and links' targets are left out."""
+    text = re.sub(r"^(```+).*?^\1\n", "", text, flags=re.DOTALL | re.MULTILINE)
+    text = re.sub(r"^ *([|#<:{!]|    ).*\n", "", text, flags=re.MULTILINE)
+    text = re.sub(r"\]\([^)]*\)", "]", re.sub(r"`[^`]*`", "CODE", text))
+    for paragraph in re.split(r"\n\s*\n(?:\s*[-*]\s)?|\n\s*(?:[-*]|\d+\.)\s", text):
+        for sentence in re.split(r"(?<=[.!?:])\s+(?=[A-Z\"*\[(])", " ".join(paragraph.split())):
+            if len(sentence.split()) >= 3:
+                yield sentence
+
+
 def found(text: str) -> list[str]:
     return [match[0] for match in PATTERN.finditer(" ".join(text.split()))]
 
@@ -116,3 +149,18 @@ def test_nothing_that_the_program_prints_holds_one() -> None:
     texts = {path: [word for text in spoken(path) for word in found(text)] for path in CODE}
 
     assert {str(path.relative_to(ROOT)): words for path, words in texts.items() if words} == {}
+
+
+def test_a_sentence_is_one_of_prose() -> None:
+    text = "# Head\n\nFor example, `a; b` runs.\nDo you see?\n\n| a | b; c |\n"
+    text += "\n```text\nno; no\n```\n\n- It isn't so.\n"
+    assert ["For example, CODE runs.", "Do you see?", "It isn't so."] == list(sentences(text))
+
+
+@pytest.mark.parametrize("pattern", VOICE)
+def test_the_site_speaks_to_its_reader(pattern: str) -> None:
+    told = [each for path in SITE for each in sentences(path.read_text(encoding="utf-8"))]
+    share = sum(bool(re.search(pattern, each, re.IGNORECASE)) for each in told) / len(told)
+
+    least, most = VOICE[pattern]
+    assert least <= share <= most
