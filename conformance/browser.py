@@ -82,9 +82,9 @@ def _(tab: Any) -> None:
     verdict = text(tab, ".verdict")
     for words in (
         "WRONG ANSWER",
-        "Generated token 1: token 413, a cold run generates 309",
-        "has folded in token 402 (step A, hello) at position 0, where this prompt has 410",
-        "Here 0 > 0 is false, so it stayed.",
+        "Generated token 1 is token 413, in an uncached run 309",
+        "starts with token 402 (from A, hello), where this prompt has 410",
+        "Here 0 > 0 is false, so it survived.",
     ):
         holds(words.lower() in verdict.lower(), f"the verdict lacks {words!r}: {verdict}")
     holds("of 40 reused" not in verdict, "the card of the wrong answer holds another's number")
@@ -104,10 +104,10 @@ def _(tab: Any) -> None:
 def _(tab: Any) -> None:
     holds("checkpoint restored" in text(tab, "#now"), text(tab, "#now"))
     memory = text(tab, "#memory-0")
-    holds("has folded in 1 token" in memory, memory)
+    holds("has processed 1 token" in memory, memory)
     holds("token 402 of step A, hello at position 0" in memory, memory)
     tab.keyboard.press("ArrowLeft")
-    holds("has folded in 43 tokens" in text(tab, "#memory-0"), text(tab, "#memory-0"))
+    holds("has processed 43 tokens" in text(tab, "#memory-0"), text(tab, "#memory-0"))
 
 
 @check("right and left step through the events and over the ends of steps", THREE)

@@ -132,7 +132,7 @@ def played(tab: Any) -> None:
     tab.get_by_role("button", name="Three requests").click()
     wait(tab)
     holds("Request C gets a wrong answer" in text(tab, "#verdict"), text(tab, "#verdict"))
-    holds("has folded in token" in text(tab, "#cause"), text(tab, "#cause"))
+    holds("starts with token" in text(tab, "#cause"), text(tab, "#cause"))
     holds("restored from 1[0..0] of A" in tab.locator("#story").text_content(), "no arrow")
     tab.select_option("#arithmetic", "ring")
     wait(tab, f"JSON.parse({RESULT}.json).runs[0].arithmetic === 'ring'")

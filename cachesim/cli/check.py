@@ -460,7 +460,7 @@ Required: TypeAlias = Annotated[
     Parameter(help=f"Fail unless the workloads exercised it; one of {', '.join(WORDS)}."),
 ]
 Examples: TypeAlias = Annotated[
-    int | None, Parameter(help="At most this many workloads; 200 (leak: 1000) by default.")
+    int | None, Parameter(help="Run at most this many workloads; 200 (leak: 1000) by default.")
 ]
 
 
@@ -477,7 +477,7 @@ def check_command(
     settings: options.Settings = None,
     examples: Examples = None,
     minutes: Annotated[
-        float | None, Parameter(help="At most this many minutes; 10 with --prove.")
+        float | None, Parameter(help="Search for at most this many minutes; 10 with --prove.")
     ] = None,
     scope: SmallScope = None,
     like: Like = None,
@@ -486,9 +486,9 @@ def check_command(
         bool, Parameter("--all", help="Continue past findings, and group them by cause.")
     ] = False,
     require: Required = None,
-    emit: Annotated[Path | None, Parameter(help="The folder for counterexamples.")] = None,
+    emit: Annotated[Path | None, Parameter(help="Write counterexamples to this folder.")] = None,
     export: options.Tests = None,
-    seed: Annotated[int, Parameter(help="The seed of everything drawn at random.")] = 0,
+    seed: Annotated[int, Parameter(help="The seed of everything that is drawn at random.")] = 0,
     arithmetic: options.JudgingArithmetic = "ring",
     jobs: options.Jobs = None,
     dask: options.Dask = None,

@@ -32,7 +32,9 @@ FIRST: Final = 1 << 16
 
 STANDARD_INPUT: Final = "standard input"
 
-Chats: TypeAlias = Annotated[bool, Parameter(help="All requests are chats; not every log says so.")]
+Chats: TypeAlias = Annotated[
+    bool, Parameter(help="Say that all requests are chats; not every log does.")
+]
 
 
 @Parameter(name="*")

@@ -74,9 +74,7 @@ def _play(chosen: ExecutedLesson) -> int:
             notes().print(f"Not yet. Hint: {question.hint}")
             prediction = _predicted(question) or prediction
         right += is_right(prediction, question.answer)
-        word = (
-            "right" if is_right(prediction, question.answer) else f"the run says {question.answer}"
-        )
+        word = "yes" if is_right(prediction, question.answer) else f"the run says {question.answer}"
         show(screen, Text(f"{prediction or 'no answer'}: {word}", style="name"), Text(""))
     if n_questions:
         show(screen, f"{right} of {n_questions} predicted")

@@ -60,20 +60,22 @@ Seed: TypeAlias = Annotated[
     int | None, Parameter(help="The seed of everything drawn at random; by default the scenario's.")
 ]
 Tests: TypeAlias = Annotated[
-    Path | None, Parameter(help="The folder for findings as tests of the engine's own suite.")
+    Path | None,
+    Parameter(help="Write findings to this folder, as tests of the engine's own suite."),
 ]
 
 Jobs: TypeAlias = Annotated[
-    int | None, Parameter(help="Number of processes; all processors by default.")
+    int | None, Parameter(help="Use this many processes; all processors by default.")
 ]
 Dask: TypeAlias = Annotated[
     str | None, Parameter(help="A Dask scheduler's address, or a number of workers here.")
 ]
 StatesAt: TypeAlias = Annotated[
-    Path | None, Parameter(name="--states", help="Folder of unfinished replays, which are resumed.")
+    Path | None,
+    Parameter(name="--states", help="Keep unfinished replays in this folder, and resume them."),
 ]
 Slice: TypeAlias = Annotated[
-    int | None, Parameter(help="Requests between two states. [default: 100000]")
+    int | None, Parameter(help="Write a state after this many requests. [default: 100000]")
 ]
 Gguf: TypeAlias = Annotated[
     Path | None, Parameter(help="The model's file, for the bytes of its memory.")

@@ -55,9 +55,9 @@ def probe_command(
     url: Annotated[str, Parameter(help="The server, as http://127.0.0.1:8080.")] = "",
     *,
     settings: Settings = DEFAULT,
-    emit: Annotated[Path, Parameter(help="The folder for report, scenario and recording.")] = Path(
-        "probe"
-    ),
+    emit: Annotated[
+        Path, Parameter(help="Write report, scenario and recording to this folder.")
+    ] = Path("probe"),
     format: TextOrJson = "text",
 ) -> int:
     """Search a live server, over HTTP, for wrong cached answers.

@@ -55,7 +55,9 @@ class TraceFlags:
         int | None, Parameter(help="Trace tokens per simulated one; by default a block becomes 16.")
     ] = None
     unit: Annotated[int, Parameter(help="Tokens per block; 0: as in the first request.")] = 0
-    first: Annotated[int | None, Parameter(help="Number of requests; all by default.")] = None
+    first: Annotated[int | None, Parameter(help="Replay this many requests; all by default.")] = (
+        None
+    )
     replies: Annotated[
         int | None, Parameter(help="Tokens of every reply; by default as in the trace.")
     ] = None
@@ -63,7 +65,7 @@ class TraceFlags:
         int, Parameter(help="Milliseconds per turn of the server; 0: only the order counts.")
     ] = 0
     remember: Annotated[
-        int | None, Parameter(help="Number of blocks that count as seen before; all by default.")
+        int | None, Parameter(help="Count this many recent blocks as seen before; all by default.")
     ] = None
     timestamps: Annotated[
         Clock | None, Parameter(help="Unit of timestamps; by default that of the trace's form.")
@@ -87,12 +89,12 @@ class TraceFlags:
         Parameter(help="Write the KV events of the servers, as JSON Lines; replicas are ranks."),
     ] = None
     verify: Annotated[
-        int | None, Parameter(help="Number of answers to compute, with the cache and without.")
+        int | None, Parameter(help="Compute this many answers, with the cache and without.")
     ] = None
 
-    replicas: Annotated[int | None, Parameter(help="Servers of each profile, with a router.")] = (
-        None
-    )
+    replicas: Annotated[
+        int | None, Parameter(help="Simulate this many servers of each profile, with a router.")
+    ] = None
     router: Annotated[
         list[str] | None,
         Parameter(
@@ -114,7 +116,8 @@ class TraceFlags:
     ] = None
 
     parts: Annotated[
-        int, Parameter(help="Processes among which the replicas are divided; the result is equal.")
+        int,
+        Parameter(help="Divide the replicas among this many processes; the result is the same."),
     ] = 1
     states: StatesAt = None
     slice: Slice = None

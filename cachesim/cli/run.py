@@ -27,10 +27,10 @@ from cachesim.cli.options import (
     Settings,
     refuse_beside,
 )
-from cachesim.cli.outputs import output_at, progress
+from cachesim.cli.outputs import output_at, progress, write
 from cachesim.engines.family import Profile, family_of
 from cachesim.errors import InputError, OutOfTimeError, ScenarioError
-from cachesim.files import PAGE, Output
+from cachesim.files import PAGE, PLOT, Output
 from cachesim.model.arithmetic import ArithmeticName
 from cachesim.model.build import build
 from cachesim.play import run
@@ -38,9 +38,11 @@ from cachesim.play.result import Run
 from cachesim.play.statements import side_by_side
 from cachesim.report import json_output, tables
 from cachesim.report.consoles import notes, results, show
-from cachesim.report.picture import after, moment
+from cachesim.report.picture import after, decisive, moment
+from cachesim.report.picture import story as pictured
 from cachesim.report.picture_text import blocks, legend
 from cachesim.report.story import event_lines, scale_of_run, step_after, step_before, story
+from cachesim.report.svg import standalone
 from cachesim.scenario.checks import spec_of, tokens_at_most
 from cachesim.scenario.format import Scenario
 from cachesim.scenario.readers import nearest, short
@@ -146,7 +148,7 @@ def _seconds(job: Job, arithmetic: ArithmeticName) -> float:
 def _multiplications(job: Job) -> float:
     """Multiplications of all layers per token, and of attention layers per pair of tokens.
 
-    The server and the cold run both do it; tokens one by one cost more than many at once.
+    The server and the uncached run both do it; tokens one by one cost more than many at once.
     """
     spec = spec_of(job.scenario.model)
     total = 0.0
@@ -179,10 +181,13 @@ def run_command(
     ],
     explain: Annotated[
         bool,
-        Parameter(help="Step by step: tokens, checkpoints, caches, and the rule that decided."),
+        Parameter(
+            help="Go through the run request by request: tokens, checkpoints, caches, and the"
+            " rule that decided."
+        ),
     ] = False,
     step: Annotated[
-        str | None, Parameter(help="With --explain: one step, by its name or its number.")
+        str | None, Parameter(help="With --explain: show only this request, by its name or number.")
     ] = None,
     watch: Annotated[
         bool, Parameter(help="Stop after every event until Enter is pressed.")
@@ -192,20 +197,27 @@ def run_command(
     seed: Seed = None,
     arithmetic: Arithmetic = "float",
     verify: Annotated[
-        bool, Parameter(negative="--no-verify", help="Compare every answer with a cold recompute.")
+        bool, Parameter(negative="--no-verify", help="Compare every answer with an uncached run.")
     ] = True,
-    brief: Annotated[bool, Parameter(help="A line per engine and class, not one per run.")] = False,
+    brief: Annotated[
+        bool, Parameter(help="Print a line per engine and class, not one per run.")
+    ] = False,
     detail: Annotated[
-        bool, Parameter(help="In JSON: the server's content after every event.")
+        bool, Parameter(help="Add the server's content after every event to the JSON.")
     ] = False,
     jobs: Jobs = None,
     timeout: Annotated[
-        float | None, Parameter(help="Stop after this many seconds, and show the steps until then.")
+        float | None,
+        Parameter(help="Stop after this many seconds, and show the requests until then."),
     ] = None,
     format: AnyFormat = "text",
     report: Annotated[
         Path | None,
         Parameter(help="Write the report as one HTML page, to step through the events."),
+    ] = None,
+    picture: Annotated[
+        Path | None,
+        Parameter(help="Draw one run, as SVG: its requests, and the memory they resumed from."),
     ] = None,
 ) -> int:
     """Run scenarios: tokens reused, why not more, wrong answers.
@@ -224,11 +236,18 @@ def run_command(
         refuse_beside("--brief", {"--explain": explain, "--step": step, "--watch": watch})
     if watch:
         further = {"--explain": explain, "--step": step, "--jobs": jobs, "--timeout": timeout}
-        refuse_beside("--watch", {**further, "--no-verify": not verify, "--report": report})
+        refuse_beside("--watch", {
+            **further, "--no-verify": not verify, "--report": report, "--picture": picture,
+        })  # fmt: skip
     deadline = Deadline.after(timeout)
-    page = output_at(report, "--report", PAGE)
+    if picture is not None and picture.suffix not in {"", ".svg"}:
+        msg = f"--picture {picture}: the picture is SVG; write a name that ends in .svg"
+        raise InputError(msg)
+    page, drawing = output_at(report, "--report", PAGE), output_at(picture, "--picture", PLOT)
     processes = processes_wanted(jobs)
     tasks = jobs_of(names, profile or (), seed, dict(map(setting, settings or ())))
+    if drawing is not None and len(tasks) != 1:
+        raise InputError(f"--picture draws one run, these are {len(tasks)}; add --profile")
     if watch:
         return status(watched_runs(play(tasks, arithmetic, verify=True, detail=True)))
     explained = explain or step is not None
@@ -237,11 +256,11 @@ def run_command(
         tasks,
         arithmetic,
         verify=verify,
-        detail=explained or detail or report is not None,
+        detail=explained or detail or page is not None or drawing is not None,
         processes=processes,
         deadline=deadline,
     )
-    if format == "jsonl" and report is None:
+    if format == "jsonl" and page is None and drawing is None:
         return _stream(played, detail=detail)
     if explained:
         runs = list(_explained(tasks, played, number))
@@ -256,6 +275,8 @@ def run_command(
     if page is not None:
         sys.stdout.flush()
         write_report(runs, page)
+    if drawing is not None:
+        write(drawing, standalone(decisive(pictured(runs[0]))))
     return status(runs)
 
 

@@ -29,7 +29,7 @@ def sweep_command(
         Path | None, Parameter(help="Where the plan's files are; next to the plan if left out.")
     ] = None,
     store: Annotated[
-        Path | None, Parameter(help="Where results are kept; next to the plan if left out.")
+        Path | None, Parameter(help="Keep results here; next to the plan if left out.")
     ] = None,
     states: StatesAt = None,
     slice: Slice = None,

@@ -153,9 +153,9 @@ def why_command(
     ] = None,
     follow: Annotated[bool, Parameter(help="Wait for new lines, and explain them.")] = False,
     request: Annotated[
-        list[int] | None, Parameter(help="Only this request; may be repeated.")
+        list[int] | None, Parameter(help="Explain only this request; may be repeated.")
     ] = None,
-    worst: Annotated[int, Parameter(help="How many of the worst requests to explain.")] = 3,
+    worst: Annotated[int, Parameter(help="Explain this many of the worst requests.")] = 3,
     scenario: Annotated[
         Path | None, Parameter(help="Write the worst miss as a scenario, as short as possible.")
     ] = None,

@@ -130,7 +130,7 @@ class Case:
 
 def in_upstreams_words(text: str) -> str:
     """A sentence of ours for readers who have never heard of this program."""
-    return OWN_NAME.sub("the simulator", text.replace("a cold run", "a fresh server"))
+    return OWN_NAME.sub("the simulator", text.replace("an uncached run", "a fresh server"))
 
 
 def case_of(scenario: Scenario, wanted: str = "") -> Case:

@@ -11,6 +11,7 @@ Each field is annotated with a sentence, from which the JSON Schema of the outpu
 from collections.abc import Callable, Mapping
 from dataclasses import Field, dataclass, field, fields, is_dataclass
 from functools import partial
+from importlib import import_module
 from math import isfinite
 from types import UnionType
 from typing import (
@@ -195,7 +196,11 @@ class Step:
     cached: Annotated[int | None, "Tokens reused; null where there is no count."]
     processed: Annotated[int | None, "Prompt tokens processed; null where there is no count."]
     generated: Annotated[tuple[int, ...], "The reply's tokens."]
-    answer: Annotated[Answer | None, "The answer against a cold run; null if not compared."]
+    answer: Annotated[
+        Answer | None,
+        "The answer against an uncached run; null if not compared. Texts write `same` as"
+        " matches, `diverged` as WRONG.",
+    ]
     max_difference: Annotated[float | None, "The largest difference of any logits."]
     reuse: Annotated[Reuse | None, "The reuse against an ideal cache."]
     why: Annotated[tuple[Loss, ...], "The causes that changed the number of usable tokens."]
@@ -258,6 +263,11 @@ class Run:
     mismatches: Annotated[tuple[str, ...], "Expectations that were not met."]
     device: Annotated[str | None, "The machine by which the server chose flags, if it did."] = None
     detail: Annotated[RunDetail | None, "Written with --detail."] = None
+
+    def _repr_html_(self) -> str:
+        """The run in a notebook. `cachesim.report` draws it, and is imported only for that."""
+        drawn: str = import_module("cachesim.report.html").fragment(self)
+        return drawn
 
     def to_json(self, *, detail: bool = True) -> dict[str, Any]:
         """An entry of "runs"; without the detail if `detail` is False."""

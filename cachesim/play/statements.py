@@ -15,8 +15,9 @@ from cachesim.model.recall import show_word
 from cachesim.play.result import Account, Culprit, Fact, Fate, Finding, Run, Step
 from cachesim.play.session import ABORTED, CANCELLED, ENDLESS, NOT_RUN, TIMEOUT, Record, groups_of
 from cachesim.scenario.format import Scenario
+from cachesim.typed import there_is
 from cachesim.units import Tokens
-from cachesim.verify.verdict import Leak
+from cachesim.verify.verdict import SHOWN, Leak
 
 PLACES: Final[Mapping[str, str]] = {
     "recurrent": "the recurrent state",
@@ -91,12 +92,12 @@ def wrong_facts(step: Step, account: Account, past: Past) -> Iterator[Fact]:
         elif step.forced:
             sentence = (
                 f"reply token {number} was forced; the server would generate {show(wrong.token)},"
-                f" a cold run {show(wrong.cold)}; {off}"
+                f" an uncached run {show(wrong.cold)}; {off}"
             )
         else:
             token = show(wrong.token) if past.recalls else f"token {wrong.token}"
             sentence = (
-                f"generated token {number}: {token}, a cold run generates {show(wrong.cold)}; {off}"
+                f"generated token {number} is {token}, in an uncached run {show(wrong.cold)}; {off}"
             )
         yield Fact(
             word="wrong",
@@ -177,12 +178,8 @@ def _of_row(fault: Culprit, holds: str, expected: str) -> str:
         kind = "more" if more > 0 else "fewer"
         count = f"; {abs(more)} token{'s'[: abs(more) != 1]} {kind} than it should"
     if not m:
-        text = f"has folded in token {holds}{whose} at position 0, where this prompt has"
-        return f"{text} {expected}{count}"
-    return (
-        f"{_correct(m)}, then has folded in token {holds}{whose}, where this request"
-        f" has {expected}{count}"
-    )
+        return f"starts with token {holds}{whose}, where this prompt has {expected}{count}"
+    return f"{_correct(m)}; token {m + 1} in it is {holds}{whose}, here it is {expected}{count}"
 
 
 def _correct(count: int) -> str:
@@ -195,7 +192,7 @@ def _counted(count: int, fault: Culprit) -> str:
 
 
 def _whose(fault: Culprit) -> str:
-    return f" ({fault.comes_from})" if fault.comes_from else ""
+    return f" (from {fault.comes_from.removeprefix('step ')})" if fault.comes_from else ""
 
 
 # --- the checkpoint that led to a wrong answer -----------------------------------------------
@@ -213,16 +210,17 @@ def checkpoint_facts(step: Step, past: Past) -> Iterator[Fact]:
         return
     restored = step.events[at].as_dict()
     word, maker = checkpoint_word(restored), past.maker(restored["made_by"])
-    made = f", made by step {maker}" if maker is not None else ""
+    made = f", made by {maker}" if maker is not None else ""
     fields = {"checkpoint": word, "made_by": maker}
     yield Fact(word="restored", sentence=f"checkpoint {word}{made}", fields=fields)
     for name, kept in _kept(step, at, past, restored):
+        n = kept["shared"]
+        common = f"only {n} token{'s'[: n != 1]}" if n else "no tokens"
         yield Fact(
             word="kept by",
             sentence=(
-                f"step {name}, which shares {kept['shared']}"
-                f" token{'s'[: kept['shared'] != 1]} with it. Rule: erase if"
-                f" {kept['rule']}. Here {kept['numbers']} is false, so it stayed."
+                f"{name}, which should have erased it: {common} in common. Rule: erase if"
+                f" {kept['rule']}. Here {kept['numbers']} is false, so it survived."
             ),
             fields={"step": name} | {k: kept[k] for k in ("shared", "rule", "numbers")},
         )
@@ -316,7 +314,7 @@ def _forgotten(account: Account, record: Record, past: Past) -> Iterator[Fact]:
         yield Fact(
             word="together",
             sentence=(
-                f"step {computed.name}, which arrived together with this one, computed these"
+                f"{computed.name}, which arrived together with this one, computed these"
                 f" {len(wanted)} tokens"
             ),
             fields={"computed": computed.name, "n_tokens": len(wanted)},
@@ -341,7 +339,7 @@ def _forgotten(account: Account, record: Record, past: Past) -> Iterator[Fact]:
         yield Fact(
             word="consumed",
             sentence=(
-                f"step {taker} loaded the prompt-cache entry ({event['n_tokens']} tokens) for the"
+                f"{taker} loaded the prompt-cache entry ({event['n_tokens']} tokens) for the"
                 f" {event['shared']} tokens in common; the entry left the prompt cache"
             ),
             fields={"step": taker, "n_tokens": event["n_tokens"], "shared": event["shared"]},
@@ -350,8 +348,8 @@ def _forgotten(account: Account, record: Record, past: Past) -> Iterator[Fact]:
     yield Fact(
         word="gone",
         sentence=(
-            f"step {computed.name} computed these {len(wanted)} tokens;"
-            f" they have been gone since step {names}"
+            f"{computed.name} computed these {len(wanted)} tokens;"
+            f" they have been gone since {names}"
         ),
         fields={"computed": computed.name, "n_tokens": len(wanted), "since": names},
     )
@@ -422,10 +420,10 @@ def _finding(step: Step, facts: Sequence[Fact], past: Past) -> Finding:
         ideal=ideal,
         right=_right(step),
     )
-    if fate == "wrong":
-        for fact in facts:
-            if fact.word in {"wrong", "leak"}:
-                title += f" {fact.sentence[:1].upper()}{fact.sentence[1:]}."
+    if fate == "wrong":  # a leak says all that the wrong token says, and whose it is
+        said = {fact.word: fact.sentence for fact in facts if fact.word in {"wrong", "leak"}}
+        for sentence in [said.get("leak", said.get("wrong", ""))] * bool(said):
+            title += f" {sentence[:1].upper()}{sentence[1:]}."
     return Finding(fate=fate, title=title, step=where[0], event=where[1])
 
 
@@ -443,19 +441,19 @@ def _consumer(facts: Sequence[Fact], past: Past) -> tuple[int, int] | None:
 
 
 TITLES: Final[Mapping[Fate, str]] = {
-    "wrong": "Step {name} gets a wrong answer.",
-    "by-design": "Step {name}: the answer differs, by design of the server.",
-    "aborted": "Step {name} ends the server process.",
-    "hung": "Step {name} is never answered: the server hangs.",
-    "unanswered": "Step {name} gets no reply.",
-    "refused": "Step {name} is refused: {error}.",
-    "failed": "Step {name}: {do} failed, {error}.",
-    "not-run": "Step {name} was not run: {message}.",
+    "wrong": "Request {name} gets a wrong answer.",
+    "by-design": "Request {name}: the answer differs, by design of the server.",
+    "aborted": "Request {name} crashes the server.",
+    "hung": "Request {name} is never answered: the server hangs.",
+    "unanswered": "Request {name} gets no reply.",
+    "refused": "Request {name} is refused: {error}.",
+    "failed": "{name}: {do} failed, {error}.",
+    "not-run": "Request {name} was not run: {message}.",
     "lost": (
-        "Step {name} reuses {cached} of {prompt_tokens} tokens; an ideal cache would have reused"
+        "Request {name}: {cached} of {prompt_tokens} tokens cached; an ideal cache would have had"
         " {ideal}."
     ),
-    "right": "Step {name}: {right}.",
+    "right": "Request {name}: {right}.",
 }
 
 
@@ -488,8 +486,8 @@ def _beside(run: Run, index: int, runs: Sequence[Run]) -> Step:
         Fact(
             word=BESIDE,
             sentence=(
-                f"{other.profile.partition('@')[2]}: answer {twin.answer},"
-                f" {twin.cached} of {twin.prompt_tokens} reused"
+                f"{other.profile.partition('@')[2]}: answer {SHOWN[there_is(twin.answer)]},"
+                f" {twin.cached} of {twin.prompt_tokens} cached"
             ),
             fields={"profile": other.profile, "answer": twin.answer, "cached": twin.cached},
         )

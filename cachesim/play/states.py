@@ -245,7 +245,7 @@ class RowState:
     row: Annotated[int, "Which row."]
     position: Annotated[int, "Where it stands."]
     slots: Annotated[tuple[int, ...], "Who sees it."]
-    tokens: Annotated[Pieces | None, "The tokens folded into it."]
+    tokens: Annotated[Pieces | None, "The tokens that it has processed."]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -264,7 +264,7 @@ class CheckpointState:
     pos_max: Annotated[int, "Its last position."]
     n_tokens: Annotated[int, "Tokens that it covers."]
     made_by: Annotated[int | None, "The step that saved it, if known."]
-    row: Annotated[Pieces | None, "The tokens folded into its row."]
+    row: Annotated[Pieces | None, "The tokens that its row has processed."]
     cells: Annotated[tuple[CellRun, ...], "The cells of its window."]
 
 
@@ -309,7 +309,7 @@ class TreeNode:
     kept: Annotated[str, "here, host (only there), or gone."]
     saved: Annotated[str, "The content saved at its end to resume from."]
     lacks: Annotated[str, "The content missing there."]
-    folded: Annotated[Pieces | None, "The tokens folded into its state, if known."]
+    folded: Annotated[Pieces | None, "The tokens that its state has processed, if known."]
     window: Annotated[bool | None, "True if its window is alive; null without one of its own."]
     holds: Annotated[tuple[Misplaced, ...], "Places whose state is not that of its tokens."]
 

@@ -42,32 +42,35 @@ class Settings:
         str, Parameter(help='The command of a server to start and restart, "... --port {port}".')
     ] = ""
     cold: Annotated[
-        str, Parameter(help="A second server of the same model, which answers cold.")
+        str, Parameter(help="A second server of the same model that answers without a cache.")
     ] = ""
-    minutes: Annotated[float, Parameter(help="The longest time.")] = 5.0
-    requests: Annotated[int, Parameter(help="The most requests.")] = 20_000
-    tokens: Annotated[int, Parameter(help="The maximum tokens of prompts and replies.")] = (
+    minutes: Annotated[float, Parameter(help="Stop after this many minutes.")] = 5.0
+    requests: Annotated[int, Parameter(help="Send at most this many requests.")] = 20_000
+    tokens: Annotated[int, Parameter(help="Send and receive at most this many tokens.")] = (
         20_000_000
     )
     rate: Annotated[
         float | None,
         Parameter(help="Requests a second; 5 for another machine, else without a bound."),
     ] = None
-    in_flight: Annotated[int, Parameter(help="The most requests at once.")] = 8
-    patience: Annotated[float, Parameter(help="Seconds after which a request hangs.")] = 60.0
-    alarms: Annotated[float, Parameter(help="Runs against a right server per false alarm.")] = (
-        1000.0
-    )
+    in_flight: Annotated[int, Parameter(help="Send at most this many requests at once.")] = 8
+    patience: Annotated[
+        float, Parameter(help="Treat a request as hung after this many seconds.")
+    ] = 60.0
+    alarms: Annotated[
+        float, Parameter(help="On a correct server, expect one false alarm per this many runs.")
+    ] = 1000.0
     max_failures: Annotated[
         int, Parameter(help="End after this many findings with distinct causes.")
     ] = 1
-    longest: Annotated[int, Parameter(help="Tokens of the longest prompts that are drawn.")] = 0
+    longest: Annotated[int, Parameter(help="Draw prompts of at most this many tokens.")] = 0
     no_repeats: Annotated[
         bool,
-        Parameter(negative="", help="Send no prompt or prefix twice: some servers die of that."),
+        Parameter(negative="", help="Never repeat a prompt or prefix: some servers crash on it."),
     ] = False
     like: Annotated[
-        Path | None, Parameter(help="A log, trace or scenario; requests of its shape are sent.")
+        Path | None,
+        Parameter(help="Send requests shaped like those of this log, trace or scenario."),
     ] = None
     words: Annotated[
         Path | None, Parameter(help="A file of words for prompts, where a server takes texts.")
@@ -76,9 +79,9 @@ class Settings:
         bool, Parameter(negative="", help="Send prompts as messages, where a server takes texts.")
     ] = False
     key: Annotated[str, Parameter(help="The environment variable of the API key.")] = ""
-    seed: Annotated[int, Parameter(help="The seed of everything drawn at random.")] = 0
+    seed: Annotated[int, Parameter(help="The seed of everything that is drawn at random.")] = 0
     may_erase: Annotated[
-        bool, Parameter(negative="", help="Allow to empty the server's cache.")
+        bool, Parameter(negative="", help="Allow cachesim to clear the server's cache.")
     ] = False
     yes: Annotated[bool, Parameter(negative="", help="Allow a server on another machine.")] = False
 

@@ -173,7 +173,7 @@ class Probe:
     def _nothing(self) -> str:
         reasons = "; ".join(f"{why} ({n})" for why, n in self.outcome.refused.most_common(2))
         return (
-            f"{self.target.url}: no answer could be compared with a cold one "
+            f"{self.target.url}: no answer could be compared with an uncached one "
             f"({self.outcome.ended or 'no request was answered'}{reasons and f'; {reasons}'})"
         )
 
@@ -287,21 +287,23 @@ class Probe:
                 return
         if far:
             raise InputError(
-                f"{target.url}: a cold answer ({target.how_cold}) is not that of a server that has "
-                f"just been started: off by {min(far):.2g} in {len(far)} of {len(far)} cases"
+                f"{target.url}: an uncached answer ({target.how_cold}) is not that of a server "
+                f"that has just been started: off by {min(far):.2g} in {len(far)} of {len(far)}"
+                " cases"
             )
 
     def _check_plain_laws(self) -> None:
         noise = self.judge.noise
         laws: tuple[tuple[FindingKind, list[float], str], ...] = (
             ("reuse", noise.reuse, "a prompt that extends the one before is answered"),
-            ("company", noise.company, "a cold prompt beside other requests is answered"),
+            ("company", noise.company, "an uncached prompt beside other requests is answered"),
         )
         alone = sum(each > judging.ERROR for each in noise.alone)
         if alone * 5 > len(noise.alone):
             self.outcome.note(
-                f"cold answers to the same prompt differ in {alone} of {len(noise.alone)} cases "
-                "by more than rounding: sampling is not greedy, or the server is not deterministic"
+                f"uncached answers to the same prompt differ in {alone} of {len(noise.alone)} "
+                "cases by more than rounding: sampling is not greedy, or the server is not"
+                " deterministic"
             )
             return
         for kind, samples, what in laws:
@@ -453,8 +455,8 @@ class Probe:
         if math.isinf(median(hits)):
             off = "without a finite probability" if self.facts.probabilities else "another text"
         sentence = (
-            f"an answer with {cached} of {len(query.prompt)} tokens cached is not the cold answer: "
-            f"{off} in {len(hits)} of {len(seen)} replays"
+            f"an answer with {cached} of {len(query.prompt)} tokens cached is not the uncached "
+            f"answer: {off} in {len(hits)} of {len(seen)} replays"
         )
         finding = self._found(
             "answer", sentence, evidence=test.value, distances=seen, scenario=workload

@@ -77,7 +77,7 @@ class Result:
             return tuple(lacks)  # the rest is measured on answers from cache
         if out.apart <= limit:
             lacks.append(
-                f"cold answers to different prompts differ by at most {out.apart:.2g}, and an "
+                f"uncached answers to different prompts differ by at most {out.apart:.2g}, and an "
                 f"answer is suspicious from {limit:.2g}: one of another conversation would pass"
             )
         if not self.judge.rarest():
@@ -121,7 +121,7 @@ class Result:
         """The server, its fingerprint and its rounding."""
         yield f"{self.name} at {self.url}: {self.about}"
         proven = ", equal to that of a fresh start" if self.outcome.proven_cold else ""
-        yield f"cold answers: {self.how_cold}{proven}"
+        yield f"uncached answers: {self.how_cold}{proven}"
         yield from self._fingerprint()
         if self.judge.noise.alone:
             yield rounding(self.judge)
@@ -163,7 +163,8 @@ class Result:
             else:
                 which = f"right so far: {which}"
             yield (
-                f"{which} are the cold answers within {self.judge.noise.limit:.2g}{but} ({sent})"
+                f"{which} are the uncached answers within {self.judge.noise.limit:.2g}{but}"
+                f" ({sent})"
             )
             if not missing and (power := out.compared if out.reused is None else out.reused):
                 least = max(1, round(power / UNSEEN))
@@ -378,7 +379,7 @@ def command_of(scenario: Scenario) -> str:
 
 SEQUENCE: Final = """\
 #!/bin/sh
-# {count} that one server was sent, up to an answer that is not the cold one:
+# {count} that one server was sent, up to an answer that is not the uncached one:
 # {sentence}
 # Start a server with the same flags, then: URL={url} sh {name}
 # Printed is that answer{cold}.
@@ -397,7 +398,7 @@ def sequence_of(finding: Finding, target: Target, name: str) -> Iterator[str]:
         sentence=printable(finding.sentence),
         url=target.url,
         name=name,
-        cold=", and then the cold one" if dialect.cold_by else "",
+        cold=", and then the uncached one" if dialect.cold_by else "",
         patience=dialect.connection.meter.limits.patience,
         head=dialect.head,
     ).rstrip()
@@ -461,7 +462,7 @@ def count(value: int | None) -> str:
 
 def _title(finding: Finding) -> str:
     return {
-        "answer": "an answer from cache is not the cold answer",
+        "answer": "an answer from cache is not the uncached answer",
         "reuse": "a plain extension is not answered as cold",
         "company": "a prompt beside others is not answered as alone",
         "no answer": "the server stops answering",

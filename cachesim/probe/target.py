@@ -50,7 +50,7 @@ UNKNOWN: Final = (
 )
 NOT_COLD: Final = (
     "{url} reports {cached} cached tokens for a request that is to be cold ({how}): there is no "
-    "cold answer to compare with{hint}"
+    "uncached answer to compare with{hint}"
 )
 
 

@@ -89,5 +89,5 @@ def _outcome(step: Step, index: int) -> Link:
     last = len(step.events) - 1
     if step.error is not None or step.cached is None:
         return Link(word="ended", step=index, event=last, sentence=step.finding.title)
-    sentence = f"{step.cached} of {step.prompt_tokens} tokens reused"
+    sentence = f"{step.cached} of {step.prompt_tokens} tokens cached"
     return Link(word="answered", step=index, event=last, sentence=sentence)

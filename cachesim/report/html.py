@@ -22,12 +22,14 @@ from typing import Any, Final, TypeAlias
 from cachesim.errors import InputError
 from cachesim.play.result import Run, Step
 from cachesim.report.chain import chain
-from cachesim.report.picture import held, positions_of, request
+from cachesim.report.picture import decisive, held, positions_of, request
+from cachesim.report.picture import story as pictured
 from cachesim.report.story import SIGNS_TEXT, letters, prompt_parts, scale_of
-from cachesim.report.svg import STYLE, frame, hatches, row_svg
-from cachesim.report.tables import SHOWN, cached_row, count, is_of_interest, worst_answer
+from cachesim.report.svg import STYLE, frame, hatches, row_svg, standalone
+from cachesim.report.tables import cached_row, count, is_of_interest, worst_answer
 from cachesim.report.texts import Texts, texts_of
 from cachesim.typed import Json
+from cachesim.verify.verdict import SHOWN
 
 FRAGMENT_STYLE: Final = """\
 <style>
@@ -53,23 +55,26 @@ WIDEST: Final = 48
 
 
 def fragment(run: Run, *, styled: bool = True, steps: int | None = None) -> str:
-    """An entry of "runs": its verdict, a row per step, and the facts of relevant steps.
+    """An entry of "runs": its verdict, a row per request, and the facts of relevant ones.
 
-    The verdict is of all steps; only the first `steps` of them are shown.
+    A run with `detail` begins with its picture. The verdict is of all requests; only the first
+    `steps` of them are shown.
     """
     name, profile = escape(run.scenario), escape(run.profile)
     shown = run.steps[:steps]
     rows = "".join(map(_row, shown))
     parts = "".join(_facts(shown))
     if len(shown) < len(run.steps):
-        parts += f"<p>The first {len(shown)} of {len(run.steps)} steps.</p>"
+        parts += f"<p>The first {len(shown)} of {len(run.steps)} requests.</p>"
     tone = worst_answer(run.steps) or ""
     if tone == "same" and any(step.reuse == "lost" for step in run.steps):
         tone = "lost"
+    drawn = "" if run.detail is None or steps is not None else standalone(decisive(pictured(run)))
     return (
         f'{FRAGMENT_STYLE if styled else ""}<section class="cachesim {escape(tone)}">'
         f'<p><span class="what">{name}</span> on {profile}: {escape(_verdict(run.steps))}</p>'
-        '<table><thead><tr><th>step</th><th class="n">prompt</th><th class="n">cached</th>'
+        f"{drawn}"
+        '<table><thead><tr><th>request</th><th class="n">prompt</th><th class="n">cached</th>'
         '<th>tokens</th><th>answer</th><th class="n">lost</th></tr></thead>'
         f"<tbody>{rows}</tbody></table><p>{SIGNS_TEXT}</p>{parts}</section>"
     )
@@ -78,9 +83,9 @@ def fragment(run: Run, *, styled: bool = True, steps: int | None = None) -> str:
 def _verdict(steps: Sequence[Step]) -> str:
     answer = worst_answer(steps)
     words = {
-        None: "not compared with a cold run",
-        "same": "every answer is the cold answer",
-        "rounding": "every answer is the cold answer, but for rounding",
+        None: "not compared with an uncached run",
+        "same": "every answer matches the uncached run",
+        "rounding": "every answer matches the uncached run, but for rounding",
         "by-design": "answers differ, by design of the server",
         "diverged": "an answer is WRONG",
     }
@@ -118,7 +123,7 @@ def _facts(steps: Sequence[Step]) -> Iterator[str]:
                 f"<dt>{escape(statement.word)}</dt><dd>{escape(statement.sentence)}</dd>"
                 for statement in step.statements
             )
-            yield f'<p class="what">step {escape(step.name)}</p><dl>{items}</dl>'
+            yield f'<p class="what">request {escape(step.name)}</p><dl>{items}</dl>'
 
 
 SMALL: Final = 24
@@ -455,7 +460,7 @@ class Shown:
         """A line: scenario, profile, cached tokens, the worst answer."""
         lines = (
             f"{run.scenario} on {run.profile}: cached {cached_row(run.steps)},"
-            f" {worst_answer(run.steps) or 'not compared'}"
+            f" {SHOWN.get(worst_answer(run.steps) or '', 'not compared')}"
             for run in self.runs
         )
         return f"<{'; '.join(lines)}>"
@@ -497,6 +502,6 @@ def show(runs: Run | Sequence[Run]) -> Shown:
 
     >>> from cachesim import run_scenario, show
     >>> show(run_scenario("llama.cpp-two-codes"))
-    <llama.cpp-two-codes on llama.cpp@b11549: cached 0 6 6 7, diverged>
+    <llama.cpp-two-codes on llama.cpp@b11549: cached 0 6 6 7, WRONG>
     """
     return Shown((runs,) if isinstance(runs, Run) else tuple(runs))

@@ -175,7 +175,7 @@ def _misplaced(
     if node.folded is not None:
         held = texts.spelled(node.folded)
         if held != tuple(way):
-            yield "its state has folded in", _wrong_from(texts, node.folded, way)
+            yield "its state has processed", _wrong_from(texts, node.folded, way)
     for misplaced in node.holds:
         yield f"its {misplaced.place} holds", _wrong_from(texts, misplaced.tokens, way)
 
@@ -424,7 +424,7 @@ def _block(texts: Texts, part: CellPart, block: BlockHeld) -> Iterator[Bar]:
 
 
 def _unknown(count: int) -> Bar:
-    tip = f"folded in {count} tokens; which ones is not recorded"
+    tip = f"processed {count} tokens; which ones is not recorded"
     return Bar(start=0, end=count, step=None, kind="held", text="tokens not recorded", tip=tip)
 
 
@@ -657,7 +657,7 @@ def _heading(step: Step, *, words: bool) -> str:
         right = "right" if step.answer == "same" else answer
         answer = f"reply {reply}, {right}"
         if row.cached != row.cold:
-            return f"{step.name}: reply {reply} is WRONG, cold run: {text_of((row.cold,))}"
+            return f"{step.name}: reply {reply} is WRONG, uncached run: {text_of((row.cold,))}"
     return f"{step.name}: {step.prompt_tokens} tokens, {step.cached} cached, {answer}"
 
 

@@ -297,7 +297,7 @@ def frames(run: Run, index: int) -> Iterator[Frame]:
 def _answer(step: Step) -> str:
     if step.error is not None or step.cached is None:
         return step.error or "The server gives no answer."
-    words = {"same": "equal to that of a cold run", None: "not compared with a cold run"}
+    words = {"same": "equal to that of an uncached run", None: "not compared with an uncached run"}
     return (
         f"{step.cached} of {step.prompt_tokens} tokens were cached; the answer is "
         f"{words.get(step.answer, str(step.answer))}."

@@ -118,7 +118,7 @@ def memory_facts(run: Run, index: int) -> Iterator[tuple[str, str]]:
         yield "tree", "\n".join(_tree(run, state.tree))
     for row in memory.rows if state.tree is None else ():
         if row.position >= 0:
-            whose = f", folded from {owners(run, row.tokens)}" if row.tokens else ""
+            whose = f", computed from {owners(run, row.tokens)}" if row.tokens else ""
             yield f"row {row.row}", f"state at position {row.position}{whose}"
 
 

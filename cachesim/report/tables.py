@@ -19,9 +19,9 @@ from cachesim.play.statements import machine_statement
 from cachesim.report.document import FittingTable, facts
 from cachesim.scenario.format import Scenario
 from cachesim.scenario.labels import LABELS, Evidence, rules_of, weakest
+from cachesim.verify.verdict import SHOWN
 
 STYLE: Final = {"same": "right", "rounding": "right", "by-design": "lost", "diverged": "wrong"}
-SHOWN: Final = {"diverged": "DIVERGED"}
 WORST_FIRST: Final = ("diverged", "by-design", "rounding", "same", None)
 
 
@@ -87,14 +87,14 @@ def side_by_side(runs: Sequence[Run], *, width: int = 80) -> RenderableType:
     """A scenario: a row per step, a column per profile, split into tables by width."""
     names = max(len(step.name) for step in runs[0].steps)
     prompts = max(len(_prompt(step)) for step in runs[0].steps)
-    per_table = max(1, (width - max(4, names) - max(6, prompts) - 4) // CELL)
+    per_table = max(1, (width - max(7, names) - max(6, prompts) - 4) // CELL)
     parts = [runs[start : start + per_table] for start in range(0, len(runs), per_table)]
     return Group(*(_side_by_side(part) for part in parts))
 
 
 def _side_by_side(runs: Sequence[Run]) -> Table:
     table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
-    table.add_column("step", no_wrap=True)
+    table.add_column("request", no_wrap=True)
     table.add_column("prompt", justify="right", no_wrap=True)
     for run in runs:
         heading = f"{broken(short_profile(run.profile), CELL - 2)}\n{CELL_HEADING}"
@@ -115,7 +115,7 @@ def _prompt(step: Step) -> str:
 def summary(runs: Sequence[Run]) -> RenderableType:
     """A line per scenario and profile, under the name of the scenario."""
     head = _row()
-    head.add_row("  profile", "cached, step by step", "answer", "expected")
+    head.add_row("  profile", "cached, by request", "answer", "expected")
     lines: list[RenderableType] = [head]
     before = ""
     for run in runs:
@@ -159,10 +159,10 @@ def by_class(runs: Sequence[Run], kinds: Mapping[str, str | None]) -> Renderable
 
 
 def by_evidence(runs: Sequence[Run]) -> RenderableType:
-    """A line per engine: runs with wrong answers or a server's end, by evidence label."""
+    """A line per engine: runs with wrong answers or a crash, by evidence label."""
     table = FittingTable(padding=(0, 1, 0, 0))
     wrong = "wrong answers and " if _are_judged(runs) else ""
-    table.add_column(f"{wrong}ends of releases", overflow="fold")
+    table.add_column(f"{wrong}crashes of releases", overflow="fold")
     for heading in LABELS:
         table.add_column(heading, justify="right", overflow="fold")
     counts: dict[str, Counter[Evidence]] = defaultdict(Counter)
@@ -228,16 +228,16 @@ PROVE: Final = "prove it"
 """Label before a command."""
 
 HEADINGS: Final[dict[Fate, tuple[str, str]]] = {
-    "wrong": ("the answer is WRONG, the reuse unsound", "wrong"),
+    "wrong": ("WRONG answer: more was reused than was valid", "wrong"),
     "by-design": ("the answer differs, by design of the server", "lost"),
-    "aborted": ("the server process ENDS", "wrong"),
-    "hung": ("the server HANGS, no request is answered", "wrong"),
+    "aborted": ("the server CRASHES", "wrong"),
+    "hung": ("the server HANGS and answers no request", "wrong"),
     "unanswered": ("NO REPLY to this request", "wrong"),
     "refused": ("refused, {step.error}", "wrong"),
     "failed": ("{step.do} failed, {step.error}", "wrong"),
     "not-run": ("not run, {step.message}", "wrong"),
-    "lost": ("{step.cached} of {step.prompt_tokens} tokens reused", "lost"),
-    "right": ("{step.cached} of {step.prompt_tokens} tokens reused", "quiet"),
+    "lost": ("{step.cached} of {step.prompt_tokens} tokens cached", "lost"),
+    "right": ("{step.cached} of {step.prompt_tokens} tokens cached", "quiet"),
 }
 
 
@@ -253,7 +253,7 @@ def paragraph(runs: Sequence[Run], index: int, lines: Sequence[Line]) -> Rendera
     profiles = [run.profile for run in runs]
     names = ", ".join([profiles[0], *map(short_profile, profiles[1:])])
     words, style = HEADINGS[step.finding.fate]
-    text = Text(f"{names}, step {step.name}: ", style="name")
+    text = Text(f"{names}, request {step.name}: ", style="name")
     return Group(text.append(words.format(step=step), style=style), table, *commands)
 
 

@@ -282,8 +282,8 @@ def wrong_in_words(rows: Sequence[Mapping[str, Any]]) -> str:
     sound = [other for other in others if other["wrong_answers"] == 0 and not other["failed"]]
     named = f" With {sound[0]['name']} none does." if sound else ""
     return (
-        f"In the replay {wrong} {differs} from a cold run's: the server may have answered wrongly"
-        f" too.{named} {evidence}"
+        f"In the replay {wrong} {differs} from an uncached run's: the server may have answered"
+        f" wrongly too.{named} {evidence}"
     ).rstrip()
 
 

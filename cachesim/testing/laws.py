@@ -153,7 +153,7 @@ class _Player:
         cold = self._make().feed(0, self._held[act.seq])
         if got != cold:
             self._story.broken(
-                "cold answers",
+                "uncached answers",
                 f"a fresh memory fed {list(self._held[act.seq])} answers differently",
             )
 

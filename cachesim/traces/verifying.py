@@ -43,7 +43,7 @@ class Wrong:
         """Sentence on the wrong answer."""
         return (
             f"request {self.number}, {self.cached} of {self.prompt_tokens} tokens reused: the "
-            f"logits of its reply differ from a cold run's, first at token {self.step}"
+            f"logits of its reply differ from an uncached run's, first at token {self.step}"
         )
 
 

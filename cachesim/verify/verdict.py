@@ -17,7 +17,7 @@ The reuse, against the due reuse: that of an ideal cache, unless a scenario sets
     as declared   the answer stands, and all that was due was reused
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias, get_args
 
@@ -34,6 +34,14 @@ from cachesim.verify.oracle import Oracle
 
 Answer: TypeAlias = Literal["same", "rounding", "by-design", "diverged"]
 Reuse: TypeAlias = Literal["as declared", "lost", "unsound"]
+
+SHOWN: Final[Mapping[str, str]] = {
+    "same": "matches",
+    "rounding": "rounding",
+    "by-design": "by design",
+    "diverged": "WRONG",
+}
+"""The words that people read for an answer; JSON and TOML have the keys."""
 
 BOUND: Final = 1e-9
 
@@ -155,10 +163,9 @@ class Leak:
     requests: tuple[str, ...]  # that contained it
 
     def __str__(self) -> str:
-        which = "only step" if len(self.requests) == 1 else "only steps"
         return (
-            f"the reply is {self.text}, which {which} {' and '.join(self.requests)} contained;"
-            f" a cold run replies {self.cold}"
+            f"the reply is {self.text}, an uncached run replies {self.cold};"
+            f" only {' and '.join(self.requests)} contained {self.text}"
         )
 
 

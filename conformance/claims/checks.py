@@ -15,6 +15,7 @@ from cachesim.play.result import Fact, Step
 from cachesim.play.session import Record
 from cachesim.typed import there_is
 from cachesim.units import Tokens
+from cachesim.verify.verdict import SHOWN
 from conformance.claims.causes import CAUSES, Lost
 from conformance.claims.memory import because, text_of
 from conformance.claims.played import Played
@@ -464,7 +465,7 @@ def _due(case: Case) -> int:
 
 def _consumed(case: Case, fact: Fact) -> None:
     found = re.match(
-        r"step (.*) loaded the prompt-cache entry \((\d+) tokens\) for the (\d+) tokens in common; "
+        r"(.*) loaded the prompt-cache entry \((\d+) tokens\) for the (\d+) tokens in common; "
         r"the entry left the prompt cache$",
         fact.sentence,
     )
@@ -487,7 +488,7 @@ def _consumed(case: Case, fact: Fact) -> None:
 
 def _gone(case: Case, fact: Fact) -> None:
     found = re.match(
-        r"step (.*) computed these (\d+) tokens; they have been gone since step (.*)$",
+        r"(.*) computed these (\d+) tokens; they have been gone since (.*)$",
         fact.sentence,
     )
     assert found, fact.sentence
@@ -511,7 +512,7 @@ def _gone(case: Case, fact: Fact) -> None:
 
 def _together(case: Case, fact: Fact) -> None:
     found = re.match(
-        r"step (.*), which arrived together with this one, computed these (\d+) tokens$",
+        r"(.*), which arrived together with this one, computed these (\d+) tokens$",
         fact.sentence,
     )
     assert found, fact.sentence
@@ -534,9 +535,9 @@ def _wrong(case: Case, fact: Fact) -> None:
     assert reply is not None
     network = case.played.oracle.network
     found = re.match(
-        r"(?:generated|reply) token (\d+)(?:: (?:token )?(\d+), a cold run generates (\d+)"
+        r"(?:generated|reply) token (\d+)(?: is (?:token )?(\d+), in an uncached run (\d+)"
         r"|: same token, by chance"
-        r"| was forced; the server would generate (\d+), a cold run (\d+));",
+        r"| was forced; the server would generate (\d+), an uncached run (\d+));",
         text,
     )
     assert found, text
@@ -558,7 +559,7 @@ def _wrong(case: Case, fact: Fact) -> None:
 def _leak(case: Case, fact: Fact) -> None:
     """The value, the cold reply, and the requests whose tokens have it, at any generated token."""
     found = re.fullmatch(
-        r"the reply is (\S+), which only steps? (.*) contained; a cold run replies (\S+)",
+        r"the reply is (\S+), an uncached run replies (\S+); only (.*) contained \1",
         fact.sentence,
     )
     assert found, fact.sentence
@@ -570,8 +571,8 @@ def _leak(case: Case, fact: Fact) -> None:
         earlier = case.played.records[: case.index]
         names = [e.name for e in earlier if e.reply and token in (*e.prompt, *e.reply.generated)]
         words = [recall.text_of([each]) for each in (token, int(np.argmax(other)))]
-        right |= words == [found[1], found[3]] and token not in text
-        case.claim("leak", not right or " and ".join(names) == found[2], fact.sentence)
+        right |= words == [found[1], found[2]] and token not in text
+        case.claim("leak", not right or " and ".join(names) == found[3], fact.sentence)
         if right:
             break
     case.claim("leak", right, fact.sentence)
@@ -584,9 +585,7 @@ def _because(case: Case, fact: Fact) -> None:
 
 
 def _restored(case: Case, fact: Fact) -> None:
-    found = re.match(
-        r"checkpoint (\d*)\[(-?\d+)\.\.(-?\d+)\](?:, made by step (.*))?$", fact.sentence
-    )
+    found = re.match(r"checkpoint (\d*)\[(-?\d+)\.\.(-?\d+)\](?:, made by (.*))?$", fact.sentence)
     assert found, fact.sentence
     low, high = int(found[2]), int(found[3])
     restored = case.events("checkpoint-restored")
@@ -607,8 +606,8 @@ def _restored(case: Case, fact: Fact) -> None:
 
 def _kept(case: Case, fact: Fact) -> None:
     found = re.match(
-        r"step (.*), which shares (\d+) tokens? with it\. Rule: erase if (.*)\. "
-        r"Here (.*) is false, so it stayed\.$",
+        r"(.*), which should have erased it: (?:only (\d+) tokens?|no tokens) in common\. "
+        r"Rule: erase if (.*)\. Here (.*) is false, so it survived\.$",
         fact.sentence,
     )
     assert found, fact.sentence
@@ -621,7 +620,7 @@ def _kept(case: Case, fact: Fact) -> None:
         and (each["pos_min"], each["pos_max"]) == (restored["pos_min"], restored["pos_max"])
         and each["made_by"] == restored["made_by"]
     ]
-    said = (int(found[2]), found[3], found[4])
+    said = (int(found[2] or 0), found[3], found[4])
     case.claim(
         "kept by", said in [(e["shared"], e["rule"], e["numbers"]) for e in kept], fact.sentence
     )
@@ -629,9 +628,9 @@ def _kept(case: Case, fact: Fact) -> None:
 
 
 def _better(case: Case, fact: Fact) -> None:
-    found = re.match(r"(.*): answer (.*), (\d+) of (\d+) reused$", fact.sentence)
+    found = re.match(r"(.*): answer (.*), (\d+) of (\d+) cached$", fact.sentence)
     assert found, fact.sentence
-    case.claim("but with", found[2] in {"same", "rounding"}, fact.sentence)
+    case.claim("but with", found[2] in {"matches", "rounding"}, fact.sentence)
     bad = case.step.answer in {"diverged", "by-design"} or case.step.error is not None
     case.claim("but with", bad or int(found[3]) > (case.step.cached or 0), fact.sentence)
     case.claim("but with", int(found[4]) == len(case.record.prompt), fact.sentence)
@@ -641,7 +640,7 @@ def _better(case: Case, fact: Fact) -> None:
     for twin in twins:
         reply, step = twin.records[case.index].reply, twin.steps[case.index]
         said = (found[2], int(found[3]))
-        right = reply is not None and said == (step.answer, reply.cached)
+        right = reply is not None and said == (SHOWN[there_is(step.answer)], reply.cached)
         case.claim("but with", right, fact.sentence)
     case.claim("but with", len(twins) == 1, fact.sentence)
 
@@ -672,7 +671,7 @@ def _account(case: Case) -> None:
 def _title(case: Case) -> None:
     title = case.step.finding.title
     found = re.match(
-        r"Step .* reuses (\d+) of (\d+) tokens; an ideal cache would have reused (\d+)\.$", title
+        r"Request .*: (\d+) of (\d+) tokens cached; an ideal cache would have had (\d+)\.$", title
     )
     if case.step.finding.fate == "lost":
         assert found, title

@@ -123,11 +123,13 @@ def _empty_row(seen: Reading, found: re.Match[str]) -> bool:
 
 
 def _row_other(seen: Reading, found: re.Match[str]) -> bool:
-    held, due, right = seen.folded(), seen.text[: seen.at], int(found[1] or 0)
-    more = int(found[4] or 0) * (1 if found[5] == "more" else -1)
-    named = (int(found[2]), int(found[3]))
+    said = found.groupdict()
+    held, due, right = seen.folded(), seen.text[: seen.at], int(said.get("right", 0))
+    more = int(said["more"] or 0) * (1 if said["kind"] == "more" else -1)
+    named = (int(said["holds"]), int(said["due"]))
     return (
-        common(held, due) == right < min(len(held), len(due))
+        int(said.get("number", 1)) == right + 1
+        and common(held, due) == right < min(len(held), len(due))
         and (held[right], due[right]) == named
         and len(held) - len(due) == more
     )
@@ -153,6 +155,8 @@ def _row_padding(seen: Reading, found: re.Match[str]) -> bool:
     return common(held, due) == right and set(run) == {seen.padding} and due[right] == int(found[3])
 
 
+MORE: Final = r"(?:; (?P<more>\d+) tokens? (?P<kind>more|fewer) than it should)?"
+
 RIGHT: Final = r"(?:is correct for (\d+) tokens?, then |has )"
 
 Check = Callable[[Reading, re.Match[str]], bool]
@@ -170,10 +174,9 @@ CELLS: Final[Mapping[str, Check]] = {
 """Of keys and values, what is said in which words."""
 
 ROWS: Final[Mapping[str, Check]] = {
-    r"()has folded in token (\d+) at position 0, where this prompt has (\d+)"
-    r"(?:; (\d+) tokens? (more|fewer) than it should)?": _row_other,
-    r"is correct for (\d+) tokens?, then has folded in token (\d+), where this request has (\d+)"
-    r"(?:; (\d+) tokens? (more|fewer) than it should)?": _row_other,
+    r"starts with token (?P<holds>\d+), where this prompt has (?P<due>\d+)" + MORE: _row_other,
+    r"is correct for (?P<right>\d+) tokens?; token (?P<number>\d+) in it is (?P<holds>\d+),"
+    r" here it is (?P<due>\d+)" + MORE: _row_other,
     RIGHT + r"(\d+) (padding )?tokens? too many": _row_too_many,
     RIGHT + r"(\d+) tokens? missing": _row_missing,
     RIGHT + r"(\d+) padding tokens? where this request has (\d+)": _row_padding,
@@ -190,8 +193,8 @@ def because(played: Played, index: int, sentence: str) -> str:
     network = played.oracle.network
     if layer != next((s.layer for s in network.shapes if s.place == place), None):
         return "another layer"
-    whose = re.search(r" \(step (.*?), (.*?)\)", named[3])
-    said = re.sub(r" \(step .*?\)(?=[ ,;:]|$)", "", named[3])
+    whose = re.search(r" \(from (.*?), (.*?)\)", named[3])
+    said = re.sub(r" \(from .*?\)(?=[ ,;:]|$)", "", named[3])
     forms = ROWS if place == "recurrent" else CELLS
     judged = [
         (check, found) for form, check in forms.items() if (found := re.fullmatch(form, said))

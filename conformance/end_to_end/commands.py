@@ -143,7 +143,7 @@ def unproven(line: str, shown: str, proof: str) -> str:
     for block in shown.split("\n\n"):
         if f"prove it {line}" not in block:
             continue
-        heading = re.search(r"^(\S+@.*), step (.*): the answer is WRONG", block, re.MULTILINE)
+        heading = re.search(r"^(\S+@.*), request (.*): WRONG answer", block, re.MULTILINE)
         if heading is None:
             return f"no wrong answer stands above {line!r}"
         engine, _, first = heading[1].split(", ")[0].partition("@")

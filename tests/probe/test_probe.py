@@ -206,7 +206,7 @@ def test_a_server_without_counts_is_compared_by_its_texts(context: object, tmp_p
     assert (context is sound) == result.right
     assert result.outcome.reused is None
     if result.right:
-        assert " answers, from cache or not, are the cold answers " in next(result.verdict())
+        assert " answers, from cache or not, are the uncached answers " in next(result.verdict())
 
 
 @pytest.mark.sampled(4)

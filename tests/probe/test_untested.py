@@ -62,7 +62,7 @@ def test_a_server_whose_answers_are_all_alike_is_not_tested(monkeypatch: Patch) 
 
     monkeypatch.setattr(Model, "logits", alike)
     with fake("llama", LLAMA, context=stale) as server:
-        assert lacks(probed(server.url).result).startswith("cold answers to different prompts ")
+        assert lacks(probed(server.url).result).startswith("uncached answers to different prompts ")
 
 
 def test_no_comparable_answer_has_the_status_of_no_test(

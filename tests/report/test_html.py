@@ -328,7 +328,7 @@ def test_every_script_of_the_page_is_in_it() -> None:
 def test_runs_show_themselves_in_notebooks_and_in_one_line(three: list[Run]) -> None:
     one, many = cachesim.show(three[0]), cachesim.show(three)
 
-    assert "<llama.cpp-three-requests on llama.cpp@b9538: cached 0 0 1, diverged>" == repr(one)
+    assert "<llama.cpp-three-requests on llama.cpp@b9538: cached 0 0 1, WRONG>" == repr(one)
     assert 3 == many._repr_html_().count("<section")
     assert "<script" not in many._repr_html_()
     assert one.page().startswith("<!doctype html>")

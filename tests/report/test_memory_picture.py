@@ -91,7 +91,7 @@ def test_a_model_that_recalls_facts_is_drawn_in_words_and_its_long_request_is_cl
     (long,) = (row for row in picture.rows if row.label.startswith("request b-reads"))
 
     assert 12 == picture.positions
-    assert "b-asks: reply 7413 is WRONG, cold run: 2361" in [
+    assert "b-asks: reply 7413 is WRONG, uncached run: 2361" in [
         heading for _, heading in picture.headings
     ]
     assert ["please note the code of alice", "7413", ". alice ?"] == [
@@ -146,7 +146,7 @@ def test_a_state_that_has_folded_in_too_much_is_crossed_out_on_its_node() -> Non
     picture = there_is(after(watched("sglang-24221-later-state", "sglang@0.5.9+24221"), 0))
 
     assert nodes_of(picture)[0] == ("node 1, under the root", 0, 64, "wrong")
-    folded = next(row for row in picture.rows if row.label == "its state has folded in")
+    folded = next(row for row in picture.rows if row.label == "its state has processed")
     assert [(0, 64, 0, "new"), (64, 124, 0, "wrong")] == seen(folded)
 
 

@@ -36,7 +36,7 @@ def test_a_run_is_told_drawn_and_given_as_the_command_line_prints_it() -> None:
     run = run_scenario(THREE, profile="llama.cpp@b11549", arithmetic="ring")
     assert document([run]) == told["json"]
     assert "wrong" == told["fate"]
-    assert told["cause"].startswith("because: the recurrent state of layer 0 has folded in token")
+    assert told["cause"].startswith("because: the recurrent state of layer 0 starts with token")
     assert "restored from 1[0..0] of A" in told["story"]
     assert 0 < told["story"].count('<svg class="r"') < told["whole"].count('<svg class="r"')
     assert ["made", "kept", "restored", "wrong"] == [each[0] for each in told["steps"][2]["chain"]]
@@ -213,5 +213,5 @@ def test_the_line_below_the_verdict_names_who_took_the_entry_away() -> None:
     text = text_of("llama.cpp-24143-load-consumes-entry")
     told = question(text=text, profile="llama.cpp@b9538", arithmetic="ring")
 
-    assert told["cause"].startswith("consumed: step C loaded the prompt-cache entry")
+    assert told["cause"].startswith("consumed: C loaded the prompt-cache entry")
     assert "" == told["whole"]  # no checkpoint was restored: the picture stays whole

@@ -101,4 +101,4 @@ def test_no_color_leaves_no_colour(capsys: Capture, monkeypatch: Patch) -> None:
     page = printed(PAGES["first-screen"], capsys)
 
     assert "\x1b[3" not in page  # foreground colours
-    assert "DIVERGED" in page
+    assert "WRONG" in page

@@ -45,8 +45,8 @@ def test_an_expected_wrong_answer_is_not_called_ok(capsys: Capture) -> None:
     names = ["llama.cpp-three-requests", "llama.cpp-three-requests-dense"]
 
     lines = output(capsys, ["run", *names, "--arithmetic", "ring"]).splitlines()
-    assert ["profile", "cached,", "step", "by", "step", "answer", "expected"] == lines[0].split()
-    assert ["DIVERGED", "yes"] == lines[2].split()[-2:]
+    assert ["profile", "cached,", "by", "request", "answer", "expected"] == lines[0].split()
+    assert ["WRONG", "yes"] == lines[2].split()[-2:]
 
 
 def test_a_profile_is_broken_between_its_patches() -> None:
@@ -93,8 +93,8 @@ def test_the_last_station_says_what_the_step_came_to() -> None:
     wrong = chain(three_requests("llama.cpp@b11549"), 2)[-1]
     lost = chain(three_requests("llama.cpp@b11549+erase-equal"), 2)[-1]
 
-    assert wrong.sentence.startswith("generated token 1: token ")
-    assert "0 of 40 tokens reused" == lost.sentence
+    assert wrong.sentence.startswith("generated token 1 is token ")
+    assert "0 of 40 tokens cached" == lost.sentence
 
 
 def test_a_right_answer_that_lost_nothing_has_no_walk() -> None:

@@ -49,17 +49,17 @@ def said(
         ([5, 6, 7], [5, 6], "is correct for 2 tokens, then 1 token too many"),
         ([5], [5, 6, 7], "is correct for 1 token, then 2 tokens missing"),
         ([], [5, 6, 7], "has 3 tokens missing"),
-        ([9, 6], [5, 6], "has folded in token 9 at position 0, where this prompt has 5"),
+        ([9, 6], [5, 6], "starts with token 9, where this prompt has 5"),
         (
             [5, 9],
             [5, 6],
-            "is correct for 1 token, then has folded in token 9, where this request has 6",
+            "is correct for 1 token; token 2 in it is 9, here it is 6",
         ),
         (
             [5, 9, 9],
             [5, 6],
             (
-                "is correct for 1 token, then has folded in token 9, where this request has 6;"
+                "is correct for 1 token; token 2 in it is 9, here it is 6;"
                 " 1 token more than it should"
             ),
         ),
@@ -179,4 +179,4 @@ def test_only_a_step_that_was_run_names_a_release_where_it_goes_better() -> None
     better = [[fact.sentence for fact in s.facts if fact.word == "but with"] for s in ended.steps]
 
     assert ["aborted", "not-run"] == [step.error for step in ended.steps]
-    assert [["0.5.23: answer same, 0 of 1024 reused"], []] == better
+    assert [["0.5.23: answer matches, 0 of 1024 cached"], []] == better

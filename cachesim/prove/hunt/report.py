@@ -47,8 +47,8 @@ ENDS: Final = "The server ends during the last of these requests, or answers non
 FAILS: Final = "One of these requests gets an error."
 COUNTED: Final = "`cache_n` and `prompt_n` show it."
 DIFFERS: Final = (
-    "The last line repeats the request with the wrong answer on the cold server: the tokens, "
-    "or the ten likeliest in `top_logprobs`, differ by more than rounding."
+    "The last line repeats the request with the wrong answer on a server without a cache: the "
+    "tokens, or the ten likeliest in `top_logprobs`, differ by more than rounding."
 )
 
 SHOWN: Final = ["timings/cache_n", "timings/prompt_n", "tokens", "completion_probabilities"]

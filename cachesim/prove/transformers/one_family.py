@@ -56,7 +56,7 @@ def result_of(python: Path, module: str | None, family: str, operation: str) -> 
 def _problem_of(answer: Json) -> str:
     if "unbuilt" in answer:
         return f"no tiny model: {answer['unbuilt']}"
-    return "" if answer["causal"] else "a cold run depends on later tokens, or on chance"
+    return "" if answer["causal"] else "an uncached run depends on later tokens, or on chance"
 
 
 def _of(answer: Json, operation: str) -> Json:

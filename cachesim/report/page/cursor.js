@@ -59,7 +59,7 @@ function nextLoss() {
   say("No event lost a token, or kept what it should not.");
 }
 
-/** Side by side: where the two profiles part. Alone: the first answer that is not the cold one. */
+/** Side by side: where the two profiles part. Alone: the first answer that is not the uncached one. */
 function firstDifference() {
   const [run, other] = shownRuns();
   if (other) {
@@ -70,7 +70,7 @@ function firstDifference() {
     return say("Both profiles do the same, event by event.");
   }
   const step = run.steps.findIndex((each) => each.max_difference > 0);
-  if (step < 0) return say("Every answer is the cold answer, bit for bit.");
+  if (step < 0) return say("Every answer matches the uncached run, bit for bit.");
   place(step, rows[step].length - 1);
   byId("logits-0").scrollIntoView({ block: "center" });
   return undefined;
@@ -131,7 +131,7 @@ function paneOf(run, side) {
     const fate = fateOf(step);
     head.replaceChildren(
       h("h2", {}, run.profile),
-      h("p", { class: `outcome f-${fate}` }, `step ${step.name}: `, outcomeWords(step).join(" ")),
+      h("p", { class: `outcome f-${fate}` }, `request ${step.name}: `, outcomeWords(step).join(" ")),
     );
     for (const [name, , draws, key] of PANELS) {
       const now = key ? key(view) : null;
@@ -231,8 +231,8 @@ function drawStage() {
   byId("beside").replaceChildren(...[
     h("h2", {}, run.profile),
     at.right !== null && h("button", { type: "button", id: "swap", onclick: swap }, h("kbd", {}, "c"), ` see ${shortProfile(shownRuns()[1].profile)}`),
-    h("p", { class: `outcome f-${fateOf(step)}` }, `step ${step.name}: `, outcomeWords(step).join(" "), step.forced ? " (reply given by the scenario)" : ""),
-    run.picture.chains[worst].length > 0 && h("p", { class: "quiet" }, `How step ${told.name} came to this. `, h("button", { type: "button", class: "link", id: "walk", onclick: walk }, h("kbd", {}, "w"), " walk it")),
+    h("p", { class: `outcome f-${fateOf(step)}` }, `request ${step.name}: `, outcomeWords(step).join(" "), step.forced ? " (reply given by the scenario)" : ""),
+    run.picture.chains[worst].length > 0 && h("p", { class: "quiet" }, `How request ${told.name} came to this. `, h("button", { type: "button", class: "link", id: "walk", onclick: walk }, h("kbd", {}, "w"), " walk it")),
     chainView(run, worst),
   ].filter(Boolean));
 }

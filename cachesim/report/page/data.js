@@ -81,7 +81,7 @@ function sourceOf(run, pieces) {
   const names = [];
   for (const piece of pieces || []) {
     const step = piece.tokens ? null : run.steps[piece.step];
-    const name = step ? step.name : "no step";
+    const name = step ? step.name : "no request";
     if (names[names.length - 1] !== name) names.push(name);
   }
   return names.length > 3 ? `${names.slice(0, 3).join(", ")} …` : names.join(", then ");

@@ -88,10 +88,10 @@ function rowView({ run, stepIndex }, row, before, slot, believed) {
       { class: "part" },
       h("b", {}, "Recurrent state"),
       ` row ${row.row}, at position ${row.position}`,
-      tokens && h("span", { class: "quiet" }, ` · has folded in ${plural(tokens.length, "token")}`),
+      tokens && h("span", { class: "quiet" }, ` · has processed ${plural(tokens.length, "token")}`),
       changed(row, before || undefined) && h("span", { class: "mark" }, "changed"),
     ),
-    tokens && foreignLine(tokens, "folded in that the conversation does not have"),
+    tokens && foreignLine(tokens, "processed that the conversation does not have"),
     tokens && tokens.length > row.position + 1 && !run.steps[stepIndex].truncated &&
       h("p", { class: "foreign-line" }, h("b", {}, "✗ "), `${plural(tokens.length - row.position - 1, "token")} more than its position tells.`),
     tokens && tokens.length > SHORT && scaleView(tokens),
@@ -162,7 +162,7 @@ function checkpointCard(run, each, notes, believed, { maker = null, lost = false
   const foreign = tokens.some((token) => token.letter === "^");
   return card(
     { class: `${lost ? "gone" : ""} ${foreign ? "bad" : ""}` },
-    h("p", { class: "card-title" }, h("code", {}, each.pos_min === undefined ? `..${each.pos_max}` : checkpointWord(each)), maker !== null && h("span", { class: "quiet" }, ` by step ${run.steps[maker].name}`), fresh && h("span", { class: "mark" }, "new")),
+    h("p", { class: "card-title" }, h("code", {}, each.pos_min === undefined ? `..${each.pos_max}` : checkpointWord(each)), maker !== null && h("span", { class: "quiet" }, ` by ${run.steps[maker].name}`), fresh && h("span", { class: "mark" }, "new")),
     notes.map(([tone, text]) => badge(tone, `${GLYPHS[tone]} ${text}`)),
     tokens.length > 0 && h("p", { class: "quiet" }, `${each.row ? "state of" : "window cells of"} ${plural(tokens.length, "token")}, from ${sourceOf(run, pieces)}`),
     foreign && ribbonView(tokens.slice(0, WHOLE), { label: false }),

@@ -47,7 +47,7 @@ function verdictView(runs, go) {
     h(
       "section",
       { class: "verdict v-right better", "aria-label": "where it goes better" },
-      better.map((fact) => h("p", { class: "but" }, h("b", {}, "✓ "), `step ${step} with ${fact.sentence}`)),
+      better.map((fact) => h("p", { class: "but" }, h("b", {}, "✓ "), `request ${step} with ${fact.sentence}`)),
     ),
   ];
 }
@@ -55,10 +55,10 @@ function verdictView(runs, go) {
 /** What is to be said where nothing is wrong. */
 function flawless(runs) {
   const steps = runs.flatMap((run) => run.steps);
-  if (steps.every((step) => step.answer === null)) return "No answer was compared with a cold run.";
+  if (steps.every((step) => step.answer === null)) return "No answer was compared with an uncached run.";
   const missed = steps.some((step) => step.reuse === "lost");
   const which = runs.some((run) => run.cut) ? "Every answer on this page" : "Every answer";
-  return `${which} is the cold answer, and ${missed ? "hardly a token" : "all"} that could be reused was ${missed ? "lost" : "reused"}.`;
+  return `${which} matches the uncached run, and ${missed ? "hardly a token" : "all"} that could be reused was ${missed ? "lost" : "reused"}.`;
 }
 
 /** A row per step, a column per profile; each cell leads to its step. */
@@ -98,7 +98,7 @@ function outcomeButton(run, index, go) {
   const words = outcomeWords(step);
   return h(
     "button",
-    { type: "button", class: `outcome f-${fate}`, "aria-label": `step ${step.name} on ${run.profile}: ${words.join(" ")}`, onclick: () => go(run, index, null) },
+    { type: "button", class: `outcome f-${fate}`, "aria-label": `request ${step.name} on ${run.profile}: ${words.join(" ")}`, onclick: () => go(run, index, null) },
     words.map((word, i) => h("span", {}, i ? ` ${word}` : word)),
   );
 }
@@ -149,7 +149,7 @@ function ladderView(step) {
   );
 }
 
-/** What was generated, and whether a cold run would have said the same. */
+/** What was generated, and whether an uncached run would have said the same. */
 function replyView(step) {
   if (!step.generated.length) return null;
   const rows = step.detail ? step.detail.logits : [];
@@ -161,7 +161,7 @@ function replyView(step) {
       const row = rows[i];
       const wrong = row && row.difference > 0;
       const says = step.forced ? `forced; the server would generate ${row ? row.cached : "?"}` : "answered";
-      const tip = row ? `token ${token}, ${says}: ${wrong ? `logits off by ${number(row.difference)}; a cold run generates ${row.cold}` : "the cold logits, bit for bit"}` : `token ${token}`;
+      const tip = row ? `token ${token}, ${says}: ${wrong ? `logits off by ${number(row.difference)}; an uncached run generates ${row.cold}` : "the uncached logits, bit for bit"}` : `token ${token}`;
       return h("span", { class: `tok ${wrong ? "k-foreign" : row ? "k-cached" : "k-held"}`, "data-tip": tip }, h("b", {}, wrong ? "✗" : row ? "✓" : "."), String(token));
     }),
     step.generated.length > 24 && h("span", { class: "quiet" }, ` and ${step.generated.length - 24} more`),
@@ -184,7 +184,7 @@ function logitsView({ step }) {
           h("button", { type: "button", "aria-pressed": String(i === chosen), class: each.difference > 0 ? "f-wrong" : "f-right", onclick: () => draw(i), "aria-label": `generated token ${i + 1}` }, `${each.difference > 0 ? "✗" : "✓"} ${i + 1}`)),
       ),
       h("p", {}, row.difference > 0
-        ? [h("b", {}, `Off by ${number(row.difference)}. `), row.cached === row.cold ? `Both say token ${row.cold}.` : `The server says ${row.cached}, a cold run ${row.cold}.`]
+        ? [h("b", {}, `Off by ${number(row.difference)}. `), row.cached === row.cold ? `Both say token ${row.cold}.` : `The server says ${row.cached}, an uncached run ${row.cold}.`]
         : [h("b", {}, "Bit for bit the cold logits. "), `Both say token ${row.cold}.`]),
       row.top.length > 0 && logitTable(row),
     );

@@ -18,7 +18,7 @@ function pictureView(run, step, number, previous) {
   const rows = [...requests[step].flat(), ...held.flat().map((row) => outlined(row, old))];
   const high = rows.length * line + foot + note;
   const drawn = rows.map((row, i) => `<svg class="r" x="0" y="${i * line}" width="100%" height="${line}">${row}</svg>`).join("");
-  const name = `Memory at step ${run.steps[step].name}`;
+  const name = `Memory at request ${run.steps[step].name}`;
   const text = `<svg xmlns="${SVG}" class="cs-pic" role="img" width="100%" height="${high}">${drawn}<svg x="0" y="${rows.length * line}" width="100%" height="${foot}">${axis}</svg><svg x="0" y="${high - note}" width="100%" height="${note}">${legend}</svg></svg>`;
   const found = new DOMParser().parseFromString(text, "image/svg+xml").documentElement;
   const told = [...found.querySelectorAll(".r")].map((row) => `${row.querySelector(".l").textContent}: ${[...row.querySelectorAll("title")].map((each) => each.textContent).join("; ") || "empty"}`);
@@ -39,7 +39,7 @@ function chainView(run, index) {
     { class: "chain", "aria-label": "how it came to this" },
     links.map((link) => {
       const here = link.step === at.step && eventAt(runs.indexOf(run) === at.right ? 1 : 0).event === link.event;
-      return h("li", {}, h("button", { type: "button", "aria-current": here ? "step" : null, onclick: () => goTo(run, link) }, h("b", {}, link.word), h("span", { class: "quiet" }, ` step ${run.steps[link.step].name}: `), link.sentence));
+      return h("li", {}, h("button", { type: "button", "aria-current": here ? "step" : null, onclick: () => goTo(run, link) }, h("b", {}, link.word), h("span", { class: "quiet" }, ` request ${run.steps[link.step].name}: `), link.sentence));
     }),
   );
 }

@@ -111,7 +111,7 @@ function promptTokens(run, step) {
 }
 
 const originOf = (run, token) =>
-  token.from ? token.from : token.step === null || token.step === undefined ? "no step" : `step ${run.steps[token.step].name}, ${token.part}`;
+  token.from ? token.from : token.step === null || token.step === undefined ? "no request" : `request ${run.steps[token.step].name}, ${token.part}`;
 
 /** Tokens held in memory, compared with those that the slot thinks it holds. */
 function heldTokens(run, held, believed, { first = 0, step = null } = {}) {
@@ -128,7 +128,7 @@ function heldTokens(run, held, believed, { first = 0, step = null } = {}) {
       note: foreign
         ? `the slot's tokens have ${right.token} here`
         : each.step !== null && own.step !== each.step
-          ? `first computed by step ${run.steps[each.step].name}`
+          ? `first computed by request ${run.steps[each.step].name}`
           : "",
     };
   });

@@ -15,7 +15,7 @@ LINES = [*dict.fromkeys(documented())]
 PROOF = "cachesim real llama.cpp --scenario x"
 SHOWN = f"""x
 
-llama.cpp@b9538, b11549, step C: the answer is WRONG, the reuse unsound
+llama.cpp@b9538, b11549, request C: WRONG answer: more was reused than was valid
   equal    20 tokens.
   prove it {PROOF}
 """
