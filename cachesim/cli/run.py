@@ -215,10 +215,7 @@ def run_command(
         Path | None,
         Parameter(help="Write the report as one HTML page, to step through the events."),
     ] = None,
-    picture: Annotated[
-        Path | None,
-        Parameter(help="Draw one run, as SVG: its requests, and the memory they resumed from."),
-    ] = None,
+    picture: Annotated[Path | None, Parameter(help="Draw one run: write a picture as SVG.")] = None,
 ) -> int:
     """Run scenarios: tokens reused, why not more, wrong answers.
 
@@ -236,18 +233,13 @@ def run_command(
         refuse_beside("--brief", {"--explain": explain, "--step": step, "--watch": watch})
     if watch:
         further = {"--explain": explain, "--step": step, "--jobs": jobs, "--timeout": timeout}
-        refuse_beside("--watch", {
-            **further, "--no-verify": not verify, "--report": report, "--picture": picture,
-        })  # fmt: skip
+        further |= {"--no-verify": not verify, "--report": report, "--picture": picture}
+        refuse_beside("--watch", further)
     deadline = Deadline.after(timeout)
-    if picture is not None and picture.suffix not in {"", ".svg"}:
-        msg = f"--picture {picture}: the picture is SVG; write a name that ends in .svg"
-        raise InputError(msg)
-    page, drawing = output_at(report, "--report", PAGE), output_at(picture, "--picture", PLOT)
+    page = output_at(report, "--report", PAGE)
     processes = processes_wanted(jobs)
     tasks = jobs_of(names, profile or (), seed, dict(map(setting, settings or ())))
-    if drawing is not None and len(tasks) != 1:
-        raise InputError(f"--picture draws one run, these are {len(tasks)}; add --profile")
+    drawing = _drawing_at(picture, len(tasks))
     if watch:
         return status(watched_runs(play(tasks, arithmetic, verify=True, detail=True)))
     explained = explain or step is not None
@@ -278,6 +270,17 @@ def run_command(
     if drawing is not None:
         write(drawing, standalone(decisive(pictured(runs[0]))))
     return status(runs)
+
+
+def _drawing_at(picture: Path | None, runs: int) -> Output | None:
+    if picture is None:
+        return None
+    if picture.suffix not in {"", ".svg"}:
+        msg = f"--picture {picture}: the picture is SVG; write a name that ends in .svg"
+        raise InputError(msg)
+    if runs != 1:
+        raise InputError(f"--picture draws one run, these are {runs}; add --profile")
+    return output_at(picture, "--picture", PLOT)
 
 
 def _explained(jobs: Sequence[Job], played: Iterable[Run], number: int | None) -> Iterator[Run]:

@@ -140,9 +140,14 @@ def _signature(name: str, value: Callable[..., object]) -> str:
     return re.sub(r"(: |-> )'([^']*)'", r"\1\2", text)
 
 
+def _names(method: Callable[..., object]) -> str:
+    """Names of a method's parameters; `help` has their types."""
+    return ", ".join(name for name in inspect.signature(method).parameters if name != "self")
+
+
 def _methods(kind: type) -> Iterator[str]:
     rows = [
-        (code(_signature(name, function_type)), _summary(function_type))
+        (code(f"{name}({_names(function_type)})"), _summary(function_type))
         for name, function_type in inspect.getmembers(kind, inspect.isfunction)
         if not name.startswith("_") and function_type.__qualname__.startswith(kind.__name__)
     ]
